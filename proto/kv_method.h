@@ -1,0 +1,29 @@
+/* kv_method.h - the names of control operations, as gRPC carries them (kvstore.proto).
+ *
+ * Threads: pure functions.  Memory: the strings are static.
+ */
+#ifndef KV_METHOD_H
+#define KV_METHOD_H
+
+#include "kv_wire.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a method's path begins with; the name follows. */
+#define KV_METHOD_PREFIX "/kvpb.KvStore/"
+
+/* The one method that is no operation: its call stays open while the client lives. */
+#define KV_METHOD_ATTACH "Attach"
+
+/* "Open" for KV_OP_OPEN; NULL if it is no operation of the control plane. */
+const char *kv_method_name(enum kv_op_id op);
+
+/* The inverse; 0 if there is none of that name. */
+enum kv_op_id kv_method_op(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,191 @@
+/* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
+ *
+ * A request is one message: a header of 128 bytes and a body.  Rows or object bytes that are
+ * too many to travel in the body follow in a second message of kind BULK with the same
+ * request id, so that they go from where they lie to where they belong without a copy.  A
+ * reply has the same two forms.  A receiver may see the BULK first.
+ *
+ *      client                                   node
+ *      REQUEST {header, body} ---------------->  checked, then worked on
+ *      BULK    {header, rows} ---------------->  (put, append, object_put only)
+ *                      <----------------  REPLY {header, body}
+ *                      <----------------  BULK  {header, rows}  (fetch, read, object_get only)
+ *
+ * Bodies, in order, without padding between the parts:
+ *
+ *   put, append    units[n_units], crcs[n_units][token_count], rows if bulk_bytes is 0
+ *   read           units[n_units]                 of the tokens token_begin, token_count
+ *   fetch          units[n_units], ids[sum of n_ids]
+ *   object_put     name[name_bytes], crcs[pieces of object_bytes], bytes if bulk_bytes is 0
+ *   object_*       name[name_bytes]
+ *   ping           up to KV_WIRE_BODY_MAX bytes; `token_count` bytes come back
+ *   cancel         nothing; `offset` is the request id to cancel
+ *   control ops    a protobuf message of kvstore.proto (loopback and simulator only: over a
+ *                  network gRPC carries them)
+ *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
+ *                  object_get:  the bytes if bulk_bytes is 0
+ *                  failures:    a text that says what was wrong, not 0-terminated
+ *
+ * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece i
+ * has a CRC32C seeded by kv_object_seed(name) + i, made by the client that put it.
+ *
+ * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
+ * little-endian.  Nothing here is believed before kv_message_check() (base/message.h) and the
+ * operation's own bounds have passed.
+ */
+#ifndef KV_WIRE_H
+#define KV_WIRE_H
+
+#include "kv_types.h"
+
+#include <assert.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
+#define KV_WIRE_VERSION 1
+
+enum {
+    KV_WIRE_BODY_MAX = 192 << 10,   /* body of one message */
+    KV_WIRE_INLINE_MAX = 64 << 10,  /* rows or object bytes inside a body */
+    KV_WIRE_BULK_MAX = 1 << 20,     /* rows in one bulk message */
+    KV_WIRE_UNITS_MAX = 4096,       /* units in one message */
+    KV_WIRE_ROWS_MAX = 16384,       /* rows in one message */
+    KV_WIRE_CONTROL_MAX = 1 << 20,  /* a control message, request or reply */
+    KV_WIRE_ADDRESS_MAX = 4096,     /* a port's address */
+};
+
+enum kv_wire_kind {
+    KV_WIRE_REQUEST = 1,
+    KV_WIRE_REPLY = 2,
+    KV_WIRE_BULK_REQUEST = 3, /* data that belongs to a request */
+    KV_WIRE_BULK_REPLY = 4,   /* data that belongs to a reply */
+};
+
+/* Operations of both planes, one number each; never renumbered. */
+enum kv_op_id {
+    KV_OP_PING = 1,
+    KV_OP_PUT = 2,
+    KV_OP_APPEND = 3,
+    KV_OP_FETCH = 4,
+    KV_OP_READ = 5,
+    KV_OP_CANCEL = 6,
+    KV_OP_OBJECT_PUT = 7,
+    KV_OP_OBJECT_GET = 8,
+    KV_OP_OBJECT_EXISTS = 9,
+    KV_OP_OBJECT_DELETE = 10,
+
+    KV_OP_HELLO = 32,
+    KV_OP_GOODBYE = 33,
+    KV_OP_MODEL = 34,
+    KV_OP_OPEN = 35,
+    KV_OP_RESUME = 36,
+    KV_OP_FORK = 37,
+    KV_OP_TRUNCATE = 38,
+    KV_OP_CLOSE = 39,
+    KV_OP_RENEW = 40,
+    KV_OP_SESSION = 41,
+    KV_OP_TABLE = 42,
+    KV_OP_DRAIN = 43,
+    KV_OP_COUNT = 44, /* one more than the largest number */
+};
+
+/* Every message starts with this header.
+ *
+ *    0  u16  version        KV_WIRE_VERSION
+ *    2  u8   kind           enum kv_wire_kind
+ *    3  u8   op             enum kv_op_id
+ *    4  i32  status         replies: kv_status_t; 0 elsewhere
+ *    8  u64  request_id     chosen by the client, echoed in the reply and in bulk messages
+ *   16  u32  client_index   from hello; says where the reply goes
+ *   20  u32  session_index  from open, fork or resume; 0 where the op has no session
+ *   24  u32  generation     the session's, as the sender knows it
+ *   28  u32  tenant
+ *   32  u8   token[16]      the session's token; the client's where the op has no session
+ *   48  u32  epoch          of the placement table that the sender used
+ *   52  u32  deadline_us    from now; 0 is not allowed in a request
+ *   56  u32  flags          0
+ *   60  u32  body_bytes     that follow in this message
+ *   64  u64  bulk_bytes     that follow in a bulk message; in a bulk message its own data
+ *   72  u32  body_crc       CRC32C of the body
+ *   76  u32  n_units
+ *   80  u32  token_begin
+ *   84  u32  token_count
+ *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
+ *   92  u32  layer          replies: the first unit's layer
+ *   96  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
+ *  104  u64  object_bytes   the whole object's size; object_get requests: 0
+ *  112  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
+ *  116  u32  n_rows         replies: rows in it
+ *  120  u32  name_bytes
+ *  124  u32  header_crc     CRC32C of bytes 0..123
+ */
+struct kv_wire_header {
+    uint16_t version;
+    uint8_t kind;
+    uint8_t op;
+    int32_t status;
+    uint64_t request_id;
+    uint32_t client_index;
+    uint32_t session_index;
+    uint32_t generation;
+    uint32_t tenant;
+    struct kv_id128 token;
+    uint32_t epoch;
+    uint32_t deadline_us;
+    uint32_t flags;
+    uint32_t body_bytes;
+    uint64_t bulk_bytes;
+    uint32_t body_crc;
+    uint32_t n_units;
+    uint32_t token_begin;
+    uint32_t token_count;
+    uint32_t snapshot;
+    uint32_t layer;
+    uint64_t offset;
+    uint64_t object_bytes;
+    uint32_t object_crc;
+    uint32_t n_rows;
+    uint32_t name_bytes;
+    uint32_t header_crc;
+};
+static_assert(sizeof(struct kv_wire_header) == 128, "the header is 128 bytes on the wire");
+static_assert(offsetof(struct kv_wire_header, token) == 32, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 64, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, offset) == 96, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, header_crc) == 124, "as in the byte table");
+
+/* One unit of a request.
+ *
+ *    0  u16  layer
+ *    2  u16  kv_head
+ *    4  u32  n_ids      fetch: ids of this unit in the ids that follow; 0 elsewhere
+ */
+struct kv_wire_unit {
+    uint16_t layer;
+    uint16_t kv_head;
+    uint32_t n_ids;
+};
+static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire");
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "kv_wire.h: fields are used in place, which needs a little-endian machine"
+#endif
+
+/* The seed of a row's CRC: a right row in a wrong place fails too.  The step is odd, so two
+ * positions of one unit never share a seed. */
+#define KV_ROW_SEED_STEP 0x85ebca6bu
+
+static inline uint32_t kv_row_seed(uint32_t layer, uint32_t kv_head, uint32_t token)
+{
+    uint32_t unit = (layer << 16 | kv_head) * 0x9e3779b1u;
+
+    return (unit ^ unit >> 15) + token * KV_ROW_SEED_STEP;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
