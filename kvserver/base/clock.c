@@ -1,0 +1,25 @@
+#include "clock.h"
+
+#include <time.h>
+
+static uint64_t real_now(const struct kv_clock *clock)
+{
+    struct timespec now;
+
+    (void)clock;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static uint64_t virtual_now(const struct kv_clock *clock)
+{
+    return clock->virtual_us;
+}
+
+const struct kv_clock kv_clock_real = {.name = "real", .now_us = real_now};
+
+void kv_clock_virtual_init(struct kv_clock *clock, uint64_t start_us)
+{
+    *clock =
+        (struct kv_clock){.name = "virtual", .now_us = virtual_now, .virtual_us = start_us};
+}

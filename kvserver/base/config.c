@@ -1,0 +1,595 @@
+#include "config.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LINE_BYTES = 2048, /* of a file: the longest name and value, each byte escaped, and more */
+    WHERE_BYTES = 1024,
+    NAME_BYTES = 128, /* of an environment variable */
+    HELP_COLUMNS = 96,
+    HELP_INDENT_MAX = 36,
+};
+
+static const char size_units[] = "KMGTPE";
+
+__attribute__((format(printf, 3, 4))) static kv_status_t
+refuse(char *detail, size_t detail_bytes, const char *format, ...)
+{
+    va_list arguments;
+
+    if (detail != NULL && detail_bytes > 0) {
+        va_start(arguments, format);
+        vsnprintf(detail, detail_bytes, format, arguments);
+        va_end(arguments);
+    }
+    return KV_INVALID;
+}
+
+/* Digits from *text on; *text is moved behind them.  false: none, or too large. */
+static bool take_digits(const char **text, uint64_t *ret_number)
+{
+    const char *at = *text;
+    uint64_t number = 0;
+
+    if (*at < '0' || *at > '9')
+        return false;
+    for (; *at >= '0' && *at <= '9'; at++)
+        if (__builtin_mul_overflow(number, (uint64_t)10, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(*at - '0'), &number))
+            return false;
+    *text = at;
+    *ret_number = number;
+    return true;
+}
+
+static bool parse_uint(const char *text, uint64_t *ret_number)
+{
+    uint64_t number;
+
+    if (!take_digits(&text, &number) || *text != '\0')
+        return false;
+    *ret_number = number;
+    return true;
+}
+
+bool kv_config_parse_size(const char *text, uint64_t *ret_bytes)
+{
+    uint64_t whole, fraction = 0, scale = 1, bytes;
+    unsigned shift = 0;
+
+    if (!take_digits(&text, &whole))
+        return false;
+    if (*text == '.') {
+        const char *begin = ++text;
+
+        if (!take_digits(&text, &fraction) || text - begin > 9)
+            return false;
+        for (; begin < text; begin++)
+            scale *= 10;
+        if (*text == '\0')
+            return false; /* a part of a byte */
+    }
+    if (*text != '\0') {
+        const char *unit = strchr(size_units, toupper((unsigned char)*text));
+
+        if (unit == NULL || text[1] != '\0')
+            return false;
+        shift = 10 * (unsigned)(unit - size_units + 1);
+    }
+    if (__builtin_mul_overflow(whole, (uint64_t)1 << shift, &bytes))
+        return false;
+    /* In two steps, so that 10^9 units of 2^60 do not overflow; what is below a byte is cut. */
+    if (shift > 30)
+        fraction = (fraction << 30) / scale << (shift - 30);
+    else
+        fraction = (fraction << shift) / scale;
+    if (__builtin_add_overflow(bytes, fraction, &bytes))
+        return false;
+    *ret_bytes = bytes;
+    return true;
+}
+
+const char *kv_config_format_size(uint64_t bytes, char *buffer, size_t buffer_bytes)
+{
+    unsigned unit = 0, decimals = 3, scale = 1000;
+    uint64_t whole, part;
+    double rest;
+    char text[32];
+
+    while (unit < sizeof(size_units) - 1 && bytes >> (10 * unit) >= 1024)
+        unit++;
+    if (unit == 0) {
+        snprintf(buffer, buffer_bytes, "%" PRIu64, bytes);
+        return buffer;
+    }
+    whole = bytes >> (10 * unit);
+    rest = (double)(bytes - (whole << (10 * unit))) / (double)((uint64_t)1 << (10 * unit));
+    for (uint64_t digits = whole; digits >= 10; digits /= 10, decimals--)
+        scale /= 10;
+    part = (uint64_t)(rest * scale + 0.5);
+    if (part == scale) { /* rounded up to the next whole one */
+        whole++;
+        part = 0;
+    }
+    if (whole == 1024 && unit < sizeof(size_units) - 1) {
+        whole = 1;
+        unit++;
+    }
+    for (; decimals > 0 && part % 10 == 0; decimals--)
+        part /= 10;
+    if (decimals > 0)
+        snprintf(text, sizeof(text), "%" PRIu64 ".%0*" PRIu64, whole, (int)decimals, part);
+    else
+        snprintf(text, sizeof(text), "%" PRIu64, whole);
+    snprintf(buffer, buffer_bytes, "%s%c", text, size_units[unit - 1]);
+    return buffer;
+}
+
+static bool is_choice(const char *choices, const char *text)
+{
+    size_t bytes = strlen(text);
+
+    while (bytes > 0) {
+        size_t choice_bytes = strcspn(choices, "|");
+
+        if (choice_bytes == bytes && memcmp(choices, text, bytes) == 0)
+            return true;
+        if (choices[choice_bytes] == '\0')
+            break;
+        choices += choice_bytes + 1;
+    }
+    return false;
+}
+
+static kv_status_t set_string(const struct kv_config_row *row,
+                              void *field,
+                              const char *text,
+                              const char *where,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    size_t bytes = strlen(text);
+
+    if (bytes >= KV_CONFIG_STRING_BYTES)
+        return refuse(detail, detail_bytes, "%s: longer than %d bytes: %.40s...", where,
+                      KV_CONFIG_STRING_BYTES - 1, text);
+    /* A file could not hold them. */
+    for (const char *at = text; *at != '\0'; at++)
+        if ((unsigned char)*at < ' ')
+            return refuse(detail, detail_bytes, "%s: has control characters: %s", where, text);
+    if (row->choices != NULL && !is_choice(row->choices, text))
+        return refuse(detail, detail_bytes, "%s: not one of %s: %s", where, row->choices, text);
+    memcpy(field, text, bytes + 1);
+    return KV_OK;
+}
+
+static kv_status_t set_number(const struct kv_config_row *row,
+                              uint64_t *field,
+                              const char *text,
+                              const char *where,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    bool is_size = row->type == KV_CONFIG_SIZE;
+    char min[32], max[32];
+    uint64_t number;
+
+    if (is_size ? !kv_config_parse_size(text, &number) : !parse_uint(text, &number))
+        return refuse(detail, detail_bytes, "%s: not a %s: %s", where,
+                      is_size ? "size" : "number", text);
+    if (number >= row->min && (row->max == 0 || number <= row->max)) {
+        *field = number;
+        return KV_OK;
+    }
+    if (is_size) {
+        kv_config_format_size(row->min, min, sizeof(min));
+        kv_config_format_size(row->max, max, sizeof(max));
+    } else {
+        snprintf(min, sizeof(min), "%" PRIu64, row->min);
+        snprintf(max, sizeof(max), "%" PRIu64, row->max);
+    }
+    if (row->max == 0)
+        return refuse(detail, detail_bytes, "%s: less than %s: %s", where, min, text);
+    return refuse(detail, detail_bytes, "%s: not in %s..%s: %s", where, min, max, text);
+}
+
+static kv_status_t
+set_flag(bool *field, const char *text, const char *where, char *detail, size_t detail_bytes)
+{
+    bool yes = strcmp(text, "yes") == 0;
+
+    if (!yes && strcmp(text, "no") != 0)
+        return refuse(detail, detail_bytes, "%s: not yes or no: %s", where, text);
+    *field = yes;
+    return KV_OK;
+}
+
+static kv_status_t set(const struct kv_config_row *row,
+                       void *options,
+                       const char *text,
+                       const char *where,
+                       char *detail,
+                       size_t detail_bytes)
+{
+    void *field = (char *)options + row->offset;
+
+    switch (row->type) {
+    case KV_CONFIG_STRING:
+        return set_string(row, field, text, where, detail, detail_bytes);
+    case KV_CONFIG_SIZE:
+    case KV_CONFIG_UINT:
+        return set_number(row, field, text, where, detail, detail_bytes);
+    case KV_CONFIG_FLAG:
+        return set_flag(field, text, where, detail, detail_bytes);
+    }
+    return KV_INVALID;
+}
+
+static const struct kv_config_row *
+find(const struct kv_config_row *rows, const char *name, size_t name_bytes)
+{
+    for (; rows->name != NULL; rows++)
+        if (strlen(rows->name) == name_bytes && memcmp(rows->name, name, name_bytes) == 0)
+            return rows;
+    return NULL;
+}
+
+void kv_config_defaults(const struct kv_config_row *rows, void *options)
+{
+    for (; rows->name != NULL; rows++) {
+        char *field = (char *)options + rows->offset;
+        char detail[256] = "";
+        kv_status_t status = KV_OK;
+
+        switch (rows->type) {
+        case KV_CONFIG_STRING: /* "" may be a default where it is no choice: "not set" */
+            *field = '\0';
+            break;
+        case KV_CONFIG_SIZE:
+        case KV_CONFIG_UINT:
+            *(uint64_t *)(void *)field = 0;
+            break;
+        case KV_CONFIG_FLAG:
+            *(bool *)field = false;
+            break;
+        }
+        if (rows->fallback != NULL && rows->fallback[0] != '\0')
+            status = set(rows, options, rows->fallback, rows->name, detail, sizeof(detail));
+        /* A default that its own row refuses is our mistake. */
+        assert(status == KV_OK);
+        (void)status;
+    }
+}
+
+kv_status_t kv_config_arguments(const struct kv_config_row *rows,
+                                void *options,
+                                int *argc,
+                                char **argv,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    int n_left = 0, n = *argc;
+
+    for (int i = 0; i < n; i++) {
+        char *argument = argv[i], where[WHERE_BYTES];
+        const struct kv_config_row *row;
+        const char *value = NULL;
+        size_t name_bytes;
+        kv_status_t status;
+
+        if (argument[0] != '-' || argument[1] == '\0') { /* "-" alone is an operand */
+            argv[n_left++] = argument;
+            continue;
+        }
+        if (strcmp(argument, "--") == 0) {
+            while (++i < n)
+                argv[n_left++] = argv[i];
+            break;
+        }
+        name_bytes = strcspn(argument, "=");
+        row = argument[1] == '-' ? find(rows, argument + 2, name_bytes - 2) : NULL;
+        if (row == NULL)
+            return refuse(detail, detail_bytes, "option: unknown: %.*s", (int)name_bytes,
+                          argument);
+        if (argument[name_bytes] == '=')
+            value = argument + name_bytes + 1;
+        else if (row->type == KV_CONFIG_FLAG)
+            value = "yes";
+        else if (i + 1 < n)
+            value = argv[++i];
+        else
+            return refuse(detail, detail_bytes, "option: needs a value: --%s", row->name);
+        snprintf(where, sizeof(where), "option: --%s", row->name);
+        status = set(row, options, value, where, detail, detail_bytes);
+        if (status != KV_OK)
+            return status;
+    }
+    *argc = n_left;
+    if (n_left < n)
+        argv[n_left] = NULL;
+    return KV_OK;
+}
+
+static char *skip_blanks(char *at)
+{
+    while (*at == ' ' || *at == '\t' || *at == '\r')
+        at++;
+    return at;
+}
+
+/* Cuts the value out of the rest of a line, in place: up to a comment, or what stands in quotes
+ * with \" and \\ undone.  NULL: a quote does not end, or something follows it. */
+static char *take_value(char *at)
+{
+    char *value, *to, *end;
+
+    at = skip_blanks(at);
+    value = to = at;
+    if (*at != '"') {
+        for (end = at;
+             *at != '\0' && !(*at == '#' && (at == value || isblank((unsigned char)at[-1])));
+             at++)
+            if (!isspace((unsigned char)*at))
+                end = at + 1;
+        *end = '\0';
+        return value;
+    }
+    for (at++; *at != '"'; at++) {
+        if (*at == '\\')
+            at++;
+        if (*at == '\0')
+            return NULL;
+        *to++ = *at;
+    }
+    at = skip_blanks(at + 1);
+    if (*at != '\0' && *at != '#')
+        return NULL;
+    *to = '\0';
+    return value;
+}
+
+static kv_status_t set_line(const struct kv_config_row *rows,
+                            void *options,
+                            char *line,
+                            const char *place,
+                            char *detail,
+                            size_t detail_bytes)
+{
+    char *name = skip_blanks(line), *value, where[2 * WHERE_BYTES];
+    size_t name_bytes = strcspn(name, "=# \t\r");
+    const struct kv_config_row *row;
+
+    if (*name == '\0' || *name == '#')
+        return KV_OK;
+    value = skip_blanks(name + name_bytes);
+    if (*value != '=' || name_bytes == 0)
+        return refuse(detail, detail_bytes, "%s: not `name = value`: %.60s", place, name);
+    row = find(rows, name, name_bytes);
+    if (row == NULL)
+        return refuse(detail, detail_bytes, "%s: unknown option: %.*s", place,
+                      name_bytes < 60 ? (int)name_bytes : 60, name);
+    value = take_value(value + 1);
+    if (value == NULL)
+        return refuse(detail, detail_bytes, "%s: quotes do not match: %s", place, row->name);
+    snprintf(where, sizeof(where), "%s: %s", place, row->name);
+    return set(row, options, value, where, detail, detail_bytes);
+}
+
+kv_status_t kv_config_file(const struct kv_config_row *rows,
+                           void *options,
+                           const char *path,
+                           char *detail,
+                           size_t detail_bytes)
+{
+    char line[LINE_BYTES], place[WHERE_BYTES];
+    kv_status_t status = KV_OK;
+    FILE *file = fopen(path, "re");
+
+    if (file == NULL) {
+        status = errno == ENOENT ? KV_NOT_FOUND : KV_IO;
+        refuse(detail, detail_bytes, "config: %s: %s", path, strerror(errno));
+        return status;
+    }
+    for (unsigned number = 1; status == KV_OK && fgets(line, sizeof(line), file) != NULL;
+         number++) {
+        size_t bytes = strlen(line);
+
+        snprintf(place, sizeof(place), "config: %.800s:%u", path, number);
+        if (bytes > 0 && line[bytes - 1] == '\n')
+            line[bytes - 1] = '\0';
+        else if (!feof(file) || bytes == 0) {
+            status = refuse(detail, detail_bytes, "%s: too long, or not text", place);
+            break;
+        }
+        status = set_line(rows, options, line, place, detail, detail_bytes);
+    }
+    if (status == KV_OK && ferror(file)) {
+        refuse(detail, detail_bytes, "config: %s: cannot be read", path);
+        status = KV_IO;
+    }
+    fclose(file);
+    return status;
+}
+
+kv_status_t kv_config_environment(const struct kv_config_row *rows,
+                                  void *options,
+                                  const char *prefix,
+                                  char *detail,
+                                  size_t detail_bytes)
+{
+    for (; rows->name != NULL; rows++) {
+        char name[NAME_BYTES], where[WHERE_BYTES];
+        const char *value;
+        kv_status_t status;
+        int bytes = snprintf(name, sizeof(name), "%s_%s", prefix, rows->name);
+
+        assert(bytes > 0 && (size_t)bytes < sizeof(name));
+        for (char *at = name; *at != '\0'; at++)
+            *at = *at == '-' ? '_' : (char)toupper((unsigned char)*at);
+        value = getenv(name);
+        if (value == NULL)
+            continue;
+        snprintf(where, sizeof(where), "environment: %s", name);
+        status = set(rows, options, value, where, detail, detail_bytes);
+        if (status != KV_OK)
+            return status;
+    }
+    return KV_OK;
+}
+
+/* Writes words, wrapped, from `column` on; further lines begin with `lead`, then blanks up to
+ * `indent`.  Returns the column after them. */
+static size_t wrap(FILE *out, const char *words, size_t column, const char *lead, size_t indent)
+{
+    while (*words != '\0') {
+        size_t bytes = strcspn(words, " ");
+
+        if (column > indent && column + 1 + bytes > HELP_COLUMNS) {
+            fprintf(out, "\n%-*s", (int)indent, lead);
+            column = indent;
+        } else if (column > indent) {
+            fputc(' ', out);
+            column++;
+        }
+        fwrite(words, 1, bytes, out);
+        column += bytes;
+        words += bytes;
+        words += strspn(words, " ");
+    }
+    return column;
+}
+
+static const char *value_word(const struct kv_config_row *row)
+{
+    switch (row->type) {
+    case KV_CONFIG_STRING:
+        return row->choices != NULL ? row->choices : "TEXT";
+    case KV_CONFIG_SIZE:
+        return "SIZE";
+    case KV_CONFIG_UINT:
+        return "N";
+    case KV_CONFIG_FLAG:
+        break;
+    }
+    return "";
+}
+
+static size_t option_columns(const struct kv_config_row *row)
+{
+    size_t value = strlen(value_word(row));
+
+    return strlen("  --") + strlen(row->name) + (value > 0 ? 1 + value : 0);
+}
+
+void kv_config_help(const struct kv_config_row *rows, FILE *out)
+{
+    size_t indent = 0;
+
+    for (const struct kv_config_row *row = rows; row->name != NULL; row++) {
+        size_t columns = option_columns(row) + 3;
+
+        if (columns > indent && columns <= HELP_INDENT_MAX)
+            indent = columns;
+    }
+    for (; rows->name != NULL; rows++) {
+        const char *value = value_word(rows);
+        size_t column = option_columns(rows);
+
+        fprintf(out, "  --%s%s%s", rows->name, *value != '\0' ? " " : "", value);
+        if (column + 2 > indent) { /* too long for its column: the help begins below */
+            fputc('\n', out);
+            column = 0;
+        }
+        fprintf(out, "%*s", (int)(indent - column), "");
+        column = wrap(out, rows->help, indent, "", indent);
+        if (rows->type != KV_CONFIG_FLAG && rows->fallback != NULL &&
+            rows->fallback[0] != '\0') {
+            char fallback[KV_CONFIG_STRING_BYTES + 16];
+
+            snprintf(fallback, sizeof(fallback), "(default: %s)", rows->fallback);
+            wrap(out, fallback, column, "", indent);
+        }
+        fputc('\n', out);
+    }
+}
+
+static void print_string(const char *text, FILE *out)
+{
+    size_t bytes = strlen(text);
+
+    if (bytes > 0 && strpbrk(text, "\"\\#") == NULL && text[0] != ' ' &&
+        text[bytes - 1] != ' ') {
+        fputs(text, out);
+        return;
+    }
+    fputc('"', out);
+    for (; *text != '\0'; text++) {
+        if (*text == '"' || *text == '\\')
+            fputc('\\', out);
+        fputc(*text, out);
+    }
+    fputc('"', out);
+}
+
+static void print_size(uint64_t bytes, FILE *out)
+{
+    char text[32];
+    uint64_t read_back;
+
+    /* Four digits may not say it all. */
+    if (kv_config_parse_size(kv_config_format_size(bytes, text, sizeof(text)), &read_back) &&
+        read_back == bytes)
+        fputs(text, out);
+    else
+        fprintf(out, "%" PRIu64, bytes);
+}
+
+/* A default may be what nobody may type: 0 or "" for "not set". */
+static bool is_settable(const struct kv_config_row *row, const void *field)
+{
+    uint64_t number;
+
+    switch (row->type) {
+    case KV_CONFIG_STRING:
+        return row->choices == NULL || is_choice(row->choices, field);
+    case KV_CONFIG_SIZE:
+    case KV_CONFIG_UINT:
+        number = *(const uint64_t *)field;
+        return number >= row->min && (row->max == 0 || number <= row->max);
+    case KV_CONFIG_FLAG:
+        break;
+    }
+    return true;
+}
+
+void kv_config_print(const struct kv_config_row *rows, const void *options, FILE *out)
+{
+    for (; rows->name != NULL; rows++) {
+        const void *field = (const char *)options + rows->offset;
+
+        fputs("# ", out);
+        wrap(out, rows->help, 2, "# ", 2);
+        fprintf(out, "\n%s%s = ", is_settable(rows, field) ? "" : "# ", rows->name);
+        switch (rows->type) {
+        case KV_CONFIG_STRING:
+            print_string(field, out);
+            break;
+        case KV_CONFIG_SIZE:
+            print_size(*(const uint64_t *)field, out);
+            break;
+        case KV_CONFIG_UINT:
+            fprintf(out, "%" PRIu64, *(const uint64_t *)field);
+            break;
+        case KV_CONFIG_FLAG:
+            fputs(*(const bool *)field ? "yes" : "no", out);
+            break;
+        }
+        fputs("\n\n", out);
+    }
+}

@@ -1,0 +1,31 @@
+/* hash.h - SHA-256 names, and a fast mix for placement.
+ *
+ * Threads: pure functions.
+ */
+#ifndef KV_HASH_H
+#define KV_HASH_H
+
+#include "kv_types.h"
+
+/* SHA-256 of `bytes` bytes, cut to 128 bits. */
+struct kv_id128 kv_hash128(const void *data, size_t bytes);
+
+/* The name of a block: SHA-256, cut to 128 bits, over the parent's name (zeros for the first),
+ * the model's fingerprint, the tenant's salt and the block's tokens as little-endian u32.
+ *   tokens  (n_tokens), n_tokens <= KV_BLOCK_TOKENS */
+struct kv_id128 kv_block_name(const struct kv_id128 *parent,
+                              const struct kv_id128 *fingerprint,
+                              const struct kv_id128 *salt,
+                              const uint32_t *tokens,
+                              size_t n_tokens);
+
+/* A bijection of 64-bit numbers whose output bits all depend on all input bits (splitmix64's
+ * finaliser). */
+static inline uint64_t kv_mix64(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+#endif

@@ -1,0 +1,59 @@
+#include "memory.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    HUGE_PAGE = 2 << 20
+};
+
+void *kv_memory_reserve(size_t bytes)
+{
+    size_t padded = bytes + HUGE_PAGE;
+
+    if (padded < bytes)
+        return NULL;
+    char *raw = mmap(NULL, padded, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED)
+        return NULL;
+
+    /* Cut to a 2 MiB boundary: what is before and behind goes back. */
+    char *base = (char *)(((uintptr_t)raw + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    if (base > raw)
+        munmap(raw, (size_t)(base - raw));
+    if (raw + padded > base + bytes)
+        munmap(base + bytes, (size_t)(raw + padded - (base + bytes)));
+    madvise(base, bytes, MADV_HUGEPAGE);
+    madvise(base, bytes, MADV_DONTDUMP);
+    return base;
+}
+
+void kv_memory_release(void *base, size_t bytes)
+{
+    if (base != NULL)
+        munmap(base, bytes);
+}
+
+static uint64_t group_limit(const char *path)
+{
+    unsigned long long limit = 0;
+    FILE *file = fopen(path, "r");
+
+    if (file == NULL)
+        return UINT64_MAX;
+    int n = fscanf(file, "%llu", &limit);
+    fclose(file);
+    return n == 1 && limit > 0 ? limit : UINT64_MAX;
+}
+
+uint64_t kv_memory_total(void)
+{
+    uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t v2 = group_limit("/sys/fs/cgroup/memory.max");
+    uint64_t v1 = group_limit("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+
+    total = v2 < total ? v2 : total;
+    return v1 < total ? v1 : total;
+}

@@ -1,0 +1,103 @@
+#include "pool.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ALIGN_BYTES = 64
+};
+
+struct kv_pool {
+    size_t stride_bytes;
+    uint32_t n_objects;
+    uint32_t n_free;
+    uint32_t *free; /* (n_free) indices, the last one goes next */
+    bool *lent;     /* (n_objects) */
+    uint8_t *objects;
+};
+
+struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
+{
+    struct kv_pool *pool = calloc(1, sizeof(*pool));
+    size_t bytes;
+
+    if (pool == NULL || object_bytes > SIZE_MAX - ALIGN_BYTES)
+        goto err_destroy;
+    /* At least one byte each: every object has its own address. */
+    pool->stride_bytes =
+        (object_bytes + (object_bytes == 0) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    if (__builtin_mul_overflow(pool->stride_bytes, (size_t)n_objects + 1, &bytes))
+        goto err_destroy;
+    pool->n_objects = n_objects;
+    pool->n_free = n_objects;
+    pool->free = calloc((size_t)n_objects + 1, sizeof(*pool->free));
+    pool->lent = calloc((size_t)n_objects + 1, sizeof(*pool->lent));
+    pool->objects = aligned_alloc(ALIGN_BYTES, bytes);
+    if (pool->free == NULL || pool->lent == NULL || pool->objects == NULL)
+        goto err_destroy;
+    memset(pool->objects, 0, bytes);
+    for (uint32_t i = 0; i < n_objects; i++)
+        pool->free[i] = n_objects - 1 - i;
+    return pool;
+
+err_destroy:
+    kv_pool_destroy(pool);
+    return NULL;
+}
+
+void kv_pool_destroy(struct kv_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    free(pool->objects);
+    free(pool->lent);
+    free(pool->free);
+    free(pool);
+}
+
+void *kv_pool_get(struct kv_pool *pool)
+{
+    if (pool->n_free == 0)
+        return NULL;
+
+    uint32_t index = pool->free[--pool->n_free];
+
+    pool->lent[index] = true;
+    return kv_pool_at(pool, index);
+}
+
+void kv_pool_put(struct kv_pool *pool, void *object)
+{
+    uint32_t index = kv_pool_index(pool, object);
+
+    assert(pool->lent[index]);
+    pool->lent[index] = false;
+    pool->free[pool->n_free++] = index;
+}
+
+void *kv_pool_at(struct kv_pool *pool, uint32_t index)
+{
+    assert(index < pool->n_objects);
+    return pool->objects + index * pool->stride_bytes;
+}
+
+uint32_t kv_pool_index(const struct kv_pool *pool, const void *object)
+{
+    size_t offset = (size_t)((const uint8_t *)object - pool->objects);
+
+    assert(offset % pool->stride_bytes == 0);
+    assert(offset / pool->stride_bytes < pool->n_objects);
+    return (uint32_t)(offset / pool->stride_bytes);
+}
+
+uint32_t kv_pool_lent(const struct kv_pool *pool)
+{
+    return pool->n_objects - pool->n_free;
+}
+
+uint32_t kv_pool_size(const struct kv_pool *pool)
+{
+    return pool->n_objects;
+}

@@ -1,0 +1,31 @@
+/* random.h - random numbers: a seeded generator for what must repeat, and bytes from the system
+ * for tokens and ids.
+ *
+ * Threads: a generator belongs to one thread at a time; kv_random_bytes() from any.
+ */
+#ifndef KV_RANDOM_H
+#define KV_RANDOM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* xoshiro256**; equal seeds give equal sequences on every machine. */
+struct kv_random {
+    uint64_t state[4];
+    int secure; /* kv_random_fill() takes the system's bytes instead */
+};
+
+void kv_random_init(struct kv_random *random, uint64_t seed);
+
+/* A generator seeded by the system, whose kv_random_fill() is fit for tokens. */
+void kv_random_init_secure(struct kv_random *random);
+
+uint64_t kv_random_next(struct kv_random *random);
+
+/* Uniform in [0, bound); bound > 0. */
+uint64_t kv_random_below(struct kv_random *random, uint64_t bound);
+
+/* Fills `bytes` bytes: from the system if the generator is secure, else from the sequence. */
+void kv_random_fill(struct kv_random *random, void *data, size_t bytes);
+
+#endif
