@@ -1,0 +1,1447 @@
+/* transport_ucx.c - the transport over UCX: tcp between hosts, shared memory within one.
+ *
+ * Two contexts, and so two workers per port, because UCX chooses the wires of an endpoint by
+ * context and not by endpoint:
+ *
+ *   network   tcp on the named devices                      KV_CHANNEL_NETWORK
+ *   shared    posix shared memory; large data is read       KV_CHANNEL_SHARED
+ *             straight from the sender's memory
+ *
+ * All endpoints have error mode PEER.  Mode NONE would let UCX read large data through CMA, but
+ * its endpoints cannot be closed while the peer does not answer, and the peer might read memory
+ * of a send that was completed long ago.  Mode PEER leaves CMA out for that reason, so the read
+ * is done here:
+ *
+ *   sender: RTS {header, tail: process, data, slot, number} ---> receiver:
+ * process_vm_readv(data) then slot slot is cleared before `done`   <--- ATS ------------ equal
+ * to number: it was whole
+ *
+ * A slot that holds another number says that the send is over, and the bytes are not to be
+ * trusted.  Where the system forbids the read, UCX moves the data itself, which is slower.
+ *
+ * UCX calls back in the middle of its own work.  What must not happen there waits for the end
+ * of kv_port_progress(): endpoints are closed, and failures reported, from there.
+ *
+ * This UCX has assertions compiled in, and a damaged worker address or message aborts the
+ * process: addresses travel in an envelope with a checksum, and peers are trusted (README).
+ */
+#define _GNU_SOURCE /* process_vm_readv */
+#include "transport.h"
+
+#include "checksum.h"
+#include "hash.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <net/if.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+enum wire_kind {
+    WIRE_SHARED, /* first: it is the faster one to look at */
+    WIRE_NETWORK,
+    N_WIRES,
+};
+
+enum {
+    AM_ID = 1,
+    ADDRESS_MAGIC = 0x7563766b,
+    ADDRESS_BYTES_MAX = 4096,
+    LANES_MAX = 16, /* of an endpoint, to describe */
+    DEVICES_BYTES_MAX = 256,
+
+    /* Larger data is offered.  Measured on one machine, 64 KB fetches: over tcp a rendezvous
+     * costs a round trip and a half, over shared memory less than the second copy. */
+    NETWORK_EAGER_MAX = 192 << 10,
+    SHARED_EAGER_MAX = 8 << 10,
+
+    /* Progress calls after a close, in which UCX lets go of an endpoint's requests. */
+    SETTLE_ROUNDS = 64,
+    CLOSE_ROUNDS_MAX = 20000,
+    /* A look at the network costs a system call: where shared memory is busy, one in so many.
+     */
+    NETWORK_TURNS = 8,
+    /* Rounds of progress between two looks for dead peers on this host. */
+    WATCH_ROUNDS = 4096,
+    WATCH_EVENTS_MAX = 16,
+};
+
+/* What the receiver of an offer over shared memory needs, behind the owner's header. */
+struct shared_tail {
+    uint64_t data;
+    uint64_t slot;
+    uint64_t number;
+    uint32_t process;
+    uint32_t reserved;
+};
+
+/* An offer over shared memory, while it is in flight.  Peers read `number`. */
+struct shared_slot {
+    _Atomic uint64_t number; /* 0: free */
+    struct shared_slot *next;
+    unsigned char header[KV_TRANSPORT_HEADER_MAX + sizeof(struct shared_tail)];
+};
+
+/* The envelope of a port's address: this, then the network address, then the shared one. */
+struct address_prefix {
+    uint32_t magic;
+    uint32_t crc; /* CRC32C of what follows it */
+    uint32_t process;
+    uint16_t bytes[N_WIRES];
+};
+
+struct kv_mapping {
+    ucp_mem_h handles[N_WIRES];
+};
+
+struct ucx_transport {
+    struct kv_transport base;
+    ucp_context_h contexts[N_WIRES]; /* NULL: not in use */
+    bool has_cuda;
+};
+
+/* A send in flight; lives in the space that UCX keeps for us in front of each request. */
+struct flight {
+    struct ucx_port *port;
+    struct ucx_channel *channel; /* NULL: closed since */
+    kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
+    void *arg;
+    struct shared_slot *slot; /* NULL: not an offer over shared memory */
+    struct flight *previous, *next;
+};
+
+struct wire {
+    struct ucx_port *port;
+    enum wire_kind kind;
+    ucp_worker_h worker; /* NULL: not in use */
+};
+
+struct ucx_incoming {
+    struct kv_incoming base;
+    struct wire *wire;
+    void *descriptor;
+    size_t data_bytes;
+    struct shared_tail tail; /* WIRE_SHARED */
+    ucs_status_t *answer;    /* what the handler will return; NULL: it has returned */
+    bool receiving;          /* UCX has the descriptor */
+    bool in_call;            /* ucp_am_recv_data_nbx() has not returned */
+    bool over;               /* completed while in_call */
+    kv_status_t status;
+    kv_transport_done_fn done;
+    void *arg;
+    struct ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
+    ucp_dt_iov_t pieces[KV_IOV_MAX];
+};
+
+struct ucx_channel {
+    struct kv_channel base;
+    struct ucx_port *port;
+    struct wire *wire;
+    ucp_ep_h endpoint;
+    int process_fd; /* readable when the peer's process is dead; -1: not watched */
+    void *channel_arg;
+    bool failed;
+    bool reported;
+    kv_status_t status;
+    struct ucx_channel *previous, *next; /* of the port; `next` also of those to close */
+};
+
+struct ucx_port {
+    struct kv_port base;
+    struct ucx_transport *transport;
+    struct kv_port_events events;
+    void *owner;
+    struct wire wires[N_WIRES];
+    uint32_t process; /* this one */
+    int watch_fd;     /* over the process_fd of channels; -1 without shared memory */
+    int epoll_fd;     /* over the workers and watch_fd; -1 where one worker is all */
+    int fd;           /* what kv_port_arm() gives */
+    void *address;
+    size_t address_bytes;
+
+    struct ucx_channel *channels;
+    struct ucx_channel *to_close;
+    struct flight *flights;
+    struct ucx_incoming *incomings; /* held by the owner, or being received */
+    struct ucx_incoming *spare_incomings;
+    struct shared_slot *spare_slots;
+    unsigned n_failures; /* not reported yet */
+    unsigned settle;     /* rounds of progress due after a close */
+    unsigned turns;
+    unsigned watch; /* rounds until the next look at watch_fd */
+    bool in_progress;
+    bool closing;
+};
+
+/* An option that must not depend on the environment, unless the user set that very one. */
+struct option {
+    const char *name;
+    const char *variable; /* NULL: not the user's to set */
+    const char *value;
+};
+
+/* Each list is ended by a row of zeros. */
+static const struct option common_options[] = {
+    /* A peer's death is reported by status; UCX would write to stdout. */
+    {"LOG_LEVEL", "UCX_LOG_LEVEL", "fatal"},
+    {"WARN_UNUSED_ENV_VARS", "UCX_WARN_UNUSED_ENV_VARS", "n"},
+    /* Off: it follows a null pointer where a peer dies before it is fully connected, and needs
+     * three seconds to see a death.  The kernel's sockets and begin_watch() do its work. */
+    {"KEEPALIVE_INTERVAL", NULL, "inf"},
+    {NULL, NULL, NULL},
+};
+
+static const struct option wire_options[N_WIRES][6] = {
+    [WIRE_NETWORK] = {{"TLS", "UCX_TLS", "tcp"},
+                      {"MAX_NUM_EPS", "UCX_TCP_MAX_NUM_EPS", "8192"},
+                      {"KEEPIDLE", "UCX_TCP_KEEPIDLE", "1s"},
+                      {"KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
+                      {"KEEPCNT", "UCX_TCP_KEEPCNT", "3"}},
+    /* cma: its part here is to ask the system that peers may read this process. */
+    [WIRE_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
+                     {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
+};
+
+/* Numbers of offers are never used twice in a process, and say nothing by accident: a slot's
+ * memory may have become anything when a late reader looks. */
+static _Atomic uint64_t last_number;
+
+static struct ucx_port *port_of(struct kv_port *port)
+{
+    return (struct ucx_port *)port;
+}
+
+static kv_status_t status_of(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK:
+        return KV_OK;
+    case UCS_INPROGRESS:
+        return KV_IN_PROGRESS;
+    case UCS_ERR_NO_MEMORY:
+        return KV_NO_MEMORY;
+    case UCS_ERR_NO_RESOURCE:
+    case UCS_ERR_BUSY:
+        return KV_BUSY;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+        return KV_INVALID;
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NO_DEVICE:
+        return KV_UNSUPPORTED;
+    case UCS_ERR_IO_ERROR:
+        return KV_IO;
+    default:
+        /* Cancelled, reset, timed out, not connected, rejected: for the owner it is one thing.
+         */
+        return KV_UNREACHABLE;
+    }
+}
+
+/* Reading what UCX prints, the only place where it names devices. */
+
+/* Appends `word` to `text` unless it is there. */
+static void add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes)
+{
+    size_t used = strlen(text);
+
+    for (const char *at = text; *at != '\0';) {
+        size_t length = strcspn(at, " ");
+
+        if (length == word_bytes && memcmp(at, word, length) == 0)
+            return;
+        at += length + strspn(at + length, " ");
+    }
+    if (used + (used > 0) + word_bytes + 1 > text_bytes)
+        return;
+    if (used > 0)
+        text[used++] = ' ';
+    memcpy(text + used, word, word_bytes);
+    text[used + word_bytes] = '\0';
+}
+
+/* Adds the transport and device ("tcp/lo") that follows `mark` in each line. */
+static void add_resources(char *text, size_t text_bytes, const char *printed, const char *mark)
+{
+    const char *at = printed;
+
+    while ((at = strstr(at, mark)) != NULL) {
+        const char *colon;
+        size_t length;
+
+        at += strlen(mark);
+        at += strspn(at, " ");
+        length = strcspn(at, " \n");
+        /* A lane is printed as "0:tcp/lo.0": the resource's number and the path's. */
+        colon = memchr(at, ':', length);
+        if (colon != NULL && colon > at && strspn(at, "0123456789") == (size_t)(colon - at)) {
+            length -= (size_t)(colon + 1 - at);
+            at = colon + 1;
+            if (length > 2 && memcmp(at + length - 2, ".0", 2) == 0)
+                length -= 2;
+        }
+        if (memchr(at, '/', length) != NULL)
+            add_word(text, text_bytes, at, length);
+    }
+}
+
+static void describe_context(ucp_context_h context, char *text, size_t text_bytes)
+{
+    char *printed = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&printed, &bytes);
+
+    if (stream == NULL)
+        return;
+    ucp_context_print_info(context, stream);
+    if (fclose(stream) == 0)
+        add_resources(text, text_bytes, printed, "flags -- ");
+    free(printed);
+}
+
+static void describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes)
+{
+    char *printed = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&printed, &bytes);
+
+    if (stream == NULL)
+        return;
+    ucp_ep_print_info(endpoint, stream);
+    if (fclose(stream) == 0) {
+        char mark[16];
+
+        for (unsigned lane = 0; lane < LANES_MAX; lane++) {
+            snprintf(mark, sizeof(mark), "lane[%u]:", lane);
+            add_resources(text, text_bytes, printed, mark);
+        }
+    }
+    free(printed);
+}
+
+/* The transport */
+
+/* Calls `check` with each name of a comma-separated list, until one says no. */
+static bool each_device(const char *devices,
+                        bool (*check)(const char *device, const void *arg),
+                        const void *arg,
+                        char *ret_device,
+                        size_t device_bytes)
+{
+    while (*devices != '\0') {
+        size_t length = strcspn(devices, ",");
+
+        if (length > 0) {
+            snprintf(ret_device, device_bytes, "%.*s", (int)length, devices);
+            if (!check(ret_device, arg))
+                return false;
+        }
+        devices += length + (devices[length] == ',');
+    }
+    return true;
+}
+
+static bool device_exists(const char *device, const void *arg)
+{
+    (void)arg;
+    return if_nametoindex(device) != 0;
+}
+
+static bool device_in_use(const char *device, const void *arg)
+{
+    char word[DEVICES_BYTES_MAX + 2];
+
+    /* Words of `arg` are separated by spaces, and so is its end. */
+    snprintf(word, sizeof(word), "/%s ", device);
+    return strstr(arg, word) != NULL;
+}
+
+static kv_status_t set_option(ucp_config_t *config, const struct option *option)
+{
+    if (option->variable != NULL && getenv(option->variable) != NULL)
+        return KV_OK;
+    return status_of(ucp_config_modify(config, option->name, option->value));
+}
+
+static kv_status_t open_context(enum wire_kind kind,
+                                const char *devices,
+                                ucp_context_h *ret_context,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    struct option net_devices = {"NET_DEVICES", "UCX_NET_DEVICES", devices};
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_REQUEST_SIZE,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .request_size = sizeof(struct flight),
+    };
+    ucp_config_t *config;
+    kv_status_t status;
+    ucs_status_t ucs;
+
+    ucs = ucp_config_read(NULL, NULL, &config);
+    if (ucs != UCS_OK) {
+        snprintf(detail, detail_bytes, "ucx: configuration: %s", ucs_status_string(ucs));
+        return KV_INVALID;
+    }
+    status = set_option(config, &net_devices);
+    for (const struct option *option = common_options; option->name != NULL; option++)
+        if (status == KV_OK)
+            status = set_option(config, option);
+    for (const struct option *option = wire_options[kind]; option->name != NULL; option++)
+        if (status == KV_OK)
+            status = set_option(config, option);
+    if (status != KV_OK) {
+        ucp_config_release(config);
+        snprintf(detail, detail_bytes, "ucx: an option is unknown to this version");
+        return KV_UNSUPPORTED;
+    }
+
+    ucs = ucp_init(&params, config, ret_context);
+    ucp_config_release(config);
+    if (ucs != UCS_OK) {
+        snprintf(detail, detail_bytes, "ucx: %s: %s",
+                 kind == WIRE_NETWORK ? devices : "shared memory", ucs_status_string(ucs));
+        return ucs == UCS_ERR_NO_DEVICE ? KV_UNSUPPORTED : KV_IO;
+    }
+    return KV_OK;
+}
+
+static void ucx_close(struct kv_transport *base)
+{
+    struct ucx_transport *transport = (struct ucx_transport *)base;
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (transport->contexts[kind] != NULL)
+            ucp_cleanup(transport->contexts[kind]);
+    free(transport);
+}
+
+static kv_status_t open_network(struct ucx_transport *transport,
+                                const char *devices,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    char device[DEVICES_BYTES_MAX];
+    char in_use[1024] = "";
+    kv_status_t status;
+    size_t used;
+
+    if (strlen(devices) >= DEVICES_BYTES_MAX) {
+        snprintf(detail, detail_bytes, "ucx: the list of devices is too long");
+        return KV_INVALID;
+    }
+    /* UCX itself only warns, and goes on with the others. */
+    if (!each_device(devices, device_exists, NULL, device, sizeof(device))) {
+        snprintf(detail, detail_bytes, "ucx: network device %s: does not exist", device);
+        return KV_UNSUPPORTED;
+    }
+    status = open_context(WIRE_NETWORK, devices, &transport->contexts[WIRE_NETWORK], detail,
+                          detail_bytes);
+    if (status != KV_OK || getenv("UCX_NET_DEVICES") != NULL || getenv("UCX_TLS") != NULL)
+        return status;
+
+    describe_context(transport->contexts[WIRE_NETWORK], in_use, sizeof(in_use) - 1);
+    used = strlen(in_use);
+    in_use[used] = ' ';
+    in_use[used + 1] = '\0';
+    if (!each_device(devices, device_in_use, in_use, device, sizeof(device))) {
+        snprintf(detail, detail_bytes, "ucx: network device %s: down, or no address", device);
+        return KV_UNSUPPORTED;
+    }
+    return KV_OK;
+}
+
+static kv_status_t ucx_open(const struct kv_transport_config *config,
+                            struct kv_transport **ret_transport,
+                            char *detail,
+                            size_t detail_bytes)
+{
+    const char *transports = config->transports != NULL ? config->transports : "auto";
+    const char *devices =
+        config->devices != NULL && config->devices[0] != '\0' ? config->devices : "lo";
+    bool is_auto = strcmp(transports, "auto") == 0;
+    bool network = is_auto || strcmp(transports, "tcp") == 0;
+    /* Whoever names UCX's transports himself gets them in one context, not twice. */
+    bool shared = (is_auto && getenv("UCX_TLS") == NULL) || strcmp(transports, "shm") == 0;
+    struct ucx_transport *transport;
+    kv_status_t status = KV_OK;
+
+    if (!network && !shared) {
+        snprintf(detail, detail_bytes, "ucx: transport %s: not auto, tcp or shm", transports);
+        return KV_INVALID;
+    }
+    transport = calloc(1, sizeof(*transport));
+    if (transport == NULL) {
+        snprintf(detail, detail_bytes, "ucx: out of memory");
+        return KV_NO_MEMORY;
+    }
+    transport->base.row = &kv_transport_ucx;
+    if (network)
+        status = open_network(transport, devices, detail, detail_bytes);
+    if (status == KV_OK && shared)
+        status = open_context(WIRE_SHARED, devices, &transport->contexts[WIRE_SHARED], detail,
+                              detail_bytes);
+    if (status != KV_OK) {
+        ucx_close(&transport->base);
+        return status;
+    }
+
+    transport->has_cuda = true;
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+
+        if (transport->contexts[kind] == NULL)
+            continue;
+        if (ucp_context_query(transport->contexts[kind], &attr) != UCS_OK ||
+            (attr.memory_types & (1u << UCS_MEMORY_TYPE_CUDA)) == 0)
+            transport->has_cuda = false;
+    }
+    *ret_transport = &transport->base;
+    return KV_OK;
+}
+
+static void ucx_unmap(struct kv_transport *base, struct kv_mapping *mapping)
+{
+    struct ucx_transport *transport = (struct ucx_transport *)base;
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (mapping->handles[kind] != NULL)
+            ucp_mem_unmap(transport->contexts[kind], mapping->handles[kind]);
+    free(mapping);
+}
+
+static kv_status_t ucx_map(struct kv_transport *base,
+                           void *memory,
+                           size_t bytes,
+                           enum kv_memory_type type,
+                           struct kv_mapping **ret_mapping)
+{
+    struct ucx_transport *transport = (struct ucx_transport *)base;
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = memory,
+        .length = bytes,
+        .memory_type = type == KV_MEMORY_CUDA ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+    };
+    struct kv_mapping *mapping;
+
+    if (type == KV_MEMORY_CUDA && !transport->has_cuda)
+        return KV_UNSUPPORTED;
+    mapping = calloc(1, sizeof(*mapping));
+    if (mapping == NULL)
+        return KV_NO_MEMORY;
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        ucs_status_t ucs;
+
+        if (transport->contexts[kind] == NULL)
+            continue;
+        ucs = ucp_mem_map(transport->contexts[kind], &params, &mapping->handles[kind]);
+        if (ucs != UCS_OK) {
+            mapping->handles[kind] = NULL;
+            ucx_unmap(base, mapping);
+            return status_of(ucs);
+        }
+    }
+    *ret_mapping = mapping;
+    return KV_OK;
+}
+
+static void ucx_describe(struct kv_transport *base, char *text, size_t text_bytes)
+{
+    struct ucx_transport *transport = (struct ucx_transport *)base;
+
+    if (text_bytes == 0)
+        return;
+    text[0] = '\0';
+    for (unsigned kind = N_WIRES; kind-- > 0;)
+        if (transport->contexts[kind] != NULL)
+            describe_context(transport->contexts[kind], text, text_bytes);
+}
+
+/* Sends in flight */
+
+static void flight_link(struct flight *flight)
+{
+    struct ucx_port *port = flight->port;
+
+    flight->previous = NULL;
+    flight->next = port->flights;
+    if (port->flights != NULL)
+        port->flights->previous = flight;
+    port->flights = flight;
+}
+
+static void flight_unlink(struct flight *flight)
+{
+    if (flight->previous != NULL)
+        flight->previous->next = flight->next;
+    else
+        flight->port->flights = flight->next;
+    if (flight->next != NULL)
+        flight->next->previous = flight->previous;
+}
+
+static struct shared_slot *slot_get(struct ucx_port *port)
+{
+    struct shared_slot *slot = port->spare_slots;
+    uint64_t number;
+
+    if (slot != NULL)
+        port->spare_slots = slot->next;
+    else
+        slot = malloc(sizeof(*slot));
+    if (slot == NULL)
+        return NULL;
+    number = kv_mix64(atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1);
+    atomic_store_explicit(&slot->number, number, memory_order_relaxed);
+    return slot;
+}
+
+static void slot_clear(struct shared_slot *slot)
+{
+    atomic_store_explicit(&slot->number, 0, memory_order_relaxed);
+    /* A reader that sees what the owner writes to the data next must see the 0 too. */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void slot_put(struct ucx_port *port, struct shared_slot *slot)
+{
+    slot_clear(slot);
+    slot->next = port->spare_slots;
+    port->spare_slots = slot;
+}
+
+static void on_sent(void *request, ucs_status_t ucs, void *user_data)
+{
+    struct flight *flight = request;
+    struct ucx_port *port = flight->port;
+    kv_transport_done_fn done = flight->done;
+    void *arg = flight->arg;
+
+    (void)user_data;
+    flight_unlink(flight);
+    if (flight->slot != NULL)
+        slot_put(port, flight->slot);
+    ucp_request_free(request);
+    if (done != NULL)
+        done(arg, status_of(ucs));
+}
+
+/* Over shared memory UCX waits for room in the peer's queue before it gives up the offers of a
+ * closed endpoint: for ever, if the peer was killed.  It does not look at their data any more,
+ * and a peer that still does finds another number in the slot. */
+static void abandon_offers(struct ucx_port *port)
+{
+    struct flight *flight = port->flights;
+
+    while (flight != NULL) {
+        kv_transport_done_fn done = flight->done;
+
+        if (flight->channel != NULL || flight->slot == NULL || done == NULL) {
+            flight = flight->next;
+            continue;
+        }
+        slot_clear(flight->slot);
+        flight->done = NULL;
+        done(flight->arg, KV_UNREACHABLE);
+        flight = port->flights; /* `done` may have sent something */
+    }
+}
+
+static kv_status_t ucx_send(struct kv_channel *base,
+                            const void *header,
+                            size_t header_bytes,
+                            const void *data,
+                            size_t data_bytes,
+                            kv_transport_done_fn done,
+                            void *arg)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+    struct ucx_port *port = channel->port;
+    bool is_shared = channel->wire->kind == WIRE_SHARED;
+    size_t eager_max = is_shared ? SHARED_EAGER_MAX : NETWORK_EAGER_MAX;
+    bool is_offer = data_bytes > eager_max;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS,
+        .cb.send = on_sent,
+        .flags = is_offer ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER,
+    };
+    struct shared_slot *slot = NULL;
+    struct flight *flight;
+    ucs_status_ptr_t request;
+
+    if (header_bytes > KV_TRANSPORT_HEADER_MAX)
+        return KV_INVALID;
+    if (channel->failed)
+        return KV_UNREACHABLE;
+    if (is_offer && is_shared) {
+        struct shared_tail tail = {.data = (uintptr_t)data, .process = port->process};
+
+        slot = slot_get(port);
+        if (slot == NULL)
+            return KV_NO_MEMORY;
+        tail.slot = (uintptr_t)&slot->number;
+        tail.number = atomic_load_explicit(&slot->number, memory_order_relaxed);
+        memcpy(slot->header, header, header_bytes);
+        memcpy(slot->header + header_bytes, &tail, sizeof(tail));
+        header = slot->header;
+        header_bytes += sizeof(tail);
+    }
+
+    request = ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, data, data_bytes,
+                              &param);
+    if (!UCS_PTR_IS_PTR(request)) {
+        if (slot != NULL)
+            slot_put(port, slot);
+        return status_of(UCS_PTR_STATUS(request));
+    }
+    flight = request;
+    flight->port = port;
+    flight->channel = channel;
+    flight->done = done;
+    flight->arg = arg;
+    flight->slot = slot;
+    flight_link(flight);
+    return KV_IN_PROGRESS;
+}
+
+/* Incoming data */
+
+static struct ucx_incoming *incoming_get(struct ucx_port *port)
+{
+    struct ucx_incoming *incoming = port->spare_incomings;
+
+    if (incoming != NULL)
+        port->spare_incomings = incoming->next;
+    else
+        incoming = malloc(sizeof(*incoming));
+    if (incoming == NULL)
+        return NULL;
+    memset(incoming, 0, offsetof(struct ucx_incoming, pieces));
+    incoming->base.row = port->base.row;
+    incoming->next = port->incomings;
+    if (port->incomings != NULL)
+        port->incomings->previous = incoming;
+    port->incomings = incoming;
+    return incoming;
+}
+
+static void incoming_put(struct ucx_incoming *incoming)
+{
+    struct ucx_port *port = incoming->wire->port;
+
+    if (incoming->previous != NULL)
+        incoming->previous->next = incoming->next;
+    else
+        port->incomings = incoming->next;
+    if (incoming->next != NULL)
+        incoming->next->previous = incoming->previous;
+    incoming->next = port->spare_incomings;
+    port->spare_incomings = incoming;
+}
+
+/* Tells the sender that its data is needed no longer. */
+static void incoming_release(struct ucx_incoming *incoming)
+{
+    /* Inside the handler UCX still owns the descriptor and does this itself. */
+    if (incoming->answer != NULL)
+        *incoming->answer = UCS_OK;
+    else
+        ucp_am_data_release(incoming->wire->worker, incoming->descriptor);
+    incoming_put(incoming);
+}
+
+enum read_outcome {
+    READ_WHOLE,
+    READ_GONE,    /* the send is over, or its process is */
+    READ_REFUSED, /* the system does not let us: UCX must move the data */
+};
+
+/* Reads the data from the sender's memory. */
+static enum read_outcome
+read_shared(const struct ucx_incoming *incoming, const struct kv_iov *iov, unsigned n_iov)
+{
+    const struct shared_tail *tail = &incoming->tail;
+    struct iovec pieces[KV_IOV_MAX];
+    struct iovec remote = {(void *)(uintptr_t)tail->data, incoming->data_bytes};
+    struct iovec remote_slot = {(void *)(uintptr_t)tail->slot, sizeof(uint64_t)};
+    uint64_t number = 0;
+    struct iovec slot = {&number, sizeof(number)};
+    pid_t process = (pid_t)tail->process;
+    ssize_t bytes;
+
+    for (unsigned i = 0; i < n_iov; i++)
+        pieces[i] = (struct iovec){iov[i].base, iov[i].bytes};
+    bytes = process_vm_readv(process, pieces, n_iov, &remote, 1, 0);
+    /* The slot is read after the data: if the number still stands, so did the data. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (process_vm_readv(process, &slot, 1, &remote_slot, 1, 0) != (ssize_t)sizeof(number))
+        return errno == EPERM || errno == ENOSYS ? READ_REFUSED : READ_GONE;
+    if (number != tail->number)
+        return READ_GONE;
+    return bytes == (ssize_t)incoming->data_bytes ? READ_WHOLE : READ_REFUSED;
+}
+
+static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *user_data)
+{
+    struct ucx_incoming *incoming = user_data;
+    kv_transport_done_fn done = incoming->done;
+    void *arg = incoming->arg;
+
+    (void)bytes;
+    ucp_request_free(request);
+    if (incoming->in_call) {
+        incoming->over = true;
+        incoming->status = status_of(ucs);
+        return;
+    }
+    incoming_put(incoming);
+    done(arg, status_of(ucs));
+}
+
+static kv_status_t ucx_receive(struct kv_incoming *base,
+                               const struct kv_iov *iov,
+                               unsigned n_iov,
+                               kv_transport_done_fn done,
+                               void *arg)
+{
+    struct ucx_incoming *incoming = (struct ucx_incoming *)base;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_DATATYPE,
+        .cb.recv_am = on_received,
+        .user_data = incoming,
+        .datatype = n_iov == 1 ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+    };
+    ucs_status_ptr_t request;
+    kv_status_t status;
+    size_t bytes = 0;
+
+    assert(n_iov >= 1 && n_iov <= KV_IOV_MAX && !incoming->receiving);
+    for (unsigned i = 0; i < n_iov; i++) {
+        incoming->pieces[i].buffer = iov[i].base;
+        incoming->pieces[i].length = iov[i].bytes;
+        bytes += iov[i].bytes;
+    }
+    assert(bytes == incoming->data_bytes);
+
+    if (incoming->wire->kind == WIRE_SHARED) {
+        enum read_outcome outcome = read_shared(incoming, iov, n_iov);
+
+        if (outcome != READ_REFUSED) {
+            incoming_release(incoming);
+            return outcome == READ_WHOLE ? KV_OK : KV_UNREACHABLE;
+        }
+    }
+
+    incoming->done = done;
+    incoming->arg = arg;
+    incoming->receiving = true;
+    incoming->in_call = true;
+    request = ucp_am_recv_data_nbx(incoming->wire->worker, incoming->descriptor,
+                                   n_iov == 1 ? iov[0].base : (void *)incoming->pieces,
+                                   n_iov == 1 ? iov[0].bytes : n_iov, &param);
+    incoming->in_call = false;
+    if (UCS_PTR_IS_PTR(request) && !incoming->over)
+        return KV_IN_PROGRESS;
+    status = incoming->over ? incoming->status : status_of(UCS_PTR_STATUS(request));
+    incoming_put(incoming);
+    return status;
+}
+
+static void ucx_refuse(struct kv_incoming *base)
+{
+    incoming_release((struct ucx_incoming *)base);
+}
+
+/* The header and the data of a small message lie wherever UCX has them, at any alignment. */
+static ucs_status_t on_message(void *arg,
+                               const void *header,
+                               size_t header_bytes,
+                               void *data,
+                               size_t data_bytes,
+                               const ucp_am_recv_param_t *param)
+{
+    struct wire *wire = arg;
+    struct ucx_port *port = wire->port;
+    struct ucx_incoming *incoming;
+    ucs_status_t answer = UCS_INPROGRESS;
+
+    if (port->closing)
+        return UCS_OK;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+        if (header_bytes <= KV_TRANSPORT_HEADER_MAX)
+            port->events.message(port->owner, header, header_bytes, data, data_bytes);
+        return UCS_OK;
+    }
+
+    if (wire->kind == WIRE_SHARED) {
+        if (header_bytes < sizeof(struct shared_tail))
+            return UCS_OK;
+        header_bytes -= sizeof(struct shared_tail);
+    }
+    if (header_bytes > KV_TRANSPORT_HEADER_MAX)
+        return UCS_OK;
+    incoming = incoming_get(port);
+    if (incoming == NULL)
+        return UCS_OK; /* the sender is told that it is over; its owner's deadline does the rest
+                        */
+    incoming->wire = wire;
+    incoming->descriptor = data;
+    incoming->data_bytes = data_bytes;
+    if (wire->kind == WIRE_SHARED)
+        memcpy(&incoming->tail, (const char *)header + header_bytes,
+               sizeof(struct shared_tail));
+    incoming->answer = &answer;
+    port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
+    /* It may be gone, and its memory another's; only if nothing answered it is surely this one.
+     */
+    for (struct ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
+        if (held->answer == &answer) {
+            held->answer = NULL;
+            break;
+        }
+    }
+    return answer;
+}
+
+/* Channels */
+
+static void on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs)
+{
+    struct ucx_channel *channel = arg;
+
+    (void)endpoint;
+    if (channel->failed)
+        return;
+    channel->failed = true;
+    channel->status = status_of(ucs);
+    channel->port->n_failures++;
+}
+
+static void channel_unlink(struct ucx_channel *channel)
+{
+    if (channel->previous != NULL)
+        channel->previous->next = channel->next;
+    else
+        channel->port->channels = channel->next;
+    if (channel->next != NULL)
+        channel->next->previous = channel->previous;
+}
+
+static void end_watch(struct ucx_channel *channel)
+{
+    if (channel->process_fd < 0)
+        return;
+    epoll_ctl(channel->port->watch_fd, EPOLL_CTL_DEL, channel->process_fd, NULL);
+    close(channel->process_fd);
+    channel->process_fd = -1;
+}
+
+/* Without it (a kernel before 5.3, no descriptor left) nobody reports a dead peer. */
+static void begin_watch(struct ucx_channel *channel, uint32_t process)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};
+
+    channel->process_fd = (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
+    if (channel->process_fd >= 0 &&
+        epoll_ctl(channel->port->watch_fd, EPOLL_CTL_ADD, channel->process_fd, &event) != 0)
+        end_watch(channel);
+}
+
+static void look_for_dead_peers(struct ucx_port *port)
+{
+    struct epoll_event ready[WATCH_EVENTS_MAX];
+    int n = epoll_wait(port->watch_fd, ready, WATCH_EVENTS_MAX, 0);
+
+    for (int i = 0; i < n; i++) {
+        struct ucx_channel *channel = ready[i].data.ptr;
+
+        end_watch(channel);
+        on_failure(channel, channel->endpoint, UCS_ERR_CONNECTION_RESET);
+    }
+}
+
+static void close_endpoint(struct ucx_channel *channel)
+{
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    ucs_status_ptr_t request = ucp_ep_close_nbx(channel->endpoint, &param);
+
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    channel->port->settle = SETTLE_ROUNDS;
+    free(channel);
+}
+
+static void ucx_channel_close(struct kv_channel *base)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+    struct ucx_port *port = channel->port;
+
+    channel_unlink(channel);
+    for (struct flight *flight = port->flights; flight != NULL; flight = flight->next)
+        if (flight->channel == channel)
+            flight->channel = NULL;
+    if (channel->failed && !channel->reported)
+        port->n_failures--;
+    end_watch(channel);
+    /* Nothing may name it from now on, not even a failure that comes before it is closed. */
+    channel->failed = true;
+    if (!port->in_progress) {
+        close_endpoint(channel);
+        return;
+    }
+    channel->next = port->to_close;
+    port->to_close = channel;
+}
+
+static kv_status_t read_address(const void *address,
+                                size_t address_bytes,
+                                const unsigned char *ret_parts[N_WIRES],
+                                struct address_prefix *ret_prefix)
+{
+    const unsigned char *at = address;
+    struct address_prefix prefix;
+    size_t bytes = sizeof(prefix);
+    size_t crc_begin = offsetof(struct address_prefix, process);
+
+    if (address_bytes < sizeof(prefix) || address_bytes > ADDRESS_BYTES_MAX)
+        return KV_INVALID;
+    memcpy(&prefix, at, sizeof(prefix));
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        bytes += prefix.bytes[kind];
+    if (prefix.magic != ADDRESS_MAGIC || bytes != address_bytes ||
+        prefix.crc != kv_crc32c(0, at + crc_begin, address_bytes - crc_begin))
+        return KV_INVALID;
+    at += sizeof(prefix);
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        ret_parts[kind] = at;
+        at += prefix.bytes[kind];
+    }
+    *ret_prefix = prefix;
+    return KV_OK;
+}
+
+static kv_status_t ucx_connect(struct kv_port *base,
+                               const void *address,
+                               size_t address_bytes,
+                               enum kv_channel_mode mode,
+                               void *channel_arg,
+                               struct kv_channel **ret_channel)
+{
+    struct ucx_port *port = port_of(base);
+    const unsigned char *parts[N_WIRES];
+    struct address_prefix prefix;
+    struct ucx_channel *channel;
+    char lanes[256] = "";
+    enum wire_kind kind;
+    void *part;
+    ucs_status_t ucs;
+    kv_status_t status;
+
+    status = read_address(address, address_bytes, parts, &prefix);
+    if (status != KV_OK)
+        return status;
+    /* With one kind of wire, both modes use it. */
+    kind = mode == KV_CHANNEL_SHARED ? WIRE_SHARED : WIRE_NETWORK;
+    if (port->wires[kind].worker == NULL)
+        kind = kind == WIRE_SHARED ? WIRE_NETWORK : WIRE_SHARED;
+    if (prefix.bytes[kind] == 0)
+        return KV_UNREACHABLE;
+
+    channel = calloc(1, sizeof(*channel));
+    part = malloc(prefix.bytes[kind]);
+    if (channel == NULL || part == NULL) {
+        free(part);
+        free(channel);
+        return KV_NO_MEMORY;
+    }
+    memcpy(part, parts[kind], prefix.bytes[kind]); /* aligned, as UCX gave it */
+    channel->base.row = port->base.row;
+    channel->port = port;
+    channel->wire = &port->wires[kind];
+    channel->process_fd = -1;
+    channel->channel_arg = channel_arg;
+    ucs = ucp_ep_create(channel->wire->worker,
+                        &(ucp_ep_params_t){
+                            .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                            .address = part,
+                            .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                            .err_handler = {on_failure, channel},
+                        },
+                        &channel->endpoint);
+    free(part);
+    if (ucs != UCS_OK) {
+        free(channel);
+        return ucs == UCS_ERR_NO_MEMORY ? KV_NO_MEMORY : KV_UNREACHABLE;
+    }
+
+    channel->next = port->channels;
+    if (port->channels != NULL)
+        port->channels->previous = channel;
+    port->channels = channel;
+    if (mode == KV_CHANNEL_SHARED && kind != WIRE_SHARED) {
+        /* Only the user's own choice of transports can make this shared memory. */
+        describe_endpoint(channel->endpoint, lanes, sizeof(lanes));
+        if (strstr(lanes, "/memory") == NULL) {
+            ucx_channel_close(&channel->base);
+            return KV_UNREACHABLE;
+        }
+    }
+    if (kind == WIRE_SHARED)
+        begin_watch(channel, prefix.process);
+    *ret_channel = &channel->base;
+    return KV_OK;
+}
+
+static void ucx_channel_describe(struct kv_channel *base, char *text, size_t text_bytes)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+
+    if (text_bytes == 0)
+        return;
+    text[0] = '\0';
+    describe_endpoint(channel->endpoint, text, text_bytes);
+    /* Large data goes beside UCX, see above. */
+    if (channel->wire->kind == WIRE_SHARED)
+        add_word(text, text_bytes, "cma/memory", strlen("cma/memory"));
+}
+
+/* Ports */
+
+static void close_endpoints(struct ucx_port *port)
+{
+    while (port->to_close != NULL) {
+        struct ucx_channel *channel = port->to_close;
+
+        port->to_close = channel->next;
+        close_endpoint(channel);
+    }
+}
+
+static unsigned progress_workers(struct ucx_port *port)
+{
+    unsigned n = 0;
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (port->wires[kind].worker == NULL)
+            continue;
+        if (kind == WIRE_NETWORK && n > 0 && ++port->turns % NETWORK_TURNS != 0)
+            continue;
+        n += ucp_worker_progress(port->wires[kind].worker);
+    }
+    if (port->settle > 0 && --port->settle == 0)
+        abandon_offers(port);
+    return n;
+}
+
+static unsigned ucx_port_progress(struct kv_port *base)
+{
+    struct ucx_port *port = port_of(base);
+    unsigned n;
+
+    assert(!port->in_progress); /* UCX must not be entered twice */
+    port->in_progress = true;
+    n = progress_workers(port);
+    if (port->watch_fd >= 0 && port->watch-- == 0) {
+        port->watch = WATCH_ROUNDS;
+        look_for_dead_peers(port);
+    }
+    while (port->n_failures > 0) {
+        struct ucx_channel *channel = port->channels;
+
+        while (!channel->failed || channel->reported)
+            channel = channel->next;
+        channel->reported = true;
+        port->n_failures--;
+        port->events.failed(port->owner, channel->channel_arg, channel->status);
+        n++;
+    }
+    close_endpoints(port);
+    port->in_progress = false;
+    return n;
+}
+
+static void ucx_port_close(struct kv_port *base)
+{
+    struct ucx_port *port = port_of(base);
+
+    assert(!port->in_progress);
+    port->closing = true;
+    port->in_progress = true; /* so that channels closed by callbacks wait */
+    for (struct ucx_incoming *incoming = port->incomings; incoming != NULL;) {
+        struct ucx_incoming *next = incoming->next;
+
+        if (!incoming->receiving)
+            incoming_release(incoming);
+        incoming = next;
+    }
+    while (port->channels != NULL)
+        ucx_channel_close(&port->channels->base);
+    close_endpoints(port);
+
+    /* UCX completes what is in flight, and tells peers; it must not take for ever. */
+    for (unsigned round = 0; round < CLOSE_ROUNDS_MAX; round++) {
+        if (port->settle == 0 && port->flights == NULL && port->incomings == NULL)
+            break;
+        progress_workers(port);
+        close_endpoints(port);
+    }
+    while (port->flights != NULL) {
+        struct flight *flight = port->flights;
+
+        flight_unlink(flight);
+        if (flight->slot != NULL)
+            slot_put(port, flight->slot);
+        if (flight->done != NULL)
+            flight->done(flight->arg, KV_UNREACHABLE);
+    }
+    while (port->incomings != NULL) {
+        struct ucx_incoming *incoming = port->incomings;
+
+        incoming_put(incoming);
+        incoming->done(incoming->arg, KV_UNREACHABLE);
+    }
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (port->wires[kind].worker != NULL)
+            ucp_worker_destroy(port->wires[kind].worker);
+    while (port->spare_incomings != NULL) {
+        struct ucx_incoming *incoming = port->spare_incomings;
+
+        port->spare_incomings = incoming->next;
+        free(incoming);
+    }
+    while (port->spare_slots != NULL) {
+        struct shared_slot *slot = port->spare_slots;
+
+        port->spare_slots = slot->next;
+        free(slot);
+    }
+    if (port->watch_fd >= 0)
+        close(port->watch_fd);
+    if (port->epoll_fd >= 0)
+        close(port->epoll_fd);
+    free(port->address);
+    free(port);
+}
+
+static kv_status_t open_wire(struct ucx_port *port, enum wire_kind kind)
+{
+    struct wire *wire = &port->wires[kind];
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+    };
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = AM_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_message,
+        .arg = wire,
+    };
+    ucs_status_t ucs;
+
+    wire->port = port;
+    wire->kind = kind;
+    ucs = ucp_worker_create(port->transport->contexts[kind], &params, &wire->worker);
+    if (ucs != UCS_OK) {
+        wire->worker = NULL;
+        return status_of(ucs);
+    }
+    return status_of(ucp_worker_set_am_recv_handler(wire->worker, &handler));
+}
+
+static kv_status_t make_address(struct ucx_port *port)
+{
+    ucp_address_t *parts[N_WIRES] = {NULL};
+    size_t bytes[N_WIRES] = {0};
+    struct address_prefix prefix = {.magic = ADDRESS_MAGIC, .process = port->process};
+    size_t crc_begin = offsetof(struct address_prefix, process);
+    size_t total = sizeof(prefix);
+    kv_status_t status = KV_OK;
+    unsigned char *at;
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (port->wires[kind].worker == NULL)
+            continue;
+        if (ucp_worker_get_address(port->wires[kind].worker, &parts[kind], &bytes[kind]) !=
+            UCS_OK) {
+            parts[kind] = NULL;
+            status = KV_IO;
+            goto out;
+        }
+        total += bytes[kind];
+    }
+    if (total > ADDRESS_BYTES_MAX) {
+        status = KV_TOO_LARGE;
+        goto out;
+    }
+    port->address = malloc(total);
+    if (port->address == NULL) {
+        status = KV_NO_MEMORY;
+        goto out;
+    }
+    port->address_bytes = total;
+    at = port->address;
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        prefix.bytes[kind] = (uint16_t)bytes[kind];
+    memcpy(at, &prefix, sizeof(prefix));
+    at += sizeof(prefix);
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (bytes[kind] > 0)
+            memcpy(at, parts[kind], bytes[kind]);
+        at += bytes[kind];
+    }
+    at = port->address;
+    prefix.crc = kv_crc32c(0, at + crc_begin, total - crc_begin);
+    memcpy(at, &prefix, sizeof(prefix));
+
+out:
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (parts[kind] != NULL)
+            ucp_worker_release_address(port->wires[kind].worker, parts[kind]);
+    return status;
+}
+
+static kv_status_t add_to_epoll(int epoll_fd, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
+}
+
+/* One descriptor for all that wakes the port. */
+static kv_status_t make_fd(struct ucx_port *port)
+{
+    bool has_shared = port->wires[WIRE_SHARED].worker != NULL;
+
+    if (has_shared) {
+        port->watch_fd = epoll_create1(EPOLL_CLOEXEC);
+        port->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+        if (port->watch_fd < 0 || port->epoll_fd < 0 ||
+            add_to_epoll(port->epoll_fd, port->watch_fd) != KV_OK)
+            return KV_IO;
+        port->fd = port->epoll_fd;
+    }
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        int fd;
+
+        if (port->wires[kind].worker == NULL)
+            continue;
+        if (ucp_worker_get_efd(port->wires[kind].worker, &fd) != UCS_OK)
+            return KV_IO;
+        if (!has_shared)
+            port->fd = fd;
+        else if (add_to_epoll(port->epoll_fd, fd) != KV_OK)
+            return KV_IO;
+    }
+    return KV_OK;
+}
+
+static kv_status_t ucx_port_open(struct kv_transport *base,
+                                 const struct kv_port_events *events,
+                                 void *owner,
+                                 struct kv_port **ret_port)
+{
+    struct ucx_transport *transport = (struct ucx_transport *)base;
+    struct ucx_port *port = calloc(1, sizeof(*port));
+    kv_status_t status = KV_OK;
+
+    if (port == NULL)
+        return KV_NO_MEMORY;
+    port->base.row = base->row;
+    port->transport = transport;
+    port->events = *events;
+    port->owner = owner;
+    port->process = (uint32_t)getpid();
+    port->watch_fd = -1;
+    port->epoll_fd = -1;
+    for (unsigned kind = 0; kind < N_WIRES && status == KV_OK; kind++)
+        if (transport->contexts[kind] != NULL)
+            status = open_wire(port, kind);
+    if (status == KV_OK)
+        status = make_address(port);
+    if (status == KV_OK)
+        status = make_fd(port);
+    if (status != KV_OK) {
+        ucx_port_close(&port->base);
+        return status;
+    }
+    *ret_port = &port->base;
+    return KV_OK;
+}
+
+static void ucx_port_address(struct kv_port *port, const void **ret_address, size_t *ret_bytes)
+{
+    *ret_address = port_of(port)->address;
+    *ret_bytes = port_of(port)->address_bytes;
+}
+
+static kv_status_t ucx_port_arm(struct kv_port *base, int *ret_fd)
+{
+    struct ucx_port *port = port_of(base);
+
+    if (port->settle > 0 || port->n_failures > 0)
+        return KV_BUSY;
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        ucs_status_t ucs;
+
+        if (port->wires[kind].worker == NULL)
+            continue;
+        ucs = ucp_worker_arm(port->wires[kind].worker);
+        if (ucs != UCS_OK)
+            return ucs == UCS_ERR_BUSY ? KV_BUSY : KV_IO;
+    }
+    port->watch = 0; /* whoever sleeps may be woken for that */
+    *ret_fd = port->fd;
+    return KV_OK;
+}
+
+static void ucx_port_wake(struct kv_port *base)
+{
+    struct ucx_port *port = port_of(base);
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (port->wires[kind].worker != NULL) {
+            ucp_worker_signal(port->wires[kind].worker);
+            return;
+        }
+    }
+}
+
+const struct kv_transport_row kv_transport_ucx = {
+    .name = "ucx",
+    .open = ucx_open,
+    .close = ucx_close,
+    .map = ucx_map,
+    .unmap = ucx_unmap,
+    .describe = ucx_describe,
+    .port_open = ucx_port_open,
+    .port_close = ucx_port_close,
+    .port_address = ucx_port_address,
+    .port_progress = ucx_port_progress,
+    .port_arm = ucx_port_arm,
+    .port_wake = ucx_port_wake,
+    .connect = ucx_connect,
+    .channel_close = ucx_channel_close,
+    .channel_describe = ucx_channel_describe,
+    .send = ucx_send,
+    .receive = ucx_receive,
+    .refuse = ucx_refuse,
+};
