@@ -1,0 +1,174 @@
+/* control.h - the control thread's side of a node: models, clients, sessions, and the calls that
+ * change them.
+ *
+ *   request -> kv_control_call -> handler (ops_control.c)
+ *                                   |  asks every data thread (kv_control_ask)
+ *                                   v
+ *                                 next step, when all have answered ... -> kv_control_reply
+ *
+ * A session or client is changed by one call at a time (`busy`); a second one is told KV_BUSY.
+ *
+ * Threads: the control thread, except where said.
+ */
+#ifndef KV_CONTROL_STORE_H
+#define KV_CONTROL_STORE_H
+
+#include "data.h"
+#include "disk.h"
+#include "map.h"
+#include "placement.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+enum {
+    KV_MODELS_MAX = 256,
+    KV_CALLS_MAX = 1024,       /* control requests under way */
+    KV_LIFECYCLE_LOG = 16,     /* lifecycle operations that a session remembers */
+    KV_CLIENT_NAME_BYTES = 64,
+};
+
+struct kv_model {
+    struct kv_model_info info;
+    bool saving; /* the disk has not said yes */
+};
+
+/* A fork or a truncate that was done. */
+struct kv_lifecycle {
+    uint64_t op_id;
+    uint32_t kind; /* KV_OP_FORK, KV_OP_TRUNCATE */
+    uint32_t generation; /* before it */
+    uint32_t tokens;
+    struct kv_id128 child_id, child_token;
+    uint32_t child_index; /* as it was then; the child may be gone */
+};
+
+struct kv_session {
+    bool used;
+    bool busy;
+    uint32_t index;
+    struct kv_id128 id, token;
+    const struct kv_model *model;
+    uint32_t generation;
+    uint32_t tenant;
+    uint32_t tokens_max;
+    uint64_t lease_us;
+    uint64_t renewed_us;
+    uint64_t root;
+    uint32_t epoch, n_nodes, node_index;
+    struct kv_lifecycle log[KV_LIFECYCLE_LOG];
+    uint32_t n_log; /* ever done; the last KV_LIFECYCLE_LOG are kept */
+};
+
+enum kv_client_state {
+    KV_CLIENT_FREE = 0,
+    KV_CLIENT_OPENING,
+    KV_CLIENT_OPEN,
+    KV_CLIENT_CLOSING,
+};
+
+struct kv_client_record {
+    enum kv_client_state state;
+    uint32_t index;
+    uint32_t n_asked; /* threads that still have to close it */
+    struct kv_id128 id, token;
+    char name[KV_CLIENT_NAME_BYTES];
+    enum kv_channel_mode mode;
+    uint32_t tenant;
+    bool attached; /* a carrier watches its process */
+    uint64_t since_us, heard_us;
+    uint64_t requests_seen; /* of all data threads, when it was last heard */
+    uint64_t closing_us; /* of the last attempt */
+    struct kv_channel *channel; /* of the control port: message carrier only */
+};
+
+struct kv_control_call {
+    struct kv_node *node;
+    enum kv_op_id op;
+    const uint8_t *request; /* only until the handler returns */
+    size_t request_bytes;
+    kv_node_reply_fn reply; /* NULL: nobody waits */
+    void *arg;
+    void (*next)(struct kv_control_call *call);
+    uint32_t n_pending; /* answers of data threads, or the disk's */
+    kv_status_t status; /* first failure among them */
+
+    struct kv_session *session, *child;
+    struct kv_client_record *client;
+    struct kv_model *model;
+    struct kv_lifecycle lifecycle;
+    uint32_t tokens;
+    uint64_t bytes;
+    struct kv_control_call *list_next, **list_link;
+};
+
+struct kv_node {
+    struct kv_node_config config;
+    char name[64];
+    char address[2 * KV_WIRE_ADDRESS_MAX + 16];
+    struct kv_id128 id;
+    struct kv_random random;
+    uint64_t started_us;
+    struct kv_data *data; /* (n_threads) */
+    uint32_t n_threads;
+    struct kv_ring *answers;
+    void (*wake_control)(void *arg);
+    void *wake_arg;
+
+    struct kv_model *models[KV_MODELS_MAX];
+    uint32_t n_models;
+    struct kv_session *sessions; /* (sessions_max) */
+    struct kv_map *session_of_id;
+    uint32_t n_sessions;
+    struct kv_client_record *clients; /* (clients_max) */
+    struct kv_control_call *calls;
+    uint32_t n_calls;
+    uint64_t tick_us;
+    struct kv_stats stats; /* the control thread's */
+    _Atomic bool draining, drain_requested;
+    _Atomic uint32_t n_sessions_seen; /* for metrics */
+
+    struct kv_port *port; /* message carrier */
+    struct kv_thread **threads;
+    _Atomic bool stopping;
+};
+
+/* ---- control.c ---- */
+
+/* Sends `command` to every data thread, then call->next runs when all have answered; call->status
+ * is KV_OK or the first failure.  Copies the command. */
+void kv_control_ask(struct kv_control_call *call,
+                    const struct kv_command *command,
+                    void (*next)(struct kv_control_call *call));
+
+/* Ends the call with the packed message, whose outcome the caller has set. */
+void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
+/* Ends the call with an outcome alone. */
+void kv_control_refuse(struct kv_control_call *call, kv_status_t status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
+struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
+void kv_control_call_end(struct kv_control_call *call);
+
+struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128 *id);
+void kv_session_destroy(struct kv_node *node, struct kv_session *session);
+void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
+uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
+
+/* Commands that can be under way to one data thread at once: one per session, two per client, and
+ * one per call. */
+static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
+{
+    return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;
+}
+
+/* Adds a model from its saved request (ModelRequest, packed).  false: it is none. */
+bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes);
+
+kv_status_t kv_control_port_open(struct kv_node *node);
+void kv_control_fini(struct kv_node *node);
+
+/* ---- tables.c ---- */
+
+void kv_tables_reply(struct kv_control_call *call, const char *name);
+
+#endif

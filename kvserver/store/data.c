@@ -1,0 +1,782 @@
+#include "data.h"
+
+#include "log.h"
+#include "message.h"
+#include "op.h"
+#include "thread.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TIMERS_EVERY_US = 1000,
+    STASH_MAX_US = 1000000,
+    MESSAGES_PER_STEP = 64,
+};
+
+/* ---- the life of a work ------------------------------------------------------------------- */
+
+static void link_work(struct kv_work **list, struct kv_work *work)
+{
+    work->link = list;
+    work->next = *list;
+    if (work->next != NULL)
+        work->next->link = &work->next;
+    *list = work;
+}
+
+static void unlink_work(struct kv_work *work)
+{
+    if (work->link == NULL)
+        return;
+    if (work->state == KV_WORK_QUEUED) {
+        struct kv_data *data = work->data;
+        if (data->queue_ends[work->row->class] == &work->next)
+            data->queue_ends[work->row->class] = work->link;
+    }
+    *work->link = work->next;
+    if (work->next != NULL)
+        work->next->link = work->link;
+    work->link = NULL;
+    work->next = NULL;
+}
+
+static struct kv_work *work_create(struct kv_data *data,
+                                   struct kv_peer *peer,
+                                   const struct kv_wire_header *request)
+{
+    struct kv_work *work = kv_pool_get(data->works);
+
+    if (work == NULL)
+        return NULL;
+    work->state = KV_WORK_BEGUN;
+    work->data = data;
+    work->row = &kv_ops[request->op];
+    work->peer = peer;
+    work->next = NULL;
+    work->link = NULL;
+    work->request = *request;
+    work->begin_us = data->now_us;
+    work->deadline_us = data->now_us + request->deadline_us;
+    work->orphan = work->discard = work->landing = work->landed = false;
+    work->part = NULL;
+    work->body = work->body_slot = NULL;
+    work->answer = work->answer_slot = work->staging = NULL;
+    work->object = NULL;
+    work->n_iov = work->n_pins = work->n_sends = 0;
+    work->status = work->send_status = KV_OK;
+    work->cursor_unit = work->cursor_row = 0;
+    work->cursor_bytes = 0;
+    memset(&work->reply, 0, sizeof(work->reply));
+
+    work->peer_next = peer->works;
+    work->peer_link = &peer->works;
+    if (work->peer_next != NULL)
+        work->peer_next->peer_link = &work->peer_next;
+    peer->works = work;
+    peer->n_works++;
+    atomic_store_explicit(&peer->in_flight, peer->n_works, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.in_flight, kv_pool_lent(data->works),
+                          memory_order_relaxed);
+    return work;
+}
+
+static void work_end(struct kv_work *work)
+{
+    struct kv_data *data = work->data;
+    struct kv_peer *peer = work->peer;
+    struct kv_op_stats *stats = &data->stats.ops[work->request.op];
+
+    assert(work->state != KV_WORK_FREE && work->n_sends == 0);
+    unlink_work(work);
+    if (work->row->release != NULL)
+        work->row->release(work);
+    for (unsigned i = 0; i < work->n_pins; i++)
+        kv_segment_unpin(&data->heap, work->pins[i]);
+    if (work->object != NULL)
+        kv_object_unpin(&data->objects, work->object);
+    if (work->body_slot != NULL)
+        kv_pool_put(data->bodies, work->body_slot);
+    if (work->answer_slot != NULL)
+        kv_pool_put(data->bodies, work->answer_slot);
+    if (work->staging != NULL)
+        kv_pool_put(data->stagings, work->staging);
+
+    *work->peer_link = work->peer_next;
+    if (work->peer_next != NULL)
+        work->peer_next->peer_link = work->peer_link;
+    peer->n_works--;
+    atomic_store_explicit(&peer->in_flight, peer->n_works, memory_order_relaxed);
+    if (peer->n_works == 0 && peer->state == KV_PEER_CLOSING)
+        peer->state = KV_PEER_FREE;
+
+    kv_count(&stats->count, 1);
+    if (work->status != KV_OK)
+        kv_count(&stats->errors, 1);
+    kv_histogram_add(&stats->us, kv_clock_now(data->clock) - work->begin_us);
+    work->state = KV_WORK_FREE;
+    kv_pool_put(data->works, work);
+    atomic_store_explicit(&data->stats.in_flight, kv_pool_lent(data->works),
+                          memory_order_relaxed);
+}
+
+kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body)
+{
+    size_t bytes = work->request.body_bytes;
+
+    if (bytes <= sizeof(work->small)) {
+        work->body = work->small;
+    } else {
+        work->body_slot = kv_pool_get(work->data->bodies);
+        if (work->body_slot == NULL)
+            return KV_BUSY;
+        work->body = work->body_slot;
+    }
+    if (bytes > 0)
+        memcpy(work->body, body, bytes);
+    return KV_OK;
+}
+
+kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes)
+{
+    assert(bytes <= KV_WIRE_BODY_MAX);
+    work->answer_slot = kv_pool_get(work->data->bodies);
+    if (work->answer_slot == NULL)
+        return KV_BUSY;
+    work->answer = work->answer_slot;
+    return KV_OK;
+}
+
+bool kv_work_stale(const struct kv_work *work)
+{
+    return !work->part->used || work->part->serial != work->part_serial ||
+           work->part->generation != work->request.generation;
+}
+
+void kv_work_wait(struct kv_work *work)
+{
+    unlink_work(work);
+    link_work(&work->part->waiters, work);
+    work->state = KV_WORK_WAITING;
+}
+
+void kv_work_queue(struct kv_work *work)
+{
+    struct kv_data *data = work->data;
+    enum kv_class class = work->row->class;
+
+    unlink_work(work);
+    work->state = KV_WORK_QUEUED;
+    work->next = NULL;
+    work->link = data->queue_ends[class];
+    *data->queue_ends[class] = work;
+    data->queue_ends[class] = &work->next;
+}
+
+static void send_done(void *arg, kv_status_t status)
+{
+    struct kv_work *work = arg;
+
+    if (status != KV_OK)
+        work->send_status = status;
+    if (--work->n_sends == 0) {
+        if (work->send_status == KV_OK)
+            kv_count(&work->data->stats.replies, 1);
+        work_end(work);
+    }
+}
+
+void kv_work_answer(struct kv_work *work,
+                    const void *body,
+                    size_t body_bytes,
+                    const void *bulk,
+                    size_t bulk_bytes)
+{
+    struct kv_wire_header *reply = &work->reply;
+    const struct kv_wire_header *request = &work->request;
+
+    unlink_work(work);
+    work->state = KV_WORK_SENDING;
+    work->send_us = work->data->now_us;
+    if (work->orphan || work->peer->channel == NULL) {
+        work_end(work);
+        return;
+    }
+    reply->kind = KV_WIRE_REPLY;
+    reply->op = request->op;
+    reply->status = work->status;
+    reply->request_id = request->request_id;
+    reply->client_index = request->client_index;
+    reply->session_index = request->session_index;
+    reply->generation = request->generation;
+    reply->tenant = request->tenant;
+    reply->epoch = request->epoch;
+    reply->bulk_bytes = bulk_bytes;
+    kv_message_seal(reply, body, body_bytes);
+
+    /* One more than the sends, so that neither ends the work before both are started. */
+    work->n_sends = 1;
+    kv_status_t status = kv_channel_send(work->peer->channel, reply, sizeof(*reply), body,
+                                         body_bytes, send_done, work);
+    if (status == KV_IN_PROGRESS)
+        work->n_sends++;
+    else if (status != KV_OK)
+        work->send_status = status;
+    if (bulk_bytes > 0 && status >= KV_OK) {
+        work->reply_bulk = *reply;
+        work->reply_bulk.kind = KV_WIRE_BULK_REPLY;
+        kv_message_seal(&work->reply_bulk, NULL, 0);
+        status = kv_channel_send(work->peer->channel, &work->reply_bulk,
+                                 sizeof(work->reply_bulk), bulk, bulk_bytes, send_done, work);
+        if (status == KV_IN_PROGRESS)
+            work->n_sends++;
+        else if (status != KV_OK)
+            work->send_status = status;
+    }
+    send_done(work, KV_OK);
+}
+
+/* The answer to what needed no data, or failed: a status, and why in words. */
+static void answer_status(struct kv_work *work)
+{
+    struct kv_data *data = work->data;
+
+    if (work->status == KV_BUSY)
+        kv_count(&data->stats.busy, 1);
+    else if (work->status != KV_OK)
+        kv_count(&data->stats.refused, 1);
+    kv_work_answer(work, work->small, strlen((char *)work->small), NULL, 0);
+}
+
+void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, ...)
+{
+    bool bulk_to_come = work->request.bulk_bytes > 0 && !work->landed;
+    va_list args;
+
+    work->status = status;
+    if (work->row->release != NULL)
+        work->row->release(work);
+    va_start(args, format);
+    vsnprintf((char *)work->small, sizeof(work->small), format, args);
+    va_end(args);
+    if (bulk_to_come && work->state == KV_WORK_BEGUN)
+        kv_work_await_bulk(work, true);
+    else
+        answer_status(work);
+}
+
+/* ---- bulk data ---------------------------------------------------------------------------- */
+
+static void receive_done(void *arg, kv_status_t status)
+{
+    struct kv_work *work = arg;
+
+    work->state = KV_WORK_BEGUN;
+    work->landed = true;
+    if (work->orphan) {
+        work_end(work);
+    } else if (status != KV_OK) {
+        kv_work_fail(work, status, "%s: the data did not arrive", work->row->name);
+    } else {
+        work->row->landed(work);
+    }
+}
+
+static void receive_bulk(struct kv_work *work, struct kv_incoming *incoming)
+{
+    if (work->discard) {
+        kv_incoming_refuse(incoming);
+        work->landed = true;
+        answer_status(work);
+        return;
+    }
+    work->state = KV_WORK_RECEIVING;
+    kv_status_t status =
+        kv_incoming_receive(incoming, work->iov, work->n_iov, receive_done, work);
+    if (status != KV_IN_PROGRESS)
+        receive_done(work, status);
+}
+
+static struct kv_work *find_work(struct kv_peer *peer, uint64_t request_id)
+{
+    for (struct kv_work *work = peer->works; work != NULL; work = work->peer_next)
+        if (work->request.request_id == request_id)
+            return work;
+    return NULL;
+}
+
+void kv_work_await_bulk(struct kv_work *work, bool discard)
+{
+    struct kv_peer *peer = work->peer;
+
+    work->state = KV_WORK_AWAIT_BULK;
+    work->discard = discard;
+    for (unsigned i = 0; i < sizeof(peer->stash) / sizeof(peer->stash[0]); i++) {
+        struct kv_stash *stash = &peer->stash[i];
+        if (stash->incoming != NULL && stash->request_id == work->request.request_id) {
+            struct kv_incoming *incoming = stash->incoming;
+            stash->incoming = NULL;
+            if (stash->bytes != work->request.bulk_bytes)
+                kv_incoming_refuse(incoming);
+            else
+                receive_bulk(work, incoming);
+            return;
+        }
+    }
+}
+
+static void stash_clear(struct kv_peer *peer, uint64_t before_us)
+{
+    for (unsigned i = 0; i < sizeof(peer->stash) / sizeof(peer->stash[0]); i++) {
+        if (peer->stash[i].incoming != NULL && peer->stash[i].since_us < before_us) {
+            kv_incoming_refuse(peer->stash[i].incoming);
+            peer->stash[i].incoming = NULL;
+        }
+    }
+}
+
+/* ---- messages ----------------------------------------------------------------------------- */
+
+static bool same_id(const struct kv_id128 *a, const struct kv_id128 *b)
+{
+    /* No early end: the time says nothing about how much of a token was right. */
+    unsigned char difference = 0;
+
+    for (int i = 0; i < 16; i++)
+        difference |= a->bytes[i] ^ b->bytes[i];
+    return difference == 0;
+}
+
+static void begin_request(struct kv_data *data,
+                          struct kv_peer *peer,
+                          const struct kv_wire_header *header,
+                          const uint8_t *body)
+{
+    const struct kv_op_row *row = &kv_ops[header->op];
+
+    if (header->op == KV_OP_CANCEL) {
+        struct kv_work *target = find_work(peer, header->offset);
+        if (target != NULL && same_id(&header->token, &peer->token)) {
+            if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED)
+                work_end(target);
+            else
+                target->orphan = target->state == KV_WORK_RECEIVING;
+        }
+        return;
+    }
+    if (peer->n_works >= 2 * data->credits) {
+        kv_count(&data->stats.dropped, 1);
+        kv_count(&peer->dropped, 1);
+        return;
+    }
+    struct kv_work *work = work_create(data, peer, header);
+    if (work == NULL) {
+        kv_count(&data->stats.dropped, 1);
+        kv_count(&peer->dropped, 1);
+        return;
+    }
+    kv_count(&data->stats.requests, 1);
+    kv_count(&peer->requests, 1);
+    if (peer->n_works > data->credits) {
+        kv_count(&peer->busy, 1);
+        kv_work_fail(work, KV_BUSY, "%s: more than %u requests in flight", row->name,
+                     data->credits);
+        return;
+    }
+    if (row->begin == NULL) {
+        kv_work_fail(work, KV_UNSUPPORTED, "operation %u is not of the data plane", header->op);
+        return;
+    }
+    if (header->body_bytes < row->body_min) {
+        kv_work_fail(work, KV_INVALID, "%s: body of %u bytes, at least %u needed", row->name,
+                     header->body_bytes, row->body_min);
+        return;
+    }
+    if (header->bulk_bytes > 0 && (row->flags & KV_OP_TAKES_BULK) == 0) {
+        kv_work_fail(work, KV_INVALID, "%s: takes no bulk data", row->name);
+        return;
+    }
+    if ((row->flags & KV_OP_WRITES) && atomic_load(&data->draining)) {
+        kv_work_fail(work, KV_DRAINING, "%s: the node is about to stop", row->name);
+        return;
+    }
+    if (row->flags & KV_OP_NEEDS_SESSION) {
+        struct kv_part *part =
+            header->session_index < data->n_parts ? &data->parts[header->session_index] : NULL;
+        if (part == NULL || !part->used) {
+            kv_work_fail(work, KV_NOT_FOUND, "%s: no session %u", row->name,
+                         header->session_index);
+            return;
+        }
+        if (!same_id(&part->token, &header->token)) {
+            kv_work_fail(work, KV_DENIED, "%s: the token is not session %u's", row->name,
+                         header->session_index);
+            return;
+        }
+        if (part->generation != header->generation) {
+            kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u", row->name,
+                         header->session_index, part->generation, header->generation);
+            return;
+        }
+        if (part->epoch != header->epoch) {
+            kv_work_fail(work, KV_MOVED, "%s: placement epoch %u is not the session's %u",
+                         row->name, header->epoch, part->epoch);
+            return;
+        }
+        atomic_store_explicit(&part->used_us, data->now_us, memory_order_relaxed);
+        work->part = part;
+        work->part_serial = part->serial;
+    } else if (!same_id(&peer->token, &header->token)) {
+        kv_work_fail(work, KV_DENIED, "%s: the token is not the client's", row->name);
+        return;
+    }
+    if (row->flags & KV_OP_KEEPS_BODY) {
+        kv_status_t status = kv_work_keep_body(work, body);
+        if (status != KV_OK) {
+            kv_work_fail(work, status, "%s: no buffer for the request", row->name);
+            return;
+        }
+    } else {
+        work->body = (uint8_t *)body;
+    }
+    row->begin(work);
+}
+
+static void bad_message(struct kv_data *data, const char *why)
+{
+    kv_count(&data->stats.bad_messages, 1);
+    KV_LOG_EVERY(KV_LOG_WARN, "message dropped: data thread %u: %s", data->index, why);
+}
+
+static struct kv_peer *peer_of(struct kv_data *data, const struct kv_wire_header *header)
+{
+    if (header->client_index >= data->n_peers ||
+        data->peers[header->client_index].state != KV_PEER_OPEN) {
+        kv_count(&data->stats.unknown_clients, 1);
+        return NULL;
+    }
+    return &data->peers[header->client_index];
+}
+
+/* Small bulk data that came at once: copied to where the request wants it. */
+static void bulk_message(struct kv_peer *peer,
+                         const struct kv_wire_header *header,
+                         const uint8_t *bytes)
+{
+    struct kv_work *work = find_work(peer, header->request_id);
+
+    if (work == NULL || work->state != KV_WORK_AWAIT_BULK ||
+        work->request.bulk_bytes != header->bulk_bytes)
+        return; /* of a request that has ended, or that it overtook: the client sends again */
+    if (work->discard) {
+        work->landed = true;
+        answer_status(work);
+        return;
+    }
+    for (unsigned i = 0; i < work->n_iov; bytes += work->iov[i++].bytes)
+        memcpy(work->iov[i].base, bytes, work->iov[i].bytes);
+    receive_done(work, KV_OK);
+}
+
+static void on_message(void *owner,
+                       const void *message,
+                       size_t message_bytes,
+                       const void *body,
+                       size_t body_bytes)
+{
+    struct kv_data *data = owner;
+    struct kv_wire_header header;
+    const char *why;
+
+    if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK) {
+        bad_message(data, why);
+        return;
+    }
+    if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST) {
+        bad_message(data, "a reply, and this is a node");
+        return;
+    }
+    struct kv_peer *peer = peer_of(data, &header);
+    if (peer == NULL)
+        return;
+    if (header.kind == KV_WIRE_REQUEST)
+        begin_request(data, peer, &header, body);
+    else
+        bulk_message(peer, &header, body);
+}
+
+static void on_incoming(void *owner,
+                        const void *message,
+                        size_t message_bytes,
+                        size_t bytes,
+                        struct kv_incoming *incoming)
+{
+    struct kv_data *data = owner;
+    struct kv_wire_header header;
+    const char *why;
+    struct kv_peer *peer = NULL;
+
+    if (kv_message_check(message, message_bytes, NULL, bytes, &header, &why) != KV_OK)
+        bad_message(data, why);
+    else if (header.kind != KV_WIRE_BULK_REQUEST)
+        bad_message(data, "large, yet no bulk of a request");
+    else
+        peer = peer_of(data, &header);
+    if (peer == NULL) {
+        kv_incoming_refuse(incoming);
+        return;
+    }
+
+    struct kv_work *work = find_work(peer, header.request_id);
+    if (work != NULL) {
+        if (work->state == KV_WORK_AWAIT_BULK && work->request.bulk_bytes == bytes)
+            receive_bulk(work, incoming);
+        else
+            kv_incoming_refuse(incoming);
+        return;
+    }
+    /* It overtook its request: keep it for a while. */
+    for (unsigned i = 0; i < sizeof(peer->stash) / sizeof(peer->stash[0]); i++) {
+        if (peer->stash[i].incoming == NULL) {
+            peer->stash[i] = (struct kv_stash){incoming, header.request_id, bytes, data->now_us};
+            return;
+        }
+    }
+    kv_incoming_refuse(incoming);
+}
+
+void kv_peer_close(struct kv_data *data, struct kv_peer *peer)
+{
+    if (peer->state != KV_PEER_OPEN)
+        return;
+    peer->state = KV_PEER_CLOSING;
+    stash_clear(peer, UINT64_MAX);
+    for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
+        next = work->peer_next;
+        work->orphan = true;
+        if (work->state == KV_WORK_AWAIT_BULK || work->state == KV_WORK_WAITING ||
+            work->state == KV_WORK_QUEUED)
+            work_end(work);
+    }
+    struct kv_channel *channel = peer->channel;
+    peer->channel = NULL;
+    channel->row->channel_close(channel); /* ends the works that are sending */
+    if (peer->n_works == 0)
+        peer->state = KV_PEER_FREE;
+    (void)data;
+}
+
+/* The channel is of no use any more: close it and let the control thread forget the client. */
+static void peer_lost(struct kv_data *data, struct kv_peer *peer)
+{
+    struct kv_command *notice = calloc(1, sizeof(*notice));
+
+    if (notice != NULL) {
+        notice->kind = KV_COMMAND_PEER_STUCK;
+        notice->thread = data->index;
+        notice->index = peer->index;
+        notice->token = peer->token;
+        if (!kv_ring_push(data->answers, notice))
+            free(notice);
+        data->answers_due = true;
+    }
+    kv_peer_close(data, peer);
+}
+
+static void on_failed(void *owner, void *channel_arg, kv_status_t status)
+{
+    struct kv_data *data = owner;
+
+    (void)status;
+    kv_count(&data->stats.failed_channels, 1);
+    peer_lost(data, channel_arg);
+}
+
+static const struct kv_port_events events = {on_message, on_incoming, on_failed};
+
+/* ---- parts -------------------------------------------------------------------------------- */
+
+struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head)
+{
+    if (layer >= part->schema->n_layers || kv_head >= part->schema->layers[layer].n_kv_heads)
+        return NULL;
+    uint16_t at = part->unit_of[kv_schema_unit(part->schema, layer, kv_head)];
+    return at == UINT16_MAX ? NULL : &part->units[at];
+}
+
+void kv_part_wake(struct kv_data *data, struct kv_part *part)
+{
+    /* A waiter that looks again may wait again, end, or move on: take the list off first. */
+    struct kv_work *list = part->waiters;
+
+    (void)data;
+    part->waiters = NULL;
+    if (list != NULL)
+        list->link = &list;
+    while (list != NULL) {
+        struct kv_work *work = list;
+        unlink_work(work);
+        work->state = KV_WORK_BEGUN;
+        work->row->wake(work);
+    }
+}
+
+/* ---- one step ----------------------------------------------------------------------------- */
+
+static void work_late(struct kv_work *work)
+{
+    kv_count(&work->data->stats.late, 1);
+    if (work->state == KV_WORK_AWAIT_BULK) {
+        /* Its bulk never came; should it still come, it belongs to nobody and is refused. */
+        if (!work->discard) {
+            work->status = KV_DEADLINE;
+            snprintf((char *)work->small, sizeof(work->small), "%s: the data did not arrive in time",
+                     work->row->name);
+            if (work->row->release != NULL)
+                work->row->release(work);
+        }
+        work->landed = true;
+        answer_status(work);
+    } else {
+        work->landed = true;
+        kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed", work->row->name,
+                     work->request.snapshot);
+    }
+}
+
+static void timers(struct kv_data *data)
+{
+    for (uint32_t i = 0; i < data->n_peers; i++) {
+        struct kv_peer *peer = &data->peers[i];
+        bool stuck = false;
+
+        if (peer->state == KV_PEER_FREE)
+            continue;
+        stash_clear(peer, data->now_us > STASH_MAX_US ? data->now_us - STASH_MAX_US : 0);
+        for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
+            next = work->peer_next;
+            if (work->state == KV_WORK_SENDING) {
+                stuck = stuck || data->now_us - work->send_us > data->stuck_send_us;
+            } else if ((work->state == KV_WORK_WAITING || work->state == KV_WORK_AWAIT_BULK ||
+                        work->state == KV_WORK_QUEUED) &&
+                       data->now_us >= work->deadline_us) {
+                work_late(work);
+                next = peer->works; /* ending one may have ended others */
+                if (peer->state == KV_PEER_FREE)
+                    break;
+            }
+        }
+        if (stuck && peer->state == KV_PEER_OPEN) {
+            kv_count(&data->stats.stuck_clients, 1);
+            peer_lost(data, peer);
+        }
+    }
+    atomic_store_explicit(&data->stats.memory_lent, kv_arena_bytes_lent(data->arena),
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.segments, data->heap.n_segments, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.objects, kv_map_count(data->objects.map),
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.object_bytes, data->objects.bytes, memory_order_relaxed);
+}
+
+static bool run_slice(struct kv_data *data)
+{
+    for (int class = 0; class < KV_CLASS_COUNT; class ++) {
+        struct kv_work *work = data->queues[class];
+        if (work != NULL) {
+            unlink_work(work);
+            work->state = KV_WORK_BEGUN;
+            if (work->row->run(work) && work->state == KV_WORK_BEGUN)
+                kv_work_queue(work);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool kv_data_step(struct kv_data *data)
+{
+    bool busy = false;
+
+    data->now_us = kv_clock_now(data->clock);
+    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(data->port) > 0; i++)
+        busy = true;
+    busy = kv_data_command_step(data) || busy;
+    busy = run_slice(data) || busy;
+    if (data->now_us >= data->timers_us) {
+        data->timers_us = data->now_us + TIMERS_EVERY_US;
+        timers(data);
+        busy = busy || kv_pool_lent(data->works) > 0;
+    }
+    if (!busy)
+        busy = kv_arena_touch_ahead(data->arena) > 0;
+    return busy;
+}
+
+/* ---- init, fini --------------------------------------------------------------------------- */
+
+kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup)
+{
+    kv_status_t status = KV_NO_MEMORY;
+
+    memset(data, 0, sizeof(*data));
+    data->node = setup->node;
+    data->index = setup->index;
+    data->n_threads = setup->n_threads;
+    data->credits = setup->credits;
+    data->stuck_send_us = setup->stuck_send_us;
+    data->clock = setup->clock;
+    data->answers = setup->answers;
+    data->n_parts = setup->n_parts;
+    data->n_peers = setup->n_peers;
+    for (int i = 0; i < KV_CLASS_COUNT; i++)
+        data->queue_ends[i] = &data->queues[i];
+
+    data->arena = kv_arena_create(setup->memory_bytes);
+    data->parts = calloc(setup->n_parts, sizeof(*data->parts));
+    data->peers = calloc(setup->n_peers, sizeof(*data->peers));
+    data->works = kv_pool_create(KV_WORKS, sizeof(struct kv_work));
+    data->bodies = kv_pool_create(KV_BODIES, KV_WIRE_BODY_MAX);
+    data->stagings = kv_pool_create(KV_STAGINGS, KV_WIRE_BULK_MAX);
+    data->commands = kv_ring_create(setup->n_commands);
+    if (data->arena == NULL || data->parts == NULL || data->peers == NULL ||
+        data->works == NULL || data->bodies == NULL || data->stagings == NULL ||
+        data->commands == NULL || !kv_heap_init(&data->heap, data->arena) ||
+        !kv_objects_init(&data->objects, data->arena, setup->secret))
+        goto err_fini;
+    for (uint32_t i = 0; i < setup->n_parts; i++)
+        data->parts[i].index = i;
+    for (uint32_t i = 0; i < setup->n_peers; i++)
+        data->peers[i].index = i;
+    status = setup->transport->row->port_open(setup->transport, &events, data, &data->port);
+    if (status == KV_OK)
+        return KV_OK;
+
+err_fini:
+    kv_data_fini(data);
+    return status;
+}
+
+void kv_data_fini(struct kv_data *data)
+{
+    if (data->peers != NULL)
+        for (uint32_t i = 0; i < data->n_peers; i++)
+            kv_peer_close(data, &data->peers[i]);
+    if (data->port != NULL)
+        data->port->row->port_close(data->port);
+    if (data->commands != NULL)
+        for (void *command; (command = kv_ring_pop(data->commands)) != NULL;)
+            free(command);
+    free(data->command);
+    kv_ring_destroy(data->commands);
+    kv_objects_fini(&data->objects);
+    kv_pool_destroy(data->stagings);
+    kv_pool_destroy(data->bodies);
+    kv_pool_destroy(data->works);
+    free(data->peers);
+    free(data->parts);
+    kv_arena_destroy(data->arena);
+    memset(data, 0, sizeof(*data));
+}

@@ -1,0 +1,259 @@
+/* data.h - a data thread: its port, its memory, its units, and the requests it is working on.
+ *
+ *   message --> kv_work --> begin() --+--> answered at once               small requests
+ *                                     +--> AWAIT_BULK -> RECEIVING ->+     put by bulk
+ *                                     +--> WAITING (for rows) ------>+--> SENDING -> done
+ *                                     +--> QUEUED (slices) --------->+
+ *
+ * One request is one kv_work from its arrival until its answer has left; no other memory is
+ * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices of
+ * at most some 100 us, most urgent class first, so no request keeps the thread from others.
+ *
+ * Threads: everything here belongs to the data thread, except `stats`, `part.used_us` (readable
+ * by all) and the two rings (control -> data -> control).
+ */
+#ifndef KV_DATA_H
+#define KV_DATA_H
+
+#include "map.h"
+#include "node.h"
+#include "object.h"
+#include "pool.h"
+#include "ring.h"
+#include "stats.h"
+#include "unit.h"
+
+enum {
+    KV_WORKS = 1024,            /* requests of one data thread at any moment */
+    KV_BODIES = 128,            /* of them, with a body or answer that does not fit `small` */
+    KV_STAGINGS = 32,           /* of them, with a staging buffer */
+    KV_SMALL_BYTES = 512,
+    KV_PINS_MAX = 144,          /* segments that one transfer pins */
+    KV_SLICE_BYTES = 256 << 10, /* copied or checked in one slice */
+};
+
+/* What a data thread knows of a session. */
+struct kv_part {
+    bool used;
+    uint32_t index;
+    uint32_t generation;
+    uint32_t serial; /* of the slot: a work that outlives its session notices */
+    struct kv_id128 token;
+    const kv_schema_t *schema; /* the control thread's, for the node's life */
+    uint64_t root;
+    uint32_t epoch;
+    uint32_t tokens_max;
+    struct kv_unit *units; /* (n_units) of this thread */
+    uint16_t *unit_of;     /* (schema->n_units) index into `units`; UINT16_MAX: not here */
+    uint32_t n_units;
+    int units_class, unit_of_class;
+    struct kv_work *waiters;
+    _Atomic uint64_t used_us; /* when a request last named it */
+};
+
+enum kv_peer_state {
+    KV_PEER_FREE = 0,
+    KV_PEER_OPEN,
+    KV_PEER_CLOSING, /* no channel any more; works still finish */
+};
+
+/* A client, as a data thread sees it. */
+struct kv_peer {
+    enum kv_peer_state state;
+    uint32_t index;
+    struct kv_id128 token;
+    struct kv_channel *channel;
+    struct kv_work *works; /* all of its works */
+    uint32_t n_works;
+    struct kv_stash {      /* bulk that came before its request */
+        struct kv_incoming *incoming;
+        uint64_t request_id;
+        uint64_t bytes;
+        uint64_t since_us;
+    } stash[4];
+    _Atomic uint64_t requests, busy, dropped, rows_in, rows_out, in_flight; /* for lists */
+};
+
+enum kv_work_state {
+    KV_WORK_FREE = 0,
+    KV_WORK_BEGUN,
+    KV_WORK_AWAIT_BULK,
+    KV_WORK_RECEIVING,
+    KV_WORK_WAITING,
+    KV_WORK_QUEUED,
+    KV_WORK_SENDING,
+};
+
+/* Service classes, most urgent first. */
+enum kv_class {
+    KV_CLASS_READ,
+    KV_CLASS_APPEND,
+    KV_CLASS_PUT,
+    KV_CLASS_COUNT,
+};
+
+struct kv_work {
+    enum kv_work_state state;
+    struct kv_data *data;
+    const struct kv_op_row *row;
+    struct kv_peer *peer;
+    struct kv_work *peer_next, **peer_link; /* of the peer's works */
+    struct kv_work *next, **link;           /* of a part's waiters, or of a queue */
+    struct kv_wire_header request;
+    uint64_t begin_us, deadline_us;
+    bool orphan; /* nobody waits for the answer any more */
+
+    /* Where the request applies; valid while part_serial is the part's. */
+    struct kv_part *part;
+    uint32_t part_serial;
+
+    /* The request's body after begin(), if the operation keeps it; aligned. */
+    uint8_t *body;
+    uint8_t *body_slot;
+
+    /* Bulk data: where it lands. */
+    struct kv_iov iov[KV_IOV_MAX];
+    unsigned n_iov;
+    bool discard; /* refuse the bulk, then answer `status` */
+    bool landing; /* units count this work in n_landings */
+    bool landed;
+    kv_status_t status;
+    struct kv_segment *pins[KV_PINS_MAX];
+    unsigned n_pins;
+    struct kv_stored_object *object; /* pinned */
+    uint8_t *staging;
+
+    /* Progress of a sliced operation. */
+    uint32_t cursor_unit, cursor_row;
+    size_t cursor_bytes;
+
+    /* The answer. */
+    struct kv_wire_header reply, reply_bulk;
+    uint8_t *answer, *answer_slot;
+    unsigned n_sends;
+    uint64_t send_us;
+    kv_status_t send_status;
+    uint8_t small[KV_SMALL_BYTES] __attribute__((aligned(16)));
+};
+
+/* What the control thread asks of a data thread; answered with the same struct. */
+enum kv_command_kind {
+    KV_COMMAND_PEER_OPEN,
+    KV_COMMAND_PEER_CLOSE,
+    KV_COMMAND_SESSION_OPEN,
+    KV_COMMAND_SESSION_FORK,
+    KV_COMMAND_SESSION_GENERATION,
+    KV_COMMAND_SESSION_TRUNCATE,
+    KV_COMMAND_SESSION_CLOSE,
+    KV_COMMAND_SESSION_LENGTH,
+    KV_COMMAND_PEER_STUCK, /* data -> control: a client lost its channel */
+};
+
+struct kv_command {
+    enum kv_command_kind kind;
+    uint32_t thread;
+    kv_status_t status; /* answer */
+    void *owner;        /* the control thread's */
+
+    uint32_t index, child_index; /* of sessions, or of a client */
+    struct kv_id128 token;
+    uint32_t generation;
+    uint32_t tokens;
+
+    uint64_t root; /* session_open */
+    uint32_t epoch, n_nodes, node_index, tokens_max;
+    const kv_schema_t *schema;
+
+    enum kv_channel_mode mode; /* peer_open */
+    uint32_t address_bytes;
+    uint8_t address[KV_WIRE_ADDRESS_MAX];
+
+    uint32_t cursor;  /* data thread's: units done */
+    uint64_t bytes;   /* session_length answer */
+    bool has_units;
+};
+
+struct kv_data {
+    struct kv_node *node;
+    uint32_t index;
+    uint32_t n_threads;
+    uint32_t credits;
+    uint64_t stuck_send_us;
+    const struct kv_clock *clock;
+    uint64_t now_us; /* of this step */
+    struct kv_port *port;
+    struct kv_arena *arena;
+    struct kv_heap heap;
+    struct kv_objects objects;
+    struct kv_part *parts; /* (sessions_max) */
+    uint32_t n_parts;
+    struct kv_peer *peers; /* (clients_max) */
+    uint32_t n_peers;
+    struct kv_pool *works, *bodies, *stagings;
+    struct kv_work *queues[KV_CLASS_COUNT], **queue_ends[KV_CLASS_COUNT];
+    struct kv_ring *commands; /* from control */
+    struct kv_command *command; /* under way, in slices */
+    struct kv_ring *answers;  /* to control, shared by all data threads */
+    bool answers_due;         /* something went into `answers` since the driver last looked */
+    _Atomic bool draining;
+    uint64_t timers_us; /* next look at deadlines */
+    uint32_t marks;
+    struct kv_stats stats;
+};
+
+/* ---- data.c: life, one step ---- */
+
+struct kv_data_setup {
+    struct kv_node *node;
+    uint32_t index, n_threads, n_parts, n_peers, n_commands, credits;
+    uint64_t memory_bytes, stuck_send_us, secret;
+    const struct kv_clock *clock;
+    struct kv_transport *transport;
+    struct kv_ring *answers;
+};
+
+kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup);
+void kv_data_fini(struct kv_data *data);
+bool kv_data_step(struct kv_data *data);
+
+/* Refuses what the session's or the request's state forbids, in words. */
+struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head);
+
+/* Every waiter of the part looks again. */
+void kv_part_wake(struct kv_data *data, struct kv_part *part);
+
+/* ---- data.c: what operations use ---- */
+
+/* Copies the request's body where it stays aligned until the work ends.  KV_BUSY: no slot. */
+kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body);
+
+/* A buffer of KV_WIRE_BODY_MAX for the answer's body.  KV_BUSY: no slot. */
+kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
+
+/* The session is not the one that the work began with: closed, or another generation. */
+bool kv_work_stale(const struct kv_work *work);
+
+void kv_work_wait(struct kv_work *work);                       /* state WAITING */
+void kv_work_queue(struct kv_work *work);                      /* state QUEUED */
+void kv_work_await_bulk(struct kv_work *work, bool discard);   /* state AWAIT_BULK */
+
+/* Ends the work with an error and a text; for a request whose bulk is still to come, when that has
+ * come and been refused. */
+void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Sends reply (header fields of work->reply as set by the operation), body and bulk; the work ends
+ * when they have left. */
+void kv_work_answer(struct kv_work *work,
+                    const void *body,
+                    size_t body_bytes,
+                    const void *bulk,
+                    size_t bulk_bytes);
+
+/* ---- command.c: what the control thread asks ---- */
+
+/* Does a slice of the command under way; true if there was one. */
+bool kv_data_command_step(struct kv_data *data);
+void kv_peer_close(struct kv_data *data, struct kv_peer *peer);
+
+#endif

@@ -1,0 +1,131 @@
+/* node.h - a storage node: the store as a library.
+ *
+ *     carriers                 control thread               data threads 0..n-1
+ *     gRPC, messages  ------>  kv_node_control_step()  -->  kv_node_data_step(i)
+ *                              models, clients,        ring  units, rows, objects,
+ *                              sessions, leases       <---  memory, one port each
+ *
+ * The control thread owns what a session is; a data thread owns the bytes of the units that
+ * placement gives it, and nothing is shared: they pass messages over bounded rings.  A thread is
+ * only what calls a step function again and again: kv_node_start() makes them (driver.c), a
+ * simulation calls the steps itself.
+ *
+ * This library includes no header of UCX, gRPC or RocksDB: those are rows of the tables that
+ * come in with the configuration.
+ *
+ * Threads: as said per function.  Memory: create/destroy.
+ */
+#ifndef KV_NODE_H
+#define KV_NODE_H
+
+#include "clock.h"
+#include "kv_wire.h"
+#include "random.h"
+#include "transport.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+struct kv_node;
+struct kv_disk;
+
+enum { KV_THREADS_MAX = 64 };
+
+struct kv_node_config {
+    const char *name;         /* how the node calls itself; copied */
+    uint64_t memory_bytes;    /* for rows and objects of all threads, reserved at start */
+    uint32_t n_threads;       /* data threads, 1..KV_THREADS_MAX */
+    uint32_t sessions_max;    /* 0: 4096 */
+    uint32_t clients_max;     /* 0: 256 */
+    uint32_t credits;         /* requests in flight per client and data thread; 0: 64 */
+    uint32_t lease_ms;        /* default and longest; 0: 60000 */
+    uint32_t client_lease_ms; /* silence after which a client is forgotten that nothing reports
+                                 dead (message carrier); 0: 30000 */
+    uint32_t stuck_send_ms;   /* a reply that a client does not take for so long costs it its
+                                 channel; 0: 10000 */
+    uint64_t seed;            /* of tokens and ids; 0: from the system */
+    const struct kv_clock *clock;
+    struct kv_transport *transport;  /* borrowed for the node's life */
+    bool message_control;            /* open a control port on the transport as well */
+    struct kv_disk *disk;            /* borrowed for the node's life */
+};
+
+/* Reserves the memory, opens the ports.  KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what. */
+kv_status_t kv_node_create(const struct kv_node_config *config,
+                           struct kv_node **ret_node,
+                           char *detail,
+                           size_t detail_bytes);
+
+/* The threads must have stopped.  NULL is allowed. */
+void kv_node_destroy(struct kv_node *node);
+
+/* Starts one thread per data thread; with_control adds one for the control step (without it, the
+ * caller's own thread calls kv_node_control_step(), as kvserver's gRPC loop does). */
+kv_status_t kv_node_start(struct kv_node *node, bool with_control);
+void kv_node_stop(struct kv_node *node);
+
+/* ---- data threads ---- */
+
+/* One turn of a data thread: messages, then one slice of the most urgent work.  Returns false if
+ * there was nothing to do.  That thread only. */
+bool kv_node_data_step(struct kv_node *node, uint32_t thread);
+
+/* Sleeps until there may be something to do, at most timeout_us.  That thread only. */
+void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_us);
+
+/* ---- control thread ---- */
+
+/* `reply` is packed and lent for the call. */
+typedef void (*kv_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
+
+/* Carries out one control operation; calls `reply` exactly once, now or in a later control step.
+ * Borrows the request.  An operation that is not of the control plane gets KV_UNSUPPORTED in no
+ * form: the carrier refuses it before (kv_op_is_control()). */
+void kv_node_control(struct kv_node *node,
+                     enum kv_op_id op,
+                     const uint8_t *request,
+                     size_t request_bytes,
+                     kv_node_reply_fn reply,
+                     void *arg);
+
+/* One turn: answers of data threads, messages of the control port, leases, clients.  Returns
+ * false if nothing waits for another turn soon. */
+bool kv_node_control_step(struct kv_node *node);
+
+/* A carrier knows that this client's process has ended.  The token keeps a late report from
+ * hitting a new client in the same place. */
+void kv_node_client_gone(struct kv_node *node,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token);
+bool kv_node_client_known(struct kv_node *node,
+                          uint32_t client_index,
+                          const struct kv_id128 *client_token);
+
+/* Called from a data thread when it has put an answer into the control thread's ring; wakes a
+ * control thread that sleeps elsewhere (the gRPC loop).  Set before start. */
+void kv_node_set_control_waker(struct kv_node *node, void (*wake)(void *arg), void *arg);
+
+/* Refuses new sessions and objects from now on (KV_DRAINING). */
+void kv_node_drain(struct kv_node *node);
+/* True when draining and nothing is in flight.  Control thread. */
+bool kv_node_drained(struct kv_node *node);
+/* A client asked for the drain (KV_OP_DRAIN), so the program should end. */
+bool kv_node_drain_requested(const struct kv_node *node);
+
+/* ---- any thread ---- */
+
+/* For kv_client_options.nodes of a client in the same process; needs message_control.  Lent for
+ * the node's life. */
+const char *kv_node_address(const struct kv_node *node);
+
+/* Writes all statistics as Prometheus text.  Any thread; numbers may be a little old. */
+void kv_node_metrics(struct kv_node *node, FILE *out);
+
+/* `name\tplane\tsummary` of every operation. */
+void kv_node_list_ops(FILE *out);
+
+/* "put"; NULL: no operation has that number. */
+const char *kv_op_name(enum kv_op_id op);
+bool kv_op_is_control(unsigned op);
+
+#endif

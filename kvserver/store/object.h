@@ -1,0 +1,73 @@
+/* object.h - immutable bytes under a caller's name, kept in pieces of KV_WIRE_BULK_MAX bytes.
+ *
+ *     kv_object_create -> FILLING -> kv_objects_publish -> in the map -> kv_objects_remove
+ *
+ * An object outlives its removal while transfers have it pinned.
+ *
+ * Threads: the data thread that owns the object's slot.  Memory: the arena's.
+ */
+#ifndef KV_OBJECT_H
+#define KV_OBJECT_H
+
+#include "arena.h"
+#include "kv_wire.h"
+#include "map.h"
+
+#include <stdbool.h>
+
+struct kv_object_piece {
+    uint8_t *bytes;
+    uint32_t crc; /* CRC32C, seeded by kv_object_seed(name) + index of the piece */
+    uint8_t class_id;
+};
+
+struct kv_stored_object {
+    struct kv_id128 key;
+    uint64_t bytes;
+    uint32_t n_pieces;
+    uint32_t pins;
+    bool published;
+    uint8_t class_id; /* of this record */
+    struct kv_object_piece pieces[];
+};
+
+struct kv_objects {
+    struct kv_arena *arena;
+    struct kv_map *map;
+    uint64_t bytes;
+};
+
+bool kv_objects_init(struct kv_objects *objects, struct kv_arena *arena, uint64_t secret);
+void kv_objects_fini(struct kv_objects *objects);
+
+/* Pieces of an object of that size; one for an empty object. */
+static inline uint32_t kv_object_n_pieces(uint64_t bytes)
+{
+    return bytes == 0 ? 1 : (uint32_t)((bytes + KV_WIRE_BULK_MAX - 1) / KV_WIRE_BULK_MAX);
+}
+
+static inline uint32_t kv_object_piece_bytes(uint64_t bytes, uint32_t piece)
+{
+    uint64_t left = bytes - (uint64_t)piece * KV_WIRE_BULK_MAX;
+
+    return left < KV_WIRE_BULK_MAX ? (uint32_t)left : KV_WIRE_BULK_MAX;
+}
+
+/* Memory for an object, pinned once.  NULL: the arena is full. */
+struct kv_stored_object *kv_object_create(struct kv_objects *objects,
+                                          const struct kv_id128 *key,
+                                          uint64_t bytes,
+                                          const uint32_t *crcs);
+void kv_object_pin(struct kv_stored_object *object);
+void kv_object_unpin(struct kv_objects *objects, struct kv_stored_object *object);
+
+/* Makes it findable.  KV_NO_MEMORY.  The name must be free. */
+kv_status_t kv_objects_publish(struct kv_objects *objects, struct kv_stored_object *object);
+struct kv_stored_object *kv_objects_find(const struct kv_objects *objects,
+                                         const struct kv_id128 *key);
+bool kv_objects_remove(struct kv_objects *objects, const struct kv_id128 *key);
+
+/* True if size and CRCs are the object's: the same bytes. */
+bool kv_object_same(const struct kv_stored_object *object, uint64_t bytes, const uint32_t *crcs);
+
+#endif

@@ -1,0 +1,227 @@
+/* object_put, object_get, object_exists, object_delete, and ping. */
+#include "checksum.h"
+#include "hash.h"
+#include "message.h"
+#include "op.h"
+#include "placement.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant.
+ * On failure the work has failed. */
+static bool object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
+{
+    const struct kv_wire_header *request = &work->request;
+
+    if (request->name_bytes == 0 || request->name_bytes > KV_NAME_BYTES_MAX ||
+        request->name_bytes > request->body_bytes) {
+        kv_work_fail(work, KV_INVALID, "%s: a name of %u bytes, 1 to %u allowed", work->row->name,
+                     request->name_bytes, KV_NAME_BYTES_MAX);
+        return false;
+    }
+    *ret_name = kv_hash128(work->body, request->name_bytes);
+    if (kv_placement_object_thread(kv_placement_object_slot(ret_name), work->data->n_threads) !=
+        work->data->index) {
+        kv_work_fail(work, KV_MOVED, "%s: another data thread has that name", work->row->name);
+        return false;
+    }
+    *ret_key = *ret_name;
+    for (int i = 0; i < 4; i++)
+        ret_key->bytes[i] ^= (uint8_t)(request->tenant >> 8 * i);
+    return true;
+}
+
+/* ---- put ---------------------------------------------------------------------------------- */
+
+/* All bytes are there and right: publish, unless another put of the name came first. */
+static void put_finish(struct kv_work *work)
+{
+    struct kv_objects *objects = &work->data->objects;
+    struct kv_stored_object *object = work->object;
+    struct kv_stored_object *other = kv_objects_find(objects, &object->key);
+
+    if (other != NULL) {
+        uint32_t crcs[KV_OBJECT_BYTES_MAX / KV_WIRE_BULK_MAX];
+        for (uint32_t i = 0; i < object->n_pieces; i++)
+            crcs[i] = object->pieces[i].crc;
+        if (!kv_object_same(other, object->bytes, crcs)) {
+            kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
+            return;
+        }
+    } else if (kv_objects_publish(objects, object) != KV_OK) {
+        kv_work_fail(work, KV_NO_MEMORY, "object_put: no memory for the name");
+        return;
+    } else {
+        kv_count(&work->data->stats.objects_in, 1);
+    }
+    work->reply.object_bytes = object->bytes;
+    kv_work_answer(work, NULL, 0, NULL, 0);
+}
+
+/* One piece per slice. */
+bool kv_op_object_put_run(struct kv_work *work)
+{
+    struct kv_stored_object *object = work->object;
+    uint32_t i = work->cursor_unit;
+    uint32_t seed = (uint32_t)work->cursor_bytes;
+    const struct kv_object_piece *piece = &object->pieces[i];
+
+    if (kv_crc32c(seed + i, piece->bytes, kv_object_piece_bytes(object->bytes, i)) !=
+        piece->crc) {
+        kv_count(&work->data->stats.corrupt_rows, 1);
+        kv_work_fail(work, KV_CORRUPT, "object_put: piece %u: wrong checksum", i);
+        return false;
+    }
+    if (++work->cursor_unit < object->n_pieces)
+        return true;
+    put_finish(work);
+    return false;
+}
+
+void kv_op_object_put_landed(struct kv_work *work)
+{
+    if (kv_op_object_put_run(work))
+        kv_work_queue(work);
+}
+
+void kv_op_object_put_begin(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    struct kv_id128 name, key;
+    uint32_t crcs[KV_OBJECT_BYTES_MAX / KV_WIRE_BULK_MAX];
+
+    if (!object_key(work, &name, &key))
+        return;
+    if (request->object_bytes > KV_OBJECT_BYTES_MAX) {
+        kv_work_fail(work, KV_TOO_LARGE, "object_put: %llu bytes, at most %u",
+                     (unsigned long long)request->object_bytes, KV_OBJECT_BYTES_MAX);
+        return;
+    }
+    uint32_t n_pieces = kv_object_n_pieces(request->object_bytes);
+    size_t head = request->name_bytes + n_pieces * sizeof(uint32_t);
+    bool in_body = request->bulk_bytes == 0;
+    if (request->body_bytes != head + (in_body ? request->object_bytes : 0) ||
+        (!in_body && request->bulk_bytes != request->object_bytes)) {
+        kv_work_fail(work, KV_INVALID, "object_put: %llu bytes, yet a body of %u and bulk of %llu",
+                     (unsigned long long)request->object_bytes, request->body_bytes,
+                     (unsigned long long)request->bulk_bytes);
+        return;
+    }
+    memcpy(crcs, work->body + request->name_bytes, n_pieces * sizeof(uint32_t));
+    work->cursor_bytes = kv_object_seed(&name);
+
+    const struct kv_stored_object *there = kv_objects_find(&work->data->objects, &key);
+    if (there != NULL) {
+        if (!kv_object_same(there, request->object_bytes, crcs)) {
+            kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
+            return;
+        }
+        work->reply.object_bytes = there->bytes;
+        work->small[0] = '\0';
+        if (in_body)
+            kv_work_answer(work, NULL, 0, NULL, 0);
+        else
+            kv_work_await_bulk(work, true);
+        return;
+    }
+    work->object = kv_object_create(&work->data->objects, &key, request->object_bytes, crcs);
+    if (work->object == NULL) {
+        kv_work_fail(work, KV_NO_MEMORY, "object_put: the store's memory is full");
+        return;
+    }
+    for (uint32_t i = 0; i < n_pieces; i++)
+        work->iov[work->n_iov++] = (struct kv_iov){
+            work->object->pieces[i].bytes, kv_object_piece_bytes(request->object_bytes, i)};
+    if (in_body) {
+        memcpy(work->iov[0].base, work->body + head, request->object_bytes);
+        kv_op_object_put_landed(work);
+    } else {
+        kv_work_await_bulk(work, false);
+    }
+}
+
+/* ---- get, exists, delete ------------------------------------------------------------------ */
+
+void kv_op_object_get_begin(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    struct kv_id128 name, key;
+
+    if (!object_key(work, &name, &key))
+        return;
+    struct kv_stored_object *object = kv_objects_find(&work->data->objects, &key);
+    if (object == NULL) {
+        kv_work_fail(work, KV_NOT_FOUND, "object_get: no such object");
+        return;
+    }
+    if (request->offset % KV_WIRE_BULK_MAX != 0 ||
+        request->offset / KV_WIRE_BULK_MAX >= object->n_pieces) {
+        kv_work_fail(work, KV_INVALID, "object_get: offset %llu of an object of %llu bytes",
+                     (unsigned long long)request->offset, (unsigned long long)object->bytes);
+        return;
+    }
+    uint32_t index = (uint32_t)(request->offset / KV_WIRE_BULK_MAX);
+    const struct kv_object_piece *piece = &object->pieces[index];
+    uint32_t bytes = kv_object_piece_bytes(object->bytes, index);
+
+    kv_object_pin(object);
+    work->object = object;
+    work->reply.offset = request->offset;
+    work->reply.object_bytes = object->bytes;
+    work->reply.object_crc = piece->crc;
+    kv_count(&work->data->stats.objects_out, 1);
+    if (bytes <= KV_WIRE_INLINE_MAX / 2)
+        kv_work_answer(work, piece->bytes, bytes, NULL, 0);
+    else
+        kv_work_answer(work, NULL, 0, piece->bytes, bytes);
+}
+
+void kv_op_object_exists_begin(struct kv_work *work)
+{
+    struct kv_id128 name, key;
+
+    if (!object_key(work, &name, &key))
+        return;
+    const struct kv_stored_object *object = kv_objects_find(&work->data->objects, &key);
+    if (object == NULL) {
+        kv_work_fail(work, KV_NOT_FOUND, "object_exists: no such object");
+        return;
+    }
+    work->reply.object_bytes = object->bytes;
+    kv_work_answer(work, NULL, 0, NULL, 0);
+}
+
+void kv_op_object_delete_begin(struct kv_work *work)
+{
+    struct kv_id128 name, key;
+
+    if (!object_key(work, &name, &key))
+        return;
+    if (!kv_objects_remove(&work->data->objects, &key)) {
+        kv_work_fail(work, KV_NOT_FOUND, "object_delete: no such object");
+        return;
+    }
+    kv_work_answer(work, NULL, 0, NULL, 0);
+}
+
+/* ---- ping --------------------------------------------------------------------------------- */
+
+void kv_op_ping_begin(struct kv_work *work)
+{
+    uint32_t bytes = work->request.token_count;
+
+    if (bytes > KV_WIRE_BODY_MAX) {
+        kv_work_fail(work, KV_TOO_LARGE, "ping: %u bytes to send back, at most %u", bytes,
+                     KV_WIRE_BODY_MAX);
+        return;
+    }
+    if (bytes <= sizeof(work->small)) {
+        work->answer = work->small;
+    } else if (kv_work_answer_slot(work, bytes) != KV_OK) {
+        kv_work_fail(work, KV_BUSY, "ping: no buffer for the answer");
+        return;
+    }
+    memset(work->answer, 0, bytes); /* not what another client's request left there */
+    kv_work_answer(work, work->answer, bytes, NULL, 0);
+}

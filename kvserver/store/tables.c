@@ -1,0 +1,421 @@
+/* What a node tells about itself: tables for kvctl, and Prometheus text. */
+#include "control.h"
+#include "kvstore.pb-c.h"
+#include "op.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A table that grows row by row; `failed` after the first allocation that fails. */
+struct builder {
+    char *columns[32];
+    uint32_t n_columns;
+    Kvpb__Row **rows;
+    size_t n_rows, room;
+    bool failed;
+};
+
+static void columns(struct builder *table, const char *names)
+{
+    /* Space-separated; the strings live in one copy, freed with the first column. */
+    char *copy = strdup(names), *state = NULL;
+
+    if (copy == NULL) {
+        table->failed = true;
+        return;
+    }
+    for (char *name = strtok_r(copy, " ", &state); name != NULL;
+         name = strtok_r(NULL, " ", &state))
+        table->columns[table->n_columns++] = name;
+}
+
+static Kvpb__Row *row(struct builder *table)
+{
+    if (table->failed)
+        return NULL;
+    if (table->n_rows == table->room) {
+        size_t room = table->room > 0 ? 2 * table->room : 64;
+        Kvpb__Row **rows = realloc(table->rows, room * sizeof(*rows));
+        if (rows == NULL) {
+            table->failed = true;
+            return NULL;
+        }
+        table->rows = rows;
+        table->room = room;
+    }
+    Kvpb__Row *added = calloc(1, sizeof(*added));
+    Kvpb__Cell **cells = calloc(table->n_columns, sizeof(*cells));
+    if (added == NULL || cells == NULL) {
+        free(added);
+        free(cells);
+        table->failed = true;
+        return NULL;
+    }
+    kvpb__row__init(added);
+    added->cells = cells;
+    table->rows[table->n_rows++] = added;
+    return added;
+}
+
+static Kvpb__Cell *cell(struct builder *table, Kvpb__Row *to)
+{
+    Kvpb__Cell *added = to == NULL ? NULL : calloc(1, sizeof(*added));
+
+    if (added == NULL) {
+        table->failed = true;
+        return NULL;
+    }
+    kvpb__cell__init(added);
+    to->cells[to->n_cells++] = added;
+    return added;
+}
+
+static void number(struct builder *table, Kvpb__Row *to, double value)
+{
+    Kvpb__Cell *added = cell(table, to);
+
+    if (added != NULL) {
+        added->value_case = KVPB__CELL__VALUE_NUMBER;
+        added->number = value;
+    }
+}
+
+static void text(struct builder *table, Kvpb__Row *to, const char *value)
+{
+    Kvpb__Cell *added = cell(table, to);
+
+    if (added == NULL)
+        return;
+    added->value_case = KVPB__CELL__VALUE_TEXT;
+    added->text = strdup(value);
+    if (added->text == NULL) {
+        added->value_case = KVPB__CELL__VALUE__NOT_SET;
+        table->failed = true;
+    }
+}
+
+static void id_text(struct builder *table, Kvpb__Row *to, const struct kv_id128 *id)
+{
+    char hex[33];
+
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", id->bytes[i]);
+    text(table, to, hex);
+}
+
+static uint64_t memory_lent(const struct kv_node *node)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        bytes += kv_counted(&node->data[i].stats.memory_lent);
+    return bytes;
+}
+
+static void pair_text(struct builder *table, const char *name, const char *value)
+{
+    Kvpb__Row *to = row(table);
+
+    text(table, to, name);
+    text(table, to, value);
+}
+
+static void pair_number(struct builder *table, const char *name, double value)
+{
+    Kvpb__Row *to = row(table);
+
+    text(table, to, name);
+    number(table, to, value);
+}
+
+/* ---- the tables --------------------------------------------------------------------------- */
+
+static uint32_t n_clients(const struct kv_node *node)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < node->config.clients_max; i++)
+        n += node->clients[i].state == KV_CLIENT_OPEN;
+    return n;
+}
+
+static void table_status(struct kv_node *node, struct builder *table)
+{
+    char transports[256];
+    uint64_t now_us = kv_clock_now(node->config.clock);
+    uint64_t in_flight = 0;
+
+    node->config.transport->row->describe(node->config.transport, transports, sizeof(transports));
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        in_flight += kv_counted(&node->data[i].stats.in_flight);
+    columns(table, "name value");
+    pair_text(table, "node", node->name);
+    pair_text(table, "state", atomic_load(&node->draining) ? "draining" : "serving");
+    pair_number(table, "uptime_s", (double)(now_us - node->started_us) / 1e6);
+    pair_number(table, "wire_version", KV_WIRE_VERSION);
+    pair_text(table, "transports", transports);
+    pair_number(table, "threads", node->n_threads);
+    pair_number(table, "memory_bytes", (double)node->config.memory_bytes);
+    pair_number(table, "memory_lent_bytes", (double)memory_lent(node));
+    pair_number(table, "models", node->n_models);
+    pair_number(table, "sessions", node->n_sessions);
+    pair_number(table, "clients", n_clients(node));
+    pair_number(table, "requests_in_flight", (double)in_flight);
+}
+
+static void table_sessions(struct kv_node *node, struct builder *table)
+{
+    uint64_t now_us = kv_clock_now(node->config.clock);
+
+    columns(table, "session id model generation tenant lease_left_ms nodes node");
+    for (uint32_t i = 0; i < node->config.sessions_max; i++) {
+        const struct kv_session *session = &node->sessions[i];
+        if (!session->used)
+            continue;
+        Kvpb__Row *to = row(table);
+        uint64_t idle_us = now_us - kv_session_used_us(node, session);
+        number(table, to, session->index);
+        id_text(table, to, &session->id);
+        text(table, to, session->model->info.name);
+        number(table, to, session->generation);
+        number(table, to, session->tenant);
+        number(table, to,
+               idle_us < session->lease_us ? (double)((session->lease_us - idle_us) / 1000) : 0);
+        number(table, to, session->n_nodes);
+        number(table, to, session->node_index);
+    }
+}
+
+static void table_clients(struct kv_node *node, struct builder *table)
+{
+    static const char *const states[] = {"free", "opening", "open", "closing"};
+    uint64_t now_us = kv_clock_now(node->config.clock);
+
+    columns(table, "client name state transport tenant age_s requests in_flight busy dropped "
+                   "rows_in rows_out");
+    for (uint32_t i = 0; i < node->config.clients_max; i++) {
+        const struct kv_client_record *client = &node->clients[i];
+        uint64_t requests = 0, in_flight = 0, busy = 0, dropped = 0, in = 0, out = 0;
+        if (client->state == KV_CLIENT_FREE)
+            continue;
+        for (uint32_t j = 0; j < node->n_threads; j++) {
+            const struct kv_peer *peer = &node->data[j].peers[i];
+            requests += kv_counted(&peer->requests);
+            in_flight += kv_counted(&peer->in_flight);
+            busy += kv_counted(&peer->busy);
+            dropped += kv_counted(&peer->dropped);
+            in += kv_counted(&peer->rows_in);
+            out += kv_counted(&peer->rows_out);
+        }
+        Kvpb__Row *to = row(table);
+        number(table, to, client->index);
+        text(table, to, client->name);
+        text(table, to, states[client->state]);
+        text(table, to, client->mode == KV_CHANNEL_SHARED ? "shm" : "tcp");
+        number(table, to, client->tenant);
+        number(table, to, (double)(now_us - client->since_us) / 1e6);
+        number(table, to, (double)requests);
+        number(table, to, (double)in_flight);
+        number(table, to, (double)busy);
+        number(table, to, (double)dropped);
+        number(table, to, (double)in);
+        number(table, to, (double)out);
+    }
+}
+
+static void table_models(struct kv_node *node, struct builder *table)
+{
+    columns(table, "model fingerprint layers units bytes_per_token");
+    for (uint32_t i = 0; i < node->n_models; i++) {
+        const struct kv_model_info *info = &node->models[i]->info;
+        Kvpb__Row *to = row(table);
+        text(table, to, info->name);
+        id_text(table, to, &info->fingerprint);
+        number(table, to, info->schema.n_layers);
+        number(table, to, info->schema.n_units);
+        number(table, to, (double)kv_schema_token_bytes(&info->schema));
+    }
+}
+
+/* All threads' numbers of one operation, in one histogram. */
+static void op_totals(const struct kv_node *node,
+                      unsigned op,
+                      uint64_t *ret_count,
+                      uint64_t *ret_errors,
+                      struct kv_histogram *ret_us)
+{
+    memset(ret_us, 0, sizeof(*ret_us));
+    *ret_count = kv_counted(&node->stats.ops[op].count);
+    *ret_errors = kv_counted(&node->stats.ops[op].errors);
+    kv_histogram_merge(ret_us, &node->stats.ops[op].us);
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_op_stats *stats = &node->data[i].stats.ops[op];
+        *ret_count += kv_counted(&stats->count);
+        *ret_errors += kv_counted(&stats->errors);
+        kv_histogram_merge(ret_us, &stats->us);
+    }
+}
+
+static void table_ops(struct kv_node *node, struct builder *table)
+{
+    struct kv_histogram us;
+    uint64_t count, errors;
+
+    columns(table, "op plane count errors p50_us p99_us max_us");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        Kvpb__Row *to = row(table);
+        text(table, to, kv_ops[op].name);
+        text(table, to, kv_op_is_control(op) ? "control" : "data");
+        number(table, to, (double)count);
+        number(table, to, (double)errors);
+        number(table, to, (double)kv_histogram_quantile(&us, 0.5));
+        number(table, to, (double)kv_histogram_quantile(&us, 0.99));
+        number(table, to, (double)kv_histogram_quantile(&us, 1));
+    }
+}
+
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} counters[] = {
+#define COUNTER_ROW(name, help) {#name, help, offsetof(struct kv_stats, name)},
+    KV_COUNTERS(COUNTER_ROW)
+#undef COUNTER_ROW
+};
+
+enum { N_COUNTERS = sizeof(counters) / sizeof(counters[0]) };
+
+static uint64_t counter_total(const struct kv_node *node, size_t offset)
+{
+    uint64_t total = kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
+
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        total += kv_counted(
+            (const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
+    return total;
+}
+
+static void table_stats(struct kv_node *node, struct builder *table)
+{
+    columns(table, "name value help");
+    for (size_t i = 0; i < N_COUNTERS; i++) {
+        Kvpb__Row *to = row(table);
+        text(table, to, counters[i].name);
+        number(table, to, (double)counter_total(node, counters[i].offset));
+        text(table, to, counters[i].help);
+    }
+}
+
+static const struct {
+    const char *name;
+    void (*fill)(struct kv_node *node, struct builder *table);
+} tables[] = {
+    {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
+    {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
+};
+
+void kv_tables_reply(struct kv_control_call *call, const char *name)
+{
+    struct builder table = {0};
+    Kvpb__TableReply reply = KVPB__TABLE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    size_t which = 0;
+
+    while (which < sizeof(tables) / sizeof(tables[0]) && strcmp(tables[which].name, name) != 0)
+        which++;
+    if (which == sizeof(tables) / sizeof(tables[0])) {
+        kv_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
+        return;
+    }
+    tables[which].fill(call->node, &table);
+    reply.outcome = &outcome;
+    reply.n_columns = table.n_columns;
+    reply.columns = table.columns;
+    reply.n_rows = table.n_rows;
+    reply.rows = table.rows;
+    if (table.failed)
+        kv_control_refuse(call, KV_NO_MEMORY, "table: out of memory");
+    else if (kvpb__table_reply__get_packed_size(&reply) > KV_WIRE_CONTROL_MAX)
+        kv_control_refuse(call, KV_TOO_LARGE, "table: %zu rows do not fit an answer",
+                          table.n_rows);
+    else
+        kv_control_reply(call, &reply.base);
+
+    for (size_t i = 0; i < table.n_rows; i++)
+        kvpb__row__free_unpacked(table.rows[i], NULL);
+    free(table.rows);
+    free(table.columns[0]);
+}
+
+/* ---- Prometheus --------------------------------------------------------------------------- */
+
+static void metric(FILE *out, const char *name, const char *type, const char *help)
+{
+    fprintf(out, "# HELP topkv_%s %s\n# TYPE topkv_%s %s\n", name, help, name, type);
+}
+
+void kv_node_metrics(struct kv_node *node, FILE *out)
+{
+    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
+    struct kv_histogram us;
+    uint64_t count, errors, in_flight = 0, segments = 0, objects = 0, object_bytes = 0;
+
+    for (size_t i = 0; i < N_COUNTERS; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%s_total", counters[i].name);
+        metric(out, name, "counter", counters[i].help);
+        fprintf(out, "topkv_%s %llu\n", name,
+                (unsigned long long)counter_total(node, counters[i].offset));
+    }
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        in_flight += kv_counted(&node->data[i].stats.in_flight);
+        segments += kv_counted(&node->data[i].stats.segments);
+        objects += kv_counted(&node->data[i].stats.objects);
+        object_bytes += kv_counted(&node->data[i].stats.object_bytes);
+    }
+    const struct {
+        const char *name, *help;
+        uint64_t value;
+    } gauges[] = {
+        {"memory_bytes", "memory for rows and objects", node->config.memory_bytes},
+        {"memory_lent_bytes", "of it, pages in use", memory_lent(node)},
+        {"segments", "segments in memory", segments},
+        {"objects", "objects in memory", objects},
+        {"object_bytes", "bytes of objects in memory", object_bytes},
+        {"requests_in_flight", "data requests under way", in_flight},
+        {"sessions", "sessions open", atomic_load(&node->n_sessions_seen)},
+        {"data_threads", "data threads", node->n_threads},
+        {"draining", "1 while the node takes nothing new", atomic_load(&node->draining)},
+        {"uptime_seconds", "since the node started",
+         (kv_clock_now(node->config.clock) - node->started_us) / 1000000},
+    };
+    for (size_t i = 0; i < sizeof(gauges) / sizeof(gauges[0]); i++) {
+        metric(out, gauges[i].name, "gauge", gauges[i].help);
+        fprintf(out, "topkv_%s %llu\n", gauges[i].name, (unsigned long long)gauges[i].value);
+    }
+    metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
+                (unsigned long long)errors);
+    }
+    metric(out, "op_seconds", "summary", "from a request's arrival to its answer, by operation");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
+            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n", kv_ops[op].name,
+                    quantiles[i], (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
+        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", kv_ops[op].name,
+                (double)kv_counted(&us.sum) / 1e6);
+        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", kv_ops[op].name,
+                (unsigned long long)count);
+    }
+}

@@ -1,0 +1,128 @@
+/* unit.h - the rows of one (layer, kv head): segments of KV_BLOCK_TOKENS rows, and their CRCs.
+ *
+ *        0            committed          reserved
+ *        |-- readable ----|-- being written --|          committed <= reserved
+ *
+ * A segment's rows lie in one piece of the arena, its CRCs in another; segments that were reserved
+ * together often lie side by side, so that many are sent or received as one piece.
+ *
+ * Invariants:
+ *   (1) Rows below `committed` never change, in no segment that anybody refers to or has pinned.
+ *   (2) A segment is shared by units (refs) after a fork, and pinned by transfers under way; its
+ *       memory goes back when both are 0.
+ *   (3) A row is written in place only if one unit refers to its segment and no transfer can
+ *       still see or fill it (`n_written` is how far any writer ever got); else the segment is
+ *       copied first.
+ *
+ * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
+ * part's storage.
+ */
+#ifndef KV_UNIT_H
+#define KV_UNIT_H
+
+#include "arena.h"
+#include "kv_types.h"
+#include "transport.h"
+
+#include <stdbool.h>
+
+/* 24 bytes, and 8 in each unit that refers to it. */
+struct kv_segment {
+    uint8_t *rows;  /* (KV_BLOCK_TOKENS, row_bytes) */
+    uint32_t *crcs; /* (KV_BLOCK_TOKENS) */
+    uint32_t refs;
+    uint16_t pins;
+    uint8_t n_written; /* 0..KV_BLOCK_TOKENS */
+    uint8_t row_class; /* of `rows` */
+};
+
+/* Where segments come from: one per data thread. */
+struct kv_heap {
+    struct kv_arena *arena;
+    int crc_class;
+    int record_class;                /* pages of segment records */
+    struct kv_segment *free_records; /* linked through `rows` */
+    uint64_t n_segments;
+};
+
+struct kv_unit {
+    struct kv_segment **segments;
+    uint32_t n_segments, capacity;
+    uint32_t committed, reserved;
+    uint32_t n_landings; /* transfers under way into [committed, reserved) */
+    bool broken;         /* one of them failed: none after it can be committed */
+    uint8_t array_class; /* of `segments` */
+    uint8_t row_class;
+    uint16_t layer, kv_head;
+    uint32_t row_bytes;
+    uint32_t mark; /* of the last request that named it: finds doubles */
+};
+
+/* false: the arena has no page for it. */
+bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
+
+/* KV_NO_MEMORY: too many different row sizes. */
+kv_status_t kv_unit_init(struct kv_unit *unit,
+                         struct kv_heap *heap,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         uint32_t row_bytes);
+void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap);
+
+/* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed. */
+kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end);
+
+/* Gives up what is reserved from `begin` on. */
+void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begin);
+
+/* Forgets all rows from `tokens` on, and every reservation. */
+void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens);
+
+/* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens` rows.
+ * KV_NO_MEMORY: the child is empty. */
+kv_status_t kv_unit_fork(const struct kv_unit *unit,
+                         struct kv_unit *child,
+                         struct kv_heap *heap,
+                         uint32_t tokens);
+
+/* A row that is reserved; its CRC. */
+static inline uint8_t *kv_unit_row(const struct kv_unit *unit, uint32_t token)
+{
+    return unit->segments[token / KV_BLOCK_TOKENS]->rows +
+           (size_t)(token % KV_BLOCK_TOKENS) * unit->row_bytes;
+}
+
+static inline uint32_t *kv_unit_crc(const struct kv_unit *unit, uint32_t token)
+{
+    return &unit->segments[token / KV_BLOCK_TOKENS]->crcs[token % KV_BLOCK_TOKENS];
+}
+
+/* Appends the pieces of memory of rows [begin, begin + count) to iov, joining neighbours; n_iov
+ * pieces are there already.  Returns how many there are then; `max` + 1: they do not fit. */
+unsigned kv_unit_pieces(const struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        struct kv_iov *iov,
+                        unsigned n_iov,
+                        unsigned max);
+
+/* Copies rows or CRCs in and out; [begin, begin + count) is reserved. */
+void kv_unit_write(struct kv_unit *unit, uint32_t begin, uint32_t count, const void *rows);
+void kv_unit_write_crcs(struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        const uint32_t *crcs);
+void kv_unit_read_crcs(const struct kv_unit *unit,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint32_t *ret_crcs);
+
+/* Pins the segments of [begin, begin + count) and writes them to `pins`; returns how many, at
+ * most count / KV_BLOCK_TOKENS + 2. */
+unsigned kv_unit_pin(const struct kv_unit *unit,
+                     uint32_t begin,
+                     uint32_t count,
+                     struct kv_segment **pins);
+void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment);
+
+#endif
