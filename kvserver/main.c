@@ -1,0 +1,303 @@
+/* main.c - kvserver: options, signals, exit codes. */
+#include "clock.h"
+#include "config.h"
+#include "log.h"
+#include "node.h"
+#include "server.h"
+
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    EXIT_USAGE = 2, /* wrong usage, or input that cannot be used */
+    DRAIN_US = 10000000,
+    DETAIL_BYTES = 1024,
+};
+
+#define FIELD(name) offsetof(struct kv_server_options, name)
+
+/* Limits of 32 bits hold because the node counts so. */
+static const struct kv_config_row rows[] = {
+    {.name = "listen",
+     .fallback = "127.0.0.1:7400",
+     .help = "HOST:PORT of the control port; port 0 takes a free one",
+     .offset = FIELD(listen),
+     .type = KV_CONFIG_STRING},
+    {.name = "metrics",
+     .fallback = "127.0.0.1:7402",
+     .help = "HOST:PORT of the HTTP page with /metrics, /health and /ready",
+     .offset = FIELD(metrics),
+     .type = KV_CONFIG_STRING},
+    {.name = "net-devices",
+     .fallback = "",
+     .help =
+         "network devices for data, comma-separated; empty: those with the listening address",
+     .offset = FIELD(net_devices),
+     .type = KV_CONFIG_STRING},
+    {.name = "transport",
+     .fallback = "auto",
+     .help = "how data travels; auto: shared memory on the same host, else tcp",
+     .offset = FIELD(transport),
+     .type = KV_CONFIG_STRING,
+     .choices = "auto|tcp|shm"},
+    {.name = "memory",
+     .fallback = "0",
+     .help = "memory for rows and objects, reserved at start; 0: a quarter of RAM",
+     .offset = FIELD(memory),
+     .type = KV_CONFIG_SIZE},
+    {.name = "dir",
+     .fallback = "",
+     .help = "the node's folder; empty: $XDG_DATA_HOME/topkv or ~/.local/share/topkv",
+     .offset = FIELD(dir),
+     .type = KV_CONFIG_STRING},
+    {.name = "threads",
+     .fallback = "0",
+     .help = "data threads; 0: one per core",
+     .offset = FIELD(threads),
+     .type = KV_CONFIG_UINT,
+     .max = KV_THREADS_MAX},
+    {.name = "name",
+     .fallback = "",
+     .help = "how the node calls itself; empty: host name and port",
+     .offset = FIELD(name),
+     .type = KV_CONFIG_STRING},
+    {.name = "sessions",
+     .fallback = "4096",
+     .help = "sessions that may be open at once",
+     .offset = FIELD(sessions),
+     .type = KV_CONFIG_UINT,
+     .min = 1,
+     .max = 1 << 20},
+    {.name = "clients",
+     .fallback = "256",
+     .help = "clients that may be connected at once",
+     .offset = FIELD(clients),
+     .type = KV_CONFIG_UINT,
+     .min = 1,
+     .max = 1 << 16},
+    {.name = "credits",
+     .fallback = "64",
+     .help = "requests in flight per client and data thread",
+     .offset = FIELD(credits),
+     .type = KV_CONFIG_UINT,
+     .min = 1,
+     .max = 4096},
+    {.name = "lease-ms",
+     .fallback = "60000",
+     .help = "a session's lease: default and longest",
+     .offset = FIELD(lease_ms),
+     .type = KV_CONFIG_UINT,
+     .min = 100,
+     .max = 7 * 24 * 3600 * 1000u},
+    {.name = "log-level",
+     .fallback = "info",
+     .help = "what is told on stderr",
+     .offset = FIELD(log_level),
+     .type = KV_CONFIG_STRING,
+     .choices = "error|warn|info|debug"},
+    {.name = NULL},
+};
+
+/* What is asked for besides settings: never in a configuration file. */
+struct actions {
+    bool help, version, print_config, list_ops;
+    const char *config;
+};
+
+static volatile sig_atomic_t stop_signals;
+
+static void on_stop_signal(int number)
+{
+    (void)number;
+    stop_signals = stop_signals + 1;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction stop = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGPIPE, &ignore, NULL);
+}
+
+/* Takes the actions out of argv.  Returns false if --config lacks its file. */
+static bool take_actions(struct actions *actions, int *argc, char **argv)
+{
+    int kept = 1;
+
+    memset(actions, 0, sizeof(*actions));
+    for (int i = 1; i < *argc; i++) {
+        const char *argument = argv[i];
+
+        if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0)
+            actions->help = true;
+        else if (strcmp(argument, "--version") == 0)
+            actions->version = true;
+        else if (strcmp(argument, "--print-config") == 0)
+            actions->print_config = true;
+        else if (strcmp(argument, "--list-ops") == 0)
+            actions->list_ops = true;
+        else if (strncmp(argument, "--config=", strlen("--config=")) == 0)
+            actions->config = argument + strlen("--config=");
+        else if (strcmp(argument, "--config") == 0) {
+            if (++i == *argc)
+                return false;
+            actions->config = argv[i];
+        } else
+            argv[kept++] = argv[i];
+    }
+    argv[kept] = NULL;
+    *argc = kept;
+    return true;
+}
+
+static void print_help(void)
+{
+    printf(
+        "Usage: kvserver [OPTION]...\n"
+        "\n"
+        "A storage node of TopKV: keeps the KV caches of language models in memory and hands\n"
+        "out the rows that are asked for.  Without options it serves on this machine only.\n"
+        "\n");
+    kv_config_help(rows, stdout);
+    printf(
+        "\n"
+        "  --config FILE    read options from FILE (name = value); the command line comes\n"
+        "                   first, then the environment (KVSERVER_NAME), then FILE\n"
+        "  --print-config   print the options in effect as such a file, and end\n"
+        "  --list-ops       print every operation that the node knows, and end\n"
+        "  --help           print this, and end\n"
+        "  --version        print the version, and end\n"
+        "\n"
+        "When it serves, it prints one line: ready control=HOST:PORT metrics=HOST:PORT ...\n"
+        "SIGTERM and SIGINT let it finish what is under way; a second one ends it at once.\n");
+}
+
+static bool load_options(const struct actions *actions,
+                         struct kv_server_options *options,
+                         int argc,
+                         char **argv,
+                         char *detail,
+                         size_t detail_bytes)
+{
+    kv_config_defaults(rows, options);
+    if (actions->config != NULL &&
+        kv_config_file(rows, options, actions->config, detail, detail_bytes) != KV_OK)
+        return false;
+    if (kv_config_environment(rows, options, "KVSERVER", detail, detail_bytes) != KV_OK ||
+        kv_config_arguments(rows, options, &argc, argv, detail, detail_bytes) != KV_OK)
+        return false;
+    if (argc > 1) {
+        snprintf(detail, detail_bytes, "option: unexpected: %s", argv[1]);
+        return false;
+    }
+    return true;
+}
+
+static enum kv_log_level log_level_of(const char *name)
+{
+    static const char *const names[] = {
+        [KV_LOG_ERROR] = "error",
+        [KV_LOG_WARN] = "warn",
+        [KV_LOG_INFO] = "info",
+        [KV_LOG_DEBUG] = "debug",
+    };
+    unsigned level = KV_LOG_DEBUG;
+
+    while (level > 0 && strcmp(names[level], name) != 0)
+        level--;
+    return (enum kv_log_level)level;
+}
+
+static void announce(const struct kv_server_facts *facts)
+{
+    char memory[16];
+
+    kv_config_format_size(facts->memory, memory, sizeof(memory));
+    kv_log(KV_LOG_INFO, "topkv %s: node %s", TOPKV_VERSION, facts->name);
+    kv_log(KV_LOG_INFO, "control: %s; metrics: http://%s/metrics", facts->control,
+           facts->metrics);
+    kv_log(KV_LOG_INFO, "data: %s on %s", facts->transports, facts->devices);
+    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; folder: %s", memory, facts->n_threads,
+           facts->dir);
+    if (facts->exposed)
+        kv_log(KV_LOG_WARN, "listen: %s: no TLS yet: trusted networks only", facts->control);
+    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s\n",
+           facts->control, facts->metrics, facts->transports, facts->n_threads, memory,
+           facts->dir);
+    fflush(stdout);
+}
+
+/* Serves until a signal or a client ends it. */
+static void serve(struct kv_server *server)
+{
+    uint64_t drain_until_us;
+
+    while (stop_signals == 0 && !kv_server_drain_requested(server))
+        kv_server_step(server);
+
+    kv_log(KV_LOG_INFO, "draining: %s",
+           stop_signals > 0 ? "a signal came" : "a client asked for it");
+    kv_server_drain(server);
+    drain_until_us = kv_clock_now(&kv_clock_real) + DRAIN_US;
+    while (!kv_server_drained(server) && stop_signals < 2) {
+        if (kv_clock_now(&kv_clock_real) > drain_until_us) {
+            kv_log(KV_LOG_WARN, "drain: not finished in 10 s, stopping");
+            break;
+        }
+        kv_server_step(server);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct kv_server_options options = {0};
+    struct kv_server *server;
+    struct actions actions;
+    char detail[DETAIL_BYTES] = "";
+    kv_status_t status;
+
+    kv_log_set_program("kvserver");
+    catch_signals();
+    if (!take_actions(&actions, &argc, argv)) {
+        kv_log(KV_LOG_ERROR, "option: --config: a file is missing");
+        return EXIT_USAGE;
+    }
+    if (actions.help) {
+        print_help();
+        return EXIT_SUCCESS;
+    }
+    if (actions.version) {
+        printf("kvserver %s\n", TOPKV_VERSION);
+        return EXIT_SUCCESS;
+    }
+    if (actions.list_ops) {
+        kv_node_list_ops(stdout);
+        return EXIT_SUCCESS;
+    }
+    if (!load_options(&actions, &options, argc, argv, detail, sizeof(detail))) {
+        kv_log(KV_LOG_ERROR, "%s", detail);
+        return EXIT_USAGE;
+    }
+    if (actions.print_config) {
+        kv_config_print(rows, &options, stdout);
+        return EXIT_SUCCESS;
+    }
+
+    kv_log_set_level(log_level_of(options.log_level));
+    status = kv_server_create(&options, &server, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kv_log(KV_LOG_ERROR, "%s", detail);
+        return status == KV_INVALID || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_FAILURE;
+    }
+    announce(kv_server_facts(server));
+    serve(server);
+    kv_server_destroy(server);
+    kv_log(KV_LOG_INFO, "stopped");
+    return EXIT_SUCCESS;
+}

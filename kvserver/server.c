@@ -1,0 +1,342 @@
+#include "server.h"
+
+#include "address.h"
+#include "clock.h"
+#include "control_grpc.h"
+#include "disk.h"
+#include "folder.h"
+#include "memory.h"
+#include "metrics_http.h"
+#include "node.h"
+#include "thread.h"
+#include "transport.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    TURN_IDLE_US = 100000,
+    TURN_BUSY_US = 1000,
+    STUCK_US = 5000000, /* without a turn of the control thread: /health says so */
+};
+
+enum phase {
+    STARTING,
+    SERVING,
+    DRAINING,
+};
+
+struct kv_server {
+    struct kv_server_facts facts;
+    struct kv_folder *folder;
+    struct kv_grpc_server *grpc;
+    struct kv_metrics_http *http;
+    struct kv_disk *disk;
+    struct kv_transport *transport;
+    struct kv_node *node;
+    bool node_runs;
+
+    /* read by the thread of the metrics page */
+    struct kv_node *_Atomic shown_node;
+    atomic_int phase;
+    _Atomic uint64_t turn_us; /* of the control thread's last turn */
+};
+
+static void write_metrics(void *arg, FILE *out)
+{
+    struct kv_server *server = arg;
+    struct kv_node *node = atomic_load(&server->shown_node);
+
+    if (node != NULL)
+        kv_node_metrics(node, out);
+}
+
+static bool is_healthy(void *arg)
+{
+    struct kv_server *server = arg;
+
+    /* Reserving much memory takes long, and is no illness. */
+    return atomic_load(&server->phase) == STARTING ||
+           kv_clock_now(&kv_clock_real) - atomic_load(&server->turn_us) < STUCK_US;
+}
+
+static bool is_ready(void *arg)
+{
+    struct kv_server *server = arg;
+
+    return atomic_load(&server->phase) == SERVING;
+}
+
+/* Every client takes descriptors: of its control connection and of its data. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static kv_status_t
+find_folder(const char *option, char *dir, size_t dir_bytes, char *detail, size_t detail_bytes)
+{
+    const char *data = getenv("XDG_DATA_HOME");
+    const char *home = getenv("HOME");
+    int length;
+
+    if (option[0] != 0) {
+        length = snprintf(dir, dir_bytes, "%s", option);
+    } else if (data != NULL && data[0] == '/') {
+        length = snprintf(dir, dir_bytes, "%s/topkv", data);
+    } else if (home != NULL && home[0] == '/') {
+        length = snprintf(dir, dir_bytes, "%s/.local/share/topkv", home);
+    } else {
+        snprintf(detail, detail_bytes, "folder: no --dir is given and HOME is not set");
+        return KV_INVALID;
+    }
+    if ((size_t)length >= dir_bytes) {
+        snprintf(detail, detail_bytes, "folder: path too long: %s", dir);
+        return KV_INVALID;
+    }
+    return KV_OK;
+}
+
+/* What can be checked before anything starts. */
+static kv_status_t settle_options(const struct kv_server_options *options,
+                                  struct kv_server_facts *facts,
+                                  char *detail,
+                                  size_t detail_bytes)
+{
+    char host[KV_ADDRESS_HOST_BYTES], have[16], want[16];
+    uint64_t total = kv_memory_total();
+    kv_status_t status;
+
+    status = kv_address_host("metrics", options->metrics, host, detail, detail_bytes);
+    if (status == KV_OK)
+        status = kv_address_host("listen", options->listen, host, detail, detail_bytes);
+    if (status == KV_OK && options->net_devices[0] != 0)
+        snprintf(facts->devices, sizeof(facts->devices), "%s", options->net_devices);
+    else if (status == KV_OK)
+        status = kv_address_devices("listen", options->listen, facts->devices,
+                                    sizeof(facts->devices), detail, detail_bytes);
+    if (status == KV_OK)
+        status =
+            find_folder(options->dir, facts->dir, sizeof(facts->dir), detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+
+    facts->exposed = !kv_address_is_loopback(options->listen);
+    facts->n_threads = (uint32_t)options->threads;
+    if (facts->n_threads == 0)
+        facts->n_threads = kv_thread_cores();
+    if (facts->n_threads > KV_THREADS_MAX)
+        facts->n_threads = KV_THREADS_MAX;
+    facts->memory = options->memory != 0 ? options->memory : total / 4;
+    if (total != 0 && facts->memory > total) {
+        snprintf(detail, detail_bytes, "memory: more than there is: %s of %s",
+                 kv_config_format_size(facts->memory, want, sizeof(want)),
+                 kv_config_format_size(total, have, sizeof(have)));
+        return KV_NO_MEMORY;
+    }
+    return KV_OK;
+}
+
+/* The address as it was given, with the port that was taken. */
+static void format_address(const char *option, uint16_t port, char *text, size_t text_bytes)
+{
+    int host_bytes = (int)(strrchr(option, ':') - option);
+
+    snprintf(text, text_bytes, "%.*s:%u", host_bytes, option, (unsigned)port);
+}
+
+static kv_status_t open_ports(struct kv_server *server,
+                              const struct kv_server_options *options,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    struct kv_server_facts *facts = &server->facts;
+    struct kv_metrics_source source = {write_metrics, is_healthy, is_ready, server};
+    char host[128] = "";
+    kv_status_t status;
+
+    status = kv_grpc_server_create(options->listen, (uint32_t)options->clients, &server->grpc,
+                                   detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+    format_address(options->listen, kv_grpc_server_port(server->grpc), facts->control,
+                   sizeof(facts->control));
+    status =
+        kv_metrics_http_create(options->metrics, &source, &server->http, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+    format_address(options->metrics, kv_metrics_http_port(server->http), facts->metrics,
+                   sizeof(facts->metrics));
+
+    if (options->name[0] != 0) {
+        snprintf(facts->name, sizeof(facts->name), "%s", options->name);
+    } else {
+        gethostname(host, sizeof(host) - 1);
+        snprintf(facts->name, sizeof(facts->name), "%s:%u", host,
+                 (unsigned)kv_grpc_server_port(server->grpc));
+    }
+    return KV_OK;
+}
+
+static kv_status_t open_transport(struct kv_server *server,
+                                  const struct kv_server_options *options,
+                                  char *detail,
+                                  size_t detail_bytes)
+{
+    struct kv_server_facts *facts = &server->facts;
+    struct kv_transport_config config = {options->transport, facts->devices};
+    kv_status_t status;
+
+    status = kv_transport_ucx.open(&config, &server->transport, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+    server->transport->row->describe(server->transport, facts->transports,
+                                     sizeof(facts->transports));
+    for (char *c = facts->transports; *c != 0; c++) {
+        if (*c == ' ')
+            *c = ',';
+    }
+    return KV_OK;
+}
+
+static kv_status_t open_node(struct kv_server *server,
+                             const struct kv_server_options *options,
+                             char *detail,
+                             size_t detail_bytes)
+{
+    struct kv_server_facts *facts = &server->facts;
+    struct kv_node_config config = {
+        .name = facts->name,
+        .memory_bytes = facts->memory,
+        .n_threads = facts->n_threads,
+        .sessions_max = (uint32_t)options->sessions,
+        .clients_max = (uint32_t)options->clients,
+        .credits = (uint32_t)options->credits,
+        .lease_ms = (uint32_t)options->lease_ms,
+        .clock = &kv_clock_real,
+        .transport = server->transport,
+        .disk = server->disk,
+    };
+    char memory[16];
+    kv_status_t status = kv_node_create(&config, &server->node, detail, detail_bytes);
+
+    if (status == KV_NO_MEMORY)
+        snprintf(detail, detail_bytes, "memory: cannot be reserved: %s",
+                 kv_config_format_size(facts->memory, memory, sizeof(memory)));
+    if (status != KV_OK)
+        return status;
+    kv_node_set_control_waker(server->node, kv_grpc_server_wake, server->grpc);
+    status = kv_node_start(server->node, false);
+    if (status != KV_OK) {
+        snprintf(detail, detail_bytes, "threads: cannot be started: %u", facts->n_threads);
+        return status;
+    }
+    server->node_runs = true;
+    return KV_OK;
+}
+
+kv_status_t kv_server_create(const struct kv_server_options *options,
+                             struct kv_server **ret_server,
+                             char *detail,
+                             size_t detail_bytes)
+{
+    struct kv_server *server = calloc(1, sizeof(*server));
+    kv_status_t status;
+
+    if (server == NULL) {
+        snprintf(detail, detail_bytes, "out of memory");
+        return KV_NO_MEMORY;
+    }
+    raise_descriptor_limit();
+    status = settle_options(options, &server->facts, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    status = kv_folder_open(server->facts.dir, &server->folder, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    status = open_ports(server, options, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    server->disk = kv_disk_memory_open(&kv_clock_real, 0);
+    if (server->disk == NULL) {
+        snprintf(detail, detail_bytes, "disk: out of memory");
+        status = KV_NO_MEMORY;
+        goto err;
+    }
+    status = open_transport(server, options, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    status = open_node(server, options, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    status = kv_grpc_server_start(server->grpc, server->node);
+    if (status != KV_OK) {
+        snprintf(detail, detail_bytes, "listen: %s: no thread", server->facts.control);
+        goto err;
+    }
+
+    atomic_store(&server->turn_us, kv_clock_now(&kv_clock_real));
+    atomic_store(&server->shown_node, server->node);
+    atomic_store(&server->phase, SERVING);
+    *ret_server = server;
+    return KV_OK;
+
+err:
+    kv_server_destroy(server);
+    return status;
+}
+
+void kv_server_destroy(struct kv_server *server)
+{
+    if (server == NULL)
+        return;
+    kv_metrics_http_destroy(server->http); /* first: it shows what goes now */
+    if (server->node_runs)
+        kv_node_stop(server->node);
+    kv_node_destroy(server->node);
+    if (server->transport != NULL)
+        server->transport->row->close(server->transport);
+    if (server->disk != NULL)
+        server->disk->row->close(server->disk);
+    kv_grpc_server_destroy(server->grpc); /* after the node, whose threads may wake it */
+    kv_folder_close(server->folder);
+    free(server);
+}
+
+const struct kv_server_facts *kv_server_facts(const struct kv_server *server)
+{
+    return &server->facts;
+}
+
+void kv_server_step(struct kv_server *server)
+{
+    bool busy = kv_node_control_step(server->node);
+
+    atomic_store(&server->turn_us, kv_clock_now(&kv_clock_real));
+    kv_grpc_server_step(server->grpc, busy ? TURN_BUSY_US : TURN_IDLE_US);
+}
+
+void kv_server_drain(struct kv_server *server)
+{
+    atomic_store(&server->phase, DRAINING);
+    kv_node_drain(server->node);
+}
+
+bool kv_server_drained(struct kv_server *server)
+{
+    return kv_node_drained(server->node);
+}
+
+bool kv_server_drain_requested(const struct kv_server *server)
+{
+    return kv_node_drain_requested(server->node);
+}
