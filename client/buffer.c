@@ -1,0 +1,108 @@
+#include "client.h"
+
+#include "memory.h"
+
+#include <stdlib.h>
+
+enum {
+    PAGE_BYTES = 4096
+};
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
+}
+
+static kv_status_t
+make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_buffer)
+{
+    struct kv_transport *transport = client->transport;
+    struct kv_buffer *buffer = calloc(1, sizeof(*buffer));
+    kv_status_t status;
+
+    if (buffer == NULL)
+        return kv_client_refuse(client, KV_NO_MEMORY, "buffer: out of memory");
+    buffer->client = client;
+    buffer->base = base;
+    buffer->bytes = bytes;
+    status = transport->row->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
+    if (status != KV_OK) {
+        free(buffer);
+        return kv_client_refuse(client, status, "buffer: %zu bytes: %s: the transport refuses",
+                                bytes, kv_status_name(status));
+    }
+    kv_list_append(&client->buffers, &buffer->of_client);
+    *ret_buffer = buffer;
+    return KV_OK;
+}
+
+kv_status_t
+kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_buffer)
+{
+    kv_status_t status;
+    void *base;
+
+    if (bytes == 0 || padded(bytes) < bytes)
+        return kv_client_refuse(client, KV_INVALID, "buffer: %zu bytes", bytes);
+    base = kv_memory_reserve(padded(bytes));
+    if (base == NULL)
+        return kv_client_refuse(client, KV_NO_MEMORY, "buffer: %zu bytes", bytes);
+    status = make(client, base, bytes, ret_buffer);
+    if (status == KV_OK)
+        (*ret_buffer)->is_owned = true;
+    else
+        kv_memory_release(base, padded(bytes));
+    return status;
+}
+
+kv_status_t kv_buffer_map(struct kv_client *client,
+                          void *base,
+                          size_t bytes,
+                          enum kv_memory memory,
+                          struct kv_buffer **ret_buffer)
+{
+    if (base == NULL || bytes == 0 || bytes > SIZE_MAX - (uintptr_t)base)
+        return kv_client_refuse(client, KV_INVALID, "buffer: %zu bytes at %p", bytes, base);
+    /* Rows are checked where they land, which takes memory that the processor reads. */
+    if (memory != KV_HOST_MEMORY)
+        return kv_client_refuse(client, KV_UNSUPPORTED, "buffer: memory of another device");
+    return make(client, base, bytes, ret_buffer);
+}
+
+void *kv_buffer_data(const struct kv_buffer *buffer)
+{
+    return buffer->base;
+}
+
+size_t kv_buffer_bytes(const struct kv_buffer *buffer)
+{
+    return buffer->bytes;
+}
+
+bool kv_buffer_busy(const struct kv_buffer *buffer)
+{
+    return buffer->n_holds > 0;
+}
+
+void kv_buffer_destroy(struct kv_buffer *buffer)
+{
+    struct kv_transport *transport = buffer->client->transport;
+
+    if (buffer->mapping != NULL)
+        transport->row->unmap(transport, buffer->mapping);
+    kv_list_remove(&buffer->of_client);
+    if (buffer->is_owned)
+        kv_memory_release(buffer->base, padded(buffer->bytes));
+    free(buffer);
+}
+
+kv_status_t kv_buffer_free(struct kv_buffer *buffer)
+{
+    if (buffer == NULL)
+        return KV_OK;
+    if (buffer->n_holds > 0)
+        return kv_client_refuse(buffer->client, KV_BUSY,
+                                "buffer: a transfer may still touch it");
+    kv_buffer_destroy(buffer);
+    return KV_OK;
+}

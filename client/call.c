@@ -1,0 +1,192 @@
+#include "client.h"
+
+#include "kvstore.pb-c.h"
+
+#include <stdlib.h>
+
+enum {
+    BACKOFF_MIN_US = 200,
+    BACKOFF_MAX_US = 20000,
+};
+
+/* What every reply begins with. */
+struct any_reply {
+    ProtobufCMessage base;
+    Kvpb__Outcome *outcome;
+};
+
+static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
+{
+    switch (id) {
+    case KV_OP_HELLO:
+        return &kvpb__hello_reply__descriptor;
+    case KV_OP_GOODBYE:
+        return &kvpb__goodbye_reply__descriptor;
+    case KV_OP_MODEL:
+        return &kvpb__model_reply__descriptor;
+    case KV_OP_OPEN:
+    case KV_OP_RESUME:
+    case KV_OP_FORK:
+    case KV_OP_TRUNCATE:
+        return &kvpb__open_reply__descriptor;
+    case KV_OP_CLOSE:
+        return &kvpb__close_reply__descriptor;
+    case KV_OP_RENEW:
+        return &kvpb__renew_reply__descriptor;
+    case KV_OP_SESSION:
+        return &kvpb__session_reply__descriptor;
+    case KV_OP_TABLE:
+        return &kvpb__table_reply__descriptor;
+    case KV_OP_DRAIN:
+        return &kvpb__drain_reply__descriptor;
+    default:
+        return NULL;
+    }
+}
+
+static void deliver(struct kv_call *call,
+                    kv_status_t status,
+                    const ProtobufCMessage *reply,
+                    const char *detail)
+{
+    if (call->op != NULL)
+        call->op->n_calls--;
+    /* Still in the list: whoever ends the operation or the session clears the pointers. */
+    call->done(call, status, reply, detail != NULL ? detail : "");
+    if (call->op != NULL)
+        kv_op_check(call->op);
+    kv_list_remove(&call->of_client);
+    free(call);
+}
+
+static void carried(void *arg,
+                    kv_status_t status,
+                    const uint8_t *packed,
+                    size_t packed_bytes,
+                    const char *detail)
+{
+    struct kv_call *call = arg;
+    struct kv_client *client = call->client;
+    ProtobufCMessage *reply = NULL;
+
+    call->is_out = false;
+    call->remote->n_calls--;
+    client->must_pump = true;
+    if (client->is_closing) {
+        kv_list_remove(&call->of_client);
+        free(call);
+        return;
+    }
+    if (status == KV_OK) {
+        const Kvpb__Outcome *outcome = NULL;
+
+        reply =
+            protobuf_c_message_unpack(reply_descriptor(call->id), NULL, packed_bytes, packed);
+        if (reply != NULL)
+            outcome = ((const struct any_reply *)reply)->outcome;
+        status = outcome != NULL ? (kv_status_t)outcome->status : KV_CORRUPT;
+        detail = outcome != NULL ? outcome->detail : "an answer that cannot be read";
+        if (status > KV_OK)
+            status = KV_CORRUPT;
+    }
+    if (status == KV_BUSY && client->now_us + call->patience_us < call->deadline_us) {
+        call->resend_us = client->now_us + call->patience_us;
+        call->patience_us *= 2;
+        if (call->patience_us > BACKOFF_MAX_US)
+            call->patience_us = BACKOFF_MAX_US;
+        kv_client_timer(client, call->resend_us);
+    } else {
+        deliver(call, status, reply, detail);
+    }
+    if (reply != NULL)
+        protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+static kv_status_t send(struct kv_call *call)
+{
+    struct kv_client *client = call->client;
+    struct kv_control *control = call->remote->control;
+    uint64_t left = call->deadline_us > client->now_us ? call->deadline_us - client->now_us : 1;
+    kv_status_t status;
+
+    if (control == NULL)
+        return KV_UNREACHABLE;
+    status = control->row->call(control, call->id, call->request, call->request_bytes, left,
+                                carried, call);
+    if (status < KV_OK)
+        return status;
+    call->is_out = true;
+    call->remote->n_calls++;
+    return KV_OK;
+}
+
+kv_status_t kv_call_begin(struct kv_remote *remote,
+                          struct kv_op *op,
+                          struct kv_session *session,
+                          enum kv_op_id id,
+                          const struct ProtobufCMessage *request,
+                          kv_call_done_fn done)
+{
+    struct kv_client *client = remote->client;
+    size_t bytes = protobuf_c_message_get_packed_size(request);
+    struct kv_call *call;
+    kv_status_t status;
+
+    if (bytes > KV_WIRE_CONTROL_MAX)
+        return KV_TOO_LARGE;
+    call = calloc(1, sizeof(*call) + bytes);
+    if (call == NULL)
+        return KV_NO_MEMORY;
+    call->client = client;
+    call->remote = remote;
+    call->op = op;
+    call->session = session;
+    call->done = done;
+    call->id = id;
+    call->deadline_us = op != NULL ? op->deadline_us : client->now_us + client->deadline_us;
+    call->patience_us = BACKOFF_MIN_US;
+    call->request_bytes = protobuf_c_message_pack(request, call->request);
+    status = send(call);
+    if (status != KV_OK) {
+        free(call);
+        return status;
+    }
+    kv_list_append(&client->calls, &call->of_client);
+    if (op != NULL)
+        op->n_calls++;
+    return KV_OK;
+}
+
+void kv_calls_timers(struct kv_client *client, uint64_t *next_us)
+{
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &client->calls)
+    {
+        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+        if (call->is_out)
+            continue;
+        if (call->resend_us > client->now_us) {
+            if (call->resend_us < *next_us)
+                *next_us = call->resend_us;
+            continue;
+        }
+        kv_status_t status = send(call);
+        if (status != KV_OK)
+            deliver(call, status, NULL, "it could not be sent again");
+    }
+}
+
+void kv_calls_lose(struct kv_remote *remote)
+{
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &remote->client->calls)
+    {
+        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+        if (call->remote == remote && !call->is_out)
+            deliver(call, KV_UNREACHABLE, NULL, "the connection was lost");
+    }
+}

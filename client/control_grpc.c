@@ -1,0 +1,494 @@
+/* The row "grpc": control operations over gRPC C core.
+ *
+ *     client's thread                         own thread
+ *     call(), attach() --- start batch --->   waits in the completion queue
+ *     progress()       <--- finished -----    puts what has ended into a list
+ *
+ * The thread is there because a caller may compute for seconds between two polls: keepalive
+ * pings must be answered all the same, or each side would take the other for dead.  It runs
+ * none of our callbacks.
+ *
+ * An exchange is one batch with one tag, the attach call too: its batch ends when the call
+ * ends, which is all there is to know of it. */
+#include "control.h"
+
+#include "kv_method.h"
+#include "kvstore.pb-c.h"
+#include "thread.h"
+
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HOST_BYTES = 256,
+    DETAIL_BYTES = 512,
+    KEEPALIVE_TIME_MS = 1000,
+    KEEPALIVE_TIMEOUT_MS = 2000,
+    BACKOFF_FIRST_MS = 100,
+    BACKOFF_MAX_MS = 1000,
+    CONNECT_MS = 2000, /* for one attempt: a loaded node may take its time to greet */
+    PARTING_US = 50000,
+    PARTING_TURN_US = 200,
+};
+
+struct exchange {
+    struct exchange *next, **link; /* in control->live */
+    struct exchange *next_finished;
+    grpc_call *call;
+    kv_control_done_fn done; /* NULL: the exchange is an attach */
+    kv_control_lost_fn lost;
+    void *arg;
+
+    /* Filled by gRPC before the batch's tag comes back. */
+    grpc_byte_buffer *request;
+    grpc_byte_buffer *reply;
+    grpc_metadata_array initial, trailing;
+    grpc_status_code code;
+    grpc_slice text;
+};
+
+struct grpc_control {
+    struct kv_control base;
+    grpc_channel *channel;
+    grpc_completion_queue *queue;
+    struct kv_thread *thread;
+
+    /* client's thread */
+    struct exchange *live;
+    bool in_progress;
+    bool closing;
+
+    /* both threads */
+    struct kv_lock *lock; /* of the list */
+    struct exchange *finished_first, **finished_last;
+    _Atomic uint32_t n_finished;
+};
+
+static const struct kv_control_row grpc_row;
+
+static void serve_queue(void *arg)
+{
+    struct grpc_control *control = arg;
+
+    for (;;) {
+        grpc_event event = grpc_completion_queue_next(
+            control->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        struct exchange *exchange = event.tag;
+
+        if (event.type == GRPC_QUEUE_SHUTDOWN)
+            return;
+        kv_lock_take(control->lock);
+        exchange->next_finished = NULL;
+        *control->finished_last = exchange;
+        control->finished_last = &exchange->next_finished;
+        kv_lock_release(control->lock);
+        atomic_fetch_add(&control->n_finished, 1);
+    }
+}
+
+static struct exchange *take_finished(struct grpc_control *control)
+{
+    struct exchange *exchange;
+
+    if (atomic_load(&control->n_finished) == 0)
+        return NULL;
+    atomic_fetch_sub(&control->n_finished, 1);
+    kv_lock_take(control->lock);
+    exchange = control->finished_first;
+    control->finished_first = exchange->next_finished;
+    if (control->finished_first == NULL)
+        control->finished_last = &control->finished_first;
+    kv_lock_release(control->lock);
+    return exchange;
+}
+
+static void exchange_free(struct exchange *exchange)
+{
+    if (exchange->link != NULL) {
+        *exchange->link = exchange->next;
+        if (exchange->next != NULL)
+            exchange->next->link = exchange->link;
+    }
+    if (exchange->request != NULL)
+        grpc_byte_buffer_destroy(exchange->request);
+    if (exchange->reply != NULL)
+        grpc_byte_buffer_destroy(exchange->reply);
+    grpc_metadata_array_destroy(&exchange->initial);
+    grpc_metadata_array_destroy(&exchange->trailing);
+    grpc_slice_unref(exchange->text);
+    if (exchange->call != NULL)
+        grpc_call_unref(exchange->call);
+    free(exchange);
+}
+
+static kv_status_t status_of(grpc_status_code code)
+{
+    switch (code) {
+    case GRPC_STATUS_OK:
+        return KV_OK;
+    case GRPC_STATUS_DEADLINE_EXCEEDED:
+        return KV_DEADLINE;
+    case GRPC_STATUS_RESOURCE_EXHAUSTED:
+        return KV_TOO_LARGE;
+    case GRPC_STATUS_UNIMPLEMENTED:
+        return KV_VERSION;
+    default:
+        return KV_UNREACHABLE;
+    }
+}
+
+/* Tells the caller how a call ended. */
+static void call_done(struct grpc_control *control, struct exchange *exchange)
+{
+    char detail[DETAIL_BYTES];
+    kv_status_t status = status_of(exchange->code);
+    grpc_byte_buffer_reader reader;
+    grpc_slice reply;
+
+    if (control->closing) {
+        exchange->done(exchange->arg, KV_UNREACHABLE, NULL, 0, "the connection was closed");
+        return;
+    }
+    if (status != KV_OK) {
+        int text_bytes = (int)GRPC_SLICE_LENGTH(exchange->text);
+
+        snprintf(detail, sizeof(detail), "%.*s", text_bytes,
+                 (const char *)GRPC_SLICE_START_PTR(exchange->text));
+        exchange->done(exchange->arg, status, NULL, 0, detail);
+        return;
+    }
+    if (exchange->reply == NULL ||
+        exchange->reply->data.raw.compression != GRPC_COMPRESS_NONE ||
+        !grpc_byte_buffer_reader_init(&reader, exchange->reply)) {
+        exchange->done(exchange->arg, KV_CORRUPT, NULL, 0, "an answer without a message");
+        return;
+    }
+    reply = grpc_byte_buffer_reader_readall(&reader);
+    grpc_byte_buffer_reader_destroy(&reader);
+    exchange->done(exchange->arg, KV_OK, GRPC_SLICE_START_PTR(reply), GRPC_SLICE_LENGTH(reply),
+                   "");
+    grpc_slice_unref(reply);
+}
+
+/* Runs the callback of an exchange that has ended and frees it; returns how many ran. */
+static unsigned deliver(struct grpc_control *control, struct exchange *exchange)
+{
+    unsigned n_callbacks = 0;
+
+    if (exchange->done != NULL) {
+        call_done(control, exchange);
+        n_callbacks = 1;
+    } else if (!control->closing) {
+        exchange->lost(exchange->arg);
+        n_callbacks = 1;
+    }
+    exchange_free(exchange);
+    return n_callbacks;
+}
+
+/* Starts an exchange with its request packed.  `done` NULL: an attach, which gets no message.
+ */
+static kv_status_t begin(struct grpc_control *control,
+                         const char *method,
+                         const uint8_t *request,
+                         size_t request_bytes,
+                         gpr_timespec deadline,
+                         kv_control_done_fn done,
+                         kv_control_lost_fn lost,
+                         void *arg)
+{
+    char path[64];
+    grpc_op ops[6] = {0};
+    size_t n_ops = 0;
+    grpc_slice slice;
+    struct exchange *exchange = calloc(1, sizeof(*exchange));
+
+    if (exchange == NULL)
+        return KV_NO_MEMORY;
+    grpc_metadata_array_init(&exchange->initial);
+    grpc_metadata_array_init(&exchange->trailing);
+    exchange->text = grpc_empty_slice();
+    exchange->done = done;
+    exchange->lost = lost;
+    exchange->arg = arg;
+    slice = grpc_slice_from_copied_buffer((const char *)request, request_bytes);
+    exchange->request = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+
+    snprintf(path, sizeof(path), "%s%s", KV_METHOD_PREFIX, method);
+    slice = grpc_slice_from_copied_string(path);
+    exchange->call = grpc_channel_create_call(control->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                              control->queue, slice, NULL, deadline, NULL);
+    grpc_slice_unref(slice);
+
+    ops[n_ops++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
+    ops[n_ops++].data.send_message.send_message = exchange->request;
+    ops[n_ops++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    ops[n_ops].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[n_ops++].data.recv_initial_metadata.recv_initial_metadata = &exchange->initial;
+    if (done != NULL) {
+        ops[n_ops].op = GRPC_OP_RECV_MESSAGE;
+        ops[n_ops++].data.recv_message.recv_message = &exchange->reply;
+    }
+    ops[n_ops].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[n_ops].data.recv_status_on_client.trailing_metadata = &exchange->trailing;
+    ops[n_ops].data.recv_status_on_client.status = &exchange->code;
+    ops[n_ops++].data.recv_status_on_client.status_details = &exchange->text;
+    if (grpc_call_start_batch(exchange->call, ops, n_ops, exchange, NULL) != GRPC_CALL_OK) {
+        exchange_free(exchange);
+        return KV_IO;
+    }
+
+    exchange->next = control->live;
+    if (exchange->next != NULL)
+        exchange->next->link = &exchange->next;
+    exchange->link = &control->live;
+    control->live = exchange;
+    return KV_OK;
+}
+
+static kv_status_t grpc_row_call(struct kv_control *base,
+                                 enum kv_op_id op,
+                                 const uint8_t *request,
+                                 size_t request_bytes,
+                                 uint64_t deadline_us,
+                                 kv_control_done_fn done,
+                                 void *arg)
+{
+    struct grpc_control *control = (struct grpc_control *)base;
+    const char *method = kv_method_name(op);
+    gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+
+    if (method == NULL)
+        return KV_UNSUPPORTED;
+    if (request_bytes > KV_WIRE_CONTROL_MAX)
+        return KV_TOO_LARGE;
+    if (control->closing)
+        return KV_UNREACHABLE;
+    if (deadline_us <= INT64_MAX)
+        deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                gpr_time_from_micros((int64_t)deadline_us, GPR_TIMESPAN));
+    return begin(control, method, request, request_bytes, deadline, done, NULL, arg);
+}
+
+static kv_status_t grpc_row_attach(struct kv_control *base,
+                                   uint32_t client_index,
+                                   const struct kv_id128 *client_token,
+                                   kv_control_lost_fn lost,
+                                   void *arg)
+{
+    struct grpc_control *control = (struct grpc_control *)base;
+    struct kv_id128 token = *client_token;
+    Kvpb__AttachRequest request = KVPB__ATTACH_REQUEST__INIT;
+    uint8_t packed[64];
+
+    if (control->closing)
+        return KV_UNREACHABLE;
+    request.client_index = client_index;
+    request.client_token.data = token.bytes;
+    request.client_token.len = sizeof(token.bytes);
+    if (kvpb__attach_request__get_packed_size(&request) > sizeof(packed))
+        return KV_TOO_LARGE;
+    return begin(control, KV_METHOD_ATTACH, packed,
+                 kvpb__attach_request__pack(&request, packed),
+                 gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL, lost, arg);
+}
+
+static void control_free(struct grpc_control *control)
+{
+    if (control->channel != NULL)
+        grpc_channel_destroy(control->channel);
+    if (control->queue != NULL) {
+        if (control->thread == NULL) {
+            grpc_completion_queue_shutdown(control->queue);
+            while (grpc_completion_queue_next(control->queue,
+                                              gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL)
+                       .type != GRPC_QUEUE_SHUTDOWN)
+                continue;
+        }
+        grpc_completion_queue_destroy(control->queue);
+    }
+    kv_lock_destroy(control->lock);
+    grpc_shutdown();
+    free(control);
+}
+
+static unsigned grpc_row_progress(struct kv_control *base)
+{
+    struct grpc_control *control = (struct grpc_control *)base;
+    struct exchange *exchange;
+    unsigned n_callbacks = 0;
+
+    /* A callback may call(), which can only end later, and may close(). */
+    control->in_progress = true;
+    while (!control->closing && (exchange = take_finished(control)) != NULL)
+        n_callbacks += deliver(control, exchange);
+    control->in_progress = false;
+    if (control->closing)
+        control_free(control);
+    return n_callbacks;
+}
+
+/* Lets calls that were just begun, a goodbye above all, reach the node: gRPC would drop one
+ * that is cancelled before it has left. */
+static void let_calls_end(struct grpc_control *control)
+{
+    uint32_t n_calls = 0;
+
+    for (struct exchange *exchange = control->live; exchange != NULL; exchange = exchange->next)
+        n_calls += exchange->done != NULL;
+    for (unsigned i = 0; i < PARTING_US / PARTING_TURN_US; i++) {
+        if (atomic_load(&control->n_finished) >= n_calls)
+            return;
+        kv_sleep_fds(NULL, 0, PARTING_TURN_US);
+    }
+}
+
+static void grpc_row_close(struct kv_control *base)
+{
+    struct grpc_control *control = (struct grpc_control *)base;
+    struct exchange *exchange;
+
+    control->closing = true;
+    let_calls_end(control);
+    for (exchange = control->live; exchange != NULL; exchange = exchange->next)
+        grpc_call_cancel(exchange->call, NULL);
+    /* Every tag comes back first, soon: the calls are cancelled. */
+    grpc_completion_queue_shutdown(control->queue);
+    kv_thread_join(control->thread);
+    while ((exchange = take_finished(control)) != NULL)
+        deliver(control, exchange);
+    if (!control->in_progress)
+        control_free(control);
+}
+
+static const struct kv_control_row grpc_row = {
+    .name = "grpc",
+    .call = grpc_row_call,
+    .attach = grpc_row_attach,
+    .progress = grpc_row_progress,
+    .close = grpc_row_close,
+};
+
+/* "HOST:PORT" -> the name that gRPC resolves.  Numbers never go through its resolver, which
+ * waits between two look-ups. */
+static bool target_of(const char *address, char *target, size_t target_bytes)
+{
+    char host[HOST_BYTES];
+    struct in6_addr number;
+    const char *colon = strrchr(address, ':');
+    const char *scheme = "dns:///";
+    size_t host_bytes;
+    unsigned long port;
+
+    if (colon == NULL || colon == address || (size_t)(colon - address) >= sizeof(host))
+        return false;
+    if (!isdigit((unsigned char)colon[1]) || strlen(colon + 1) > 5 ||
+        strspn(colon + 1, "0123456789") != strlen(colon + 1))
+        return false;
+    port = strtoul(colon + 1, NULL, 10);
+    if (port == 0 || port > 65535)
+        return false;
+
+    host_bytes = (size_t)(colon - address);
+    memcpy(host, address, host_bytes);
+    host[host_bytes] = 0;
+    if (host[0] == '[' && host[host_bytes - 1] == ']') {
+        host[host_bytes - 1] = 0;
+        if (inet_pton(AF_INET6, host + 1, &number) != 1)
+            return false;
+        scheme = "ipv6:";
+    } else if (inet_pton(AF_INET, host, &number) == 1) {
+        scheme = "ipv4:";
+    } else {
+        for (const char *c = host; *c != 0; c++) {
+            if (!isalnum((unsigned char)*c) && strchr("-._", *c) == NULL)
+                return false;
+        }
+    }
+    return (size_t)snprintf(target, target_bytes, "%s%s", scheme, address) < target_bytes;
+}
+
+static grpc_channel *channel_open(const char *target)
+{
+    struct {
+        const char *name;
+        int value;
+    } numbers[] = {
+        {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+        {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
+        {GRPC_ARG_ENABLE_RETRIES, 0},
+        {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
+        {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
+        /* A bomb of zeros is refused, not blown up. */
+        {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
+        {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+        {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_TIME_MS},
+        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS},
+        {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+        {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+        {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_FIRST_MS},
+        {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},
+        {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
+        {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, BACKOFF_MAX_MS},
+        /* A pool shared with other channels would hand on a connection that another client of
+         * this process found dead. */
+        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
+    };
+    enum {
+        N_NUMBERS = sizeof(numbers) / sizeof(numbers[0])
+    };
+    grpc_arg arg[N_NUMBERS];
+    grpc_channel_args args = {.num_args = N_NUMBERS, .args = arg};
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *channel;
+
+    for (unsigned i = 0; i < N_NUMBERS; i++) {
+        arg[i].type = GRPC_ARG_INTEGER;
+        arg[i].key = (char *)numbers[i].name;
+        arg[i].value.integer = numbers[i].value;
+    }
+    channel = grpc_channel_create(target, credentials, &args);
+    grpc_channel_credentials_release(credentials);
+    return channel;
+}
+
+kv_status_t kv_control_grpc_open(const char *address, struct kv_control **ret_control)
+{
+    char target[HOST_BYTES + 32];
+    kv_status_t status = KV_NO_MEMORY;
+    struct grpc_control *control;
+
+    if (!target_of(address, target, sizeof(target)))
+        return KV_INVALID;
+    control = calloc(1, sizeof(*control));
+    if (control == NULL)
+        return KV_NO_MEMORY;
+    grpc_init();
+    control->base.row = &grpc_row;
+    control->finished_last = &control->finished_first;
+    control->lock = kv_lock_create();
+    control->queue = grpc_completion_queue_create_for_next(NULL);
+    control->channel = channel_open(target);
+    if (control->lock == NULL || control->queue == NULL || control->channel == NULL)
+        goto err;
+    status = kv_thread_start("kv-control", serve_queue, control, &control->thread);
+    if (status != KV_OK)
+        goto err;
+    *ret_control = &control->base;
+    return KV_OK;
+
+err:
+    control_free(control);
+    return status;
+}

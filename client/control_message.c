@@ -1,0 +1,292 @@
+#include "client.h"
+
+#include "message.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Ids: KV_CONTROL_ID_BIT, a number per call, the node, a number per attempt. */
+enum {
+    ID_REMOTE_SHIFT = 16,
+    ID_CALL_SHIFT = 24,
+    ID_ATTEMPT_MASK = 0xffff,
+    PATIENCE_DOUBLINGS = 8,
+    SOON_US = 1000, /* until a try when the transport was full */
+};
+
+struct message_control {
+    struct kv_control base;
+    struct kv_link link; /* of the channel */
+    struct kv_client *client;
+    struct kv_remote *remote;
+    struct kv_channel *channel;
+    struct kv_list calls; /* not yet ended */
+};
+
+/* Lives until it has ended and the transport has let go of it. */
+struct message_call {
+    struct kv_list of_control;
+    struct kv_list of_client;
+    struct message_control *control; /* NULL: ended */
+    enum kv_op_id op;
+    kv_control_done_fn done;
+    void *arg;
+    uint64_t id; /* of the last attempt */
+    uint64_t deadline_us, resend_us, patience_us;
+    kv_status_t outcome; /* KV_IN_PROGRESS: no answer yet */
+    uint8_t *reply;
+    size_t reply_bytes;
+    bool busy; /* the transport holds header and body */
+    struct kv_wire_header header;
+    size_t body_bytes;
+    uint8_t body[] __attribute__((aligned(16)));
+};
+
+static void call_free(struct message_call *call)
+{
+    kv_list_remove(&call->of_control);
+    kv_list_remove(&call->of_client);
+    free(call->reply);
+    free(call);
+}
+
+static void send_done(void *arg, kv_status_t status)
+{
+    struct message_call *call = arg;
+
+    (void)status;
+    call->busy = false;
+    if (call->control == NULL)
+        call_free(call);
+}
+
+static kv_status_t send(struct message_call *call)
+{
+    struct message_control *control = call->control;
+    struct kv_client *client = control->client;
+    const struct kv_remote *remote = control->remote;
+    uint64_t left = call->deadline_us > client->now_us ? call->deadline_us - client->now_us : 1;
+    kv_status_t status;
+
+    call->resend_us = client->now_us + call->patience_us;
+    if (call->busy)
+        return KV_OK;
+    if (call->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
+        call->patience_us *= 2;
+    call->id = (call->id & ~(uint64_t)ID_ATTEMPT_MASK) | ((call->id + 1) & ID_ATTEMPT_MASK);
+    call->header = (struct kv_wire_header){
+        .kind = KV_WIRE_REQUEST,
+        .op = (uint8_t)call->op,
+        .request_id = call->id,
+        .tenant = client->tenant,
+        .epoch = client->placement.epoch,
+        .deadline_us = left < UINT32_MAX ? (uint32_t)left : UINT32_MAX,
+    };
+    if (remote->state == KV_REMOTE_CONNECTED) {
+        call->header.client_index = remote->client_index;
+        call->header.token = remote->client_token;
+    }
+    kv_message_seal(&call->header, call->body, call->body_bytes);
+    call->busy = true;
+    status = kv_channel_send(control->channel, &call->header, sizeof(call->header), call->body,
+                             call->body_bytes, send_done, call);
+    if (status != KV_IN_PROGRESS)
+        call->busy = false;
+    if (status == KV_BUSY || status == KV_NO_MEMORY) {
+        call->resend_us = client->now_us + SOON_US;
+        status = KV_OK;
+    }
+    return status < KV_OK ? status : KV_OK;
+}
+
+static kv_status_t message_row_call(struct kv_control *base,
+                                    enum kv_op_id op,
+                                    const uint8_t *request,
+                                    size_t request_bytes,
+                                    uint64_t deadline_us,
+                                    kv_control_done_fn done,
+                                    void *arg)
+{
+    struct message_control *control = (struct message_control *)base;
+    struct kv_client *client = control->client;
+    struct message_call *call;
+    kv_status_t status;
+
+    if (request_bytes > KV_WIRE_CONTROL_MAX)
+        return KV_TOO_LARGE;
+    call = calloc(1, sizeof(*call) + request_bytes);
+    if (call == NULL)
+        return KV_NO_MEMORY;
+    call->control = control;
+    call->op = op;
+    call->done = done;
+    call->arg = arg;
+    call->id = KV_CONTROL_ID_BIT |
+               ((++client->attempts << ID_CALL_SHIFT) & ~KV_CONTROL_ID_BIT) |
+               (uint64_t)control->remote->index << ID_REMOTE_SHIFT;
+    call->deadline_us = client->now_us + deadline_us;
+    call->patience_us = client->retry_us;
+    call->outcome = KV_IN_PROGRESS;
+    call->body_bytes = request_bytes;
+    memcpy(call->body, request, request_bytes);
+    kv_list_append(&control->calls, &call->of_control);
+    kv_list_append(&client->control_messages, &call->of_client);
+    status = send(call);
+    if (status != KV_OK)
+        call_free(call);
+    return status;
+}
+
+/* Ends a call; its memory stays while the transport holds it. */
+static void finish(struct message_call *call, kv_status_t status, const char *detail)
+{
+    kv_control_done_fn done = call->done;
+    uint8_t *reply = call->reply;
+    size_t reply_bytes = call->reply_bytes;
+    void *arg = call->arg;
+
+    call->reply = NULL;
+    call->control = NULL;
+    kv_list_remove(&call->of_control);
+    if (!call->busy)
+        call_free(call);
+    done(arg, status, reply, reply_bytes, detail);
+    free(reply);
+}
+
+static unsigned message_row_progress(struct kv_control *base)
+{
+    struct message_control *control = (struct message_control *)base;
+    struct kv_client *client = control->client;
+    unsigned n_callbacks = 0;
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &control->calls)
+    {
+        struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
+
+        if (call->outcome == KV_IN_PROGRESS) {
+            if (call->deadline_us <= client->now_us) {
+                call->outcome = KV_DEADLINE;
+            } else if (call->resend_us <= client->now_us) {
+                kv_status_t status = send(call);
+
+                if (status != KV_OK)
+                    call->outcome = status;
+            }
+        }
+        if (call->outcome != KV_IN_PROGRESS) {
+            finish(call, call->outcome, call->outcome == KV_DEADLINE ? "no answer" : "");
+            n_callbacks++;
+        }
+    }
+    return n_callbacks;
+}
+
+static void message_row_close(struct kv_control *base)
+{
+    struct message_control *control = (struct message_control *)base;
+
+    while (!kv_list_empty(&control->calls))
+        finish(KV_LIST_ENTRY(control->calls.next, struct message_call, of_control),
+               KV_UNREACHABLE, "the connection was closed");
+    control->channel->row->channel_close(control->channel);
+    free(control);
+}
+
+const struct kv_control_row kv_control_message_row = {
+    .name = "message",
+    .call = message_row_call,
+    .progress = message_row_progress,
+    .close = message_row_close,
+};
+
+void kv_control_message_reply(struct kv_control *base,
+                              const struct kv_wire_header *header,
+                              const uint8_t *body)
+{
+    struct message_control *control = (struct message_control *)base;
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &control->calls)
+    {
+        struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
+
+        if ((call->id | ID_ATTEMPT_MASK) != (header->request_id | ID_ATTEMPT_MASK))
+            continue;
+        if (call->outcome != KV_IN_PROGRESS || header->op != call->op)
+            return;
+        /* A later hello makes the client known anew: what an earlier one said is void. */
+        if (call->op == KV_OP_HELLO && header->request_id != call->id)
+            return;
+        if (header->status != KV_OK) {
+            call->outcome = header->status < 0 ? header->status : KV_CORRUPT;
+            return;
+        }
+        call->reply = malloc(header->body_bytes > 0 ? header->body_bytes : 1);
+        if (call->reply == NULL)
+            return;
+        if (header->body_bytes > 0)
+            memcpy(call->reply, body, header->body_bytes);
+        call->reply_bytes = header->body_bytes;
+        call->outcome = KV_OK;
+        return;
+    }
+}
+
+void kv_control_message_fini(struct kv_client *client)
+{
+    while (!kv_list_empty(&client->control_messages))
+        call_free(KV_LIST_ENTRY(client->control_messages.next, struct message_call, of_client));
+}
+
+static int digit_of(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
+    return -1;
+}
+
+kv_status_t kv_control_message_open(struct kv_client *client,
+                                    uint32_t node,
+                                    const char *address,
+                                    struct kv_control **ret_control)
+{
+    static const char scheme[] = "loopback:";
+    uint8_t bytes[KV_WIRE_ADDRESS_MAX];
+    size_t n_bytes = 0;
+    struct message_control *control;
+    kv_status_t status;
+
+    if (strncmp(address, scheme, sizeof(scheme) - 1) != 0)
+        return KV_INVALID;
+    address += sizeof(scheme) - 1;
+    for (; address[0] != 0; address += 2) {
+        int high = digit_of(address[0]);
+        int low = high < 0 ? -1 : digit_of(address[1]);
+
+        if (low < 0 || n_bytes == sizeof(bytes))
+            return KV_INVALID;
+        bytes[n_bytes++] = (uint8_t)(high << 4 | low);
+    }
+    control = calloc(1, sizeof(*control));
+    if (control == NULL)
+        return KV_NO_MEMORY;
+    control->base.row = &kv_control_message_row;
+    control->client = client;
+    control->remote = &client->remotes[node];
+    control->link.remote = control->remote;
+    kv_list_init(&control->calls);
+    status = client->port->row->connect(client->port, bytes, n_bytes, KV_CHANNEL_NETWORK,
+                                        &control->link, &control->channel);
+    if (status != KV_OK) {
+        free(control);
+        return status;
+    }
+    *ret_control = &control->base;
+    return KV_OK;
+}

@@ -1,0 +1,375 @@
+/* kvclient.h - the client library of TopKV: the one header that users include.
+ *
+ * A client talks to a fixed list of storage nodes.  Every operation is begun, then finished:
+ *
+ *     struct kv_op *op;
+ *     status = kv_read_begin(session, &rows, &io, 0, &op);       starts it, returns at once
+ *     ... compute ...                                            kv_poll() now and then helps
+ *     if (status == KV_OK)
+ *         status = kv_finish(op);                                waits, frees, tells the outcome
+ *     if (status != KV_OK)
+ *         fprintf(stderr, "%s\n", kv_client_detail(client));     which node, operation, how long
+ *
+ * What may be relied on:
+ *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
+ *   (2) No operation hands out part of an answer as if it were whole.  Rows and objects are
+ *       checked against the CRC32C that their writer made; what fails is KV_CORRUPT.
+ *   (3) All operations may be repeated after any failure (idempotent).
+ *   (4) After a deadline or a cancel, a transfer may still be under way into the operation's
+ *       buffer.  The buffer stays in quarantine, kv_buffer_busy() says so, until nothing can
+ *       land in it any more.
+ *
+ * Threads: a client and all that came from it are used by one thread at a time.  Open one client
+ * per thread; sessions pass between clients by ticket.
+ * Memory: *_begin() borrows its argument structs and keeps what they point at (buffers, crcs,
+ * items) until the operation is freed.  Handles are freed with the function named at each.
+ */
+#ifndef KVCLIENT_H
+#define KVCLIENT_H
+
+#include "kv_types.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KV_API __attribute__((visibility("default")))
+
+struct kv_client;
+struct kv_session;
+struct kv_buffer;
+struct kv_op;
+
+/* ---- client ------------------------------------------------------------------------------ */
+
+struct kv_client_options {
+    const char *nodes;        /* "HOST:PORT,..."; or what kv_node_address() of an embedded node said */
+    const char *transport;    /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
+    const char *net_devices;  /* network devices for data, "lo,eth0"; NULL: the ones that reach the nodes */
+    const char *name;         /* shown by kvctl clients; NULL: the program's name and process id */
+    uint32_t deadline_ms;     /* of operations begun with deadline 0; 0: 5000 */
+    uint32_t peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
+    uint32_t tenant;
+    uint32_t ops_max;         /* operations that may exist at once; 0: 1024 */
+};
+
+/* Connects to every node of the list.  KV_INVALID: an option; KV_UNREACHABLE: a node;
+ * KV_VERSION: a node of another version; `detail` says which. */
+KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
+                                  struct kv_client **ret_client,
+                                  char *detail,
+                                  size_t detail_bytes);
+
+/* Cancels what is under way, frees every session, buffer and operation that came from the client.
+ * Sessions live on in the nodes until their leases end.  NULL is allowed. */
+KV_API void kv_client_close(struct kv_client *client);
+
+/* What went wrong last in this client: "node 127.0.0.1:7400: read: deadline: 5.001 s: ...".
+ * Lent until the next call. */
+KV_API const char *kv_client_detail(const struct kv_client *client);
+
+/* Drives all operations without waiting; returns how many ended in this call. */
+KV_API unsigned kv_poll(struct kv_client *client);
+
+/* Sleeps until an operation ends or timeout_us has passed; returns how many ended. */
+KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
+
+enum kv_node_state {
+    KV_NODE_CONNECTED,
+    KV_NODE_LOST, /* reconnected by the next operation that needs it */
+};
+
+struct kv_node_info {
+    const char *address;    /* as in the list */
+    const char *name;       /* as the node calls itself */
+    const char *transport;  /* in use for data: "tcp/lo", "posix/memory cma/memory" */
+    const char *transports; /* that the node has */
+    enum kv_node_state state;
+    uint32_t n_threads;
+    uint64_t memory_bytes;
+    uint64_t requests;   /* sent to it by this client */
+    uint64_t rows_in;    /* rows that it stored for this client */
+    uint64_t rows_out;   /* rows that it answered with */
+    uint64_t reconnects;
+};
+
+KV_API uint32_t kv_client_n_nodes(const struct kv_client *client);
+/* Lent until the next call that takes the client. */
+KV_API void kv_client_node(const struct kv_client *client,
+                           uint32_t node,
+                           struct kv_node_info *ret_info);
+
+/* ---- operations -------------------------------------------------------------------------- */
+
+/* KV_IN_PROGRESS, or how it ended. */
+KV_API kv_status_t kv_op_status(const struct kv_op *op);
+
+/* Waits until the operation has ended; returns how. */
+KV_API kv_status_t kv_wait(struct kv_op *op);
+
+/* Ends the operation now with KV_CANCELLED, unless it has ended.  Nodes are told to drop it; what
+ * it did before stays done. */
+KV_API void kv_cancel(struct kv_op *op);
+
+/* Frees the operation; one under way is cancelled.  NULL is allowed. */
+KV_API void kv_op_free(struct kv_op *op);
+
+/* kv_wait(), kv_op_free(), and the status. */
+KV_API kv_status_t kv_finish(struct kv_op *op);
+
+/* The failure in words, "" if there is none.  Lent until the operation is freed. */
+KV_API const char *kv_op_detail(const struct kv_op *op);
+KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op); /* from begin to end */
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+enum kv_memory {
+    KV_HOST_MEMORY = 0,
+    KV_CUDA_MEMORY = 1, /* KV_UNSUPPORTED so far: rows are checked by the processor */
+};
+
+/* Memory that the transports know: where rows and objects come from and land.
+ * alloc: the library's own, page-aligned, huge pages asked for.  map: the caller's, which must
+ * outlive the buffer.  KV_NO_MEMORY, KV_UNSUPPORTED. */
+KV_API kv_status_t kv_buffer_alloc(struct kv_client *client,
+                                   size_t bytes,
+                                   struct kv_buffer **ret_buffer);
+KV_API kv_status_t kv_buffer_map(struct kv_client *client,
+                                 void *base,
+                                 size_t bytes,
+                                 enum kv_memory memory,
+                                 struct kv_buffer **ret_buffer);
+KV_API void *kv_buffer_data(const struct kv_buffer *buffer);
+KV_API size_t kv_buffer_bytes(const struct kv_buffer *buffer);
+
+/* True while a transfer may still touch the memory: operations under way, and quarantine. */
+KV_API bool kv_buffer_busy(const struct kv_buffer *buffer);
+
+/* KV_BUSY: in use or in quarantine, nothing happened; poll and try again.  NULL is allowed. */
+KV_API kv_status_t kv_buffer_free(struct kv_buffer *buffer);
+
+/* ---- sessions ---------------------------------------------------------------------------- */
+
+/* Who has it may use the session: pass it to the worker that goes on with it. */
+struct kv_ticket {
+    struct kv_id128 session_id;
+    struct kv_id128 token;
+};
+
+struct kv_session_options {
+    uint32_t lease_ms;   /* 0: the nodes' default */
+    uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
+};
+
+/* A new, empty session of a model, on all nodes.  The model becomes known to the nodes.
+ * `options` may be NULL.  The session: kv_op_session(). */
+KV_API kv_status_t kv_open_begin(struct kv_client *client,
+                                 const struct kv_model_info *model,
+                                 const struct kv_session_options *options,
+                                 uint32_t deadline_ms,
+                                 struct kv_op **ret_op);
+
+/* Takes up a session by its ticket, wherever it was made; brings nodes up to date that missed a
+ * fork or a truncate.  KV_NOT_FOUND, KV_DENIED. */
+KV_API kv_status_t kv_resume_begin(struct kv_client *client,
+                                   const struct kv_ticket *ticket,
+                                   uint32_t deadline_ms,
+                                   struct kv_op **ret_op);
+
+/* A new session that shares the first `tokens` tokens; costs bookkeeping only.  Waits for the
+ * session's operations under way.  Raises the session's generation: other clients of it get
+ * KV_STALE until they resume.  KV_INVALID: more tokens than are committed. */
+KV_API kv_status_t kv_fork_begin(struct kv_session *session,
+                                 uint32_t tokens,
+                                 uint32_t deadline_ms,
+                                 struct kv_op **ret_op);
+
+/* Forgets all tokens from `tokens` on.  Waits and raises the generation, as fork. */
+KV_API kv_status_t kv_truncate_begin(struct kv_session *session,
+                                     uint32_t tokens,
+                                     uint32_t deadline_ms,
+                                     struct kv_op **ret_op);
+
+/* Ends the session and frees its memory on all nodes, then the handle is only good for
+ * kv_session_free(). */
+KV_API kv_status_t kv_close_begin(struct kv_session *session,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+
+/* Renews the lease; the library does so by itself while the client is polled. */
+KV_API kv_status_t kv_renew_begin(struct kv_session *session,
+                                  uint32_t lease_ms,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+
+/* Asks for the committed length, the least over all units: kv_op_tokens(). */
+KV_API kv_status_t kv_length_begin(struct kv_session *session,
+                                   uint32_t deadline_ms,
+                                   struct kv_op **ret_op);
+
+/* After open, resume and fork: the session, given to the caller.  NULL: failed or taken. */
+KV_API struct kv_session *kv_op_session(struct kv_op *op);
+KV_API uint32_t kv_op_tokens(const struct kv_op *op);
+
+KV_API void kv_session_ticket(const struct kv_session *session, struct kv_ticket *ret_ticket);
+KV_API const kv_schema_t *kv_session_schema(const struct kv_session *session);
+KV_API uint32_t kv_session_generation(const struct kv_session *session);
+KV_API uint32_t kv_session_lease_ms(const struct kv_session *session);
+
+/* Forgets the handle; the session lives on in the nodes until its lease ends.  Operations of the
+ * session that are under way are cancelled.  NULL is allowed. */
+KV_API void kv_session_free(struct kv_session *session);
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+/* A box of rows: layers x kv heads x tokens. */
+struct kv_rows {
+    uint32_t layer_begin, n_layers;
+    uint32_t head_begin, n_heads; /* n_heads 0: all kv heads of each layer */
+    uint32_t token_begin, n_tokens;
+};
+
+/* Where rows are in the caller's memory. */
+struct kv_rows_io {
+    struct kv_buffer *buffer;
+    size_t offset;  /* rows (layer, head, token, row_bytes), dense, from this byte on */
+    uint32_t *crcs; /* (layer, head, token), or NULL.  put: the rows' CRCs if already known, see
+                       kv_row_crc(); read, fetch: filled */
+};
+
+/* Bytes of a box of rows; 0 if it does not fit the schema. */
+KV_API size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows);
+
+/* The CRC32C of one row in its place. */
+KV_API uint32_t kv_row_crc(const void *row,
+                           size_t row_bytes,
+                           uint32_t layer,
+                           uint32_t kv_head,
+                           uint32_t token);
+
+/* Stores rows.  In each unit, token_begin is at most the committed length plus what is under way:
+ * rows are committed in order.  Rows that are there already must be the same (KV_CONFLICT).
+ * KV_NO_MEMORY: nothing of the message that failed was stored; units that other messages carried
+ * may be, and the same put may be repeated. */
+KV_API kv_status_t kv_put_begin(struct kv_session *session,
+                                const struct kv_rows *rows,
+                                const struct kv_rows_io *io,
+                                uint32_t deadline_ms,
+                                struct kv_op **ret_op);
+
+/* Stores the new rows of a decode step: as put, few tokens, all layers in one message per data
+ * thread. */
+KV_API kv_status_t kv_append_begin(struct kv_session *session,
+                                   const struct kv_rows *rows,
+                                   const struct kv_rows_io *io,
+                                   uint32_t deadline_ms,
+                                   struct kv_op **ret_op);
+
+/* Reads a box of rows, whole.  Waits for rows that are not committed yet, to the deadline, then
+ * KV_NOT_READY. */
+KV_API kv_status_t kv_read_begin(struct kv_session *session,
+                                 const struct kv_rows *rows,
+                                 const struct kv_rows_io *io,
+                                 uint32_t deadline_ms,
+                                 struct kv_op **ret_op);
+
+/* One whole layer's rows by id: fans out over the nodes that own the heads, gathers.
+ *   n_ids  (n_heads) rows wanted of each head
+ *   ids    (sum of n_ids) tokens, head after head
+ * Rows land in the same order, dense; crcs likewise.  `snapshot`: tokens that must be committed
+ * before the rows are taken; 0: those the ids need. */
+struct kv_fetch {
+    uint32_t layer;
+    uint32_t head_begin, n_heads; /* n_heads 0: all */
+    const uint32_t *n_ids;
+    const uint32_t *ids;
+    uint32_t snapshot;
+};
+KV_API kv_status_t kv_fetch_begin(struct kv_session *session,
+                                  const struct kv_fetch *fetch,
+                                  const struct kv_rows_io *io,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+
+/* ---- objects ----------------------------------------------------------------------------- */
+
+/* Immutable bytes under the caller's name, for callers that have keys and blobs and no tokens. */
+struct kv_object {
+    const char *name; /* 1..KV_NAME_BYTES_MAX bytes */
+    struct kv_buffer *buffer;
+    size_t offset;
+    size_t bytes;       /* put: size; get: room in, size out */
+    kv_status_t status; /* out, of this object */
+};
+
+enum kv_object_verb {
+    KV_OBJECT_PUT,    /* KV_EXISTS: the name holds other bytes */
+    KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` tells the size, nothing landed;
+                        KV_CONFLICT: replaced while it was read, try again */
+    KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` tells the size */
+    KV_OBJECT_DELETE, /* KV_OK, KV_NOT_FOUND */
+};
+
+/* One or many objects in one operation, in parallel.  Keeps `objects` until the operation is
+ * freed.  The operation's status is KV_OK if all are, else that of the first that is not. */
+KV_API kv_status_t kv_objects_begin(struct kv_client *client,
+                                    enum kv_object_verb verb,
+                                    struct kv_object *objects,
+                                    size_t n_objects,
+                                    uint32_t deadline_ms,
+                                    struct kv_op **ret_op);
+
+/* ---- nodes ------------------------------------------------------------------------------- */
+
+/* A round trip to one data thread: `bytes_out` go, `bytes_back` come, both at most 128 KiB. */
+KV_API kv_status_t kv_ping_begin(struct kv_client *client,
+                                 uint32_t node,
+                                 uint32_t thread,
+                                 uint32_t bytes_out,
+                                 uint32_t bytes_back,
+                                 uint32_t deadline_ms,
+                                 struct kv_op **ret_op);
+
+struct kv_cell {
+    const char *text; /* NULL: a number */
+    double number;
+};
+
+struct kv_table {
+    uint32_t n_columns, n_rows;
+    const char *const *columns;
+    const struct kv_cell *cells; /* (n_rows, n_columns) */
+};
+
+/* A table about one node: "status", "sessions", "clients", "ops", "stats", "models". */
+KV_API kv_status_t kv_table_begin(struct kv_client *client,
+                                  uint32_t node,
+                                  const char *name,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+/* Lent until the operation is freed; NULL if it failed. */
+KV_API const struct kv_table *kv_op_table(const struct kv_op *op);
+
+/* The node takes no new sessions, finishes what it has, and stops. */
+KV_API kv_status_t kv_drain_begin(struct kv_client *client,
+                                  uint32_t node,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+
+/* The name of a block of tokens: SHA-256 cut to 128 bits over the parent's name (zeros for the
+ * first block), the model's fingerprint, the tenant's salt and the tokens. */
+KV_API struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
+                                            const struct kv_id128 *fingerprint,
+                                            const struct kv_id128 *salt,
+                                            const uint32_t *tokens,
+                                            size_t n_tokens);
+
+/* "0.1.0" */
+KV_API const char *kv_client_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,286 @@
+/* The doctor: what it reports, and the checks of this machine.
+ *
+ * Each check does what a node or a client will do, where it can: it reads another process's
+ * memory rather than looking for the setting that might forbid it.
+ */
+#define _GNU_SOURCE /* process_vm_readv() */
+#include "doctor.h"
+#include "checksum.h"
+#include "json.h"
+#include "kv_wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    TEXT_BYTES = 512,
+    FILES_WANTED = 1024,
+};
+
+#define SHM_WANTED    (UINT64_C(256) << 20)
+#define MEMORY_WANTED (UINT64_C(1) << 30)
+
+void kvctl_doctor_tell(struct kvctl_doctor *doctor,
+                       enum kvctl_verdict verdict,
+                       const char *what,
+                       const char *advice,
+                       const char *format,
+                       ...)
+{
+    static const char *const names[] = {
+        [KVCTL_OK] = "ok",
+        [KVCTL_WARN] = "warn",
+        [KVCTL_FAIL] = "fail",
+    };
+    char detail[KVCTL_DETAIL_BYTES];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(detail, sizeof(detail), format, arguments);
+    va_end(arguments);
+    doctor->n_failed += verdict == KVCTL_FAIL;
+    if (doctor->ctl->options.json) {
+        struct kv_json json;
+
+        kv_json_begin(&json, stdout);
+        kv_json_text(&json, "node", doctor->node != NULL ? doctor->node : "");
+        kv_json_text(&json, "verdict", names[verdict]);
+        kv_json_text(&json, "what", what);
+        kv_json_text(&json, "detail", detail);
+        kv_json_text(&json, "advice", advice != NULL ? advice : "");
+        kv_json_end(&json);
+        return;
+    }
+    printf("%-4s  ", names[verdict]);
+    if (doctor->node != NULL)
+        printf("node %s: ", doctor->node);
+    printf("%s: %s%s%s\n", what, detail, advice != NULL ? ": " : "",
+           advice != NULL ? advice : "");
+    fflush(stdout);
+}
+
+/* The first line of a small file, without its end; false: there is none to read. */
+static bool read_line(const char *path, char *text, size_t text_bytes)
+{
+    FILE *file = fopen(path, "re");
+    bool is_read;
+
+    if (file == NULL)
+        return false;
+    is_read = fgets(text, (int)text_bytes, file) != NULL;
+    fclose(file);
+    if (is_read)
+        text[strcspn(text, "\n")] = '\0';
+    return is_read;
+}
+
+/* ---- checks of this machine -------------------------------------------------------------- */
+
+static void check_program(struct kvctl_doctor *doctor)
+{
+    const char *kernel = "";
+    const struct kv_checksum_kernels *row;
+
+    for (unsigned i = 0; (row = kv_checksum_kernels_at(i)) != NULL; i++)
+        kernel = row->name;
+    kvctl_doctor_tell(doctor, KVCTL_OK, "client", NULL, "version %s, protocol %d",
+                      kv_client_version(), KV_WIRE_VERSION);
+    if (strcmp(kernel, "serial") == 0)
+        kvctl_doctor_tell(
+            doctor, KVCTL_WARN, "processor", "checksums will cost more than the copying",
+            "%ld online, no instruction for CRC32C", sysconf(_SC_NPROCESSORS_ONLN));
+    else
+        kvctl_doctor_tell(doctor, KVCTL_OK, "processor", NULL, "%ld online, checksums by %s",
+                          sysconf(_SC_NPROCESSORS_ONLN), kernel);
+}
+
+static uint64_t meminfo(const char *field)
+{
+    char line[TEXT_BYTES];
+    uint64_t kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        size_t bytes = strlen(field);
+
+        if (strncmp(line, field, bytes) == 0 && line[bytes] == ':')
+            kib = strtoull(line + bytes + 1, NULL, 10);
+    }
+    if (file != NULL)
+        fclose(file);
+    return kib << 10;
+}
+
+static void check_memory(struct kvctl_doctor *doctor)
+{
+    uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable"), limit;
+    char total_text[16], available_text[16], limit_text[TEXT_BYTES];
+
+    kv_config_format_size(total, total_text, sizeof(total_text));
+    kv_config_format_size(available, available_text, sizeof(available_text));
+    if (read_line("/sys/fs/cgroup/memory.max", limit_text, sizeof(limit_text)) &&
+        (limit = strtoull(limit_text, NULL, 10)) > 0 && limit < total) {
+        kv_config_format_size(limit, limit_text, sizeof(limit_text));
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "memory",
+                          "give kvserver --memory: its default looks at the machine's memory",
+                          "%s of %s free, but this container may use %s", available_text,
+                          total_text, limit_text);
+    } else if (available < MEMORY_WANTED)
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "memory",
+                          "give kvserver a small --memory, or free some", "%s of %s free",
+                          available_text, total_text);
+    else
+        kvctl_doctor_tell(doctor, KVCTL_OK, "memory", NULL, "%s of %s free", available_text,
+                          total_text);
+}
+
+static void check_huge_pages(struct kvctl_doctor *doctor)
+{
+    char text[TEXT_BYTES];
+
+    if (!read_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof(text)))
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "huge pages",
+                          "reading rows may be up to a fifth slower",
+                          "this kernel tells of no transparent huge pages");
+    else if (strstr(text, "[never]") != NULL)
+        kvctl_doctor_tell(
+            doctor, KVCTL_WARN, "huge pages",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root on the host",
+            "transparent huge pages are off");
+    else
+        kvctl_doctor_tell(doctor, KVCTL_OK, "huge pages", NULL, "transparent, %s", text);
+}
+
+/* Makes, fills and removes a piece of shared memory. */
+static int try_shared_memory(void)
+{
+    char name[64];
+    int error = 0, fd;
+    void *piece;
+
+    snprintf(name, sizeof(name), "/kvctl-doctor-%ld", (long)getpid());
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0)
+        return errno;
+    /* Not ftruncate(): pages that are not there show only as SIGBUS. */
+    error = posix_fallocate(fd, 0, 1 << 20);
+    if (error == 0) {
+        piece = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (piece == MAP_FAILED)
+            error = errno;
+        else {
+            memset(piece, 1, 1 << 20);
+            munmap(piece, 1 << 20);
+        }
+    }
+    close(fd);
+    shm_unlink(name);
+    return error;
+}
+
+static void check_shared_memory(struct kvctl_doctor *doctor)
+{
+    static const char advice[] =
+        "on one machine data will go over tcp, slower; in a container use --shm-size";
+    struct statvfs facts;
+    int error = try_shared_memory();
+    char size[16] = "?", left[16] = "?";
+    uint64_t bytes = 0;
+
+    if (statvfs("/dev/shm", &facts) == 0) {
+        bytes = (uint64_t)facts.f_blocks * facts.f_frsize;
+        kv_config_format_size(bytes, size, sizeof(size));
+        kv_config_format_size((uint64_t)facts.f_bavail * facts.f_frsize, left, sizeof(left));
+    }
+    if (error != 0)
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "shared memory", advice, "/dev/shm: %s",
+                          strerror(error));
+    else if (bytes < SHM_WANTED)
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "shared memory", advice,
+                          "/dev/shm has only %s, %s free", size, left);
+    else
+        kvctl_doctor_tell(doctor, KVCTL_OK, "shared memory", NULL, "/dev/shm has %s, %s free",
+                          size, left);
+}
+
+/* A child reads its parent's memory, which is what a setting of ptrace may forbid: between two
+ * unrelated processes of one user the same rule holds.  0, or the error. */
+static int try_foreign_memory(void)
+{
+    static char secret[8] = "memory";
+    int wait_status;
+    pid_t child = fork();
+
+    if (child < 0)
+        return errno;
+    if (child == 0) {
+        char copy[sizeof(secret)];
+        struct iovec local = {copy, sizeof(copy)}, remote = {secret, sizeof(secret)};
+
+        errno = EIO;
+        _exit(process_vm_readv(getppid(), &local, 1, &remote, 1, 0) == (ssize_t)sizeof(copy)
+                  ? 0
+                  : errno);
+    }
+    if (waitpid(child, &wait_status, 0) != child || !WIFEXITED(wait_status))
+        return EIO;
+    return WEXITSTATUS(wait_status);
+}
+
+static void check_foreign_memory(struct kvctl_doctor *doctor)
+{
+    char scope[TEXT_BYTES];
+    int error = try_foreign_memory();
+
+    if (!read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof(scope)))
+        strcpy(scope, "none");
+    if (error == 0)
+        kvctl_doctor_tell(doctor, KVCTL_OK, "direct copies (cma)", NULL,
+                          "allowed between processes, ptrace_scope %s", scope);
+    else
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "direct copies (cma)",
+                          "large rows over shared memory are copied twice: sysctl "
+                          "kernel.yama.ptrace_scope=0, or --cap-add SYS_PTRACE",
+                          "%s, ptrace_scope %s", strerror(error), scope);
+}
+
+static void check_files(struct kvctl_doctor *doctor)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    if (limit.rlim_cur < FILES_WANTED)
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "open files",
+                          "ulimit -n 65536: every client takes a few per data thread",
+                          "at most %llu", (unsigned long long)limit.rlim_cur);
+    else
+        kvctl_doctor_tell(doctor, KVCTL_OK, "open files", NULL, "at most %llu",
+                          (unsigned long long)limit.rlim_cur);
+}
+
+int kvctl_doctor_run(const struct kvctl *ctl)
+{
+    struct kvctl_doctor doctor = {.ctl = ctl};
+
+    check_program(&doctor);
+    check_memory(&doctor);
+    check_huge_pages(&doctor);
+    check_shared_memory(&doctor);
+    check_foreign_memory(&doctor);
+    check_files(&doctor);
+    for (unsigned i = 0; i < ctl->n_nodes; i++) {
+        doctor.node = ctl->nodes[i];
+        kvctl_doctor_node(&doctor);
+    }
+    return doctor.n_failed > 0 ? KVCTL_FAILED : KVCTL_DONE;
+}

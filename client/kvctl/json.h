@@ -1,0 +1,35 @@
+/* json.h - writes JSON objects of one level, one per line.
+ *
+ *     struct kv_json json;
+ *     kv_json_begin(&json, stdout);
+ *     kv_json_text(&json, "node", "127.0.0.1:7400");
+ *     kv_json_number(&json, "sessions", 3);
+ *     kv_json_end(&json);                      {"node": "127.0.0.1:7400", "sessions": 3}
+ *
+ * Threads: none of its own.  Memory: the writer keeps nothing but its FILE.
+ */
+#ifndef KV_JSON_H
+#define KV_JSON_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+struct kv_json {
+    FILE *out;
+    bool has_members;
+};
+
+void kv_json_begin(struct kv_json *json, FILE *out);
+void kv_json_end(struct kv_json *json);
+
+/* Bytes that are no UTF-8 become U+FFFD, so that what comes out is always JSON. */
+void kv_json_text(struct kv_json *json, const char *key, const char *value);
+
+/* Whole numbers without a point; what is not finite becomes null. */
+void kv_json_number(struct kv_json *json, const char *key, double value);
+void kv_json_bool(struct kv_json *json, const char *key, bool value);
+
+/* Length of the UTF-8 character at `text`, 1..4; 0 if the bytes there are none. */
+unsigned kv_utf8_bytes(const char *text);
+
+#endif

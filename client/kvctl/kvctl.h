@@ -1,0 +1,80 @@
+/* kvctl.h - the inside of the operator's command line.
+ *
+ *   kvctl.c     options, the table of commands, exit codes
+ *   table.c     status, sessions, clients, ops, stats, models; drain
+ *   object.c    put, get, exists, delete
+ *   ping.c      ping
+ *   doctor.c    doctor: what is reported, and the checks of this machine
+ *   doctor_node.c   its checks of a node
+ *   listeners.c     which ports a process listens on
+ *   json.h      the writer for --json
+ *
+ * Threads: one.  Memory: all lives until the program ends, except as said.
+ */
+#ifndef KVCTL_H
+#define KVCTL_H
+
+#include "config.h"
+#include "kvclient.h"
+
+#include <stdbool.h>
+
+enum {
+    KVCTL_DONE = 0,
+    KVCTL_FAILED = 1,
+    KVCTL_USAGE = 2, /* wrong usage, or input that cannot be used */
+
+    KVCTL_NODES_MAX = 64,
+    KVCTL_DETAIL_BYTES = 1024,
+};
+
+struct kvctl_options {
+    char server[KV_CONFIG_STRING_BYTES];
+    char transport[KV_CONFIG_STRING_BYTES];
+    uint64_t deadline_ms;
+    bool json;
+    bool help;
+    bool version;
+};
+
+struct kvctl {
+    struct kvctl_options options;
+    const char *command;
+    const char *nodes[KVCTL_NODES_MAX]; /* of options.server */
+    unsigned n_nodes;
+    const char *const *operands;
+    int n_operands;
+};
+
+/* Prints "kvctl: COMMAND: ..." to stderr. */
+void kvctl_error(const struct kvctl *ctl, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* A client of one node, or with `nodes` NULL of the whole list.  NULL: it was told on stderr.
+ */
+struct kv_client *kvctl_open(const struct kvctl *ctl, const char *nodes);
+
+/* As kvctl_open(), but hands the reason out. */
+kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
+                               const char *nodes,
+                               struct kv_client **ret_client,
+                               char *detail,
+                               size_t detail_bytes);
+
+/* A table of node 0.  KV_OK: *ret_table is lent until *ret_op is freed. */
+kv_status_t kvctl_table(struct kv_client *client,
+                        const char *name,
+                        struct kv_op **ret_op,
+                        const struct kv_table **ret_table);
+
+/* The commands; each returns the exit status. */
+int kvctl_tables_run(const struct kvctl *ctl);
+int kvctl_drain_run(const struct kvctl *ctl);
+int kvctl_ping_run(const struct kvctl *ctl);
+int kvctl_put_run(const struct kvctl *ctl);
+int kvctl_get_run(const struct kvctl *ctl);
+int kvctl_exists_run(const struct kvctl *ctl);
+int kvctl_delete_run(const struct kvctl *ctl);
+int kvctl_doctor_run(const struct kvctl *ctl);
+
+#endif

@@ -1,0 +1,31 @@
+/* listeners.h - which TCP ports the process behind a local port listens on, from /proc.
+ *
+ * Threads: none of its own.  Memory: the caller's.
+ */
+#ifndef KVCTL_LISTENERS_H
+#define KVCTL_LISTENERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    KVCTL_LISTENERS_MAX = 256
+};
+
+struct kvctl_listener {
+    uint64_t inode;
+    uint16_t port;
+    bool is_loopback;
+    char address[72]; /* "127.0.0.1:7400" */
+};
+
+struct kvctl_listeners {
+    int pid; /* 0: not to be seen, the list has only what listens on that port */
+    unsigned n;
+    struct kvctl_listener list[KVCTL_LISTENERS_MAX];
+};
+
+/* Finds who listens on the port, and all that it listens on.  false: nobody does here. */
+bool kvctl_listeners_of_port(uint16_t port, struct kvctl_listeners *ret_listeners);
+
+#endif

@@ -1,0 +1,252 @@
+/* Tables of the nodes, for people and for scripts.
+ *
+ * A node says what its tables hold; here is only how they look.  A table of names and values
+ * becomes one JSON object, any other one object per row.
+ */
+#include "json.h"
+#include "kvctl.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+kv_status_t kvctl_table(struct kv_client *client,
+                        const char *name,
+                        struct kv_op **ret_op,
+                        const struct kv_table **ret_table)
+{
+    struct kv_op *op;
+    kv_status_t status = kv_table_begin(client, 0, name, 0, &op);
+
+    if (status != KV_OK)
+        return status;
+    status = kv_wait(op);
+    if (status == KV_OK && kv_op_table(op) == NULL)
+        status = KV_CORRUPT;
+    if (status != KV_OK) {
+        kv_op_free(op);
+        return status;
+    }
+    *ret_op = op;
+    *ret_table = kv_op_table(op);
+    return KV_OK;
+}
+
+static const struct kv_cell *
+cell_at(const struct kv_table *table, uint32_t row, uint32_t column)
+{
+    return &table->cells[(size_t)row * table->n_columns + column];
+}
+
+static bool is_name_value(const struct kv_table *table)
+{
+    return table->n_columns >= 2 && strcmp(table->columns[0], "name") == 0 &&
+           strcmp(table->columns[1], "value") == 0;
+}
+
+/* ---- text -------------------------------------------------------------------------------- */
+
+static bool counts_bytes(const char *name)
+{
+    static const char ending[] = "_bytes";
+    size_t bytes = strlen(name);
+
+    return strcmp(name, "bytes") == 0 ||
+           (bytes >= sizeof(ending) &&
+            strcmp(name + bytes - (sizeof(ending) - 1), ending) == 0);
+}
+
+/* The cell as it is shown.  What a client called itself must not steer a terminal. */
+static void format_cell(
+    const struct kv_table *table, uint32_t row, uint32_t column, char *text, size_t text_bytes)
+{
+    const struct kv_cell *cell = cell_at(table, row, column);
+    const char *name = table->columns[column];
+    char human[16];
+
+    if (cell->text != NULL) {
+        snprintf(text, text_bytes, "%s", cell->text);
+        for (char *at = text; *at != '\0'; at++)
+            if (iscntrl((unsigned char)*at))
+                *at = '?';
+        return;
+    }
+    if (is_name_value(table) && column == 1 && cell_at(table, row, 0)->text != NULL)
+        name = cell_at(table, row, 0)->text;
+    if (cell->number != floor(cell->number))
+        snprintf(text, text_bytes, "%.1f", cell->number);
+    else if (counts_bytes(name) && cell->number >= 1024 && cell->number < 0x1p63)
+        snprintf(text, text_bytes, "%.0f (%s)", cell->number,
+                 kv_config_format_size((uint64_t)cell->number, human, sizeof(human)));
+    else
+        snprintf(text, text_bytes, "%.0f", cell->number);
+}
+
+static size_t columns_of(const char *text)
+{
+    size_t columns = 0;
+
+    while (*text != '\0') {
+        unsigned bytes = kv_utf8_bytes(text);
+
+        text += bytes > 0 ? bytes : 1;
+        columns++;
+    }
+    return columns;
+}
+
+static void print_cell(const char *text, size_t width, bool is_right, bool is_last)
+{
+    size_t columns = columns_of(text);
+    int blanks = width > columns ? (int)(width - columns) : 0;
+
+    if (is_right)
+        printf("%*s%s", blanks, "", text);
+    else if (is_last)
+        printf("%s", text);
+    else
+        printf("%s%*s", text, blanks, "");
+    fputs(is_last ? "\n" : "  ", stdout);
+}
+
+static kv_status_t print_text(const struct kv_table *table)
+{
+    size_t *widths = calloc(table->n_columns, sizeof(*widths));
+    bool *are_numbers = calloc(table->n_columns, sizeof(*are_numbers));
+    char text[KVCTL_DETAIL_BYTES];
+    kv_status_t status = KV_NO_MEMORY;
+
+    if (widths == NULL || are_numbers == NULL)
+        goto out;
+    for (uint32_t c = 0; c < table->n_columns; c++) {
+        widths[c] = columns_of(table->columns[c]);
+        are_numbers[c] = table->n_rows > 0;
+        for (uint32_t r = 0; r < table->n_rows; r++) {
+            format_cell(table, r, c, text, sizeof(text));
+            if (columns_of(text) > widths[c])
+                widths[c] = columns_of(text);
+            if (cell_at(table, r, c)->text != NULL)
+                are_numbers[c] = false;
+        }
+    }
+    for (uint32_t c = 0; c < table->n_columns; c++)
+        print_cell(table->columns[c], widths[c], are_numbers[c], c + 1 == table->n_columns);
+    for (uint32_t r = 0; r < table->n_rows; r++)
+        for (uint32_t c = 0; c < table->n_columns; c++) {
+            format_cell(table, r, c, text, sizeof(text));
+            print_cell(text, widths[c], are_numbers[c], c + 1 == table->n_columns);
+        }
+    status = KV_OK;
+
+out:
+    free(widths);
+    free(are_numbers);
+    return status;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------- */
+
+static void add_cell(struct kv_json *json, const char *key, const struct kv_cell *cell)
+{
+    if (cell->text != NULL)
+        kv_json_text(json, key, cell->text);
+    else
+        kv_json_number(json, key, cell->number);
+}
+
+static void print_json(const char *node, const struct kv_table *table)
+{
+    struct kv_json json;
+
+    if (is_name_value(table)) {
+        kv_json_begin(&json, stdout);
+        kv_json_text(&json, "node", node);
+        for (uint32_t r = 0; r < table->n_rows; r++)
+            if (cell_at(table, r, 0)->text != NULL)
+                add_cell(&json, cell_at(table, r, 0)->text, cell_at(table, r, 1));
+        kv_json_end(&json);
+        return;
+    }
+    for (uint32_t r = 0; r < table->n_rows; r++) {
+        kv_json_begin(&json, stdout);
+        kv_json_text(&json, "node", node);
+        for (uint32_t c = 0; c < table->n_columns; c++)
+            add_cell(&json, table->columns[c], cell_at(table, r, c));
+        kv_json_end(&json);
+    }
+}
+
+/* ---- commands ---------------------------------------------------------------------------- */
+
+static bool show_node(const struct kvctl *ctl, unsigned node)
+{
+    struct kv_client *client = kvctl_open(ctl, ctl->nodes[node]);
+    const struct kv_table *table;
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    if (client == NULL)
+        return false;
+    status = kvctl_table(client, ctl->command, &op, &table);
+    if (status == KV_OK) {
+        if (ctl->options.json)
+            print_json(ctl->nodes[node], table);
+        else {
+            if (ctl->n_nodes > 1)
+                printf("%snode %s\n", node > 0 ? "\n" : "", ctl->nodes[node]);
+            status = print_text(table);
+        }
+    }
+    if (status != KV_OK)
+        kvctl_error(ctl, "%s",
+                    status == KV_NO_MEMORY ? "out of memory" : kv_client_detail(client));
+    kv_op_free(op);
+    kv_client_close(client);
+    return status == KV_OK;
+}
+
+int kvctl_tables_run(const struct kvctl *ctl)
+{
+    int result = KVCTL_DONE;
+
+    for (unsigned i = 0; i < ctl->n_nodes; i++)
+        if (!show_node(ctl, i))
+            result = KVCTL_FAILED;
+    return result;
+}
+
+static bool drain_node(const struct kvctl *ctl, const char *node)
+{
+    struct kv_client *client = kvctl_open(ctl, node);
+    struct kv_json json;
+    struct kv_op *op;
+    kv_status_t status;
+
+    if (client == NULL)
+        return false;
+    status = kv_drain_begin(client, 0, 0, &op);
+    if (status == KV_OK)
+        status = kv_finish(op);
+    if (status != KV_OK)
+        kvctl_error(ctl, "%s", kv_client_detail(client));
+    else if (ctl->options.json) {
+        kv_json_begin(&json, stdout);
+        kv_json_text(&json, "node", node);
+        kv_json_bool(&json, "draining", true);
+        kv_json_end(&json);
+    } else
+        printf("node %s: draining: it finishes what it has, then it stops\n", node);
+    kv_client_close(client);
+    return status == KV_OK;
+}
+
+int kvctl_drain_run(const struct kvctl *ctl)
+{
+    int result = KVCTL_DONE;
+
+    for (unsigned i = 0; i < ctl->n_nodes; i++)
+        if (!drain_node(ctl, ctl->nodes[i]))
+            result = KVCTL_FAILED;
+    return result;
+}

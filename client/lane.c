@@ -1,0 +1,109 @@
+#include "client.h"
+
+#include <stdlib.h>
+
+void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote)
+{
+    lane->link.remote = remote;
+    for (unsigned class = 0; class < KV_LANE_CLASSES; class ++)
+        kv_list_init(&lane->errands[class]);
+}
+
+struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot)
+{
+    struct kv_remote *remote = &client->remotes[client->placement.node_of[slot]];
+
+    return &remote->lanes[kv_placement_unit_thread(slot, client->n_remotes, remote->n_lanes)];
+}
+
+struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot)
+{
+    struct kv_remote *remote = &client->remotes[client->placement.node_of[slot]];
+
+    return &remote->lanes[kv_placement_object_thread(slot, remote->n_lanes)];
+}
+
+struct kv_errand *kv_errand_add(struct kv_op *op, struct kv_lane *lane)
+{
+    struct kv_client *client = op->client;
+    struct kv_errand *errand = client->free_errands;
+
+    if (errand != NULL) {
+        client->free_errands = errand->next;
+    } else {
+        errand = malloc(sizeof(*errand));
+        if (errand == NULL)
+            return NULL;
+    }
+    *errand = (struct kv_errand){.op = op, .lane = lane};
+    kv_list_append(&lane->errands[op->kind->class], &errand->of_lane);
+    kv_list_append(&op->errands, &errand->of_op);
+    client->must_pump = true;
+    return errand;
+}
+
+void kv_errand_free(struct kv_errand *errand)
+{
+    struct kv_client *client = errand->op->client;
+
+    kv_list_remove(&errand->of_lane);
+    kv_list_remove(&errand->of_op);
+    errand->next = client->free_errands;
+    client->free_errands = errand;
+}
+
+/* Whether a credit is left for the class besides those that the others are sure of. */
+static bool may_take(const struct kv_lane *lane, enum kv_lane_class class)
+{
+    uint32_t credits = lane->link.remote->credits;
+    uint32_t sure = credits >= 4 ? (credits + 15) / 16 : 0;
+    uint32_t reserved = 0;
+
+    for (unsigned other = 0; other < KV_LANE_CLASSES; other++)
+        if (other != class && lane->in_flight[other] < sure)
+            reserved += sure - lane->in_flight[other];
+    if (lane->in_flight[class] < sure)
+        return lane->n_in_flight < credits;
+    return lane->n_in_flight + reserved < credits;
+}
+
+/* false: what all lanes share has run out. */
+static bool lane_pump(struct kv_lane *lane)
+{
+    struct kv_client *client = lane->link.remote->client;
+
+    for (unsigned class = 0; class < KV_LANE_CLASSES; class ++) {
+        struct kv_list *errands = &lane->errands[class];
+
+        while (!kv_list_empty(errands) && may_take(lane, class)) {
+            struct kv_errand *errand = KV_LIST_ENTRY(errands->next, struct kv_errand, of_lane);
+            struct kv_trip *trip = kv_trip_take(lane, class, errand->op);
+
+            if (trip == NULL)
+                return false;
+            if (errand->op->kind->build(errand, trip) != KV_OK) {
+                kv_trip_end(trip);
+                /* That one came back is no reason to try again at once. */
+                client->must_pump = false;
+                return false;
+            }
+            if (errand->finished)
+                kv_errand_free(errand);
+            kv_trip_send(trip);
+        }
+    }
+    return true;
+}
+
+void kv_lanes_pump(struct kv_client *client)
+{
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        struct kv_remote *remote = &client->remotes[i];
+
+        if (remote->state != KV_REMOTE_CONNECTED || remote->failure != KV_OK)
+            continue;
+        for (uint32_t thread = 0; thread < remote->n_lanes; thread++)
+            if (!lane_pump(&remote->lanes[thread]))
+                return;
+    }
+}

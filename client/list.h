@@ -1,0 +1,49 @@
+/* list.h - doubly linked lists whose links lie in the things they link.
+ *
+ * A head and a link are the same struct.  A link that is in no list points at itself, so that
+ * removing it twice does no harm.
+ */
+#ifndef KV_LIST_H
+#define KV_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct kv_list {
+    struct kv_list *next, *previous;
+};
+
+/* The struct that a link lies in. */
+#define KV_LIST_ENTRY(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
+
+/* Walks a list; the entry at hand may be removed meanwhile, the next one may not. */
+#define KV_LIST_EACH(link, follow, head)                                   \
+    for ((link) = (head)->next, (follow) = (link)->next; (link) != (head); \
+         (link) = (follow), (follow) = (link)->next)
+
+static inline void kv_list_init(struct kv_list *link)
+{
+    link->next = link->previous = link;
+}
+
+static inline bool kv_list_empty(const struct kv_list *head)
+{
+    return head->next == head;
+}
+
+static inline void kv_list_append(struct kv_list *head, struct kv_list *link)
+{
+    link->previous = head->previous;
+    link->next = head;
+    head->previous->next = link;
+    head->previous = link;
+}
+
+static inline void kv_list_remove(struct kv_list *link)
+{
+    link->previous->next = link->next;
+    link->next->previous = link->previous;
+    kv_list_init(link);
+}
+
+#endif

@@ -1,0 +1,345 @@
+#include "client.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- words ------------------------------------------------------------------------------- */
+
+kv_status_t
+kv_client_refuse(struct kv_client *client, kv_status_t status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(client->detail, sizeof(client->detail), format, args);
+    va_end(args);
+    return status;
+}
+
+void kv_op_fail(struct kv_op *op,
+                const struct kv_remote *remote,
+                const struct kv_trip *trip,
+                kv_status_t status,
+                const char *format,
+                ...)
+{
+    struct kv_client *client = op->client;
+    size_t name_bytes = strlen(op->kind->name);
+    char text[200], about[120] = "";
+    const char *why = text;
+    va_list args;
+
+    if (op->stage == KV_STAGE_ENDED)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    /* Nodes begin their texts with the operation's name, too. */
+    if (strncmp(text, op->kind->name, name_bytes) == 0 &&
+        strncmp(text + name_bytes, ": ", 2) == 0)
+        why = text + name_bytes + 2;
+    if (op->kind->describe != NULL)
+        op->kind->describe(op, trip, about, sizeof(about));
+    snprintf(op->detail, sizeof(op->detail), "%s%s%s%s: %s: after %.3f s%s%s%s%s",
+             remote != NULL ? "node " : "", remote != NULL ? remote->address : "",
+             remote != NULL ? ": " : "", op->kind->name, kv_status_name(status),
+             (double)(client->now_us - op->begin_us) / 1e6, why[0] != 0 ? ": " : "", why,
+             about[0] != 0 ? ": " : "", about);
+    kv_op_end(op, status);
+}
+
+void kv_op_note(struct kv_op *op,
+                const struct kv_remote *remote,
+                kv_status_t status,
+                const char *text)
+{
+    if (op->partial != KV_OK)
+        return;
+    op->partial = status;
+    op->partial_remote = remote;
+    snprintf(op->partial_text, sizeof(op->partial_text), "%s", text);
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+kv_status_t kv_op_begin(struct kv_client *client,
+                        const struct kv_op_kind *kind,
+                        struct kv_session *session,
+                        struct kv_buffer *buffer,
+                        uint32_t deadline_ms,
+                        struct kv_op **ret_op)
+{
+    struct kv_op *op;
+
+    if (session != NULL && session->is_closed)
+        return kv_client_refuse(client, KV_NOT_FOUND, "%s: the session was closed", kind->name);
+    op = kv_pool_get(client->op_pool);
+    if (op == NULL)
+        return kv_client_refuse(client, KV_BUSY, "%s: %u operations exist already", kind->name,
+                                kv_pool_size(client->op_pool));
+    client->now_us = kv_clock_now(client->clock);
+    memset(op, 0, sizeof(*op));
+    kv_list_init(&op->of_client);
+    kv_list_init(&op->of_session);
+    kv_list_init(&op->trips);
+    kv_list_init(&op->errands);
+    op->is_lent = true;
+    op->client = client;
+    op->kind = kind;
+    op->status = KV_IN_PROGRESS;
+    op->begin_us = client->now_us;
+    op->deadline_us =
+        client->now_us + (deadline_ms > 0 ? (uint64_t)deadline_ms * 1000 : client->deadline_us);
+    op->session = session;
+    op->needs_current = kind->needs_current;
+    op->buffer = buffer;
+    kv_buffer_hold(buffer);
+    *ret_op = op;
+    return KV_OK;
+}
+
+void kv_op_discard(struct kv_op *op)
+{
+    kv_buffer_release(op->buffer);
+    op->is_lent = false;
+    kv_pool_put(op->client->op_pool, op);
+}
+
+kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session;
+
+    kv_list_append(&client->ops, &op->of_client);
+    op->stage = KV_STAGE_PREPARING;
+    if (session != NULL) {
+        bool waits =
+            op->kind->is_exclusive ? !kv_list_empty(&session->ops) : session->n_exclusive > 0;
+
+        kv_list_append(&session->ops, &op->of_session);
+        session->n_exclusive += op->kind->is_exclusive;
+        if (waits) {
+            op->stage = KV_STAGE_QUEUED;
+            session->n_queued++;
+        }
+    }
+    kv_client_timer(client, op->deadline_us);
+    if (op->stage == KV_STAGE_PREPARING) {
+        client->n_preparing++;
+        kv_op_prepare(op);
+    }
+    *ret_op = op;
+    kv_client_pump(client);
+    return KV_OK;
+}
+
+void kv_op_need(struct kv_op *op, uint32_t node)
+{
+    op->needs[node / 64] |= UINT64_C(1) << node % 64;
+}
+
+void kv_op_need_all(struct kv_op *op)
+{
+    for (uint32_t i = 0; i < op->client->n_remotes; i++)
+        kv_op_need(op, i);
+}
+
+bool kv_op_needs(const struct kv_op *op, uint32_t node)
+{
+    return op->needs[node / 64] >> node % 64 & 1;
+}
+
+void kv_op_again(struct kv_op *op)
+{
+    op->stage = KV_STAGE_PREPARING;
+    op->client->n_preparing++;
+    op->client->must_pump = true;
+}
+
+void kv_op_prepare(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session != NULL ? op->session : op->result;
+    bool is_ready = true;
+    char text[160];
+
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        struct kv_remote *remote = &client->remotes[i];
+        kv_status_t status = KV_OK;
+
+        if (!kv_op_needs(op, i))
+            continue;
+        if (remote->state != KV_REMOTE_CONNECTED || remote->failure != KV_OK) {
+            kv_remote_connect(remote);
+            status = KV_IN_PROGRESS;
+        } else if (op->needs_current) {
+            status = kv_session_ready(session, remote, text, sizeof(text));
+        }
+        if (status == KV_IN_PROGRESS) {
+            is_ready = false;
+        } else if (status != KV_OK) {
+            kv_op_fail(op, remote, NULL, status, "%s", text);
+            return;
+        }
+    }
+    if (!is_ready)
+        return;
+    op->stage = KV_STAGE_RUNNING;
+    client->n_preparing--;
+    op->kind->start(op);
+    kv_op_check(op);
+}
+
+void kv_op_check(struct kv_op *op)
+{
+    if (op->stage != KV_STAGE_RUNNING || op->n_calls > 0 || !kv_list_empty(&op->trips) ||
+        !kv_list_empty(&op->errands))
+        return;
+    if (op->partial != KV_OK)
+        kv_op_fail(op, op->partial_remote, NULL, op->partial, "%s", op->partial_text);
+    else
+        kv_op_end(op, KV_OK);
+}
+
+void kv_op_end(struct kv_op *op, kv_status_t status)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session;
+    struct kv_list *link, *follow;
+
+    if (op->stage == KV_STAGE_ENDED)
+        return;
+    client->n_preparing -= op->stage == KV_STAGE_PREPARING;
+    if (session != NULL) {
+        session->n_queued -= op->stage == KV_STAGE_QUEUED;
+        session->n_exclusive -= op->kind->is_exclusive;
+        kv_list_remove(&op->of_session);
+    }
+    op->stage = KV_STAGE_ENDED;
+    op->status = status;
+    op->end_us = client->now_us;
+    kv_list_remove(&op->of_client);
+    KV_LIST_EACH(link, follow, &op->errands)
+    kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
+    KV_LIST_EACH(link, follow, &op->trips)
+    kv_trip_abandon(KV_LIST_ENTRY(link, struct kv_trip, of_op));
+    KV_LIST_EACH(link, follow, &client->calls)
+    {
+        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+        if (call->op == op)
+            call->op = NULL;
+    }
+    if (op->kind->ended != NULL)
+        op->kind->ended(op);
+    op->session = NULL;
+    kv_buffer_release(op->buffer);
+    op->buffer = NULL;
+    if (session != NULL)
+        kv_session_admit(session);
+    if (status != KV_OK)
+        memcpy(client->detail, op->detail, sizeof(client->detail));
+    client->n_ended++;
+    client->must_pump = true;
+}
+
+void kv_op_expire(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+    const struct kv_remote *remote = NULL;
+    const struct kv_trip *trip = NULL;
+    const char *why = "";
+    struct kv_list *link, *follow;
+
+    if (op->stage == KV_STAGE_QUEUED) {
+        why = "waiting for an operation of the session";
+    } else if (op->stage == KV_STAGE_PREPARING) {
+        for (uint32_t i = client->n_remotes; i-- > 0;)
+            if (kv_op_needs(op, i) && client->remotes[i].state != KV_REMOTE_CONNECTED)
+                remote = &client->remotes[i];
+        why = remote != NULL ? "connecting" : "waiting for a node to catch up";
+    } else if (!kv_list_empty(&op->trips)) {
+        trip = KV_LIST_ENTRY(op->trips.next, struct kv_trip, of_op);
+        remote = trip->remote;
+    } else if (!kv_list_empty(&op->errands)) {
+        remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
+        why = "waiting for credits";
+    } else {
+        KV_LIST_EACH(link, follow, &client->calls)
+        {
+            struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+            if (call->op == op && remote == NULL)
+                remote = call->remote;
+        }
+    }
+    kv_op_fail(op, remote, trip, KV_DEADLINE, "%s", why);
+}
+
+/* ---- the caller's ------------------------------------------------------------------------ */
+
+kv_status_t kv_op_status(const struct kv_op *op)
+{
+    return op->status;
+}
+
+kv_status_t kv_wait(struct kv_op *op)
+{
+    kv_client_sleep(op->client, op, UINT64_MAX);
+    return op->status;
+}
+
+void kv_cancel(struct kv_op *op)
+{
+    if (op->stage == KV_STAGE_ENDED)
+        return;
+    op->client->now_us = kv_clock_now(op->client->clock);
+    kv_op_fail(op, NULL, NULL, KV_CANCELLED, "%s", "");
+}
+
+void kv_op_free(struct kv_op *op)
+{
+    if (op == NULL)
+        return;
+    kv_cancel(op);
+    if (op->kind->fini != NULL)
+        op->kind->fini(op);
+    if (op->result != NULL)
+        kv_session_free(op->result);
+    op->result = NULL;
+    op->is_lent = false;
+    kv_pool_put(op->client->op_pool, op);
+}
+
+kv_status_t kv_finish(struct kv_op *op)
+{
+    kv_status_t status = kv_wait(op);
+
+    kv_op_free(op);
+    return status;
+}
+
+const char *kv_op_detail(const struct kv_op *op)
+{
+    return op->detail;
+}
+
+uint64_t kv_op_elapsed_us(const struct kv_op *op)
+{
+    return op->stage == KV_STAGE_ENDED ? op->end_us - op->begin_us : 0;
+}
+
+struct kv_session *kv_op_session(struct kv_op *op)
+{
+    struct kv_session *session = op->status == KV_OK ? op->result : NULL;
+
+    if (session != NULL)
+        op->result = NULL;
+    return session;
+}
+
+uint32_t kv_op_tokens(const struct kv_op *op)
+{
+    return op->tokens;
+}
