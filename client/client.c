@@ -15,7 +15,7 @@ enum {
     PEER_TIMEOUT_MS = 2000,
     RETRY_MS = 1000,
     OPS_MAX = 1024,
-    SPIN_US = 50,            /* before a wait sleeps */
+    SPIN_US = 50,            /* in which nothing came, before a wait sleeps */
     NAP_CALLS_US = 1000,     /* longest sleep while a carrier that wakes nobody has calls */
     NAP_ATTACHED_US = 10000, /* the same while it only watches a node */
     NAP_MAX_US = 1000000,
@@ -440,7 +440,9 @@ void kv_client_step(struct kv_client *client)
     client->now_us = kv_clock_now(client->clock);
     forgive(client);
     for (unsigned i = 0; i < PROGRESS_MAX; i++)
-        if (kv_port_progress(client->port) == 0)
+        if (kv_port_progress(client->port) > 0)
+            client->moved_us = client->now_us;
+        else
             break;
     for (uint32_t i = 0; i < client->n_remotes; i++) {
         struct kv_remote *remote = &client->remotes[i];
@@ -504,7 +506,7 @@ static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t 
     while (op != NULL ? op->stage != KV_STAGE_ENDED : n_ended == 0) {
         if (client->now_us >= until_us)
             break;
-        if (client->now_us < spin_us) {
+        if (client->now_us < spin_us || client->now_us - client->moved_us < SPIN_US) {
             kv_relax();
         } else {
             kv_client_nap(client, until_us);

@@ -701,6 +701,7 @@ struct kv_client {
     bool must_pump; /* something may be able to move on */
     bool is_closing;
     uint64_t next_us; /* the earliest moment at which a timer is due */
+    uint64_t moved_us; /* when the port last had something to do */
     uint64_t polled_us;
     uint32_t n_ended; /* since the last poll */
 

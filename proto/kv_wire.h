@@ -113,7 +113,8 @@ enum kv_op_id {
  *   76  u32  n_units
  *   80  u32  token_begin
  *   84  u32  token_count
- *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
+ *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are;
+ *                         object_get replies: the object's instance, new with every put
  *   92  u32  layer          replies: the first unit's layer
  *   96  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
  *  104  u64  object_bytes   the whole object's size; object_get requests: 0

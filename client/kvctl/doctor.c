@@ -253,6 +253,18 @@ static void check_foreign_memory(struct kvctl_doctor *doctor)
                           "%s, ptrace_scope %s", strerror(error), scope);
 }
 
+/* UCX looks there for network devices, and without them has shared memory only. */
+static void check_network(struct kvctl_doctor *doctor)
+{
+    if (access("/sys/class/net", R_OK | X_OK) == 0)
+        kvctl_doctor_tell(doctor, KVCTL_OK, "network", NULL, "devices can be seen");
+    else
+        kvctl_doctor_tell(
+            doctor, KVCTL_WARN, "network",
+            "no data over tcp, only within this machine: mount -t sysfs sysfs /sys",
+            "/sys/class/net: %s", strerror(errno));
+}
+
 static void check_files(struct kvctl_doctor *doctor)
 {
     struct rlimit limit;
@@ -277,6 +289,7 @@ int kvctl_doctor_run(const struct kvctl *ctl)
     check_huge_pages(&doctor);
     check_shared_memory(&doctor);
     check_foreign_memory(&doctor);
+    check_network(&doctor);
     check_files(&doctor);
     for (unsigned i = 0; i < ctl->n_nodes; i++) {
         doctor.node = ctl->nodes[i];

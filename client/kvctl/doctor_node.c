@@ -264,10 +264,36 @@ static void check_files(struct kvctl_doctor *doctor, int pid)
                       "at most %llu in process %d", limit, pid);
 }
 
+/* Connects, data ports included.  If that fails, whether it would over tcp says what is wrong.
+ */
+static struct kv_client *open_node(struct kvctl_doctor *doctor)
+{
+    char detail[KVCTL_DETAIL_BYTES], ignored[KVCTL_DETAIL_BYTES];
+    struct kvctl over_tcp = *doctor->ctl;
+    struct kv_client *client;
+
+    if (kvctl_open_quietly(doctor->ctl, doctor->node, &client, detail, sizeof(detail)) == KV_OK)
+        return client;
+    strcpy(over_tcp.options.transport, "tcp");
+    if (strcmp(doctor->ctl->options.transport, "tcp") != 0 &&
+        kvctl_open_quietly(&over_tcp, doctor->node, &client, ignored, sizeof(ignored)) ==
+            KV_OK) {
+        kv_client_close(client);
+        kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
+                          "over tcp it works, so shared memory does not: use the node's user "
+                          "and container, or transport tcp",
+                          "%s", without_node(doctor, detail));
+        return NULL;
+    }
+    kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
+                      "something listens there that does not answer as a node does", "%s",
+                      without_node(doctor, detail));
+    return NULL;
+}
+
 void kvctl_doctor_node(struct kvctl_doctor *doctor)
 {
     static struct kvctl_listeners listeners;
-    char detail[KVCTL_DETAIL_BYTES];
     struct kv_client *client;
     const struct kv_table *status_table;
     struct kv_op *op;
@@ -276,13 +302,9 @@ void kvctl_doctor_node(struct kvctl_doctor *doctor)
 
     if (!check_port(doctor, &is_local))
         return;
-    if (kvctl_open_quietly(doctor->ctl, doctor->node, &client, detail, sizeof(detail)) !=
-        KV_OK) {
-        kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
-                          "something listens there that does not answer as a node does", "%s",
-                          without_node(doctor, detail));
+    client = open_node(doctor);
+    if (client == NULL)
         return;
-    }
     if (kvctl_table(client, "status", &op, &status_table) == KV_OK) {
         check_version(doctor, status_table);
         check_fill(doctor, status_table);

@@ -359,14 +359,17 @@ static void begin_request(struct kv_data *data,
     if (header->op == KV_OP_CANCEL) {
         struct kv_work *target = find_work(peer, header->offset);
         if (target != NULL && same_id(&header->token, &peer->token)) {
-            if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED)
+            if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
+                target->state == KV_WORK_AWAIT_BULK)
                 work_end(target);
             else
                 target->orphan = target->state == KV_WORK_RECEIVING;
         }
         return;
     }
-    if (peer->n_works >= 2 * data->credits) {
+    /* Two works that wait for one bulk would keep each other's rows from coming. */
+    if (peer->n_works >= 2 * data->credits ||
+        (header->bulk_bytes > 0 && find_work(peer, header->request_id) != NULL)) {
         kv_count(&data->stats.dropped, 1);
         kv_count(&peer->dropped, 1);
         return;
@@ -507,6 +510,49 @@ static void on_message(void *owner,
         bulk_message(peer, &header, body);
 }
 
+/* A request whose body was too large to come with its header, on its way. */
+struct receipt {
+    struct kv_data *data;
+    struct kv_wire_header header; /* as it came, unchecked */
+    size_t bytes;
+    uint8_t *body; /* of data->bodies */
+};
+
+static void receipt_done(void *arg, kv_status_t status)
+{
+    struct receipt *receipt = arg;
+    struct kv_data *data = receipt->data;
+
+    if (status == KV_OK)
+        on_message(data, &receipt->header, sizeof(receipt->header), receipt->body,
+                   receipt->bytes);
+    kv_pool_put(data->bodies, receipt->body);
+    kv_pool_put(data->receipts, receipt);
+}
+
+static void receive_request(struct kv_data *data,
+                            const struct kv_wire_header *header,
+                            size_t bytes,
+                            struct kv_incoming *incoming)
+{
+    struct receipt *receipt = bytes <= KV_WIRE_BODY_MAX ? kv_pool_get(data->receipts) : NULL;
+    uint8_t *body = receipt != NULL ? kv_pool_get(data->bodies) : NULL;
+    struct kv_iov iov = {body, bytes};
+
+    if (body == NULL) {
+        /* The client asks again. */
+        if (receipt != NULL)
+            kv_pool_put(data->receipts, receipt);
+        kv_count(&data->stats.dropped, 1);
+        kv_incoming_refuse(incoming);
+        return;
+    }
+    *receipt = (struct receipt){data, *header, bytes, body};
+    kv_status_t status = kv_incoming_receive(incoming, &iov, 1, receipt_done, receipt);
+    if (status != KV_IN_PROGRESS)
+        receipt_done(receipt, status);
+}
+
 static void on_incoming(void *owner,
                         const void *message,
                         size_t message_bytes,
@@ -518,10 +564,17 @@ static void on_incoming(void *owner,
     const char *why;
     struct kv_peer *peer = NULL;
 
-    if (kv_message_check(message, message_bytes, NULL, bytes, &header, &why) != KV_OK)
+    if (message_bytes == sizeof(header)) {
+        memcpy(&header, message, sizeof(header));
+        if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REQUEST) {
+            receive_request(data, &header, bytes, incoming);
+            return;
+        }
+    }
+    if (message_bytes != sizeof(header) || header.kind != KV_WIRE_BULK_REQUEST)
+        bad_message(data, "large, yet neither a request nor its bulk");
+    else if (kv_message_check(message, message_bytes, NULL, bytes, &header, &why) != KV_OK)
         bad_message(data, why);
-    else if (header.kind != KV_WIRE_BULK_REQUEST)
-        bad_message(data, "large, yet no bulk of a request");
     else
         peer = peer_of(data, &header);
     if (peer == NULL) {
@@ -632,17 +685,18 @@ static void work_late(struct kv_work *work)
         /* Its bulk never came; should it still come, it belongs to nobody and is refused. */
         if (!work->discard) {
             work->status = KV_DEADLINE;
+            if (work->row->release != NULL)
+                work->row->release(work); /* needs the body, which `small` may hold */
             snprintf((char *)work->small, sizeof(work->small), "%s: the data did not arrive in time",
                      work->row->name);
-            if (work->row->release != NULL)
-                work->row->release(work);
         }
         work->landed = true;
         answer_status(work);
     } else {
         work->landed = true;
         kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed", work->row->name,
-                     work->request.snapshot);
+                     work->request.snapshot > 0 ? work->request.snapshot
+                                                : work->request.token_begin);
     }
 }
 
@@ -705,6 +759,8 @@ bool kv_data_step(struct kv_data *data)
         busy = true;
     busy = kv_data_command_step(data) || busy;
     busy = run_slice(data) || busy;
+    if (busy)
+        data->moved_us = data->now_us;
     if (data->now_us >= data->timers_us) {
         data->timers_us = data->now_us + TIMERS_EVERY_US;
         timers(data);
@@ -740,10 +796,11 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->works = kv_pool_create(KV_WORKS, sizeof(struct kv_work));
     data->bodies = kv_pool_create(KV_BODIES, KV_WIRE_BODY_MAX);
     data->stagings = kv_pool_create(KV_STAGINGS, KV_WIRE_BULK_MAX);
+    data->receipts = kv_pool_create(KV_RECEIPTS, sizeof(struct receipt));
     data->commands = kv_ring_create(setup->n_commands);
     if (data->arena == NULL || data->parts == NULL || data->peers == NULL ||
         data->works == NULL || data->bodies == NULL || data->stagings == NULL ||
-        data->commands == NULL || !kv_heap_init(&data->heap, data->arena) ||
+        data->receipts == NULL || data->commands == NULL || !kv_heap_init(&data->heap, data->arena) ||
         !kv_objects_init(&data->objects, data->arena, setup->secret))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
@@ -772,6 +829,7 @@ void kv_data_fini(struct kv_data *data)
     free(data->command);
     kv_ring_destroy(data->commands);
     kv_objects_fini(&data->objects);
+    kv_pool_destroy(data->receipts);
     kv_pool_destroy(data->stagings);
     kv_pool_destroy(data->bodies);
     kv_pool_destroy(data->works);

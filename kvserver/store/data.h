@@ -27,6 +27,7 @@ enum {
     KV_WORKS = 1024,            /* requests of one data thread at any moment */
     KV_BODIES = 128,            /* of them, with a body or answer that does not fit `small` */
     KV_STAGINGS = 32,           /* of them, with a staging buffer */
+    KV_RECEIPTS = 32,           /* requests whose body is on its way, besides */
     KV_SMALL_BYTES = 512,
     KV_PINS_MAX = 144,          /* segments that one transfer pins */
     KV_SLICE_BYTES = 256 << 10, /* copied or checked in one slice */
@@ -180,7 +181,8 @@ struct kv_data {
     uint32_t credits;
     uint64_t stuck_send_us;
     const struct kv_clock *clock;
-    uint64_t now_us; /* of this step */
+    uint64_t now_us;   /* of this step */
+    uint64_t moved_us; /* of the last step in which a message or a request got on */
     struct kv_port *port;
     struct kv_arena *arena;
     struct kv_heap heap;
@@ -189,7 +191,7 @@ struct kv_data {
     uint32_t n_parts;
     struct kv_peer *peers; /* (clients_max) */
     uint32_t n_peers;
-    struct kv_pool *works, *bodies, *stagings;
+    struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_work *queues[KV_CLASS_COUNT], **queue_ends[KV_CLASS_COUNT];
     struct kv_ring *commands; /* from control */
     struct kv_command *command; /* under way, in slices */

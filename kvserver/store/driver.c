@@ -8,6 +8,7 @@
 
 enum {
     SPIN_US = 50,           /* how long an idle thread looks before it sleeps */
+    SPIN_WORKING_US = 500,  /* the same after something moved for a request that is not over */
     SLEEP_US = 50000,       /* deadlines of waiting requests are looked at so often at least */
     SLEEP_WORKING_US = 1000, /* the same, while requests are under way */
 };
@@ -52,7 +53,8 @@ static void drive_data(void *arg)
         }
         if (idle_since_us == 0)
             idle_since_us = data->now_us;
-        if (data->now_us - idle_since_us < SPIN_US) {
+        if (data->now_us - idle_since_us < SPIN_US ||
+            (kv_pool_lent(data->works) > 0 && data->now_us - data->moved_us < SPIN_WORKING_US)) {
             kv_relax();
             continue;
         }

@@ -7,6 +7,7 @@ bool kv_objects_init(struct kv_objects *objects, struct kv_arena *arena, uint64_
 {
     objects->arena = arena;
     objects->bytes = 0;
+    objects->instances = 0;
     objects->map = kv_map_create(secret);
     return objects->map != NULL;
 }
@@ -39,8 +40,11 @@ struct kv_stored_object *kv_object_create(struct kv_objects *objects,
     struct kv_stored_object *object = kv_arena_alloc(objects->arena, record_class);
     if (object == NULL)
         return NULL;
-    *object = (struct kv_stored_object){
-        .key = *key, .bytes = bytes, .pins = 1, .class_id = (uint8_t)record_class};
+    *object = (struct kv_stored_object){.key = *key,
+                                        .bytes = bytes,
+                                        .pins = 1,
+                                        .instance = ++objects->instances,
+                                        .class_id = (uint8_t)record_class};
     objects->bytes += bytes;
     for (; object->n_pieces < n_pieces; object->n_pieces++) {
         uint32_t size = kv_object_piece_bytes(bytes, object->n_pieces);

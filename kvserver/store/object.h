@@ -26,6 +26,7 @@ struct kv_stored_object {
     uint64_t bytes;
     uint32_t n_pieces;
     uint32_t pins;
+    uint32_t instance; /* tells it from others that had the name before */
     bool published;
     uint8_t class_id; /* of this record */
     struct kv_object_piece pieces[];
@@ -35,6 +36,7 @@ struct kv_objects {
     struct kv_arena *arena;
     struct kv_map *map;
     uint64_t bytes;
+    uint32_t instances; /* made so far */
 };
 
 bool kv_objects_init(struct kv_objects *objects, struct kv_arena *arena, uint64_t secret);

@@ -59,17 +59,17 @@ void kv_op_object_delete_begin(struct kv_work *work);
 void kv_op_ping_begin(struct kv_work *work);
 
 /* ops_control.c */
-void kv_op_hello(struct kv_control_call *call);
-void kv_op_goodbye(struct kv_control_call *call);
-void kv_op_model(struct kv_control_call *call);
-void kv_op_open(struct kv_control_call *call);
-void kv_op_resume(struct kv_control_call *call);
-void kv_op_fork(struct kv_control_call *call);
-void kv_op_truncate(struct kv_control_call *call);
-void kv_op_close(struct kv_control_call *call);
-void kv_op_renew(struct kv_control_call *call);
-void kv_op_session(struct kv_control_call *call);
-void kv_op_table(struct kv_control_call *call);
-void kv_op_drain(struct kv_control_call *call);
+void kv_control_hello(struct kv_control_call *call);
+void kv_control_goodbye(struct kv_control_call *call);
+void kv_control_model(struct kv_control_call *call);
+void kv_control_open(struct kv_control_call *call);
+void kv_control_resume(struct kv_control_call *call);
+void kv_control_fork(struct kv_control_call *call);
+void kv_control_truncate(struct kv_control_call *call);
+void kv_control_close(struct kv_control_call *call);
+void kv_control_renew(struct kv_control_call *call);
+void kv_control_session(struct kv_control_call *call);
+void kv_control_table(struct kv_control_call *call);
+void kv_control_drain(struct kv_control_call *call);
 
 #endif

@@ -181,7 +181,7 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     kv_control_ask(call, &command, hello_opened);
 }
 
-void kv_op_hello(struct kv_control_call *call)
+void kv_control_hello(struct kv_control_call *call)
 {
     Kvpb__HelloRequest *request =
         kvpb__hello_request__unpack(NULL, call->request_bytes, call->request);
@@ -193,7 +193,7 @@ void kv_op_hello(struct kv_control_call *call)
     kvpb__hello_request__free_unpacked(request, NULL);
 }
 
-void kv_op_goodbye(struct kv_control_call *call)
+void kv_control_goodbye(struct kv_control_call *call)
 {
     Kvpb__GoodbyeRequest *request =
         kvpb__goodbye_request__unpack(NULL, call->request_bytes, call->request);
@@ -349,7 +349,7 @@ bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_by
     return good;
 }
 
-void kv_op_model(struct kv_control_call *call)
+void kv_control_model(struct kv_control_call *call)
 {
     Kvpb__ModelRequest *request =
         kvpb__model_request__unpack(NULL, call->request_bytes, call->request);
@@ -555,7 +555,7 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
     kv_control_ask(call, &command, open_done);
 }
 
-void kv_op_open(struct kv_control_call *call)
+void kv_control_open(struct kv_control_call *call)
 {
     Kvpb__OpenRequest *request =
         kvpb__open_request__unpack(NULL, call->request_bytes, call->request);
@@ -598,7 +598,7 @@ static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *requ
                    resume_done);
 }
 
-void kv_op_resume(struct kv_control_call *call)
+void kv_control_resume(struct kv_control_call *call)
 {
     Kvpb__ResumeRequest *request =
         kvpb__resume_request__unpack(NULL, call->request_bytes, call->request);
@@ -756,7 +756,7 @@ static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *
     kv_control_ask(call, &command, fork_done);
 }
 
-void kv_op_fork(struct kv_control_call *call)
+void kv_control_fork(struct kv_control_call *call)
 {
     Kvpb__ForkRequest *request =
         kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
@@ -774,7 +774,7 @@ static void truncate_done(struct kv_control_call *call)
     session_reply(call, false);
 }
 
-void kv_op_truncate(struct kv_control_call *call)
+void kv_control_truncate(struct kv_control_call *call)
 {
     Kvpb__TruncateRequest *request =
         kvpb__truncate_request__unpack(NULL, call->request_bytes, call->request);
@@ -806,7 +806,7 @@ static void close_done(struct kv_control_call *call)
     kv_control_refuse(call, KV_OK, "%s", "");
 }
 
-void kv_op_close(struct kv_control_call *call)
+void kv_control_close(struct kv_control_call *call)
 {
     Kvpb__CloseRequest *request =
         kvpb__close_request__unpack(NULL, call->request_bytes, call->request);
@@ -827,7 +827,7 @@ void kv_op_close(struct kv_control_call *call)
     kvpb__close_request__free_unpacked(request, NULL);
 }
 
-void kv_op_renew(struct kv_control_call *call)
+void kv_control_renew(struct kv_control_call *call)
 {
     Kvpb__RenewRequest *request =
         kvpb__renew_request__unpack(NULL, call->request_bytes, call->request);
@@ -868,7 +868,7 @@ static void session_told(struct kv_control_call *call)
     kv_control_reply(call, &reply.base);
 }
 
-void kv_op_session(struct kv_control_call *call)
+void kv_control_session(struct kv_control_call *call)
 {
     Kvpb__SessionRequest *request =
         kvpb__session_request__unpack(NULL, call->request_bytes, call->request);
@@ -892,7 +892,7 @@ void kv_op_session(struct kv_control_call *call)
 
 /* ---- table, drain ------------------------------------------------------------------------- */
 
-void kv_op_table(struct kv_control_call *call)
+void kv_control_table(struct kv_control_call *call)
 {
     Kvpb__TableRequest *request =
         kvpb__table_request__unpack(NULL, call->request_bytes, call->request);
@@ -904,7 +904,7 @@ void kv_op_table(struct kv_control_call *call)
     kvpb__table_request__free_unpacked(request, NULL);
 }
 
-void kv_op_drain(struct kv_control_call *call)
+void kv_control_drain(struct kv_control_call *call)
 {
     struct kv_node *node = call->node;
 

@@ -170,6 +170,7 @@ void kv_op_object_get_begin(struct kv_work *work)
     work->reply.offset = request->offset;
     work->reply.object_bytes = object->bytes;
     work->reply.object_crc = piece->crc;
+    work->reply.snapshot = object->instance;
     kv_count(&work->data->stats.objects_out, 1);
     if (bytes <= KV_WIRE_INLINE_MAX / 2)
         kv_work_answer(work, piece->bytes, bytes, NULL, 0);

@@ -627,15 +627,16 @@ void kv_op_read_begin(struct kv_work *work)
         return;
     }
     if (is_fetch(work)) {
-        need = 0;
+        uint32_t last = 0;
         for (uint64_t i = 0; i < n_rows; i++)
-            if (numbers_of(work)[i] >= need)
-                need = numbers_of(work)[i] + 1;
-        if (need == 0 || need > work->part->tokens_max) {
+            if (numbers_of(work)[i] > last)
+                last = numbers_of(work)[i];
+        if (last >= work->part->tokens_max) {
             kv_work_fail(work, KV_INVALID, "%s: token %u, at most %u in a session", work->row->name,
-                         need - 1, work->part->tokens_max);
+                         last, work->part->tokens_max);
             return;
         }
+        need = last + 1;
     }
     if (request->snapshot > work->part->tokens_max) {
         kv_work_fail(work, KV_INVALID, "%s: snapshot %u, at most %u tokens in a session",

@@ -150,9 +150,10 @@ static void table_status(struct kv_node *node, struct builder *table)
     for (uint32_t i = 0; i < node->n_threads; i++)
         in_flight += kv_counted(&node->data[i].stats.in_flight);
     columns(table, "name value");
-    pair_text(table, "node", node->name);
+    pair_text(table, "name", node->name);
     pair_text(table, "state", atomic_load(&node->draining) ? "draining" : "serving");
     pair_number(table, "uptime_s", (double)(now_us - node->started_us) / 1e6);
+    pair_text(table, "version", TOPKV_VERSION);
     pair_number(table, "wire_version", KV_WIRE_VERSION);
     pair_text(table, "transports", transports);
     pair_number(table, "threads", node->n_threads);
@@ -168,7 +169,7 @@ static void table_sessions(struct kv_node *node, struct builder *table)
 {
     uint64_t now_us = kv_clock_now(node->config.clock);
 
-    columns(table, "session id model generation tenant lease_left_ms nodes node");
+    columns(table, "session id model generation tenant lease_left_ms nodes node_index");
     for (uint32_t i = 0; i < node->config.sessions_max; i++) {
         const struct kv_session *session = &node->sessions[i];
         if (!session->used)
