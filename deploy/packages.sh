@@ -1,0 +1,66 @@
+#!/bin/sh
+# packages.sh build|test: installs the Debian packages that are missing and says nothing if none is.
+#   build   what compiling and running the store takes
+#   test    that, and what the tests take
+set -eu
+
+build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
+    protobuf-c-compiler libssl-dev libmicrohttpd-dev"
+tests="libcmocka-dev clang-format curl"
+
+case ${1:-} in
+build) wanted=$build ;;
+test) wanted="$build $tests" ;;
+*)
+    echo "usage: packages.sh build|test" >&2
+    exit 2
+    ;;
+esac
+
+# Elsewhere the names differ; cmake will say what it does not find.
+command -v dpkg-query >/dev/null 2>&1 || {
+    echo "packages: this is not Debian: these are needed, under whatever names:" $wanted >&2
+    exit 0
+}
+
+# shellcheck disable=SC2086 # the lists are to be split
+have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $wanted 2>/dev/null |
+    sed -n 's/^installed //p' | tr '\n' ' ')
+missing=
+for package in $wanted; do
+    case " $have" in
+    *" $package "*) ;;
+    *) missing="$missing $package" ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+root=
+if [ "$(id -u)" -ne 0 ]; then
+    root=sudo
+    command -v sudo >/dev/null 2>&1 || {
+        echo "packages: not root, and there is no sudo; as root: apt-get install$missing" >&2
+        exit 1
+    }
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+run_apt() {
+    $root env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get "$@" >"$log" 2>&1
+}
+failed() {
+    tail -n 15 "$log" >&2
+    echo "packages: $1" >&2
+    exit 1
+}
+
+echo "installing$missing"
+# The lists of packages are fetched only if they lack one, or are too old to be of use.
+if ! apt-cache show $missing >/dev/null 2>&1 ||
+    ! run_apt install -y --no-install-recommends $missing; then
+    run_apt update || failed "apt-get update failed: is the network there?"
+    # apt-get update is content with a mirror that it did not reach.
+    run_apt install -y --no-install-recommends $missing ||
+        failed "apt-get install failed (above): a package or the network is missing:$missing"
+fi

@@ -1,0 +1,57 @@
+#!/bin/sh
+# two-nodes.sh [COMMAND [ARG...]]: two nodes on this machine, for as long as COMMAND runs.  COMMAND
+# finds them in KVCTL_SERVER, and kvserver, kvctl and the examples in its PATH; without one the
+# example session runs over both, and `kvctl status` shows them.  Build first: quickstart.sh.
+set -eu
+top=$(cd "$(dirname "$0")/.." && pwd)
+build=${KV_BUILD:-$top/build}
+work=$(mktemp -d)
+nodes=
+
+finish() {
+    for node in $nodes; do
+        kill "$node" 2>/dev/null || true
+        wait "$node" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+PATH=$build/kvserver:$build/client/kvctl:$build/client/examples:$PATH
+export PATH
+command -v kvserver >/dev/null || {
+    echo "two-nodes: $build: kvserver is not there: build first: sh deploy/quickstart.sh" >&2
+    exit 1
+}
+
+# Each node has its own ports, folder and share of memory; nothing tells one of the other.  What
+# makes them one store is the list that clients are given, always in the same order.
+KVCTL_SERVER=
+for name in one two; do
+    kvserver --name "$name" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --threads 1 --memory 256M \
+        --dir "$work/$name" --log-level warn >"$work/$name.ready" &
+    nodes="$nodes $!"
+    tries=0
+    until grep -qs '^ready ' "$work/$name.ready"; do
+        kill -0 $! 2>/dev/null || exit 1
+        tries=$((tries + 1))
+        [ "$tries" -lt 150 ] || {
+            echo "two-nodes: node $name did not become ready in 15 s" >&2
+            exit 1
+        }
+        sleep 0.1
+    done
+    address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/$name.ready")
+    KVCTL_SERVER=${KVCTL_SERVER:+$KVCTL_SERVER,}$address
+done
+export KVCTL_SERVER
+
+if [ $# -gt 0 ]; then
+    "$@"
+    exit
+fi
+echo "two nodes: $KVCTL_SERVER"
+session "$KVCTL_SERVER"
+echo
+kvctl status

@@ -1,0 +1,237 @@
+#!/bin/sh
+# test_commands.sh KVSERVER KVCTL SESSION: every command of kvctl against real nodes, and against
+# none: what is printed where, and the exit status (0 done, 1 failed, 2 usage).
+set -eu
+kvserver=$1
+kvctl=$2
+session=$3
+work=$(mktemp -d)
+nodes=
+bad=0
+
+finish() {
+    for node in $nodes; do
+        kill -9 "$node" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+trap finish EXIT
+# Without it UCX has no network (kvserver/base/transport_ucx.c), and there is no tcp to try.
+transports="tcp auto"
+[ -d /sys/class/net ] || transports=auto
+unset KVCTL_SERVER KVCTL_JSON 2>/dev/null || true
+
+# expect STATUS COMMAND...: runs kvctl; its output is in $work/out and $work/err
+expect() {
+    wanted=$1
+    shift
+    got=0
+    "$kvctl" "$@" >"$work/out" 2>"$work/err" || got=$?
+    if [ "$got" -ne "$wanted" ]; then
+        wrong "kvctl $*: exit status $got, not $wanted"
+    elif [ "$wanted" -eq 0 ] && [ -s "$work/err" ]; then
+        wrong "kvctl $*: done, yet there is something on stderr"
+    elif [ "$wanted" -ne 0 ] && ! grep -q '^kvctl: ' "$work/err" && ! echo "$*" | grep -q doctor &&
+        ! grep -q '^{' "$work/out"; then
+        wrong "kvctl $*: failed without a word"
+    fi
+}
+wrong() {
+    bad=$((bad + 1))
+    echo "FAILED: $*"
+    sed 's/^/    out: /' "$work/out" | head -n 20
+    sed 's/^/    err: /' "$work/err" | head -n 20
+}
+# has PATTERN FILE, lacks PATTERN FILE: of the last command
+has() {
+    grep -Eq -- "$1" "$work/$2" || wrong "std$2 lacks: $1"
+}
+# Each line of stdout is one object.
+is_json() {
+    [ -s "$work/out" ] || wrong "no JSON at all"
+    ! grep -Evq '^\{.*\}$' "$work/out" || wrong "a line that is no object"
+}
+
+start() {
+    "$kvserver" --name "$1" --listen "127.0.0.1:${2:-0}" --metrics 127.0.0.1:0 --threads 2 \
+        --memory 256M --dir "$work/$1" --log-level error >"$work/$1.ready" 2>"$work/$1.log" &
+    node=$!
+    nodes="$nodes $node"
+    tries=0
+    until grep -qs '^ready ' "$work/$1.ready"; do
+        kill -0 "$node" 2>/dev/null || {
+            cat "$work/$1.log"
+            echo "kvserver ended"
+            exit 1
+        }
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || {
+            echo "kvserver did not become ready"
+            exit 1
+        }
+        sleep 0.1
+    done
+    address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/$1.ready")
+}
+
+# Usage.
+expect 0 --help
+has '^Usage: kvctl' out
+expect 0 --version
+has '^kvctl [0-9]+\.[0-9]+\.[0-9]+$' out
+expect 2
+expect 2 frobnicate
+has 'kvctl: command: unknown: frobnicate' err
+expect 2 --frobnicate status
+has 'kvctl: option: unknown: --frobnicate' err
+expect 2 status --server
+expect 2 status --server nowhere
+expect 2 status extra
+expect 2 put
+expect 2 put a b c
+expect 2 --deadline-ms 0 status
+
+# Nobody there: told by name, soon, and nothing on stdout.
+expect 1 --server 127.0.0.1:1 status
+has 'node 127.0.0.1:1: .*unreachable' err
+[ ! -s "$work/out" ] || wrong "something on stdout"
+expect 1 --server 127.0.0.1:1 --json status
+[ ! -s "$work/out" ] || wrong "something on stdout"
+expect 1 --server 127.0.0.1:1 get x
+expect 1 --server 127.0.0.1:1 doctor
+has '^fail  node 127.0.0.1:1: control port: ' out
+has '^ok    client: version ' out
+expect 1 --server 127.0.0.1:1 doctor --json
+is_json
+has '"verdict": "fail", "what": "control port"' out
+
+start one
+one=$address
+one_process=$node
+export KVCTL_SERVER="$one"
+
+for table in status sessions clients ops stats models; do
+    expect 0 "$table"
+    [ -s "$work/out" ] || wrong "kvctl $table: nothing"
+done
+for table in status clients ops stats; do
+    expect 0 "$table" --json
+    is_json
+    has "^\\{\"node\": \"$one\", " out
+done
+expect 0 status
+has '^memory_bytes +268435456 \(256M\)$' out
+expect 0 ping
+has "^node $one: 1000 round trips of 64 B: p50 [0-9.]+ us" out
+for transport in $transports; do
+    expect 0 ping --transport "$transport" --json
+    is_json
+    has '"transport": "[a-z]+/' out
+done
+expect 0 doctor
+has 'data threads: all 2 answer' out
+has 'ports: all [0-9]+ of process [0-9]+ are on loopback' out
+expect 0 doctor --json
+is_json
+
+# Objects: small, empty, as large as may be, larger.
+head -c 100000 /dev/urandom >"$work/some"
+: >"$work/empty"
+head -c 67108864 /dev/zero >"$work/large"
+{ cat "$work/large"; echo; } >"$work/larger"
+for transport in $transports; do
+    for name in some empty large; do
+        expect 0 put "$name" "$work/$name" --transport "$transport"
+        has "^put $name: [0-9]+ bytes in .* crc32c [0-9a-f]{8}\$" out
+        expect 0 get "$name" "$work/copy" --transport "$transport"
+        cmp "$work/$name" "$work/copy" || wrong "get $name: other bytes"
+        expect 0 delete "$name" --transport "$transport"
+    done
+done
+expect 2 put larger "$work/larger"
+has 'too large' err
+expect 2 put larger - <"$work/larger"
+has 'too large' err
+rm "$work/large" "$work/larger"
+expect 2 put gone "$work/gone"
+has 'gone: cannot be opened: No such file' err
+expect 2 put folder "$work"
+expect 2 put '' "$work/some"
+
+expect 0 put some --json <"$work/some"
+is_json
+has '"name": "some", "bytes": 100000, ' out
+expect 0 put some "$work/some"
+expect 1 put some "$work/empty"
+has 'the name holds other bytes' err
+expect 0 get some
+cmp "$work/some" "$work/out" || wrong "get to stdout: other bytes"
+expect 0 get some -
+cmp "$work/some" "$work/out" || wrong "get to stdout: other bytes"
+expect 2 get some --json
+expect 0 get some "$work/copy" --json
+is_json
+echo old >"$work/old"
+expect 1 get nosuch "$work/old"
+has 'kvctl: get: nosuch: there is no such object' err
+grep -q old "$work/old" || wrong "a get that failed touched the file"
+expect 1 get some "$work/no/such/folder"
+expect 0 exists some
+has '^exists some: 100000 bytes$' out
+expect 0 exists some --json
+is_json
+expect 1 exists nosuch
+expect 1 exists nosuch --json
+has '"exists": false' out
+expect 0 delete some
+expect 1 delete some
+expect 0 put -- --odd "$work/some"
+expect 0 exists -- --odd
+
+"$session" "$one" >"$work/out" 2>"$work/err" || wrong "the example session failed"
+expect 0 models
+has '^example, 4 layers +[0-9a-f]{32} +4 +8 +2048$' out
+expect 0 models --json
+is_json
+expect 0 ops --json
+has '"op": "fetch", "plane": "data", "count": 160, "errors": 0' out
+
+# Two nodes: one list; the dead one is named, the other still answers.
+start two
+two=$address
+two_process=$node
+export KVCTL_SERVER="$one,$two"
+expect 0 status
+has "^node $one\$" out
+has "^node $two\$" out
+expect 0 put both "$work/some"
+expect 0 get both "$work/copy"
+cmp "$work/some" "$work/copy" || wrong "get over two nodes: other bytes"
+"$session" "$one,$two" >"$work/out" 2>"$work/err" || wrong "the example session failed"
+kill -9 "$two_process"
+wait "$two_process" 2>/dev/null || true
+expect 1 status
+has "^node $one\$" out
+has "^kvctl: status: node $two: .*unreachable" err
+expect 1 ping --json
+is_json
+expect 1 doctor
+has "^fail  node $two: control port" out
+
+# A node that is stopped but not gone: the deadline holds.
+export KVCTL_SERVER="$one"
+kill -STOP "$one_process"
+expect 1 status --deadline-ms 500
+expect 1 doctor --deadline-ms 500
+kill -CONT "$one_process"
+expect 0 status
+
+expect 0 drain --json
+is_json
+status=0
+wait "$one_process" || status=$?
+[ "$status" -eq 0 ] || wrong "drained, the node ended with status $status"
+expect 1 status
+
+echo "$bad failed"
+[ "$bad" -eq 0 ]

@@ -1,0 +1,119 @@
+/* What is written is JSON whatever the strings hold, and what comes out is what went in. */
+#include "json.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct written {
+    struct kv_json json;
+    FILE *out;
+    char *text;
+    size_t bytes;
+};
+
+static void begin(struct written *written)
+{
+    written->out = open_memstream(&written->text, &written->bytes);
+    assert_non_null(written->out);
+    kv_json_begin(&written->json, written->out);
+}
+
+static void end(struct written *written, const char *expected)
+{
+    kv_json_end(&written->json);
+    fclose(written->out);
+    assert_string_equal(written->text, expected);
+    free(written->text);
+}
+
+static void members_are_separated(void **state)
+{
+    struct written written;
+
+    (void)state;
+    begin(&written);
+    end(&written, "{}\n");
+    begin(&written);
+    kv_json_text(&written.json, "a", "b");
+    kv_json_number(&written.json, "n", 3);
+    kv_json_bool(&written.json, "yes", true);
+    kv_json_bool(&written.json, "no", false);
+    end(&written, "{\"a\": \"b\", \"n\": 3, \"yes\": true, \"no\": false}\n");
+}
+
+static void strings_are_escaped(void **state)
+{
+    struct written written;
+
+    (void)state;
+    begin(&written);
+    kv_json_text(&written.json, "quote \" back \\", "line\nbell\x07 del\x7f");
+    kv_json_text(&written.json, "utf", "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+    end(&written, "{\"quote \\\" back \\\\\": \"line\\u000abell\\u0007 del\\u007f\", "
+                  "\"utf\": \"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"}\n");
+}
+
+/* Broken, overlong, cut short, half of a pair, too large: each bad byte becomes U+FFFD. */
+static void bytes_that_are_no_text(void **state)
+{
+    static const char *const bad[] = {
+        "\xff",
+        "\x80",
+        "\xc0\xaf",
+        "\xc3",
+        "\xe2\x82",
+        "\xe0\x80\x80",
+        "\xed\xa0\x80",
+        "\xf0\x80\x80\x80",
+        "\xf4\x90\x80\x80",
+        "\xf5\x80\x80\x80",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct written written;
+        char expected[128] = "{\"x\": \"";
+
+        for (size_t j = 0; j < strlen(bad[i]); j++)
+            strcat(expected, "\\ufffd");
+        strcat(expected, "\"}\n");
+        begin(&written);
+        kv_json_text(&written.json, "x", bad[i]);
+        end(&written, expected);
+    }
+}
+
+static void numbers(void **state)
+{
+    struct written written;
+
+    (void)state;
+    begin(&written);
+    kv_json_number(&written.json, "zero", 0);
+    kv_json_number(&written.json, "large", 1099511627776.0);
+    kv_json_number(&written.json, "minus", -7);
+    kv_json_number(&written.json, "half", 0.5);
+    kv_json_number(&written.json, "nan", NAN);
+    kv_json_number(&written.json, "inf", INFINITY);
+    end(&written, "{\"zero\": 0, \"large\": 1099511627776, \"minus\": -7, \"half\": 0.5, "
+                  "\"nan\": null, \"inf\": null}\n");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(members_are_separated),
+        cmocka_unit_test(strings_are_escaped),
+        cmocka_unit_test(bytes_that_are_no_text),
+        cmocka_unit_test(numbers),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,89 @@
+#!/bin/sh
+# test_install.sh CMAKE BUILD SOURCE CC FLAGS KVSERVER: installs into a folder, moves it, compiles
+# the examples against it by pkg-config and by CMake, as C11 and as C++, and runs them.
+set -eu
+cmake=$1
+build=$2
+source=$3
+cc=$4
+flags=$5
+kvserver=$6
+work=$(mktemp -d)
+server=
+
+finish() {
+    [ -z "$server" ] || kill -9 "$server" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap finish EXIT
+
+"$cmake" --install "$build" --prefix "$work/first" >"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+mv "$work/first" "$work/prefix"
+prefix=$work/prefix
+[ "$(find "$prefix/include" -type f)" = "$prefix/include/kvclient.h" ] || {
+    echo "not one header:" "$prefix"/include/*
+    exit 1
+}
+
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name topkv.pc)")
+LD_LIBRARY_PATH=$(dirname "$(find "$prefix" -name libkvclient.so)")
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+for name in put_get session; do
+    # shellcheck disable=SC2046,SC2086 # lists of words
+    "$cc" -std=c11 -pedantic -Wall -Wextra -Werror $flags "$source/client/examples/$name.c" \
+        $(pkg-config --cflags --libs topkv) -o "$work/$name"
+done
+
+if command -v c++ >/dev/null 2>&1; then
+    printf '#include <kvclient.h>\nint main() { return kv_client_version()[0] == 0; }\n' \
+        >"$work/use.cc"
+    # shellcheck disable=SC2046,SC2086
+    c++ -std=c++11 -pedantic -Wall -Wextra -Werror $flags "$work/use.cc" \
+        $(pkg-config --cflags --libs topkv) -o "$work/use"
+    "$work/use"
+fi
+
+mkdir "$work/project"
+cp "$source/client/examples/put_get.c" "$work/project"
+cat >"$work/project/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(use C)
+find_package(topkv 0.1 REQUIRED)
+add_executable(use put_get.c)
+target_link_libraries(use topkv::kvclient)
+END
+"$cmake" -S "$work/project" -B "$work/project/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="$flags" >"$work/log" 2>&1 &&
+    "$cmake" --build "$work/project/build" >>"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+
+[ -n "$kvserver" ] || {
+    echo "compiled; this build has no kvserver to run against"
+    exit 0
+}
+"$prefix/bin/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --threads 1 --memory 128M \
+    --dir "$work/node" >"$work/ready" 2>"$work/log" &
+server=$!
+tries=0
+until grep -qs '^ready ' "$work/ready"; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] && kill -0 "$server" 2>/dev/null || {
+        cat "$work/log"
+        echo "kvserver did not become ready"
+        exit 1
+    }
+    sleep 0.1
+done
+address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
+"$work/put_get" "$address"
+"$work/session" "$address"
+"$work/project/build/use" "$address"
+"$prefix/bin/kvctl" --server "$address" status
+kill "$server"
+wait "$server"
+server=
