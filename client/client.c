@@ -421,6 +421,12 @@ static void timers(struct kv_client *client)
     kv_client_timer(client, next_us);
 }
 
+/* `from` moved on by `us`, at most to `now`: it may have begun within the gap. */
+static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
+{
+    return us < now_us - from_us ? from_us + us : now_us;
+}
+
 /* Time in which the caller did not poll is not a node's silence. */
 static void forgive(struct kv_client *client)
 {
@@ -432,7 +438,8 @@ static void forgive(struct kv_client *client)
         return;
     for (uint32_t i = 0; i < client->n_remotes; i++)
         if (client->remotes[i].owed_us != 0)
-            client->remotes[i].owed_us += gap_us - most_us;
+            client->remotes[i].owed_us =
+                later(client->remotes[i].owed_us, gap_us - most_us, client->now_us);
 }
 
 void kv_client_step(struct kv_client *client)

@@ -67,6 +67,8 @@ enum {
     KV_LIFECYCLE_LOG = 16,
     KV_RECEIPTS_MAX = 64,
     KV_NOTICES = 64,
+    KV_BULK_SLOWEST =
+        16, /* bytes/us at which large data may move before it counts as silence */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -181,7 +183,8 @@ struct kv_remote {
 
     uint64_t owed_us; /* since when an answer is owed and nothing was heard; 0: not */
     struct kv_trip *ping;
-    uint32_t n_trips; /* not released */
+    uint32_t n_trips;     /* not released */
+    uint64_t bulk_moving; /* bytes of bulk data handed to the transport by those */
     uint64_t requests, rows_in, rows_out, reconnects;
 };
 
@@ -203,7 +206,8 @@ void kv_remote_heard(struct kv_remote *remote);
 /* Pings who is silent, gives up who was silent for too long. */
 void kv_remotes_timers(struct kv_client *client);
 
-/* The lane that owns a unit's slot, or an object's; its node must be connected. */
+/* The lane that owns a unit's slot, or an object's.  NULL: its node is not connected; an
+ * operation that has nothing to do there any more may go on all the same. */
 struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot);
 struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot);
 
@@ -275,6 +279,7 @@ struct kv_trip {
     uint64_t patience_us; /* from an attempt to the next */
     uint64_t backoff_us;  /* from KV_BUSY to the next attempt */
     bool is_live;         /* lent by the pool */
+    bool is_moving;       /* its bulk counts in remote->bulk_moving */
     bool is_over;         /* nothing is expected any more */
     bool is_waiting;      /* an answer is owed */
     bool is_landing;
@@ -700,7 +705,7 @@ struct kv_client {
 
     bool must_pump; /* something may be able to move on */
     bool is_closing;
-    uint64_t next_us; /* the earliest moment at which a timer is due */
+    uint64_t next_us;  /* the earliest moment at which a timer is due */
     uint64_t moved_us; /* when the port last had something to do */
     uint64_t polled_us;
     uint32_t n_ended; /* since the last poll */

@@ -13,6 +13,8 @@ struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot)
 {
     struct kv_remote *remote = &client->remotes[client->placement.node_of[slot]];
 
+    if (remote->n_lanes == 0)
+        return NULL;
     return &remote->lanes[kv_placement_unit_thread(slot, client->n_remotes, remote->n_lanes)];
 }
 
@@ -20,6 +22,8 @@ struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot)
 {
     struct kv_remote *remote = &client->remotes[client->placement.node_of[slot]];
 
+    if (remote->n_lanes == 0)
+        return NULL;
     return &remote->lanes[kv_placement_object_thread(slot, remote->n_lanes)];
 }
 

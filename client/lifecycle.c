@@ -92,9 +92,11 @@ static void fail_waiting(struct kv_session *session,
                          kv_status_t status,
                          const char *detail)
 {
+    struct kv_client *client = session->client;
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &session->client->ops)
+    /* A resume that fails frees the session: it is only a name in here. */
+    KV_LIST_EACH(link, follow, &client->ops)
     {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 

@@ -292,13 +292,15 @@ void kv_remotes_timers(struct kv_client *client)
 {
     for (uint32_t i = 0; i < client->n_remotes; i++) {
         struct kv_remote *remote = &client->remotes[i];
+        /* Answers queue behind the large data that goes the same way. */
+        uint64_t most_us = client->peer_timeout_us + remote->bulk_moving / KV_BULK_SLOWEST;
         uint64_t silent_us;
         char text[80];
 
         if (remote->state != KV_REMOTE_CONNECTED || remote->owed_us == 0)
             continue;
         silent_us = client->now_us - remote->owed_us;
-        if (silent_us >= client->peer_timeout_us) {
+        if (silent_us >= most_us) {
             snprintf(text, sizeof(text), "silent for %.3f s", (double)silent_us / 1e6);
             kv_remote_fail(remote, KV_UNREACHABLE, text);
         } else if (silent_us >= client->peer_timeout_us / 4) {

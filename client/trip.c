@@ -153,6 +153,8 @@ static void release(struct kv_trip *trip)
         envelope_put(client, trip->envelope);
     kv_buffer_release(trip->buffer);
     trip->remote->n_trips--;
+    if (trip->is_moving)
+        trip->remote->bulk_moving -= trip->header.bulk_bytes;
     trip->is_live = false;
     trip->envelope = NULL;
     kv_pool_put(client->trips, trip);
@@ -190,6 +192,8 @@ static void send_done(void *arg, kv_status_t status)
     send->busy = false;
     if (status != KV_OK && trip->lane != NULL)
         kv_remote_fail(trip->remote, status, "a message was not delivered");
+    else if (trip->lane != NULL)
+        kv_remote_heard(trip->remote); /* its transport took it */
     release(trip);
 }
 
@@ -290,7 +294,9 @@ void kv_trip_send(struct kv_trip *trip)
     struct kv_wire_header *header;
     kv_status_t status;
 
-    trip->resend_us = client->now_us + trip->patience_us;
+    /* Sending large data again while it still moves would only make it slower. */
+    trip->resend_us =
+        client->now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
     kv_client_timer(client, trip->resend_us);
     if (trip->lane == NULL || remote->failure != KV_OK || first == NULL || second == NULL)
         return;
@@ -325,6 +331,9 @@ void kv_trip_send(struct kv_trip *trip)
         second->header.kind = KV_WIRE_BULK_REQUEST;
         kv_message_seal(&second->header, NULL, 0);
         status = hand_over(trip, second, trip->bulk, header->bulk_bytes);
+        if (!trip->is_moving)
+            remote->bulk_moving += header->bulk_bytes;
+        trip->is_moving = true;
     }
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
         /* The transport is full: soon again. */

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum {
-    BACKLOG = 64
+    BACKLOG = 1024, /* everybody comes back at once when a node has restarted */
 };
 
 /* Splits and resolves; the list goes to freeaddrinfo(). */

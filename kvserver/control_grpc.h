@@ -12,8 +12,8 @@
  * (KV_WIRE_CONTROL_MAX), the time a call may take to send its message or to take its answer
  * (KV_GRPC_PATIENCE_MS), and gRPC's own memory.
  *
- * Threads: one thread, the control thread, calls everything but kv_grpc_server_wake().  The port
- * has a thread of its own (acceptor.h).
+ * Threads: one thread, the control thread, calls everything but kv_grpc_server_wake().  The
+ * port has a thread of its own (acceptor.h).
  */
 #ifndef KV_CONTROL_GRPC_H
 #define KV_CONTROL_GRPC_H

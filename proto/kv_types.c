@@ -17,7 +17,8 @@ uint32_t kv_dtype_bytes(unsigned dtype)
     return 0;
 }
 
-static kv_status_t refuse(char *detail, size_t bytes, unsigned layer, const char *field, unsigned value)
+static kv_status_t
+refuse(char *detail, size_t bytes, unsigned layer, const char *field, unsigned value)
 {
     if (detail != NULL && bytes > 0)
         snprintf(detail, bytes, "schema: layer %u: %s: %u", layer, field, value);
@@ -37,7 +38,8 @@ kv_status_t kv_schema_finish(kv_schema_t *schema, char *detail, size_t detail_by
         if (element == 0)
             return refuse(detail, detail_bytes, i, "unknown dtype", layer->dtype);
         if (layer->n_kv_heads == 0 || layer->n_kv_heads > KV_HEADS_MAX)
-            return refuse(detail, detail_bytes, i, "n_kv_heads out of 1..256", layer->n_kv_heads);
+            return refuse(detail, detail_bytes, i, "n_kv_heads out of 1..256",
+                          layer->n_kv_heads);
         if (layer->d_k == 0 || layer->d_k > KV_DIM_MAX)
             return refuse(detail, detail_bytes, i, "d_k out of 1..4096", layer->d_k);
         if (layer->kind == KV_LAYER_KV) {

@@ -24,13 +24,13 @@ extern "C" {
 #endif
 
 enum {
-    KV_BLOCK_TOKENS = 128,       /* tokens in a block */
-    KV_LAYERS_MAX = 256,         /* layers of a model */
-    KV_HEADS_MAX = 256,          /* kv heads of a layer */
-    KV_UNITS_MAX = 16384,        /* units of a session, over all layers */
-    KV_DIM_MAX = 4096,           /* d_k or d_v */
-    KV_TOKENS_MAX = 16 << 20,    /* tokens of a session */
-    KV_NAME_BYTES_MAX = 255,     /* name of a model or an object, without a final 0 */
+    KV_BLOCK_TOKENS = 128,    /* tokens in a block */
+    KV_LAYERS_MAX = 256,      /* layers of a model */
+    KV_HEADS_MAX = 256,       /* kv heads of a layer */
+    KV_UNITS_MAX = 16384,     /* units of a session, over all layers */
+    KV_DIM_MAX = 4096,        /* d_k or d_v */
+    KV_TOKENS_MAX = 16 << 20, /* tokens of a session */
+    KV_NAME_BYTES_MAX = 255,  /* name of a model or an object, without a final 0 */
     KV_OBJECT_BYTES_MAX = 64 << 20,
 };
 

@@ -26,8 +26,8 @@
  *                  object_get:  the bytes if bulk_bytes is 0
  *                  failures:    a text that says what was wrong, not 0-terminated
  *
- * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece i
- * has a CRC32C seeded by kv_object_seed(name) + i, made by the client that put it.
+ * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece
+ * i has a CRC32C seeded by kv_object_seed(name) + i, made by the client that put it.
  *
  * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
  * little-endian.  Nothing here is believed before kv_message_check() (base/message.h) and the
@@ -48,13 +48,13 @@ extern "C" {
 #define KV_WIRE_VERSION 1
 
 enum {
-    KV_WIRE_BODY_MAX = 192 << 10,   /* body of one message */
-    KV_WIRE_INLINE_MAX = 64 << 10,  /* rows or object bytes inside a body */
-    KV_WIRE_BULK_MAX = 1 << 20,     /* rows in one bulk message */
-    KV_WIRE_UNITS_MAX = 4096,       /* units in one message */
-    KV_WIRE_ROWS_MAX = 16384,       /* rows in one message */
-    KV_WIRE_CONTROL_MAX = 1 << 20,  /* a control message, request or reply */
-    KV_WIRE_ADDRESS_MAX = 4096,     /* a port's address */
+    KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */
+    KV_WIRE_INLINE_MAX = 64 << 10, /* rows or object bytes inside a body */
+    KV_WIRE_BULK_MAX = 1 << 20,    /* rows in one bulk message */
+    KV_WIRE_UNITS_MAX = 4096,      /* units in one message */
+    KV_WIRE_ROWS_MAX = 16384,      /* rows in one message */
+    KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
+    KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
 };
 
 enum kv_wire_kind {

@@ -6,9 +6,9 @@
  *     status = kv_read_begin(session, &rows, &io, 0, &op);       starts it, returns at once
  *     ... compute ...                                            kv_poll() now and then helps
  *     if (status == KV_OK)
- *         status = kv_finish(op);                                waits, frees, tells the outcome
- *     if (status != KV_OK)
- *         fprintf(stderr, "%s\n", kv_client_detail(client));     which node, operation, how long
+ *         status = kv_finish(op);                                waits, frees, tells the
+ * outcome if (status != KV_OK) fprintf(stderr, "%s\n", kv_client_detail(client));     which
+ * node, operation, how long
  *
  * What may be relied on:
  *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
@@ -19,10 +19,10 @@
  *       buffer.  The buffer stays in quarantine, kv_buffer_busy() says so, until nothing can
  *       land in it any more.
  *
- * Threads: a client and all that came from it are used by one thread at a time.  Open one client
- * per thread; sessions pass between clients by ticket.
- * Memory: *_begin() borrows its argument structs and keeps what they point at (buffers, crcs,
- * items) until the operation is freed.  Handles are freed with the function named at each.
+ * Threads: a client and all that came from it are used by one thread at a time.  Open one
+ * client per thread; sessions pass between clients by ticket. Memory: *_begin() borrows its
+ * argument structs and keeps what they point at (buffers, crcs, items) until the operation is
+ * freed.  Handles are freed with the function named at each.
  */
 #ifndef KVCLIENT_H
 #define KVCLIENT_H
@@ -45,14 +45,16 @@ struct kv_op;
 /* ---- client ------------------------------------------------------------------------------ */
 
 struct kv_client_options {
-    const char *nodes;        /* "HOST:PORT,..."; or what kv_node_address() of an embedded node said */
-    const char *transport;    /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
-    const char *net_devices;  /* network devices for data, "lo,eth0"; NULL: the ones that reach the nodes */
-    const char *name;         /* shown by kvctl clients; NULL: the program's name and process id */
-    uint32_t deadline_ms;     /* of operations begun with deadline 0; 0: 5000 */
-    uint32_t peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
+    const char *nodes; /* "HOST:PORT,..."; or what kv_node_address() of an embedded node said */
+    const char *transport; /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
+    const char *net_devices; /* network devices for data, "lo,eth0"; NULL: the ones that reach
+                                the nodes */
+    const char *name;     /* shown by kvctl clients; NULL: the program's name and process id */
+    uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000 */
+    uint32_t
+        peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
     uint32_t tenant;
-    uint32_t ops_max;         /* operations that may exist at once; 0: 1024 */
+    uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
 };
 
 /* Connects to every node of the list.  KV_INVALID: an option; KV_UNREACHABLE: a node;
@@ -62,8 +64,8 @@ KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   char *detail,
                                   size_t detail_bytes);
 
-/* Cancels what is under way, frees every session, buffer and operation that came from the client.
- * Sessions live on in the nodes until their leases end.  NULL is allowed. */
+/* Cancels what is under way, frees every session, buffer and operation that came from the
+ * client. Sessions live on in the nodes until their leases end.  NULL is allowed. */
 KV_API void kv_client_close(struct kv_client *client);
 
 /* What went wrong last in this client: "node 127.0.0.1:7400: read: deadline: 5.001 s: ...".
@@ -89,17 +91,16 @@ struct kv_node_info {
     enum kv_node_state state;
     uint32_t n_threads;
     uint64_t memory_bytes;
-    uint64_t requests;   /* sent to it by this client */
-    uint64_t rows_in;    /* rows that it stored for this client */
-    uint64_t rows_out;   /* rows that it answered with */
+    uint64_t requests; /* sent to it by this client */
+    uint64_t rows_in;  /* rows that it stored for this client */
+    uint64_t rows_out; /* rows that it answered with */
     uint64_t reconnects;
 };
 
 KV_API uint32_t kv_client_n_nodes(const struct kv_client *client);
 /* Lent until the next call that takes the client. */
-KV_API void kv_client_node(const struct kv_client *client,
-                           uint32_t node,
-                           struct kv_node_info *ret_info);
+KV_API void
+kv_client_node(const struct kv_client *client, uint32_t node, struct kv_node_info *ret_info);
 
 /* ---- operations -------------------------------------------------------------------------- */
 
@@ -109,8 +110,8 @@ KV_API kv_status_t kv_op_status(const struct kv_op *op);
 /* Waits until the operation has ended; returns how. */
 KV_API kv_status_t kv_wait(struct kv_op *op);
 
-/* Ends the operation now with KV_CANCELLED, unless it has ended.  Nodes are told to drop it; what
- * it did before stays done. */
+/* Ends the operation now with KV_CANCELLED, unless it has ended.  Nodes are told to drop it;
+ * what it did before stays done. */
 KV_API void kv_cancel(struct kv_op *op);
 
 /* Frees the operation; one under way is cancelled.  NULL is allowed. */
@@ -218,8 +219,8 @@ KV_API const kv_schema_t *kv_session_schema(const struct kv_session *session);
 KV_API uint32_t kv_session_generation(const struct kv_session *session);
 KV_API uint32_t kv_session_lease_ms(const struct kv_session *session);
 
-/* Forgets the handle; the session lives on in the nodes until its lease ends.  Operations of the
- * session that are under way are cancelled.  NULL is allowed. */
+/* Forgets the handle; the session lives on in the nodes until its lease ends.  Operations of
+ * the session that are under way are cancelled.  NULL is allowed. */
 KV_API void kv_session_free(struct kv_session *session);
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -243,16 +244,13 @@ struct kv_rows_io {
 KV_API size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows);
 
 /* The CRC32C of one row in its place. */
-KV_API uint32_t kv_row_crc(const void *row,
-                           size_t row_bytes,
-                           uint32_t layer,
-                           uint32_t kv_head,
-                           uint32_t token);
+KV_API uint32_t
+kv_row_crc(const void *row, size_t row_bytes, uint32_t layer, uint32_t kv_head, uint32_t token);
 
-/* Stores rows.  In each unit, token_begin is at most the committed length plus what is under way:
- * rows are committed in order.  Rows that are there already must be the same (KV_CONFLICT).
- * KV_NO_MEMORY: nothing of the message that failed was stored; units that other messages carried
- * may be, and the same put may be repeated. */
+/* Stores rows.  In each unit, token_begin is at most the committed length plus what is under
+ * way: rows are committed in order.  Rows that are there already must be the same
+ * (KV_CONFLICT). KV_NO_MEMORY: nothing of the message that failed was stored; units that other
+ * messages carried may be, and the same put may be repeated. */
 KV_API kv_status_t kv_put_begin(struct kv_session *session,
                                 const struct kv_rows *rows,
                                 const struct kv_rows_io *io,
@@ -295,7 +293,8 @@ KV_API kv_status_t kv_fetch_begin(struct kv_session *session,
 
 /* ---- objects ----------------------------------------------------------------------------- */
 
-/* Immutable bytes under the caller's name, for callers that have keys and blobs and no tokens. */
+/* Immutable bytes under the caller's name, for callers that have keys and blobs and no tokens.
+ */
 struct kv_object {
     const char *name; /* 1..KV_NAME_BYTES_MAX bytes */
     struct kv_buffer *buffer;

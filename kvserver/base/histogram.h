@@ -9,7 +9,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { KV_HISTOGRAM_BUCKETS = 16 * 40 };
+enum {
+    KV_HISTOGRAM_BUCKETS = 16 * 40
+};
 
 struct kv_histogram {
     _Atomic uint64_t count;
@@ -22,7 +24,8 @@ void kv_histogram_add(struct kv_histogram *histogram, uint64_t value);
 /* Adds what `from` holds. */
 void kv_histogram_merge(struct kv_histogram *into, const struct kv_histogram *from);
 
-/* The value below which a share q (0..1) of all lies: an upper bound of its step; 0 if empty. */
+/* The value below which a share q (0..1) of all lies: an upper bound of its step; 0 if empty.
+ */
 uint64_t kv_histogram_quantile(const struct kv_histogram *histogram, double q);
 
 #endif

@@ -38,10 +38,10 @@ void kv_log_limited(struct kv_log_limit *limit,
                     const char *format,
                     ...) __attribute__((format(printf, 3, 4)));
 
-#define KV_LOG_EVERY(level, ...)                                                                \
-    do {                                                                                        \
-        static struct kv_log_limit kv_log_limit_here;                                           \
-        kv_log_limited(&kv_log_limit_here, level, __VA_ARGS__);                                 \
+#define KV_LOG_EVERY(level, ...)                                \
+    do {                                                        \
+        static struct kv_log_limit kv_log_limit_here;           \
+        kv_log_limited(&kv_log_limit_here, level, __VA_ARGS__); \
     } while (0)
 
 #endif

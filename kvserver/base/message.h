@@ -11,11 +11,11 @@
  * sent. */
 void kv_message_seal(struct kv_wire_header *header, const void *body, size_t body_bytes);
 
-/* Checks what every message must hold, whoever sent it: size, version, kind, op, both checksums,
- * body and bulk bounds (kv_wire.h: KV_WIRE_*_MAX; bulk up to KV_OBJECT_BYTES_MAX for objects).
- * `body` is the data beside the header; for kinds BULK_* it is not looked at, only its size is
- * held against bulk_bytes.  Fills `ret_header` only on KV_OK.
- * KV_INVALID, KV_VERSION, KV_CORRUPT: `*ret_why` is a static text. */
+/* Checks what every message must hold, whoever sent it: size, version, kind, op, both
+ * checksums, body and bulk bounds (kv_wire.h: KV_WIRE_*_MAX; bulk up to KV_OBJECT_BYTES_MAX for
+ * objects). `body` is the data beside the header; for kinds BULK_* it is not looked at, only
+ * its size is held against bulk_bytes.  Fills `ret_header` only on KV_OK. KV_INVALID,
+ * KV_VERSION, KV_CORRUPT: `*ret_why` is a static text. */
 kv_status_t kv_message_check(const void *message,
                              size_t message_bytes,
                              const void *body,

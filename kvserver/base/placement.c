@@ -37,6 +37,7 @@ uint32_t kv_placement_unit_thread(uint32_t slot, uint32_t n_nodes, uint32_t n_th
 
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads)
 {
-    /* Not the slot's low bits: those say the node, and all slots of a node may agree in them. */
+    /* Not the slot's low bits: those say the node, and all slots of a node may agree in them.
+     */
     return (uint32_t)((kv_mix64(slot + 1) >> 32) % n_threads);
 }

@@ -2,7 +2,8 @@
  *
  *   unit   -> slot   hash of (session's root, unit number), mod KV_PLACEMENT_SLOTS
  *   slot   -> node   a table with an epoch: slots dealt evenly to the nodes of the list
- *   slot   -> thread units: the slots of a node are dealt to its threads in turn; objects: by hash
+ *   slot   -> thread units: the slots of a node are dealt to its threads in turn; objects: by
+ * hash
  *
  * So one layer's query fans out over nodes evenly, and one session never heats one node.
  *
@@ -31,8 +32,8 @@ void kv_placement_init(struct kv_placement *placement, uint32_t n_nodes);
 uint32_t kv_placement_unit_slot(uint64_t root, uint32_t unit);
 uint32_t kv_placement_object_slot(const struct kv_id128 *name_hash);
 
-/* The data thread, of a node with n_threads, that owns a unit's slot or an object's.  A node need
- * not know how many others there are to find an object. */
+/* The data thread, of a node with n_threads, that owns a unit's slot or an object's.  A node
+ * need not know how many others there are to find an object. */
 uint32_t kv_placement_unit_thread(uint32_t slot, uint32_t n_nodes, uint32_t n_threads);
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads);
 

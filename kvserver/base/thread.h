@@ -15,10 +15,8 @@ struct kv_thread;
 typedef void (*kv_thread_fn)(void *arg);
 
 /* KV_IO: the system refuses another thread.  `name` shows in ps, 15 characters at most. */
-kv_status_t kv_thread_start(const char *name,
-                            kv_thread_fn run,
-                            void *arg,
-                            struct kv_thread **ret_thread);
+kv_status_t
+kv_thread_start(const char *name, kv_thread_fn run, void *arg, struct kv_thread **ret_thread);
 void kv_thread_join(struct kv_thread *thread); /* waits, then frees; NULL is allowed */
 
 /* Online processors of this process. */

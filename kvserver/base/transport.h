@@ -5,8 +5,8 @@
  *   channel     from one port to another port's address                   (UCX: endpoint)
  *
  * A message is a header of at most KV_TRANSPORT_HEADER_MAX bytes and data of any size.  Small
- * data arrives with the message; large data stays at the sender until the receiver says where it
- * goes (rendezvous):
+ * data arrives with the message; large data stays at the sender until the receiver says where
+ * it goes (rendezvous):
  *
  *   sender: kv_channel_send() ------> events->message()            small: all there
  *                             ------> events->incoming()           large: then, now or later,
@@ -16,9 +16,9 @@
  * Messages of one channel may overtake each other.
  *
  * Threads: a port, its channels and incomings belong to the thread that drives it; only
- * kv_port_wake() may be called from another.  Callbacks run inside kv_port_progress(), or inside
- * the call that completes at once where that is said.
- * Memory: as said per call, with style words: borrows (during the call), keeps (until done).
+ * kv_port_wake() may be called from another.  Callbacks run inside kv_port_progress(), or
+ * inside the call that completes at once where that is said. Memory: as said per call, with
+ * style words: borrows (during the call), keeps (until done).
  */
 #ifndef KV_TRANSPORT_H
 #define KV_TRANSPORT_H
@@ -29,7 +29,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KV_TRANSPORT_HEADER_MAX = 256 };
+enum {
+    KV_TRANSPORT_HEADER_MAX = 256
+};
 
 enum kv_memory_type {
     KV_MEMORY_HOST = 0,
@@ -101,8 +103,8 @@ struct kv_transport_row {
                         char *detail,
                         size_t detail_bytes);
     void (*close)(struct kv_transport *transport);
-    /* Registers memory for transfers; optional for speed, refused where the kind of memory cannot
-     * be used: KV_UNSUPPORTED. */
+    /* Registers memory for transfers; optional for speed, refused where the kind of memory
+     * cannot be used: KV_UNSUPPORTED. */
     kv_status_t (*map)(struct kv_transport *transport,
                        void *base,
                        size_t bytes,
@@ -133,8 +135,8 @@ struct kv_transport_row {
                            enum kv_channel_mode mode,
                            void *channel_arg,
                            struct kv_channel **ret_channel);
-    /* Sends still in flight are completed with KV_UNREACHABLE, now or later in progress, and never
-     * touch their memory after that.  No event names the channel again. */
+    /* Sends still in flight are completed with KV_UNREACHABLE, now or later in progress, and
+     * never touch their memory after that.  No event names the channel again. */
     void (*channel_close)(struct kv_channel *channel);
     void (*channel_describe)(struct kv_channel *channel, char *text, size_t text_bytes);
 
@@ -157,7 +159,9 @@ struct kv_transport_row {
     void (*refuse)(struct kv_incoming *incoming); /* drops the data; `incoming` is gone after */
 };
 
-enum { KV_IOV_MAX = 64 };
+enum {
+    KV_IOV_MAX = 64
+};
 
 /* In-process: ports of one process by number.  Its own file: transport_loopback.c. */
 extern const struct kv_transport_row kv_transport_loopback;

@@ -134,7 +134,8 @@ int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes)
 }
 
 /* The first free element of the page, and how many follow it free, at most `want`. */
-static uint32_t find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
+static uint32_t
+find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
 {
     uint32_t at = 0;
 
@@ -152,7 +153,8 @@ static uint32_t find_run(const struct page *page, uint32_t per_page, uint32_t wa
     return count;
 }
 
-void *kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count)
+void *
+kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count)
 {
     assert(class_id >= 0 && (uint32_t)class_id < arena->n_classes && want > 0);
     struct size_class *class = &arena->classes[class_id];
@@ -172,7 +174,7 @@ void *kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, ui
             arena->touched = index + 1;
     }
 
-    uint32_t index = (uint32_t)class->first, begin;
+    uint32_t index = (uint32_t) class->first, begin;
     struct page *page = &arena->pages[index];
     uint32_t count = find_run(page, class->per_page, want, &begin);
 

@@ -1,13 +1,13 @@
 /* arena.h - the memory of one data thread: pages of 2 MiB, lent to size classes and given back.
  *
- *     page   free -> lent to a class when an element is wanted -> free when its last one is back
- *     class  all elements of one size; a page holds as many as fit, one bit each
+ *     page   free -> lent to a class when an element is wanted -> free when its last one is
+ * back class  all elements of one size; a page holds as many as fit, one bit each
  *
  * Neighbours matter: rows that lie side by side are sent and received in one piece, so a run of
  * elements is taken from one page where possible.
  *
- * Threads: the data thread.  Memory: elements are lent until kv_arena_free(); the bytes of a free
- * page are whatever they were.
+ * Threads: the data thread.  Memory: elements are lent until kv_arena_free(); the bytes of a
+ * free page are whatever they were.
  */
 #ifndef KV_ARENA_H
 #define KV_ARENA_H
@@ -36,7 +36,8 @@ int kv_arena_class(struct kv_arena *arena, size_t bytes);
 int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes);
 
 /* Up to `want` adjacent elements; *ret_count says how many, at least one.  NULL: full. */
-void *kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count);
+void *
+kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count);
 void *kv_arena_alloc(struct kv_arena *arena, int class_id);
 void kv_arena_free(struct kv_arena *arena, int class_id, void *element);
 

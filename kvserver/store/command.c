@@ -31,9 +31,8 @@ static void part_clear(struct kv_data *data, struct kv_part *part)
 }
 
 /* Lists the units that placement gives this thread.  The part is not visible yet. */
-static kv_status_t part_init(struct kv_data *data,
-                             struct kv_part *part,
-                             const struct kv_command *command)
+static kv_status_t
+part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *command)
 {
     const kv_schema_t *schema = command->schema;
     struct kv_placement *placement = malloc(sizeof(*placement));
@@ -54,9 +53,9 @@ static kv_status_t part_init(struct kv_data *data,
         goto err_free;
     for (uint32_t i = 0; i < schema->n_units; i++) {
         uint32_t slot = kv_placement_unit_slot(command->root, i);
-        bool here = placement->node_of[slot] == command->node_index &&
-                    kv_placement_unit_thread(slot, command->n_nodes, data->n_threads) ==
-                        data->index;
+        bool here =
+            placement->node_of[slot] == command->node_index &&
+            kv_placement_unit_thread(slot, command->n_nodes, data->n_threads) == data->index;
         part->unit_of[i] = here ? (uint16_t)n_units++ : UINT16_MAX;
     }
     if (n_units > 0) {
@@ -115,9 +114,9 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
         command->status = KV_BUSY; /* works of the one before still finish */
         return true;
     }
-    command->status = data->port->row->connect(data->port, command->address,
-                                               command->address_bytes, command->mode, peer,
-                                               &peer->channel);
+    command->status =
+        data->port->row->connect(data->port, command->address, command->address_bytes,
+                                 command->mode, peer, &peer->channel);
     if (command->status == KV_OK) {
         peer->state = KV_PEER_OPEN;
         peer->token = command->token;
@@ -169,9 +168,9 @@ static bool session_fork(struct kv_data *data, struct kv_command *command)
     }
     for (; command->cursor < part->n_units && n_segments < SEGMENTS_PER_SLICE;
          command->cursor++) {
-        command->status = kv_unit_fork(&part->units[command->cursor],
-                                       &child->units[command->cursor], &data->heap,
-                                       command->tokens);
+        command->status =
+            kv_unit_fork(&part->units[command->cursor], &child->units[command->cursor],
+                         &data->heap, command->tokens);
         if (command->status != KV_OK) {
             part_clear(data, child);
             return true;
@@ -230,8 +229,8 @@ static bool session_length(struct kv_data *data, struct kv_command *command)
         const struct kv_unit *unit = &part->units[i];
         if (unit->committed < command->tokens)
             command->tokens = unit->committed;
-        command->bytes += (uint64_t)unit->n_segments * KV_BLOCK_TOKENS *
-                          (unit->row_bytes + sizeof(uint32_t));
+        command->bytes +=
+            (uint64_t)unit->n_segments * KV_BLOCK_TOKENS * (unit->row_bytes + sizeof(uint32_t));
     }
     return true;
 }

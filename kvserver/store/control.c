@@ -15,12 +15,11 @@ enum {
     CLOSE_AGAIN_US = 20000,
 };
 
-/* ---- calls -------------------------------------------------------------------------------- */
+/* ---- calls --------------------------------------------------------------------------------
+ */
 
-static struct kv_control_call *call_create(struct kv_node *node,
-                                           enum kv_op_id op,
-                                           kv_node_reply_fn reply,
-                                           void *arg)
+static struct kv_control_call *
+call_create(struct kv_node *node, enum kv_op_id op, kv_node_reply_fn reply, void *arg)
 {
     struct kv_control_call *call = calloc(1, sizeof(*call));
 
@@ -67,7 +66,10 @@ void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *mess
     kv_control_call_end(call);
 }
 
-void kv_control_refuse(struct kv_control_call *call, kv_status_t status, const char *format, ...)
+void kv_control_refuse(struct kv_control_call *call,
+                       kv_status_t status,
+                       const char *format,
+                       ...)
 {
     /* Every reply has its outcome in field 1, so the smallest stands for all. */
     Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
@@ -107,7 +109,8 @@ void kv_node_control(struct kv_node *node,
     call->request = request;
     call->request_bytes = request_bytes;
     if (node->n_calls > KV_CALLS_MAX)
-        kv_control_refuse(call, KV_BUSY, "more than %d control requests under way", KV_CALLS_MAX);
+        kv_control_refuse(call, KV_BUSY, "more than %d control requests under way",
+                          KV_CALLS_MAX);
     else if (request_bytes > KV_WIRE_CONTROL_MAX)
         kv_control_refuse(call, KV_TOO_LARGE, "%s: a request of %zu bytes, at most %d",
                           kv_ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
@@ -153,6 +156,7 @@ static void peer_stuck(struct kv_node *node, const struct kv_command *notice)
 
     if (client->state == KV_CLIENT_OPEN &&
         memcmp(&client->token, &notice->token, sizeof(client->token)) == 0) {
+        kv_count(&node->stats.clients_gone, 1);
         kv_log(KV_LOG_INFO, "client lost: %s: its channel failed or it took no replies",
                client->name);
         kv_client_remove(node, client);
@@ -180,7 +184,8 @@ static void answer(struct kv_node *node, struct kv_command *command)
         call->next(call);
 }
 
-/* ---- sessions ----------------------------------------------------------------------------- */
+/* ---- sessions -----------------------------------------------------------------------------
+ */
 
 struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128 *id)
 {
@@ -191,8 +196,8 @@ struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128
             continue;
         if (!kv_map_set(node->session_of_id, id, session))
             return NULL;
-        *session = (struct kv_session){.used = true, .busy = true, .index = i, .id = *id,
-                                       .generation = 1};
+        *session = (struct kv_session){
+            .used = true, .busy = true, .index = i, .id = *id, .generation = 1};
         node->n_sessions++;
         atomic_store(&node->n_sessions_seen, node->n_sessions);
         return session;
@@ -243,14 +248,15 @@ static void expire_sessions(struct kv_node *node, uint64_t now_us)
         session->busy = true;
         call->session = session;
         kv_count(&node->stats.sessions_expired, 1);
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE,
-                                            .index = session->index},
-                       session_expired);
+        kv_control_ask(
+            call,
+            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
+            session_expired);
     }
 }
 
-/* ---- clients ------------------------------------------------------------------------------ */
+/* ---- clients ------------------------------------------------------------------------------
+ */
 
 static void client_closed(struct kv_control_call *call)
 {
@@ -289,9 +295,8 @@ void kv_client_remove(struct kv_node *node, struct kv_client_record *client)
     client_close(node, client);
 }
 
-static struct kv_client_record *client_of(struct kv_node *node,
-                                          uint32_t index,
-                                          const struct kv_id128 *token)
+static struct kv_client_record *
+client_of(struct kv_node *node, uint32_t index, const struct kv_id128 *token)
 {
     if (index >= node->config.clients_max)
         return NULL;
@@ -357,7 +362,8 @@ static void check_clients(struct kv_node *node, uint64_t now_us)
     }
 }
 
-/* ---- the message carrier ------------------------------------------------------------------ */
+/* ---- the message carrier ------------------------------------------------------------------
+ */
 
 struct message_reply {
     struct kv_node *node;
@@ -378,9 +384,8 @@ static void message_sent(void *arg, kv_status_t status)
 }
 
 /* A hello that succeeds leaves its channel with the client's record. */
-static struct kv_channel *hello_channel(struct message_reply *reply,
-                                        const uint8_t *bytes,
-                                        size_t n_bytes)
+static struct kv_channel *
+hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
 {
     Kvpb__HelloReply *hello = kvpb__hello_reply__unpack(NULL, n_bytes, bytes);
     struct kv_channel *channel = reply->channel;
@@ -443,11 +448,8 @@ static kv_status_t connect_hello(struct kv_node *node,
     return status;
 }
 
-static void on_message(void *owner,
-                       const void *message,
-                       size_t message_bytes,
-                       const void *body,
-                       size_t body_bytes)
+static void on_message(
+    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
     struct kv_node *node = owner;
     struct kv_wire_header header;
@@ -514,7 +516,8 @@ kv_status_t kv_control_port_open(struct kv_node *node)
     return transport->row->port_open(transport, &events, node, &node->port);
 }
 
-/* ---- one step ----------------------------------------------------------------------------- */
+/* ---- one step -----------------------------------------------------------------------------
+ */
 
 bool kv_node_control_step(struct kv_node *node)
 {

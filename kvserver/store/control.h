@@ -1,5 +1,5 @@
-/* control.h - the control thread's side of a node: models, clients, sessions, and the calls that
- * change them.
+/* control.h - the control thread's side of a node: models, clients, sessions, and the calls
+ * that change them.
  *
  *   request -> kv_control_call -> handler (ops_control.c)
  *                                   |  asks every data thread (kv_control_ask)
@@ -22,8 +22,8 @@
 
 enum {
     KV_MODELS_MAX = 256,
-    KV_CALLS_MAX = 1024,       /* control requests under way */
-    KV_LIFECYCLE_LOG = 16,     /* lifecycle operations that a session remembers */
+    KV_CALLS_MAX = 1024,   /* control requests under way */
+    KV_LIFECYCLE_LOG = 16, /* lifecycle operations that a session remembers */
     KV_CLIENT_NAME_BYTES = 64,
 };
 
@@ -35,7 +35,7 @@ struct kv_model {
 /* A fork or a truncate that was done. */
 struct kv_lifecycle {
     uint64_t op_id;
-    uint32_t kind; /* KV_OP_FORK, KV_OP_TRUNCATE */
+    uint32_t kind;       /* KV_OP_FORK, KV_OP_TRUNCATE */
     uint32_t generation; /* before it */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
@@ -76,8 +76,8 @@ struct kv_client_record {
     uint32_t tenant;
     bool attached; /* a carrier watches its process */
     uint64_t since_us, heard_us;
-    uint64_t requests_seen; /* of all data threads, when it was last heard */
-    uint64_t closing_us; /* of the last attempt */
+    uint64_t requests_seen;     /* of all data threads, when it was last heard */
+    uint64_t closing_us;        /* of the last attempt */
     struct kv_channel *channel; /* of the control port: message carrier only */
 };
 
@@ -134,8 +134,8 @@ struct kv_node {
 
 /* ---- control.c ---- */
 
-/* Sends `command` to every data thread, then call->next runs when all have answered; call->status
- * is KV_OK or the first failure.  Copies the command. */
+/* Sends `command` to every data thread, then call->next runs when all have answered;
+ * call->status is KV_OK or the first failure.  Copies the command. */
 void kv_control_ask(struct kv_control_call *call,
                     const struct kv_command *command,
                     void (*next)(struct kv_control_call *call));
@@ -143,8 +143,10 @@ void kv_control_ask(struct kv_control_call *call,
 /* Ends the call with the packed message, whose outcome the caller has set. */
 void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
 /* Ends the call with an outcome alone. */
-void kv_control_refuse(struct kv_control_call *call, kv_status_t status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void kv_control_refuse(struct kv_control_call *call,
+                       kv_status_t status,
+                       const char *format,
+                       ...) __attribute__((format(printf, 3, 4)));
 /* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
 struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
 void kv_control_call_end(struct kv_control_call *call);
@@ -154,8 +156,8 @@ void kv_session_destroy(struct kv_node *node, struct kv_session *session);
 void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
 uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
 
-/* Commands that can be under way to one data thread at once: one per session, two per client, and
- * one per call. */
+/* Commands that can be under way to one data thread at once: one per session, two per client,
+ * and one per call. */
 static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
 {
     return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;

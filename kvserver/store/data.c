@@ -16,7 +16,8 @@ enum {
     MESSAGES_PER_STEP = 64,
 };
 
-/* ---- the life of a work ------------------------------------------------------------------- */
+/* ---- the life of a work -------------------------------------------------------------------
+ */
 
 static void link_work(struct kv_work **list, struct kv_work *work)
 {
@@ -43,9 +44,8 @@ static void unlink_work(struct kv_work *work)
     work->next = NULL;
 }
 
-static struct kv_work *work_create(struct kv_data *data,
-                                   struct kv_peer *peer,
-                                   const struct kv_wire_header *request)
+static struct kv_work *
+work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_header *request)
 {
     struct kv_work *work = kv_pool_get(data->works);
 
@@ -267,7 +267,8 @@ void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, 
         answer_status(work);
 }
 
-/* ---- bulk data ---------------------------------------------------------------------------- */
+/* ---- bulk data ----------------------------------------------------------------------------
+ */
 
 static void receive_done(void *arg, kv_status_t status)
 {
@@ -337,7 +338,8 @@ static void stash_clear(struct kv_peer *peer, uint64_t before_us)
     }
 }
 
-/* ---- messages ----------------------------------------------------------------------------- */
+/* ---- messages -----------------------------------------------------------------------------
+ */
 
 static bool same_id(const struct kv_id128 *a, const struct kv_id128 *b)
 {
@@ -419,8 +421,9 @@ static void begin_request(struct kv_data *data,
             return;
         }
         if (part->generation != header->generation) {
-            kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u", row->name,
-                         header->session_index, part->generation, header->generation);
+            kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u",
+                         row->name, header->session_index, part->generation,
+                         header->generation);
             return;
         }
         if (part->epoch != header->epoch) {
@@ -464,9 +467,8 @@ static struct kv_peer *peer_of(struct kv_data *data, const struct kv_wire_header
 }
 
 /* Small bulk data that came at once: copied to where the request wants it. */
-static void bulk_message(struct kv_peer *peer,
-                         const struct kv_wire_header *header,
-                         const uint8_t *bytes)
+static void
+bulk_message(struct kv_peer *peer, const struct kv_wire_header *header, const uint8_t *bytes)
 {
     struct kv_work *work = find_work(peer, header->request_id);
 
@@ -483,11 +485,8 @@ static void bulk_message(struct kv_peer *peer,
     receive_done(work, KV_OK);
 }
 
-static void on_message(void *owner,
-                       const void *message,
-                       size_t message_bytes,
-                       const void *body,
-                       size_t body_bytes)
+static void on_message(
+    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
     struct kv_data *data = owner;
     struct kv_wire_header header;
@@ -593,7 +592,8 @@ static void on_incoming(void *owner,
     /* It overtook its request: keep it for a while. */
     for (unsigned i = 0; i < sizeof(peer->stash) / sizeof(peer->stash[0]); i++) {
         if (peer->stash[i].incoming == NULL) {
-            peer->stash[i] = (struct kv_stash){incoming, header.request_id, bytes, data->now_us};
+            peer->stash[i] =
+                (struct kv_stash){incoming, header.request_id, bytes, data->now_us};
             return;
         }
     }
@@ -649,7 +649,8 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 
 static const struct kv_port_events events = {on_message, on_incoming, on_failed};
 
-/* ---- parts -------------------------------------------------------------------------------- */
+/* ---- parts --------------------------------------------------------------------------------
+ */
 
 struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head)
 {
@@ -676,7 +677,8 @@ void kv_part_wake(struct kv_data *data, struct kv_part *part)
     }
 }
 
-/* ---- one step ----------------------------------------------------------------------------- */
+/* ---- one step -----------------------------------------------------------------------------
+ */
 
 static void work_late(struct kv_work *work)
 {
@@ -687,8 +689,8 @@ static void work_late(struct kv_work *work)
             work->status = KV_DEADLINE;
             if (work->row->release != NULL)
                 work->row->release(work); /* needs the body, which `small` may hold */
-            snprintf((char *)work->small, sizeof(work->small), "%s: the data did not arrive in time",
-                     work->row->name);
+            snprintf((char *)work->small, sizeof(work->small),
+                     "%s: the data did not arrive in time", work->row->name);
         }
         work->landed = true;
         answer_status(work);
@@ -771,7 +773,8 @@ bool kv_data_step(struct kv_data *data)
     return busy;
 }
 
-/* ---- init, fini --------------------------------------------------------------------------- */
+/* ---- init, fini ---------------------------------------------------------------------------
+ */
 
 kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup)
 {
@@ -800,7 +803,8 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->commands = kv_ring_create(setup->n_commands);
     if (data->arena == NULL || data->parts == NULL || data->peers == NULL ||
         data->works == NULL || data->bodies == NULL || data->stagings == NULL ||
-        data->receipts == NULL || data->commands == NULL || !kv_heap_init(&data->heap, data->arena) ||
+        data->receipts == NULL || data->commands == NULL ||
+        !kv_heap_init(&data->heap, data->arena) ||
         !kv_objects_init(&data->objects, data->arena, setup->secret))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)

@@ -6,8 +6,8 @@
  *                                     +--> QUEUED (slices) --------->+
  *
  * One request is one kv_work from its arrival until its answer has left; no other memory is
- * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices of
- * at most some 100 us, most urgent class first, so no request keeps the thread from others.
+ * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices
+ * of at most some 100 us, most urgent class first, so no request keeps the thread from others.
  *
  * Threads: everything here belongs to the data thread, except `stats`, `part.used_us` (readable
  * by all) and the two rings (control -> data -> control).
@@ -24,10 +24,10 @@
 #include "unit.h"
 
 enum {
-    KV_WORKS = 1024,            /* requests of one data thread at any moment */
-    KV_BODIES = 128,            /* of them, with a body or answer that does not fit `small` */
-    KV_STAGINGS = 32,           /* of them, with a staging buffer */
-    KV_RECEIPTS = 32,           /* requests whose body is on its way, besides */
+    KV_WORKS = 1024,  /* requests of one data thread at any moment */
+    KV_BODIES = 128,  /* of them, with a body or answer that does not fit `small` */
+    KV_STAGINGS = 32, /* of them, with a staging buffer */
+    KV_RECEIPTS = 32, /* requests whose body is on its way, besides */
     KV_SMALL_BYTES = 512,
     KV_PINS_MAX = 144,          /* segments that one transfer pins */
     KV_SLICE_BYTES = 256 << 10, /* copied or checked in one slice */
@@ -66,7 +66,7 @@ struct kv_peer {
     struct kv_channel *channel;
     struct kv_work *works; /* all of its works */
     uint32_t n_works;
-    struct kv_stash {      /* bulk that came before its request */
+    struct kv_stash { /* bulk that came before its request */
         struct kv_incoming *incoming;
         uint64_t request_id;
         uint64_t bytes;
@@ -169,8 +169,8 @@ struct kv_command {
     uint32_t address_bytes;
     uint8_t address[KV_WIRE_ADDRESS_MAX];
 
-    uint32_t cursor;  /* data thread's: units done */
-    uint64_t bytes;   /* session_length answer */
+    uint32_t cursor; /* data thread's: units done */
+    uint64_t bytes;  /* session_length answer */
     bool has_units;
 };
 
@@ -193,10 +193,10 @@ struct kv_data {
     uint32_t n_peers;
     struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_work *queues[KV_CLASS_COUNT], **queue_ends[KV_CLASS_COUNT];
-    struct kv_ring *commands; /* from control */
+    struct kv_ring *commands;   /* from control */
     struct kv_command *command; /* under way, in slices */
-    struct kv_ring *answers;  /* to control, shared by all data threads */
-    bool answers_due;         /* something went into `answers` since the driver last looked */
+    struct kv_ring *answers;    /* to control, shared by all data threads */
+    bool answers_due;           /* something went into `answers` since the driver last looked */
     _Atomic bool draining;
     uint64_t timers_us; /* next look at deadlines */
     uint32_t marks;
@@ -235,17 +235,17 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 /* The session is not the one that the work began with: closed, or another generation. */
 bool kv_work_stale(const struct kv_work *work);
 
-void kv_work_wait(struct kv_work *work);                       /* state WAITING */
-void kv_work_queue(struct kv_work *work);                      /* state QUEUED */
-void kv_work_await_bulk(struct kv_work *work, bool discard);   /* state AWAIT_BULK */
+void kv_work_wait(struct kv_work *work);                     /* state WAITING */
+void kv_work_queue(struct kv_work *work);                    /* state QUEUED */
+void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
 
-/* Ends the work with an error and a text; for a request whose bulk is still to come, when that has
- * come and been refused. */
+/* Ends the work with an error and a text; for a request whose bulk is still to come, when that
+ * has come and been refused. */
 void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Sends reply (header fields of work->reply as set by the operation), body and bulk; the work ends
- * when they have left. */
+/* Sends reply (header fields of work->reply as set by the operation), body and bulk; the work
+ * ends when they have left. */
 void kv_work_answer(struct kv_work *work,
                     const void *body,
                     size_t body_bytes,

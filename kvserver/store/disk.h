@@ -18,11 +18,8 @@ struct kv_clock;
 struct kv_disk;
 
 typedef void (*kv_disk_done_fn)(void *arg, kv_status_t status);
-typedef void (*kv_disk_each_fn)(void *arg,
-                                const void *key,
-                                size_t key_bytes,
-                                const void *value,
-                                size_t value_bytes);
+typedef void (*kv_disk_each_fn)(
+    void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes);
 
 struct kv_disk_row {
     const char *name;
@@ -48,8 +45,8 @@ struct kv_disk {
     const struct kv_disk_row *row;
 };
 
-/* Keeps everything in memory; a write takes write_us by `clock` (0 in production: what ends with
- * the process needs no time; a simulation makes its disks slow).  NULL: out of memory. */
+/* Keeps everything in memory; a write takes write_us by `clock` (0 in production: what ends
+ * with the process needs no time; a simulation makes its disks slow).  NULL: out of memory. */
 struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write_us);
 
 #endif

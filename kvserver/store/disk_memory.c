@@ -105,7 +105,8 @@ static kv_status_t scan(struct kv_disk *base,
 
     for (size_t i = lower_bound(disk, prefix, prefix_bytes); i < disk->n_records; i++) {
         const struct record *record = &disk->records[i];
-        if (record->key_bytes < prefix_bytes || memcmp(record->bytes, prefix, prefix_bytes) != 0)
+        if (record->key_bytes < prefix_bytes ||
+            memcmp(record->bytes, prefix, prefix_bytes) != 0)
             break;
         each(arg, record->bytes, record->key_bytes, record->bytes + record->key_bytes,
              record->value_bytes);

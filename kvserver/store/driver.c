@@ -1,5 +1,5 @@
-/* The threads of a node: each only calls a step function again and again, and sleeps when there is
- * nothing to do. */
+/* The threads of a node: each only calls a step function again and again, and sleeps when there
+ * is nothing to do. */
 #include "control.h"
 
 #include "thread.h"
@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 enum {
-    SPIN_US = 50,           /* how long an idle thread looks before it sleeps */
-    SPIN_WORKING_US = 500,  /* the same after something moved for a request that is not over */
-    SLEEP_US = 50000,       /* deadlines of waiting requests are looked at so often at least */
+    SPIN_US = 50,            /* how long an idle thread looks before it sleeps */
+    SPIN_WORKING_US = 500,   /* the same after something moved for a request that is not over */
+    SLEEP_US = 50000,        /* deadlines of waiting requests are looked at so often at least */
     SLEEP_WORKING_US = 1000, /* the same, while requests are under way */
 };
 
@@ -54,7 +54,8 @@ static void drive_data(void *arg)
         if (idle_since_us == 0)
             idle_since_us = data->now_us;
         if (data->now_us - idle_since_us < SPIN_US ||
-            (kv_pool_lent(data->works) > 0 && data->now_us - data->moved_us < SPIN_WORKING_US)) {
+            (kv_pool_lent(data->works) > 0 &&
+             data->now_us - data->moved_us < SPIN_WORKING_US)) {
             kv_relax();
             continue;
         }

@@ -7,15 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MEMORY_PER_THREAD_MIN = 16 << 20 };
+enum {
+    MEMORY_PER_THREAD_MIN = 16 << 20
+};
 
-static kv_status_t refuse(char *detail, size_t bytes, const char *what, unsigned long long value)
+static kv_status_t
+refuse(char *detail, size_t bytes, const char *what, unsigned long long value)
 {
     snprintf(detail, bytes, "node: %s: %llu", what, value);
     return KV_INVALID;
 }
 
-static kv_status_t config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
+static kv_status_t
+config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
 {
     if (config->n_threads == 0 || config->n_threads > KV_THREADS_MAX)
         return refuse(detail, detail_bytes, "threads out of 1..64", config->n_threads);
@@ -49,11 +53,8 @@ static kv_status_t config_check(struct kv_node_config *config, char *detail, siz
 }
 
 /* A model that an earlier node wrote to the disk. */
-static void model_load(void *arg,
-                       const void *key,
-                       size_t key_bytes,
-                       const void *value,
-                       size_t value_bytes)
+static void
+model_load(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
 {
     struct kv_node *node = arg;
 
@@ -70,8 +71,8 @@ static void write_address(struct kv_node *node)
     size_t bytes;
 
     node->port->row->port_address(node->port, &address, &bytes);
-    size_t at = (size_t)snprintf(node->address, sizeof(node->address), "%s:",
-                                 node->config.transport->row->name);
+    size_t at = (size_t)snprintf(node->address, sizeof(node->address),
+                                 "%s:", node->config.transport->row->name);
     for (size_t i = 0; i < bytes && at + 2 < sizeof(node->address); i++, at += 2)
         snprintf(node->address + at, 3, "%02x", ((const uint8_t *)address)[i]);
 }
@@ -92,7 +93,8 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
         goto err_destroy;
 
     config = &node->config;
-    snprintf(node->name, sizeof(node->name), "%s", config->name != NULL ? config->name : "node");
+    snprintf(node->name, sizeof(node->name), "%s",
+             config->name != NULL ? config->name : "node");
     if (config->seed != 0)
         kv_random_init(&node->random, config->seed);
     else

@@ -6,8 +6,8 @@
  *                              sessions, leases       <---  memory, one port each
  *
  * The control thread owns what a session is; a data thread owns the bytes of the units that
- * placement gives it, and nothing is shared: they pass messages over bounded rings.  A thread is
- * only what calls a step function again and again: kv_node_start() makes them (driver.c), a
+ * placement gives it, and nothing is shared: they pass messages over bounded rings.  A thread
+ * is only what calls a step function again and again: kv_node_start() makes them (driver.c), a
  * simulation calls the steps itself.
  *
  * This library includes no header of UCX, gRPC or RocksDB: those are rows of the tables that
@@ -29,7 +29,9 @@
 struct kv_node;
 struct kv_disk;
 
-enum { KV_THREADS_MAX = 64 };
+enum {
+    KV_THREADS_MAX = 64
+};
 
 struct kv_node_config {
     const char *name;         /* how the node calls itself; copied */
@@ -45,12 +47,13 @@ struct kv_node_config {
                                  channel; 0: 10000 */
     uint64_t seed;            /* of tokens and ids; 0: from the system */
     const struct kv_clock *clock;
-    struct kv_transport *transport;  /* borrowed for the node's life */
-    bool message_control;            /* open a control port on the transport as well */
-    struct kv_disk *disk;            /* borrowed for the node's life */
+    struct kv_transport *transport; /* borrowed for the node's life */
+    bool message_control;           /* open a control port on the transport as well */
+    struct kv_disk *disk;           /* borrowed for the node's life */
 };
 
-/* Reserves the memory, opens the ports.  KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what. */
+/* Reserves the memory, opens the ports.  KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what.
+ */
 kv_status_t kv_node_create(const struct kv_node_config *config,
                            struct kv_node **ret_node,
                            char *detail,
@@ -59,15 +62,15 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
 /* The threads must have stopped.  NULL is allowed. */
 void kv_node_destroy(struct kv_node *node);
 
-/* Starts one thread per data thread; with_control adds one for the control step (without it, the
- * caller's own thread calls kv_node_control_step(), as kvserver's gRPC loop does). */
+/* Starts one thread per data thread; with_control adds one for the control step (without it,
+ * the caller's own thread calls kv_node_control_step(), as kvserver's gRPC loop does). */
 kv_status_t kv_node_start(struct kv_node *node, bool with_control);
 void kv_node_stop(struct kv_node *node);
 
 /* ---- data threads ---- */
 
-/* One turn of a data thread: messages, then one slice of the most urgent work.  Returns false if
- * there was nothing to do.  That thread only. */
+/* One turn of a data thread: messages, then one slice of the most urgent work.  Returns false
+ * if there was nothing to do.  That thread only. */
 bool kv_node_data_step(struct kv_node *node, uint32_t thread);
 
 /* Sleeps until there may be something to do, at most timeout_us.  That thread only. */
@@ -78,9 +81,9 @@ void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_
 /* `reply` is packed and lent for the call. */
 typedef void (*kv_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
 
-/* Carries out one control operation; calls `reply` exactly once, now or in a later control step.
- * Borrows the request.  An operation that is not of the control plane gets KV_UNSUPPORTED in no
- * form: the carrier refuses it before (kv_op_is_control()). */
+/* Carries out one control operation; calls `reply` exactly once, now or in a later control
+ * step. Borrows the request.  An operation that is not of the control plane gets KV_UNSUPPORTED
+ * in no form: the carrier refuses it before (kv_op_is_control()). */
 void kv_node_control(struct kv_node *node,
                      enum kv_op_id op,
                      const uint8_t *request,

@@ -70,6 +70,8 @@ struct kv_stored_object *kv_objects_find(const struct kv_objects *objects,
 bool kv_objects_remove(struct kv_objects *objects, const struct kv_id128 *key);
 
 /* True if size and CRCs are the object's: the same bytes. */
-bool kv_object_same(const struct kv_stored_object *object, uint64_t bytes, const uint32_t *crcs);
+bool kv_object_same(const struct kv_stored_object *object,
+                    uint64_t bytes,
+                    const uint32_t *crcs);
 
 #endif

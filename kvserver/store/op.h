@@ -12,8 +12,8 @@ struct kv_control_call;
 enum kv_op_flags {
     KV_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
     KV_OP_TAKES_BULK = 1 << 1,    /* its data may come by bulk */
-    KV_OP_WRITES = 1 << 2,   /* refused while draining */
-    KV_OP_KEEPS_BODY = 1 << 3,   /* needs its body after begin() or aligned: copied first */
+    KV_OP_WRITES = 1 << 2,        /* refused while draining */
+    KV_OP_KEEPS_BODY = 1 << 3,    /* needs its body after begin() or aligned: copied first */
 };
 
 struct kv_op_row {
@@ -23,9 +23,9 @@ struct kv_op_row {
     enum kv_class class;
     uint32_t body_min; /* smallest body accepted */
 
-    /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk is
-     * where work->iov said.  run: a slice of queued work; true while there is more.  wake: rows
-     * came or went.  release: the work ends, however; undo what it holds on units. */
+    /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
+     * is where work->iov said.  run: a slice of queued work; true while there is more.  wake:
+     * rows came or went.  release: the work ends, however; undo what it holds on units. */
     void (*begin)(struct kv_work *work);
     void (*landed)(struct kv_work *work);
     bool (*run)(struct kv_work *work);

@@ -51,7 +51,8 @@ static void copy_text(char *to, size_t to_bytes, const char *from)
     to[n] = '\0';
 }
 
-/* ---- clients ------------------------------------------------------------------------------ */
+/* ---- clients ------------------------------------------------------------------------------
+ */
 
 static void hello_answer(struct kv_control_call *call)
 {
@@ -68,7 +69,8 @@ static void hello_answer(struct kv_control_call *call)
         port->row->port_address(port, &address, &addresses[i].len);
         addresses[i].data = (uint8_t *)address;
     }
-    node->config.transport->row->describe(node->config.transport, transports, sizeof(transports));
+    node->config.transport->row->describe(node->config.transport, transports,
+                                          sizeof(transports));
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
     reply.client_index = client->index;
@@ -215,7 +217,8 @@ void kv_control_goodbye(struct kv_control_call *call)
     kvpb__goodbye_request__free_unpacked(request, NULL);
 }
 
-/* ---- models ------------------------------------------------------------------------------- */
+/* ---- models -------------------------------------------------------------------------------
+ */
 
 static struct kv_model *model_find(struct kv_node *node, const struct kv_id128 *fingerprint)
 {
@@ -268,7 +271,8 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
         const Kvpb__Layer *layer = request->layers[i];
 
         if (layer->kind > UINT8_MAX || layer->dtype > UINT8_MAX ||
-            layer->n_kv_heads > UINT16_MAX || layer->d_k > UINT16_MAX || layer->d_v > UINT16_MAX) {
+            layer->n_kv_heads > UINT16_MAX || layer->d_k > UINT16_MAX ||
+            layer->d_v > UINT16_MAX) {
             snprintf(detail, detail_bytes, "model: layer %zu: a number is out of bounds", i);
             return KV_INVALID;
         }
@@ -299,8 +303,8 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
     if (known != NULL) {
         if (!same_schema(&known->info.schema, &info.schema))
             kv_control_refuse(call, KV_EXISTS,
-                              "model: %s: its fingerprint is %s's, with another schema", info.name,
-                              known->info.name);
+                              "model: %s: its fingerprint is %s's, with another schema",
+                              info.name, known->info.name);
         else if (known->saving)
             kv_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
         else
@@ -361,11 +365,11 @@ void kv_control_model(struct kv_control_call *call)
     kvpb__model_request__free_unpacked(request, NULL);
 }
 
-/* ---- sessions: what all replies say ------------------------------------------------------- */
+/* ---- sessions: what all replies say -------------------------------------------------------
+ */
 
-static struct kv_session *session_of(struct kv_control_call *call,
-                                     uint32_t index,
-                                     const ProtobufCBinaryData *token)
+static struct kv_session *
+session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token)
 {
     struct kv_node *node = call->node;
     struct kv_session *session =
@@ -380,8 +384,8 @@ static struct kv_session *session_of(struct kv_control_call *call,
         return NULL;
     }
     if (session->busy) {
-        kv_control_refuse(call, KV_BUSY, "%s: session %u is being changed", kv_ops[call->op].name,
-                          index);
+        kv_control_refuse(call, KV_BUSY, "%s: session %u is being changed",
+                          kv_ops[call->op].name, index);
         return NULL;
     }
     session->renewed_us = kv_clock_now(node->config.clock);
@@ -453,7 +457,8 @@ static void session_reply(struct kv_control_call *call, bool with_schema)
     kv_control_reply(call, &reply.base);
 }
 
-/* ---- open, resume ------------------------------------------------------------------------- */
+/* ---- open, resume -------------------------------------------------------------------------
+ */
 
 static void open_undone(struct kv_control_call *call)
 {
@@ -471,10 +476,10 @@ static void open_done(struct kv_control_call *call)
 
     if (call->status != KV_OK) {
         call->bytes = (uint64_t)(int64_t)call->status;
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE,
-                                            .index = session->index},
-                       open_undone);
+        kv_control_ask(
+            call,
+            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
+            open_undone);
         return;
     }
     session->busy = false;
@@ -592,10 +597,9 @@ static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *requ
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
-    kv_control_ask(call,
-                   &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH,
-                                        .index = session->index},
-                   resume_done);
+    kv_control_ask(
+        call, &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH, .index = session->index},
+        resume_done);
 }
 
 void kv_control_resume(struct kv_control_call *call)
@@ -610,7 +614,8 @@ void kv_control_resume(struct kv_control_call *call)
     kvpb__resume_request__free_unpacked(request, NULL);
 }
 
-/* ---- lifecycle: fork, truncate ------------------------------------------------------------ */
+/* ---- lifecycle: fork, truncate ------------------------------------------------------------
+ */
 
 static void lifecycle_record(struct kv_control_call *call)
 {
@@ -621,8 +626,8 @@ static void lifecycle_record(struct kv_control_call *call)
     session->log[session->n_log++ % KV_LIFECYCLE_LOG] = call->lifecycle;
 }
 
-/* Finds the session and checks that the operation is the next one for it.  Answers by itself, and
- * returns NULL, where it is not, or was done before. */
+/* Finds the session and checks that the operation is the next one for it.  Answers by itself,
+ * and returns NULL, where it is not, or was done before. */
 static struct kv_session *lifecycle_begin(struct kv_control_call *call,
                                           uint32_t index,
                                           const ProtobufCBinaryData *token,
@@ -700,10 +705,10 @@ static void fork_done(struct kv_control_call *call)
 {
     if (call->status != KV_OK) {
         call->bytes = (uint64_t)(int64_t)call->status;
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE,
-                                            .index = call->child->index},
-                       fork_undone);
+        kv_control_ask(
+            call,
+            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = call->child->index},
+            fork_undone);
         return;
     }
     kv_control_ask(call,
@@ -797,7 +802,8 @@ void kv_control_truncate(struct kv_control_call *call)
     kvpb__truncate_request__free_unpacked(request, NULL);
 }
 
-/* ---- close, renew, session ---------------------------------------------------------------- */
+/* ---- close, renew, session ----------------------------------------------------------------
+ */
 
 static void close_done(struct kv_control_call *call)
 {
@@ -819,10 +825,10 @@ void kv_control_close(struct kv_control_call *call)
     if (session != NULL) {
         session->busy = true;
         call->session = session;
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE,
-                                            .index = session->index},
-                       close_done);
+        kv_control_ask(
+            call,
+            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
+            close_done);
     }
     kvpb__close_request__free_unpacked(request, NULL);
 }
@@ -882,15 +888,16 @@ void kv_control_session(struct kv_control_call *call)
         session->busy = true;
         call->session = session;
         call->tokens = UINT32_MAX;
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH,
-                                            .index = session->index},
-                       session_told);
+        kv_control_ask(
+            call,
+            &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH, .index = session->index},
+            session_told);
     }
     kvpb__session_request__free_unpacked(request, NULL);
 }
 
-/* ---- table, drain ------------------------------------------------------------------------- */
+/* ---- table, drain -------------------------------------------------------------------------
+ */
 
 void kv_control_table(struct kv_control_call *call)
 {

@@ -10,14 +10,15 @@
 
 /* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant.
  * On failure the work has failed. */
-static bool object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
+static bool
+object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
 {
     const struct kv_wire_header *request = &work->request;
 
     if (request->name_bytes == 0 || request->name_bytes > KV_NAME_BYTES_MAX ||
         request->name_bytes > request->body_bytes) {
-        kv_work_fail(work, KV_INVALID, "%s: a name of %u bytes, 1 to %u allowed", work->row->name,
-                     request->name_bytes, KV_NAME_BYTES_MAX);
+        kv_work_fail(work, KV_INVALID, "%s: a name of %u bytes, 1 to %u allowed",
+                     work->row->name, request->name_bytes, KV_NAME_BYTES_MAX);
         return false;
     }
     *ret_name = kv_hash128(work->body, request->name_bytes);
@@ -32,7 +33,8 @@ static bool object_key(struct kv_work *work, struct kv_id128 *ret_name, struct k
     return true;
 }
 
-/* ---- put ---------------------------------------------------------------------------------- */
+/* ---- put ----------------------------------------------------------------------------------
+ */
 
 /* All bytes are there and right: publish, unless another put of the name came first. */
 static void put_finish(struct kv_work *work)
@@ -103,7 +105,8 @@ void kv_op_object_put_begin(struct kv_work *work)
     bool in_body = request->bulk_bytes == 0;
     if (request->body_bytes != head + (in_body ? request->object_bytes : 0) ||
         (!in_body && request->bulk_bytes != request->object_bytes)) {
-        kv_work_fail(work, KV_INVALID, "object_put: %llu bytes, yet a body of %u and bulk of %llu",
+        kv_work_fail(work, KV_INVALID,
+                     "object_put: %llu bytes, yet a body of %u and bulk of %llu",
                      (unsigned long long)request->object_bytes, request->body_bytes,
                      (unsigned long long)request->bulk_bytes);
         return;
@@ -141,7 +144,8 @@ void kv_op_object_put_begin(struct kv_work *work)
     }
 }
 
-/* ---- get, exists, delete ------------------------------------------------------------------ */
+/* ---- get, exists, delete ------------------------------------------------------------------
+ */
 
 void kv_op_object_get_begin(struct kv_work *work)
 {
@@ -206,7 +210,8 @@ void kv_op_object_delete_begin(struct kv_work *work)
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 
-/* ---- ping --------------------------------------------------------------------------------- */
+/* ---- ping ---------------------------------------------------------------------------------
+ */
 
 void kv_op_ping_begin(struct kv_work *work)
 {

@@ -2,8 +2,8 @@
  *
  * Put.  All units of a message take the same token range, all or nothing:
  *
- *     rows in the body     checked, copied, committed at once if every unit ends where they begin
- *     rows by bulk         - direct: every unit's reservation ends where they begin; the data
+ *     rows in the body     checked, copied, committed at once if every unit ends where they
+ * begin rows by bulk         - direct: every unit's reservation ends where they begin; the data
  *                            lands in the segments, is checked there and committed in order
  *                          - staged: otherwise; the data lands in a buffer and goes on as if it
  *                            had come in the body
@@ -29,8 +29,8 @@ static const struct kv_wire_unit *units_of(const struct kv_work *work)
 
 static const uint32_t *numbers_of(const struct kv_work *work)
 {
-    return (const uint32_t *)(const void *)(work->body +
-                                            work->request.n_units * sizeof(struct kv_wire_unit));
+    return (const uint32_t *)(const void *)(work->body + work->request.n_units *
+                                                             sizeof(struct kv_wire_unit));
 }
 
 static uint32_t unit_seed(const struct kv_wire_unit *unit)
@@ -38,9 +38,10 @@ static uint32_t unit_seed(const struct kv_wire_unit *unit)
     return kv_row_seed(unit->layer, unit->kv_head, 0);
 }
 
-/* Checks that every unit named is in the schema, is this thread's, and is named once.  Counts rows
- * and bytes; fetch counts by ids.  On failure the work has failed. */
-static bool check_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64_t *ret_bytes)
+/* Checks that every unit named is in the schema, is this thread's, and is named once.  Counts
+ * rows and bytes; fetch counts by ids.  On failure the work has failed. */
+static bool
+check_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64_t *ret_bytes)
 {
     const struct kv_wire_header *request = &work->request;
     const struct kv_wire_unit *units = units_of(work);
@@ -65,9 +66,9 @@ static bool check_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, ui
         struct kv_unit *unit = kv_part_unit(work->part, units[i].layer, units[i].kv_head);
 
         if (unit == NULL) {
-            bool known = units[i].layer < work->part->schema->n_layers &&
-                         units[i].kv_head <
-                             work->part->schema->layers[units[i].layer].n_kv_heads;
+            bool known =
+                units[i].layer < work->part->schema->n_layers &&
+                units[i].kv_head < work->part->schema->layers[units[i].layer].n_kv_heads;
             kv_work_fail(work, known ? KV_MOVED : KV_INVALID, "%s: layer %u head %u: %s",
                          work->row->name, units[i].layer, units[i].kv_head,
                          known ? "not on this data thread" : "not in the schema");
@@ -102,13 +103,14 @@ static struct kv_unit *unit_at(const struct kv_work *work, uint32_t i)
     return kv_part_unit(work->part, unit->layer, unit->kv_head);
 }
 
-/* ---- put, append -------------------------------------------------------------------------- */
+/* ---- put, append --------------------------------------------------------------------------
+ */
 
 enum standing {
-    AT_END,    /* begins where the unit's reservation ends */
-    THERE,     /* wholly committed already */
-    OVERLAPS,  /* partly committed, the rest is free to write */
-    NOT_YET,   /* others must commit first */
+    AT_END,   /* begins where the unit's reservation ends */
+    THERE,    /* wholly committed already */
+    OVERLAPS, /* partly committed, the rest is free to write */
+    NOT_YET,  /* others must commit first */
 };
 
 static enum standing stand(const struct kv_unit *unit, uint32_t begin, uint32_t end)
@@ -158,7 +160,8 @@ static bool same_rows(struct kv_work *work)
 
         for (uint32_t token = request->token_begin; token < there; token++) {
             if (*kv_unit_crc(unit, token) != crcs[token - request->token_begin]) {
-                kv_work_fail(work, KV_CONFLICT, "%s: layer %u head %u token %u: another row is there",
+                kv_work_fail(work, KV_CONFLICT,
+                             "%s: layer %u head %u token %u: another row is there",
                              work->row->name, unit->layer, unit->kv_head, token);
                 return false;
             }
@@ -204,8 +207,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
         struct kv_unit *unit = unit_at(work, i);
-        if (end > unit->reserved &&
-            kv_unit_reserve(unit, &work->data->heap, end) != KV_OK) {
+        if (end > unit->reserved && kv_unit_reserve(unit, &work->data->heap, end) != KV_OK) {
             while (i-- > 0) {
                 struct kv_unit *done = unit_at(work, i);
                 if (done->committed < end)
@@ -221,7 +223,8 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
 
         if (end > unit->committed) {
             uint32_t skip = unit->committed - begin;
-            kv_unit_write(unit, begin + skip, count - skip, rows + (size_t)skip * unit->row_bytes);
+            kv_unit_write(unit, begin + skip, count - skip,
+                          rows + (size_t)skip * unit->row_bytes);
             kv_unit_write_crcs(unit, begin + skip, count - skip, crcs + skip);
             unit->committed = end;
             n_rows += count - skip;
@@ -236,8 +239,8 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     kv_part_wake(data, part);
 }
 
-/* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces than
- * a transfer takes. */
+/* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces
+ * than a transfer takes. */
 static kv_status_t put_reserve(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
@@ -292,7 +295,8 @@ void kv_op_put_release(struct kv_work *work)
             kv_unit_unreserve(unit, &work->data->heap, unit->committed);
         }
     }
-    /* Those behind it look again when the thread comes to it: this may run inside their own walk. */
+    /* Those behind it look again when the thread comes to it: this may run inside their own
+     * walk. */
     for (struct kv_work *other = work->part->waiters, *next; other != NULL; other = next) {
         next = other->next;
         if (other != work && other->row->run == kv_op_put_run)
@@ -310,8 +314,9 @@ static void put_commit(struct kv_work *work)
     for (uint32_t i = 0; i < request->n_units; i++) {
         const struct kv_unit *unit = unit_at(work, i);
         if (unit->broken) {
-            kv_work_fail(work, KV_NOT_READY, "%s: layer %u head %u: rows before token %u failed",
-                         work->row->name, unit->layer, unit->kv_head, begin);
+            kv_work_fail(work, KV_NOT_READY,
+                         "%s: layer %u head %u: rows before token %u failed", work->row->name,
+                         unit->layer, unit->kv_head, begin);
             return;
         }
         ready = ready && unit->committed == begin;
@@ -417,13 +422,14 @@ void kv_op_put_landed(struct kv_work *work)
         for (uint32_t token = request->token_begin; token < end; token += step, crcs += step) {
             step = KV_BLOCK_TOKENS - token % KV_BLOCK_TOKENS;
             step = step < end - token ? step : end - token;
-            size_t bad =
-                kv_rows_verify(kv_unit_row(unit, token), step, unit->row_bytes,
-                               unit_seed(&units_of(work)[i]), KV_ROW_SEED_STEP, token, NULL, crcs);
+            size_t bad = kv_rows_verify(kv_unit_row(unit, token), step, unit->row_bytes,
+                                        unit_seed(&units_of(work)[i]), KV_ROW_SEED_STEP, token,
+                                        NULL, crcs);
             if (bad < step) {
                 kv_count(&work->data->stats.corrupt_rows, 1);
                 kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                             work->row->name, unit->layer, unit->kv_head, token + (uint32_t)bad);
+                             work->row->name, unit->layer, unit->kv_head,
+                             token + (uint32_t)bad);
                 return;
             }
             kv_unit_write_crcs(unit, token, step, crcs);
@@ -454,7 +460,8 @@ bool kv_op_put_run(struct kv_work *work)
     return false;
 }
 
-/* ---- read, fetch -------------------------------------------------------------------------- */
+/* ---- read, fetch --------------------------------------------------------------------------
+ */
 
 static bool is_fetch(const struct kv_work *work)
 {
@@ -467,8 +474,8 @@ static uint32_t rows_of(const struct kv_work *work, uint32_t i)
     return is_fetch(work) ? units_of(work)[i].n_ids : work->request.token_count;
 }
 
-/* Gathers rows from the cursor on into dst, at most `room` bytes; advances the cursor.  Returns the
- * bytes written. */
+/* Gathers rows from the cursor on into dst, at most `room` bytes; advances the cursor.  Returns
+ * the bytes written. */
 static size_t gather(struct kv_work *work, uint8_t *dst, size_t room)
 {
     const struct kv_wire_header *request = &work->request;
@@ -554,7 +561,8 @@ static void read_ready(struct kv_work *work)
         struct kv_unit *unit = unit_at(work, 0);
         struct kv_iov piece;
 
-        if (kv_unit_pieces(unit, request->token_begin, request->token_count, &piece, 0, 1) == 1) {
+        if (kv_unit_pieces(unit, request->token_begin, request->token_count, &piece, 0, 1) ==
+            1) {
             work->n_pins =
                 kv_unit_pin(unit, request->token_begin, request->token_count, work->pins);
             kv_count(&work->data->stats.direct_sends, 1);
@@ -623,7 +631,8 @@ void kv_op_read_begin(struct kv_work *work)
                       (is_fetch(work) ? n_rows * sizeof(uint32_t) : 0);
     if (request->body_bytes != expected || n_rows == 0) {
         kv_work_fail(work, KV_INVALID, "%s: a body of %u bytes for %llu rows, %zu expected",
-                     work->row->name, request->body_bytes, (unsigned long long)n_rows, expected);
+                     work->row->name, request->body_bytes, (unsigned long long)n_rows,
+                     expected);
         return;
     }
     if (is_fetch(work)) {
@@ -632,8 +641,8 @@ void kv_op_read_begin(struct kv_work *work)
             if (numbers_of(work)[i] > last)
                 last = numbers_of(work)[i];
         if (last >= work->part->tokens_max) {
-            kv_work_fail(work, KV_INVALID, "%s: token %u, at most %u in a session", work->row->name,
-                         last, work->part->tokens_max);
+            kv_work_fail(work, KV_INVALID, "%s: token %u, at most %u in a session",
+                         work->row->name, last, work->part->tokens_max);
             return;
         }
         need = last + 1;

@@ -1,7 +1,7 @@
 /* stats.h - what a node counts.  One table: name, help; text, JSON and Prometheus come from it.
  *
- * Threads: each data thread and the control thread own one struct and are its only writer; anyone
- * reads (relaxed atomics: numbers of one moment need not agree with each other).
+ * Threads: each data thread and the control thread own one struct and are its only writer;
+ * anyone reads (relaxed atomics: numbers of one moment need not agree with each other).
  */
 #ifndef KV_STATS_H
 #define KV_STATS_H
@@ -10,36 +10,36 @@
 #include "kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KV_COUNTERS(X)                                                                          \
-    X(requests, "data requests taken")                                                          \
-    X(replies, "replies sent whole")                                                            \
-    X(rows_in, "rows committed")                                                                \
-    X(rows_in_bytes, "bytes of rows committed")                                                 \
-    X(rows_out, "rows answered")                                                                \
-    X(rows_out_bytes, "bytes of rows answered")                                                 \
-    X(objects_in, "objects stored")                                                             \
-    X(objects_out, "object pieces answered")                                                    \
-    X(direct_landings, "bulk puts that landed in place, without a copy")                        \
-    X(staged_landings, "bulk puts that went through a staging buffer")                          \
-    X(direct_sends, "bulk answers sent from where the rows lie")                                \
-    X(staged_sends, "bulk answers gathered into a staging buffer")                              \
-    X(segments_copied, "half-filled segments copied before a write")                            \
-    X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped")                 \
-    X(bad_messages, "messages that no check could make sense of")                               \
-    X(unknown_clients, "messages that named no client of this node")                            \
-    X(refused, "requests answered with an error of the request")                                \
-    X(busy, "requests refused for want of credits or buffers")                                  \
-    X(dropped, "requests dropped from clients that ignore their credits")                       \
-    X(late, "requests whose deadline passed here")                                              \
-    X(stuck_clients, "clients that lost their channel for not taking replies")                  \
-    X(failed_channels, "channels reported dead by the transport")                               \
-    X(control_requests, "control requests taken")                                               \
-    X(control_refused, "control requests answered with an error")                               \
-    X(sessions_opened, "sessions opened or forked")                                             \
-    X(sessions_closed, "sessions closed by a client")                                           \
-    X(sessions_expired, "sessions freed because their lease ended")                             \
-    X(clients_seen, "clients that said hello")                                                  \
-    X(clients_gone, "clients whose process ended without goodbye")
+#define KV_COUNTERS(X)                                                          \
+    X(requests, "data requests taken")                                          \
+    X(replies, "replies sent whole")                                            \
+    X(rows_in, "rows committed")                                                \
+    X(rows_in_bytes, "bytes of rows committed")                                 \
+    X(rows_out, "rows answered")                                                \
+    X(rows_out_bytes, "bytes of rows answered")                                 \
+    X(objects_in, "objects stored")                                             \
+    X(objects_out, "object pieces answered")                                    \
+    X(direct_landings, "bulk puts that landed in place, without a copy")        \
+    X(staged_landings, "bulk puts that went through a staging buffer")          \
+    X(direct_sends, "bulk answers sent from where the rows lie")                \
+    X(staged_sends, "bulk answers gathered into a staging buffer")              \
+    X(segments_copied, "half-filled segments copied before a write")            \
+    X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped") \
+    X(bad_messages, "messages that no check could make sense of")               \
+    X(unknown_clients, "messages that named no client of this node")            \
+    X(refused, "requests answered with an error of the request")                \
+    X(busy, "requests refused for want of credits or buffers")                  \
+    X(dropped, "requests dropped from clients that ignore their credits")       \
+    X(late, "requests whose deadline passed here")                              \
+    X(stuck_clients, "clients that lost their channel for not taking replies")  \
+    X(failed_channels, "channels reported dead by the transport")               \
+    X(control_requests, "control requests taken")                               \
+    X(control_refused, "control requests answered with an error")               \
+    X(sessions_opened, "sessions opened or forked")                             \
+    X(sessions_closed, "sessions closed by a client")                           \
+    X(sessions_expired, "sessions freed because their lease ended")             \
+    X(clients_seen, "clients that said hello")                                  \
+    X(clients_gone, "clients that were lost or left without goodbye")
 
 struct kv_op_stats {
     _Atomic uint64_t count;

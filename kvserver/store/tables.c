@@ -129,7 +129,8 @@ static void pair_number(struct builder *table, const char *name, double value)
     number(table, to, value);
 }
 
-/* ---- the tables --------------------------------------------------------------------------- */
+/* ---- the tables ---------------------------------------------------------------------------
+ */
 
 static uint32_t n_clients(const struct kv_node *node)
 {
@@ -146,7 +147,8 @@ static void table_status(struct kv_node *node, struct builder *table)
     uint64_t now_us = kv_clock_now(node->config.clock);
     uint64_t in_flight = 0;
 
-    node->config.transport->row->describe(node->config.transport, transports, sizeof(transports));
+    node->config.transport->row->describe(node->config.transport, transports,
+                                          sizeof(transports));
     for (uint32_t i = 0; i < node->n_threads; i++)
         in_flight += kv_counted(&node->data[i].stats.in_flight);
     columns(table, "name value");
@@ -182,7 +184,8 @@ static void table_sessions(struct kv_node *node, struct builder *table)
         number(table, to, session->generation);
         number(table, to, session->tenant);
         number(table, to,
-               idle_us < session->lease_us ? (double)((session->lease_us - idle_us) / 1000) : 0);
+               idle_us < session->lease_us ? (double)((session->lease_us - idle_us) / 1000)
+                                           : 0);
         number(table, to, session->n_nodes);
         number(table, to, session->node_index);
     }
@@ -288,15 +291,18 @@ static const struct {
 #undef COUNTER_ROW
 };
 
-enum { N_COUNTERS = sizeof(counters) / sizeof(counters[0]) };
+enum {
+    N_COUNTERS = sizeof(counters) / sizeof(counters[0])
+};
 
 static uint64_t counter_total(const struct kv_node *node, size_t offset)
 {
-    uint64_t total = kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
+    uint64_t total =
+        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
 
     for (uint32_t i = 0; i < node->n_threads; i++)
-        total += kv_counted(
-            (const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
+        total +=
+            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
     return total;
 }
 
@@ -352,7 +358,8 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
     free(table.columns[0]);
 }
 
-/* ---- Prometheus --------------------------------------------------------------------------- */
+/* ---- Prometheus ---------------------------------------------------------------------------
+ */
 
 static void metric(FILE *out, const char *name, const char *type, const char *help)
 {
@@ -406,7 +413,8 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
         fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
                 (unsigned long long)errors);
     }
-    metric(out, "op_seconds", "summary", "from a request's arrival to its answer, by operation");
+    metric(out, "op_seconds", "summary",
+           "from a request's arrival to its answer, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
             continue;

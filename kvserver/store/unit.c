@@ -3,7 +3,9 @@
 #include <assert.h>
 #include <string.h>
 
-enum { ARRAY_BYTES_MIN = 512 };
+enum {
+    ARRAY_BYTES_MIN = 512
+};
 
 bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
 {
@@ -67,17 +69,14 @@ void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment)
 }
 
 /* `count` segments at `at` of the unit's array, side by side where the arena can. */
-static kv_status_t segments_add(struct kv_unit *unit,
-                                struct kv_heap *heap,
-                                uint32_t at,
-                                uint32_t count)
+static kv_status_t
+segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count)
 {
     uint32_t n_done = 0;
 
     while (n_done < count) {
         uint32_t run;
-        uint8_t *rows =
-            kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
+        uint8_t *rows = kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
         if (rows == NULL)
             goto err_drop;
         for (uint32_t i = 0; i < run; i++, rows += (size_t)unit->row_bytes * KV_BLOCK_TOKENS) {
@@ -332,7 +331,8 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
 {
     unsigned n_pins = 0;
 
-    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS; i++) {
+    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS;
+         i++) {
         assert(unit->segments[i]->pins < UINT16_MAX);
         unit->segments[i]->pins++;
         pins[n_pins++] = unit->segments[i];

@@ -3,16 +3,15 @@
  *        0            committed          reserved
  *        |-- readable ----|-- being written --|          committed <= reserved
  *
- * A segment's rows lie in one piece of the arena, its CRCs in another; segments that were reserved
- * together often lie side by side, so that many are sent or received as one piece.
+ * A segment's rows lie in one piece of the arena, its CRCs in another; segments that were
+ * reserved together often lie side by side, so that many are sent or received as one piece.
  *
  * Invariants:
- *   (1) Rows below `committed` never change, in no segment that anybody refers to or has pinned.
- *   (2) A segment is shared by units (refs) after a fork, and pinned by transfers under way; its
- *       memory goes back when both are 0.
- *   (3) A row is written in place only if one unit refers to its segment and no transfer can
- *       still see or fill it (`n_written` is how far any writer ever got); else the segment is
- *       copied first.
+ *   (1) Rows below `committed` never change, in no segment that anybody refers to or has
+ * pinned. (2) A segment is shared by units (refs) after a fork, and pinned by transfers under
+ * way; its memory goes back when both are 0. (3) A row is written in place only if one unit
+ * refers to its segment and no transfer can still see or fill it (`n_written` is how far any
+ * writer ever got); else the segment is copied first.
  *
  * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
  * part's storage.
@@ -78,8 +77,8 @@ void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begi
 /* Forgets all rows from `tokens` on, and every reservation. */
 void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens);
 
-/* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens` rows.
- * KV_NO_MEMORY: the child is empty. */
+/* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens`
+ * rows. KV_NO_MEMORY: the child is empty. */
 kv_status_t kv_unit_fork(const struct kv_unit *unit,
                          struct kv_unit *child,
                          struct kv_heap *heap,
