@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Times put and get of Mooncake's store: tcp over loopback, default settings, one request in flight.
+
+Three processes, as a deployment has them: the master, a process that stores, and this one, which
+stores nothing, so that every byte travels.
+
+    mooncake_bench.py [--runs N] [--data BYTES]   prints one JSON object per line
+    mooncake_bench.py --serve                     does what kv_bench says on stdin
+"""
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+SIZES = (64 << 10, 1 << 20)
+READY_S = 30
+SEGMENT_BYTES = 1 << 30
+LOCAL_BYTES = 256 << 20
+PR_SET_PDEATHSIG = 1
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def open_store(master, segment_bytes):
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment_bytes, LOCAL_BYTES, "tcp", "", master)
+    if code != 0:
+        sys.exit(f"mooncake_bench: setup: {master}: {code}")
+    return store
+
+
+def run_storing_process(master):
+    """Lends its memory to the store until its stdin ends."""
+    store = open_store(master, SEGMENT_BYTES)
+    print("ready", flush=True)
+    sys.stdin.read()
+    store.close()
+
+
+class Deployment:
+    """The master, the storing process, and this process as a client."""
+
+    def __init__(self, data_bytes):
+        self.children = []
+        self.log = tempfile.TemporaryFile()
+        self.bytes = data_bytes
+        self.round = 0
+        self.put_names = {}
+
+    def __enter__(self):
+        port = free_port()
+        self.master = f"127.0.0.1:{port}"
+        program = os.path.join(os.path.dirname(sys.executable), "mooncake_master")
+        self.spawn([program, f"--rpc_port={port}", f"--metrics_port={free_port()}"])
+        self.wait_for(port)
+        storing = self.spawn([sys.executable, os.path.abspath(__file__), "--store", self.master])
+        if storing.stdout.readline() != b"ready\n":
+            sys.exit("mooncake_bench: the storing process did not become ready")
+        self.store = open_store(self.master, 0)
+        # One buffer to put from, one to get into, known to the transport.
+        self.memory = mmap.mmap(-1, 2 * self.bytes)
+        self.memory.write(os.urandom(1 << 20) * (self.bytes >> 20))
+        self.memory.write(bytes(self.bytes))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        if self.store.register_buffer(self.address, 2 * self.bytes) != 0:
+            sys.exit("mooncake_bench: register_buffer: refused")
+        return self
+
+    def __exit__(self, *unused):
+        for child in reversed(self.children):
+            child.terminate()
+        for child in self.children:
+            try:
+                child.wait(5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+    def spawn(self, argv):
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=self.log, preexec_fn=die_with_parent)
+        self.children.append(child)
+        return child
+
+    @staticmethod
+    def wait_for(port):
+        until = time.monotonic() + READY_S
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        sys.exit("mooncake_bench: the master did not become ready")
+
+    def remove(self, size):
+        for name in self.put_names.pop(size, []):
+            self.store.remove(name, True)
+
+    def put(self, size, count):
+        """Seconds for `count` new objects; those of the round before go first."""
+        self.remove(size)
+        self.round += 1
+        names = [f"bench/{size}/{self.round}/{i}" for i in range(count)]
+        self.put_names[size] = names
+        begin = time.perf_counter()
+        for i, name in enumerate(names):
+            code = self.store.put_from(name, self.address + i * size, size)
+            if code != 0:
+                sys.exit(f"mooncake_bench: put: {name}: {code}")
+        return time.perf_counter() - begin
+
+    def get(self, size, count):
+        """Seconds for `count` objects that the last put stored."""
+        if len(self.put_names.get(size, [])) < count:
+            self.put(size, count)
+        names = self.put_names[size][:count]
+        begin = time.perf_counter()
+        for i, name in enumerate(names):
+            code = self.store.get_into(name, self.address + self.bytes + i * size, size)
+            if code != size:
+                sys.exit(f"mooncake_bench: get: {name}: {code}")
+        return time.perf_counter() - begin
+
+    def check(self, size):
+        """Right before fast."""
+        self.put(size, self.bytes // size)
+        self.get(size, self.bytes // size)
+        if self.memory[:self.bytes] != self.memory[self.bytes:]:
+            sys.exit("mooncake_bench: other bytes came back than were stored")
+
+
+def version():
+    from importlib import metadata
+
+    return metadata.version("mooncake-transfer-engine-non-cuda")
+
+
+def serve(deployment):
+    print(json.dumps({"ready": version()}), flush=True)
+    for line in sys.stdin:
+        verb, size, count = line.split()
+        size, count = int(size), int(count)
+        if verb not in ("put", "get") or size <= 0 or not 0 < size * count <= deployment.bytes:
+            sys.exit(f"mooncake_bench: not a job: {line.strip()}")
+        seconds = getattr(deployment, verb)(size, count)
+        print(json.dumps({"seconds": seconds}), flush=True)
+
+
+def measure(deployment, runs):
+    for size in SIZES:
+        deployment.check(size)
+        count = deployment.bytes // size
+        for verb in ("put", "get"):
+            seconds = statistics.median(
+                getattr(deployment, verb)(size, count) for _ in range(runs))
+            print(json.dumps({
+                "name": f"mooncake.{verb}",
+                "params": {"transport": "tcp", "window": 1, "bytes": size, "version": version()},
+                "value": round(size * count / seconds / 1e9, 4),
+                "unit": "GB/s",
+                "runs": runs,
+            }), flush=True)
+        deployment.remove(size)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--data", type=int, default=128 << 20, help="bytes that a run moves")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--store", metavar="MASTER", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    # Errors only; and where Mooncake prints to stdout, records go to a copy of it.
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(0))
+    if arguments.store:
+        run_storing_process(arguments.store)
+        return
+    with Deployment(arguments.data) as deployment:
+        if arguments.serve:
+            serve(deployment)
+        else:
+            measure(deployment, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1571 @@
+/* test_store.c - what a store does for its clients, over any row of the table of transports.
+ *
+ * Embedded nodes with threads of their own, the real client library, nothing replaced.  main()
+ * runs the suite over the row that is named, for 1 and 2 nodes with 1 and 2 data threads each.
+ * What a row holds follows from its place and a salt (rows.h), so that every byte that comes
+ * back is checked.
+ */
+#include "cluster.h"
+#include "rows.h"
+#include "transport_fault.h"
+
+#include "thread.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BUFFER_BYTES = 24 << 20,
+    READ_TOKENS = 5000, /* at once */
+    MEMORY_BYTES = 384 << 20,
+    LEASE_MS = 2500, /* long enough for a machine that is busy */
+    SKIPPED = 77,
+};
+
+/* What the suite runs over. */
+static struct subject {
+    const char *name;
+    const struct kv_transport_row *row;
+    const char *transports;
+} subject;
+
+static const struct subject subjects[] = {
+    {"loopback", &kv_transport_loopback, NULL},
+#ifdef KV_WITH_UCX
+    {"tcp", &kv_transport_ucx, "tcp"},
+    {"shm", &kv_transport_ucx, "shm"},
+    {"auto", &kv_transport_ucx, "auto"},
+#endif
+};
+
+static struct {
+    uint32_t n_nodes, n_threads;
+} shape;
+
+/* What every test of the group shares. */
+static struct cluster cluster;
+
+/* One client, with a buffer for rows going out and one for rows coming in. */
+struct side {
+    struct kv_client *client;
+    struct kv_buffer *out, *in;
+};
+
+static void
+open_side_as(struct side *side, const struct cluster *nodes, const struct cluster_client *setup)
+{
+    side->client = cluster_connect(nodes, setup);
+    assert_int_equal(kv_buffer_alloc(side->client, BUFFER_BYTES, &side->out), KV_OK);
+    assert_int_equal(kv_buffer_alloc(side->client, BUFFER_BYTES, &side->in), KV_OK);
+}
+
+static void open_side(struct side *side)
+{
+    open_side_as(side, &cluster, NULL);
+}
+
+static void close_side(struct side *side)
+{
+    kv_client_close(side->client);
+    side->client = NULL;
+}
+
+/* ---- operations, waited for -------------------------------------------------------------- */
+
+static void expect(struct kv_op *op, kv_status_t begun, kv_status_t wanted, const char *what)
+{
+    kv_status_t status = begun == KV_OK ? kv_wait(op) : begun;
+
+    if (status != wanted)
+        fail_msg("%s: %s, not %s: %s", what, kv_status_name(status), kv_status_name(wanted),
+                 begun == KV_OK ? kv_op_detail(op) : "at once");
+    if (begun == KV_OK)
+        kv_op_free(op);
+}
+
+static struct kv_session *open_session_as(struct side *side,
+                                          const struct kv_model_info *model,
+                                          const struct kv_session_options *options)
+{
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(side->client, model, options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    session = kv_op_session(op);
+    assert_non_null(session);
+    kv_op_free(op);
+    return session;
+}
+
+static struct kv_session *open_session(struct side *side, const struct kv_model_info *model)
+{
+    return open_session_as(side, model, NULL);
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_close_begin(session, 0, &op);
+
+    expect(op, status, KV_OK, "close");
+    kv_session_free(session);
+}
+
+static struct kv_session *fork_session(struct kv_session *session, uint32_t tokens)
+{
+    struct kv_session *child;
+    struct kv_op *op;
+
+    assert_int_equal(kv_fork_begin(session, tokens, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("fork: %s", kv_op_detail(op));
+    child = kv_op_session(op);
+    assert_non_null(child);
+    kv_op_free(op);
+    return child;
+}
+
+static void truncate_session(struct kv_session *session, uint32_t tokens, kv_status_t wanted)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_truncate_begin(session, tokens, 0, &op);
+
+    expect(op, status, wanted, "truncate");
+}
+
+static uint32_t length(struct kv_session *session)
+{
+    uint32_t tokens;
+    struct kv_op *op;
+
+    assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("length: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
+static struct kv_rows all_rows(struct kv_session *session, uint32_t begin, uint32_t count)
+{
+    return (struct kv_rows){
+        .n_layers = kv_session_schema(session)->n_layers,
+        .token_begin = begin,
+        .n_tokens = count,
+    };
+}
+
+static kv_status_t begin_put(struct side *side,
+                             struct kv_session *session,
+                             const struct kv_rows *box,
+                             size_t offset,
+                             uint64_t salt,
+                             uint32_t deadline_ms,
+                             struct kv_op **ret_op)
+{
+    struct kv_rows_io io = {.buffer = side->out, .offset = offset};
+    size_t bytes = kv_rows_bytes(kv_session_schema(session), box);
+
+    assert_in_range(bytes, 1, BUFFER_BYTES - offset);
+    test_box((uint8_t *)kv_buffer_data(side->out) + offset, kv_session_schema(session), box,
+             salt);
+    return kv_put_begin(session, box, &io, deadline_ms, ret_op);
+}
+
+static void put_box(struct side *side,
+                    struct kv_session *session,
+                    const struct kv_rows *box,
+                    uint64_t salt,
+                    kv_status_t wanted)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = begin_put(side, session, box, 0, salt, 0, &op);
+
+    expect(op, status, wanted, "put");
+}
+
+static void put(struct side *side,
+                struct kv_session *session,
+                uint32_t begin,
+                uint32_t count,
+                uint64_t salt,
+                kv_status_t wanted)
+{
+    struct kv_rows box = all_rows(session, begin, count);
+
+    put_box(side, session, &box, salt, wanted);
+}
+
+static void append(struct side *side, struct kv_session *session, uint32_t token, uint64_t salt)
+{
+    struct kv_rows_io io = {.buffer = side->out};
+    struct kv_rows box = all_rows(session, token, 1);
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    test_box(kv_buffer_data(side->out), kv_session_schema(session), &box, salt);
+    status = kv_append_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "append");
+}
+
+/* Reads a box and holds it against the salt. */
+static void read_box(struct side *side,
+                     struct kv_session *session,
+                     const struct kv_rows *box,
+                     uint64_t salt)
+{
+    struct kv_rows_io io = {.buffer = side->in};
+    size_t bytes = kv_rows_bytes(kv_session_schema(session), box);
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    assert_in_range(bytes, 1, BUFFER_BYTES);
+    memset(kv_buffer_data(side->in), 0xa5, bytes);
+    status = kv_read_begin(session, box, &io, 0, &op);
+    expect(op, status, KV_OK, "read");
+    assert_true(test_is_box(kv_buffer_data(side->in), kv_session_schema(session), box, salt));
+}
+
+static void read_back(struct side *side,
+                      struct kv_session *session,
+                      uint32_t begin,
+                      uint32_t count,
+                      uint64_t salt)
+{
+    for (uint32_t step; count > 0; begin += step, count -= step) {
+        step = count < READ_TOKENS ? count : READ_TOKENS;
+        struct kv_rows box = all_rows(session, begin, step);
+        read_box(side, session, &box, salt);
+    }
+}
+
+/* Tries a read that must fail. */
+/* A node that is busy may be too late to say what is missing. */
+static void expect_missing(struct kv_op *op)
+{
+    kv_status_t status = kv_finish(op);
+
+    assert_true(status == KV_NOT_READY || status == KV_DEADLINE);
+}
+
+static void read_fails(struct side *side,
+                       struct kv_session *session,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint32_t deadline_ms,
+                       kv_status_t wanted)
+{
+    struct kv_rows_io io = {.buffer = side->in};
+    struct kv_rows box = all_rows(session, begin, count);
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_read_begin(session, &box, &io, deadline_ms, &op);
+
+    if (wanted == KV_NOT_READY && status == KV_OK)
+        expect_missing(op);
+    else
+        expect(op, status, wanted, "read");
+}
+
+/* Fetches ragged counts of scattered ids of every head of a layer. */
+static void fetch_layer(struct side *side,
+                        struct kv_session *session,
+                        uint32_t layer,
+                        uint32_t n_tokens,
+                        uint32_t n_ids_max,
+                        uint64_t salt,
+                        struct kv_random *random)
+{
+    const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[layer];
+    uint32_t n_ids[KV_HEADS_MAX], n_all = 0;
+    struct kv_rows_io io = {.buffer = side->in};
+    struct kv_fetch fetch = {.layer = layer, .n_ids = n_ids};
+    struct kv_op *op = NULL;
+    kv_status_t status;
+    uint32_t *ids;
+
+    for (uint32_t head = 0; head < schema->n_kv_heads; head++) {
+        n_ids[head] = (uint32_t)kv_random_below(random, n_ids_max + 1);
+        n_all += n_ids[head];
+    }
+    if (n_all == 0)
+        n_all = n_ids[0] = 1;
+    ids = malloc(n_all * sizeof(*ids));
+    io.crcs = malloc(n_all * sizeof(*io.crcs));
+    assert_true(ids != NULL && io.crcs != NULL);
+    for (uint32_t i = 0; i < n_all; i++)
+        ids[i] = (uint32_t)kv_random_below(random, n_tokens);
+    fetch.ids = ids;
+    memset(kv_buffer_data(side->in), 0xa5, (size_t)n_all * schema->row_bytes);
+    status = kv_fetch_begin(session, &fetch, &io, 0, &op);
+    expect(op, status, KV_OK, "fetch");
+
+    const uint8_t *row = kv_buffer_data(side->in);
+    uint32_t i = 0;
+    for (uint32_t head = 0; head < schema->n_kv_heads; head++) {
+        for (uint32_t j = 0; j < n_ids[head]; j++, i++, row += schema->row_bytes) {
+            assert_true(test_is_row(row, schema->row_bytes, salt, layer, head, ids[i]));
+            assert_int_equal(io.crcs[i],
+                             kv_row_crc(row, schema->row_bytes, layer, head, ids[i]));
+        }
+    }
+    free(io.crcs);
+    free(ids);
+}
+
+/* A client behind a fault transport. */
+struct faulty {
+    struct side side;
+    struct kv_transport *transport;
+};
+
+static void open_faulty(struct faulty *faulty, uint32_t retry_ms)
+{
+    assert_int_equal(fault_open(subject.row, subject.transports, &faulty->transport), KV_OK);
+    open_side_as(
+        &faulty->side, &cluster,
+        &(struct cluster_client){.transport = faulty->transport, .retry_ms = retry_ms});
+}
+
+static void close_faulty(struct faulty *faulty)
+{
+    close_side(&faulty->side);
+    faulty->transport->row->close(faulty->transport);
+}
+
+static void poll_for(struct kv_client *client, uint64_t us)
+{
+    for (uint64_t begin = kv_clock_now(&kv_clock_real);
+         kv_clock_now(&kv_clock_real) - begin < us;)
+        kv_client_wait(client, 5000);
+}
+
+/* ---- models ------------------------------------------------------------------------------ */
+
+enum {
+    EVEN,      /* d_k = d_v, equal heads */
+    UNEVEN,    /* 192/128 */
+    KEYS_ONLY, /* no values */
+    RAGGED,    /* other heads in each layer */
+    N_MODELS,
+};
+static struct kv_model_info models[N_MODELS];
+
+static void make_models(void)
+{
+    static const uint16_t even[] = {4, 4, 4, 4}, two[] = {3, 3}, keys[] = {2, 2, 2},
+                          ragged[] = {1, 5, 8, 2};
+
+    test_model(&models[EVEN], "even", 4, even, 64, 64);
+    test_model(&models[UNEVEN], "uneven", 2, two, 192, 128);
+    test_model(&models[KEYS_ONLY], "keys", 3, keys, 100, 0);
+    test_model(&models[RAGGED], "ragged", 4, ragged, 32, 16);
+}
+
+/* ---- the suite --------------------------------------------------------------------------- */
+
+/* Every operation, for one model. */
+static void goes_through_all(const struct kv_model_info *model)
+{
+    struct kv_random random;
+    struct kv_session *session, *child;
+    struct side side;
+
+    kv_random_init(&random, 1);
+    open_side(&side);
+    session = open_session(&side, model);
+    assert_int_equal(length(session), 0);
+    put(&side, session, 0, 64, 1, KV_OK);
+    put(&side, session, 64, 64, 1, KV_OK);
+    put(&side, session, 128, KV_BLOCK_TOKENS, 1, KV_OK);
+    put(&side, session, 256, 1000, 1, KV_OK);
+    for (uint32_t token = 1256; token < 1300; token++)
+        append(&side, session, token, 1);
+    assert_int_equal(length(session), 1300);
+
+    read_back(&side, session, 0, 1300, 1);
+    read_back(&side, session, 0, 1, 1);
+    read_back(&side, session, 1299, 1, 1);
+    read_back(&side, session, 127, 2, 1);
+    read_back(&side, session, 100, 900, 1);
+    for (uint32_t layer = 0; layer < model->schema.n_layers; layer++) {
+        fetch_layer(&side, session, layer, 1300, 3, 1, &random);
+        fetch_layer(&side, session, layer, 1300, 300, 1, &random);
+        fetch_layer(&side, session, layer, 1300, 1500, 1, &random);
+    }
+
+    child = fork_session(session, 1290);
+    assert_int_equal(length(child), 1290);
+    for (uint32_t token = 0; token < 20; token++) {
+        append(&side, session, 1300 + token, 1);
+        append(&side, child, 1290 + token, 2);
+    }
+    read_back(&side, session, 0, 1320, 1);
+    read_back(&side, child, 0, 1290, 1);
+    read_back(&side, child, 1290, 20, 2);
+
+    truncate_session(child, 1000, KV_OK);
+    assert_int_equal(length(child), 1000);
+    put(&side, child, 1000, 300, 3, KV_OK);
+    read_back(&side, child, 0, 1000, 1);
+    read_back(&side, child, 1000, 300, 3);
+    read_back(&side, session, 0, 1320, 1);
+    close_session(session);
+    read_back(&side, child, 0, 1000, 1);
+    read_back(&side, child, 1000, 300, 3);
+    close_session(child);
+    close_side(&side);
+}
+
+static void even_model(void **state)
+{
+    (void)state;
+    goes_through_all(&models[EVEN]);
+}
+
+static void keys_and_values_of_other_sizes(void **state)
+{
+    (void)state;
+    goes_through_all(&models[UNEVEN]);
+}
+
+static void keys_only(void **state)
+{
+    (void)state;
+    goes_through_all(&models[KEYS_ONLY]);
+}
+
+static void other_heads_in_each_layer(void **state)
+{
+    (void)state;
+    goes_through_all(&models[RAGGED]);
+}
+
+/* Rows that are not there yet: a read waits for them, to its deadline. */
+static void reads_wait_for_rows(void **state)
+{
+    struct kv_rows_io io;
+    struct kv_session *session;
+    struct kv_op *reading, *op;
+    struct kv_rows box;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 100, 1, KV_OK);
+    read_fails(&side, session, 50, 51, 300, KV_NOT_READY);
+    read_fails(&side, session, 1000, 1, 50, KV_NOT_READY);
+
+    io = (struct kv_rows_io){.buffer = side.in};
+    box = all_rows(session, 50, 100);
+    assert_int_equal(kv_read_begin(session, &box, &io, 0, &reading), KV_OK);
+    kv_client_wait(side.client, 20000);
+    assert_int_equal(kv_op_status(reading), KV_IN_PROGRESS);
+    put(&side, session, 100, 30, 1, KV_OK);
+    kv_client_wait(side.client, 20000);
+    assert_int_equal(kv_op_status(reading), KV_IN_PROGRESS);
+    put(&side, session, 130, 20, 1, KV_OK);
+    expect(reading, KV_OK, KV_OK, "read");
+    assert_true(test_is_box(kv_buffer_data(side.in), kv_session_schema(session), &box, 1));
+
+    /* A fetch waits for its snapshot, even where its ids do not need it. */
+    uint32_t n_ids[] = {1, 1, 1, 1}, ids[] = {0, 1, 2, 3};
+    struct kv_fetch fetch = {.n_ids = n_ids, .ids = ids, .snapshot = 151};
+    assert_int_equal(kv_fetch_begin(session, &fetch, &io, 200, &op), KV_OK);
+    expect_missing(op);
+    append(&side, session, 150, 1);
+    assert_int_equal(kv_fetch_begin(session, &fetch, &io, 0, &op), KV_OK);
+    expect(op, KV_OK, KV_OK, "fetch");
+    close_session(session);
+    close_side(&side);
+}
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+static void puts_are_repeated(void **state)
+{
+    static const uint32_t counts[] = {8, 1000}; /* in the body, by bulk */
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t n = counts[i];
+
+        session = open_session(&side, &models[EVEN]);
+        put(&side, session, 0, n, 1, KV_OK);
+        put(&side, session, 0, n, 1, KV_OK);
+        put(&side, session, 0, n / 2, 1, KV_OK);
+        put(&side, session, n / 2, n / 4, 1, KV_OK);
+        put(&side, session, 0, n, 2, KV_CONFLICT);
+        put(&side, session, n - 1, 1, 2, KV_CONFLICT);
+        assert_int_equal(length(session), n);
+        /* Some are there, the rest is new. */
+        put(&side, session, n / 2, n, 1, KV_OK);
+        assert_int_equal(length(session), n + n / 2);
+        put(&side, session, n, n, 2, KV_CONFLICT);
+        assert_int_equal(length(session), n + n / 2);
+        read_back(&side, session, 0, n + n / 2, 1);
+        close_session(session);
+    }
+    close_side(&side);
+}
+
+/* Rows overtake those before them: small ones begun in reverse, and messages held on their way.
+ */
+static void puts_out_of_order(void **state)
+{
+    static const uint32_t counts[] = {3, 40, 512};
+    struct kv_session *session;
+    struct kv_op *ops[8];
+    struct faulty faulty;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[EVEN]);
+    for (uint32_t j = 8; j-- > 0;) {
+        struct kv_rows box = all_rows(session, j * 3, 3);
+
+        assert_int_equal(begin_put(&side, session, &box, j * (2 << 20), 1, 0, &ops[j]), KV_OK);
+    }
+    for (uint32_t j = 0; j < 8; j++)
+        expect(ops[j], KV_OK, KV_OK, "put");
+    read_back(&side, session, 0, 24, 1);
+    close_session(session);
+    for (uint32_t i = 0; i < 6; i++) {
+        uint32_t n = counts[i / 2];
+
+        open_faulty(&faulty, 0);
+        fault_add(faulty.transport,
+                  &(struct fault_rule){FAULT_OUT, FAULT_HOLD,
+                                       i % 2 ? KV_WIRE_BULK_REQUEST : KV_WIRE_REQUEST,
+                                       KV_OP_PUT, 0, 5});
+        session = open_session(&faulty.side, &models[EVEN]);
+        for (uint32_t j = 0; j < 8; j++) {
+            struct kv_rows box = all_rows(session, j * n, n);
+
+            assert_int_equal(
+                begin_put(&faulty.side, session, &box, j * (2 << 20), 1, 0, &ops[j]), KV_OK);
+        }
+        poll_for(faulty.side.client, 20000);
+        fault_clear(faulty.transport);
+        fault_release(faulty.transport);
+        for (uint32_t j = 0; j < 8; j++)
+            expect(ops[j], KV_OK, KV_OK, "put");
+        read_back(&faulty.side, session, 0, 8 * n, 1);
+        close_session(session);
+        close_faulty(&faulty);
+    }
+    /* Rows that never come: those behind them end by their deadline. */
+    session = open_session(&side, &models[EVEN]);
+    struct kv_rows box = all_rows(session, 10, 10);
+    assert_int_equal(begin_put(&side, session, &box, 0, 1, 300, &ops[0]), KV_OK);
+    expect_missing(ops[0]);
+    box = all_rows(session, 10, 512);
+    assert_int_equal(begin_put(&side, session, &box, 0, 1, 300, &ops[0]), KV_OK);
+    expect_missing(ops[0]);
+    assert_int_equal(length(session), 0);
+    put(&side, session, 0, 10, 1, KV_OK);
+    put(&side, session, 10, 512, 1, KV_OK);
+    read_back(&side, session, 0, 522, 1);
+    close_session(session);
+    close_side(&side);
+}
+
+/* Layers and heads on their own, as workers of a tensor-parallel group write them. */
+static void parts_of_the_box(void **state)
+{
+    struct kv_session *session;
+    struct kv_rows box;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[EVEN]);
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        box = (struct kv_rows){layer, 1, 0, 2, 0, 600};
+        put_box(&side, session, &box, 1, KV_OK);
+        assert_int_equal(length(session), 0);
+        read_box(&side, session, &box, 1);
+    }
+    box = (struct kv_rows){0, 4, 2, 2, 0, 600};
+    put_box(&side, session, &box, 1, KV_OK);
+    assert_int_equal(length(session), 600);
+    read_back(&side, session, 0, 600, 1);
+    box = (struct kv_rows){1, 2, 1, 2, 77, 333};
+    read_box(&side, session, &box, 1);
+    box = (struct kv_rows){3, 1, 3, 1, 599, 1};
+    read_box(&side, session, &box, 1);
+
+    /* Boxes that do not fit. */
+    static const struct kv_rows wrong[] = {
+        {4, 1, 0, 0, 0, 1}, {0, 5, 0, 0, 0, 1},          {0, 0, 0, 0, 0, 1},
+        {0, 1, 4, 1, 0, 1}, {0, 1, 3, 2, 0, 1},          {0, 1, 1, 0, 0, 1},
+        {0, 1, 0, 0, 0, 0}, {0, 1, 0, 0, UINT32_MAX, 1}, {0, 1, 0, 0, 1, UINT32_MAX},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct kv_rows_io io = {.buffer = side.in};
+        struct kv_op *op;
+
+        assert_int_equal(kv_rows_bytes(kv_session_schema(session), &wrong[i]), 0);
+        assert_int_equal(kv_read_begin(session, &wrong[i], &io, 0, &op), KV_INVALID);
+        assert_int_equal(kv_put_begin(session, &wrong[i], &io, 0, &op), KV_INVALID);
+    }
+    close_session(session);
+    close_side(&side);
+}
+
+/* CRCs that the caller has go in, those of what was read come out. */
+static void crcs_pass_through(void **state)
+{
+    struct kv_session *session;
+    struct kv_rows box;
+    struct kv_rows_io io;
+    struct kv_op *op = NULL;
+    struct side side;
+    uint32_t *crcs;
+    kv_status_t status;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[RAGGED]);
+    box = all_rows(session, 0, 300);
+    test_box(kv_buffer_data(side.out), kv_session_schema(session), &box, 1);
+    size_t n = kv_session_schema(session)->n_units * (size_t)300;
+    crcs = calloc(n, sizeof(*crcs));
+    assert_non_null(crcs);
+    const uint8_t *row = kv_buffer_data(side.out);
+    uint32_t *crc = crcs;
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[layer];
+        for (uint32_t head = 0; head < schema->n_kv_heads; head++)
+            for (uint32_t token = 0; token < 300; token++, row += schema->row_bytes)
+                *crc++ = kv_row_crc(row, schema->row_bytes, layer, head, token);
+    }
+    io = (struct kv_rows_io){.buffer = side.out, .crcs = crcs};
+    crcs[n - 1] ^= 1;
+    status = kv_put_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_CORRUPT, "put");
+    crcs[n - 1] ^= 1;
+    status = kv_put_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "put");
+    uint32_t *back = calloc(n, sizeof(*back));
+    assert_non_null(back);
+    io = (struct kv_rows_io){.buffer = side.in, .crcs = back};
+    status = kv_read_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "read");
+    assert_memory_equal(crcs, back, n * sizeof(*crcs));
+    free(back);
+    free(crcs);
+    close_session(session);
+    close_side(&side);
+}
+
+/* ---- lifecycle --------------------------------------------------------------------------- */
+
+enum {
+    FAMILY = 12,
+    FAMILY_TOKENS = 700,
+    FAMILY_STEPS = 400,
+};
+
+/* A session, and which salt each of its tokens was written with. */
+struct member {
+    struct kv_session *session;
+    uint32_t n_tokens;
+    uint64_t salts[FAMILY_TOKENS + 300];
+};
+
+static void read_member(struct side *side, const struct member *member, uint32_t begin)
+{
+    /* In runs of one salt. */
+    while (begin < member->n_tokens) {
+        uint32_t end = begin + 1;
+
+        while (end < member->n_tokens && member->salts[end] == member->salts[begin])
+            end++;
+        read_back(side, member->session, begin, end - begin, member->salts[begin]);
+        begin = end;
+    }
+}
+
+/* Random writes, forks, truncates and closes over a family of sessions, against a plain model.
+ */
+static void families_keep_apart(void **state)
+{
+    static struct member members[FAMILY];
+    uint64_t seed = kv_clock_now(&kv_clock_real), salt = 0;
+    struct kv_random random;
+    struct side side;
+
+    (void)state;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    kv_random_init(&random, seed);
+    memset(members, 0, sizeof(members));
+    open_side(&side);
+    members[0].session = open_session(&side, &models[KEYS_ONLY]);
+    for (unsigned step = 0; step < FAMILY_STEPS; step++) {
+        struct member *member = &members[kv_random_below(&random, FAMILY)];
+        uint32_t n = (uint32_t)kv_random_below(&random, 4) == 0
+                         ? 1 + (uint32_t)kv_random_below(&random, 300)
+                         : 1 + (uint32_t)kv_random_below(&random, 20);
+
+        if (member->session == NULL)
+            member = &members[0];
+        switch (kv_random_below(&random, 6)) {
+        case 0:
+        case 1:
+        case 2:
+            if (member->n_tokens >= FAMILY_TOKENS)
+                break;
+            put(&side, member->session, member->n_tokens, n, ++salt, KV_OK);
+            for (uint32_t i = 0; i < n; i++)
+                member->salts[member->n_tokens++] = salt;
+            break;
+        case 3: {
+            struct member *child = &members[1 + kv_random_below(&random, FAMILY - 1)];
+            uint32_t tokens = (uint32_t)kv_random_below(&random, member->n_tokens + 1);
+
+            if (child->session != NULL)
+                break;
+            child->session = fork_session(member->session, tokens);
+            child->n_tokens = tokens;
+            memcpy(child->salts, member->salts, sizeof(child->salts));
+            break;
+        }
+        case 4: {
+            uint32_t tokens = (uint32_t)kv_random_below(&random, member->n_tokens + 1);
+
+            truncate_session(member->session, tokens, KV_OK);
+            member->n_tokens = tokens;
+            break;
+        }
+        default:
+            if (member == &members[0] || kv_random_below(&random, 3) > 0) {
+                read_member(&side, member,
+                            (uint32_t)kv_random_below(&random, member->n_tokens + 1));
+                break;
+            }
+            close_session(member->session);
+            member->session = NULL;
+        }
+    }
+    for (unsigned i = 0; i < FAMILY; i++) {
+        if (members[i].session == NULL)
+            continue;
+        assert_int_equal(length(members[i].session), members[i].n_tokens);
+        read_member(&side, &members[i], 0);
+        close_session(members[i].session);
+    }
+    close_side(&side);
+}
+
+static void forks_cost_bookkeeping_only(void **state)
+{
+    enum {
+        FORKS = 1000,
+        GROWTH_MAX = 24 << 20
+    };
+    static struct kv_session *forks[FORKS];
+    struct kv_session *session;
+    struct side side;
+    double before, after;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 1000, 1, KV_OK);
+    kv_sleep_fds(NULL, 0, 100000); /* the nodes look at their memory now and then */
+    before = cluster_total(side.client, "status", "memory_lent_bytes");
+    for (unsigned i = 0; i < FORKS; i++)
+        forks[i] = fork_session(session, 1000 - i % 300);
+    kv_sleep_fds(NULL, 0, 100000);
+    after = cluster_total(side.client, "status", "memory_lent_bytes");
+    assert_true(after - before <= GROWTH_MAX);
+    append(&side, forks[0], 1000, 2);
+    append(&side, session, 1000, 3);
+    read_back(&side, forks[0], 1000, 1, 2);
+    read_back(&side, session, 1000, 1, 3);
+    read_back(&side, forks[FORKS - 1], 0, 1000 - (FORKS - 1) % 300, 1);
+    close_session(session);
+    for (unsigned i = 0; i < FORKS; i++) {
+        if (i % 100 == 0)
+            read_back(&side, forks[i], 0, 1000 - i % 300, 1);
+        close_session(forks[i]);
+    }
+    close_side(&side);
+}
+
+static struct kv_session *resume(struct side *side, const struct kv_ticket *ticket)
+{
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_resume_begin(side->client, ticket, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("resume: %s", kv_op_detail(op));
+    session = kv_op_session(op);
+    assert_non_null(session);
+    kv_op_free(op);
+    return session;
+}
+
+static void other_clients_take_up_sessions(void **state)
+{
+    struct kv_session *here, *there;
+    struct kv_ticket ticket, wrong;
+    struct side a, b;
+    struct kv_op *op;
+    kv_status_t status;
+
+    (void)state;
+    open_side(&a);
+    open_side(&b);
+    here = open_session(&a, &models[RAGGED]);
+    put(&a, here, 0, 200, 1, KV_OK);
+    kv_session_ticket(here, &ticket);
+    there = resume(&b, &ticket);
+    assert_memory_equal(kv_session_schema(there), kv_session_schema(here), sizeof(kv_schema_t));
+    assert_int_equal(length(there), 200);
+    read_back(&b, there, 0, 200, 1);
+    append(&b, there, 200, 1);
+    read_back(&a, here, 0, 201, 1);
+
+    /* A fork and a truncate leave the other's handle behind. */
+    for (unsigned i = 0; i < 3; i++) {
+        uint32_t tokens = length(here);
+
+        if (i == 0)
+            close_session(fork_session(here, 100));
+        else
+            truncate_session(here, tokens -= 10, KV_OK);
+        read_fails(&b, there, 0, 10, 0, KV_STALE);
+        put(&b, there, tokens, 1, 1, KV_STALE);
+        truncate_session(there, 1, KV_STALE);
+        kv_session_free(there);
+        there = resume(&b, &ticket);
+        assert_int_equal(kv_session_generation(there), kv_session_generation(here));
+        read_back(&b, there, 0, tokens, 1);
+        put(&b, there, tokens, 30, 1, KV_OK);
+        read_back(&a, here, 0, tokens + 30, 1);
+    }
+
+    wrong = ticket;
+    wrong.token.bytes[15] ^= 1;
+    op = NULL;
+    status = kv_resume_begin(b.client, &wrong, 0, &op);
+    assert_int_equal(status, KV_OK);
+    status = kv_finish(op);
+    assert_true(status == KV_DENIED || status == KV_NOT_FOUND);
+    wrong = ticket;
+    wrong.session_id.bytes[0] ^= 1;
+    status = kv_resume_begin(b.client, &wrong, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "resume");
+
+    /* Its client goes without a word: the session stays. */
+    close_side(&a);
+    read_back(&b, there, 0, 100, 1);
+    close_session(there);
+    status = kv_resume_begin(b.client, &ticket, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "resume");
+    close_side(&b);
+}
+
+static void impossible_lifecycles(void **state)
+{
+    struct kv_session *session;
+    struct kv_op *op = NULL;
+    struct side side;
+    kv_status_t status;
+
+    (void)state;
+    open_side(&side);
+    session =
+        open_session_as(&side, &models[EVEN], &(struct kv_session_options){.tokens_max = 150});
+    put(&side, session, 0, 100, 1, KV_OK);
+    status = kv_fork_begin(session, 101, 0, &op);
+    expect(op, status, KV_INVALID, "fork");
+    read_back(&side, session, 0, 100, 1);
+    put(&side, session, 100, 51, 1, KV_TOO_LARGE);
+    put(&side, session, 100, 50, 1, KV_OK);
+    read_fails(&side, session, 149, 2, 0, KV_TOO_LARGE);
+    close_session(fork_session(session, 150));
+    close_session(fork_session(session, 0));
+    truncate_session(session, 0, KV_OK);
+    put(&side, session, 0, 150, 2, KV_OK);
+    read_back(&side, session, 0, 150, 2);
+
+    /* Another schema under the same fingerprint. */
+    struct kv_model_info other = models[EVEN];
+    other.schema.layers[0].d_v++;
+    status = kv_open_begin(side.client, &other, NULL, 0, &op);
+    expect(op, status, KV_EXISTS, "open");
+    close_session(session);
+    close_side(&side);
+}
+
+/* ---- memory and leases ------------------------------------------------------------------- */
+
+static double lent_when_idle(struct kv_client *client)
+{
+    kv_sleep_fds(NULL, 0, 100000);
+    return cluster_total(client, "status", "memory_lent_bytes");
+}
+
+static void closed_sessions_give_memory_back(void **state)
+{
+    struct kv_session *session;
+    struct side side;
+    double idle = 0;
+
+    (void)state;
+    open_side(&side);
+    /* The first round leaves pages for bookkeeping behind, which stay. */
+    for (unsigned i = 0; i < 3; i++) {
+        session = open_session(&side, &models[EVEN]);
+        put(&side, session, 0, 3000, 1, KV_OK);
+        assert_true(lent_when_idle(side.client) >= 3000.0 * 4096);
+        truncate_session(session, 1000, KV_OK);
+        put(&side, session, 1000, 500, 2, KV_OK);
+        close_session(session);
+        if (i == 0)
+            idle = lent_when_idle(side.client);
+        else
+            assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle));
+    }
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    close_side(&side);
+}
+
+/* A cluster of its own for what would disturb others. */
+static bool open_own(struct cluster *own, uint64_t memory_per_thread, uint32_t lease_ms)
+{
+    struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = shape.n_nodes,
+        .n_threads = shape.n_threads,
+        .memory_bytes = memory_per_thread * shape.n_threads,
+        .lease_ms = lease_ms,
+    };
+
+    return cluster_open(own, &setup);
+}
+
+static void full_memory(void **state)
+{
+    struct kv_session *first, *second;
+    struct cluster own;
+    struct side side;
+    uint32_t n_first = 0, n_second = 0, step = 200;
+    kv_status_t status;
+
+    (void)state;
+    assert_true(open_own(&own, 16 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    first = open_session(&side, &models[EVEN]);
+    second = open_session(&side, &models[EVEN]);
+    do {
+        struct kv_rows box = all_rows(first, n_first, step);
+        struct kv_op *op;
+
+        assert_int_equal(begin_put(&side, first, &box, 0, 1, 0, &op), KV_OK);
+        status = kv_finish(op);
+        if (status != KV_OK)
+            break;
+        n_first += step;
+        box = all_rows(second, n_second, step);
+        assert_int_equal(begin_put(&side, second, &box, 0, 2, 0, &op), KV_OK);
+        status = kv_finish(op);
+        if (status == KV_OK)
+            n_second += step;
+    } while (status == KV_OK && n_first < 100000);
+    assert_int_equal(status, KV_NO_MEMORY);
+    assert_int_equal(length(first), n_first);
+    assert_int_equal(length(second), n_second);
+    read_back(&side, first, 0, n_first, 1);
+    read_back(&side, second, 0, n_second, 2);
+
+    /* An object does not fit either, and leaves nothing. */
+    struct kv_object object = {.name = "large", .buffer = side.out, .bytes = 16 << 20};
+    struct kv_op *op = NULL;
+    status = kv_objects_begin(side.client, KV_OBJECT_PUT, &object, 1, 0, &op);
+    expect(op, status, KV_NO_MEMORY, "object_put");
+    status = kv_objects_begin(side.client, KV_OBJECT_EXISTS, &object, 1, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "object_exists");
+
+    close_session(first);
+    put(&side, second, n_second, step, 2, KV_OK);
+    put(&side, second, n_second + step, step, 2, KV_OK);
+    read_back(&side, second, 0, n_second + 2 * step, 2);
+    close_session(second);
+    close_side(&side);
+    cluster_close(&own);
+}
+
+static void leases_end(void **state)
+{
+    struct kv_session *session;
+    struct cluster own;
+    struct kv_ticket ticket;
+    struct side side;
+    struct kv_op *op = NULL;
+    kv_status_t status;
+    double idle;
+
+    (void)state;
+    if (shape.n_nodes != shape.n_threads) /* it takes its time */
+        skip();
+    assert_true(open_own(&own, 64 << 20, LEASE_MS));
+    open_side_as(&side, &own, NULL);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 2000, 1, KV_OK);
+    assert_in_range(kv_session_lease_ms(session), 1, LEASE_MS);
+    /* While the client is polled, its leases are renewed. */
+    for (uint64_t begin = kv_clock_now(&kv_clock_real);
+         kv_clock_now(&kv_clock_real) - begin < 2000 * LEASE_MS;)
+        kv_client_wait(side.client, 50000);
+    read_back(&side, session, 0, 2000, 1);
+    close_session(session);
+    idle = lent_when_idle(side.client);
+
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 2000, 1, KV_OK);
+    kv_session_ticket(session, &ticket);
+    kv_session_free(session);
+    assert_true(cluster_becomes(side.client, "status", "sessions", 0));
+    assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle));
+    status = kv_resume_begin(side.client, &ticket, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "resume");
+
+    session = open_session_as(&side, &models[EVEN],
+                              &(struct kv_session_options){.lease_ms = LEASE_MS / 2});
+    put(&side, session, 0, 10, 1, KV_OK);
+    kv_sleep_fds(NULL, 0, 2000 * LEASE_MS); /* nobody polls */
+    read_fails(&side, session, 0, 10, 0, KV_NOT_FOUND);
+    kv_session_free(session);
+    close_side(&side);
+    cluster_close(&own);
+}
+
+/* ---- objects ----------------------------------------------------------------------------- */
+
+static void object(struct side *side,
+                   enum kv_object_verb verb,
+                   struct kv_object *object,
+                   kv_status_t wanted)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_objects_begin(side->client, verb, object, 1, 0, &op);
+
+    if (status == KV_OK)
+        status = kv_wait(op);
+    if (status != wanted)
+        fail_msg("object %s, verb %d, %zu bytes: %s, not %s", object->name, (int)verb,
+                 object->bytes, kv_status_name(status), kv_status_name(wanted));
+    if (op != NULL)
+        assert_int_equal(object->status, wanted);
+    kv_op_free(op);
+}
+
+static void objects_of_all_sizes(void **state)
+{
+    static const size_t sizes[] = {
+        0,        1,
+        100,      (32 << 10) - 1,
+        32 << 10, (32 << 10) + 1,
+        64 << 10, (64 << 10) + 1,
+        300000,   (1 << 20) - 1,
+        1 << 20,  (1 << 20) + 1,
+        5 << 20,  64 << 20,
+    };
+    struct kv_buffer *out, *in;
+    struct side side;
+    double idle;
+
+    (void)state;
+    open_side(&side);
+    assert_int_equal(kv_buffer_alloc(side.client, (64 << 20) + 1, &out), KV_OK);
+    assert_int_equal(kv_buffer_alloc(side.client, (64 << 20) + 1, &in), KV_OK);
+    idle = lent_when_idle(side.client);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        char name[32];
+        struct kv_object one = {.name = name, .buffer = out, .bytes = sizes[i]};
+
+        snprintf(name, sizeof(name), "size %zu", sizes[i]);
+        object(&side, KV_OBJECT_EXISTS, &one, KV_NOT_FOUND);
+        object(&side, KV_OBJECT_DELETE, &one, KV_NOT_FOUND);
+        one.buffer = in;
+        object(&side, KV_OBJECT_GET, &one, KV_NOT_FOUND);
+        one = (struct kv_object){.name = name, .buffer = out, .bytes = sizes[i]};
+        test_fill(kv_buffer_data(out), sizes[i], i);
+        object(&side, KV_OBJECT_PUT, &one, KV_OK);
+        object(&side, KV_OBJECT_PUT, &one, KV_OK);
+        one.bytes = 0;
+        object(&side, KV_OBJECT_EXISTS, &one, KV_OK);
+        assert_int_equal(one.bytes, sizes[i]);
+
+        one = (struct kv_object){.name = name, .buffer = in, .bytes = sizes[i] + 1};
+        memset(kv_buffer_data(in), 0xa5, sizes[i] + 1);
+        object(&side, KV_OBJECT_GET, &one, KV_OK);
+        assert_int_equal(one.bytes, sizes[i]);
+        assert_true(test_is_filled(kv_buffer_data(in), sizes[i], i));
+        assert_int_equal(((uint8_t *)kv_buffer_data(in))[sizes[i]], 0xa5);
+        if (sizes[i] > 0) {
+            one.bytes = sizes[i] - 1;
+            memset(kv_buffer_data(in), 0xa5, 1);
+            object(&side, KV_OBJECT_GET, &one, KV_TOO_LARGE);
+            assert_int_equal(one.bytes, sizes[i]);
+            assert_int_equal(((uint8_t *)kv_buffer_data(in))[0], 0xa5);
+
+            one = (struct kv_object){.name = name, .buffer = out, .bytes = sizes[i]};
+            ((uint8_t *)kv_buffer_data(out))[sizes[i] - 1] ^= 1;
+            object(&side, KV_OBJECT_PUT, &one, KV_EXISTS);
+            one.bytes = sizes[i] - 1;
+            object(&side, KV_OBJECT_PUT, &one, KV_EXISTS);
+        }
+        one = (struct kv_object){.name = name, .buffer = out};
+        object(&side, KV_OBJECT_DELETE, &one, KV_OK);
+        object(&side, KV_OBJECT_EXISTS, &one, KV_NOT_FOUND);
+    }
+    struct kv_object large = {.name = "too large", .buffer = out, .bytes = (64 << 20) + 1};
+    struct kv_op *op;
+    assert_int_equal(kv_objects_begin(side.client, KV_OBJECT_PUT, &large, 1, 0, &op),
+                     KV_TOO_LARGE);
+    assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle) ||
+                cluster_total(side.client, "status", "memory_lent_bytes") < idle);
+    close_side(&side);
+}
+
+static void batches_of_objects(void **state)
+{
+    enum {
+        BATCH = 100
+    };
+    static struct kv_object objects[BATCH];
+    static char names[BATCH][16];
+    struct kv_random random;
+    struct side side;
+    struct kv_op *op = NULL;
+    size_t offset = 0;
+    kv_status_t status;
+
+    (void)state;
+    kv_random_init(&random, 5);
+    open_side(&side);
+    for (unsigned i = 0; i < BATCH; i++) {
+        size_t bytes =
+            i % 10 == 0 ? kv_random_below(&random, 1200000) : kv_random_below(&random, 50000);
+
+        snprintf(names[i], sizeof(names[i]), "batch-%u", i);
+        objects[i] = (struct kv_object){names[i], side.out, offset, bytes, 0};
+        test_fill((uint8_t *)kv_buffer_data(side.out) + offset, bytes, i);
+        offset += bytes;
+        assert_true(offset <= BUFFER_BYTES);
+    }
+    status = kv_objects_begin(side.client, KV_OBJECT_PUT, objects, BATCH, 0, &op);
+    expect(op, status, KV_OK, "object_put");
+    status = kv_objects_begin(side.client, KV_OBJECT_EXISTS, objects, BATCH, 0, &op);
+    expect(op, status, KV_OK, "object_exists");
+    for (unsigned i = 0; i < BATCH; i++)
+        objects[i].buffer = side.in;
+    memset(kv_buffer_data(side.in), 0xa5, BUFFER_BYTES);
+    status = kv_objects_begin(side.client, KV_OBJECT_GET, objects, BATCH, 0, &op);
+    expect(op, status, KV_OK, "object_get");
+    for (unsigned i = 0; i < BATCH; i++)
+        assert_true(test_is_filled((uint8_t *)kv_buffer_data(side.in) + objects[i].offset,
+                                   objects[i].bytes, i));
+
+    /* One that is not there spoils the operation's status, not the others. */
+    struct kv_object gone = objects[50];
+    object(&side, KV_OBJECT_DELETE, &gone, KV_OK);
+    memset(kv_buffer_data(side.in), 0xa5, BUFFER_BYTES);
+    status = kv_objects_begin(side.client, KV_OBJECT_GET, objects, BATCH, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "object_get");
+    for (unsigned i = 0; i < BATCH; i++) {
+        assert_int_equal(objects[i].status, i == 50 ? KV_NOT_FOUND : KV_OK);
+        if (i != 50)
+            assert_true(test_is_filled((uint8_t *)kv_buffer_data(side.in) + objects[i].offset,
+                                       objects[i].bytes, i));
+    }
+    status = kv_objects_begin(side.client, KV_OBJECT_DELETE, objects, BATCH, 0, &op);
+    expect(op, status, KV_NOT_FOUND, "object_delete");
+    status = kv_objects_begin(side.client, KV_OBJECT_DELETE, objects, 0, 0, &op);
+    expect(op, status, KV_OK, "object_delete");
+
+    /* Tenants do not see each other. */
+    struct side other;
+    open_side_as(&other, &cluster, &(struct cluster_client){.tenant = 7});
+    struct kv_object mine = {.name = "mine", .buffer = side.out, .bytes = 100};
+    object(&side, KV_OBJECT_PUT, &mine, KV_OK);
+    struct kv_object theirs = {.name = "mine", .buffer = other.out, .bytes = 100};
+    object(&other, KV_OBJECT_EXISTS, &theirs, KV_NOT_FOUND);
+    object(&other, KV_OBJECT_DELETE, &theirs, KV_NOT_FOUND);
+    object(&side, KV_OBJECT_DELETE, &mine, KV_OK);
+    close_side(&other);
+    close_side(&side);
+}
+
+/* ---- faults ------------------------------------------------------------------------------ */
+
+/* Messages get lost, come late and come twice: all goes well. */
+static void lost_and_doubled_messages(void **state)
+{
+    static const struct fault_rule rules[] = {
+        {FAULT_OUT, FAULT_DROP, KV_WIRE_REQUEST, 0, 1, 2},
+        {FAULT_OUT, FAULT_DROP, KV_WIRE_BULK_REQUEST, 0, 0, 1},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, 0, 1, 2},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_BULK_REPLY, 0, 0, 1},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, 0, 0, 0},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_BULK_REQUEST, 0, 0, 0},
+        {FAULT_OUT, FAULT_GARBLE, KV_WIRE_REQUEST, 0, 0, 3},
+        {FAULT_IN, FAULT_GARBLE, KV_WIRE_REPLY, 0, 0, 3},
+    };
+    struct kv_session *session, *child;
+    struct faulty faulty;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        open_faulty(&faulty, 100);
+        fault_add(faulty.transport, &rules[i]);
+        session = open_session(&faulty.side, &models[EVEN]);
+        put(&faulty.side, session, 0, 10, 1, KV_OK);
+        put(&faulty.side, session, 10, 600, 1, KV_OK);
+        append(&faulty.side, session, 610, 1);
+        child = fork_session(session, 300);
+        truncate_session(session, 400, KV_OK);
+        put(&faulty.side, session, 400, 5, 2, KV_OK);
+        read_back(&faulty.side, session, 0, 400, 1);
+        read_back(&faulty.side, session, 400, 5, 2);
+        read_back(&faulty.side, child, 0, 300, 1);
+        struct kv_object one = {.name = "faulty", .buffer = faulty.side.out, .bytes = 1500000};
+        test_fill(kv_buffer_data(faulty.side.out), 1500000, 4);
+        object(&faulty.side, KV_OBJECT_PUT, &one, KV_OK);
+        one.buffer = faulty.side.in;
+        object(&faulty.side, KV_OBJECT_GET, &one, KV_OK);
+        assert_true(test_is_filled(kv_buffer_data(faulty.side.in), 1500000, 4));
+        fault_clear(faulty.transport);
+        /* Asked again for want of an answer, a delete finds nothing any more. */
+        struct kv_op *op;
+        assert_int_equal(
+            kv_objects_begin(faulty.side.client, KV_OBJECT_DELETE, &one, 1, 0, &op), KV_OK);
+        kv_status_t status = kv_finish(op);
+        assert_true(status == KV_OK || status == KV_NOT_FOUND);
+        assert_true(fault_hits(faulty.transport) > 0);
+        close_session(child);
+        close_session(session);
+        assert_true(cluster_becomes(faulty.side.client, "status", "requests_in_flight", 0));
+        close_faulty(&faulty);
+    }
+}
+
+static void poll_until_free(struct side *side, struct kv_buffer *buffer)
+{
+    uint64_t begin = kv_clock_now(&kv_clock_real);
+
+    while (kv_buffer_busy(buffer)) {
+        kv_client_wait(side->client, 5000);
+        assert_true(kv_clock_now(&kv_clock_real) - begin < 20000000);
+    }
+}
+
+/* Once kv_buffer_busy() has said no, the memory is the caller's: nothing lands any more. */
+static void nothing_lands_late(void **state)
+{
+    static const struct {
+        enum fault_action action;
+        enum kv_wire_kind kind;
+        uint32_t n_tokens;
+        bool is_quarantined;
+    } cases[] = {
+        {FAULT_HOLD_LANDING, KV_WIRE_BULK_REPLY, 2048, true},
+        {FAULT_HOLD, KV_WIRE_BULK_REPLY, 2048, false},
+        {FAULT_HOLD, KV_WIRE_REPLY, 2048, false},
+        {FAULT_HOLD, KV_WIRE_REPLY, 16, false},
+    };
+    enum {
+        CANARY = 77
+    };
+    struct kv_session *session;
+    struct faulty faulty;
+
+    (void)state;
+    open_faulty(&faulty, 100);
+    struct side *side = &faulty.side;
+    session = open_session(side, &models[EVEN]);
+    put(side, session, 0, 2048, 1, KV_OK);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (unsigned cancel = 0; cancel < 2; cancel++) {
+            struct kv_rows_io io = {.buffer = side->in};
+            struct kv_rows box = {0, 1, 0, 1, 0, cases[i].n_tokens};
+            struct kv_op *op;
+
+            fault_add(faulty.transport, &(struct fault_rule){FAULT_IN, cases[i].action,
+                                                             cases[i].kind, KV_OP_READ, 0, 0});
+            assert_int_equal(kv_read_begin(session, &box, &io, cancel ? 10000 : 250, &op),
+                             KV_OK);
+            if (cancel) {
+                poll_for(side->client, 150000);
+                assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+                kv_cancel(op);
+            }
+            assert_int_equal(kv_wait(op), cancel ? KV_CANCELLED : KV_DEADLINE);
+            kv_op_free(op);
+            assert_true(fault_held(faulty.transport) > 0);
+            if (cases[i].is_quarantined) {
+                poll_for(side->client, 50000);
+                assert_true(kv_buffer_busy(side->in));
+                assert_int_equal(kv_buffer_free(side->in), KV_BUSY);
+                fault_clear(faulty.transport);
+                fault_release(faulty.transport);
+            }
+            poll_until_free(side, side->in);
+            test_fill(kv_buffer_data(side->in), BUFFER_BYTES, CANARY);
+            fault_clear(faulty.transport);
+            fault_release(faulty.transport);
+            poll_for(side->client, 100000);
+            assert_int_equal(fault_held(faulty.transport), 0);
+            assert_true(test_is_filled(kv_buffer_data(side->in), BUFFER_BYTES, CANARY));
+            read_box(side, session, &box, 1);
+        }
+    }
+
+    /* A put's memory may be read by the transport until it has let go. */
+    struct kv_rows box = {0, 1, 0, 1, 2048, 1024};
+    struct kv_op *op;
+    fault_add(faulty.transport, &(struct fault_rule){FAULT_OUT, FAULT_HOLD,
+                                                     KV_WIRE_BULK_REQUEST, KV_OP_PUT, 0, 0});
+    assert_int_equal(begin_put(side, session, &box, 0, 1, 250, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_DEADLINE);
+    kv_op_free(op);
+    assert_true(kv_buffer_busy(side->out));
+    fault_clear(faulty.transport);
+    fault_release(faulty.transport);
+    poll_until_free(side, side->out);
+    put_box(side, session, &box, 1, KV_OK);
+    read_box(side, session, &box, 1);
+    close_session(session);
+    close_faulty(&faulty);
+}
+
+/* Rows that change on their way are refused where they arrive, and never served. */
+static void changed_rows_are_refused(void **state)
+{
+    static const struct {
+        enum fault_action action;
+        enum kv_wire_kind kind;
+        uint32_t n_tokens;
+    } cases[] = {
+        {FAULT_FORGE, KV_WIRE_REQUEST, 16},         /* rows in the body */
+        {FAULT_GARBLE, KV_WIRE_BULK_REQUEST, 200},  /* small bulk */
+        {FAULT_GARBLE, KV_WIRE_BULK_REQUEST, 3000}, /* large bulk */
+    };
+    struct kv_session *session;
+    struct faulty faulty;
+
+    (void)state;
+    open_faulty(&faulty, 0);
+    struct side *side = &faulty.side;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kv_rows box = {1, 1, 2, 1, 0, cases[i].n_tokens};
+        double corrupt = cluster_total(side->client, "stats", "corrupt_rows");
+
+        session = open_session(side, &models[EVEN]);
+        fault_add(faulty.transport, &(struct fault_rule){FAULT_OUT, cases[i].action,
+                                                         cases[i].kind, KV_OP_PUT, 0, 1});
+        put_box(side, session, &box, 1, KV_CORRUPT);
+        fault_clear(faulty.transport);
+        assert_true(cluster_total(side->client, "stats", "corrupt_rows") > corrupt);
+
+        /* Nothing of it is there. */
+        struct kv_rows_io io = {.buffer = side->in};
+        struct kv_rows last = {1, 1, 2, 1, cases[i].n_tokens - 1, 1};
+        struct kv_op *op = NULL;
+        kv_status_t status = kv_read_begin(session, &last, &io, 100, &op);
+        assert_int_equal(status, KV_OK);
+        expect_missing(op);
+        put_box(side, session, &box, 1, KV_OK);
+        read_box(side, session, &box, 1);
+
+        for (unsigned fetches = 0; fetches < 2; fetches++) {
+            bool in_body = cases[i].n_tokens < 128;
+            uint32_t n_ids = cases[i].n_tokens, *ids = calloc(n_ids, sizeof(*ids));
+            struct kv_fetch fetch = {1, 2, 1, &n_ids, ids, 0};
+
+            assert_non_null(ids);
+            for (uint32_t j = 0; j < n_ids; j++)
+                ids[j] = n_ids - 1 - j;
+            fault_add(faulty.transport,
+                      &(struct fault_rule){FAULT_IN, in_body ? FAULT_FORGE : FAULT_GARBLE,
+                                           in_body ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY,
+                                           fetches ? KV_OP_FETCH : KV_OP_READ, 0, 1});
+            status = fetches ? kv_fetch_begin(session, &fetch, &io, 0, &op)
+                             : kv_read_begin(session, &box, &io, 0, &op);
+            expect(op, status, KV_CORRUPT, "read or fetch");
+            fault_clear(faulty.transport);
+            status = fetches ? kv_fetch_begin(session, &fetch, &io, 0, &op)
+                             : kv_read_begin(session, &box, &io, 0, &op);
+            expect(op, status, KV_OK, "read or fetch");
+            free(ids);
+        }
+        close_session(session);
+    }
+
+    static const size_t sizes[] = {1000, 40000, 1500000};
+    for (size_t i = 0; i < 3; i++) {
+        struct kv_object one = {.name = "changed", .buffer = side->out, .bytes = sizes[i]};
+        bool in_body = sizes[i] < 32 << 10;
+
+        test_fill(kv_buffer_data(side->out), sizes[i], i);
+        fault_add(faulty.transport,
+                  &(struct fault_rule){FAULT_OUT, in_body ? FAULT_FORGE : FAULT_GARBLE,
+                                       in_body ? KV_WIRE_REQUEST : KV_WIRE_BULK_REQUEST,
+                                       KV_OP_OBJECT_PUT, 0, 1});
+        object(side, KV_OBJECT_PUT, &one, KV_CORRUPT);
+        fault_clear(faulty.transport);
+        object(side, KV_OBJECT_EXISTS, &one, KV_NOT_FOUND);
+        object(side, KV_OBJECT_PUT, &one, KV_OK);
+        one.buffer = side->in;
+        fault_add(faulty.transport,
+                  &(struct fault_rule){FAULT_IN, in_body ? FAULT_FORGE : FAULT_GARBLE,
+                                       in_body ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY,
+                                       KV_OP_OBJECT_GET, 0, 1});
+        object(side, KV_OBJECT_GET, &one, KV_CORRUPT);
+        fault_clear(faulty.transport);
+        one = (struct kv_object){.name = "changed", .buffer = side->in, .bytes = sizes[i]};
+        object(side, KV_OBJECT_GET, &one, KV_OK);
+        assert_true(test_is_filled(kv_buffer_data(side->in), sizes[i], i));
+        object(side, KV_OBJECT_DELETE, &one, KV_OK);
+    }
+    close_faulty(&faulty);
+}
+
+static void cancelled_operations(void **state)
+{
+    struct kv_session *session;
+    struct kv_op *ops[100];
+    struct kv_rows_io io;
+    struct kv_rows box;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 600, 1, KV_OK);
+    io = (struct kv_rows_io){.buffer = side.in};
+    for (unsigned i = 0; i < 100; i++) {
+        box = all_rows(session, i % 2 ? 600 : 0, i % 3 ? 10 : 300);
+        /* A cancel that gets lost costs the node the request's deadline. */
+        assert_int_equal(kv_read_begin(session, &box, &io, 2000, &ops[i]), KV_OK);
+    }
+    for (unsigned i = 0; i < 100; i++) {
+        if (i % 5 == 0)
+            kv_client_wait(side.client, 100);
+        kv_cancel(ops[i]);
+        assert_true(kv_op_status(ops[i]) == KV_CANCELLED || kv_op_status(ops[i]) == KV_OK);
+        kv_op_free(ops[i]);
+    }
+    poll_until_free(&side, side.in);
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    put(&side, session, 600, 300, 1, KV_OK);
+    read_back(&side, session, 0, 900, 1);
+    close_session(session);
+    /* A client that is closed in the midst of it all. */
+    session = open_session(&side, &models[EVEN]);
+    box = all_rows(session, 0, 1000);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(begin_put(&side, session, &box, 0, 1, 0, &ops[i]), KV_OK);
+    close_side(&side);
+    open_side(&side);
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    close_side(&side);
+}
+
+/* ---- running ----------------------------------------------------------------------------- */
+
+static int open_cluster(void **state)
+{
+    (void)state;
+    struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = shape.n_nodes,
+        .n_threads = shape.n_threads,
+        .memory_bytes = MEMORY_BYTES,
+        .sessions_max = 2048,
+    };
+
+    return cluster_open(&cluster, &setup) ? 0 : -1;
+}
+
+static int close_cluster(void **state)
+{
+    (void)state;
+    cluster_close(&cluster);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(even_model),
+        cmocka_unit_test(keys_and_values_of_other_sizes),
+        cmocka_unit_test(keys_only),
+        cmocka_unit_test(other_heads_in_each_layer),
+        cmocka_unit_test(reads_wait_for_rows),
+        cmocka_unit_test(puts_are_repeated),
+        cmocka_unit_test(puts_out_of_order),
+        cmocka_unit_test(parts_of_the_box),
+        cmocka_unit_test(crcs_pass_through),
+        cmocka_unit_test(families_keep_apart),
+        cmocka_unit_test(forks_cost_bookkeeping_only),
+        cmocka_unit_test(other_clients_take_up_sessions),
+        cmocka_unit_test(impossible_lifecycles),
+        cmocka_unit_test(closed_sessions_give_memory_back),
+        cmocka_unit_test(full_memory),
+        cmocka_unit_test(leases_end),
+        cmocka_unit_test(objects_of_all_sizes),
+        cmocka_unit_test(batches_of_objects),
+        cmocka_unit_test(lost_and_doubled_messages),
+        cmocka_unit_test(nothing_lands_late),
+        cmocka_unit_test(changed_rows_are_refused),
+        cmocka_unit_test(cancelled_operations),
+    };
+    int n_failed = 0;
+    bool found = false;
+
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]); /* "fork_*" */
+    make_models();
+    for (size_t i = 0; i < sizeof(subjects) / sizeof(subjects[0]); i++) {
+        if (strcmp(argc > 1 ? argv[1] : "loopback", subjects[i].name) != 0)
+            continue;
+        subject = subjects[i];
+        found = true;
+        for (uint32_t j = 0; j < 4; j++) {
+            char name[64];
+
+            shape.n_nodes = 1 + j / 2;
+            shape.n_threads = 1 + j % 2;
+            snprintf(name, sizeof(name), "%s, nodes %u, data threads %u", subject.name,
+                     shape.n_nodes, shape.n_threads);
+            n_failed += cmocka_run_group_tests_name(name, tests, open_cluster, close_cluster);
+        }
+    }
+    if (!found) {
+        printf("no row named %s in this build\n", argv[1]);
+        return SKIPPED;
+    }
+    return n_failed == 0 ? 0 : 1;
+}

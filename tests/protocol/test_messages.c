@@ -1,0 +1,1100 @@
+/* test_messages.c - a node and whoever speaks to it.
+ *
+ * A bare port, no client library: messages right in form with every field at its bounds, wrong
+ * in form, data without a request, requests without their data, all of them doubled.  The node
+ * runs in this thread, step by step.  After each batch its memory and its pools are back where
+ * they were, and a good request is answered.
+ */
+#include "checksum.h"
+#include "control.h"
+#include "data.h"
+#include "hash.h"
+#include "kvstore.pb-c.h"
+#include "message.h"
+#include "node.h"
+#include "op.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_THREADS = 2,
+    CREDITS = 16,
+    MESSAGES = 200000,
+    BATCH = 64,
+    MEMORY_BYTES = 64 << 20,
+    STEP_US = 200,
+    SETTLE_US = 3000000, /* of virtual time: longer than any deadline here, and the stash */
+    TOKENS_MAX = 4096,
+    N_LAYERS = 2,
+    N_HEADS = 4,
+    ROW_BYTES = 128,
+};
+
+static struct {
+    struct kv_clock clock;
+    struct kv_transport *transport;
+    struct kv_disk *disk;
+    struct kv_node *node;
+    struct kv_random random;
+
+    struct kv_port *port;
+    struct kv_channel *control, *data[N_THREADS];
+    uint32_t client_index;
+    struct kv_id128 client_token;
+    uint32_t session_index;
+    struct kv_id128 session_id, session_token;
+    struct kv_id128 fingerprint;
+
+    /* The last answer. */
+    struct kv_wire_header reply;
+    uint8_t body[KV_WIRE_CONTROL_MAX];
+    uint64_t n_replies, n_statuses[64];
+    uint64_t next_id;
+    uint64_t n_sent;
+} world;
+
+/* ---- the port ---------------------------------------------------------------------------- */
+
+static void on_message(
+    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
+{
+    struct kv_wire_header header;
+    const char *why;
+
+    (void)owner;
+    /* Whatever comes from a node is in order. */
+    assert_int_equal(kv_message_check(message, message_bytes, body, body_bytes, &header, &why),
+                     KV_OK);
+    if (header.kind != KV_WIRE_REPLY)
+        return;
+    world.n_replies++;
+    assert_in_range(-header.status, 0, 63);
+    world.n_statuses[-header.status]++;
+    world.reply = header;
+    memcpy(world.body, body, body_bytes < sizeof(world.body) ? body_bytes : sizeof(world.body));
+}
+
+static void on_incoming(void *owner,
+                        const void *header,
+                        size_t header_bytes,
+                        size_t data_bytes,
+                        struct kv_incoming *incoming)
+{
+    (void)owner;
+    (void)data_bytes;
+    assert_int_equal(header_bytes, sizeof(struct kv_wire_header));
+    struct kv_wire_header copy;
+    memcpy(&copy, header, sizeof(copy));
+    if (copy.kind == KV_WIRE_REPLY) {
+        world.n_replies++;
+        world.reply = copy;
+    }
+    kv_incoming_refuse(incoming);
+}
+
+static void on_failed(void *owner, void *channel_arg, kv_status_t status)
+{
+    (void)owner;
+    (void)channel_arg;
+    (void)status;
+}
+
+static void step(void)
+{
+    kv_node_control_step(world.node);
+    for (uint32_t i = 0; i < N_THREADS; i++)
+        kv_node_data_step(world.node, i);
+    kv_port_progress(world.port);
+    world.clock.virtual_us += STEP_US;
+}
+
+static void on_sent(void *arg, kv_status_t status)
+{
+    (void)status;
+    free(arg);
+}
+
+/* Sends a copy: what the transport keeps must outlive the caller's. */
+static void send_raw(struct kv_channel *channel,
+                     const void *header,
+                     size_t header_bytes,
+                     const void *data,
+                     size_t bytes)
+{
+    uint8_t *copy = malloc(header_bytes + bytes + 1);
+
+    assert_non_null(copy);
+    memcpy(copy, header, header_bytes);
+    if (bytes > 0)
+        memcpy(copy + header_bytes, data, bytes);
+    world.n_sent++;
+    if (kv_channel_send(channel, copy, header_bytes, copy + header_bytes, bytes, on_sent,
+                        copy) != KV_IN_PROGRESS)
+        free(copy);
+}
+
+static void send_message(struct kv_channel *channel,
+                         struct kv_wire_header *header,
+                         const void *body,
+                         size_t bytes)
+{
+    kv_message_seal(header, body, bytes);
+    send_raw(channel, header, sizeof(*header), body, bytes);
+}
+
+static void send_bulk(struct kv_channel *channel,
+                      const struct kv_wire_header *request,
+                      const void *data,
+                      size_t bytes)
+{
+    struct kv_wire_header header = *request;
+
+    header.kind = KV_WIRE_BULK_REQUEST;
+    header.bulk_bytes = bytes;
+    kv_message_seal(&header, NULL, 0);
+    send_raw(channel, &header, sizeof(header), data, bytes);
+}
+
+static struct kv_wire_header request_of(unsigned op)
+{
+    return (struct kv_wire_header){
+        .kind = KV_WIRE_REQUEST,
+        .op = (uint8_t)op,
+        .request_id = ++world.next_id,
+        .client_index = world.client_index,
+        .token = world.client_token,
+        .deadline_us = 1000000,
+    };
+}
+
+/* Sends and waits for the answer; returns its status. */
+static kv_status_t
+ask(struct kv_channel *channel, struct kv_wire_header *header, const void *body, size_t bytes)
+{
+    uint64_t id = header->request_id;
+
+    send_message(channel, header, body, bytes);
+    for (unsigned i = 0; i < 100000; i++) {
+        step();
+        if (world.n_replies > 0 && world.reply.request_id == id)
+            return (kv_status_t)world.reply.status;
+    }
+    fail_msg("%s: no answer", kv_op_name(header->op));
+    return KV_DEADLINE;
+}
+
+/* A control request that must succeed; its answer is in world.body. */
+static void ask_control(unsigned op, const ProtobufCMessage *message)
+{
+    uint8_t packed[65536];
+    struct kv_wire_header header = request_of(op);
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    Kvpb__CloseReply *outcome;
+
+    assert_in_range(bytes, 0, sizeof(packed));
+    protobuf_c_message_pack(message, packed);
+    assert_int_equal(ask(world.control, &header, packed, bytes), KV_OK);
+    outcome = kvpb__close_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(outcome);
+    assert_non_null(outcome->outcome);
+    if (outcome->outcome->status != KV_OK)
+        fail_msg("%s: %s", kv_op_name(op), outcome->outcome->detail);
+    kvpb__close_reply__free_unpacked(outcome, NULL);
+}
+
+static ProtobufCBinaryData binary(const struct kv_id128 *id)
+{
+    return (ProtobufCBinaryData){sizeof(id->bytes), (uint8_t *)id->bytes};
+}
+
+static void connect_to(const void *address, size_t bytes, struct kv_channel **ret_channel)
+{
+    assert_int_equal(world.port->row->connect(world.port, address, bytes, KV_CHANNEL_NETWORK,
+                                              NULL, ret_channel),
+                     KV_OK);
+}
+
+static void say_hello(void)
+{
+    Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
+    Kvpb__HelloReply *reply;
+    struct kv_id128 id;
+    const void *address;
+
+    kv_random_fill(&world.random, &id, sizeof(id));
+    request.version = KV_WIRE_VERSION;
+    request.name = "stranger";
+    world.port->row->port_address(world.port, &address, &request.address.len);
+    request.address.data = (uint8_t *)address;
+    request.client_id = binary(&id);
+    ask_control(KV_OP_HELLO, &request.base);
+    reply = kvpb__hello_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    assert_int_equal(reply->n_addresses, N_THREADS);
+    assert_int_equal(reply->credits, CREDITS);
+    world.client_index = reply->client_index;
+    memcpy(&world.client_token, reply->client_token.data, sizeof(world.client_token));
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        if (world.data[i] != NULL)
+            world.data[i]->row->channel_close(world.data[i]);
+        connect_to(reply->addresses[i].data, reply->addresses[i].len, &world.data[i]);
+    }
+    kvpb__hello_reply__free_unpacked(reply, NULL);
+}
+
+static void make_model(void)
+{
+    Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__Layer layer = KVPB__LAYER__INIT;
+    Kvpb__Layer *layers[N_LAYERS] = {&layer, &layer};
+
+    layer.kind = KV_LAYER_KV;
+    layer.dtype = KV_FP16;
+    layer.n_kv_heads = N_HEADS;
+    layer.d_k = layer.d_v = ROW_BYTES / 4;
+    request.name = "model";
+    request.fingerprint = binary(&world.fingerprint);
+    request.n_layers = N_LAYERS;
+    request.layers = layers;
+    ask_control(KV_OP_MODEL, &request.base);
+}
+
+static void open_session(void)
+{
+    Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    Kvpb__OpenReply *reply;
+
+    kv_random_fill(&world.random, &world.session_id, sizeof(world.session_id));
+    request.session_id = binary(&world.session_id);
+    request.token = binary(&world.session_token);
+    request.fingerprint = binary(&world.fingerprint);
+    request.tokens_max = TOKENS_MAX;
+    placement.n_nodes = 1;
+    placement.root = 99;
+    request.placement = &placement;
+    ask_control(KV_OP_OPEN, &request.base);
+    reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    world.session_index = reply->session_index;
+    kvpb__open_reply__free_unpacked(reply, NULL);
+}
+
+static void close_session(void)
+{
+    Kvpb__CloseRequest request = KVPB__CLOSE_REQUEST__INIT;
+
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    ask_control(KV_OP_CLOSE, &request.base);
+}
+
+/* The data thread that has a unit, and one unit that each has. */
+static uint32_t thread_of_unit(uint32_t layer, uint32_t head)
+{
+    return kv_placement_unit_thread(kv_placement_unit_slot(99, layer * N_HEADS + head), 1,
+                                    N_THREADS);
+}
+
+static uint32_t thread_of_name(const char *name, size_t bytes)
+{
+    struct kv_id128 hash = kv_hash128(name, bytes);
+
+    return kv_placement_object_thread(kv_placement_object_slot(&hash), N_THREADS);
+}
+
+/* ---- what must hold after whatever was sent ---------------------------------------------- */
+
+/* Lets all deadlines pass, then looks at what the node has lent. */
+static void settle(void)
+{
+    uint64_t end_us = world.clock.virtual_us + SETTLE_US;
+
+    while (world.clock.virtual_us < end_us) {
+        step();
+        world.clock.virtual_us += 500;
+    }
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        const struct kv_data *data = &world.node->data[i];
+
+        assert_int_equal(kv_pool_lent(data->works), 0);
+        assert_int_equal(kv_pool_lent(data->bodies), 0);
+        assert_int_equal(kv_pool_lent(data->stagings), 0);
+        for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
+            assert_null(data->queues[class]);
+        for (uint32_t j = 0; j < data->n_parts; j++)
+            assert_null(data->parts[j].waiters);
+        for (uint32_t j = 0; j < data->n_parts; j++) {
+            const struct kv_part *part = &data->parts[j];
+
+            for (uint32_t k = 0; k < part->n_units; k++) {
+                assert_int_equal(part->units[k].committed, part->units[k].reserved);
+                assert_int_equal(part->units[k].n_landings, 0);
+            }
+        }
+    }
+    assert_int_equal(world.node->n_calls, 0);
+}
+
+/* A good put, read and object round trip in a session of its own. */
+static void good_requests_work(void)
+{
+    uint32_t layer = (uint32_t)kv_random_below(&world.random, N_LAYERS);
+    uint32_t head = (uint32_t)kv_random_below(&world.random, N_HEADS);
+    struct kv_channel *channel = world.data[thread_of_unit(layer, head)];
+    struct kv_wire_unit unit = {(uint16_t)layer, (uint16_t)head, 0};
+    struct kv_wire_header header;
+    uint8_t body[sizeof(unit) + 4 + ROW_BYTES];
+    uint8_t row[ROW_BYTES];
+    uint32_t crc;
+
+    open_session();
+    kv_random_fill(&world.random, row, sizeof(row));
+    crc = kv_crc32c(kv_row_seed(layer, head, 0), row, sizeof(row));
+    memcpy(body, &unit, sizeof(unit));
+    memcpy(body + sizeof(unit), &crc, 4);
+    memcpy(body + sizeof(unit) + 4, row, sizeof(row));
+    header = request_of(KV_OP_PUT);
+    header.session_index = world.session_index;
+    header.token = world.session_token;
+    header.generation = 1;
+    header.n_units = header.token_count = 1;
+    assert_int_equal(ask(channel, &header, body, sizeof(body)), KV_OK);
+    header.op = KV_OP_READ;
+    header.request_id = ++world.next_id;
+    assert_int_equal(ask(channel, &header, body, sizeof(unit)), KV_OK);
+    assert_int_equal(world.reply.body_bytes, 4 + sizeof(row));
+    assert_memory_equal(world.body + 4, row, sizeof(row));
+    close_session();
+}
+
+static uint64_t memory_lent(void)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < N_THREADS; i++)
+        bytes += kv_arena_bytes_lent(world.node->data[i].arena);
+    return bytes;
+}
+
+/* Takes away what strangers have stored. */
+static void clear_objects(void)
+{
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        struct kv_objects *objects = &world.node->data[i].objects;
+        struct kv_stored_object *object;
+        size_t cursor = 0;
+
+        while ((object = kv_map_next(objects->map, &cursor)) != NULL) {
+            struct kv_id128 key = object->key;
+
+            assert_true(kv_objects_remove(objects, &key));
+            cursor = 0;
+        }
+        assert_int_equal(objects->bytes, 0);
+    }
+}
+
+static uint64_t counted(size_t offset)
+{
+    uint64_t n = kv_counted(
+        (const _Atomic uint64_t *)(const void *)((const char *)&world.node->stats + offset));
+
+    for (uint32_t i = 0; i < N_THREADS; i++)
+        n += kv_counted(
+            (const _Atomic uint64_t *)(const void *)((const char *)&world.node->data[i].stats +
+                                                     offset));
+    return n;
+}
+#define COUNTED(name) counted(offsetof(struct kv_stats, name))
+
+/* ---- messages ---------------------------------------------------------------------------- */
+
+static uint64_t boundary(uint64_t usual)
+{
+    static const uint64_t values[] = {
+        0,
+        1,
+        2,
+        127,
+        128,
+        129,
+        UINT8_MAX,
+        N_HEADS,
+        TOKENS_MAX - 1,
+        TOKENS_MAX,
+        TOKENS_MAX + 1,
+        KV_WIRE_UNITS_MAX,
+        KV_WIRE_UNITS_MAX + 1,
+        KV_WIRE_ROWS_MAX,
+        KV_WIRE_ROWS_MAX + 1,
+        KV_WIRE_BODY_MAX,
+        KV_WIRE_BODY_MAX + 1,
+        KV_WIRE_BULK_MAX - 1,
+        KV_WIRE_BULK_MAX,
+        KV_WIRE_BULK_MAX + 1,
+        KV_TOKENS_MAX,
+        KV_OBJECT_BYTES_MAX,
+        KV_OBJECT_BYTES_MAX + 1,
+        INT32_MAX,
+        UINT64_C(1) << 31,
+        UINT32_MAX - 1,
+        UINT32_MAX,
+        UINT64_C(1) << 32,
+        INT64_MAX,
+        UINT64_C(1) << 63,
+        UINT64_MAX - 1,
+        UINT64_MAX,
+    };
+    uint64_t which = kv_random_below(&world.random, 40);
+
+    if (which < sizeof(values) / sizeof(values[0]))
+        return values[which];
+    if (which < 34)
+        return usual + 1;
+    if (which < 36)
+        return usual - 1;
+    return kv_random_next(&world.random) >> kv_random_below(&world.random, 64);
+}
+
+/* Where a field may be spoiled: every one of the header but those that seal it. */
+static const struct {
+    const char *name;
+    size_t offset, bytes;
+} fields[] = {
+#define FIELD(name)                                    \
+    {                                                  \
+#name, offsetof(struct kv_wire_header, name),  \
+            sizeof(((struct kv_wire_header *)0)->name) \
+    }
+    FIELD(kind),         FIELD(op),           FIELD(status),
+    FIELD(request_id),   FIELD(client_index), FIELD(session_index),
+    FIELD(generation),   FIELD(tenant),       FIELD(epoch),
+    FIELD(deadline_us),  FIELD(flags),        FIELD(bulk_bytes),
+    FIELD(n_units),      FIELD(token_begin),  FIELD(token_count),
+    FIELD(snapshot),     FIELD(layer),        FIELD(offset),
+    FIELD(object_bytes), FIELD(object_crc),   FIELD(n_rows),
+    FIELD(name_bytes),
+#undef FIELD
+};
+enum {
+    N_FIELDS = sizeof(fields) / sizeof(fields[0])
+};
+
+static void spoil(struct kv_wire_header *header, size_t field)
+{
+    uint64_t value = 0;
+    uint8_t *at = (uint8_t *)header + fields[field].offset;
+
+    memcpy(&value, at, fields[field].bytes);
+    value = boundary(value);
+    memcpy(at, &value, fields[field].bytes);
+    /* Longer ones would only keep this client's own credits busy for longer than the test. */
+    if (header->deadline_us > SETTLE_US / 2)
+        header->deadline_us = SETTLE_US / 2;
+}
+
+/* A request that is nearly right; its thread.  Its body is written to `body`. */
+static uint32_t make_request(unsigned op,
+                             struct kv_wire_header *ret_header,
+                             uint8_t *body,
+                             size_t *ret_bytes,
+                             size_t *ret_bulk)
+{
+    static const uint32_t counts[] = {1, 1, 2, 5, 40, 128, 129, 700};
+    struct kv_random *random = &world.random;
+    struct kv_wire_header header = request_of(op);
+    uint32_t thread = (uint32_t)kv_random_below(random, N_THREADS);
+    uint32_t count = counts[kv_random_below(random, 8)];
+    size_t bytes = 0, bulk = 0;
+
+    header.deadline_us = 1 + (uint32_t)kv_random_below(random, 20000);
+    if (op == KV_OP_PUT || op == KV_OP_APPEND || op == KV_OP_READ || op == KV_OP_FETCH) {
+        bool is_put = op == KV_OP_PUT || op == KV_OP_APPEND;
+        struct kv_wire_unit units[N_LAYERS * N_HEADS];
+        uint32_t n_units = 0, n_rows, most = 1 + (uint32_t)kv_random_below(random, 3);
+
+        for (uint32_t i = 0; i < N_LAYERS * N_HEADS && n_units < most; i++)
+            if (thread_of_unit(i / N_HEADS, i % N_HEADS) == thread)
+                units[n_units++] =
+                    (struct kv_wire_unit){(uint16_t)(i / N_HEADS), (uint16_t)(i % N_HEADS),
+                                          op == KV_OP_FETCH ? count : 0};
+        header.session_index = world.session_index;
+        header.token = world.session_token;
+        header.generation = 1;
+        header.n_units = n_units;
+        header.token_count = op == KV_OP_FETCH ? 0 : count;
+        header.token_begin = op == KV_OP_FETCH ? 0 : (uint32_t)kv_random_below(random, 300);
+        if (kv_random_below(random, 2) == 0)
+            header.token_begin = 0;
+        n_rows = n_units * count;
+        memcpy(body, units, n_units * sizeof(units[0]));
+        bytes = n_units * sizeof(units[0]);
+        if (op == KV_OP_FETCH) {
+            for (uint32_t i = 0; i < n_rows; i++, bytes += 4) {
+                uint32_t id = (uint32_t)kv_random_below(random, 200);
+
+                if (kv_random_below(random, 2000) == 0)
+                    id = (uint32_t)boundary(id);
+                memcpy(body + bytes, &id, 4);
+            }
+        } else if (is_put) {
+            uint8_t row[ROW_BYTES];
+
+            for (uint32_t i = 0; i < n_units; i++) {
+                for (uint32_t j = 0; j < count; j++, bytes += 4) {
+                    uint32_t token = header.token_begin + j, crc;
+
+                    memset(row, (int)(units[i].kv_head + token), sizeof(row));
+                    crc = kv_crc32c(kv_row_seed(units[i].layer, units[i].kv_head, token), row,
+                                    sizeof(row));
+                    memcpy(body + bytes, &crc, 4);
+                }
+            }
+            size_t rows_bytes = (size_t)n_rows * ROW_BYTES;
+            uint8_t *rows = body + bytes;
+            for (uint32_t i = 0; i < n_units; i++)
+                for (uint32_t j = 0; j < count; j++, rows += ROW_BYTES)
+                    memset(rows, (int)(units[i].kv_head + header.token_begin + j), ROW_BYTES);
+            if (rows_bytes > KV_WIRE_INLINE_MAX || kv_random_below(random, 2) == 0)
+                bulk = rows_bytes;
+            else
+                bytes += rows_bytes;
+        }
+    } else if (op >= KV_OP_OBJECT_PUT && op <= KV_OP_OBJECT_DELETE) {
+        static const uint32_t sizes[] = {0, 1, 100, 5000, 40000, 70000, 1 << 20, 1500000};
+        char name[16];
+        uint32_t size = sizes[kv_random_below(random, 8)];
+        size_t name_bytes = (size_t)snprintf(name, sizeof(name), "name-%u",
+                                             (unsigned)kv_random_below(random, 8));
+
+        thread = thread_of_name(name, name_bytes);
+        header.name_bytes = (uint32_t)name_bytes;
+        memcpy(body, name, name_bytes);
+        bytes = name_bytes;
+        if (op == KV_OP_OBJECT_PUT) {
+            struct kv_id128 hash = kv_hash128(name, name_bytes);
+            uint8_t *data = body + KV_WIRE_BODY_MAX;
+
+            memset(data, (int)size, size);
+            for (uint32_t i = 0; i < kv_object_n_pieces(size); i++, bytes += 4) {
+                uint32_t crc =
+                    kv_crc32c(kv_object_seed(&hash) + i, data + (size_t)i * KV_WIRE_BULK_MAX,
+                              kv_object_piece_bytes(size, i));
+                memcpy(body + bytes, &crc, 4);
+            }
+            header.object_bytes = size;
+            if (size > 40000 || (size > 0 && kv_random_below(random, 2) == 0)) {
+                bulk = size;
+            } else {
+                memcpy(body + bytes, data, size);
+                bytes += size;
+            }
+            memmove(body + bytes, data, bulk);
+        }
+    } else if (op == KV_OP_PING) {
+        header.token_count = count;
+        bytes = count;
+        memset(body, 0, bytes);
+    } else if (op == KV_OP_CANCEL) {
+        header.offset = world.next_id - kv_random_below(random, BATCH);
+    } else {
+        bytes = kv_random_below(random, 200);
+        kv_random_fill(random, body, bytes);
+    }
+    header.bulk_bytes = bulk;
+    *ret_header = header;
+    *ret_bytes = bytes;
+    *ret_bulk = bulk;
+    return thread;
+}
+
+static uint8_t scratch[KV_WIRE_BODY_MAX + (4 << 20)];
+
+/* One message, or a few that belong together, spoiled in some way. */
+static void send_something(void)
+{
+    struct kv_random *random = &world.random;
+    unsigned op = 1 + (unsigned)kv_random_below(random, KV_OP_OBJECT_DELETE);
+    struct kv_wire_header header;
+    size_t bytes, bulk;
+    uint32_t thread;
+    struct kv_channel *channel;
+
+    if (kv_random_below(random, 40) == 0)
+        op = 1 + (unsigned)kv_random_below(random, KV_OP_COUNT);
+    thread = make_request(op, &header, scratch, &bytes, &bulk);
+    channel = world.data[thread];
+    uint8_t *bulk_data = scratch + bytes;
+
+    switch (kv_random_below(random, 16)) {
+    case 0: /* as it should be */
+    case 1:
+        send_message(channel, &header, scratch, bytes);
+        if (bulk > 0)
+            send_bulk(channel, &header, bulk_data, bulk);
+        break;
+    case 2: /* the data first */
+        if (bulk > 0)
+            send_bulk(channel, &header, bulk_data, bulk);
+        send_message(channel, &header, scratch, bytes);
+        break;
+    case 3: /* without the other half */
+        if (bulk > 0 && kv_random_below(random, 2) == 0)
+            send_bulk(channel, &header, bulk_data, bulk);
+        else
+            send_message(channel, &header, scratch, bytes);
+        break;
+    case 4: /* data of another size */
+        send_message(channel, &header, scratch, bytes);
+        bulk = (size_t)kv_random_below(random, 200000);
+        send_bulk(channel, &header, bulk_data, bulk);
+        break;
+    case 5: /* doubled */
+        for (unsigned i = 0; i < 2; i++) {
+            send_message(channel, &header, scratch, bytes);
+            if (bulk > 0) {
+                send_bulk(channel, &header, bulk_data, bulk);
+                send_bulk(channel, &header, bulk_data, bulk);
+            }
+        }
+        break;
+    case 6: /* another data thread's */
+        send_message(world.data[(thread + 1) % N_THREADS], &header, scratch, bytes);
+        break;
+    case 7: { /* another body */
+        size_t other = kv_random_below(random, 3) == 0
+                           ? kv_random_below(random, KV_WIRE_BODY_MAX)
+                           : kv_random_below(random, 2 * bytes + 2);
+        if (other > bytes)
+            kv_random_fill(random, scratch + bytes, other - bytes);
+        if (bytes > 0 && kv_random_below(random, 2) == 0)
+            kv_random_fill(random, scratch, bytes < 64 ? bytes : 64);
+        send_message(channel, &header, scratch, other);
+        break;
+    }
+    case 8: /* a byte of the body */
+        if (bytes > 0)
+            scratch[kv_random_below(random, bytes)] ^= 1 << kv_random_below(random, 8);
+        send_message(channel, &header, scratch, bytes);
+        if (bulk > 0)
+            send_bulk(channel, &header, bulk_data, bulk);
+        break;
+    case 9: { /* not sealed: version, checksums, cut short */
+        uint8_t raw[sizeof(header) + 8];
+
+        kv_message_seal(&header, scratch, bytes);
+        memcpy(raw, &header, sizeof(header));
+        size_t size = sizeof(header);
+        if (kv_random_below(random, 4) == 0)
+            size = kv_random_below(random, sizeof(raw) + 1);
+        else
+            raw[kv_random_below(random, sizeof(header))] ^= 1 << kv_random_below(random, 8);
+        memset(raw + sizeof(header), 0, 8);
+        send_raw(channel, raw, size, scratch, bytes);
+        break;
+    }
+    case 10: { /* anything at all */
+        uint8_t raw[KV_TRANSPORT_HEADER_MAX];
+
+        kv_random_fill(random, raw, sizeof(raw));
+        kv_random_fill(random, scratch, 300);
+        if (kv_random_below(random, 2) == 0) {
+            raw[0] = KV_WIRE_VERSION;
+            raw[1] = 0;
+        }
+        send_raw(channel, raw, kv_random_below(random, sizeof(raw) + 1), scratch,
+                 kv_random_below(random, 10) == 0 ? 100000 : kv_random_below(random, 300));
+        break;
+    }
+    default: /* one or two fields, all else in order */
+        for (uint64_t n = 1 + kv_random_below(random, 2); n > 0; n--)
+            spoil(&header, kv_random_below(random, N_FIELDS));
+        send_message(channel, &header, scratch, bytes);
+        if (bulk > 0 && kv_random_below(random, 2) == 0)
+            send_bulk(channel, &header, bulk_data, bulk);
+        break;
+    }
+}
+
+static void data_threads_take_anything(void **state)
+{
+    uint64_t lent, n_batches = 0, begin = kv_clock_now(&kv_clock_real);
+
+    (void)state;
+    good_requests_work();
+    settle();
+    lent = memory_lent();
+    world.n_sent = 0;
+    while (world.n_sent < MESSAGES) {
+        bool settles = n_batches++ % 50 == 49;
+
+        if (n_batches % 50 == 1)
+            open_session();
+        for (unsigned i = 0; i < BATCH; i++) {
+            send_something();
+            if (kv_random_below(&world.random, 2) == 0)
+                step();
+        }
+        for (unsigned i = 0; i < 20; i++)
+            step();
+        for (uint32_t i = 0; i < N_THREADS; i++)
+            assert_in_range(kv_pool_lent(world.node->data[i].works), 0, 2 * CREDITS);
+        if (settles) {
+            settle();
+            close_session();
+            clear_objects();
+            good_requests_work();
+            settle();
+            assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
+        }
+    }
+    settle();
+    print_message("%llu messages, %llu answers, %llu ok, %llu bad, %llu refused, %llu dropped, "
+                  "%.1f s\n",
+                  (unsigned long long)world.n_sent, (unsigned long long)world.n_replies,
+                  (unsigned long long)world.n_statuses[0],
+                  (unsigned long long)COUNTED(bad_messages),
+                  (unsigned long long)COUNTED(refused), (unsigned long long)COUNTED(dropped),
+                  (double)(kv_clock_now(&kv_clock_real) - begin) / 1e6);
+    assert_true(COUNTED(bad_messages) > 0 && COUNTED(refused) > 0 && COUNTED(replies) > 0);
+}
+
+/* Every field of every operation's header, alone, at every one of the values. */
+static void every_field_of_every_operation(void **state)
+{
+    (void)state;
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        open_session();
+        for (size_t field = 0; field < N_FIELDS; field++) {
+            for (unsigned i = 0; i < 60; i++) {
+                struct kv_wire_header header;
+                size_t bytes, bulk;
+                uint32_t thread = make_request(op, &header, scratch, &bytes, &bulk);
+
+                spoil(&header, field);
+                send_message(world.data[thread], &header, scratch, bytes);
+                if (bulk > 0)
+                    send_bulk(world.data[thread], &header, scratch + bytes, bulk);
+                step();
+                if (header.op != KV_OP_DRAIN && kv_op_is_control(header.op) && i % 8 == 0) {
+                    send_message(world.control, &header, scratch, bytes);
+                    step();
+                }
+            }
+        }
+        settle();
+        close_session();
+        clear_objects();
+        good_requests_work();
+    }
+}
+
+/* ---- control ----------------------------------------------------------------------------- */
+
+/* A control request that is nearly right. */
+static size_t make_control(unsigned op, uint8_t *packed)
+{
+    Kvpb__HelloRequest hello = KVPB__HELLO_REQUEST__INIT;
+    Kvpb__GoodbyeRequest goodbye = KVPB__GOODBYE_REQUEST__INIT;
+    Kvpb__ModelRequest model = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__OpenRequest open = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__ResumeRequest resume = KVPB__RESUME_REQUEST__INIT;
+    Kvpb__ForkRequest fork = KVPB__FORK_REQUEST__INIT;
+    Kvpb__TruncateRequest truncate = KVPB__TRUNCATE_REQUEST__INIT;
+    Kvpb__CloseRequest close = KVPB__CLOSE_REQUEST__INIT;
+    Kvpb__RenewRequest renew = KVPB__RENEW_REQUEST__INIT;
+    Kvpb__SessionRequest session = KVPB__SESSION_REQUEST__INIT;
+    Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
+    Kvpb__Layer layer = KVPB__LAYER__INIT;
+    Kvpb__Layer *layers[4] = {&layer, &layer, &layer, &layer};
+    static char *const tables[] = {"status", "sessions", "clients", "ops", "stats", "models"};
+    struct kv_random *random = &world.random;
+    struct kv_id128 id, other;
+    const void *address;
+    const ProtobufCMessage *message;
+
+    kv_random_fill(random, &id, sizeof(id));
+    kv_random_fill(random, &other, sizeof(other));
+    placement.n_nodes = (uint32_t)boundary(1);
+    placement.node_index = (uint32_t)boundary(0);
+    placement.root = 99;
+    lifecycle.op_id = kv_random_next(random);
+    lifecycle.kind = op;
+    lifecycle.generation = 1;
+    lifecycle.tokens = kv_random_below(random, 4) == 0 ? (uint32_t)boundary(0) : 0;
+    lifecycle.child_session_id = binary(&other);
+    lifecycle.child_token = binary(&other);
+    layer.kind = (uint32_t)kv_random_below(random, 4);
+    layer.dtype = (uint32_t)kv_random_below(random, 6);
+    layer.n_kv_heads = (uint32_t)boundary(4);
+    layer.d_k = (uint32_t)boundary(64);
+    layer.d_v = (uint32_t)boundary(64);
+    switch (op) {
+    case KV_OP_HELLO:
+        hello.version = KV_WIRE_VERSION;
+        hello.name = "other\n\"stranger\"";
+        world.port->row->port_address(world.port, &address, &hello.address.len);
+        hello.address.data = (uint8_t *)address;
+        hello.client_id = binary(&id);
+        message = &hello.base;
+        break;
+    case KV_OP_GOODBYE:
+        goodbye.client_index = world.client_index + 1;
+        goodbye.client_token = binary(&id);
+        message = &goodbye.base;
+        break;
+    case KV_OP_MODEL:
+        model.name = "another";
+        model.fingerprint =
+            kv_random_below(random, 2) == 0 ? binary(&world.fingerprint) : binary(&id);
+        model.n_layers = kv_random_below(random, 5);
+        model.layers = layers;
+        message = &model.base;
+        break;
+    case KV_OP_OPEN:
+        open.session_id = binary(&id);
+        open.token = binary(&other);
+        open.fingerprint = binary(&world.fingerprint);
+        open.lease_ms = 1 + (uint32_t)kv_random_below(random, 1000);
+        open.tokens_max = (uint32_t)boundary(100);
+        open.placement = &placement;
+        message = &open.base;
+        break;
+    case KV_OP_RESUME:
+        resume.session_id = binary(&world.session_id);
+        resume.token = binary(&world.session_token);
+        message = &resume.base;
+        break;
+    case KV_OP_FORK:
+        fork.session_index = world.session_index;
+        fork.token = binary(&world.session_token);
+        fork.operation = &lifecycle;
+        fork.lease_ms = 1 + (uint32_t)kv_random_below(random, 1000);
+        message = &fork.base;
+        break;
+    case KV_OP_TRUNCATE:
+        truncate.session_index = world.session_index;
+        truncate.token = binary(&world.session_token);
+        truncate.operation = &lifecycle;
+        message = &truncate.base;
+        break;
+    case KV_OP_CLOSE:
+        close.session_index = world.session_index + 1;
+        close.token = binary(&id);
+        message = &close.base;
+        break;
+    case KV_OP_RENEW:
+        renew.session_index = world.session_index;
+        renew.token = binary(&world.session_token);
+        renew.lease_ms = (uint32_t)boundary(1000);
+        message = &renew.base;
+        break;
+    case KV_OP_SESSION:
+        session.session_index = world.session_index;
+        session.token = binary(&world.session_token);
+        message = &session.base;
+        break;
+    default:
+        table.name = tables[kv_random_below(random, 6)];
+        message = &table.base;
+        break;
+    }
+    return protobuf_c_message_pack(message, packed);
+}
+
+static void control_thread_takes_anything(void **state)
+{
+    struct kv_random *random = &world.random;
+    uint8_t packed[70000];
+    uint64_t lent;
+
+    (void)state;
+    settle();
+    lent = memory_lent();
+    for (unsigned round = 0; round < 100; round++) {
+        open_session();
+        for (unsigned i = 0; i < 200; i++) {
+            unsigned op =
+                KV_OP_HELLO + (unsigned)kv_random_below(random, KV_OP_DRAIN - KV_OP_HELLO);
+            struct kv_wire_header header = request_of(op);
+            size_t bytes = make_control(op, packed);
+
+            switch (kv_random_below(random, 6)) {
+            case 0:
+                bytes = kv_random_below(random, 300);
+                kv_random_fill(random, packed, bytes);
+                break;
+            case 1:
+                bytes = kv_random_below(random, bytes + 1);
+                break;
+            case 2:
+            case 3:
+                for (uint64_t n = 1 + kv_random_below(random, 4); n > 0 && bytes > 0; n--)
+                    packed[kv_random_below(random, bytes)] = (uint8_t)kv_random_next(random);
+                break;
+            case 4:
+                kv_random_fill(random, packed + bytes, 40);
+                bytes += 40;
+                break;
+            default:
+                break;
+            }
+            if (kv_random_below(random, 10) == 0)
+                spoil(&header, kv_random_below(random, N_FIELDS));
+            /* A spoiled number must not end the test's own client, or the node. */
+            if (header.op == KV_OP_DRAIN)
+                continue;
+            send_message(world.control, &header, packed, bytes);
+            if (i % 4 == 0)
+                step();
+        }
+        world.clock.virtual_us += 2000000; /* leases of a second */
+        settle();
+        /* The session may have been forked or truncated on; a new one must work. */
+        good_requests_work();
+    }
+    for (unsigned i = 0; i < 100; i++) {
+        world.clock.virtual_us += 1000000;
+        settle();
+    }
+    assert_int_equal(world.node->n_sessions, 0);
+    assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
+}
+
+/* ---- floods ------------------------------------------------------------------------------ */
+
+/* More requests than the credits: bounded, and the list of clients says who it is. */
+static void floods_are_bounded(void **state)
+{
+    struct kv_peer *peer;
+    uint64_t n_most = 0;
+
+    (void)state;
+    open_session();
+    peer = &world.node->data[0].peers[world.client_index];
+    for (unsigned i = 0; i < 3000; i++) {
+        struct kv_wire_header header;
+        size_t bytes, bulk;
+
+        do {
+            if (make_request(KV_OP_READ, &header, scratch, &bytes, &bulk) != 0)
+                continue;
+        } while (thread_of_unit(((struct kv_wire_unit *)(void *)scratch)->layer,
+                                ((struct kv_wire_unit *)(void *)scratch)->kv_head) != 0);
+        header.deadline_us = 100000;
+        header.token_begin = 1000; /* never there: it waits */
+        send_message(world.data[0], &header, scratch, bytes);
+        if (i % 100 == 0)
+            kv_node_data_step(world.node, 0);
+        if (kv_pool_lent(world.node->data[0].works) > n_most)
+            n_most = kv_pool_lent(world.node->data[0].works);
+    }
+    for (unsigned i = 0; i < 100; i++)
+        step();
+    assert_in_range(n_most, 1, 2 * CREDITS);
+    assert_true(kv_counted(&peer->busy) + kv_counted(&peer->dropped) > 2000);
+
+    Kvpb__TableRequest request = KVPB__TABLE_REQUEST__INIT;
+    request.name = "clients";
+    ask_control(KV_OP_TABLE, &request.base);
+    Kvpb__TableReply *table =
+        kvpb__table_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(table);
+    double named = 0;
+    for (size_t row = 0; row < table->n_rows; row++)
+        for (size_t column = 0; column < table->n_columns; column++)
+            if (table->rows[row]->cells[0]->number == world.client_index &&
+                (strcmp(table->columns[column], "busy") == 0 ||
+                 strcmp(table->columns[column], "dropped") == 0))
+                named += table->rows[row]->cells[column]->number;
+    assert_true(named > 2000);
+    kvpb__table_reply__free_unpacked(table, NULL);
+    settle();
+    close_session();
+    good_requests_work();
+}
+
+/* ---- running ----------------------------------------------------------------------------- */
+
+static int open_world(void **state)
+{
+    static const struct kv_port_events events = {on_message, on_incoming, on_failed};
+    struct kv_transport_config transport = {0};
+    char detail[256];
+    uint64_t seed = kv_clock_now(&kv_clock_real);
+
+    (void)state;
+    if (getenv("KV_TEST_SEED") != NULL)
+        seed = strtoull(getenv("KV_TEST_SEED"), NULL, 10);
+    print_message("seed %llu (KV_TEST_SEED)\n", (unsigned long long)seed);
+    memset(&world, 0, sizeof(world));
+    kv_random_init(&world.random, seed);
+    kv_random_fill(&world.random, &world.fingerprint, sizeof(world.fingerprint));
+    kv_random_fill(&world.random, &world.session_token, sizeof(world.session_token));
+    kv_clock_virtual_init(&world.clock, 1000000);
+    assert_int_equal(
+        kv_transport_loopback.open(&transport, &world.transport, detail, sizeof(detail)),
+        KV_OK);
+    world.disk = kv_disk_memory_open(&world.clock, 0);
+    assert_non_null(world.disk);
+    struct kv_node_config config = {
+        .name = "node",
+        .memory_bytes = MEMORY_BYTES,
+        .n_threads = N_THREADS,
+        .sessions_max = 64,
+        .clients_max = 16,
+        .credits = CREDITS,
+        .client_lease_ms = 1000000000,
+        .seed = seed | 1,
+        .clock = &world.clock,
+        .transport = world.transport,
+        .message_control = true,
+        .disk = world.disk,
+    };
+    assert_int_equal(kv_node_create(&config, &world.node, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(
+        kv_transport_loopback.port_open(world.transport, &events, &world, &world.port), KV_OK);
+
+    const void *address;
+    size_t bytes;
+    world.node->port->row->port_address(world.node->port, &address, &bytes);
+    connect_to(address, bytes, &world.control);
+    say_hello();
+    make_model();
+    return 0;
+}
+
+static int close_world(void **state)
+{
+    (void)state;
+    world.port->row->port_close(world.port);
+    kv_node_destroy(world.node);
+    world.disk->row->close(world.disk);
+    world.transport->row->close(world.transport);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_field_of_every_operation),
+        cmocka_unit_test(data_threads_take_anything),
+        cmocka_unit_test(control_thread_takes_anything),
+        cmocka_unit_test(floods_are_bounded),
+    };
+
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("messages", tests, open_world, close_world) == 0 ? 0 : 1;
+}

@@ -1,0 +1,1860 @@
+#include "world.h"
+
+#include "checksum.h"
+#include "client.h"
+#include "disk.h"
+#include "hash.h"
+#include "node.h"
+#include "node_look.h"
+#include "transport_sim.h"
+#include "truth.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_NODES = 2,
+    N_CLIENTS = 3,
+    THREADS_MAX = 3,
+    N_MODELS = 3,
+    HANDLES_MAX = 6, /* of a client */
+    TASKS_MAX = 8,   /* of a client at once */
+    SLOTS_MAX = 6,
+    SLOT_BYTES = 5 << 20,
+    GUARD_BYTES = 256,
+    CANARY = 0xa7,
+    TRUTHS_MAX = 24,
+    N_NAMES = 16,
+    CONTENTS_MAX = 8, /* of a name, that may have been put */
+    BATCH_MAX = 3,    /* objects in one operation */
+    IDS_MAX = 600,
+    NODE_BYTES = 96 << 20, /* of a data thread */
+    NODE_BYTES_LITTLE = 16 << 20,
+    LEASE_MS = 60000,
+    LEASE_SHORT_MS = 4000,
+    CLIENT_LEASE_MS = 30000,
+    IDLE_STEP_US = 1000,
+    SHORT_DEADLINE_MS = 2000,
+    STRAGGLER_US = 60000000, /* no message is older */
+    SETTLE_US = 40000000,
+};
+
+enum task_kind {
+    TASK_OPEN,
+    TASK_RESUME,
+    TASK_FORK,
+    TASK_TRUNCATE,
+    TASK_CLOSE,
+    TASK_LENGTH,
+    TASK_RENEW,
+    TASK_PUT,
+    TASK_APPEND,
+    TASK_READ,
+    TASK_FETCH,
+    TASK_OBJECTS,
+    TASK_PING,
+    TASK_TABLE,
+    TASK_KINDS,
+};
+
+static const char *const task_names[TASK_KINDS] = {
+    "open", "resume", "fork", "truncate", "close",   "length", "renew",
+    "put",  "append", "read", "fetch",    "objects", "ping",   "table",
+};
+
+struct slot {
+    uint8_t *memory;
+    struct kv_buffer *buffer;
+    size_t begin, end; /* used by the last task */
+    bool is_used;      /* by a task */
+    bool is_waiting;   /* for the end of its quarantine */
+};
+
+struct handle {
+    struct kv_session *session;
+    struct truth *truth;
+    unsigned n_tasks;
+    unsigned n_lifecycles; /* begun and not ended */
+    bool is_closing;
+};
+
+struct task {
+    bool is_used;
+    enum task_kind kind;
+    uint64_t number;
+    struct kv_op *op;
+    struct handle *handle;
+    struct truth *truth;
+    uint64_t since;      /* step in which it began */
+    uint64_t n_losses;   /* of the truth, then */
+    uint32_t generation; /* that it has at most */
+    uint32_t tokens;     /* truncate, fork; length: the least then */
+    uint32_t deadline_ms;
+    uint64_t cancel_us;
+    bool was_cancelled;
+    bool is_sure; /* all that it reads must be there, and what it writes fits */
+    bool was_contended;
+    bool has_gap;
+    uint64_t n_deaths[N_NODES];
+    bool is_fragile;
+    struct slot *slot;
+    struct kv_rows box;
+    uint32_t *crcs;
+    uint32_t layer, n_heads;
+    uint32_t n_ids[TRUTH_UNITS_MAX];
+    uint32_t ids[IDS_MAX];
+    enum kv_object_verb verb;
+    struct kv_object objects[BATCH_MAX];
+    uint32_t names[BATCH_MAX], contents[BATCH_MAX];
+    unsigned n_objects;
+};
+
+struct name {
+    char text[24];
+    uint32_t contents[CONTENTS_MAX];
+    unsigned n_contents;
+    uint32_t sure;       /* content that must be there, or 0 */
+    uint64_t deleted_us; /* when the last delete began or ended */
+    unsigned n_deletes;  /* under way */
+    uint64_t n_losses;
+};
+
+struct client {
+    struct kv_client *client;
+    struct kv_transport *transport;
+    struct handle handles[HANDLES_MAX];
+    struct task tasks[TASKS_MAX];
+    struct slot slots[SLOTS_MAX];
+    uint64_t stalled_us; /* until then it stands still */
+    uint64_t n_begun, n_ended;
+};
+
+struct node {
+    struct kv_node *node; /* NULL: dead */
+    struct kv_transport *transport;
+    struct kv_disk *disk;
+    char address[2 * KV_WIRE_ADDRESS_MAX + 16];
+    uint64_t stalled_us;
+    uint64_t revive_us;
+    uint64_t n_deaths;
+    uint32_t n_threads;
+};
+
+struct world {
+    struct kv_clock clock;
+    struct world_options options;
+    struct world_result *result;
+    struct kv_random random;
+    struct sim_net *net;
+    struct node nodes[N_NODES];
+    struct client clients[N_CLIENTS];
+    struct kv_model_info models[N_MODELS];
+    struct truth *truths;
+    unsigned n_truths;
+    struct name names[N_NAMES];
+    uint64_t at;     /* steps so far */
+    uint64_t n_busy; /* of the last ones, in which somebody had something to do */
+    uint64_t n_tasks;
+    uint32_t n_contents;
+    uint64_t node_bytes; /* of a data thread */
+    bool is_calm;        /* no new faults */
+};
+
+/* ---- chance, and words ------------------------------------------------------------------- */
+
+static uint64_t below(struct world *world, uint64_t bound)
+{
+    return kv_random_below(&world->random, bound);
+}
+
+static bool one_in(struct world *world, uint64_t n)
+{
+    return below(world, n) == 0;
+}
+
+static void remember(struct world *world, uint64_t what)
+{
+    world->result->hash = kv_mix64(world->result->hash ^ what);
+}
+
+static void __attribute__((format(printf, 3, 4)))
+complain(struct world *world, const struct task *task, const char *format, ...)
+{
+    struct world_result *result = world->result;
+    int n = 0;
+    va_list args;
+
+    if (result->failed)
+        return;
+    result->failed = true;
+    if (task != NULL)
+        n = snprintf(result->failure, sizeof(result->failure),
+                     "operation %llu, %s, %s: %s: ", (unsigned long long)task->number,
+                     task_names[task->kind], kv_status_name(kv_op_status(task->op)),
+                     kv_op_detail(task->op));
+    if (n < 0 || (size_t)n >= sizeof(result->failure))
+        n = 0;
+    va_start(args, format);
+    vsnprintf(result->failure + n, sizeof(result->failure) - (size_t)n, format, args);
+    va_end(args);
+}
+
+static void __attribute__((format(printf, 2, 3)))
+say(const struct world *world, const char *format, ...)
+{
+    va_list args;
+
+    if (!world->options.verbose)
+        return;
+    printf("%10.6f ", (double)world->clock.virtual_us / 1e6);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    printf("\n");
+}
+
+static bool has(const struct world *world, unsigned faults)
+{
+    return (world->options.faults & faults) != 0;
+}
+
+/* ---- nodes ------------------------------------------------------------------------------- */
+
+static void node_begin(struct world *world, unsigned place)
+{
+    struct node *node = &world->nodes[place];
+    char name[16], detail[256];
+    struct kv_node_config config = {
+        .name = name,
+        .memory_bytes = world->node_bytes * node->n_threads,
+        .n_threads = node->n_threads,
+        .sessions_max = 128,
+        .clients_max = 32,
+        .credits = 4 + (uint32_t)below(world, 29),
+        .lease_ms = LEASE_MS,
+        .client_lease_ms = CLIENT_LEASE_MS,
+        .stuck_send_ms = 10000,
+        .seed = kv_random_next(&world->random) | 1,
+        .clock = &world->clock,
+        .message_control = true,
+    };
+
+    snprintf(name, sizeof(name), "node%u", place);
+    node->transport = sim_net_transport(world->net, place);
+    config.transport = node->transport;
+    if (node->disk == NULL)
+        node->disk = kv_disk_memory_open(
+            &world->clock, has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0);
+    config.disk = node->disk;
+    if (kv_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
+        fprintf(stderr, "kv_sim: %s\n", detail);
+        abort();
+    }
+    snprintf(node->address, sizeof(node->address), "%s", kv_node_address(node->node));
+    say(world, "node %u begins", place);
+}
+
+static void node_end(struct world *world, unsigned place)
+{
+    struct node *node = &world->nodes[place];
+
+    kv_node_destroy(node->node);
+    node->node = NULL;
+    /* What is under way to the disk names the node. */
+    if (node->disk != NULL)
+        node->disk->row->close(node->disk);
+    node->disk = NULL;
+    (void)world;
+}
+
+static void node_kill(struct world *world, unsigned place)
+{
+    struct node *node = &world->nodes[place];
+
+    say(world, "node %u dies", place);
+    sim_transport_kill(node->transport);
+    node_end(world, place);
+    node->n_deaths++;
+    world->result->n_deaths++;
+    node->revive_us = world->clock.virtual_us + below(world, 3000000);
+    for (struct truth *truth = world->truths; truth != NULL; truth = truth->next)
+        truth_node_lost(truth, place);
+    for (unsigned i = 0; i < N_NAMES; i++) {
+        world->names[i].sure = 0;
+        world->names[i].n_losses++;
+    }
+}
+
+/* ---- clients ----------------------------------------------------------------------------- */
+
+/* The address of a node is where it is now. */
+static kv_status_t open_control(struct kv_client *client,
+                                uint32_t place,
+                                const char *address,
+                                struct kv_control **ret_control)
+{
+    const struct world *world = (const struct world *)(const void *)client->clock;
+
+    (void)address;
+    return kv_control_message_open(client, place, world->nodes[place].address, ret_control);
+}
+
+static void client_begin(struct world *world, unsigned number)
+{
+    struct client *client = &world->clients[number];
+    struct kv_remote_setup nodes[N_NODES];
+    char name[16];
+    struct kv_client_setup setup = {
+        .nodes = nodes,
+        .n_nodes = N_NODES,
+        .open_control = open_control,
+        .clock = &world->clock,
+        .seed = kv_random_next(&world->random) | 1,
+        .name = name,
+        .ops_max = 64,
+        .credits = one_in(world, 2) ? 0 : 4 + (uint32_t)below(world, 8),
+        .deadline_ms = 5000,
+        .peer_timeout_ms = 500 + (uint32_t)below(world, 2000),
+        .retry_ms = 50 + (uint32_t)below(world, 1000),
+    };
+
+    assert((void *)world == (void *)&world->clock);
+    snprintf(name, sizeof(name), "client%u", number);
+    for (unsigned i = 0; i < N_NODES; i++)
+        nodes[i] = (struct kv_remote_setup){
+            .address = "sim",
+            .mode = one_in(world, 2) ? KV_CHANNEL_NETWORK : KV_CHANNEL_SHARED,
+        };
+    client->transport = sim_net_transport(world->net, N_NODES + number);
+    setup.transport = client->transport;
+    if (kv_client_create(&setup, &client->client) != KV_OK)
+        abort();
+    client->n_begun = client->n_ended = 0;
+    for (unsigned i = 0; i < SLOTS_MAX; i++) {
+        struct slot *slot = &client->slots[i];
+
+        slot->is_used = slot->is_waiting = false;
+        memset(slot->memory + slot->begin, CANARY, slot->end - slot->begin);
+        slot->begin = slot->end = GUARD_BYTES;
+        if (kv_buffer_map(client->client, slot->memory, SLOT_BYTES, KV_HOST_MEMORY,
+                          &slot->buffer) != KV_OK)
+            abort();
+    }
+}
+
+static void handle_forget(struct world *world, struct handle *handle)
+{
+    struct truth *truth = handle->truth;
+
+    if (--truth->n_handles == 0)
+        truth->idle_us = world->clock.virtual_us;
+    *handle = (struct handle){0};
+}
+
+static void task_forget(struct task *task)
+{
+    if (task->truth != NULL)
+        task->truth->n_tasks--;
+    if (task->handle != NULL)
+        task->handle->n_tasks--;
+    for (unsigned i = 0; i < task->n_objects; i++)
+        free((char *)task->objects[i].name);
+    free(task->crcs);
+    task->is_used = false;
+}
+
+static void client_end(struct world *world, unsigned number)
+{
+    struct client *client = &world->clients[number];
+
+    kv_client_close(client->client);
+    client->client = NULL;
+    for (unsigned i = 0; i < TASKS_MAX; i++) {
+        struct task *task = &client->tasks[i];
+
+        if (!task->is_used)
+            continue;
+        for (unsigned j = 0; j < task->n_objects; j++) {
+            struct name *name = &world->names[task->names[j]];
+
+            if (task->verb == KV_OBJECT_DELETE) {
+                name->n_deletes--;
+                name->deleted_us = world->clock.virtual_us;
+            }
+        }
+        if (task->kind == TASK_FORK || task->kind == TASK_TRUNCATE)
+            task->truth->is_unclear = true;
+        task_forget(task);
+    }
+    for (unsigned i = 0; i < HANDLES_MAX; i++)
+        if (client->handles[i].session != NULL)
+            handle_forget(world, &client->handles[i]);
+}
+
+/* ---- memory that nobody may touch -------------------------------------------------------- */
+
+static bool is_canary(const uint8_t *bytes, size_t n_bytes)
+{
+    return n_bytes == 0 || (bytes[0] == CANARY && memcmp(bytes, bytes + 1, n_bytes - 1) == 0);
+}
+
+static void slot_check(struct world *world, const struct slot *slot, const char *when)
+{
+    if (!is_canary(slot->memory + slot->begin, slot->end - slot->begin))
+        complain(world, NULL, "%s: a byte landed in a buffer that was not busy", when);
+}
+
+static struct slot *slot_take(struct world *world, struct client *client, size_t bytes)
+{
+    for (unsigned i = 0; i < SLOTS_MAX; i++) {
+        struct slot *slot = &client->slots[i];
+
+        if (slot->is_used || slot->is_waiting)
+            continue;
+        slot_check(world, slot, "before use");
+        slot->is_used = true;
+        slot->begin = GUARD_BYTES + below(world, 1024) * 4;
+        slot->end = slot->begin + bytes;
+        assert(slot->end + GUARD_BYTES <= SLOT_BYTES);
+        return slot;
+    }
+    return NULL;
+}
+
+static void slot_settle(struct slot *slot)
+{
+    if (slot->is_waiting && !kv_buffer_busy(slot->buffer)) {
+        memset(slot->memory + slot->begin, CANARY, slot->end - slot->begin);
+        slot->is_waiting = false;
+    }
+}
+
+static void slot_give(struct world *world, struct slot *slot)
+{
+    if (!is_canary(slot->memory + slot->begin - GUARD_BYTES, GUARD_BYTES) ||
+        !is_canary(slot->memory + slot->end, GUARD_BYTES))
+        complain(world, NULL, "a byte landed beside what was asked for");
+    slot->is_used = false;
+    slot->is_waiting = true;
+    slot_settle(slot);
+}
+
+/* ---- sessions ---------------------------------------------------------------------------- */
+
+static struct truth *truth_new(struct world *world, const kv_schema_t *schema)
+{
+    struct truth *truth = truth_create(schema);
+
+    truth->number = ++world->n_tasks;
+    truth->next = world->truths;
+    world->truths = truth;
+    world->n_truths++;
+    return truth;
+}
+
+/* Forgets sessions that nobody can name any more. */
+static void truths_sweep(struct world *world)
+{
+    for (struct truth **link = &world->truths; *link != NULL;) {
+        struct truth *truth = *link;
+
+        if (truth->n_handles == 0 && truth->n_tasks == 0 &&
+            (truth->closed_at != 0 || truth->lost_node || one_in(world, 4))) {
+            *link = truth->next;
+            world->n_truths--;
+            truth_destroy(truth);
+        } else {
+            link = &truth->next;
+        }
+    }
+}
+
+static struct handle *handle_room(struct client *client)
+{
+    for (unsigned i = 0; i < HANDLES_MAX; i++)
+        if (client->handles[i].session == NULL)
+            return &client->handles[i];
+    return NULL;
+}
+
+static struct handle *handle_pick(struct world *world, struct client *client)
+{
+    struct handle *handles[HANDLES_MAX];
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < HANDLES_MAX; i++)
+        if (client->handles[i].session != NULL && !client->handles[i].is_closing)
+            handles[n++] = &client->handles[i];
+    return n > 0 ? handles[below(world, n)] : NULL;
+}
+
+/* A handle that an operation has made. */
+static void handle_add(struct client *client, struct kv_session *session, struct truth *truth)
+{
+    struct handle *handle = handle_room(client);
+
+    if (handle == NULL) {
+        kv_session_free(session);
+        return;
+    }
+    *handle = (struct handle){.session = session, .truth = truth};
+    truth->was_shared = truth->was_shared || truth->n_handles > 0;
+    truth->n_handles++;
+}
+
+static void truth_place(struct truth *truth, const struct kv_session *session)
+{
+    kv_session_ticket(session, &truth->ticket);
+    for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
+        truth->node_of_unit[unit] =
+            (uint8_t)session->client->placement.node_of[session->slots[unit]];
+}
+
+/* ---- beginning --------------------------------------------------------------------------- */
+
+static struct task *task_new(struct world *world, struct client *client, enum task_kind kind)
+{
+    for (unsigned i = 0; i < TASKS_MAX; i++) {
+        struct task *task = &client->tasks[i];
+
+        if (task->is_used)
+            continue;
+        memset(task, 0, offsetof(struct task, n_ids));
+        task->n_objects = 0;
+        task->is_used = true;
+        task->kind = kind;
+        task->since = world->at;
+        for (unsigned node = 0; node < N_NODES; node++)
+            task->n_deaths[node] = world->nodes[node].n_deaths;
+        task->deadline_ms = one_in(world, 20) ? 1 + (uint32_t)below(world, 30)
+                                              : 3000 + (uint32_t)below(world, 4000);
+        if (one_in(world, 25))
+            task->cancel_us =
+                world->clock.virtual_us + below(world, one_in(world, 2) ? 300 : 5000);
+        return task;
+    }
+    return NULL;
+}
+
+static void task_of(struct task *task, struct handle *handle)
+{
+    struct truth *truth = handle->truth;
+
+    task->handle = handle;
+    task->truth = truth;
+    task->n_losses = truth->n_losses;
+    task->generation = kv_session_generation(handle->session) + handle->n_lifecycles;
+    task->is_fragile = truth->is_fragile;
+    task->was_contended = handle->n_tasks > 0; /* it may have to wait for them */
+    truth->n_tasks++;
+    handle->n_tasks++;
+}
+
+/* The layers and heads of a box; what it covers of the session's units. */
+static void pick_units(struct world *world, const kv_schema_t *schema, struct kv_rows *box)
+{
+    uint32_t heads = UINT32_MAX;
+
+    box->layer_begin = 0;
+    box->n_layers = schema->n_layers;
+    box->head_begin = box->n_heads = 0;
+    if (!one_in(world, 4))
+        return;
+    box->layer_begin = (uint32_t)below(world, schema->n_layers);
+    box->n_layers = 1 + (uint32_t)below(world, schema->n_layers - box->layer_begin);
+    if (one_in(world, 2))
+        return;
+    for (uint32_t i = 0; i < box->n_layers; i++)
+        if (schema->layers[box->layer_begin + i].n_kv_heads < heads)
+            heads = schema->layers[box->layer_begin + i].n_kv_heads;
+    box->head_begin = (uint32_t)below(world, heads);
+    box->n_heads = 1 + (uint32_t)below(world, heads - box->head_begin);
+}
+
+/* Calls `each` for every row of the box, in the order of the memory.  false: it said so. */
+struct row_at {
+    uint32_t layer, head, token, unit;
+    uint8_t *bytes;
+    size_t row_bytes;
+    uint32_t *crc;
+};
+
+typedef bool (*row_fn)(struct world *world, struct task *task, const struct row_at *row);
+
+static bool each_row(struct world *world, struct task *task, row_fn each)
+{
+    const kv_schema_t *schema = &task->truth->schema;
+    const struct kv_rows *box = &task->box;
+    struct row_at row = {
+        .bytes = task->slot != NULL ? task->slot->memory + task->slot->begin : NULL,
+        .crc = task->crcs,
+    };
+
+    for (row.layer = box->layer_begin; row.layer < box->layer_begin + box->n_layers;
+         row.layer++) {
+        uint32_t end = box->n_heads > 0 ? box->head_begin + box->n_heads
+                                        : schema->layers[row.layer].n_kv_heads;
+
+        row.row_bytes = schema->layers[row.layer].row_bytes;
+        for (row.head = box->head_begin; row.head < end; row.head++) {
+            row.unit = kv_schema_unit(schema, row.layer, row.head);
+            for (uint32_t i = 0; i < box->n_tokens; i++) {
+                row.token = box->token_begin + i;
+                if (!each(world, task, &row))
+                    return false;
+                if (row.bytes != NULL)
+                    row.bytes += row.row_bytes;
+                if (row.crc != NULL)
+                    row.crc++;
+            }
+        }
+    }
+    return true;
+}
+
+static uint64_t oldest_task(const struct world *world)
+{
+    uint64_t oldest = world->at;
+
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        for (unsigned j = 0; j < TASKS_MAX; j++)
+            if (world->clients[i].tasks[j].is_used && world->clients[i].tasks[j].since < oldest)
+                oldest = world->clients[i].tasks[j].since;
+    return oldest;
+}
+
+static bool row_is_open(struct world *world, struct task *task, const struct row_at *row)
+{
+    const struct truth_row *known = &task->truth->rows[row->unit][row->token];
+
+    (void)world;
+    return known->n_candidates < TRUTH_CANDIDATES_MAX;
+}
+
+/* Chooses what a put writes: what may be there already, or something new. */
+static bool row_write(struct world *world, struct task *task, const struct row_at *row)
+{
+    unsigned n_choices;
+    uint32_t content = truth_row_known(task->truth, row->unit, row->token,
+                                       (unsigned)below(world, 8), &n_choices);
+
+    if (n_choices > 1)
+        task->is_sure = false;
+    if (task->tokens > 0 || content == 0) { /* `tokens`: a put on purpose of something else */
+        if (content != 0)
+            task->is_sure = false;
+        content = world->n_contents;
+    }
+    truth_row_fill(row->bytes, row->row_bytes, content, row->layer, row->head, row->token);
+    if (!truth_row_may(task->truth, row->unit, row->token, content, task->generation,
+                       oldest_task(world)))
+        complain(world, NULL, "the model has no room for a row's contents");
+    if (row->crc != NULL)
+        *row->crc = kv_row_crc(row->bytes, row->row_bytes, row->layer, row->head, row->token);
+    return true;
+}
+
+static bool row_no_gap(struct world *world, struct task *task, const struct row_at *row)
+{
+    (void)world;
+    return row->token > task->box.token_begin ||
+           truth_unit_least(task->truth, row->unit) >= row->token;
+}
+
+/* Others that write the same session may fail, and then what waits for them, too. */
+static bool is_written(const struct world *world, const struct truth *truth)
+{
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        for (unsigned j = 0; j < TASKS_MAX; j++) {
+            const struct task *task = &world->clients[i].tasks[j];
+
+            if (task->is_used && task->truth == truth &&
+                (task->kind == TASK_PUT || task->kind == TASK_APPEND) && task->op != NULL)
+                return true;
+        }
+    }
+    return false;
+}
+
+static void contend(struct world *world, const struct truth *truth)
+{
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        for (unsigned j = 0; j < TASKS_MAX; j++)
+            if (world->clients[i].tasks[j].is_used && world->clients[i].tasks[j].truth == truth)
+                world->clients[i].tasks[j].was_contended = true;
+}
+
+static uint32_t pick_length(struct world *world)
+{
+    switch (below(world, 5)) {
+    case 0:
+        return 1;
+    case 1:
+        return 1 + (uint32_t)below(world, 16);
+    case 2:
+        return KV_BLOCK_TOKENS;
+    case 3:
+        return 1 + (uint32_t)below(world, 100);
+    default:
+        return 100 + (uint32_t)below(world, 200);
+    }
+}
+
+static kv_status_t begin_put(struct world *world, struct client *client, struct task *task)
+{
+    struct truth *truth = task->truth;
+    struct kv_session *session = task->handle->session;
+    uint32_t begin, tokens = pick_length(world);
+    struct kv_rows_io io = {0};
+    size_t bytes;
+
+    pick_units(world, &truth->schema, &task->box);
+    begin = TRUTH_TOKENS_MAX;
+    for (uint32_t layer = task->box.layer_begin;
+         layer < task->box.layer_begin + task->box.n_layers; layer++) {
+        uint32_t end = task->box.n_heads > 0 ? task->box.head_begin + task->box.n_heads
+                                             : truth->schema.layers[layer].n_kv_heads;
+        for (uint32_t head = task->box.head_begin; head < end; head++) {
+            uint32_t least =
+                truth_unit_least(truth, kv_schema_unit(&truth->schema, layer, head));
+            begin = least < begin ? least : begin;
+        }
+    }
+    if (one_in(world, 8) && begin > 0)
+        begin -= (uint32_t)below(world, begin < 50 ? begin : 50);
+    else if (one_in(world, 4))
+        begin += (uint32_t)below(world, 100); /* behind what is under way, if it is */
+    if (begin >= TRUTH_TOKENS_MAX)
+        return KV_CANCELLED;
+    if (tokens > TRUTH_TOKENS_MAX - begin)
+        tokens = TRUTH_TOKENS_MAX - begin;
+    if (task->kind == TASK_APPEND && tokens > 8)
+        tokens = 1 + tokens % 8;
+    task->box.token_begin = begin;
+    task->box.n_tokens = tokens;
+    if (!each_row(world, task, row_is_open))
+        return KV_CANCELLED;
+    bytes = kv_rows_bytes(&truth->schema, &task->box);
+    task->slot = slot_take(world, client, bytes);
+    if (task->slot == NULL)
+        return KV_CANCELLED;
+    if (one_in(world, 2))
+        task->crcs = calloc(bytes / 8, sizeof(uint32_t));
+    task->was_contended |= is_written(world, truth);
+    contend(world, truth);
+    task->has_gap = !each_row(world, task, row_no_gap);
+    task->is_sure = !task->has_gap;
+    task->tokens = one_in(world, 40);
+    world->n_contents++;
+    each_row(world, task, row_write);
+    io = (struct kv_rows_io){
+        .buffer = task->slot->buffer, .offset = task->slot->begin, .crcs = task->crcs};
+    return (task->kind == TASK_PUT ? kv_put_begin : kv_append_begin)(
+        session, &task->box, &io, task->deadline_ms, &task->op);
+}
+
+static bool row_is_sure(struct world *world, struct task *task, const struct row_at *row)
+{
+    (void)world;
+    return task->truth->rows[row->unit][row->token].must;
+}
+
+static kv_status_t begin_read(struct world *world, struct client *client, struct task *task)
+{
+    struct truth *truth = task->truth;
+    uint32_t most = truth_least(truth) + (one_in(world, 6) ? 20 : 0);
+    size_t bytes;
+
+    if (most > TRUTH_TOKENS_MAX)
+        most = TRUTH_TOKENS_MAX;
+    if (most == 0)
+        return KV_CANCELLED;
+    pick_units(world, &truth->schema, &task->box);
+    task->box.token_begin = (uint32_t)below(world, most);
+    if (one_in(world, 3))
+        task->box.token_begin -= task->box.token_begin % KV_BLOCK_TOKENS;
+    task->box.n_tokens = 1 + (uint32_t)below(world, most - task->box.token_begin);
+    bytes = kv_rows_bytes(&truth->schema, &task->box);
+    task->slot = slot_take(world, client, bytes);
+    if (task->slot == NULL)
+        return KV_CANCELLED;
+    if (one_in(world, 2))
+        task->crcs = calloc(bytes / 8, sizeof(uint32_t));
+    task->is_sure = each_row(world, task, row_is_sure);
+
+    struct kv_rows_io io = {
+        .buffer = task->slot->buffer, .offset = task->slot->begin, .crcs = task->crcs};
+    return kv_read_begin(task->handle->session, &task->box, &io, task->deadline_ms, &task->op);
+}
+
+static bool fetch_is_sure(const struct task *task)
+{
+    const uint32_t *id = task->ids;
+
+    for (uint32_t i = 0; i < task->n_heads; i++) {
+        uint32_t unit =
+            kv_schema_unit(&task->truth->schema, task->layer, task->box.head_begin + i);
+
+        for (uint32_t j = 0; j < task->n_ids[i]; j++)
+            if (!task->truth->rows[unit][*id++].must)
+                return false;
+    }
+    return true;
+}
+
+static kv_status_t begin_fetch(struct world *world, struct client *client, struct task *task)
+{
+    struct truth *truth = task->truth;
+    uint32_t most = truth_least(truth) + (one_in(world, 6) ? 10 : 0);
+    uint32_t heads, n_ids = 0, each_most;
+    struct kv_fetch fetch;
+
+    if (most > TRUTH_TOKENS_MAX)
+        most = TRUTH_TOKENS_MAX;
+    if (most == 0)
+        return KV_CANCELLED;
+    task->layer = (uint32_t)below(world, truth->schema.n_layers);
+    heads = truth->schema.layers[task->layer].n_kv_heads;
+    task->box.head_begin = one_in(world, 2) ? 0 : (uint32_t)below(world, heads);
+    task->n_heads = 1 + (uint32_t)below(world, heads - task->box.head_begin);
+    each_most = one_in(world, 3) ? IDS_MAX / task->n_heads : 12;
+    for (uint32_t i = 0; i < task->n_heads; i++) {
+        task->n_ids[i] = (uint32_t)below(world, each_most + 1);
+        for (uint32_t j = 0; j < task->n_ids[i]; j++)
+            task->ids[n_ids++] = (uint32_t)below(world, most);
+    }
+    task->slot =
+        slot_take(world, client, (size_t)n_ids * truth->schema.layers[task->layer].row_bytes);
+    if (task->slot == NULL)
+        return KV_CANCELLED;
+    if (one_in(world, 2))
+        task->crcs = calloc(n_ids + 1, sizeof(uint32_t));
+    task->is_sure = fetch_is_sure(task);
+    fetch = (struct kv_fetch){
+        .layer = task->layer,
+        .head_begin = task->box.head_begin,
+        .n_heads = task->n_heads,
+        .n_ids = task->n_ids,
+        .ids = task->ids,
+    };
+    struct kv_rows_io io = {
+        .buffer = task->slot->buffer, .offset = task->slot->begin, .crcs = task->crcs};
+    return kv_fetch_begin(task->handle->session, &fetch, &io, task->deadline_ms, &task->op);
+}
+
+static size_t object_bytes(uint32_t content)
+{
+    uint64_t mixed = kv_mix64(content);
+
+    switch (mixed % 5) {
+    case 0:
+        return 0;
+    case 1:
+        return 4 + mixed / 8 % 1000;
+    case 2:
+        return 4 + mixed / 8 % 100000;
+    case 3:
+        return (1 << 20) + (mixed & 1);
+    default:
+        return 4 + mixed / 8 % (1300 << 10);
+    }
+}
+
+static kv_status_t begin_objects(struct world *world, struct client *client, struct task *task)
+{
+    size_t bytes[BATCH_MAX], sum = 0;
+
+    task->verb = (enum kv_object_verb)below(world, 4);
+    if (one_in(world, 2))
+        task->verb = KV_OBJECT_GET;
+    task->n_objects = 1 + (unsigned)below(world, BATCH_MAX);
+    for (unsigned i = 0; i < task->n_objects; i++) {
+        struct name *name;
+        char text[32];
+
+        /* Names of one operation differ. */
+        task->names[i] = i == 0
+                             ? (uint32_t)below(world, N_NAMES)
+                             : (task->names[i - 1] + 1 + (uint32_t)below(world, 5)) % N_NAMES;
+        for (unsigned j = 0; j < i; j++)
+            if (task->names[j] == task->names[i])
+                task->names[i] = (task->names[i] + 1) % N_NAMES;
+        name = &world->names[task->names[i]];
+        snprintf(text, sizeof(text), "%s", name->text);
+        task->objects[i] = (struct kv_object){.name = strdup(text)};
+        bytes[i] = 1400 << 10;
+        if (task->verb == KV_OBJECT_PUT) {
+            task->contents[i] =
+                name->n_contents > 0 ? name->contents[below(world, name->n_contents)] : 0;
+            if (name->n_contents < CONTENTS_MAX &&
+                (name->n_contents == 0 || one_in(world, 3))) {
+                task->contents[i] = ++world->n_contents;
+                name->contents[name->n_contents++] = task->contents[i];
+            }
+            bytes[i] = object_bytes(task->contents[i]);
+        }
+        sum += bytes[i];
+    }
+    task->slot = slot_take(world, client, sum);
+    if (task->slot == NULL)
+        return KV_CANCELLED;
+    sum = task->slot->begin;
+    for (unsigned i = 0; i < task->n_objects; i++) {
+        struct name *name = &world->names[task->names[i]];
+
+        task->objects[i].buffer = task->slot->buffer;
+        task->objects[i].offset = sum;
+        task->objects[i].bytes = bytes[i];
+        if (task->verb == KV_OBJECT_PUT && bytes[i] > 0)
+            truth_row_fill(task->slot->memory + sum, bytes[i], task->contents[i], 0, 0,
+                           task->names[i]);
+        if (task->verb == KV_OBJECT_DELETE) {
+            name->n_deletes++;
+            name->n_losses++;
+            name->deleted_us = world->clock.virtual_us;
+            name->sure = 0;
+        }
+        /* What it must find, and how often that was doubted. */
+        task->n_ids[i] = name->sure;
+        task->ids[i] = (uint32_t)name->n_losses;
+        sum += bytes[i];
+    }
+    return kv_objects_begin(client->client, task->verb, task->objects, task->n_objects,
+                            task->deadline_ms, &task->op);
+}
+
+static kv_status_t begin_lifecycle(struct world *world, struct task *task)
+{
+    struct truth *truth = task->truth;
+    uint32_t least = truth_least(truth);
+    kv_status_t status;
+
+    task->tokens = (uint32_t)below(world, least + 1);
+    if (one_in(world, 3))
+        task->tokens -= task->tokens % KV_BLOCK_TOKENS;
+    if (task->kind == TASK_TRUNCATE && !one_in(world, 4) && least < 200)
+        return KV_CANCELLED;
+    if (one_in(world, 30) && least + 20 < TRUTH_TOKENS_MAX)
+        task->tokens = least + 1 + (uint32_t)below(world, 19);
+    if (task->kind == TASK_FORK) {
+        task->is_sure = task->tokens <= least;
+        status =
+            kv_fork_begin(task->handle->session, task->tokens, task->deadline_ms, &task->op);
+    } else {
+        truth_cut_begin(truth, task->number, task->tokens, task->generation);
+        task->is_sure = true;
+        status = kv_truncate_begin(task->handle->session, task->tokens, task->deadline_ms,
+                                   &task->op);
+    }
+    if (status == KV_OK)
+        task->handle->n_lifecycles++;
+    return status;
+}
+
+static kv_status_t begin_open(struct world *world, struct client *client, struct task *task)
+{
+    const struct kv_model_info *model = &world->models[below(world, N_MODELS)];
+    struct kv_session_options options = {
+        .lease_ms = one_in(world, 5) ? LEASE_SHORT_MS : 0,
+        .tokens_max = one_in(world, 2) ? TRUTH_TOKENS_MAX : 0,
+    };
+
+    task->truth = truth_new(world, &model->schema);
+    task->truth->n_tasks++;
+    task->truth->is_fragile = options.lease_ms != 0;
+    return kv_open_begin(client->client, model, &options, task->deadline_ms, &task->op);
+}
+
+static kv_status_t begin_resume(struct world *world, struct client *client, struct task *task)
+{
+    struct truth *truths[TRUTHS_MAX * 4];
+    unsigned n = 0;
+
+    for (struct truth *truth = world->truths; truth != NULL && n < TRUTHS_MAX * 4;
+         truth = truth->next)
+        if (truth->ticket.token.bytes[0] != 0 || truth->ticket.token.bytes[1] != 0)
+            truths[n++] = truth;
+    if (n == 0)
+        return KV_CANCELLED;
+    task->truth = truths[below(world, n)];
+    task->truth->n_tasks++;
+    if (task->truth->n_handles == 0 &&
+        (task->truth->is_fragile ||
+         world->clock.virtual_us - task->truth->idle_us > LEASE_MS * 500ull)) {
+        task->truth->is_fragile = true;
+        truth_all_unsure(task->truth);
+    }
+    task->is_fragile = task->truth->is_fragile;
+    task->n_losses = task->truth->n_losses;
+    task->tokens = truth_least(task->truth);
+    return kv_resume_begin(client->client, &task->truth->ticket, task->deadline_ms, &task->op);
+}
+
+static enum task_kind pick_kind(struct world *world)
+{
+    static const uint8_t shares[TASK_KINDS] = {
+        [TASK_OPEN] = 5,    [TASK_RESUME] = 5, [TASK_FORK] = 5,   [TASK_TRUNCATE] = 6,
+        [TASK_CLOSE] = 3,   [TASK_LENGTH] = 4, [TASK_RENEW] = 2,  [TASK_PUT] = 18,
+        [TASK_APPEND] = 12, [TASK_READ] = 16,  [TASK_FETCH] = 12, [TASK_OBJECTS] = 10,
+        [TASK_PING] = 1,    [TASK_TABLE] = 1,
+    };
+    uint64_t pick = below(world, 100);
+
+    for (unsigned kind = 0; kind < TASK_KINDS; kind++) {
+        if (pick < shares[kind])
+            return (enum task_kind)kind;
+        pick -= shares[kind];
+    }
+    return TASK_READ;
+}
+
+static kv_status_t begin(struct world *world, struct client *client, struct task *task)
+{
+    static const char *const tables[] = {"status", "sessions", "clients",
+                                         "ops",    "stats",    "models"};
+
+    switch (task->kind) {
+    case TASK_OPEN:
+        return begin_open(world, client, task);
+    case TASK_RESUME:
+        return begin_resume(world, client, task);
+    case TASK_FORK:
+    case TASK_TRUNCATE:
+        return begin_lifecycle(world, task);
+    case TASK_CLOSE:
+        task->truth->is_closing = true;
+        truth_all_unsure(task->truth);
+        task->handle->is_closing = true;
+        return kv_close_begin(task->handle->session, task->deadline_ms, &task->op);
+    case TASK_LENGTH:
+        task->tokens = truth_least(task->truth);
+        return kv_length_begin(task->handle->session, task->deadline_ms, &task->op);
+    case TASK_RENEW:
+        return kv_renew_begin(task->handle->session, 0, task->deadline_ms, &task->op);
+    case TASK_PUT:
+    case TASK_APPEND:
+        return begin_put(world, client, task);
+    case TASK_READ:
+        return begin_read(world, client, task);
+    case TASK_FETCH:
+        return begin_fetch(world, client, task);
+    case TASK_OBJECTS:
+        return begin_objects(world, client, task);
+    case TASK_PING:
+        return kv_ping_begin(client->client, (uint32_t)below(world, N_NODES), 0,
+                             (uint32_t)below(world, 100000), (uint32_t)below(world, 100000),
+                             task->deadline_ms, &task->op);
+    case TASK_TABLE:
+        return kv_table_begin(client->client, (uint32_t)below(world, N_NODES),
+                              tables[below(world, 6)], task->deadline_ms, &task->op);
+    case TASK_KINDS:
+        break;
+    }
+    return KV_INVALID;
+}
+
+static void task_begin(struct world *world, struct client *client, enum task_kind kind)
+{
+    struct handle *handle = NULL;
+    struct task *task;
+    kv_status_t status;
+
+    if (kind == TASK_OPEN && (world->n_truths >= TRUTHS_MAX || handle_room(client) == NULL))
+        kind = TASK_CLOSE;
+    if ((kind == TASK_RESUME || kind == TASK_FORK) &&
+        (handle_room(client) == NULL || world->n_truths >= TRUTHS_MAX))
+        kind = TASK_READ;
+    if (kind >= TASK_FORK && kind <= TASK_FETCH) {
+        handle = handle_pick(world, client);
+        if (handle == NULL)
+            kind = TASK_OPEN;
+    }
+    task = task_new(world, client, kind);
+    if (task == NULL)
+        return;
+    task->number = ++world->n_tasks;
+    if (handle != NULL)
+        task_of(task, handle);
+    status = begin(world, client, task);
+    if (status == KV_OK) {
+        world->result->n_ops++;
+        client->n_begun++;
+        say(world, "client %d: %llu: %s begins, session %llu, tokens %u: %u+%u, generation %u",
+            (int)(client - world->clients), (unsigned long long)task->number, task_names[kind],
+            task->truth != NULL ? (unsigned long long)task->truth->number : 0, task->tokens,
+            task->box.token_begin, task->box.n_tokens, task->generation);
+        return;
+    }
+    if (status != KV_CANCELLED && status != KV_TOO_LARGE &&
+        !(status == KV_INVALID && kind == TASK_FORK))
+        complain(world, NULL, "%s cannot begin: %s: %s", task_names[kind],
+                 kv_status_name(status), kv_client_detail(client->client));
+    if (task->slot != NULL)
+        slot_give(world, task->slot);
+    task_forget(task);
+}
+
+/* ---- judging ----------------------------------------------------------------------------- */
+
+static bool is_same_row(struct world *world, struct task *task, const struct row_at *row)
+{
+    uint32_t content =
+        truth_row_content(row->bytes, row->row_bytes, row->layer, row->head, row->token);
+
+    if (content == 0 ||
+        !truth_row_allows(task->truth, row->unit, row->token, content, task->since)) {
+        complain(world, task, "session %llu, layer %u, head %u, token %u: content %u was read",
+                 (unsigned long long)task->truth->number, row->layer, row->head, row->token,
+                 content);
+        return false;
+    }
+    if (row->crc != NULL && *row->crc != kv_row_crc(row->bytes, row->row_bytes, row->layer,
+                                                    row->head, row->token)) {
+        complain(world, task, "a wrong CRC was handed out");
+        return false;
+    }
+    return true;
+}
+
+static void check_fetched(struct world *world, struct task *task)
+{
+    const kv_schema_t *schema = &task->truth->schema;
+    size_t row_bytes = schema->layers[task->layer].row_bytes;
+    const uint32_t *id = task->ids;
+    struct row_at row = {
+        .layer = task->layer,
+        .bytes = task->slot->memory + task->slot->begin,
+        .row_bytes = row_bytes,
+        .crc = task->crcs,
+    };
+
+    for (uint32_t i = 0; i < task->n_heads; i++) {
+        row.head = task->box.head_begin + i;
+        row.unit = kv_schema_unit(schema, row.layer, row.head);
+        for (uint32_t j = 0; j < task->n_ids[i]; j++) {
+            row.token = *id++;
+            if (!is_same_row(world, task, &row))
+                return;
+            row.bytes += row_bytes;
+            if (row.crc != NULL)
+                row.crc++;
+        }
+    }
+}
+
+static bool row_acknowledge(struct world *world, struct task *task, const struct row_at *row)
+{
+    uint32_t content =
+        truth_row_content(row->bytes, row->row_bytes, row->layer, row->head, row->token);
+    unsigned place = task->truth->node_of_unit[row->unit];
+    bool must = task->truth->rows[row->unit][row->token].must;
+
+    truth_row_put(task->truth, row->unit, row->token, content,
+                  kv_session_generation(task->handle->session), world->at);
+    /* The node that said so has died since. */
+    if (world->nodes[place].n_deaths != task->n_deaths[place])
+        task->truth->rows[row->unit][row->token].must = must;
+    return true;
+}
+
+static bool row_undisputed(struct world *world, struct task *task, const struct row_at *row)
+{
+    uint32_t content =
+        truth_row_content(row->bytes, row->row_bytes, row->layer, row->head, row->token);
+
+    (void)world;
+    return !truth_row_disputes(task->truth, row->unit, row->token, content, task->since);
+}
+
+static bool has_died(const struct world *world, const struct task *task)
+{
+    for (unsigned i = 0; i < N_NODES; i++)
+        if (world->nodes[i].n_deaths != task->n_deaths[i])
+            return true;
+    return false;
+}
+
+static bool still_sure(const struct task *task)
+{
+    return task->is_sure && task->truth->n_losses == task->n_losses;
+}
+
+/* Whether an operation may end so at all, whatever the rows are. */
+static bool may_end(const struct world *world, const struct task *task, kv_status_t status)
+{
+    const struct truth *truth = task->truth;
+    const unsigned faults = world->options.faults;
+
+    switch (status) {
+    case KV_CANCELLED:
+        return task->was_cancelled;
+    case KV_DEADLINE:
+        /* Operations that wait for rows may hold all credits of their class. */
+        return faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS || !task->is_sure ||
+               task->was_contended ||
+               strstr(kv_op_detail(task->op), "waiting for credits") != NULL;
+    case KV_UNREACHABLE:
+        return faults != 0;
+    case KV_CORRUPT:
+        return has(world, WORLD_CORRUPTION);
+    case KV_BUSY:
+        return faults != 0;
+    case KV_NO_MEMORY:
+        return has(world, WORLD_LITTLE_MEMORY);
+    case KV_NOT_FOUND:
+        return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
+    case KV_DENIED: /* its place is another session's by now */
+        return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
+    case KV_STALE:
+        return truth != NULL && (truth->was_shared || truth->is_unclear || truth->is_closing ||
+                                 truth->is_fragile);
+    default:
+        return false;
+    }
+}
+
+static void end_put(struct world *world, struct task *task, kv_status_t status)
+{
+    if (status == KV_OK) {
+        each_row(world, task, row_acknowledge);
+    } else if (status == KV_CONFLICT) {
+        if (each_row(world, task, row_undisputed))
+            complain(world, task, "no other rows can be there");
+    } else if (status == KV_NOT_READY) {
+        if (!task->has_gap && !task->was_contended && task->truth->n_losses == task->n_losses &&
+            world->options.faults == 0)
+            complain(world, task, "all rows before are there");
+        if (still_sure(task) && world->options.faults == 0 && !task->was_contended)
+            complain(world, task, "all rows before are there");
+    } else if (!may_end(world, task, status)) {
+        complain(world, task, "not so");
+    }
+}
+
+static void end_read(struct world *world, struct task *task, kv_status_t status)
+{
+    if (status == KV_OK) {
+        if (task->truth->closed_at != 0 && task->truth->closed_at < task->since &&
+            task->slot->end > task->slot->begin)
+            complain(world, task, "the session was closed before");
+        else if (task->kind == TASK_READ)
+            each_row(world, task, is_same_row);
+        else
+            check_fetched(world, task);
+    } else if (status == KV_NOT_READY) {
+        if (still_sure(task) && !task->truth->is_fragile)
+            complain(world, task, "session %llu: rows that were acknowledged are gone",
+                     (unsigned long long)task->truth->number);
+    } else if (!may_end(world, task, status)) {
+        complain(world, task, "not so");
+    }
+}
+
+static void check_length(struct world *world, struct task *task, uint32_t tokens)
+{
+    struct truth *truth = task->truth;
+
+    if (tokens < task->tokens && truth->n_losses == task->n_losses && !truth->is_fragile)
+        complain(world, task, "%u tokens, and %u were acknowledged", tokens, task->tokens);
+    if (tokens > truth_most(truth, task->since))
+        complain(world, task, "%u tokens, and %u were put", tokens,
+                 truth_most(truth, task->since));
+}
+
+static void end_session(struct world *world, struct client *client, struct task *task)
+{
+    struct kv_session *session = kv_op_session(task->op);
+    struct truth *truth = task->truth;
+
+    if (session == NULL) {
+        complain(world, task, "there is no session");
+        return;
+    }
+    if (task->kind == TASK_FORK) {
+        truth = truth_new(world, &task->truth->schema);
+        truth_fork(task->truth, truth, task->tokens, task->since);
+        for (unsigned i = 0; i < N_NODES; i++)
+            if (world->nodes[i].n_deaths != task->n_deaths[i])
+                truth_node_lost(truth, i);
+    } else if (task->kind == TASK_RESUME) {
+        /* The first node may have died after it answered for the length. */
+        if (!has_died(world, task)) {
+            check_length(world, task, kv_op_tokens(task->op));
+            truth_exists(truth, kv_op_tokens(task->op), kv_session_generation(session));
+        }
+    } else if (has_died(world, task)) {
+        truth->lost_node = true;
+    }
+    truth_place(truth, session);
+    handle_add(client, session, truth);
+}
+
+static void end_objects(struct world *world, struct task *task, kv_status_t status)
+{
+    kv_status_t first = KV_OK;
+
+    for (unsigned i = 0; i < task->n_objects; i++) {
+        const struct kv_object *object = &task->objects[i];
+        struct name *name = &world->names[task->names[i]];
+        bool is_sure = task->n_ids[i] != 0 && task->ids[i] == (uint32_t)name->n_losses;
+        const uint8_t *bytes = task->slot->memory + object->offset;
+        uint32_t content = 0;
+
+        if (first == KV_OK)
+            first = object->status;
+        if (task->verb == KV_OBJECT_DELETE) {
+            name->n_deletes--;
+            name->n_losses++;
+            name->deleted_us = world->clock.virtual_us;
+        }
+        if (object->status == KV_OK) {
+            if (task->verb == KV_OBJECT_GET && object->bytes > 0)
+                content = truth_row_content(bytes, object->bytes, 0, 0, task->names[i]);
+            bool is_known = task->verb == KV_OBJECT_PUT || task->verb == KV_OBJECT_DELETE;
+            for (unsigned j = 0; j < name->n_contents; j++)
+                if (object_bytes(name->contents[j]) == object->bytes &&
+                    (task->verb != KV_OBJECT_GET || object->bytes == 0 ||
+                     content == name->contents[j]))
+                    is_known = true;
+            if (!is_known)
+                complain(world, task, "object %s: content %u, %zu bytes", name->text, content,
+                         object->bytes);
+            if (is_sure && task->verb == KV_OBJECT_GET && object->bytes > 0 &&
+                content != task->n_ids[i])
+                complain(world, task, "object %s: content %u, %u was put", name->text, content,
+                         task->n_ids[i]);
+            if (task->verb == KV_OBJECT_PUT && task->ids[i] == (uint32_t)name->n_losses &&
+                name->n_deletes == 0 && !has_died(world, task) &&
+                (name->deleted_us == 0 ||
+                 world->clock.virtual_us - name->deleted_us > STRAGGLER_US))
+                name->sure = task->contents[i];
+        } else if (object->status == KV_NOT_FOUND) {
+            if (is_sure)
+                complain(world, task, "object %s was put", name->text);
+        } else if (object->status == KV_EXISTS) {
+            if (task->verb != KV_OBJECT_PUT || name->n_contents < 2)
+                complain(world, task, "object %s", name->text);
+        } else if (!may_end(world, task, object->status)) {
+            complain(world, task, "object %s: %s: not so", name->text,
+                     kv_status_name(object->status));
+        }
+    }
+    if ((status == KV_OK) != (first == KV_OK))
+        complain(world, task, "the first that failed: %s", kv_status_name(first));
+}
+
+static void
+end_other(struct world *world, struct client *client, struct task *task, kv_status_t status)
+{
+    struct truth *truth = task->truth;
+    bool is_lifecycle = task->kind == TASK_FORK || task->kind == TASK_TRUNCATE;
+
+    if (is_lifecycle) {
+        task->handle->n_lifecycles--;
+        truth->is_unclear = truth->is_unclear || status != KV_OK;
+    }
+    if (status != KV_OK) {
+        if (status == KV_INVALID && task->kind == TASK_FORK) {
+            if (still_sure(task) && !truth->is_fragile)
+                complain(world, task, "%u tokens are there", task->tokens);
+        } else if (status == KV_NOT_FOUND && task->kind == TASK_OPEN &&
+                   has(world, WORLD_NODE_DEATHS)) {
+            /* The node died between the model and the session. */
+        } else if (!may_end(world, task, status)) {
+            complain(world, task, "not so");
+        }
+        if (task->kind == TASK_OPEN)
+            truth->closed_at = world->at;
+        return;
+    }
+    switch (task->kind) {
+    case TASK_OPEN:
+    case TASK_RESUME:
+    case TASK_FORK:
+        end_session(world, client, task);
+        break;
+    case TASK_TRUNCATE:
+        truth_cut_done(truth, task->number, task->tokens,
+                       kv_session_generation(task->handle->session) - 1, world->at);
+        break;
+    case TASK_CLOSE:
+        truth->closed_at = world->at;
+        break;
+    case TASK_LENGTH:
+        if (!has_died(world, task)) {
+            check_length(world, task, kv_op_tokens(task->op));
+            truth_exists(truth, kv_op_tokens(task->op),
+                         kv_session_generation(task->handle->session));
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+static void task_end(struct world *world, struct client *client, struct task *task)
+{
+    kv_status_t status = kv_op_status(task->op);
+
+    remember(world, task->number << 16 ^ (uint64_t)(uint32_t)status);
+    world->result->n_good += status == KV_OK;
+    say(world, "client %d: %llu: %s: %s %s", (int)(client - world->clients),
+        (unsigned long long)task->number, task_names[task->kind], kv_status_name(status),
+        kv_op_detail(task->op));
+    if (kv_op_elapsed_us(task->op) == 0 && status == KV_IN_PROGRESS)
+        complain(world, task, "it has not ended");
+    if (task->kind == TASK_PUT || task->kind == TASK_APPEND)
+        end_put(world, task, status);
+    else if (task->kind == TASK_READ || task->kind == TASK_FETCH)
+        end_read(world, task, status);
+    else if (task->kind == TASK_OBJECTS)
+        end_objects(world, task, status);
+    else
+        end_other(world, client, task, status);
+    kv_op_free(task->op);
+    if (task->slot != NULL)
+        slot_give(world, task->slot);
+    task_forget(task);
+}
+
+/* Looks at what the client's turn has brought. */
+static void client_check(struct world *world, struct client *client)
+{
+    for (unsigned i = 0; i < TASKS_MAX; i++) {
+        struct task *task = &client->tasks[i];
+
+        if (!task->is_used)
+            continue;
+        if (task->cancel_us != 0 && task->cancel_us <= world->clock.virtual_us) {
+            task->cancel_us = 0;
+            if (kv_op_status(task->op) == KV_IN_PROGRESS) {
+                task->was_cancelled = true;
+                kv_cancel(task->op);
+            }
+        }
+        if (kv_op_status(task->op) != KV_IN_PROGRESS)
+            task_end(world, client, task);
+        else if (task->op->deadline_us <= client->client->now_us)
+            complain(world, task, "it did not end by its deadline");
+    }
+    for (unsigned i = 0; i < SLOTS_MAX; i++)
+        slot_settle(&client->slots[i]);
+    for (unsigned i = 0; i < HANDLES_MAX; i++) {
+        struct handle *handle = &client->handles[i];
+
+        /* Mostly when nothing is under way; else what is is cancelled. */
+        if (handle->session == NULL ||
+            !(handle->is_closing ? handle->n_tasks == 0
+                                 : one_in(world, handle->n_tasks == 0 ? 4000 : 40000)))
+            continue;
+        for (unsigned j = 0; j < TASKS_MAX; j++)
+            if (client->tasks[j].is_used && client->tasks[j].handle == handle) {
+                client->tasks[j].was_cancelled = true;
+                kv_cancel(client->tasks[j].op);
+                task_end(world, client, &client->tasks[j]);
+            }
+        kv_session_free(handle->session);
+        handle_forget(world, handle);
+    }
+}
+
+/* ---- turning ----------------------------------------------------------------------------- */
+
+static void step_client(struct world *world, unsigned number)
+{
+    struct client *client = &world->clients[number];
+
+    if (client->stalled_us > world->clock.virtual_us)
+        return;
+    client->n_ended += kv_poll(client->client);
+    client_check(world, client);
+}
+
+static bool step_node(struct world *world, unsigned place, unsigned part)
+{
+    struct node *node = &world->nodes[place];
+
+    if (node->node == NULL || node->stalled_us > world->clock.virtual_us)
+        return false;
+    if (part == 0)
+        return kv_node_control_step(node->node);
+    return part <= node->n_threads && kv_node_data_step(node->node, part - 1);
+}
+
+/* One turn of everybody, in any order; then time goes on. */
+static void turn(struct world *world, uint64_t most_us)
+{
+    enum {
+        N_ACTORS = N_CLIENTS + N_NODES * (1 + THREADS_MAX)
+    };
+    uint8_t order[N_ACTORS];
+    uint64_t next_us, now_us = world->clock.virtual_us;
+    bool is_busy = false;
+
+    world->at++;
+    sim_net_step(world->net);
+    for (unsigned i = 0; i < N_ACTORS; i++) {
+        unsigned j = (unsigned)below(world, i + 1);
+
+        order[i] = order[j];
+        order[j] = (uint8_t)i;
+    }
+    for (unsigned i = 0; i < N_ACTORS; i++) {
+        unsigned actor = order[i];
+
+        if (one_in(world, 8))
+            continue;
+        if (actor < N_CLIENTS)
+            step_client(world, actor);
+        else
+            is_busy |= step_node(world, (actor - N_CLIENTS) / (1 + THREADS_MAX),
+                                 (actor - N_CLIENTS) % (1 + THREADS_MAX));
+    }
+    next_us = sim_net_step(world->net);
+    world->n_busy = is_busy || next_us <= now_us ? world->n_busy + 1 : 0;
+    if (world->n_busy > 0) {
+        /* What is busy for long waits for something: in larger steps. */
+        uint64_t step_us = 1 + below(world, 20);
+
+        world->clock.virtual_us += step_us * (1 + world->n_busy / 64);
+    } else {
+        uint64_t until_us = now_us + most_us;
+
+        world->clock.virtual_us = next_us < until_us ? next_us : until_us;
+    }
+}
+
+static void client_kill(struct world *world, unsigned number)
+{
+    say(world, "client %u dies", number);
+    if (!one_in(world, 3))
+        sim_transport_kill(world->clients[number].transport);
+    client_end(world, number);
+    client_begin(world, number);
+    world->result->n_deaths++;
+}
+
+static void mischief(struct world *world)
+{
+    unsigned place = (unsigned)below(world, N_NODES);
+    unsigned number = (unsigned)below(world, N_CLIENTS);
+    uint64_t now_us = world->clock.virtual_us;
+    unsigned fault = 1u << below(world, 12);
+
+    if (!has(world, fault))
+        return;
+    if (fault == WORLD_CUTS) {
+        sim_net_cut(world->net, place, N_NODES + number,
+                    now_us + below(world, one_in(world, 3) ? 8000000 : 200000),
+                    one_in(world, 2));
+        say(world, "node %u and client %u are cut", place, number);
+    } else if (fault == WORLD_STALLS) {
+        uint64_t until_us = now_us + below(world, one_in(world, 3) ? 4000000 : 100000);
+
+        say(world, "%s stands still", one_in(world, 2) ? "somebody" : "somebody else");
+        if (one_in(world, 2))
+            world->nodes[place].stalled_us = until_us;
+        else
+            world->clients[number].stalled_us = until_us;
+    } else if (fault == WORLD_NODE_DEATHS && one_in(world, 3)) {
+        if (world->nodes[place].node != NULL)
+            node_kill(world, place);
+    } else if (fault == WORLD_CLIENT_DEATHS && one_in(world, 3)) {
+        client_kill(world, number);
+    }
+}
+
+static void revive(struct world *world)
+{
+    for (unsigned i = 0; i < N_NODES; i++)
+        if (world->nodes[i].node == NULL &&
+            (world->is_calm || world->nodes[i].revive_us <= world->clock.virtual_us))
+            node_begin(world, i);
+}
+
+/* ---- a run ------------------------------------------------------------------------------- */
+
+static void make_models(struct world *world)
+{
+    static const struct kv_layer_schema mixed[] = {
+        {.kind = KV_LAYER_KV, .dtype = KV_FP16, .n_kv_heads = 3, .d_k = 16, .d_v = 16},
+        {.kind = KV_LAYER_KEYS, .dtype = KV_INT8, .n_kv_heads = 2, .d_k = 24},
+        {.kind = KV_LAYER_KV, .dtype = KV_FP32, .n_kv_heads = 4, .d_k = 64, .d_v = 64},
+    };
+
+    for (unsigned i = 0; i < N_MODELS; i++) {
+        struct kv_model_info *model = &world->models[i];
+
+        snprintf(model->name, sizeof(model->name), "model %u", i);
+        model->fingerprint.bytes[0] = (uint8_t)(i + 1);
+    }
+    world->models[0].schema.n_layers = 3;
+    memcpy(world->models[0].schema.layers, mixed, sizeof(mixed));
+    if (kv_schema_finish(&world->models[0].schema, NULL, 0) != KV_OK ||
+        kv_schema_uniform(&world->models[1].schema, 1, 1, 512, 512, KV_FP32) != KV_OK ||
+        kv_schema_uniform(&world->models[2].schema, 4, 2, 32, 32, KV_BF16) != KV_OK)
+        abort();
+}
+
+static uint32_t rate(struct world *world, unsigned fault, uint32_t most)
+{
+    return has(world, fault) && !one_in(world, 3) ? (uint32_t)below(world, most) : 0;
+}
+
+static void set_faults(struct world *world)
+{
+    *sim_net_faults(world->net) = (struct sim_net_faults){
+        .lost = rate(world, WORLD_LOSS, one_in(world, 3) ? 60000 : 5000),
+        .doubled = rate(world, WORLD_DOUBLES, 60000),
+        .delayed = rate(world, WORLD_DELAYS, 5000),
+        .corrupted = rate(world, WORLD_CORRUPTION, 5000),
+        .full = rate(world, WORLD_FULL, 20000),
+        .reset = rate(world, WORLD_RESETS, 400),
+    };
+}
+
+static unsigned n_tasks(const struct world *world)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        for (unsigned j = 0; j < TASKS_MAX; j++)
+            n += world->clients[i].tasks[j].is_used;
+    return n;
+}
+
+static void work(struct world *world)
+{
+    while (world->result->n_ops < world->options.n_ops && !world->result->failed) {
+        for (unsigned i = 0; i < N_CLIENTS; i++) {
+            struct client *client = &world->clients[i];
+
+            if (client->stalled_us <= world->clock.virtual_us && one_in(world, 12))
+                task_begin(world, client, pick_kind(world));
+        }
+        if (world->options.faults != 0 && one_in(world, 400))
+            mischief(world);
+        if (world->n_truths > TRUTHS_MAX / 2 && one_in(world, 50))
+            truths_sweep(world);
+        revive(world);
+        turn(world, IDLE_STEP_US);
+        if (one_in(world, 20000))
+            world->clock.virtual_us += below(world, 400000);
+    }
+}
+
+/* No more faults: what is under way ends. */
+static void settle(struct world *world)
+{
+    uint64_t until_us = world->clock.virtual_us + SETTLE_US;
+
+    world->is_calm = true;
+    *sim_net_faults(world->net) = (struct sim_net_faults){0};
+    sim_net_heal(world->net);
+    for (unsigned i = 0; i < N_NODES; i++)
+        world->nodes[i].stalled_us = 0;
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        world->clients[i].stalled_us = 0;
+    revive(world);
+    while (n_tasks(world) > 0 && world->clock.virtual_us < until_us && !world->result->failed)
+        turn(world, IDLE_STEP_US);
+    if (n_tasks(world) > 0)
+        complain(world, NULL, "operations are still under way");
+}
+
+/* Ends sessions, one way or another, and deletes all objects. */
+static void clean_up(struct world *world)
+{
+    struct kv_object objects[N_NAMES];
+    unsigned n_good = 0;
+    struct kv_op *op;
+
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        struct client *client = &world->clients[i];
+
+        for (unsigned j = 0; j < HANDLES_MAX; j++)
+            if (client->handles[j].session != NULL && one_in(world, 2))
+                task_begin(world, client, TASK_CLOSE);
+    }
+    settle(world);
+    for (unsigned i = 0; i < N_NAMES; i++)
+        objects[i] = (struct kv_object){.name = world->names[i].text};
+    /* What came late may have brought one back, or ended a connection: again, later. */
+    for (unsigned round = 0; round < 6 && n_good < 2 && !world->result->failed; round++) {
+        struct client *client = &world->clients[0];
+        kv_status_t status =
+            kv_objects_begin(client->client, KV_OBJECT_DELETE, objects, N_NAMES, 10000, &op);
+
+        if (status != KV_OK) {
+            complain(world, NULL, "objects cannot be deleted: %s", kv_status_name(status));
+            return;
+        }
+        client->n_begun++;
+        while (kv_op_status(op) == KV_IN_PROGRESS)
+            turn(world, IDLE_STEP_US);
+        if (kv_op_status(op) == KV_OK || kv_op_status(op) == KV_NOT_FOUND)
+            n_good++;
+        else if (kv_op_status(op) != KV_UNREACHABLE)
+            complain(world, NULL, "objects cannot be deleted: %s", kv_op_detail(op));
+        kv_op_free(op);
+        for (unsigned i = 0; i < 500; i++)
+            turn(world, 50000);
+    }
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        struct client *client = &world->clients[i];
+
+        client->n_ended += kv_poll(client->client);
+        if (client->n_begun != client->n_ended)
+            complain(world, NULL, "client %u: %llu operations were begun, %llu ended", i,
+                     (unsigned long long)client->n_begun, (unsigned long long)client->n_ended);
+        for (unsigned j = 0; j < SLOTS_MAX; j++) {
+            struct slot *slot = &client->slots[j];
+
+            if (slot->is_waiting && !world->result->failed)
+                complain(world, NULL, "client %u: a buffer is in quarantine for ever", i);
+            if (!is_canary(slot->memory, SLOT_BYTES))
+                complain(world, NULL, "client %u: a byte landed in a buffer at rest", i);
+        }
+    }
+}
+
+static void check_nodes(struct world *world)
+{
+    uint64_t until_us = world->clock.virtual_us + (LEASE_MS + CLIENT_LEASE_MS + 5000) * 1000ull;
+    struct node_look look;
+
+    while (world->clock.virtual_us < until_us) {
+        sim_net_step(world->net);
+        for (unsigned i = 0; i < N_NODES; i++)
+            for (unsigned part = 0; part <= THREADS_MAX; part++)
+                step_node(world, i, part);
+        world->clock.virtual_us += 10000;
+    }
+    for (unsigned i = 0; i < N_NODES; i++) {
+        node_look(world->nodes[i].node, &look);
+        remember(world, look.corrupt_rows << 32 ^ look.bad_messages);
+        if (look.sessions + look.clients + look.calls + look.works + look.bodies +
+                look.stagings + look.segments + look.objects + look.object_bytes +
+                look.bytes_strayed >
+            0)
+            complain(world, NULL,
+                     "node %u at the end: sessions %llu, clients %llu, calls %llu, works %llu, "
+                     "bodies %llu, stagings %llu, segments %llu, objects %llu of %llu bytes, "
+                     "%llu bytes of memory",
+                     i, (unsigned long long)look.sessions, (unsigned long long)look.clients,
+                     (unsigned long long)look.calls, (unsigned long long)look.works,
+                     (unsigned long long)look.bodies, (unsigned long long)look.stagings,
+                     (unsigned long long)look.segments, (unsigned long long)look.objects,
+                     (unsigned long long)look.object_bytes,
+                     (unsigned long long)look.bytes_strayed);
+        if (!has(world, WORLD_CORRUPTION) && look.corrupt_rows + look.bad_messages > 0)
+            complain(
+                world, NULL, "node %u at the end: %llu rows and %llu messages were corrupt", i,
+                (unsigned long long)look.corrupt_rows, (unsigned long long)look.bad_messages);
+    }
+}
+
+void world_run(const struct world_options *options, struct world_result *ret_result)
+{
+    struct world *world = calloc(1, sizeof(*world));
+
+    if (world == NULL)
+        abort();
+    *ret_result = (struct world_result){0};
+    world->options = *options;
+    world->result = ret_result;
+    kv_clock_virtual_init(&world->clock, 1000000);
+    kv_random_init(&world->random, options->seed);
+    world->net = sim_net_create(&world->clock, kv_random_next(&world->random));
+    world->node_bytes =
+        has(world, WORLD_LITTLE_MEMORY) && one_in(world, 2) ? NODE_BYTES_LITTLE : NODE_BYTES;
+    make_models(world);
+    set_faults(world);
+    for (unsigned i = 0; i < N_NAMES; i++)
+        snprintf(world->names[i].text, sizeof(world->names[i].text), "object-%u", i);
+    for (unsigned i = 0; i < N_NODES; i++) {
+        world->nodes[i].n_threads =
+            one_in(world, 2) ? 1 : 1 + (uint32_t)below(world, THREADS_MAX);
+        node_begin(world, i);
+    }
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        for (unsigned j = 0; j < SLOTS_MAX; j++) {
+            world->clients[i].slots[j].memory = malloc(SLOT_BYTES);
+            if (world->clients[i].slots[j].memory == NULL)
+                abort();
+            memset(world->clients[i].slots[j].memory, CANARY, SLOT_BYTES);
+        }
+        client_begin(world, i);
+    }
+
+    work(world);
+    settle(world);
+    if (!ret_result->failed)
+        clean_up(world);
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        client_end(world, i);
+    if (!ret_result->failed)
+        check_nodes(world);
+
+    ret_result->virtual_us = world->clock.virtual_us;
+    remember(world, sim_net_hash(world->net));
+    for (unsigned i = 0; i < N_NODES; i++)
+        if (world->nodes[i].node != NULL)
+            node_end(world, i);
+    while (world->truths != NULL) {
+        struct truth *next = world->truths->next;
+
+        truth_destroy(world->truths);
+        world->truths = next;
+    }
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        for (unsigned j = 0; j < SLOTS_MAX; j++)
+            free(world->clients[i].slots[j].memory);
+    sim_net_destroy(world->net);
+    free(world);
+}
+
+bool world_faults_read(const char *text, unsigned *ret_faults)
+{
+    static const struct {
+        const char *name;
+        unsigned faults;
+    } names[] = {
+        {"none", 0},
+        {"all", WORLD_ALL_FAULTS},
+        {"loss", WORLD_LOSS},
+        {"doubles", WORLD_DOUBLES},
+        {"delays", WORLD_DELAYS},
+        {"corruption", WORLD_CORRUPTION},
+        {"full", WORLD_FULL},
+        {"resets", WORLD_RESETS},
+        {"cuts", WORLD_CUTS},
+        {"stalls", WORLD_STALLS},
+        {"node_deaths", WORLD_NODE_DEATHS},
+        {"client_deaths", WORLD_CLIENT_DEATHS},
+        {"slow_disks", WORLD_SLOW_DISKS},
+        {"little_memory", WORLD_LITTLE_MEMORY},
+    };
+    unsigned faults = 0;
+
+    while (*text != 0) {
+        size_t bytes = strcspn(text, ",");
+        bool is_known = false;
+
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+            if (strlen(names[i].name) == bytes && memcmp(names[i].name, text, bytes) == 0) {
+                faults |= names[i].faults;
+                is_known = true;
+            }
+        }
+        if (!is_known)
+            return false;
+        text += bytes;
+        text += *text == ',';
+    }
+    *ret_faults = faults;
+    return true;
+}

@@ -1,0 +1,155 @@
+#include "cluster.h"
+
+#include "thread.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+enum {
+    BECOMES_US = 10 * 1000 * 1000,
+    LOOK_AGAIN_US = 2000,
+};
+
+bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup)
+{
+    struct kv_transport_config config = {.transports = setup->transports};
+    char detail[256] = "";
+
+    memset(cluster, 0, sizeof(*cluster));
+    assert_in_range(setup->n_nodes, 1, CLUSTER_NODES_MAX);
+    if (setup->row->open(&config, &cluster->transport, detail, sizeof(detail)) != KV_OK) {
+        print_message("%s: %s\n", setup->row->name, detail);
+        return false;
+    }
+    for (; cluster->n_nodes < setup->n_nodes; cluster->n_nodes++) {
+        uint32_t i = cluster->n_nodes;
+        char name[16];
+        struct kv_node_config node = {
+            .name = name,
+            .memory_bytes = setup->memory_bytes,
+            .n_threads = setup->n_threads,
+            .sessions_max = setup->sessions_max,
+            .credits = setup->credits,
+            .lease_ms = setup->lease_ms,
+            .clock = &kv_clock_real,
+            .transport = cluster->transport,
+            .message_control = true,
+        };
+
+        snprintf(name, sizeof(name), "node-%u", i);
+        cluster->disks[i] = kv_disk_memory_open(&kv_clock_real, 0);
+        assert_non_null(cluster->disks[i]);
+        node.disk = cluster->disks[i];
+        if (kv_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
+            fail_msg("%s", detail);
+        assert_int_equal(kv_node_start(cluster->nodes[i], true), KV_OK);
+    }
+    return true;
+}
+
+void cluster_close(struct cluster *cluster)
+{
+    for (uint32_t i = 0; i < cluster->n_nodes; i++) {
+        kv_node_stop(cluster->nodes[i]);
+        kv_node_destroy(cluster->nodes[i]);
+        cluster->disks[i]->row->close(cluster->disks[i]);
+    }
+    if (cluster->transport != NULL)
+        cluster->transport->row->close(cluster->transport);
+    memset(cluster, 0, sizeof(*cluster));
+}
+
+struct kv_client *cluster_connect(const struct cluster *cluster,
+                                  const struct cluster_client *setup)
+{
+    static char addresses[CLUSTER_NODES_MAX][2 * KV_WIRE_ADDRESS_MAX + 32];
+    struct kv_remote_setup remotes[CLUSTER_NODES_MAX];
+    struct kv_client_setup client_setup = {
+        .nodes = remotes,
+        .n_nodes = cluster->n_nodes,
+        .transport = cluster->transport,
+        .open_control = kv_control_message_open,
+        .clock = &kv_clock_real,
+        .name = "test",
+        .deadline_ms = 20000,
+        .peer_timeout_ms = 10000,
+    };
+    struct kv_client *client = NULL;
+
+    for (uint32_t i = 0; i < cluster->n_nodes; i++) {
+        /* The carrier knows one scheme, whatever the row's addresses are. */
+        const char *address = strchr(kv_node_address(cluster->nodes[i]), ':');
+
+        assert_non_null(address);
+        snprintf(addresses[i], sizeof(addresses[i]), "loopback%s", address);
+        remotes[i] = (struct kv_remote_setup){addresses[i], KV_CHANNEL_NETWORK};
+    }
+    if (setup != NULL) {
+        if (setup->transport != NULL)
+            client_setup.transport = setup->transport;
+        if (setup->deadline_ms > 0)
+            client_setup.deadline_ms = setup->deadline_ms;
+        if (setup->peer_timeout_ms > 0)
+            client_setup.peer_timeout_ms = setup->peer_timeout_ms;
+        client_setup.retry_ms = setup->retry_ms;
+        client_setup.credits = setup->credits;
+        client_setup.tenant = setup->tenant;
+    }
+    assert_int_equal(kv_client_create(&client_setup, &client), KV_OK);
+    return client;
+}
+
+double
+cluster_number(struct kv_client *client, uint32_t node, const char *table, const char *name)
+{
+    const struct kv_table *answer;
+    struct kv_op *op;
+    double number = -1;
+
+    assert_int_equal(kv_table_begin(client, node, table, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("table %s: %s", table, kv_op_detail(op));
+    answer = kv_op_table(op);
+    assert_non_null(answer);
+    for (uint32_t i = 0; i < answer->n_rows; i++) {
+        const struct kv_cell *row = &answer->cells[i * answer->n_columns];
+
+        if (row[0].text != NULL && strcmp(row[0].text, name) == 0)
+            number = row[1].number;
+    }
+    kv_op_free(op);
+    return number;
+}
+
+double cluster_total(struct kv_client *client, const char *table, const char *name)
+{
+    double total = 0;
+
+    for (uint32_t i = 0; i < kv_client_n_nodes(client); i++)
+        total += cluster_number(client, i, table, name);
+    return total;
+}
+
+bool cluster_becomes(struct kv_client *client,
+                     const char *table,
+                     const char *name,
+                     double value)
+{
+    uint64_t begin = kv_clock_now(&kv_clock_real);
+    double total = 0;
+
+    do {
+        total = cluster_total(client, table, name);
+        if (total == value)
+            return true;
+        kv_client_wait(client, 0);
+        kv_sleep_fds(NULL, 0, LOOK_AGAIN_US);
+    } while (kv_clock_now(&kv_clock_real) - begin < BECOMES_US);
+    print_error("%s: %s is %.0f, not %.0f\n", table, name, total, value);
+    return false;
+}

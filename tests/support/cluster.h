@@ -1,0 +1,61 @@
+/* cluster.h - storage nodes inside the test's process, and clients of them.
+ *
+ * Nodes have real threads and a control port on the transport (message carrier), over any row
+ * of the table of transports.  What cannot be set up ends the test.
+ *
+ * Threads: the test's.  Memory: open/close.
+ */
+#ifndef KV_TEST_CLUSTER_H
+#define KV_TEST_CLUSTER_H
+
+#include "client.h"
+#include "disk.h"
+#include "node.h"
+
+enum {
+    CLUSTER_NODES_MAX = 4,
+};
+
+struct cluster_setup {
+    const struct kv_transport_row *row;
+    const char *transports; /* of the row's configuration */
+    uint32_t n_nodes, n_threads;
+    uint64_t memory_bytes; /* of each node */
+    uint32_t lease_ms, sessions_max, credits;
+};
+
+struct cluster {
+    struct kv_transport *transport;
+    struct kv_disk *disks[CLUSTER_NODES_MAX];
+    struct kv_node *nodes[CLUSTER_NODES_MAX];
+    uint32_t n_nodes;
+};
+
+/* false: this machine does not have the row; a reason was printed. */
+bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup);
+void cluster_close(struct cluster *cluster);
+
+struct cluster_client {
+    struct kv_transport *transport; /* NULL: the cluster's */
+    uint32_t deadline_ms, peer_timeout_ms, retry_ms;
+    uint32_t credits, tenant;
+};
+
+/* `setup` may be NULL. */
+struct kv_client *cluster_connect(const struct cluster *cluster,
+                                  const struct cluster_client *setup);
+
+/* A number of a node's table of names and values: "status", "memory_lent_bytes". */
+double
+cluster_number(struct kv_client *client, uint32_t node, const char *table, const char *name);
+
+/* The same, summed over all nodes. */
+double cluster_total(struct kv_client *client, const char *table, const char *name);
+
+/* Waits until the total is `value`; false: it has not become that in time. */
+bool cluster_becomes(struct kv_client *client,
+                     const char *table,
+                     const char *name,
+                     double value);
+
+#endif

@@ -1,0 +1,392 @@
+/* Clients that die or behave badly: what they held comes back, the others do not feel them, and
+ * the table of clients names them. */
+#include "system.h"
+
+#include "client.h" /* the inside: the library itself keeps to its credits */
+#include "message.h"
+#include "rows.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    N_KILLED = 100,
+    N_KILLED_SHM = 20,
+    PUT_BYTES = 10 << 20,
+    PUTS = 10,
+    N_TOKENS = 2000,   /* of 512 bytes: a put of a megabyte */
+    KILL_AFTER_MS = 8, /* at most, from the first put on */
+    BURST = 512,
+    PING_BYTES = 64 << 10,
+    POLITE_READS = 200,
+    LATENCY_MAX_US = 2000000, /* "the others do not feel them", on a machine under load */
+    STUCK_READS = 60,
+};
+/* Of a node with 64M, which it touches ahead of use and in its own time, and something for the
+ * libraries. */
+#define RSS_GROWTH_KILLED (UINT64_C(12) << 20) /* by fifty dead clients */
+#define RSS_GROWTH        ((UINT64_C(64) + 48) << 20)
+
+static const char *const small[] = {"--memory", "64M", NULL};
+static const char *const short_lease[] = {"--lease-ms", "1000", "--memory", "128M", NULL};
+
+/* ---- the children ------------------------------------------------------------------------ */
+
+static void say(const char *word)
+{
+    puts(word);
+    fflush(stdout);
+}
+
+static struct kv_client *open_named(const char *nodes, const char *transport, const char *name)
+{
+    const struct kv_client_options options = {.nodes = nodes,
+                                              .transport = transport,
+                                              .name = name,
+                                              .deadline_ms = SYSTEM_DEADLINE_MS};
+    struct kv_client *client;
+    char detail[512];
+
+    if (kv_client_open(&options, &client, detail, sizeof(detail)) == KV_OK)
+        return client;
+    process_complain("%s: %s", name, detail);
+    exit(EXIT_FAILURE);
+}
+
+/* Puts ten megabytes and more, until it is killed. */
+static int put_until_killed(struct kv_client *client)
+{
+    struct kv_buffer *buffer = system_buffer(client, PUT_BYTES);
+
+    while (true) {
+        struct kv_session *session = system_session(client, system_model(), 0);
+        struct kv_op *ops[PUTS];
+
+        for (uint32_t i = 0; i < PUTS; i++) {
+            struct kv_rows box = {
+                .n_layers = 2, .token_begin = i * N_TOKENS, .n_tokens = N_TOKENS};
+            struct kv_rows_io io = {.buffer = buffer, .offset = i * (PUT_BYTES / PUTS)};
+
+            if (kv_put_begin(session, &box, &io, 0, &ops[i]) != KV_OK)
+                return EXIT_FAILURE;
+        }
+        say("putting");
+        for (uint32_t i = 0; i < PUTS; i++)
+            if (kv_finish(ops[i]) != KV_OK)
+                return EXIT_FAILURE;
+        kv_session_free(session);
+    }
+}
+
+struct ping {
+    struct kv_wire_header header;
+    bool is_busy;
+};
+
+static void ping_sent(void *arg, kv_status_t status)
+{
+    struct ping *ping = arg;
+
+    (void)status;
+    ping->is_busy = false;
+}
+
+/* Sends past the library, far beyond the credits, until it is killed. */
+static _Noreturn void flood(struct kv_client *client)
+{
+    static struct ping pings[BURST];
+    const struct kv_remote *remote = &client->remotes[0];
+    struct kv_channel *channel = remote->lanes[0].channel;
+    uint64_t id = 0;
+
+    while (true) {
+        for (unsigned i = 0; i < BURST; i++) {
+            struct ping *ping = &pings[i];
+
+            if (ping->is_busy)
+                continue;
+            ping->header = (struct kv_wire_header){
+                .kind = KV_WIRE_REQUEST,
+                .op = KV_OP_PING,
+                .request_id = ++id << 24,
+                .client_index = remote->client_index,
+                .token = remote->client_token,
+                .deadline_us = 1000000,
+                .token_count = PING_BYTES,
+            };
+            kv_message_seal(&ping->header, NULL, 0);
+            ping->is_busy = kv_channel_send(channel, &ping->header, sizeof(ping->header), NULL,
+                                            0, ping_sent, ping) == KV_IN_PROGRESS;
+        }
+        if (id == BURST)
+            say("flooding");
+        kv_poll(client);
+    }
+}
+
+/* Asks for much, and takes none of it until told on stdin. */
+static int ask_and_wait(struct kv_client *client)
+{
+    struct kv_buffer *buffer = system_buffer(client, (size_t)STUCK_READS << 20);
+    struct kv_session *session = system_session(client, system_model(), 60000);
+    struct kv_rows box = {.n_layers = 2, .n_tokens = N_TOKENS};
+    struct kv_op *ops[STUCK_READS];
+    unsigned n_failed = 0;
+    char byte;
+
+    system_put(client, session, buffer, 0, N_TOKENS, 1);
+    for (unsigned i = 0; i < STUCK_READS; i++) {
+        struct kv_rows_io io = {.buffer = buffer, .offset = (size_t)i << 20};
+
+        if (kv_read_begin(session, &box, &io, 60000, &ops[i]) != KV_OK)
+            return EXIT_FAILURE;
+    }
+    say("waiting");
+    if (read(STDIN_FILENO, &byte, 1) != 1)
+        return EXIT_FAILURE;
+    for (unsigned i = 0; i < STUCK_READS; i++)
+        n_failed += kv_finish(ops[i]) != KV_OK;
+    /* It finds the node again by itself, and what it had put. */
+    system_read(client, session, buffer, 0, N_TOKENS, 1);
+    printf("failed %u\n", n_failed);
+    kv_client_close(client);
+    return EXIT_SUCCESS;
+}
+
+/* ROLE NODES TRANSPORT */
+static int child(int argc, char **argv)
+{
+    struct kv_client *client;
+
+    if (argc != 4)
+        return 2;
+    client = open_named(argv[1], argv[2], argv[3]);
+    if (strcmp(argv[0], "put") == 0)
+        return put_until_killed(client);
+    if (strcmp(argv[0], "flood") == 0)
+        flood(client);
+    return ask_and_wait(client);
+}
+
+static void start_child(struct process *process,
+                        const struct process_node *node,
+                        const char *role,
+                        const char *transport,
+                        const char *name)
+{
+    const char *const arguments[] = {node->control, transport, name, NULL};
+
+    assert_true(process_start_self(process, role, arguments));
+}
+
+static void await_word(struct process *process, const char *word)
+{
+    char line[PROCESS_LINE_BYTES];
+
+    assert_true(process_read_line(process, line, PROCESS_PATIENCE_MS));
+    assert_string_equal(line, word);
+}
+
+/* ---- what comes back --------------------------------------------------------------------- */
+
+static bool is_alone(void *arg)
+{
+    return system_n_rows(arg, 0, "clients") == 1;
+}
+
+static bool has_no_session(void *arg)
+{
+    return system_n_rows(arg, 0, "sessions") == 0;
+}
+
+static bool has_no_segment(void *arg)
+{
+    static char page[64 << 10];
+
+    return process_http_get(arg, "/metrics", page, sizeof(page)) == 200 &&
+           strstr(page, "\ntopkv_segments 0\n") != NULL;
+}
+
+static void kill_clients(const char *transport, unsigned n)
+{
+    unsigned shared_before = process_shared_memory();
+    unsigned fds_half = 0, fds;
+    struct process_node node = {0};
+    uint64_t rss_half = 0, rss;
+    struct kv_client *client;
+
+    system_node_start(&node, short_lease);
+    client = system_open(node.control, "tcp", 0);
+    for (unsigned i = 0; i < n; i++) {
+        struct process process;
+        struct pollfd out = {.events = POLLIN};
+
+        start_child(&process, &node, "put", transport, "put");
+        await_word(&process, "putting");
+        /* Dies anywhere between the first put and the end of all. */
+        out.fd = process.out;
+        poll(&out, 1, (int)(i % (KILL_AFTER_MS + 1)));
+        process_kill(&process);
+        if (i + 1 == n / 2) {
+            assert_true(process_until(is_alone, client, PROCESS_PATIENCE_MS));
+            assert_true(process_until(has_no_session, client, PROCESS_PATIENCE_MS));
+            rss_half = process_rss(node.process.pid);
+            fds_half = process_n_fds(node.process.pid);
+        }
+    }
+    assert_true(process_until(is_alone, client, PROCESS_PATIENCE_MS));
+    assert_true(process_until(has_no_session, client, PROCESS_PATIENCE_MS));
+    assert_true(process_until(has_no_segment, node.metrics, PROCESS_PATIENCE_MS));
+    rss = process_rss(node.process.pid);
+    fds = process_n_fds(node.process.pid);
+    print_message("%s: %u killed: resident %.1f MB, %.1f at half; descriptors %u, %u at half\n",
+                  transport, n, (double)rss / 1e6, (double)rss_half / 1e6, fds, fds_half);
+    assert_true(rss < rss_half + RSS_GROWTH_KILLED);
+    assert_true(fds <= fds_half + 4);
+    assert_int_equal(system_number(client, 0, "stats", "clients_gone"), n);
+    kv_client_close(client);
+    system_node_stop(&node);
+    assert_int_equal(process_shared_memory(), shared_before);
+}
+
+static void killed_over_tcp(void **state)
+{
+    (void)state;
+    kill_clients("tcp", N_KILLED);
+}
+
+static void killed_over_shared_memory(void **state)
+{
+    (void)state;
+    kill_clients("shm", N_KILLED_SHM);
+}
+
+/* ---- the others -------------------------------------------------------------------------- */
+
+/* Reads of a client that behaves; returns the longest, in microseconds. */
+static uint64_t
+polite(struct kv_client *client, struct kv_session *session, struct kv_buffer *buffer)
+{
+    uint64_t longest_us = 0;
+
+    for (unsigned i = 0; i < POLITE_READS; i++) {
+        uint64_t begin_us = process_now_us();
+        uint64_t took_us;
+
+        system_read(client, session, buffer, 0, 100, 7);
+        took_us = process_now_us() - begin_us;
+        if (took_us > longest_us)
+            longest_us = took_us;
+    }
+    return longest_us;
+}
+
+static void a_flood(void **state)
+{
+    struct process_node node = {0};
+    double busy = 0, dropped = 0;
+    struct process process;
+    struct kv_session *session;
+    struct kv_buffer *buffer;
+    struct kv_client *client;
+    uint64_t rss, longest_us;
+
+    (void)state;
+    system_node_start(&node, small);
+    client = system_open(node.control, "tcp", 0);
+    buffer = system_buffer(client, 1 << 20);
+    session = system_session(client, system_model(), 0);
+    system_put(client, session, buffer, 0, 100, 7);
+    polite(client, session, buffer);
+    rss = process_rss(node.process.pid);
+
+    start_child(&process, &node, "flood", "tcp", "flood");
+    await_word(&process, "flooding");
+    longest_us = polite(client, session, buffer);
+    assert_true(system_client_number(client, 0, "flood", "busy", &busy));
+    assert_true(system_client_number(client, 0, "flood", "dropped", &dropped));
+    print_message("flood: %.0f refused, %.0f dropped, resident %+.1f MB, the longest read of "
+                  "another client %.1f ms\n",
+                  busy, dropped, ((double)process_rss(node.process.pid) - (double)rss) / 1e6,
+                  (double)longest_us / 1e3);
+    assert_true(busy + dropped > 0);
+    assert_true(longest_us < LATENCY_MAX_US);
+    assert_true(process_rss(node.process.pid) < rss + RSS_GROWTH);
+
+    process_kill(&process);
+    assert_true(process_until(is_alone, client, PROCESS_PATIENCE_MS));
+    system_read(client, session, buffer, 0, 100, 7);
+    kv_client_close(client);
+    system_node_stop(&node);
+}
+
+/* One stands still, the other one's program does not call the library. */
+static void clients_that_take_nothing(void **state)
+{
+    struct process_node node = {0};
+    struct process frozen, idle;
+    struct kv_session *session;
+    struct kv_buffer *buffer;
+    struct kv_client *client;
+    uint64_t rss, longest_us;
+    double in_flight;
+
+    (void)state;
+    system_node_start(&node, small);
+    client = system_open(node.control, "tcp", 0);
+    buffer = system_buffer(client, 1 << 20);
+    session = system_session(client, system_model(), 0);
+    system_put(client, session, buffer, 0, 100, 7);
+    rss = process_rss(node.process.pid);
+
+    start_child(&frozen, &node, "ask", "tcp", "frozen");
+    start_child(&idle, &node, "ask", "tcp", "idle");
+    await_word(&frozen, "waiting");
+    await_word(&idle, "waiting");
+    assert_true(process_freeze(&frozen));
+    longest_us = polite(client, session, buffer);
+    assert_true(system_client_number(client, 0, "frozen", "in_flight", &in_flight));
+    print_message("frozen: %.0f in flight, resident %+.1f MB, the longest read of another "
+                  "client %.1f ms\n",
+                  in_flight, ((double)process_rss(node.process.pid) - (double)rss) / 1e6,
+                  (double)longest_us / 1e3);
+    assert_true(in_flight > 0);
+    assert_true(longest_us < LATENCY_MAX_US);
+
+    /* Both lose their channels, in time. */
+    assert_true(process_until(is_alone, client, PROCESS_PATIENCE_MS));
+    assert_true(system_number(client, 0, "stats", "stuck_clients") >= 1);
+    system_read(client, session, buffer, 0, 100, 7);
+    assert_true(process_rss(node.process.pid) < rss + RSS_GROWTH);
+
+    /* And find the way back. */
+    process_thaw(&frozen);
+    assert_int_equal(write(frozen.in, "\n", 1), 1);
+    assert_int_equal(write(idle.in, "\n", 1), 1);
+    assert_int_equal(process_wait(&frozen, PROCESS_PATIENCE_MS), 0);
+    assert_int_equal(process_wait(&idle, PROCESS_PATIENCE_MS), 0);
+    kv_client_close(client);
+    system_node_stop(&node);
+}
+
+static int work(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(killed_over_tcp),
+        cmocka_unit_test(killed_over_shared_memory),
+        cmocka_unit_test(a_flood),
+        cmocka_unit_test(clients_that_take_nothing),
+    };
+
+    (void)argc;
+    (void)argv;
+    return cmocka_run_group_tests_name("system.clients", tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return system_main(argc, argv, work, child);
+}

@@ -1,0 +1,301 @@
+/* What people get wrong on a command line: one line on stderr that says what, where and which
+ * value, the right exit status, nothing on stdout, and nothing left behind. */
+#include "system.h"
+
+#include "client.h" /* the inside: another version's hello */
+#include "kvstore.pb-c.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    OPTIONS_MAX = 8,
+    NOBODY = 65534,
+    LIMIT_MB = 2048,
+};
+
+static struct process_node served; /* has its ports and its folder */
+static char folder[PROCESS_PATH_BYTES], locked[PROCESS_PATH_BYTES], file[PROCESS_PATH_BYTES];
+static const char *kvctl;
+
+struct mistake {
+    const char *options[OPTIONS_MAX]; /* the last of a kind counts */
+    int status;
+    const char *says; /* part of the line */
+    bool as_nobody;
+    unsigned memory_limit; /* MiB */
+};
+
+/* One line that begins with the program's name, and nothing else. */
+static void expect_line(const struct process_result *result,
+                        const char *program,
+                        const char *const *options,
+                        int status,
+                        const char *says)
+{
+    const char *end = strchr(result->errors, '\n');
+    size_t name_bytes = strlen(program);
+
+    if (result->status != status || result->output[0] != 0 || end == NULL || end[1] != 0 ||
+        strncmp(result->errors, program, name_bytes) != 0 ||
+        strncmp(result->errors + name_bytes, ": ", 2) != 0 ||
+        strstr(result->errors, says) == NULL)
+        fail_msg("%s %s %s ...: status %d, not %d; `%s` expected; output `%s`; errors `%s`",
+                 program, options[0] != NULL ? options[0] : "",
+                 options[0] != NULL && options[1] != NULL ? options[1] : "", result->status,
+                 status, says, result->output, result->errors);
+}
+
+static void expect_mistake(const struct mistake *mistake)
+{
+    const char *argv[OPTIONS_MAX + 12] = {process_kvserver(),
+                                          "--listen",
+                                          "127.0.0.1:0",
+                                          "--metrics",
+                                          "127.0.0.1:0",
+                                          "--dir",
+                                          folder,
+                                          "--memory",
+                                          "64M"};
+    const struct process_spec spec = {.argv = argv,
+                                      .user = mistake->as_nobody ? NOBODY : 0,
+                                      .memory_limit = mistake->memory_limit};
+    struct process_result result;
+    size_t n = 9;
+
+    for (size_t i = 0; i < OPTIONS_MAX && mistake->options[i] != NULL; i++)
+        argv[n++] = mistake->options[i];
+    assert_true(process_run(&spec, PROCESS_PATIENCE_MS, &result));
+    expect_line(&result, "kvserver", mistake->options, mistake->status, mistake->says);
+}
+
+static void kvserver_says_what_is_wrong(void **state)
+{
+    const struct mistake mistakes[] = {
+        {.options = {"--bogus"}, .status = 2, .says = "option: unknown: --bogus"},
+        {.options = {"--memory"}, .status = 2, .says = "option: needs a value: --memory"},
+        {.options = {"extra"}, .status = 2, .says = "option: unexpected: extra"},
+        {.options = {"--threads", "65"},
+         .status = 2,
+         .says = "option: --threads: not in 0..64: 65"},
+        {.options = {"--memory", "much"},
+         .status = 2,
+         .says = "option: --memory: not a size: much"},
+        {.options = {"--transport", "carrier"},
+         .status = 2,
+         .says = "not one of auto|tcp|shm: carrier"},
+        {.options = {"--config", "/nonexistent"},
+         .status = 2,
+         .says = "/nonexistent: No such file"},
+        {.options = {"--config"}, .status = 2, .says = "--config: a file is missing"},
+        {.options = {"--listen", "nonsense"},
+         .status = 2,
+         .says = "listen: not HOST:PORT: nonsense"},
+        {.options = {"--listen", "127.0.0.1:65536"},
+         .status = 2,
+         .says = "listen: not HOST:PORT: 127.0.0.1:65536"},
+        {.options = {"--listen", "192.0.2.1:7400"}, .status = 2, .says = "192.0.2.1"},
+        {.options = {"--metrics", "nonsense"},
+         .status = 2,
+         .says = "metrics: not HOST:PORT: nonsense"},
+        {.options = {"--net-devices", "nope0"},
+         .status = 2,
+         .says = "network device nope0: does not exist"},
+        {.options = {"--listen", served.control}, .status = 1, .says = served.control},
+        {.options = {"--metrics", served.metrics}, .status = 1, .says = served.metrics},
+        {.options = {"--dir", served.dir}, .status = 1, .says = "folder in use: "},
+        {.options = {"--dir", file}, .status = 2, .says = "folder: not a folder: "},
+        {.options = {"--dir", locked}, .status = 2, .says = locked, .as_nobody = true},
+        {.options = {"--memory", "1M"}, .status = 2, .says = "too little memory"},
+        {.options = {"--memory", "900T"},
+         .status = 1,
+         .says = "memory: more than there is: 900T"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
+        if (mistakes[i].as_nobody && getuid() != 0)
+            continue; /* cannot become another user */
+        expect_mistake(&mistakes[i]);
+    }
+}
+
+/* What the machine refuses although it seemed to have it. */
+static void memory_is_refused(void **state)
+{
+    const struct mistake mistake = {.options = {"--memory", "3G"},
+                                    .status = 1,
+                                    .says = "memory: cannot be reserved: 3G",
+                                    .memory_limit = LIMIT_MB};
+
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* its shadow alone is larger than any limit */
+#endif
+    expect_mistake(&mistake);
+}
+
+/* After all these, the folder and everything else is free. */
+static void nothing_is_left(void **state)
+{
+    struct process_node node = {0};
+    const char *const options[] = {"--dir", folder, NULL};
+
+    (void)state;
+    system_node_start(&node, options);
+    system_node_stop(&node);
+    assert_int_equal(process_shared_memory(), *(unsigned *)*state);
+}
+
+static void kvctl_says_what_is_wrong(void **state)
+{
+    static const struct mistake mistakes[] = {
+        {.options = {NULL}, .status = 2, .says = "command: missing"},
+        {.options = {"bogus"}, .status = 2, .says = "command: unknown: bogus"},
+        {.options = {"status", "--bogus"}, .status = 2, .says = "option: unknown: --bogus"},
+        {.options = {"status", "extra"}, .status = 2, .says = "operands: too many"},
+        {.options = {"put"}, .status = 2, .says = "operands: too few"},
+        {.options = {"put", "name", "/nonexistent"},
+         .status = 2,
+         .says = "/nonexistent: cannot be opened"},
+        {.options = {"get", "nothing"},
+         .status = 1,
+         .says = "nothing: there is no such object"},
+        {.options = {"exists", "nothing"},
+         .status = 1,
+         .says = "nothing: there is no such object"},
+        {.options = {"delete", "nothing"},
+         .status = 1,
+         .says = "nothing: there is no such object"},
+        {.options = {"status", "--transport", "x"},
+         .status = 2,
+         .says = "not one of auto|tcp|shm: x"},
+        {.options = {"status", "--server", "nonsense"},
+         .status = 2,
+         .says = "not HOST:PORT,...: nonsense"},
+        {.options = {"status", "--server", "127.0.0.1:1"},
+         .status = 1,
+         .says = "node 127.0.0.1:1: open: unreachable"},
+        {.options = {"status", "--server", served.metrics},
+         .status = 1,
+         .says = served.metrics},
+    };
+    struct process_result result;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
+        const char *argv[OPTIONS_MAX + 4] = {kvctl, "--server", served.control};
+
+        for (size_t j = 0; j < OPTIONS_MAX && mistakes[i].options[j] != NULL; j++)
+            argv[3 + j] = mistakes[i].options[j];
+        assert_true(
+            process_run(&(struct process_spec){.argv = argv}, PROCESS_PATIENCE_MS, &result));
+        expect_line(&result, "kvctl", mistakes[i].options, mistakes[i].status,
+                    mistakes[i].says);
+    }
+}
+
+/* ---- another version --------------------------------------------------------------------- */
+
+struct answer {
+    bool has_come;
+    kv_status_t status;
+    Kvpb__HelloReply *hello;
+};
+
+static void on_answer(
+    void *arg, kv_status_t status, const uint8_t *reply, size_t reply_bytes, const char *detail)
+{
+    struct answer *answer = arg;
+
+    (void)detail;
+    answer->has_come = true;
+    answer->status = status;
+    if (status == KV_OK)
+        answer->hello = kvpb__hello_reply__unpack(NULL, reply_bytes, reply);
+}
+
+static bool has_come(void *arg)
+{
+    const struct answer *const *answer = arg;
+    struct kv_control *control = ((void **)arg)[1];
+
+    control->row->progress(control);
+    return (*answer)->has_come;
+}
+
+static void another_version(void **state)
+{
+    Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
+    uint8_t id[16] = {1}, address[8] = {2}, packed[256];
+    struct kv_control *control;
+    struct answer answer = {0};
+    size_t bytes;
+
+    (void)state;
+    assert_int_equal(kv_control_grpc_open(served.control, &control), KV_OK);
+    request.version = KV_WIRE_VERSION + 1;
+    request.name = (char *)"from the future";
+    request.client_id = (ProtobufCBinaryData){sizeof(id), id};
+    request.address = (ProtobufCBinaryData){sizeof(address), address};
+    assert_true(kvpb__hello_request__get_packed_size(&request) <= sizeof(packed));
+    bytes = kvpb__hello_request__pack(&request, packed);
+    assert_int_equal(control->row->call(control, KV_OP_HELLO, packed, bytes,
+                                        SYSTEM_DEADLINE_MS * UINT64_C(1000), on_answer,
+                                        &answer),
+                     KV_OK);
+    assert_true(process_until(has_come, (void *[]){&answer, control}, PROCESS_PATIENCE_MS));
+    assert_int_equal(answer.status, KV_OK);
+    assert_non_null(answer.hello);
+    assert_int_equal(answer.hello->outcome->status, KV_VERSION);
+    assert_non_null(strstr(answer.hello->outcome->detail, "version"));
+    kvpb__hello_reply__free_unpacked(answer.hello, NULL);
+    control->row->close(control);
+}
+
+static int set_up(void **state)
+{
+    static unsigned shared;
+    FILE *out;
+
+    shared = process_shared_memory();
+    *state = &shared;
+    process_path(folder, "folder");
+    process_path(locked, "locked");
+    process_path(file, "file");
+    out = fopen(file, "w");
+    if (out == NULL || fclose(out) != 0 || mkdir(locked, 0700) != 0)
+        return -1;
+    return process_node_start(&served, NULL) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return process_node_stop(&served) == 0 ? 0 : -1;
+}
+
+static int work(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kvserver_says_what_is_wrong),
+        cmocka_unit_test(memory_is_refused),
+        cmocka_unit_test(kvctl_says_what_is_wrong),
+        cmocka_unit_test(another_version),
+        cmocka_unit_test(nothing_is_left),
+    };
+
+    if (argc != 2) {
+        process_complain("usage: test_system_errors KVSERVER KVCTL");
+        return 2;
+    }
+    kvctl = argv[1];
+    return cmocka_run_group_tests_name("system.errors", tests, set_up, tear_down);
+}
+
+int main(int argc, char **argv)
+{
+    return system_main(argc, argv, work, NULL);
+}
