@@ -530,24 +530,70 @@ unsigned process_listeners(pid_t pid, struct process_listener listeners[PROCESS_
     return n;
 }
 
-unsigned process_shared_memory(void)
+static void add_name(struct process_shared *shared, const char *name)
 {
-    char line[512];
-    unsigned n = 0;
+    size_t used = strlen(shared->names);
+
+    snprintf(shared->names + used, sizeof(shared->names) - used, "%s/", name);
+}
+
+void process_shared_look(struct process_shared *shared)
+{
     FILE *table = fopen("/proc/sysvipc/shm", "r");
     DIR *shm = opendir("/dev/shm");
     const struct dirent *entry;
+    char line[512], name[64];
 
+    strcpy(shared->names, "/");
     while (shm != NULL && (entry = readdir(shm)) != NULL)
-        n += entry->d_name[0] != '.';
+        if (entry->d_name[0] != '.')
+            add_name(shared, entry->d_name);
     if (shm != NULL)
         closedir(shm);
-    if (table != NULL && fgets(line, sizeof(line), table) != NULL)
-        while (fgets(line, sizeof(line), table) != NULL)
-            n++;
+    while (table != NULL && fgets(line, sizeof(line), table) != NULL) {
+        unsigned long id;
+
+        if (sscanf(line, "%*d %lu", &id) == 1) {
+            snprintf(name, sizeof(name), "sysv %lu", id);
+            add_name(shared, name);
+        }
+    }
     if (table != NULL)
         fclose(table);
-    return n;
+}
+
+/* Finds a name that was not there before. */
+static bool find_new(const struct process_shared *before, char *ret_name, size_t name_bytes)
+{
+    static struct process_shared now;
+    char *state = NULL;
+
+    process_shared_look(&now);
+    for (char *name = strtok_r(now.names, "/", &state); name != NULL;
+         name = strtok_r(NULL, "/", &state)) {
+        snprintf(ret_name, name_bytes, "/%s/", name);
+        if (strstr(before->names, ret_name) == NULL)
+            return true;
+    }
+    return false;
+}
+
+static bool is_settled(void *arg)
+{
+    char name[300];
+
+    return !find_new(arg, name, sizeof(name));
+}
+
+bool process_shared_settled(const struct process_shared *before)
+{
+    char name[300];
+
+    if (process_until(is_settled, (void *)before, PROCESS_PATIENCE_MS))
+        return true;
+    if (find_new(before, name, sizeof(name)))
+        process_complain("shared memory: left behind: %s", name);
+    return false;
 }
 
 /* ---- nodes ------------------------------------------------------------------------------- */

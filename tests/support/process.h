@@ -20,6 +20,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* What is said about memory in use holds for a sanitizer's build times this. */
+#ifdef __SANITIZE_ADDRESS__
+#define PROCESS_MEMORY_FACTOR UINT64_C(4)
+#else
+#define PROCESS_MEMORY_FACTOR UINT64_C(1)
+#endif
+
 enum {
     PROCESS_PATIENCE_MS = 60000, /* for what must happen: a machine under load takes long */
     PROCESS_PATH_BYTES = 512,
@@ -112,8 +119,15 @@ struct process_listener {
 /* TCP ports that the process listens on. */
 unsigned process_listeners(pid_t pid, struct process_listener listeners[PROCESS_LISTENERS_MAX]);
 
-/* Entries of /dev/shm and System V segments. */
-unsigned process_shared_memory(void);
+/* What is in /dev/shm and which System V segments there are. */
+struct process_shared {
+    char names[16 << 10]; /* "/name/name/" */
+};
+void process_shared_look(struct process_shared *shared);
+
+/* Waits until there is nothing that was not there before.  Other processes of the machine come
+ * and go as well: what stays is a leak.  false: something stayed, and was named. */
+bool process_shared_settled(const struct process_shared *before);
 
 /* ---- nodes ------------------------------------------------------------------------------- */
 

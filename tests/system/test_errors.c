@@ -146,7 +146,7 @@ static void nothing_is_left(void **state)
     (void)state;
     system_node_start(&node, options);
     system_node_stop(&node);
-    assert_int_equal(process_shared_memory(), *(unsigned *)*state);
+    assert_true(process_shared_settled(*state));
 }
 
 static void kvctl_says_what_is_wrong(void **state)
@@ -257,10 +257,10 @@ static void another_version(void **state)
 
 static int set_up(void **state)
 {
-    static unsigned shared;
+    static struct process_shared shared;
     FILE *out;
 
-    shared = process_shared_memory();
+    process_shared_look(&shared);
     *state = &shared;
     process_path(folder, "folder");
     process_path(locked, "locked");

@@ -19,7 +19,7 @@ enum {
 };
 /* The node's memory, which it touches ahead of use and in its own time, and something for the
  * libraries. */
-#define RSS_GROWTH ((UINT64_C(64) + 48) << 20)
+#define RSS_GROWTH ((64 + 48 * PROCESS_MEMORY_FACTOR) << 20)
 
 static const char *const small[] = {"--memory", "64M", NULL};
 
