@@ -226,6 +226,17 @@ uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session 
     return used_us;
 }
 
+uint64_t kv_session_lease_left_us(const struct kv_node *node,
+                                  const struct kv_session *session,
+                                  uint64_t now_us)
+{
+    uint64_t used_us = kv_session_used_us(node, session);
+    /* A data thread may have looked at the clock after the caller did. */
+    uint64_t idle_us = now_us > used_us ? now_us - used_us : 0;
+
+    return idle_us < session->lease_us ? session->lease_us - idle_us : 0;
+}
+
 static void session_expired(struct kv_control_call *call)
 {
     kv_session_destroy(call->node, call->session);
@@ -239,8 +250,7 @@ static void expire_sessions(struct kv_node *node, uint64_t now_us)
 
         if (!session->used || session->busy)
             continue;
-        uint64_t used_us = kv_session_used_us(node, session);
-        if (now_us < used_us || now_us - used_us < session->lease_us)
+        if (kv_session_lease_left_us(node, session, now_us) > 0)
             continue;
         struct kv_control_call *call = kv_control_call_internal(node, KV_OP_CLOSE);
         if (call == NULL)

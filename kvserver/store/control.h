@@ -156,6 +156,11 @@ void kv_session_destroy(struct kv_node *node, struct kv_session *session);
 void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
 uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
 
+/* What is left of the lease at that moment; 0: it has ended. */
+uint64_t kv_session_lease_left_us(const struct kv_node *node,
+                                  const struct kv_session *session,
+                                  uint64_t now_us);
+
 /* Commands that can be under way to one data thread at once: one per session, two per client,
  * and one per call. */
 static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)

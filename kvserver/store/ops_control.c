@@ -867,10 +867,9 @@ static void session_told(struct kv_control_call *call)
     reply.generation = session->generation;
     reply.tokens = call->tokens;
     reply.bytes = call->bytes;
-    uint64_t idle_us =
-        kv_clock_now(call->node->config.clock) - kv_session_used_us(call->node, session);
+    uint64_t now_us = kv_clock_now(call->node->config.clock);
     reply.lease_left_ms =
-        idle_us < session->lease_us ? (uint32_t)((session->lease_us - idle_us) / 1000) : 0;
+        (uint32_t)(kv_session_lease_left_us(call->node, session, now_us) / 1000);
     kv_control_reply(call, &reply.base);
 }
 

@@ -177,15 +177,12 @@ static void table_sessions(struct kv_node *node, struct builder *table)
         if (!session->used)
             continue;
         Kvpb__Row *to = row(table);
-        uint64_t idle_us = now_us - kv_session_used_us(node, session);
         number(table, to, session->index);
         id_text(table, to, &session->id);
         text(table, to, session->model->info.name);
         number(table, to, session->generation);
         number(table, to, session->tenant);
-        number(table, to,
-               idle_us < session->lease_us ? (double)((session->lease_us - idle_us) / 1000)
-                                           : 0);
+        number(table, to, (double)(kv_session_lease_left_us(node, session, now_us) / 1000));
         number(table, to, session->n_nodes);
         number(table, to, session->node_index);
     }
