@@ -198,8 +198,16 @@ static const struct option common_options[] = {
     {NULL, NULL, NULL},
 };
 
-static const struct option wire_options[N_WIRES][6] = {
+static const struct option wire_options[N_WIRES][10] = {
     [WIRE_NETWORK] = {{"TLS", "UCX_TLS", "tcp"},
+                      /* Without a copy, a send that a dead peer cuts short is completed twice
+                       * and aborts the process (UCX 1.13).  Large segments, the same on both
+                       * sides, make the copy cost what the round trips of a rendezvous with
+                       * PUT did. */
+                      {"ZCOPY_THRESH", NULL, "inf"},
+                      {"RNDV_SCHEME", NULL, "am"},
+                      {"TX_SEG_SIZE", NULL, "256k"},
+                      {"RX_SEG_SIZE", NULL, "256k"},
                       {"MAX_NUM_EPS", "UCX_TCP_MAX_NUM_EPS", "8192"},
                       {"KEEPIDLE", "UCX_TCP_KEEPIDLE", "1s"},
                       {"KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
