@@ -32,16 +32,25 @@ static void unlink_work(struct kv_work *work)
 {
     if (work->link == NULL)
         return;
-    if (work->state == KV_WORK_QUEUED) {
-        struct kv_data *data = work->data;
-        if (data->queue_ends[work->row->class] == &work->next)
-            data->queue_ends[work->row->class] = work->link;
-    }
+    if (work->queue != NULL && work->queue->end == &work->next)
+        work->queue->end = work->link;
+    work->queue = NULL;
     *work->link = work->next;
     if (work->next != NULL)
         work->next->link = work->link;
     work->link = NULL;
     work->next = NULL;
+}
+
+static void append_work(struct kv_work_queue *queue, struct kv_work *work)
+{
+    unlink_work(work);
+    work->state = KV_WORK_QUEUED;
+    work->queue = queue;
+    work->next = NULL;
+    work->link = queue->end;
+    *queue->end = work;
+    queue->end = &work->next;
 }
 
 static struct kv_work *
@@ -57,6 +66,7 @@ work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_hea
     work->peer = peer;
     work->next = NULL;
     work->link = NULL;
+    work->queue = NULL;
     work->request = *request;
     work->begin_us = data->now_us;
     work->deadline_us = data->now_us + request->deadline_us;
@@ -101,8 +111,11 @@ static void work_end(struct kv_work *work)
         kv_pool_put(data->bodies, work->body_slot);
     if (work->answer_slot != NULL)
         kv_pool_put(data->bodies, work->answer_slot);
-    if (work->staging != NULL)
+    if (work->staging != NULL) {
         kv_pool_put(data->stagings, work->staging);
+        if (data->unstaged.first != NULL)
+            kv_work_queue(data->unstaged.first);
+    }
 
     *work->peer_link = work->peer_next;
     if (work->peer_next != NULL)
@@ -164,15 +177,15 @@ void kv_work_wait(struct kv_work *work)
 
 void kv_work_queue(struct kv_work *work)
 {
-    struct kv_data *data = work->data;
-    enum kv_class class = work->row->class;
+    append_work(&work->data->queues[work->row->class], work);
+}
 
-    unlink_work(work);
-    work->state = KV_WORK_QUEUED;
-    work->next = NULL;
-    work->link = data->queue_ends[class];
-    *data->queue_ends[class] = work;
-    data->queue_ends[class] = &work->next;
+bool kv_work_stage(struct kv_work *work)
+{
+    work->staging = kv_pool_get(work->data->stagings);
+    if (work->staging == NULL)
+        append_work(&work->data->unstaged, work);
+    return work->staging != NULL;
 }
 
 static void send_done(void *arg, kv_status_t status)
@@ -694,6 +707,9 @@ static void work_late(struct kv_work *work)
         }
         work->landed = true;
         answer_status(work);
+    } else if (work->state == KV_WORK_QUEUED) {
+        work->landed = true;
+        kv_work_fail(work, KV_DEADLINE, "%s: the node was too busy", work->row->name);
     } else {
         work->landed = true;
         kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed", work->row->name,
@@ -740,7 +756,7 @@ static void timers(struct kv_data *data)
 static bool run_slice(struct kv_data *data)
 {
     for (int class = 0; class < KV_CLASS_COUNT; class ++) {
-        struct kv_work *work = data->queues[class];
+        struct kv_work *work = data->queues[class].first;
         if (work != NULL) {
             unlink_work(work);
             work->state = KV_WORK_BEGUN;
@@ -791,7 +807,8 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->n_parts = setup->n_parts;
     data->n_peers = setup->n_peers;
     for (int i = 0; i < KV_CLASS_COUNT; i++)
-        data->queue_ends[i] = &data->queues[i];
+        data->queues[i].end = &data->queues[i].first;
+    data->unstaged.end = &data->unstaged.first;
 
     data->arena = kv_arena_create(setup->memory_bytes);
     data->parts = calloc(setup->n_parts, sizeof(*data->parts));

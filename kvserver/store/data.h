@@ -93,6 +93,11 @@ enum kv_class {
     KV_CLASS_COUNT,
 };
 
+/* Works in the order in which they came. */
+struct kv_work_queue {
+    struct kv_work *first, **end;
+};
+
 struct kv_work {
     enum kv_work_state state;
     struct kv_data *data;
@@ -100,6 +105,7 @@ struct kv_work {
     struct kv_peer *peer;
     struct kv_work *peer_next, **peer_link; /* of the peer's works */
     struct kv_work *next, **link;           /* of a part's waiters, or of a queue */
+    struct kv_work_queue *queue;            /* it is in; NULL: none */
     struct kv_wire_header request;
     uint64_t begin_us, deadline_us;
     bool orphan; /* nobody waits for the answer any more */
@@ -192,7 +198,9 @@ struct kv_data {
     struct kv_peer *peers; /* (clients_max) */
     uint32_t n_peers;
     struct kv_pool *works, *bodies, *stagings, *receipts;
-    struct kv_work *queues[KV_CLASS_COUNT], **queue_ends[KV_CLASS_COUNT];
+    struct kv_work_queue queues[KV_CLASS_COUNT];
+    struct kv_work_queue
+        unstaged; /* need a staging buffer; the first looks again when one is free */
     struct kv_ring *commands;   /* from control */
     struct kv_command *command; /* under way, in slices */
     struct kv_ring *answers;    /* to control, shared by all data threads */
@@ -238,6 +246,9 @@ bool kv_work_stale(const struct kv_work *work);
 void kv_work_wait(struct kv_work *work);                     /* state WAITING */
 void kv_work_queue(struct kv_work *work);                    /* state QUEUED */
 void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
+
+/* Takes a staging buffer.  false: there is none, and the work is queued again when one is. */
+bool kv_work_stage(struct kv_work *work);
 
 /* Ends the work with an error and a text; for a request whose bulk is still to come, when that
  * has come and been refused. */

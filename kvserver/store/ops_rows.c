@@ -581,9 +581,8 @@ bool kv_op_read_run(struct kv_work *work)
         return false;
     }
     if (work->staging == NULL) {
-        work->staging = kv_pool_get(work->data->stagings);
-        if (work->staging == NULL)
-            return true; /* one comes back when a send ends; the deadline bounds the wait */
+        if (!kv_work_stage(work))
+            return false;
         kv_count(&work->data->stats.staged_sends, 1);
         work->cursor_bytes = 0;
     }

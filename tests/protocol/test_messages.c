@@ -329,7 +329,8 @@ static void settle(void)
         assert_int_equal(kv_pool_lent(data->bodies), 0);
         assert_int_equal(kv_pool_lent(data->stagings), 0);
         for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
-            assert_null(data->queues[class]);
+            assert_null(data->queues[class].first);
+        assert_null(data->unstaged.first);
         for (uint32_t j = 0; j < data->n_parts; j++)
             assert_null(data->parts[j].waiters);
         for (uint32_t j = 0; j < data->n_parts; j++) {

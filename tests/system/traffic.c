@@ -233,7 +233,13 @@ static void op_failed(struct traffic *traffic, struct slot *slot, kv_status_t st
         rename_object(traffic, slot->object);
     }
     if (slot->session != NULL) {
+        /* What a read waits for may be a put that a dead node holds up; it ends a moment later.
+         */
+        bool may_wait = slot->session->is_broken || slot->session->n_slots > 1;
+
         slot->session->is_broken = true;
+        if (status == KV_NOT_READY && may_wait)
+            return;
         if (status == KV_CANCELLED || status == KV_NOT_FOUND || status == KV_STALE)
             return;
     }
