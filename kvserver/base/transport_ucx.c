@@ -29,6 +29,7 @@
 #include "transport.h"
 
 #include "checksum.h"
+#include "clock.h"
 #include "hash.h"
 
 #include <assert.h>
@@ -39,6 +40,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <ucp/api/ucp.h>
@@ -52,6 +54,7 @@ enum wire_kind {
 
 enum {
     AM_ID = 1,
+    PROBE_ID = 2,
     ADDRESS_MAGIC = 0x7563766b,
     ADDRESS_BYTES_MAX = 4096,
     LANES_MAX = 16, /* of an endpoint, to describe */
@@ -71,6 +74,8 @@ enum {
     /* Rounds of progress between two looks for dead peers on this host. */
     WATCH_ROUNDS = 4096,
     WATCH_EVENTS_MAX = 16,
+    PROBE_EVERY_US = 1000000,
+    PROBE_LOST_US = 1000000,
 };
 
 /* What the receiver of an offer over shared memory needs, behind the owner's header. */
@@ -110,6 +115,7 @@ struct ucx_transport {
 /* A send in flight; lives in the space that UCX keeps for us in front of each request. */
 struct flight {
     struct ucx_port *port;
+    struct wire *wire;
     struct ucx_channel *channel; /* NULL: closed since */
     kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
     void *arg;
@@ -117,10 +123,22 @@ struct flight {
     struct flight *previous, *next;
 };
 
+/* A worker of a port, and what goes over it. */
 struct wire {
     struct ucx_port *port;
     enum wire_kind kind;
-    ucp_worker_h worker; /* NULL: not in use */
+    ucp_worker_h worker;
+    ucp_ep_h probe; /* to the wire itself; NULL: none yet */
+    unsigned n_channels;
+    struct wire *next; /* of those that are retired */
+};
+
+/* What others connect to.  Replaced, never changed: any thread may be reading the one before.
+ */
+struct address {
+    struct address *before;
+    size_t bytes;
+    unsigned char data[];
 };
 
 struct ucx_incoming {
@@ -158,13 +176,14 @@ struct ucx_port {
     struct ucx_transport *transport;
     struct kv_port_events events;
     void *owner;
-    struct wire wires[N_WIRES];
-    uint32_t process; /* this one */
-    int watch_fd;     /* over the process_fd of channels; -1 without shared memory */
-    int epoll_fd;     /* over the workers and watch_fd; -1 where one worker is all */
-    int fd;           /* what kv_port_arm() gives */
-    void *address;
-    size_t address_bytes;
+    struct wire *wires[N_WIRES]; /* NULL: not in use */
+    struct wire *retired;        /* until nobody holds anything of them */
+    uint32_t process;            /* this one */
+    int watch_fd;                /* over the process_fd of channels; -1 without shared memory */
+    int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */
+    int wake_fd;  /* kv_port_wake(), where there is epoll_fd */
+    int fd;       /* what kv_port_arm() gives */
+    _Atomic(struct address *) address;
 
     struct ucx_channel *channels;
     struct ucx_channel *to_close;
@@ -175,7 +194,10 @@ struct ucx_port {
     unsigned n_failures; /* not reported yet */
     unsigned settle;     /* rounds of progress due after a close */
     unsigned turns;
-    unsigned watch; /* rounds until the next look at watch_fd */
+    unsigned watch;    /* rounds until the next look at watch_fd, and at the queue */
+    uint64_t probe_us; /* when the last probe was sent */
+    bool is_probing;   /* it has not come back */
+    bool must_probe;   /* a peer may have left the queue half written */
     bool in_progress;
     bool closing;
 };
@@ -717,6 +739,7 @@ static kv_status_t ucx_send(struct kv_channel *base,
     }
     flight = request;
     flight->port = port;
+    flight->wire = channel->wire;
     flight->channel = channel;
     flight->done = done;
     flight->arg = arg;
@@ -984,6 +1007,7 @@ static void look_for_dead_peers(struct ucx_port *port)
 
 static void close_endpoint(struct ucx_channel *channel)
 {
+    struct ucx_port *port = channel->port;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE,
@@ -992,7 +1016,10 @@ static void close_endpoint(struct ucx_channel *channel)
 
     if (UCS_PTR_IS_PTR(request))
         ucp_request_free(request);
-    channel->port->settle = SETTLE_ROUNDS;
+    port->settle = SETTLE_ROUNDS;
+    channel->wire->n_channels--;
+    if (channel->wire->kind == WIRE_SHARED)
+        port->must_probe = true;
     free(channel);
 }
 
@@ -1067,7 +1094,7 @@ static kv_status_t ucx_connect(struct kv_port *base,
         return status;
     /* With one kind of wire, both modes use it. */
     kind = mode == KV_CHANNEL_SHARED ? WIRE_SHARED : WIRE_NETWORK;
-    if (port->wires[kind].worker == NULL)
+    if (port->wires[kind] == NULL)
         kind = kind == WIRE_SHARED ? WIRE_NETWORK : WIRE_SHARED;
     if (prefix.bytes[kind] == 0)
         return KV_UNREACHABLE;
@@ -1082,7 +1109,7 @@ static kv_status_t ucx_connect(struct kv_port *base,
     memcpy(part, parts[kind], prefix.bytes[kind]); /* aligned, as UCX gave it */
     channel->base.row = port->base.row;
     channel->port = port;
-    channel->wire = &port->wires[kind];
+    channel->wire = port->wires[kind];
     channel->process_fd = -1;
     channel->channel_arg = channel_arg;
     ucs = ucp_ep_create(channel->wire->worker,
@@ -1101,6 +1128,7 @@ static kv_status_t ucx_connect(struct kv_port *base,
         return ucs == UCS_ERR_NO_MEMORY ? KV_NO_MEMORY : KV_UNREACHABLE;
     }
 
+    channel->wire->n_channels++;
     channel->next = port->channels;
     if (port->channels != NULL)
         port->channels->previous = channel;
@@ -1149,15 +1177,280 @@ static unsigned progress_workers(struct ucx_port *port)
     unsigned n = 0;
 
     for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (port->wires[kind].worker == NULL)
+        if (port->wires[kind] == NULL)
             continue;
         if (kind == WIRE_NETWORK && n > 0 && ++port->turns % NETWORK_TURNS != 0)
             continue;
-        n += ucp_worker_progress(port->wires[kind].worker);
+        n += ucp_worker_progress(port->wires[kind]->worker);
     }
+    for (struct wire *wire = port->retired; wire != NULL; wire = wire->next)
+        n += ucp_worker_progress(wire->worker);
     if (port->settle > 0 && --port->settle == 0)
         abandon_offers(port);
     return n;
+}
+
+/* Wires */
+
+static ucs_status_t on_probe(void *arg,
+                             const void *header,
+                             size_t header_bytes,
+                             void *data,
+                             size_t data_bytes,
+                             const ucp_am_recv_param_t *param)
+{
+    struct wire *wire = arg;
+
+    (void)header;
+    (void)header_bytes;
+    (void)data;
+    (void)data_bytes;
+    (void)param;
+    wire->port->is_probing = false;
+    return UCS_OK;
+}
+
+static kv_status_t set_handler(struct wire *wire, unsigned id, ucp_am_recv_callback_t handler)
+{
+    ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = handler,
+        .arg = wire,
+    };
+
+    return status_of(ucp_worker_set_am_recv_handler(wire->worker, &param));
+}
+
+static void close_wire(struct wire *wire)
+{
+    ucp_worker_destroy(wire->worker); /* and the probe with it */
+    free(wire);
+}
+
+static kv_status_t open_wire(struct ucx_port *port, enum wire_kind kind, struct wire **ret_wire)
+{
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+    };
+    struct wire *wire = calloc(1, sizeof(*wire));
+    kv_status_t status;
+
+    if (wire == NULL)
+        return KV_NO_MEMORY;
+    wire->port = port;
+    wire->kind = kind;
+    status =
+        status_of(ucp_worker_create(port->transport->contexts[kind], &params, &wire->worker));
+    if (status != KV_OK) {
+        free(wire);
+        return status;
+    }
+    status = set_handler(wire, AM_ID, on_message);
+    if (status == KV_OK)
+        status = set_handler(wire, PROBE_ID, on_probe);
+    if (status != KV_OK) {
+        close_wire(wire);
+        return status;
+    }
+    *ret_wire = wire;
+    return KV_OK;
+}
+
+static kv_status_t make_address(struct ucx_port *port)
+{
+    ucp_address_t *parts[N_WIRES] = {NULL};
+    size_t bytes[N_WIRES] = {0};
+    struct address_prefix prefix = {.magic = ADDRESS_MAGIC, .process = port->process};
+    size_t crc_begin = offsetof(struct address_prefix, process);
+    size_t total = sizeof(prefix);
+    kv_status_t status = KV_OK;
+    struct address *address;
+    unsigned char *at;
+
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (port->wires[kind] == NULL)
+            continue;
+        if (ucp_worker_get_address(port->wires[kind]->worker, &parts[kind], &bytes[kind]) !=
+            UCS_OK) {
+            parts[kind] = NULL;
+            status = KV_IO;
+            goto out;
+        }
+        total += bytes[kind];
+    }
+    if (total > ADDRESS_BYTES_MAX) {
+        status = KV_TOO_LARGE;
+        goto out;
+    }
+    address = malloc(sizeof(*address) + total);
+    if (address == NULL) {
+        status = KV_NO_MEMORY;
+        goto out;
+    }
+    address->before = atomic_load(&port->address);
+    address->bytes = total;
+    at = address->data;
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        prefix.bytes[kind] = (uint16_t)bytes[kind];
+    memcpy(at, &prefix, sizeof(prefix));
+    at += sizeof(prefix);
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        if (bytes[kind] > 0)
+            memcpy(at, parts[kind], bytes[kind]);
+        at += bytes[kind];
+    }
+    at = address->data;
+    prefix.crc = kv_crc32c(0, at + crc_begin, total - crc_begin);
+    memcpy(at, &prefix, sizeof(prefix));
+    atomic_store(&port->address, address);
+
+out:
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (parts[kind] != NULL)
+            ucp_worker_release_address(port->wires[kind]->worker, parts[kind]);
+    return status;
+}
+
+static kv_status_t add_to_epoll(int epoll_fd, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
+}
+
+static kv_status_t watch_wire(const struct ucx_port *port, const struct wire *wire)
+{
+    int fd;
+
+    if (ucp_worker_get_efd(wire->worker, &fd) != UCS_OK)
+        return KV_IO;
+    return add_to_epoll(port->epoll_fd, fd);
+}
+
+/* Peers write into the port's shared queue themselves, and one that is killed, or stopped, in
+ * the middle of a message holds up all that come behind it.  So the port writes to itself now
+ * and then; what does not arrive says that the queue is stuck, and it gets another. */
+
+static void send_probe(struct ucx_port *port, uint64_t now_us)
+{
+    struct wire *wire = port->wires[WIRE_SHARED];
+    ucp_request_param_t param = {.op_attr_mask = 0};
+    ucp_address_t *address;
+    ucs_status_ptr_t request;
+    size_t bytes;
+
+    port->probe_us = now_us;
+    if (wire->probe == NULL) {
+        ucs_status_t ucs = ucp_worker_get_address(wire->worker, &address, &bytes);
+
+        if (ucs != UCS_OK)
+            return;
+        ucs = ucp_ep_create(wire->worker,
+                            &(ucp_ep_params_t){
+                                .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                              UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                                .address = address,
+                                .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                            },
+                            &wire->probe);
+        ucp_worker_release_address(wire->worker, address);
+        if (ucs != UCS_OK) {
+            wire->probe = NULL;
+            return;
+        }
+    }
+    port->is_probing = true;
+    port->must_probe = false;
+    request = ucp_am_send_nbx(wire->probe, PROBE_ID, NULL, 0, NULL, 0, &param);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    else if (UCS_PTR_IS_ERR(request))
+        port->is_probing = false;
+}
+
+/* The channels over the old queue have failed; their owners connect to the new one. */
+static void replace_queue(struct ucx_port *port)
+{
+    struct wire *old = port->wires[WIRE_SHARED], *fresh;
+
+    port->is_probing = false;
+    if (open_wire(port, WIRE_SHARED, &fresh) != KV_OK)
+        return; /* the next probe tries again */
+    port->wires[WIRE_SHARED] = fresh;
+    if (watch_wire(port, fresh) != KV_OK || make_address(port) != KV_OK) {
+        port->wires[WIRE_SHARED] = old;
+        close_wire(fresh);
+        return;
+    }
+    for (struct ucx_channel *channel = port->channels; channel != NULL; channel = channel->next)
+        if (channel->wire == old)
+            on_failure(channel, channel->endpoint, UCS_ERR_CONNECTION_RESET);
+    old->next = port->retired;
+    port->retired = old;
+}
+
+static void look_at_queue(struct ucx_port *port)
+{
+    const struct wire *wire = port->wires[WIRE_SHARED];
+    uint64_t now_us;
+
+    if (wire == NULL || port->closing || (wire->n_channels == 0 && !port->is_probing))
+        return;
+    now_us = kv_clock_now(&kv_clock_real);
+    if (port->is_probing) {
+        if (now_us - port->probe_us > PROBE_LOST_US)
+            replace_queue(port);
+    } else if (port->must_probe || now_us - port->probe_us > PROBE_EVERY_US) {
+        send_probe(port, now_us);
+    }
+}
+
+static bool is_held(const struct wire *wire)
+{
+    if (wire->n_channels > 0)
+        return true;
+    for (const struct ucx_incoming *incoming = wire->port->incomings; incoming != NULL;
+         incoming = incoming->next)
+        if (incoming->wire == wire)
+            return true;
+    return false;
+}
+
+static void bury_wires(struct ucx_port *port)
+{
+    struct wire **link = &port->retired;
+
+    if (port->settle > 0)
+        return;
+    while (*link != NULL) {
+        struct wire *wire = *link;
+        struct flight *flight = port->flights;
+
+        if (is_held(wire)) {
+            link = &wire->next;
+            continue;
+        }
+        while (flight != NULL && flight->wire != wire)
+            flight = flight->next;
+        if (flight != NULL) {
+            kv_transport_done_fn done = flight->done;
+            void *arg = flight->arg;
+
+            /* UCX holds on to it for ever: the peer's queue has no room. */
+            flight_unlink(flight);
+            if (flight->slot != NULL)
+                slot_put(port, flight->slot);
+            if (done != NULL)
+                done(arg, KV_UNREACHABLE);
+            continue;
+        }
+        *link = wire->next;
+        close_wire(wire);
+    }
 }
 
 static unsigned ucx_port_progress(struct kv_port *base)
@@ -1171,6 +1464,7 @@ static unsigned ucx_port_progress(struct kv_port *base)
     if (port->watch_fd >= 0 && port->watch-- == 0) {
         port->watch = WATCH_ROUNDS;
         look_for_dead_peers(port);
+        look_at_queue(port);
     }
     while (port->n_failures > 0) {
         struct ucx_channel *channel = port->channels;
@@ -1183,6 +1477,8 @@ static unsigned ucx_port_progress(struct kv_port *base)
         n++;
     }
     close_endpoints(port);
+    if (port->retired != NULL)
+        bury_wires(port);
     port->in_progress = false;
     return n;
 }
@@ -1229,8 +1525,14 @@ static void ucx_port_close(struct kv_port *base)
     }
 
     for (unsigned kind = 0; kind < N_WIRES; kind++)
-        if (port->wires[kind].worker != NULL)
-            ucp_worker_destroy(port->wires[kind].worker);
+        if (port->wires[kind] != NULL)
+            close_wire(port->wires[kind]);
+    while (port->retired != NULL) {
+        struct wire *wire = port->retired;
+
+        port->retired = wire->next;
+        close_wire(wire);
+    }
     while (port->spare_incomings != NULL) {
         struct ucx_incoming *incoming = port->spare_incomings;
 
@@ -1247,121 +1549,35 @@ static void ucx_port_close(struct kv_port *base)
         close(port->watch_fd);
     if (port->epoll_fd >= 0)
         close(port->epoll_fd);
-    free(port->address);
+    if (port->wake_fd >= 0)
+        close(port->wake_fd);
+    for (struct address *address = atomic_load(&port->address); address != NULL;) {
+        struct address *before = address->before;
+
+        free(address);
+        address = before;
+    }
     free(port);
-}
-
-static kv_status_t open_wire(struct ucx_port *port, enum wire_kind kind)
-{
-    struct wire *wire = &port->wires[kind];
-    ucp_worker_params_t params = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
-    };
-    ucp_am_handler_param_t handler = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = AM_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = on_message,
-        .arg = wire,
-    };
-    ucs_status_t ucs;
-
-    wire->port = port;
-    wire->kind = kind;
-    ucs = ucp_worker_create(port->transport->contexts[kind], &params, &wire->worker);
-    if (ucs != UCS_OK) {
-        wire->worker = NULL;
-        return status_of(ucs);
-    }
-    return status_of(ucp_worker_set_am_recv_handler(wire->worker, &handler));
-}
-
-static kv_status_t make_address(struct ucx_port *port)
-{
-    ucp_address_t *parts[N_WIRES] = {NULL};
-    size_t bytes[N_WIRES] = {0};
-    struct address_prefix prefix = {.magic = ADDRESS_MAGIC, .process = port->process};
-    size_t crc_begin = offsetof(struct address_prefix, process);
-    size_t total = sizeof(prefix);
-    kv_status_t status = KV_OK;
-    unsigned char *at;
-
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (port->wires[kind].worker == NULL)
-            continue;
-        if (ucp_worker_get_address(port->wires[kind].worker, &parts[kind], &bytes[kind]) !=
-            UCS_OK) {
-            parts[kind] = NULL;
-            status = KV_IO;
-            goto out;
-        }
-        total += bytes[kind];
-    }
-    if (total > ADDRESS_BYTES_MAX) {
-        status = KV_TOO_LARGE;
-        goto out;
-    }
-    port->address = malloc(total);
-    if (port->address == NULL) {
-        status = KV_NO_MEMORY;
-        goto out;
-    }
-    port->address_bytes = total;
-    at = port->address;
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
-        prefix.bytes[kind] = (uint16_t)bytes[kind];
-    memcpy(at, &prefix, sizeof(prefix));
-    at += sizeof(prefix);
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (bytes[kind] > 0)
-            memcpy(at, parts[kind], bytes[kind]);
-        at += bytes[kind];
-    }
-    at = port->address;
-    prefix.crc = kv_crc32c(0, at + crc_begin, total - crc_begin);
-    memcpy(at, &prefix, sizeof(prefix));
-
-out:
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
-        if (parts[kind] != NULL)
-            ucp_worker_release_address(port->wires[kind].worker, parts[kind]);
-    return status;
-}
-
-static kv_status_t add_to_epoll(int epoll_fd, int fd)
-{
-    struct epoll_event event = {.events = EPOLLIN};
-
-    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
 }
 
 /* One descriptor for all that wakes the port. */
 static kv_status_t make_fd(struct ucx_port *port)
 {
-    bool has_shared = port->wires[WIRE_SHARED].worker != NULL;
-
-    if (has_shared) {
-        port->watch_fd = epoll_create1(EPOLL_CLOEXEC);
-        port->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-        if (port->watch_fd < 0 || port->epoll_fd < 0 ||
-            add_to_epoll(port->epoll_fd, port->watch_fd) != KV_OK)
+    if (port->wires[WIRE_SHARED] == NULL)
+        return ucp_worker_get_efd(port->wires[WIRE_NETWORK]->worker, &port->fd) == UCS_OK
+                   ? KV_OK
+                   : KV_IO;
+    port->watch_fd = epoll_create1(EPOLL_CLOEXEC);
+    port->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    port->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (port->watch_fd < 0 || port->epoll_fd < 0 || port->wake_fd < 0 ||
+        add_to_epoll(port->epoll_fd, port->watch_fd) != KV_OK ||
+        add_to_epoll(port->epoll_fd, port->wake_fd) != KV_OK)
+        return KV_IO;
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        if (port->wires[kind] != NULL && watch_wire(port, port->wires[kind]) != KV_OK)
             return KV_IO;
-        port->fd = port->epoll_fd;
-    }
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        int fd;
-
-        if (port->wires[kind].worker == NULL)
-            continue;
-        if (ucp_worker_get_efd(port->wires[kind].worker, &fd) != UCS_OK)
-            return KV_IO;
-        if (!has_shared)
-            port->fd = fd;
-        else if (add_to_epoll(port->epoll_fd, fd) != KV_OK)
-            return KV_IO;
-    }
+    port->fd = port->epoll_fd;
     return KV_OK;
 }
 
@@ -1383,9 +1599,10 @@ static kv_status_t ucx_port_open(struct kv_transport *base,
     port->process = (uint32_t)getpid();
     port->watch_fd = -1;
     port->epoll_fd = -1;
+    port->wake_fd = -1;
     for (unsigned kind = 0; kind < N_WIRES && status == KV_OK; kind++)
         if (transport->contexts[kind] != NULL)
-            status = open_wire(port, kind);
+            status = open_wire(port, kind, &port->wires[kind]);
     if (status == KV_OK)
         status = make_address(port);
     if (status == KV_OK)
@@ -1400,22 +1617,28 @@ static kv_status_t ucx_port_open(struct kv_transport *base,
 
 static void ucx_port_address(struct kv_port *port, const void **ret_address, size_t *ret_bytes)
 {
-    *ret_address = port_of(port)->address;
-    *ret_bytes = port_of(port)->address_bytes;
+    struct address *address = atomic_load(&port_of(port)->address);
+
+    *ret_address = address->data;
+    *ret_bytes = address->bytes;
 }
 
 static kv_status_t ucx_port_arm(struct kv_port *base, int *ret_fd)
 {
     struct ucx_port *port = port_of(base);
 
-    if (port->settle > 0 || port->n_failures > 0)
+    uint64_t wakes;
+
+    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->retired != NULL)
+        return KV_BUSY;
+    if (port->wake_fd >= 0 && read(port->wake_fd, &wakes, sizeof(wakes)) > 0)
         return KV_BUSY;
     for (unsigned kind = 0; kind < N_WIRES; kind++) {
         ucs_status_t ucs;
 
-        if (port->wires[kind].worker == NULL)
+        if (port->wires[kind] == NULL)
             continue;
-        ucs = ucp_worker_arm(port->wires[kind].worker);
+        ucs = ucp_worker_arm(port->wires[kind]->worker);
         if (ucs != UCS_OK)
             return ucs == UCS_ERR_BUSY ? KV_BUSY : KV_IO;
     }
@@ -1428,12 +1651,13 @@ static void ucx_port_wake(struct kv_port *base)
 {
     struct ucx_port *port = port_of(base);
 
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (port->wires[kind].worker != NULL) {
-            ucp_worker_signal(port->wires[kind].worker);
-            return;
-        }
-    }
+    const uint64_t one = 1;
+
+    /* A shared wire may be replaced while another thread is here. */
+    if (port->wake_fd < 0)
+        ucp_worker_signal(port->wires[WIRE_NETWORK]->worker);
+    else if (write(port->wake_fd, &one, sizeof(one)) < 0)
+        assert(errno == EAGAIN); /* full of wakes */
 }
 
 const struct kv_transport_row kv_transport_ucx = {

@@ -15,6 +15,8 @@
 enum {
     N_KILLED = 100,
     N_KILLED_SHM = 20,
+    N_KILLED_WRITING = 24,
+    WRITE_BYTES = 4096, /* what goes into a shared queue in one piece takes its time */
     PUT_BYTES = 10 << 20,
     PUTS = 10,
     N_TOKENS = 2000,   /* of 512 bytes: a put of a megabyte */
@@ -95,8 +97,9 @@ static void ping_sent(void *arg, kv_status_t status)
 }
 
 /* Sends past the library, far beyond the credits, until it is killed. */
-static _Noreturn void flood(struct kv_client *client)
+static _Noreturn void flood(struct kv_client *client, size_t data_bytes)
 {
+    static uint8_t data[WRITE_BYTES];
     static struct ping pings[BURST];
     const struct kv_remote *remote = &client->remotes[0];
     struct kv_channel *channel = remote->lanes[0].channel;
@@ -118,8 +121,8 @@ static _Noreturn void flood(struct kv_client *client)
                 .token_count = PING_BYTES,
             };
             kv_message_seal(&ping->header, NULL, 0);
-            ping->is_busy = kv_channel_send(channel, &ping->header, sizeof(ping->header), NULL,
-                                            0, ping_sent, ping) == KV_IN_PROGRESS;
+            ping->is_busy = kv_channel_send(channel, &ping->header, sizeof(ping->header), data,
+                                            data_bytes, ping_sent, ping) == KV_IN_PROGRESS;
         }
         if (id == BURST)
             say("flooding");
@@ -167,7 +170,9 @@ static int child(int argc, char **argv)
     if (strcmp(argv[0], "put") == 0)
         return put_until_killed(client);
     if (strcmp(argv[0], "flood") == 0)
-        flood(client);
+        flood(client, 0);
+    if (strcmp(argv[0], "write") == 0)
+        flood(client, WRITE_BYTES);
     return ask_and_wait(client);
 }
 
@@ -324,6 +329,58 @@ static void a_flood(void **state)
     system_node_stop(&node);
 }
 
+/* Over shared memory the clients write into the node's queue themselves, and who is killed in
+ * the middle of a message leaves it stuck.  The node notices, and the others get to it again.
+ */
+static void killed_while_they_write(void **state)
+{
+    struct process_node node = {0};
+    struct kv_session *session;
+    struct kv_buffer *buffer;
+    struct kv_client *client;
+    uint64_t longest_us = 0;
+    unsigned n_failed = 0;
+
+    (void)state;
+    system_node_start(&node, short_lease);
+    client = system_open(node.control, "shm", 0);
+    buffer = system_buffer(client, 1 << 20);
+    session = system_session(client, system_model(), 60000);
+    system_put(client, session, buffer, 0, 100, 7);
+    for (unsigned i = 0; i < N_KILLED_WRITING; i++) {
+        struct kv_rows box = {.n_layers = 2, .n_tokens = 100};
+        struct kv_rows_io io = {.buffer = buffer};
+        struct process process;
+        struct pollfd out = {.events = POLLIN};
+        uint64_t begin_us;
+        kv_status_t status;
+
+        start_child(&process, &node, "write", "shm", "write");
+        await_word(&process, "flooding");
+        out.fd = process.out;
+        poll(&out, 1, (int)(i % (KILL_AFTER_MS + 1)));
+        process_kill(&process);
+        begin_us = process_now_us();
+        do {
+            struct kv_op *op;
+
+            status = kv_read_begin(session, &box, &io, 1000, &op);
+            if (status == KV_OK)
+                status = kv_finish(op);
+            n_failed += status != KV_OK;
+            assert_true(status == KV_OK || status == KV_UNREACHABLE || status == KV_DEADLINE);
+            assert_true(process_now_us() - begin_us < PROCESS_PATIENCE_MS * UINT64_C(1000));
+        } while (status != KV_OK);
+        if (process_now_us() - begin_us > longest_us)
+            longest_us = process_now_us() - begin_us;
+    }
+    print_message("%d killed: %u reads failed, the longest way back %.1f s\n", N_KILLED_WRITING,
+                  n_failed, (double)longest_us / 1e6);
+    system_read(client, session, buffer, 0, 100, 7);
+    kv_client_close(client);
+    system_node_stop(&node);
+}
+
 /* One stands still, the other one's program does not call the library. */
 static void clients_that_take_nothing(void **state)
 {
@@ -378,6 +435,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(killed_over_tcp),
         cmocka_unit_test(killed_over_shared_memory),
+        cmocka_unit_test(killed_while_they_write),
         cmocka_unit_test(a_flood),
         cmocka_unit_test(clients_that_take_nothing),
     };
