@@ -103,7 +103,8 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
 
         remote->client = client;
         remote->index = i;
-        remote->mode = setup->nodes[i].mode;
+        remote->mode = remote->first_mode = setup->nodes[i].mode;
+        remote->may_fall_back = setup->nodes[i].may_fall_back;
         remote->address = strdup(setup->nodes[i].address);
         if (remote->address == NULL)
             goto err_destroy;
@@ -127,32 +128,6 @@ err_destroy:
     return status;
 }
 
-static void ignored(
-    void *arg, kv_status_t status, const uint8_t *reply, size_t reply_bytes, const char *detail)
-{
-    (void)arg;
-    (void)status;
-    (void)reply;
-    (void)reply_bytes;
-    (void)detail;
-}
-
-/* Tells a node that the client leaves; nobody waits for the answer. */
-static void say_goodbye(struct kv_remote *remote)
-{
-    Kvpb__GoodbyeRequest request = KVPB__GOODBYE_REQUEST__INIT;
-    uint8_t packed[64];
-
-    request.client_index = remote->client_index;
-    request.client_token.data = remote->client_token.bytes;
-    request.client_token.len = sizeof(remote->client_token.bytes);
-    if (kvpb__goodbye_request__get_packed_size(&request) > sizeof(packed))
-        return;
-    (void)remote->control->row->call(remote->control, KV_OP_GOODBYE, packed,
-                                     kvpb__goodbye_request__pack(&request, packed),
-                                     remote->client->peer_timeout_us, ignored, NULL);
-}
-
 void kv_client_close(struct kv_client *client)
 {
     if (client == NULL)
@@ -170,7 +145,7 @@ void kv_client_close(struct kv_client *client)
         struct kv_remote *remote = &client->remotes[i];
 
         if (remote->state == KV_REMOTE_CONNECTED && remote->failure == KV_OK)
-            say_goodbye(remote);
+            kv_remote_goodbye(remote);
         kv_remote_close(remote);
     }
     destroy(client);
@@ -261,10 +236,13 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
             return status;
         config.devices = devices;
     }
-    for (uint32_t i = 0; i < setup->n_nodes; i++)
-        if (strcmp(wanted, "shm") == 0 ||
-            (strcmp(wanted, "auto") == 0 && kv_device_is_local(addresses[i])))
+    for (uint32_t i = 0; i < setup->n_nodes; i++) {
+        bool is_guess = strcmp(wanted, "auto") == 0 && kv_device_is_local(addresses[i]);
+
+        if (is_guess || strcmp(wanted, "shm") == 0)
             nodes[i].mode = KV_CHANNEL_SHARED;
+        nodes[i].may_fall_back = is_guess;
+    }
     setup->open_control = open_grpc;
     return kv_transport_ucx.open(&config, &setup->transport, detail, detail_bytes);
 #else

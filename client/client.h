@@ -82,6 +82,7 @@ typedef kv_status_t (*kv_control_open_fn)(struct kv_client *client,
 struct kv_remote_setup {
     const char *address;       /* copied */
     enum kv_channel_mode mode; /* of the data channels */
+    bool may_fall_back;        /* where shared memory does not work, the network will do */
 };
 
 /* All that a client takes from outside.  Zeros mean the defaults of kvclient.h. */
@@ -150,7 +151,8 @@ struct kv_remote {
     struct kv_client *client;
     uint32_t index;
     enum kv_remote_state state;
-    enum kv_channel_mode mode;
+    enum kv_channel_mode mode, first_mode; /* now, and of each new try */
+    bool may_fall_back;
     char *address;
 
     struct kv_control *control;
@@ -196,6 +198,9 @@ void kv_remote_fail(struct kv_remote *remote, kv_status_t status, const char *wh
 
 /* Ends what was noted, and all that was under way with it. */
 void kv_remotes_step(struct kv_client *client);
+
+/* Tells the node that the client leaves; nobody waits for the answer. */
+void kv_remote_goodbye(struct kv_remote *remote);
 
 /* Closes carriers and channels, quietly. */
 void kv_remote_close(struct kv_remote *remote);

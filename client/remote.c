@@ -106,6 +106,41 @@ static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
     remote->has_connected = true;
 }
 
+static void ignored(
+    void *arg, kv_status_t status, const uint8_t *reply, size_t reply_bytes, const char *detail)
+{
+    (void)arg;
+    (void)status;
+    (void)reply;
+    (void)reply_bytes;
+    (void)detail;
+}
+
+void kv_remote_goodbye(struct kv_remote *remote)
+{
+    Kvpb__GoodbyeRequest request = KVPB__GOODBYE_REQUEST__INIT;
+    uint8_t packed[64];
+
+    request.client_index = remote->client_index;
+    request.client_token.data = remote->client_token.bytes;
+    request.client_token.len = sizeof(remote->client_token.bytes);
+    if (kvpb__goodbye_request__get_packed_size(&request) > sizeof(packed))
+        return;
+    (void)remote->control->row->call(remote->control, KV_OP_GOODBYE, packed,
+                                     kvpb__goodbye_request__pack(&request, packed),
+                                     remote->client->peer_timeout_us, ignored, NULL);
+}
+
+/* The node is on this host, yet its memory is not to be had: another user's, or another
+ * container's. */
+static void try_network(struct kv_remote *remote)
+{
+    free_lanes(remote);
+    remote->mode = KV_CHANNEL_NETWORK;
+    remote->state = KV_REMOTE_IDLE;
+    kv_remote_connect(remote);
+}
+
 static void hello_done(struct kv_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
@@ -118,6 +153,11 @@ static void hello_done(struct kv_call *call,
 
     if (remote->state != KV_REMOTE_CONNECTING)
         return;
+    if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
+        remote->may_fall_back && message != NULL) {
+        try_network(remote);
+        return;
+    }
     if (status != KV_OK) {
         snprintf(text, sizeof(text), "hello: %s%s%s", kv_status_name(status),
                  detail[0] != 0 ? ": " : "", detail);
@@ -132,12 +172,21 @@ static void hello_done(struct kv_call *call,
     }
     keep_facts(remote, reply);
     status = make_lanes(remote, reply);
+    if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
+        remote->may_fall_back) {
+        kv_remote_goodbye(remote);
+        try_network(remote);
+        return;
+    }
     if (status == KV_OK && remote->control->row->attach != NULL)
         status = remote->control->row->attach(remote->control, remote->client_index,
                                               &remote->client_token, attach_lost, remote);
     if (status != KV_OK) {
-        snprintf(text, sizeof(text), "connecting to its data threads: %s",
-                 kv_status_name(status));
+        snprintf(text, sizeof(text), "connecting to its data threads: %s%s",
+                 kv_status_name(status),
+                 remote->mode == KV_CHANNEL_SHARED
+                     ? ": over shared memory: it belongs to another user or container?"
+                     : "");
         kv_remote_fail(remote, KV_UNREACHABLE, text);
         return;
     }
@@ -252,6 +301,7 @@ static void lose(struct kv_remote *remote)
     bool was_connecting = remote->state == KV_REMOTE_CONNECTING;
 
     remote->state = KV_REMOTE_IDLE;
+    remote->mode = remote->first_mode;
     fail_ops(remote, was_connecting);
     kv_remote_close(remote);
     remote->failure = KV_OK;

@@ -87,7 +87,8 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
 
         assert_non_null(address);
         snprintf(addresses[i], sizeof(addresses[i]), "loopback%s", address);
-        remotes[i] = (struct kv_remote_setup){addresses[i], KV_CHANNEL_NETWORK};
+        remotes[i] =
+            (struct kv_remote_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
     }
     if (setup != NULL) {
         if (setup->transport != NULL)

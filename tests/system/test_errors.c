@@ -197,6 +197,28 @@ static void kvctl_says_what_is_wrong(void **state)
     }
 }
 
+/* Another user cannot have the node's shared memory: told so, or over tcp where that will do.
+ */
+static void another_user(void **state)
+{
+    static const char *const none[] = {NULL};
+    const char *argv[] = {kvctl, "--server", served.control, "ping", NULL, NULL, NULL};
+    struct process_spec spec = {.argv = argv, .user = NOBODY};
+    struct process_result result;
+
+    (void)state;
+    /* Only root can become another, and that one must get to the program. */
+    if (geteuid() != 0 || !process_run(&spec, PROCESS_PATIENCE_MS, &result) ||
+        result.status > 125)
+        skip();
+    if (result.status != 0 || strstr(result.output, "over tcp/") == NULL)
+        fail_msg("status %d; %s%s", result.status, result.output, result.errors);
+    argv[4] = "--transport";
+    argv[5] = "shm";
+    assert_true(process_run(&spec, PROCESS_PATIENCE_MS, &result));
+    expect_line(&result, "kvctl", none, 1, "another user or container");
+}
+
 /* ---- another version --------------------------------------------------------------------- */
 
 struct answer {
@@ -283,6 +305,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(kvserver_says_what_is_wrong),
         cmocka_unit_test(memory_is_refused),
         cmocka_unit_test(kvctl_says_what_is_wrong),
+        cmocka_unit_test(another_user),
         cmocka_unit_test(another_version),
         cmocka_unit_test(nothing_is_left),
     };
