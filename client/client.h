@@ -247,6 +247,7 @@ struct kv_send {
     struct kv_trip *trip;
     bool busy;
     struct kv_wire_header header;
+    struct kv_iov pair[2]; /* body and bulk in one message */
 };
 
 struct kv_envelope {

@@ -285,6 +285,21 @@ hand_over(struct kv_trip *trip, struct kv_send *send, const void *data, size_t b
     return status;
 }
 
+static kv_status_t hand_over_pair(struct kv_trip *trip, struct kv_send *send)
+{
+    kv_status_t status;
+
+    send->trip = trip;
+    send->busy = true;
+    send->pair[0] = (struct kv_iov){trip->envelope->body, trip->body_bytes};
+    send->pair[1] = (struct kv_iov){(void *)trip->bulk, trip->header.bulk_bytes};
+    status = kv_channel_send_pair(trip->lane->channel, &send->header, sizeof(send->header),
+                                  send->pair, send_done, send);
+    if (status != KV_IN_PROGRESS)
+        send->busy = false;
+    return status;
+}
+
 void kv_trip_send(struct kv_trip *trip)
 {
     struct kv_client *client = trip->client;
@@ -293,6 +308,7 @@ void kv_trip_send(struct kv_trip *trip)
     struct kv_send *second = free_send(trip, first);
     struct kv_wire_header *header;
     kv_status_t status;
+    bool is_pair;
 
     /* Sending large data again while it still moves would only make it slower. */
     trip->resend_us =
@@ -325,8 +341,11 @@ void kv_trip_send(struct kv_trip *trip)
     }
     kv_message_seal(header, trip->envelope->body, trip->body_bytes);
     first->header = *header;
-    status = hand_over(trip, first, trip->envelope->body, trip->body_bytes);
-    if (status >= KV_OK && header->bulk_bytes > 0) {
+    is_pair = header->bulk_bytes > 0 &&
+              trip->body_bytes + header->bulk_bytes <= trip->lane->channel->pair_max;
+    status = is_pair ? hand_over_pair(trip, first)
+                     : hand_over(trip, first, trip->envelope->body, trip->body_bytes);
+    if (status >= KV_OK && header->bulk_bytes > 0 && !is_pair) {
         second->header = *header;
         second->header.kind = KV_WIRE_BULK_REQUEST;
         kv_message_seal(&second->header, NULL, 0);
@@ -609,12 +628,17 @@ static void on_message(
         return;
     }
     trip = find(client, &header);
-    if (trip == NULL)
+    if (trip == NULL) {
         client->n_dropped++;
-    else if (header.kind == KV_WIRE_REPLY)
-        on_reply(trip, &header, data);
-    else if (header.kind == KV_WIRE_BULK_REPLY)
+    } else if (header.kind == KV_WIRE_BULK_REPLY) {
         on_small_bulk(trip, data, data_bytes);
+    } else if (header.kind == KV_WIRE_REPLY) {
+        size_t bulk_bytes = data_bytes - header.body_bytes;
+
+        on_reply(trip, &header, data);
+        if (bulk_bytes > 0 && (trip = find(client, &header)) != NULL)
+            on_small_bulk(trip, (const uint8_t *)data + header.body_bytes, bulk_bytes);
+    }
 }
 
 static void receipt_done(void *arg, kv_status_t status)

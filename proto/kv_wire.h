@@ -1,9 +1,10 @@
 /* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
  *
  * A request is one message: a header of 128 bytes and a body.  Rows or object bytes that are
- * too many to travel in the body follow in a second message of kind BULK with the same
- * request id, so that they go from where they lie to where they belong without a copy.  A
- * reply has the same two forms.  A receiver may see the BULK first.
+ * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
+ * message, where the transport takes both in one, and else come in a second message of kind
+ * BULK with the same request id, so that they go from where they lie to where they belong
+ * without a copy.  A reply has the same forms.  A receiver may see the BULK first.
  *
  *      client                                   node
  *      REQUEST {header, body} ---------------->  checked, then worked on
@@ -108,7 +109,7 @@ enum kv_op_id {
  *   52  u32  deadline_us    from now; 0 is not allowed in a request
  *   56  u32  flags          0
  *   60  u32  body_bytes     that follow in this message
- *   64  u64  bulk_bytes     that follow in a bulk message; in a bulk message its own data
+ *   64  u64  bulk_bytes     that follow the body, or in a bulk message; there its own data
  *   72  u32  body_crc       CRC32C of the body
  *   76  u32  n_units
  *   80  u32  token_begin

@@ -55,7 +55,8 @@ static const char *fields_fault(const struct kv_wire_header *header, size_t data
     }
     if (header->body_bytes > body_max(header->op))
         return "message: body_bytes are too many";
-    if (header->body_bytes != data_bytes)
+    if (header->body_bytes != data_bytes &&
+        (header->bulk_bytes == 0 || header->body_bytes + header->bulk_bytes != data_bytes))
         return "message: body_bytes are not what arrived";
     return NULL;
 }

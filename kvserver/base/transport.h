@@ -89,6 +89,7 @@ struct kv_port {
 };
 struct kv_channel {
     const struct kv_transport_row *row;
+    size_t pair_max; /* bytes that send_pair takes; 0: the row has none */
 };
 struct kv_incoming {
     const struct kv_transport_row *row;
@@ -149,6 +150,14 @@ struct kv_transport_row {
                         size_t data_bytes,
                         kv_transport_done_fn done,
                         void *arg);
+    /* The same for one message whose data lies in two pieces of channel->pair_max bytes
+     * together at most; keeps the array, too.  It arrives as any small message. */
+    kv_status_t (*send_pair)(struct kv_channel *channel,
+                             const void *header,
+                             size_t header_bytes,
+                             const struct kv_iov pieces[2],
+                             kv_transport_done_fn done,
+                             void *arg);
     /* Takes the data into the pieces of `iov`, whose sizes add up to data_bytes; borrows the
      * array, keeps the memory until `done`.  Return as for send; `incoming` is gone after. */
     kv_status_t (*receive)(struct kv_incoming *incoming,
@@ -185,6 +194,16 @@ static inline kv_status_t kv_channel_send(struct kv_channel *channel,
                                           void *arg)
 {
     return channel->row->send(channel, header, header_bytes, data, data_bytes, done, arg);
+}
+
+static inline kv_status_t kv_channel_send_pair(struct kv_channel *channel,
+                                               const void *header,
+                                               size_t header_bytes,
+                                               const struct kv_iov pieces[2],
+                                               kv_transport_done_fn done,
+                                               void *arg)
+{
+    return channel->row->send_pair(channel, header, header_bytes, pieces, done, arg);
 }
 
 static inline kv_status_t kv_incoming_receive(struct kv_incoming *incoming,

@@ -553,6 +553,7 @@ static kv_status_t loopback_connect(struct kv_port *base,
     }
 
     channel->base.row = port->base.row;
+    channel->base.pair_max = INLINE_MAX;
     channel->port = port;
     channel->peer = inbox;
     channel->mode = mode;
@@ -653,6 +654,32 @@ static kv_status_t loopback_send(struct kv_channel *base,
         return status;
     }
     return KV_IN_PROGRESS;
+}
+
+static kv_status_t loopback_send_pair(struct kv_channel *base,
+                                      const void *header,
+                                      size_t header_bytes,
+                                      const struct kv_iov pieces[2],
+                                      kv_transport_done_fn done,
+                                      void *arg)
+{
+    struct loopback_channel *channel = (struct loopback_channel *)base;
+    struct message *message;
+    kv_status_t status;
+
+    (void)done;
+    (void)arg;
+    if (header_bytes > KV_TRANSPORT_HEADER_MAX || pieces[0].bytes > base->pair_max ||
+        pieces[1].bytes > base->pair_max - pieces[0].bytes)
+        return KV_INVALID;
+    status = inbox_reserve(channel->peer, pieces[0].bytes + pieces[1].bytes, &message);
+    if (status != KV_OK)
+        return status;
+    message->header_bytes = header_bytes;
+    memcpy(message->header, header, header_bytes);
+    memcpy(message->data, pieces[0].base, pieces[0].bytes);
+    memcpy(message->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
+    return inbox_push(channel->peer, message);
 }
 
 /* Ports */
@@ -941,6 +968,7 @@ const struct kv_transport_row kv_transport_loopback = {
     .channel_close = loopback_channel_close,
     .channel_describe = loopback_channel_describe,
     .send = loopback_send,
+    .send_pair = loopback_send_pair,
     .receive = loopback_receive,
     .refuse = loopback_refuse,
 };

@@ -690,6 +690,30 @@ static void abandon_offers(struct ucx_port *port)
     }
 }
 
+/* What has become of a send that UCX was given. */
+static kv_status_t sent(struct ucx_channel *channel,
+                        ucs_status_ptr_t request,
+                        struct shared_slot *slot,
+                        kv_transport_done_fn done,
+                        void *arg)
+{
+    struct flight *flight = request;
+
+    if (!UCS_PTR_IS_PTR(request)) {
+        if (slot != NULL)
+            slot_put(channel->port, slot);
+        return status_of(UCS_PTR_STATUS(request));
+    }
+    flight->port = channel->port;
+    flight->wire = channel->wire;
+    flight->channel = channel;
+    flight->done = done;
+    flight->arg = arg;
+    flight->slot = slot;
+    flight_link(flight);
+    return KV_IN_PROGRESS;
+}
+
 static kv_status_t ucx_send(struct kv_channel *base,
                             const void *header,
                             size_t header_bytes,
@@ -709,8 +733,6 @@ static kv_status_t ucx_send(struct kv_channel *base,
         .flags = is_offer ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER,
     };
     struct shared_slot *slot = NULL;
-    struct flight *flight;
-    ucs_status_ptr_t request;
 
     if (header_bytes > KV_TRANSPORT_HEADER_MAX)
         return KV_INVALID;
@@ -730,22 +752,42 @@ static kv_status_t ucx_send(struct kv_channel *base,
         header_bytes += sizeof(tail);
     }
 
-    request = ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, data, data_bytes,
-                              &param);
-    if (!UCS_PTR_IS_PTR(request)) {
-        if (slot != NULL)
-            slot_put(port, slot);
-        return status_of(UCS_PTR_STATUS(request));
-    }
-    flight = request;
-    flight->port = port;
-    flight->wire = channel->wire;
-    flight->channel = channel;
-    flight->done = done;
-    flight->arg = arg;
-    flight->slot = slot;
-    flight_link(flight);
-    return KV_IN_PROGRESS;
+    return sent(channel,
+                ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, data,
+                                data_bytes, &param),
+                slot, done, arg);
+}
+
+static_assert(sizeof(struct kv_iov) == sizeof(ucp_dt_iov_t) &&
+                  offsetof(struct kv_iov, base) == offsetof(ucp_dt_iov_t, buffer) &&
+                  offsetof(struct kv_iov, bytes) == offsetof(ucp_dt_iov_t, length),
+              "pieces can be handed to UCX as they are");
+
+static kv_status_t ucx_send_pair(struct kv_channel *base,
+                                 const void *header,
+                                 size_t header_bytes,
+                                 const struct kv_iov pieces[2],
+                                 kv_transport_done_fn done,
+                                 void *arg)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+    ucp_request_param_t param = {
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
+        .cb.send = on_sent,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .datatype = ucp_dt_make_iov(),
+    };
+
+    if (header_bytes > KV_TRANSPORT_HEADER_MAX || pieces[0].bytes > base->pair_max ||
+        pieces[1].bytes > base->pair_max - pieces[0].bytes)
+        return KV_INVALID;
+    if (channel->failed)
+        return KV_UNREACHABLE;
+    return sent(
+        channel,
+        ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, pieces, 2, &param),
+        NULL, done, arg);
 }
 
 /* Incoming data */
@@ -1128,6 +1170,7 @@ static kv_status_t ucx_connect(struct kv_port *base,
         return ucs == UCS_ERR_NO_MEMORY ? KV_NO_MEMORY : KV_UNREACHABLE;
     }
 
+    channel->base.pair_max = kind == WIRE_SHARED ? SHARED_EAGER_MAX : NETWORK_EAGER_MAX;
     channel->wire->n_channels++;
     channel->next = port->channels;
     if (port->channels != NULL)
@@ -1677,6 +1720,7 @@ const struct kv_transport_row kv_transport_ucx = {
     .channel_close = ucx_channel_close,
     .channel_describe = ucx_channel_describe,
     .send = ucx_send,
+    .send_pair = ucx_send_pair,
     .receive = ucx_receive,
     .refuse = ucx_refuse,
 };

@@ -231,18 +231,28 @@ void kv_work_answer(struct kv_work *work,
 
     /* One more than the sends, so that neither ends the work before both are started. */
     work->n_sends = 1;
-    kv_status_t status = kv_channel_send(work->peer->channel, reply, sizeof(*reply), body,
-                                         body_bytes, send_done, work);
+    struct kv_channel *channel = work->peer->channel;
+    bool is_pair = bulk_bytes > 0 && body_bytes + bulk_bytes <= channel->pair_max;
+    kv_status_t status;
+    if (is_pair) {
+        work->pair[0] = (struct kv_iov){(void *)body, body_bytes};
+        work->pair[1] = (struct kv_iov){(void *)bulk, bulk_bytes};
+        status =
+            kv_channel_send_pair(channel, reply, sizeof(*reply), work->pair, send_done, work);
+    } else {
+        status =
+            kv_channel_send(channel, reply, sizeof(*reply), body, body_bytes, send_done, work);
+    }
     if (status == KV_IN_PROGRESS)
         work->n_sends++;
     else if (status != KV_OK)
         work->send_status = status;
-    if (bulk_bytes > 0 && status >= KV_OK) {
+    if (bulk_bytes > 0 && !is_pair && status >= KV_OK) {
         work->reply_bulk = *reply;
         work->reply_bulk.kind = KV_WIRE_BULK_REPLY;
         kv_message_seal(&work->reply_bulk, NULL, 0);
-        status = kv_channel_send(work->peer->channel, &work->reply_bulk,
-                                 sizeof(work->reply_bulk), bulk, bulk_bytes, send_done, work);
+        status = kv_channel_send(channel, &work->reply_bulk, sizeof(work->reply_bulk), bulk,
+                                 bulk_bytes, send_done, work);
         if (status == KV_IN_PROGRESS)
             work->n_sends++;
         else if (status != KV_OK)
@@ -479,7 +489,8 @@ static struct kv_peer *peer_of(struct kv_data *data, const struct kv_wire_header
     return &data->peers[header->client_index];
 }
 
-/* Small bulk data that came at once: copied to where the request wants it. */
+/* Bulk data that came at once, by itself or behind its request: copied to where that wants it.
+ */
 static void
 bulk_message(struct kv_peer *peer, const struct kv_wire_header *header, const uint8_t *bytes)
 {
@@ -518,8 +529,10 @@ static void on_message(
         return;
     if (header.kind == KV_WIRE_REQUEST)
         begin_request(data, peer, &header, body);
-    else
+    if (header.kind != KV_WIRE_REQUEST)
         bulk_message(peer, &header, body);
+    else if (body_bytes > header.body_bytes)
+        bulk_message(peer, &header, (const uint8_t *)body + header.body_bytes);
 }
 
 /* A request whose body was too large to come with its header, on its way. */

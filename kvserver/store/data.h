@@ -136,6 +136,7 @@ struct kv_work {
 
     /* The answer. */
     struct kv_wire_header reply, reply_bulk;
+    struct kv_iov pair[2]; /* body and bulk, where they leave in one message */
     uint8_t *answer, *answer_slot;
     unsigned n_sends;
     uint64_t send_us;

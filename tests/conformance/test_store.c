@@ -34,14 +34,15 @@ static struct subject {
     const char *name;
     const struct kv_transport_row *row;
     const char *transports;
+    bool joins; /* tens of kilobytes of bulk data travel with their request or reply */
 } subject;
 
 static const struct subject subjects[] = {
-    {"loopback", &kv_transport_loopback, NULL},
+    {"loopback", &kv_transport_loopback, NULL, true},
 #ifdef KV_WITH_UCX
-    {"tcp", &kv_transport_ucx, "tcp"},
-    {"shm", &kv_transport_ucx, "shm"},
-    {"auto", &kv_transport_ucx, "auto"},
+    {"tcp", &kv_transport_ucx, "tcp", true},
+    {"shm", &kv_transport_ucx, "shm", false},
+    {"auto", &kv_transport_ucx, "auto", false},
 #endif
 };
 
@@ -1362,14 +1363,15 @@ static void nothing_lands_late(void **state)
 /* Rows that change on their way are refused where they arrive, and never served. */
 static void changed_rows_are_refused(void **state)
 {
-    static const struct {
+    const struct {
         enum fault_action action;
-        enum kv_wire_kind kind;
+        enum kv_wire_kind request, reply;
         uint32_t n_tokens;
     } cases[] = {
-        {FAULT_FORGE, KV_WIRE_REQUEST, 16},         /* rows in the body */
-        {FAULT_GARBLE, KV_WIRE_BULK_REQUEST, 200},  /* small bulk */
-        {FAULT_GARBLE, KV_WIRE_BULK_REQUEST, 3000}, /* large bulk */
+        {FAULT_FORGE, KV_WIRE_REQUEST, KV_WIRE_REPLY, 16}, /* rows in the body */
+        {FAULT_GARBLE, subject.joins ? KV_WIRE_REQUEST : KV_WIRE_BULK_REQUEST,
+         subject.joins ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY, 200},
+        {FAULT_GARBLE, KV_WIRE_BULK_REQUEST, KV_WIRE_BULK_REPLY, 3000},
     };
     struct kv_session *session;
     struct faulty faulty;
@@ -1383,7 +1385,7 @@ static void changed_rows_are_refused(void **state)
 
         session = open_session(side, &models[EVEN]);
         fault_add(faulty.transport, &(struct fault_rule){FAULT_OUT, cases[i].action,
-                                                         cases[i].kind, KV_OP_PUT, 0, 1});
+                                                         cases[i].request, KV_OP_PUT, 0, 1});
         put_box(side, session, &box, 1, KV_CORRUPT);
         fault_clear(faulty.transport);
         assert_true(cluster_total(side->client, "stats", "corrupt_rows") > corrupt);
@@ -1399,7 +1401,6 @@ static void changed_rows_are_refused(void **state)
         read_box(side, session, &box, 1);
 
         for (unsigned fetches = 0; fetches < 2; fetches++) {
-            bool in_body = cases[i].n_tokens < 128;
             uint32_t n_ids = cases[i].n_tokens, *ids = calloc(n_ids, sizeof(*ids));
             struct kv_fetch fetch = {1, 2, 1, &n_ids, ids, 0};
 
@@ -1407,8 +1408,7 @@ static void changed_rows_are_refused(void **state)
             for (uint32_t j = 0; j < n_ids; j++)
                 ids[j] = n_ids - 1 - j;
             fault_add(faulty.transport,
-                      &(struct fault_rule){FAULT_IN, in_body ? FAULT_FORGE : FAULT_GARBLE,
-                                           in_body ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY,
+                      &(struct fault_rule){FAULT_IN, cases[i].action, cases[i].reply,
                                            fetches ? KV_OP_FETCH : KV_OP_READ, 0, 1});
             status = fetches ? kv_fetch_begin(session, &fetch, &io, 0, &op)
                              : kv_read_begin(session, &box, &io, 0, &op);
@@ -1426,11 +1426,12 @@ static void changed_rows_are_refused(void **state)
     for (size_t i = 0; i < 3; i++) {
         struct kv_object one = {.name = "changed", .buffer = side->out, .bytes = sizes[i]};
         bool in_body = sizes[i] < 32 << 10;
+        bool joins = in_body || (subject.joins && sizes[i] < 60 << 10);
 
         test_fill(kv_buffer_data(side->out), sizes[i], i);
         fault_add(faulty.transport,
                   &(struct fault_rule){FAULT_OUT, in_body ? FAULT_FORGE : FAULT_GARBLE,
-                                       in_body ? KV_WIRE_REQUEST : KV_WIRE_BULK_REQUEST,
+                                       joins ? KV_WIRE_REQUEST : KV_WIRE_BULK_REQUEST,
                                        KV_OP_OBJECT_PUT, 0, 1});
         object(side, KV_OBJECT_PUT, &one, KV_CORRUPT);
         fault_clear(faulty.transport);
@@ -1439,7 +1440,7 @@ static void changed_rows_are_refused(void **state)
         one.buffer = side->in;
         fault_add(faulty.transport,
                   &(struct fault_rule){FAULT_IN, in_body ? FAULT_FORGE : FAULT_GARBLE,
-                                       in_body ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY,
+                                       joins ? KV_WIRE_REPLY : KV_WIRE_BULK_REPLY,
                                        KV_OP_OBJECT_GET, 0, 1});
         object(side, KV_OBJECT_GET, &one, KV_CORRUPT);
         fault_clear(faulty.transport);

@@ -371,6 +371,7 @@ static void drive_for(struct pair *pair, uint64_t us)
 struct sending {
     struct test_header header;
     unsigned char *data;
+    struct kv_iov pieces[2]; /* of those that go as a pair: every other */
     _Atomic unsigned n_done;
     kv_status_t status;
 };
@@ -395,8 +396,17 @@ begin_send(struct end *end, struct sending *sending, uint64_t seed, size_t bytes
     sending->data = malloc(bytes + offset + 8);
     assert_non_null(sending->data);
     fill(sending->data + offset, bytes, seed);
-    status = kv_channel_send(end->channel, &sending->header, sizeof(sending->header),
-                             sending->data + offset, bytes, on_done, sending);
+    if (seed % 2 == 1 && bytes <= end->channel->pair_max) {
+        size_t first = seed / 2 % (bytes + 1);
+
+        sending->pieces[0] = (struct kv_iov){sending->data + offset, first};
+        sending->pieces[1] = (struct kv_iov){sending->data + offset + first, bytes - first};
+        status = kv_channel_send_pair(end->channel, &sending->header, sizeof(sending->header),
+                                      sending->pieces, on_done, sending);
+    } else {
+        status = kv_channel_send(end->channel, &sending->header, sizeof(sending->header),
+                                 sending->data + offset, bytes, on_done, sending);
+    }
     if (status != KV_IN_PROGRESS)
         on_done(sending, status);
     return status;
@@ -456,6 +466,11 @@ static void headers_only(void **state)
     assert_int_equal(
         kv_channel_send(pair.a.channel, header, sizeof(header), NULL, 0, on_done, NULL),
         KV_INVALID);
+    assert_int_equal(kv_channel_send_pair(
+                         pair.a.channel, header, 16,
+                         (struct kv_iov[2]){{header, 1}, {header, pair.a.channel->pair_max}},
+                         on_done, NULL),
+                     KV_INVALID);
     close_pair(&pair);
 }
 

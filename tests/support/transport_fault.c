@@ -357,6 +357,26 @@ static kv_status_t send(struct kv_channel *base,
     return kv_channel_send(channel->inner, header, header_bytes, data, data_bytes, done, arg);
 }
 
+/* One piece after the other: the receiver cannot tell. */
+static kv_status_t send_pair(struct kv_channel *base,
+                             const void *header,
+                             size_t header_bytes,
+                             const struct kv_iov pieces[2],
+                             kv_transport_done_fn done,
+                             void *arg)
+{
+    size_t bytes = pieces[0].bytes + pieces[1].bytes;
+    struct errand *errand = errand_create(done, arg, bytes);
+    kv_status_t status;
+
+    memcpy(errand->data, pieces[0].base, pieces[0].bytes);
+    memcpy(errand->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
+    status = send(base, header, header_bytes, errand->data, bytes, errand_done, errand);
+    if (status != KV_IN_PROGRESS)
+        free(errand);
+    return status;
+}
+
 /* ---- ports ------------------------------------------------------------------------------- */
 
 /* What was held goes on as if it came now. */
@@ -503,6 +523,7 @@ static kv_status_t connect(struct kv_port *base,
         free(channel);
         return status;
     }
+    channel->base.pair_max = channel->inner->pair_max;
     *ret_channel = &channel->base;
     return KV_OK;
 }
@@ -588,6 +609,7 @@ static const struct kv_transport_row fault_row = {
     .channel_close = channel_close,
     .channel_describe = channel_describe,
     .send = send,
+    .send_pair = send_pair,
     .receive = receive,
     .refuse = refuse,
 };
