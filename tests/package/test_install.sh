@@ -37,6 +37,16 @@ for name in put_get session; do
         $(pkg-config --cflags --libs topkv) -o "$work/$name"
 done
 
+# The static library needs nothing of this project's beside it.
+# shellcheck disable=SC2046,SC2086
+"$cc" -std=c11 $flags "$source/client/examples/put_get.c" \
+    $(pkg-config --cflags topkv) "$LD_LIBRARY_PATH/libkvclient.a" \
+    $(pkg-config --static --libs-only-l topkv | sed 's/-lkvclient//') -o "$work/put_get_static"
+if ldd "$work/put_get_static" | grep -q kvclient; then
+    echo "the static program needs the shared library"
+    exit 1
+fi
+
 if command -v c++ >/dev/null 2>&1; then
     printf '#include <kvclient.h>\nint main() { return kv_client_version()[0] == 0; }\n' \
         >"$work/use.cc"
@@ -81,6 +91,7 @@ until grep -qs '^ready ' "$work/ready"; do
 done
 address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
 "$work/put_get" "$address"
+"$work/put_get_static" "$address"
 "$work/session" "$address"
 "$work/project/build/use" "$address"
 "$prefix/bin/kvctl" --server "$address" status
