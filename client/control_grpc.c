@@ -146,6 +146,14 @@ static kv_status_t status_of(grpc_status_code code)
     }
 }
 
+/* gRPC tells how it went about connecting; people want to know what the system said. */
+static const char *plain(const char *text)
+{
+    const char *last = strstr(text, "connect") != NULL ? strrchr(text, ':') : NULL;
+
+    return last != NULL && last[1] == ' ' && last[2] != '\0' ? last + 2 : text;
+}
+
 /* Tells the caller how a call ended. */
 static void call_done(struct grpc_control *control, struct exchange *exchange)
 {
@@ -163,7 +171,7 @@ static void call_done(struct grpc_control *control, struct exchange *exchange)
 
         snprintf(detail, sizeof(detail), "%.*s", text_bytes,
                  (const char *)GRPC_SLICE_START_PTR(exchange->text));
-        exchange->done(exchange->arg, status, NULL, 0, detail);
+        exchange->done(exchange->arg, status, NULL, 0, plain(detail));
         return;
     }
     if (exchange->reply == NULL ||

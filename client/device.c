@@ -129,7 +129,10 @@ kv_status_t kv_device_find(const char *const *addresses,
         bool is_routed = found != NULL && route(found, name);
 
         if (found == NULL) {
-            snprintf(detail, detail_bytes, "nodes: not HOST:PORT: %s", addresses[i]);
+            snprintf(detail, detail_bytes, "nodes: %s: %s",
+                     strrchr(addresses[i], ':') == NULL ? "not HOST:PORT"
+                                                        : "unknown host or port",
+                     addresses[i]);
             return KV_INVALID;
         }
         freeaddrinfo(found);
