@@ -21,7 +21,7 @@
 enum {
     TURN_IDLE_US = 100000,
     TURN_BUSY_US = 1000,
-    STUCK_US = 5000000, /* without a turn of the control thread: /health says so */
+    STUCK_US = 5000000, /* without a step of some thread: /health says so */
 };
 
 enum phase {
@@ -58,10 +58,17 @@ static void write_metrics(void *arg, FILE *out)
 static bool is_healthy(void *arg)
 {
     struct kv_server *server = arg;
+    const struct kv_node *node = atomic_load(&server->shown_node);
+    uint64_t last_us = atomic_load(&server->turn_us);
+    uint64_t now_us;
 
     /* Reserving much memory takes long, and is no illness. */
-    return atomic_load(&server->phase) == STARTING ||
-           kv_clock_now(&kv_clock_real) - atomic_load(&server->turn_us) < STUCK_US;
+    if (atomic_load(&server->phase) == STARTING)
+        return true;
+    if (node != NULL && kv_node_last_step_us(node) < last_us)
+        last_us = kv_node_last_step_us(node);
+    now_us = kv_clock_now(&kv_clock_real);
+    return now_us < last_us || now_us - last_us < STUCK_US;
 }
 
 static bool is_ready(void *arg)

@@ -794,6 +794,7 @@ bool kv_data_step(struct kv_data *data)
         data->moved_us = data->now_us;
     if (data->now_us >= data->timers_us) {
         data->timers_us = data->now_us + TIMERS_EVERY_US;
+        atomic_store_explicit(&data->seen_us, data->now_us, memory_order_relaxed);
         timers(data);
         busy = busy || kv_pool_lent(data->works) > 0;
     }
@@ -816,6 +817,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->credits = setup->credits;
     data->stuck_send_us = setup->stuck_send_us;
     data->clock = setup->clock;
+    atomic_init(&data->seen_us, kv_clock_now(setup->clock));
     data->answers = setup->answers;
     data->n_parts = setup->n_parts;
     data->n_peers = setup->n_peers;

@@ -207,7 +207,8 @@ struct kv_data {
     struct kv_ring *answers;    /* to control, shared by all data threads */
     bool answers_due;           /* something went into `answers` since the driver last looked */
     _Atomic bool draining;
-    uint64_t timers_us; /* next look at deadlines */
+    uint64_t timers_us;       /* next look at deadlines */
+    _Atomic uint64_t seen_us; /* when it last looked: /health is about that */
     uint32_t marks;
     struct kv_stats stats;
 };

@@ -195,6 +195,19 @@ bool kv_node_drain_requested(const struct kv_node *node)
     return atomic_load((_Atomic bool *)&node->drain_requested);
 }
 
+uint64_t kv_node_last_step_us(const struct kv_node *node)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        uint64_t seen_us = atomic_load_explicit(&node->data[i].seen_us, memory_order_relaxed);
+
+        if (seen_us < least)
+            least = seen_us;
+    }
+    return least;
+}
+
 const char *kv_node_address(const struct kv_node *node)
 {
     return node->address;

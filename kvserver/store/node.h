@@ -121,6 +121,10 @@ bool kv_node_drain_requested(const struct kv_node *node);
  * the node's life. */
 const char *kv_node_address(const struct kv_node *node);
 
+/* When the data thread that has stood still the longest last took a step; they do so at least
+ * every 50 ms.  By the node's clock. */
+uint64_t kv_node_last_step_us(const struct kv_node *node);
+
 /* Writes all statistics as Prometheus text.  Any thread; numbers may be a little old. */
 void kv_node_metrics(struct kv_node *node, FILE *out);
 

@@ -973,6 +973,25 @@ static void control_thread_takes_anything(void **state)
     assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
 }
 
+/* One thread that stands still is noticed, whatever the others do. */
+static void a_thread_stands_still(void **state)
+{
+    uint64_t begin_us;
+
+    (void)state;
+    settle();
+    begin_us = kv_node_last_step_us(world.node);
+    for (unsigned i = 0; i < 10; i++) {
+        world.clock.virtual_us += 1000000;
+        kv_node_control_step(world.node);
+        for (uint32_t thread = 1; thread < N_THREADS; thread++)
+            kv_node_data_step(world.node, thread);
+    }
+    assert_int_equal(kv_node_last_step_us(world.node), begin_us);
+    step();
+    assert_true(kv_node_last_step_us(world.node) >= begin_us + 10000000);
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -1092,6 +1111,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_field_of_every_operation),
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),
+        cmocka_unit_test(a_thread_stands_still),
         cmocka_unit_test(floods_are_bounded),
     };
 
