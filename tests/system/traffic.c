@@ -25,6 +25,7 @@ enum {
     SLOT_ROWS = SLOT_BYTES / 128,
     OBJECT_BYTES_MAX = 300 << 10,
     TELL_EVERY = 20,
+    TELLS = 200,
     LEASE_MS = 10000,  /* of sessions; the library renews it */
     LATE_US = 2000000, /* a deadline is met within what a machine under load may add */
 };
@@ -524,6 +525,10 @@ static bool is_stopped(const struct traffic *traffic)
 
 static void run(struct traffic *traffic)
 {
+    /* All lines of a run of known length fit the pipe: the reader may be busy with another. */
+    uint64_t tell_every = traffic->options->n_ops / TELLS > TELL_EVERY
+                              ? traffic->options->n_ops / TELLS
+                              : TELL_EVERY;
     uint64_t told = 0;
     bool is_ending = false;
 
@@ -541,9 +546,9 @@ static void run(struct traffic *traffic)
         }
         if (is_ending && n_busy == 0)
             break;
-        if (traffic->n_ok >= told + TELL_EVERY || (traffic->n_ok + traffic->n_failed) % 64 == 0)
+        if (traffic->n_ok >= told + tell_every || (traffic->n_ok + traffic->n_failed) % 64 == 0)
             is_ending = is_ending || is_stopped(traffic);
-        if (traffic->n_ok >= told + TELL_EVERY) {
+        if (traffic->n_ok >= told + tell_every) {
             told = traffic->n_ok;
             tell(traffic);
         }
