@@ -403,6 +403,9 @@ struct kv_op_kind {
     /* A trip failed.  NULL: so does the operation. */
     void (*failed)(struct kv_trip *trip, kv_status_t status, const char *detail);
 
+    /* A node is beyond the generation that the operation waits for: begin anew, from PREPARING.
+     * NULL: that is a failure. */
+    void (*overtaken)(struct kv_op *op);
     /* It ends, however: the last look at what it holds. */
     void (*ended)(struct kv_op *op);
     /* Frees what `ended` has left for the caller. */

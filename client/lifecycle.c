@@ -683,10 +683,22 @@ static void ended_resume(struct kv_op *op)
     op->resume.nodes = NULL;
 }
 
+/* While a node was to catch up, another client took it beyond what the others had told. */
+static void overtaken_resume(struct kv_op *op)
+{
+    kv_session_free(op->result);
+    op->result = NULL;
+    op->needs_current = false;
+    op->phase = 0;
+    op->tokens = UINT32_MAX;
+    memset(op->resume.nodes, 0, op->client->n_remotes * sizeof(*op->resume.nodes));
+}
+
 static const struct kv_op_kind resume_kind = {
     .name = "resume",
     .id = KV_OP_RESUME,
     .start = start_resume,
+    .overtaken = overtaken_resume,
     .ended = ended_resume,
     .describe = describe,
 };

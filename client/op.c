@@ -178,6 +178,10 @@ void kv_op_prepare(struct kv_op *op)
         }
         if (status == KV_IN_PROGRESS) {
             is_ready = false;
+        } else if (status == KV_STALE && op->kind->overtaken != NULL) {
+            op->kind->overtaken(op);
+            client->must_pump = true;
+            return;
         } else if (status != KV_OK) {
             kv_op_fail(op, remote, NULL, status, "%s", text);
             return;
