@@ -490,9 +490,9 @@ static size_t gather(struct kv_work *work, uint8_t *dst, size_t room)
         uint32_t n_rows = rows_of(work, work->cursor_unit);
 
         while (work->cursor_row < n_rows) {
-            const void *rows[64];
+            const void *rows[512];
             uint32_t n = 0;
-            for (; n < 64 && work->cursor_row + n < n_rows &&
+            for (; n < 512 && work->cursor_row + n < n_rows &&
                    done + (size_t)(n + 1) * unit->row_bytes <= room;
                  n++) {
                 uint32_t at = work->cursor_row + n;
