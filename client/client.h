@@ -487,6 +487,7 @@ struct kv_op {
         struct {
             struct kv_ticket ticket;
             struct kv_resumed *nodes; /* (n_nodes) */
+            bool is_overtaken;        /* by another client, while it asked */
         } resume;
         struct {
             struct kv_lifecycle entry;

@@ -95,13 +95,17 @@ static void fail_waiting(struct kv_session *session,
     struct kv_client *client = session->client;
     struct kv_list *link, *follow;
 
+    /* One that may begin anew finds out how far the node is when it looks again. */
+    client->must_pump = true;
     /* A resume that fails frees the session: it is only a name in here. */
     KV_LIST_EACH(link, follow, &client->ops)
     {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
         if (op->stage == KV_STAGE_PREPARING && op->needs_current &&
-            (op->session == session || op->result == session) && kv_op_needs(op, remote->index))
+            (op->session == session || op->result == session) &&
+            kv_op_needs(op, remote->index) &&
+            (status != KV_STALE || op->kind->overtaken == NULL))
             kv_op_fail(op, remote, NULL, status, "it cannot catch up: %s", detail);
     }
 }
@@ -581,6 +585,18 @@ static void settle(struct kv_op *op)
     kv_op_again(op);
 }
 
+/* While a node was to catch up, another client took it beyond what the others had told. */
+static void overtaken_resume(struct kv_op *op)
+{
+    kv_session_free(op->result);
+    op->result = NULL;
+    op->needs_current = false;
+    op->phase = 0;
+    op->resume.is_overtaken = false;
+    op->tokens = UINT32_MAX;
+    memset(op->resume.nodes, 0, op->client->n_remotes * sizeof(*op->resume.nodes));
+}
+
 /* The nodes have caught up: a truncate may have made the session shorter. */
 static void relength_done(struct kv_call *call,
                           kv_status_t status,
@@ -594,8 +610,14 @@ static void relength_done(struct kv_call *call,
         return;
     if (status != KV_OK)
         kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+    else if (reply->generation != op->result->generation)
+        op->resume.is_overtaken = true;
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
+    if (status == KV_OK && op->n_calls == 0 && op->resume.is_overtaken) {
+        overtaken_resume(op);
+        kv_op_again(op);
+    }
 }
 
 static void ask_lengths(struct kv_op *op)
@@ -681,17 +703,6 @@ static void ended_resume(struct kv_op *op)
     }
     free(op->resume.nodes);
     op->resume.nodes = NULL;
-}
-
-/* While a node was to catch up, another client took it beyond what the others had told. */
-static void overtaken_resume(struct kv_op *op)
-{
-    kv_session_free(op->result);
-    op->result = NULL;
-    op->needs_current = false;
-    op->phase = 0;
-    op->tokens = UINT32_MAX;
-    memset(op->resume.nodes, 0, op->client->n_remotes * sizeof(*op->resume.nodes));
 }
 
 static const struct kv_op_kind resume_kind = {

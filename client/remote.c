@@ -102,8 +102,6 @@ static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
     if (!remote->has_connected || memcmp(remote->node_id.bytes, reply->node_id.data, 16) != 0)
         remote->incarnation++;
     memcpy(remote->node_id.bytes, reply->node_id.data, 16);
-    remote->reconnects += remote->has_connected;
-    remote->has_connected = true;
 }
 
 static void ignored(
@@ -193,6 +191,8 @@ static void hello_done(struct kv_call *call,
     struct kv_channel *channel = remote->lanes[0].channel;
 
     channel->row->channel_describe(channel, remote->transport, sizeof(remote->transport));
+    remote->reconnects += remote->has_connected;
+    remote->has_connected = true;
     remote->has_attached = remote->control->row->attach != NULL;
     remote->owed_us = 0;
     remote->state = KV_REMOTE_CONNECTED;

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
-#define KV_WIRE_VERSION 1
+#define KV_WIRE_VERSION 2
 
 enum {
     KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */

@@ -114,7 +114,7 @@ struct ucx_transport {
 
 /* A send in flight; lives in the space that UCX keeps for us in front of each request. */
 struct flight {
-    struct ucx_port *port;
+    struct ucx_port *port; /* NULL: given up, its owner knows */
     struct wire *wire;
     struct ucx_channel *channel; /* NULL: closed since */
     kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
@@ -151,6 +151,7 @@ struct ucx_incoming {
     bool receiving;          /* UCX has the descriptor */
     bool in_call;            /* ucp_am_recv_data_nbx() has not returned */
     bool over;               /* completed while in_call */
+    bool is_dead;            /* given up, its owner knows */
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
@@ -661,6 +662,10 @@ static void on_sent(void *request, ucs_status_t ucs, void *user_data)
     void *arg = flight->arg;
 
     (void)user_data;
+    if (port == NULL) {
+        ucp_request_free(request);
+        return;
+    }
     flight_unlink(flight);
     if (flight->slot != NULL)
         slot_put(port, flight->slot);
@@ -811,7 +816,7 @@ static struct ucx_incoming *incoming_get(struct ucx_port *port)
     return incoming;
 }
 
-static void incoming_put(struct ucx_incoming *incoming)
+static void incoming_unlink(struct ucx_incoming *incoming)
 {
     struct ucx_port *port = incoming->wire->port;
 
@@ -821,8 +826,20 @@ static void incoming_put(struct ucx_incoming *incoming)
         port->incomings = incoming->next;
     if (incoming->next != NULL)
         incoming->next->previous = incoming->previous;
+}
+
+static void incoming_spare(struct ucx_port *port, struct ucx_incoming *incoming)
+{
     incoming->next = port->spare_incomings;
     port->spare_incomings = incoming;
+}
+
+static void incoming_put(struct ucx_incoming *incoming)
+{
+    struct ucx_port *port = incoming->wire->port;
+
+    incoming_unlink(incoming);
+    incoming_spare(port, incoming);
 }
 
 /* Tells the sender that its data is needed no longer. */
@@ -875,6 +892,8 @@ static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *use
 
     (void)bytes;
     ucp_request_free(request);
+    if (incoming->is_dead)
+        return;
     if (incoming->in_call) {
         incoming->over = true;
         incoming->status = status_of(ucs);
@@ -1249,7 +1268,9 @@ static ucs_status_t on_probe(void *arg,
     (void)data;
     (void)data_bytes;
     (void)param;
-    wire->port->is_probing = false;
+    /* An old queue that goes on after all says nothing of the one in use. */
+    if (wire == wire->port->wires[WIRE_SHARED])
+        wire->port->is_probing = false;
     return UCS_OK;
 }
 
@@ -1267,9 +1288,68 @@ static kv_status_t set_handler(struct wire *wire, unsigned id, ucp_am_recv_callb
     return status_of(ucp_worker_set_am_recv_handler(wire->worker, &param));
 }
 
+/* Where a peer's queue has no room UCX never lets go of what is in flight, but completes it
+ * once more while the worker is destroyed: the owner is told first, and that is not passed on.
+ */
+
+static void give_up_flights(const struct wire *wire)
+{
+    struct ucx_port *port = wire->port;
+    struct flight *flight = port->flights;
+
+    while (flight != NULL) {
+        kv_transport_done_fn done = flight->done;
+        void *arg = flight->arg;
+
+        if (flight->wire != wire) {
+            flight = flight->next;
+            continue;
+        }
+        flight_unlink(flight);
+        if (flight->slot != NULL)
+            slot_put(port, flight->slot);
+        flight->port = NULL;
+        if (done != NULL)
+            done(arg, KV_UNREACHABLE);
+        flight = port->flights; /* `done` may have sent something */
+    }
+}
+
+/* Returns a list of those that must outlive the worker. */
+static struct ucx_incoming *give_up_incomings(const struct wire *wire)
+{
+    struct ucx_port *port = wire->port;
+    struct ucx_incoming *incoming = port->incomings, *dead = NULL;
+
+    while (incoming != NULL) {
+        if (incoming->wire != wire) {
+            incoming = incoming->next;
+            continue;
+        }
+        assert(incoming->receiving);
+        incoming_unlink(incoming);
+        incoming->is_dead = true;
+        incoming->next = dead;
+        dead = incoming;
+        incoming->done(incoming->arg, KV_UNREACHABLE);
+        incoming = port->incomings;
+    }
+    return dead;
+}
+
 static void close_wire(struct wire *wire)
 {
+    struct ucx_incoming *dead;
+
+    give_up_flights(wire);
+    dead = give_up_incomings(wire);
     ucp_worker_destroy(wire->worker); /* and the probe with it */
+    while (dead != NULL) {
+        struct ucx_incoming *next = dead->next;
+
+        incoming_spare(wire->port, dead);
+        dead = next;
+    }
     free(wire);
 }
 
@@ -1452,13 +1532,14 @@ static void look_at_queue(struct ucx_port *port)
     }
 }
 
+/* By an owner, that is; what UCX holds is given up. */
 static bool is_held(const struct wire *wire)
 {
     if (wire->n_channels > 0)
         return true;
     for (const struct ucx_incoming *incoming = wire->port->incomings; incoming != NULL;
          incoming = incoming->next)
-        if (incoming->wire == wire)
+        if (incoming->wire == wire && !incoming->receiving)
             return true;
     return false;
 }
@@ -1471,24 +1552,9 @@ static void bury_wires(struct ucx_port *port)
         return;
     while (*link != NULL) {
         struct wire *wire = *link;
-        struct flight *flight = port->flights;
 
         if (is_held(wire)) {
             link = &wire->next;
-            continue;
-        }
-        while (flight != NULL && flight->wire != wire)
-            flight = flight->next;
-        if (flight != NULL) {
-            kv_transport_done_fn done = flight->done;
-            void *arg = flight->arg;
-
-            /* UCX holds on to it for ever: the peer's queue has no room. */
-            flight_unlink(flight);
-            if (flight->slot != NULL)
-                slot_put(port, flight->slot);
-            if (done != NULL)
-                done(arg, KV_UNREACHABLE);
             continue;
         }
         *link = wire->next;
@@ -1551,22 +1617,6 @@ static void ucx_port_close(struct kv_port *base)
         progress_workers(port);
         close_endpoints(port);
     }
-    while (port->flights != NULL) {
-        struct flight *flight = port->flights;
-
-        flight_unlink(flight);
-        if (flight->slot != NULL)
-            slot_put(port, flight->slot);
-        if (flight->done != NULL)
-            flight->done(flight->arg, KV_UNREACHABLE);
-    }
-    while (port->incomings != NULL) {
-        struct ucx_incoming *incoming = port->incomings;
-
-        incoming_put(incoming);
-        incoming->done(incoming->arg, KV_UNREACHABLE);
-    }
-
     for (unsigned kind = 0; kind < N_WIRES; kind++)
         if (port->wires[kind] != NULL)
             close_wire(port->wires[kind]);

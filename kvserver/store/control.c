@@ -480,6 +480,8 @@ static void on_message(
         }
         client->heard_us = kv_clock_now(node->config.clock);
     }
+    /* Control requests have no bulk data: nothing behind the body is checked. */
+    body_bytes = header.body_bytes;
     struct message_reply *reply = calloc(1, sizeof(*reply));
     if (reply == NULL)
         return;

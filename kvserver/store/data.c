@@ -111,10 +111,11 @@ static void work_end(struct kv_work *work)
         kv_pool_put(data->bodies, work->body_slot);
     if (work->answer_slot != NULL)
         kv_pool_put(data->bodies, work->answer_slot);
-    if (work->staging != NULL) {
+    if (work->staging != NULL && data->unstaged.first != NULL) {
+        data->unstaged.first->staging = work->staging;
+        kv_work_queue(data->unstaged.first);
+    } else if (work->staging != NULL) {
         kv_pool_put(data->stagings, work->staging);
-        if (data->unstaged.first != NULL)
-            kv_work_queue(data->unstaged.first);
     }
 
     *work->peer_link = work->peer_next;

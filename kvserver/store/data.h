@@ -201,7 +201,7 @@ struct kv_data {
     struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_work_queue queues[KV_CLASS_COUNT];
     struct kv_work_queue
-        unstaged; /* need a staging buffer; the first looks again when one is free */
+        unstaged; /* need a staging buffer: the next that comes back is the first's */
     struct kv_ring *commands;   /* from control */
     struct kv_command *command; /* under way, in slices */
     struct kv_ring *answers;    /* to control, shared by all data threads */
@@ -249,7 +249,7 @@ void kv_work_wait(struct kv_work *work);                     /* state WAITING */
 void kv_work_queue(struct kv_work *work);                    /* state QUEUED */
 void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
 
-/* Takes a staging buffer.  false: there is none, and the work is queued again when one is. */
+/* Takes a staging buffer.  false: there is none, and the work is queued again with one. */
 bool kv_work_stage(struct kv_work *work);
 
 /* Ends the work with an error and a text; for a request whose bulk is still to come, when that

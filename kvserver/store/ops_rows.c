@@ -580,9 +580,9 @@ bool kv_op_read_run(struct kv_work *work)
                      work->request.session_index);
         return false;
     }
-    if (work->staging == NULL) {
-        if (!kv_work_stage(work))
-            return false;
+    if (work->staging == NULL && !kv_work_stage(work))
+        return false;
+    if (work->cursor_unit == 0 && work->cursor_row == 0) {
         kv_count(&work->data->stats.staged_sends, 1);
         work->cursor_bytes = 0;
     }
