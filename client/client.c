@@ -262,6 +262,7 @@ static kv_status_t connect_all(struct kv_client *client, char *detail, size_t de
         uint32_t n_connected = 0;
         const struct kv_remote *missing = NULL;
 
+        kv_client_step(client);
         for (uint32_t i = 0; i < client->n_remotes; i++) {
             const struct kv_remote *remote = &client->remotes[i];
 
@@ -285,7 +286,6 @@ static kv_status_t connect_all(struct kv_client *client, char *detail, size_t de
                      (double)client->deadline_us / 1e6);
             return KV_UNREACHABLE;
         }
-        kv_client_step(client);
         kv_client_nap(client, until_us);
     }
 }

@@ -7,7 +7,6 @@
  *   doctor.c    doctor: what is reported, and the checks of this machine
  *   doctor_node.c   its checks of a node
  *   listeners.c     which ports a process listens on
- *   json.h      the writer for --json
  *
  * Threads: one.  Memory: all lives until the program ends, except as said.
  */
