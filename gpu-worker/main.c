@@ -1,0 +1,319 @@
+/* main.c - kvworker: options, the table of commands, signals, exit codes. */
+#include "attention.h"
+#include "crew.h"
+#include "log.h"
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FIELD(name) offsetof(struct kvworker_options, name)
+
+enum command_set {
+    INFO = 1,
+    GENERATE = 2,
+    CHAT = 4,
+    LOGITS = 8,
+    RUNS = GENERATE | CHAT | LOGITS,
+    ALL = INFO | RUNS,
+};
+
+static const struct {
+    unsigned commands;
+    struct kv_config_row row;
+} options[] = {
+    {ALL,
+     {.name = "model",
+      .help = "the model, a GGUF file",
+      .offset = FIELD(model),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE,
+     {.name = "prompt",
+      .help = "the prompt",
+      .offset = FIELD(prompt),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE | LOGITS,
+     {.name = "prompt-file",
+      .help = "a file with the prompt; - is standard input",
+      .offset = FIELD(prompt_file),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE,
+     {.name = "raw",
+      .help = "no chat template: the prompt is the beginning of a text",
+      .offset = FIELD(raw),
+      .type = KV_CONFIG_FLAG}},
+    {LOGITS,
+     {.name = "out",
+      .help = "the NumPy file to write, float32: a row of the vocabulary for each position",
+      .offset = FIELD(out),
+      .type = KV_CONFIG_STRING}},
+    {LOGITS,
+     {.name = "from",
+      .fallback = "0",
+      .help = "first position written; tokens before it pass in chunks, later ones one by one",
+      .offset = FIELD(from),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {GENERATE | CHAT,
+     {.name = "max-tokens",
+      .fallback = "512",
+      .help = "the longest answer",
+      .offset = FIELD(max_tokens),
+      .type = KV_CONFIG_UINT,
+      .min = 1,
+      .max = KV_TOKENS_MAX}},
+    {GENERATE | CHAT,
+     {.name = "temperature",
+      .fallback = "0",
+      .help = "0: always the most likely token; higher: more variety",
+      .offset = FIELD(temperature),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE | CHAT,
+     {.name = "sample-top-k",
+      .fallback = "40",
+      .help = "draw from so many of the most likely tokens; 0: from all",
+      .offset = FIELD(sample_top_k),
+      .type = KV_CONFIG_UINT,
+      .max = 1 << 24}},
+    {GENERATE | CHAT,
+     {.name = "sample-top-p",
+      .fallback = "0.95",
+      .help = "draw from the most likely tokens that together reach this share; 1: from all",
+      .offset = FIELD(sample_top_p),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE | CHAT,
+     {.name = "seed",
+      .fallback = "0",
+      .help = "of the draws: the same seed repeats them",
+      .offset = FIELD(seed),
+      .type = KV_CONFIG_UINT}},
+    {RUNS,
+     {.name = "attention",
+      .fallback = "full",
+      .help = "the attention method; full: every token attends to all before it",
+      .offset = FIELD(attention),
+      .type = KV_CONFIG_STRING,
+      .choices = "full"}},
+    {ALL,
+     {.name = "kv-type",
+      .fallback = "fp16",
+      .help = "the type that keys and values are rounded to",
+      .offset = FIELD(kv_type),
+      .type = KV_CONFIG_STRING,
+      .choices = "fp16|bf16|fp32"}},
+    {ALL,
+     {.name = "store",
+      .fallback = "embedded",
+      .help = "HOST:PORT of storage nodes, comma-separated, or embedded: one in this process",
+      .offset = FIELD(store),
+      .type = KV_CONFIG_STRING}},
+    {ALL,
+     {.name = "memory",
+      .fallback = "1G",
+      .help = "memory of an embedded store",
+      .offset = FIELD(memory),
+      .type = KV_CONFIG_SIZE,
+      .min = 16 << 20}},
+    {RUNS,
+     {.name = "device",
+      .fallback = "auto",
+      .help = "what computes; auto: the best there is",
+      .offset = FIELD(device),
+      .type = KV_CONFIG_STRING,
+      .choices = "cpu|auto"}},
+    {RUNS,
+     {.name = "threads",
+      .fallback = "0",
+      .help = "threads that compute; 0: one per core",
+      .offset = FIELD(threads),
+      .type = KV_CONFIG_UINT,
+      .max = KV_CREW_THREADS_MAX}},
+    {ALL,
+     {.name = "json",
+      .help = "print one JSON object (chat: one per answer)",
+      .offset = FIELD(json),
+      .type = KV_CONFIG_FLAG}},
+    {ALL,
+     {.name = "help",
+      .help = "print this, and end",
+      .offset = FIELD(help),
+      .type = KV_CONFIG_FLAG}},
+};
+
+enum {
+    N_OPTIONS = sizeof(options) / sizeof(options[0])
+};
+
+static const struct command {
+    const char *name;
+    enum command_set bit;
+    const char *summary, *more;
+    int (*run)(struct kvworker *worker);
+} commands[] = {
+    {"info", INFO, "what a model file contains, and what fits",
+     "Tells what the file contains, how many bytes of rows a token takes, and how many tokens\n"
+     "fit into memory and store.",
+     kvworker_info_run},
+    {"generate", GENERATE, "answer one prompt",
+     "Prints the answer as it comes, and what it cost on stderr.  Ctrl-C ends it cleanly.",
+     kvworker_generate_run},
+    {"chat", CHAT, "a conversation, a line at a time",
+     "Reads lines from standard input and answers them.  Ctrl-C ends an answer, Ctrl-D the\n"
+     "conversation.",
+     kvworker_chat_run},
+    {"logits", LOGITS, "the scores of all tokens at every position of a text",
+     "Takes the prompt as it is, without a chat template.", kvworker_logits_run},
+};
+
+enum {
+    N_COMMANDS = sizeof(commands) / sizeof(commands[0])
+};
+
+volatile sig_atomic_t kvworker_stop;
+
+/* The second signal does not wait for anybody. */
+static void on_signal(int number)
+{
+    if (kvworker_stop)
+        _exit(128 + number);
+    kvworker_stop = 1;
+}
+
+static void catch_signals(void)
+{
+    /* No SA_RESTART: a conversation that waits for input is to wake up. */
+    const struct sigaction stop = {.sa_handler = on_signal};
+    const struct sigaction ignore = {.sa_handler = SIG_IGN};
+
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGPIPE, &ignore, NULL);
+}
+
+static void print_help(void)
+{
+    printf("Usage: kvworker COMMAND --model FILE [OPTION]...\n"
+           "\n"
+           "Runs language models whose KV cache lives in TopKV.\n"
+           "\n");
+    for (unsigned i = 0; i < N_COMMANDS; i++)
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
+    printf(
+        "\n"
+        "kvworker COMMAND --help tells a command's options; the environment may set them too:\n"
+        "KVWORKER_MODEL, KVWORKER_THREADS, ...  kvworker --version prints the version.\n"
+        "Exit status: 0 done, 1 failed, 2 wrong usage or unusable input.\n");
+}
+
+static void print_command_help(const struct command *command, const struct kv_config_row *rows)
+{
+    printf("Usage: kvworker %s --model FILE [OPTION]...\n\n%s\n\n", command->name,
+           command->more);
+    kv_config_help(rows, stdout);
+}
+
+static const struct command *find_command(const char *name)
+{
+    for (unsigned i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+/* A prompt may be longer than a string of the table: --prompt is taken out of argv before. */
+static bool take_prompt(struct kvworker_options *to, int *argc, char **argv)
+{
+    int kept = 1;
+
+    for (int i = 1; i < *argc; i++) {
+        if (strncmp(argv[i], "--prompt=", strlen("--prompt=")) == 0)
+            to->prompt_text = argv[i] + strlen("--prompt=");
+        else if (strcmp(argv[i], "--prompt") == 0) {
+            if (++i == *argc)
+                return false;
+            to->prompt_text = argv[i];
+        } else
+            argv[kept++] = argv[i];
+    }
+    argv[kept] = NULL;
+    *argc = kept;
+    return true;
+}
+
+/* argv begins with the command.  Returns the exit status. */
+static int run(struct kvworker *worker, const struct command *command, int argc, char **argv)
+{
+    static struct kvworker_options values;
+    struct kv_config_row rows[N_OPTIONS + 1];
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    unsigned n_rows = 0;
+
+    for (unsigned i = 0; i < N_OPTIONS; i++)
+        if (options[i].commands & command->bit)
+            rows[n_rows++] = options[i].row;
+    rows[n_rows] = (struct kv_config_row){.name = NULL};
+
+    worker->command = command->name;
+    worker->options = &values;
+    kv_config_defaults(rows, &values);
+    if (command->bit == GENERATE && !take_prompt(&values, &argc, argv)) {
+        kvworker_error(worker, "option: --prompt: a value is missing");
+        return KVWORKER_USAGE;
+    }
+    if (kv_config_environment(rows, &values, "KVWORKER", detail, sizeof(detail)) != KV_OK ||
+        kv_config_arguments(rows, &values, &argc, argv, detail, sizeof(detail)) != KV_OK) {
+        kvworker_error(worker, "%s", detail);
+        return KVWORKER_USAGE;
+    }
+    if (values.prompt_text == NULL && values.prompt[0] != '\0')
+        values.prompt_text = values.prompt;
+    if (argc > 1) {
+        kvworker_error(worker, "option: unexpected: %s", argv[1]);
+        return KVWORKER_USAGE;
+    }
+    if (values.help) {
+        print_command_help(command, rows);
+        return KVWORKER_DONE;
+    }
+    return command->run(worker);
+}
+
+int main(int argc, char **argv)
+{
+    struct kvworker worker = {.gguf = NULL};
+    const struct command *command;
+    int outcome = KVWORKER_USAGE;
+
+    kv_log_set_program("kvworker");
+    kv_log_set_level(KV_LOG_WARN);
+    kv_gguf_guard("kvworker");
+    catch_signals();
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "-h") == 0)
+            argv[i] = "--help";
+    if (argc < 2) {
+        kvworker_error(&worker, "command: missing: kvworker --help lists them");
+    } else if (strcmp(argv[1], "--help") == 0) {
+        print_help();
+        outcome = KVWORKER_DONE;
+    } else if (strcmp(argv[1], "--version") == 0) {
+        printf("kvworker %s\n", TOPKV_VERSION);
+        outcome = KVWORKER_DONE;
+    } else {
+        command = find_command(argv[1]);
+        if (command == NULL)
+            kvworker_error(&worker, "command: unknown: %s: kvworker --help lists them",
+                           argv[1]);
+        else
+            outcome = run(&worker, command, argc - 1, argv + 1);
+    }
+    kvworker_close(&worker);
+
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        kvworker_error(&worker, "standard output: cannot be written");
+        outcome = KVWORKER_FAILED;
+    }
+    return outcome;
+}

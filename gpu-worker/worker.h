@@ -1,0 +1,130 @@
+/* worker.h - the inside of kvworker: options, and all that a command works with.
+ *
+ *   main.c           options, the table of commands, signals, exit codes
+ *   worker.c         opens file, device, model, tokenizer, store, attention; progress; messages
+ *   report.c         what a run cost, as text and as JSON
+ *   cmd_info.c       info
+ *   cmd_generate.c   generate
+ *   cmd_chat.c       chat
+ *   cmd_logits.c     logits
+ *
+ * Threads: one.  Memory: a command opens what it needs and closes it.
+ */
+#ifndef KV_WORKER_H
+#define KV_WORKER_H
+
+#include "config.h"
+#include "embedded.h"
+#include "generate.h"
+#include "tokenizer.h"
+
+enum {
+    KVWORKER_DONE = 0,
+    KVWORKER_FAILED = 1,
+    KVWORKER_USAGE = 2, /* wrong usage, or input that cannot be used */
+
+    KVWORKER_DETAIL_BYTES = 1024,
+    KVWORKER_PROMPT_BYTES_MAX = 64 << 20,
+};
+
+struct kvworker_options {
+    char model[KV_CONFIG_STRING_BYTES];
+    char store[KV_CONFIG_STRING_BYTES];
+    char attention[KV_CONFIG_STRING_BYTES];
+    char kv_type[KV_CONFIG_STRING_BYTES];
+    char device[KV_CONFIG_STRING_BYTES];
+    uint64_t threads; /* 0 becomes the processors there are */
+    uint64_t memory;  /* of an embedded store */
+    bool json;
+
+    char prompt[KV_CONFIG_STRING_BYTES];
+    char prompt_file[KV_CONFIG_STRING_BYTES];
+    bool raw;
+    uint64_t max_tokens;
+    char temperature[KV_CONFIG_STRING_BYTES];
+    uint64_t sample_top_k;
+    char sample_top_p[KV_CONFIG_STRING_BYTES];
+    uint64_t seed;
+
+    char out[KV_CONFIG_STRING_BYTES];
+    uint64_t from;
+
+    bool help;
+    const char *prompt_text; /* --prompt as it was typed: of any length; NULL: not given */
+};
+
+struct kvworker {
+    const struct kvworker_options *options;
+    const char *command;
+
+    struct kv_gguf *gguf;
+    struct kv_device *device;
+    struct kv_model *model;
+    struct kv_tokenizer *tokenizer;
+    struct kv_embedded *embedded;
+    struct kv_client *client;
+    struct kv_attention *attention;
+    struct kv_forward *forward;
+    enum kv_dtype dtype;
+    uint32_t capacity; /* tokens of the session */
+};
+
+/* Set by SIGINT and SIGTERM; whoever has dealt with it clears it. */
+extern volatile sig_atomic_t kvworker_stop;
+
+/* Prints "kvworker: COMMAND: ..." to stderr. */
+void kvworker_error(const struct kvworker *worker, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The steps of opening, in this order; each returns the exit status and tells what is wrong.
+ *   file       the GGUF file
+ *   model      device, model, tokenizer
+ *   session    store, attention, forward pass, for `capacity` tokens at most */
+int kvworker_open_file(struct kvworker *worker);
+int kvworker_open_model(struct kvworker *worker);
+int kvworker_open_session(struct kvworker *worker, uint32_t capacity);
+void kvworker_close(struct kvworker *worker);
+
+/* "what: where: value" of a failed step of attention or forward pass. */
+void kvworker_step_error(const struct kvworker *worker, kv_status_t status);
+
+/* A line on a terminal that the next one overwrites; nothing if stderr is none. */
+void kvworker_progress(const char *what, uint64_t done, uint64_t total);
+void kvworker_progress_end(void);
+
+/* The prompt of --prompt or --prompt-file; free it with free(). */
+int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t *ret_bytes);
+
+/* The sampler that the options describe. */
+int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler);
+
+enum kv_dtype kvworker_dtype(const struct kvworker_options *options);
+
+/* report.c: after a run.  `text` is ended by a zero. */
+void kvworker_report_text(const struct kvworker *worker,
+                          const struct kv_generate_result *result);
+void kvworker_report_json(const struct kvworker *worker,
+                          const struct kv_generate_result *result,
+                          const char *text,
+                          const uint32_t *ids);
+
+/* An answer as it comes: to stdout at once, or kept for --json. */
+struct kvworker_answer {
+    const struct kvworker *worker;
+    bool is_first; /* of a text that the tokenizer began with a space */
+    char *text;    /* kept; ended by a zero */
+    size_t bytes, room;
+    struct kv_utf8_stream *stream;
+};
+kv_status_t kvworker_answer_init(struct kvworker_answer *answer, const struct kvworker *worker);
+void kvworker_answer_token(struct kvworker_answer *answer, uint32_t token);
+void kvworker_answer_end(struct kvworker_answer *answer);
+void kvworker_answer_fini(struct kvworker_answer *answer);
+
+/* The commands; each returns the exit status. */
+int kvworker_info_run(struct kvworker *worker);
+int kvworker_generate_run(struct kvworker *worker);
+int kvworker_chat_run(struct kvworker *worker);
+int kvworker_logits_run(struct kvworker *worker);
+
+#endif
