@@ -5,8 +5,8 @@
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
-    protobuf-c-compiler libssl-dev libmicrohttpd-dev"
-tests="libcmocka-dev clang-format curl"
+    protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev"
+tests="libcmocka-dev clang clang-format curl libclang-rt-dev"
 
 case ${1:-} in
 build) wanted=$build ;;

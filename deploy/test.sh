@@ -1,6 +1,6 @@
 #!/bin/sh
 # test.sh [--quick] [--jobs N]: builds and tests everything, in every way that counts.
-#   warnings   all of it, warnings are errors                         build-test/
+#   warnings   all of it, warnings are errors; fuzzing                build-test/
 #   address    all of it, address and undefined-behaviour sanitizers  build-asan/
 #   thread     without UCX and gRPC, thread sanitizer                 build-tsan/
 #   format     clang-format
@@ -108,7 +108,7 @@ sh "$top/deploy/packages.sh" test
 UCX_ERROR_SIGNALS=
 export UCX_ERROR_SIGNALS
 
-step warnings build-test -DKV_WERROR=ON
+step warnings build-test -DKV_WERROR=ON -DKV_FUZZ=ON
 if [ "$quick" = no ]; then
     step address build-asan -DKV_WERROR=ON -DKV_SANITIZE=address
     step thread build-tsan -DKV_WERROR=ON -DKV_SANITIZE=thread -DKV_WITH_UCX=OFF \
