@@ -161,7 +161,9 @@ void kv_op_object_get_begin(struct kv_work *work)
     }
     if (request->offset % KV_WIRE_BULK_MAX != 0 ||
         request->offset / KV_WIRE_BULK_MAX >= object->n_pieces) {
-        kv_work_fail(work, KV_INVALID, "object_get: offset %llu of an object of %llu bytes",
+        /* Who has had the first piece knew the size: it is a shorter object by now. */
+        kv_work_fail(work, request->offset % KV_WIRE_BULK_MAX != 0 ? KV_INVALID : KV_CONFLICT,
+                     "object_get: offset %llu of an object of %llu bytes",
                      (unsigned long long)request->offset, (unsigned long long)object->bytes);
         return;
     }
