@@ -1338,6 +1338,10 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
         } else if (object->status == KV_EXISTS) {
             if (task->verb != KV_OBJECT_PUT || name->n_contents < 2)
                 complain(world, task, "object %s", name->text);
+        } else if (object->status == KV_CONFLICT) {
+            /* Replaced between two pieces. */
+            if (task->verb != KV_OBJECT_GET || name->n_contents < 2)
+                complain(world, task, "object %s: conflict", name->text);
         } else if (!may_end(world, task, object->status)) {
             complain(world, task, "object %s: %s: not so", name->text,
                      kv_status_name(object->status));
