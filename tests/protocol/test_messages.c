@@ -184,7 +184,8 @@ ask(struct kv_channel *channel, struct kv_wire_header *header, const void *body,
     send_message(channel, header, body, bytes);
     for (unsigned i = 0; i < 100000; i++) {
         step();
-        if (world.n_replies > 0 && world.reply.request_id == id)
+        /* A spoiled message may have had the same id. */
+        if (world.n_replies > 0 && world.reply.request_id == id && world.reply.op == header->op)
             return (kv_status_t)world.reply.status;
     }
     fail_msg("%s: no answer", kv_op_name(header->op));
