@@ -117,37 +117,28 @@ void kvworker_report_text(const struct kvworker *worker,
             kv_config_format_size(stats.bytes_put, put, sizeof(put)), stats.exposed_wait_s);
 }
 
-/* Members that the writer has no function for. */
-static void begin_member(struct kv_json *json, const char *key)
-{
-    fprintf(json->out, "%s\"%s\": ", json->has_members ? ", " : "", key);
-    json->has_members = true;
-}
-
 static void write_ids(struct kv_json *json, const uint32_t *ids, uint32_t n)
 {
-    begin_member(json, "token_ids");
-    fputc('[', json->out);
+    kv_json_list(json, "token_ids");
     for (uint32_t i = 0; i < n; i++)
-        fprintf(json->out, "%s%" PRIu32, i > 0 ? ", " : "", ids[i]);
-    fputc(']', json->out);
+        kv_json_item_number(json, ids[i]);
+    kv_json_list_end(json);
 }
 
 static void write_nodes(struct kv_json *json, struct kv_client *client)
 {
-    begin_member(json, "nodes");
-    fputc('[', json->out);
+    kv_json_list(json, "nodes");
     for (uint32_t i = 0; i < kv_client_n_nodes(client); i++) {
         struct kv_node_info info;
 
         kv_client_node(client, i, &info);
-        /* A name is at most 255 bytes of any kind; the numbers say which node it is. */
-        fprintf(json->out,
-                "%s{\"node\": %" PRIu32 ", \"rows_put\": %" PRIu64 ", \"rows_served\": %" PRIu64
-                "}",
-                i > 0 ? ", " : "", i, info.rows_in, info.rows_out);
+        kv_json_item(json);
+        kv_json_text(json, "node", info.address);
+        kv_json_number(json, "rows_put", (double)info.rows_in);
+        kv_json_number(json, "rows_served", (double)info.rows_out);
+        kv_json_item_end(json);
     }
-    fputc(']', json->out);
+    kv_json_list_end(json);
 }
 
 void kvworker_report_json(const struct kvworker *worker,

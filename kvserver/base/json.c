@@ -46,11 +46,16 @@ static void write_string(FILE *out, const char *text)
     fputc('"', out);
 }
 
-static void write_key(struct kv_json *json, const char *key)
+static void separate(struct kv_json *json)
 {
     if (json->has_members)
         fputs(", ", json->out);
     json->has_members = true;
+}
+
+static void write_key(struct kv_json *json, const char *key)
+{
+    separate(json);
     write_string(json->out, key);
     fputs(": ", json->out);
 }
@@ -73,19 +78,56 @@ void kv_json_text(struct kv_json *json, const char *key, const char *value)
     write_string(json->out, value);
 }
 
+static void write_number(FILE *out, double value)
+{
+    if (!isfinite(value))
+        fputs("null", out);
+    else if (value == floor(value) && fabs(value) < 9007199254740992.0)
+        fprintf(out, "%.0f", value);
+    else
+        fprintf(out, "%.9g", value);
+}
+
 void kv_json_number(struct kv_json *json, const char *key, double value)
 {
     write_key(json, key);
-    if (!isfinite(value))
-        fputs("null", json->out);
-    else if (value == floor(value) && fabs(value) < 9007199254740992.0)
-        fprintf(json->out, "%.0f", value);
-    else
-        fprintf(json->out, "%.9g", value);
+    write_number(json->out, value);
 }
 
 void kv_json_bool(struct kv_json *json, const char *key, bool value)
 {
     write_key(json, key);
     fputs(value ? "true" : "false", json->out);
+}
+
+void kv_json_list(struct kv_json *json, const char *key)
+{
+    write_key(json, key);
+    fputc('[', json->out);
+    json->has_members = false;
+}
+
+void kv_json_list_end(struct kv_json *json)
+{
+    fputc(']', json->out);
+    json->has_members = true;
+}
+
+void kv_json_item(struct kv_json *json)
+{
+    separate(json);
+    fputc('{', json->out);
+    json->has_members = false;
+}
+
+void kv_json_item_end(struct kv_json *json)
+{
+    fputc('}', json->out);
+    json->has_members = true;
+}
+
+void kv_json_item_number(struct kv_json *json, double value)
+{
+    separate(json);
+    write_number(json->out, value);
 }

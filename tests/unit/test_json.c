@@ -106,6 +106,32 @@ static void numbers(void **state)
                   "\"nan\": null, \"inf\": null}\n");
 }
 
+static void lists(void **state)
+{
+    struct written written;
+
+    (void)state;
+    begin(&written);
+    kv_json_list(&written.json, "none");
+    kv_json_list_end(&written.json);
+    kv_json_list(&written.json, "ids");
+    kv_json_item_number(&written.json, 1);
+    kv_json_item_number(&written.json, 0.5);
+    kv_json_list_end(&written.json);
+    kv_json_list(&written.json, "nodes");
+    for (unsigned i = 0; i < 2; i++) {
+        kv_json_item(&written.json);
+        kv_json_text(&written.json, "node", "a");
+        kv_json_number(&written.json, "rows", i);
+        kv_json_item_end(&written.json);
+    }
+    kv_json_list_end(&written.json);
+    kv_json_bool(&written.json, "last", true);
+    end(&written,
+        "{\"none\": [], \"ids\": [1, 0.5], \"nodes\": [{\"node\": \"a\", \"rows\": 0}, "
+        "{\"node\": \"a\", \"rows\": 1}], \"last\": true}\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -113,6 +139,7 @@ int main(void)
         cmocka_unit_test(strings_are_escaped),
         cmocka_unit_test(bytes_that_are_no_text),
         cmocka_unit_test(numbers),
+        cmocka_unit_test(lists),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
