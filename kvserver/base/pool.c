@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     ALIGN_BYTES = 64
@@ -15,6 +14,7 @@ struct kv_pool {
     uint32_t n_free;
     uint32_t *free; /* (n_free) indices, the last one goes next */
     bool *lent;     /* (n_objects) */
+    void *memory;   /* of the objects */
     uint8_t *objects;
 };
 
@@ -28,16 +28,19 @@ struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
     /* At least one byte each: every object has its own address. */
     pool->stride_bytes =
         (object_bytes + (object_bytes == 0) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-    if (__builtin_mul_overflow(pool->stride_bytes, (size_t)n_objects + 1, &bytes))
+    if (__builtin_mul_overflow(pool->stride_bytes, (size_t)n_objects + 1, &bytes) ||
+        __builtin_add_overflow(bytes, (size_t)ALIGN_BYTES, &bytes))
         goto err_destroy;
     pool->n_objects = n_objects;
     pool->n_free = n_objects;
     pool->free = calloc((size_t)n_objects + 1, sizeof(*pool->free));
     pool->lent = calloc((size_t)n_objects + 1, sizeof(*pool->lent));
-    pool->objects = aligned_alloc(ALIGN_BYTES, bytes);
-    if (pool->free == NULL || pool->lent == NULL || pool->objects == NULL)
+    /* Zeros that the system hands out as they are touched: a large pool costs what is used. */
+    pool->memory = calloc(1, bytes);
+    if (pool->free == NULL || pool->lent == NULL || pool->memory == NULL)
         goto err_destroy;
-    memset(pool->objects, 0, bytes);
+    pool->objects =
+        (uint8_t *)pool->memory + (ALIGN_BYTES - (uintptr_t)pool->memory % ALIGN_BYTES);
     for (uint32_t i = 0; i < n_objects; i++)
         pool->free[i] = n_objects - 1 - i;
     return pool;
@@ -51,7 +54,7 @@ void kv_pool_destroy(struct kv_pool *pool)
 {
     if (pool == NULL)
         return;
-    free(pool->objects);
+    free(pool->memory);
     free(pool->lent);
     free(pool->free);
     free(pool);
