@@ -1,12 +1,13 @@
 #!/bin/sh
 # packages.sh build|test: installs the Debian packages that are missing and says nothing if none is.
-#   build   what compiling and running the store takes
+#   build   what compiling and running take; Python and certificates are for fetch_model.sh
 #   test    that, and what the tests take
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
-    protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev"
-tests="libcmocka-dev clang clang-format curl libclang-rt-dev"
+    protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev
+    python3 ca-certificates"
+tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
 
 case ${1:-} in
 build) wanted=$build ;;

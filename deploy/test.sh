@@ -108,6 +108,17 @@ sh "$top/deploy/packages.sh" test
 UCX_ERROR_SIGNALS=
 export UCX_ERROR_SIGNALS
 
+# The worker is compared with NumPy; where the Python index cannot be reached, that is skipped.
+venv=$top/build-test/compare/venv
+if ! "$venv/bin/python" -c 'import gguf, numpy' 2>/dev/null; then
+    echo "==> numpy, gguf: build-test/compare/venv"
+    mkdir -p "$top/build-test/compare"
+    { python3 -m venv "$venv" &&
+        "$venv/bin/pip" --quiet --disable-pip-version-check install gguf numpy; } \
+        >"$top/build-test/compare/log" 2>&1 ||
+        tail -n 3 "$top/build-test/compare/log"
+fi
+
 step warnings build-test -DKV_WERROR=ON -DKV_FUZZ=ON
 if [ "$quick" = no ]; then
     step address build-asan -DKV_WERROR=ON -DKV_SANITIZE=address
