@@ -677,8 +677,10 @@ static kv_status_t loopback_send_pair(struct kv_channel *base,
         return status;
     message->header_bytes = header_bytes;
     memcpy(message->header, header, header_bytes);
-    memcpy(message->data, pieces[0].base, pieces[0].bytes);
-    memcpy(message->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
+    if (pieces[0].bytes > 0)
+        memcpy(message->data, pieces[0].base, pieces[0].bytes);
+    if (pieces[1].bytes > 0)
+        memcpy(message->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
     return inbox_push(channel->peer, message);
 }
 
