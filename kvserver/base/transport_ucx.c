@@ -9,15 +9,9 @@
  *
  * All endpoints have error mode PEER.  Mode NONE would let UCX read large data through CMA, but
  * its endpoints cannot be closed while the peer does not answer, and the peer might read memory
- * of a send that was completed long ago.  Mode PEER leaves CMA out for that reason, so the read
- * is done here:
- *
- *   sender: RTS {header, tail: process, data, slot, number} ---> receiver:
- * process_vm_readv(data) then slot slot is cleared before `done`   <--- ATS ------------ equal
- * to number: it was whole
- *
- * A slot that holds another number says that the send is over, and the bytes are not to be
- * trusted.  Where the system forbids the read, UCX moves the data itself, which is slower.
+ * of a send that was completed long ago.  Mode PEER leaves CMA out for that reason, so large
+ * data goes as an offer (offer.h): its message is UCX's RTS, and the ATS that answers it ends
+ * the send.  Where the system forbids the read, UCX moves the data itself, which is slower.
  *
  * UCX calls back in the middle of its own work.  What must not happen there waits for the end
  * of kv_port_progress(): endpoints are closed, and failures reported, from there.
@@ -25,12 +19,11 @@
  * This UCX has assertions compiled in, and a damaged worker address or message aborts the
  * process: addresses travel in an envelope with a checksum, and peers are trusted (README).
  */
-#define _GNU_SOURCE /* process_vm_readv */
 #include "transport.h"
 
 #include "checksum.h"
 #include "clock.h"
-#include "hash.h"
+#include "offer.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -42,7 +35,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
@@ -78,22 +70,6 @@ enum {
     PROBE_LOST_US = 1000000,
 };
 
-/* What the receiver of an offer over shared memory needs, behind the owner's header. */
-struct shared_tail {
-    uint64_t data;
-    uint64_t slot;
-    uint64_t number;
-    uint32_t process;
-    uint32_t reserved;
-};
-
-/* An offer over shared memory, while it is in flight.  Peers read `number`. */
-struct shared_slot {
-    _Atomic uint64_t number; /* 0: free */
-    struct shared_slot *next;
-    unsigned char header[KV_TRANSPORT_HEADER_MAX + sizeof(struct shared_tail)];
-};
-
 /* The envelope of a port's address: this, then the network address, then the shared one. */
 struct address_prefix {
     uint32_t magic;
@@ -119,7 +95,7 @@ struct flight {
     struct ucx_channel *channel; /* NULL: closed since */
     kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
     void *arg;
-    struct shared_slot *slot; /* NULL: not an offer over shared memory */
+    struct kv_offer *offer; /* NULL: none, the data went as a message */
     struct flight *previous, *next;
 };
 
@@ -146,12 +122,12 @@ struct ucx_incoming {
     struct wire *wire;
     void *descriptor;
     size_t data_bytes;
-    struct shared_tail tail; /* WIRE_SHARED */
-    ucs_status_t *answer;    /* what the handler will return; NULL: it has returned */
-    bool receiving;          /* UCX has the descriptor */
-    bool in_call;            /* ucp_am_recv_data_nbx() has not returned */
-    bool over;               /* completed while in_call */
-    bool is_dead;            /* given up, its owner knows */
+    struct kv_offer_tail tail; /* WIRE_SHARED */
+    ucs_status_t *answer;      /* what the handler will return; NULL: it has returned */
+    bool receiving;            /* UCX has the descriptor */
+    bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
+    bool over;                 /* completed while in_call */
+    bool is_dead;              /* given up, its owner knows */
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
@@ -191,7 +167,7 @@ struct ucx_port {
     struct flight *flights;
     struct ucx_incoming *incomings; /* held by the owner, or being received */
     struct ucx_incoming *spare_incomings;
-    struct shared_slot *spare_slots;
+    struct kv_offers offers;
     unsigned n_failures; /* not reported yet */
     unsigned settle;     /* rounds of progress due after a close */
     unsigned turns;
@@ -239,10 +215,6 @@ static const struct option wire_options[N_WIRES][10] = {
     [WIRE_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
                      {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
 };
-
-/* Numbers of offers are never used twice in a process, and say nothing by accident: a slot's
- * memory may have become anything when a late reader looks. */
-static _Atomic uint64_t last_number;
 
 static struct ucx_port *port_of(struct kv_port *port)
 {
@@ -624,36 +596,6 @@ static void flight_unlink(struct flight *flight)
         flight->next->previous = flight->previous;
 }
 
-static struct shared_slot *slot_get(struct ucx_port *port)
-{
-    struct shared_slot *slot = port->spare_slots;
-    uint64_t number;
-
-    if (slot != NULL)
-        port->spare_slots = slot->next;
-    else
-        slot = malloc(sizeof(*slot));
-    if (slot == NULL)
-        return NULL;
-    number = kv_mix64(atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1);
-    atomic_store_explicit(&slot->number, number, memory_order_relaxed);
-    return slot;
-}
-
-static void slot_clear(struct shared_slot *slot)
-{
-    atomic_store_explicit(&slot->number, 0, memory_order_relaxed);
-    /* A reader that sees what the owner writes to the data next must see the 0 too. */
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
-static void slot_put(struct ucx_port *port, struct shared_slot *slot)
-{
-    slot_clear(slot);
-    slot->next = port->spare_slots;
-    port->spare_slots = slot;
-}
-
 static void on_sent(void *request, ucs_status_t ucs, void *user_data)
 {
     struct flight *flight = request;
@@ -667,8 +609,8 @@ static void on_sent(void *request, ucs_status_t ucs, void *user_data)
         return;
     }
     flight_unlink(flight);
-    if (flight->slot != NULL)
-        slot_put(port, flight->slot);
+    if (flight->offer != NULL)
+        kv_offer_put(&port->offers, flight->offer);
     ucp_request_free(request);
     if (done != NULL)
         done(arg, status_of(ucs));
@@ -676,7 +618,7 @@ static void on_sent(void *request, ucs_status_t ucs, void *user_data)
 
 /* Over shared memory UCX waits for room in the peer's queue before it gives up the offers of a
  * closed endpoint: for ever, if the peer was killed.  It does not look at their data any more,
- * and a peer that still does finds another number in the slot. */
+ * and a peer that still does finds that the offer is over. */
 static void abandon_offers(struct ucx_port *port)
 {
     struct flight *flight = port->flights;
@@ -684,11 +626,11 @@ static void abandon_offers(struct ucx_port *port)
     while (flight != NULL) {
         kv_transport_done_fn done = flight->done;
 
-        if (flight->channel != NULL || flight->slot == NULL || done == NULL) {
+        if (flight->channel != NULL || flight->offer == NULL || done == NULL) {
             flight = flight->next;
             continue;
         }
-        slot_clear(flight->slot);
+        kv_offer_end(flight->offer);
         flight->done = NULL;
         done(flight->arg, KV_UNREACHABLE);
         flight = port->flights; /* `done` may have sent something */
@@ -698,15 +640,15 @@ static void abandon_offers(struct ucx_port *port)
 /* What has become of a send that UCX was given. */
 static kv_status_t sent(struct ucx_channel *channel,
                         ucs_status_ptr_t request,
-                        struct shared_slot *slot,
+                        struct kv_offer *offer,
                         kv_transport_done_fn done,
                         void *arg)
 {
     struct flight *flight = request;
 
     if (!UCS_PTR_IS_PTR(request)) {
-        if (slot != NULL)
-            slot_put(channel->port, slot);
+        if (offer != NULL)
+            kv_offer_put(&channel->port->offers, offer);
         return status_of(UCS_PTR_STATUS(request));
     }
     flight->port = channel->port;
@@ -714,7 +656,7 @@ static kv_status_t sent(struct ucx_channel *channel,
     flight->channel = channel;
     flight->done = done;
     flight->arg = arg;
-    flight->slot = slot;
+    flight->offer = offer;
     flight_link(flight);
     return KV_IN_PROGRESS;
 }
@@ -737,30 +679,24 @@ static kv_status_t ucx_send(struct kv_channel *base,
         .cb.send = on_sent,
         .flags = is_offer ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER,
     };
-    struct shared_slot *slot = NULL;
+    struct kv_offer *offer = NULL;
 
     if (header_bytes > KV_TRANSPORT_HEADER_MAX)
         return KV_INVALID;
     if (channel->failed)
         return KV_UNREACHABLE;
     if (is_offer && is_shared) {
-        struct shared_tail tail = {.data = (uintptr_t)data, .process = port->process};
-
-        slot = slot_get(port);
-        if (slot == NULL)
+        offer = kv_offer_take(&port->offers);
+        if (offer == NULL)
             return KV_NO_MEMORY;
-        tail.slot = (uintptr_t)&slot->number;
-        tail.number = atomic_load_explicit(&slot->number, memory_order_relaxed);
-        memcpy(slot->header, header, header_bytes);
-        memcpy(slot->header + header_bytes, &tail, sizeof(tail));
-        header = slot->header;
-        header_bytes += sizeof(tail);
+        header_bytes = kv_offer_write(offer, header, header_bytes, data, port->process);
+        header = offer->message;
     }
 
     return sent(channel,
                 ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, data,
                                 data_bytes, &param),
-                slot, done, arg);
+                offer, done, arg);
 }
 
 static_assert(sizeof(struct kv_iov) == sizeof(ucp_dt_iov_t) &&
@@ -853,37 +789,6 @@ static void incoming_release(struct ucx_incoming *incoming)
     incoming_put(incoming);
 }
 
-enum read_outcome {
-    READ_WHOLE,
-    READ_GONE,    /* the send is over, or its process is */
-    READ_REFUSED, /* the system does not let us: UCX must move the data */
-};
-
-/* Reads the data from the sender's memory. */
-static enum read_outcome
-read_shared(const struct ucx_incoming *incoming, const struct kv_iov *iov, unsigned n_iov)
-{
-    const struct shared_tail *tail = &incoming->tail;
-    struct iovec pieces[KV_IOV_MAX];
-    struct iovec remote = {(void *)(uintptr_t)tail->data, incoming->data_bytes};
-    struct iovec remote_slot = {(void *)(uintptr_t)tail->slot, sizeof(uint64_t)};
-    uint64_t number = 0;
-    struct iovec slot = {&number, sizeof(number)};
-    pid_t process = (pid_t)tail->process;
-    ssize_t bytes;
-
-    for (unsigned i = 0; i < n_iov; i++)
-        pieces[i] = (struct iovec){iov[i].base, iov[i].bytes};
-    bytes = process_vm_readv(process, pieces, n_iov, &remote, 1, 0);
-    /* The slot is read after the data: if the number still stands, so did the data. */
-    atomic_thread_fence(memory_order_seq_cst);
-    if (process_vm_readv(process, &slot, 1, &remote_slot, 1, 0) != (ssize_t)sizeof(number))
-        return errno == EPERM || errno == ENOSYS ? READ_REFUSED : READ_GONE;
-    if (number != tail->number)
-        return READ_GONE;
-    return bytes == (ssize_t)incoming->data_bytes ? READ_WHOLE : READ_REFUSED;
-}
-
 static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *user_data)
 {
     struct ucx_incoming *incoming = user_data;
@@ -930,11 +835,12 @@ static kv_status_t ucx_receive(struct kv_incoming *base,
     assert(bytes == incoming->data_bytes);
 
     if (incoming->wire->kind == WIRE_SHARED) {
-        enum read_outcome outcome = read_shared(incoming, iov, n_iov);
+        enum kv_offer_outcome outcome =
+            kv_offer_read(&incoming->tail, incoming->data_bytes, iov, n_iov);
 
-        if (outcome != READ_REFUSED) {
+        if (outcome != KV_OFFER_REFUSED) {
             incoming_release(incoming);
-            return outcome == READ_WHOLE ? KV_OK : KV_UNREACHABLE;
+            return outcome == KV_OFFER_WHOLE ? KV_OK : KV_UNREACHABLE;
         }
     }
 
@@ -980,9 +886,9 @@ static ucs_status_t on_message(void *arg,
     }
 
     if (wire->kind == WIRE_SHARED) {
-        if (header_bytes < sizeof(struct shared_tail))
+        if (header_bytes < sizeof(struct kv_offer_tail))
             return UCS_OK;
-        header_bytes -= sizeof(struct shared_tail);
+        header_bytes -= sizeof(struct kv_offer_tail);
     }
     if (header_bytes > KV_TRANSPORT_HEADER_MAX)
         return UCS_OK;
@@ -995,7 +901,7 @@ static ucs_status_t on_message(void *arg,
     incoming->data_bytes = data_bytes;
     if (wire->kind == WIRE_SHARED)
         memcpy(&incoming->tail, (const char *)header + header_bytes,
-               sizeof(struct shared_tail));
+               sizeof(struct kv_offer_tail));
     incoming->answer = &answer;
     port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
     /* It may be gone, and its memory another's; only if nothing answered it is surely this one.
@@ -1306,8 +1212,8 @@ static void give_up_flights(const struct wire *wire)
             continue;
         }
         flight_unlink(flight);
-        if (flight->slot != NULL)
-            slot_put(port, flight->slot);
+        if (flight->offer != NULL)
+            kv_offer_put(&port->offers, flight->offer);
         flight->port = NULL;
         if (done != NULL)
             done(arg, KV_UNREACHABLE);
@@ -1632,12 +1538,7 @@ static void ucx_port_close(struct kv_port *base)
         port->spare_incomings = incoming->next;
         free(incoming);
     }
-    while (port->spare_slots != NULL) {
-        struct shared_slot *slot = port->spare_slots;
-
-        port->spare_slots = slot->next;
-        free(slot);
-    }
+    kv_offers_free(&port->offers);
     if (port->watch_fd >= 0)
         close(port->watch_fd);
     if (port->epoll_fd >= 0)
