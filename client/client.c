@@ -264,8 +264,15 @@ static kv_status_t connect_all(struct kv_client *client, char *detail, size_t de
 
         kv_client_step(client);
         for (uint32_t i = 0; i < client->n_remotes; i++) {
-            const struct kv_remote *remote = &client->remotes[i];
+            struct kv_remote *remote = &client->remotes[i];
 
+            /* Once more: gRPC takes a connection for failed when a library call between its own
+             * changes errno, as malloc() does where there is no /sys. */
+            if (remote->failure == KV_UNREACHABLE && !remote->is_second_try) {
+                remote->is_second_try = true;
+                kv_remotes_step(client);
+                kv_remote_connect(remote);
+            }
             if (remote->failure != KV_OK) {
                 snprintf(detail, detail_bytes, "node %s: open: %s: after %.3f s: %s",
                          remote->address, kv_status_name(remote->failure),

@@ -153,6 +153,7 @@ struct kv_remote {
     enum kv_remote_state state;
     enum kv_channel_mode mode, first_mode; /* now, and of each new try */
     bool may_fall_back;
+    bool is_second_try; /* of the first connection */
     char *address;
 
     struct kv_control *control;

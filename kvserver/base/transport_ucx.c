@@ -475,6 +475,7 @@ static kv_status_t ucx_open(const struct kv_transport_config *config,
     /* Whoever names UCX's transports himself gets them in one context, not twice. */
     bool shared = (is_auto && getenv("UCX_TLS") == NULL) || strcmp(transports, "shm") == 0;
     struct ucx_transport *transport;
+    char device[DEVICES_BYTES_MAX];
     kv_status_t status = KV_OK;
 
     if (!network && !shared) {
@@ -490,7 +491,8 @@ static kv_status_t ucx_open(const struct kv_transport_config *config,
     if (network)
         status = open_network(transport, devices, detail, detail_bytes);
     /* UCX looks for devices in /sys; without it (a bare chroot) auto is shared memory alone. */
-    if (status == KV_UNSUPPORTED && is_auto && shared && access("/sys/class/net", F_OK) != 0)
+    if (status == KV_UNSUPPORTED && is_auto && shared && access("/sys/class/net", F_OK) != 0 &&
+        each_device(devices, device_exists, NULL, device, sizeof(device)))
         status = KV_OK;
     if (status == KV_OK && shared)
         status = open_context(WIRE_SHARED, devices, &transport->contexts[WIRE_SHARED], detail,

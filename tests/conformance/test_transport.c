@@ -1292,6 +1292,13 @@ int main(int argc, char **argv)
             continue;
         subject = subjects[i];
         found = true;
+        if (subject.transports != NULL && strcmp(subject.transports, "shm") != 0 &&
+            access("/sys/class/net", F_OK) != 0) {
+            printf("%s: skipped: no /sys/class/net: UCX has no tcp here\n", subject.name);
+            if (argc > 1)
+                return SKIPPED;
+            continue;
+        }
         if (is_child)
             return open_transport(NULL) == 0 ? run_child(strcmp(argv[2], "hold") == 0) : 1;
         n_failed +=

@@ -65,7 +65,7 @@ find_package(topkv 0.1 REQUIRED)
 add_executable(use put_get.c)
 target_link_libraries(use topkv::kvclient)
 END
-"$cmake" -S "$work/project" -B "$work/project/build" -DCMAKE_PREFIX_PATH="$prefix" \
+"$cmake" -G Ninja -S "$work/project" -B "$work/project/build" -DCMAKE_PREFIX_PATH="$prefix" \
     -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="$flags" >"$work/log" 2>&1 &&
     "$cmake" --build "$work/project/build" >>"$work/log" 2>&1 || {
     cat "$work/log"
