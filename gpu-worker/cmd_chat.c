@@ -3,12 +3,14 @@
  * Each turn encodes the whole conversation and goes on where its tokens first differ from what
  * has passed: mostly that is where the last answer ended. */
 #include "chat_template.h"
+#include "memory.h"
 #include "utf8_stream.h"
 #include "worker.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,7 @@ enum {
 
 struct chat {
     struct kvworker *worker;
+    bool has_failed; /* to read on */
     struct kv_chat_template *template;
     struct kv_sampler *sampler;
 
@@ -56,8 +59,11 @@ static bool read_line(struct chat *chat, char **ret_line)
             const size_t used = bytes < chat->input_bytes ? bytes + 1 : bytes;
 
             *ret_line = malloc(bytes + 1);
-            if (*ret_line == NULL)
+            if (*ret_line == NULL) {
+                kvworker_error(chat->worker, "memory: a line: refused");
+                chat->has_failed = true;
                 return false;
+            }
             memcpy(*ret_line, chat->input, bytes);
             (*ret_line)[bytes] = '\0';
             memmove(chat->input, chat->input + used, chat->input_bytes - used);
@@ -69,6 +75,7 @@ static bool read_line(struct chat *chat, char **ret_line)
         if (chat->input_bytes == LINE_BYTES_MAX) {
             kvworker_error(chat->worker, "input: a line of more than %d MiB",
                            LINE_BYTES_MAX >> 20);
+            chat->has_failed = true;
             return false;
         }
         if (poll(&in, 1, IDLE_MS) <= 0) {
@@ -200,7 +207,13 @@ static int answer(struct chat *chat, bool *ret_go_on)
     chat->prompt_tokens += result.prompt_tokens - result.reused_tokens;
     chat->generated_tokens += result.generated_tokens;
     chat->n_turns++;
-    kvworker_stop = 0; /* an interrupt ends the answer, not the conversation */
+    if (kvworker_stop == SIGINT)
+        kvworker_stop = 0; /* an interrupt ends the answer, not the conversation */
+    if (result.generated_tokens == 0 && result.end == KV_END_INTERRUPT) {
+        drop_message(chat); /* what was not answered was not said */
+        kvworker_answer_fini(&chat->answer);
+        return KVWORKER_DONE;
+    }
     *ret_go_on = add_message(chat, KV_CHAT_ASSISTANT, chat->answer.text);
     if (*ret_go_on)
         chat->answer.text = NULL;
@@ -239,21 +252,30 @@ static int converse(struct chat *chat)
                 " generated; %" PRIu32 " of %" PRIu32 " tokens of context in use\n",
                 chat->n_turns, chat->prompt_tokens, chat->generated_tokens, chat->n_passed,
                 chat->worker->capacity);
-    return outcome;
+    return chat->has_failed ? KVWORKER_FAILED : outcome;
 }
 
-/* Tokens that there is room for: the model's context, or what fits into the embedded store. */
+/* Tokens that there is room for: the model's context, or what fits into the embedded store, or
+ * into three quarters of the memory beside the weights. */
 static uint32_t capacity_of(const struct kvworker *worker)
 {
     const struct kv_model_params *params = &worker->model->params;
-    const uint64_t token_bytes = (uint64_t)params->n_layers * params->n_kv_heads * 2 *
-                                 params->d * kv_dtype_bytes(kvworker_dtype(worker->options));
-    const uint64_t fit = worker->options->memory / token_bytes;
+    const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
+    const uint64_t total = kv_memory_total();
+    uint64_t fit = params->context, bytes;
+    kv_schema_t *schema = malloc(sizeof(*schema));
 
-    if (strcmp(worker->options->store, "embedded") != 0 || fit >= params->context)
-        return params->context;
-    /* Segments are whole: a store is full a little before its last byte. */
-    return fit > 16 ? (uint32_t)(fit - fit / 8) : 1;
+    if (schema != NULL &&
+        kv_model_schema(params, kvworker_dtype(worker->options), schema) == KV_OK) {
+        bytes = kv_schema_token_bytes(schema) * (is_embedded ? 2 : 1);
+        if (params->weight_bytes < total &&
+            (total - params->weight_bytes) / 4 * 3 / bytes < fit)
+            fit = (total - params->weight_bytes) / 4 * 3 / bytes;
+        if (is_embedded && kvworker_store_tokens(schema, worker->options->memory) < fit)
+            fit = kvworker_store_tokens(schema, worker->options->memory);
+    }
+    free(schema);
+    return fit > 0 ? (uint32_t)fit : 1;
 }
 
 int kvworker_chat_run(struct kvworker *worker)

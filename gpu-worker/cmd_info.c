@@ -139,9 +139,14 @@ int kvworker_info_run(struct kvworker *worker)
     outcome = KVWORKER_USAGE;
     if (kv_model_read(worker->gguf, &facts->params, detail, sizeof(detail)) != KV_OK ||
         kv_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail)) !=
-            KV_OK ||
-        kv_model_schema(&facts->params, kvworker_dtype(worker->options), schema) != KV_OK) {
+            KV_OK) {
         kvworker_error(worker, "%s", detail);
+        goto end;
+    }
+    if (kv_model_schema(&facts->params, kvworker_dtype(worker->options), schema) != KV_OK) {
+        kvworker_error(worker, "model: %s: %u layers of %u kv heads: more than a store takes",
+                       worker->options->model, facts->params.n_layers,
+                       facts->params.n_kv_heads);
         goto end;
     }
     facts->token_bytes = kv_schema_token_bytes(schema);
@@ -149,7 +154,7 @@ int kvworker_info_run(struct kvworker *worker)
     facts->memory_tokens =
         least(memory / (facts->token_bytes * (is_embedded ? 2 : 1)), facts->params.context);
     facts->store_tokens =
-        least(worker->options->memory / facts->token_bytes, facts->params.context);
+        least(kvworker_store_tokens(schema, worker->options->memory), facts->params.context);
     list_types(worker->gguf, facts->types, sizeof(facts->types));
     if (worker->options->json)
         print_json(worker, facts);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     NPY_ALIGN = 64,
@@ -43,17 +44,18 @@ static int write_rows(
     const uint32_t n_vocabulary = worker->model->params.n_vocabulary;
     float *logits = malloc(n_vocabulary * sizeof(logits[0]));
     kv_status_t status = logits != NULL ? KV_OK : KV_NO_MEMORY;
-    bool is_written = true;
+    int error = 0; /* of writing */
     uint32_t begin = 0;
 
-    while (status == KV_OK && is_written && begin < n && !kvworker_stop) {
+    while (status == KV_OK && error == 0 && begin < n && !kvworker_stop) {
         const uint32_t end = begin < from ? kv_forward_chunk_end(begin, from) : begin + 1;
 
         status = kv_forward_step(worker->forward, tokens + begin, begin, end - begin);
         if (status == KV_OK && begin >= from) {
             status = kv_forward_logits(worker->forward, 0, 1, logits);
-            is_written = status != KV_OK ||
-                         fwrite(logits, sizeof(logits[0]), n_vocabulary, file) == n_vocabulary;
+            if (status == KV_OK &&
+                fwrite(logits, sizeof(logits[0]), n_vocabulary, file) != n_vocabulary)
+                error = errno;
         }
         begin = end;
         kvworker_progress("logits", begin, n);
@@ -66,8 +68,8 @@ static int write_rows(
         kvworker_step_error(worker, status);
         return KVWORKER_FAILED;
     }
-    if (!is_written) {
-        kvworker_error(worker, "out: %s: %s", worker->options->out, strerror(errno));
+    if (error != 0) {
+        kvworker_error(worker, "out: %s: %s", worker->options->out, strerror(error));
         return KVWORKER_FAILED;
     }
     if (begin < n) {
@@ -96,11 +98,14 @@ static void print_json(const struct kvworker *worker, uint32_t n_tokens)
 int kvworker_logits_run(struct kvworker *worker)
 {
     const struct kvworker_options *options = worker->options;
+    char path[KV_CONFIG_STRING_BYTES + sizeof(".part")];
     uint32_t *tokens = NULL;
     FILE *file = NULL;
     char *text = NULL;
+    struct stat was;
     size_t bytes, n;
     kv_status_t status;
+    bool is_special;
     int outcome;
 
     if (options->out[0] == '\0') {
@@ -135,7 +140,11 @@ int kvworker_logits_run(struct kvworker *worker)
         goto end;
 
     outcome = KVWORKER_FAILED;
-    file = fopen(options->out, "wb");
+    /* Beside the file of that name, until it is whole; a pipe or a device is written as it is.
+     */
+    is_special = stat(options->out, &was) == 0 && !S_ISREG(was.st_mode);
+    snprintf(path, sizeof(path), "%s%s", options->out, is_special ? "" : ".part");
+    file = fopen(path, "wb");
     if (file == NULL ||
         !write_header(file, n - options->from, worker->model->params.n_vocabulary))
         kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
@@ -145,8 +154,13 @@ int kvworker_logits_run(struct kvworker *worker)
         kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
         outcome = KVWORKER_FAILED;
     }
-    if (file != NULL && outcome != KVWORKER_DONE)
-        remove(options->out); /* half of an array is none */
+    if (file != NULL && outcome == KVWORKER_DONE && !is_special &&
+        rename(path, options->out) != 0) {
+        kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
+        outcome = KVWORKER_FAILED;
+    }
+    if (file != NULL && outcome != KVWORKER_DONE && !is_special)
+        remove(path);
     if (outcome == KVWORKER_DONE && options->json)
         print_json(worker, (uint32_t)n);
 

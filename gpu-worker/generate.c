@@ -73,10 +73,11 @@ static kv_status_t decode(const struct kv_generate_setup *setup,
             return KV_OK;
         tokens[n] = token;
         result->generated_tokens++;
+        result->last_s = since(begin_us);
         if (result->generated_tokens == 1)
-            result->ttft_s = since(begin_us);
+            result->ttft_s = result->last_s;
         else if (result->generated_tokens == 2)
-            result->tt2t_s = since(begin_us);
+            result->tt2t_s = result->last_s;
         if (setup->generated != NULL)
             setup->generated(setup->arg, token);
         if (result->generated_tokens == setup->max_tokens)
@@ -124,8 +125,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     }
     free(logits);
     if (result.generated_tokens > 1)
-        result.tpot_s =
-            (since(begin_us) - result.ttft_s) / (double)(result.generated_tokens - 1);
+        result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
     if (status == KV_OK)
         status = setup->attention->row->flush(setup->attention);
     result.total_s = since(begin_us);

@@ -50,6 +50,7 @@ struct kv_generate_result {
     double prefill_s;
     double ttft_s; /* from the call to the first token; 0: there is none */
     double tt2t_s; /* to the second */
+    double last_s; /* from the beginning to the last token */
     double tpot_s; /* per token after the first */
     double total_s;
 };

@@ -132,7 +132,7 @@ static const struct {
       .max = KV_CREW_THREADS_MAX}},
     {ALL,
      {.name = "json",
-      .help = "print one JSON object (chat: one per answer)",
+      .help = "print one JSON object (chat: one per answer; bytes and nodes since its begin)",
       .offset = FIELD(json),
       .type = KV_CONFIG_FLAG}},
     {ALL,
@@ -160,8 +160,8 @@ static const struct command {
      "Prints the answer as it comes, and what it cost on stderr.  Ctrl-C ends it cleanly.",
      kvworker_generate_run},
     {"chat", CHAT, "a conversation, a line at a time",
-     "Reads lines from standard input and answers them.  Ctrl-C ends an answer, Ctrl-D the\n"
-     "conversation.",
+     "Reads lines from standard input and answers them.  Ctrl-C ends an answer, and\n"
+     "between answers the conversation, as Ctrl-D does.",
      kvworker_chat_run},
     {"logits", LOGITS, "the scores of all tokens at every position of a text",
      "Takes the prompt as it is, without a chat template.", kvworker_logits_run},
@@ -178,7 +178,7 @@ static void on_signal(int number)
 {
     if (kvworker_stop)
         _exit(128 + number);
-    kvworker_stop = 1;
+    kvworker_stop = number;
 }
 
 static void catch_signals(void)
@@ -267,7 +267,8 @@ static int run(struct kvworker *worker, const struct command *command, int argc,
         kvworker_error(worker, "%s", detail);
         return KVWORKER_USAGE;
     }
-    if (values.prompt_text == NULL && values.prompt[0] != '\0')
+    /* One from the environment gives way to a file. */
+    if (values.prompt_text == NULL && values.prompt[0] != '\0' && values.prompt_file[0] == '\0')
         values.prompt_text = values.prompt;
     if (argc > 1) {
         kvworker_error(worker, "option: unexpected: %s", argv[1]);
@@ -290,7 +291,8 @@ int main(int argc, char **argv)
     kv_log_set_level(KV_LOG_WARN);
     kv_gguf_guard("kvworker");
     catch_signals();
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+    /* Not farther: what follows may be the value of an option. */
+    for (int i = 1; i < argc && i < 3; i++)
         if (strcmp(argv[i], "-h") == 0)
             argv[i] = "--help";
     if (argc < 2) {

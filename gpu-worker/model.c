@@ -140,9 +140,10 @@ static kv_status_t read_kv_heads(const struct reader *reader)
 static kv_status_t read_rope(const struct reader *reader)
 {
     struct kv_model_params *params = reader->params;
-    struct kv_text type = {"none", 4};
+    struct kv_text type = {"linear", 6}; /* what a file without the key means */
     char key[KEY_BYTES];
     kv_status_t status;
+    bool is_named;
 
     status =
         read_count(reader, ".rope.dimension_count", 2, params->d, params->d, &params->n_rot);
@@ -157,13 +158,18 @@ static kv_status_t read_rope(const struct reader *reader)
 
     params->rope_scale = 1;
     status = kv_gguf_text(reader->gguf, full_key(reader, ".rope.scaling.type", key), &type);
+    is_named = status == KV_OK;
     if (status == KV_INVALID)
         return bad_value(reader, key, status, "a text");
     if (kv_text_is(type, "linear")) {
-        status = read_real(reader, ".rope.scaling.factor", 0, 1e6, 0, &params->rope_scale);
-    } else if (kv_text_is(type, "none")) {
-        /* Old files have the factor without the type. */
+        /* Old files have the second key. */
         status = read_real(reader, ".rope.scale_linear", 0, 1e6, 1, &params->rope_scale);
+        if (status == KV_OK)
+            status = read_real(reader, ".rope.scaling.factor", 0, 1e6,
+                               is_named && params->rope_scale == 1 ? 0 : params->rope_scale,
+                               &params->rope_scale);
+    } else if (kv_text_is(type, "none")) {
+        status = KV_OK;
     } else if (!kv_text_is(type, "llama3")) {
         bad_value(reader, key, KV_INVALID, "none, linear or llama3");
         status = KV_UNSUPPORTED;
@@ -388,7 +394,7 @@ static bool is_known(const struct kv_model_params *params, struct kv_text name)
     unsigned layer;
     int end = 0;
 
-    if (name.bytes >= sizeof(text))
+    if (name.bytes >= sizeof(text) || memchr(name.data, '\0', name.bytes) != NULL)
         return false;
     memcpy(text, name.data, name.bytes);
     text[name.bytes] = '\0';
@@ -532,7 +538,7 @@ kv_status_t kv_model_open(const struct kv_gguf *gguf,
         snprintf(detail, detail_bytes,
                  "model: %s: larger than memory: %" PRIu64 " MiB of weights, %" PRIu64 " MiB",
                  kv_gguf_path(gguf), model->params.weight_bytes >> 20, kv_memory_total() >> 20);
-        status = KV_NO_MEMORY;
+        status = KV_TOO_LARGE;
         goto err;
     }
 

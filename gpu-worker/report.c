@@ -4,6 +4,7 @@
 #include "worker.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@ kv_status_t kvworker_answer_init(struct kvworker_answer *answer, const struct kv
         .room = 4096,
         .text = calloc(1, 4096),
         .stream = calloc(1, sizeof(*answer->stream)),
+        .is_first = kv_tokenizer_adds_space(worker->tokenizer) && !worker->options->raw,
     };
     if (answer->text != NULL && answer->stream != NULL)
         return KV_OK;
@@ -29,7 +31,8 @@ static void take(struct kvworker_answer *answer, const char *text, size_t bytes)
 {
     if (!answer->worker->options->json) {
         fwrite(text, 1, bytes, stdout);
-        fflush(stdout);
+        if (fflush(stdout) != 0)
+            kvworker_stop = SIGTERM; /* nobody reads on */
     }
     if (answer->room - answer->bytes <= bytes) {
         const size_t room = 2 * answer->room + bytes;

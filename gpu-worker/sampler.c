@@ -77,6 +77,8 @@ kv_sampler_next(struct kv_sampler *sampler, const float *logits, uint32_t *ret_t
     }
 
     qsort(candidates, n, sizeof(candidates[0]), by_logit);
+    if (!isfinite(candidates[0].logit))
+        return KV_INVALID;
     if (options->top_k > 0 && options->top_k < n)
         n = options->top_k;
     for (uint32_t i = 0; i < n; i++) {

@@ -1,5 +1,6 @@
 #include "worker.h"
 
+#include "crew.h"
 #include "memory.h"
 #include "thread.h"
 
@@ -99,7 +100,8 @@ int kvworker_open_model(struct kvworker *worker)
 {
     const struct kv_device_config config = {
         .n_threads = worker->options->threads > 0 ? (unsigned)worker->options->threads
-                                                  : kv_thread_cores(),
+                     : kv_thread_cores() < KV_CREW_THREADS_MAX ? kv_thread_cores()
+                                                               : KV_CREW_THREADS_MAX,
     };
     char detail[KVWORKER_DETAIL_BYTES] = "";
     kv_status_t status;
@@ -134,18 +136,27 @@ enum kv_dtype kvworker_dtype(const struct kvworker_options *options)
                                                    : KV_FP16;
 }
 
+uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory)
+{
+    const uint64_t block_bytes =
+        (kv_schema_token_bytes(schema) + schema->n_units * sizeof(uint32_t)) * KV_BLOCK_TOKENS;
+
+    return (memory - memory / 8) / block_bytes * KV_BLOCK_TOKENS;
+}
+
 /* Weights, two copies of the rows, and the rest, against what there is. */
-static bool memory_suffices(const struct kvworker *worker, uint64_t rows_bytes)
+static bool
+memory_suffices(const struct kvworker *worker, uint64_t rows_bytes, uint64_t store_tokens)
 {
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     const uint64_t weights = worker->model->params.weight_bytes;
     const uint64_t total = kv_memory_total();
 
-    if (is_embedded && rows_bytes > worker->options->memory) {
+    if (is_embedded && worker->capacity > store_tokens) {
         kvworker_error(worker,
-                       "memory: %" PRIu32 " tokens: %" PRIu64
-                       " MiB of rows: the embedded store has %" PRIu64 " MiB (--memory)",
-                       worker->capacity, rows_bytes >> 20, worker->options->memory >> 20);
+                       "memory: %" PRIu32 " tokens: an embedded store of %" PRIu64
+                       " MiB (--memory) holds %" PRIu64,
+                       worker->capacity, worker->options->memory >> 20, store_tokens);
         return false;
     }
     if (weights > total || rows_bytes > (total - weights) / (is_embedded ? 2 : 1)) {
@@ -166,7 +177,7 @@ int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
     const struct kv_attention_row *row = kv_attention_find(options->attention);
     char detail[KVWORKER_DETAIL_BYTES] = "";
     kv_schema_t *schema;
-    uint64_t rows_bytes;
+    uint64_t rows_bytes, store_tokens;
     kv_status_t status;
 
     worker->capacity = capacity;
@@ -179,8 +190,9 @@ int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
         return KVWORKER_FAILED;
     }
     rows_bytes = kv_schema_token_bytes(schema) * capacity;
+    store_tokens = kvworker_store_tokens(schema, options->memory);
     free(schema);
-    if (!memory_suffices(worker, rows_bytes))
+    if (!memory_suffices(worker, rows_bytes, store_tokens))
         return KVWORKER_USAGE;
 
     if (is_embedded) {

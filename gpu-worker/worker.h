@@ -24,7 +24,7 @@ enum {
     KVWORKER_USAGE = 2, /* wrong usage, or input that cannot be used */
 
     KVWORKER_DETAIL_BYTES = 1024,
-    KVWORKER_PROMPT_BYTES_MAX = 64 << 20,
+    KVWORKER_PROMPT_BYTES_MAX = 16 << 20,
 };
 
 struct kvworker_options {
@@ -69,7 +69,7 @@ struct kvworker {
     uint32_t capacity; /* tokens of the session */
 };
 
-/* Set by SIGINT and SIGTERM; whoever has dealt with it clears it. */
+/* The signal that came, SIGINT or SIGTERM; who has dealt with a SIGINT clears it. */
 extern volatile sig_atomic_t kvworker_stop;
 
 /* Prints "kvworker: COMMAND: ..." to stderr. */
@@ -97,6 +97,10 @@ int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t 
 
 /* The sampler that the options describe. */
 int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler);
+
+/* Tokens that a store of so much memory holds: in whole blocks, with their checksums, and an
+ * eighth for what else the store needs. */
+uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory);
 
 enum kv_dtype kvworker_dtype(const struct kvworker_options *options);
 

@@ -41,6 +41,7 @@ struct tensor {
 struct flaw {
     const char *architecture;
     const char *lacking_key, *lacking_tensor, *extra_tensor, *scaling;
+    float factor, old_factor; /* of the scaling; 0: no key */
     uint32_t kv_heads, experts, extra_columns;
     const char *expected; /* in the detail */
     kv_status_t status;
@@ -111,6 +112,14 @@ static void make(struct made *made, const struct flaw *flaw)
     if (flaw->scaling != NULL) {
         snprintf(text, sizeof(text), "%s.rope.scaling.type", architecture);
         maker_key_string(&made->maker, text, flaw->scaling);
+    }
+    if (flaw->factor > 0) {
+        snprintf(text, sizeof(text), "%s.rope.scaling.factor", architecture);
+        maker_key_f32(&made->maker, text, flaw->factor);
+    }
+    if (flaw->old_factor > 0) {
+        snprintf(text, sizeof(text), "%s.rope.scale_linear", architecture);
+        maker_key_f32(&made->maker, text, flaw->old_factor);
     }
 
     add_tensor(made, &dice, "token_embd.weight", HIDDEN, VOCABULARY);
@@ -436,11 +445,42 @@ static void test_refused(void **state)
     }
 }
 
+/* A factor counts without a type, too, unless the type says none. */
+static void test_scaling(void **state)
+{
+    static const struct {
+        struct flaw made;
+        float scale;
+    } cases[] = {
+        {{.scaling = NULL}, 1},
+        {{.factor = 4}, 4},
+        {{.old_factor = 2}, 2},
+        {{.factor = 4, .old_factor = 2}, 4},
+        {{.scaling = "linear", .factor = 8}, 8},
+        {{.scaling = "linear", .old_factor = 2}, 2},
+        {{.scaling = "none", .factor = 4, .old_factor = 2}, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kv_model_params params;
+        char detail[DETAIL_BYTES] = "";
+        struct made made;
+
+        make(&made, &cases[i].made);
+        if (kv_model_read(made.gguf, &params, detail, sizeof(detail)) != KV_OK)
+            fail_msg("%zu: %s", i, detail);
+        assert_true(params.rope_scale == cases[i].scale);
+        unmake(&made);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_scaling),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
