@@ -3,8 +3,8 @@
  * A request is one message: a header of 128 bytes and a body.  Rows or object bytes that are
  * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
  * message, where the transport takes both in one, and else come in a second message of kind
- * BULK with the same request id, so that they go from where they lie to where they belong
- * without a copy.  A reply has the same forms.  A receiver may see the BULK first.
+ * BULK with the same request id, so that they need not be copied into one piece with the body.
+ * A reply has the same forms.  A receiver may see the BULK first.
  *
  *      client                                   node
  *      REQUEST {header, body} ---------------->  checked, then worked on

@@ -528,11 +528,12 @@ static void on_message(
     struct kv_peer *peer = peer_of(data, &header);
     if (peer == NULL)
         return;
-    if (header.kind == KV_WIRE_REQUEST)
-        begin_request(data, peer, &header, body);
-    if (header.kind != KV_WIRE_REQUEST)
+    if (header.kind == KV_WIRE_BULK_REQUEST) {
         bulk_message(peer, &header, body);
-    else if (body_bytes > header.body_bytes)
+        return;
+    }
+    begin_request(data, peer, &header, body);
+    if (body_bytes > header.body_bytes)
         bulk_message(peer, &header, (const uint8_t *)body + header.body_bytes);
 }
 
