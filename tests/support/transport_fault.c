@@ -386,10 +386,14 @@ static void let_go(struct fault_port *port, struct parcel *parcel)
     kv_status_t status;
 
     if (parcel->channel != NULL) {
-        status = kv_channel_send(parcel->channel->inner, parcel->header, parcel->header_bytes,
-                                 parcel->data, parcel->data_bytes, parcel->done, parcel->arg);
+        /* The header must outlive the parcel: the transport reads it until the send is done. */
+        struct errand *errand = errand_create(parcel->done, parcel->arg, 0);
+
+        memcpy(errand->header, parcel->header, parcel->header_bytes);
+        status = kv_channel_send(parcel->channel->inner, errand->header, parcel->header_bytes,
+                                 parcel->data, parcel->data_bytes, errand_done, errand);
         if (status != KV_IN_PROGRESS)
-            parcel->done(parcel->arg, status);
+            errand_done(errand, status);
     } else if (parcel->done != NULL) {
         incoming->holds_landing = false;
         status =
