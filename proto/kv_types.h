@@ -6,6 +6,9 @@
  *   row       one token's key and value in one unit, adjacent: K then V
  *   block     KV_BLOCK_TOKENS consecutive tokens, all units (FlashInfer: page, LMCache: chunk)
  *   segment   a block's bytes in one unit
+ *   codebook  centroids that stand for the keys of some consecutive blocks of a unit; a key's
+ *             code names the nearest one in each of its subspaces (product quantisation)
+ *   chapter   consecutive blocks of a unit with one codebook
  *   fingerprint  names all that makes two models' keys comparable: weights and their
  *             quantisation, geometry, RoPE parameters and style
  *
@@ -32,6 +35,13 @@ enum {
     KV_TOKENS_MAX = 16 << 20, /* tokens of a session */
     KV_NAME_BYTES_MAX = 255,  /* name of a model or an object, without a final 0 */
     KV_OBJECT_BYTES_MAX = 64 << 20,
+    KV_QUERIES_MAX = 32,  /* query vectors of one kv head in a query */
+    KV_RANGES_MAX = 256,  /* ranges of candidates in a query */
+    KV_CHOSEN_MAX = 8192, /* k, and rerank times k, of one query vector */
+    KV_SUBSPACES_MAX = 16,
+    KV_CODE_BITS_MAX = 8,
+    KV_ITERATIONS_MAX = 1000,  /* of k-means */
+    KV_CHAPTER_BLOCKS_MIN = 8, /* fewer blocks are not worth a codebook */
 };
 
 /* The type of one element of a key or a value, as it is stored. */
@@ -40,6 +50,21 @@ enum kv_dtype {
     KV_FP16 = 2,
     KV_BF16 = 3,
     KV_INT8 = 4,
+};
+
+/* What a query answers with. */
+enum kv_answer {
+    KV_ANSWER_IDS = 1,  /* tokens */
+    KV_ANSWER_ROWS = 2, /* tokens and their rows */
+};
+
+/* How the query vectors of one unit, the query heads that share a kv head, become one choice.
+ * A vector's weights are the softmax of its scores over the candidates. */
+enum kv_merge {
+    KV_MERGE_SUM = 1,   /* the k largest sums of weights (PQCache's code) */
+    KV_MERGE_MAX = 2,   /* the k largest of the largest weights (ShadowKV's) */
+    KV_MERGE_UNION = 3, /* what any vector would choose alone, k each (A2ATS) */
+    KV_MERGE_NONE = 4,  /* the same, and for each token which vectors chose it */
 };
 
 /* What one layer keeps per token and kv head. */

@@ -17,6 +17,9 @@
  *   put, append    units[n_units], crcs[n_units][token_count], rows if bulk_bytes is 0
  *   read           units[n_units]                 of the tokens token_begin, token_count
  *   fetch          units[n_units], ids[sum of n_ids]
+ *   index          struct kv_wire_index, units[n_units]
+ *   query          struct kv_wire_query, units[n_units], ranges[n_ranges],
+ *                  queries[n_units][n_queries][d_k] in fp32, held[sum of n_ids]
  *   object_put     name[name_bytes], crcs[pieces of object_bytes], bytes if bulk_bytes is 0
  *   object_*       name[name_bytes]
  *   ping           up to KV_WIRE_BODY_MAX bytes; `token_count` bytes come back
@@ -25,6 +28,13 @@
  *                  network gRPC carries them)
  *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
  *                  object_get:  the bytes if bulk_bytes is 0
+ *                  index:       struct kv_wire_indexed
+ *                  query:       struct kv_wire_answer, found[n_units], ids[sum of n_ids],
+ *                               with KV_WIRE_SCORES: scores[sum of n_ids] in fp32,
+ *                               with KV_MERGE_NONE: heads[sum of n_ids],
+ *                               with KV_ANSWER_ROWS: crcs[n_rows], rows if bulk_bytes is 0,
+ *                               with rest: (output[d_v], log-sum-exp)[n_units][n_queries] in
+ *                               fp32, before the rows
  *                  failures:    a text that says what was wrong, not 0-terminated
  *
  * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece
@@ -46,7 +56,7 @@ extern "C" {
 #endif
 
 /* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
-#define KV_WIRE_VERSION 2
+#define KV_WIRE_VERSION 3
 
 enum {
     KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */
@@ -77,6 +87,8 @@ enum kv_op_id {
     KV_OP_OBJECT_GET = 8,
     KV_OP_OBJECT_EXISTS = 9,
     KV_OP_OBJECT_DELETE = 10,
+    KV_OP_INDEX = 11,
+    KV_OP_QUERY = 12,
 
     KV_OP_HELLO = 32,
     KV_OP_GOODBYE = 33,
@@ -163,7 +175,8 @@ static_assert(offsetof(struct kv_wire_header, header_crc) == 124, "as in the byt
  *
  *    0  u16  layer
  *    2  u16  kv_head
- *    4  u32  n_ids      fetch: ids of this unit in the ids that follow; 0 elsewhere
+ *    4  u32  n_ids      fetch: ids of this unit in the ids that follow; query: blocks of it in
+ *                       `held`; 0 elsewhere
  */
 struct kv_wire_unit {
     uint16_t layer;
@@ -171,6 +184,146 @@ struct kv_wire_unit {
     uint32_t n_ids;
 };
 static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire");
+
+/* Makes codes for the rows before token_count of the units named (product quantisation of their
+ * keys; PQCache, section 3.2), in chapters of equal codebooks.
+ *
+ *    0  u32  chapter_blocks  blocks with one codebook, counted from token 0; 0: one for all
+ *                            rows there are, and later rows get its codes, too
+ *    4  u16  m               subspaces of a key
+ *    6  u16  bits            of a code
+ *    8  u32  iterations      of k-means at most, 1..KV_ITERATIONS_MAX
+ *   12  u32  budget_us       of the thread's time for each codebook; 0: no limit
+ *   16  u64  seed
+ *   24  u32  wait            1: the answer comes when the codes are there; 0: at once
+ *   28  u32  reserved        0
+ */
+struct kv_wire_index {
+    uint32_t chapter_blocks;
+    uint16_t m;
+    uint16_t bits;
+    uint32_t iterations;
+    uint32_t budget_us;
+    uint64_t seed;
+    uint32_t wait;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
+
+/* What became of it, summed over the units of the request.
+ *
+ *    0  u64  rows         before token_count
+ *    8  u64  rows_coded   of them with codes, now
+ *   16  u32  n_found      codebooks that were there already
+ *   20  u32  n_trained    codebooks that this request waited for
+ *   24  u32  n_pending    codebooks still to come
+ *   28  u32  iterations   of k-means, summed over n_trained
+ *   32  u64  train_us     of the thread's time, summed over n_trained
+ */
+struct kv_wire_indexed {
+    uint64_t rows;
+    uint64_t rows_coded;
+    uint32_t n_found;
+    uint32_t n_trained;
+    uint32_t n_pending;
+    uint32_t iterations;
+    uint64_t train_us;
+};
+static_assert(sizeof(struct kv_wire_indexed) == 40, "as in the byte table");
+
+enum kv_wire_query_flags {
+    KV_WIRE_SCORES = 1 << 0, /* answer the merged weights, too */
+};
+
+/* Asks each unit named for the rows that matter to its query vectors.
+ *
+ *   step 1   all candidates are scored, by their codes where they have some and by their keys
+ *            where not; weights, merge, the rerank * k largest
+ *   step 2   those are scored by their keys; weights over them alone, merge, the k largest
+ *
+ * Ties go to the lower token.  With UNION and NONE, k and rerank * k are per query vector.
+ *
+ *    0  u8   answer      enum kv_answer
+ *    1  u8   merge       enum kv_merge
+ *    2  u16  n_queries   query vectors per unit, 1..KV_QUERIES_MAX
+ *    4  u32  k           1..KV_CHOSEN_MAX
+ *    8  u32  rerank      1.. ; rerank * k is cut to KV_CHOSEN_MAX, never below k
+ *   12  f32  scale       of scores before the softmax: 1 / sqrt(d_k) as a rule
+ *   16  u32  n_ranges    candidates are the tokens of these ranges, ascending and disjoint
+ *   20  u32  flags       enum kv_wire_query_flags
+ *   24  u32  rest        summaries per 1,024 rows that stand for the rows not taken: 0
+ *   28  u32  reserved    0
+ */
+struct kv_wire_query {
+    uint8_t answer;
+    uint8_t merge;
+    uint16_t n_queries;
+    uint32_t k;
+    uint32_t rerank;
+    float scale;
+    uint32_t n_ranges;
+    uint32_t flags;
+    uint32_t rest;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kv_wire_query) == 32, "as in the byte table");
+
+/* Tokens [begin, end). */
+struct kv_wire_range {
+    uint32_t begin;
+    uint32_t end;
+};
+static_assert(sizeof(struct kv_wire_range) == 8, "a range is 8 bytes on the wire");
+
+/* A block of a unit that the asker holds: its rows are chosen as others are, and not sent.
+ *
+ *    0  u32  block
+ *    4  u32  instance   kv_block_instance() of the CRCs that came with those rows: other rows
+ *                       under the same number are sent
+ */
+struct kv_wire_held {
+    uint32_t block;
+    uint32_t instance;
+};
+static_assert(sizeof(struct kv_wire_held) == 8, "a held block is 8 bytes on the wire");
+
+/* A query's answer: of the message.
+ *
+ *    0  u32  waited_us   from arrival to the first slice of work
+ *    4  u32  worked_us   from there to the answer
+ */
+struct kv_wire_answer {
+    uint32_t waited_us;
+    uint32_t worked_us;
+};
+static_assert(sizeof(struct kv_wire_answer) == 8, "as in the byte table");
+
+/* A query's answer: of one unit, in the order of the request.
+ *
+ *    0  u16  layer
+ *    2  u16  kv_head
+ *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_HELD is set in those not sent
+ *    8  u32  n_coded     candidates that step 1 scored by code
+ *   12  u32  n_exact     candidates that step 1 scored by key
+ *   16  u32  n_reranked  rows that step 2 scored by key
+ *   20  u32  n_chapters  codebooks used
+ *   24  f32  recall      of exact top-k, a moving average over some queries; NaN: not known yet
+ *   28  u32  committed   rows that the unit has
+ */
+struct kv_wire_found {
+    uint16_t layer;
+    uint16_t kv_head;
+    uint32_t n_ids;
+    uint32_t n_coded;
+    uint32_t n_exact;
+    uint32_t n_reranked;
+    uint32_t n_chapters;
+    float recall;
+    uint32_t committed;
+};
+static_assert(sizeof(struct kv_wire_found) == 32, "as in the byte table");
+
+#define KV_WIRE_ID_HELD 0x80000000u /* more than any token: KV_TOKENS_MAX */
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kv_wire.h: fields are used in place, which needs a little-endian machine"
@@ -185,6 +338,21 @@ static inline uint32_t kv_row_seed(uint32_t layer, uint32_t kv_head, uint32_t to
     uint32_t unit = (layer << 16 | kv_head) * 0x9e3779b1u;
 
     return (unit ^ unit >> 15) + token * KV_ROW_SEED_STEP;
+}
+
+/* What tells a block of a unit from another under the same number: its rows' CRCs, hashed.
+ *   crcs  (KV_BLOCK_TOKENS) */
+static inline uint32_t kv_block_instance(const uint32_t *crcs)
+{
+    const uint64_t odd = 0xff51afd7ed558ccdu;
+    uint64_t lanes[4] = {1, 2, 3, 4}, hash = 0;
+
+    /* Four at a time: a multiplication takes longer than the next one needs to begin. */
+    for (int i = 0; i < KV_BLOCK_TOKENS; i++)
+        lanes[i % 4] = (lanes[i % 4] ^ crcs[i]) * odd;
+    for (int i = 0; i < 4; i++)
+        hash = (hash ^ lanes[i] ^ lanes[i] >> 32) * odd;
+    return (uint32_t)(hash >> 32);
 }
 
 #ifdef __cplusplus
