@@ -107,6 +107,19 @@ void kv_json_list(struct kv_json *json, const char *key)
     json->has_members = false;
 }
 
+void kv_json_object(struct kv_json *json, const char *key)
+{
+    write_key(json, key);
+    fputc('{', json->out);
+    json->has_members = false;
+}
+
+void kv_json_object_end(struct kv_json *json)
+{
+    fputc('}', json->out);
+    json->has_members = true;
+}
+
 void kv_json_list_end(struct kv_json *json)
 {
     fputc(']', json->out);

@@ -37,6 +37,10 @@ void kv_json_text(struct kv_json *json, const char *key, const char *value);
 void kv_json_number(struct kv_json *json, const char *key, double value);
 void kv_json_bool(struct kv_json *json, const char *key, bool value);
 
+/* A member that is an object. */
+void kv_json_object(struct kv_json *json, const char *key);
+void kv_json_object_end(struct kv_json *json);
+
 void kv_json_list(struct kv_json *json, const char *key);
 void kv_json_list_end(struct kv_json *json);
 void kv_json_item(struct kv_json *json); /* an object of a list */

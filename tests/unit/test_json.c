@@ -132,6 +132,26 @@ static void lists(void **state)
         "{\"node\": \"a\", \"rows\": 1}], \"last\": true}\n");
 }
 
+static void objects(void **state)
+{
+    struct written written;
+
+    (void)state;
+    begin(&written);
+    kv_json_object(&written.json, "none");
+    kv_json_object_end(&written.json);
+    kv_json_object(&written.json, "args");
+    kv_json_number(&written.json, "layer", 3);
+    kv_json_object(&written.json, "deep");
+    kv_json_text(&written.json, "a", "b");
+    kv_json_object_end(&written.json);
+    kv_json_number(&written.json, "rows", 7);
+    kv_json_object_end(&written.json);
+    kv_json_number(&written.json, "last", 1);
+    end(&written, "{\"none\": {}, \"args\": {\"layer\": 3, \"deep\": {\"a\": \"b\"}, "
+                  "\"rows\": 7}, \"last\": 1}\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -140,6 +160,7 @@ int main(void)
         cmocka_unit_test(bytes_that_are_no_text),
         cmocka_unit_test(numbers),
         cmocka_unit_test(lists),
+        cmocka_unit_test(objects),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
