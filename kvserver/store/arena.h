@@ -17,7 +17,7 @@
 
 enum {
     KV_ARENA_PAGE = 2 << 20,
-    KV_ARENA_ELEMENT_MIN = 512,
+    KV_ARENA_ELEMENT_MIN = 256,
     KV_ARENA_CLASSES_MAX = 128,
 };
 

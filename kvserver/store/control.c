@@ -387,7 +387,7 @@ static void message_sent(void *arg, kv_status_t status)
     struct message_reply *reply = arg;
 
     (void)status;
-    if (reply->channel != NULL)
+    if (reply->channel != NULL && !reply->node->port_closes)
         reply->channel->row->channel_close(reply->channel);
     free(reply->body);
     free(reply);
@@ -563,6 +563,7 @@ void kv_control_fini(struct kv_node *node)
         for (uint32_t i = 0; i < node->config.clients_max; i++)
             if (node->clients[i].channel != NULL)
                 node->clients[i].channel->row->channel_close(node->clients[i].channel);
+    node->port_closes = true;
     if (node->port != NULL)
         node->port->row->port_close(node->port);
     kv_map_destroy(node->session_of_id);

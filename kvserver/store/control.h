@@ -128,6 +128,7 @@ struct kv_node {
     _Atomic uint32_t n_sessions_seen; /* for metrics */
 
     struct kv_port *port; /* message carrier */
+    bool port_closes;     /* and with it all of its channels */
     struct kv_thread **threads;
     _Atomic bool stopping;
 };

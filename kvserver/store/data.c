@@ -1,8 +1,10 @@
 #include "data.h"
 
+#include "index.h"
 #include "log.h"
 #include "message.h"
 #include "op.h"
+#include "querier.h"
 #include "thread.h"
 
 #include <assert.h>
@@ -14,6 +16,8 @@ enum {
     TIMERS_EVERY_US = 1000,
     STASH_MAX_US = 1000000,
     MESSAGES_PER_STEP = 64,
+    QUERY_SLICES = 4,      /* of queries, before messages are looked at again */
+    BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
 };
 
 /* ---- the life of a work -------------------------------------------------------------------
@@ -79,6 +83,7 @@ work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_hea
     work->status = work->send_status = KV_OK;
     work->cursor_unit = work->cursor_row = 0;
     work->cursor_bytes = 0;
+    work->serial = 0;
     memset(&work->reply, 0, sizeof(work->reply));
 
     work->peer_next = peer->works;
@@ -179,6 +184,11 @@ void kv_work_wait(struct kv_work *work)
 void kv_work_queue(struct kv_work *work)
 {
     append_work(&work->data->queues[work->row->class], work);
+}
+
+void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
+{
+    append_work(queue, work);
 }
 
 bool kv_work_stage(struct kv_work *work)
@@ -727,9 +737,14 @@ static void work_late(struct kv_work *work)
         kv_work_fail(work, KV_DEADLINE, "%s: the node was too busy", work->row->name);
     } else {
         work->landed = true;
-        kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed", work->row->name,
-                     work->request.snapshot > 0 ? work->request.snapshot
-                                                : work->request.token_begin);
+        const struct kv_wire_header *request = &work->request;
+        if (work->row->waits_for != NULL)
+            kv_work_fail(work, KV_NOT_READY, "%s: %s did not come in time", work->row->name,
+                         work->row->waits_for);
+        else
+            kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed",
+                         work->row->name,
+                         request->snapshot > 0 ? request->snapshot : request->token_begin);
     }
 }
 
@@ -763,6 +778,15 @@ static void timers(struct kv_data *data)
     atomic_store_explicit(&data->stats.memory_lent, kv_arena_bytes_lent(data->arena),
                           memory_order_relaxed);
     atomic_store_explicit(&data->stats.segments, data->heap.n_segments, memory_order_relaxed);
+    struct kv_indexer_stats index;
+    kv_indexer_stats(data->indexer, &index);
+    atomic_store_explicit(&data->stats.codebooks, kv_pool_lent(data->heap.codebooks.pool),
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.index_jobs, index.n_jobs, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.codebooks_trained, index.trained, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.index_failed, index.failed, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.rows_coded, index.rows_coded, memory_order_relaxed);
+    atomic_store_explicit(&data->stats.index_us, index.worked_us, memory_order_relaxed);
     atomic_store_explicit(&data->stats.objects, kv_map_count(data->objects.map),
                           memory_order_relaxed);
     atomic_store_explicit(&data->stats.object_bytes, data->objects.bytes, memory_order_relaxed);
@@ -783,15 +807,48 @@ static bool run_slice(struct kv_data *data)
     return false;
 }
 
+/* What nobody waits for, or waits patiently: codebooks, then looks at how good they are. */
+static bool run_background(struct kv_data *data)
+{
+    data->turns = 0;
+    if (!kv_indexer_step(data->indexer))
+        return kv_recall_step(data->querier->recall);
+    if (kv_indexer_take_ended(data->indexer))
+        for (uint32_t i = 0; i < data->n_parts; i++)
+            if (data->parts[i].waiters != NULL)
+                kv_part_wake(data, &data->parts[i]);
+    return true;
+}
+
+/* A prompt's rows come in large messages, one behind the other: while a query is at work only
+ * one of them has its turn after every few slices. */
+static bool take_messages(struct kv_data *data)
+{
+    int n_max = MESSAGES_PER_STEP;
+    bool busy = false;
+
+    if (data->queues[KV_CLASS_QUERY].first != NULL) {
+        if (++data->query_slices < QUERY_SLICES)
+            return false;
+        n_max = 1;
+    }
+    data->query_slices = 0;
+    for (int i = 0; i < n_max && kv_port_progress(data->port) > 0; i++)
+        busy = true;
+    return busy;
+}
+
 bool kv_data_step(struct kv_data *data)
 {
     bool busy = false;
 
     data->now_us = kv_clock_now(data->clock);
-    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(data->port) > 0; i++)
-        busy = true;
+    busy = take_messages(data);
     busy = kv_data_command_step(data) || busy;
-    busy = run_slice(data) || busy;
+    bool sliced = run_slice(data);
+    if (!sliced || ++data->turns >= BACKGROUND_EVERY)
+        sliced = run_background(data) || sliced;
+    busy = busy || sliced;
     if (busy)
         data->moved_us = data->now_us;
     if (data->now_us >= data->timers_us) {
@@ -841,6 +898,10 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         !kv_heap_init(&data->heap, data->arena) ||
         !kv_objects_init(&data->objects, data->arena, setup->secret))
         goto err_fini;
+    data->indexer = kv_indexer_create(&data->heap, data->clock);
+    data->querier = kv_querier_create(data);
+    if (data->indexer == NULL || data->querier == NULL)
+        goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
     for (uint32_t i = 0; i < setup->n_peers; i++)
@@ -866,6 +927,9 @@ void kv_data_fini(struct kv_data *data)
             free(command);
     free(data->command);
     kv_ring_destroy(data->commands);
+    kv_querier_destroy(data->querier);
+    kv_indexer_destroy(data->indexer);
+    kv_heap_fini(&data->heap);
     kv_objects_fini(&data->objects);
     kv_pool_destroy(data->receipts);
     kv_pool_destroy(data->stagings);

@@ -87,6 +87,7 @@ enum kv_work_state {
 
 /* Service classes, most urgent first. */
 enum kv_class {
+    KV_CLASS_QUERY,
     KV_CLASS_READ,
     KV_CLASS_APPEND,
     KV_CLASS_PUT,
@@ -133,6 +134,7 @@ struct kv_work {
     /* Progress of a sliced operation. */
     uint32_t cursor_unit, cursor_row;
     size_t cursor_bytes;
+    uint64_t serial; /* index: of the newest codebook when it began */
 
     /* The answer. */
     struct kv_wire_header reply, reply_bulk;
@@ -181,6 +183,9 @@ struct kv_command {
     bool has_units;
 };
 
+struct kv_indexer;
+struct kv_querier;
+
 struct kv_data {
     struct kv_node *node;
     uint32_t index;
@@ -194,6 +199,10 @@ struct kv_data {
     struct kv_arena *arena;
     struct kv_heap heap;
     struct kv_objects objects;
+    struct kv_indexer *indexer;
+    struct kv_querier *querier;
+    uint32_t query_slices; /* since messages were last looked at */
+    uint32_t turns;        /* steps since the last slice in the background */
     struct kv_part *parts; /* (sessions_max) */
     uint32_t n_parts;
     struct kv_peer *peers; /* (clients_max) */
@@ -245,8 +254,10 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 /* The session is not the one that the work began with: closed, or another generation. */
 bool kv_work_stale(const struct kv_work *work);
 
-void kv_work_wait(struct kv_work *work);                     /* state WAITING */
-void kv_work_queue(struct kv_work *work);                    /* state QUEUED */
+void kv_work_wait(struct kv_work *work);  /* state WAITING */
+void kv_work_queue(struct kv_work *work); /* state QUEUED */
+/* The same, in a queue of the operation's own: who owns that calls kv_work_queue(). */
+void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue);
 void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
 
 /* Takes a staging buffer.  false: there is none, and the work is queued again with one. */

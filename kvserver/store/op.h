@@ -21,7 +21,8 @@ struct kv_op_row {
     const char *summary; /* one line */
     uint32_t flags;
     enum kv_class class;
-    uint32_t body_min; /* smallest body accepted */
+    uint32_t body_min;     /* smallest body accepted */
+    const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 
     /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
      * is where work->iov said.  run: a slice of queued work; true while there is more.  wake:
@@ -48,6 +49,17 @@ void kv_op_put_release(struct kv_work *work);
 void kv_op_read_begin(struct kv_work *work);
 bool kv_op_read_run(struct kv_work *work);
 void kv_op_read_wake(struct kv_work *work);
+
+/* ops_index.c */
+void kv_op_index_begin(struct kv_work *work);
+bool kv_op_index_run(struct kv_work *work);
+void kv_op_index_wake(struct kv_work *work);
+
+/* ops_query.c */
+void kv_op_query_begin(struct kv_work *work);
+bool kv_op_query_run(struct kv_work *work);
+void kv_op_query_wake(struct kv_work *work);
+void kv_op_query_release(struct kv_work *work);
 
 /* ops_object.c */
 void kv_op_object_put_begin(struct kv_work *work);

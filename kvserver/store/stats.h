@@ -10,35 +10,44 @@
 #include "kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KV_COUNTERS(X)                                                          \
-    X(requests, "data requests taken")                                          \
-    X(replies, "replies sent whole")                                            \
-    X(rows_in, "rows committed")                                                \
-    X(rows_in_bytes, "bytes of rows committed")                                 \
-    X(rows_out, "rows answered")                                                \
-    X(rows_out_bytes, "bytes of rows answered")                                 \
-    X(objects_in, "objects stored")                                             \
-    X(objects_out, "object pieces answered")                                    \
-    X(direct_landings, "bulk puts that landed in place, without a copy")        \
-    X(staged_landings, "bulk puts that went through a staging buffer")          \
-    X(direct_sends, "bulk answers sent from where the rows lie")                \
-    X(staged_sends, "bulk answers gathered into a staging buffer")              \
-    X(segments_copied, "half-filled segments copied before a write")            \
-    X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped") \
-    X(bad_messages, "messages that no check could make sense of")               \
-    X(unknown_clients, "messages that named no client of this node")            \
-    X(refused, "requests answered with an error of the request")                \
-    X(busy, "requests refused for want of credits or buffers")                  \
-    X(dropped, "requests dropped from clients that ignore their credits")       \
-    X(late, "requests whose deadline passed here")                              \
-    X(stuck_clients, "clients that lost their channel for not taking replies")  \
-    X(failed_channels, "channels reported dead by the transport")               \
-    X(control_requests, "control requests taken")                               \
-    X(control_refused, "control requests answered with an error")               \
-    X(sessions_opened, "sessions opened or forked")                             \
-    X(sessions_closed, "sessions closed by a client")                           \
-    X(sessions_expired, "sessions freed because their lease ended")             \
-    X(clients_seen, "clients that said hello")                                  \
+#define KV_COUNTERS(X)                                                                       \
+    X(requests, "data requests taken")                                                       \
+    X(replies, "replies sent whole")                                                         \
+    X(rows_in, "rows committed")                                                             \
+    X(rows_in_bytes, "bytes of rows committed")                                              \
+    X(rows_out, "rows answered")                                                             \
+    X(rows_out_bytes, "bytes of rows answered")                                              \
+    X(rows_scored_by_code, "candidates of queries scored by their codes")                    \
+    X(rows_scored_by_key, "candidates of queries scored by their keys")                      \
+    X(rows_reranked, "rows that queries scored again, by their keys")                        \
+    X(rows_chosen, "rows that queries chose")                                                \
+    X(recall_looks, "queries answered a second time by all keys, to see how good codes are") \
+    X(codebooks_trained, "codebooks made")                                                   \
+    X(rows_coded, "rows that index jobs gave codes")                                         \
+    X(index_us, "time of data threads for index jobs, in microseconds")                      \
+    X(index_failed, "index jobs that found no memory")                                       \
+    X(objects_in, "objects stored")                                                          \
+    X(objects_out, "object pieces answered")                                                 \
+    X(direct_landings, "bulk puts that landed in place, without a copy")                     \
+    X(staged_landings, "bulk puts that went through a staging buffer")                       \
+    X(direct_sends, "bulk answers sent from where the rows lie")                             \
+    X(staged_sends, "bulk answers gathered into a staging buffer")                           \
+    X(segments_copied, "half-filled segments copied before a write")                         \
+    X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped")              \
+    X(bad_messages, "messages that no check could make sense of")                            \
+    X(unknown_clients, "messages that named no client of this node")                         \
+    X(refused, "requests answered with an error of the request")                             \
+    X(busy, "requests refused for want of credits or buffers")                               \
+    X(dropped, "requests dropped from clients that ignore their credits")                    \
+    X(late, "requests whose deadline passed here")                                           \
+    X(stuck_clients, "clients that lost their channel for not taking replies")               \
+    X(failed_channels, "channels reported dead by the transport")                            \
+    X(control_requests, "control requests taken")                                            \
+    X(control_refused, "control requests answered with an error")                            \
+    X(sessions_opened, "sessions opened or forked")                                          \
+    X(sessions_closed, "sessions closed by a client")                                        \
+    X(sessions_expired, "sessions freed because their lease ended")                          \
+    X(clients_seen, "clients that said hello")                                               \
     X(clients_gone, "clients that were lost or left without goodbye")
 
 struct kv_op_stats {
@@ -54,6 +63,8 @@ struct kv_stats {
     /* Gauges, set by the owner. */
     _Atomic uint64_t memory_lent; /* bytes */
     _Atomic uint64_t segments;
+    _Atomic uint64_t codebooks;
+    _Atomic uint64_t index_jobs; /* queued and at work */
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t in_flight;

@@ -1,6 +1,7 @@
 #include "unit.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -14,7 +15,13 @@ bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
     heap->n_segments = 0;
     heap->crc_class = kv_arena_class(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
     heap->record_class = kv_arena_class(arena, 16 << 10);
-    return heap->crc_class >= 0 && heap->record_class >= 0;
+    return heap->crc_class >= 0 && heap->record_class >= 0 &&
+           kv_codebooks_init(&heap->codebooks, arena);
+}
+
+void kv_heap_fini(struct kv_heap *heap)
+{
+    kv_codebooks_fini(&heap->codebooks);
 }
 
 static struct kv_segment *record_get(struct kv_heap *heap)
@@ -50,6 +57,11 @@ static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
     assert(segment->refs == 0 && segment->pins == 0);
     kv_arena_free(heap->arena, segment->row_class, segment->rows);
     kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
+    if (segment->codes != NULL) {
+        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+        kv_arena_free(heap->arena, book->tile_class, segment->codes);
+        kv_codebook_unref(&heap->codebooks, segment->codebook);
+    }
     record_put(heap, segment);
     heap->n_segments--;
 }
@@ -143,6 +155,7 @@ kv_status_t kv_unit_init(struct kv_unit *unit,
         .kv_head = (uint16_t)kv_head,
         .row_bytes = row_bytes,
         .row_class = (uint8_t)row_class,
+        .recall = NAN,
     };
     return KV_OK;
 }
@@ -176,8 +189,11 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
         return KV_OK;
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
     struct kv_segment *old = unit->segments[at];
-    if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written))
+    if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
+        if (old->n_coded > filled)
+            old->n_coded = (uint8_t)filled; /* the others are about to be overwritten */
         return KV_OK;
+    }
     kv_status_t status = segments_add(unit, heap, at, 1);
     if (status != KV_OK) {
         unit->segments[at] = old;
@@ -338,4 +354,39 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
         pins[n_pins++] = unit->segments[i];
     }
     return n_pins;
+}
+
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    float keys[KV_CODEBOOK_KEYS];
+    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
+
+    assert(n_rows <= segment->n_written);
+    if (segment->codes == NULL) {
+        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
+        if (segment->codes == NULL)
+            return KV_NO_MEMORY;
+        memset(segment->codes, 0, (size_t)book->shape.m * KV_PQ_TILE);
+        segment->codebook = codebook;
+        segment->n_coded = 0;
+        kv_codebook_ref(&heap->codebooks, codebook);
+    }
+    assert(segment->codebook == codebook);
+    while (segment->n_coded < n_rows) {
+        uint32_t begin = segment->n_coded;
+        uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
+
+        kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
+                     book->shape.d, keys);
+        kv_pq_encode(&book->shape, book->centroids, book->half_squares, keys, n,
+                     segment->codes + begin, KV_PQ_TILE);
+        segment->n_coded = (uint8_t)(begin + n);
+    }
+    return KV_OK;
 }

@@ -1,4 +1,5 @@
-/* unit.h - the rows of one (layer, kv head): segments of KV_BLOCK_TOKENS rows, and their CRCs.
+/* unit.h - the rows of one (layer, kv head): segments of KV_BLOCK_TOKENS rows, their CRCs, and
+ * codes of their keys.
  *
  *        0            committed          reserved
  *        |-- readable ----|-- being written --|          committed <= reserved
@@ -12,6 +13,9 @@
  * way; its memory goes back when both are 0. (3) A row is written in place only if one unit
  * refers to its segment and no transfer can still see or fill it (`n_written` is how far any
  * writer ever got); else the segment is copied first.
+ *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
+ * unit, by one codebook.  They are the segment's: whoever refers to it has them, and they go
+ * with it.
  *
  * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
  * part's storage.
@@ -20,20 +24,28 @@
 #define KV_UNIT_H
 
 #include "arena.h"
+#include "codebook.h"
 #include "kv_types.h"
 #include "transport.h"
 
+#include <assert.h>
 #include <stdbool.h>
 
-/* 24 bytes, and 8 in each unit that refers to it. */
+/* 40 bytes, and 8 in each unit that refers to it. */
 struct kv_segment {
     uint8_t *rows;  /* (KV_BLOCK_TOKENS, row_bytes) */
     uint32_t *crcs; /* (KV_BLOCK_TOKENS) */
+    uint8_t *codes; /* a tile (m, KV_BLOCK_TOKENS), see kernels/pq.h; NULL: none */
     uint32_t refs;
+    uint32_t codebook; /* of `codes` */
     uint16_t pins;
     uint8_t n_written; /* 0..KV_BLOCK_TOKENS */
+    uint8_t n_coded;   /* 0..n_written */
     uint8_t row_class; /* of `rows` */
+    bool training;     /* an index job will give it codes */
+    bool begins_job;   /* ... and that job's rows begin here */
 };
+static_assert(sizeof(struct kv_segment) == 40, "bookkeeping of a segment");
 
 /* Where segments come from: one per data thread. */
 struct kv_heap {
@@ -42,6 +54,7 @@ struct kv_heap {
     int record_class;                /* pages of segment records */
     struct kv_segment *free_records; /* linked through `rows` */
     uint64_t n_segments;
+    struct kv_codebooks codebooks;
 };
 
 struct kv_unit {
@@ -55,10 +68,16 @@ struct kv_unit {
     uint16_t layer, kv_head;
     uint32_t row_bytes;
     uint32_t mark; /* of the last request that named it: finds doubles */
+
+    /* Retrieval: queries answered, and how many of the rows that exact top-k takes they found,
+     * a moving average; NaN: not known. */
+    uint32_t n_queries;
+    float recall;
 };
 
 /* false: the arena has no page for it. */
 bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
+void kv_heap_fini(struct kv_heap *heap);
 
 /* KV_NO_MEMORY: too many different row sizes. */
 kv_status_t kv_unit_init(struct kv_unit *unit,
@@ -123,5 +142,15 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
                      uint32_t count,
                      struct kv_segment **pins);
 void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment);
+
+/* Makes codes of the segment's rows [n_coded, n_rows) by the codebook; one that has codes keeps
+ * its codebook, which must be that one.  Keys are of `type`, row_bytes apart.  KV_NO_MEMORY:
+ * nothing changed. */
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows);
 
 #endif

@@ -9,10 +9,12 @@
 #include "control.h"
 #include "data.h"
 #include "hash.h"
+#include "index.h"
 #include "kvstore.pb-c.h"
 #include "message.h"
 #include "node.h"
 #include "op.h"
+#include "querier.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -332,6 +334,11 @@ static void settle(void)
         for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
             assert_null(data->queues[class].first);
         assert_null(data->unstaged.first);
+        assert_null(data->querier->owner);
+        assert_null(data->querier->waiting.first);
+        struct kv_indexer_stats index;
+        kv_indexer_stats(data->indexer, &index);
+        assert_int_equal(index.n_jobs, 0);
         for (uint32_t j = 0; j < data->n_parts; j++)
             assert_null(data->parts[j].waiters);
         for (uint32_t j = 0; j < data->n_parts; j++) {
@@ -504,6 +511,99 @@ static void spoil(struct kv_wire_header *header, size_t field)
         header->deadline_us = SETTLE_US / 2;
 }
 
+/* One number of a body's fixed part, sometimes. */
+static void spoil_body(uint8_t *body, size_t fixed_bytes)
+{
+    uint32_t value;
+    uint8_t *at =
+        body + kv_random_below(&world.random, fixed_bytes / sizeof(value)) * sizeof(value);
+
+    if (kv_random_below(&world.random, 3) > 0)
+        return;
+    memcpy(&value, at, sizeof(value));
+    value = (uint32_t)boundary(value);
+    memcpy(at, &value, sizeof(value));
+}
+
+/* Units of that thread, at most `most`. */
+static uint32_t
+some_units(uint32_t thread, uint32_t most, uint32_t n_ids, struct kv_wire_unit *ret_units)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < N_LAYERS * N_HEADS && n < most; i++)
+        if (thread_of_unit(i / N_HEADS, i % N_HEADS) == thread)
+            ret_units[n++] =
+                (struct kv_wire_unit){(uint16_t)(i / N_HEADS), (uint16_t)(i % N_HEADS), n_ids};
+    return n;
+}
+
+static size_t put_bytes(uint8_t *body, size_t at, const void *data, size_t bytes)
+{
+    memcpy(body + at, data, bytes);
+    return at + bytes;
+}
+
+static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t *body)
+{
+    struct kv_random *random = &world.random;
+    struct kv_wire_unit units[N_LAYERS * N_HEADS];
+    const struct kv_wire_index index = {
+        .chapter_blocks = (uint32_t)kv_random_below(random, 3) * 8,
+        .m = (uint16_t)(1 << kv_random_below(random, 3)),
+        .bits = (uint16_t)(4 + kv_random_below(random, 3)),
+        .iterations = 1 + (uint32_t)kv_random_below(random, 3),
+        .seed = kv_random_next(random),
+        .wait = (uint32_t)kv_random_below(random, 2),
+    };
+    size_t bytes = put_bytes(body, 0, &index, sizeof(index));
+
+    header->n_units = some_units(thread, 3, 0, units);
+    header->token_count = (uint32_t)kv_random_below(random, 700);
+    spoil_body(body, sizeof(index));
+    return put_bytes(body, bytes, units, header->n_units * sizeof(units[0]));
+}
+
+static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t *body)
+{
+    struct kv_random *random = &world.random;
+    struct kv_wire_unit units[N_LAYERS * N_HEADS];
+    struct kv_wire_query query = {
+        .answer = (uint8_t)(1 + kv_random_below(random, 2)),
+        .merge = (uint8_t)(1 + kv_random_below(random, 4)),
+        .n_queries = (uint16_t)(1 + kv_random_below(random, 4)),
+        .k = 1 + (uint32_t)kv_random_below(random, 200),
+        .rerank = 1 + (uint32_t)kv_random_below(random, 4),
+        .scale = 0.2f,
+        .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
+        .flags = (uint32_t)kv_random_below(random, 2),
+    };
+    uint32_t n_held = (uint32_t)kv_random_below(random, 3), token = 0;
+    size_t bytes = put_bytes(body, 0, &query, sizeof(query));
+
+    header->n_units =
+        some_units(thread, 1 + (uint32_t)kv_random_below(random, 3), n_held, units);
+    bytes = put_bytes(body, bytes, units, header->n_units * sizeof(units[0]));
+    for (uint32_t i = 0; i < query.n_ranges; i++) {
+        struct kv_wire_range range = {token + (uint32_t)kv_random_below(random, 9), 0};
+
+        token = range.end = range.begin + 1 + (uint32_t)kv_random_below(random, 200);
+        bytes = put_bytes(body, bytes, &range, sizeof(range));
+    }
+    for (uint32_t i = 0; i < header->n_units * query.n_queries * ROW_BYTES / 4; i++) {
+        float element = (float)kv_random_below(random, 1000) / 500 - 1;
+
+        bytes = put_bytes(body, bytes, &element, sizeof(element));
+    }
+    for (uint32_t i = 0; i < header->n_units * n_held; i++) {
+        struct kv_wire_held held = {i % n_held, (uint32_t)kv_random_next(random)};
+
+        bytes = put_bytes(body, bytes, &held, sizeof(held));
+    }
+    spoil_body(body, sizeof(query));
+    return bytes;
+}
+
 /* A request that is nearly right; its thread.  Its body is written to `body`. */
 static uint32_t make_request(unsigned op,
                              struct kv_wire_header *ret_header,
@@ -519,19 +619,22 @@ static uint32_t make_request(unsigned op,
     size_t bytes = 0, bulk = 0;
 
     header.deadline_us = 1 + (uint32_t)kv_random_below(random, 20000);
-    if (op == KV_OP_PUT || op == KV_OP_APPEND || op == KV_OP_READ || op == KV_OP_FETCH) {
-        bool is_put = op == KV_OP_PUT || op == KV_OP_APPEND;
-        struct kv_wire_unit units[N_LAYERS * N_HEADS];
-        uint32_t n_units = 0, n_rows, most = 1 + (uint32_t)kv_random_below(random, 3);
-
-        for (uint32_t i = 0; i < N_LAYERS * N_HEADS && n_units < most; i++)
-            if (thread_of_unit(i / N_HEADS, i % N_HEADS) == thread)
-                units[n_units++] =
-                    (struct kv_wire_unit){(uint16_t)(i / N_HEADS), (uint16_t)(i % N_HEADS),
-                                          op == KV_OP_FETCH ? count : 0};
+    if (kv_ops[op].flags & KV_OP_NEEDS_SESSION) {
         header.session_index = world.session_index;
         header.token = world.session_token;
         header.generation = 1;
+    }
+    if (op == KV_OP_INDEX) {
+        bytes = make_index(thread, &header, body);
+    } else if (op == KV_OP_QUERY) {
+        bytes = make_query(thread, &header, body);
+    } else if (op == KV_OP_PUT || op == KV_OP_APPEND || op == KV_OP_READ || op == KV_OP_FETCH) {
+        bool is_put = op == KV_OP_PUT || op == KV_OP_APPEND;
+        struct kv_wire_unit units[N_LAYERS * N_HEADS];
+        uint32_t n_units = some_units(thread, 1 + (uint32_t)kv_random_below(random, 3),
+                                      op == KV_OP_FETCH ? count : 0, units);
+        uint32_t n_rows;
+
         header.n_units = n_units;
         header.token_count = op == KV_OP_FETCH ? 0 : count;
         header.token_begin = op == KV_OP_FETCH ? 0 : (uint32_t)kv_random_below(random, 300);
@@ -625,7 +728,7 @@ static uint8_t scratch[KV_WIRE_BODY_MAX + (4 << 20)];
 static void send_something(void)
 {
     struct kv_random *random = &world.random;
-    unsigned op = 1 + (unsigned)kv_random_below(random, KV_OP_OBJECT_DELETE);
+    unsigned op = 1 + (unsigned)kv_random_below(random, KV_OP_QUERY);
     struct kv_wire_header header;
     size_t bytes, bulk;
     uint32_t thread;

@@ -1,18 +1,30 @@
 #include "node_look.h"
 
 #include "../../kvserver/store/control.h"
+#include "../../kvserver/store/index.h"
+#include "../../kvserver/store/querier.h"
 
-/* Records of segments stay with the heap once they were carved: whole pages of them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Records of segments stay with the heap once they were carved, and so do the pages where they
+ * are. */
 static uint64_t record_bytes(const struct kv_heap *heap)
 {
-    uint64_t n_free = 0, n_per_element = (16 << 10) / sizeof(struct kv_segment);
-    uint64_t n_per_page = KV_ARENA_PAGE / (16 << 10);
+    const char *base = kv_arena_base(heap->arena);
+    uint64_t n_pages = kv_arena_bytes(heap->arena) / KV_ARENA_PAGE, n_held = 0;
+    bool *is_held = calloc(n_pages, sizeof(bool));
 
+    if (is_held == NULL)
+        abort();
     for (const struct kv_segment *record = heap->free_records; record != NULL;
          record = (const struct kv_segment *)(const void *)record->rows)
-        n_free++;
-    n_free += heap->n_segments;
-    return (n_free / n_per_element + n_per_page - 1) / n_per_page * KV_ARENA_PAGE;
+        is_held[((const char *)record - base) / KV_ARENA_PAGE] = true;
+    for (uint64_t i = 0; i < n_pages; i++)
+        n_held += is_held[i];
+    free(is_held);
+    return n_held * KV_ARENA_PAGE;
 }
 
 void node_look(struct kv_node *node, struct node_look *ret_look)
@@ -30,6 +42,11 @@ void node_look(struct kv_node *node, struct node_look *ret_look)
         look.bodies += kv_pool_lent(data->bodies);
         look.stagings += kv_pool_lent(data->stagings);
         look.segments += data->heap.n_segments;
+        struct kv_indexer_stats index;
+        kv_indexer_stats(data->indexer, &index);
+        look.codebooks += kv_pool_lent(data->heap.codebooks.pool);
+        look.jobs += index.n_jobs;
+        look.queriers += data->querier->owner != NULL || data->querier->waiting.first != NULL;
         look.objects += kv_map_count(data->objects.map);
         look.object_bytes += data->objects.bytes;
         look.bytes_strayed += lent > records ? lent - records : 0;
@@ -37,4 +54,67 @@ void node_look(struct kv_node *node, struct node_look *ret_look)
         look.bad_messages += kv_counted(&data->stats.bad_messages);
     }
     *ret_look = look;
+}
+
+/* Are these the codes that the codebook gives the segment's keys? */
+static bool are_codes(const struct kv_codebook *book,
+                      const struct kv_segment *segment,
+                      enum kv_key_type type,
+                      uint32_t row_bytes)
+{
+    static float keys[KV_PQ_TILE * KV_CODEBOOK_DIM_MAX];
+    static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE];
+
+    kv_keys_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
+    kv_pq_encode(&book->shape, book->centroids, book->half_squares, keys, segment->n_coded,
+                 codes, KV_PQ_TILE);
+    for (uint32_t j = 0; j < book->shape.m; j++)
+        if (memcmp(codes + (size_t)j * KV_PQ_TILE, segment->codes + (size_t)j * KV_PQ_TILE,
+                   segment->n_coded) != 0)
+            return false;
+    return true;
+}
+
+static const char *
+unit_fault(const struct kv_data *data, const struct kv_part *part, const struct kv_unit *unit)
+{
+    const struct kv_layer_schema *layer = &part->schema->layers[unit->layer];
+    static char text[160];
+    const char *why = NULL;
+
+    for (uint32_t i = 0; i < unit->n_segments && why == NULL; i++) {
+        const struct kv_segment *segment = unit->segments[i];
+        const struct kv_codebook *book;
+
+        if (segment->training && segment->pins == 0)
+            why = "a job has it, and it is not pinned";
+        if (segment->codes == NULL)
+            continue;
+        book = kv_codebook_at(&data->heap.codebooks, segment->codebook);
+        if (segment->n_coded == 0 || segment->n_coded > segment->n_written)
+            why = "its codes are too few or too many";
+        else if (book->refs == 0 || book->shape.d != layer->d_k)
+            why = "its codebook is not its own";
+        else if (!are_codes(book, segment, (enum kv_key_type)layer->dtype, unit->row_bytes))
+            why = "its codes are not those of its keys";
+        if (why != NULL)
+            snprintf(text, sizeof(text), "layer %u, head %u, block %u: %u rows, %u codes: %s",
+                     unit->layer, unit->kv_head, i, segment->n_written, segment->n_coded, why);
+    }
+    return why != NULL ? text : NULL;
+}
+
+const char *node_codes_fault(struct kv_node *node)
+{
+    const char *why = NULL;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_data *data = &node->data[i];
+
+        for (uint32_t j = 0; j < data->n_parts; j++)
+            for (uint32_t k = 0; data->parts[j].used && k < data->parts[j].n_units; k++)
+                if (why == NULL)
+                    why = unit_fault(data, &data->parts[j], &data->parts[j].units[k]);
+    }
+    return why;
 }

@@ -14,6 +14,8 @@ struct truth *truth_create(const kv_schema_t *schema)
         abort();
     assert(schema->n_units <= TRUTH_UNITS_MAX);
     truth->schema = *schema;
+    truth->tokens_max =
+        kv_schema_token_bytes(schema) > 3000 ? TRUTH_TOKENS_LARGE : TRUTH_TOKENS_MAX;
     return truth;
 }
 
@@ -29,6 +31,14 @@ static uint64_t row_seed(uint32_t content, uint32_t layer, uint32_t head, uint32
     return kv_mix64(kv_mix64((uint64_t)content << 32 | token) ^ ((uint64_t)layer << 16 | head));
 }
 
+/* In each 16 bits the exponent of fp16 is that of 1, and those of fp32 and bf16 not above it.
+ */
+static uint64_t next_word(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (kv_mix64(*state) & 0x83ff83ff83ff83ffu) | 0x3c003c003c003c00u;
+}
+
 void truth_row_fill(uint8_t *row,
                     size_t row_bytes,
                     uint32_t content,
@@ -36,13 +46,13 @@ void truth_row_fill(uint8_t *row,
                     uint32_t head,
                     uint32_t token)
 {
-    uint64_t word = row_seed(content, layer, head, token);
+    uint64_t state = row_seed(content, layer, head, token);
 
     memcpy(row, &content, sizeof(content));
-    for (size_t at = sizeof(content); at < row_bytes; at += sizeof(word)) {
-        size_t bytes = row_bytes - at < sizeof(word) ? row_bytes - at : sizeof(word);
+    for (size_t at = sizeof(content); at < row_bytes; at += sizeof(state)) {
+        size_t bytes = row_bytes - at < sizeof(state) ? row_bytes - at : sizeof(state);
+        uint64_t word = next_word(&state);
 
-        word = word * 6364136223846793005u + 1442695040888963407u;
         memcpy(row + at, &word, bytes);
     }
 }
@@ -51,14 +61,14 @@ uint32_t truth_row_content(
     const uint8_t *row, size_t row_bytes, uint32_t layer, uint32_t head, uint32_t token)
 {
     uint32_t content;
-    uint64_t word;
+    uint64_t state;
 
     memcpy(&content, row, sizeof(content));
-    word = row_seed(content, layer, head, token);
-    for (size_t at = sizeof(content); at < row_bytes; at += sizeof(word)) {
-        size_t bytes = row_bytes - at < sizeof(word) ? row_bytes - at : sizeof(word);
+    state = row_seed(content, layer, head, token);
+    for (size_t at = sizeof(content); at < row_bytes; at += sizeof(state)) {
+        size_t bytes = row_bytes - at < sizeof(state) ? row_bytes - at : sizeof(state);
+        uint64_t word = next_word(&state);
 
-        word = word * 6364136223846793005u + 1442695040888963407u;
         if (memcmp(row + at, &word, bytes) != 0)
             return 0;
     }
@@ -285,6 +295,7 @@ void truth_fork(const struct truth *parent,
 {
     memcpy(child->node_of_unit, parent->node_of_unit, sizeof(child->node_of_unit));
     child->is_fragile = parent->is_fragile;
+    child->n_indexes = parent->n_indexes;
     for (uint32_t unit = 0; unit < parent->schema.n_units; unit++) {
         for (uint32_t token = 0; token < tokens; token++) {
             const struct truth_row *from = &parent->rows[unit][token];

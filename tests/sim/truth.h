@@ -20,7 +20,8 @@
 #include "kvclient.h"
 
 enum {
-    TRUTH_TOKENS_MAX = 640,
+    TRUTH_TOKENS_MAX = 2300,
+    TRUTH_TOKENS_LARGE = 640, /* of a model whose rows are large */
     TRUTH_UNITS_MAX = 12,
     TRUTH_CANDIDATES_MAX = 6,
     TRUTH_CUTS_MAX = 16,
@@ -48,6 +49,7 @@ struct truth_cut {
 struct truth {
     uint64_t number;
     kv_schema_t schema;
+    uint32_t tokens_max; /* that anybody puts */
     struct kv_ticket ticket;
     uint8_t node_of_unit[TRUTH_UNITS_MAX];
     struct truth_row rows[TRUTH_UNITS_MAX][TRUTH_TOKENS_MAX];
@@ -60,6 +62,7 @@ struct truth {
     bool is_fragile;    /* its lease may end early */
     bool was_shared;    /* two handles at once, at some time */
     bool is_unclear;    /* a fork or truncate has failed */
+    unsigned n_indexes; /* times that anybody may have asked for codes of its rows */
     unsigned n_handles;
     unsigned n_tasks;
     uint64_t idle_us; /* when the last handle went */
@@ -69,7 +72,8 @@ struct truth {
 struct truth *truth_create(const kv_schema_t *schema);
 void truth_destroy(struct truth *truth);
 
-/* The bytes of a row: its content's number, then what follows from that and the place. */
+/* The bytes of a row: its content's number, then what follows from that and the place; as
+ * elements of any type they are at most 2 in size. */
 void truth_row_fill(uint8_t *row,
                     size_t row_bytes,
                     uint32_t content,

@@ -6,6 +6,7 @@
 #include "hash.h"
 #include "node.h"
 #include "node_look.h"
+#include "question.h"
 #include "transport_sim.h"
 #include "truth.h"
 
@@ -23,7 +24,7 @@ enum {
     HANDLES_MAX = 6, /* of a client */
     TASKS_MAX = 8,   /* of a client at once */
     SLOTS_MAX = 6,
-    SLOT_BYTES = 5 << 20,
+    SLOT_BYTES = 6 << 20,
     GUARD_BYTES = 256,
     CANARY = 0xa7,
     TRUTHS_MAX = 24,
@@ -31,7 +32,7 @@ enum {
     CONTENTS_MAX = 8, /* of a name, that may have been put */
     BATCH_MAX = 3,    /* objects in one operation */
     IDS_MAX = 600,
-    NODE_BYTES = 96 << 20, /* of a data thread */
+    NODE_BYTES = 256 << 20, /* of a data thread */
     NODE_BYTES_LITTLE = 16 << 20,
     LATEST_US = 30000000, /* no message is on its way for longer */
     LEASE_MS = 60000,
@@ -55,6 +56,8 @@ enum task_kind {
     TASK_APPEND,
     TASK_READ,
     TASK_FETCH,
+    TASK_INDEX,
+    TASK_QUERY,
     TASK_OBJECTS,
     TASK_PING,
     TASK_TABLE,
@@ -62,8 +65,8 @@ enum task_kind {
 };
 
 static const char *const task_names[TASK_KINDS] = {
-    "open", "resume", "fork", "truncate", "close",   "length", "renew",
-    "put",  "append", "read", "fetch",    "objects", "ping",   "table",
+    "open",   "resume", "fork",  "truncate", "close", "length",  "renew", "put",
+    "append", "read",   "fetch", "index",    "query", "objects", "ping",  "table",
 };
 
 struct slot {
@@ -101,7 +104,10 @@ struct task {
     bool has_gap;
     uint64_t n_deaths[N_NODES];
     bool is_fragile;
+    bool is_first; /* index: nobody asked before */
     struct slot *slot;
+    struct kv_index index;
+    struct question *question;
     struct kv_rows box;
     uint32_t *crcs;
     uint32_t layer, n_heads;
@@ -364,6 +370,9 @@ static void task_forget(struct task *task)
     for (unsigned i = 0; i < task->n_objects; i++)
         free((char *)task->objects[i].name);
     free(task->crcs);
+    if (task->question != NULL)
+        question_free(task->question);
+    free(task->question);
     task->is_used = false;
 }
 
@@ -690,9 +699,11 @@ static void contend(struct world *world, const struct truth *truth)
 
 static uint32_t pick_length(struct world *world)
 {
-    switch (below(world, 5)) {
+    switch (below(world, 6)) {
     case 0:
         return 1;
+    case 4: /* a prompt with a chapter or more */
+        return 1000 + (uint32_t)below(world, 500);
     case 1:
         return 1 + (uint32_t)below(world, 16);
     case 2:
@@ -713,7 +724,7 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
     size_t bytes;
 
     pick_units(world, &truth->schema, &task->box);
-    begin = TRUTH_TOKENS_MAX;
+    begin = truth->tokens_max;
     for (uint32_t layer = task->box.layer_begin;
          layer < task->box.layer_begin + task->box.n_layers; layer++) {
         uint32_t end = task->box.n_heads > 0 ? task->box.head_begin + task->box.n_heads
@@ -728,10 +739,12 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
         begin -= (uint32_t)below(world, begin < 50 ? begin : 50);
     else if (one_in(world, 4))
         begin += (uint32_t)below(world, 100); /* behind what is under way, if it is */
-    if (begin >= TRUTH_TOKENS_MAX)
+    if (begin >= truth->tokens_max)
         return KV_CANCELLED;
-    if (tokens > TRUTH_TOKENS_MAX - begin)
-        tokens = TRUTH_TOKENS_MAX - begin;
+    if (begin == 0 && one_in(world, 3)) /* a prompt with a chapter */
+        tokens = 1024 + (uint32_t)below(world, 500);
+    if (tokens > truth->tokens_max - begin)
+        tokens = truth->tokens_max - begin;
     if (task->kind == TASK_APPEND && tokens > 8)
         tokens = 1 + tokens % 8;
     task->box.token_begin = begin;
@@ -769,8 +782,8 @@ static kv_status_t begin_read(struct world *world, struct client *client, struct
     uint32_t most = truth_least(truth) + (one_in(world, 6) ? 20 : 0);
     size_t bytes;
 
-    if (most > TRUTH_TOKENS_MAX)
-        most = TRUTH_TOKENS_MAX;
+    if (most > truth->tokens_max)
+        most = truth->tokens_max;
     if (most == 0)
         return KV_CANCELLED;
     pick_units(world, &truth->schema, &task->box);
@@ -813,8 +826,8 @@ static kv_status_t begin_fetch(struct world *world, struct client *client, struc
     uint32_t heads, n_ids = 0, each_most;
     struct kv_fetch fetch;
 
-    if (most > TRUTH_TOKENS_MAX)
-        most = TRUTH_TOKENS_MAX;
+    if (most > truth->tokens_max)
+        most = truth->tokens_max;
     if (most == 0)
         return KV_CANCELLED;
     task->layer = (uint32_t)below(world, truth->schema.n_layers);
@@ -844,6 +857,39 @@ static kv_status_t begin_fetch(struct world *world, struct client *client, struc
     struct kv_rows_io io = {
         .buffer = task->slot->buffer, .offset = task->slot->begin, .crcs = task->crcs};
     return kv_fetch_begin(task->handle->session, &fetch, &io, task->deadline_ms, &task->op);
+}
+
+static kv_status_t begin_index(struct world *world, struct task *task)
+{
+    struct truth *truth = task->truth;
+
+    if (!question_index(&task->index, truth, &world->random))
+        return KV_CANCELLED;
+    task->is_sure = question_index_is_sure(&task->index, truth);
+    task->is_first = truth->n_indexes++ == 0;
+    return kv_index_begin(task->handle->session, &task->index, task->deadline_ms, &task->op);
+}
+
+static kv_status_t begin_query(struct world *world, struct client *client, struct task *task)
+{
+    struct kv_rows_io io = {0};
+    size_t bytes;
+
+    task->question = calloc(1, sizeof(*task->question));
+    if (task->question == NULL)
+        abort();
+    if (!question_make(task->question, task->truth, &world->random))
+        return KV_CANCELLED;
+    task->is_sure = task->question->is_sure;
+    bytes = kv_query_room(&task->truth->schema, &task->question->query);
+    if (bytes > 0) {
+        task->slot = slot_take(world, client, bytes);
+        if (task->slot == NULL)
+            return KV_CANCELLED;
+        io = (struct kv_rows_io){.buffer = task->slot->buffer, .offset = task->slot->begin};
+    }
+    return kv_query_begin(task->handle->session, &task->question->query, &io, task->deadline_ms,
+                          &task->op);
 }
 
 static size_t object_bytes(uint32_t content)
@@ -938,10 +984,11 @@ static kv_status_t begin_lifecycle(struct world *world, struct task *task)
         task->tokens -= task->tokens % KV_BLOCK_TOKENS;
     if (task->kind == TASK_TRUNCATE && !one_in(world, 4) && least < 200)
         return KV_CANCELLED;
-    if (one_in(world, 30) && least + 20 < TRUTH_TOKENS_MAX)
+    if (one_in(world, 30) && least + 20 < truth->tokens_max)
         task->tokens = least + 1 + (uint32_t)below(world, 19);
     if (task->kind == TASK_FORK) {
         task->is_sure = task->tokens <= least;
+        truth->n_indexes += 2; /* the child's are its parent's, too */
         status =
             kv_fork_begin(task->handle->session, task->tokens, task->deadline_ms, &task->op);
     } else {
@@ -997,10 +1044,10 @@ static kv_status_t begin_resume(struct world *world, struct client *client, stru
 static enum task_kind pick_kind(struct world *world)
 {
     static const uint8_t shares[TASK_KINDS] = {
-        [TASK_OPEN] = 5,    [TASK_RESUME] = 5, [TASK_FORK] = 5,   [TASK_TRUNCATE] = 6,
-        [TASK_CLOSE] = 3,   [TASK_LENGTH] = 4, [TASK_RENEW] = 2,  [TASK_PUT] = 18,
-        [TASK_APPEND] = 12, [TASK_READ] = 16,  [TASK_FETCH] = 12, [TASK_OBJECTS] = 10,
-        [TASK_PING] = 1,    [TASK_TABLE] = 1,
+        [TASK_OPEN] = 5,    [TASK_RESUME] = 5,  [TASK_FORK] = 5,  [TASK_TRUNCATE] = 6,
+        [TASK_CLOSE] = 3,   [TASK_LENGTH] = 3,  [TASK_RENEW] = 1, [TASK_PUT] = 18,
+        [TASK_APPEND] = 10, [TASK_READ] = 9,    [TASK_FETCH] = 6, [TASK_INDEX] = 7,
+        [TASK_QUERY] = 16,  [TASK_OBJECTS] = 4, [TASK_PING] = 1,  [TASK_TABLE] = 1,
     };
     uint64_t pick = below(world, 100);
 
@@ -1042,6 +1089,10 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
         return begin_read(world, client, task);
     case TASK_FETCH:
         return begin_fetch(world, client, task);
+    case TASK_INDEX:
+        return begin_index(world, task);
+    case TASK_QUERY:
+        return begin_query(world, client, task);
     case TASK_OBJECTS:
         return begin_objects(world, client, task);
     case TASK_PING:
@@ -1068,8 +1119,13 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
     if ((kind == TASK_RESUME || kind == TASK_FORK) &&
         (handle_room(client) == NULL || world->n_truths >= TRUTHS_MAX))
         kind = TASK_READ;
-    if (kind >= TASK_FORK && kind <= TASK_FETCH) {
+    if (kind >= TASK_FORK && kind <= TASK_QUERY) {
         handle = handle_pick(world, client);
+        /* Mostly about rows that may have codes. */
+        for (int i = 0; i < 3 && kind == TASK_QUERY && handle != NULL &&
+                        (handle->truth->n_indexes == 0 || truth_least(handle->truth) < 500);
+             i++)
+            handle = handle_pick(world, client);
         if (handle == NULL)
             kind = TASK_OPEN;
     }
@@ -1254,6 +1310,43 @@ static void end_read(struct world *world, struct task *task, kv_status_t status)
     }
 }
 
+static void end_retrieval(struct world *world, struct task *task, kv_status_t status)
+{
+    const struct truth *truth = task->truth;
+    const bool is_index = task->kind == TASK_INDEX;
+    const char *why = NULL;
+
+    if (status == KV_OK && truth->closed_at != 0 && truth->closed_at < task->since) {
+        complain(world, task, "the session was closed before");
+    } else if (status == KV_OK && is_index) {
+        /* Codes may also fail to come, where memory is short, and go with the rows. */
+        bool is_first = task->is_first && truth->n_indexes == 1 &&
+                        truth->n_losses == task->n_losses && !has(world, WORLD_LITTLE_MEMORY) &&
+                        !has_died(world, task);
+        struct kv_indexed indexed;
+
+        kv_op_indexed(task->op, &indexed);
+        why = question_index_fault(&task->index, truth, is_first, &indexed);
+    } else if (status == KV_OK) {
+        why = question_fault(task->question, truth, task->since, task->op);
+    } else if (status == KV_NOT_READY) {
+        /* Codes may take longer than there is time. */
+        if (still_sure(task) && !truth->is_fragile &&
+            !(is_index && task->index.wait &&
+              (world->options.faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS)))
+            complain(world, task, "session %llu: all that it needs is there",
+                     (unsigned long long)truth->number);
+    } else if (status == KV_UNSUPPORTED) {
+        if (is_index ? question_index_is_possible(&task->index, truth)
+                     : task->question->has_codes)
+            complain(world, task, "not so");
+    } else if (!may_end(world, task, status)) {
+        complain(world, task, "not so");
+    }
+    if (why != NULL)
+        complain(world, task, "session %llu: %s", (unsigned long long)truth->number, why);
+}
+
 static void check_length(struct world *world, struct task *task, uint32_t tokens)
 {
     struct truth *truth = task->truth;
@@ -1415,6 +1508,8 @@ static void task_end(struct world *world, struct client *client, struct task *ta
         end_put(world, task, status);
     else if (task->kind == TASK_READ || task->kind == TASK_FETCH)
         end_read(world, task, status);
+    else if (task->kind == TASK_INDEX || task->kind == TASK_QUERY)
+        end_retrieval(world, task, status);
     else if (task->kind == TASK_OBJECTS)
         end_objects(world, task, status);
     else
@@ -1631,6 +1726,17 @@ static unsigned n_tasks(const struct world *world)
     return n;
 }
 
+static void check_codes(struct world *world)
+{
+    for (unsigned i = 0; i < N_NODES; i++) {
+        const char *why =
+            world->nodes[i].node != NULL ? node_codes_fault(world->nodes[i].node) : NULL;
+
+        if (why != NULL)
+            complain(world, NULL, "node %u: %s", i, why);
+    }
+}
+
 static void work(struct world *world)
 {
     while (world->result->n_ops < world->options.n_ops && !world->result->failed) {
@@ -1646,6 +1752,8 @@ static void work(struct world *world)
             truths_sweep(world);
         revive(world);
         turn(world, IDLE_STEP_US);
+        if (one_in(world, 2000))
+            check_codes(world);
         if (one_in(world, 20000))
             world->clock.virtual_us += below(world, 400000);
     }
@@ -1706,7 +1814,8 @@ static void clean_up(struct world *world)
         for (unsigned i = 0; i < N_NAMES; i++) {
             n_gone += objects[i].status == KV_OK || objects[i].status == KV_NOT_FOUND;
             if (objects[i].status != KV_OK && objects[i].status != KV_NOT_FOUND &&
-                objects[i].status != KV_UNREACHABLE)
+                objects[i].status != KV_UNREACHABLE &&
+                !(objects[i].status == KV_DEADLINE && has(world, WORLD_DELAYS)))
                 complain(world, NULL, "objects cannot be deleted: %s", kv_op_detail(op));
         }
         n_good += n_gone == N_NAMES;
@@ -1750,18 +1859,19 @@ static void check_nodes(struct world *world)
         remember(world, look.corrupt_rows << 32 ^ look.bad_messages);
         if (look.sessions + look.clients + look.calls + look.works + look.bodies +
                 look.stagings + look.segments + look.objects + look.object_bytes +
-                look.bytes_strayed >
+                look.bytes_strayed + look.codebooks + look.jobs + look.queriers >
             0)
             complain(world, NULL,
                      "node %u at the end: sessions %llu, clients %llu, calls %llu, works %llu, "
                      "bodies %llu, stagings %llu, segments %llu, objects %llu of %llu bytes, "
-                     "%llu bytes of memory",
+                     "%llu bytes of memory, codebooks %llu, jobs %llu, queriers %llu",
                      i, (unsigned long long)look.sessions, (unsigned long long)look.clients,
                      (unsigned long long)look.calls, (unsigned long long)look.works,
                      (unsigned long long)look.bodies, (unsigned long long)look.stagings,
                      (unsigned long long)look.segments, (unsigned long long)look.objects,
                      (unsigned long long)look.object_bytes,
-                     (unsigned long long)look.bytes_strayed);
+                     (unsigned long long)look.bytes_strayed, (unsigned long long)look.codebooks,
+                     (unsigned long long)look.jobs, (unsigned long long)look.queriers);
         if (!has(world, WORLD_CORRUPTION) && look.corrupt_rows + look.bad_messages > 0)
             complain(
                 world, NULL, "node %u at the end: %llu rows and %llu messages were corrupt", i,
@@ -1804,6 +1914,7 @@ void world_run(const struct world_options *options, struct world_result *ret_res
 
     work(world);
     settle(world);
+    check_codes(world);
     if (!ret_result->failed)
         clean_up(world);
     for (unsigned i = 0; i < N_CLIENTS; i++)

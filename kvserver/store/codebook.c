@@ -1,0 +1,66 @@
+#include "codebook.h"
+
+#include <assert.h>
+#include <string.h>
+
+bool kv_codebooks_init(struct kv_codebooks *books, struct kv_arena *arena)
+{
+    books->arena = arena;
+    books->serial = 0;
+    books->pool = kv_pool_create(KV_CODEBOOKS_MAX, sizeof(struct kv_codebook));
+    return books->pool != NULL;
+}
+
+void kv_codebooks_fini(struct kv_codebooks *books)
+{
+    kv_pool_destroy(books->pool);
+    books->pool = NULL;
+}
+
+kv_status_t kv_codebook_create(struct kv_codebooks *books,
+                               const struct kv_pq_shape *shape,
+                               uint32_t *ret_codebook)
+{
+    const size_t n_floats = kv_pq_centroids_size(shape) + kv_pq_table_size(shape);
+    int class_id = kv_arena_class_rounded(books->arena, n_floats * sizeof(float));
+    int tile_class = kv_arena_class(books->arena, (size_t)shape->m * KV_PQ_TILE);
+    struct kv_codebook *book;
+
+    if (class_id < 0 || tile_class < 0)
+        return KV_TOO_LARGE;
+    book = kv_pool_get(books->pool);
+    if (book == NULL)
+        return KV_NO_MEMORY;
+    float *centroids = kv_arena_alloc(books->arena, class_id);
+    if (centroids == NULL) {
+        kv_pool_put(books->pool, book);
+        return KV_NO_MEMORY;
+    }
+    *book = (struct kv_codebook){
+        .serial = ++books->serial,
+        .refs = 1,
+        .shape = *shape,
+        .centroids = centroids,
+        .half_squares = centroids + kv_pq_centroids_size(shape),
+        .class_id = class_id,
+        .tile_class = tile_class,
+    };
+    *ret_codebook = kv_pool_index(books->pool, book);
+    return KV_OK;
+}
+
+void kv_codebook_ref(struct kv_codebooks *books, uint32_t codebook)
+{
+    kv_codebook_at(books, codebook)->refs++;
+}
+
+void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
+{
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+
+    assert(book->refs > 0);
+    if (--book->refs > 0)
+        return;
+    kv_arena_free(books->arena, book->class_id, book->centroids);
+    kv_pool_put(books->pool, book);
+}

@@ -1,0 +1,79 @@
+/* index.h - codebooks and codes, made in the background: one job per chapter of a unit.
+ *
+ *   kv_index_cut() -> job QUEUED -> SEED -> LLOYD ... LLOYD -> ENCODE ... ENCODE -> gone
+ *                                   one slice of at most some 100 us per kv_indexer_step()
+ *
+ * A job works on segments, not on the unit that asked: it has them pinned, so forks, truncates
+ * and closes go on meanwhile, and whoever refers to the segments has the codes.  A job is
+ * dropped when nobody has so many of its first segments any more that they are worth a
+ * codebook.
+ *
+ * Threads: the data thread.  Memory: jobs from a pool, what a job needs from the arena while it
+ * is at work.
+ */
+#ifndef KV_INDEX_H
+#define KV_INDEX_H
+
+#include "clock.h"
+#include "unit.h"
+
+enum {
+    KV_INDEX_SAMPLE_MAX = 16384, /* rows that k-means looks at */
+    KV_INDEX_JOBS_MAX = 16384,   /* queued on one data thread */
+};
+
+/* How to make codes. */
+struct kv_index_plan {
+    uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
+    struct kv_pq_shape shape;
+    enum kv_key_type type;
+    uint32_t iterations; /* of k-means at most */
+    uint64_t budget_us;  /* of the thread's time for k-means; 0: no limit */
+    uint64_t seed;
+};
+
+struct kv_indexer;
+
+/* NULL: out of memory. */
+struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock *clock);
+/* Drops all jobs. */
+void kv_indexer_destroy(struct kv_indexer *indexer); /* NULL is allowed */
+
+/* Queues a job for every chapter of the unit's first `tokens` rows that has no codes and none
+ * coming.  KV_BUSY: too many jobs; KV_NO_MEMORY.  What was queued before stays. */
+kv_status_t kv_index_cut(struct kv_indexer *indexer,
+                         const struct kv_unit *unit,
+                         uint32_t tokens,
+                         const struct kv_index_plan *plan);
+
+/* What the unit's first `tokens` rows have. */
+struct kv_index_look {
+    uint32_t n_coded;      /* rows */
+    uint32_t n_pending;    /* chapters that jobs are at */
+    uint32_t n_old, n_new; /* codebooks up to and behind the given serial */
+    uint32_t iterations;   /* of the new ones, summed */
+    uint64_t train_us;
+};
+void kv_index_look(const struct kv_heap *heap,
+                   const struct kv_unit *unit,
+                   uint32_t tokens,
+                   uint64_t serial,
+                   struct kv_index_look *ret_look);
+
+/* One slice of the oldest job, and a look at some others: are they wanted?  Returns false if
+ * there is none. */
+bool kv_indexer_step(struct kv_indexer *indexer);
+
+/* True once after a job has ended, however. */
+bool kv_indexer_take_ended(struct kv_indexer *indexer);
+
+struct kv_indexer_stats {
+    uint64_t trained; /* codebooks */
+    uint64_t dropped, failed;
+    uint64_t rows_coded;
+    uint64_t worked_us;
+    uint32_t n_jobs; /* queued and at work */
+};
+void kv_indexer_stats(const struct kv_indexer *indexer, struct kv_indexer_stats *ret_stats);
+
+#endif

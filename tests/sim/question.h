@@ -1,0 +1,61 @@
+/* question.h - random index requests and queries about a session, and whether what came back is
+ * what the session's rows say.
+ *
+ * The choice is made again from the truth's rows, by the same kernels, where it does not hang
+ * on codes: where step 1 had no codes, or took all candidates.  Else what must hold for any
+ * codes is checked: the count, the order, the counters, and the weights that the chosen rows
+ * have beside each other.
+ *
+ * Threads: one.  Memory: the caller's; a question owns its vectors.
+ */
+#ifndef QUESTION_H
+#define QUESTION_H
+
+#include "random.h"
+#include "truth.h"
+
+enum {
+    QUESTION_RANGES_MAX = 6,
+    QUESTION_HELD_MAX = TRUTH_UNITS_MAX * (TRUTH_TOKENS_MAX / KV_BLOCK_TOKENS),
+};
+
+struct question {
+    struct kv_query query;
+    uint32_t n_heads;
+    uint32_t tokens; /* that must be committed */
+    bool is_sure;    /* all candidates must be there */
+    bool has_codes;  /* of these keys none can be scored */
+    float *vectors;
+    struct kv_range ranges[QUESTION_RANGES_MAX];
+    uint32_t n_held[TRUTH_UNITS_MAX];
+    struct kv_held held[QUESTION_HELD_MAX];
+    bool is_right[QUESTION_HELD_MAX]; /* the block has that instance, as far as is known */
+};
+
+/* false: there is nothing to ask. */
+bool question_make(struct question *question,
+                   const struct truth *truth,
+                   struct kv_random *random);
+void question_free(struct question *question);
+
+/* A query that ended well, and began at `since`: NULL, or what is wrong. */
+const char *question_fault(const struct question *question,
+                           const struct truth *truth,
+                           uint64_t since,
+                           const struct kv_op *op);
+
+/* false: there is nothing to index. */
+bool question_index(struct kv_index *index,
+                    const struct truth *truth,
+                    struct kv_random *random);
+bool question_index_is_sure(const struct kv_index *index, const struct truth *truth);
+/* Whether all layers have keys that codes can be made of. */
+bool question_index_is_possible(const struct kv_index *index, const struct truth *truth);
+
+/* An index request that ended well.  is_first: nobody ever asked for codes of these rows. */
+const char *question_index_fault(const struct kv_index *index,
+                                 const struct truth *truth,
+                                 bool is_first,
+                                 const struct kv_indexed *indexed);
+
+#endif

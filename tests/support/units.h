@@ -1,0 +1,91 @@
+/* units.h - units with rows of random fp32 keys, for tests of what works on units directly.
+ *
+ * Threads: one.  Memory: a bench owns its arena; units are the caller's, cleared with
+ * kv_unit_clear().
+ */
+#ifndef KV_TEST_UNITS_H
+#define KV_TEST_UNITS_H
+
+#include "index.h"
+#include "random.h"
+#include "unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct bench {
+    struct kv_arena *arena;
+    struct kv_heap heap;
+    struct kv_indexer *indexer;
+    struct kv_random random;
+};
+
+static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed)
+{
+    bench->arena = kv_arena_create(bytes);
+    if (bench->arena == NULL || !kv_heap_init(&bench->heap, bench->arena))
+        abort();
+    bench->indexer = kv_indexer_create(&bench->heap, &kv_clock_real);
+    if (bench->indexer == NULL)
+        abort();
+    kv_random_init(&bench->random, seed);
+}
+
+static inline void bench_close(struct bench *bench)
+{
+    kv_indexer_destroy(bench->indexer);
+    kv_heap_fini(&bench->heap);
+    kv_arena_destroy(bench->arena);
+}
+
+/* Appends rows whose elements are in (-1, 1), as the random numbers have them. */
+static inline kv_status_t unit_append(struct bench *bench, struct kv_unit *unit, uint32_t count)
+{
+    uint32_t begin = unit->committed;
+    kv_status_t status = kv_unit_reserve(unit, &bench->heap, begin + count);
+
+    if (status != KV_OK)
+        return status;
+    for (uint32_t row = begin; row < begin + count; row++) {
+        float *key = (float *)(void *)kv_unit_row(unit, row);
+
+        for (uint32_t i = 0; i < unit->row_bytes / sizeof(float); i++)
+            key[i] =
+                (float)((double)(kv_random_next(&bench->random) >> 40) / (1 << 24) * 2 - 1);
+    }
+    unit->committed = begin + count;
+    return KV_OK;
+}
+
+static inline void
+unit_make(struct bench *bench, struct kv_unit *unit, uint32_t head, uint32_t d, uint32_t rows)
+{
+    if (kv_unit_init(unit, &bench->heap, 0, head, d * (uint32_t)sizeof(float)) != KV_OK ||
+        unit_append(bench, unit, rows) != KV_OK)
+        abort();
+}
+
+/* Whether all codes of the unit's rows are what their codebooks give. */
+static inline bool unit_codes_are_right(const struct bench *bench, const struct kv_unit *unit)
+{
+    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE];
+
+    for (uint32_t i = 0; i < unit->n_segments; i++) {
+        const struct kv_segment *segment = unit->segments[i];
+
+        if (segment->codes == NULL)
+            continue;
+        const struct kv_codebook *book =
+            kv_codebook_at(&bench->heap.codebooks, segment->codebook);
+        kv_pq_encode(&book->shape, book->centroids, book->half_squares,
+                     (const float *)(const void *)segment->rows, segment->n_coded, codes,
+                     KV_PQ_TILE);
+        for (uint32_t j = 0; j < book->shape.m; j++)
+            if (memcmp(codes + j * KV_PQ_TILE, segment->codes + j * KV_PQ_TILE,
+                       segment->n_coded) != 0)
+                return false;
+    }
+    return true;
+}
+
+#endif

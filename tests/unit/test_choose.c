@@ -1,0 +1,183 @@
+/* Choices against plain sorting. */
+#include "choose.h"
+
+#include "floats.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum {
+    N_MAX = 700,
+    ROUNDS = 3000,
+};
+
+static struct kv_random dice;
+static float scores[KV_QUERIES_MAX * N_MAX], weights[N_MAX], spare[N_MAX];
+static uint32_t among[N_MAX], indices[N_MAX], heads[N_MAX], expected[N_MAX];
+
+/* Is a before b?  NaN comes last, and of equals the lower index first. */
+static bool is_before(const float *values, uint32_t a, uint32_t b)
+{
+    float x = values[a], y = values[b];
+
+    if (isnan(x) || isnan(y))
+        return isnan(x) == isnan(y) ? a < b : isnan(y);
+    return x > y || (x == y && a < b);
+}
+
+/* Marks the k first of those that `may` lets. */
+static void take_first(const float *values, uint32_t n, uint32_t k, unsigned q, bool all)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t n_before = 0;
+
+        if (!all && (among[i] >> q & 1) == 0)
+            continue;
+        for (uint32_t j = 0; j < n; j++)
+            n_before += (all || (among[j] >> q & 1)) && is_before(values, j, i);
+        if (n_before < k)
+            expected[i] |= 1u << q;
+    }
+}
+
+static struct kv_choice some_choice(uint32_t n)
+{
+    return (struct kv_choice){
+        .merge = (enum kv_merge)(KV_MERGE_SUM + kv_random_below(&dice, 4)),
+        .n_queries = kv_random_below(&dice, 8) == 0 ? KV_QUERIES_MAX
+                                                    : 1 + (uint32_t)kv_random_below(&dice, 4),
+        .scale = 0.25f,
+        .k = kv_random_below(&dice, 6) == 0 ? KV_CHOSEN_MAX
+                                            : 1 + (uint32_t)kv_random_below(&dice, n),
+    };
+}
+
+static void check_choice(const struct kv_choice *choice, uint32_t n, uint32_t n_chosen)
+{
+    uint32_t at = 0;
+
+    assert_in_range(n_chosen, choice->k < n ? choice->k : n, kv_choice_max(choice, n));
+    for (uint32_t i = 0; i < n; i++) {
+        if (expected[i] == 0)
+            continue;
+        assert_true(at < n_chosen);
+        assert_int_equal(indices[at], i);
+        assert_int_equal(heads[at], expected[i]);
+        at++;
+    }
+    assert_int_equal(at, n_chosen);
+}
+
+/* Each vector for itself, among all rows or among some. */
+static void each(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t n = 1 + (uint32_t)kv_random_below(&dice, round % 10 == 0 ? N_MAX : 30);
+        struct kv_choice choice = some_choice(n);
+        bool all = round % 3 == 0;
+
+        choice.merge = round % 2 ? KV_MERGE_UNION : KV_MERGE_NONE;
+        floats_fill(&dice, (enum float_kind)(round % FLOATS_N_KINDS), scores,
+                    (size_t)n * choice.n_queries);
+        memset(expected, 0, sizeof(expected));
+        for (uint32_t i = 0; i < n; i++)
+            among[i] = (uint32_t)kv_random_next(&dice);
+        for (uint32_t q = 0; q < choice.n_queries; q++)
+            take_first(scores + (size_t)q * n, n, choice.k, q, all);
+        uint32_t n_chosen = kv_choose(&choice, scores, all ? NULL : among, n, round % 5 == 0,
+                                      indices, heads, weights, spare);
+        if (all)
+            check_choice(&choice, n, n_chosen);
+        for (uint32_t i = 0, at = 0; !all && i < n; i++) {
+            bool chosen = at < n_chosen && indices[at] == i;
+
+            assert_int_equal(chosen, expected[i] != 0);
+            if (chosen)
+                assert_int_equal(heads[at++], expected[i]);
+        }
+    }
+}
+
+/* The merged weights, and the largest of them. */
+static void merged(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t n = 1 + (uint32_t)kv_random_below(&dice, round % 10 == 0 ? N_MAX : 30);
+        struct kv_choice choice = some_choice(n);
+        bool sums = round % 2;
+
+        choice.merge = sums ? KV_MERGE_SUM : KV_MERGE_MAX;
+        floats_fill(&dice, round % 3 ? FLOATS_UNIFORM : FLOATS_INTEGERS, scores,
+                    (size_t)n * choice.n_queries);
+        uint32_t n_chosen =
+            kv_choose(&choice, scores, NULL, n, true, indices, heads, weights, spare);
+        double totals[KV_QUERIES_MAX] = {0};
+        for (uint32_t q = 0; q < choice.n_queries; q++)
+            for (uint32_t i = 0; i < n; i++)
+                totals[q] += exp((double)choice.scale * (double)scores[(size_t)q * n + i]);
+        for (uint32_t i = 0; i < n; i++) {
+            double wanted = 0;
+
+            for (uint32_t q = 0; q < choice.n_queries; q++) {
+                double own =
+                    exp((double)choice.scale * (double)scores[(size_t)q * n + i]) / totals[q];
+                wanted = sums ? wanted + own : fmax(wanted, own);
+            }
+            assert_true(fabs((double)weights[i] - wanted) <= 1e-5 * wanted);
+        }
+        memset(expected, 0, sizeof(expected));
+        take_first(weights, n, choice.k, 0, true);
+        for (uint32_t i = 0; i < n; i++)
+            expected[i] = expected[i] != 0 ? UINT32_MAX : 0;
+        check_choice(&choice, n, n_chosen);
+    }
+}
+
+/* Scores that are no numbers weigh nothing, and are chosen last. */
+static void no_numbers(void **state)
+{
+    const struct kv_choice choice = {.merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = 3};
+    static const float odd[] = {NAN, 1, INFINITY, 0, -INFINITY, 5, NAN, 0.5f};
+
+    (void)state;
+    for (int merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        struct kv_choice other = choice;
+
+        other.merge = (enum kv_merge)merge;
+        memcpy(scores, odd, sizeof(odd));
+        uint32_t n_chosen =
+            kv_choose(&other, scores, NULL, 4, true, indices, heads, weights, spare);
+        assert_in_range(n_chosen, 3, 4);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_true(isfinite(weights[i]) && weights[i] >= 0);
+    }
+    /* Where rows are left to a vector, it takes no others, not even for want of numbers. */
+    for (uint32_t i = 0; i < 6; i++) {
+        scores[i] = NAN;
+        among[i] = i >= 2;
+    }
+    struct kv_choice one = {.merge = KV_MERGE_NONE, .n_queries = 1, .scale = 1, .k = 3};
+    assert_int_equal(kv_choose(&one, scores, among, 6, false, indices, heads, weights, spare),
+                     3);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(indices[i], 2 + i);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each),
+        cmocka_unit_test(merged),
+        cmocka_unit_test(no_numbers),
+    };
+    uint64_t seed = floats_seed();
+
+    print_message("seed %llu (KV_TEST_SEED)\n", (unsigned long long)seed);
+    kv_random_init(&dice, seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
