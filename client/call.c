@@ -49,8 +49,10 @@ static void deliver(struct kv_call *call,
                     const ProtobufCMessage *reply,
                     const char *detail)
 {
-    if (call->op != NULL)
+    if (call->op != NULL) {
         call->op->n_calls--;
+        call->op->arrived_us = call->client->now_us;
+    }
     /* Still in the list: whoever ends the operation or the session clears the pointers. */
     call->done(call, status, reply, detail != NULL ? detail : "");
     if (call->op != NULL)
@@ -117,6 +119,8 @@ static kv_status_t send(struct kv_call *call)
         return status;
     call->is_out = true;
     call->remote->n_calls++;
+    if (call->op != NULL)
+        call->op->sent_us = client->now_us;
     return KV_OK;
 }
 

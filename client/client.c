@@ -524,6 +524,11 @@ unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 
 /* ---- looking ----------------------------------------------------------------------------- */
 
+uint64_t kv_client_now_us(const struct kv_client *client)
+{
+    return kv_clock_now(client->clock);
+}
+
 const char *kv_client_detail(const struct kv_client *client)
 {
     return client->detail;

@@ -217,6 +217,13 @@ void kv_remotes_timers(struct kv_client *client);
 struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot);
 struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot);
 
+/* The same for a unit of a session. */
+struct kv_lane *
+kv_session_lane(const struct kv_session *session, uint32_t layer, uint32_t head);
+
+/* Forgets every lane's mark: an operation begins to look for its lanes. */
+void kv_lanes_unmark(struct kv_client *client);
+
 /* lane.c: turns errands into trips while there are credits. */
 void kv_lanes_pump(struct kv_client *client);
 void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote);
@@ -276,7 +283,8 @@ struct kv_trip {
     /* What is expected, and where in the operation it belongs. */
     uint32_t n_rows;
     size_t bytes;       /* of rows, or of an object's piece at most */
-    uint64_t position;  /* fetch: ids of the first unit before these; object: offset */
+    uint64_t position;  /* fetch: ids of the first unit before these; object: offset; query:
+                           heads with their place in the caller's buffer before these */
     uint32_t item;      /* object: its number */
     size_t crcs_offset; /* in the envelope's body: room for the answer's CRCs */
     bool lands_late;    /* data is taken only when the answer's header is known */
@@ -432,6 +440,25 @@ struct kv_fetch_part {
     uint32_t begin[KV_HEADS_MAX + 1]; /* of each head's ids in `ids` */
 };
 
+struct kv_query_answer;
+struct kv_query_part {
+    struct kv_query query; /* what it points at is the caller's */
+    uint32_t n_heads, d_k;
+    uint32_t n_candidates;
+    uint32_t n_ids_min, n_ids_max; /* chosen of one head */
+    size_t row_bytes;
+    uint32_t n_placed;                /* heads whose rows have their place in the buffer */
+    uint8_t *base;                    /* of all rows */
+    struct kv_found *found;           /* (n_heads) */
+    struct kv_query_answer **answers; /* (n_heads) of the message that begins at that place */
+    uint32_t *held_begin;             /* (n_heads + 1) of each head's blocks in query.held */
+};
+
+struct kv_index_part {
+    struct kv_index index; /* n_layers is not 0 any more */
+    struct kv_indexed sum;
+};
+
 struct kv_object_state;
 struct kv_objects_part {
     struct kv_object *objects;
@@ -457,6 +484,7 @@ struct kv_op {
     kv_status_t status;
     enum kv_op_stage stage;
     uint64_t begin_us, deadline_us, end_us;
+    uint64_t sent_us, arrived_us;      /* its last request, its last answer; 0: none yet */
     uint64_t needs[KV_NODES_MAX / 64]; /* nodes, a bit each */
 
     struct kv_session *session; /* NULL once ended */
@@ -481,6 +509,8 @@ struct kv_op {
         struct kv_rows_part rows;
         struct kv_fetch_part fetch;
         struct kv_objects_part objects;
+        struct kv_query_part query;
+        struct kv_index_part index;
         struct {
             struct kv_model_info *model;
             bool *opened; /* (n_nodes) */
@@ -526,6 +556,12 @@ kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op);
 
 void kv_op_need(struct kv_op *op, uint32_t node);
 void kv_op_need_all(struct kv_op *op);
+/* n_heads 0: all of each layer. */
+void kv_op_need_units(struct kv_op *op,
+                      uint32_t layer_begin,
+                      uint32_t layer_end,
+                      uint32_t head_begin,
+                      uint32_t n_heads);
 bool kv_op_needs(const struct kv_op *op, uint32_t node);
 
 /* Back to PREPARING, with other needs. */
@@ -631,6 +667,12 @@ enum {
     KV_SESSION_TEXT = 24
 };
 const char *kv_session_text(const struct kv_id128 *id, char text[KV_SESSION_TEXT]);
+
+/* "session 1a2b, layer 3" */
+void kv_session_describe(const struct kv_session *session,
+                         uint32_t layer,
+                         char *text,
+                         size_t text_bytes);
 
 /* Best effort: ends a session on one node, nobody waits. */
 void kv_session_drop(struct kv_remote *remote, uint32_t index, const struct kv_id128 *token);

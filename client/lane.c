@@ -27,6 +27,19 @@ struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot)
     return &remote->lanes[kv_placement_object_thread(slot, remote->n_lanes)];
 }
 
+struct kv_lane *kv_session_lane(const struct kv_session *session, uint32_t layer, uint32_t head)
+{
+    return kv_lane_of_unit(session->client,
+                           session->slots[kv_schema_unit(&session->schema, layer, head)]);
+}
+
+void kv_lanes_unmark(struct kv_client *client)
+{
+    for (uint32_t i = 0; i < client->n_remotes; i++)
+        for (uint32_t thread = 0; thread < client->remotes[i].n_lanes; thread++)
+            client->remotes[i].lanes[thread].mark = NULL;
+}
+
 struct kv_errand *kv_errand_add(struct kv_op *op, struct kv_lane *lane)
 {
     struct kv_client *client = op->client;

@@ -127,9 +127,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 
 static void start(struct kv_op *op)
 {
-    for (uint32_t i = 0; i < op->client->n_remotes; i++)
-        for (uint32_t thread = 0; thread < op->client->remotes[i].n_lanes; thread++)
-            op->client->remotes[i].lanes[thread].mark = NULL;
+    kv_lanes_unmark(op->client);
     for (uint32_t i = 0; i < op->objects.n_objects; i++) {
         struct kv_lane *lane = kv_lane_of_object(op->client, op->objects.states[i].slot);
         struct kv_errand *errand;

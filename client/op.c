@@ -139,6 +139,26 @@ void kv_op_need(struct kv_op *op, uint32_t node)
     op->needs[node / 64] |= UINT64_C(1) << node % 64;
 }
 
+void kv_op_need_units(struct kv_op *op,
+                      uint32_t layer_begin,
+                      uint32_t layer_end,
+                      uint32_t head_begin,
+                      uint32_t n_heads)
+{
+    const struct kv_session *session = op->session;
+    const kv_schema_t *schema = &session->schema;
+
+    for (uint32_t layer = layer_begin; layer < layer_end; layer++) {
+        uint32_t end = n_heads > 0 ? head_begin + n_heads : schema->layers[layer].n_kv_heads;
+
+        for (uint32_t head = head_begin; head < end; head++) {
+            uint32_t slot = session->slots[kv_schema_unit(schema, layer, head)];
+
+            kv_op_need(op, op->client->placement.node_of[slot]);
+        }
+    }
+}
+
 void kv_op_need_all(struct kv_op *op)
 {
     for (uint32_t i = 0; i < op->client->n_remotes; i++)
@@ -222,7 +242,7 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     }
     op->stage = KV_STAGE_ENDED;
     op->status = status;
-    op->end_us = client->now_us;
+    op->end_us = kv_clock_now(client->clock);
     kv_list_remove(&op->of_client);
     KV_LIST_EACH(link, follow, &op->errands)
     kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
@@ -332,6 +352,16 @@ const char *kv_op_detail(const struct kv_op *op)
 uint64_t kv_op_elapsed_us(const struct kv_op *op)
 {
     return op->stage == KV_STAGE_ENDED ? op->end_us - op->begin_us : 0;
+}
+
+void kv_op_trip_times(const struct kv_op *op, struct kv_trip_times *ret_times)
+{
+    *ret_times = (struct kv_trip_times){
+        .begun_us = op->begin_us,
+        .sent_us = op->sent_us,
+        .arrived_us = op->arrived_us,
+        .ended_us = op->end_us,
+    };
 }
 
 struct kv_session *kv_op_session(struct kv_op *op)

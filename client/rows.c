@@ -91,13 +91,6 @@ static size_t unit_rank(const struct kv_session *session,
     return (size_t)(layer - box->layer_begin) * box->n_heads + (head - box->head_begin);
 }
 
-static struct kv_lane *
-unit_lane(const struct kv_session *session, uint32_t layer, uint32_t head)
-{
-    return kv_lane_of_unit(session->client,
-                           session->slots[kv_schema_unit(&session->schema, layer, head)]);
-}
-
 /* Goes to the first unit of the box, at or behind (layer, head), that lives on the lane. */
 static bool
 seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
@@ -107,7 +100,7 @@ seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32
 
     while (*layer < box->layer_begin + box->n_layers) {
         for (; *head < heads_end(&session->schema, box, *layer); ++*head)
-            if (unit_lane(session, *layer, *head) == lane)
+            if (kv_session_lane(session, *layer, *head) == lane)
                 return true;
         ++*layer;
         *head = box->head_begin;
@@ -263,13 +256,11 @@ static kv_status_t reply_put(struct kv_trip *trip, const uint8_t *body)
 static void
 describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
 {
-    char session[KV_SESSION_TEXT];
     uint32_t layer = op->kind->id == KV_OP_FETCH ? op->fetch.layer : op->rows.box.layer_begin;
 
     if (trip != NULL && trip->envelope != NULL && trip->header.n_units > 0)
         layer = ((const struct kv_wire_unit *)trip->envelope->body)->layer;
-    snprintf(text, text_bytes, "session %s, layer %u",
-             kv_session_text(&op->session->ticket.session_id, session), layer);
+    kv_session_describe(op->session, layer, text, text_bytes);
 }
 
 /* ---- put, append, read ------------------------------------------------------------------- */
@@ -410,14 +401,12 @@ static void start_rows(struct kv_op *op)
 {
     const struct kv_rows *box = &op->rows.box;
 
-    for (uint32_t i = 0; i < op->client->n_remotes; i++)
-        for (uint32_t thread = 0; thread < op->client->remotes[i].n_lanes; thread++)
-            op->client->remotes[i].lanes[thread].mark = NULL;
+    kv_lanes_unmark(op->client);
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
         uint32_t end = heads_end(&op->session->schema, box, layer);
 
         for (uint32_t head = box->head_begin; head < end; head++) {
-            struct kv_lane *lane = unit_lane(op->session, layer, head);
+            struct kv_lane *lane = kv_session_lane(op->session, layer, head);
             struct kv_errand *errand;
 
             if (lane->mark == op)
@@ -431,26 +420,6 @@ static void start_rows(struct kv_op *op)
             errand->layer = layer;
             errand->head = head;
             errand->position = box->token_begin;
-        }
-    }
-}
-
-static void need_units(struct kv_op *op,
-                       uint32_t layer_begin,
-                       uint32_t layer_end,
-                       uint32_t head_begin,
-                       uint32_t n_heads)
-{
-    const struct kv_session *session = op->session;
-    const kv_schema_t *schema = &session->schema;
-
-    for (uint32_t layer = layer_begin; layer < layer_end; layer++) {
-        uint32_t end = n_heads > 0 ? head_begin + n_heads : schema->layers[layer].n_kv_heads;
-
-        for (uint32_t head = head_begin; head < end; head++) {
-            uint32_t slot = session->slots[kv_schema_unit(schema, layer, head)];
-
-            kv_op_need(op, op->client->placement.node_of[slot]);
         }
     }
 }
@@ -486,8 +455,8 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
     op->rows.box = *rows;
     op->rows.base = io->buffer->base + io->offset;
     op->rows.crcs = io->crcs;
-    need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers, rows->head_begin,
-               rows->n_heads);
+    kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
+                     rows->head_begin, rows->n_heads);
     return kv_op_go(op, ret_op);
 }
 
@@ -565,7 +534,8 @@ static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint3
     const struct kv_fetch_part *fetch = &op->fetch;
 
     for (; *head < fetch->head_begin + fetch->n_heads; ++*head)
-        if (ids_of(fetch, *head) > 0 && unit_lane(op->session, fetch->layer, *head) == lane)
+        if (ids_of(fetch, *head) > 0 &&
+            kv_session_lane(op->session, fetch->layer, *head) == lane)
             return true;
     return false;
 }
@@ -640,11 +610,9 @@ static void start_fetch(struct kv_op *op)
 {
     const struct kv_fetch_part *fetch = &op->fetch;
 
-    for (uint32_t i = 0; i < op->client->n_remotes; i++)
-        for (uint32_t thread = 0; thread < op->client->remotes[i].n_lanes; thread++)
-            op->client->remotes[i].lanes[thread].mark = NULL;
+    kv_lanes_unmark(op->client);
     for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
-        struct kv_lane *lane = unit_lane(op->session, fetch->layer, head);
+        struct kv_lane *lane = kv_session_lane(op->session, fetch->layer, head);
         struct kv_errand *errand;
 
         if (ids_of(fetch, head) == 0 || lane->mark == op)
@@ -739,6 +707,6 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     memcpy(op->fetch.begin, begin, (n_heads + 1) * sizeof(begin[0]));
     for (uint32_t head = fetch->head_begin; head < fetch->head_begin + n_heads; head++)
         if (ids_of(&op->fetch, head) > 0)
-            need_units(op, fetch->layer, fetch->layer + 1, head, 1);
+            kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
     return kv_op_go(op, ret_op);
 }

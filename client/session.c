@@ -15,6 +15,17 @@ const char *kv_session_text(const struct kv_id128 *id, char text[KV_SESSION_TEXT
     return text;
 }
 
+void kv_session_describe(const struct kv_session *session,
+                         uint32_t layer,
+                         char *text,
+                         size_t text_bytes)
+{
+    char id[KV_SESSION_TEXT];
+
+    snprintf(text, text_bytes, "session %s, layer %u",
+             kv_session_text(&session->ticket.session_id, id), layer);
+}
+
 struct kv_session *
 kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root)
 {

@@ -362,6 +362,8 @@ void kv_trip_send(struct kv_trip *trip)
         kv_remote_fail(remote, status, "a message cannot be sent");
         return;
     }
+    if (status >= KV_OK && trip->op != NULL)
+        trip->op->sent_us = kv_clock_now(client->clock);
     trip->is_waiting = true;
     remote->requests++;
     if (remote->owed_us == 0)
@@ -462,6 +464,7 @@ static void check_complete(struct kv_trip *trip)
         kv_trip_end(trip);
         return;
     }
+    op->arrived_us = kv_clock_now(trip->client->clock);
     status = op->kind->finish != NULL ? op->kind->finish(trip, text, sizeof(text)) : KV_OK;
     if (status != KV_OK) {
         trip_failed(trip, status, text);

@@ -6,6 +6,7 @@
 #include "kvstore.pb-c.h"
 #include "message.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,6 +26,44 @@ enum {
     ANSWER_BYTES = 2 << 20,
     RETRY_MS = 100,
     PEER_TIMEOUT_MS = 2000,
+};
+
+/* What is wrong with the node's answers to queries. */
+enum lie {
+    NO_LIE,
+    LIE_BODY_SHORT,
+    LIE_BODY_LONG,
+    LIE_UNITS_SWAPPED,
+    LIE_OTHER_LAYER,
+    LIE_IDS_MANY,
+    LIE_IDS_FEW,
+    LIE_ID_TWICE,
+    LIE_ID_DESCENDS,
+    LIE_ID_BEFORE,
+    LIE_ID_BETWEEN,
+    LIE_ID_BEHIND,
+    LIE_ID_HUGE,
+    LIE_HELD,
+    LIE_ROWS_MANY,
+    LIE_ROWS_FEW,
+    LIE_MASK_EMPTY,
+    LIE_MASK_WIDE,
+    LIE_SCORE_NAN,
+    LIE_SCORE_NEGATIVE,
+    LIE_COUNTS,
+    LIE_RERANKED,
+    LIE_RECALL,
+    LIE_COMMITTED,
+    LIE_ROW,
+    LIE_CRC,
+    LIE_BULK_SIZE,
+    LIE_BULK_ODD,
+    LIE_BULK_UNASKED,
+    N_LIES,
+};
+
+enum {
+    HELD_INSTANCE = 77, /* of the blocks that the node takes for the caller's */
 };
 
 /* A request that the node got. */
@@ -48,6 +87,10 @@ struct fake {
     bool is_mute;       /* lifecycle operations are carried out, and not answered */
     unsigned n_busy;    /* requests that are answered with KV_BUSY first */
     bool corrupts;      /* rows that go out have a wrong byte */
+    enum lie lie;
+    bool bulk_first;         /* queries: rows go before the body */
+    bool no_bulk;            /* queries: rows of their own do not go at all */
+    struct kv_random *noise; /* changes their bodies */
     uint32_t generation;
     uint64_t last_op_id;
     uint32_t last_kind;
@@ -280,6 +323,252 @@ static void answer_rows(const struct seen *seen)
     kv_channel_send(f.node.to_client, &fields, sizeof(fields), rows, bytes, send_done, &f.node);
 }
 
+/* The body of a query's answer, in pieces of the size that it may have at most. */
+struct told {
+    struct kv_wire_found found[N_HEADS];
+    uint32_t ids[N_HEADS * N_TOKENS], heads[N_HEADS * N_TOKENS], crcs[N_HEADS * N_TOKENS];
+    float scores[N_HEADS * N_TOKENS];
+    uint32_t n_ids, n_rows;
+};
+
+/* The i-th of `count` tokens, spread over the ranges. */
+static uint32_t
+spread(const struct kv_wire_range *ranges, uint32_t n, uint32_t i, uint32_t count)
+{
+    uint64_t n_all = 0, at;
+
+    for (uint32_t j = 0; j < n; j++)
+        n_all += ranges[j].end - ranges[j].begin;
+    for (at = i * n_all / count; at >= ranges->end - ranges->begin; ranges++)
+        at -= ranges->end - ranges->begin;
+    return ranges->begin + (uint32_t)at;
+}
+
+static void tell_lie(struct told *told, enum lie lie)
+{
+    struct kv_wire_found unit;
+
+    switch (lie) {
+    case LIE_UNITS_SWAPPED:
+        unit = told->found[0];
+        told->found[0] = told->found[1];
+        told->found[1] = unit;
+        break;
+    case LIE_OTHER_LAYER:
+        told->found[1].layer ^= 1;
+        break;
+    case LIE_ID_TWICE:
+        told->ids[3] = told->ids[2];
+        break;
+    case LIE_ID_DESCENDS:
+        told->ids[3] = told->ids[2] - 1;
+        break;
+    case LIE_ID_BEFORE:
+        told->ids[0] = 9;
+        break;
+    case LIE_ID_BETWEEN:
+        told->ids[10] = 150;
+        break;
+    case LIE_ID_BEHIND:
+        told->ids[told->n_ids - 1] = 300;
+        break;
+    case LIE_ID_HUGE:
+        told->ids[told->n_ids - 1] = ~KV_WIRE_ID_HELD;
+        break;
+    case LIE_HELD:
+        told->ids[told->n_ids - 1] |= KV_WIRE_ID_HELD;
+        told->n_rows--;
+        break;
+    case LIE_ROWS_MANY:
+        told->n_rows++;
+        break;
+    case LIE_ROWS_FEW:
+        told->n_rows--;
+        break;
+    case LIE_MASK_EMPTY:
+        told->heads[5] = 0;
+        break;
+    case LIE_MASK_WIDE:
+        told->heads[5] |= 8;
+        break;
+    case LIE_SCORE_NAN:
+        told->scores[7] = NAN;
+        break;
+    case LIE_SCORE_NEGATIVE:
+        told->scores[7] = -1;
+        break;
+    case LIE_COUNTS:
+        told->found[0].n_coded = UINT32_MAX;
+        told->found[0].n_exact = 191;
+        break;
+    case LIE_RERANKED:
+        told->found[2].n_reranked = 191;
+        break;
+    case LIE_RECALL:
+        told->found[3].recall = 1.5f;
+        break;
+    case LIE_COMMITTED:
+        told->found[3].committed = 299;
+        break;
+    case LIE_CRC:
+        told->crcs[3] ^= 1;
+        break;
+    default:
+        break;
+    }
+}
+
+static void send_bulk(const struct kv_wire_header *request, const uint8_t *rows, size_t bytes)
+{
+    struct kv_wire_header header = {
+        .kind = KV_WIRE_BULK_REPLY,
+        .op = request->op,
+        .request_id = request->request_id,
+        .bulk_bytes = bytes,
+    };
+
+    kv_message_seal(&header, NULL, 0);
+    kv_channel_send(f.node.to_client, &header, sizeof(header), rows, bytes, send_done, &f.node);
+}
+
+/* Changes some bits of an answer, or its size; returns its new end. */
+static uint8_t *spoil(uint8_t *body, uint8_t *end, struct kv_wire_header *fields)
+{
+    uint64_t dice = kv_random_next(f.node.noise);
+
+    for (unsigned i = 0; i <= dice % 3; i++) {
+        uint64_t bit = kv_random_below(f.node.noise, (uint64_t)(end - body) * 8);
+
+        /* Mostly where the counts are. */
+        if (dice >> 8 & 1)
+            bit %= (8 + 4 * 32) * 8;
+        body[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    if (dice >> 16 & 1)
+        fields->n_rows = (uint32_t)kv_random_below(f.node.noise, 1000);
+    if ((dice >> 24 & 7) == 0)
+        end = body + kv_random_below(f.node.noise, (uint64_t)(end - body));
+    return end;
+}
+
+/* Chooses k tokens of each unit, whatever the vectors are. */
+static void answer_query(const struct seen *seen)
+{
+    static struct told told;
+    const struct kv_wire_header *request = &seen->header;
+    const struct kv_wire_query *query = (const struct kv_wire_query *)seen->body;
+    const struct kv_wire_unit *units = (const struct kv_wire_unit *)(query + 1);
+    const struct kv_wire_range *ranges =
+        (const struct kv_wire_range *)(units + request->n_units);
+    const float *vectors = (const float *)(ranges + query->n_ranges);
+    const struct kv_wire_held *held =
+        (const struct kv_wire_held *)(vectors + request->n_units * query->n_queries * 64);
+    const struct kv_wire_answer times = {.waited_us = 11, .worked_us = 22};
+    struct kv_wire_header fields = {0};
+    uint8_t *body = next_answer(), *at = body;
+    uint8_t *rows = body + ANSWER_BYTES / 2, *row = rows;
+    uint32_t n_all = 0;
+    size_t bytes;
+
+    memset(&told, 0, sizeof(told));
+    for (uint32_t i = 0; i < query->n_ranges; i++)
+        n_all += ranges[i].end - ranges[i].begin;
+    for (uint32_t i = 0; i < request->n_units; i++) {
+        uint32_t n_ids = query->k < n_all ? query->k : n_all;
+
+        n_ids += (f.node.lie == LIE_IDS_MANY) - (f.node.lie == LIE_IDS_FEW);
+
+        told.found[i] = (struct kv_wire_found){
+            .layer = units[i].layer,
+            .kv_head = units[i].kv_head,
+            .n_ids = n_ids,
+            .n_coded = n_all / 2,
+            .n_exact = n_all - n_all / 2,
+            .n_reranked = n_ids,
+            .n_chapters = 1,
+            .recall = NAN,
+            .committed = request->snapshot,
+        };
+        for (uint32_t j = 0; j < n_ids; j++) {
+            uint32_t token = spread(ranges, query->n_ranges, j, n_ids);
+            bool is_held = false;
+
+            for (uint32_t h = 0; h < units[i].n_ids; h++)
+                is_held |= held[h].block == token / KV_BLOCK_TOKENS &&
+                           held[h].instance == HELD_INSTANCE;
+            told.heads[told.n_ids] = 1 + j % ((1u << query->n_queries) - 1);
+            told.scores[told.n_ids] = (float)token;
+            told.ids[told.n_ids++] = token | (is_held ? KV_WIRE_ID_HELD : 0);
+            if (!is_held && query->answer == KV_ANSWER_ROWS) {
+                size_t from = place(units[i].layer, units[i].kv_head, token);
+
+                told.crcs[told.n_rows++] = f.node.crcs[from];
+                memcpy(row, f.node.rows + from * ROW_BYTES, ROW_BYTES);
+                row += ROW_BYTES;
+            }
+        }
+        held += units[i].n_ids;
+    }
+    if (f.node.lie == LIE_ROW)
+        rows[3 * ROW_BYTES + 9] ^= 1;
+    tell_lie(&told, f.node.lie);
+
+#define TELL(from, n_bytes) (memcpy(at, (from), (n_bytes)), at += (n_bytes))
+    TELL(&times, sizeof(times));
+    TELL(told.found, request->n_units * sizeof(told.found[0]));
+    TELL(told.ids, told.n_ids * sizeof(told.ids[0]));
+    if (query->flags & KV_WIRE_SCORES)
+        TELL(told.scores, told.n_ids * sizeof(told.scores[0]));
+    if (query->merge == KV_MERGE_NONE)
+        TELL(told.heads, told.n_ids * sizeof(told.heads[0]));
+    TELL(told.crcs, told.n_rows * sizeof(told.crcs[0]));
+    bytes = (size_t)told.n_rows * ROW_BYTES;
+    fields.n_rows = told.n_rows;
+    if (bytes <= KV_WIRE_INLINE_MAX / 2) {
+        TELL(rows, bytes);
+        if (f.node.noise != NULL)
+            at = spoil(body, at, &fields);
+        at += (f.node.lie == LIE_BODY_LONG) * 4 - (f.node.lie == LIE_BODY_SHORT) * 4;
+        answer(request, KV_OK, &fields, body, (size_t)(at - body));
+        if (f.node.lie == LIE_BULK_UNASKED)
+            send_bulk(request, rows, ROW_BYTES);
+        return;
+    }
+    if (f.node.noise != NULL)
+        at = spoil(body, at, &fields);
+    fields.bulk_bytes = bytes;
+    bytes += (f.node.lie == LIE_BULK_SIZE) * ROW_BYTES + (f.node.lie == LIE_BULK_ODD);
+    if (f.node.bulk_first)
+        send_bulk(request, rows, bytes);
+    answer(request, KV_OK, &fields, body, (size_t)(at - body));
+    if (!f.node.bulk_first && !f.node.no_bulk)
+        send_bulk(request, rows, bytes);
+#undef TELL
+}
+
+static void answer_index(const struct seen *seen)
+{
+    const struct kv_wire_header *request = &seen->header;
+    struct kv_wire_header fields = {0};
+    struct kv_wire_indexed indexed = {
+        .rows = (uint64_t)request->n_units * request->token_count,
+        .rows_coded = request->n_units * 100,
+        .n_found = 1,
+        .n_trained = 2,
+        .n_pending = 3,
+        .iterations = 8,
+        .train_us = 1000,
+    };
+
+    if (f.node.lie == LIE_ROWS_MANY)
+        indexed.rows++;
+    if (f.node.lie == LIE_COUNTS)
+        indexed.n_pending = UINT32_MAX;
+    if (f.node.lie == LIE_ROWS_FEW)
+        indexed.rows_coded = indexed.rows + 1;
+    answer(request, KV_OK, &fields, &indexed, sizeof(indexed) - (f.node.lie == LIE_BODY_SHORT));
+}
+
 /* Checks the CRCs and keeps the rows of a put. */
 static void store_rows(const struct seen *seen, const uint8_t *rows)
 {
@@ -319,6 +608,10 @@ static void carry_out(struct seen *seen)
     }
     if (request->op == KV_OP_READ || request->op == KV_OP_FETCH) {
         answer_rows(seen);
+    } else if (request->op == KV_OP_QUERY) {
+        answer_query(seen);
+    } else if (request->op == KV_OP_INDEX) {
+        answer_index(seen);
     } else if (request->op == KV_OP_PUT || request->op == KV_OP_APPEND) {
         const uint8_t *rows = seen->body + request->n_units * sizeof(struct kv_wire_unit) +
                               (size_t)request->n_units * request->token_count * 4;
@@ -409,6 +702,14 @@ static const struct kv_port_events data_events = {
     .failed = on_failed,
 };
 
+/* Counts requests from 0 again. */
+static void forget(void)
+{
+    for (unsigned i = 0; i < f.node.n_seen; i++)
+        free(f.node.seen[i].body);
+    f.node.n_seen = 0;
+}
+
 /* ---- driving ----------------------------------------------------------------------------- */
 
 /* Everything that can happen now happens; then time moves on. */
@@ -493,8 +794,7 @@ static int tear_down(void **state)
 {
     (void)state;
     kv_client_close(f.client);
-    for (unsigned i = 0; i < f.node.n_seen; i++)
-        free(f.node.seen[i].body);
+    forget();
     if (f.node.to_client != NULL)
         f.node.to_client->row->channel_close(f.node.to_client);
     f.node.data->row->port_close(f.node.data);
@@ -889,6 +1189,625 @@ static void test_catch_up(void **state)
     kv_session_free(child);
 }
 
+/* ---- retrieval --------------------------------------------------------------------------- */
+
+/* What the caller of a query brings. */
+struct asked {
+    struct kv_range ranges[2];
+    float queries[N_HEADS * KV_QUERIES_MAX * 64];
+    uint32_t n_held[N_HEADS];
+    struct kv_held held[4];
+    struct kv_query query;
+};
+
+/* 190 candidates of each head of layer 1, in two ranges; rows of 300 tokens are there. */
+static struct asked *ask(uint32_t k)
+{
+    static struct asked asked;
+    struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 300};
+
+    put(&rows);
+    memset(&asked, 0, sizeof(asked));
+    asked.ranges[0] = (struct kv_range){10, 100};
+    asked.ranges[1] = (struct kv_range){200, 300};
+    for (unsigned i = 0; i < sizeof(asked.queries) / sizeof(float); i++)
+        asked.queries[i] = (float)i;
+    asked.query = (struct kv_query){
+        .layer = 1,
+        .n_queries = 3,
+        .queries = asked.queries,
+        .scale = 0.125f,
+        .merge = KV_MERGE_SUM,
+        .answer = KV_ANSWER_ROWS,
+        .k = k,
+        .rerank = 4,
+        .n_ranges = 2,
+        .ranges = asked.ranges,
+    };
+    forget();
+    return &asked;
+}
+
+static struct kv_op *begin_query(const struct kv_query *query)
+{
+    struct kv_rows_io io = {.buffer = f.buffer, .offset = 4 << 20};
+    struct kv_op *op;
+
+    memset(f.memory + (4 << 20), 0xee, 4 << 20);
+    if (kv_query_begin(f.session, query, &io, 0, &op) != KV_OK)
+        fail_msg("%s", kv_client_detail(f.client));
+    return op;
+}
+
+/* Each id of every head, and its row, as the node chooses and has them. */
+static void check_found(struct kv_op *op, const struct kv_query *query, const uint32_t *held)
+{
+    const struct kv_wire_range ranges[2] = {{query->ranges[0].begin, query->ranges[0].end},
+                                            {query->ranges[1].begin, query->ranges[1].end}};
+    uint32_t n_heads = query->n_heads > 0 ? query->n_heads : N_HEADS;
+    struct kv_found found;
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        uint32_t row = 0;
+
+        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(found.n_ids, query->k < 190 ? query->k : 190);
+        assert_int_equal(found.n_coded + found.n_exact, 190);
+        assert_int_equal(found.waited_us, 11);
+        assert_int_equal(found.worked_us, 22);
+        assert_int_equal(found.node, 0);
+        assert_true(isnan(found.recall));
+        assert_int_equal(found.row_of != NULL, query->answer == KV_ANSWER_ROWS);
+        assert_int_equal(found.scores != NULL, query->scores);
+        assert_int_equal(found.heads != NULL, query->merge == KV_MERGE_NONE);
+        for (uint32_t i = 0; i < found.n_ids; i++) {
+            uint32_t token = spread(ranges, query->n_ranges, i, found.n_ids);
+            size_t from = place(query->layer, query->head_begin + head, token);
+
+            assert_int_equal(found.ids[i], token);
+            if (found.scores != NULL)
+                assert_true(found.scores[i] == (float)token);
+            if (found.heads != NULL)
+                assert_int_equal(found.heads[i], 1 + i % ((1u << query->n_queries) - 1));
+            if (found.row_of == NULL)
+                continue;
+            if (held != NULL && held[head] == token / KV_BLOCK_TOKENS) {
+                assert_int_equal(found.row_of[i], KV_ROW_HELD);
+                continue;
+            }
+            assert_int_equal(found.row_of[i], row);
+            assert_int_equal(found.crcs[row], f.node.crcs[from]);
+            assert_memory_equal((const uint8_t *)found.rows + row * ROW_BYTES,
+                                f.node.rows + from * ROW_BYTES, ROW_BYTES);
+            row++;
+        }
+        assert_int_equal(found.n_rows, row);
+    }
+    assert_int_equal(kv_op_found(op, n_heads, &found), KV_INVALID);
+}
+
+/* One message for all heads; what it says, and what becomes of its answer. */
+static void test_query(void **state)
+{
+    struct asked *asked = ask(20);
+    const struct kv_wire_query *query;
+    const struct kv_wire_unit *units;
+    const struct kv_wire_range *ranges;
+    const struct kv_wire_held *held;
+    struct kv_trip_times times;
+    struct kv_found found;
+    struct kv_indexed indexed;
+    const uint8_t *body;
+    struct kv_op *op;
+
+    (void)state;
+    asked->query.head_begin = 1;
+    asked->query.n_heads = 3;
+    asked->query.scores = true;
+    asked->query.merge = KV_MERGE_NONE;
+    asked->n_held[0] = 2;
+    asked->n_held[2] = 1;
+    asked->held[0] = (struct kv_held){0, HELD_INSTANCE};
+    asked->held[1] = (struct kv_held){9, HELD_INSTANCE};
+    asked->held[2] = (struct kv_held){2, HELD_INSTANCE + 1};
+    asked->query.n_held = asked->n_held;
+    asked->query.held = asked->held;
+    op = begin_query(&asked->query);
+    assert_true(kv_buffer_busy(f.buffer));
+    assert_int_equal(kv_op_found(op, 0, &found), KV_INVALID);
+    kv_op_trip_times(op, &times);
+    assert_int_equal(times.arrived_us, 0);
+    f.clock.virtual_us += 10;
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_false(kv_buffer_busy(f.buffer));
+    assert_int_equal(f.node.n_seen, 1);
+    assert_int_equal(f.node.seen[0].header.op, KV_OP_QUERY);
+    assert_int_equal(f.node.seen[0].header.snapshot, 300);
+    assert_int_equal(f.node.seen[0].header.n_units, 3);
+
+    body = f.node.seen[0].body;
+    query = (const struct kv_wire_query *)body;
+    units = (const struct kv_wire_unit *)(query + 1);
+    ranges = (const struct kv_wire_range *)(units + 3);
+    assert_int_equal(query->answer, KV_ANSWER_ROWS);
+    assert_int_equal(query->merge, KV_MERGE_NONE);
+    assert_int_equal(query->n_queries, 3);
+    assert_int_equal(query->k, 20);
+    assert_int_equal(query->rerank, 4);
+    assert_true(query->scale == 0.125f);
+    assert_int_equal(query->n_ranges, 2);
+    assert_int_equal(query->flags, KV_WIRE_SCORES);
+    assert_int_equal(query->rest | query->reserved, 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(units[i].layer, 1);
+        assert_int_equal(units[i].kv_head, 1 + i);
+        assert_int_equal(units[i].n_ids, asked->n_held[i]);
+    }
+    assert_memory_equal(ranges, asked->ranges, sizeof(asked->ranges));
+    assert_memory_equal(ranges + 2, asked->queries, 3 * 3 * 64 * sizeof(float));
+    held = (const struct kv_wire_held *)((const float *)(ranges + 2) + 3 * 3 * 64);
+    assert_memory_equal(held, asked->held, 3 * sizeof(*held));
+    assert_int_equal(f.node.seen[0].header.body_bytes, (const uint8_t *)(held + 3) - body);
+
+    /* Head 2 has nothing; head 3 has other rows than the node. */
+    check_found(op, &asked->query, (uint32_t[]){0, UINT32_MAX, UINT32_MAX});
+    kv_op_trip_times(op, &times);
+    assert_true(times.begun_us > 0 && times.begun_us <= times.sent_us);
+    assert_true(times.sent_us + 10 <= times.arrived_us && times.arrived_us <= times.ended_us);
+    assert_true(times.ended_us <= kv_client_now_us(f.client));
+    kv_op_indexed(op, &indexed);
+    assert_int_equal(indexed.rows, 0);
+    kv_op_free(op);
+}
+
+/* All rows are held: an answer without data. */
+static void test_query_all_held(void **state)
+{
+    struct asked *asked = ask(20);
+    struct kv_found found;
+    struct kv_op *op;
+
+    (void)state;
+    asked->query.n_heads = 1;
+    asked->n_held[0] = 3;
+    for (uint32_t i = 0; i < 3; i++)
+        asked->held[i] = (struct kv_held){i, HELD_INSTANCE};
+    asked->query.n_held = asked->n_held;
+    asked->query.held = asked->held;
+    op = begin_query(&asked->query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(kv_op_found(op, 0, &found), KV_OK);
+    assert_int_equal(found.n_ids, 20);
+    assert_int_equal(found.n_rows, 0);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(found.row_of[i], KV_ROW_HELD);
+    kv_op_free(op);
+    /* Without rows nothing is held, and no buffer is needed. */
+    asked->query.answer = KV_ANSWER_IDS;
+    asked->query.n_heads = 0;
+    asked->query.snapshot = 1000;
+    assert_int_equal(kv_query_begin(f.session, &asked->query, NULL, 0, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.seen[1].header.snapshot, 1000);
+    check_found(op, &asked->query, NULL);
+    kv_op_free(op);
+}
+
+/* Rows that come as data of their own, before and after the body; more candidates wanted than
+ * there are. */
+static void test_query_bulk(void **state)
+{
+    struct asked *asked = ask(1000);
+    struct kv_op *op;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        f.node.bulk_first = i;
+        op = begin_query(&asked->query);
+        assert_int_equal(run(op, 1000000), KV_OK);
+        assert_int_equal(f.node.n_seen, i + 1);
+        check_found(op, &asked->query, NULL);
+        kv_op_free(op);
+    }
+}
+
+/* As many messages as the largest answers need, each with its own place for its rows. */
+static void test_query_split(void **state)
+{
+    struct asked *asked = ask(2048);
+    struct kv_rows rows = {.n_layers = 1, .layer_begin = 1, .n_tokens = 2200};
+    struct kv_found found;
+    const uint8_t *last = f.memory + (4 << 20);
+    struct kv_op *op;
+
+    (void)state;
+    put(&rows);
+    forget();
+    asked->ranges[0] = (struct kv_range){0, 1000};
+    asked->ranges[1] = (struct kv_range){1000, 2100};
+    asked->query.n_ranges = 2;
+    assert_int_equal(kv_query_room(kv_session_schema(f.session), &asked->query),
+                     N_HEADS * 2048 * ROW_BYTES);
+    op = begin_query(&asked->query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.n_seen, 2); /* 512 KiB of rows for each head */
+    for (uint32_t head = 0; head < N_HEADS; head++) {
+        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(found.n_rows, 2048);
+        assert_ptr_equal(found.rows, last);
+        for (uint32_t i = 0; i < 2048; i++)
+            assert_memory_equal(last + i * ROW_BYTES,
+                                f.node.rows + place(1, head, found.ids[i]) * ROW_BYTES,
+                                ROW_BYTES);
+        last += 2048 * ROW_BYTES;
+    }
+    kv_op_free(op);
+
+    /* 98 KB of ids, scores and masks for each head. */
+    forget();
+    asked->ranges[1].end = N_TOKENS;
+    asked->query.answer = KV_ANSWER_IDS;
+    asked->query.merge = KV_MERGE_NONE;
+    asked->query.scores = true;
+    asked->query.k = KV_CHOSEN_MAX;
+    op = begin_query(&asked->query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.n_seen, N_HEADS);
+    for (uint32_t head = 0; head < N_HEADS; head++) {
+        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(found.n_ids, N_TOKENS);
+        assert_int_equal(found.ids[N_TOKENS - 1], N_TOKENS - 1);
+    }
+    kv_op_free(op);
+}
+
+static void test_query_arguments(void **state)
+{
+    struct asked *asked = ask(20);
+    const kv_schema_t *schema = kv_session_schema(f.session);
+    const struct kv_query good = asked->query;
+    struct kv_query *query = &asked->query;
+    struct kv_rows_io io = {.buffer = f.buffer};
+    struct kv_op *op;
+
+    (void)state;
+    assert_int_equal(kv_query_room(schema, query), N_HEADS * 20 * ROW_BYTES);
+    query->merge = KV_MERGE_UNION;
+    assert_int_equal(kv_query_room(schema, query), N_HEADS * 60 * ROW_BYTES);
+    query->k = 100;
+    assert_int_equal(kv_query_room(schema, query), N_HEADS * 190 * ROW_BYTES);
+    query->answer = KV_ANSWER_IDS;
+    assert_int_equal(kv_query_room(schema, query), 0);
+
+#define REFUSED(field, value, status)                                            \
+    do {                                                                         \
+        *query = good;                                                           \
+        query->field = (value);                                                  \
+        assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), status); \
+        assert_non_null(strstr(kv_client_detail(f.client), "query: "));          \
+    } while (0)
+    REFUSED(layer, N_LAYERS, KV_INVALID);
+    assert_int_equal(kv_query_room(schema, query), 0);
+    REFUSED(head_begin, 1, KV_INVALID);
+    REFUSED(n_heads, N_HEADS + 1, KV_INVALID);
+    REFUSED(n_queries, 0, KV_INVALID);
+    REFUSED(n_queries, KV_QUERIES_MAX + 1, KV_INVALID);
+    REFUSED(k, 0, KV_INVALID);
+    REFUSED(k, KV_CHOSEN_MAX + 1, KV_INVALID);
+    REFUSED(rerank, 0, KV_INVALID);
+    REFUSED(scale, 0, KV_INVALID);
+    REFUSED(scale, NAN, KV_INVALID);
+    REFUSED(scale, INFINITY, KV_INVALID);
+    REFUSED(merge, (enum kv_merge)0, KV_INVALID);
+    REFUSED(merge, (enum kv_merge)5, KV_INVALID);
+    REFUSED(answer, (enum kv_answer)0, KV_INVALID);
+    REFUSED(answer, (enum kv_answer)3, KV_INVALID);
+    REFUSED(snapshot, N_TOKENS + 1, KV_INVALID);
+    REFUSED(n_ranges, 0, KV_INVALID);
+    REFUSED(n_ranges, KV_RANGES_MAX + 1, KV_INVALID);
+    asked->ranges[1] = (struct kv_range){99, 300};
+    REFUSED(k, 20, KV_INVALID);
+    asked->ranges[1] = (struct kv_range){200, 200};
+    REFUSED(k, 20, KV_INVALID);
+    asked->ranges[1] = (struct kv_range){200, N_TOKENS + 1};
+    REFUSED(k, 20, KV_INVALID);
+    asked->ranges[1] = (struct kv_range){200, KV_TOKENS_MAX + 1};
+    REFUSED(k, 20, KV_INVALID);
+    asked->ranges[1] = (struct kv_range){200, N_TOKENS};
+    REFUSED(k, 4097, KV_TOO_LARGE); /* rows */
+    asked->ranges[1] = (struct kv_range){200, 300};
+    asked->queries[700] = NAN;
+    REFUSED(k, 20, KV_INVALID);
+    asked->queries[700] = 0;
+    asked->n_held[3] = 1;
+    asked->held[0] = (struct kv_held){KV_TOKENS_MAX / KV_BLOCK_TOKENS, 0};
+    query->held = asked->held;
+    *query = good;
+    query->held = asked->held;
+    query->n_held = asked->n_held;
+    assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_INVALID);
+    asked->n_held[3] = 2;
+    asked->held[0].block = asked->held[1].block = 5;
+    assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_INVALID);
+    assert_int_equal(kv_query_begin(f.session, &good, NULL, 0, &op), KV_INVALID);
+    io.offset = (8 << 20) - N_HEADS * 20 * ROW_BYTES + 1;
+    assert_int_equal(kv_query_begin(f.session, &good, &io, 0, &op), KV_INVALID);
+    io.offset--;
+    assert_int_equal(kv_query_begin(f.session, &good, &io, 0, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    kv_op_free(op);
+#undef REFUSED
+}
+
+/* Nothing that a node says is believed before it is checked. */
+static void test_query_lies(void **state)
+{
+    struct asked *asked = ask(20);
+
+    (void)state;
+    asked->query.scores = true;
+    asked->query.merge = KV_MERGE_NONE;
+    asked->query.n_heads = N_HEADS;
+    asked->held[0] = (struct kv_held){0, HELD_INSTANCE};
+    asked->query.n_held = asked->n_held;
+    asked->query.held = asked->held;
+    for (enum lie lie = NO_LIE; lie < N_LIES; lie++) {
+        bool is_bulk = lie == LIE_BULK_SIZE || lie == LIE_BULK_ODD;
+
+        for (unsigned first = 0; first <= is_bulk; first++) {
+            kv_status_t wanted = lie == NO_LIE || lie == LIE_BULK_UNASKED ? KV_OK : KV_CORRUPT;
+            struct kv_query query = asked->query;
+            struct kv_op *op;
+
+            /* Between k and three times k are right here: few and many are beyond these. */
+            if (lie == LIE_IDS_FEW || lie == LIE_IDS_MANY)
+                query.merge = KV_MERGE_SUM;
+            /* No more fits the place than there is, and not all are sent. */
+            if (is_bulk) {
+                query.k = 150;
+                query.merge = KV_MERGE_SUM;
+            }
+            asked->n_held[0] = lie == LIE_ROWS_MANY;
+            f.node.lie = lie;
+            f.node.bulk_first = first;
+            size_t end = (4 << 20) + kv_query_room(kv_session_schema(f.session), &query);
+            op = begin_query(&query);
+            if (run(op, 1000000) != wanted)
+                fail_msg("lie %d: %s: %s", (int)lie, kv_status_name(kv_op_status(op)),
+                         kv_op_detail(op));
+            if (lie == LIE_ROW || lie == LIE_CRC)
+                assert_non_null(strstr(kv_op_detail(op), "layer 1, kv head 0, token "));
+            else if (wanted != KV_OK && !is_bulk)
+                assert_non_null(strstr(kv_op_detail(op), "not what was asked for"));
+            kv_op_free(op);
+            turn(0);
+            assert_false(kv_buffer_busy(f.buffer));
+            for (size_t i = end; i < end + 65536; i++)
+                assert_int_equal(f.memory[i], 0xee);
+        }
+    }
+    assert_int_equal(f.client->n_corrupt, N_LIES);
+}
+
+/* Answers with wrong bits anywhere: what is not refused is in its bounds, and nothing lands
+ * where it should not. */
+static void test_query_noise(void **state)
+{
+    struct asked *asked = ask(20);
+    struct kv_random noise;
+    struct kv_found found;
+    unsigned n_taken = 0;
+    struct kv_op *op;
+
+    (void)state;
+    asked->query.scores = true;
+    asked->query.merge = KV_MERGE_NONE;
+    kv_random_init(&noise, 5);
+    f.node.noise = &noise;
+    for (unsigned i = 0; i < 2000; i++) {
+        asked->query.k = i % 2 ? 20 : 150;
+        asked->query.answer = i % 3 ? KV_ANSWER_ROWS : KV_ANSWER_IDS;
+        size_t room = kv_query_room(kv_session_schema(f.session), &asked->query);
+
+        op = begin_query(&asked->query);
+        assert_true(run(op, 1000000) == KV_OK || kv_op_status(op) == KV_CORRUPT);
+        for (uint32_t head = 0; kv_op_found(op, head, &found) == KV_OK; head++) {
+            n_taken++;
+            assert_in_range(found.n_ids, asked->query.k, 190);
+            for (uint32_t j = 0; j < found.n_ids; j++)
+                assert_true((found.ids[j] >= 10 && found.ids[j] < 100) ||
+                            (found.ids[j] >= 200 && found.ids[j] < 300));
+        }
+        kv_op_free(op);
+        assert_false(kv_buffer_busy(f.buffer));
+        for (size_t j = (4 << 20) + room; j < (4 << 20) + room + 65536; j++)
+            assert_int_equal(f.memory[j], 0xee);
+        forget();
+    }
+    assert_true(n_taken > 0); /* scores, times */
+}
+
+/* An answer that is late, lost, refused or for nobody. */
+static void test_query_troubles(void **state)
+{
+    struct asked *asked = ask(150);
+    struct kv_op *op;
+    unsigned n;
+
+    (void)state;
+    f.node.n_busy = 2;
+    op = begin_query(&asked->query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.n_seen, 3);
+    check_found(op, &asked->query, NULL);
+    kv_op_free(op);
+
+    /* Asked again: the first answer counts no more. */
+    f.node.is_manual = true;
+    n = f.node.n_seen;
+    op = begin_query(&asked->query);
+    turn((RETRY_MS + 1) * 1000);
+    turn(0);
+    assert_int_equal(f.node.n_seen, n + 2);
+    carry_out(&f.node.seen[n]);
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    carry_out(&f.node.seen[n + 1]);
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_OK);
+    check_found(op, &asked->query, NULL);
+    kv_op_free(op);
+
+    /* Its body comes, its rows do not: what was kept of it gives way to the next. */
+    n = f.node.n_seen;
+    f.node.no_bulk = true;
+    op = begin_query(&asked->query);
+    turn(0);
+    carry_out(&f.node.seen[n]);
+    f.node.no_bulk = false;
+    turn((RETRY_MS + 1) * 1000);
+    turn(0);
+    assert_int_equal(f.node.n_seen, n + 2);
+    assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    carry_out(&f.node.seen[n + 1]);
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_OK);
+    check_found(op, &asked->query, NULL);
+    kv_op_free(op);
+
+    /* Cancelled: nothing lands, and the node is told. */
+    n = f.node.n_seen;
+    op = begin_query(&asked->query);
+    turn(0);
+    kv_cancel(op);
+    turn(0);
+    assert_int_equal(f.node.cancelled, f.node.seen[n].header.request_id);
+    assert_false(kv_buffer_busy(f.buffer));
+    carry_out(&f.node.seen[n]);
+    turn(0);
+    for (size_t i = 4 << 20; i < 8 << 20; i++)
+        assert_int_equal(f.memory[i], 0xee);
+    kv_op_free(op);
+
+    /* Too late. */
+    op = begin_query(&asked->query);
+    assert_int_equal(run(op, 50000), KV_IN_PROGRESS);
+    f.clock.virtual_us += 6000000;
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_DEADLINE);
+    assert_non_null(strstr(kv_op_detail(op), ": query: deadline: after "));
+    assert_non_null(strstr(kv_op_detail(op), "layer 1"));
+    kv_op_free(op);
+}
+
+static void test_index(void **state)
+{
+    struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 300};
+    const struct kv_index good = {
+        .tokens = 300,
+        .chapter_blocks = 128,
+        .m = 2,
+        .bits = 6,
+        .iterations = 10,
+        .budget_us = 5000,
+        .seed = 3,
+        .wait = true,
+    };
+    static const enum lie lies[] = {LIE_BODY_SHORT, LIE_ROWS_MANY, LIE_ROWS_FEW, LIE_COUNTS};
+    struct kv_index index = good;
+    const struct kv_wire_index *asked;
+    const struct kv_wire_unit *units;
+    struct kv_indexed indexed;
+    struct kv_found found;
+    struct kv_op *op;
+
+    (void)state;
+    put(&rows);
+    forget();
+    assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
+    kv_op_indexed(op, &indexed);
+    assert_int_equal(indexed.rows, 0);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.n_seen, 1);
+    assert_int_equal(f.node.seen[0].header.n_units, N_LAYERS * N_HEADS);
+    assert_int_equal(f.node.seen[0].header.token_begin, 0);
+    assert_int_equal(f.node.seen[0].header.token_count, 300);
+    asked = (const struct kv_wire_index *)f.node.seen[0].body;
+    units = (const struct kv_wire_unit *)(asked + 1);
+    assert_int_equal(asked->chapter_blocks, 128);
+    assert_int_equal(asked->m, 2);
+    assert_int_equal(asked->bits, 6);
+    assert_int_equal(asked->iterations, 10);
+    assert_int_equal(asked->budget_us, 5000);
+    assert_int_equal(asked->seed, 3);
+    assert_int_equal(asked->wait, 1);
+    for (uint32_t i = 0; i < N_LAYERS * N_HEADS; i++) {
+        assert_int_equal(units[i].layer, i / N_HEADS);
+        assert_int_equal(units[i].kv_head, i % N_HEADS);
+        assert_int_equal(units[i].n_ids, 0);
+    }
+    kv_op_indexed(op, &indexed);
+    assert_int_equal(indexed.rows, 300 * N_LAYERS * N_HEADS);
+    assert_int_equal(indexed.rows_coded, 100 * N_LAYERS * N_HEADS);
+    assert_int_equal(indexed.n_found, 1);
+    assert_int_equal(indexed.n_trained, 2);
+    assert_int_equal(indexed.n_pending, 3);
+    assert_int_equal(indexed.iterations, 8);
+    assert_int_equal(indexed.train_us, 1000);
+    assert_int_equal(kv_op_found(op, 0, &found), KV_INVALID);
+    kv_op_free(op);
+
+    index.layer_begin = 1;
+    index.n_layers = 1;
+    index.wait = false;
+    assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(f.node.seen[1].header.n_units, N_HEADS);
+    assert_int_equal(((const struct kv_wire_index *)f.node.seen[1].body)->wait, 0);
+    kv_op_free(op);
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        f.node.lie = lies[i];
+        assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
+        assert_int_equal(run(op, 1000000), KV_CORRUPT);
+        kv_op_indexed(op, &indexed);
+        assert_int_equal(indexed.rows, 0);
+        kv_op_free(op);
+    }
+    f.node.lie = NO_LIE;
+
+    /* An answer that takes its time is not asked for again and again. */
+    f.node.is_manual = true;
+    forget();
+    index = good;
+    assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
+    for (unsigned i = 0; i < 4; i++)
+        turn(RETRY_MS * 1000);
+    assert_int_equal(f.node.n_seen, 1);
+    carry_out(&f.node.seen[0]);
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_OK);
+    kv_op_free(op);
+
+#define REFUSED(field, value)                                                    \
+    do {                                                                         \
+        index = good;                                                            \
+        index.field = (value);                                                   \
+        assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_INVALID); \
+    } while (0)
+    REFUSED(layer_begin, 1);
+    REFUSED(n_layers, N_LAYERS + 1);
+    REFUSED(tokens, 0);
+    REFUSED(tokens, N_TOKENS + 1);
+    REFUSED(m, 0);
+    REFUSED(m, KV_SUBSPACES_MAX + 1);
+    REFUSED(bits, 0);
+    REFUSED(bits, KV_CODE_BITS_MAX + 1);
+    REFUSED(iterations, 0);
+    REFUSED(iterations, KV_ITERATIONS_MAX + 1);
+    REFUSED(chapter_blocks, KV_TOKENS_MAX / KV_BLOCK_TOKENS + 1);
+#undef REFUSED
+}
+
 /* Closing a client in the middle of everything leaves nothing behind (the sanitizers look). */
 static void test_close_amid(void **state)
 {
@@ -922,6 +1841,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_silence, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_catch_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_all_held, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_bulk, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_split, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_arguments, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_lies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_noise, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_troubles, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_index, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_close_amid, set_up, tear_down),
     };
 

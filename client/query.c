@@ -1,0 +1,727 @@
+/* Questions for the rows of a layer that matter.
+ *
+ * The kv heads go to the data threads that own them, as many of one thread in a message as its
+ * worst answer has room for.  Every message has a place of its own in the caller's buffer: its
+ * rows land there, dense, before or after the body that says which they are, so that a node
+ * which says one thing and sends another does harm to nobody but its own answer.
+ *
+ * What a body says is checked as a whole before any of it is kept; rows are checked against
+ * their CRCs when they have landed.
+ */
+#include "client.h"
+
+#include "checksum.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The parts of a request's body. */
+struct request {
+    const struct kv_wire_unit *units;
+    const struct kv_wire_range *ranges;
+    const struct kv_wire_held *held; /* of all units */
+};
+
+/* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
+ * after the other. */
+struct kv_query_answer {
+    struct kv_wire_answer times;
+    struct kv_wire_found *found; /* (n_units) */
+    uint32_t *ids;               /* (n_ids) tokens */
+    uint32_t *row_of;            /* (n_ids) counted from the unit's first; rows only */
+    uint32_t *tokens;            /* (n_rows) of the rows that came */
+    uint32_t *crcs;              /* (n_rows) */
+    float *scores;               /* (n_ids) if asked for */
+    uint32_t *heads;             /* (n_ids) with KV_MERGE_NONE */
+};
+
+static bool has_rows(const struct kv_query *query)
+{
+    return query->answer == KV_ANSWER_ROWS;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------- */
+
+/* Bytes of one head's rows in the caller's buffer. */
+static size_t head_room(const struct kv_query_part *part)
+{
+    return has_rows(&part->query) ? part->n_ids_max * part->row_bytes : 0;
+}
+
+static size_t request_bytes(const struct kv_query_part *part, size_t n_units, size_t n_held)
+{
+    return sizeof(struct kv_wire_query) + n_units * sizeof(struct kv_wire_unit) +
+           part->query.n_ranges * sizeof(struct kv_wire_range) +
+           n_units * part->query.n_queries * part->d_k * sizeof(float) +
+           n_held * sizeof(struct kv_wire_held);
+}
+
+/* What an answer's body holds before the CRCs. */
+static size_t ids_bytes(const struct kv_query *query, size_t n_units, size_t n_ids)
+{
+    size_t id_bytes = sizeof(uint32_t) + (query->scores ? sizeof(float) : 0) +
+                      (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
+
+    return sizeof(struct kv_wire_answer) + n_units * sizeof(struct kv_wire_found) +
+           n_ids * id_bytes;
+}
+
+/* A node keeps room for CRCs, whether rows are asked for or not. */
+static size_t answer_bytes_max(const struct kv_query_part *part, size_t n_units)
+{
+    size_t n_ids = n_units * part->n_ids_max;
+
+    return ids_bytes(&part->query, n_units, n_ids) + n_ids * sizeof(uint32_t);
+}
+
+/* Whether a message of so many units can be asked, and answered whatever the choice is. */
+static bool
+fits(const struct kv_query_part *part, size_t n_units, size_t n_held, size_t bulk_bytes_max)
+{
+    return request_bytes(part, n_units, n_held) <= KV_WIRE_BODY_MAX &&
+           answer_bytes_max(part, n_units) <= KV_WIRE_BODY_MAX &&
+           n_units * head_room(part) <= bulk_bytes_max &&
+           (!has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
+}
+
+/* Blocks that the caller holds of the head; rows that are not sent anyway are not held. */
+static uint32_t held_of(const struct kv_query_part *part, uint32_t head)
+{
+    uint32_t rank = head - part->query.head_begin;
+
+    return part->held_begin[rank + 1] - part->held_begin[rank];
+}
+
+/* ---- out --------------------------------------------------------------------------------- */
+
+static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
+{
+    const struct kv_query_part *part = &op->query;
+
+    for (; *head < part->query.head_begin + part->n_heads; ++*head)
+        if (kv_session_lane(op->session, part->query.layer, *head) == lane)
+            return true;
+    return false;
+}
+
+static struct request request_of(const struct kv_trip *trip)
+{
+    const struct kv_query_part *part = &trip->op->query;
+    const uint8_t *at = trip->envelope->body + sizeof(struct kv_wire_query);
+    size_t n_units = trip->header.n_units;
+    struct request request = {.units = (const struct kv_wire_unit *)at};
+
+    request.ranges = (const struct kv_wire_range *)(request.units + n_units);
+    at = (const uint8_t *)(request.ranges + part->query.n_ranges);
+    at += n_units * part->query.n_queries * part->d_k * sizeof(float);
+    request.held = (const struct kv_wire_held *)at;
+    return request;
+}
+
+static void fill(const struct kv_query_part *part,
+                 const struct kv_wire_unit *units,
+                 uint32_t n_units,
+                 uint8_t *at)
+{
+    const struct kv_query *query = &part->query;
+    const struct kv_wire_query asked = {
+        .answer = (uint8_t)query->answer,
+        .merge = (uint8_t)query->merge,
+        .n_queries = (uint16_t)query->n_queries,
+        .k = query->k,
+        .rerank = query->rerank < KV_CHOSEN_MAX ? query->rerank : KV_CHOSEN_MAX,
+        .scale = query->scale,
+        .n_ranges = query->n_ranges,
+        .flags = query->scores ? KV_WIRE_SCORES : 0,
+    };
+    size_t vectors_bytes = (size_t)query->n_queries * part->d_k * sizeof(float);
+
+    memcpy(at, &asked, sizeof(asked));
+    at += sizeof(asked);
+    memcpy(at, units, n_units * sizeof(*units));
+    at += n_units * sizeof(*units);
+    for (uint32_t i = 0; i < query->n_ranges; i++, at += sizeof(struct kv_wire_range)) {
+        struct kv_wire_range range = {query->ranges[i].begin, query->ranges[i].end};
+
+        memcpy(at, &range, sizeof(range));
+    }
+    for (uint32_t i = 0; i < n_units; i++, at += vectors_bytes)
+        memcpy(at,
+               (const uint8_t *)query->queries +
+                   (units[i].kv_head - query->head_begin) * vectors_bytes,
+               vectors_bytes);
+    for (uint32_t i = 0; i < n_units; i++) {
+        uint32_t first = part->held_begin[units[i].kv_head - query->head_begin];
+
+        for (uint32_t j = first; j < first + units[i].n_ids; j++) {
+            struct kv_wire_held held = {query->held[j].block, query->held[j].instance};
+
+            memcpy(at, &held, sizeof(held));
+            at += sizeof(held);
+        }
+    }
+}
+
+static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
+{
+    struct kv_op *op = errand->op;
+    struct kv_query_part *part = &op->query;
+    const struct kv_query *query = &part->query;
+    size_t bulk_bytes_max = errand->lane->link.remote->bulk_bytes_max;
+    struct kv_wire_unit units[KV_HEADS_MAX];
+    uint32_t head = errand->head;
+    uint32_t n_units = 0, n_held = 0;
+    bool more = true;
+
+    while (more) {
+        uint32_t n = held_of(part, head);
+
+        if (n_units > 0 && !fits(part, n_units + 1, n_held + n, bulk_bytes_max))
+            break;
+        units[n_units++] = (struct kv_wire_unit){
+            .layer = (uint16_t)query->layer, .kv_head = (uint16_t)head, .n_ids = n};
+        n_held += n;
+        head++;
+        more = seek(op, errand->lane, &head);
+    }
+    trip->body_bytes = request_bytes(part, n_units, n_held);
+    if (!kv_trip_envelope(trip, trip->body_bytes))
+        return KV_BUSY;
+    fill(part, units, n_units, trip->envelope->body);
+    trip->position = part->n_placed;
+    trip->bytes = n_units * head_room(part);
+    part->n_placed += n_units;
+    trip->header.op = KV_OP_QUERY;
+    trip->header.n_units = n_units;
+    trip->header.layer = query->layer;
+    trip->header.snapshot = query->snapshot;
+    errand->head = head;
+    errand->finished = !more;
+    return KV_OK;
+}
+
+static void start(struct kv_op *op)
+{
+    const struct kv_query_part *part = &op->query;
+    uint32_t begin = part->query.head_begin;
+
+    kv_lanes_unmark(op->client);
+    for (uint32_t head = begin; head < begin + part->n_heads; head++) {
+        struct kv_lane *lane = kv_session_lane(op->session, part->query.layer, head);
+        struct kv_errand *errand;
+
+        if (head_room(part) > lane->link.remote->bulk_bytes_max) {
+            kv_op_fail(op, lane->link.remote, NULL, KV_TOO_LARGE,
+                       "the rows of a kv head may take %zu bytes", head_room(part));
+            return;
+        }
+        if (lane->mark == op)
+            continue;
+        lane->mark = op;
+        errand = kv_errand_add(op, lane);
+        if (errand == NULL) {
+            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+            return;
+        }
+        errand->head = head;
+    }
+}
+
+/* ---- in ---------------------------------------------------------------------------------- */
+
+/* Where the trip's rows are in the caller's buffer. */
+static uint8_t *place_of(const struct kv_trip *trip)
+{
+    const struct kv_query_part *part = &trip->op->query;
+
+    return part->base + trip->position * head_room(part);
+}
+
+static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+{
+    if (bytes == 0 || bytes > trip->bytes || bytes % trip->op->query.row_bytes != 0)
+        return 0;
+    ret_iov[0] = (struct kv_iov){.base = place_of(trip), .bytes = bytes};
+    return 1;
+}
+
+/* Whether the numbers of a unit's answer are possible, and of the unit that was asked. */
+static bool is_found(const struct kv_trip *trip,
+                     const struct kv_wire_unit *unit,
+                     const struct kv_wire_found *found)
+{
+    const struct kv_query_part *part = &trip->op->query;
+
+    return found->layer == unit->layer && found->kv_head == unit->kv_head &&
+           found->n_ids >= part->n_ids_min && found->n_ids <= part->n_ids_max &&
+           (uint64_t)found->n_coded + found->n_exact <= part->n_candidates &&
+           found->n_reranked <= part->n_candidates && found->n_chapters <= part->n_candidates &&
+           !(found->recall < 0) && !(found->recall > 1) &&
+           found->committed >= trip->header.snapshot && found->committed <= KV_TOKENS_MAX;
+}
+
+/* Looks for a block among those held, from *at on: both ascend. */
+static bool
+is_held(const struct kv_wire_held *held, uint32_t n_held, uint32_t block, uint32_t *at)
+{
+    while (*at < n_held && held[*at].block < block)
+        ++*at;
+    return *at < n_held && held[*at].block == block;
+}
+
+/* Takes the flags off a unit's ids and tells the rows apart that were sent, *n_rows of all
+ * units so far.  false: no choice among the candidates, or more rows than were announced. */
+static bool take_ids(const struct kv_query *query,
+                     const struct request *request,
+                     const struct kv_wire_held *held,
+                     uint32_t n_held,
+                     uint32_t n_ids,
+                     uint32_t *ids,
+                     uint32_t *row_of,
+                     uint32_t *tokens,
+                     uint32_t n_rows_max,
+                     uint32_t *n_rows)
+{
+    uint32_t range = 0, at = 0, row = 0;
+
+    for (uint32_t i = 0; i < n_ids; i++) {
+        uint32_t token = ids[i] & ~KV_WIRE_ID_HELD;
+
+        if (i > 0 && token <= ids[i - 1])
+            return false;
+        while (range < query->n_ranges && token >= request->ranges[range].end)
+            range++;
+        if (range == query->n_ranges || token < request->ranges[range].begin)
+            return false;
+        if (ids[i] & KV_WIRE_ID_HELD) {
+            if (row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at))
+                return false;
+            row_of[i] = KV_ROW_HELD;
+        } else if (row_of != NULL) {
+            if (*n_rows == n_rows_max)
+                return false;
+            tokens[(*n_rows)++] = token;
+            row_of[i] = row++;
+        }
+        ids[i] = token;
+    }
+    return true;
+}
+
+static bool are_scores(const float *scores, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(scores[i]) || scores[i] < 0)
+            return false;
+    return true;
+}
+
+static bool are_masks(const uint32_t *masks, uint32_t n, uint32_t n_queries)
+{
+    uint32_t all = UINT32_MAX >> (32 - n_queries);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (masks[i] == 0 || (masks[i] & ~all) != 0)
+            return false;
+    return true;
+}
+
+static void *carve(uint8_t **at, size_t n, size_t bytes)
+{
+    void *piece = *at;
+
+    *at += n * bytes;
+    return piece;
+}
+
+/* NULL: out of memory. */
+static struct kv_query_answer *
+make_answer(const struct kv_query *query, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
+{
+    struct kv_query_answer *answer =
+        malloc(sizeof(*answer) + n_units * sizeof(struct kv_wire_found) +
+               (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
+               (size_t)n_rows * 2 * sizeof(uint32_t));
+    uint8_t *at = (uint8_t *)(answer + 1);
+
+    if (answer == NULL)
+        return NULL;
+    *answer = (struct kv_query_answer){0};
+    answer->found = carve(&at, n_units, sizeof(struct kv_wire_found));
+    answer->ids = carve(&at, n_ids, sizeof(uint32_t));
+    if (has_rows(query)) {
+        answer->row_of = carve(&at, n_ids, sizeof(uint32_t));
+        answer->tokens = carve(&at, n_rows, sizeof(uint32_t));
+        answer->crcs = carve(&at, n_rows, sizeof(uint32_t));
+    }
+    if (query->scores)
+        answer->scores = carve(&at, n_ids, sizeof(float));
+    if (query->merge == KV_MERGE_NONE)
+        answer->heads = carve(&at, n_ids, sizeof(uint32_t));
+    return answer;
+}
+
+static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
+{
+    if (to == NULL || bytes == 0)
+        return from;
+    memcpy(to, from, bytes);
+    return from + bytes;
+}
+
+/* Copies what comes before the rows; its size is right. */
+static void take_body(struct kv_query_answer *answer,
+                      uint32_t n_units,
+                      uint32_t n_ids,
+                      uint32_t n_rows,
+                      const uint8_t *body)
+{
+    body = take(&answer->times, body, sizeof(answer->times));
+    body = take(answer->found, body, n_units * sizeof(*answer->found));
+    body = take(answer->ids, body, n_ids * sizeof(*answer->ids));
+    body = take(answer->scores, body, n_ids * sizeof(*answer->scores));
+    body = take(answer->heads, body, n_ids * sizeof(*answer->heads));
+    take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
+}
+
+static bool is_answer(const struct kv_trip *trip,
+                      struct kv_query_answer *answer,
+                      uint32_t n_ids,
+                      uint32_t n_rows)
+{
+    const struct kv_query *query = &trip->op->query.query;
+    struct request request = request_of(trip);
+    const struct kv_wire_held *held = request.held;
+    uint32_t first = 0, row = 0;
+
+    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+        uint32_t n_held = request.units[i].n_ids;
+
+        if (!take_ids(query, &request, held, n_held, answer->found[i].n_ids,
+                      answer->ids + first,
+                      answer->row_of != NULL ? answer->row_of + first : NULL, answer->tokens,
+                      n_rows, &row))
+            return false;
+        first += answer->found[i].n_ids;
+        held += n_held;
+    }
+    return row == n_rows && (answer->scores == NULL || are_scores(answer->scores, n_ids)) &&
+           (answer->heads == NULL || are_masks(answer->heads, n_ids, query->n_queries));
+}
+
+static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
+{
+    const struct kv_wire_header *header = &trip->reply;
+    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query *query = &part->query;
+    const struct kv_wire_unit *units = request_of(trip).units;
+    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids = 0;
+    struct kv_query_answer *answer;
+    size_t rows_bytes, bytes;
+
+    if (header->body_bytes < ids_bytes(query, n_units, 0))
+        return KV_CORRUPT;
+    for (uint32_t i = 0; i < n_units; i++) {
+        struct kv_wire_found found;
+
+        memcpy(&found, body + sizeof(struct kv_wire_answer) + i * sizeof(found), sizeof(found));
+        if (!is_found(trip, &units[i], &found))
+            return KV_CORRUPT;
+        n_ids += found.n_ids; /* each at most n_ids_max, and these fit one body */
+    }
+    if (n_rows > (has_rows(query) ? n_ids : 0))
+        return KV_CORRUPT;
+    rows_bytes = n_rows * part->row_bytes;
+    bytes = ids_bytes(query, n_units, n_ids) + n_rows * sizeof(uint32_t);
+    if (header->bulk_bytes != 0
+            ? header->bulk_bytes != rows_bytes || header->body_bytes != bytes
+            : header->body_bytes != bytes + rows_bytes)
+        return KV_CORRUPT;
+
+    answer = make_answer(query, n_units, n_ids, n_rows);
+    if (answer == NULL)
+        return KV_NO_MEMORY;
+    take_body(answer, n_units, n_ids, n_rows, body);
+    if (!is_answer(trip, answer, n_ids, n_rows)) {
+        free(answer);
+        return KV_CORRUPT;
+    }
+    free(part->answers[trip->position]); /* of an attempt whose rows did not come */
+    part->answers[trip->position] = answer;
+    if (header->bulk_bytes == 0 && rows_bytes > 0)
+        memcpy(place_of(trip), body + bytes, rows_bytes);
+    return KV_OK;
+}
+
+/* Verifies the rows of the message and hands out its units. */
+static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
+{
+    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_wire_unit *units = request_of(trip).units;
+    const struct kv_query_answer *answer = part->answers[trip->position];
+    const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;
+    uint32_t first = 0, first_row = 0;
+
+    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+        const struct kv_wire_found *wire = &answer->found[i];
+        struct kv_found found = {
+            .n_ids = wire->n_ids,
+            .ids = answer->ids + first,
+            .scores = answer->scores != NULL ? answer->scores + first : NULL,
+            .heads = answer->heads != NULL ? answer->heads + first : NULL,
+            .n_coded = wire->n_coded,
+            .n_exact = wire->n_exact,
+            .n_reranked = wire->n_reranked,
+            .n_chapters = wire->n_chapters,
+            .recall = wire->recall,
+            .node = trip->remote->index,
+            .waited_us = answer->times.waited_us,
+            .worked_us = answer->times.worked_us,
+        };
+
+        if (rows != NULL) {
+            size_t bad;
+
+            found.row_of = answer->row_of + first;
+            for (uint32_t j = 0; j < found.n_ids; j++)
+                found.n_rows += found.row_of[j] != KV_ROW_HELD;
+            found.rows = rows;
+            found.crcs = answer->crcs + first_row;
+            bad = kv_rows_verify(rows, found.n_rows, part->row_bytes,
+                                 kv_row_seed(units[i].layer, units[i].kv_head, 0),
+                                 KV_ROW_SEED_STEP, 0, answer->tokens + first_row, found.crcs);
+            if (bad < found.n_rows) {
+                snprintf(detail, detail_bytes,
+                         "the row of layer %u, kv head %u, token %u fails its checksum",
+                         units[i].layer, units[i].kv_head, answer->tokens[first_row + bad]);
+                return KV_CORRUPT;
+            }
+            rows += found.n_rows * part->row_bytes;
+            first_row += found.n_rows;
+        }
+        part->found[units[i].kv_head - part->query.head_begin] = found;
+        first += found.n_ids;
+    }
+    trip->remote->rows_out += first_row;
+    return KV_OK;
+}
+
+static void
+describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+{
+    (void)trip;
+    kv_session_describe(op->session, op->query.query.layer, text, text_bytes);
+}
+
+static void fini(struct kv_op *op)
+{
+    for (uint32_t i = 0; i < op->query.n_heads; i++)
+        free(op->query.answers[i]);
+    free(op->query.found);
+}
+
+static const struct kv_op_kind query_kind = {
+    .name = "query",
+    .id = KV_OP_QUERY,
+    .class = KV_LANE_FETCH,
+    .needs_current = true,
+    .start = start,
+    .build = build,
+    .land = land,
+    .reply = reply,
+    .finish = finish,
+    .fini = fini,
+    .describe = describe,
+};
+
+/* ---- the operation ----------------------------------------------------------------------- */
+
+static const char *ranges_fault(const struct kv_query *query)
+{
+    uint32_t end = 0;
+
+    if (query->n_ranges == 0 || query->n_ranges > KV_RANGES_MAX)
+        return "1 to 256 ranges are needed";
+    for (uint32_t i = 0; i < query->n_ranges; i++) {
+        if (query->ranges[i].begin < end || query->ranges[i].begin >= query->ranges[i].end)
+            return "ranges are not ascending, overlap, or are empty";
+        end = query->ranges[i].end;
+    }
+    return end > KV_TOKENS_MAX ? "a range beyond the largest session" : NULL;
+}
+
+/* Checks what the sizes depend on, and fills those of `ret_part`.  NULL: all fits the schema.
+ */
+static const char *
+shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_query_part *part)
+{
+    const char *fault = ranges_fault(query);
+    const struct kv_layer_schema *layer;
+    uint32_t n_vectors;
+    uint64_t most;
+
+    if (fault != NULL)
+        return fault;
+    if (query->layer >= schema->n_layers)
+        return "no such layer";
+    layer = &schema->layers[query->layer];
+    part->query = *query;
+    part->n_heads = query->n_heads;
+    if (query->n_heads == 0 && query->head_begin == 0)
+        part->n_heads = layer->n_kv_heads;
+    if (part->n_heads == 0 || query->head_begin >= layer->n_kv_heads ||
+        part->n_heads > layer->n_kv_heads - query->head_begin)
+        return "no such kv heads";
+    if (query->n_queries == 0 || query->n_queries > KV_QUERIES_MAX)
+        return "1 to 32 query vectors are needed";
+    if (query->k == 0 || query->k > KV_CHOSEN_MAX)
+        return "k is 1 to 8192";
+    if (query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE)
+        return "no such merge";
+    if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ROWS)
+        return "no such answer";
+    for (uint32_t i = 0; i < query->n_ranges; i++)
+        part->n_candidates += query->ranges[i].end - query->ranges[i].begin;
+    n_vectors = query->merge >= KV_MERGE_UNION ? query->n_queries : 1;
+    most = (uint64_t)query->k * n_vectors;
+    part->n_ids_min = query->k < part->n_candidates ? query->k : part->n_candidates;
+    part->n_ids_max = most < part->n_candidates ? (uint32_t)most : part->n_candidates;
+    part->row_bytes = layer->row_bytes;
+    part->d_k = layer->d_k;
+    return NULL;
+}
+
+static const char *values_fault(const struct kv_session *session,
+                                const struct kv_query_part *part)
+{
+    const struct kv_query *query = &part->query;
+    size_t n_floats = (size_t)part->n_heads * query->n_queries * part->d_k;
+
+    if (query->ranges[query->n_ranges - 1].end > session->tokens_max)
+        return "a range beyond the session's tokens_max";
+    if (query->snapshot > session->tokens_max)
+        return "a snapshot beyond the session's tokens_max";
+    if (query->rerank == 0)
+        return "rerank is 1 or more";
+    if (!isfinite(query->scale) || query->scale <= 0)
+        return "scale is not above 0";
+    for (size_t i = 0; i < n_floats; i++)
+        if (!isfinite(query->queries[i]))
+            return "a query vector is not finite";
+    return NULL;
+}
+
+/* Results, for n_heads. */
+static bool make_results(struct kv_query_part *part)
+{
+    size_t n = part->n_heads;
+    uint8_t *at = calloc(
+        1, n * (sizeof(*part->found) + sizeof(*part->answers) + sizeof(*part->held_begin)) +
+               sizeof(*part->held_begin));
+
+    if (at == NULL)
+        return false;
+    part->found = carve(&at, n, sizeof(*part->found));
+    part->answers = carve(&at, n, sizeof(*part->answers));
+    part->held_begin = carve(&at, n + 1, sizeof(*part->held_begin));
+    return true;
+}
+
+/* Adds up the blocks that the caller holds; *ret_most: of one head.  NULL: they are blocks. */
+static const char *count_held(struct kv_query_part *part, uint32_t *ret_most)
+{
+    const struct kv_query *query = &part->query;
+    uint64_t n_held = 0;
+
+    *ret_most = 0;
+    if (query->n_held == NULL || !has_rows(query))
+        return NULL;
+    for (uint32_t i = 0; i < part->n_heads; i++) {
+        uint64_t end = n_held + query->n_held[i];
+
+        if (end > UINT32_MAX)
+            return "too many blocks are held";
+        for (uint64_t j = n_held; j < end; j++)
+            if (query->held[j].block >= KV_TOKENS_MAX / KV_BLOCK_TOKENS ||
+                (j > n_held && query->held[j].block <= query->held[j - 1].block))
+                return "held blocks do not ascend, or lie beyond the largest session";
+        if (query->n_held[i] > *ret_most)
+            *ret_most = query->n_held[i];
+        n_held = end;
+        part->held_begin[i + 1] = (uint32_t)n_held;
+    }
+    return NULL;
+}
+
+size_t kv_query_room(const kv_schema_t *schema, const struct kv_query *query)
+{
+    struct kv_query_part part = {0};
+
+    return shape_fault(schema, query, &part) == NULL ? part.n_heads * head_room(&part) : 0;
+}
+
+kv_status_t kv_query_begin(struct kv_session *session,
+                           const struct kv_query *query,
+                           const struct kv_rows_io *io,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    struct kv_client *client = session->client;
+    struct kv_buffer *buffer = has_rows(query) && io != NULL ? io->buffer : NULL;
+    struct kv_query_part part = {0};
+    const char *fault = shape_fault(&session->schema, query, &part);
+    uint32_t end, most_held;
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (fault == NULL)
+        fault = values_fault(session, &part);
+    if (fault != NULL)
+        return kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
+    if (has_rows(query) && (io == NULL || !kv_buffer_holds(client, io->buffer, io->offset,
+                                                           part.n_heads * head_room(&part))))
+        return kv_client_refuse(client, KV_INVALID, "query: %zu bytes do not lie in the buffer",
+                                part.n_heads * head_room(&part));
+    if (!make_results(&part))
+        return kv_client_refuse(client, KV_NO_MEMORY, "query: out of memory");
+    fault = count_held(&part, &most_held);
+    if (fault != NULL) {
+        status =
+            kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
+    } else if (!fits(&part, 1, most_held, KV_WIRE_BULK_MAX)) {
+        status = kv_client_refuse(
+            client, KV_TOO_LARGE,
+            "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
+            query->layer, request_bytes(&part, 1, most_held), answer_bytes_max(&part, 1),
+            head_room(&part));
+    } else {
+        status = kv_op_begin(client, &query_kind, session, buffer, deadline_ms, &op);
+    }
+    if (status != KV_OK) {
+        free(part.found);
+        return status;
+    }
+    end = query->ranges[query->n_ranges - 1].end;
+    if (part.query.snapshot < end)
+        part.query.snapshot = end;
+    if (buffer != NULL)
+        part.base = buffer->base + io->offset;
+    op->query = part;
+    kv_op_need_units(op, query->layer, query->layer + 1, query->head_begin, part.n_heads);
+    return kv_op_go(op, ret_op);
+}
+
+kv_status_t kv_op_found(const struct kv_op *op, uint32_t head, struct kv_found *ret_found)
+{
+    if (op->kind != &query_kind || op->status != KV_OK || head >= op->query.n_heads)
+        return KV_INVALID;
+    *ret_found = op->query.found[head];
+    return KV_OK;
+}
+
+uint32_t kv_held_instance(const uint32_t *crcs)
+{
+    return kv_block_instance(crcs);
+}

@@ -1,0 +1,1318 @@
+/* test_query.c - retrieval, over any row of the table of transports: what a store chooses is
+ * held against a choice by brute force.
+ *
+ * Embedded nodes with threads of their own, or with `connect ADDRESSES TRANSPORT` whatever
+ * listens there; the real client library, nothing replaced.  A key
+ * is made of small multiples of 1/64, exact in every type; what it is follows from its place
+ * and a salt, so that the test scores all candidates again in double precision.  Choices are
+ * compared as sets: who is within MARGIN of the last one chosen may be in or out.
+ */
+#include "cluster.h"
+#include "rows.h"
+#include "transport_fault.h"
+
+#include "hash.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MARGIN       1e-3
+#define MARGIN_CODED 2e-2
+
+enum {
+    BUFFER_BYTES = 24 << 20,
+    MEMORY_BYTES = 256 << 20,
+    TOKENS_MAX = 4096,
+    LAYERS_MAX = 4,
+    HEADS_MAX = 8,
+    D_K_MAX = 128,
+    CHAPTER_BLOCKS = 8,
+    CHAPTER_TOKENS = CHAPTER_BLOCKS * KV_BLOCK_TOKENS,
+    SKIPPED = 77,
+};
+
+/* What the suite runs over. */
+static struct subject {
+    const char *name;
+    const struct kv_transport_row *row;
+    const char *transports;
+    const char *addresses; /* of nodes that are there already; NULL: embedded ones */
+} subject;
+
+static const struct subject subjects[] = {
+    {"loopback", &kv_transport_loopback, NULL, NULL},
+#ifdef KV_WITH_UCX
+    {"tcp", &kv_transport_ucx, "tcp", NULL},
+    {"shm", &kv_transport_ucx, "shm", NULL},
+    {"auto", &kv_transport_ucx, "auto", NULL},
+#endif
+};
+
+static struct {
+    uint32_t n_nodes, n_threads;
+} shape;
+
+static struct cluster cluster;
+
+struct side {
+    struct kv_client *client;
+    struct kv_buffer *out, *in;
+};
+
+static void open_side_as(struct side *side, const struct cluster_client *setup)
+{
+    struct kv_client_options options = {
+        .nodes = subject.addresses, .transport = subject.transports, .deadline_ms = 20000};
+    char detail[256] = "";
+
+    if (subject.addresses == NULL)
+        side->client = cluster_connect(&cluster, setup);
+    else if (kv_client_open(&options, &side->client, detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    shape.n_nodes = kv_client_n_nodes(side->client);
+    assert_int_equal(kv_buffer_alloc(side->client, BUFFER_BYTES, &side->out), KV_OK);
+    assert_int_equal(kv_buffer_alloc(side->client, BUFFER_BYTES, &side->in), KV_OK);
+}
+
+static void open_side(struct side *side)
+{
+    open_side_as(side, NULL);
+}
+
+static void close_side(struct side *side)
+{
+    kv_client_close(side->client);
+    side->client = NULL;
+}
+
+/* ---- models and rows --------------------------------------------------------------------- */
+
+enum {
+    HALVES,    /* fp16, equal heads */
+    FLOATS,    /* fp32, a key longer than its value */
+    BRAINS,    /* bf16 */
+    KEYS_ONLY, /* fp16, no values */
+    RAGGED,    /* fp16, other heads in each layer */
+    N_MODELS,
+};
+static struct kv_model_info models[N_MODELS];
+
+static void make_model(unsigned model,
+                       const char *name,
+                       enum kv_dtype dtype,
+                       uint32_t n_layers,
+                       const uint16_t *heads,
+                       uint32_t d_k,
+                       uint32_t d_v)
+{
+    struct kv_model_info *info = &models[model];
+    char detail[128];
+
+    test_model(info, name, n_layers, heads, d_k, d_v);
+    for (uint32_t i = 0; i < n_layers; i++)
+        info->schema.layers[i].dtype = (uint8_t)dtype;
+    assert_int_equal(kv_schema_finish(&info->schema, detail, sizeof(detail)), KV_OK);
+}
+
+static void make_models(void)
+{
+    static const uint16_t even[] = {4, 4, 4, 4}, two[] = {3, 3}, ragged[] = {1, 5, 8, 2};
+
+    make_model(HALVES, "query halves", KV_FP16, 2, even, 64, 64);
+    make_model(FLOATS, "query floats", KV_FP32, 2, two, 96, 64);
+    make_model(BRAINS, "query brains", KV_BF16, 2, two, 128, 128);
+    make_model(KEYS_ONLY, "query keys", KV_FP16, 2, two, 64, 0);
+    make_model(RAGGED, "query ragged", KV_FP16, 4, ragged, 32, 16);
+}
+
+/* Salts from here on make keys of zeros. */
+#define SALT_ZEROS (UINT64_C(1) << 32)
+
+/* Element i of a key: at most 127 / 64 in size. */
+static float key_of(uint64_t salt, uint32_t layer, uint32_t head, uint32_t token, uint32_t i)
+{
+    uint64_t place = (uint64_t)layer << 56 ^ (uint64_t)head << 48 ^ (uint64_t)token << 16 ^ i;
+
+    if (salt >= SALT_ZEROS)
+        return 0;
+    return (float)((int)(kv_mix64(kv_mix64(salt) ^ place) % 255) - 127) / 64;
+}
+
+static uint32_t bits_of(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+static void store(uint8_t *at, unsigned dtype, float value)
+{
+    uint32_t bits = bits_of(value);
+    uint16_t half = (uint16_t)(bits >> 16); /* bf16 */
+
+    if (dtype == KV_FP32) {
+        memcpy(at, &bits, sizeof(bits));
+        return;
+    }
+    if (dtype == KV_FP16) { /* exact, and far from the smallest */
+        half = (uint16_t)(bits >> 16 & 0x8000);
+        if (value != 0)
+            half |= (uint16_t)(((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff));
+    }
+    memcpy(at, &half, sizeof(half));
+}
+
+static void make_row(uint8_t *row,
+                     const struct kv_layer_schema *schema,
+                     uint64_t salt,
+                     uint32_t layer,
+                     uint32_t head,
+                     uint32_t token)
+{
+    uint32_t step = kv_dtype_bytes(schema->dtype);
+
+    test_row(row, schema->row_bytes, salt, layer, head, token);
+    for (uint32_t i = 0; i < schema->d_k; i++)
+        store(row + i * step, schema->dtype, key_of(salt, layer, head, token, i));
+}
+
+static void
+make_box(uint8_t *at, const kv_schema_t *schema, const struct kv_rows *box, uint64_t salt)
+{
+    for (uint32_t layer = 0; layer < schema->n_layers; layer++)
+        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++)
+            for (uint32_t i = 0; i < box->n_tokens; i++) {
+                make_row(at, &schema->layers[layer], salt, layer, head, box->token_begin + i);
+                at += schema->layers[layer].row_bytes;
+            }
+}
+
+/* ---- operations, waited for -------------------------------------------------------------- */
+
+static void expect(struct kv_op *op, kv_status_t begun, kv_status_t wanted, const char *what)
+{
+    kv_status_t status = begun == KV_OK ? kv_wait(op) : begun;
+
+    if (status != wanted)
+        fail_msg("%s: %s, not %s: %s", what, kv_status_name(status), kv_status_name(wanted),
+                 begun == KV_OK ? kv_op_detail(op) : "at once");
+    if (begun == KV_OK)
+        kv_op_free(op);
+}
+
+static struct kv_session *take_session(struct kv_op *op, const char *what)
+{
+    struct kv_session *session;
+
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    session = kv_op_session(op);
+    assert_non_null(session);
+    kv_op_free(op);
+    return session;
+}
+
+static struct kv_session *open_session(struct side *side, const struct kv_model_info *model)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(side->client, model, NULL, 0, &op), KV_OK);
+    return take_session(op, "open");
+}
+
+static struct kv_session *fork_session(struct kv_session *session, uint32_t tokens)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_fork_begin(session, tokens, 0, &op), KV_OK);
+    return take_session(op, "fork");
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_close_begin(session, 0, &op);
+
+    expect(op, status, KV_OK, "close");
+    kv_session_free(session);
+}
+
+static void truncate_session(struct kv_session *session, uint32_t tokens)
+{
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_truncate_begin(session, tokens, 0, &op);
+
+    expect(op, status, KV_OK, "truncate");
+}
+
+static void put(struct side *side,
+                struct kv_session *session,
+                uint32_t begin,
+                uint32_t count,
+                uint64_t salt)
+{
+    const kv_schema_t *schema = kv_session_schema(session);
+    struct kv_rows_io io = {.buffer = side->out};
+    struct kv_rows box = {
+        .n_layers = schema->n_layers, .token_begin = begin, .n_tokens = count};
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    assert_in_range(kv_rows_bytes(schema, &box), 1, BUFFER_BYTES);
+    make_box(kv_buffer_data(side->out), schema, &box, salt);
+    status = count == 1 ? kv_append_begin(session, &box, &io, 0, &op)
+                        : kv_put_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "put");
+}
+
+static struct kv_index index_of(uint32_t tokens, uint32_t chapter_blocks)
+{
+    return (struct kv_index){
+        .tokens = tokens,
+        .chapter_blocks = chapter_blocks,
+        .m = 2,
+        .bits = 6,
+        .iterations = 6,
+        .seed = 1,
+        .wait = true,
+    };
+}
+
+static struct kv_indexed make_index(struct kv_session *session, const struct kv_index *index)
+{
+    struct kv_indexed indexed;
+    struct kv_op *op;
+
+    assert_int_equal(kv_index_begin(session, index, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("index: %s", kv_op_detail(op));
+    kv_op_indexed(op, &indexed);
+    kv_op_free(op);
+    return indexed;
+}
+
+/* ---- what must be found ------------------------------------------------------------------ */
+
+/* A question, and the rows that it is about. */
+struct question {
+    struct kv_query query;
+    struct kv_range ranges[3];
+    float vectors[HEADS_MAX * 8 * D_K_MAX];
+    struct {
+        uint32_t begin; /* tokens from here on have the salt, up to the next */
+        uint64_t salt;
+    } salts[4];
+    unsigned n_salts;
+    double margin;
+    bool is_coarse; /* codes decide what step 2 sees: the choice cannot be foretold */
+};
+
+static uint64_t salt_of(const struct question *question, uint32_t token)
+{
+    unsigned i = question->n_salts;
+
+    while (question->salts[--i].begin > token)
+        ;
+    return question->salts[i].salt;
+}
+
+/* A question about rows of one salt, in [0, n_tokens), of a whole layer. */
+static void
+make_question(struct question *question, uint32_t layer, uint32_t n_tokens, uint64_t salt)
+{
+    memset(question, 0, sizeof(*question));
+    question->salts[0].salt = salt;
+    question->n_salts = 1;
+    question->margin = MARGIN;
+    question->ranges[0] = (struct kv_range){0, n_tokens};
+    for (size_t i = 0; i < sizeof(question->vectors) / sizeof(float); i++)
+        question->vectors[i] =
+            (float)(kv_mix64(kv_mix64(salt + 1) + layer * 1000003 + i) % 20001) / 10000 - 1;
+    question->query = (struct kv_query){
+        .layer = layer,
+        .n_queries = 3,
+        .queries = question->vectors,
+        .scale = 0.25f,
+        .merge = KV_MERGE_SUM,
+        .answer = KV_ANSWER_ROWS,
+        .k = 20,
+        .rerank = 1,
+        .n_ranges = 1,
+        .ranges = question->ranges,
+    };
+}
+
+/* Step 2 sees all but a few candidates, so that codes are used and decide next to nothing:
+ * which rows are not in the sums that weights are divided by. */
+static void rerank_most(struct question *question)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < question->query.n_ranges; i++)
+        n += question->ranges[i].end - question->ranges[i].begin;
+    question->query.rerank = (n - 1) / question->query.k;
+    question->margin = MARGIN_CODED;
+}
+
+/* A head's candidates, scored again. */
+struct truth {
+    uint32_t n;
+    uint32_t n_queries;
+    uint32_t tokens[TOKENS_MAX];
+    double scores[8][TOKENS_MAX];  /* of each vector, scaled */
+    double weights[8][TOKENS_MAX]; /* among those that step 2 sees */
+    double merged[TOKENS_MAX];     /* of those weights; -1: step 2 does not see it */
+};
+static struct truth truth;
+
+static int descending(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+
+    return (left < right) - (left > right);
+}
+
+/* The k-th largest of n. */
+static double kth(const double *values, uint32_t n, uint32_t k)
+{
+    static double sorted[TOKENS_MAX];
+
+    memcpy(sorted, values, n * sizeof(*values));
+    qsort(sorted, n, sizeof(*sorted), descending);
+    return sorted[(k < n ? k : n) - 1];
+}
+
+/* Softmax over the candidates that are in, and the merge. */
+static void weigh(enum kv_merge merge, const bool *is_in)
+{
+    for (uint32_t j = 0; j < truth.n; j++)
+        truth.merged[j] = is_in[j] ? 0 : -1;
+    for (uint32_t i = 0; i < truth.n_queries; i++) {
+        double most = -INFINITY, sum = 0;
+
+        for (uint32_t j = 0; j < truth.n; j++)
+            if (is_in[j] && truth.scores[i][j] > most)
+                most = truth.scores[i][j];
+        for (uint32_t j = 0; j < truth.n; j++)
+            sum += is_in[j] ? exp(truth.scores[i][j] - most) : 0;
+        for (uint32_t j = 0; j < truth.n; j++) {
+            double weight = is_in[j] ? exp(truth.scores[i][j] - most) / sum : 0;
+
+            truth.weights[i][j] = weight;
+            if (!is_in[j])
+                continue;
+            if (merge == KV_MERGE_SUM)
+                truth.merged[j] += weight;
+            else if (weight > truth.merged[j])
+                truth.merged[j] = weight;
+        }
+    }
+}
+
+/* Scores a head's candidates, and takes both steps. */
+static void
+find_truth(const struct question *question, const struct kv_layer_schema *schema, uint32_t head)
+{
+    const struct kv_query *query = &question->query;
+    uint32_t taken = query->k * query->rerank;
+    bool is_in[TOKENS_MAX];
+    double least;
+
+    truth.n = 0;
+    truth.n_queries = query->n_queries;
+    for (uint32_t r = 0; r < query->n_ranges; r++)
+        for (uint32_t token = query->ranges[r].begin; token < query->ranges[r].end; token++) {
+            assert_true(truth.n < TOKENS_MAX);
+            is_in[truth.n] = true;
+            truth.tokens[truth.n++] = token;
+        }
+    for (uint32_t j = 0; j < truth.n; j++) {
+        float key[D_K_MAX];
+
+        for (uint32_t e = 0; e < schema->d_k; e++)
+            key[e] = key_of(salt_of(question, truth.tokens[j]), query->layer, head,
+                            truth.tokens[j], e);
+        for (uint32_t i = 0; i < query->n_queries; i++) {
+            const float *vector =
+                query->queries +
+                ((size_t)(head - query->head_begin) * query->n_queries + i) * schema->d_k;
+            double dot = 0;
+
+            for (uint32_t e = 0; e < schema->d_k; e++)
+                dot += (double)vector[e] * (double)key[e];
+            truth.scores[i][j] = dot * (double)query->scale;
+        }
+    }
+    weigh(query->merge, is_in);
+    if (query->rerank == 1)
+        return; /* what step 1 says */
+    if (query->merge != KV_MERGE_SUM && query->merge != KV_MERGE_MAX)
+        return; /* a vector's order is the same in both steps */
+    least = kth(truth.merged, truth.n, taken);
+    for (uint32_t j = 0; j < truth.n; j++)
+        is_in[j] = truth.merged[j] >= least;
+    weigh(query->merge, is_in);
+}
+
+/* Whether a weight is certainly among the k largest, and whether it may be. */
+static bool must_be(const struct question *question, double weight, double least)
+{
+    return weight > least * (1 + question->margin);
+}
+
+static bool may_be(const struct question *question, double weight, double least)
+{
+    return weight >= least * (1 - question->margin);
+}
+
+/* Holds what was found of one head against the truth. */
+static void
+check_choice(const struct question *question, uint32_t head, const struct kv_found *found)
+{
+    const struct kv_query *query = &question->query;
+    bool is_each = query->merge == KV_MERGE_UNION || query->merge == KV_MERGE_NONE;
+    double least[8];
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < query->n_queries; i++)
+        least[i] = kth(is_each ? truth.weights[i] : truth.merged, truth.n, query->k);
+    if (!is_each)
+        assert_int_equal(found->n_ids, query->k < truth.n ? query->k : truth.n);
+    for (uint32_t j = 0; j < truth.n; j++) {
+        bool is_chosen = at < found->n_ids && found->ids[at] == truth.tokens[j];
+        bool must = false, may = false;
+
+        for (uint32_t i = 0; i < (is_each ? query->n_queries : 1); i++) {
+            double weight = is_each ? truth.weights[i][j] : truth.merged[j];
+
+            must |= must_be(question, weight, least[i]);
+            may |= may_be(question, weight, least[i]);
+            if (!is_chosen || found->heads == NULL)
+                continue;
+            if (found->heads[at] >> i & 1 ? !may_be(question, weight, least[i])
+                                          : must_be(question, weight, least[i]))
+                fail_msg("layer %u, head %u, token %u: vector %u %s it", query->layer, head,
+                         truth.tokens[j], i,
+                         found->heads[at] >> i & 1 ? "should not have" : "should have");
+        }
+        if (is_chosen ? !may : must)
+            fail_msg("layer %u, head %u, token %u: weight %g, the last of %u has %g: it %s",
+                     query->layer, head, truth.tokens[j],
+                     is_each ? truth.weights[0][j] : truth.merged[j], query->k, least[0],
+                     is_chosen ? "was chosen" : "is missing");
+        if (is_chosen && found->scores != NULL && !is_each)
+            assert_true(fabs((double)found->scores[at] - truth.merged[j]) <=
+                        question->margin * truth.merged[j] + 1e-7);
+        at += is_chosen;
+    }
+    assert_int_equal(at, found->n_ids);
+}
+
+/* What holds for every answer: ids among the candidates, ascending; rows that are the ids'. */
+static void check_form(const struct question *question,
+                       const struct kv_layer_schema *schema,
+                       uint32_t head,
+                       const struct kv_found *found)
+{
+    const struct kv_query *query = &question->query;
+    uint8_t row[1024];
+    uint32_t n_rows = 0, j = 0;
+
+    assert_in_range(schema->row_bytes, 1, sizeof(row));
+    /* Who takes all need not score them. */
+    if (found->n_coded + found->n_exact > 0 || (uint64_t)query->k * query->rerank < truth.n)
+        assert_int_equal(found->n_coded + found->n_exact, truth.n);
+    assert_true(isnan(found->recall) || (found->recall >= 0 && found->recall <= 1));
+    assert_true(found->n_ids >= (query->k < truth.n ? query->k : truth.n));
+    assert_true(found->node < shape.n_nodes);
+    assert_int_equal(found->scores != NULL, query->scores);
+    assert_int_equal(found->heads != NULL, query->merge == KV_MERGE_NONE);
+    assert_int_equal(found->row_of != NULL, query->answer == KV_ANSWER_ROWS);
+    for (uint32_t i = 0; i < found->n_ids; i++, j++) {
+        while (j < truth.n && truth.tokens[j] < found->ids[i])
+            j++;
+        assert_true(j < truth.n && truth.tokens[j] == found->ids[i]);
+        if (found->row_of == NULL || found->row_of[i] == KV_ROW_HELD)
+            continue;
+        assert_int_equal(found->row_of[i], n_rows);
+        make_row(row, schema, salt_of(question, found->ids[i]), query->layer, head,
+                 found->ids[i]);
+        assert_memory_equal((const uint8_t *)found->rows + n_rows * schema->row_bytes, row,
+                            schema->row_bytes);
+        assert_int_equal(found->crcs[n_rows],
+                         kv_row_crc(row, schema->row_bytes, query->layer, head, found->ids[i]));
+        n_rows++;
+    }
+    assert_int_equal(found->n_rows, n_rows);
+}
+
+static struct kv_op *
+begin_query(struct side *side, struct kv_session *session, const struct kv_query *query)
+{
+    struct kv_rows_io io = {.buffer = side->in, .offset = 64};
+    size_t room = kv_query_room(kv_session_schema(session), query);
+    struct kv_op *op;
+
+    assert_int_equal(room > 0, query->answer == KV_ANSWER_ROWS);
+    assert_in_range(room, 0, BUFFER_BYTES - 64);
+    memset(kv_buffer_data(side->in), 0xa5, room + 64);
+    if (kv_query_begin(session, query, &io, 0, &op) != KV_OK)
+        fail_msg("%s", kv_client_detail(side->client));
+    return op;
+}
+
+/* What the answers to a question sum up to. */
+struct sums {
+    uint32_t n_coded, n_exact, n_chapters, n_held, n_rows;
+};
+
+static struct sums
+check_answer(struct kv_op *op, struct kv_session *session, const struct question *question)
+{
+    const struct kv_query *query = &question->query;
+    const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query->layer];
+    uint32_t n_heads = query->n_heads > 0 ? query->n_heads : schema->n_kv_heads;
+    struct sums sums = {0};
+    struct kv_found found;
+
+    for (uint32_t i = 0; i < n_heads; i++) {
+        assert_int_equal(kv_op_found(op, i, &found), KV_OK);
+        find_truth(question, schema, query->head_begin + i);
+        check_form(question, schema, query->head_begin + i, &found);
+        if (!question->is_coarse)
+            check_choice(question, query->head_begin + i, &found);
+        sums.n_coded += found.n_coded;
+        sums.n_exact += found.n_exact;
+        sums.n_chapters += found.n_chapters;
+        sums.n_held += found.n_ids - found.n_rows;
+        sums.n_rows += found.n_rows;
+    }
+    assert_int_equal(kv_op_found(op, n_heads, &found), KV_INVALID);
+    return sums;
+}
+
+static struct sums
+ask(struct side *side, struct kv_session *session, const struct question *question)
+{
+    struct kv_op *op = begin_query(side, session, &question->query);
+    struct sums sums;
+
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    sums = check_answer(op, session, question);
+    kv_op_free(op);
+    return sums;
+}
+
+static void query_fails(struct side *side,
+                        struct kv_session *session,
+                        const struct question *question,
+                        uint32_t deadline_ms,
+                        kv_status_t wanted)
+{
+    struct kv_rows_io io = {.buffer = side->in};
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_query_begin(session, &question->query, &io, deadline_ms, &op);
+
+    expect(op, status, wanted, "query");
+}
+
+/* ---- the suite: without codes ------------------------------------------------------------ */
+
+/* Every merge and every form of answer, on each layer of each model. */
+static void every_model_and_merge(void **state)
+{
+    static struct question question;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = 0; model < N_MODELS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]);
+
+        put(&side, session, 0, 700, 1);
+        for (uint32_t token = 700; token < 710; token++)
+            put(&side, session, token, 1, 1);
+        for (uint32_t layer = 0; layer < models[model].schema.n_layers; layer++) {
+            for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+                make_question(&question, layer, 710, 1);
+                question.query.merge = (enum kv_merge)merge;
+                question.query.scores = merge % 2;
+                assert_int_equal(ask(&side, session, &question).n_coded, 0);
+                question.query.rerank = 4;
+                question.query.scores = !question.query.scores;
+                question.query.answer = KV_ANSWER_IDS;
+                ask(&side, session, &question);
+                question.query.n_queries = 1;
+                question.query.k = 1;
+                ask(&side, session, &question);
+                question.query.n_queries = 8;
+                question.query.k = 100;
+                question.query.rerank = 2;
+                ask(&side, session, &question);
+            }
+        }
+        close_session(session);
+    }
+    close_side(&side);
+}
+
+static void some_heads_and_ranges(void **state)
+{
+    static struct question question;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[RAGGED]);
+    put(&side, session, 0, 1500, 1);
+    make_question(&question, 2, 1500, 1);
+    question.query.head_begin = 3;
+    question.query.n_heads = 4;
+    ask(&side, session, &question);
+    question.query.n_heads = 1;
+    ask(&side, session, &question);
+    question.query.head_begin = 0;
+    question.query.n_heads = 0;
+
+    question.query.n_ranges = 3;
+    question.ranges[0] = (struct kv_range){4, 5};
+    question.ranges[1] = (struct kv_range){100, 400};
+    question.ranges[2] = (struct kv_range){400, 1437};
+    ask(&side, session, &question);
+    question.query.scores = true;
+    question.query.merge = KV_MERGE_NONE;
+    ask(&side, session, &question);
+
+    /* Fewer candidates than k: all of them. */
+    question.query.n_ranges = 2;
+    question.ranges[1] = (struct kv_range){1490, 1500};
+    ask(&side, session, &question);
+    question.query.scores = false; /* nothing is scored */
+    ask(&side, session, &question);
+    question.query.scores = true;
+    question.query.merge = KV_MERGE_SUM;
+    ask(&side, session, &question);
+    question.query.k = KV_CHOSEN_MAX;
+    question.query.rerank = UINT32_MAX;
+    struct kv_op *op = begin_query(&side, session, &question.query);
+    question.query.rerank = 1; /* what it is cut to does not matter */
+    assert_int_equal(kv_wait(op), KV_OK);
+    check_answer(op, session, &question);
+    kv_op_free(op);
+    question.query.n_ranges = 1;
+    question.ranges[0] = (struct kv_range){0, 1};
+    ask(&side, session, &question);
+    close_session(session);
+    close_side(&side);
+}
+
+/* Equal weights: the lower token. */
+static void ties_go_to_the_lower_token(void **state)
+{
+    static struct question question;
+    struct kv_session *session;
+    struct kv_found found;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 600, SALT_ZEROS + 1);
+    make_question(&question, 0, 600, SALT_ZEROS + 1);
+    question.ranges[0].begin = 7;
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        question.query.merge = (enum kv_merge)merge;
+        struct kv_op *op = begin_query(&side, session, &question.query);
+        assert_int_equal(kv_wait(op), KV_OK);
+        for (uint32_t head = 0; head < 4; head++) {
+            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids, 20);
+            for (uint32_t i = 0; i < 20; i++)
+                assert_int_equal(found.ids[i], 7 + i);
+        }
+        kv_op_free(op);
+    }
+    close_session(session);
+    close_side(&side);
+}
+
+/* Answers of several messages: more rows, or more ids, than one may carry. */
+static void large_answers(void **state)
+{
+    static struct question question;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[BRAINS]); /* 512 bytes a row */
+    put(&side, session, 0, 2000, 1);
+    put(&side, session, 2000, 2000, 1);
+    make_question(&question, 1, 4000, 1);
+    question.query.k = 1500;
+    ask(&side, session, &question);
+    question.query.k = 2000;
+    question.query.merge = KV_MERGE_MAX;
+    question.query.scores = true;
+    ask(&side, session, &question);
+    question.query.k = 2049;
+    query_fails(&side, session, &question, 0, KV_TOO_LARGE);
+    question.query.answer = KV_ANSWER_IDS;
+    ask(&side, session, &question);
+    question.query.k = KV_CHOSEN_MAX;
+    question.query.merge = KV_MERGE_NONE;
+    ask(&side, session, &question);
+    close_session(session);
+    close_side(&side);
+}
+
+/* Rows of blocks that the caller has are chosen and not sent; other rows under the same number
+ * are sent. */
+static void held_blocks(void **state)
+{
+    static struct question question;
+    static uint32_t crcs[4 * 640];
+    uint32_t n_held[4] = {5, 0, 2, 1};
+    struct kv_held held[8];
+    struct kv_rows box = {.layer_begin = 1, .n_layers = 1, .n_tokens = 640};
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 640, 1);
+    make_question(&question, 1, 640, 1);
+    question.query.k = 200;
+    struct sums all = ask(&side, session, &question);
+
+    assert_int_equal(all.n_held, 0);
+    struct kv_rows_io io = {.buffer = side.in, .crcs = crcs};
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "read");
+#define INSTANCE(head, block) kv_held_instance(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+    for (uint32_t block = 0; block < 5; block++)
+        held[block] = (struct kv_held){block, INSTANCE(0, block)};
+    held[5] = (struct kv_held){1, INSTANCE(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_held){3, INSTANCE(2, 3)};
+    held[7] = (struct kv_held){2, INSTANCE(2, 2)}; /* of another head */
+#undef INSTANCE
+    question.query.n_held = n_held;
+    question.query.held = held;
+    op = begin_query(&side, session, &question.query);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    struct sums sums = check_answer(op, session, &question);
+    assert_int_equal(sums.n_held + sums.n_rows, all.n_rows);
+    for (uint32_t head = 0; head < 4; head++) {
+        struct kv_found found;
+
+        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        for (uint32_t i = 0; i < found.n_ids; i++) {
+            bool is_held = head == 0 || (head == 2 && found.ids[i] / KV_BLOCK_TOKENS == 3);
+
+            assert_int_equal(found.row_of[i] == KV_ROW_HELD, is_held);
+        }
+    }
+    kv_op_free(op);
+    close_session(session);
+    close_side(&side);
+}
+
+/* A query sees the tokens that it names: it waits for them, to its deadline. */
+static void queries_wait_for_rows(void **state)
+{
+    static struct question question;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 300, 1);
+    make_question(&question, 0, 301, 1);
+    struct kv_rows_io io = {.buffer = side.in};
+    struct kv_op *op;
+    assert_int_equal(kv_query_begin(session, &question.query, &io, 300, &op), KV_OK);
+    kv_status_t status = kv_finish(op);
+    assert_true(status == KV_NOT_READY || status == KV_DEADLINE);
+
+    op = begin_query(&side, session, &question.query);
+    kv_client_wait(side.client, 20000);
+    assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    put(&side, session, 300, 1, 1);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    check_answer(op, session, &question);
+    kv_op_free(op);
+
+    /* A snapshot beyond the ranges. */
+    question.query.snapshot = 303;
+    op = begin_query(&side, session, &question.query);
+    put(&side, session, 301, 1, 1);
+    kv_client_wait(side.client, 20000);
+    assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    put(&side, session, 302, 1, 1);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    check_answer(op, session, &question);
+    kv_op_free(op);
+    close_session(session);
+    close_side(&side);
+}
+
+/* Forks see their own rows, truncated sessions the new ones; who is behind is told. */
+static void forks_and_truncates(void **state)
+{
+    static struct question question;
+    struct kv_session *session, *child, *there;
+    struct kv_ticket ticket;
+    struct side side, other;
+    struct kv_index index = index_of(500, 0);
+    struct kv_op *op;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 500, 1);
+    child = fork_session(session, 450);
+    put(&side, child, 450, 200, 2);
+    put(&side, session, 500, 150, 1);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        make_question(&question, layer, 650, 1);
+        ask(&side, session, &question);
+        question.salts[1].begin = 450;
+        question.salts[1].salt = 2;
+        question.n_salts = 2;
+        ask(&side, child, &question);
+    }
+    truncate_session(session, 130);
+    put(&side, session, 130, 400, 3);
+    make_question(&question, 1, 530, 1);
+    question.salts[1].begin = 130;
+    question.salts[1].salt = 3;
+    question.n_salts = 2;
+    ask(&side, session, &question);
+
+    open_side(&other);
+    kv_session_ticket(session, &ticket);
+    assert_int_equal(kv_resume_begin(other.client, &ticket, 0, &op), KV_OK);
+    there = take_session(op, "resume");
+    ask(&other, there, &question);
+    truncate_session(session, 520);
+    query_fails(&other, there, &question, 0, KV_STALE);
+    assert_int_equal(kv_index_begin(there, &index, 0, &op), KV_OK);
+    expect(op, KV_OK, KV_STALE, "index");
+    kv_session_free(there);
+    close_side(&other);
+    close_session(child);
+    close_session(session);
+    query_fails(&side, open_session(&side, &models[HALVES]), &question, 200, KV_NOT_READY);
+    close_side(&side);
+}
+
+/* Every layer's question at once, behind each other's back. */
+static void questions_in_flight(void **state)
+{
+    enum {
+        N = 24
+    };
+    static struct question questions[N];
+    struct kv_session *session;
+    struct kv_op *ops[N];
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[RAGGED]);
+    put(&side, session, 0, 1000, 1);
+    for (unsigned i = 0; i < N; i++) {
+        struct kv_rows_io io = {.buffer = side.in, .offset = (size_t)i << 19};
+
+        make_question(&questions[i], i % 4, 1000 - i, 1);
+        questions[i].query.merge = (enum kv_merge)(1 + i / 4 % 4);
+        assert_int_equal(kv_query_begin(session, &questions[i].query, &io, 0, &ops[i]), KV_OK);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        struct kv_trip_times times;
+
+        if (i % 5 == 4) {
+            kv_cancel(ops[i]);
+            assert_true(kv_op_status(ops[i]) == KV_CANCELLED || kv_op_status(ops[i]) == KV_OK);
+            continue;
+        }
+        if (kv_wait(ops[i]) != KV_OK)
+            fail_msg("query: %s", kv_op_detail(ops[i]));
+        check_answer(ops[i], session, &questions[i]);
+        kv_op_trip_times(ops[i], &times);
+        assert_true(times.begun_us <= times.sent_us && times.sent_us <= times.arrived_us);
+        assert_true(times.arrived_us <= times.ended_us);
+    }
+    for (unsigned i = 0; i < N; i++)
+        kv_op_free(ops[i]);
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    close_session(session);
+    close_side(&side);
+}
+
+/* ---- the suite: with codes --------------------------------------------------------------- */
+
+static uint32_t n_units(const struct kv_session *session)
+{
+    return kv_session_schema(session)->n_units;
+}
+
+/* One codebook for all: rows have codes, and step 2 makes good what they do not tell. */
+static void one_codebook(void **state)
+{
+    static struct question question;
+    const uint32_t tokens = 1280;
+    struct kv_index index = index_of(tokens, 0);
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = 0; model < N_MODELS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]);
+        struct kv_indexed indexed;
+        uint64_t n_coded = 0;
+
+        put(&side, session, 0, tokens, 1);
+        indexed = make_index(session, &index);
+        assert_int_equal(indexed.rows, (uint64_t)n_units(session) * tokens);
+        assert_int_equal(indexed.rows_coded, indexed.rows);
+        assert_int_equal(indexed.n_found, 0);
+        assert_int_equal(indexed.n_trained, n_units(session));
+        assert_int_equal(indexed.n_pending, 0);
+        assert_true(indexed.iterations <= indexed.n_trained * index.iterations);
+        assert_true(indexed.iterations > 0);
+        for (uint32_t layer = 0; layer < models[model].schema.n_layers; layer++) {
+            make_question(&question, layer, tokens, 1);
+            rerank_most(&question);
+            for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+                question.query.merge = (enum kv_merge)merge;
+                struct sums sums = ask(&side, session, &question);
+
+                assert_int_equal(sums.n_exact, 0);
+                n_coded += merge == KV_MERGE_SUM ? sums.n_coded : 0;
+                assert_int_equal(sums.n_chapters,
+                                 models[model].schema.layers[layer].n_kv_heads);
+            }
+            question.is_coarse = true;
+            question.query.merge = KV_MERGE_SUM;
+            question.query.rerank = 1;
+            question.query.scores = true;
+            ask(&side, session, &question);
+            question.query.merge = KV_MERGE_NONE;
+            question.query.rerank = 2;
+            ask(&side, session, &question);
+        }
+        assert_int_equal(n_coded, indexed.rows_coded);
+
+        /* Rows that come later. */
+        put(&side, session, tokens, 200, 1);
+        make_question(&question, 0, tokens + 200, 1);
+        rerank_most(&question);
+        assert_int_equal(ask(&side, session, &question).n_exact, 0);
+        close_session(session);
+    }
+    close_side(&side);
+}
+
+/* A codebook for each chapter: the rest is scored by its keys, forks and repeats find what is
+ * there. */
+static void chapters(void **state)
+{
+    static struct question question;
+    const uint32_t tokens = 2 * CHAPTER_TOKENS + 3 * KV_BLOCK_TOKENS + 17;
+    struct kv_index index = index_of(tokens, CHAPTER_BLOCKS);
+    struct kv_session *session, *child;
+    struct kv_indexed indexed;
+    struct sums sums;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, tokens, 1);
+    make_question(&question, 0, tokens, 1);
+    rerank_most(&question);
+    assert_int_equal(ask(&side, session, &question).n_exact, 4 * tokens);
+
+    indexed = make_index(session, &index);
+    assert_int_equal(indexed.rows, (uint64_t)n_units(session) * tokens);
+    assert_int_equal(indexed.rows_coded, n_units(session) * 2 * CHAPTER_TOKENS);
+    assert_int_equal(indexed.n_trained, 2 * n_units(session));
+    assert_int_equal(indexed.n_found + indexed.n_pending, 0);
+    sums = ask(&side, session, &question);
+    assert_int_equal(sums.n_coded, 4 * 2 * CHAPTER_TOKENS);
+    assert_int_equal(sums.n_exact, 4 * (tokens - 2 * CHAPTER_TOKENS));
+    assert_int_equal(sums.n_chapters, 4 * 2);
+    question.ranges[0] = (struct kv_range){100, 900};
+    rerank_most(&question);
+    sums = ask(&side, session, &question);
+    assert_int_equal(sums.n_coded, 4 * 800);
+    assert_int_equal(sums.n_chapters, 4);
+
+    /* Again: nothing is trained. */
+    indexed = make_index(session, &index);
+    assert_int_equal(indexed.rows_coded, n_units(session) * 2 * CHAPTER_TOKENS);
+    assert_int_equal(indexed.n_trained + indexed.n_pending, 0);
+    assert_int_equal(indexed.n_found, 2 * n_units(session));
+
+    /* A fork has its parent's codes. */
+    child = fork_session(session, tokens - 100);
+    put(&side, child, tokens - 100, 300, 2);
+    make_question(&question, 1, tokens + 200, 1);
+    question.salts[1].begin = tokens - 100;
+    question.salts[1].salt = 2;
+    question.n_salts = 2;
+    rerank_most(&question);
+    sums = ask(&side, child, &question);
+    assert_int_equal(sums.n_coded, 4 * 2 * CHAPTER_TOKENS);
+    index.tokens = tokens;
+    indexed = make_index(child, &index);
+    assert_int_equal(indexed.n_trained, 0);
+    assert_int_equal(indexed.n_found, 2 * n_units(session));
+
+    /* Rows that took the place of others are not scored by the others' codes. */
+    truncate_session(session, CHAPTER_TOKENS + 300);
+    put(&side, session, CHAPTER_TOKENS + 300, 2000, 3);
+    make_question(&question, 0, CHAPTER_TOKENS + 2300, 1);
+    question.salts[1].begin = CHAPTER_TOKENS + 300;
+    question.salts[1].salt = 3;
+    question.n_salts = 2;
+    rerank_most(&question);
+    sums = ask(&side, session, &question);
+    assert_true(sums.n_coded >= 4 * CHAPTER_TOKENS);
+    assert_true(sums.n_coded <= 4 * (CHAPTER_TOKENS + 300));
+    index.tokens = CHAPTER_TOKENS + 2300;
+    indexed = make_index(session, &index);
+    assert_int_equal(indexed.n_trained,
+                     n_units(session)); /* too little is left of the second */
+    assert_int_equal(indexed.n_pending, 0);
+    sums = ask(&side, session, &question);
+    assert_true(sums.n_coded >= 4 * 2 * CHAPTER_TOKENS);
+
+    /* The fork has its own. */
+    make_question(&question, 0, tokens + 200, 1);
+    question.salts[1].begin = tokens - 100;
+    question.salts[1].salt = 2;
+    question.n_salts = 2;
+    rerank_most(&question);
+    close_session(session);
+    sums = ask(&side, child, &question);
+    assert_int_equal(sums.n_coded, 4 * 2 * CHAPTER_TOKENS);
+    close_session(child);
+    close_side(&side);
+}
+
+/* Without waiting: queries meanwhile are right, and in the end the codes are there. */
+static void codes_in_the_background(void **state)
+{
+    static struct question question;
+    struct kv_index index = index_of(3 * CHAPTER_TOKENS, CHAPTER_BLOCKS);
+    struct kv_session *session;
+    struct kv_indexed indexed;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 3 * CHAPTER_TOKENS, 1);
+    index.wait = false;
+    indexed = make_index(session, &index);
+    assert_int_equal(indexed.n_found + indexed.n_trained + indexed.n_pending,
+                     3 * n_units(session));
+    make_question(&question, 1, 3 * CHAPTER_TOKENS, 1);
+    rerank_most(&question);
+    for (unsigned i = 0; i < 20; i++)
+        ask(&side, session, &question);
+    index.wait = true;
+    indexed = make_index(session, &index);
+    assert_int_equal(indexed.rows_coded, indexed.rows);
+    assert_int_equal(indexed.n_pending, 0);
+    assert_int_equal(ask(&side, session, &question).n_exact, 0);
+    /* A session that ends while its codes are being made. */
+    struct kv_session *brief = open_session(&side, &models[FLOATS]);
+    put(&side, brief, 0, 3 * CHAPTER_TOKENS, 2);
+    index.wait = false;
+    index.iterations = 100;
+    make_index(brief, &index);
+    close_session(brief);
+    ask(&side, session, &question);
+    close_session(session);
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    close_side(&side);
+}
+
+/* ---- faults ------------------------------------------------------------------------------ */
+
+/* Messages get lost, come late and come twice: answers are right. */
+static void lost_and_doubled_messages(void **state)
+{
+    static const struct fault_rule rules[] = {
+        {FAULT_OUT, FAULT_DROP, KV_WIRE_REQUEST, KV_OP_QUERY, 1, 2},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_QUERY, 0, 2},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_BULK_REPLY, KV_OP_QUERY, 0, 1},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_QUERY, 0, 0},
+        {FAULT_OUT, FAULT_GARBLE, KV_WIRE_REQUEST, KV_OP_QUERY, 0, 3},
+        {FAULT_IN, FAULT_GARBLE, KV_WIRE_REPLY, KV_OP_QUERY, 0, 3},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_INDEX, 0, 0},
+    };
+    static struct question question;
+    struct kv_index index = index_of(1100, CHAPTER_BLOCKS);
+    struct kv_transport *transport;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    if (subject.addresses != NULL)
+        skip();
+    assert_int_equal(fault_open(subject.row, subject.transports, &transport), KV_OK);
+    open_side_as(&side, &(struct cluster_client){.transport = transport, .retry_ms = 100});
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        session = open_session(&side, &models[HALVES]);
+        put(&side, session, 0, 1100, 1);
+        fault_add(transport, &rules[i]);
+        for (unsigned round = 0; round < 2; round++) {
+            for (uint32_t k = 10; k < 1000; k += 390) {
+                make_question(&question, 1, 1100, 1);
+                question.query.k = k;
+                if (k < 400)
+                    rerank_most(&question);
+                question.is_coarse = round > 0 && k >= 400;
+                ask(&side, session, &question);
+            }
+            if (round == 0)
+                make_index(session, &index);
+        }
+        fault_clear(transport);
+        close_session(session);
+    }
+    assert_true(fault_hits(transport) > 0);
+    assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
+    close_side(&side);
+    transport->row->close(transport);
+}
+
+/* An answer that was changed on its way, checksums and all: at most its rows can be wrong, and
+ * these are not believed. */
+static void changed_answers_are_refused(void **state)
+{
+    static struct question question;
+    struct kv_transport *transport;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    if (subject.addresses != NULL)
+        skip();
+    assert_int_equal(fault_open(subject.row, subject.transports, &transport), KV_OK);
+    open_side_as(&side, &(struct cluster_client){.transport = transport, .retry_ms = 15000});
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 1000, 1);
+    make_question(&question, 1, 1000, 1);
+    question.query.n_heads = 1;
+    question.query.head_begin = 2;
+    fault_add(transport, &(struct fault_rule){FAULT_IN, FAULT_FORGE, KV_WIRE_REPLY, KV_OP_QUERY,
+                                              0, 1}); /* in the last row */
+    query_fails(&side, session, &question, 0, KV_CORRUPT);
+    fault_clear(transport);
+    ask(&side, session, &question);
+    question.query.k = 900;
+    fault_add(transport, &(struct fault_rule){FAULT_IN, FAULT_GARBLE, KV_WIRE_BULK_REPLY,
+                                              KV_OP_QUERY, 0, 1});
+    query_fails(&side, session, &question, 0, KV_CORRUPT);
+    fault_clear(transport);
+    ask(&side, session, &question);
+    close_session(session);
+    close_side(&side);
+    transport->row->close(transport);
+}
+
+/* ---- running ----------------------------------------------------------------------------- */
+
+static int open_cluster(void **state)
+{
+    struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = shape.n_nodes,
+        .n_threads = shape.n_threads,
+        .memory_bytes = MEMORY_BYTES,
+        .sessions_max = 256,
+    };
+
+    (void)state;
+    return subject.addresses != NULL || cluster_open(&cluster, &setup) ? 0 : -1;
+}
+
+static int close_cluster(void **state)
+{
+    (void)state;
+    if (subject.addresses == NULL)
+        cluster_close(&cluster);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_model_and_merge),
+        cmocka_unit_test(some_heads_and_ranges),
+        cmocka_unit_test(ties_go_to_the_lower_token),
+        cmocka_unit_test(large_answers),
+        cmocka_unit_test(held_blocks),
+        cmocka_unit_test(queries_wait_for_rows),
+        cmocka_unit_test(forks_and_truncates),
+        cmocka_unit_test(questions_in_flight),
+        cmocka_unit_test(one_codebook),
+        cmocka_unit_test(chapters),
+        cmocka_unit_test(codes_in_the_background),
+        cmocka_unit_test(lost_and_doubled_messages),
+        cmocka_unit_test(changed_answers_are_refused),
+    };
+    int n_failed = 0;
+    bool found = false;
+
+    make_models();
+    if (argc == 4 && strcmp(argv[1], "connect") == 0) {
+        subject = (struct subject){.addresses = argv[2], .transports = argv[3]};
+        return cmocka_run_group_tests_name("connect", tests, open_cluster, close_cluster);
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]); /* "held_*" */
+    for (size_t i = 0; i < sizeof(subjects) / sizeof(subjects[0]); i++) {
+        if (strcmp(argc > 1 ? argv[1] : "loopback", subjects[i].name) != 0)
+            continue;
+        subject = subjects[i];
+        found = true;
+        for (uint32_t j = 0; j < 4; j += 3) {
+            char name[64];
+
+            shape.n_nodes = 1 + j / 2;
+            shape.n_threads = 1 + j % 2;
+            snprintf(name, sizeof(name), "%s, nodes %u, data threads %u", subject.name,
+                     shape.n_nodes, shape.n_threads);
+            n_failed += cmocka_run_group_tests_name(name, tests, open_cluster, close_cluster);
+        }
+    }
+    if (!found) {
+        printf("no row named %s in this build\n", argc > 1 ? argv[1] : "loopback");
+        return SKIPPED;
+    }
+    return n_failed == 0 ? 0 : 1;
+}
