@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +25,6 @@ enum {
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MIN = 8,
     ALIGNMENT_MAX = 1 << 20,
-    SHOWN_BYTES = 96, /* of a name in a message */
 };
 
 struct value {
@@ -150,39 +148,8 @@ static int compare_entries(const void *a, const void *b)
 struct reader {
     struct kv_gguf *gguf;
     uint64_t at; /* never beyond gguf->bytes */
-    char *detail;
-    size_t detail_bytes;
+    struct kv_detail detail;
 };
-
-struct shown {
-    char text[SHOWN_BYTES + 4];
-};
-
-static struct shown show(struct kv_text text)
-{
-    struct shown shown;
-    size_t bytes = text.bytes < SHOWN_BYTES ? text.bytes : SHOWN_BYTES;
-
-    for (size_t i = 0; i < bytes; i++)
-        shown.text[i] = text.data[i] >= ' ' && text.data[i] <= '~' ? text.data[i] : '?';
-    strcpy(shown.text + bytes, bytes < text.bytes ? "..." : "");
-    return shown;
-}
-
-__attribute__((format(printf, 3, 4))) static kv_status_t
-fail(struct reader *reader, kv_status_t status, const char *format, ...)
-{
-    va_list arguments;
-    int used = snprintf(reader->detail, reader->detail_bytes, "%s: ", reader->gguf->path);
-
-    if (used >= 0 && (size_t)used < reader->detail_bytes) {
-        va_start(arguments, format);
-        vsnprintf(reader->detail + used, reader->detail_bytes - (size_t)used, format,
-                  arguments);
-        va_end(arguments);
-    }
-    return status;
-}
 
 static uint64_t left(const struct reader *reader)
 {
@@ -272,32 +239,33 @@ static const char *take_elements(
 
 static kv_status_t take_array(struct reader *reader, struct value *value)
 {
-    struct shown key = show(value->key);
+    struct kv_shown key = kv_show(value->key);
     uint32_t type;
     uint64_t count, begin, bytes_min;
     const char *wrong;
 
     if (!take_u32(reader, &type) || !take_u64(reader, &count))
-        return fail(reader, KV_INVALID, "key '%s': ends outside of the file", key.text);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': ends outside of the file",
+                         key.text);
     if (!is_value_type(type))
-        return fail(reader, KV_INVALID, "key '%s': array of unknown type %" PRIu32, key.text,
-                    type);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "key '%s': array of unknown type %" PRIu32, key.text, type);
     bytes_min = type == KV_GGUF_STRING  ? 8
                 : type == KV_GGUF_ARRAY ? 12
                                         : value_types[type].bytes;
     if (count > left(reader) / bytes_min)
-        return fail(reader, KV_INVALID,
-                    "key '%s': %" PRIu64 " elements in a file of %" PRIu64 " bytes", key.text,
-                    count, reader->gguf->bytes);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "key '%s': %" PRIu64 " elements in a file of %" PRIu64 " bytes",
+                         key.text, count, reader->gguf->bytes);
     if (type == KV_GGUF_STRING && count > 0) {
         value->string_offsets = malloc(count * sizeof(*value->string_offsets));
         if (value->string_offsets == NULL)
-            return fail(reader, KV_NO_MEMORY, "key '%s': no memory", key.text);
+            return kv_detail(&reader->detail, KV_NO_MEMORY, "key '%s': no memory", key.text);
     }
     begin = reader->at;
     wrong = take_elements(reader, type, count, value->string_offsets, 1);
     if (wrong != NULL)
-        return fail(reader, KV_INVALID, "key '%s': %s", key.text, wrong);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
     value->array = (struct kv_gguf_array){
         .type = type,
         .count = count,
@@ -309,23 +277,25 @@ static kv_status_t take_array(struct reader *reader, struct value *value)
 
 static kv_status_t take_value(struct reader *reader, struct value *value, uint64_t index)
 {
-    struct shown key;
+    struct kv_shown key;
     struct kv_text text;
     uint32_t type;
     const char *wrong;
 
     if (!take_text(reader, &value->key))
-        return fail(reader, KV_INVALID,
-                    "key %" PRIu64 " ends outside of the file of %" PRIu64 " bytes", index,
-                    reader->gguf->bytes);
-    key = show(value->key);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "key %" PRIu64 " ends outside of the file of %" PRIu64 " bytes", index,
+                         reader->gguf->bytes);
+    key = kv_show(value->key);
     if (value->key.bytes == 0 || value->key.bytes > KEY_BYTES_MAX)
-        return fail(reader, KV_INVALID, "key %" PRIu64 ": a name of %zu bytes", index,
-                    value->key.bytes);
+        return kv_detail(&reader->detail, KV_INVALID, "key %" PRIu64 ": a name of %zu bytes",
+                         index, value->key.bytes);
     if (!take_u32(reader, &type))
-        return fail(reader, KV_INVALID, "key '%s': ends outside of the file", key.text);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': ends outside of the file",
+                         key.text);
     if (!is_value_type(type))
-        return fail(reader, KV_INVALID, "key '%s': unknown type %" PRIu32, key.text, type);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': unknown type %" PRIu32,
+                         key.text, type);
     value->type = type;
     value->at = reader->gguf->data + reader->at;
     if (type == KV_GGUF_ARRAY)
@@ -335,7 +305,7 @@ static kv_status_t take_value(struct reader *reader, struct value *value, uint64
     else
         wrong = take_numbers(reader, type, 1);
     if (wrong != NULL)
-        return fail(reader, KV_INVALID, "key '%s': %s", key.text, wrong);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
     return KV_OK;
 }
 
@@ -367,12 +337,13 @@ static kv_status_t take_values(struct reader *reader, uint64_t count)
     kv_status_t status;
 
     if (count > left(reader) / VALUE_BYTES_MIN)
-        return fail(reader, KV_INVALID, "%" PRIu64 " keys in a file of %" PRIu64 " bytes",
-                    count, gguf->bytes);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "%" PRIu64 " keys in a file of %" PRIu64 " bytes", count, gguf->bytes);
     gguf->values = calloc(count + 1, sizeof(*gguf->values));
     gguf->values_by_name = calloc(count + 1, sizeof(*gguf->values_by_name));
     if (gguf->values == NULL || gguf->values_by_name == NULL)
-        return fail(reader, KV_NO_MEMORY, "no memory for %" PRIu64 " keys", count);
+        return kv_detail(&reader->detail, KV_NO_MEMORY, "no memory for %" PRIu64 " keys",
+                         count);
     for (size_t i = 0; i < count; i++) {
         /* Counted first: what a value that fails has allocated is freed with the others. */
         gguf->n_values = i + 1;
@@ -383,7 +354,8 @@ static kv_status_t take_values(struct reader *reader, uint64_t count)
     }
     twice = sort_entries(gguf->values_by_name, gguf->n_values);
     if (twice != NULL)
-        return fail(reader, KV_INVALID, "key '%s': given twice", show(twice->name).text);
+        return kv_detail(&reader->detail, KV_INVALID, "key '%s': given twice",
+                         kv_show(twice->name).text);
     return KV_OK;
 }
 
@@ -394,10 +366,12 @@ static kv_status_t read_alignment(struct reader *reader)
     kv_status_t status = kv_gguf_u32(gguf, "general.alignment", &alignment);
 
     if (status == KV_INVALID)
-        return fail(reader, KV_INVALID, "key 'general.alignment': not a 32-bit number");
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "key 'general.alignment': not a 32-bit number");
     if (alignment < ALIGNMENT_MIN || alignment > ALIGNMENT_MAX ||
         (alignment & (alignment - 1)) != 0)
-        return fail(reader, KV_INVALID, "key 'general.alignment': %" PRIu32, alignment);
+        return kv_detail(&reader->detail, KV_INVALID, "key 'general.alignment': %" PRIu32,
+                         alignment);
     gguf->alignment = alignment;
     return KV_OK;
 }
@@ -423,44 +397,47 @@ static bool measure(struct kv_tensor *tensor, const struct kv_tensor_layout *lay
 static kv_status_t take_tensor(struct reader *reader, struct kv_tensor *tensor, uint64_t index)
 {
     const struct kv_tensor_layout *layout;
-    struct shown name;
+    struct kv_shown name;
     uint32_t type;
 
     if (!take_text(reader, &tensor->name))
-        return fail(reader, KV_INVALID,
-                    "tensor %" PRIu64 ": its name ends outside of the file of %" PRIu64
-                    " bytes",
-                    index, reader->gguf->bytes);
-    name = show(tensor->name);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "tensor %" PRIu64 ": its name ends outside of the file of %" PRIu64
+                         " bytes",
+                         index, reader->gguf->bytes);
+    name = kv_show(tensor->name);
     if (tensor->name.bytes == 0 || tensor->name.bytes > TENSOR_NAME_BYTES_MAX)
-        return fail(reader, KV_INVALID, "tensor %" PRIu64 ": a name of %zu bytes", index,
-                    tensor->name.bytes);
+        return kv_detail(&reader->detail, KV_INVALID, "tensor %" PRIu64 ": a name of %zu bytes",
+                         index, tensor->name.bytes);
     if (!take_u32(reader, &tensor->n_dims))
-        return fail(reader, KV_INVALID, "tensor '%s': ends outside of the file", name.text);
+        return kv_detail(&reader->detail, KV_INVALID, "tensor '%s': ends outside of the file",
+                         name.text);
     if (tensor->n_dims == 0 || tensor->n_dims > KV_GGUF_DIMS_MAX)
-        return fail(reader, KV_INVALID, "tensor '%s': %" PRIu32 " dimensions", name.text,
-                    tensor->n_dims);
+        return kv_detail(&reader->detail, KV_INVALID, "tensor '%s': %" PRIu32 " dimensions",
+                         name.text, tensor->n_dims);
     for (uint32_t i = 0; i < KV_GGUF_DIMS_MAX; i++) {
         tensor->dims[i] = 1;
         if (i < tensor->n_dims && !take_u64(reader, &tensor->dims[i]))
-            return fail(reader, KV_INVALID, "tensor '%s': ends outside of the file", name.text);
+            return kv_detail(&reader->detail, KV_INVALID,
+                             "tensor '%s': ends outside of the file", name.text);
         if (tensor->dims[i] == 0)
-            return fail(reader, KV_INVALID, "tensor '%s': dimension %" PRIu32 ": 0", name.text,
-                        i);
+            return kv_detail(&reader->detail, KV_INVALID,
+                             "tensor '%s': dimension %" PRIu32 ": 0", name.text, i);
     }
     if (!take_u32(reader, &type) || !take_u64(reader, &tensor->offset))
-        return fail(reader, KV_INVALID, "tensor '%s': ends outside of the file", name.text);
+        return kv_detail(&reader->detail, KV_INVALID, "tensor '%s': ends outside of the file",
+                         name.text);
     layout = kv_tensor_layout(type);
     if (layout == NULL)
-        return fail(reader, KV_UNSUPPORTED, "tensor '%s': type %" PRIu32 " is not supported",
-                    name.text, type);
+        return kv_detail(&reader->detail, KV_UNSUPPORTED,
+                         "tensor '%s': type %" PRIu32 " is not supported", name.text, type);
     tensor->type = layout->type;
     if (!measure(tensor, layout))
-        return fail(reader, KV_INVALID,
-                    "tensor '%s': impossible shape for %s: %" PRIu64 " %" PRIu64 " %" PRIu64
-                    " %" PRIu64,
-                    name.text, layout->name, tensor->dims[0], tensor->dims[1], tensor->dims[2],
-                    tensor->dims[3]);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "tensor '%s': impossible shape for %s: %" PRIu64 " %" PRIu64
+                         " %" PRIu64 " %" PRIu64,
+                         name.text, layout->name, tensor->dims[0], tensor->dims[1],
+                         tensor->dims[2], tensor->dims[3]);
     return KV_OK;
 }
 
@@ -480,15 +457,17 @@ static kv_status_t check_overlaps(struct reader *reader)
     kv_status_t status = KV_OK;
 
     if (order == NULL)
-        return fail(reader, KV_NO_MEMORY, "no memory for %zu tensors", gguf->n_tensors);
+        return kv_detail(&reader->detail, KV_NO_MEMORY, "no memory for %zu tensors",
+                         gguf->n_tensors);
     for (size_t i = 0; i < gguf->n_tensors; i++)
         order[i] = &gguf->tensors[i];
     qsort(order, gguf->n_tensors, sizeof(const struct kv_tensor *), compare_offsets);
     for (size_t i = 1; i < gguf->n_tensors && status == KV_OK; i++) {
         if (order[i]->offset < order[i - 1]->offset + order[i - 1]->bytes)
-            status = fail(
-                reader, KV_INVALID, "tensor '%s': overlaps tensor '%s' at byte %" PRIu64,
-                show(order[i]->name).text, show(order[i - 1]->name).text, order[i]->offset);
+            status = kv_detail(&reader->detail, KV_INVALID,
+                               "tensor '%s': overlaps tensor '%s' at byte %" PRIu64,
+                               kv_show(order[i]->name).text, kv_show(order[i - 1]->name).text,
+                               order[i]->offset);
     }
     free(order);
     return status;
@@ -505,15 +484,16 @@ static kv_status_t place_tensors(struct reader *reader)
         struct kv_tensor *tensor = &gguf->tensors[i];
 
         if (tensor->offset % gguf->alignment != 0)
-            return fail(reader, KV_INVALID,
-                        "tensor '%s': offset %" PRIu64 " is no multiple of %" PRIu32,
-                        show(tensor->name).text, tensor->offset, gguf->alignment);
+            return kv_detail(&reader->detail, KV_INVALID,
+                             "tensor '%s': offset %" PRIu64 " is no multiple of %" PRIu32,
+                             kv_show(tensor->name).text, tensor->offset, gguf->alignment);
         if (begin > gguf->bytes || tensor->offset > gguf->bytes - begin ||
             tensor->bytes > gguf->bytes - begin - tensor->offset)
-            return fail(reader, KV_INVALID,
-                        "tensor '%s': %" PRIu64 " bytes at offset %" PRIu64
-                        " end outside of the file of %" PRIu64 " bytes",
-                        show(tensor->name).text, tensor->bytes, tensor->offset, gguf->bytes);
+            return kv_detail(&reader->detail, KV_INVALID,
+                             "tensor '%s': %" PRIu64 " bytes at offset %" PRIu64
+                             " end outside of the file of %" PRIu64 " bytes",
+                             kv_show(tensor->name).text, tensor->bytes, tensor->offset,
+                             gguf->bytes);
         tensor->offset += begin;
         tensor->data = gguf->data + tensor->offset;
     }
@@ -529,7 +509,8 @@ static kv_status_t take_tensors(struct reader *reader, uint64_t count)
     gguf->tensors = calloc(count + 1, sizeof(*gguf->tensors));
     gguf->tensors_by_name = calloc(count + 1, sizeof(*gguf->tensors_by_name));
     if (gguf->tensors == NULL || gguf->tensors_by_name == NULL)
-        return fail(reader, KV_NO_MEMORY, "no memory for %" PRIu64 " tensors", count);
+        return kv_detail(&reader->detail, KV_NO_MEMORY, "no memory for %" PRIu64 " tensors",
+                         count);
     for (size_t i = 0; i < count; i++) {
         status = take_tensor(reader, &gguf->tensors[i], i);
         if (status != KV_OK)
@@ -539,7 +520,8 @@ static kv_status_t take_tensors(struct reader *reader, uint64_t count)
     gguf->n_tensors = count;
     twice = sort_entries(gguf->tensors_by_name, gguf->n_tensors);
     if (twice != NULL)
-        return fail(reader, KV_INVALID, "tensor '%s': given twice", show(twice->name).text);
+        return kv_detail(&reader->detail, KV_INVALID, "tensor '%s': given twice",
+                         kv_show(twice->name).text);
     return place_tensors(reader);
 }
 
@@ -550,19 +532,20 @@ static kv_status_t read_all(struct reader *reader)
     kv_status_t status;
 
     if (gguf->bytes < HEADER_BYTES || memcmp(gguf->data, "GGUF", 4) != 0)
-        return fail(reader, KV_INVALID, "not a GGUF file");
+        return kv_detail(&reader->detail, KV_INVALID, "not a GGUF file");
     reader->at = 4;
     take_u32(reader, &gguf->version);
     take_u64(reader, &n_tensors);
     take_u64(reader, &n_values);
     if (gguf->version == __builtin_bswap32(2) || gguf->version == __builtin_bswap32(3))
-        return fail(reader, KV_UNSUPPORTED, "a big-endian GGUF file");
+        return kv_detail(&reader->detail, KV_UNSUPPORTED, "a big-endian GGUF file");
     if (gguf->version != 2 && gguf->version != 3)
-        return fail(reader, KV_UNSUPPORTED, "GGUF version %" PRIu32 ": only 2 and 3 are read",
-                    gguf->version);
+        return kv_detail(&reader->detail, KV_UNSUPPORTED,
+                         "GGUF version %" PRIu32 ": only 2 and 3 are read", gguf->version);
     if (n_tensors > left(reader) / TENSOR_BYTES_MIN)
-        return fail(reader, KV_INVALID, "%" PRIu64 " tensors in a file of %" PRIu64 " bytes",
-                    n_tensors, gguf->bytes);
+        return kv_detail(&reader->detail, KV_INVALID,
+                         "%" PRIu64 " tensors in a file of %" PRIu64 " bytes", n_tensors,
+                         gguf->bytes);
     status = take_values(reader, n_values);
     if (status == KV_OK)
         status = read_alignment(reader);
@@ -584,18 +567,18 @@ static kv_status_t map_file(struct reader *reader)
 
     if (file < 0) {
         status = errno == ENOENT || errno == ENOTDIR ? KV_NOT_FOUND : KV_IO;
-        return fail(reader, status, "%s", strerror(errno));
+        return kv_detail(&reader->detail, status, "%s", strerror(errno));
     }
     if (fstat(file, &about) != 0) {
-        status = fail(reader, KV_IO, "%s", strerror(errno));
+        status = kv_detail(&reader->detail, KV_IO, "%s", strerror(errno));
     } else if (!S_ISREG(about.st_mode)) {
-        status = fail(reader, KV_INVALID, "not a file");
+        status = kv_detail(&reader->detail, KV_INVALID, "not a file");
     } else if (about.st_size == 0) {
-        status = fail(reader, KV_INVALID, "not a GGUF file: it is empty");
+        status = kv_detail(&reader->detail, KV_INVALID, "not a GGUF file: it is empty");
     } else {
         data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
         if (data == MAP_FAILED) {
-            status = fail(reader, KV_IO, "cannot be mapped: %s", strerror(errno));
+            status = kv_detail(&reader->detail, KV_IO, "cannot be mapped: %s", strerror(errno));
         } else {
             gguf->data = data;
             gguf->bytes = (uint64_t)about.st_size;
@@ -615,7 +598,7 @@ static kv_status_t open_any(const void *data,
                             char *detail,
                             size_t detail_bytes)
 {
-    struct reader reader = {.detail = detail, .detail_bytes = detail_bytes};
+    struct reader reader = {.detail = {detail, detail_bytes, path}};
     kv_status_t status = KV_OK;
 
     reader.gguf = calloc(1, sizeof(*reader.gguf));
@@ -954,7 +937,7 @@ kv_gguf_format(const struct kv_gguf *gguf, const char *key, char *text, size_t t
         return KV_NOT_FOUND;
     switch (value->type) {
     case KV_GGUF_STRING:
-        snprintf(text, text_bytes, "'%s'", show(load_text(value->at)).text);
+        snprintf(text, text_bytes, "'%s'", kv_show(load_text(value->at)).text);
         break;
     case KV_GGUF_ARRAY:
         snprintf(text, text_bytes, "[%s x %" PRIu64 "]", value_types[value->array.type].name,

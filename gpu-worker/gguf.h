@@ -23,7 +23,7 @@
 #ifndef KV_GGUF_H
 #define KV_GGUF_H
 
-#include "kv_status.h"
+#include "detail.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,12 +66,6 @@ const struct kv_tensor_layout *kv_tensor_layout_at(size_t index);
 
 /* The bytes of a row of `n_elements`, which must be a whole number of blocks. */
 size_t kv_tensor_row_bytes(enum kv_tensor_type type, size_t n_elements);
-
-/* Text in the file: not ended by a zero, may hold any bytes. */
-struct kv_text {
-    const char *data;
-    size_t bytes;
-};
 
 struct kv_tensor {
     struct kv_text name;

@@ -23,24 +23,6 @@ struct kv_vocabulary {
     uint64_t slot_mask;
 };
 
-/* Where a line about what is wrong goes. */
-struct kv_detail {
-    char *text;
-    size_t bytes;
-    const char *path; /* of the GGUF file */
-};
-
-/* Writes `PATH: ...` and returns `status`. */
-kv_status_t
-kv_detail(const struct kv_detail *detail, kv_status_t status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-/* Text for such a line: unprintable bytes as `?`, cut to what fits. */
-struct kv_shown {
-    char text[100];
-};
-struct kv_shown kv_show(struct kv_text text);
-
 /* Statuses as kv_tokenizer_create(); on failure the vocabulary is empty and needs no fini. */
 kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
                                const struct kv_gguf *gguf,
