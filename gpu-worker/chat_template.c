@@ -143,18 +143,20 @@ static const struct family {
     const char *sign;             /* what only this family's templates hold */
     const char *marks[MARKS_MAX]; /* tokens that it takes */
     bool bounds;                  /* it knows itself where BOS and EOS go, and needs them */
+    size_t closing;               /* parts behind the last text: its end, the answer's begin */
     void (*write)(struct parts *parts,
                   const struct kv_tokenizer *tokenizer,
                   const struct kv_chat_message *messages,
                   size_t n_messages);
 } families[] = {
     [KV_CHAT_CHATML] =
-        {"chatml", "<|im_start|>", {"<|im_start|>", "<|im_end|>"}, false, write_chatml},
-    [KV_CHAT_LLAMA2] = {"llama2", "<<SYS>>", {NULL}, true, write_llama2},
+        {"chatml", "<|im_start|>", {"<|im_start|>", "<|im_end|>"}, false, 2, write_chatml},
+    [KV_CHAT_LLAMA2] = {"llama2", "<<SYS>>", {NULL}, true, 1, write_llama2},
     [KV_CHAT_LLAMA3] = {"llama3",
                         "<|start_header_id|>",
                         {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
                         true,
+                        2,
                         write_llama3},
 };
 
@@ -348,11 +350,12 @@ static bool is_conversation(const struct kv_chat_message *messages, size_t n_mes
     return true;
 }
 
-kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
-                                    const struct kv_chat_message *messages,
-                                    size_t n_messages,
-                                    uint32_t **ret_tokens,
-                                    size_t *ret_count)
+static kv_status_t encode(const struct kv_chat_template *chat,
+                          const struct kv_chat_message *messages,
+                          size_t n_messages,
+                          bool is_open,
+                          uint32_t **ret_tokens,
+                          size_t *ret_count)
 {
     const struct family *family = &families[chat->family];
     const struct kv_chat_message own = {KV_CHAT_SYSTEM, chat->system, chat->system_bytes};
@@ -371,8 +374,27 @@ kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
         parts.count--;
     }
     family->write(&parts, chat->tokenizer, messages, n_messages);
+    parts.count -= is_open ? family->closing : 0;
     status = kv_tokenizer_encode_parts(chat->tokenizer, parts.list, parts.count,
                                        !family->bounds, ret_tokens, ret_count);
     free(parts.list);
     return status;
+}
+
+kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
+                                    const struct kv_chat_message *messages,
+                                    size_t n_messages,
+                                    uint32_t **ret_tokens,
+                                    size_t *ret_count)
+{
+    return encode(chat, messages, n_messages, false, ret_tokens, ret_count);
+}
+
+kv_status_t kv_chat_template_encode_open(const struct kv_chat_template *chat,
+                                         const struct kv_chat_message *messages,
+                                         size_t n_messages,
+                                         uint32_t **ret_tokens,
+                                         size_t *ret_count)
+{
+    return encode(chat, messages, n_messages, true, ret_tokens, ret_count);
 }

@@ -75,4 +75,12 @@ kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
                                     uint32_t **ret_tokens,
                                     size_t *ret_count);
 
+/* The same up to the end of the last text, whose turn stays open: what comes next goes on with
+ * what the user says. */
+kv_status_t kv_chat_template_encode_open(const struct kv_chat_template *chat,
+                                         const struct kv_chat_message *messages,
+                                         size_t n_messages,
+                                         uint32_t **ret_tokens,
+                                         size_t *ret_count);
+
 #endif

@@ -37,7 +37,7 @@ static bool write_header(FILE *file, uint64_t n_rows, uint64_t n_columns)
     return fputc('\n', file) != EOF;
 }
 
-/* The tokens before `from` in chunks, the others one by one. */
+/* The tokens before `from` in chunks, the others as decode steps. */
 static int write_rows(
     struct kvworker *worker, const uint32_t *tokens, uint32_t n, uint32_t from, FILE *file)
 {
@@ -48,9 +48,11 @@ static int write_rows(
     uint32_t begin = 0;
 
     while (status == KV_OK && error == 0 && begin < n && !kvworker_stop) {
-        const uint32_t end = begin < from ? kv_forward_chunk_end(begin, from) : begin + 1;
+        const enum kv_phase phase = begin < from ? KV_PREFILL : KV_DECODE;
+        const uint32_t end =
+            phase == KV_PREFILL ? kv_forward_chunk_end(begin, from) : begin + 1;
 
-        status = kv_forward_step(worker->forward, tokens + begin, begin, end - begin);
+        status = kv_forward_step(worker->forward, phase, tokens + begin, begin, end - begin);
         if (status == KV_OK && begin >= from) {
             status = kv_forward_logits(worker->forward, 0, 1, logits);
             if (status == KV_OK &&

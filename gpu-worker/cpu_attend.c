@@ -4,8 +4,9 @@
  *
  *   few tokens    parts are (kv head, run); folded when all are done
  *   many tokens   parts are (kv head, some queries); each folds its runs as it goes
+ *   chosen rows   as few tokens, over the sequence of the chosen rows
  *
- * Both do the same sums in the same order: a token's result does not depend on its company. The
+ * All do the same sums in the same order: a token's result does not depend on its company. The
  * query heads of one kv head are computed together: its rows are read once for all of them. */
 #include "device_cpu.h"
 
@@ -29,6 +30,8 @@ struct job {
     uint32_t token_begin, n;
     uint32_t n_runs;
     uint32_t tokens; /* many: tokens of a part */
+    const struct kv_row_run *chosen;
+    const uint32_t *chosen_begin;
     float *out;
 };
 
@@ -106,25 +109,35 @@ static void fold(float *most,
         values[j] = values[j] * before + run_values[j] * now;
 }
 
+static uint32_t chosen_rows(const struct job *job, uint32_t head)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = job->chosen_begin[head]; i < job->chosen_begin[head + 1]; i++)
+        n += job->chosen[i].n_rows;
+    return n;
+}
+
 static float *partial_at(const struct job *job, uint32_t head, uint32_t run)
 {
     return job->cpu->partials +
            ((size_t)head * job->n_runs + run) * job->group * partial_floats(job->shape);
 }
 
-static void few_tokens(void *arg, unsigned part, unsigned member)
+/* One run of RUN rows or less, `rows` one behind the other, into its partial.  `scratch` is for
+ * attend_floats(). */
+static void attend_run(const struct job *job,
+                       uint32_t head,
+                       const char *rows,
+                       uint32_t n_rows,
+                       float *scratch,
+                       float *partial)
 {
-    const struct job *job = arg;
     const struct kv_rows_shape *shape = job->shape;
     const struct kv_dot_table *dot = job->cpu->dot;
-    const uint32_t head = part / job->n_runs, run = part % job->n_runs;
-    const uint32_t begin = run * RUN, n_tokens = job->token_begin + 1;
-    const uint32_t n_rows = n_tokens - begin < RUN ? n_tokens - begin : RUN;
     const size_t d = shape->d, bytes = row_bytes(job);
-    const char *rows = job->rows + ((size_t)head * shape->capacity + begin) * bytes;
     const float scale = 1 / sqrtf((float)d);
-    float *partial = partial_at(job, head, run);
-    float *queries = kv_cpu_scratch(job->cpu, member);
+    float *queries = scratch;
     float *scores = queries + job->group * d;
     float *values = scores + job->group * RUN;
 
@@ -144,6 +157,49 @@ static void few_tokens(void *arg, unsigned part, unsigned member)
         memcpy(partial + g * partial_floats(shape) + 2, values + g * d, d * sizeof(values[0]));
 }
 
+static size_t attend_floats(const struct job *job)
+{
+    return (size_t)job->group * (2 * job->shape->d + RUN);
+}
+
+static void few_tokens(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const uint32_t head = part / job->n_runs, run = part % job->n_runs;
+    const uint32_t begin = run * RUN, n_tokens = job->token_begin + 1;
+    const char *rows =
+        job->rows + ((size_t)head * job->shape->capacity + begin) * row_bytes(job);
+
+    attend_run(job, head, rows, n_tokens - begin < RUN ? n_tokens - begin : RUN,
+               kv_cpu_scratch(job->cpu, member), partial_at(job, head, run));
+}
+
+/* Runs of RUN rows that a head's rows make. */
+static uint32_t runs_of(const struct job *job, uint32_t head)
+{
+    return job->chosen == NULL ? job->n_runs : (chosen_rows(job, head) + RUN - 1) / RUN;
+}
+
+/* Partials of n_runs runs for each head.  false: no memory, which sync() tells. */
+static bool reserve_partials(const struct job *job)
+{
+    struct kv_cpu *cpu = job->cpu;
+    const size_t bytes = (size_t)job->shape->n_q_heads * job->n_runs *
+                         partial_floats(job->shape) * sizeof(float);
+    float *larger;
+
+    if (bytes <= cpu->partials_bytes)
+        return true;
+    larger = realloc(cpu->partials, bytes * 2);
+    if (larger == NULL) {
+        cpu->failure = KV_NO_MEMORY;
+        return false;
+    }
+    cpu->partials = larger;
+    cpu->partials_bytes = bytes * 2;
+    return true;
+}
+
 static void merge(const struct job *job, float *out)
 {
     const struct kv_rows_shape *shape = job->shape;
@@ -151,11 +207,12 @@ static void merge(const struct job *job, float *out)
 
     for (uint32_t i = 0; i < shape->n_q_heads; i++) {
         const float *partial = partial_at(job, i / job->group, 0) + i % job->group * floats;
+        const uint32_t n_runs = runs_of(job, i / job->group);
         float most = -INFINITY, sum = 0;
         float *to = out + i * d;
 
         memset(to, 0, d * sizeof(to[0]));
-        for (uint32_t run = 0; run < job->n_runs; run++, partial += job->group * floats)
+        for (uint32_t run = 0; run < n_runs; run++, partial += job->group * floats)
             fold(&most, &sum, to, partial, partial + 2, d);
         for (size_t j = 0; j < d; j++)
             to[j] /= sum;
@@ -274,21 +331,123 @@ void kv_cpu_rows_attend(struct kv_device *device,
         return;
     }
     for (uint32_t i = 0; i < n; i++, job.q += token_floats, job.token_begin++) {
-        size_t bytes;
-
         job.n_runs = job.token_begin / RUN + 1;
-        bytes = (size_t)shape->n_q_heads * job.n_runs * partial_floats(shape) * sizeof(float);
-        if (bytes > job.cpu->partials_bytes) {
-            float *larger = realloc(job.cpu->partials, bytes * 2);
-
-            if (larger == NULL) {
-                job.cpu->failure = KV_NO_MEMORY;
-                return;
-            }
-            job.cpu->partials = larger;
-            job.cpu->partials_bytes = bytes * 2;
-        }
+        if (!reserve_partials(&job))
+            return;
         kv_crew_run(job.cpu->crew, few_tokens, &job, shape->n_kv_heads * job.n_runs);
         merge(&job, job.out + i * token_floats);
     }
+}
+
+/* ---- one token, chosen rows ---- */
+
+static const char *run_data(const struct kv_row_run *run)
+{
+    return ((const struct kv_cpu_buffer *)run->buffer)->data;
+}
+
+/* Rows first .. first + RUN - 1 of a head's chosen ones; what does not lie together is brought
+ * together. */
+static void chosen_run(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const uint32_t head = part / job->n_runs;
+    const uint32_t end = job->chosen_begin[head + 1];
+    const size_t bytes = row_bytes(job);
+    float *scratch = kv_cpu_scratch(job->cpu, member);
+    char *gathered = (char *)(scratch + attend_floats(job));
+    uint32_t skip = part % job->n_runs * RUN, n = 0, at = job->chosen_begin[head];
+    const char *rows = gathered;
+
+    for (; at < end && job->chosen[at].n_rows <= skip; at++)
+        skip -= job->chosen[at].n_rows;
+    for (; at < end && n < RUN; at++, skip = 0) {
+        const struct kv_row_run *run = &job->chosen[at];
+        const uint32_t left = run->n_rows - skip;
+        const uint32_t count = left < RUN - n ? left : RUN - n;
+        const char *from = run_data(run) + (run->first_row + skip) * bytes;
+
+        if (n == 0 && (count == RUN || at + 1 == end))
+            rows = from;
+        else
+            memcpy(gathered + n * bytes, from, count * bytes);
+        n += count;
+    }
+    if (n > 0) /* this head may have fewer than another */
+        attend_run(job, head, rows, n, scratch, partial_at(job, head, part % job->n_runs));
+}
+
+void kv_cpu_runs_attend(struct kv_device *device,
+                        const struct kv_rows_shape *shape,
+                        const struct kv_device_buffer *q,
+                        const struct kv_row_run *runs,
+                        const uint32_t *run_begin,
+                        struct kv_device_buffer *out)
+{
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .group = shape->n_q_heads / shape->n_kv_heads,
+        .q = kv_cpu_floats(q),
+        .chosen = runs,
+        .chosen_begin = run_begin,
+        .out = kv_cpu_floats(out),
+    };
+
+    assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <= KV_CPU_SCRATCH_BYTES);
+    for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
+        assert(run_begin[head] < run_begin[head + 1]);
+        for (uint32_t i = run_begin[head]; i < run_begin[head + 1]; i++)
+            assert((runs[i].first_row + runs[i].n_rows) * row_bytes(&job) <=
+                   runs[i].buffer->bytes);
+        if (runs_of(&job, head) > job.n_runs)
+            job.n_runs = runs_of(&job, head);
+    }
+    if (!reserve_partials(&job))
+        return;
+    kv_crew_run(job.cpu->crew, chosen_run, &job, shape->n_kv_heads * job.n_runs);
+    merge(&job, job.out);
+}
+
+static void score_run(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const struct kv_rows_shape *shape = job->shape;
+    const uint32_t head = part / job->n_runs, begin = part % job->n_runs * RUN;
+    const uint32_t n = job->n - begin < RUN ? job->n - begin : RUN;
+    const size_t d = shape->d, bytes = row_bytes(job);
+    const float scale = 1 / sqrtf((float)d);
+    float *queries = kv_cpu_scratch(job->cpu, member);
+
+    for (size_t i = 0; i < job->group * d; i++)
+        queries[i] = job->q[(size_t)head * job->group * d + i] * scale;
+    job->cpu->dot->score[shape->dtype](
+        job->rows + ((size_t)head * shape->capacity + job->token_begin + begin) * bytes, bytes,
+        n, queries, job->group, d, job->out + (size_t)head * job->group * job->n + begin,
+        job->n);
+}
+
+void kv_cpu_rows_score(struct kv_device *device,
+                       const struct kv_rows_shape *shape,
+                       const struct kv_device_buffer *q,
+                       const struct kv_device_buffer *rows,
+                       uint32_t row_begin,
+                       uint32_t n,
+                       struct kv_device_buffer *out)
+{
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .group = shape->n_q_heads / shape->n_kv_heads,
+        .q = kv_cpu_floats(q),
+        .rows = ((const struct kv_cpu_buffer *)rows)->data,
+        .token_begin = row_begin,
+        .n = n,
+        .n_runs = (n + RUN - 1) / RUN,
+        .out = kv_cpu_floats(out),
+    };
+
+    assert(n <= shape->capacity && row_begin <= shape->capacity - n);
+    assert((size_t)shape->n_q_heads * n * sizeof(float) <= out->bytes);
+    kv_crew_run(job.cpu->crew, score_run, &job, shape->n_kv_heads * job.n_runs);
 }

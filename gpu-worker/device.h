@@ -60,6 +60,14 @@ static inline size_t kv_rows_shape_row_bytes(const struct kv_rows_shape *shape)
     return (size_t)2 * shape->d * kv_dtype_bytes(shape->dtype);
 }
 
+/* Rows of one kv head that lie one behind the other in a buffer, which is any of the device
+ * with rows in the shape's form: byte `first_row` x row bytes is where the first begins. */
+struct kv_row_run {
+    const struct kv_device_buffer *buffer;
+    size_t first_row;
+    uint32_t n_rows; /* 1 at least */
+};
+
 struct kv_device_row {
     const char *name;    /* "cpu" */
     const char *summary; /* for --help */
@@ -76,6 +84,12 @@ struct kv_device_row {
     kv_status_t (*buffer_create)(struct kv_device *device,
                                  size_t bytes,
                                  struct kv_device_buffer **ret_buffer);
+    /* The caller's memory as a buffer, which it outlives.  KV_UNSUPPORTED: the device cannot
+     * reach it. */
+    kv_status_t (*buffer_wrap)(struct kv_device *device,
+                               void *memory,
+                               size_t bytes,
+                               struct kv_device_buffer **ret_buffer);
     void (*buffer_destroy)(struct kv_device_buffer *buffer); /* NULL is allowed */
     /* Between the device and the caller's memory; both wait for what is queued. */
     void (*write)(struct kv_device_buffer *buffer,
@@ -164,6 +178,26 @@ struct kv_device_row {
                         uint32_t token_begin,
                         uint32_t n,
                         struct kv_device_buffer *out);
+    /* One token's query q (n_q_heads, d) over chosen rows: kv head h attends to those of
+     * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
+     * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
+     * follow from the sequence of rows alone, however it is cut into runs and wherever they
+     * lie: with all rows 0..t they are those of rows_attend().  shape->capacity is not used. */
+    void (*runs_attend)(struct kv_device *device,
+                        const struct kv_rows_shape *shape,
+                        const struct kv_device_buffer *q,
+                        const struct kv_row_run *runs,
+                        const uint32_t *run_begin,
+                        struct kv_device_buffer *out);
+    /* out (n_q_heads, n) = q k / sqrt(d) for one token's query q (n_q_heads, d) and the keys of
+     * the rows row_begin .. row_begin + n - 1 of each head's kv head. */
+    void (*rows_score)(struct kv_device *device,
+                       const struct kv_rows_shape *shape,
+                       const struct kv_device_buffer *q,
+                       const struct kv_device_buffer *rows,
+                       uint32_t row_begin,
+                       uint32_t n,
+                       struct kv_device_buffer *out);
 };
 
 extern const struct kv_device_row kv_device_cpu;

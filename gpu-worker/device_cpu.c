@@ -101,13 +101,30 @@ cpu_buffer_create(struct kv_device *device, size_t bytes, struct kv_device_buffe
     return KV_OK;
 }
 
+static kv_status_t cpu_buffer_wrap(struct kv_device *device,
+                                   void *memory,
+                                   size_t bytes,
+                                   struct kv_device_buffer **ret_buffer)
+{
+    struct kv_cpu_buffer *buffer = calloc(1, sizeof(*buffer));
+
+    if (buffer == NULL)
+        return KV_NO_MEMORY;
+    buffer->base = (struct kv_device_buffer){.row = device->row, .bytes = bytes};
+    buffer->data = memory;
+    buffer->is_wrapped = true;
+    *ret_buffer = &buffer->base;
+    return KV_OK;
+}
+
 static void cpu_buffer_destroy(struct kv_device_buffer *base)
 {
     struct kv_cpu_buffer *buffer = (struct kv_cpu_buffer *)base;
 
     if (buffer == NULL)
         return;
-    kv_memory_release(buffer->data, buffer->base.bytes);
+    if (!buffer->is_wrapped)
+        kv_memory_release(buffer->data, buffer->base.bytes);
     free(buffer);
 }
 
@@ -369,6 +386,7 @@ const struct kv_device_row kv_device_cpu = {
     .close = cpu_close,
     .describe = cpu_describe,
     .buffer_create = cpu_buffer_create,
+    .buffer_wrap = cpu_buffer_wrap,
     .buffer_destroy = cpu_buffer_destroy,
     .write = cpu_write,
     .read = cpu_read,
@@ -384,4 +402,6 @@ const struct kv_device_row kv_device_cpu = {
     .rope = cpu_rope,
     .rows_put = kv_cpu_rows_put,
     .rows_attend = kv_cpu_rows_attend,
+    .runs_attend = kv_cpu_runs_attend,
+    .rows_score = kv_cpu_rows_score,
 };

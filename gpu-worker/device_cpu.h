@@ -34,6 +34,7 @@ struct kv_cpu {
 struct kv_cpu_buffer {
     struct kv_device_buffer base;
     char *data;
+    bool is_wrapped; /* the memory is the caller's */
 };
 
 struct kv_cpu_weight {
@@ -78,5 +79,18 @@ void kv_cpu_rows_attend(struct kv_device *device,
                         uint32_t token_begin,
                         uint32_t n,
                         struct kv_device_buffer *out);
+void kv_cpu_runs_attend(struct kv_device *device,
+                        const struct kv_rows_shape *shape,
+                        const struct kv_device_buffer *q,
+                        const struct kv_row_run *runs,
+                        const uint32_t *run_begin,
+                        struct kv_device_buffer *out);
+void kv_cpu_rows_score(struct kv_device *device,
+                       const struct kv_rows_shape *shape,
+                       const struct kv_device_buffer *q,
+                       const struct kv_device_buffer *rows,
+                       uint32_t row_begin,
+                       uint32_t n,
+                       struct kv_device_buffer *out);
 
 #endif

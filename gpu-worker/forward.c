@@ -1,5 +1,7 @@
 #include "forward.h"
 
+#include "clock.h"
+
 #include <assert.h>
 #include <stdlib.h>
 
@@ -11,6 +13,8 @@ struct kv_forward {
     const struct kv_model *model;
     struct kv_attention *attention;
     struct kv_device *device;
+    struct kv_trace *trace;
+    uint64_t traced_us; /* where the last span ended */
     float *turns_host;
 
     /* (KV_FORWARD_CHUNK, ...) */
@@ -25,6 +29,26 @@ struct kv_forward {
     struct kv_device_buffer *last;   /* n_hidden */
     struct kv_device_buffer *logits; /* n_vocabulary */
 };
+
+void kv_forward_trace(struct kv_forward *forward, struct kv_trace *trace)
+{
+    forward->trace = trace;
+}
+
+/* A span from where the last one ended; NULL begins anew. */
+static void trace_span(struct kv_forward *forward, const char *name, uint32_t layer)
+{
+    const struct kv_trace_arg args[] = {{"layer", layer}};
+    uint64_t now_us;
+
+    if (forward->trace == NULL)
+        return;
+    now_us = kv_clock_now(&kv_clock_real);
+    if (name != NULL)
+        kv_trace_span(forward->trace, KV_TRACE_COMPUTE, name, forward->traced_us, now_us, args,
+                      1);
+    forward->traced_us = now_us;
+}
 
 void kv_forward_destroy(struct kv_forward *forward)
 {
@@ -95,8 +119,11 @@ err:
     return status;
 }
 
-static kv_status_t
-run_layer(struct kv_forward *forward, uint32_t layer, uint32_t token_begin, uint32_t n)
+static kv_status_t run_layer(struct kv_forward *forward,
+                             enum kv_phase phase,
+                             uint32_t layer,
+                             uint32_t token_begin,
+                             uint32_t n)
 {
     const struct kv_model_params *params = &forward->model->params;
     const struct kv_model_layer *weights = &forward->model->layers[layer];
@@ -104,6 +131,7 @@ run_layer(struct kv_forward *forward, uint32_t layer, uint32_t token_begin, uint
     const struct kv_device_row *row = device->row;
     kv_status_t status;
 
+    trace_span(forward, NULL, layer);
     row->rms_norm(device, weights->attn_norm, params->epsilon, forward->x, n, forward->h);
     row->matmul(device, weights->q, weights->q_bias, forward->h, n, forward->q);
     row->matmul(device, weights->k, weights->k_bias, forward->h, n, forward->k);
@@ -112,11 +140,13 @@ run_layer(struct kv_forward *forward, uint32_t layer, uint32_t token_begin, uint
               params->d, params->n_rot);
     row->rope(device, params->rope_style, forward->turns, forward->k, n, params->n_kv_heads,
               params->d, params->n_rot);
+    trace_span(forward, "projections", layer);
     status =
-        forward->attention->row->attend(forward->attention, layer, token_begin, n, forward->q,
-                                        forward->k, forward->v, forward->mixed);
+        forward->attention->row->attend(forward->attention, phase, layer, token_begin, n,
+                                        forward->q, forward->k, forward->v, forward->mixed);
     if (status != KV_OK)
         return status;
+    trace_span(forward, "attention", layer);
     row->matmul(device, weights->attn_output, weights->attn_output_bias, forward->mixed, n,
                 forward->h);
     row->add(device, forward->x, forward->h, (size_t)n * params->n_hidden);
@@ -127,10 +157,12 @@ run_layer(struct kv_forward *forward, uint32_t layer, uint32_t token_begin, uint
     row->silu_gate(device, forward->gate, forward->up, (size_t)n * params->n_ffn);
     row->matmul(device, weights->down, weights->down_bias, forward->gate, n, forward->h);
     row->add(device, forward->x, forward->h, (size_t)n * params->n_hidden);
+    trace_span(forward, "feed-forward", layer);
     return KV_OK;
 }
 
 kv_status_t kv_forward_step(struct kv_forward *forward,
+                            enum kv_phase phase,
                             const uint32_t *tokens,
                             uint32_t token_begin,
                             uint32_t n)
@@ -139,7 +171,7 @@ kv_status_t kv_forward_step(struct kv_forward *forward,
     struct kv_device *device = forward->device;
     kv_status_t status = KV_OK;
 
-    assert(n > 0 && n <= KV_FORWARD_CHUNK);
+    assert(n > 0 && n <= (phase == KV_DECODE ? 1 : KV_FORWARD_CHUNK));
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] >= params->n_vocabulary)
             return KV_INVALID;
@@ -148,9 +180,9 @@ kv_status_t kv_forward_step(struct kv_forward *forward,
                        (size_t)n * params->n_rot * sizeof(float));
     device->row->embed(device, forward->model->embedding, tokens, n, forward->x);
     for (uint32_t layer = 0; status == KV_OK && layer < params->n_layers; layer++)
-        status = run_layer(forward, layer, token_begin, n);
+        status = run_layer(forward, phase, layer, token_begin, n);
     if (status == KV_OK)
-        status = forward->attention->row->passed(forward->attention, token_begin, n);
+        status = forward->attention->row->passed(forward->attention, phase, token_begin, n);
     if (status == KV_OK)
         status = device->row->sync(device);
     return status;

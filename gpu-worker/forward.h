@@ -5,7 +5,7 @@
  *
  *     while (begin < end) {
  *         n = kv_forward_chunk_end(begin, end) - begin;
- *         kv_forward_step(forward, tokens + begin, begin, n);
+ *         kv_forward_step(forward, KV_PREFILL, tokens + begin, begin, n);
  *         begin += n;
  *     }
  *     kv_forward_logits(forward, n - 1, 1, logits);
@@ -28,6 +28,9 @@ kv_status_t kv_forward_create(const struct kv_model *model,
                               struct kv_forward **ret_forward);
 void kv_forward_destroy(struct kv_forward *forward); /* NULL is allowed */
 
+/* Writes what is computed to the trace from now on, by layer; kept, NULL: none. */
+void kv_forward_trace(struct kv_forward *forward, struct kv_trace *trace);
+
 /* Where the chunk that `begin` is in ends, `end` at most. */
 static inline uint32_t kv_forward_chunk_end(uint32_t begin, uint32_t end)
 {
@@ -36,10 +39,11 @@ static inline uint32_t kv_forward_chunk_end(uint32_t begin, uint32_t end)
     return chunk_end < end ? chunk_end : end;
 }
 
-/* The tokens at the positions token_begin..token_begin + n - 1, n in 1..KV_FORWARD_CHUNK; those
- * before have passed.  KV_INVALID: a token that is not in the vocabulary; else what the
- * attention or the device failed with. */
+/* The tokens at the positions token_begin..token_begin + n - 1, n in 1..KV_FORWARD_CHUNK, one
+ * if it is a decode step; those before have passed.  KV_INVALID: a token that is not in the
+ * vocabulary; else what the attention or the device failed with. */
 kv_status_t kv_forward_step(struct kv_forward *forward,
+                            enum kv_phase phase,
                             const uint32_t *tokens,
                             uint32_t token_begin,
                             uint32_t n);

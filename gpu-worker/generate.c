@@ -35,7 +35,7 @@ static kv_status_t prefill(const struct kv_generate_setup *setup,
         if (*setup->stop)
             return KV_CANCELLED;
         n = kv_forward_chunk_end(*passed, n_tokens) - *passed;
-        status = kv_forward_step(setup->forward, tokens + *passed, *passed, n);
+        status = kv_forward_step(setup->forward, KV_PREFILL, tokens + *passed, *passed, n);
         if (status != KV_OK)
             return status;
         *passed += n;
@@ -87,7 +87,7 @@ static kv_status_t decode(const struct kv_generate_setup *setup,
             return KV_OK;
         }
 
-        status = kv_forward_step(setup->forward, &tokens[n], n, 1);
+        status = kv_forward_step(setup->forward, KV_DECODE, &tokens[n], n, 1);
         if (status == KV_OK)
             status = kv_forward_logits(setup->forward, 0, 1, logits);
         if (status != KV_OK)
@@ -115,6 +115,8 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     if (logits == NULL)
         return KV_NO_MEMORY;
     result.passed_tokens = n_passed;
+    if (setup->attention->row->expect != NULL)
+        setup->attention->row->expect(setup->attention, n_tokens, setup->max_tokens);
     status = prefill(setup, tokens, n_tokens, &result.passed_tokens, logits);
     result.prefill_s = since(begin_us);
     if (status == KV_OK)

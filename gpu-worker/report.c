@@ -98,6 +98,36 @@ static double share(uint64_t part, uint64_t whole)
     return whole > 0 ? (double)part / (double)whole : 1;
 }
 
+/* A second line: what the store was asked for, and what came. */
+static void report_retrieval(const struct kvworker *worker,
+                             const struct kv_generate_result *result,
+                             const struct kv_attention_stats *stats)
+{
+    const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
+    const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
+    const double waited_s = (stats->exposed_wait_s - stats->index_wait_s) / steps;
+    char fetched[16], per_token[16];
+
+    fprintf(stderr,
+            "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %.0f %% "
+            "of them at hand; %s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
+            "the time per token, and %.0f ms for the index; %" PRIu32
+            " codebooks made, %" PRIu32 " found",
+            (double)stats->rows_chosen / steps /
+                (worker->model->params.n_layers * worker->model->params.n_kv_heads),
+            100 * share(stats->rows_scored_by_code, scored),
+            100 * share(stats->rows_cached, stats->rows_chosen),
+            kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
+            kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
+                                  sizeof(per_token)),
+            1000 * waited_s / worker->model->params.n_layers,
+            result->tpot_s > 0 ? 100 * waited_s / result->tpot_s : 0,
+            1000 * stats->index_wait_s, stats->codebooks_trained, stats->codebooks_found);
+    if (stats->recall_count > 0)
+        fprintf(stderr, "; recall %.2f", stats->recall_sum / (double)stats->recall_count);
+    fputc('\n', stderr);
+}
+
 void kvworker_report_text(const struct kvworker *worker,
                           const struct kv_generate_result *result)
 {
@@ -118,6 +148,8 @@ void kvworker_report_text(const struct kvworker *worker,
     fprintf(stderr, "; attention %s, store %s: %s put, waited %.3f s\n",
             worker->attention->row->name, worker->options->store,
             kv_config_format_size(stats.bytes_put, put, sizeof(put)), stats.exposed_wait_s);
+    if (stats.rows_chosen > 0)
+        report_retrieval(worker, result, &stats);
 }
 
 static void write_ids(struct kv_json *json, const uint32_t *ids, uint32_t n)
@@ -142,6 +174,27 @@ static void write_nodes(struct kv_json *json, struct kv_client *client)
         kv_json_item_end(json);
     }
     kv_json_list_end(json);
+}
+
+/* What the nodes told about their answers; nothing where they were not asked. */
+static void write_retrieval(struct kv_json *json, const struct kv_attention_stats *stats)
+{
+    const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
+
+    if (stats->rows_chosen == 0)
+        return;
+    kv_json_number(json, "block_cache_hit_rate", share(stats->rows_cached, stats->rows_chosen));
+    kv_json_number(json, "rows_coded_share", share(stats->rows_scored_by_code, scored));
+    kv_json_number(json, "rows_scored_by_code", (double)stats->rows_scored_by_code);
+    kv_json_number(json, "rows_scored_exactly", (double)stats->rows_scored_by_key);
+    kv_json_number(json, "rows_reranked", (double)stats->rows_reranked);
+    kv_json_number(json, "rows_chosen", (double)stats->rows_chosen);
+    kv_json_number(json, "rows_sent", (double)stats->rows_sent);
+    kv_json_number(json, "codebooks_trained", stats->codebooks_trained);
+    kv_json_number(json, "codebooks_found", stats->codebooks_found);
+    if (stats->recall_count > 0)
+        kv_json_number(json, "recall_estimate",
+                       stats->recall_sum / (double)stats->recall_count);
 }
 
 void kvworker_report_json(const struct kvworker *worker,
@@ -170,7 +223,9 @@ void kvworker_report_json(const struct kvworker *worker,
     kv_json_number(&json, "bytes_fetched", (double)stats.bytes_fetched);
     kv_json_number(&json, "rows_attended_share",
                    share(stats.rows_attended, stats.rows_possible));
+    write_retrieval(&json, &stats);
     kv_json_number(&json, "exposed_wait_s", stats.exposed_wait_s);
+    kv_json_number(&json, "index_wait_s", stats.index_wait_s);
     kv_json_text(&json, "attention", worker->attention->row->name);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_text(&json, "store", worker->options->store);

@@ -151,30 +151,63 @@ memory_suffices(const struct kvworker *worker, uint64_t rows_bytes, uint64_t sto
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     const uint64_t weights = worker->model->params.weight_bytes;
     const uint64_t total = kv_memory_total();
+    const uint64_t tokens =
+        (uint64_t)worker->capacity * (worker->sessions > 0 ? worker->sessions : 1);
 
-    if (is_embedded && worker->capacity > store_tokens) {
+    if (is_embedded && tokens > store_tokens) {
         kvworker_error(worker,
-                       "memory: %" PRIu32 " tokens: an embedded store of %" PRIu64
+                       "memory: %" PRIu64 " tokens: an embedded store of %" PRIu64
                        " MiB (--memory) holds %" PRIu64,
-                       worker->capacity, worker->options->memory >> 20, store_tokens);
+                       tokens, worker->options->memory >> 20, store_tokens);
         return false;
     }
     if (weights > total || rows_bytes > (total - weights) / (is_embedded ? 2 : 1)) {
         kvworker_error(worker,
-                       "memory: %" PRIu32 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
+                       "memory: %" PRIu64 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
                        " MiB of weights: this machine has %" PRIu64 " MiB",
-                       worker->capacity, rows_bytes >> 20, is_embedded ? " twice" : "",
-                       weights >> 20, total >> 20);
+                       tokens, rows_bytes >> 20, is_embedded ? " twice" : "", weights >> 20,
+                       total >> 20);
         return false;
     }
     return true;
 }
 
-int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
+int kvworker_attention_options(const struct kvworker *worker,
+                               struct kv_attention_options *ret_options)
+{
+    const struct kvworker_options *options = worker->options;
+    const struct {
+        const char *name, *value;
+    } given[] = {
+        {"ratio", options->ratio},     {"top-k", options->top_k},
+        {"sinks", options->sinks},     {"window", options->window},
+        {"rerank", options->rerank},   {"answer", options->answer},
+        {"chapter", options->chapter}, {"pq-m", options->pq_m},
+        {"pq-bits", options->pq_bits}, {"kmeans-iters", options->kmeans_iters},
+        {"cache", options->cache},     {"cache-tokens", options->cache_tokens},
+    };
+
+    *ret_options = kv_attention_defaults;
+    ret_options->seed = options->seed;
+    ret_options->wait_index = options->wait_index;
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+        const char *expected = "";
+
+        if (given[i].value[0] != '\0' &&
+            kv_attention_option(ret_options, given[i].name, given[i].value, &expected) !=
+                KV_OK) {
+            kvworker_error(worker, "option: --%s: not %s: %s", given[i].name, expected,
+                           given[i].value);
+            return KVWORKER_USAGE;
+        }
+    }
+    return KVWORKER_DONE;
+}
+
+int kvworker_open_store(struct kvworker *worker, uint32_t capacity)
 {
     const struct kvworker_options *options = worker->options;
     const bool is_embedded = strcmp(options->store, "embedded") == 0;
-    const struct kv_attention_row *row = kv_attention_find(options->attention);
     char detail[KVWORKER_DETAIL_BYTES] = "";
     kv_schema_t *schema;
     uint64_t rows_bytes, store_tokens;
@@ -189,7 +222,14 @@ int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
         free(schema);
         return KVWORKER_FAILED;
     }
-    rows_bytes = kv_schema_token_bytes(schema) * capacity;
+    if (options->trace[0] != '\0' && worker->trace == NULL &&
+        kv_trace_open(options->trace, &worker->trace) != KV_OK) {
+        kvworker_error(worker, "trace: %s: %s", options->trace, strerror(errno));
+        free(schema);
+        return KVWORKER_USAGE;
+    }
+    rows_bytes = kv_schema_token_bytes(schema) * capacity *
+                 (worker->sessions > 0 ? worker->sessions : 1);
     store_tokens = kvworker_store_tokens(schema, options->memory);
     free(schema);
     if (!memory_suffices(worker, rows_bytes, store_tokens))
@@ -215,14 +255,35 @@ int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
                        detail[0] != '\0' ? detail : kv_status_name(status));
         return exit_status(status);
     }
+    return KVWORKER_DONE;
+}
 
+void kvworker_close_attention(struct kvworker *worker)
+{
+    kv_forward_destroy(worker->forward);
+    if (worker->attention != NULL)
+        worker->attention->row->destroy(worker->attention);
+    worker->forward = NULL;
+    worker->attention = NULL;
+}
+
+int kvworker_open_attention(struct kvworker *worker,
+                            const struct kv_attention_row *row,
+                            const struct kv_attention_options *options)
+{
     const struct kv_attention_setup setup = {
         .model = worker->model,
         .client = worker->client,
         .dtype = worker->dtype,
-        .capacity = capacity,
+        .capacity = worker->capacity,
         .chunk_tokens = KV_FORWARD_CHUNK,
+        .options = *options,
+        .trace = worker->trace,
     };
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    kv_status_t status;
+
+    kvworker_close_attention(worker);
 
     status = row->create(&setup, &worker->attention, detail, sizeof(detail));
     if (status == KV_OK) {
@@ -233,14 +294,27 @@ int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
         kvworker_error(worker, "%s", detail);
         return exit_status(status);
     }
+    kv_forward_trace(worker->forward, worker->trace);
     return KVWORKER_DONE;
+}
+
+int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
+{
+    struct kv_attention_options options;
+    int outcome = kvworker_attention_options(worker, &options);
+
+    if (outcome == KVWORKER_DONE)
+        outcome = kvworker_open_store(worker, capacity);
+    return outcome == KVWORKER_DONE
+               ? kvworker_open_attention(worker, kv_attention_find(worker->options->attention),
+                                         &options)
+               : outcome;
 }
 
 void kvworker_close(struct kvworker *worker)
 {
-    kv_forward_destroy(worker->forward);
-    if (worker->attention != NULL)
-        worker->attention->row->destroy(worker->attention);
+    kvworker_close_attention(worker);
+    kv_trace_close(worker->trace);
     kv_client_close(worker->client);
     kv_embedded_close(worker->embedded);
     kv_tokenizer_destroy(worker->tokenizer);
@@ -250,10 +324,38 @@ void kvworker_close(struct kvworker *worker)
     kv_gguf_close(worker->gguf);
 }
 
+kv_status_t kvworker_prefill(const struct kvworker *worker,
+                             const char *what,
+                             const uint32_t *tokens,
+                             uint32_t n,
+                             uint32_t n_steps)
+{
+    struct kv_attention *attention = worker->attention;
+
+    if (attention->row->expect != NULL)
+        attention->row->expect(attention, n, n_steps);
+    for (uint32_t begin = 0, end; begin < n; begin = end) {
+        kv_status_t status;
+
+        end = kv_forward_chunk_end(begin, n);
+        if (kvworker_stop)
+            return KV_CANCELLED;
+        status =
+            kv_forward_step(worker->forward, KV_PREFILL, tokens + begin, begin, end - begin);
+        if (status != KV_OK)
+            return status;
+        kvworker_progress(what, end, n);
+    }
+    return KV_OK;
+}
+
 /* ---- prompt and sampler ---- */
 
-static int
-read_file(const struct kvworker *worker, const char *path, char **ret_text, size_t *ret_bytes)
+int kvworker_read_file(const struct kvworker *worker,
+                       const char *what,
+                       const char *path,
+                       char **ret_text,
+                       size_t *ret_bytes)
 {
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t bytes = 0, room = 1 << 16;
@@ -261,7 +363,7 @@ read_file(const struct kvworker *worker, const char *path, char **ret_text, size
     int result = KVWORKER_USAGE;
 
     if (file == NULL) {
-        kvworker_error(worker, "prompt: %s: %s", path, strerror(errno));
+        kvworker_error(worker, "%s: %s: %s", what, path, strerror(errno));
         goto end;
     }
     while (text != NULL) {
@@ -280,11 +382,11 @@ read_file(const struct kvworker *worker, const char *path, char **ret_text, size
         room *= 2;
     }
     if (text == NULL)
-        kvworker_error(worker, "prompt: %s: out of memory", path);
+        kvworker_error(worker, "%s: %s: out of memory", what, path);
     else if (ferror(file))
-        kvworker_error(worker, "prompt: %s: cannot be read", path);
+        kvworker_error(worker, "%s: %s: cannot be read", what, path);
     else if (bytes > KVWORKER_PROMPT_BYTES_MAX)
-        kvworker_error(worker, "prompt: %s: more than %d MiB", path,
+        kvworker_error(worker, "%s: %s: more than %d MiB", what, path,
                        KVWORKER_PROMPT_BYTES_MAX >> 20);
     else
         result = KVWORKER_DONE;
@@ -311,7 +413,7 @@ int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t 
         return KVWORKER_USAGE;
     }
     if (options->prompt_text == NULL)
-        return read_file(worker, options->prompt_file, ret_text, ret_bytes);
+        return kvworker_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
     *ret_bytes = strlen(options->prompt_text);
     *ret_text = strdup(options->prompt_text);
     return *ret_text != NULL ? KVWORKER_DONE : KVWORKER_FAILED;

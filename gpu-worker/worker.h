@@ -7,6 +7,9 @@
  *   cmd_generate.c   generate
  *   cmd_chat.c       chat
  *   cmd_logits.c     logits
+ *   cmd_eval.c       eval
+ *   cmd_ask.c        ask
+ *   questions.c      what eval and ask ask
  *
  * Threads: one.  Memory: a command opens what it needs and closes it.
  */
@@ -31,6 +34,20 @@ struct kvworker_options {
     char model[KV_CONFIG_STRING_BYTES];
     char store[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
+    char ratio[KV_CONFIG_STRING_BYTES];
+    char top_k[KV_CONFIG_STRING_BYTES];
+    char sinks[KV_CONFIG_STRING_BYTES];
+    char window[KV_CONFIG_STRING_BYTES];
+    char rerank[KV_CONFIG_STRING_BYTES];
+    char answer[KV_CONFIG_STRING_BYTES];
+    char chapter[KV_CONFIG_STRING_BYTES];
+    char pq_m[KV_CONFIG_STRING_BYTES];
+    char pq_bits[KV_CONFIG_STRING_BYTES];
+    char kmeans_iters[KV_CONFIG_STRING_BYTES];
+    char cache[KV_CONFIG_STRING_BYTES];
+    char cache_tokens[KV_CONFIG_STRING_BYTES];
+    bool wait_index;
+    char trace[KV_CONFIG_STRING_BYTES];
     char kv_type[KV_CONFIG_STRING_BYTES];
     char device[KV_CONFIG_STRING_BYTES];
     uint64_t threads; /* 0 becomes the processors there are */
@@ -49,6 +66,16 @@ struct kvworker_options {
     char out[KV_CONFIG_STRING_BYTES];
     uint64_t from;
 
+    char text_file[KV_CONFIG_STRING_BYTES];
+    uint64_t tokens; /* 0: all of the text */
+    char methods[KV_CONFIG_STRING_BYTES];
+    char budgets[KV_CONFIG_STRING_BYTES];
+    char seeds[KV_CONFIG_STRING_BYTES];
+    char needles[KV_CONFIG_STRING_BYTES];
+    uint64_t needle_tokens; /* 0: as `tokens` */
+    bool needles_only;
+    bool csv;
+
     bool help;
     const char *prompt_text; /* --prompt as it was typed: of any length; NULL: not given */
 };
@@ -65,8 +92,10 @@ struct kvworker {
     struct kv_client *client;
     struct kv_attention *attention;
     struct kv_forward *forward;
+    struct kv_trace *trace; /* NULL: none was asked for */
     enum kv_dtype dtype;
     uint32_t capacity; /* tokens of the session */
+    uint32_t sessions; /* of so many at once; 0: one */
 };
 
 /* The signal that came, SIGINT or SIGTERM; who has dealt with a SIGINT clears it. */
@@ -83,6 +112,14 @@ void kvworker_error(const struct kvworker *worker, const char *format, ...)
 int kvworker_open_file(struct kvworker *worker);
 int kvworker_open_model(struct kvworker *worker);
 int kvworker_open_session(struct kvworker *worker, uint32_t capacity);
+/* The first part of a session: the store, for `capacity` tokens in each session; and the
+ * second, which takes the place of one that was opened before. */
+int kvworker_open_store(struct kvworker *worker, uint32_t capacity);
+int kvworker_open_attention(struct kvworker *worker,
+                            const struct kv_attention_row *row,
+                            const struct kv_attention_options *options);
+/* Attention and forward pass alone, if there are any. */
+void kvworker_close_attention(struct kvworker *worker);
 void kvworker_close(struct kvworker *worker);
 
 /* "what: where: value" of a failed step of attention or forward pass. */
@@ -92,8 +129,27 @@ void kvworker_step_error(const struct kvworker *worker, kv_status_t status);
 void kvworker_progress(const char *what, uint64_t done, uint64_t total);
 void kvworker_progress_end(void);
 
+/* The first n tokens of a session that has none; some n_steps will follow.  KV_CANCELLED: a
+ * signal came. */
+kv_status_t kvworker_prefill(const struct kvworker *worker,
+                             const char *what,
+                             const uint32_t *tokens,
+                             uint32_t n,
+                             uint32_t n_steps);
+
+/* A whole file, "-" is standard input; `what` is for messages.  Free the text with free(). */
+int kvworker_read_file(const struct kvworker *worker,
+                       const char *what,
+                       const char *path,
+                       char **ret_text,
+                       size_t *ret_bytes);
+
 /* The prompt of --prompt or --prompt-file; free it with free(). */
 int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t *ret_bytes);
+
+/* What the options say about the method. */
+int kvworker_attention_options(const struct kvworker *worker,
+                               struct kv_attention_options *ret_options);
 
 /* The sampler that the options describe. */
 int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler);
@@ -130,5 +186,7 @@ int kvworker_info_run(struct kvworker *worker);
 int kvworker_generate_run(struct kvworker *worker);
 int kvworker_chat_run(struct kvworker *worker);
 int kvworker_logits_run(struct kvworker *worker);
+int kvworker_eval_run(struct kvworker *worker);
+int kvworker_ask_run(struct kvworker *worker);
 
 #endif

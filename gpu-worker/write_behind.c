@@ -16,6 +16,7 @@ struct kv_write_behind {
     struct kv_session *session;
     struct kv_buffer *buffer;
     size_t slot_bytes;
+    struct kv_trace *trace;
     struct kv_op *ops[SLOTS]; /* by slot; NULL: free */
     unsigned n_begun;         /* slots sent, ever: the next is n_begun % SLOTS */
     unsigned n_ended;
@@ -28,6 +29,7 @@ struct kv_write_behind {
 kv_status_t kv_write_behind_create(struct kv_client *client,
                                    struct kv_session *session,
                                    size_t slot_bytes,
+                                   struct kv_trace *trace,
                                    struct kv_write_behind **ret_writer)
 {
     struct kv_write_behind *writer = calloc(1, sizeof(*writer));
@@ -38,6 +40,7 @@ kv_status_t kv_write_behind_create(struct kv_client *client,
     writer->client = client;
     writer->session = session;
     writer->slot_bytes = slot_bytes;
+    writer->trace = trace;
     status = kv_buffer_alloc(client, slot_bytes * SLOTS, &writer->buffer);
     if (status != KV_OK) {
         free(writer);
@@ -58,11 +61,19 @@ void kv_write_behind_destroy(struct kv_write_behind *writer)
     free(writer);
 }
 
+void kv_write_behind_go_on(struct kv_write_behind *writer, struct kv_session *session)
+{
+    writer->session = session;
+}
+
 /* Takes the outcome of the oldest slot, which has ended. */
 static void collect(struct kv_write_behind *writer)
 {
     struct kv_op **op = &writer->ops[writer->n_ended++ % SLOTS];
+    struct kv_trip_times times;
 
+    kv_op_trip_times(*op, &times);
+    kv_trace_span(writer->trace, KV_TRACE_PUT, "put", times.begun_us, times.ended_us, NULL, 0);
     if (kv_op_status(*op) != KV_OK && writer->failure == KV_OK) {
         writer->failure = kv_op_status(*op);
         snprintf(writer->detail, sizeof(writer->detail), "store: %s", kv_op_detail(*op));
@@ -82,7 +93,9 @@ static void wait_for_oldest(struct kv_write_behind *writer)
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
 
     kv_wait(writer->ops[writer->n_ended % SLOTS]);
-    writer->wait_us += kv_clock_now(&kv_clock_real) - begin_us;
+    const uint64_t end_us = kv_clock_now(&kv_clock_real);
+    writer->wait_us += end_us - begin_us;
+    kv_trace_span(writer->trace, KV_TRACE_WAIT, "put", begin_us, end_us, NULL, 0);
     collect(writer);
 }
 

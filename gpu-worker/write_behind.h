@@ -12,16 +12,21 @@
 #define KV_WRITE_BEHIND_H
 
 #include "kvclient.h"
+#include "trace.h"
 
 struct kv_write_behind;
 
-/* Slots of slot_bytes each. */
+/* Slots of slot_bytes each; `trace` is kept, NULL: none. */
 kv_status_t kv_write_behind_create(struct kv_client *client,
                                    struct kv_session *session,
                                    size_t slot_bytes,
+                                   struct kv_trace *trace,
                                    struct kv_write_behind **ret_writer);
 /* Cancels what is under way.  NULL is allowed. */
 void kv_write_behind_destroy(struct kv_write_behind *writer);
+
+/* Rows sent from now on are another session's; those under way arrive where they belong. */
+void kv_write_behind_go_on(struct kv_write_behind *writer, struct kv_session *session);
 
 /* A slot to fill; waits if there is none free.  The same until it is sent.  Fails with what an
  * earlier row failed with. */

@@ -134,8 +134,9 @@ static bool wanted(const struct small_tokenizer *small, const char *key)
     return small->lacking == NULL || strcmp(small->lacking, key) != 0;
 }
 
-void make_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *small)
+size_t add_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *small)
 {
+    size_t count;
     struct list *tokens = calloc(1, sizeof(*tokens)), *lines = calloc(1, sizeof(*lines));
 
     if (tokens == NULL || lines == NULL)
@@ -149,7 +150,6 @@ void make_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *smal
         add(tokens, small->extra, small->extra_kind, small->score);
     if (small->merge != NULL)
         add(lines, small->merge, 0, 0);
-    maker_begin(maker, 3);
     if (wanted(small, "tokenizer.ggml.model"))
         maker_key_string(maker, "tokenizer.ggml.model", small->pre != NULL ? "gpt2" : "llama");
     if (small->pre != NULL && wanted(small, "tokenizer.ggml.pre"))
@@ -168,7 +168,15 @@ void make_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *smal
     maker_key_u32(maker, "tokenizer.ggml.eos_token_id", SMALL_EOS);
     if (small->chat != NULL)
         maker_key_string(maker, "tokenizer.chat_template", small->chat);
-    maker_finish(maker, 32);
+    count = tokens->count;
     free(tokens);
     free(lines);
+    return count;
+}
+
+void make_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *small)
+{
+    maker_begin(maker, 3);
+    add_tokenizer(maker, small);
+    maker_finish(maker, 32);
 }

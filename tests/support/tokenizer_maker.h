@@ -23,6 +23,8 @@ enum {
     SMALL_EOS = 2,
 };
 
+/* Appends the keys; returns the number of tokens. */
+size_t add_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *small);
 /* Appends the whole file. */
 void make_tokenizer(struct gguf_maker *maker, const struct small_tokenizer *small);
 

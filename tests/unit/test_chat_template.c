@@ -78,6 +78,30 @@ static void expect(const struct fixture *f,
     assert_string_equal(text, expected);
 }
 
+/* The same with the last turn left open: all but what closes it. */
+static void expect_open(struct fixture *f,
+                        const struct kv_chat_message *messages,
+                        size_t n_messages,
+                        const char *closing)
+{
+    uint32_t *closed, *open, *end;
+    size_t n_closed, n_open, n_end;
+
+    assert_int_equal(kv_chat_template_encode(f->chat, messages, n_messages, &closed, &n_closed),
+                     KV_OK);
+    assert_int_equal(
+        kv_chat_template_encode_open(f->chat, messages, n_messages, &open, &n_open), KV_OK);
+    assert_int_equal(
+        kv_tokenizer_encode(f->tokenizer, closing, strlen(closing), true, false, &end, &n_end),
+        KV_OK);
+    assert_int_equal(n_open + n_end, n_closed);
+    assert_memory_equal(open, closed, n_open * sizeof(open[0]));
+    assert_memory_equal(end, closed + n_open, n_end * sizeof(end[0]));
+    free(closed);
+    free(open);
+    free(end);
+}
+
 #define TEXT(role, text)             \
     {                                \
         role, text, sizeof(text) - 1 \
@@ -106,6 +130,8 @@ static void chatml(void **state)
            "[<|im_start|>]system\nBe brief.[<|im_end|>]\n[<|im_start|>]user\nA?\n[<|im_end|>]\n"
            "[<|im_start|>]assistant\n B.[<|im_end|>]\n[<|im_start|>]user\nC?[<|im_end|>]\n"
            "[<|im_start|>]assistant\n");
+    expect_open(&f, hello, 1, "<|im_end|>\n<|im_start|>assistant\n");
+    expect_open(&f, turns, 4, "<|im_end|>\n<|im_start|>assistant\n");
     tear_down(&f);
 
     assert_int_equal(set_up(&f, "qwen2", QWEN, NULL), KV_OK);
@@ -134,6 +160,7 @@ static void llama3(void **state)
            "[<|start_header_id|>]assistant[<|end_header_id|>]\n\nB.[<|eot_id|>]"
            "[<|start_header_id|>]user[<|end_header_id|>]\n\nC?[<|eot_id|>]"
            "[<|start_header_id|>]assistant[<|end_header_id|>]\n\n");
+    expect_open(&f, turns, 4, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
     tear_down(&f);
 }
 

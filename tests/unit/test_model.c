@@ -2,7 +2,7 @@
  * and what a file may not say. */
 #include "embedded.h"
 #include "forward.h"
-#include "gguf_maker.h"
+#include "model_maker.h"
 #include "random.h"
 
 #include <setjmp.h>
@@ -17,179 +17,22 @@
 #include <string.h>
 
 enum {
-    LAYERS = 2,
-    HIDDEN = 128,
-    FFN = 72,
-    D = 64,
-    Q_HEADS = 4,
-    KV_HEADS = 2,
-    VOCABULARY = 50,
+    LAYERS = MADE_LAYERS,
+    HIDDEN = MADE_HIDDEN,
+    FFN = MADE_FFN,
+    D = MADE_D,
+    Q_HEADS = MADE_Q_HEADS,
+    KV_HEADS = MADE_KV_HEADS,
+    VOCABULARY = MADE_VOCABULARY,
     TOKENS = 300, /* more than a chunk */
-    TENSORS = 3 + LAYERS * 12,
     DETAIL_BYTES = 512,
 };
 
-#define EPSILON 1e-5
-
-struct tensor {
-    char name[64];
-    uint64_t columns, rows;
-    float *values;
-};
-
-/* What is wrong with a made file. */
-struct flaw {
-    const char *architecture;
-    const char *lacking_key, *lacking_tensor, *extra_tensor, *scaling;
-    float factor, old_factor; /* of the scaling; 0: no key */
-    uint32_t kv_heads, experts, extra_columns;
-    const char *expected; /* in the detail */
-    kv_status_t status;
-};
-
-struct made {
-    struct gguf_maker maker;
-    struct tensor tensors[TENSORS + 1];
-    size_t n_tensors;
-    void *aligned;
-    struct kv_gguf *gguf;
-};
-
-static void add_tensor(struct made *made,
-                       struct kv_random *dice,
-                       const char *name,
-                       uint64_t columns,
-                       uint64_t rows)
-{
-    struct tensor *tensor = &made->tensors[made->n_tensors++];
-    const bool is_norm = strstr(name, "norm") != NULL;
-
-    snprintf(tensor->name, sizeof(tensor->name), "%s", name);
-    tensor->columns = columns;
-    tensor->rows = rows;
-    tensor->values = malloc(columns * rows * sizeof(float));
-    assert_non_null(tensor->values);
-    for (uint64_t i = 0; i < columns * rows; i++) {
-        const double unit = (double)(kv_random_next(dice) >> 11) * 0x1p-53 * 2 - 1;
-
-        tensor->values[i] =
-            (float)(is_norm ? 1 + unit / 4
-                            : unit * (rows > 1 ? 2 / sqrt((double)columns) : 0.3));
-    }
-}
-
-static void make(struct made *made, const struct flaw *flaw)
-{
-    const char *architecture = flaw->architecture != NULL ? flaw->architecture : "llama";
-    const struct {
-        const char *key;
-        uint32_t value;
-    } counts[] = {
-        {"block_count", LAYERS},
-        {"context_length", 4096},
-        {"embedding_length", HIDDEN},
-        {"feed_forward_length", FFN},
-        {"attention.head_count", Q_HEADS},
-        {"attention.head_count_kv", flaw->kv_heads > 0 ? flaw->kv_heads : KV_HEADS},
-        {"attention.key_length", D},
-        {"expert_count", flaw->experts},
-    };
-    struct kv_random dice;
-    uint64_t offset = 0;
-    char text[96];
-
-    memset(made, 0, sizeof(*made));
-    kv_random_init(&dice, 1);
-    maker_begin(&made->maker, 3);
-    maker_key_string(&made->maker, "general.architecture", architecture);
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-        if (flaw->lacking_key == NULL || strcmp(flaw->lacking_key, counts[i].key) != 0) {
-            snprintf(text, sizeof(text), "%s.%s", architecture, counts[i].key);
-            maker_key_u32(&made->maker, text, counts[i].value);
-        }
-    snprintf(text, sizeof(text), "%s.attention.layer_norm_rms_epsilon", architecture);
-    maker_key_f32(&made->maker, text, (float)EPSILON);
-    if (flaw->scaling != NULL) {
-        snprintf(text, sizeof(text), "%s.rope.scaling.type", architecture);
-        maker_key_string(&made->maker, text, flaw->scaling);
-    }
-    if (flaw->factor > 0) {
-        snprintf(text, sizeof(text), "%s.rope.scaling.factor", architecture);
-        maker_key_f32(&made->maker, text, flaw->factor);
-    }
-    if (flaw->old_factor > 0) {
-        snprintf(text, sizeof(text), "%s.rope.scale_linear", architecture);
-        maker_key_f32(&made->maker, text, flaw->old_factor);
-    }
-
-    add_tensor(made, &dice, "token_embd.weight", HIDDEN, VOCABULARY);
-    add_tensor(made, &dice, "output_norm.weight", HIDDEN, 1);
-    for (unsigned layer = 0; layer < LAYERS; layer++) {
-        const struct {
-            const char *name;
-            uint64_t columns, rows;
-        } parts[] = {
-            {"attn_norm.weight", HIDDEN, 1},
-            {"attn_q.weight", HIDDEN, Q_HEADS * D},
-            {"attn_k.weight", HIDDEN, KV_HEADS * D},
-            {"attn_v.weight", HIDDEN, KV_HEADS * D},
-            {"attn_output.weight", Q_HEADS * D, HIDDEN},
-            {"ffn_norm.weight", HIDDEN, 1},
-            {"ffn_gate.weight", HIDDEN, FFN},
-            {"ffn_up.weight", HIDDEN, FFN},
-            {"ffn_down.weight", FFN + flaw->extra_columns, HIDDEN},
-            {"attn_q.bias", Q_HEADS * D, 1},
-        };
-
-        for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-            snprintf(text, sizeof(text), "blk.%u.%s", layer, parts[i].name);
-            if (flaw->lacking_tensor == NULL || strcmp(flaw->lacking_tensor, text) != 0)
-                add_tensor(made, &dice, text, parts[i].columns, parts[i].rows);
-        }
-    }
-    if (flaw->extra_tensor != NULL)
-        add_tensor(made, &dice, flaw->extra_tensor, 32, 1);
-
-    for (size_t i = 0; i < made->n_tensors; i++) {
-        const struct tensor *tensor = &made->tensors[i];
-        const uint64_t dims[2] = {tensor->columns, tensor->rows};
-
-        maker_tensor(&made->maker, tensor->name, tensor->rows > 1 ? 2 : 1, dims, KV_TENSOR_F32,
-                     offset);
-        offset += (tensor->columns * tensor->rows * sizeof(float) + 31) / 32 * 32;
-    }
-    maker_finish(&made->maker, 32);
-    for (size_t i = 0; i < made->n_tensors; i++) {
-        static const char zeros[32];
-        const struct tensor *tensor = &made->tensors[i];
-        const size_t bytes = tensor->columns * tensor->rows * sizeof(float);
-
-        maker_bytes(&made->maker, tensor->values, bytes);
-        maker_bytes(&made->maker, zeros, (32 - bytes % 32) % 32);
-    }
-    made->aligned = aligned_alloc(64, (made->maker.bytes + 63) / 64 * 64);
-    assert_non_null(made->aligned);
-    memcpy(made->aligned, made->maker.data, made->maker.bytes);
-
-    char detail[DETAIL_BYTES] = "";
-
-    if (kv_gguf_open_memory(made->aligned, made->maker.bytes, "made", &made->gguf, detail,
-                            sizeof(detail)) != KV_OK)
-        fail_msg("%s", detail);
-}
-
-static void unmake(struct made *made)
-{
-    kv_gguf_close(made->gguf);
-    for (size_t i = 0; i < made->n_tensors; i++)
-        free(made->tensors[i].values);
-    maker_free(&made->maker);
-    free(made->aligned);
-}
+#define EPSILON MADE_EPSILON
 
 /* ---- plain loops ---- */
 
-static const float *values_of(const struct made *made, const char *format, unsigned layer)
+static const float *values_of(const struct made_model *made, const char *format, unsigned layer)
 {
     char name[64];
 
@@ -233,7 +76,7 @@ static void turn(double *head, unsigned token)
 }
 
 /* logits (TOKENS, VOCABULARY) */
-static void expect(const struct made *made, const uint32_t *tokens, double *logits)
+static void expect(const struct made_model *made, const uint32_t *tokens, double *logits)
 {
     static double keys[LAYERS][TOKENS][KV_HEADS * D], values[LAYERS][TOKENS][KV_HEADS * D];
 
@@ -293,7 +136,7 @@ static void expect(const struct made *made, const uint32_t *tokens, double *logi
 
 /* ---- the worker's way ---- */
 
-static void compute(const struct made *made,
+static void compute(const struct made_model *made,
                     const uint32_t *tokens,
                     enum kv_dtype dtype,
                     unsigned n_threads,
@@ -334,7 +177,9 @@ static void compute(const struct made *made,
         end = piece == 0               ? kv_forward_chunk_end(begin, TOKENS)
               : TOKENS - begin < piece ? TOKENS
                                        : begin + piece;
-        assert_int_equal(kv_forward_step(forward, tokens + begin, begin, end - begin), KV_OK);
+        assert_int_equal(kv_forward_step(forward, piece == 1 ? KV_DECODE : KV_PREFILL,
+                                         tokens + begin, begin, end - begin),
+                         KV_OK);
         assert_int_equal(
             kv_forward_logits(forward, 0, end - begin, logits + begin * VOCABULARY), KV_OK);
     }
@@ -346,8 +191,9 @@ static void compute(const struct made *made,
 
     /* Forgotten tokens may come again, and others in their place. */
     assert_int_equal(attention->row->truncate(attention, 10), KV_OK);
-    assert_int_equal(kv_forward_step(forward, tokens, 10, 5), KV_OK);
-    assert_int_equal(kv_forward_step(forward, &(uint32_t){VOCABULARY}, 15, 1), KV_INVALID);
+    assert_int_equal(kv_forward_step(forward, KV_PREFILL, tokens, 10, 5), KV_OK);
+    assert_int_equal(kv_forward_step(forward, KV_PREFILL, &(uint32_t){VOCABULARY}, 15, 1),
+                     KV_INVALID);
     assert_int_equal(attention->row->flush(attention), KV_OK);
 
     kv_forward_destroy(forward);
@@ -360,15 +206,15 @@ static void compute(const struct made *made,
 
 static void test_numbers(void **state)
 {
-    const struct flaw none = {.status = KV_OK};
+    const struct made_flaw none = {.status = KV_OK};
     static float first[TOKENS * VOCABULARY], again[TOKENS * VOCABULARY];
     static double exact[TOKENS * VOCABULARY];
     uint32_t tokens[TOKENS];
     struct kv_random dice;
-    struct made made;
+    struct made_model made;
 
     (void)state;
-    make(&made, &none);
+    make_model(&made, &none, NULL);
     kv_random_init(&dice, 2);
     for (unsigned i = 0; i < TOKENS; i++)
         tokens[i] = (uint32_t)kv_random_below(&dice, VOCABULARY);
@@ -388,12 +234,12 @@ static void test_numbers(void **state)
         compute(&made, tokens, type, 2, 1, again);
         assert_memory_equal(first, again, sizeof(first));
     }
-    unmake(&made);
+    unmake_model(&made);
 }
 
 static void test_refused(void **state)
 {
-    static const struct flaw flaws[] = {
+    static const struct made_flaw flaws[] = {
         {.architecture = "mamba",
          .expected = "general.architecture: ",
          .status = KV_UNSUPPORTED},
@@ -427,10 +273,10 @@ static void test_refused(void **state)
     for (size_t i = 0; i < sizeof(flaws) / sizeof(flaws[0]); i++) {
         struct kv_model_params params = {.n_layers = 77};
         char detail[DETAIL_BYTES] = "";
-        struct made made;
+        struct made_model made;
         kv_status_t status;
 
-        make(&made, &flaws[i]);
+        make_model(&made, &flaws[i], NULL);
         if (flaws[i].extra_tensor != NULL && flaws[i].status == KV_OK)
             /* Random factors are mostly no divisors: any clear answer will do. */
             assert_true(kv_model_read(made.gguf, &params, detail, sizeof(detail)) == KV_OK ||
@@ -441,7 +287,7 @@ static void test_refused(void **state)
                 fail_msg("%zu: %s: %s", i, kv_status_name(status), detail);
             assert_int_equal(params.n_layers, 77); /* untouched */
         }
-        unmake(&made);
+        unmake_model(&made);
     }
 }
 
@@ -449,7 +295,7 @@ static void test_refused(void **state)
 static void test_scaling(void **state)
 {
     static const struct {
-        struct flaw made;
+        struct made_flaw made;
         float scale;
     } cases[] = {
         {{.scaling = NULL}, 1},
@@ -465,13 +311,13 @@ static void test_scaling(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct kv_model_params params;
         char detail[DETAIL_BYTES] = "";
-        struct made made;
+        struct made_model made;
 
-        make(&made, &cases[i].made);
+        make_model(&made, &cases[i].made, NULL);
         if (kv_model_read(made.gguf, &params, detail, sizeof(detail)) != KV_OK)
             fail_msg("%zu: %s", i, detail);
         assert_true(params.rope_scale == cases[i].scale);
-        unmake(&made);
+        unmake_model(&made);
     }
 }
 

@@ -109,7 +109,9 @@ static float *pass(const struct kv_gguf *gguf,
         end = way->piece == 0          ? kv_forward_chunk_end(begin, n)
               : n - begin < way->piece ? n
                                        : begin + way->piece;
-        check(kv_forward_step(session.forward, tokens + begin, begin, end - begin), way->name);
+        check(kv_forward_step(session.forward, way->piece == 1 ? KV_DECODE : KV_PREFILL,
+                              tokens + begin, begin, end - begin),
+              way->name);
         check(kv_forward_logits(session.forward, 0, end - begin,
                                 logits + (size_t)begin * n_vocabulary),
               way->name);

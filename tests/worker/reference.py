@@ -59,13 +59,13 @@ def rms_norm(x, weight, eps):
     return (x / np.sqrt(mean + eps)).astype(np.float32) * weight
 
 
-def rotate(x, model, factors):
-    """x (tokens, heads, d)"""
+def rotate(x, model, factors, begin=0):
+    """x (tokens, heads, d) of the tokens from `begin` on"""
     half = model.n_rot // 2
     frequency = model.base ** (-np.arange(half, dtype=np.float64) * 2 / model.n_rot)
     if factors is not None:
         frequency = frequency / factors.astype(np.float64)
-    angle = np.arange(x.shape[0])[:, None] * frequency[None, :] / model.scale
+    angle = np.arange(begin, begin + x.shape[0])[:, None] * frequency[None, :] / model.scale
     cos = np.cos(angle).astype(np.float32)[:, None, :]
     sin = np.sin(angle).astype(np.float32)[:, None, :]
     out = x.copy()
@@ -89,13 +89,29 @@ def to_rows(x, kind):
     return x
 
 
-def forward(model, ids, kind):
-    n = len(ids)
-    embedding = model.weight("token_embd.weight")
+def dense(layer, q, k, v):
+    """Causal attention of q (n, heads, d), the last n tokens of k, v (tokens, kv heads, d)."""
+    n, heads, d = q.shape
+    group = heads // k.shape[1]
+    hidden = np.triu(np.full((n, len(k)), -np.inf, dtype=np.float32), len(k) - n + 1)
+    mixed = np.empty_like(q)
+    for head in range(heads):
+        scores = q[:, head] @ k[:, head // group].T / np.float32(np.sqrt(d)) + hidden
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed[:, head] = (scores @ v[:, head // group]) / scores.sum(axis=-1, keepdims=True)
+    return mixed
+
+
+def states(model, ids, kind, attend=dense, past=None):
+    """The states (tokens, hidden) before the output's weight, and each layer's keys and values.
+
+    past: those of the tokens before, which then are not computed again; attend(layer, q, k, v) gets
+    all keys and values.
+    """
+    n, begin = len(ids), len(past[0][0]) if past else 0
     factors = model.weight("rope_freqs.weight")
-    group = model.n_heads // model.n_kv
-    hidden = np.triu(np.full((n, n), -np.inf, dtype=np.float32), 1)
-    x = embedding[ids]
+    x = model.weight("token_embd.weight")[ids]
+    rows = []
     for layer in range(model.n_layers):
         def linear(h, name):
             y = h @ model.weight(f"blk.{layer}.{name}.weight").T
@@ -103,24 +119,29 @@ def forward(model, ids, kind):
             return y if bias is None else y + bias
 
         h = rms_norm(x, model.weight(f"blk.{layer}.attn_norm.weight"), model.eps)
-        q = rotate(linear(h, "attn_q").reshape(n, model.n_heads, model.d), model, factors)
-        k = rotate(linear(h, "attn_k").reshape(n, model.n_kv, model.d), model, factors)
+        q = rotate(linear(h, "attn_q").reshape(n, model.n_heads, model.d), model, factors, begin)
+        k = rotate(linear(h, "attn_k").reshape(n, model.n_kv, model.d), model, factors, begin)
         v = linear(h, "attn_v").reshape(n, model.n_kv, model.d)
         k, v = to_rows(k, kind), to_rows(v, kind)
-        mixed = np.empty((n, model.n_heads, model.d), dtype=np.float32)
-        for head in range(model.n_heads):
-            scores = q[:, head] @ k[:, head // group].T / np.float32(np.sqrt(model.d)) + hidden
-            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            mixed[:, head] = (scores @ v[:, head // group]) / scores.sum(axis=-1, keepdims=True)
-        x = x + linear(mixed.reshape(n, -1), "attn_output")
+        if past:
+            k, v = (np.concatenate(both) for both in zip(past[layer], (k, v)))
+        rows.append((k, v))
+        x = x + linear(attend(layer, q, k, v).reshape(n, -1), "attn_output")
         h = rms_norm(x, model.weight(f"blk.{layer}.ffn_norm.weight"), model.eps)
         gate = linear(h, "ffn_gate")
         with np.errstate(over="ignore"):
             gate = gate / (1 + np.exp(-gate))
         x = x + linear(gate * linear(h, "ffn_up"), "ffn_down")
-    x = rms_norm(x, model.weight("output_norm.weight"), model.eps)
+    return rms_norm(x, model.weight("output_norm.weight"), model.eps), rows
+
+
+def output_weight(model):
     output = model.weight("output.weight")
-    return x @ (embedding if output is None else output).T
+    return model.weight("token_embd.weight") if output is None else output
+
+
+def forward(model, ids, kind):
+    return states(model, ids, kind)[0] @ output_weight(model).T
 
 
 def main():

@@ -1,0 +1,43 @@
+/* eval_report.h - the table, objects or lines that `kvworker eval` prints.
+ *
+ * Threads: one.
+ */
+#ifndef KV_EVAL_REPORT_H
+#define KV_EVAL_REPORT_H
+
+#include "eval_plan.h"
+
+enum kv_eval_format {
+    KV_EVAL_TABLE, /* aligned, under a head */
+    KV_EVAL_JSON,  /* an object in each line */
+    KV_EVAL_CSV,   /* RFC 4180, the head in the first line */
+};
+
+/* What does not change between the lines. */
+struct kv_eval_about {
+    uint32_t tokens, from;
+    const char *kv_type, *store, *device;
+};
+
+/* NAN: not measured. */
+struct kv_eval_result {
+    double perplexity;
+    double loss_percent;       /* perplexity above full attention's */
+    double loss_error_percent; /* its standard error, tokens taken as independent */
+    double recall;             /* of the rows that exact scores would have chosen */
+    double coded_share;        /* of the candidates of queries, scored by their codes */
+    double rows_share;         /* of the rows so far, attended to by a step */
+    double needles_found, needles_asked;
+    double step_s;         /* a step of the text, its logits too */
+    double exposed_wait_s; /* of them all */
+    double bytes_fetched;  /* by them all */
+    double total_s;
+};
+
+void kv_eval_report_head(enum kv_eval_format format);
+void kv_eval_report(enum kv_eval_format format,
+                    const struct kv_eval_about *about,
+                    const struct kv_eval_run *run,
+                    const struct kv_eval_result *result);
+
+#endif

@@ -1,0 +1,251 @@
+/* kvworker over real nodes, on a small made model: the same answer wherever its rows are, and a
+ * node that is killed while it answers. */
+#include "model_maker.h"
+#include "system.h"
+#include "tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_NODES = 2,
+    PROMPT_BYTES = 3600,
+    TIMEOUT_MS = 5 * PROCESS_PATIENCE_MS,
+};
+
+static const char *kvworker;
+static char model[PROCESS_PATH_BYTES], prompt[PROCESS_PATH_BYTES];
+static struct process_node nodes[N_NODES];
+static char one[96], both[192];
+static struct process_result result;
+
+static void
+write_file(char path[PROCESS_PATH_BYTES], const char *name, const void *data, size_t bytes)
+{
+    FILE *file;
+
+    process_path(path, name);
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int set_up(void **state)
+{
+    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
+    static const char *const options[] = {"--transport", "tcp", "--memory", "64M", NULL};
+    static struct made_model made;
+    static char text[PROMPT_BYTES];
+    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
+    const struct made_flaw none = {.status = KV_OK};
+
+    (void)state;
+    make_model(&made, &none, &tokenizer);
+    write_file(model, "model.gguf", made.maker.data, made.maker.bytes);
+    unmake_model(&made);
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
+    write_file(prompt, "prompt", text, sizeof(text));
+    for (unsigned i = 0; i < N_NODES; i++)
+        system_node_start(&nodes[i], options);
+    snprintf(one, sizeof(one), "%s", nodes[0].control);
+    snprintf(both, sizeof(both), "%s,%s", nodes[0].control, nodes[1].control);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < N_NODES; i++)
+        if (nodes[i].process.pid != 0)
+            system_node_stop(&nodes[i]);
+    return 0;
+}
+
+/* The options that make a run repeat exactly. */
+#define EXACT                                                                                 \
+    "--raw", "--prompt-file", prompt, "--attention", "pqcache", "--chapter", "8",             \
+        "--kmeans-iters", "4", "--seed", "3", "--wait-index", "--memory", "64M", "--threads", \
+        "2", "--ratio", "1/8"
+
+static void logits(const char *store, const char *name, const char *cache)
+{
+    char out[PROCESS_PATH_BYTES];
+    const char *const argv[] = {kvworker,
+                                "logits",
+                                "--model",
+                                model,
+                                "--store",
+                                store,
+                                "--cache",
+                                cache,
+                                "--from",
+                                "1300",
+                                "--out",
+                                out,
+                                "--prompt-file",
+                                prompt,
+                                "--attention",
+                                "pqcache",
+                                "--chapter",
+                                "8",
+                                "--kmeans-iters",
+                                "4",
+                                "--wait-index",
+                                "--memory",
+                                "64M",
+                                "--threads",
+                                "2",
+                                "--ratio",
+                                "1/8",
+                                NULL};
+    const struct process_spec spec = {.argv = argv};
+
+    process_path(out, name);
+    assert_true(process_run(&spec, TIMEOUT_MS, &result));
+    if (result.status != 0)
+        fail_msg("status %d: %s", result.status, result.errors);
+}
+
+static void expect_same_file(const char *name, const char *other)
+{
+    char path[PROCESS_PATH_BYTES], other_path[PROCESS_PATH_BYTES];
+    static uint8_t data[1 << 16], other_data[1 << 16];
+    FILE *file, *other_file;
+    size_t bytes, total = 0;
+
+    process_path(path, name);
+    process_path(other_path, other);
+    file = fopen(path, "rb");
+    other_file = fopen(other_path, "rb");
+    assert_non_null(file);
+    assert_non_null(other_file);
+    do {
+        bytes = fread(data, 1, sizeof(data), file);
+        assert_int_equal(bytes, fread(other_data, 1, sizeof(other_data), other_file));
+        assert_memory_equal(data, other_data, bytes);
+        total += bytes;
+    } while (bytes > 0);
+    assert_true(total > 4096);
+    fclose(file);
+    fclose(other_file);
+}
+
+/* Embedded, one node, two nodes that both serve, again, without a cache: the same bits. */
+static void the_same_logits_everywhere(void **state)
+{
+    struct kv_client *client;
+
+    (void)state;
+    logits("embedded", "embedded.npy", "lru");
+    logits(one, "one.npy", "lru");
+    logits(both, "both.npy", "lru");
+    logits(both, "again.npy", "lfu");
+    logits(both, "off.npy", "off");
+    expect_same_file("embedded.npy", "one.npy");
+    expect_same_file("embedded.npy", "both.npy");
+    expect_same_file("embedded.npy", "again.npy");
+    expect_same_file("embedded.npy", "off.npy");
+    client = system_open(both, NULL, 0);
+    for (unsigned i = 0; i < N_NODES; i++) {
+        assert_true(system_number(client, i, "stats", "rows_scored_by_code") > 0);
+        assert_true(system_number(client, i, "stats", "codebooks_trained") > 0);
+        assert_true(system_number(client, i, "stats", "rows_out") > 0);
+    }
+    kv_client_close(client);
+}
+
+static void generate(const char *store)
+{
+    const char *const argv[] = {kvworker, "generate",     "--model", model, "--store", store,
+                                "--json", "--max-tokens", "40",      EXACT, NULL};
+    const struct process_spec spec = {.argv = argv};
+
+    assert_true(process_run(&spec, TIMEOUT_MS, &result));
+    if (result.status != 0)
+        fail_msg("status %d: %s", result.status, result.errors);
+}
+
+static void the_same_tokens_everywhere(void **state)
+{
+    static const char *const members[] = {"\"block_cache_hit_rate\"", "\"rows_coded_share\"",
+                                          "\"rows_scored_exactly\"",  "\"rows_reranked\"",
+                                          "\"index_wait_s\"",         "\"tt2t_s\""};
+    static char ids[sizeof(result.output)];
+    const char *at;
+
+    (void)state;
+    generate("embedded");
+    at = strstr(result.output, "\"token_ids\"");
+    assert_non_null(at);
+    memcpy(ids, at, strcspn(at, "]"));
+    generate(both);
+    at = strstr(result.output, "\"token_ids\"");
+    assert_non_null(at);
+    assert_int_equal(strncmp(at, ids, strlen(ids)), 0);
+    for (unsigned i = 0; i < sizeof(members) / sizeof(members[0]); i++)
+        assert_non_null(strstr(result.output, members[i]));
+}
+
+/* It says which node, what was asked of it and after how long, and ends. */
+static void a_node_dies(void **state)
+{
+    const char *const argv[] = {kvworker, "generate",     "--model", model, "--store",
+                                both,     "--max-tokens", "2500",    EXACT, NULL};
+    char errors[PROCESS_PATH_BYTES], text[4096];
+    const struct process_spec spec = {.argv = argv, .errors = errors};
+    struct process process;
+    struct kv_client *client;
+    size_t bytes;
+    FILE *file;
+
+    (void)state;
+    process_path(errors, "dies.errors");
+    client = system_open(nodes[1].control, NULL, 0);
+    const double before = system_number(client, 0, "stats", "rows_chosen");
+    assert_true(process_start(&process, &spec));
+    /* It is at it. */
+    for (double now = before; now < before + 2000;) {
+        now = system_number(client, 0, "stats", "rows_chosen");
+        kv_client_wait(client, 10000);
+    }
+    kv_client_close(client);
+    process_kill(&nodes[1].process);
+    assert_int_equal(process_wait(&process, TIMEOUT_MS), 1);
+    file = fopen(errors, "rb");
+    assert_non_null(file);
+    bytes = fread(text, 1, sizeof(text) - 1, file);
+    fclose(file);
+    text[bytes] = 0;
+    if (strstr(text, "kvworker: generate: store: node ") == NULL ||
+        strstr(text, nodes[1].control) == NULL || strstr(text, " s: ") == NULL)
+        fail_msg("`%s`", text);
+}
+
+static int work(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_logits_everywhere),
+        cmocka_unit_test(the_same_tokens_everywhere),
+        cmocka_unit_test(a_node_dies),
+    };
+
+    if (argc != 2)
+        return 2;
+    kvworker = argv[1];
+    return cmocka_run_group_tests_name("system.worker", tests, set_up, tear_down);
+}
+
+static int no_children(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    return system_main(argc, argv, work, no_children);
+}

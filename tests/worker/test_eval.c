@@ -1,0 +1,271 @@
+/* kvworker eval as a user runs it, on a small made model: its lines against what `kvworker
+ * logits` says, its formats, and what it refuses. */
+#include "model_maker.h"
+#include "process.h"
+#include "tokenizer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FROM = 100,
+    TOKENS = 180,
+    ARGUMENTS_MAX = 40,
+    N_RUNS = 1 + 2 + 2 + 4, /* full, oracle and window at two budgets, random with two seeds */
+    NPY_HEADER_BYTES = 128,
+};
+
+static const char *kvworker;
+static char model[PROCESS_PATH_BYTES], text[PROCESS_PATH_BYTES], needles[PROCESS_PATH_BYTES];
+static const char sentences[] = "# two\nThe cat and the hat|sing\n\nThe ant thinks|the 123\n";
+static uint32_t *tokens;
+static size_t n_tokens;
+static struct process_result result;
+
+static void
+write_file(char path[PROCESS_PATH_BYTES], const char *name, const void *data, size_t bytes)
+{
+    FILE *file;
+
+    process_path(path, name);
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int make_files(void **state)
+{
+    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
+    static struct made_model made;
+    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
+    const struct made_flaw none = {.status = KV_OK};
+    struct kv_tokenizer *reader;
+    char long_text[1500] = "", detail[KV_GGUF_DETAIL_BYTES] = "";
+
+    (void)state;
+    make_model(&made, &none, &tokenizer);
+    write_file(model, "model.gguf", made.maker.data, made.maker.bytes);
+    for (size_t i = 0; i + 1 < sizeof(long_text); i++)
+        long_text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
+    write_file(text, "text", long_text, strlen(long_text));
+    write_file(needles, "needles", sentences, strlen(sentences));
+    assert_int_equal(kv_tokenizer_create(made.gguf, &reader, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kv_tokenizer_encode(reader, long_text, strlen(long_text), false, true,
+                                         &tokens, &n_tokens),
+                     KV_OK);
+    assert_true(n_tokens > TOKENS);
+    kv_tokenizer_destroy(reader);
+    unmake_model(&made);
+    return 0;
+}
+
+static int remove_files(void **state)
+{
+    (void)state;
+    free(tokens); /* the files go with their folder */
+    return 0;
+}
+
+/* kvworker COMMAND --model MODEL and what follows, up to NULL. */
+static void run(const char *command, int status, ...)
+{
+    const char *argv[ARGUMENTS_MAX] = {kvworker,   command, "--model",   model,
+                                       "--memory", "64M",   "--threads", "2"};
+    const struct process_spec spec = {.argv = argv};
+    unsigned n = 8;
+    va_list more;
+
+    va_start(more, status);
+    while ((argv[n] = va_arg(more, const char *)) != NULL)
+        assert_true(++n < ARGUMENTS_MAX);
+    va_end(more);
+    assert_true(process_run(&spec, PROCESS_PATIENCE_MS, &result));
+    if (result.status != status)
+        fail_msg("status %d: %s", result.status, result.errors);
+}
+
+/* The value of a member in a line of JSON. */
+static double member(const char *line, const char *name)
+{
+    char key[64];
+    const char *at;
+
+    snprintf(key, sizeof(key), "\"%s\": ", name);
+    at = strstr(line, key);
+    if (at == NULL)
+        fail_msg("no %s in %s", name, line);
+    at += strlen(key);
+    return strncmp(at, "null", 4) == 0 ? NAN : strtod(at, NULL);
+}
+
+static double perplexity_of_logits(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    float *logits;
+    double sum = 0;
+    size_t n_vocabulary;
+    long end;
+
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    end = ftell(file) - NPY_HEADER_BYTES;
+    n_vocabulary = (size_t)end / sizeof(float) / (n_tokens - FROM);
+    assert_int_equal((size_t)end, n_vocabulary * (n_tokens - FROM) * sizeof(float));
+    fseek(file, NPY_HEADER_BYTES, SEEK_SET);
+    logits = malloc(n_vocabulary * sizeof(float));
+    assert_non_null(logits);
+    for (size_t t = FROM; t + 1 < TOKENS; t++) {
+        double total = 0;
+
+        assert_int_equal(fread(logits, sizeof(float), n_vocabulary, file), n_vocabulary);
+        for (size_t i = 0; i < n_vocabulary; i++)
+            total += exp((double)logits[i]);
+        sum += log(total) - (double)logits[tokens[t + 1]];
+    }
+    fclose(file);
+    free(logits);
+    return exp(sum / (TOKENS - 1 - FROM));
+}
+
+static void test_perplexity(void **state)
+{
+    static const char *const methods[] = {"full", "oracle", "window:window=16", "random"};
+    char out[PROCESS_PATH_BYTES], *line, *rest = NULL;
+    double full = 0, quarter = 0;
+    unsigned n = 0;
+
+    (void)state;
+    run("eval", 0, "--text-file", text, "--tokens", "180", "--from", "100", "--json",
+        "--methods", "oracle,full,window:window=16,random", "--budgets", "1/4,k=9999",
+        "--seeds", "3,4", "--window", "8", NULL);
+    assert_string_equal(result.errors, "");
+    for (line = strtok_r(result.output, "\n", &rest); line != NULL;
+         line = strtok_r(NULL, "\n", &rest), n++) {
+        const unsigned method = n == 0 ? 0 : n < 3 ? 1 : n < 5 ? 2 : 3;
+        const bool is_all = method == 0 || strstr(line, "k=9999") != NULL;
+        char key[64];
+
+        snprintf(key, sizeof(key), "{\"method\": \"%s\",", methods[method]);
+        assert_memory_equal(line, key, strlen(key));
+        full = n == 0 ? member(line, "perplexity") : full;
+        assert_int_equal(member(line, "tokens"), TOKENS);
+        assert_int_equal(member(line, "from"), FROM);
+        assert_true(member(line, "seconds") > 0 && member(line, "tpot_s") > 0);
+        assert_true(isnan(member(line, "needles_asked")));
+        assert_true(isnan(member(line, "seed")) == (method < 3));
+        if (method == 3)
+            assert_int_equal(member(line, "seed"), n % 2 == 1 ? 3 : 4);
+        assert_true(isnan(member(line, "recall")) == (method == 0));
+        if (is_all) { /* nothing is left out */
+            assert_true(member(line, "perplexity") == full);
+            assert_true(member(line, "loss_percent") == 0);
+            assert_true(member(line, "rows_attended_share") == 1);
+        } else {
+            assert_true(member(line, "perplexity") != full);
+            assert_true(fabs(member(line, "loss_percent") -
+                             100 * (member(line, "perplexity") / full - 1)) < 1e-4);
+            assert_true(member(line, "loss_error_percent") > 0);
+            assert_true(fabs(member(line, "rows_attended_share") - 0.25) < 0.01);
+            quarter = method == 1 ? member(line, "perplexity") : quarter;
+        }
+        if (method == 1 || (method > 0 && is_all))
+            assert_true(member(line, "recall") == 1);
+        else if (method > 1)
+            assert_true(member(line, "recall") < 0.9);
+    }
+    assert_int_equal(n, N_RUNS);
+
+    process_path(out, "logits.npy");
+    run("logits", 0, "--prompt-file", text, "--from", "100", "--out", out, NULL);
+    assert_true(fabs(perplexity_of_logits(out) / full - 1) < 1e-6);
+    run("logits", 0, "--prompt-file", text, "--from", "100", "--out", out, "--attention",
+        "oracle", "--ratio", "0.25", "--top-k", "0", "--window", "8", NULL);
+    assert_true(fabs(perplexity_of_logits(out) / quarter - 1) < 1e-6);
+}
+
+static unsigned n_lines(const char *output)
+{
+    unsigned n = 0;
+
+    for (; *output != '\0'; output++)
+        n += *output == '\n';
+    return n;
+}
+
+static void test_needles(void **state)
+{
+    (void)state;
+    run("eval", 0, "--text-file", text, "--tokens", "180", "--needles", needles,
+        "--needles-only", "--json", "--methods", "window", "--budgets", "1/4,1/2", NULL);
+    assert_int_equal(n_lines(result.output), 3);
+    assert_int_equal(member(result.output, "needles_asked"), 2);
+    assert_true(member(result.output, "needles_found") <= 2);
+    assert_true(isnan(member(result.output, "perplexity")));
+}
+
+static void test_formats(void **state)
+{
+    (void)state;
+    run("eval", 0, "--text-file", text, "--tokens", "120", "--from", "100", "--csv",
+        "--needles", needles, "--methods", "random", NULL);
+    assert_int_equal(n_lines(result.output), 3);
+    assert_memory_equal(result.output, "method,budget,seed,tokens,from,perplexity,", 42);
+    assert_non_null(strstr(result.output, "\nfull,,,120,100,"));
+    assert_non_null(strstr(result.output, "\nrandom,1/10,0,120,100,"));
+    run("eval", 0, "--text-file", text, "--tokens", "120", "--from", "100", "--methods",
+        "oracle", NULL);
+    assert_int_equal(n_lines(result.output), 3);
+    assert_memory_equal(result.output, "method ", 7);
+}
+
+static void test_refused(void **state)
+{
+    char spoiled[PROCESS_PATH_BYTES];
+
+    (void)state;
+    write_file(spoiled, "spoiled", "one\n", 4);
+    run("eval", 2, NULL);
+    run("eval", 2, "--text-file", "/nonexistent/text", NULL);
+    run("eval", 2, "--text-file", text, "--tokens", "101", "--from", "100", NULL);
+    run("eval", 2, "--text-file", text, "--tokens", "9", "--methods", "all", NULL);
+    run("eval", 2, "--text-file", text, "--budgets", "3", NULL);
+    run("eval", 2, "--text-file", text, "--window", "none", NULL);
+    assert_non_null(strstr(result.errors, "option: --window: "));
+    run("eval", 2, "--text-file", text, "--json", "--csv", NULL);
+    run("eval", 2, "--text-file", text, "--needles-only", NULL);
+    run("eval", 2, "--text-file", text, "--needles", spoiled, NULL);
+    assert_non_null(strstr(result.errors, "spoiled:1: expected beginning|completion"));
+    assert_string_equal(result.output, "");
+}
+
+static int work(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_perplexity),
+        cmocka_unit_test(test_needles),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_refused),
+    };
+
+    (void)argc;
+    kvworker = argv[0];
+    return cmocka_run_group_tests_name("worker.eval", tests, make_files, remove_files);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: test_worker_eval KVWORKER\n");
+        return 2;
+    }
+    return process_supervise(work, argc - 1, argv + 1);
+}
