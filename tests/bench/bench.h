@@ -225,6 +225,7 @@ bool bench_socket_measure(void *exchange, struct bench_sample *ret_sample);
  */
 int bench_wire_peer(const char *transport, uint64_t data_bytes, int cpu);
 int bench_socket_peer(uint64_t data_bytes, int cpu);
+int bench_prefill_peer(const char *address, const char *transport);
 
 /* Memory of this process, limit_memory.c. */
 struct bench_memory {
@@ -266,6 +267,7 @@ struct bench_load {
 extern const struct bench_load bench_machine_loads[]; /* each ends with a name of NULL */
 extern const struct bench_load bench_rpc_loads[];
 extern const struct bench_load bench_row_loads[];
+extern const struct bench_load bench_query_loads[];
 extern const struct bench_load bench_object_loads[];
 
 #endif

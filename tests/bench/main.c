@@ -84,6 +84,7 @@ static const struct kv_config_row rows[] = {
 static const struct bench_load *const groups[] = {
     bench_rpc_loads,
     bench_row_loads,
+    bench_query_loads,
     bench_object_loads,
     bench_machine_loads,
 };
@@ -190,13 +191,15 @@ static bool own_folder(char *folder, size_t folder_bytes)
     return true;
 }
 
-/* What bench_wire_open() and bench_socket_open() start. */
+/* What bench_wire_open(), bench_socket_open() and the load query.busy start. */
 static int run_peer(int argc, char **argv)
 {
     if (argc == 6 && strcmp(argv[2], "messages") == 0)
         return bench_wire_peer(argv[3], strtoull(argv[4], NULL, 10), atoi(argv[5]));
     if (argc == 6 && strcmp(argv[2], "socket") == 0)
         return bench_socket_peer(strtoull(argv[4], NULL, 10), atoi(argv[5]));
+    if (argc == 5 && strcmp(argv[2], "prefill") == 0)
+        return bench_prefill_peer(argv[3], argv[4]);
     return EXIT_USAGE;
 }
 
