@@ -1,22 +1,57 @@
 #!/bin/sh
-# quickstart.sh: from a fresh Debian 12 to a running store, and back: builds into build/, starts a
-# node on free ports with a temporary folder, stores and fetches, stops the node.
+# quickstart.sh [--tokens N]: from a fresh Debian 12 to a language model that answers questions
+# about a long text while its KV cache lies in a storage node.
+#
+# Installs what is missing, builds into build/, fetches a small model (94 MiB), starts a node on
+# free ports with a temporary folder, asks ten questions about the GPL-3 by full attention and by
+# attention to a tenth of the rows, which the node finds, and stops the node.
+#   --tokens N   of the text, 2000; the model's context takes 7000 and the questions
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$top/build
-work=$(mktemp -d)
+tokens=2000
 server=
+worker=
 
+usage() {
+    echo "usage: quickstart.sh [--tokens N]" >&2
+    exit 2
+}
+while [ $# -gt 0 ]; do
+    case $1 in
+    --help)
+        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+    --tokens)
+        [ $# -gt 1 ] || usage
+        tokens=$2
+        shift
+        ;;
+    --tokens=*) tokens=${1#--tokens=} ;;
+    *) usage ;;
+    esac
+    shift
+done
+case $tokens in
+'' | *[!0-9]*) usage ;;
+esac
+
+work=$(mktemp -d)
 finish() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null || true
-    [ -z "$server" ] || wait "$server" 2>/dev/null || true
+    for process in $worker $server; do
+        kill "$process" 2>/dev/null || true
+        wait "$process" 2>/dev/null || true
+    done
     rm -rf "$work"
 }
 trap finish EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
+begun=$(date +%s)
 say() {
-    printf '==> %s\n' "$*"
+    printf '==> %3d s: %s\n' $(($(date +%s) - begun)) "$*"
 }
 fail() {
     printf 'quickstart: %s\n' "$*" >&2
@@ -24,8 +59,7 @@ fail() {
 }
 # What it runs is shown, so that it can be typed again.
 show() {
-    printf '  $ %s\n' "$(echo "$*" | sed "s|$build/[a-z/]*/||; s|$work|/tmp|g")"
-    "$@"
+    printf '  $ %s\n' "$(echo "$*" | sed "s|$build/[a-z/-]*/||; s|$work|/tmp|g; s|$top/||g")"
 }
 
 # On a terminal ninja shows its own progress; elsewhere only a failure is worth reading.
@@ -40,7 +74,6 @@ build_all() {
     fi
 }
 
-begun=$(date +%s)
 say "packages"
 sh "$top/deploy/packages.sh" build
 
@@ -55,13 +88,18 @@ fi
 if ninja -C "$build" -n 2>/dev/null | grep -q 'no work to do'; then
     say "build: up to date"
 else
-    say "build: kvserver, kvctl, libkvclient, examples (a minute on two cores)"
+    say "build: kvserver, kvctl, kvworker, libkvclient (a minute or two on two cores)"
     build_all || fail "the build failed"
 fi
 kvctl=$build/client/kvctl/kvctl
+kvworker=$build/gpu-worker/kvworker
+
+say "model: SmolLM2-135M-Instruct, 94 MiB, fetched once"
+model=$(sh "$top/deploy/fetch_model.sh")
+echo "  $model"
 
 say "start a node on free ports"
-"$build/kvserver/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory 512M \
+"$build/kvserver/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory 1G \
     --dir "$work/node" >"$work/ready" 2>"$work/log" &
 server=$!
 tries=0
@@ -78,24 +116,42 @@ sed "s|$work|/tmp|; s/^/  /" "$work/ready"
 KVCTL_SERVER=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
 export KVCTL_SERVER
 
-say "store a file, fetch it, compare"
-file=/usr/share/common-licenses/GPL-3
-[ -r "$file" ] || file=$top/README.md
-show "$kvctl" put hello "$file"
-show "$kvctl" get hello "$work/copy"
-cmp "$file" "$work/copy" || fail "other bytes came back"
-echo "  the same"
+text=/usr/share/common-licenses/GPL-3
+[ -r "$text" ] || text=$top/README.md
+say "ten questions about $tokens tokens of $(basename "$text"), each sentence hidden in the text"
+set -- "$kvworker" ask --model "$model" --store "$KVCTL_SERVER" --text-file "$text" \
+    --needles "$top/deploy/needles.txt" --tokens "$tokens"
+show "$@"
+# In the background, so that a signal ends it at once.
+"$@" &
+worker=$!
+wait "$worker" || fail "kvworker ask ended with status $?"
+worker=
 
-say "a model's session: prefill, decode, fork, resume (client/examples/session.c)"
-show "$build/client/examples/session" "$KVCTL_SERVER"
-
-say "what the node tells"
-show "$kvctl" status
+say "what the node counted"
+show "$kvctl" stats
+"$kvctl" stats >"$work/stats"
+for counter in rows_in_bytes rows_out_bytes rows_scored_by_code rows_scored_by_key \
+    rows_reranked rows_chosen codebooks_trained sessions_opened corrupt_rows; do
+    sed -n "s/^$counter /  $counter /p" "$work/stats"
+done
 show "$kvctl" ping
+"$kvctl" ping
 
 say "stop the node"
 kill "$server"
 wait "$server" || fail "kvserver ended with status $?"
 server=
-say "done in $(($(date +%s) - begun)) s; next, with your own node:"
-printf '  $ %s\n' "$build/kvserver/kvserver" "$kvctl status" "sh $top/deploy/two-nodes.sh"
+
+say "done; what to try next:"
+cat <<NEXT
+  the same over all that the model's context takes (two to four minutes on two cores):
+    sh deploy/quickstart.sh --tokens 7000
+  talk to the model, its KV cache in a store of its own:
+    $kvworker chat --model $model
+  what methods and budgets lose over a text, in perplexity:
+    $kvworker eval --model $model --methods oracle,pqcache,window --text-file $text
+  your own node, and what it does:
+    $build/kvserver/kvserver
+    $kvctl status
+NEXT
