@@ -619,7 +619,7 @@ static uint32_t make_request(unsigned op,
     size_t bytes = 0, bulk = 0;
 
     header.deadline_us = 1 + (uint32_t)kv_random_below(random, 20000);
-    if (kv_ops[op].flags & KV_OP_NEEDS_SESSION) {
+    if (op < KV_OP_COUNT && (kv_ops[op].flags & KV_OP_NEEDS_SESSION)) {
         header.session_index = world.session_index;
         header.token = world.session_token;
         header.generation = 1;
