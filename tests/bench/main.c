@@ -82,11 +82,8 @@ static const struct kv_config_row rows[] = {
 };
 
 static const struct bench_load *const groups[] = {
-    bench_rpc_loads,
-    bench_row_loads,
-    bench_query_loads,
-    bench_object_loads,
-    bench_machine_loads,
+    bench_rpc_loads,    bench_row_loads,     bench_query_loads,
+    bench_object_loads, bench_machine_loads,
 };
 enum {
     N_GROUPS = sizeof(groups) / sizeof(groups[0])
