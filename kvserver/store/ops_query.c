@@ -312,7 +312,6 @@ static enum kv_query_stage first_stage(const struct kv_work *work, struct kv_que
     for (uint32_t i = 0; i < n; i++) {
         querier->taken[i] = kv_range_walk_to(&walk, i);
         querier->among[i] = all;
-        querier->indices[i] = i;
     }
     querier->n_chosen = n;
     return querier->choice.k < n || weights ? KV_QUERY_RERANK : KV_QUERY_GATHER;
@@ -371,7 +370,6 @@ static void stage_take(struct kv_work *work, struct kv_querier *querier)
         if (is_last)
             querier->floats[i] = weights[querier->taken[i]];
         querier->taken[i] = kv_range_walk_to(&walk, querier->taken[i]);
-        querier->indices[i] = i;
     }
     querier->n_chosen = querier->n_taken;
     querier->stage = is_last ? KV_QUERY_GATHER : KV_QUERY_RERANK;
