@@ -1,5 +1,7 @@
 #include "checksum.h"
 
+#include "isa.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -180,7 +182,8 @@ static void x86_init(void)
 
 static int has_sse42(void)
 {
-    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    return kv_isa_ceiling() > KV_ISA_SCALAR && __builtin_cpu_supports("sse4.2") &&
+           __builtin_cpu_supports("pclmul");
 }
 
 static int has_fold(void)

@@ -1,38 +1,64 @@
 #include "gather.h"
+#include "gather_parts.h"
+#include "tiers.h"
 
-#include <stdint.h>
 #include <string.h>
 
-enum {
-    LINE_BYTES = 64,
-    AHEAD_ROWS = 16,
-    AHEAD_BYTES = 16 << 10, /* long rows: what is fetched ahead must still be in L2 when used */
+static const struct kv_gather_kernels *best;
+
+static int always(void)
+{
+    return 1;
+}
+
+static void scalar_gather(void *dst, const void *const *rows, size_t n_rows, size_t row_bytes)
+{
+    uint8_t *to = dst;
+    size_t ahead;
+
+    if (row_bytes == 0)
+        return;
+    ahead = gather_ahead(row_bytes);
+    for (size_t i = 0; i < ahead && i < n_rows; i++)
+        gather_ask(rows[i], row_bytes);
+    for (size_t i = 0; i < n_rows; i++) {
+        if (ahead < n_rows - i)
+            gather_ask(rows[i + ahead], row_bytes);
+        memcpy(to, rows[i], row_bytes);
+        to += row_bytes;
+    }
+}
+
+static const struct kv_gather_kernels scalar = {
+    .name = "scalar",
+    .supported = always,
+    .gather = scalar_gather,
 };
 
-static void prefetch_row(const void *row, size_t row_bytes)
-{
-    uintptr_t end = (uintptr_t)row + row_bytes;
+/* Slowest first. */
+static const struct kv_gather_kernels *const tiers[] = {
+    &scalar,
+#if defined(__x86_64__)
+    &kv_gather_avx2,
+#endif
+};
 
-    for (uintptr_t line = (uintptr_t)row & ~(uintptr_t)(LINE_BYTES - 1); line < end;
-         line += LINE_BYTES)
-        __builtin_prefetch((const void *)line, 0, 2);
+__attribute__((constructor)) static void choose(void)
+{
+    for (unsigned i = 0; i < sizeof(tiers) / sizeof(tiers[0]); i++)
+        if (tiers[i]->supported())
+            best = tiers[i];
+}
+
+const struct kv_gather_kernels *kv_gather_kernels_at(unsigned i)
+{
+    for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
+        if (tiers[tier]->supported() && i-- == 0)
+            return tiers[tier];
+    return NULL;
 }
 
 void kv_rows_gather(void *dst, const void *const *rows, size_t n_rows, size_t row_bytes)
 {
-    uint8_t *to = dst;
-    size_t ahead = AHEAD_ROWS;
-
-    if (row_bytes == 0)
-        return;
-    if (row_bytes > AHEAD_BYTES / AHEAD_ROWS)
-        ahead = row_bytes < AHEAD_BYTES ? AHEAD_BYTES / row_bytes : 1;
-    for (size_t i = 0; i < ahead && i < n_rows; i++)
-        prefetch_row(rows[i], row_bytes);
-    for (size_t i = 0; i < n_rows; i++) {
-        if (ahead < n_rows - i)
-            prefetch_row(rows[i + ahead], row_bytes);
-        memcpy(to, rows[i], row_bytes);
-        to += row_bytes;
-    }
+    best->gather(dst, rows, n_rows, row_bytes);
 }

@@ -127,6 +127,7 @@ static const struct kv_keys_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
     &kv_keys_avx2,
+    &kv_keys_avx512,
 #endif
 };
 

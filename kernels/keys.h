@@ -63,7 +63,7 @@ void kv_keys_score_list(enum kv_key_type type,
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
  * CPU supports is used. */
 struct kv_keys_kernels {
-    const char *name; /* "scalar", "avx2" */
+    const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
     void (*load)(enum kv_key_type type,
                  const void *keys,

@@ -1,41 +1,17 @@
 /* Sixteen elements of a key are two vectors.  Two keys meet two queries at a time: eight sums,
  * as many as are in flight, and every load serves two products. */
 #include "keys.h"
+#include "parts_avx2.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-#include <string.h>
-
-#define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define INLINE AVX2 __attribute__((always_inline)) static inline
-
 enum {
-    LANES = 8,
-    STEP = 2 * LANES,
     PAIR = 2,
     LINE_BYTES = 64,
     AHEAD_BYTES = 4096, /* of keys in a list */
     AHEAD_ROWS_MAX = 16,
 };
-
-INLINE size_t element_bytes(enum kv_key_type type)
-{
-    return type == KV_KEY_FP32 ? 4 : 2;
-}
-
-INLINE __m256 load8(enum kv_key_type type, const uint8_t *at)
-{
-    if (type == KV_KEY_FP32)
-        return _mm256_loadu_ps((const float *)(const void *)at);
-
-    const __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)at);
-
-    if (type == KV_KEY_FP16)
-        return _mm256_cvtph_ps(halves);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
 
 /* Elements at the end of a row, n < STEP of them, 0 behind. */
 INLINE void load_rest(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
@@ -52,31 +28,13 @@ struct sums {
     __m256 lanes[PAIR][PAIR][2];
 };
 
-/* lanes[i] + lanes[i + 8], then + 4 */
-INLINE __m128 half_sum(const __m256 lanes[2])
-{
-    const __m256 eight = _mm256_add_ps(lanes[0], lanes[1]);
-
-    return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-}
-
-INLINE float sum(const __m256 lanes[2])
-{
-    __m128 four = half_sum(lanes);
-
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-/* The same of all four: key 0 and 1 with query 0, key 0 and 1 with query 1. */
+/* The sums of all four: key 0 and 1 with query 0, key 0 and 1 with query 1. */
 INLINE __m128 sum_all(const struct sums *sums)
 {
-    const __m128 a = half_sum(sums->lanes[0][0]), b = half_sum(sums->lanes[1][0]);
-    const __m128 c = half_sum(sums->lanes[0][1]), d = half_sum(sums->lanes[1][1]);
-    const __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
-    const __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
-
-    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
+    return sums4(half_sum(sums->lanes[0][0][0], sums->lanes[0][0][1]),
+                 half_sum(sums->lanes[1][0][0], sums->lanes[1][0][1]),
+                 half_sum(sums->lanes[0][1][0], sums->lanes[0][1][1]),
+                 half_sum(sums->lanes[1][1][0], sums->lanes[1][1][1]));
 }
 
 /* n_keys and n_queries are 1 or 2, and constants where this is called. */
@@ -144,7 +102,8 @@ INLINE void score_tile(enum kv_key_type type,
     }
     for (unsigned key = 0; key < n_keys; key++)
         for (unsigned query = 0; query < n_queries; query++)
-            ret_scores[query * scores_stride + key] = sum(sums.lanes[key][query]);
+            ret_scores[query * scores_stride + key] =
+                sum16(sums.lanes[key][query][0], sums.lanes[key][query][1]);
 }
 
 /* One or two keys with all queries. */

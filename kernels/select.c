@@ -1,4 +1,5 @@
 #include "select.h"
+#include "exp_parts.h"
 #include "select_parts.h"
 #include "tiers.h"
 
@@ -12,146 +13,153 @@ static int always(void)
     return 1;
 }
 
-static uint32_t bits_of(float value)
+static uint32_t rows_of(const uint32_t *counts, size_t i)
 {
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
+    return counts != NULL ? counts[i] : 1;
 }
 
-static float scalar_exp(float x)
-{
-    static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    float t, k, r, p = 1.0f / 5040, power;
-    uint32_t bits;
-
-    if (!(x >= EXP_LEAST))
-        return 0;
-    x = x < EXP_MOST ? x : EXP_MOST;
-    t = fmaf(x, EXP_LOG2_E, EXP_ROUNDER);
-    k = t - EXP_ROUNDER;
-    r = fmaf(-k, EXP_LN2_LOW, fmaf(-k, EXP_LN2_HIGH, x));
-    for (unsigned i = 0; i < sizeof(factors) / sizeof(factors[0]); i++)
-        p = fmaf(p, r, factors[i]);
-    bits = (bits_of(t) + 127) << 23;
-    memcpy(&power, &bits, sizeof(power));
-    return p * power;
-}
-
-static float scalar_max(const float *scores, size_t n)
+static float scalar_max(const float *scores, const uint32_t *counts, size_t n)
 {
     float most = -INFINITY;
 
     for (size_t i = 0; i < n; i++)
-        most = scores[i] > most ? scores[i] : most;
+        most = rows_of(counts, i) > 0 && scores[i] > most ? scores[i] : most;
     return most + 0.0f; /* -0 to +0 */
 }
 
-static double scalar_exp_sum(const float *scores, size_t n, float scale, float max)
+/* In units of the exp sum. */
+static uint64_t in_units(float exp)
+{
+    const double rounder = EXP_SUM_ROUNDER, sum = (double)exp + rounder;
+    uint64_t bits, zero;
+
+    memcpy(&bits, &sum, sizeof(bits));
+    memcpy(&zero, &rounder, sizeof(zero));
+    return bits - zero;
+}
+
+static uint64_t
+scalar_exps(float *scores, const uint32_t *counts, size_t n, float scale, float max)
 {
     const float shift = -max * scale;
-    double sum = 0;
+    uint64_t sum = 0;
 
-    if (max == -INFINITY)
-        return 0;
-    for (size_t from = 0; from < n; from += KV_SELECT_GROUP) {
-        const size_t end = n - from < KV_SELECT_GROUP ? n : from + KV_SELECT_GROUP;
-        float lanes[SELECT_LANES] = {0};
-
-        for (size_t i = from; i < end; i++)
-            lanes[i % SELECT_LANES] += scalar_exp(fmaf(scores[i], scale, shift));
-        for (size_t half = SELECT_LANES / 2; half > 0; half /= 2)
-            for (size_t i = 0; i < half; i++)
-                lanes[i] += lanes[i + half];
-        sum += lanes[0];
+    for (size_t i = 0; i < n; i++) {
+        scores[i] = max == -INFINITY ? 0 : exp_scalar(fmaf(scores[i], scale, shift));
+        if (rows_of(counts, i) > 0)
+            sum += in_units(scores[i]) * rows_of(counts, i);
     }
     return sum;
 }
 
-static void
-scalar_merge_softmax(const float *scores, size_t n, float scale, float lse, float *merged)
-{
-    if (lse == -INFINITY)
-        return;
-    for (size_t i = 0; i < n; i++)
-        merged[i] += scalar_exp(fmaf(scores[i], scale, -lse));
-}
-
-static void scalar_merge_max(const float *scores, size_t n, float *merged)
+static void scalar_merge_sum(const float *exps, size_t n, float factor, float *merged)
 {
     for (size_t i = 0; i < n; i++)
-        if (scores[i] > merged[i] || isnan(merged[i]))
-            merged[i] = scores[i];
+        merged[i] = fmaf(exps[i], factor, merged[i]);
 }
 
-static uint32_t image(float score)
+static void scalar_merge_max(const float *exps, size_t n, float factor, float *merged)
 {
-    const uint32_t bits = bits_of(score + 0.0f); /* -0 to +0 */
-
-    if (isnan(score))
-        return 0;
-    return bits & 0x80000000 ? ~bits : bits | 0x80000000;
-}
-
-/* Images that agree with `prefix` from bit `from` on, by the `n_bins` values of the bits that
- * begin at `shift`. */
-static void count(const float *scores,
-                  size_t n,
-                  uint32_t prefix,
-                  unsigned from,
-                  unsigned shift,
-                  uint32_t n_bins,
-                  uint32_t *ret_counts)
-{
-    memset(ret_counts, 0, n_bins * sizeof(*ret_counts));
     for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = image(scores[i]);
+        const float weight = exps[i] * factor;
 
-        if (from == 32 || bits >> from == prefix)
-            ret_counts[bits >> shift & (n_bins - 1)]++;
+        merged[i] = weight > merged[i] ? weight : merged[i];
     }
 }
 
-static size_t
-scalar_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, uint32_t *scratch)
+static void scalar_count(struct kv_selector *selector,
+                         const float *scores,
+                         const uint32_t *counts,
+                         size_t n)
 {
-    size_t ties = k, n_chosen = 0;
-    uint32_t least;
+    const unsigned above = select_above(selector->pass), shift = select_shift(selector->pass);
+    const uint32_t mask = select_mask(selector->pass);
 
-    if (k >= n) {
-        for (size_t i = 0; i < n; i++)
-            ret_indices[i] = (uint32_t)i;
-        return n;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t image = kv_score_image(scores[i]);
+
+        if (above == 32 || image >> above == selector->bound >> above)
+            selector->bins[image >> shift & mask] += rows_of(counts, i);
     }
-    if (k == 0)
-        return 0;
-    count(scores, n, 0, 32, SELECT_HIGH_SHIFT, SELECT_HIGH_BINS, scratch);
-    least = select_bin(scratch, SELECT_HIGH_BINS, &ties);
-    count(scores, n, least, SELECT_HIGH_SHIFT, SELECT_MIDDLE_SHIFT, SELECT_MIDDLE_BINS,
-          scratch);
-    least = least * SELECT_MIDDLE_BINS + select_bin(scratch, SELECT_MIDDLE_BINS, &ties);
-    count(scores, n, least, SELECT_MIDDLE_SHIFT, 0, SELECT_LOW_BINS, scratch);
-    least = least * SELECT_LOW_BINS + select_bin(scratch, SELECT_LOW_BINS, &ties);
-    for (size_t i = 0; n_chosen < k; i++) {
-        const uint32_t bits = image(scores[i]);
+}
 
-        if (bits < least || (bits == least && ties == 0))
+static size_t scalar_collect(struct kv_selector *selector,
+                             const float *scores,
+                             const uint32_t *counts,
+                             size_t n,
+                             uint32_t base,
+                             uint32_t *ret_indices)
+{
+    size_t n_chosen = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t image = kv_score_image(scores[i]);
+
+        if (image < selector->bound || rows_of(counts, i) == 0 ||
+            (image == selector->bound && selector->ties == 0))
             continue;
-        ties -= bits == least;
-        ret_indices[n_chosen++] = (uint32_t)i;
+        selector->ties -= image == selector->bound;
+        ret_indices[n_chosen++] = base + (uint32_t)i;
     }
-    return k;
+    return n_chosen;
+}
+
+static size_t scalar_between(const float *scores,
+                             size_t n,
+                             uint32_t least,
+                             uint32_t most,
+                             float *ret_scores,
+                             size_t *ret_n_above)
+{
+    size_t n_between = 0, n_above = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t image = kv_score_image(scores[i]);
+
+        n_above += image > most;
+        if (image >= least && image <= most)
+            ret_scores[n_between++] = scores[i];
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
+static void scalar_items(const struct kv_selector *selector,
+                         const float *scores,
+                         const uint32_t *counts,
+                         size_t n,
+                         uint32_t *ret_above,
+                         size_t *ret_n_above,
+                         uint32_t *ret_equal,
+                         size_t *ret_n_equal)
+{
+    size_t n_above = 0, n_equal = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t image = kv_score_image(scores[i]);
+
+        if (rows_of(counts, i) == 0)
+            continue;
+        if (image > selector->bound)
+            ret_above[n_above++] = (uint32_t)i;
+        else if (image == selector->bound)
+            ret_equal[n_equal++] = (uint32_t)i;
+    }
+    *ret_n_above = n_above;
+    *ret_n_equal = n_equal;
 }
 
 static const struct kv_select_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .max = scalar_max,
-    .exp_sum = scalar_exp_sum,
-    .merge_softmax = scalar_merge_softmax,
+    .exps = scalar_exps,
+    .merge_sum = scalar_merge_sum,
     .merge_max = scalar_merge_max,
-    .select = scalar_select,
+    .count = scalar_count,
+    .between = scalar_between,
+    .collect = scalar_collect,
+    .items = scalar_items,
 };
 
 /* Slowest first. */
@@ -159,6 +167,7 @@ static const struct kv_select_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
     &kv_select_avx2,
+    &kv_select_avx512,
 #endif
 };
 
@@ -177,28 +186,213 @@ const struct kv_select_kernels *kv_select_kernels_at(unsigned i)
     return NULL;
 }
 
-float kv_scores_max(const float *scores, size_t n)
+float kv_scores_max(const float *scores, const uint32_t *counts, size_t n)
 {
-    return best->max(scores, n);
+    return best->max(scores, counts, n);
 }
 
-double kv_scores_exp_sum(const float *scores, size_t n, float scale, float max)
+uint64_t
+kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, float max)
 {
-    return best->exp_sum(scores, n, scale, max);
+    return best->exps(scores, counts, n, scale, max);
 }
 
-void kv_merge_softmax(const float *scores, size_t n, float scale, float lse, float *merged)
+void kv_merge_sum(const float *exps, size_t n, float factor, float *merged)
 {
-    best->merge_softmax(scores, n, scale, lse, merged);
+    best->merge_sum(exps, n, factor, merged);
 }
 
-void kv_merge_max(const float *scores, size_t n, float *merged)
+void kv_merge_max(const float *exps, size_t n, float factor, float *merged)
 {
-    best->merge_max(scores, n, merged);
+    best->merge_max(exps, n, factor, merged);
 }
 
-size_t
-kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, uint32_t *scratch)
+/* ---- the k largest ----------------------------------------------------------------------- */
+
+void kv_selector_begin(struct kv_selector *selector, uint64_t k)
 {
-    return best->select(scores, n, k, ret_indices, scratch);
+    selector->ties = k;
+    selector->pass = 0;
+    selector->bound = k == 0 ? UINT32_MAX : 0;
+    memset(selector->bins, 0, sizeof(selector->bins));
+}
+
+void kv_selector_count(struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n)
+{
+    if (selector->ties > 0)
+        best->count(selector, scores, counts, n);
+}
+
+/* The bin that holds the last of those still to be found becomes part of the bound; with fewer
+ * rows than k that is the lowest bin each time, and everything is chosen. */
+void kv_selector_next(struct kv_selector *selector)
+{
+    uint32_t bin = select_mask(selector->pass);
+
+    if (selector->ties > 0) {
+        for (; bin > 0 && selector->bins[bin] < selector->ties; bin--)
+            selector->ties -= selector->bins[bin];
+        selector->bound |= bin << select_shift(selector->pass);
+    }
+    selector->pass++;
+    memset(selector->bins, 0, sizeof(selector->bins));
+}
+
+size_t kv_selector_collect(struct kv_selector *selector,
+                           const float *scores,
+                           const uint32_t *counts,
+                           size_t n,
+                           uint32_t base,
+                           uint32_t *ret_indices)
+{
+    return best->collect(selector, scores, counts, n, base, ret_indices);
+}
+
+void kv_selector_items(const struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t *ret_above,
+                       size_t *ret_n_above,
+                       uint32_t *ret_equal,
+                       size_t *ret_n_equal)
+{
+    best->items(selector, scores, counts, n, ret_above, ret_n_above, ret_equal, ret_n_equal);
+}
+
+static void
+find_plainly(struct kv_selector *selector, const float *scores, size_t n, uint64_t k)
+{
+    kv_selector_begin(selector, k);
+    for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+        kv_selector_count(selector, scores, NULL, n);
+        kv_selector_next(selector);
+    }
+}
+
+enum {
+    SAMPLE = 1024,
+    SAMPLED_MIN = 8 * SAMPLE, /* fewer scores are not worth a sample */
+};
+
+/* The image of the k-th largest of the sample. */
+static uint32_t image_of(struct kv_selector *selector, const float *sample, size_t k)
+{
+    find_plainly(selector, sample, SAMPLE, k);
+    return selector->bound;
+}
+
+/* The bound is where so many of the sample are above it, give or take what chance does to that
+ * number: its standard deviation is below the root of it.  What is between goes to the scratch,
+ * and the bound is found there; where it is not, chance or order have done more. */
+void kv_selector_find(
+    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
+{
+    const size_t expected = k < n ? (size_t)((double)k / (double)n * SAMPLE) : SAMPLE;
+    const size_t around = 8 + (size_t)(3 * sqrt((double)expected));
+    float sample[SAMPLE];
+    size_t n_above, n_between;
+
+    if (n >= SAMPLED_MIN && k > 0 && k < n && expected + around < SAMPLE) {
+        for (size_t i = 0; i < SAMPLE; i++)
+            sample[i] = scores[i * (n / SAMPLE) + i * 5 % (n / SAMPLE)];
+        const uint32_t least = image_of(selector, sample, expected + around);
+        const uint32_t most =
+            expected > around ? image_of(selector, sample, expected - around) : UINT32_MAX;
+
+        n_between = best->between(scores, n, least, most, scratch, &n_above);
+        if (n_above < k && k <= n_above + n_between) {
+            find_plainly(selector, scratch, n_between, k - n_above);
+            return;
+        }
+    }
+    find_plainly(selector, scores, n, k);
+}
+
+size_t kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch)
+{
+    struct kv_selector selector;
+
+    if (k >= n) {
+        for (size_t i = 0; i < n; i++)
+            ret_indices[i] = (uint32_t)i;
+        return n;
+    }
+    if (k == 0)
+        return 0;
+    kv_selector_find(&selector, scores, n, k, scratch);
+    return kv_selector_collect(&selector, scores, NULL, n, 0, ret_indices);
+}
+
+/* ---- by mass, by a least weight ---------------------------------------------------------- */
+
+uint64_t kv_weights_sum(const float *weights, const uint32_t *counts, size_t n)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (rows_of(counts, i) > 0)
+            sum += in_units(weights[i]) * rows_of(counts, i);
+    return sum;
+}
+
+void kv_mass_begin(struct kv_mass *mass, uint64_t total, double share)
+{
+    const double wanted = ceil((double)total * share);
+
+    memset(mass, 0, sizeof(*mass));
+    mass->wanted = wanted < (double)total ? (uint64_t)wanted : total;
+    mass->bound = mass->wanted == 0 ? UINT32_MAX : 0;
+}
+
+void kv_mass_count(struct kv_mass *mass, const float *weights, const uint32_t *counts, size_t n)
+{
+    const unsigned above = select_above(mass->pass), shift = select_shift(mass->pass);
+    const uint32_t mask = select_mask(mass->pass);
+
+    if (mass->wanted == 0)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t image = kv_score_image(weights[i]), n_rows = rows_of(counts, i);
+
+        if (n_rows == 0 || (above < 32 && image >> above != mass->bound >> above))
+            continue;
+        mass->masses[image >> shift & mask] += in_units(weights[i]) * n_rows;
+        mass->rows[image >> shift & mask] += n_rows;
+    }
+}
+
+void kv_mass_next(struct kv_mass *mass)
+{
+    uint32_t bin = select_mask(mass->pass);
+
+    if (mass->wanted > 0) {
+        for (; bin > 0 && mass->masses[bin] < mass->wanted; bin--) {
+            mass->wanted -= mass->masses[bin];
+            mass->n_rows += mass->rows[bin];
+        }
+        mass->bound |= bin << select_shift(mass->pass);
+    }
+    /* What is left in the last pass's bin are rows of one weight. */
+    if (mass->pass == KV_SELECTOR_PASSES - 1 && mass->wanted > 0 && mass->rows[bin] > 0) {
+        const uint64_t each = mass->masses[bin] / mass->rows[bin];
+
+        mass->n_rows += each > 0 ? (mass->wanted + each - 1) / each : mass->rows[bin];
+    }
+    mass->pass++;
+    memset(mass->masses, 0, sizeof(mass->masses));
+    memset(mass->rows, 0, sizeof(mass->rows));
+}
+
+uint64_t kv_count_from(const float *scores, const uint32_t *counts, size_t n, float least)
+{
+    uint64_t n_rows = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (scores[i] >= least)
+            n_rows += rows_of(counts, i);
+    return n_rows;
 }

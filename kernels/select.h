@@ -1,13 +1,16 @@
 /* select.h - from scores to the chosen: softmax, merging of query heads, exact top-k.
  *
- * Numerical contract, the same in every instruction set, to the bit:
+ * What is scored is an item: a row, or some rows that share a score (a cell, see cells.h).
+ * `counts` says how many rows each item is, NULL that each is one; an item of no rows is as if
+ * it were not there, whatever its score.
+ *
+ * Numerical contract, the same in every instruction set, to the bit, and the same for c rows
+ * with one score as for one item of c rows:
  *   exp(x)    one polynomial in fp32 (select_parts.h says which); 0 below -87 and of a NaN,
  *             exp(88) above 88; else the relative error is at most 3e-7
  *   max       NaN counts as -inf; of nothing: -inf; a zero is +0
- *   exp sum   groups of KV_SELECT_GROUP scores from the first on: in each, element i is
- *             added to lane i % 16, i ascending, lanes beginning at 0; then
- *             lane[i] += lane[i + 8] for i < 8, and so on with 4, 2 and 1; the groups' sums
- *             are added in double, ascending
+ *   exp sum   exp() in units of 2^-KV_EXP_SUM_BITS, rounded to the nearest, ties to even,
+ *             added as whole numbers: the order does not matter
  *   select    the k largest, ties to the lower index; NaN is below -inf; -0 equals +0
  *
  * (Which NaN a NaN is, is left open.)
@@ -22,44 +25,168 @@
 #include <stdint.h>
 
 enum {
-    KV_SELECT_GROUP = 128,
+    KV_EXP_SUM_BITS = 38, /* the sum of 2^24 rows fits 62 bits */
 };
 
 /* The largest of scores (n), as max() above. */
-float kv_scores_max(const float *scores, size_t n);
+float kv_scores_max(const float *scores, const uint32_t *counts, size_t n);
 
-/* The sum of exp(scale * (scores[i] - max)), the argument being fma(scores[i], scale, -max *
- * scale).  A NaN, also as an argument (inf - inf), adds nothing.  `scale` is finite and
- * positive; max = -inf: 0. */
-double kv_scores_exp_sum(const float *scores, size_t n, float scale, float max);
+/* Softmax, numerators: scores (n) become exp(scale * (score - max)), the argument being
+ * fma(score, scale, -max * scale).  A NaN, also as an argument (inf - inf), becomes 0; so does
+ * everything where max = -inf.  `scale` is finite and positive.  Returns their exp sum, each
+ * times its count. */
+uint64_t
+kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, float max);
 
-/* merged[i] += exp(fma(scores[i], scale, -lse)): the softmax weights of one query head, lse
- * being scale * max + log(exp sum).  A NaN adds 0; lse = -inf: merged is left alone. */
-void kv_merge_softmax(const float *scores, size_t n, float scale, float lse, float *merged);
+/* 1 / sum of an exp sum, 0 for 0: what makes exp() a weight. */
+static inline float kv_softmax_factor(uint64_t sum)
+{
+    return sum > 0 ? (float)((double)((uint64_t)1 << KV_EXP_SUM_BITS) / (double)sum) : 0.0f;
+}
 
-/* merged[i] = the larger of both; a NaN loses, and of equals (+0, -0) merged stays. */
-void kv_merge_max(const float *scores, size_t n, float *merged);
+/* merged[i] = fma(exps[i], factor, merged[i]): the weights of one query head more. */
+void kv_merge_sum(const float *exps, size_t n, float factor, float *merged);
+
+/* merged[i] = the larger of exps[i] * factor and merged[i], which are no NaN. */
+void kv_merge_max(const float *exps, size_t n, float factor, float *merged);
 
 enum {
-    KV_SELECT_SCRATCH = 2048, /* elements */
+    KV_SELECTOR_BINS = 2048,
+    KV_SELECTOR_PASSES = 3,
 };
 
-/* Indices of the min(k, n) largest of scores (n), ascending: ret_indices (min(k, n)), n < 2^32.
- * Returns how many.  scratch (KV_SELECT_SCRATCH) need not be set. */
+/* Finds the k largest in three passes over the scores, each of which may be done in parts:
+ *
+ *     kv_selector_begin(&selector, k);
+ *     for (pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+ *         kv_selector_count(&selector, scores, counts, n);       as often as there are parts
+ *         kv_selector_next(&selector);
+ *     }
+ *     kv_selector_collect(...);                                  likewise, in order
+ *
+ * Chosen are the items above the bound and `ties` rows of those at the bound. */
+struct kv_selector {
+    uint64_t ties;
+    uint32_t pass;
+    uint32_t bound; /* a score's image: kv_score_image() */
+    uint32_t bins[KV_SELECTOR_BINS];
+};
+
+/* A score as an unsigned number in the order of select. */
+static inline uint32_t kv_score_image(float score)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } plain = {.value = score + 0.0f}; /* -0 to +0 */
+
+    if (score != score)
+        return 0;
+    return plain.bits & 0x80000000 ? ~plain.bits : plain.bits | 0x80000000;
+}
+
+enum {
+    KV_SELECT_SPARE = 8, /* places behind the last index that may be overwritten */
+};
+
+void kv_selector_begin(struct kv_selector *selector, uint64_t k);
+void kv_selector_count(struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n);
+void kv_selector_next(struct kv_selector *selector);
+
+/* The same at once, of rows, faster where there are many: a sample says about where the bound
+ * is, and few scores are looked at more than once.
+ *   scratch  (n) floats */
+void kv_selector_find(
+    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch);
+
+/* The chosen of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
+ * `ties` what it took of them.  ret_indices has room for KV_SELECT_SPARE
+ * more than are chosen.  Returns how
+ * many. */
+size_t kv_selector_collect(struct kv_selector *selector,
+                           const float *scores,
+                           const uint32_t *counts,
+                           size_t n,
+                           uint32_t base,
+                           uint32_t *ret_indices);
+
+/* Items of any counts: those above the bound and those at it, ascending, ties not looked at.
+ * Room for KV_SELECT_SPARE more than there can be. */
+void kv_selector_items(const struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t *ret_above,
+                       size_t *ret_n_above,
+                       uint32_t *ret_equal,
+                       size_t *ret_n_equal);
+
+/* All of that at once: indices of the min(k, n) largest of scores (n), ascending, n < 2^32;
+ * room for KV_SELECT_SPARE more.
+ *   scratch  (n) floats */
 size_t
-kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, uint32_t *scratch);
+kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch);
+
+/* How many of the largest weights (n), none negative, have together at least `share` of
+ * `total`, their exp sum (kv_weights_sum); of equal ones as many as it takes.  Three passes, in
+ * parts like those above. */
+struct kv_mass {
+    uint64_t n_rows; /* the answer, when all passes are done */
+    uint64_t wanted; /* still, in units of the exp sum */
+    uint32_t pass, bound;
+    uint64_t masses[KV_SELECTOR_BINS];
+    uint64_t rows[KV_SELECTOR_BINS];
+};
+
+/* The weights' sum, as exp sums are. */
+uint64_t kv_weights_sum(const float *weights, const uint32_t *counts, size_t n);
+void kv_mass_begin(struct kv_mass *mass, uint64_t total, double share);
+void kv_mass_count(struct kv_mass *mass,
+                   const float *weights,
+                   const uint32_t *counts,
+                   size_t n);
+void kv_mass_next(struct kv_mass *mass);
+
+/* Rows of items with at least this score. */
+uint64_t kv_count_from(const float *scores, const uint32_t *counts, size_t n, float least);
 
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
  * CPU supports is used. */
 struct kv_select_kernels {
-    const char *name; /* "scalar", "avx2" */
+    const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    float (*max)(const float *scores, size_t n);
-    double (*exp_sum)(const float *scores, size_t n, float scale, float max);
-    void (*merge_softmax)(const float *scores, size_t n, float scale, float lse, float *merged);
-    void (*merge_max)(const float *scores, size_t n, float *merged);
-    size_t (*select)(
-        const float *scores, size_t n, size_t k, uint32_t *ret_indices, uint32_t *scratch);
+    float (*max)(const float *scores, const uint32_t *counts, size_t n);
+    uint64_t (*exps)(float *scores, const uint32_t *counts, size_t n, float scale, float max);
+    void (*merge_sum)(const float *exps, size_t n, float factor, float *merged);
+    void (*merge_max)(const float *exps, size_t n, float factor, float *merged);
+    void (*count)(struct kv_selector *selector,
+                  const float *scores,
+                  const uint32_t *counts,
+                  size_t n);
+    /* Scores whose images are in [least, most], in any order, and how many are above. */
+    size_t (*between)(const float *scores,
+                      size_t n,
+                      uint32_t least,
+                      uint32_t most,
+                      float *ret_scores,
+                      size_t *ret_n_above);
+    size_t (*collect)(struct kv_selector *selector,
+                      const float *scores,
+                      const uint32_t *counts,
+                      size_t n,
+                      uint32_t base,
+                      uint32_t *ret_indices);
+    void (*items)(const struct kv_selector *selector,
+                  const float *scores,
+                  const uint32_t *counts,
+                  size_t n,
+                  uint32_t *ret_above,
+                  size_t *ret_n_above,
+                  uint32_t *ret_equal,
+                  size_t *ret_n_equal);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */

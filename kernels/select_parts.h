@@ -1,14 +1,7 @@
 /* select_parts.h - private to kernels/: what select.c and select_avx2.c have in common.
  *
- *   exp(x)   t = fma(x, log2(e), 1.5 * 2^23), whose low bits are k = round(x / ln 2); with
- *            k = t - 1.5 * 2^23 in fp32,
- *            r = fma(-k, EXP_LN2_LOW, fma(-k, EXP_LN2_HIGH, x)), |r| <= ln(2) / 2 and a bit;
- *            p = 1/7!, then p = fma(p, r, c) for c = 1/6! ... 1/1!, 1/0!;
- *            p * 2^k, 2^k from t's bits.  The first term left out is below 2^-27.
- *            Not x >= EXP_LEAST: 0.  x > EXP_MOST counts as EXP_MOST, which k = 127 reaches.
- *   image    a score's fp32 bits as an unsigned number in the same order, see select.h; a NaN
- * is 0 choice   the k-th largest image, found by its highest 11 bits, the next 11, the last 10:
- *            each time the images that agree so far are counted by their next bits
+ *   choice   the image of the k-th largest score, found by its highest 11 bits, the next 11,
+ *            the last 10: each time the images that agree so far are counted by their next bits
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -18,31 +11,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EXP_LEAST    (-87.0f)
-#define EXP_MOST     88.0f
-#define EXP_LOG2_E   1.44269504f
-#define EXP_ROUNDER  12582912.0f
-#define EXP_LN2_HIGH 0.693359375f
-#define EXP_LN2_LOW  (-2.12194440e-4f)
+/* 1.5 * 2^(52 - KV_EXP_SUM_BITS): a double between this and a third more has units of
+ * 2^-KV_EXP_SUM_BITS in its last bit. */
+#define EXP_SUM_ROUNDER (1.5 * ((uint64_t)1 << (52 - KV_EXP_SUM_BITS)))
 
 enum {
-    SELECT_LANES = 16, /* of the exp sum */
-    SELECT_HIGH_SHIFT = 21,
-    SELECT_MIDDLE_SHIFT = 10,
-    SELECT_HIGH_BINS = 2048,
-    SELECT_MIDDLE_BINS = 2048,
-    SELECT_LOW_BINS = 1024,
+    SELECT_HIGH_BITS = 11, /* of an image, the first pass's */
+    SELECT_LOW_BITS = 10,
 };
 
-/* The bin that holds the *k-th largest, 1 <= *k <= the sum of counts; takes off *k what is in
- * the bins above. */
-static inline uint32_t select_bin(const uint32_t *counts, uint32_t n_bins, size_t *k)
+/* The bits of an image that a pass counts by. */
+static inline unsigned select_shift(uint32_t pass)
 {
-    uint32_t bin = n_bins - 1;
+    return pass == 0 ? 32 - SELECT_HIGH_BITS : pass == 1 ? SELECT_LOW_BITS : 0;
+}
 
-    for (; bin > 0 && counts[bin] < *k; bin--)
-        *k -= counts[bin];
-    return bin;
+/* Bits above those, which agree with the bound; 32 in the first pass. */
+static inline unsigned select_above(uint32_t pass)
+{
+    return pass == 0 ? 32 : select_shift(pass - 1);
+}
+
+static inline uint32_t select_mask(uint32_t pass)
+{
+    return pass == 2 ? (1u << SELECT_LOW_BITS) - 1 : (1u << SELECT_HIGH_BITS) - 1;
 }
 
 #endif

@@ -32,39 +32,73 @@ def near(name, value, exact, bound):
 
 
 def check_pq(case, get, tiers):
-    centroids = get("centroids").astype(np.float64)
-    keys, queries = get("keys").astype(np.float64), get("queries").astype(np.float64)
+    centroids, queries = (get(name).astype(np.float64) for name in ("centroids", "queries"))
+    codes = get("codes")
     m, width, n_centroids = centroids.shape
-    n = len(keys)
-    squares = np.sum(centroids**2, axis=1)
-    near(f"{case}.half_squares", get("half_squares"), squares / 2, (width + 1) * EPS * squares)
-    parts = keys.reshape(n, m, width)
-    distances = np.stack([((parts[:, j, :, None] - centroids[j][None]) ** 2).sum(axis=1)
-                          for j in range(m)])  # (m, n, n_centroids)
-    size = (np.sum(parts**2, axis=2).T[:, :, None] + squares[:, None, :]).max(axis=2)
+    expect(f"{case}.codes: range", codes < n_centroids)
+    named = np.concatenate([centroids[j][:, codes[j]] for j in range(m)])  # (d, n)
+    for tier in tiers("scores"):  # of tables, and of tiles
+        near(f"{case}.scores.{tier}", get(f"scores.{tier}"), queries @ named,
+             (width + m) * EPS * (np.abs(queries) @ np.abs(named)))
+
+
+def check_kmeans(case, get, tiers):
+    keys = get("keys").astype(np.float64)
+    n, d = keys.shape
     for tier in tiers("codes"):
+        centroids = get(f"centroids.{tier}").astype(np.float64)
+        m, width, n_centroids = centroids.shape
+        parts = keys.reshape(n, m, width)
+        lengths = np.sum(parts**2, axis=2)  # (n, m)
+        lifted = tiers("lifts") != []
+        if lifted:
+            longest = get(f"longest.{tier}").astype(np.float64)
+            near(f"{case}.longest.{tier}", get(f"longest.{tier}"), lengths.max(axis=0),
+                 (width + 1) * EPS * longest)
+            # One more element; it is near 0 of the longest rows, where its rounding is the root
+            # of that of the squares.
+            lifts = np.sqrt(np.maximum(longest[None] - lengths, 0))
+            first = lifts[np.arange(n_centroids) % n].T
+            near(f"{case}.lifts.{tier}", get(f"lifts.{tier}"), first,
+                 4 * np.sqrt((width + 1) * EPS * longest)[:, None])
+            centroids = np.concatenate([centroids, get(f"lifts.{tier}")[:, None, :]], axis=1)
+            parts = np.concatenate([parts, lifts[:, :, None]], axis=2)
+        squares = np.sum(centroids**2, axis=1)
+        near(f"{case}.half_squares.{tier}", get(f"half_squares.{tier}"), squares / 2,
+             (width + 2) * EPS * squares)
+        distances = np.stack([((parts[:, j, :, None] - centroids[j][None]) ** 2).sum(axis=1)
+                              for j in range(m)])  # (m, n, n_centroids)
+        size = (np.sum(parts**2, axis=2).T[:, :, None] + squares[:, None, :]).max(axis=2)
         codes = get(f"codes.{tier}")
         expect(f"{case}.codes.{tier}: range", codes < n_centroids)
         of_codes = np.take_along_axis(distances, codes[:, :, None].astype(int), axis=2)[:, :, 0]
-        near(f"{case}.codes.{tier}", of_codes, distances.min(axis=2), 4 * (width + 1) * EPS * size)
+        near(f"{case}.codes.{tier}", of_codes, distances.min(axis=2),
+             (4 * (width + 2) * EPS + (2e-3 if lifted else 0)) * size)
         # Random numbers are not this near each other, so that all but very few are the same.
         same = np.mean(codes == distances.argmin(axis=2))
-        expect(f"{case}.codes.{tier}: argmin", same > 0.998, f"{same}")
+        expect(f"{case}.codes.{tier}: argmin", same > 0.995, f"{same}")
 
-        updated = centroids.copy()
         counts = np.stack([np.bincount(codes[j], minlength=n_centroids) for j in range(m)])
+        expect(f"{case}.counts.{tier}", get(f"counts.{tier}") == counts)
+        updated, moved = centroids.copy(), 0
         for j in range(m):
             for c in np.unique(codes[j]):
                 updated[j, :, c] = parts[codes[j] == c, j].mean(axis=0)
-        expect(f"{case}.counts.{tier}", get(f"counts.{tier}") == counts)
-        near(f"{case}.updated.{tier}", get(f"updated.{tier}"), updated,
-             (counts.max() + 2) * EPS * np.abs(keys).max())
-        near(f"{case}.moved.{tier}", get(f"moved.{tier}"), np.sum((updated - centroids) ** 2),
-             1e-4)
-
-        named = np.concatenate([centroids[j][:, codes[j]] for j in range(m)])  # (d, n)
-        near(f"{case}.scores.{tier}", get(f"scores.{tier}"), queries @ named,
-             (width + m) * EPS * (np.abs(queries) @ np.abs(named)))
+            moved += np.sum((updated - centroids)[j, :width] ** 2)
+            left = counts[j].copy()
+            for c in np.flatnonzero(counts[j] == 0):
+                largest = left.argmax()
+                by = np.where(np.arange(width) % 2 == 0, 2.0**-8, -2.0**-8)
+                updated[j, :, c] = updated[j, :, largest]
+                updated[j, :width, c] *= 1 + by
+                left[c] = left[largest] // 2
+                left[largest] -= left[c]
+        bound = (counts.max() + 2) * EPS * np.abs(keys).max()
+        near(f"{case}.updated.{tier}", get(f"updated.{tier}"), updated[:, :width], bound)
+        if lifted:
+            near(f"{case}.updated_lifts.{tier}", get(f"updated_lifts.{tier}"),
+                 updated[:, width], bound + 4 * np.sqrt((width + 1) * EPS * longest)[:, None])
+        near(f"{case}.moved.{tier}", get(f"moved.{tier}"), moved, 1e-5 * moved + 1e-6)
 
 
 def check_keys(case, get, tiers):
@@ -85,7 +119,7 @@ def check_keys(case, get, tiers):
 
 def check_select(case, get, tiers):
     scores = get("scores")
-    scale, lse = get("scale_lse").astype(np.float64)
+    scale, factor = get("scale_factor").astype(np.float64)
     k = int(get("k")[0])
     wide = scores.astype(np.float64)
     # Stable, descending, NaN below all.
@@ -105,21 +139,171 @@ def check_select(case, get, tiers):
             x = wide * scale + shift
             weights = exp(x)
             error = 3e-7 + EPS * np.where(np.isfinite(x), np.abs(x), 0).clip(max=100)
-        bound = np.sum(weights * error)
-        near(f"{case}.exp_sum.{tier}", get(f"exp_sum.{tier}"), np.sum(weights),
-             bound + 12 * EPS * np.sum(weights))
-        with np.errstate(invalid="ignore", over="ignore"):
-            x = wide * scale - lse
-            weights = exp(x)
-            # An argument is rounded once; the very large ones are cut at 88.
-            error = 3e-7 + EPS * np.where(np.isfinite(x), np.abs(x), 0).clip(max=100)
-        near(f"{case}.weights.{tier}", get(f"weights.{tier}"), weights, weights * error)
-        larger = np.fmax(scores, scores[::-1])
-        expect(f"{case}.larger.{tier}", (get(f"larger.{tier}") == larger) | np.isnan(larger)
-               & np.isnan(get(f"larger.{tier}")))
+        exps = get(f"exps.{tier}")
+        near(f"{case}.exps.{tier}", exps, weights, weights * error)
+        # Each is rounded to a unit.
+        near(f"{case}.exp_sum.{tier}", get(f"exp_sum.{tier}"), np.sum(exps.astype(np.float64)),
+             len(exps) * 2.0**-39)
+        before = np.arange(len(exps), dtype=np.float32) / np.float32(len(exps))
+        sums = exps.astype(np.float64) * factor + before
+        near(f"{case}.sums.{tier}", get(f"sums.{tier}"), sums, EPS * np.abs(sums) + 1e-45)
+        larger = np.fmax(exps * np.float32(factor), exps[::-1])
+        expect(f"{case}.larger.{tier}", get(f"larger.{tier}") == larger)
         result = get(f"chosen.{tier}")
         expect(f"{case}.chosen.{tier}", len(result) == len(chosen) and
                np.array_equal(result, chosen))
+
+
+def check_attend(case, get, tiers):
+    rows, queries, among = get("rows"), get("queries").astype(np.float64), get("among")
+    if rows.dtype == np.uint16:
+        rows = (rows.astype(np.uint32) << 16).view(np.float32)
+    rows = rows.astype(np.float64)
+    scale = float(get("scale")[0])
+    n_queries, d_k = queries.shape
+    keys, values = rows[:, :d_k], rows[:, d_k:]
+    scores = scale * (queries @ keys.T)
+    counts = (among[None, :] >> np.arange(n_queries)[:, None] & 1) != 0
+    most = np.where(counts, scores, -np.inf).max(axis=1, keepdims=True)
+    weights = np.where(counts, np.exp(scores - most), 0)
+    total = weights.sum(axis=1, keepdims=True)
+    lse = (most + np.log(total))[:, 0]
+    output = weights @ values / total
+    # Of a score, as a part of its weight; and of the sums.
+    error = (d_k // 16 + 6) * EPS * scale * (np.abs(queries) @ np.abs(keys.T)).max(axis=1)
+    error += 4e-7 + 2 * EPS * np.abs(scores).max(axis=1) + (64 + len(rows) / 64) * EPS
+    bound = 2 * error[:, None] * (weights @ np.abs(values) / total) + 1e-30
+    for tier in tiers("output"):
+        near(f"{case}.output.{tier}", get(f"output.{tier}"), output, bound)
+        near(f"{case}.lse.{tier}", get(f"lse.{tier}"), lse, error + EPS * np.abs(lse))
+        near(f"{case}.merged.{tier}", get(f"merged.{tier}"), output, bound)
+        near(f"{case}.merged_lse.{tier}", get(f"merged_lse.{tier}"), lse,
+             error + 2 * EPS * np.abs(lse))
+
+
+def check_rope(case, get, tiers):
+    base, is_halves, linear, factor, low, high, context = get("parameters")
+    x, positions = get("x").astype(np.float64), get("positions").astype(np.float64)
+    frequencies = get("frequencies")
+    half = len(frequencies)
+    expected = base ** (-np.arange(half) / half) / (linear if linear != 0 else 1)
+    if factor != 0:
+        wave = 2 * np.pi / expected
+        kept = ((context / wave - low) / (high - low)).clip(0, 1)
+        expected = (1 - kept) * expected / factor + kept * expected
+    near(f"{case}.frequencies", frequencies, expected, 1e-13 * expected)
+    angle = (positions[:, None] * frequencies)[:, None, :]
+    if is_halves:
+        first, second = slice(0, half), slice(half, 2 * half)
+    else:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    a, b = x[..., first], x[..., second]
+    turned, bound = x.copy(), np.zeros_like(x)
+    turned[..., first] = a * np.cos(angle) - b * np.sin(angle)
+    turned[..., second] = a * np.sin(angle) + b * np.cos(angle)
+    bound[..., first] = bound[..., second] = EPS * np.hypot(a, b)
+    for tier in tiers("turned"):
+        near(f"{case}.turned.{tier}", get(f"turned.{tier}"), turned, 3 * bound)
+        near(f"{case}.back.{tier}", get(f"back.{tier}"), x, 10 * bound)
+
+
+def rest_seeds(n, n_summaries, seed):
+    """The rows that are the first centroids: one of each part of the rows, as SplitMix64 says."""
+    seeds = []
+    for c in range(n_summaries):
+        x = (seed + (c + 1) * 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        begin, end = c * n // n_summaries, (c + 1) * n // n_summaries
+        seeds.append(begin + (x ^ x >> 31) % (end - begin))
+    return seeds
+
+
+def rest_numbers(rows, d_k, n_summaries, seed):
+    """Three iterations in double: the summaries' numbers."""
+    variance = rows.var(axis=0)
+    vectors = rows.copy()
+    vectors[:, d_k:] *= np.sqrt(variance[:d_k].sum() / variance[d_k:].sum())
+    centroids = vectors[rest_seeds(len(rows), n_summaries, seed)]
+    by = np.where(np.arange(rows.shape[1]) % 2 == 0, 1 + 2.0**-8, 1 - 2.0**-8)
+    for iteration in range(3):
+        distances = (centroids**2).sum(axis=1) / 2 - vectors @ centroids.T
+        numbers = distances.argmin(axis=1)
+        if iteration == 2:
+            return numbers, vectors
+        counts = np.bincount(numbers, minlength=n_summaries)
+        for c in np.unique(numbers):
+            centroids[c] = vectors[numbers == c].mean(axis=0)
+        for c in np.flatnonzero(counts == 0):
+            largest = counts.argmax()
+            centroids[c] = centroids[largest] * by
+            counts[c] = counts[largest] // 2
+            counts[largest] -= counts[c]
+
+
+def check_rest(case, get, tiers):
+    rows, queries = get("rows").astype(np.float64), get("queries").astype(np.float64)
+    d_k, d_v, bits, seed = (int(x) for x in get("shape"))
+    n, n_summaries = len(rows), 2**bits
+    group = get("group").tobytes()
+    at = 16
+
+    def take(kind, *shape):
+        nonlocal at
+        array = np.frombuffer(group, kind, int(np.prod(shape)), at).reshape(shape)
+        at += array.nbytes
+        return array
+
+    counts = take("<u2", n_summaries)
+    scales = take("<f4", 2, n_summaries).astype(np.float64)
+    keys = take("i1", n_summaries, -(-d_k // 16) * 16)
+    values = take("i1", n_summaries, -(-d_v // 16) * 16)
+    numbers = take("u1", 1024)
+    expect(f"{case}: bytes", at == len(group))
+    expect(f"{case}: padding", np.all(keys[:, d_k:] == 0) and np.all(values[:, d_v:] == 0)
+           and np.all(numbers[n:] == 255))
+    keys, values = keys[:, :d_k] * scales[0][:, None], values[:, :d_v] * scales[1][:, None]
+    numbers = numbers[:n]
+    expect(f"{case}: counts", np.bincount(numbers, minlength=n_summaries) == counts)
+
+    # Rows between two centroids may go either way, and means follow them.
+    exact, vectors = rest_numbers(rows, d_k, n_summaries, seed)
+    expect(f"{case}: numbers", np.mean(exact == numbers) > 0.97, f"{np.mean(exact == numbers)}")
+
+    def spread(chosen):
+        return sum(((vectors[chosen == c] - vectors[chosen == c].mean(axis=0)) ** 2).sum()
+                   for c in np.unique(chosen))
+
+    expect(f"{case}: spread", spread(numbers) < 1.01 * spread(exact))
+    variance = 0
+    for c in np.unique(numbers):
+        mean = rows[numbers == c].mean(axis=0)
+        variance += ((rows[numbers == c, :d_k] - mean[:d_k]) ** 2).sum() / (n * d_k)
+        for name, stored, part in (("key", keys, mean[:d_k]), ("value", values, mean[d_k:])):
+            near(f"{case}.{name}{c}", stored[c], part, np.abs(part).max() / 127 * 0.501
+                 + (counts[c] + 4) * EPS * np.abs(rows).max())
+    stored = np.frombuffer(group, "<f4", 1, 12)
+    near(f"{case}.variance", stored, variance, 1e-4 * variance)
+
+    scale = 0.25
+    corr = np.minimum(1, 0.15 * (scale**2) * (queries**2).sum(axis=1) * float(stored[0]))
+    for part in range(2):
+        token = np.arange(n)
+        left = np.ones(n, bool) if part == 0 else (token % 5 != 0) & (token % 3 != 0)
+        over = np.zeros(n, bool) if part == 0 else (token % 5 != 0) & (token % 3 == 0)
+        expect(f"{case}.counts{part}", get(f"counts{part}")
+               == np.bincount(numbers[left], minlength=n_summaries))
+        expect(f"{case}.places{part}", np.array_equal(get(f"places{part}"),
+                                                      np.flatnonzero(over) // 3))
+        of_rows = np.exp(scale * queries @ rows[over, :d_k].T)
+        weights = get(f"counts{part}") * np.exp(scale * queries @ keys.T + corr[:, None])
+        for c in range(n_summaries):
+            weights[:, c] += of_rows[:, numbers[over] == c].sum(axis=1)
+        total = weights.sum(axis=1)
+        for tier in tiers(f"output{part}"):
+            near(f"{case}.lse{part}.{tier}", get(f"lse{part}.{tier}"), np.log(total), 2e-5)
+            near(f"{case}.output{part}.{tier}", get(f"output{part}.{tier}"),
+                 weights @ values / total[:, None], 5e-5 * np.abs(values).max())
 
 
 def main():
@@ -137,13 +321,15 @@ def main():
             array = np.fromfile(os.path.join(folder, name), dtype=kind)
             arrays[name] = array.reshape([int(n) for n in shape])
     tiers = set()
-    checks = {"pq": check_pq, "keys": check_keys, "select": check_select}
+    checks = {"attend": check_attend, "keys": check_keys, "kmeans": check_kmeans,
+              "pq": check_pq, "rest": check_rest, "rope": check_rope, "select": check_select}
     for case in dict.fromkeys(name.split(".")[0] for name in arrays):
         def get(name, case=case):
             return arrays[f"{case}.{name}"]
 
         def tiers_of(name, case=case):
-            found = [key.split(".")[2] for key in arrays if key.startswith(f"{case}.{name}.")]
+            start = f"{case}.{name}."
+            found = [key[len(start):] for key in arrays if key.startswith(start)]
             tiers.update(found)
             return found
 

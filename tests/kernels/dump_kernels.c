@@ -4,10 +4,15 @@
  * Standard output has a line for each array: its file, its element type as NumPy names it, its
  * shape.  An input is `CASE.NAME`, a result `CASE.NAME.IMPLEMENTATION`.
  */
+#include "attend.h"
 #include "keys.h"
+#include "kmeans.h"
 #include "pq.h"
 #include "random.h"
+#include "rest.h"
+#include "rope.h"
 #include "select.h"
+#include "tile.h"
 
 #include <float.h>
 #include <math.h>
@@ -89,63 +94,112 @@ static float *some_floats(size_t n)
     return values;
 }
 
+/* Codes are what the best of k-means makes them. */
 static void dump_pq(unsigned index, const struct kv_pq_shape *shape, size_t n, size_t n_queries)
 {
     const size_t size = kv_pq_centroids_size(shape), n_table = kv_pq_table_size(shape);
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
     float *centroids = some_floats(size), *keys = some_floats(n * shape->d);
     float *queries = some_floats(n_queries * shape->d), *half_squares = get(n_table, 4);
+    uint8_t *codes = get(shape->m * n, 1);
+    const struct kv_kmeans_book book = {.centroids = centroids, .half_squares = half_squares};
     const struct kv_pq_kernels *kernels;
 
-    kv_pq_half_squares(shape, centroids, half_squares);
+    kv_kmeans_half_squares(shape, &book);
+    kv_kmeans_encode(shape, &book, keys, n, codes, n);
     put("<f4", shape_of(shape->m, width, n_centroids), centroids, size, 4, "pq%u.centroids",
         index);
-    put("<f4", shape_of(shape->m, n_centroids, 0), half_squares, n_table, 4,
-        "pq%u.half_squares", index);
-    put("<f4", shape_of(n, shape->d, 0), keys, n * shape->d, 4, "pq%u.keys", index);
     put("<f4", shape_of(n_queries, shape->d, 0), queries, n_queries * shape->d, 4,
         "pq%u.queries", index);
+    put("<u1", shape_of(shape->m, n, 0), codes, shape->m * n, 1, "pq%u.codes", index);
     for (unsigned i = 0; (kernels = kv_pq_kernels_at(i)) != NULL; i++) {
-        uint8_t *codes = get(shape->m * n, 1), tile[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE];
-        float *sums = get(size, 4), *tables = get(n_queries * n_table, 4);
-        float *scores = get(n_queries * n, 4), *updated = get(size, 4);
-        uint32_t *counts = get(n_table, 4);
-        double moved;
+        uint8_t *tile = get(kv_tile_bytes(shape), 1);
+        float *tables = get(n_queries * n_table, 4), *scores = get(n_queries * n, 4);
+        const struct kv_tile_kernels *tiles;
 
-        kernels->encode(shape, centroids, half_squares, keys, n, codes, n);
-        kernels->accumulate(shape, keys, n, codes, n, sums, counts);
-        memcpy(updated, centroids, size * 4);
-        moved = kv_pq_update(shape, sums, counts, updated);
-        for (size_t query = 0; query < n_queries; query++)
-            kernels->table(shape, centroids, queries + query * shape->d,
-                           tables + query * n_table);
-        for (size_t row = 0; row < n; row += KV_PQ_TILE) {
-            const size_t n_rows = n - row < KV_PQ_TILE ? n - row : KV_PQ_TILE;
+        kernels->tables(shape, centroids, queries, n_queries, tables);
+        for (unsigned j = 0; (tiles = kv_tile_kernels_at(j)) != NULL; j++) {
+            for (size_t row = 0; row < n; row += KV_PQ_TILE) {
+                const size_t n_rows = n - row < KV_PQ_TILE ? n - row : KV_PQ_TILE;
 
-            for (size_t j = 0; j < shape->m; j++)
-                memcpy(tile + j * KV_PQ_TILE, codes + j * n + row, n_rows);
-            kernels->score(shape, tables, n_queries, tile, n_rows, scores + row, n);
+                kv_tile_put(shape, tile, 0, n_rows, codes + row, n);
+                tiles->score(shape, tables, n_queries, tile, 0, n_rows, scores + row, n);
+            }
+            put("<f4", shape_of(n_queries, n, 0), scores, n_queries * n, 4, "pq%u.scores.%s_%s",
+                index, kernels->name, tiles->name);
         }
-        put("<u1", shape_of(shape->m, n, 0), codes, shape->m * n, 1, "pq%u.codes.%s", index,
-            kernels->name);
-        put("<u4", shape_of(shape->m, n_centroids, 0), counts, n_table, 4, "pq%u.counts.%s",
-            index, kernels->name);
-        put("<f4", shape_of(shape->m, width, n_centroids), updated, size, 4, "pq%u.updated.%s",
-            index, kernels->name);
-        put("<f8", "1", &moved, 1, 8, "pq%u.moved.%s", index, kernels->name);
-        put("<f4", shape_of(n_queries, n, 0), scores, n_queries * n, 4, "pq%u.scores.%s", index,
-            kernels->name);
-        free(codes);
-        free(sums);
+        free(tile);
         free(tables);
         free(scores);
-        free(updated);
-        free(counts);
     }
     free(centroids);
     free(keys);
     free(queries);
     free(half_squares);
+    free(codes);
+}
+
+/* One step and one update; by the inner product, keys of any length are what makes it differ.
+ */
+static void dump_kmeans(unsigned index, const struct kv_pq_shape *shape, size_t n, int lifted)
+{
+    const size_t size = kv_pq_centroids_size(shape), n_table = kv_pq_table_size(shape);
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+    float *keys = some_floats(n * shape->d);
+    const struct kv_kmeans_kernels *kernels;
+
+    for (size_t i = 0; lifted && i < n * shape->d; i++)
+        keys[i] *= 1 + (float)(i / shape->d % 7);
+    put("<f4", shape_of(n, shape->d, 0), keys, n * shape->d, 4, "kmeans%u.keys", index);
+    for (unsigned i = 0; (kernels = kv_kmeans_kernels_at(i)) != NULL; i++) {
+        const char *name = kernels->name;
+        struct kv_kmeans_book book = {.centroids = get(size, 4),
+                                      .half_squares = get(n_table, 4)};
+        struct kv_kmeans_sums sums = {.sums = get(size, 4), .counts = get(n_table, 4)};
+        uint8_t *codes = get(shape->m * n, 1);
+        double moved;
+
+        if (lifted) {
+            book.lifts = get(n_table, 4);
+            book.longest = get(shape->m, 4);
+            sums.lifts = get(n_table, 4);
+            kernels->longest(shape, keys, n, book.longest);
+        }
+        for (uint32_t c = 0; c < n_centroids; c++)
+            kv_kmeans_set_centroid(shape, &book, c, keys + c % n * shape->d);
+        kernels->half_squares(shape, &book);
+        put("<f4", shape_of(shape->m, width, n_centroids), book.centroids, size, 4,
+            "kmeans%u.centroids.%s", index, name);
+        put("<f4", shape_of(shape->m, n_centroids, 0), book.half_squares, n_table, 4,
+            "kmeans%u.half_squares.%s", index, name);
+        kernels->step(shape, &book, keys, n, codes, n, &sums);
+        put("<u1", shape_of(shape->m, n, 0), codes, shape->m * n, 1, "kmeans%u.codes.%s", index,
+            name);
+        put("<u4", shape_of(shape->m, n_centroids, 0), sums.counts, n_table, 4,
+            "kmeans%u.counts.%s", index, name);
+        if (lifted) {
+            put("<f4", shape_of(shape->m, 0, 0), book.longest, shape->m, 4,
+                "kmeans%u.longest.%s", index, name);
+            put("<f4", shape_of(shape->m, n_centroids, 0), book.lifts, n_table, 4,
+                "kmeans%u.lifts.%s", index, name);
+        }
+        moved = kv_kmeans_update(shape, &book, &sums);
+        put("<f8", "1", &moved, 1, 8, "kmeans%u.moved.%s", index, name);
+        put("<f4", shape_of(shape->m, width, n_centroids), book.centroids, size, 4,
+            "kmeans%u.updated.%s", index, name);
+        if (lifted)
+            put("<f4", shape_of(shape->m, n_centroids, 0), book.lifts, n_table, 4,
+                "kmeans%u.updated_lifts.%s", index, name);
+        free(book.centroids);
+        free(book.half_squares);
+        free(book.lifts);
+        free(book.longest);
+        free(sums.sums);
+        free(sums.counts);
+        free(sums.lifts);
+        free(codes);
+    }
+    free(keys);
 }
 
 /* Numbers of 16 bits are random bits but for the highest of the exponent, so that they are
@@ -205,35 +259,270 @@ static void dump_select(unsigned index, size_t n, size_t k, float scale, int spe
         else
             scores[i] = roundf(scores[i] * 8) / 8;
     put("<f4", shape_of(n, 0, 0), scores, n, 4, "select%u.scores", index);
-    put("<f4", "2", parameters, 2, 4, "select%u.scale_lse", index);
+    put("<f4", "2", parameters, 2, 4, "select%u.scale_factor", index);
     put("<u8", "1", &wanted, 1, 8, "select%u.k", index);
     for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
-        uint32_t *chosen = get(k, 4), scratch[KV_SELECT_SCRATCH];
-        float *merged = get(n, 4), max = kernels->max(scores, n);
-        const double sum = kernels->exp_sum(scores, n, scale, max);
-        const size_t n_chosen = kernels->select(scores, n, k, chosen, scratch);
+        static struct kv_selector selector;
+        uint32_t *chosen = get(k + KV_SELECT_SPARE, 4);
+        float *exps = get(n, 4), *merged = get(n, 4), max = kernels->max(scores, NULL, n);
+        size_t n_chosen;
+
+        memcpy(exps, scores, n * 4);
+        const double sum = (double)kernels->exps(exps, NULL, n, scale, max) /
+                           (double)((uint64_t)1 << KV_EXP_SUM_BITS);
+        kv_selector_begin(&selector, k);
+        for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+            kernels->count(&selector, scores, NULL, n);
+            kv_selector_next(&selector);
+        }
+        n_chosen = kernels->collect(&selector, scores, NULL, n, 0, chosen);
 
         put("<f4", "1", &max, 1, 4, "select%u.max.%s", index, kernels->name);
         put("<f8", "1", &sum, 1, 8, "select%u.exp_sum.%s", index, kernels->name);
         put("<u4", shape_of(n_chosen, 0, 0), chosen, n_chosen, 4, "select%u.chosen.%s", index,
             kernels->name);
-        kernels->merge_softmax(scores, n, scale, parameters[1], merged);
-        put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.weights.%s", index,
-            kernels->name);
+        put("<f4", shape_of(n, 0, 0), exps, n, 4, "select%u.exps.%s", index, kernels->name);
         for (size_t j = 0; j < n; j++)
-            merged[j] = scores[n - 1 - j];
-        kernels->merge_max(scores, n, merged);
+            merged[j] = (float)j / (float)n;
+        kernels->merge_sum(exps, n, parameters[1], merged);
+        put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.sums.%s", index, kernels->name);
+        for (size_t j = 0; j < n; j++)
+            merged[j] = exps[n - 1 - j];
+        kernels->merge_max(exps, n, parameters[1], merged);
         put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.larger.%s", index, kernels->name);
+        free(exps);
         free(chosen);
         free(merged);
     }
     free(scores);
 }
 
+/* Rows as dump_keys() makes them; a third of them counts for each query.  Merged from three
+ * parts, the second one empty. */
+static void dump_attend(unsigned index, const struct kv_attend_shape *shape, size_t n)
+{
+    static const char *const types[] = {"", "<f4", "<f2", "<u2"};
+    const size_t d = (size_t)shape->d_k + shape->d_v, n_queries = shape->n_queries;
+    const size_t n_output = n_queries * shape->d_v, cut = n / 3;
+    const size_t bytes = shape->type == KV_KEY_FP32 ? 4 : 2;
+    float *wide = some_floats(n * d), *queries = some_floats(n_queries * shape->d_k);
+    uint16_t *halves = get(n * d, sizeof(*halves));
+    uint32_t *among = get(n, sizeof(*among));
+    const void *rows = shape->type == KV_KEY_FP32 ? (const void *)wide : halves;
+    const struct kv_attend_kernels *kernels;
+
+    for (size_t i = 0; i < n * d; i++)
+        halves[i] = (uint16_t)(kv_random_next(&dice) & 0xbfff);
+    for (size_t i = 0; i < n; i++)
+        for (unsigned query = 0; query < n_queries; query++)
+            among[i] |= (uint32_t)(kv_random_below(&dice, 3) == 0) << query;
+    put(types[shape->type], shape_of(n, d, 0), rows, n * d, bytes, "attend%u.rows", index);
+    put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
+        "attend%u.queries", index);
+    put("<u4", shape_of(n, 0, 0), among, n, 4, "attend%u.among", index);
+    put("<f4", "1", &shape->scale, 1, 4, "attend%u.scale", index);
+    for (unsigned i = 0; (kernels = kv_attend_kernels_at(i)) != NULL; i++) {
+        float *state = get(kv_attend_floats(shape), 4), *lses[4], *outputs[4];
+
+        for (int part = 0; part < 4; part++) {
+            const size_t from = part == 2 ? cut : 0, count = part == 0   ? n
+                                                             : part == 1 ? cut
+                                                             : part == 2 ? n - cut
+                                                                         : 0;
+
+            outputs[part] = get(n_output, 4);
+            lses[part] = get(n_queries, 4);
+            kv_attend_begin(shape, state);
+            kernels->run(shape, queries, (const uint8_t *)rows + from * d * bytes, d * bytes,
+                         count, among + from, state);
+            kv_attend_end(shape, state, outputs[part], lses[part]);
+        }
+        put("<f4", shape_of(n_queries, shape->d_v, 0), outputs[0], n_output, 4,
+            "attend%u.output.%s", index, kernels->name);
+        put("<f4", shape_of(n_queries, 0, 0), lses[0], n_queries, 4, "attend%u.lse.%s", index,
+            kernels->name);
+        kv_attend_merge(n_queries, shape->d_v, 3,
+                        (const float *const[3]){outputs[1], outputs[3], outputs[2]},
+                        (const float *const[3]){lses[1], lses[3], lses[2]}, outputs[0],
+                        lses[0]);
+        put("<f4", shape_of(n_queries, shape->d_v, 0), outputs[0], n_output, 4,
+            "attend%u.merged.%s", index, kernels->name);
+        put("<f4", shape_of(n_queries, 0, 0), lses[0], n_queries, 4, "attend%u.merged_lse.%s",
+            index, kernels->name);
+        for (int part = 0; part < 4; part++) {
+            free(outputs[part]);
+            free(lses[part]);
+        }
+        free(state);
+    }
+    free(wide);
+    free(queries);
+    free(halves);
+    free(among);
+}
+
+static void
+dump_rope(unsigned index, enum kv_rope_style style, size_t n_rot, size_t d, int llama)
+{
+    enum {
+        N = 50,
+        HEADS = 3,
+    };
+    const struct kv_rope_scaling scaling = {
+        .linear = llama ? 0 : 4,
+        .factor = llama ? 8 : 0,
+        .low = 1,
+        .high = 4,
+        .context = 8192,
+    };
+    const double parameters[7] = {500000,
+                                  style == KV_ROPE_HALVES,
+                                  (double)scaling.linear,
+                                  (double)scaling.factor,
+                                  (double)scaling.low,
+                                  (double)scaling.high,
+                                  (double)scaling.context};
+    const size_t n_x = (size_t)N * HEADS * d;
+    double *frequencies = get(n_rot / 2, 8);
+    float *turns = get(N * n_rot, 4), *before = some_floats(n_x), *x = get(n_x, 4);
+    uint32_t positions[N];
+    const struct kv_rope_kernels *kernels;
+
+    for (size_t i = 0; i < N; i++)
+        positions[i] = (uint32_t)kv_random_below(&dice, 1 << 20);
+    kv_rope_frequencies(parameters[0], n_rot, &scaling, frequencies);
+    kv_rope_turns_at(frequencies, n_rot, positions, N, turns);
+    put("<f8", "7", parameters, 7, 8, "rope%u.parameters", index);
+    put("<u4", shape_of(N, 0, 0), positions, N, 4, "rope%u.positions", index);
+    put("<f4", shape_of(N, HEADS, d), before, n_x, 4, "rope%u.x", index);
+    put("<f8", shape_of(n_rot / 2, 0, 0), frequencies, n_rot / 2, 8, "rope%u.frequencies",
+        index);
+    for (unsigned i = 0; (kernels = kv_rope_kernels_at(i)) != NULL; i++) {
+        memcpy(x, before, n_x * 4);
+        kernels->turn(style, 0, turns, n_rot, n_rot, x, N, HEADS, d);
+        put("<f4", shape_of(N, HEADS, d), x, n_x, 4, "rope%u.turned.%s", index, kernels->name);
+        kernels->turn(style, 1, turns, n_rot, n_rot, x, N, HEADS, d);
+        put("<f4", shape_of(N, HEADS, d), x, n_x, 4, "rope%u.back.%s", index, kernels->name);
+    }
+    free(frequencies);
+    free(turns);
+    free(before);
+    free(x);
+}
+
+/* A group of rows about 40 points, and what it answers: with all rows left, and with every
+ * third one scored and every fifth one taken. */
+static void
+dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_queries)
+{
+    const size_t d = shape->d_k + shape->d_v, n_summaries = kv_rest_n_summaries(shape);
+    const size_t bytes = shape->type == KV_KEY_FP32 ? 4 : 2;
+    const size_t n_state = kv_rest_floats(shape, n_queries);
+    float *points = some_floats(40 * d), *rows = some_floats(n * d);
+    float *queries = some_floats(n_queries * shape->d_k), *scores = get(n_queries * n, 4);
+    uint16_t *halves = get(n * d, 2), counts[KV_REST_SUMMARIES_MAX];
+    uint32_t *taken = get(n, 4), *scored = get(n, 4), *places = get(n, 4), first, n_next;
+    uint8_t *group = get(kv_rest_bytes(shape), 1), *numbers = get(n, 1);
+    void *scratch = get(kv_rest_scratch_bytes(shape), 1);
+    const void *stored = shape->type == KV_KEY_FP32 ? (const void *)rows : halves;
+    const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, index};
+    const struct kv_rest_kernels *kernels;
+    size_t n_taken = 0, n_scored = 0, n_over;
+    struct kv_rest_build build;
+
+    for (size_t i = 0; i < n * d; i++) {
+        uint32_t word;
+
+        rows[i] =
+            rows[i] / 2 + points[i / d * 7 % 40 * d + i % d] * (i % d < shape->d_k ? 2 : 1);
+        memcpy(&word, &rows[i], 4);
+        halves[i] = (uint16_t)(word >> 16);
+        if (shape->type == KV_KEY_BF16) {
+            word &= 0xffff0000;
+            memcpy(&rows[i], &word, 4);
+        }
+    }
+    kv_rest_build_begin(&build, shape, (uint32_t)n, index, scratch);
+    while (kv_rest_build_next(&build, &first, &n_next))
+        kv_rest_build_slice(&build, (const uint8_t *)stored + first * d * bytes, d * bytes);
+    kv_rest_build_end(&build, group);
+    for (uint32_t row = 0; row < n; row++) {
+        if (row % 5 == 0)
+            taken[n_taken++] = row;
+        if (row % 3 == 0)
+            scored[n_scored++] = row;
+    }
+    put("<f4", shape_of(n, d, 0), rows, n * d, 4, "rest%u.rows", index);
+    put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
+        "rest%u.queries", index);
+    put("<u8", "4", parameters, 4, 8, "rest%u.shape", index);
+    put("<u1", shape_of(kv_rest_bytes(shape), 0, 0), group, kv_rest_bytes(shape), 1,
+        "rest%u.group", index);
+    for (unsigned part = 0; part < 2; part++) {
+        n_over = kv_rest_count(shape, group, 0, 0, (uint32_t)n, taken, part * n_taken, scored,
+                               part * n_scored, counts, places, numbers);
+        for (size_t query = 0; query < n_queries; query++)
+            for (size_t i = 0; i < n_over; i++)
+                kv_keys_score(KV_KEY_FP32, rows + scored[places[i]] * d, 0, 1, shape->d_k,
+                              queries + query * shape->d_k, 1, scores + query * n_over + i, 1);
+        put("<u2", shape_of(n_summaries, 0, 0), counts, n_summaries, 2, "rest%u.counts%u",
+            index, part);
+        put("<u4", shape_of(n_over, 0, 0), places, n_over, 4, "rest%u.places%u", index, part);
+        for (unsigned i = 0; (kernels = kv_rest_kernels_at(i)) != NULL; i++) {
+            const struct kv_rest_question question = {
+                .queries = queries,
+                .n_queries = n_queries,
+                .scale = 0.25f,
+                .counts = counts,
+                .numbers = numbers,
+                .scores = scores,
+                .n_scored = n_over,
+                .scores_stride = n_over,
+            };
+            float *state = get(n_state, 4), *output = get(n_queries * shape->d_v, 4);
+            float *lse = get(n_queries, 4);
+
+            kv_rest_begin(shape, n_queries, state);
+            kernels->add(shape, group, &question, state);
+            kv_rest_end(shape, n_queries, state, output, lse);
+            put("<f4", shape_of(n_queries, shape->d_v, 0), output, n_queries * shape->d_v, 4,
+                "rest%u.output%u.%s", index, part, kernels->name);
+            put("<f4", shape_of(n_queries, 0, 0), lse, n_queries, 4, "rest%u.lse%u.%s", index,
+                part, kernels->name);
+            free(state);
+            free(output);
+            free(lse);
+        }
+    }
+    free(points);
+    free(rows);
+    free(queries);
+    free(scores);
+    free(halves);
+    free(taken);
+    free(scored);
+    free(places);
+    free(group);
+    free(numbers);
+    free(scratch);
+}
+
 int main(int argc, char **argv)
 {
     static const struct kv_pq_shape shapes[] = {
         {64, 2, 6}, {128, 2, 6}, {128, 4, 8}, {96, 8, 4}, {80, 16, 3}, {60, 3, 2}, {17, 1, 1},
+    };
+
+    static const struct kv_attend_shape attended[] = {
+        {KV_KEY_FP16, 64, 64, 3, 0.125f},    {KV_KEY_FP16, 128, 128, 4, 0.0884f},
+        {KV_KEY_BF16, 128, 128, 7, 0.0884f}, {KV_KEY_FP32, 80, 96, 5, 0.1f},
+        {KV_KEY_FP32, 17, 33, 2, 1},         {KV_KEY_BF16, 256, 256, 32, 0.0625f},
+    };
+    static const struct kv_rest_shape rests[] = {
+        {KV_KEY_FP32, 64, 64, KV_REST_16},
+        {KV_KEY_BF16, 128, 128, KV_REST_64},
+        {KV_KEY_FP32, 20, 9, KV_REST_64},
+        {KV_KEY_BF16, 33, 50, KV_REST_16},
     };
 
     if (argc != 3) {
@@ -244,6 +533,10 @@ int main(int argc, char **argv)
     kv_random_init(&dice, strtoull(argv[2], NULL, 10));
     for (unsigned i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         dump_pq(i, &shapes[i], 300 + i, 1 + i);
+    for (unsigned i = 0; i < 2 * sizeof(shapes) / sizeof(shapes[0]); i++)
+        dump_kmeans(i, &shapes[i / 2], 1000 + i, i % 2);
+    for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++)
+        dump_rest(i, &rests[i], i == 3 ? 333 : KV_REST_ROWS, 4 + i);
     for (unsigned type = KV_KEY_FP32; type <= KV_KEY_BF16; type++) {
         dump_keys((enum kv_key_type)type, 101, 64, 8);
         dump_keys((enum kv_key_type)type, 100, 128, 5);
@@ -255,6 +548,12 @@ int main(int argc, char **argv)
     dump_select(3, 4001, 3500, 2, 1);
     dump_select(4, 1, 1, 1, 0);
     dump_select(5, 77, 100, 1, 1);
+    for (unsigned i = 0; i < sizeof(attended) / sizeof(attended[0]); i++)
+        dump_attend(i, &attended[i], 700 + 37 * i);
+    dump_rope(0, KV_ROPE_ADJACENT, 64, 64, 0);
+    dump_rope(1, KV_ROPE_HALVES, 128, 128, 1);
+    dump_rope(2, KV_ROPE_ADJACENT, 42, 80, 1);
+    dump_rope(3, KV_ROPE_HALVES, 42, 80, 0);
     if (fflush(stdout) != 0)
         fail("cannot write", "standard output");
     return 0;

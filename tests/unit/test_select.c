@@ -19,7 +19,7 @@ enum {
 
 static uint64_t seed;
 static struct kv_random dice;
-static uint32_t scratch[KV_SELECT_SCRATCH];
+static float room[MANY + 5];
 
 #define EXPECT(condition)                                                             \
     do {                                                                              \
@@ -55,7 +55,17 @@ static void tiers(void **state)
     assert_null(kv_select_kernels_at(~0u));
 }
 
-static void sums_are_the_same(void **state)
+/* Numbers of rows, many of them 0. */
+static uint32_t *some_counts(size_t n, void **ret_base)
+{
+    uint32_t *counts = floats_exact(&dice, n * sizeof(uint32_t), sizeof(uint32_t), ret_base);
+
+    for (size_t i = 0; i < n; i++)
+        counts[i] = (uint32_t)kv_random_below(&dice, 4) * (uint32_t)kv_random_below(&dice, 3);
+    return counts;
+}
+
+static void all_is_the_same(void **state)
 {
     const struct kv_select_kernels *plain = kv_select_kernels_at(0), *kernels;
 
@@ -63,54 +73,74 @@ static void sums_are_the_same(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
         const size_t n = length();
-        void *bases[3];
+        void *bases[4];
         float *scores = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[0]);
-        float *merged = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[1]);
-        float *others = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[2]);
-        float *before = malloc((n + 1) * sizeof(float));
-        const float scale = some_scale();
+        float *a = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[1]);
+        float *b = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[2]);
+        uint32_t *counts = some_counts(n, &bases[3]);
+        const float scale = some_scale(), factor = fabsf(floats_uniform(&dice));
 
-        assert_non_null(before);
         floats_fill(&dice, kind, scores, n);
-        floats_fill(&dice, (enum float_kind)kv_random_below(&dice, FLOATS_N_KINDS), before, n);
         for (unsigned i = 1; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
-            const float max = plain->max(scores, n);
             const float odd = floats_one(&dice, FLOATS_SPECIAL);
-            double a, b;
+            const float max = plain->max(scores, NULL, n), some = plain->max(scores, counts, n);
+            static struct kv_selector one, other;
 
-            EXPECT(floats_same(kernels->max(scores, n), max));
-            a = plain->exp_sum(scores, n, scale, max);
-            b = kernels->exp_sum(scores, n, scale, max);
-            EXPECT(memcmp(&a, &b, sizeof(a)) == 0);
-            a = plain->exp_sum(scores, n, scale, odd);
-            b = kernels->exp_sum(scores, n, scale, odd);
-            EXPECT(memcmp(&a, &b, sizeof(a)) == 0);
+            EXPECT(floats_same(kernels->max(scores, NULL, n), max));
+            EXPECT(floats_same(kernels->max(scores, counts, n), some));
+            memcpy(a, scores, n * sizeof(float));
+            memcpy(b, scores, n * sizeof(float));
+            EXPECT(plain->exps(a, counts, n, scale, some) ==
+                   kernels->exps(b, counts, n, scale, some));
+            EXPECT(floats_all_same(a, b, n));
+            memcpy(a, scores, n * sizeof(float));
+            memcpy(b, scores, n * sizeof(float));
+            EXPECT(plain->exps(a, NULL, n, scale, max) ==
+                   kernels->exps(b, NULL, n, scale, max));
+            EXPECT(floats_all_same(a, b, n));
+            /* Weights, merged into others. */
+            float *merged = malloc((n + 1) * sizeof(float));
+            assert_non_null(merged);
+            for (size_t j = 0; j < n; j++)
+                merged[j] = b[j] = fabsf(floats_uniform(&dice));
+            plain->merge_sum(a, n, factor, merged);
+            kernels->merge_sum(a, n, factor, b);
+            EXPECT(floats_all_same(merged, b, n));
+            plain->merge_max(a, n, factor, merged);
+            kernels->merge_max(a, n, factor, b);
+            EXPECT(floats_all_same(merged, b, n));
+            free(merged);
 
-            memcpy(merged, before, n * sizeof(float));
-            memcpy(others, before, n * sizeof(float));
-            plain->merge_max(scores, n, merged);
-            kernels->merge_max(scores, n, others);
-            EXPECT(floats_all_same(merged, others, n));
+            /* What is between two bounds. */
+            size_t n_above, n_others;
+            uint32_t least = kv_score_image(odd), most = kv_score_image(some);
+            const uint32_t swap = least;
+            if (least > most) {
+                least = most;
+                most = swap;
+            }
+            const size_t n_between = plain->between(scores, n, least, most, a, &n_above);
+            EXPECT(kernels->between(scores, n, least, most, b, &n_others) == n_between);
+            EXPECT(n_above == n_others && floats_all_same(a, b, n_between));
 
-            memcpy(merged, before, n * sizeof(float));
-            memcpy(others, before, n * sizeof(float));
-            plain->merge_softmax(scores, n, scale, odd, merged);
-            kernels->merge_softmax(scores, n, scale, odd, others);
-            EXPECT(floats_all_same(merged, others, n));
+            kv_selector_begin(&one, 1 + n / 2);
+            one.pass = (uint32_t)kv_random_below(&dice, KV_SELECTOR_PASSES);
+            one.bound = kv_score_image(n > 0 ? scores[0] : odd);
+            other = one;
+            plain->count(&one, scores, round % 2 == 0 ? counts : NULL, n);
+            kernels->count(&other, scores, round % 2 == 0 ? counts : NULL, n);
+            EXPECT(memcmp(&one, &other, sizeof(one)) == 0);
         }
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 4; i++)
             free(bases[i]);
-        free(before);
     }
 }
 
-/* exp() of one number, by merging it into 0. */
+/* exp() of one number at most 0, or of one whose largest is 0. */
 static float exp_of(const struct kv_select_kernels *kernels, float x)
 {
-    float merged = 0;
-
-    kernels->merge_softmax(&x, 1, 1, 0, &merged);
-    return merged;
+    kernels->exps(&x, NULL, 1, 1, 0);
+    return x;
 }
 
 static void exp_is_exp(void **state)
@@ -149,32 +179,27 @@ static void sums_are_right(void **state)
             const size_t n = 1 + length();
             const float scale = some_scale();
             float *scores = malloc(n * sizeof(float)), *merged = calloc(n, sizeof(float));
-            float max = -INFINITY, lse;
+            float max = -INFINITY;
             double sum = 0, of_merged = 0, bound;
+            uint64_t units;
 
             assert_true(scores != NULL && merged != NULL);
             floats_fill(&dice, kind, scores, n);
             for (size_t j = 0; j < n; j++)
                 max = fmaxf(max, scores[j]);
-            EXPECT(kernels->max(scores, n) == max);
+            EXPECT(kernels->max(scores, NULL, n) == max);
             for (size_t j = 0; j < n; j++)
                 sum += exp((double)scale * ((double)scores[j] - (double)max));
-            /* exp()'s own error, eight additions and four more, the argument's two roundings;
-             * what lies below -87 is nothing against the largest, which is 1. */
-            bound = 3e-7 + (12 + 4 * (double)scale) * 0x1p-24;
-            EXPECT(fabs(kernels->exp_sum(scores, n, scale, max) - sum) <= bound * sum);
+            /* exp()'s own error, the argument's two roundings, and half a unit for each. */
+            bound = 3e-7 + 4 * (double)scale * 0x1p-24 + (double)n * 0x1p-39;
+            units = kernels->exps(scores, NULL, n, scale, max);
+            EXPECT(fabs((double)units * 0x1p-38 - sum) <= bound * sum);
+            EXPECT(kv_weights_sum(scores, NULL, n) == units);
 
-            lse = (float)((double)scale * (double)max + log(sum));
-            kernels->merge_softmax(scores, n, scale, lse, merged);
+            kernels->merge_sum(scores, n, kv_softmax_factor(units), merged);
             for (size_t j = 0; j < n; j++)
                 of_merged += (double)merged[j];
-            EXPECT(fabs(of_merged - 1) <= bound + 2 * (fabs((double)lse) + 1) * 0x1p-24);
-
-            for (size_t j = 0; j < n; j++)
-                merged[j] = -scores[j];
-            kernels->merge_max(scores, n, merged);
-            for (size_t j = 0; j < n; j++)
-                EXPECT(merged[j] == fabsf(scores[j]));
+            EXPECT(fabs(of_merged - 1) <= bound + 4 * 0x1p-24);
             free(scores);
             free(merged);
         }
@@ -183,33 +208,36 @@ static void sums_are_right(void **state)
 static void nothing_and_nan(void **state)
 {
     static const float nans[3] = {NAN, NAN, NAN}, mixed[3] = {NAN, -2, NAN};
-    static const float low[3] = {-INFINITY, -INFINITY, NAN}, zeros[2] = {-0.0f, -0.0f};
+    static const float zeros[2] = {-0.0f, -0.0f};
+    static const uint32_t none[3] = {0, 0, 0}, first[3] = {1, 0, 0};
+    static struct kv_selector selector;
     const struct kv_select_kernels *kernels;
 
     (void)state;
     for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
-        float merged[3] = {NAN, 1, NAN};
+        float low[3] = {-INFINITY, -INFINITY, NAN}, high[3] = {INFINITY, 7, NAN};
+        float values[3] = {NAN, -2, NAN};
 
-        assert_true(kernels->max(NULL, 0) == -INFINITY);
-        assert_true(kernels->max(nans, 3) == -INFINITY);
-        assert_true(kernels->max(mixed, 3) == -2);
-        assert_true(floats_same(kernels->max(zeros, 2), 0));
-        assert_true(kernels->exp_sum(NULL, 0, 1, 0) == 0);
-        assert_true(kernels->exp_sum(nans, 3, 1, -INFINITY) == 0);
-        assert_true(kernels->exp_sum(low, 3, 1, -INFINITY) == 0);
-        assert_true(kernels->exp_sum(low, 3, 1, 5) == 0);
-        assert_true(kernels->exp_sum(mixed, 3, 3, -2) == 1);
-        kernels->merge_softmax(mixed, 3, 1, -INFINITY, merged);
-        assert_true(isnan(merged[0]) && merged[1] == 1 && isnan(merged[2]));
-        kernels->merge_max(mixed, 3, merged);
-        assert_true(isnan(merged[0]) && merged[1] == 1 && isnan(merged[2]));
-        kernels->merge_max(zeros, 2, merged);
-        assert_true(floats_same(merged[0], -0.0f) && merged[1] == 1);
-        kernels->merge_softmax(NULL, 0, 1, 0, NULL);
-        kernels->merge_max(NULL, 0, NULL);
-        assert_int_equal(kernels->select(NULL, 0, 0, NULL, scratch), 0);
-        assert_int_equal(kernels->select(NULL, 0, 7, NULL, scratch), 0);
+        assert_true(kernels->max(NULL, NULL, 0) == -INFINITY);
+        assert_true(kernels->max(nans, NULL, 3) == -INFINITY);
+        assert_true(kernels->max(mixed, NULL, 3) == -2);
+        assert_true(kernels->max(mixed, none, 3) == -INFINITY);
+        assert_true(kernels->max(mixed, first, 3) == -INFINITY);
+        assert_true(floats_same(kernels->max(zeros, NULL, 2), 0));
+        assert_true(kernels->exps(NULL, NULL, 0, 1, 0) == 0);
+        assert_true(kernels->exps(values, NULL, 3, 3, -2) == 1ull << KV_EXP_SUM_BITS);
+        assert_true(values[0] == 0 && values[1] == 1 && values[2] == 0);
+        assert_true(kernels->exps(low, NULL, 3, 1, -INFINITY) == 0 && low[0] == 0);
+        assert_true(kernels->exps(high, NULL, 3, 1, INFINITY) == 0 && high[0] == 0);
+        kernels->merge_sum(NULL, 0, 1, NULL);
+        kernels->merge_max(NULL, 0, 1, NULL);
+        kv_selector_begin(&selector, 7);
+        kernels->count(&selector, NULL, NULL, 0);
+        assert_int_equal(kernels->collect(&selector, NULL, NULL, 0, 0, NULL), 0);
     }
+    assert_int_equal(kv_select(NULL, 0, 0, NULL, NULL), 0);
+    assert_int_equal(kv_select(NULL, 0, 7, NULL, NULL), 0);
+    assert_true(kv_softmax_factor(0) == 0);
 }
 
 static const float *sorted_scores;
@@ -234,6 +262,32 @@ static int ascending(const void *first, const void *second)
     return a < b ? -1 : a > b;
 }
 
+/* The k largest with the functions of one table, the scores in some parts. */
+static size_t choose(const struct kv_select_kernels *kernels,
+                     const float *scores,
+                     size_t n,
+                     size_t k,
+                     uint32_t *ret)
+{
+    static struct kv_selector selector;
+    size_t n_chosen = 0;
+
+    kv_selector_begin(&selector, k);
+    for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+        for (size_t i = 0, part; i < n && k > 0; i += part) {
+            part = 1 + kv_random_below(&dice, n - i);
+            kernels->count(&selector, scores + i, NULL, part);
+        }
+        kv_selector_next(&selector);
+    }
+    for (size_t i = 0, part; i < n; i += part) {
+        part = 1 + kv_random_below(&dice, n - i);
+        n_chosen +=
+            kernels->collect(&selector, scores + i, NULL, part, (uint32_t)i, ret + n_chosen);
+    }
+    return n_chosen;
+}
+
 static void
 check_choice(int round, enum float_kind kind, const float *scores, size_t n, size_t k)
 {
@@ -249,14 +303,119 @@ check_choice(int round, enum float_kind kind, const float *scores, size_t n, siz
     qsort(expected, n_chosen, sizeof(uint32_t), ascending);
     for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
         void *base;
-        uint32_t *chosen = floats_exact(&dice, n_chosen * sizeof(uint32_t), 4, &base);
+        uint32_t *chosen =
+            floats_exact(&dice, (n_chosen + KV_SELECT_SPARE) * sizeof(uint32_t), 4, &base);
 
-        kv_random_fill(&dice, scratch, sizeof(scratch));
-        EXPECT(kernels->select(scores, n, k, chosen, scratch) == n_chosen);
+        EXPECT(choose(kernels, scores, n, k, chosen) == n_chosen);
+        EXPECT(memcmp(chosen, expected, n_chosen * sizeof(uint32_t)) == 0);
+        EXPECT(kv_select(scores, n, k, chosen, room) == n_chosen);
         EXPECT(memcmp(chosen, expected, n_chosen * sizeof(uint32_t)) == 0);
         free(base);
     }
     free(expected);
+}
+
+/* An item of c rows is as c rows with its score: the same sums, the same bound, as many ties,
+ * as many rows by mass and by a least weight. */
+static void items_are_rows(void **state)
+{
+    const struct kv_select_kernels *kernels;
+
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+        const size_t n = length();
+        void *bases[2];
+        float *scores = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[0]);
+        uint32_t *counts = some_counts(n, &bases[1]);
+        float *rows = malloc((6 * n + 1) * sizeof(float)),
+              *exps = malloc((n + 1) * sizeof(float));
+        const float scale = some_scale();
+        const double share = (double)kv_random_below(&dice, 101) / 100;
+        size_t n_rows = 0;
+
+        assert_true(rows != NULL && exps != NULL);
+        floats_fill(&dice, kind, scores, n);
+        for (size_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < counts[i]; j++)
+                rows[n_rows++] = scores[i];
+        const size_t k = kv_random_below(&dice, n_rows + 2);
+        for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+            static struct kv_selector of_items, of_rows;
+
+            kv_selector_begin(&of_items, k);
+            kv_selector_begin(&of_rows, k);
+            for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+                if (k > 0) {
+                    kernels->count(&of_items, scores, counts, n);
+                    kernels->count(&of_rows, rows, NULL, n_rows);
+                }
+                kv_selector_next(&of_items);
+                kv_selector_next(&of_rows);
+            }
+            EXPECT(memcmp(&of_items, &of_rows, sizeof(of_rows)) == 0);
+
+            /* Items above the bound and at it: so many rows are taken. */
+            uint32_t *above = malloc((n + KV_SELECT_SPARE) * sizeof(uint32_t));
+            uint32_t *equal = malloc((n + KV_SELECT_SPARE) * sizeof(uint32_t));
+            size_t n_above, n_equal, n_taken = 0, at_above = 0, at_equal = 0;
+            assert_true(above != NULL && equal != NULL);
+            kernels->items(&of_items, scores, counts, n, above, &n_above, equal, &n_equal);
+            for (uint32_t item = 0; item < n; item++) {
+                const uint32_t image = kv_score_image(scores[item]);
+                const bool is_above = at_above < n_above && above[at_above] == item;
+                const bool is_equal = at_equal < n_equal && equal[at_equal] == item;
+
+                EXPECT(is_above == (counts[item] > 0 && image > of_items.bound));
+                EXPECT(is_equal == (counts[item] > 0 && image == of_items.bound));
+                at_above += is_above;
+                at_equal += is_equal;
+                n_taken += is_above ? counts[item] : 0;
+            }
+            EXPECT(at_above == n_above && at_equal == n_equal);
+            EXPECT(k > n_rows || n_taken + of_items.ties == k);
+            free(above);
+            free(equal);
+        }
+        kernels = kv_select_kernels_at(0);
+        const float max = kv_scores_max(scores, counts, n);
+        EXPECT(floats_same(kv_scores_max(rows, NULL, n_rows), max));
+        memcpy(exps, scores, n * sizeof(float));
+        const uint64_t total = kv_softmax_exps(exps, counts, n, scale, max);
+        EXPECT(kv_softmax_exps(rows, NULL, n_rows, scale, max) == total);
+        EXPECT(kv_weights_sum(exps, counts, n) == total);
+
+        static struct kv_mass of_items, of_rows;
+        kv_mass_begin(&of_items, total, share);
+        kv_mass_begin(&of_rows, total, share);
+        const uint64_t wanted = of_rows.wanted;
+        for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+            kv_mass_count(&of_items, exps, counts, n);
+            kv_mass_count(&of_rows, rows, NULL, n_rows);
+            kv_mass_next(&of_items);
+            kv_mass_next(&of_rows);
+        }
+        EXPECT(of_items.n_rows == of_rows.n_rows);
+        /* So many weigh enough, one less would not. */
+        uint32_t *chosen = malloc((n_rows + KV_SELECT_SPARE) * sizeof(uint32_t));
+        assert_non_null(chosen);
+        for (unsigned less = 0; less < 2 && of_rows.n_rows >= less; less++) {
+            uint64_t mass = 0;
+            const size_t n_chosen =
+                kv_select(rows, n_rows, of_rows.n_rows - less, chosen, room);
+            for (size_t i = 0; i < n_chosen; i++)
+                mass += kv_weights_sum(rows + chosen[i], NULL, 1);
+            EXPECT(less == 0 ? mass >= wanted : mass < wanted);
+        }
+        free(chosen);
+        const float least = n > 0 ? exps[kv_random_below(&dice, n)] : 0;
+        EXPECT(kv_count_from(exps, counts, n, least) ==
+               kv_count_from(rows, NULL, n_rows, least));
+        for (int i = 0; i < 2; i++)
+            free(bases[i]);
+        free(rows);
+        free(exps);
+    }
 }
 
 static void choosing_is_sorting(void **state)
@@ -285,7 +444,13 @@ static void choosing_of_many(void **state)
     assert_non_null(scores);
     for (int round = 0; round < FLOATS_N_KINDS; round++) {
         floats_fill(&dice, (enum float_kind)round, scores, MANY + 5);
-        check_choice(round, (enum float_kind)round, scores, MANY + 5, MANY / 50);
+        for (size_t n = 8000; n <= MANY + 5; n = n < MANY ? n * 11 : n + MANY) {
+            const size_t some = n < MANY + 5 ? n : MANY + 5;
+
+            check_choice(round, (enum float_kind)round, scores, some, some / 50);
+            check_choice(round, (enum float_kind)round, scores, some, 1 + some / 2);
+            check_choice(round, (enum float_kind)round, scores, some, 3);
+        }
     }
     free(scores);
 }
@@ -294,12 +459,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiers),
-        cmocka_unit_test(sums_are_the_same),
+        cmocka_unit_test(all_is_the_same),
         cmocka_unit_test(exp_is_exp),
         cmocka_unit_test(sums_are_right),
         cmocka_unit_test(nothing_and_nan),
         cmocka_unit_test(choosing_is_sorting),
         cmocka_unit_test(choosing_of_many),
+        cmocka_unit_test(items_are_rows),
     };
 
     seed = floats_seed();

@@ -1,0 +1,36 @@
+/* isa.h - the instruction sets that kernels are written for, and the best one to be used here.
+ *
+ *   scalar   plain C, the reference
+ *   avx2     AVX2, FMA, F16C
+ *   avx512   AVX-512 F, BW, DQ, VL, VBMI and VBMI2 (Ice Lake, Zen 4, and later)
+ *
+ * The environment variable KV_ISA names a ceiling, for tests and for whoever suspects an
+ * instruction set: `KV_ISA=scalar kvserver` uses none.  A name that is none of these is as no
+ * ceiling; programs refuse it (kv_isa_named).
+ *
+ * Threads: pure functions.  Memory: none.
+ */
+#ifndef KV_ISA_H
+#define KV_ISA_H
+
+#include <stdbool.h>
+
+enum kv_isa {
+    KV_ISA_SCALAR,
+    KV_ISA_AVX2,
+    KV_ISA_AVX512,
+    KV_ISA_COUNT,
+};
+
+/* The best one that this CPU has and KV_ISA allows. */
+enum kv_isa kv_isa(void);
+
+/* What KV_ISA names; KV_ISA_COUNT: nothing. */
+enum kv_isa kv_isa_ceiling(void);
+
+const char *kv_isa_name(enum kv_isa isa);
+
+/* False: KV_ISA has a name that is none. */
+bool kv_isa_named(void);
+
+#endif

@@ -1,0 +1,311 @@
+#include "kmeans.h"
+#include "tiers.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    LANES = 16, /* of a sub-vector's square */
+};
+
+static const float SPLIT = 1.0f / 256;
+
+static const struct kv_kmeans_kernels *best;
+
+static int always(void)
+{
+    return 1;
+}
+
+static float square_of(const float *x, size_t width)
+{
+    float lanes[LANES] = {0};
+
+    for (size_t i = 0; i < width; i++)
+        lanes[i % LANES] = fmaf(x[i], x[i], lanes[i % LANES]);
+    for (size_t half = LANES / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+static float lift_of(const float *x, size_t width, float longest)
+{
+    const float left = longest - square_of(x, width);
+
+    return left > 0 ? sqrtf(left) : 0;
+}
+
+static void
+scalar_longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *longest)
+{
+    const size_t width = shape->d / shape->m;
+
+    for (size_t row = 0; row < n; row++)
+        for (size_t j = 0; j < shape->m; j++) {
+            const float square = square_of(keys + row * shape->d + j * width, width);
+
+            if (square > longest[j] && square < INFINITY)
+                longest[j] = square;
+        }
+}
+
+void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
+                            const struct kv_kmeans_book *book,
+                            uint32_t centroid,
+                            const float *key)
+{
+    const size_t width = shape->d / shape->m;
+
+    for (size_t i = 0; i < shape->d; i++)
+        book->centroids[(i << shape->bits) + centroid] = key[i];
+    for (size_t j = 0; j < shape->m && book->lifts != NULL; j++)
+        book->lifts[(j << shape->bits) + centroid] =
+            lift_of(key + j * width, width, book->longest[j]);
+}
+
+static void scalar_half_squares(const struct kv_pq_shape *shape,
+                                const struct kv_kmeans_book *book)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+
+    for (size_t j = 0; j < shape->m; j++)
+        for (size_t c = 0; c < n_centroids; c++) {
+            const float *at = book->centroids + j * width * n_centroids + c;
+            const size_t row = j * n_centroids + c;
+            float sum = 0;
+
+            for (size_t i = 0; i < width; i++)
+                sum = fmaf(at[i * n_centroids], at[i * n_centroids], sum);
+            if (book->lifts != NULL)
+                sum = fmaf(book->lifts[row], book->lifts[row], sum);
+            book->half_squares[row] = sum / 2;
+        }
+}
+
+static bool all_finite(const float *values, size_t n)
+{
+    bool finite = true;
+
+    for (size_t i = 0; i < n; i++)
+        finite &= isfinite(values[i]);
+    return finite;
+}
+
+/* Means of one subspace; `sums` and `counts` are its own. */
+static double set_means(
+    float *centroids, size_t n_centroids, size_t width, const float *sums, uint32_t *counts)
+{
+    double moved = 0;
+
+    for (size_t c = 0; c < n_centroids; c++, sums += width) {
+        float *at = centroids + c;
+
+        if (counts[c] > 0 && !all_finite(sums, width))
+            counts[c] = 0;
+        if (counts[c] == 0)
+            continue;
+        for (size_t i = 0; i < width; i++, at += n_centroids) {
+            const float mean = sums[i] / (float)counts[c];
+            const double by = (double)mean - *at;
+
+            moved += by * by;
+            *at = mean;
+        }
+    }
+    return moved;
+}
+
+static void
+fill_empty(float *centroids, float *lifts, size_t n_centroids, size_t width, uint32_t *counts)
+{
+    for (size_t c = 0; c < n_centroids; c++) {
+        size_t largest = 0;
+
+        if (counts[c] > 0)
+            continue;
+        for (size_t other = 1; other < n_centroids; other++)
+            if (counts[other] > counts[largest])
+                largest = other;
+        if (counts[largest] < 2)
+            return;
+        for (size_t i = 0; i < width; i++) {
+            float *at = centroids + i * n_centroids;
+
+            at[c] = at[largest] * (i % 2 == 0 ? 1 + SPLIT : 1 - SPLIT);
+        }
+        if (lifts != NULL)
+            lifts[c] = lifts[largest];
+        counts[c] = counts[largest] / 2;
+        counts[largest] -= counts[c];
+    }
+}
+
+double kv_kmeans_update(const struct kv_pq_shape *shape,
+                        const struct kv_kmeans_book *book,
+                        const struct kv_kmeans_sums *sums)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+    double moved = 0;
+
+    for (size_t j = 0; j < shape->m; j++) {
+        float *centroids = book->centroids + j * width * n_centroids;
+        float *lifts = book->lifts == NULL ? NULL : book->lifts + j * n_centroids;
+        uint32_t *counts = sums->counts + j * n_centroids;
+
+        moved += set_means(centroids, n_centroids, width, sums->sums + j * width * n_centroids,
+                           counts);
+        for (size_t c = 0; c < n_centroids && lifts != NULL; c++)
+            if (counts[c] > 0)
+                lifts[c] = sums->lifts[j * n_centroids + c] / (float)counts[c];
+        fill_empty(centroids, lifts, n_centroids, width, counts);
+    }
+    best->half_squares(shape, book);
+    memset(sums->sums, 0, kv_pq_centroids_size(shape) * sizeof(float));
+    memset(sums->counts, 0, kv_pq_table_size(shape) * sizeof(uint32_t));
+    if (book->lifts != NULL)
+        memset(sums->lifts, 0, kv_pq_table_size(shape) * sizeof(float));
+    return moved;
+}
+
+/* Of one sub-vector, in subspace j. */
+struct nearest {
+    unsigned code;
+    float distance, lift;
+};
+
+static struct nearest scalar_nearest(const struct kv_pq_shape *shape,
+                                     const struct kv_kmeans_book *book,
+                                     size_t j,
+                                     const float *x)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+    const float *centroids = book->centroids + j * width * n_centroids;
+    const size_t row = j * n_centroids;
+    struct nearest nearest = {.distance = INFINITY};
+
+    if (book->lifts != NULL)
+        nearest.lift = lift_of(x, width, book->longest[j]);
+    for (unsigned c = 0; c < n_centroids; c++) {
+        float distance = book->half_squares[row + c];
+
+        if (book->lifts != NULL)
+            distance = fmaf(-nearest.lift, book->lifts[row + c], distance);
+        for (size_t i = 0; i < width; i++)
+            distance = fmaf(-x[i], centroids[i * n_centroids + c], distance);
+        if (distance < nearest.distance) {
+            nearest.distance = distance;
+            nearest.code = c;
+        }
+    }
+    return nearest;
+}
+
+static void scalar_encode(const struct kv_pq_shape *shape,
+                          const struct kv_kmeans_book *book,
+                          const float *keys,
+                          size_t n,
+                          uint8_t *ret_codes,
+                          size_t codes_stride)
+{
+    const size_t width = shape->d / shape->m;
+
+    for (size_t row = 0; row < n; row++)
+        for (size_t j = 0; j < shape->m; j++)
+            ret_codes[j * codes_stride + row] =
+                (uint8_t)scalar_nearest(shape, book, j, keys + row * shape->d + j * width).code;
+}
+
+static void scalar_step(const struct kv_pq_shape *shape,
+                        const struct kv_kmeans_book *book,
+                        const float *keys,
+                        size_t n,
+                        uint8_t *ret_codes,
+                        size_t codes_stride,
+                        const struct kv_kmeans_sums *sums)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+
+    for (size_t row = 0; row < n; row++)
+        for (size_t j = 0; j < shape->m; j++) {
+            const float *x = keys + row * shape->d + j * width;
+            const struct nearest nearest = scalar_nearest(shape, book, j, x);
+            const size_t centroid = j * n_centroids + nearest.code;
+
+            ret_codes[j * codes_stride + row] = (uint8_t)nearest.code;
+            if (!isfinite(nearest.distance))
+                continue;
+            for (size_t i = 0; i < width; i++)
+                sums->sums[centroid * width + i] += x[i];
+            sums->counts[centroid]++;
+            if (book->lifts != NULL)
+                sums->lifts[centroid] += nearest.lift;
+        }
+}
+
+static const struct kv_kmeans_kernels scalar = {
+    .name = "scalar",
+    .supported = always,
+    .longest = scalar_longest,
+    .half_squares = scalar_half_squares,
+    .encode = scalar_encode,
+    .step = scalar_step,
+};
+
+/* Slowest first. */
+static const struct kv_kmeans_kernels *const tiers[] = {
+    &scalar,
+#if defined(__x86_64__)
+    &kv_kmeans_avx2,
+    &kv_kmeans_avx512,
+#endif
+};
+
+__attribute__((constructor)) static void choose(void)
+{
+    for (unsigned i = 0; i < sizeof(tiers) / sizeof(tiers[0]); i++)
+        if (tiers[i]->supported())
+            best = tiers[i];
+}
+
+const struct kv_kmeans_kernels *kv_kmeans_kernels_at(unsigned i)
+{
+    for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
+        if (tiers[tier]->supported() && i-- == 0)
+            return tiers[tier];
+    return NULL;
+}
+
+void kv_kmeans_longest(const struct kv_pq_shape *shape,
+                       const float *keys,
+                       size_t n,
+                       float *longest)
+{
+    best->longest(shape, keys, n, longest);
+}
+
+void kv_kmeans_half_squares(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book)
+{
+    best->half_squares(shape, book);
+}
+
+void kv_kmeans_encode(const struct kv_pq_shape *shape,
+                      const struct kv_kmeans_book *book,
+                      const float *keys,
+                      size_t n,
+                      uint8_t *ret_codes,
+                      size_t codes_stride)
+{
+    best->encode(shape, book, keys, n, ret_codes, codes_stride);
+}
+
+void kv_kmeans_step(const struct kv_pq_shape *shape,
+                    const struct kv_kmeans_book *book,
+                    const float *keys,
+                    size_t n,
+                    uint8_t *ret_codes,
+                    size_t codes_stride,
+                    const struct kv_kmeans_sums *sums)
+{
+    best->step(shape, book, keys, n, ret_codes, codes_stride, sums);
+}

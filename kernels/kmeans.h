@@ -1,0 +1,146 @@
+/* kmeans.h - k-means: the centroids of product quantisation made from keys, and keys named by
+ * their centroids.
+ *
+ * Lloyd's steps (PQCache, section 3.2): every row goes to its nearest centroid, every centroid
+ * becomes the mean of its rows, in each subspace of the shape (pq.h) by itself.
+ *
+ *   kv_kmeans_longest()      inner product only: over all rows, before anything else
+ *   kv_kmeans_set_centroid() for every centroid, then kv_kmeans_half_squares()
+ *   kv_kmeans_step()         over all rows, some at a time, in order: nearest and sums at once
+ *   kv_kmeans_update()       behind the last row; then from the first row on again
+ *   kv_kmeans_encode()       codes of rows, against centroids that stay
+ *
+ * What is kept between calls is the caller's: a book, which is what codes refer to, and sums.
+ *
+ *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so
+ *                 that a vector register holds centroids and nothing is ever summed across it
+ *   half_squares  float (m, 2^bits): |centroid|^2 / 2
+ *   lifts         float (m, 2^bits), longest float (m): of the inner product, see below
+ *   sums          float (m, 2^bits, d / m), not transposed: a row is added to one of them
+ *   counts        uint32 (m, 2^bits)
+ *
+ * Metrics.  A book without lifts is of squared distance, which the paper's code takes where it
+ * is not told otherwise.  With lifts it is of the inner product, by that code's reduction: a
+ * sub-vector x gets one more element, its lift sqrt(longest - |x|^2), longest being the largest
+ * |x|^2 of all rows, and what is clustered by squared distance are these; a query has a lift of
+ * 0, so that centroids answer it as before.  A centroid is the mean of its rows, its lift the
+ * mean of their lifts.  Taking the largest inner product as the nearest without lifts, a long
+ * centroid would win rows of every direction, and its mean with them nothing back; lifted rows
+ * are all sqrt(longest) long, means lie inside that ball, and |centroid|^2 / 2 with its lift in
+ * it is charged for being long: so no centroid grows beyond the rows, and none can win but by
+ * direction.  A row that is longer than the longest one (it came later) has a lift of 0.
+ *
+ * Empty centroids.  One without rows splits the largest cluster (the lower code of equals, two
+ * rows at least): it becomes that one's mean with the elements 1 + 2^-8 and 1 - 2^-8 times as
+ * large in turn, and each counts as having half of the rows.  Whichever rows lie on its side go
+ * to it in the next step.  The mean itself stays where it is: where rows are all equal, or of
+ * fewer kinds than there are centroids, it is exact and keeps them, and the other one is empty
+ * again.  If no cluster is left to split, it stays.
+ *
+ * Numbers that are not finite.  A row whose least distance is not finite (NaN or infinite
+ * elements, overflow) has a code, and is added to no sum: it does not spoil the others.  A
+ * centroid that is not finite wins no row; one whose sum has overflowed counts as empty.
+ *
+ * Numerical contract, the same in every instruction set, to the bit:
+ *   distance      acc = half_square; acc = fma(-lift of x, lift of c, acc) if there are lifts;
+ *                 acc = fma(-x[i], c[i], acc), i ascending
+ *   nearest       least distance, ties to the lower code; a NaN is never the least, and where
+ *                 no distance is below +inf, it is code 0
+ *   sums, counts  rows added one after the other, ascending
+ *   half square   acc = 0; acc = fma(c[i], c[i], acc), i ascending, its lift last; acc / 2
+ *   |x|^2         in 16 lanes as keys.h sums; longest is the largest finite one, 0 of nothing
+ *   lift          s = longest - |x|^2; s > 0 ? sqrt(s) : 0
+ *   mean          sum / count, in fp32
+ * (Which NaN a NaN is, is left open.)
+ *
+ * Nothing is checked: a shape is valid (kv_pq_shape_valid).
+ *
+ * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
+ * of their type only.  What is read and what is written do not overlap.
+ */
+#ifndef KV_KMEANS_H
+#define KV_KMEANS_H
+
+#include "pq.h"
+
+struct kv_kmeans_book {
+    float *centroids, *half_squares;
+    float *lifts, *longest; /* NULL: squared distance */
+};
+
+/* All 0 before the first row. */
+struct kv_kmeans_sums {
+    float *sums;
+    uint32_t *counts;
+    float *lifts; /* (m, 2^bits), if the book has lifts */
+};
+
+/* Inner product: raises longest (m), 0 before the first row, to the |x|^2 of keys (n, d). */
+void kv_kmeans_longest(const struct kv_pq_shape *shape,
+                       const float *keys,
+                       size_t n,
+                       float *longest);
+
+/* Copies a key (d) to be centroid number `centroid` of every subspace. */
+void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
+                            const struct kv_kmeans_book *book,
+                            uint32_t centroid,
+                            const float *key);
+
+/* From the centroids, and their lifts. */
+void kv_kmeans_half_squares(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book);
+
+/* The nearest centroids of rows: keys (n, d) -> codes of row i in subspace j at
+ * ret_codes[j * codes_stride + i]. */
+void kv_kmeans_encode(const struct kv_pq_shape *shape,
+                      const struct kv_kmeans_book *book,
+                      const float *keys,
+                      size_t n,
+                      uint8_t *ret_codes,
+                      size_t codes_stride);
+
+/* As kv_kmeans_encode(), and adds the rows to the sums of their centroids. */
+void kv_kmeans_step(const struct kv_pq_shape *shape,
+                    const struct kv_kmeans_book *book,
+                    const float *keys,
+                    size_t n,
+                    uint8_t *ret_codes,
+                    size_t codes_stride,
+                    const struct kv_kmeans_sums *sums);
+
+/* Every centroid becomes the mean of its rows, empty ones split others, half squares follow;
+ * sums and counts are 0 again.  Returns the sum over all centroids with rows of the squared
+ * distance from the old one to the mean, in double. */
+double kv_kmeans_update(const struct kv_pq_shape *shape,
+                        const struct kv_kmeans_book *book,
+                        const struct kv_kmeans_sums *sums);
+
+/* One implementation of the family; functions as above.  Slowest first: the last one that this
+ * CPU supports is used. */
+struct kv_kmeans_kernels {
+    const char *name; /* "scalar", "avx2", "avx512" */
+    int (*supported)(void);
+    void (*longest)(const struct kv_pq_shape *shape,
+                    const float *keys,
+                    size_t n,
+                    float *longest);
+    void (*half_squares)(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book);
+    void (*encode)(const struct kv_pq_shape *shape,
+                   const struct kv_kmeans_book *book,
+                   const float *keys,
+                   size_t n,
+                   uint8_t *ret_codes,
+                   size_t codes_stride);
+    void (*step)(const struct kv_pq_shape *shape,
+                 const struct kv_kmeans_book *book,
+                 const float *keys,
+                 size_t n,
+                 uint8_t *ret_codes,
+                 size_t codes_stride,
+                 const struct kv_kmeans_sums *sums);
+};
+
+/* The i-th implementation that this CPU supports, slowest first; NULL after the last. */
+const struct kv_kmeans_kernels *kv_kmeans_kernels_at(unsigned i);
+
+#endif

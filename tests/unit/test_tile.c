@@ -1,0 +1,395 @@
+/* tile.h and cells.h: what is put into a tile comes out again, next to it nothing changes, and
+ * a tile is as long as it says.  Every implementation that this CPU has gives the bits of the
+ * scalar one.  A rounded sum says no more than is true: it is as near the exact score as
+ * promised, and beyond the margin the order is right.  Cells have each row once, ascending, and
+ * the score of each row. */
+#include "cells.h"
+#include "floats.h"
+#include "tile.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum {
+    ROUNDS = 1500,
+    QUERIES_MAX = 9,
+    TILES_MAX = 7,
+};
+
+static uint64_t seed;
+static struct kv_random dice;
+
+#define EXPECT(condition)                                                              \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            print_error("KV_TEST_SEED=%llu round %d d %u m %u bits %u: %s\n",          \
+                        (unsigned long long)seed, round, shape.d, shape.m, shape.bits, \
+                        #condition);                                                   \
+            fail();                                                                    \
+        }                                                                              \
+    } while (0)
+
+static struct kv_pq_shape some_shape(void)
+{
+    struct kv_pq_shape shape = {
+        .m = 1 + (uint32_t)kv_random_below(&dice, KV_PQ_SUBSPACES_MAX),
+        .bits = 1 + (uint32_t)kv_random_below(&dice, KV_PQ_BITS_MAX),
+    };
+
+    if (kv_random_below(&dice, 4) == 0)
+        shape = (struct kv_pq_shape){.m = 2, .bits = 6};
+    shape.d = shape.m * (1 + (uint32_t)kv_random_below(&dice, 8));
+    assert_true(kv_pq_shape_valid(&shape));
+    return shape;
+}
+
+static uint8_t *some_codes(const struct kv_pq_shape *shape, size_t n, void **ret_base)
+{
+    uint8_t *codes = floats_exact(&dice, shape->m * n, 1, ret_base);
+
+    for (size_t i = 0; i < shape->m * n; i++)
+        codes[i] = (uint8_t)kv_random_below(&dice, kv_pq_n_centroids(shape));
+    return codes;
+}
+
+/* Tiles, each its own allocation, with the codes of all their rows: (m, n_tiles * 128). */
+struct tiles {
+    size_t n;
+    uint8_t *tiles[TILES_MAX], *codes;
+    void *bases[TILES_MAX], *codes_base;
+};
+
+static void make_tiles(const struct kv_pq_shape *shape, size_t n, struct tiles *tiles)
+{
+    tiles->n = n;
+    tiles->codes = some_codes(shape, n * KV_PQ_TILE, &tiles->codes_base);
+    for (size_t i = 0; i < n; i++) {
+        tiles->tiles[i] = floats_exact(&dice, kv_tile_bytes(shape), 1, &tiles->bases[i]);
+        kv_random_fill(&dice, tiles->tiles[i], kv_tile_bytes(shape));
+        kv_tile_put(shape, tiles->tiles[i], 0, KV_PQ_TILE, tiles->codes + i * KV_PQ_TILE,
+                    n * KV_PQ_TILE);
+    }
+}
+
+static void clear_tiles(struct tiles *tiles)
+{
+    for (size_t i = 0; i < tiles->n; i++)
+        free(tiles->bases[i]);
+    free(tiles->codes_base);
+}
+
+static void sizes(void **state)
+{
+    static const struct {
+        struct kv_pq_shape shape;
+        size_t bytes;
+    } cases[] = {
+        {{128, 2, 6}, 192}, {{128, 4, 6}, 384},   {{128, 1, 6}, 128}, {{192, 3, 6}, 320},
+        {{128, 2, 5}, 192}, {{128, 4, 4}, 256},   {{128, 1, 1}, 64},  {{128, 2, 8}, 256},
+        {{128, 2, 7}, 256}, {{128, 16, 8}, 2048},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_int_equal(kv_tile_bytes(&cases[i].shape), cases[i].bytes);
+    assert_int_equal(kv_cells_n(&(struct kv_pq_shape){128, 2, 6}), 4096);
+    assert_int_equal(kv_cells_n(&(struct kv_pq_shape){128, 3, 4}), 4096);
+    assert_int_equal(kv_cells_n(&(struct kv_pq_shape){128, 1, 8}), 256);
+    assert_int_equal(kv_cells_n(&(struct kv_pq_shape){128, 2, 7}), 0);
+    assert_int_equal(kv_cells_n(&(struct kv_pq_shape){128, 16, 8}), 0);
+}
+
+/* The bytes are what other programs may have stored: they must not change unnoticed. */
+static void layout(void **state)
+{
+    const struct kv_pq_shape six = {4, 2, 6}, four = {4, 2, 4}, eight = {4, 2, 8};
+    uint8_t codes[2 * KV_PQ_TILE], tile[2 * KV_PQ_TILE];
+
+    (void)state;
+    for (unsigned i = 0; i < KV_PQ_TILE; i++) {
+        codes[i] = (uint8_t)(i % 16);
+        codes[KV_PQ_TILE + i] = (uint8_t)(15 - i % 16);
+    }
+    codes[KV_PQ_TILE + 64] = 0x39 & 63; /* 11 10 01 */
+    kv_tile_put(&six, tile, 0, KV_PQ_TILE, codes, KV_PQ_TILE);
+    assert_int_equal(tile[0], 0 | 1 << 6);
+    assert_int_equal(tile[64], 0 | 2 << 6);
+    assert_int_equal(tile[128], 15 | 3 << 6);
+    assert_int_equal(tile[64 + 5], 5 | (10 >> 2) << 6);
+    codes[KV_PQ_TILE + 64] = 9;
+    kv_tile_put(&four, tile, 0, KV_PQ_TILE, codes, KV_PQ_TILE);
+    assert_int_equal(tile[3], 3 | 3 << 4);
+    assert_int_equal(tile[64], 15 | 9 << 4);
+    kv_tile_put(&eight, tile, 0, KV_PQ_TILE, codes, KV_PQ_TILE);
+    assert_memory_equal(tile, codes, sizeof(tile));
+    assert_int_equal(KV_TILE_FORMAT, 1);
+}
+
+static void what_is_put_comes_out(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const struct kv_pq_shape shape = some_shape();
+        const size_t begin = kv_random_below(&dice, KV_PQ_TILE + 1);
+        const size_t n = kv_random_below(&dice, KV_PQ_TILE - begin + 1);
+        struct tiles tiles;
+        void *base, *out_base, *all_base;
+        uint8_t *codes = some_codes(&shape, n, &base);
+        uint8_t *out = floats_exact(&dice, shape.m * n, 1, &out_base);
+        uint8_t *all = floats_exact(&dice, shape.m * KV_PQ_TILE, 1, &all_base);
+
+        make_tiles(&shape, 1, &tiles);
+        kv_tile_put(&shape, tiles.tiles[0], begin, n, codes, n);
+        kv_tile_get(&shape, tiles.tiles[0], begin, n, out, n);
+        EXPECT(memcmp(out, codes, shape.m * n) == 0);
+        kv_tile_get(&shape, tiles.tiles[0], 0, KV_PQ_TILE, all, KV_PQ_TILE);
+        for (size_t j = 0; j < shape.m; j++) {
+            memcpy(tiles.codes + j * KV_PQ_TILE + begin, codes + j * n, n);
+            EXPECT(memcmp(all + j * KV_PQ_TILE, tiles.codes + j * KV_PQ_TILE, KV_PQ_TILE) == 0);
+        }
+        if (kv_cells_n(&shape) > 0) {
+            uint16_t cells[KV_PQ_TILE];
+
+            kv_tile_cells(&shape, tiles.tiles[0], begin, n, cells);
+            for (size_t i = 0; i < n; i++) {
+                unsigned cell = 0;
+
+                for (size_t j = 0; j < shape.m; j++)
+                    cell = cell * (1u << shape.bits) + codes[j * n + i];
+                EXPECT(cells[i] == cell);
+            }
+        }
+        clear_tiles(&tiles);
+        free(base);
+        free(out_base);
+        free(all_base);
+    }
+}
+
+static void scores_are_the_same(void **state)
+{
+    const struct kv_tile_kernels *plain = kv_tile_kernels_at(0), *kernels;
+
+    (void)state;
+    for (unsigned i = 0; kv_tile_kernels_at(i) != NULL; i++)
+        print_message("tile: %s\n", kv_tile_kernels_at(i)->name);
+    for (int round = 0; round < ROUNDS; round++) {
+        const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+        const struct kv_pq_shape shape = some_shape();
+        const size_t n_queries = 1 + kv_random_below(&dice, QUERIES_MAX);
+        const size_t n_table = n_queries * kv_pq_table_size(&shape);
+        const size_t begin = kv_random_below(&dice, KV_PQ_TILE);
+        const size_t n = kv_random_below(&dice, KV_PQ_TILE - begin + 1);
+        void *bases[3];
+        float *tables = floats_exact(&dice, n_table * sizeof(float), sizeof(float), &bases[0]);
+        float *a = floats_exact(&dice, n_queries * n * sizeof(float), 4, &bases[1]);
+        float *b = floats_exact(&dice, n_queries * n * sizeof(float), 4, &bases[2]);
+        struct tiles tiles;
+
+        make_tiles(&shape, 1, &tiles);
+        floats_fill(&dice, kind, tables, n_table);
+        plain->score(&shape, tables, n_queries, tiles.tiles[0], begin, n, a, n);
+        for (unsigned i = 1; (kernels = kv_tile_kernels_at(i)) != NULL; i++) {
+            kernels->score(&shape, tables, n_queries, tiles.tiles[0], begin, n, b, n);
+            EXPECT(floats_all_same(a, b, n_queries * n));
+        }
+        for (size_t q = 0; q < n_queries; q++)
+            for (size_t row = 0; row < n; row++) {
+                float sum = 0;
+
+                for (size_t j = 0; j < shape.m; j++) {
+                    const float value =
+                        tables[q * kv_pq_table_size(&shape) + (j << shape.bits) +
+                               tiles.codes[j * KV_PQ_TILE + begin + row]];
+                    sum = j == 0 ? value : sum + value;
+                }
+                EXPECT(floats_same(a[q * n + row], sum));
+            }
+        clear_tiles(&tiles);
+        for (int i = 0; i < 3; i++)
+            free(bases[i]);
+    }
+}
+
+/* Both widths of rounded sums, by their functions. */
+#define CHECK_SCAN(TYPE, round_table, scan)                                                   \
+    do {                                                                                      \
+        TYPE *rounded =                                                                       \
+            floats_exact(&dice, n_queries * size * sizeof(TYPE), sizeof(TYPE), &bases[0]);    \
+        TYPE *a = floats_exact(&dice, n_queries * n * sizeof(TYPE), sizeof(TYPE), &bases[1]); \
+        TYPE *b = floats_exact(&dice, n_queries * n * sizeof(TYPE), sizeof(TYPE), &bases[2]); \
+        struct kv_table_rounding rounding[QUERIES_MAX];                                       \
+        bool is_rounded = true;                                                               \
+                                                                                              \
+        for (size_t q = 0; q < n_queries && is_rounded; q++)                                  \
+            is_rounded = round_table(&shape, tables + q * kv_pq_table_size(&shape),           \
+                                     rounded + q * size, &rounding[q]);                       \
+        n_rounded += is_rounded;                                                              \
+        if (is_rounded) {                                                                     \
+            kv_tile_kernels_at(0)->scan(&shape, rounded, n_queries,                           \
+                                        (const uint8_t *const *)tiles.tiles, n_tiles, a, n);  \
+            for (unsigned i = 1; kv_tile_kernels_at(i) != NULL; i++) {                        \
+                kv_tile_kernels_at(i)->scan(&shape, rounded, n_queries,                       \
+                                            (const uint8_t *const *)tiles.tiles, n_tiles, b,  \
+                                            n);                                               \
+                EXPECT(memcmp(a, b, n_queries *n * sizeof(TYPE)) == 0);                       \
+            }                                                                                 \
+            for (size_t q = 0; q < n_queries; q++)                                            \
+                for (size_t row = 0; row < n; row++) {                                        \
+                    const size_t other = kv_random_below(&dice, n);                           \
+                    const float *own = scores + q * n;                                        \
+                    const double about = (double)rounding[q].offset +                         \
+                                         (double)rounding[q].step * a[q * n + row];           \
+                                                                                              \
+                    EXPECT(fabs(about - (double)own[row]) <= (double)rounding[q].error);      \
+                    if (a[q * n + row] > a[q * n + other] + rounding[q].margin)               \
+                        EXPECT(own[row] > own[other]);                                        \
+                }                                                                             \
+        }                                                                                     \
+        for (int i = 0; i < 3; i++)                                                           \
+            free(bases[i]);                                                                   \
+    } while (0)
+
+static void rounded_sums(void **state)
+{
+    unsigned n_rounded = 0;
+
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+        const struct kv_pq_shape shape = some_shape();
+        const size_t n_queries = 1 + kv_random_below(&dice, QUERIES_MAX);
+        const size_t n_tiles = 1 + kv_random_below(&dice, TILES_MAX), n = n_tiles * KV_PQ_TILE;
+        const size_t size = kv_table_rounded_size(&shape);
+        const size_t n_table = n_queries * kv_pq_table_size(&shape);
+        float *tables = malloc(n_table * sizeof(float));
+        float *scores = malloc(n_queries * n * sizeof(float));
+        struct tiles tiles;
+        void *bases[3];
+
+        assert_true(tables != NULL && scores != NULL);
+        make_tiles(&shape, n_tiles, &tiles);
+        floats_fill(&dice, kind, tables, n_table);
+        /* Also ranges that differ, and values far from zero. */
+        for (size_t i = 0; i < n_table && round % 3 == 0; i++)
+            tables[i] = tables[i] * (float)(1 + (i >> shape.bits) % shape.m * 10) + 100;
+        for (size_t i = 0; i < n_tiles; i++)
+            kv_tile_score(&shape, tables, n_queries, tiles.tiles[i], 0, KV_PQ_TILE,
+                          scores + i * KV_PQ_TILE, n);
+        CHECK_SCAN(uint8_t, kv_table_round8, scan8);
+        CHECK_SCAN(uint16_t, kv_table_round16, scan16);
+        clear_tiles(&tiles);
+        free(tables);
+        free(scores);
+    }
+    assert_true(n_rounded > ROUNDS / 2);
+}
+
+static void cells_are_the_rows(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const struct kv_pq_shape shape = some_shape();
+        const uint32_t n_cells = kv_cells_n(&shape);
+        const size_t n_tiles = 1 + kv_random_below(&dice, TILES_MAX);
+        const size_t n = n_tiles * KV_PQ_TILE - kv_random_below(&dice, KV_PQ_TILE);
+        const uint32_t first = (uint32_t)kv_random_below(&dice, 1000);
+        struct tiles tiles;
+
+        if (n_cells == 0)
+            continue;
+        make_tiles(&shape, n_tiles, &tiles);
+        uint32_t *offsets = calloc(n_cells + 1, sizeof(uint32_t));
+        uint32_t *rows = malloc(n * sizeof(uint32_t)), *counts = calloc(n_cells, 4);
+        float *table = malloc(kv_pq_table_size(&shape) * sizeof(float));
+        float *scores = malloc(n_cells * sizeof(float)), own[KV_PQ_TILE];
+        float *others = malloc(n_cells * sizeof(float));
+        uint8_t *seen = calloc(n, 1);
+        assert_true(offsets && rows && counts && table && scores && others && seen);
+
+        for (size_t i = 0; i < n_tiles; i++)
+            kv_cells_count(&shape, tiles.tiles[i],
+                           i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE, offsets);
+        kv_cells_sum(&shape, offsets);
+        for (size_t i = 0; i < n_tiles; i++)
+            kv_cells_place(&shape, tiles.tiles[i],
+                           i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE,
+                           (uint32_t)(i * KV_PQ_TILE), offsets, rows);
+        kv_cells_end(&shape, offsets);
+        EXPECT(offsets[0] == 0 && offsets[n_cells] == n);
+
+        floats_fill(&dice, (enum float_kind)(round % FLOATS_N_KINDS), table,
+                    kv_pq_table_size(&shape));
+        kv_cells_score(&shape, table, scores);
+        for (unsigned i = 0; kv_cells_kernels_at(i) != NULL; i++) {
+            kv_cells_kernels_at(i)->score(&shape, table, others);
+            EXPECT(floats_all_same(scores, others, n_cells));
+        }
+        for (uint32_t cell = 0; cell < n_cells; cell++)
+            for (uint32_t i = offsets[cell]; i < offsets[cell + 1]; i++) {
+                EXPECT(rows[i] < n && seen[rows[i]]++ == 0);
+                EXPECT(i == offsets[cell] || rows[i] > rows[i - 1]);
+                kv_tile_score(&shape, table, 1, tiles.tiles[rows[i] / KV_PQ_TILE],
+                              rows[i] % KV_PQ_TILE, 1, own, 1);
+                EXPECT(floats_same(own[0], scores[cell]));
+            }
+
+        /* Some rows cut off in front and behind: counts and bits. */
+        const uint32_t begin = (uint32_t)kv_random_below(&dice, n + 1);
+        const uint32_t end = begin + (uint32_t)kv_random_below(&dice, n - begin + 1);
+        kv_cells_counts(&shape, offsets, rows, begin, end, counts);
+        uint32_t *expected = calloc(n_cells, sizeof(uint32_t));
+        assert_non_null(expected);
+        for (uint32_t row = begin; row < end; row++) {
+            uint16_t cell;
+
+            kv_tile_cells(&shape, tiles.tiles[row / KV_PQ_TILE], row % KV_PQ_TILE, 1, &cell);
+            expected[cell]++;
+        }
+        EXPECT(memcmp(counts, expected, n_cells * sizeof(uint32_t)) == 0);
+        free(expected);
+        const size_t n_words = (first + n + 63) / 64;
+        uint64_t *bits = calloc(n_words, sizeof(uint64_t));
+        uint32_t *numbers = malloc((n + 1) * sizeof(uint32_t));
+        assert_true(bits != NULL && numbers != NULL);
+        for (uint32_t cell = 0; cell < n_cells; cell++)
+            EXPECT(kv_cells_mark(offsets, rows, cell, begin, end, first, bits) == counts[cell]);
+        const size_t max = kv_random_below(&dice, n + 2);
+        const size_t n_taken = kv_bits_take(bits, 0, first + n, max, numbers);
+        EXPECT(n_taken == (end - begin < max ? end - begin : max));
+        for (size_t i = 0; i < n_taken; i++)
+            EXPECT(numbers[i] == first + begin + i);
+        for (size_t i = 0; i < n_words; i++)
+            EXPECT(bits[i] == 0);
+        clear_tiles(&tiles);
+        free(bits);
+        free(numbers);
+        free(offsets);
+        free(rows);
+        free(counts);
+        free(table);
+        free(scores);
+        free(others);
+        free(seen);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(layout),
+        cmocka_unit_test(what_is_put_comes_out),
+        cmocka_unit_test(scores_are_the_same),
+        cmocka_unit_test(rounded_sums),
+        cmocka_unit_test(cells_are_the_rows),
+    };
+
+    seed = floats_seed();
+    print_message("seed %llu (KV_TEST_SEED)\n", (unsigned long long)seed);
+    kv_random_init(&dice, seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
