@@ -54,8 +54,17 @@ enum kv_dtype {
 
 /* What a query answers with. */
 enum kv_answer {
-    KV_ANSWER_IDS = 1,  /* tokens */
-    KV_ANSWER_ROWS = 2, /* tokens and their rows */
+    KV_ANSWER_IDS = 1,    /* tokens */
+    KV_ANSWER_ROWS = 2,   /* tokens and their rows */
+    KV_ANSWER_ATTEND = 3, /* softmax attention over their rows, and its log-sum-exp */
+};
+
+/* How many tokens a choice is, never more than k. */
+enum kv_selection {
+    KV_SELECT_TOP = 0,  /* k */
+    KV_SELECT_MASS = 1, /* as few of the heaviest as have a share of all the weight (top-p) */
+    KV_SELECT_FROM = 2, /* those with at least a share of the largest weight (a threshold of
+                           scores: share = exp(-alpha)) */
 };
 
 /* How the query vectors of one unit, the query heads that share a kv head, become one choice.

@@ -32,9 +32,10 @@
  *                  query:       struct kv_wire_answer, found[n_units], ids[sum of n_ids],
  *                               with KV_WIRE_SCORES: scores[sum of n_ids] in fp32,
  *                               with KV_MERGE_NONE: heads[sum of n_ids],
- *                               with KV_ANSWER_ROWS: crcs[n_rows], rows if bulk_bytes is 0,
- *                               with rest: (output[d_v], log-sum-exp)[n_units][n_queries] in
- *                               fp32, before the rows
+ *                               with KV_ANSWER_ATTEND or rest: outputs
+ *                               [n_units][n_queries][d_v], log-sum-exps [n_units][n_queries],
+ *                               in fp32,
+ *                               with KV_ANSWER_ROWS: crcs[n_rows], rows if bulk_bytes is 0
  *                  failures:    a text that says what was wrong, not 0-terminated
  *
  * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece
@@ -56,7 +57,7 @@ extern "C" {
 #endif
 
 /* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
-#define KV_WIRE_VERSION 3
+#define KV_WIRE_VERSION 4
 
 enum {
     KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */
@@ -196,7 +197,7 @@ static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire")
  *   12  u32  budget_us       of the thread's time for each codebook; 0: no limit
  *   16  u64  seed
  *   24  u32  wait            1: the answer comes when the codes are there; 0: at once
- *   28  u32  reserved        0
+ *   28  u32  rest            summaries per KV_REST_ROWS rows to be made, too: 0, 16 or 64
  */
 struct kv_wire_index {
     uint32_t chapter_blocks;
@@ -206,7 +207,7 @@ struct kv_wire_index {
     uint32_t budget_us;
     uint64_t seed;
     uint32_t wait;
-    uint32_t reserved;
+    uint32_t rest;
 };
 static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
 
@@ -232,7 +233,8 @@ struct kv_wire_indexed {
 static_assert(sizeof(struct kv_wire_indexed) == 40, "as in the byte table");
 
 enum kv_wire_query_flags {
-    KV_WIRE_SCORES = 1 << 0, /* answer the merged weights, too */
+    KV_WIRE_SCORES = 1 << 0, /* answer the merged weights, too; with the names */
+    KV_WIRE_NAMES = 1 << 1,  /* KV_ANSWER_ATTEND: name all rows chosen, not only those held */
 };
 
 /* Asks each unit named for the rows that matter to its query vectors.
@@ -240,6 +242,12 @@ enum kv_wire_query_flags {
  *   step 1   all candidates are scored, by their codes where they have some and by their keys
  *            where not; weights, merge, the rerank * k largest
  *   step 2   those are scored by their keys; weights over them alone, merge, the k largest
+ *   step 3   if asked: attention over the chosen rows but for those held, and what the rows
+ *            that were not chosen would have added, from their summaries (kernels/rest.h): one
+ *            output and log-sum-exp per query vector, together
+ *
+ * With NONE, attention of a vector is over the rows that it chose; else over all that were.
+ * Only candidates are in it.
  *
  * Ties go to the lower token.  With UNION and NONE, k and rerank * k are per query vector.
  *
@@ -251,8 +259,13 @@ enum kv_wire_query_flags {
  *   12  f32  scale       of scores before the softmax: 1 / sqrt(d_k) as a rule
  *   16  u32  n_ranges    candidates are the tokens of these ranges, ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
- *   24  u32  rest        summaries per 1,024 rows that stand for the rows not taken: 0
- *   28  u32  reserved    0
+ *   24  u32  rest        summaries per KV_REST_ROWS rows that stand for the rows not chosen: 0
+ *                        (none), 16 or 64; rows of which there are not so many are attended
+ *   28  u32  selection   enum kv_selection: how many are chosen, never more than k; step 1
+ *                        says it, and rerank * as many go on
+ *   32  f32  share       MASS: of all weight; FROM: of the largest one; above 0, at most 1.
+ *                        0 with TOP
+ *   36  u32  reserved    0
  */
 struct kv_wire_query {
     uint8_t answer;
@@ -264,9 +277,11 @@ struct kv_wire_query {
     uint32_t n_ranges;
     uint32_t flags;
     uint32_t rest;
+    uint32_t selection;
+    float share;
     uint32_t reserved;
 };
-static_assert(sizeof(struct kv_wire_query) == 32, "as in the byte table");
+static_assert(sizeof(struct kv_wire_query) == 40, "as in the byte table");
 
 /* Tokens [begin, end). */
 struct kv_wire_range {
@@ -302,13 +317,16 @@ static_assert(sizeof(struct kv_wire_answer) == 8, "as in the byte table");
  *
  *    0  u16  layer
  *    2  u16  kv_head
- *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_HELD is set in those not sent
+ *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_HELD is set in those not sent;
+ *                        with KV_ANSWER_ATTEND only those, unless KV_WIRE_NAMES
  *    8  u32  n_coded     candidates that step 1 scored by code
  *   12  u32  n_exact     candidates that step 1 scored by key
  *   16  u32  n_reranked  rows that step 2 scored by key
  *   20  u32  n_chapters  codebooks used
  *   24  f32  recall      of exact top-k, a moving average over some queries; NaN: not known yet
  *   28  u32  committed   rows that the unit has
+ *   32  u32  n_chosen    rows chosen, named or not
+ *   36  u32  n_rest      rows that summaries stand for; with NONE, for some vector
  */
 struct kv_wire_found {
     uint16_t layer;
@@ -320,8 +338,10 @@ struct kv_wire_found {
     uint32_t n_chapters;
     float recall;
     uint32_t committed;
+    uint32_t n_chosen;
+    uint32_t n_rest;
 };
-static_assert(sizeof(struct kv_wire_found) == 32, "as in the byte table");
+static_assert(sizeof(struct kv_wire_found) == 40, "as in the byte table");
 
 #define KV_WIRE_ID_HELD 0x80000000u /* more than any token: KV_TOKENS_MAX */
 
