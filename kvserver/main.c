@@ -1,6 +1,7 @@
 /* main.c - kvserver: options, signals, exit codes. */
 #include "clock.h"
 #include "config.h"
+#include "isa.h"
 #include "log.h"
 #include "node.h"
 #include "server.h"
@@ -264,6 +265,10 @@ int main(int argc, char **argv)
 
     kv_log_set_program("kvserver");
     catch_signals();
+    if (!kv_isa_named()) {
+        kv_log(KV_LOG_ERROR, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
+        return EXIT_USAGE;
+    }
     if (!take_actions(&actions, &argc, argv)) {
         kv_log(KV_LOG_ERROR, "option: --config: a file is missing");
         return EXIT_USAGE;

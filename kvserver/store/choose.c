@@ -1,113 +1,345 @@
 #include "choose.h"
 
-#include "select.h"
-
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
-static bool is_merged(const struct kv_choice *choice)
-{
-    return choice->merge == KV_MERGE_SUM || choice->merge == KV_MERGE_MAX;
-}
+enum {
+    SLICE_ITEMS = 64 << 10, /* looked at once: some 50 us */
+    COST_MAX = 16,          /* of an item, in those */
+};
+
+/* In order; MERGED ones only with SUM and MAX, EACH ones with UNION and NONE. */
+enum step {
+    STEP_MERGED_MAX, /* of a query vector */
+    STEP_MERGED_EXPS,
+    STEP_MERGED_ADD,
+    STEP_MERGED_SUM, /* of all, for MASS */
+    STEP_EACH_MAX,
+    STEP_EACH_EXPS,
+    STEP_EACH_ADD,
+    STEP_MASS, /* of a group */
+    STEP_FROM,
+    STEP_SELECT,
+    STEP_MARK, /* which are chosen of those that only some groups may choose */
+    STEP_DONE,
+};
 
 uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n)
 {
-    uint64_t max = is_merged(choice) ? choice->k : (uint64_t)choice->k * choice->n_queries;
+    const uint64_t max =
+        (uint64_t)kv_choice_takes(choice, choice->k) * kv_choice_groups(choice);
 
     return max < n ? (uint32_t)max : n;
 }
 
-static void weigh(const struct kv_choice *choice,
-                  const float *scores,
-                  uint32_t n,
-                  float *ret_weights,
-                  float *spare)
+/* UNION and NONE need weights to answer them or to say how many. */
+static bool each_weighs(const struct kv_chooser *chooser)
 {
-    memset(ret_weights, 0, n * sizeof(*ret_weights));
-    for (uint32_t q = 0; q < choice->n_queries; q++) {
-        const float *own = scores + (size_t)q * n;
-        float max = kv_scores_max(own, n);
-        double sum = kv_scores_exp_sum(own, n, choice->scale, max);
-        float lse = sum > 0 ? (float)((double)choice->scale * max + log(sum)) : -INFINITY;
+    return chooser->wants_weights || chooser->choice.selection != KV_SELECT_TOP;
+}
 
-        if (choice->merge == KV_MERGE_SUM) {
-            kv_merge_softmax(own, n, choice->scale, lse, ret_weights);
-        } else {
-            memset(spare, 0, n * sizeof(*spare));
-            kv_merge_softmax(own, n, choice->scale, lse, spare);
-            kv_merge_max(spare, n, ret_weights);
+static void begin_each(struct kv_chooser *chooser);
+
+/* The group's bound is known: to the next one. */
+static void end_select(struct kv_chooser *chooser)
+{
+    if (++chooser->query == kv_choice_groups(&chooser->choice))
+        chooser->step = chooser->from != NULL ? STEP_MARK : STEP_DONE;
+    else
+        begin_each(chooser);
+}
+
+static void begin_select(struct kv_chooser *chooser)
+{
+    const uint32_t group = chooser->query;
+
+    kv_selector_begin(&chooser->groups[group],
+                      kv_choice_takes(&chooser->choice, chooser->k[group]));
+    chooser->step = STEP_SELECT;
+    chooser->pass = 0;
+    if (chooser->from == NULL) {
+        /* A slice's worth of rows is looked through at once. */
+        if (chooser->counts == NULL &&
+            (uint64_t)chooser->n * kv_choice_groups(&chooser->choice) <= SLICE_ITEMS) {
+            kv_selector_find(&chooser->groups[group], kv_chooser_scores(chooser, group),
+                             chooser->n, kv_choice_takes(&chooser->choice, chooser->k[group]),
+                             (float *)(void *)chooser->own);
+            end_select(chooser);
         }
+        return;
+    }
+    for (uint32_t i = 0; i < chooser->n; i++)
+        chooser->own[i] = chooser->from[i] >> group & 1;
+}
+
+/* How many the group wants, of weights with this exp sum. */
+static void begin_how_many(struct kv_chooser *chooser, uint64_t sum)
+{
+    chooser->k[chooser->query] =
+        chooser->choice.each != NULL ? chooser->choice.each[chooser->query] : chooser->choice.k;
+    chooser->pass = 0;
+    if (chooser->choice.selection == KV_SELECT_MASS) {
+        kv_mass_begin(&chooser->mass, sum, (double)chooser->choice.share);
+        chooser->step = STEP_MASS;
+    } else if (chooser->choice.selection == KV_SELECT_FROM) {
+        chooser->step = STEP_FROM;
+        chooser->sum = 0;
+        chooser->max = kv_scores_max(kv_choice_merges(&chooser->choice) ? chooser->weights
+                                                                        : chooser->spare,
+                                     chooser->counts, chooser->n);
+    } else {
+        begin_select(chooser);
     }
 }
 
-/* Each vector's own choice; `marks` (n) collects who chose what. */
-static void choose_each(const struct kv_choice *choice,
-                        const float *scores,
-                        const uint32_t *among,
-                        uint32_t n,
-                        uint32_t *marks,
-                        uint32_t *indices,
-                        float *own)
+static void begin_each(struct kv_chooser *chooser)
 {
-    uint32_t scratch[KV_SELECT_SCRATCH];
+    chooser->max = -INFINITY;
+    chooser->sum = 0;
+    if (each_weighs(chooser))
+        chooser->step = STEP_EACH_MAX;
+    else
+        begin_how_many(chooser, 0);
+}
 
-    memset(marks, 0, n * sizeof(*marks));
-    for (uint32_t q = 0; q < choice->n_queries; q++) {
-        const float *from = scores + (size_t)q * n;
-        uint32_t n_own = 0;
+void kv_choose_begin(struct kv_chooser *chooser,
+                     const struct kv_choice *choice,
+                     float *scores,
+                     const uint32_t *counts,
+                     const uint32_t *among,
+                     uint32_t n,
+                     bool weights,
+                     float *room)
+{
+    assert(among == NULL || (counts == NULL && !kv_choice_merges(choice)));
+    chooser->choice = *choice;
+    chooser->scores = scores;
+    chooser->counts = counts;
+    chooser->from = among;
+    chooser->n = n;
+    chooser->wants_weights = weights;
+    chooser->weights = room;
+    chooser->spare = room + n;
+    chooser->own = (uint32_t *)(void *)(room + 2 * (size_t)n);
+    chooser->query = chooser->cursor = chooser->pass = 0;
+    chooser->max = -INFINITY;
+    chooser->sum = 0;
+    memset(chooser->weights, 0, n * sizeof(*chooser->weights));
+    if (kv_choice_merges(choice))
+        chooser->step = STEP_MERGED_MAX;
+    else
+        begin_each(chooser);
+}
 
-        if (among == NULL) {
-            size_t n_chosen = kv_select(from, n, choice->k, indices, scratch);
-            for (size_t i = 0; i < n_chosen; i++)
-                marks[indices[i]] |= 1u << q;
-            continue;
-        }
-        for (uint32_t i = 0; i < n; i++)
-            if (among[i] >> q & 1)
-                own[n_own++] = from[i];
-        size_t n_chosen = kv_select(own, n_own, choice->k, indices, scratch);
-        /* Back from places in `own`: both ascend. */
-        for (uint32_t i = 0, at = 0, chosen = 0; chosen < n_chosen; i++) {
-            if ((among[i] >> q & 1) == 0)
+static void
+merge_by(enum kv_merge merge, const float *exps, uint32_t n, float factor, float *merged)
+{
+    if (merge == KV_MERGE_SUM)
+        kv_merge_sum(exps, n, factor, merged);
+    else
+        kv_merge_max(exps, n, factor, merged);
+}
+
+/* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
+ * rows, together they may be 32 times as many: the others are not looked at. */
+static void mark_chosen(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    const uint32_t all = UINT32_MAX >> (32 - kv_choice_groups(&chooser->choice));
+    uint32_t *marks = (uint32_t *)(void *)chooser->spare;
+
+    for (uint32_t i = at; i < at + n; i++) {
+        marks[i] = 0;
+        for (uint32_t left = chooser->from[i] & all; left != 0; left &= left - 1) {
+            const uint32_t group = (uint32_t)__builtin_ctz(left);
+            struct kv_selector *selector = &chooser->groups[group];
+            const uint32_t image = kv_score_image(kv_chooser_scores(chooser, group)[i]);
+            const bool is_tie = image == selector->bound && selector->ties > 0;
+
+            if (image <= selector->bound && !is_tie)
                 continue;
-            if (indices[chosen] == at++) {
-                marks[i] |= 1u << q;
-                chosen++;
-            }
+            selector->ties -= is_tie;
+            marks[i] |= 1u << group;
         }
     }
 }
 
-uint32_t kv_choose(const struct kv_choice *choice,
-                   const float *scores,
-                   const uint32_t *among,
-                   uint32_t n,
-                   bool weights,
-                   uint32_t *ret_indices,
-                   uint32_t *ret_heads,
-                   float *ret_weights,
-                   float *spare)
+/* The step at items [at, at + n). */
+static void work_on(struct kv_chooser *chooser, uint32_t at, uint32_t n)
 {
-    uint32_t scratch[KV_SELECT_SCRATCH];
-    uint32_t n_chosen = 0;
+    const struct kv_choice *choice = &chooser->choice;
+    const uint32_t *counts = chooser->counts != NULL ? chooser->counts + at : NULL;
+    float *scores = chooser->scores + (size_t)chooser->query * chooser->n + at;
+    const bool merges = kv_choice_merges(choice);
+    float most;
 
-    if (is_merged(choice)) {
-        weigh(choice, scores, n, ret_weights, spare);
-        n_chosen = (uint32_t)kv_select(ret_weights, n, choice->k, ret_indices, scratch);
+    switch ((enum step)chooser->step) {
+    case STEP_MERGED_MAX:
+    case STEP_EACH_MAX:
+        most = kv_scores_max(scores, counts, n);
+        chooser->max = most > chooser->max ? most : chooser->max;
+        break;
+    case STEP_MERGED_EXPS:
+        chooser->sum += kv_softmax_exps(scores, counts, n, choice->scale, chooser->max);
+        break;
+    case STEP_EACH_EXPS: /* the scores are still to be chosen by */
+        memcpy(chooser->spare + at, scores, n * sizeof(*scores));
+        chooser->sum +=
+            kv_softmax_exps(chooser->spare + at, counts, n, choice->scale, chooser->max);
+        break;
+    case STEP_MERGED_ADD:
+        merge_by(choice->merge, scores, n, kv_softmax_factor(chooser->sum),
+                 chooser->weights + at);
+        break;
+    case STEP_MERGED_SUM:
+        chooser->sum += kv_weights_sum(chooser->weights + at, counts, n);
+        break;
+    case STEP_EACH_ADD:
+        kv_merge_max(chooser->spare + at, n, kv_softmax_factor(chooser->sum),
+                     chooser->weights + at);
+        break;
+    case STEP_MASS:
+        kv_mass_count(&chooser->mass, (merges ? chooser->weights : chooser->spare) + at, counts,
+                      n);
+        break;
+    case STEP_FROM:
+        chooser->sum += kv_count_from((merges ? chooser->weights : chooser->spare) + at, counts,
+                                      n, chooser->max * choice->share);
+        break;
+    case STEP_SELECT:
+        kv_selector_count(&chooser->groups[chooser->query],
+                          kv_chooser_scores(chooser, chooser->query) + at,
+                          chooser->from != NULL ? chooser->own + at : counts, n);
+        break;
+    case STEP_MARK:
+        mark_chosen(chooser, at, n);
+        break;
+    case STEP_DONE:
+        break;
+    }
+}
+
+static void limit_k(struct kv_chooser *chooser, uint64_t k)
+{
+    if (k < chooser->choice.k)
+        chooser->k[chooser->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
+    begin_select(chooser);
+}
+
+/* All items have been looked at. */
+static void next_step(struct kv_chooser *chooser)
+{
+    const struct kv_choice *choice = &chooser->choice;
+
+    chooser->cursor = 0;
+    switch ((enum step)chooser->step) {
+    case STEP_MERGED_MAX:
+    case STEP_EACH_MAX:
+    case STEP_MERGED_EXPS:
+        chooser->step++;
+        break;
+    case STEP_MERGED_ADD:
+        chooser->max = -INFINITY;
+        chooser->sum = 0;
+        chooser->step = STEP_MERGED_MAX;
+        if (++chooser->query < choice->n_queries)
+            break;
+        chooser->query = 0;
+        if (choice->selection == KV_SELECT_MASS)
+            chooser->step = STEP_MERGED_SUM;
+        else
+            begin_how_many(chooser, 0);
+        break;
+    case STEP_MERGED_SUM:
+        begin_how_many(chooser, chooser->sum);
+        break;
+    case STEP_EACH_EXPS:
+        if (chooser->wants_weights)
+            chooser->step = STEP_EACH_ADD;
+        else
+            begin_how_many(chooser, chooser->sum);
+        break;
+    case STEP_EACH_ADD:
+        begin_how_many(chooser, chooser->sum);
+        break;
+    case STEP_MASS:
+        kv_mass_next(&chooser->mass);
+        if (++chooser->pass == KV_SELECTOR_PASSES)
+            limit_k(chooser, chooser->mass.n_rows);
+        break;
+    case STEP_FROM:
+        limit_k(chooser, chooser->sum);
+        break;
+    case STEP_SELECT:
+        kv_selector_next(&chooser->groups[chooser->query]);
+        if (++chooser->pass == KV_SELECTOR_PASSES)
+            end_select(chooser);
+        break;
+    case STEP_MARK:
+        chooser->step = STEP_DONE;
+        break;
+    case STEP_DONE:
+        break;
+    }
+}
+
+/* How much longer the step takes for an item: weights are summed one by one, and scores of many
+ * vectors for one row are far apart. */
+static uint32_t cost_of(uint32_t step)
+{
+    return step == STEP_MASS || step == STEP_MERGED_SUM ? 4 : step == STEP_MARK ? COST_MAX : 1;
+}
+
+bool kv_choose_slice(struct kv_chooser *chooser)
+{
+    uint32_t left = SLICE_ITEMS;
+
+    while (chooser->step != STEP_DONE) {
+        const uint32_t cost = cost_of(chooser->step);
+        const uint32_t rest = chooser->n - chooser->cursor;
+        const uint32_t n = rest < left / cost ? rest : left / cost;
+
+        work_on(chooser, chooser->cursor, n);
+        chooser->cursor += n;
+        left -= n * cost;
+        if (chooser->cursor == chooser->n)
+            next_step(chooser);
+        if (left < COST_MAX)
+            return chooser->step == STEP_DONE;
+    }
+    return true;
+}
+
+uint32_t kv_choose_rows(struct kv_chooser *chooser, uint32_t *ret_indices, uint32_t *ret_heads)
+{
+    const uint32_t n_groups = kv_choice_groups(&chooser->choice);
+    uint32_t *marks = (uint32_t *)(void *)chooser->spare, n_chosen = 0;
+
+    if (n_groups == 1 && chooser->from == NULL) {
+        n_chosen =
+            (uint32_t)kv_selector_collect(&chooser->groups[0], kv_chooser_scores(chooser, 0),
+                                          NULL, chooser->n, 0, ret_indices);
         for (uint32_t i = 0; ret_heads != NULL && i < n_chosen; i++)
-            ret_heads[i] = UINT32_MAX;
+            ret_heads[i] = kv_choice_merges(&chooser->choice) ? UINT32_MAX : 1;
         return n_chosen;
     }
-    uint32_t *marks = (uint32_t *)(void *)spare;
-    choose_each(choice, scores, among, n, marks, ret_indices, ret_weights);
-    for (uint32_t i = 0; i < n; i++) {
+    if (chooser->from == NULL) {
+        memset(marks, 0, chooser->n * sizeof(*marks));
+        for (uint32_t group = 0; group < n_groups; group++) {
+            const size_t n =
+                kv_selector_collect(&chooser->groups[group], kv_chooser_scores(chooser, group),
+                                    NULL, chooser->n, 0, ret_indices);
+
+            for (size_t i = 0; i < n; i++)
+                marks[ret_indices[i]] |= 1u << group;
+        }
+    }
+    for (uint32_t i = 0; i < chooser->n; i++) {
         if (marks[i] == 0)
             continue;
         if (ret_heads != NULL)
             ret_heads[n_chosen] = marks[i];
         ret_indices[n_chosen++] = i;
     }
-    if (weights)
-        weigh(choice, scores, n, ret_weights, spare);
     return n_chosen;
 }

@@ -1,47 +1,129 @@
-/* choose.h - from the scores of some rows to the chosen ones: weights, merge, top-k.
+/* choose.h - from the scores of some items to the chosen rows: weights, merge, how many, which.
  *
- *   weight   softmax over the rows of scale * score, for each query vector
- *   merge    SUM: the k largest sums of weights;  MAX: the k largest of the largest weights;
- *            UNION, NONE: the k largest scores of each vector, together
+ *   item     a row, or some rows that share a score (a cell); `counts` says how many
+ *   weight   softmax over all rows of scale * score, for each query vector
+ *   merge    SUM: the largest sums of weights;  MAX: the largest of the largest weights;
+ *            UNION, NONE: the largest scores of each vector, together
+ *   group    what is chosen for together: all vectors with SUM and MAX, else each by itself
+ *   how many TOP: k;  MASS: as few of the heaviest as have `share` of the group's weight;
+ *            FROM: those with at least `share` of the largest weight;  never more than k
  *
- * Ties go to the lower index.  See kernels/select.h for the order of every sum.
+ * Ties go to the lower row.  See kernels/select.h for the arithmetic: it does not matter how
+ * rows are made items, nor how the work is cut into slices.
  *
- * Threads: pure function.  Memory: the caller's.
+ *     kv_choose_begin();  while (!kv_choose_slice(...)) other work;  kv_choose_rows();
+ *
+ * Threads: pure functions of the chooser.  Memory: the caller's.
  */
 #ifndef KV_CHOOSE_H
 #define KV_CHOOSE_H
 
 #include "kv_types.h"
+#include "select.h"
 
 #include <stdbool.h>
 
 struct kv_choice {
     enum kv_merge merge;
+    enum kv_selection selection;
     uint32_t n_queries;
     float scale;
+    float share; /* MASS, FROM */
     uint32_t k;
+    const uint32_t *each; /* (kv_choice_groups()) k of each group, at most k; NULL: k */
+    uint32_t factor;      /* so many times as many rows are taken, at most KV_CHOSEN_MAX */
 };
+
+/* How a choice among some items goes on. */
+struct kv_chooser {
+    struct kv_choice choice;
+    float *scores;                 /* (n_queries, n) */
+    const uint32_t *counts, *from; /* (n); see kv_choose_begin() */
+    uint32_t n;
+    bool wants_weights;
+    float *weights, *spare; /* (n) */
+    uint32_t *own;          /* (n) counts of one group, where `from` is given */
+
+    uint32_t step, query, cursor, pass;
+    float max;
+    uint64_t sum;
+    struct kv_mass mass;
+
+    uint32_t k[KV_QUERIES_MAX]; /* rows of each group that the selection wants */
+    struct kv_selector groups[KV_QUERIES_MAX];
+};
+
+static inline bool kv_choice_merges(const struct kv_choice *choice)
+{
+    return choice->merge == KV_MERGE_SUM || choice->merge == KV_MERGE_MAX;
+}
+
+static inline uint32_t kv_choice_groups(const struct kv_choice *choice)
+{
+    return kv_choice_merges(choice) ? 1 : choice->n_queries;
+}
+
+/* Rows that each group takes where the selection wants k of it. */
+static inline uint32_t kv_choice_takes(const struct kv_choice *choice, uint32_t k)
+{
+    const uint64_t takes = (uint64_t)k * choice->factor;
+
+    return takes < KV_CHOSEN_MAX ? (uint32_t)takes : KV_CHOSEN_MAX;
+}
 
 /* Rows that a choice among n may take. */
 uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n);
 
-/* Chooses among n rows; returns how many, at most kv_choice_max().
- *   scores       (n_queries, n)
- *   among        (n) bit q: vector q may choose the row; NULL: all may choose all.  UNION and
- *                NONE only
- *   weights      the merged weights are wanted; SUM and MAX make them anyway
- *   ret_indices  (kv_choice_max()) ascending
- *   ret_heads    (kv_choice_max()) bit q: vector q chose it; SUM and MAX: all; may be NULL
- *   ret_weights  (n) merged weights: sums for SUM, else the largest
- *   spare        (n) */
-uint32_t kv_choose(const struct kv_choice *choice,
-                   const float *scores,
-                   const uint32_t *among,
-                   uint32_t n,
-                   bool weights,
-                   uint32_t *ret_indices,
-                   uint32_t *ret_heads,
-                   float *ret_weights,
-                   float *spare);
+enum {
+    KV_CHOOSE_ROOM = 3, /* arrays of n floats */
+};
+
+/* Begins a choice among n items.
+ *   scores  (n_queries, n), whose values are lost with SUM and MAX
+ *   counts  (n), NULL: all are 1
+ *   among   (n) bit g: group g may choose the row; NULL: all may.  UNION and NONE only, without
+ *           counts
+ *   weights the merged weights are wanted; SUM and MAX make them anyway
+ *   room    (KV_CHOOSE_ROOM, n), also for the weights: its first n when all is done */
+void kv_choose_begin(struct kv_chooser *chooser,
+                     const struct kv_choice *choice,
+                     float *scores,
+                     const uint32_t *counts,
+                     const uint32_t *among,
+                     uint32_t n,
+                     bool weights,
+                     float *room);
+
+/* Works for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
+bool kv_choose_slice(struct kv_chooser *chooser);
+
+/* The scores that group g chooses by. */
+static inline const float *kv_chooser_scores(const struct kv_chooser *chooser, uint32_t group)
+{
+    return kv_choice_merges(&chooser->choice) ? chooser->weights
+                                              : chooser->scores + (size_t)group * chooser->n;
+}
+
+/* Where all items are rows: the chosen ones.  Returns how many, at most kv_choice_max().
+ *   ret_indices  ascending; room for KV_SELECT_SPARE more
+ *   ret_heads    bit q: vector q chose it; SUM and MAX: all; may be NULL */
+uint32_t kv_choose_rows(struct kv_chooser *chooser, uint32_t *ret_indices, uint32_t *ret_heads);
+
+/* All at once, of rows. */
+static inline uint32_t kv_choose(struct kv_chooser *chooser,
+                                 const struct kv_choice *choice,
+                                 float *scores,
+                                 const uint32_t *among,
+                                 uint32_t n,
+                                 bool weights,
+                                 float *room,
+                                 uint32_t *ret_indices,
+                                 uint32_t *ret_heads)
+{
+    kv_choose_begin(chooser, choice, scores, NULL, among, n, weights, room);
+    while (!kv_choose_slice(chooser))
+        ;
+    return kv_choose_rows(chooser, ret_indices, ret_heads);
+}
 
 #endif

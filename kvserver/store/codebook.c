@@ -6,7 +6,7 @@
 bool kv_codebooks_init(struct kv_codebooks *books, struct kv_arena *arena)
 {
     books->arena = arena;
-    books->serial = 0;
+    books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KV_CODEBOOKS_MAX, sizeof(struct kv_codebook));
     return books->pool != NULL;
 }
@@ -23,7 +23,7 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
 {
     const size_t n_floats = kv_pq_centroids_size(shape) + kv_pq_table_size(shape);
     int class_id = kv_arena_class_rounded(books->arena, n_floats * sizeof(float));
-    int tile_class = kv_arena_class(books->arena, (size_t)shape->m * KV_PQ_TILE);
+    int tile_class = kv_arena_class(books->arena, kv_tile_bytes(shape));
     struct kv_codebook *book;
 
     if (class_id < 0 || tile_class < 0)
@@ -54,6 +54,19 @@ void kv_codebook_ref(struct kv_codebooks *books, uint32_t codebook)
     kv_codebook_at(books, codebook)->refs++;
 }
 
+void kv_codebook_set_summaries(struct kv_codebooks *books,
+                               uint32_t codebook,
+                               const struct kv_summaries *summaries)
+{
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+
+    books->rows_summarised += (uint64_t)summaries->n_rows - book->summaries.n_rows;
+    books->summaries_bytes +=
+        kv_summaries_bytes(summaries) - kv_summaries_bytes(&book->summaries);
+    kv_summaries_clear(&book->summaries, books->arena);
+    book->summaries = *summaries;
+}
+
 void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
 {
     struct kv_codebook *book = kv_codebook_at(books, codebook);
@@ -61,6 +74,30 @@ void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
     assert(book->refs > 0);
     if (--book->refs > 0)
         return;
+    if (book->cells != NULL)
+        kv_arena_free(books->arena, book->cells_class, book->cells);
+    kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
     kv_arena_free(books->arena, book->class_id, book->centroids);
     kv_pool_put(books->pool, book);
+}
+
+uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
+                                  const struct kv_codebook *book,
+                                  uint32_t *n_rows,
+                                  int *ret_class)
+{
+    const uint32_t n_cells = kv_cells_n(&book->shape);
+    const uint32_t most = KV_ARENA_PAGE / sizeof(uint32_t) - n_cells - 1;
+    uint32_t n = *n_rows < most ? *n_rows : most / KV_PQ_TILE * KV_PQ_TILE;
+
+    if (n_cells == 0 || n < kv_codebook_cells_pay(&book->shape))
+        return NULL;
+    int class_id = kv_arena_class_rounded(books->arena, (n_cells + 1 + n) * sizeof(uint32_t));
+    uint32_t *cells = class_id < 0 ? NULL : kv_arena_alloc(books->arena, class_id);
+    if (cells == NULL)
+        return NULL;
+    memset(cells, 0, (n_cells + 1) * sizeof(*cells));
+    *n_rows = n;
+    *ret_class = class_id;
+    return cells;
 }

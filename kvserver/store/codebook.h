@@ -1,8 +1,13 @@
 /* codebook.h - the codebooks of one data thread: centroids that stand for the keys of some
- * consecutive segments of a unit (a chapter).
+ * consecutive segments of a unit (a chapter), and the lists of a long chapter's rows by cell.
  *
- * A codebook is made by an index job (index.h), never changes afterwards, and lives as long as
- * a segment has its codes: it is inherited with the segments, and goes with the last of them.
+ * Cells (kernels/cells.h) and summaries (summaries.h) are made for the chapter's first full
+ * segments, which are marked `in_chapter` (unit.h): rows that came under the codebook later are
+ * in none.  There is one such segment at most in each of the chapter's places, whoever has it.
+ *
+ * A codebook is made by an index job (index.h), never changes afterwards but for its summaries,
+ * which a later job may make or replace, and lives as long as a segment has its codes: it is
+ * inherited with the segments, and goes with the last of them.
  *
  * Threads: the data thread.  Memory: records from the system as they are used, centroids from
  * the arena.
@@ -11,10 +16,12 @@
 #define KV_CODEBOOK_H
 
 #include "arena.h"
+#include "cells.h"
 #include "keys.h"
+#include "kmeans.h"
 #include "kv_status.h"
 #include "pool.h"
-#include "pq.h"
+#include "summaries.h"
 
 enum {
     KV_CODEBOOKS_MAX = 64 << 10, /* of one data thread */
@@ -27,16 +34,22 @@ struct kv_codebook {
     uint32_t refs;   /* segments that have its codes, and the job that makes it */
     bool open;       /* rows behind its segments get its codes when a query first meets them */
     struct kv_pq_shape shape;
-    float *centroids, *half_squares; /* see pq.h */
+    float *centroids, *half_squares; /* see kmeans.h */
     int class_id, tile_class;
-    uint32_t iterations; /* of k-means that made it */
-    uint64_t train_us;   /* of the thread's time */
+    uint32_t *cells; /* offsets, then rows, of the first n_celled ones; NULL: none */
+    int cells_class;
+    uint32_t n_celled;
+    struct kv_summaries summaries; /* of the first segments' rows, key and value */
+    uint32_t block_begin;          /* the chapter's first block */
+    uint32_t iterations;           /* of k-means that made it */
+    uint64_t train_us;             /* of the thread's time */
 };
 
 struct kv_codebooks {
     struct kv_arena *arena;
     struct kv_pool *pool;
-    uint64_t serial; /* of the last one made */
+    uint64_t serial;                           /* of the last one made */
+    uint64_t rows_summarised, summaries_bytes; /* of all there are */
 };
 
 bool kv_codebooks_init(struct kv_codebooks *books, struct kv_arena *arena);
@@ -50,10 +63,43 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
 void kv_codebook_ref(struct kv_codebooks *books, uint32_t codebook);
 void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook);
 
+/* Puts summaries in the place of what the codebook has; they are its own from then on. */
+void kv_codebook_set_summaries(struct kv_codebooks *books,
+                               uint32_t codebook,
+                               const struct kv_summaries *summaries);
+
+/* Room for lists of the first *n_rows rows, fewer if a page holds no more; offsets are 0.
+ * NULL: there are too many cells, too few rows for them to pay, or no memory. */
+uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
+                                  const struct kv_codebook *book,
+                                  uint32_t *n_rows,
+                                  int *ret_class);
+
+/* Rows from which on cells are scored faster than rows: for one vector 4,096 cells take as long
+ * as some 1,700 rows (AVX2). */
+static inline uint32_t kv_codebook_cells_pay(const struct kv_pq_shape *shape)
+{
+    return kv_cells_n(shape) / 2;
+}
+
+static inline const uint32_t *kv_codebook_cell_rows(const struct kv_codebook *book)
+{
+    return book->cells + kv_cells_n(&book->shape) + 1;
+}
+
 static inline struct kv_codebook *kv_codebook_at(const struct kv_codebooks *books,
                                                  uint32_t codebook)
 {
     return kv_pool_at(books->pool, codebook);
+}
+
+/* As the kernels of k-means take it. */
+static inline struct kv_kmeans_book kv_codebook_kmeans(const struct kv_codebook *book)
+{
+    return (struct kv_kmeans_book){
+        .centroids = book->centroids,
+        .half_squares = book->half_squares,
+    };
 }
 
 #endif

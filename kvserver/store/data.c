@@ -782,6 +782,14 @@ static void timers(struct kv_data *data)
     kv_indexer_stats(data->indexer, &index);
     atomic_store_explicit(&data->stats.codebooks, kv_pool_lent(data->heap.codebooks.pool),
                           memory_order_relaxed);
+    atomic_store_explicit(&data->stats.summarised, data->heap.codebooks.rows_summarised,
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.summaries_bytes, data->heap.codebooks.summaries_bytes,
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.rows_summarised, index.rows_summarised,
+                          memory_order_relaxed);
+    atomic_store_explicit(&data->stats.summaries_failed, index.summaries_failed,
+                          memory_order_relaxed);
     atomic_store_explicit(&data->stats.index_jobs, index.n_jobs, memory_order_relaxed);
     atomic_store_explicit(&data->stats.codebooks_trained, index.trained, memory_order_relaxed);
     atomic_store_explicit(&data->stats.index_failed, index.failed, memory_order_relaxed);

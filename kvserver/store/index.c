@@ -8,6 +8,7 @@
 
 enum {
     SLICE_OPERATIONS = 1 << 21, /* multiply-adds of one slice: some 50 us */
+    SLICE_TILES = 64,           /* whose codes become cells: likewise */
     JOBS_PER_LOOK = 16,
 };
 
@@ -18,6 +19,10 @@ enum job_state {
     JOB_QUEUED,
     JOB_LLOYD,
     JOB_ENCODE,
+    JOB_CELLS_COUNT, /* where the chapter is long enough for cells */
+    JOB_CELLS_PLACE,
+    JOB_REST_BEGIN, /* where summaries are asked for */
+    JOB_REST,
 };
 
 struct job {
@@ -39,6 +44,10 @@ struct job {
     int sums_class;
     uint32_t stride, n_sample; /* every stride-th row is looked at */
     uint32_t cursor;           /* sample, or segment */
+    uint32_t *cells;           /* of the arena, until it is the codebook's */
+    int cells_class;
+    uint32_t n_celled; /* rows */
+    bool is_late;      /* its chapter has codes: only summaries are wanted */
 };
 
 struct kv_indexer {
@@ -49,6 +58,7 @@ struct kv_indexer {
     struct job **looked; /* the next one of which is asked whether anybody wants it */
     bool ended;
     struct kv_indexer_stats stats;
+    struct kv_summariser summariser; /* of the first job, in JOB_REST */
     uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_CODEBOOK_KEYS / 8];
     float keys[KV_CODEBOOK_KEYS];
 };
@@ -92,13 +102,19 @@ static void job_end(struct kv_indexer *indexer, struct job **link)
         indexer->end = link;
     if (indexer->looked == &job->next)
         indexer->looked = link;
+    if (job->state == JOB_REST)
+        kv_summarise_drop(&indexer->summariser);
+    job->segments[0]->begins_job = false;
     for (uint32_t i = 0; i < job->n_segments; i++) {
-        job->segments[i]->training = job->segments[i]->begins_job = false;
+        if (!job->is_late)
+            job->segments[i]->training = false;
         kv_segment_unpin(indexer->heap, job->segments[i]);
     }
     kv_arena_free(arena, job->segments_class, job->segments);
     if (job->sums != NULL)
         kv_arena_free(arena, job->sums_class, job->sums);
+    if (job->cells != NULL)
+        kv_arena_free(arena, job->cells_class, job->cells);
     if (job->has_codebook)
         kv_codebook_unref(&indexer->heap->codebooks, job->codebook);
     kv_pool_put(indexer->jobs, job);
@@ -120,7 +136,8 @@ static kv_status_t job_create(struct kv_indexer *indexer,
                               const struct kv_unit *unit,
                               uint32_t block_begin,
                               uint32_t row_end,
-                              const struct kv_index_plan *plan)
+                              const struct kv_index_plan *plan,
+                              bool is_late)
 {
     struct kv_arena *arena = indexer->heap->arena;
     uint32_t n_rows = row_end - block_begin * KV_BLOCK_TOKENS;
@@ -150,12 +167,19 @@ static kv_status_t job_create(struct kv_indexer *indexer,
         .layer = unit->layer,
         .kv_head = unit->kv_head,
         .block_begin = block_begin,
+        .is_late = is_late,
     };
     for (uint32_t i = 0; i < n_segments; i++) {
         segments[i] = unit->segments[block_begin + i];
         segments[i]->pins++;
-        segments[i]->training = true;
-        segments[i]->begins_job = i == 0;
+        if (!is_late)
+            segments[i]->training = true;
+    }
+    segments[0]->begins_job = true;
+    if (is_late) {
+        job->has_codebook = true;
+        job->codebook = segments[0]->codebook;
+        kv_codebook_ref(&indexer->heap->codebooks, job->codebook);
     }
     *indexer->end = job;
     indexer->end = &job->next;
@@ -188,7 +212,42 @@ static kv_status_t cut_whole(struct kv_indexer *indexer,
     /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
     if (tokens < begin * KV_BLOCK_TOKENS + 2 * kv_pq_n_centroids(&plan->shape))
         return KV_OK;
-    return job_create(indexer, unit, begin, tokens, plan);
+    return job_create(indexer, unit, begin, tokens, plan, false);
+}
+
+static struct kv_rest_shape rest_shape(const struct kv_index_plan *plan)
+{
+    return (struct kv_rest_shape){
+        .type = plan->type, .d_k = plan->shape.d, .d_v = plan->d_v, .bits = plan->rest_bits};
+}
+
+/* Summaries of chapters that have codes. */
+static kv_status_t cut_late(struct kv_indexer *indexer,
+                            const struct kv_unit *unit,
+                            uint32_t n_blocks,
+                            const struct kv_index_plan *plan)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
+        const struct kv_segment *segment = unit->segments[begin];
+
+        end = begin + 1;
+        if (!segment->in_chapter)
+            continue;
+        const struct kv_codebook *book =
+            kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+        end = kv_unit_chapter_end(unit, begin, n_blocks);
+        if (begin != book->block_begin || segment->training || segment->begins_job)
+            continue;
+        uint32_t n_rows = book->summaries.shape.bits == plan->rest_bits &&
+                                  book->summaries.shape.d_v == plan->d_v
+                              ? book->summaries.n_rows
+                              : 0;
+        if ((end - begin) * KV_BLOCK_TOKENS > n_rows)
+            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, true);
+    }
+    return status;
 }
 
 kv_status_t kv_index_cut(struct kv_indexer *indexer,
@@ -201,8 +260,9 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
 
     assert(tokens <= unit->committed);
     if (plan->chapter_blocks == 0)
-        return cut_whole(indexer, unit, tokens, plan);
-    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
+        status = cut_whole(indexer, unit, tokens, plan);
+    for (uint32_t begin = 0, end;
+         plan->chapter_blocks > 0 && begin < n_blocks && status == KV_OK; begin = end) {
         uint32_t chapter_end =
             (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
                 ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
@@ -211,10 +271,12 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
         for (end = begin; end < chapter_end && is_bare(unit->segments[end]); end++)
             ;
         if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
-            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan);
+            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, false);
         if (end == begin)
             end++;
     }
+    if (status == KV_OK && plan->rest_bits != 0)
+        status = cut_late(indexer, unit, n_blocks, plan);
     return status;
 }
 
@@ -270,6 +332,12 @@ static uint32_t rows_at_once(const struct job *job)
     return n < 1 ? 1 : n < max ? n : max;
 }
 
+static uint64_t seed_of(const struct job *job)
+{
+    return job->plan.seed ^ ((uint64_t)job->layer << 48) ^ ((uint64_t)job->kv_head << 32) ^
+           job->block_begin;
+}
+
 /* The first centroids are keys: as many different rows of the sample, each as likely as any. */
 static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
 {
@@ -278,6 +346,7 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
     const size_t sums_bytes = kv_pq_centroids_size(shape) * sizeof(float) +
                               kv_pq_table_size(shape) * sizeof(uint32_t);
     const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(shape);
+    struct kv_kmeans_book kmeans;
     struct kv_random random;
     kv_status_t status;
 
@@ -291,21 +360,21 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
         return status;
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
+    book_of(indexer, job)->block_begin = job->block_begin;
+    kmeans = kv_codebook_kmeans(book_of(indexer, job));
 
     job->stride = (job->n_rows + KV_INDEX_SAMPLE_MAX - 1) / KV_INDEX_SAMPLE_MAX;
     job->n_sample = (job->n_rows + job->stride - 1) / job->stride;
     assert(job->n_sample >= n_centroids);
-    kv_random_init(&random, job->plan.seed ^ ((uint64_t)job->layer << 48) ^
-                                ((uint64_t)job->kv_head << 32) ^ job->block_begin);
+    kv_random_init(&random, seed_of(job));
     for (uint32_t i = 0, n = 0; n < n_centroids; i++) {
         if (kv_random_below(&random, job->n_sample - i) >= n_centroids - n)
             continue;
         kv_keys_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1, shape->d,
                      indexer->keys);
-        kv_pq_set_centroid(shape, book_of(indexer, job)->centroids, n++, indexer->keys);
+        kv_kmeans_set_centroid(shape, &kmeans, n++, indexer->keys);
     }
-    kv_pq_half_squares(shape, book_of(indexer, job)->centroids,
-                       book_of(indexer, job)->half_squares);
+    kv_kmeans_half_squares(shape, &kmeans);
     job->state = job->plan.iterations > 0 ? JOB_LLOYD : JOB_ENCODE;
     return KV_OK;
 }
@@ -324,6 +393,8 @@ static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t be
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
     struct kv_codebook *book = book_of(indexer, job);
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const struct kv_kmeans_sums sums = {.sums = job->sums, .counts = counts_of(job)};
     const uint32_t at_once = rows_at_once(job);
     uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
 
@@ -336,18 +407,12 @@ static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t be
         kv_keys_load(job->plan.type, row_at(job, row), (size_t)job->row_bytes * job->stride,
                      run, shape->d, indexer->keys + (size_t)i * shape->d);
     }
-    kv_pq_encode(shape, book->centroids, book->half_squares, indexer->keys, n, indexer->codes,
-                 n);
-    kv_pq_accumulate(shape, indexer->keys, n, indexer->codes, n, job->sums, counts_of(job));
+    kv_kmeans_step(shape, &kmeans, indexer->keys, n, indexer->codes, n, &sums);
     job->cursor += n;
     if (job->cursor < job->n_sample)
         return;
 
-    double moved = kv_pq_update(shape, job->sums, counts_of(job), book->centroids);
-    kv_pq_half_squares(shape, book->centroids, book->half_squares);
-    memset(job->sums, 0,
-           kv_pq_centroids_size(shape) * sizeof(float) +
-               kv_pq_table_size(shape) * sizeof(uint32_t));
+    double moved = kv_kmeans_update(shape, &kmeans, &sums);
     job->cursor = 0;
     book->iterations++;
     uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
@@ -377,15 +442,105 @@ static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, boo
     if (status != KV_OK)
         return status;
     indexer->stats.rows_coded += end - begin;
+    if (end == KV_BLOCK_TOKENS)
+        segment->in_chapter = true;
     job->cursor += end == n_rows;
     *ret_done = job->cursor == job->n_segments;
     return KV_OK;
 }
 
+/* Rows of the chapter's first full segments. */
+static uint32_t rows_in_chapter(const struct job *job)
+{
+    uint32_t n_full = 0;
+
+    while (n_full < job->n_segments && job->segments[n_full]->in_chapter)
+        n_full++;
+    return n_full * KV_BLOCK_TOKENS;
+}
+
+/* Cells, if they pay. */
+static bool begin_cells(struct kv_indexer *indexer, struct job *job)
+{
+    const struct kv_codebook *book = book_of(indexer, job);
+
+    job->n_celled = rows_in_chapter(job);
+    job->cells = kv_codebook_alloc_cells(&indexer->heap->codebooks, book, &job->n_celled,
+                                         &job->cells_class);
+    job->cursor = 0;
+    return job->cells != NULL;
+}
+
+/* Some segments are counted, or placed; true behind the last one placed. */
+static bool cells_slice(struct kv_indexer *indexer, struct job *job)
+{
+    struct kv_codebook *book = book_of(indexer, job);
+    const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
+    const uint32_t end =
+        n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
+    uint32_t *rows = job->cells + kv_cells_n(&book->shape) + 1;
+
+    for (; job->cursor < end; job->cursor++) {
+        const uint8_t *tile = job->segments[job->cursor]->codes;
+
+        if (job->state == JOB_CELLS_COUNT)
+            kv_cells_count(&book->shape, tile, KV_PQ_TILE, job->cells);
+        else
+            kv_cells_place(&book->shape, tile, KV_PQ_TILE, job->cursor * KV_BLOCK_TOKENS,
+                           job->cells, rows);
+    }
+    if (end < n_segments)
+        return false;
+    job->cursor = 0;
+    if (job->state == JOB_CELLS_COUNT) {
+        kv_cells_sum(&book->shape, job->cells);
+        job->state = JOB_CELLS_PLACE;
+        return false;
+    }
+    kv_cells_end(&book->shape, job->cells);
+    book->cells = job->cells;
+    book->cells_class = job->cells_class;
+    book->n_celled = job->n_celled;
+    job->cells = NULL;
+    return true;
+}
+
+/* Room for summaries; false: there will be none. */
+static bool begin_rest(struct kv_indexer *indexer, struct job *job)
+{
+    const struct kv_rest_shape shape = rest_shape(&job->plan);
+    const uint32_t n_rows = rows_in_chapter(job);
+
+    if (n_rows == 0)
+        return false;
+    if (kv_summarise_begin(&indexer->summariser, indexer->heap->arena, &shape, n_rows,
+                           seed_of(job)) != KV_OK) {
+        indexer->stats.summaries_failed++;
+        return false;
+    }
+    return true;
+}
+
+/* True when the codebook has them. */
+static bool rest_slice(struct kv_indexer *indexer, struct job *job)
+{
+    uint32_t first, n;
+
+    kv_summarise_next(&indexer->summariser, &first, &n);
+    if (kv_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
+                           job->row_bytes))
+        return false;
+    const struct kv_summaries made = kv_summarise_end(&indexer->summariser);
+    kv_codebook_set_summaries(&indexer->heap->codebooks, job->codebook, &made);
+    indexer->stats.rows_summarised += made.n_rows;
+    job->state = JOB_REST_BEGIN;
+    return true;
+}
+
 /* Somebody still has as many of its first segments as he would get codes for. */
 static bool is_wanted(const struct job *job)
 {
-    uint32_t least = job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
+    uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
 
     assert(least <= job->n_segments);
     return job->segments[least - 1]->refs > 0;
@@ -425,17 +580,41 @@ bool kv_indexer_step(struct kv_indexer *indexer)
         return true;
     }
     uint64_t begin_us = kv_clock_now(indexer->clock);
-    if (job->state == JOB_QUEUED)
-        status = seed_job(indexer, job);
-    else if (job->state == JOB_LLOYD)
+    switch (job->state) {
+    case JOB_QUEUED:
+        if (job->is_late)
+            job->state = JOB_REST_BEGIN;
+        else
+            status = seed_job(indexer, job);
+        break;
+    case JOB_LLOYD:
         lloyd_slice(indexer, job, begin_us);
-    else
+        break;
+    case JOB_ENCODE:
         status = encode_slice(indexer, job, &done);
+        if (done)
+            job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_REST_BEGIN;
+        done = false;
+        break;
+    case JOB_CELLS_COUNT:
+    case JOB_CELLS_PLACE:
+        if (cells_slice(indexer, job))
+            job->state = JOB_REST_BEGIN;
+        break;
+    case JOB_REST_BEGIN:
+        done = job->plan.rest_bits == 0 || !begin_rest(indexer, job);
+        if (!done)
+            job->state = JOB_REST;
+        break;
+    case JOB_REST:
+        done = rest_slice(indexer, job);
+        break;
+    }
     uint64_t spent_us = kv_clock_now(indexer->clock) - begin_us;
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)
         book_of(indexer, job)->train_us += spent_us;
-    if (done)
+    if (done && !job->is_late)
         indexer->stats.trained++;
     if (status != KV_OK)
         indexer->stats.failed++;

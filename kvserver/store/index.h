@@ -1,7 +1,13 @@
-/* index.h - codebooks and codes, made in the background: one job per chapter of a unit.
+/* index.h - codebooks, codes and summaries, made in the background: one job per chapter of a
+ * unit.
  *
- *   kv_index_cut() -> job QUEUED -> SEED -> LLOYD ... LLOYD -> ENCODE ... ENCODE -> gone
- *                                   one slice of at most some 100 us per kv_indexer_step()
+ *   kv_index_cut() -> job QUEUED -> SEED -> LLOYD ... -> ENCODE ... -> CELLS ... -> REST ... ->
+ *                                   gone; one slice of at most some 100 us per
+ *                                   kv_indexer_step()
+ *
+ * Summaries of a chapter that has codes, but none of that size or only of fewer rows than the
+ * unit has of it, are a job that is REST alone; they take the place of those there are.  Where
+ * there is no memory for summaries there are none, which a query's answer does not depend on.
  *
  * A job works on segments, not on the unit that asked: it has them pinned, so forks, truncates
  * and closes go on meanwhile, and whoever refers to the segments has the codes.  A job is
@@ -27,6 +33,8 @@ struct kv_index_plan {
     uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
     struct kv_pq_shape shape;
     enum kv_key_type type;
+    uint32_t d_v;        /* elements of a value */
+    uint32_t rest_bits;  /* KV_REST_16, KV_REST_64; 0: no summaries are asked for */
     uint32_t iterations; /* of k-means at most */
     uint64_t budget_us;  /* of the thread's time for k-means; 0: no limit */
     uint64_t seed;
@@ -40,7 +48,8 @@ struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock
 void kv_indexer_destroy(struct kv_indexer *indexer); /* NULL is allowed */
 
 /* Queues a job for every chapter of the unit's first `tokens` rows that has no codes and none
- * coming.  KV_BUSY: too many jobs; KV_NO_MEMORY.  What was queued before stays. */
+ * coming, or no such summaries and no job.  KV_BUSY: too many jobs; KV_NO_MEMORY.  What was
+ * queued before stays. */
 kv_status_t kv_index_cut(struct kv_indexer *indexer,
                          const struct kv_unit *unit,
                          uint32_t tokens,
@@ -70,7 +79,8 @@ bool kv_indexer_take_ended(struct kv_indexer *indexer);
 struct kv_indexer_stats {
     uint64_t trained; /* codebooks */
     uint64_t dropped, failed;
-    uint64_t rows_coded;
+    uint64_t rows_coded, rows_summarised;
+    uint64_t summaries_failed; /* chapters left without them: no memory */
     uint64_t worked_us;
     uint32_t n_jobs; /* queued and at work */
 };

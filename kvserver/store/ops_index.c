@@ -44,6 +44,8 @@ static struct kv_index_plan plan_of(const struct kv_work *work, uint32_t unit)
         .chapter_blocks = index->chapter_blocks,
         .shape = {.d = layer->d_k, .m = index->m, .bits = index->bits},
         .type = (enum kv_key_type)layer->dtype,
+        .d_v = layer->d_v,
+        .rest_bits = kv_summaries_bits(index->rest),
         .iterations = index->iterations,
         .budget_us = index->budget_us,
         .seed = index->seed,
@@ -64,15 +66,15 @@ static bool check(struct kv_work *work)
         return false;
     }
     if (request->token_begin != 0 || request->token_count > work->part->tokens_max ||
-        index->wait > 1 || index->reserved != 0 || index->iterations == 0 ||
-        index->iterations > KV_ITERATIONS_MAX ||
+        index->wait > 1 || (index->rest != 0 && kv_summaries_bits(index->rest) == 0) ||
+        index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX ||
         (index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
         kv_work_fail(work, KV_INVALID,
                      "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
-                     "wait %u: out of bounds",
+                     "wait %u, rest %u: out of bounds",
                      request->token_count, work->part->tokens_max, index->chapter_blocks,
-                     index->iterations, index->wait);
+                     index->iterations, index->wait, index->rest);
         return false;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
@@ -94,6 +96,13 @@ static bool check(struct kv_work *work)
                          "%u bits: no such codes",
                          units[i].layer, plan.type, plan.shape.d, plan.shape.m,
                          plan.shape.bits);
+            return false;
+        }
+        const struct kv_rest_shape rest = {plan.type, plan.shape.d, plan.d_v, plan.rest_bits};
+        if (index->rest != 0 && !kv_rest_shape_valid(&rest)) {
+            kv_work_fail(work, KV_UNSUPPORTED,
+                         "index: layer %u: values of %u elements: no summaries of such rows",
+                         units[i].layer, plan.d_v);
             return false;
         }
     }

@@ -6,8 +6,10 @@
 #ifndef KV_QUERIER_H
 #define KV_QUERIER_H
 
-#include "choose.h"
+#include "attention.h"
+#include "pick.h"
 #include "recall.h"
+#include "remainder.h"
 #include "scan.h"
 
 enum {
@@ -20,9 +22,12 @@ enum kv_query_stage {
     KV_QUERY_UNIT,   /* to the next unit */
     KV_QUERY_SCORE,  /* step 1: scores of the candidates */
     KV_QUERY_TAKE,   /* step 1: merge, choose */
+    KV_QUERY_PICK,   /* step 1: the rows chosen */
     KV_QUERY_RERANK, /* step 2: exact scores */
     KV_QUERY_CHOOSE, /* step 2: merge, choose */
-    KV_QUERY_GATHER, /* rows */
+    KV_QUERY_GATHER, /* names, and rows */
+    KV_QUERY_ATTEND, /* step 3: attention over the chosen rows; names of those held */
+    KV_QUERY_REST,   /* step 3: what the other candidates would have added */
 };
 
 struct kv_querier {
@@ -41,19 +46,32 @@ struct kv_querier {
     bool looked_same;
     struct kv_scan scan;
     struct kv_choice take, choice; /* of step 1, of step 2 */
-    float *floats;                 /* (KV_QUERIER_FLOATS): scores, weights, spare */
-    uint32_t *taken;   /* (KV_QUERIES_MAX * KV_CHOSEN_MAX) tokens that step 1 took */
+    struct kv_chooser *chooser;    /* at work on one of them */
+    struct kv_picker *picker;
+    uint32_t k[KV_QUERIES_MAX]; /* rows that step 1 wants of each group */
+    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) */
+    float *floats;     /* (KV_QUERIER_FLOATS): scores, weights, spare */
+    uint32_t *taken;   /* tokens that step 1 took; room for what it may */
     uint32_t *among;   /* ... and the vectors that did */
     uint32_t *indices; /* chosen of them */
     uint32_t n_taken, n_chosen;
-    uint32_t cursor; /* rows done of a stage */
-    float *tables;   /* (KV_QUERIES_MAX, KV_SCAN_TABLE) */
+    uint32_t n_scored; /* rows that step 2 scored */
+    uint32_t cursor;   /* rows done of a stage */
+    float *tables;     /* (KV_QUERIES_MAX, KV_SCAN_TABLE) */
+    struct kv_attention *attention;
+    struct kv_remainder *remainder;
 
     /* The answer so far, of all units. */
     struct kv_wire_found found[KV_WIRE_UNITS_MAX];
     uint32_t *ids, *heads, *crcs; /* (KV_QUERIER_IDS) */
     float *scores;
     uint32_t n_ids, n_rows;
+    /* What step 3 says: of each unit one output and log-sum-exp per vector, whatever they are
+     * of; a second part of a unit's answer is merged into the first (kv_attend_merge()). */
+    float *outputs, *lses;      /* (KV_QUERIER_IDS) */
+    uint32_t n_outputs, n_lses; /* floats of the units that are done */
+    uint32_t n_attended;        /* rows */
+    uint32_t n_rest_exact;      /* rows not chosen, attended */
 };
 
 /* NULL: out of memory. */

@@ -21,6 +21,10 @@ struct kv_recall {
     uint32_t layer, kv_head;
     struct kv_scan scan;
     struct kv_choice choice;
+    uint32_t k[KV_QUERIES_MAX]; /* of the choice's groups */
+    bool choosing;              /* all is scored */
+    struct kv_chooser chooser;
+    struct kv_scan_part parts[KV_RANGES_MAX];
     struct kv_wire_range ranges[KV_RANGES_MAX];
     float *queries;    /* (KV_QUERIES_MAX, KV_CODEBOOK_DIM_MAX) */
     uint32_t *tokens;  /* (n_tokens) */
@@ -66,7 +70,8 @@ void kv_recall_note(struct kv_recall *recall,
 
     /* Due from then on, until it has been looked at. */
     if (++unit->n_queries < KV_RECALL_EVERY || recall->busy || n_tokens == 0 ||
-        (size_t)scan->n * (scan->n_queries + 4) > FLOATS || scan->n > CANDIDATES_MAX)
+        (size_t)scan->n * (scan->n_queries + KV_SCAN_SPARE) + KV_SELECT_SPARE > FLOATS ||
+        scan->n > CANDIDATES_MAX)
         return;
     unit->n_queries = 0;
     recall->busy = true;
@@ -84,9 +89,16 @@ void kv_recall_note(struct kv_recall *recall,
     recall->n_tokens = n_tokens;
     recall->scan.ranges = recall->ranges;
     recall->scan.queries = recall->queries;
-    recall->scan.scores = recall->floats;
-    recall->scan.by_code = false;
-    kv_scan_begin(&recall->scan);
+    recall->scan.room = recall->floats;
+    recall->scan.room_floats = FLOATS;
+    recall->scan.parts = recall->parts;
+    recall->scan.by_code = recall->scan.by_cell = false;
+    recall->choosing = false;
+    if (choice->each != NULL) {
+        memcpy(recall->k, choice->each, kv_choice_groups(choice) * sizeof(*recall->k));
+        recall->choice.each = recall->k;
+    }
+    kv_scan_begin(&recall->scan, &recall->data->heap);
 }
 
 /* Tokens that are in both lists, which ascend. */
@@ -119,14 +131,19 @@ bool kv_recall_step(struct kv_recall *recall)
     }
     /* The part's units may have moved to another place. */
     scan->unit = kv_part_unit(part, recall->layer, recall->kv_head);
-    if (!kv_scan_slice(scan, &recall->data->heap, recall->data->clock))
+    if (!recall->choosing) {
+        if (!kv_scan_slice(scan, &recall->data->heap, recall->data->clock))
+            return true;
+        kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, NULL, NULL, scan->n,
+                        false, scan->scores + (size_t)scan->n * scan->n_queries);
+        recall->choosing = true;
+    }
+    if (!kv_choose_slice(&recall->chooser))
         return true;
 
-    float *weights = scan->scores + (size_t)scan->n * scan->n_queries;
-    float *spare = weights + scan->n;
-    uint32_t *indices = (uint32_t *)(void *)(spare + scan->n);
-    uint32_t n = kv_choose(&recall->choice, scan->scores, NULL, scan->n, false, indices, NULL,
-                           weights, spare);
+    uint32_t *indices = (uint32_t *)(void *)(scan->scores + (size_t)scan->n * (scan->n_queries +
+                                                                               KV_CHOOSE_ROOM));
+    uint32_t n = kv_choose_rows(&recall->chooser, indices, NULL);
     float share = n > 0 ? (float)n_common(recall, indices, n) / (float)n : 1;
     struct kv_unit *unit = scan->unit;
     unit->recall =

@@ -5,6 +5,7 @@
 enum {
     SLICE_US = 50,
     SLICE_SEGMENTS = 512, /* where the clock stands still */
+    CUT_ROWS = 2048,      /* fewer are counted faster than 4,096 lists are searched */
 };
 
 uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
@@ -16,13 +17,109 @@ uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
     return n;
 }
 
-void kv_scan_begin(struct kv_scan *scan)
+/* ---- parts ------------------------------------------------------------------------------- */
+
+static void add_rows(struct kv_scan *scan, uint32_t begin, uint32_t end)
 {
-    scan->range = scan->done = 0;
-    scan->token = scan->ranges[0].begin;
+    struct kv_scan_part *last = scan->n_parts > 0 ? &scan->parts[scan->n_parts - 1] : NULL;
+
+    if (begin == end)
+        return;
+    if (last == NULL || last->codebook != KV_SCAN_ROWS || last->token_end != begin) {
+        last = &scan->parts[scan->n_parts++];
+        *last = (struct kv_scan_part){begin, begin, scan->n_items, KV_SCAN_ROWS};
+    }
+    last->token_end = end;
+    scan->n_items += end - begin;
+}
+
+/* Where the cells of the codebook that the segment belongs to end in this unit, which may have
+ * only the first of the chapter's segments, or in `most`, whichever is first; `token` itself:
+ * there are no cells.  Segments behind `most` are not looked at: that would be a chapter's
+ * length for each range in it. */
+static uint32_t
+cells_end(const struct kv_scan *scan, const struct kv_heap *heap, uint32_t token, uint32_t most)
+{
+    struct kv_segment *const *segments = scan->unit->segments;
+    const uint32_t at = token / KV_BLOCK_TOKENS;
+
+    if (!segments[at]->in_chapter)
+        return token;
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segments[at]->codebook);
+    const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
+    const uint32_t most_end = (most + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+
+    assert(at >= book->block_begin);
+    const uint32_t end =
+        kv_unit_chapter_end(scan->unit, at, celled_end < most_end ? celled_end : most_end);
+    if (end <= at)
+        return token;
+    return end * KV_BLOCK_TOKENS < most ? end * KV_BLOCK_TOKENS : most;
+}
+
+static void add_range(struct kv_scan *scan,
+                      const struct kv_heap *heap,
+                      const struct kv_wire_range *range,
+                      uint32_t n_left)
+{
+    const size_t arrays = scan->n_queries + KV_SCAN_SPARE;
+
+    for (uint32_t token = range->begin, end; token < range->end;
+         n_left -= end - token, token = end) {
+        const uint32_t codebook = scan->unit->segments[token / KV_BLOCK_TOKENS]->codebook;
+        bool pays = false;
+
+        end = scan->by_code && scan->by_cell ? cells_end(scan, heap, token, range->end) : token;
+        if (end > token) {
+            const struct kv_pq_shape *shape =
+                &kv_codebook_at(&heap->codebooks, codebook)->shape;
+            const size_t n_items = scan->n_items + (n_left - (end - token)) + kv_cells_n(shape);
+
+            pays = end - token >= kv_codebook_cells_pay(shape) &&
+                   n_items * arrays <= scan->room_floats &&
+                   scan->n_parts + 2 * scan->n_ranges + 2 <= KV_SCAN_PARTS_MAX;
+        }
+        if (pays) {
+            scan->parts[scan->n_parts++] =
+                (struct kv_scan_part){token, end, scan->n_items, codebook};
+            scan->n_items += kv_cells_n(&kv_codebook_at(&heap->codebooks, codebook)->shape);
+            continue;
+        }
+        if (end == token) {
+            end = (token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
+            if (end > range->end)
+                end = range->end;
+        }
+        add_rows(scan, token, end);
+    }
+}
+
+void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
+{
+    bool has_cells = false;
+    uint32_t n_left = scan->n;
+
+    scan->n_parts = scan->n_items = 0;
+    for (uint32_t i = 0; i < scan->n_ranges; i++) {
+        add_range(scan, heap, &scan->ranges[i], n_left);
+        n_left -= scan->ranges[i].end - scan->ranges[i].begin;
+    }
+    for (uint32_t i = 0; i < scan->n_parts; i++)
+        has_cells |= scan->parts[i].codebook != KV_SCAN_ROWS;
+    assert((size_t)scan->n_items * (scan->n_queries + KV_SCAN_SPARE) <= scan->room_floats);
+    scan->scores = scan->room;
+    scan->counts = NULL;
+    if (has_cells)
+        scan->counts =
+            (uint32_t *)(void *)(scan->room +
+                                 (size_t)scan->n_items * (scan->n_queries + KV_SCAN_SPARE - 1));
+    scan->part = 0;
+    scan->token = scan->parts[0].token_begin;
     scan->n_coded = scan->n_exact = scan->n_chapters = 0;
     scan->serial = 0;
 }
+
+/* ---- slices ------------------------------------------------------------------------------ */
 
 /* Rows of the segment, of the first n_rows, that have codes; makes them where an open codebook
  * says so. */
@@ -45,64 +142,125 @@ coded_rows(const struct kv_scan *scan, struct kv_heap *heap, uint32_t at, uint32
     return segment->codes == NULL ? 0 : segment->n_coded < n_rows ? segment->n_coded : n_rows;
 }
 
-static void score_coded(struct kv_scan *scan,
-                        struct kv_heap *heap,
-                        struct kv_segment *segment,
-                        uint32_t begin,
-                        uint32_t n)
+static void make_tables(struct kv_scan *scan, const struct kv_codebook *book)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-    const size_t table_size = kv_pq_table_size(&book->shape);
+    if (book->serial == scan->serial)
+        return;
+    kv_pq_tables(&book->shape, book->centroids, scan->queries, scan->n_queries, scan->tables);
+    scan->serial = book->serial;
+    scan->n_chapters++;
+}
 
-    if (book->serial != scan->serial) {
-        for (uint32_t q = 0; q < scan->n_queries; q++)
-            kv_pq_table(&book->shape, book->centroids, scan->queries + (size_t)q * scan->d,
-                        scan->tables + q * table_size);
-        scan->serial = book->serial;
-        scan->n_chapters++;
+/* Takes rows [begin, end) of the chapter, all of them in this unit, off the counts. */
+static void leave_out(const struct kv_scan *scan,
+                      const struct kv_codebook *book,
+                      uint32_t begin,
+                      uint32_t end,
+                      uint32_t *counts)
+{
+    uint16_t cells[KV_PQ_TILE];
+
+    for (uint32_t row = begin, n; row < end; row += n) {
+        const struct kv_segment *segment =
+            scan->unit->segments[book->block_begin + row / KV_BLOCK_TOKENS];
+        const uint32_t left = KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS;
+
+        n = end - row < left ? end - row : left;
+        kv_tile_cells(&book->shape, segment->codes, row % KV_BLOCK_TOKENS, n, cells);
+        for (uint32_t i = 0; i < n; i++)
+            counts[cells[i]]--;
     }
-    kv_pq_score(&book->shape, scan->tables, scan->n_queries, segment->codes + begin, n,
-                scan->scores + scan->done, scan->n);
-    scan->n_coded += n;
-    scan->done += n;
+}
+
+/* Rows of each cell in [begin, end) of the chapter.  Where little of it is cut off, sinks in
+ * front and a window behind, that is counted; else every list is searched. */
+static void count_cells(const struct kv_scan *scan,
+                        const struct kv_heap *heap,
+                        const struct kv_codebook *book,
+                        uint32_t begin,
+                        uint32_t end,
+                        uint32_t *ret_counts)
+{
+    const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
+    const uint32_t all_end = first + book->n_celled;
+    const bool is_little = begin + book->n_celled - end <= CUT_ROWS;
+
+    if (is_little && cells_end(scan, heap, first, all_end) == all_end) {
+        kv_cells_counts(&book->shape, book->cells, kv_codebook_cell_rows(book), 0,
+                        book->n_celled, ret_counts);
+        leave_out(scan, book, 0, begin, ret_counts);
+        leave_out(scan, book, end, book->n_celled, ret_counts);
+    } else {
+        kv_cells_counts(&book->shape, book->cells, kv_codebook_cell_rows(book), begin, end,
+                        ret_counts);
+    }
 }
 
 static void
-score_exact(struct kv_scan *scan, struct kv_segment *segment, uint32_t begin, uint32_t n)
+score_cells(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
 {
-    const uint32_t row_bytes = scan->unit->row_bytes;
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, part->codebook);
+    const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
 
-    kv_keys_score(scan->type, segment->rows + (size_t)begin * row_bytes, row_bytes, n, scan->d,
-                  scan->queries, scan->n_queries, scan->scores + scan->done, scan->n);
-    scan->n_exact += n;
-    scan->done += n;
+    make_tables(scan, book);
+    for (uint32_t q = 0; q < scan->n_queries; q++)
+        kv_cells_score(&book->shape, scan->tables + q * kv_pq_table_size(&book->shape),
+                       scan->scores + (size_t)q * scan->n_items + part->item);
+    count_cells(scan, heap, book, part->token_begin - first, part->token_end - first,
+                scan->counts + part->item);
+    scan->n_coded += part->token_end - part->token_begin;
+}
+
+/* Rows of the part's next segment, from scan->token on. */
+static void
+score_segment(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+{
+    const uint32_t at = scan->token / KV_BLOCK_TOKENS;
+    const uint32_t row_bytes = scan->unit->row_bytes;
+    struct kv_segment *segment = scan->unit->segments[at];
+    uint32_t item = part->item + scan->token - part->token_begin;
+    uint32_t begin = scan->token % KV_BLOCK_TOKENS,
+             end = part->token_end - at * KV_BLOCK_TOKENS;
+
+    if (end > KV_BLOCK_TOKENS)
+        end = KV_BLOCK_TOKENS;
+    for (uint32_t i = 0; scan->counts != NULL && i < end - begin; i++)
+        scan->counts[item + i] = 1;
+    scan->token = at * KV_BLOCK_TOKENS + end;
+    uint32_t n_coded = scan->by_code ? coded_rows(scan, heap, at, end) : 0;
+    if (begin < n_coded) {
+        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+        make_tables(scan, book);
+        kv_tile_score(&book->shape, scan->tables, scan->n_queries, segment->codes, begin,
+                      n_coded - begin, scan->scores + item, scan->n_items);
+        scan->n_coded += n_coded - begin;
+        item += n_coded - begin;
+        begin = n_coded;
+    }
+    if (begin == end)
+        return;
+    kv_keys_score(scan->type, segment->rows + (size_t)begin * row_bytes, row_bytes, end - begin,
+                  scan->d, scan->queries, scan->n_queries, scan->scores + item, scan->n_items);
+    scan->n_exact += end - begin;
 }
 
 bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock)
 {
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
 
-    for (uint32_t i = 0; scan->done < scan->n; i++) {
-        const struct kv_wire_range *range = &scan->ranges[scan->range];
-        const uint32_t at = scan->token / KV_BLOCK_TOKENS;
-        struct kv_segment *segment = scan->unit->segments[at];
-        uint32_t begin = scan->token % KV_BLOCK_TOKENS;
-        uint32_t end = range->end - at * KV_BLOCK_TOKENS;
+    for (uint32_t i = 0; scan->part < scan->n_parts; i++) {
+        const struct kv_scan_part *part = &scan->parts[scan->part];
 
         if (i == SLICE_SEGMENTS || (i > 0 && kv_clock_now(clock) >= end_us))
             return false;
-        if (end > KV_BLOCK_TOKENS)
-            end = KV_BLOCK_TOKENS;
-        uint32_t n_coded = scan->by_code ? coded_rows(scan, heap, at, end) : 0;
-        if (begin < n_coded) {
-            score_coded(scan, heap, segment, begin, n_coded - begin);
-            begin = n_coded;
-        }
-        if (begin < end)
-            score_exact(scan, segment, begin, end - begin);
-        scan->token = at * KV_BLOCK_TOKENS + end;
-        if (scan->token == range->end && scan->range + 1 < scan->n_ranges)
-            scan->token = scan->ranges[++scan->range].begin;
+        if (part->codebook != KV_SCAN_ROWS)
+            score_cells(scan, heap, part);
+        else
+            score_segment(scan, heap, part);
+        if (part->codebook != KV_SCAN_ROWS || scan->token == part->token_end)
+            if (++scan->part < scan->n_parts)
+                scan->token = scan->parts[scan->part].token_begin;
     }
     return true;
 }

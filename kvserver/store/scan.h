@@ -3,9 +3,10 @@
  *
  *     kv_scan_begin();  while (!kv_scan_slice(...)) other work;
  *
- * Candidates are numbered through the ranges in order: candidate i's score for query vector q
- * is scores[q * n + i].  Rows that follow an open codebook (codebook.h) and have no codes yet
- * get them here.
+ * What is scored are items: candidates, or all cells (kernels/cells.h) of a chapter that is
+ * long enough for that to be faster.  A part is a run of candidates whose items are one or the
+ * other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].  Rows
+ * that follow an open codebook (codebook.h) and have no codes yet get them here.
  *
  * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
  * grow, or kv_scan_begin() starts anew.
@@ -17,6 +18,20 @@
 #include "kv_wire.h"
 #include "unit.h"
 
+enum {
+    KV_SCAN_TABLE = KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX,
+    KV_SCAN_PARTS_MAX = 4096,
+};
+
+#define KV_SCAN_ROWS UINT32_MAX
+
+/* Candidates of which each is an item, or those of one codebook's cells. */
+struct kv_scan_part {
+    uint32_t token_begin, token_end;
+    uint32_t item;     /* the first */
+    uint32_t codebook; /* whose cells they are; KV_SCAN_ROWS: each is an item */
+};
+
 /* One unit and what is asked of it. */
 struct kv_scan {
     struct kv_unit *unit;
@@ -27,26 +42,34 @@ struct kv_scan {
     uint32_t n_queries;
     const float *queries; /* (n_queries, d) */
     bool by_code;         /* false: all by their keys */
-    float *scores;        /* (n_queries, n) */
+    bool by_cell;         /* cells are allowed */
     uint32_t n;           /* candidates */
+    float *room;          /* of the caller, for scores, counts, and whatever comes after */
+    size_t room_floats;   /* at least n * (n_queries + KV_SCAN_SPARE) */
+    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) of the caller */
+    float *tables;              /* (n_queries, KV_SCAN_TABLE) of the caller */
 
-    uint32_t range, token, done; /* where the next slice begins */
+    /* Known when it has begun. */
+    uint32_t n_parts, n_items;
+    float *scores;    /* (n_queries, n_items), in `room` */
+    uint32_t *counts; /* (n_items), in `room` behind KV_SCAN_SPARE - 1 arrays; NULL: all 1 */
+
+    uint32_t part, token; /* where the next slice begins */
     uint32_t n_coded, n_exact, n_chapters;
     uint64_t serial; /* of the codebook that `tables` is for; 0: none */
-    float *tables;   /* (n_queries, KV_SCAN_TABLE) of the caller */
 };
 
 enum {
-    KV_SCAN_TABLE = KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX,
+    KV_SCAN_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
 };
 
 /* Tokens in the ranges. */
 uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
-/* Sets the cursor and the counts to the begin; the rest is the caller's. */
-void kv_scan_begin(struct kv_scan *scan);
+/* Cuts the candidates into parts, sets the cursor and the counts to the begin. */
+void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap);
 
-/* Works for some 50 us; true when all candidates are scored. */
+/* Works for some 50 us; true when all items are scored. */
 bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock);
 
 /* Goes through tokens of the ranges by their numbers, which ascend from call to call. */

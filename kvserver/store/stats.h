@@ -21,9 +21,14 @@
     X(rows_scored_by_key, "candidates of queries scored by their keys")                      \
     X(rows_reranked, "rows that queries scored again, by their keys")                        \
     X(rows_chosen, "rows that queries chose")                                                \
+    X(rows_attended, "rows that queries had attention computed over")                        \
     X(recall_looks, "queries answered a second time by all keys, to see how good codes are") \
     X(codebooks_trained, "codebooks made")                                                   \
     X(rows_coded, "rows that index jobs gave codes")                                         \
+    X(rows_summarised, "rows that index jobs made summaries of")                             \
+    X(summaries_failed, "chapters left without summaries for want of memory")                \
+    X(rows_rest, "rows that summaries stood for in queries' answers")                        \
+    X(rows_rest_exact, "rows of queries' rests attended for want of summaries")              \
     X(index_us, "time of data threads for index jobs, in microseconds")                      \
     X(index_failed, "index jobs that found no memory")                                       \
     X(objects_in, "objects stored")                                                          \
@@ -64,6 +69,8 @@ struct kv_stats {
     _Atomic uint64_t memory_lent; /* bytes */
     _Atomic uint64_t segments;
     _Atomic uint64_t codebooks;
+    _Atomic uint64_t summarised; /* rows */
+    _Atomic uint64_t summaries_bytes;
     _Atomic uint64_t index_jobs; /* queued and at work */
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;

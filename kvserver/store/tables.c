@@ -368,7 +368,7 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
     static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
     struct kv_histogram us;
     uint64_t count, errors, in_flight = 0, segments = 0, objects = 0, object_bytes = 0;
-    uint64_t codebooks = 0, index_jobs = 0;
+    uint64_t codebooks = 0, summarised = 0, summaries_bytes = 0, index_jobs = 0;
 
     for (size_t i = 0; i < N_COUNTERS; i++) {
         char name[64];
@@ -381,6 +381,8 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
         in_flight += kv_counted(&node->data[i].stats.in_flight);
         segments += kv_counted(&node->data[i].stats.segments);
         codebooks += kv_counted(&node->data[i].stats.codebooks);
+        summarised += kv_counted(&node->data[i].stats.summarised);
+        summaries_bytes += kv_counted(&node->data[i].stats.summaries_bytes);
         index_jobs += kv_counted(&node->data[i].stats.index_jobs);
         objects += kv_counted(&node->data[i].stats.objects);
         object_bytes += kv_counted(&node->data[i].stats.object_bytes);
@@ -393,6 +395,8 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
         {"memory_lent_bytes", "of it, pages in use", memory_lent(node)},
         {"segments", "segments in memory", segments},
         {"codebooks", "codebooks in memory", codebooks},
+        {"summarised_rows", "rows that summaries in memory stand for", summarised},
+        {"summaries_bytes", "bytes of those summaries", summaries_bytes},
         {"index_jobs", "chapters that wait for codes", index_jobs},
         {"objects", "objects in memory", objects},
         {"object_bytes", "bytes of objects in memory", object_bytes},

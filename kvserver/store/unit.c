@@ -190,8 +190,10 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
     struct kv_segment *old = unit->segments[at];
     if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        if (old->n_coded > filled)
-            old->n_coded = (uint8_t)filled; /* the others are about to be overwritten */
+        if (old->n_coded > filled) { /* the others are about to be overwritten */
+            old->n_coded = (uint8_t)filled;
+            old->in_chapter = false;
+        }
         return KV_OK;
     }
     kv_status_t status = segments_add(unit, heap, at, 1);
@@ -364,7 +366,9 @@ kv_status_t kv_segment_encode(struct kv_heap *heap,
                               uint32_t n_rows)
 {
     const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
     float keys[KV_CODEBOOK_KEYS];
+    uint8_t codes[KV_TILE_BYTES_MAX];
     const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
 
     assert(n_rows <= segment->n_written);
@@ -372,7 +376,7 @@ kv_status_t kv_segment_encode(struct kv_heap *heap,
         segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
         if (segment->codes == NULL)
             return KV_NO_MEMORY;
-        memset(segment->codes, 0, (size_t)book->shape.m * KV_PQ_TILE);
+        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
         segment->codebook = codebook;
         segment->n_coded = 0;
         kv_codebook_ref(&heap->codebooks, codebook);
@@ -384,8 +388,8 @@ kv_status_t kv_segment_encode(struct kv_heap *heap,
 
         kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
                      book->shape.d, keys);
-        kv_pq_encode(&book->shape, book->centroids, book->half_squares, keys, n,
-                     segment->codes + begin, KV_PQ_TILE);
+        kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
+        kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
         segment->n_coded = (uint8_t)(begin + n);
     }
     return KV_OK;

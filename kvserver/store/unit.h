@@ -35,15 +35,17 @@
 struct kv_segment {
     uint8_t *rows;  /* (KV_BLOCK_TOKENS, row_bytes) */
     uint32_t *crcs; /* (KV_BLOCK_TOKENS) */
-    uint8_t *codes; /* a tile (m, KV_BLOCK_TOKENS), see kernels/pq.h; NULL: none */
+    uint8_t *codes; /* a tile, see kernels/tile.h; NULL: none */
     uint32_t refs;
     uint32_t codebook; /* of `codes` */
     uint16_t pins;
-    uint8_t n_written; /* 0..KV_BLOCK_TOKENS */
-    uint8_t n_coded;   /* 0..n_written */
-    uint8_t row_class; /* of `rows` */
-    bool training;     /* an index job will give it codes */
-    bool begins_job;   /* ... and that job's rows begin here */
+    uint8_t n_written;   /* 0..KV_BLOCK_TOKENS */
+    uint8_t n_coded;     /* 0..n_written */
+    uint8_t row_class;   /* of `rows` */
+    bool training : 1;   /* an index job will give it codes */
+    bool begins_job : 1; /* a job's rows begin here: that one's, or one's for summaries */
+    bool in_chapter : 1; /* its codes are all the codebook's own job's: it is the only segment
+                          * that the codebook's cells and summaries have in this place */
 };
 static_assert(sizeof(struct kv_segment) == 40, "bookkeeping of a segment");
 
@@ -142,6 +144,21 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
                      uint32_t count,
                      struct kv_segment **pins);
 void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment);
+
+/* Where the chapter of segment `at`, which is `in_chapter`, ends among the unit's first
+ * `end` segments: the unit may have only the first of the chapter's.  `end` or less: `at`. */
+static inline uint32_t
+kv_unit_chapter_end(const struct kv_unit *unit, uint32_t at, uint32_t end)
+{
+    const uint32_t codebook = unit->segments[at]->codebook;
+
+    if (end > unit->n_segments)
+        end = unit->n_segments;
+    while (at < end && unit->segments[at]->in_chapter &&
+           unit->segments[at]->codebook == codebook)
+        at++;
+    return at;
+}
 
 /* Makes codes of the segment's rows [n_coded, n_rows) by the codebook; one that has codes keeps
  * its codebook, which must be that one.  Keys are of `type`, row_bytes apart.  KV_NO_MEMORY:
