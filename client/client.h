@@ -443,7 +443,7 @@ struct kv_fetch_part {
 struct kv_query_answer;
 struct kv_query_part {
     struct kv_query query; /* what it points at is the caller's */
-    uint32_t n_heads, d_k;
+    uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* chosen of one head */
     size_t row_bytes;

@@ -39,6 +39,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
         .budget_us = index->budget_us,
         .seed = index->seed,
         .wait = index->wait,
+        .rest = index->rest,
     };
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
     uint32_t layer = errand->layer, head = errand->head;
@@ -158,6 +159,8 @@ static const char *index_fault(const struct kv_session *session, const struct kv
     if ((index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS)
         return "chapter_blocks";
+    if (index->rest != 0 && index->rest != 16 && index->rest != 64)
+        return "rest is 0, or 16 or 64 summaries";
     return NULL;
 }
 

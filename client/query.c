@@ -6,12 +6,14 @@
  * which says one thing and sends another does harm to nobody but its own answer.
  *
  * What a body says is checked as a whole before any of it is kept; rows are checked against
- * their CRCs when they have landed.
+ * their CRCs when they have landed.  Outputs of attention may be any number: rows may hold a
+ * NaN.
  */
 #include "client.h"
 
 #include "checksum.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,11 +37,36 @@ struct kv_query_answer {
     uint32_t *crcs;              /* (n_rows) */
     float *scores;               /* (n_ids) if asked for */
     uint32_t *heads;             /* (n_ids) with KV_MERGE_NONE */
+    float *outputs;              /* (n_units, n_queries, d_v) where has_outputs() */
+    float *lses;                 /* (n_units, n_queries) */
 };
 
 static bool has_rows(const struct kv_query *query)
 {
     return query->answer == KV_ANSWER_ROWS;
+}
+
+static bool attends(const struct kv_query *query)
+{
+    return query->answer == KV_ANSWER_ATTEND;
+}
+
+/* Whether there are outputs and log-sum-exps. */
+static bool has_outputs(const struct kv_query *query)
+{
+    return attends(query) || query->rest != 0;
+}
+
+/* Whether only chosen rows that the caller holds are named. */
+static bool names_held_only(const struct kv_query *query)
+{
+    return attends(query) && !query->names;
+}
+
+/* Whether blocks that the caller holds make a difference. */
+static bool heeds_held(const struct kv_query *query)
+{
+    return has_rows(query) || attends(query);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------- */
@@ -58,22 +85,33 @@ static size_t request_bytes(const struct kv_query_part *part, size_t n_units, si
            n_held * sizeof(struct kv_wire_held);
 }
 
-/* What an answer's body holds before the CRCs. */
-static size_t ids_bytes(const struct kv_query *query, size_t n_units, size_t n_ids)
+/* One head's outputs and log-sum-exps. */
+static size_t outputs_bytes(const struct kv_query_part *part)
 {
+    return has_outputs(&part->query)
+               ? part->query.n_queries * ((size_t)part->d_v + 1) * sizeof(float)
+               : 0;
+}
+
+/* What an answer's body holds before the CRCs. */
+static size_t names_bytes(const struct kv_query_part *part, size_t n_units, size_t n_ids)
+{
+    const struct kv_query *query = &part->query;
     size_t id_bytes = sizeof(uint32_t) + (query->scores ? sizeof(float) : 0) +
                       (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
 
-    return sizeof(struct kv_wire_answer) + n_units * sizeof(struct kv_wire_found) +
-           n_ids * id_bytes;
+    return sizeof(struct kv_wire_answer) +
+           n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) + n_ids * id_bytes;
 }
 
 /* A node keeps room for CRCs, whether rows are asked for or not. */
-static size_t answer_bytes_max(const struct kv_query_part *part, size_t n_units)
+static size_t answer_bytes_max(const struct kv_query_part *part, size_t n_units, size_t n_held)
 {
     size_t n_ids = n_units * part->n_ids_max;
 
-    return ids_bytes(&part->query, n_units, n_ids) + n_ids * sizeof(uint32_t);
+    if (names_held_only(&part->query) && n_ids > n_held * KV_BLOCK_TOKENS)
+        n_ids = n_held * KV_BLOCK_TOKENS;
+    return names_bytes(part, n_units, n_ids) + n_ids * sizeof(uint32_t);
 }
 
 /* Whether a message of so many units can be asked, and answered whatever the choice is. */
@@ -81,12 +119,12 @@ static bool
 fits(const struct kv_query_part *part, size_t n_units, size_t n_held, size_t bulk_bytes_max)
 {
     return request_bytes(part, n_units, n_held) <= KV_WIRE_BODY_MAX &&
-           answer_bytes_max(part, n_units) <= KV_WIRE_BODY_MAX &&
+           answer_bytes_max(part, n_units, n_held) <= KV_WIRE_BODY_MAX &&
            n_units * head_room(part) <= bulk_bytes_max &&
            (!has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
 }
 
-/* Blocks that the caller holds of the head; rows that are not sent anyway are not held. */
+/* Blocks that the caller holds of the head; where it makes no difference, none. */
 static uint32_t held_of(const struct kv_query_part *part, uint32_t head)
 {
     uint32_t rank = head - part->query.head_begin;
@@ -134,7 +172,10 @@ static void fill(const struct kv_query_part *part,
         .rerank = query->rerank < KV_CHOSEN_MAX ? query->rerank : KV_CHOSEN_MAX,
         .scale = query->scale,
         .n_ranges = query->n_ranges,
-        .flags = query->scores ? KV_WIRE_SCORES : 0,
+        .flags = (query->scores ? KV_WIRE_SCORES : 0) | (query->names ? KV_WIRE_NAMES : 0),
+        .selection = (uint32_t)query->selection,
+        .share = query->share,
+        .rest = query->rest,
     };
     size_t vectors_bytes = (size_t)query->n_queries * part->d_k * sizeof(float);
 
@@ -247,15 +288,28 @@ static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_io
     return 1;
 }
 
+/* Rows that summaries may stand for: those not chosen, with NONE by one vector at least. */
+static uint32_t n_rest_max(const struct kv_query_part *part, const struct kv_wire_found *found)
+{
+    if (part->query.rest == 0)
+        return 0;
+    return part->query.merge == KV_MERGE_NONE ? part->n_candidates
+                                              : part->n_candidates - found->n_chosen;
+}
+
 /* Whether the numbers of a unit's answer are possible, and of the unit that was asked. */
 static bool is_found(const struct kv_trip *trip,
                      const struct kv_wire_unit *unit,
                      const struct kv_wire_found *found)
 {
     const struct kv_query_part *part = &trip->op->query;
+    const bool is_part = names_held_only(&part->query);
 
     return found->layer == unit->layer && found->kv_head == unit->kv_head &&
-           found->n_ids >= part->n_ids_min && found->n_ids <= part->n_ids_max &&
+           found->n_chosen >= part->n_ids_min && found->n_chosen <= part->n_ids_max &&
+           (is_part ? found->n_ids <= found->n_chosen : found->n_ids == found->n_chosen) &&
+           found->n_ids <= (is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : UINT32_MAX) &&
+           found->n_rest <= n_rest_max(part, found) &&
            (uint64_t)found->n_coded + found->n_exact <= part->n_candidates &&
            found->n_reranked <= part->n_candidates && found->n_chapters <= part->n_candidates &&
            !(found->recall < 0) && !(found->recall > 1) &&
@@ -295,10 +349,14 @@ static bool take_ids(const struct kv_query *query,
             range++;
         if (range == query->n_ranges || token < request->ranges[range].begin)
             return false;
+        if (!(ids[i] & KV_WIRE_ID_HELD) && names_held_only(query))
+            return false;
         if (ids[i] & KV_WIRE_ID_HELD) {
             if (row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at))
                 return false;
             row_of[i] = KV_ROW_HELD;
+        } else if (attends(query)) {
+            row_of[i] = 0;
         } else if (row_of != NULL) {
             if (*n_rows == n_rows_max)
                 return false;
@@ -328,6 +386,33 @@ static bool are_masks(const uint32_t *masks, uint32_t n, uint32_t n_queries)
     return true;
 }
 
+/* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf; else an output may be
+ * anything, as values may. */
+static bool are_outputs(const struct kv_query_part *part,
+                        const struct kv_wire_found *found,
+                        const uint32_t *row_of,
+                        const float *outputs,
+                        const float *lses)
+{
+    const uint32_t n_queries = part->query.n_queries;
+    uint32_t n_held = 0;
+
+    for (uint32_t i = 0; row_of != NULL && i < found->n_ids; i++)
+        n_held += row_of[i] == KV_ROW_HELD;
+    const bool is_empty =
+        n_rest_max(part, found) == 0 && (!attends(&part->query) || n_held == found->n_chosen);
+    for (uint32_t q = 0; q < n_queries; q++, outputs += part->d_v) {
+        if (!(lses[q] <= FLT_MAX))
+            return false;
+        if (is_empty && lses[q] >= -FLT_MAX)
+            return false;
+        for (uint32_t i = 0; lses[q] < -FLT_MAX && i < part->d_v; i++)
+            if (outputs[i] != 0)
+                return false;
+    }
+    return true;
+}
+
 static void *carve(uint8_t **at, size_t n, size_t bytes)
 {
     void *piece = *at;
@@ -338,12 +423,13 @@ static void *carve(uint8_t **at, size_t n, size_t bytes)
 
 /* NULL: out of memory. */
 static struct kv_query_answer *
-make_answer(const struct kv_query *query, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
+make_answer(const struct kv_query_part *part, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
 {
-    struct kv_query_answer *answer =
-        malloc(sizeof(*answer) + n_units * sizeof(struct kv_wire_found) +
-               (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
-               (size_t)n_rows * 2 * sizeof(uint32_t));
+    const struct kv_query *query = &part->query;
+    struct kv_query_answer *answer = malloc(
+        sizeof(*answer) + n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) +
+        (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
+        (size_t)n_rows * 2 * sizeof(uint32_t));
     uint8_t *at = (uint8_t *)(answer + 1);
 
     if (answer == NULL)
@@ -351,8 +437,9 @@ make_answer(const struct kv_query *query, uint32_t n_units, uint32_t n_ids, uint
     *answer = (struct kv_query_answer){0};
     answer->found = carve(&at, n_units, sizeof(struct kv_wire_found));
     answer->ids = carve(&at, n_ids, sizeof(uint32_t));
-    if (has_rows(query)) {
+    if (heeds_held(query))
         answer->row_of = carve(&at, n_ids, sizeof(uint32_t));
+    if (has_rows(query)) {
         answer->tokens = carve(&at, n_rows, sizeof(uint32_t));
         answer->crcs = carve(&at, n_rows, sizeof(uint32_t));
     }
@@ -360,6 +447,11 @@ make_answer(const struct kv_query *query, uint32_t n_units, uint32_t n_ids, uint
         answer->scores = carve(&at, n_ids, sizeof(float));
     if (query->merge == KV_MERGE_NONE)
         answer->heads = carve(&at, n_ids, sizeof(uint32_t));
+    if (has_outputs(query)) {
+        answer->outputs =
+            carve(&at, (size_t)n_units * query->n_queries * part->d_v, sizeof(float));
+        answer->lses = carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
+    }
     return answer;
 }
 
@@ -373,16 +465,21 @@ static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
 
 /* Copies what comes before the rows; its size is right. */
 static void take_body(struct kv_query_answer *answer,
+                      const struct kv_query_part *part,
                       uint32_t n_units,
                       uint32_t n_ids,
                       uint32_t n_rows,
                       const uint8_t *body)
 {
+    const size_t n_lses = (size_t)n_units * part->query.n_queries;
+
     body = take(&answer->times, body, sizeof(answer->times));
     body = take(answer->found, body, n_units * sizeof(*answer->found));
     body = take(answer->ids, body, n_ids * sizeof(*answer->ids));
     body = take(answer->scores, body, n_ids * sizeof(*answer->scores));
     body = take(answer->heads, body, n_ids * sizeof(*answer->heads));
+    body = take(answer->outputs, body, n_lses * part->d_v * sizeof(*answer->outputs));
+    body = take(answer->lses, body, n_lses * sizeof(*answer->lses));
     take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
 }
 
@@ -391,7 +488,8 @@ static bool is_answer(const struct kv_trip *trip,
                       uint32_t n_ids,
                       uint32_t n_rows)
 {
-    const struct kv_query *query = &trip->op->query.query;
+    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query *query = &part->query;
     struct request request = request_of(trip);
     const struct kv_wire_held *held = request.held;
     uint32_t first = 0, row = 0;
@@ -403,6 +501,12 @@ static bool is_answer(const struct kv_trip *trip,
                       answer->ids + first,
                       answer->row_of != NULL ? answer->row_of + first : NULL, answer->tokens,
                       n_rows, &row))
+            return false;
+        if (answer->lses != NULL &&
+            !are_outputs(part, &answer->found[i],
+                         answer->row_of != NULL ? answer->row_of + first : NULL,
+                         answer->outputs + (size_t)i * query->n_queries * part->d_v,
+                         answer->lses + (size_t)i * query->n_queries))
             return false;
         first += answer->found[i].n_ids;
         held += n_held;
@@ -421,7 +525,7 @@ static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
     struct kv_query_answer *answer;
     size_t rows_bytes, bytes;
 
-    if (header->body_bytes < ids_bytes(query, n_units, 0))
+    if (header->body_bytes < names_bytes(part, n_units, 0))
         return KV_CORRUPT;
     for (uint32_t i = 0; i < n_units; i++) {
         struct kv_wire_found found;
@@ -434,16 +538,16 @@ static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
     if (n_rows > (has_rows(query) ? n_ids : 0))
         return KV_CORRUPT;
     rows_bytes = n_rows * part->row_bytes;
-    bytes = ids_bytes(query, n_units, n_ids) + n_rows * sizeof(uint32_t);
+    bytes = names_bytes(part, n_units, n_ids) + n_rows * sizeof(uint32_t);
     if (header->bulk_bytes != 0
             ? header->bulk_bytes != rows_bytes || header->body_bytes != bytes
             : header->body_bytes != bytes + rows_bytes)
         return KV_CORRUPT;
 
-    answer = make_answer(query, n_units, n_ids, n_rows);
+    answer = make_answer(part, n_units, n_ids, n_rows);
     if (answer == NULL)
         return KV_NO_MEMORY;
-    take_body(answer, n_units, n_ids, n_rows, body);
+    take_body(answer, part, n_units, n_ids, n_rows, body);
     if (!is_answer(trip, answer, n_ids, n_rows)) {
         free(answer);
         return KV_CORRUPT;
@@ -471,6 +575,8 @@ static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_byte
             .ids = answer->ids + first,
             .scores = answer->scores != NULL ? answer->scores + first : NULL,
             .heads = answer->heads != NULL ? answer->heads + first : NULL,
+            .n_chosen = wire->n_chosen,
+            .n_rest = wire->n_rest,
             .n_coded = wire->n_coded,
             .n_exact = wire->n_exact,
             .n_reranked = wire->n_reranked,
@@ -481,10 +587,17 @@ static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_byte
             .worked_us = answer->times.worked_us,
         };
 
+        if (answer->row_of != NULL)
+            found.row_of = answer->row_of + first;
+        if (answer->lses != NULL) {
+            const size_t n_before = (size_t)i * part->query.n_queries;
+
+            found.outputs = answer->outputs + n_before * part->d_v;
+            found.lses = answer->lses + n_before;
+        }
         if (rows != NULL) {
             size_t bad;
 
-            found.row_of = answer->row_of + first;
             for (uint32_t j = 0; j < found.n_ids; j++)
                 found.n_rows += found.row_of[j] != KV_ROW_HELD;
             found.rows = rows;
@@ -580,16 +693,23 @@ shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_q
         return "k is 1 to 8192";
     if (query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE)
         return "no such merge";
-    if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ROWS)
+    if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND)
         return "no such answer";
+    if (query->names && !attends(query))
+        return "only attention leaves names out";
+    if (query->rest != 0 && query->rest != 16 && query->rest != 64)
+        return "rest is 0, or 16 or 64 summaries";
     for (uint32_t i = 0; i < query->n_ranges; i++)
         part->n_candidates += query->ranges[i].end - query->ranges[i].begin;
     n_vectors = query->merge >= KV_MERGE_UNION ? query->n_queries : 1;
     most = (uint64_t)query->k * n_vectors;
-    part->n_ids_min = query->k < part->n_candidates ? query->k : part->n_candidates;
+    part->n_ids_min = query->selection != KV_SELECT_TOP ? 1
+                      : query->k < part->n_candidates   ? query->k
+                                                        : part->n_candidates;
     part->n_ids_max = most < part->n_candidates ? (uint32_t)most : part->n_candidates;
     part->row_bytes = layer->row_bytes;
     part->d_k = layer->d_k;
+    part->d_v = layer->d_v;
     return NULL;
 }
 
@@ -607,6 +727,9 @@ static const char *values_fault(const struct kv_session *session,
         return "rerank is 1 or more";
     if (!isfinite(query->scale) || query->scale <= 0)
         return "scale is not above 0";
+    if (query->selection == KV_SELECT_TOP ? query->share != 0
+                                          : !(query->share > 0 && query->share <= 1))
+        return "share is 0 for the k largest, else above 0 and at most 1";
     for (size_t i = 0; i < n_floats; i++)
         if (!isfinite(query->queries[i]))
             return "a query vector is not finite";
@@ -636,7 +759,7 @@ static const char *count_held(struct kv_query_part *part, uint32_t *ret_most)
     uint64_t n_held = 0;
 
     *ret_most = 0;
-    if (query->n_held == NULL || !has_rows(query))
+    if (query->n_held == NULL || !heeds_held(query))
         return NULL;
     for (uint32_t i = 0; i < part->n_heads; i++) {
         uint64_t end = n_held + query->n_held[i];
@@ -694,8 +817,8 @@ kv_status_t kv_query_begin(struct kv_session *session,
         status = kv_client_refuse(
             client, KV_TOO_LARGE,
             "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
-            query->layer, request_bytes(&part, 1, most_held), answer_bytes_max(&part, 1),
-            head_room(&part));
+            query->layer, request_bytes(&part, 1, most_held),
+            answer_bytes_max(&part, 1, most_held), head_room(&part));
     } else {
         status = kv_op_begin(client, &query_kind, session, buffer, deadline_ms, &op);
     }

@@ -306,7 +306,9 @@ struct kv_index {
     uint32_t iterations;     /* of k-means at most, 1..KV_ITERATIONS_MAX */
     uint32_t budget_us;      /* of a node's time for each codebook; 0: no limit */
     uint64_t seed;
-    bool wait; /* end when the codes are there, to the deadline; else when the nodes know */
+    uint32_t rest; /* summaries per 1,024 rows to be made, too, for queries that ask for the
+                      rest: 0, 16 or 64 */
+    bool wait;     /* end when the codes are there, to the deadline; else when the nodes know */
 };
 
 struct kv_indexed {
@@ -343,6 +345,8 @@ struct kv_held {
  *      weights are the softmax of scale * score over the candidates; merged; the rerank * k
  *      largest are taken
  *   2  those are scored by their keys, weighed and merged again; the k largest are the answer
+ *   3  if asked: attention over them, and an estimate of what all others would have added, from
+ *      summaries that index made: one output and natural log-sum-exp per vector, together
  *
  * Weights that are answered are those of the last step that was needed: of all candidates where
  * rerank is 1, else of those that step 2 scored.  Where rerank * k reaches the number of
@@ -358,9 +362,14 @@ struct kv_query {
     float scale;                  /* > 0; 1 / sqrt(d_k) as a rule */
     enum kv_merge merge;
     enum kv_answer answer;
-    uint32_t k;        /* 1..KV_CHOSEN_MAX; with UNION and NONE of each vector */
+    uint32_t k;                  /* 1..KV_CHOSEN_MAX; with UNION and NONE of each vector */
+    enum kv_selection selection; /* how many are chosen, never more than k; 0: k */
+    float share;                 /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
     uint32_t rerank;   /* 1: what step 1 says; at most rerank * k = KV_CHOSEN_MAX are taken */
-    bool scores;       /* answer the merged weights, too */
+    bool scores;       /* answer the merged weights, too; KV_ANSWER_ATTEND: with `names` */
+    bool names;        /* KV_ANSWER_ATTEND: name all chosen rows, not only those held */
+    uint32_t rest;     /* summaries per 1,024 rows for step 3's estimate: 0 (none), 16 or 64;
+                          rows of which there are not so many are attended one by one */
     uint32_t snapshot; /* tokens that must be committed; 0: those that the ranges need */
     uint32_t n_ranges; /* 1..KV_RANGES_MAX */
     const struct kv_range *ranges; /* candidates: ascending, disjoint, not empty */
@@ -386,18 +395,25 @@ KV_API kv_status_t kv_query_begin(struct kv_session *session,
 struct kv_found {
     uint32_t n_ids;
     const uint32_t *ids;    /* (n_ids) tokens, ascending */
-    const uint32_t *row_of; /* (n_ids) where its row is in `rows`; KV_ROW_HELD: not sent.  NULL
-                               with KV_ANSWER_IDS */
+    const uint32_t *row_of; /* (n_ids) where its row is in `rows`; KV_ROW_HELD: not sent.  With
+                               KV_ANSWER_ATTEND: KV_ROW_HELD: held, and not in `outputs`; else
+                               0.  NULL with KV_ANSWER_IDS */
     uint32_t n_rows;
     const void *rows;      /* (n_rows, row_bytes), ascending by token; in the caller's buffer */
     const uint32_t *crcs;  /* (n_rows), checked */
     const float *scores;   /* (n_ids) merged weights; NULL if not asked for */
     const uint32_t *heads; /* (n_ids) with KV_MERGE_NONE: bit i: vector i chose it; else NULL */
-    uint32_t n_coded, n_exact;     /* candidates that step 1 scored by code, by key */
-    uint32_t n_reranked;           /* rows that step 2 scored */
-    uint32_t n_chapters;           /* codebooks used */
-    float recall;                  /* the node's estimate, of exact top-k; NaN: none yet */
-    uint32_t node;                 /* that answered */
+    /* With KV_ANSWER_ATTEND or a rest, else NULL: over the chosen rows but for those held (with
+     * KV_ANSWER_ATTEND), and over the others by estimate (with a rest). */
+    const float *outputs;      /* (n_queries, d_v) */
+    const float *lses;         /* (n_queries), natural; -inf: over no row */
+    uint32_t n_chosen;         /* rows, named or not */
+    uint32_t n_rest;           /* rows that summaries stand for, with NONE for some vector */
+    uint32_t n_coded, n_exact; /* candidates that step 1 scored by code, by key */
+    uint32_t n_reranked;       /* rows that step 2 scored */
+    uint32_t n_chapters;       /* codebooks used */
+    float recall;              /* the node's estimate, of exact top-k; NaN: none yet */
+    uint32_t node;             /* that answered */
     uint32_t waited_us, worked_us; /* in the node: before and at work, of the whole message */
 };
 

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* process_vm_readv() */
 #include "doctor.h"
 #include "checksum.h"
+#include "isa.h"
 #include "json.h"
 #include "kv_wire.h"
 
@@ -99,8 +100,9 @@ static void check_program(struct kvctl_doctor *doctor)
             doctor, KVCTL_WARN, "processor", "checksums will cost more than the copying",
             "%ld online, no instruction for CRC32C", sysconf(_SC_NPROCESSORS_ONLN));
     else
-        kvctl_doctor_tell(doctor, KVCTL_OK, "processor", NULL, "%ld online, checksums by %s",
-                          sysconf(_SC_NPROCESSORS_ONLN), kernel);
+        kvctl_doctor_tell(doctor, KVCTL_OK, "processor", NULL,
+                          "%ld online, kernels for %s, checksums by %s",
+                          sysconf(_SC_NPROCESSORS_ONLN), kv_isa_name(kv_isa()), kernel);
 }
 
 static uint64_t meminfo(const char *field)
