@@ -27,7 +27,10 @@ void kv_ask_stats_add(struct kv_attention_stats *to,
     ADD(index_wait_s);
     ADD(rows_scored_by_code);
     ADD(rows_scored_by_key);
+    ADD(rows_to_choose_from);
     ADD(rows_reranked);
+    ADD(rows_estimated);
+    ADD(nodes_worked_s);
     ADD(rows_chosen);
     ADD(rows_cached);
     ADD(rows_sent);
@@ -51,6 +54,12 @@ static double step_s(const struct kv_ask_cost *cost)
 static double rows_share(const struct kv_ask_cost *cost)
 {
     return quotient((double)cost->steps_stats.rows_attended,
+                    (double)cost->steps_stats.rows_possible);
+}
+
+static double estimated_share(const struct kv_ask_cost *cost)
+{
+    return quotient((double)cost->steps_stats.rows_estimated,
                     (double)cost->steps_stats.rows_possible);
 }
 
@@ -123,7 +132,9 @@ static void write_stats(struct kv_json *json, const struct kv_ask_cost *cost)
     kv_json_number(json, "steps", cost->steps);
     kv_json_number(json, "tpot_s", step_s(cost));
     kv_json_number(json, "rows_attended_share", rows_share(cost));
+    kv_json_number(json, "rows_estimated_share", estimated_share(cost));
     kv_json_number(json, "step_bytes_fetched", bytes_per_step(cost));
+    kv_json_number(json, "step_node_s", quotient(steps->nodes_worked_s, cost->steps));
     kv_json_number(json, "bytes_fetched", (double)all->bytes_fetched);
     kv_json_number(json, "bytes_put", (double)all->bytes_put);
     kv_json_number(json, "exposed_wait_s", all->exposed_wait_s);

@@ -26,6 +26,7 @@ const struct kv_attention_row *kv_attention_find(const char *name)
 const struct kv_attention_options kv_attention_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
     .rerank = 4,
+    .rest = 16,
     .chapter_blocks = 128,
     .subspaces = 2,
     .bits = 6,
@@ -89,13 +90,23 @@ find_name(const char *const *names, unsigned n, const char *value, unsigned *ret
 static bool set_answer(struct kv_attention_options *options, const char *value)
 {
     static const char *const names[] = {
-        [KV_FORM_AUTO] = "auto", [KV_FORM_ROWS] = "rows", [KV_FORM_IDS] = "ids"};
+        [KV_FORM_AUTO] = "auto",
+        [KV_FORM_ROWS] = "rows",
+        [KV_FORM_IDS] = "ids",
+        [KV_FORM_ATTEND] = "attend",
+    };
     unsigned form;
 
     if (!find_name(names, sizeof(names) / sizeof(names[0]), value, &form))
         return false;
     options->answer = (enum kv_answer_form)form;
     return true;
+}
+
+static bool set_rest(struct kv_attention_options *options, const char *value)
+{
+    return kv_budget_parse_count(value, 0, &options->rest) &&
+           (options->rest == 0 || options->rest == 16 || options->rest == 64);
 }
 
 static bool set_chapter(struct kv_attention_options *options, const char *value)
@@ -157,7 +168,8 @@ static const struct {
     {"window", "a number of rows, 1 at least, or half", set_window},
     {"seed", "a number", set_seed},
     {"rerank", "a number of 1 to 8192, or auto", set_rerank},
-    {"answer", "auto, rows or ids", set_answer},
+    {"answer", "auto, rows, ids or attend", set_answer},
+    {"rest", "0, 16 or 64", set_rest},
     {"chapter", "a number of blocks, 8 at least, or prompt", set_chapter},
     {"pq-m", "a number of subspaces, 1 to 16", set_subspaces},
     {"pq-bits", "a number of bits, 1 to 8", set_bits},

@@ -37,11 +37,14 @@ enum kv_cache_policy {
     KV_CACHE_OFF,
 };
 
-/* How chosen rows come from the store. */
+/* How the store answers what it is asked.  By attention, what travels is the same however many
+ * rows are chosen, so no blocks of rows are kept: to hold one saves nothing, and to fetch it
+ * costs what was saved. */
 enum kv_answer_form {
-    KV_FORM_AUTO, /* with the answer, where they fit a message */
-    KV_FORM_ROWS, /* the same; a step that chooses more fails */
-    KV_FORM_IDS,  /* by a second question: what is chosen, then the rows */
+    KV_FORM_AUTO,   /* by attention */
+    KV_FORM_ROWS,   /* rows with the answer, where they fit a message, else as by ids */
+    KV_FORM_IDS,    /* by a second question: what is chosen, then the rows */
+    KV_FORM_ATTEND, /* attention over the chosen rows, to be merged with that over near ones */
 };
 
 /* What can be chosen about a method; each takes what concerns it. */
@@ -53,6 +56,8 @@ struct kv_attention_options {
     uint32_t rerank; /* candidates taken by code for each row chosen by key; 0: as many
                         as the nodes' estimates of recall ask for */
     enum kv_answer_form answer;
+    uint32_t rest;            /* summaries per 1,024 rows by which nodes estimate what rows that
+                                 are not chosen would have added: 0 (no estimate), 16, 64 */
     uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
     uint32_t subspaces, bits; /* of a code */
     uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
@@ -63,8 +68,8 @@ struct kv_attention_options {
     uint32_t recall_every; /* recall is measured at every so manieth token; 0: never */
 };
 
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, chapters of 128 blocks, 2 subspaces
- * of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
+/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, a rest of 16, chapters of 128
+ * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
 extern const struct kv_attention_options kv_attention_defaults;
 
 /* Sets the option of that name, as a command line calls it, from a text.  KV_NOT_FOUND: there
@@ -86,7 +91,7 @@ struct kv_attention_setup {
 
 struct kv_attention_stats {
     uint64_t bytes_put;     /* rows sent to the store */
-    uint64_t bytes_fetched; /* rows got from it */
+    uint64_t bytes_fetched; /* rows and answers by attention got from it */
     uint64_t rows_attended; /* (query, kv head) pairs of one row */
     uint64_t rows_possible; /* the same, had every query attended to all before it */
     double exposed_wait_s;  /* the computation stood still for the store */
@@ -95,8 +100,11 @@ struct kv_attention_stats {
 
     /* Of an index in the store, as the nodes tell. */
     double index_wait_s;                              /* of exposed_wait_s, for codebooks */
-    uint64_t rows_scored_by_code, rows_scored_by_key; /* candidates, per kv head and step */
+    uint64_t rows_to_choose_from;                     /* candidates, per kv head and step */
+    uint64_t rows_scored_by_code, rows_scored_by_key; /* of them, to take some for step 2 */
     uint64_t rows_reranked;
+    uint64_t rows_estimated;           /* that were not chosen, by summaries */
+    double nodes_worked_s;             /* of their threads, on queries */
     uint64_t rows_chosen, rows_cached; /* of them, found in the worker's cache */
     uint64_t rows_sent;                /* to answer queries */
     uint32_t codebooks_trained, codebooks_found;

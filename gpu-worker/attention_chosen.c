@@ -272,7 +272,7 @@ static void attend_chosen(struct chosen *chosen,
     }
     chosen->run_begin[shape->n_kv_heads] = n_runs;
     chosen->device->row->runs_attend(chosen->device, shape, q, chosen->runs, chosen->run_begin,
-                                     out);
+                                     out, NULL);
 }
 
 /* ---- the method's table ---- */

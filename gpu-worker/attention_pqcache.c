@@ -4,11 +4,13 @@
  *   prompt   attends to everything, and needs every row here; each layer's rows go to the store
  *            while the next one computes, and when the last of a chapter have gone the store is
  *            asked to index it
- *   step     near rows are narrow; for each layer: query -> rows that the worker has not ->
- *            attention over all of them, in the order of their tokens
+ *   step     near rows are narrow; for each layer: query -> rows that the worker has not, or
+ *            attention over them, and an estimate of what is not chosen -> attention over the
+ *            rows that are here, in the order of their tokens -> both merged
  *
  * Rows are attended to in the order of tokens wherever they come from, so a block cache changes
- * the bytes that travel and no bit of the result. */
+ * the bytes that travel and no bit of the result.  Attention that comes from elsewhere is
+ * merged in one place and order, too, whichever node it comes from. */
 #include "clock.h"
 #include "held_blocks.h"
 #include "layer_index.h"
@@ -25,7 +27,6 @@ enum {
     RERANK_USUAL = 4,
     RERANK_MOST = 16,
     MESSAGE_BYTES = 1 << 20, /* as kvclient.h says: rows of one head in an answer */
-    INDEX_BLOCKS_MIN = 8,    /* as kvclient.h says: fewer get no codebook */
 };
 
 /* Between these --rerank auto keeps the recall of a layer's kv heads. */
@@ -46,12 +47,14 @@ struct pqcache {
     /* A query. */
     float *q; /* (n_q_heads, d) */
     struct kv_buffer *landing;
-    struct kv_device_buffer *landed; /* the same memory */
-    bool by_ids;                     /* it answers ids, and rows are fetched after it */
+    struct kv_device_buffer *landed; /* the same memory; both NULL: rows do not come */
+    enum kv_answer answer;           /* of the one under way; IDS: rows are fetched after it */
     uint32_t *fetch_ids;             /* ids of rows that have to be fetched after it */
     uint32_t *fetch_n;               /* (n_kv_heads) */
     struct kv_row_run *runs;
-    uint32_t *run_begin; /* (n_kv_heads + 1) */
+    uint32_t *run_begin;          /* (n_kv_heads + 1) */
+    float *outputs, *lses;        /* (n_q_heads, d), (n_q_heads): of the nodes */
+    struct kv_device_buffer *lse; /* (n_q_heads): of the rows that are here */
 
     uint64_t rows_attended, rows_possible, bytes_fetched;
     uint64_t wait_us;
@@ -90,6 +93,9 @@ static void pqcache_destroy(struct kv_attention *attention)
     pq->device->row->buffer_destroy(pq->landed);
     /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(pq->landing);
+    pq->device->row->buffer_destroy(pq->lse);
+    free(pq->outputs);
+    free(pq->lses);
     free(pq->q);
     free(pq->fetch_ids);
     free(pq->fetch_n);
@@ -98,29 +104,41 @@ static void pqcache_destroy(struct kv_attention *attention)
     free(pq);
 }
 
-/* Rows that a step may choose in each kv head. */
-static uint32_t k_max(const struct kv_attention_setup *setup)
+/* The store attends to chosen rows: none of them come. */
+static bool is_attended_there(const struct kv_attention_options *options)
 {
-    return smaller(setup->capacity, KV_CHOSEN_MAX);
+    return options->answer == KV_FORM_AUTO || options->answer == KV_FORM_ATTEND;
+}
+
+/* Rows of each kv head that may come in a step. */
+static uint32_t rows_max(const struct kv_attention_setup *setup)
+{
+    return is_attended_there(&setup->options) ? 0 : smaller(setup->capacity, KV_CHOSEN_MAX);
 }
 
 static kv_status_t query_memory(struct pqcache *pq)
 {
     const struct kv_model_params *params = &pq->setup.model->params;
-    const size_t k = k_max(&pq->setup);
+    const size_t n_rows = params->n_kv_heads * (size_t)rows_max(&pq->setup);
+    const size_t output_floats = (size_t)params->n_q_heads * pq->d;
     kv_status_t status;
 
-    pq->q = malloc((size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
-    pq->fetch_ids = malloc(params->n_kv_heads * k * sizeof(pq->fetch_ids[0]));
+    pq->q = malloc(output_floats * sizeof(pq->q[0]));
+    pq->outputs = malloc(output_floats * sizeof(pq->outputs[0]));
+    pq->lses = malloc(params->n_q_heads * sizeof(pq->lses[0]));
+    pq->fetch_ids = malloc((n_rows + 1) * sizeof(pq->fetch_ids[0]));
     pq->fetch_n = malloc(params->n_kv_heads * sizeof(pq->fetch_n[0]));
     /* Chosen ones, sinks, and a window that may begin in the middle of the ring. */
-    pq->runs = malloc(params->n_kv_heads * (k + 4) * sizeof(pq->runs[0]));
+    pq->runs = malloc((n_rows + 4 * params->n_kv_heads) * sizeof(pq->runs[0]));
     pq->run_begin = malloc((params->n_kv_heads + 1) * sizeof(pq->run_begin[0]));
-    if (pq->q == NULL || pq->fetch_ids == NULL || pq->fetch_n == NULL || pq->runs == NULL ||
-        pq->run_begin == NULL)
+    if (pq->q == NULL || pq->outputs == NULL || pq->lses == NULL || pq->fetch_ids == NULL ||
+        pq->fetch_n == NULL || pq->runs == NULL || pq->run_begin == NULL)
         return KV_NO_MEMORY;
-    status =
-        kv_buffer_alloc(pq->setup.client, params->n_kv_heads * k * pq->row_bytes, &pq->landing);
+    status = pq->device->row->buffer_create(pq->device, params->n_q_heads * sizeof(pq->lses[0]),
+                                            &pq->lse);
+    if (status != KV_OK || n_rows == 0)
+        return status;
+    status = kv_buffer_alloc(pq->setup.client, n_rows * pq->row_bytes, &pq->landing);
     if (status == KV_OK)
         status = pq->device->row->buffer_wrap(pq->device, kv_buffer_data(pq->landing),
                                               kv_buffer_bytes(pq->landing), &pq->landed);
@@ -163,7 +181,7 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
         status = kv_near_rows_create(setup, pq->store, &pq->near);
     if (status == KV_OK)
         status = kv_layer_index_create(setup, pq->store, &pq->index);
-    if (status == KV_OK && options->cache != KV_CACHE_OFF)
+    if (status == KV_OK && options->cache != KV_CACHE_OFF && !is_attended_there(options))
         status = kv_held_blocks_create(
             setup, pq->store, options->cache == KV_CACHE_LFU ? KV_BLOCKS_LFU : KV_BLOCKS_LRU,
             options->cache_tokens, &pq->held);
@@ -247,22 +265,53 @@ static void adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_fou
         pq->rerank[layer]--;
 }
 
-static void count_found(struct pqcache *pq, const struct kv_found *found)
+/* The query vectors of a kv head. */
+static uint32_t group_of(const struct pqcache *pq)
 {
+    const struct kv_model_params *params = &pq->setup.model->params;
+
+    return params->n_q_heads / params->n_kv_heads;
+}
+
+static void
+count_found(struct pqcache *pq, const struct kv_budget *budget, const struct kv_found *found)
+{
+    pq->told.rows_to_choose_from += budget->window_begin - budget->sinks;
     pq->told.rows_scored_by_code += found->n_coded;
     pq->told.rows_scored_by_key += found->n_exact;
     pq->told.rows_reranked += found->n_reranked;
-    pq->told.rows_chosen += found->n_ids;
+    pq->told.rows_estimated += found->n_rest;
+    pq->told.rows_chosen += found->n_chosen;
     pq->told.rows_sent += found->n_rows;
+    pq->rows_attended += found->n_chosen;
     pq->bytes_fetched += found->n_rows * pq->row_bytes;
+    if (found->outputs != NULL)
+        pq->bytes_fetched += (size_t)group_of(pq) * (pq->d + 1) * sizeof(found->outputs[0]);
     if (!isnan(found->recall)) {
         pq->told.recall_sum += (double)found->recall;
         pq->told.recall_count++;
     }
 }
 
-/* Runs of a head's chosen rows, behind n_runs others; returns how many there are then.  Rows
- * that were sent lie one after the other from `first` on. */
+/* What nodes worked on a query: heads that one message answered tell the same of all of it. */
+static uint64_t worked_us(const struct kv_found *found, uint32_t n_heads)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < n_heads; i++) {
+        bool is_told = false;
+
+        for (uint32_t j = 0; j < i; j++)
+            is_told = is_told || (found[j].node == found[i].node &&
+                                  found[j].worked_us == found[i].worked_us &&
+                                  found[j].waited_us == found[i].waited_us);
+        sum += is_told ? 0 : found[i].worked_us;
+    }
+    return sum;
+}
+
+/* Runs of a head's chosen rows that are here, behind n_runs others; returns how many there are
+ * then.  Rows that were sent lie one after the other from `first` on. */
 static uint32_t chosen_runs(struct pqcache *pq,
                             uint32_t layer,
                             uint32_t head,
@@ -275,8 +324,9 @@ static uint32_t chosen_runs(struct pqcache *pq,
     for (uint32_t i = 0; i < found->n_ids; i++) {
         const uint32_t token = found->ids[i];
         const bool is_held =
-            pq->by_ids ? pq->held != NULL && kv_held_blocks_has(pq->held, layer, token)
-                       : found->row_of[i] == KV_ROW_HELD;
+            pq->answer == KV_ANSWER_IDS
+                ? pq->held != NULL && kv_held_blocks_has(pq->held, layer, token)
+                : found->row_of[i] == KV_ROW_HELD;
 
         if (is_held) {
             pq->runs[n_runs++] = kv_held_blocks_run(pq->held, layer, head, token);
@@ -294,7 +344,32 @@ static uint32_t chosen_runs(struct pqcache *pq,
     return n_runs;
 }
 
-/* Attention over sinks, what was found, and the window. */
+/* Where the first of a head's rows that came is, in rows of the landing memory. */
+static size_t
+first_row(const struct pqcache *pq, const struct kv_found *found, uint32_t rows_before)
+{
+    if (pq->answer == KV_ANSWER_IDS)
+        return rows_before;
+    return (size_t)((const char *)found->rows - (const char *)kv_buffer_data(pq->landing)) /
+           pq->row_bytes;
+}
+
+/* What came of rows that are not here joins what came of those that are. */
+static void
+merge_found(struct pqcache *pq, const struct kv_found *found, struct kv_device_buffer *out)
+{
+    const uint32_t n_heads = pq->setup.model->params.n_kv_heads, group = group_of(pq);
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        memcpy(pq->outputs + (size_t)head * group * pq->d, found[head].outputs,
+               (size_t)group * pq->d * sizeof(pq->outputs[0]));
+        memcpy(pq->lses + head * group, found[head].lses, group * sizeof(pq->lses[0]));
+    }
+    pq->device->row->answers_merge(pq->device, kv_near_rows_shape(pq->near), pq->outputs,
+                                   pq->lses, out, pq->lse);
+}
+
+/* Attention over sinks, what was found, and the window.  `op` NULL: nothing was asked. */
 static kv_status_t attend_found(struct pqcache *pq,
                                 uint32_t layer,
                                 const struct kv_budget *budget,
@@ -306,29 +381,25 @@ static kv_status_t attend_found(struct pqcache *pq,
     struct kv_found found[KV_HEADS_MAX];
     uint32_t rows_before[KV_HEADS_MAX] = {0};
     uint32_t n_runs = 0;
+    bool is_merged;
     kv_status_t status = KV_OK;
 
     for (uint32_t head = 0; op != NULL && head < n_heads; head++) {
         kv_op_found(op, head, &found[head]);
-        count_found(pq, &found[head]);
+        count_found(pq, budget, &found[head]);
     }
-    if (op != NULL)
+    if (op != NULL) {
+        pq->told.nodes_worked_s += (double)worked_us(found, n_heads) / 1e6;
         adapt_rerank(pq, layer, found);
-    if (op != NULL && pq->by_ids)
+    }
+    if (op != NULL && pq->answer == KV_ANSWER_IDS)
         status = fetch_rows(pq, layer, found, rows_before);
     for (uint32_t head = 0; status == KV_OK && head < n_heads; head++) {
         pq->run_begin[head] = n_runs;
         n_runs = kv_near_rows_runs(pq->near, layer, head, 0, budget->sinks, pq->runs, n_runs);
-        if (op != NULL) {
-            const size_t first = pq->by_ids
-                                     ? rows_before[head]
-                                     : (size_t)((const char *)found[head].rows -
-                                                (const char *)kv_buffer_data(pq->landing)) /
-                                           pq->row_bytes;
-
-            n_runs = chosen_runs(pq, layer, head, &found[head], first, n_runs);
-            pq->rows_attended += found[head].n_ids;
-        }
+        if (op != NULL && pq->answer != KV_ANSWER_ATTEND)
+            n_runs = chosen_runs(pq, layer, head, &found[head],
+                                 first_row(pq, &found[head], rows_before[head]), n_runs);
         n_runs = kv_near_rows_runs(pq->near, layer, head, budget->window_begin, budget->n_rows,
                                    pq->runs, n_runs);
         pq->rows_attended += budget->sinks + budget->n_rows - budget->window_begin;
@@ -336,10 +407,24 @@ static kv_status_t attend_found(struct pqcache *pq,
     if (status != KV_OK)
         return status;
     pq->run_begin[n_heads] = n_runs;
+    is_merged = op != NULL && found[0].outputs != NULL;
     pq->device->row->runs_attend(pq->device, kv_near_rows_shape(pq->near), q, pq->runs,
-                                 pq->run_begin, out);
+                                 pq->run_begin, out, is_merged ? pq->lse : NULL);
+    if (is_merged)
+        merge_found(pq, found, out);
     /* The answer's memory is used again at once. */
     return pq->device->row->sync(pq->device);
+}
+
+/* How the store is to answer a query for k rows: more than a message takes are fetched by their
+ * ids. */
+static enum kv_answer answer_for(const struct pqcache *pq, uint32_t k)
+{
+    if (is_attended_there(&pq->options))
+        return KV_ANSWER_ATTEND;
+    return pq->options.answer == KV_FORM_IDS || k * pq->row_bytes > MESSAGE_BYTES
+               ? KV_ANSWER_IDS
+               : KV_ANSWER_ROWS;
 }
 
 static kv_status_t begin_query(struct pqcache *pq,
@@ -353,28 +438,25 @@ static kv_status_t begin_query(struct pqcache *pq,
     const struct kv_rows_io io = {.buffer = pq->landing};
     struct kv_query query = {
         .layer = layer,
-        .n_queries = params->n_q_heads / params->n_kv_heads,
+        .n_queries = group_of(pq),
         .queries = pq->q,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
-        .answer = KV_ANSWER_ROWS,
         .k = smaller(budget->k, KV_CHOSEN_MAX),
         .rerank = pq->rerank[layer],
+        .rest = pq->options.rest,
         .n_ranges = 1,
         .ranges = &middle,
     };
     kv_status_t status;
 
+    query.answer = pq->answer = answer_for(pq, query.k);
     pq->device->row->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
-    /* More rows than a message takes are fetched by their ids. */
-    pq->by_ids = pq->options.answer == KV_FORM_IDS || (pq->options.answer == KV_FORM_AUTO &&
-                                                       query.k * pq->row_bytes > MESSAGE_BYTES);
-    if (pq->by_ids)
-        query.answer = KV_ANSWER_IDS;
-    else if (pq->held != NULL)
+    if (pq->answer == KV_ANSWER_ROWS && pq->held != NULL)
         kv_held_blocks_list(pq->held, layer, &query.n_held, &query.held);
-    status = kv_query_begin(kv_store_session_handle(pq->store), &query, &io, QUERY_DEADLINE_MS,
-                            ret_op);
+    status =
+        kv_query_begin(kv_store_session_handle(pq->store), &query,
+                       pq->answer == KV_ANSWER_ROWS ? &io : NULL, QUERY_DEADLINE_MS, ret_op);
     return kv_store_session_fail(pq->store, status);
 }
 
@@ -531,7 +613,8 @@ static kv_status_t pqcache_unbranch(struct kv_attention *attention, uint32_t tok
     return status;
 }
 
-/* What the codes are made with cannot be changed: rows that have codes keep them. */
+/* What the codes and summaries are made with cannot be changed: rows that have them keep them.
+ * What memory there is for follows from the answer's form. */
 static kv_status_t pqcache_retune(struct kv_attention *attention,
                                   const struct kv_attention_options *options)
 {
@@ -540,7 +623,8 @@ static kv_status_t pqcache_retune(struct kv_attention *attention,
 
     if (options->seed != now->seed || options->chapter_blocks != now->chapter_blocks ||
         options->subspaces != now->subspaces || options->bits != now->bits ||
-        options->iterations != now->iterations || options->cache != now->cache ||
+        options->iterations != now->iterations || options->rest != now->rest ||
+        options->answer != now->answer || options->cache != now->cache ||
         options->cache_tokens != now->cache_tokens)
         return KV_UNSUPPORTED;
     pq->options = *options;

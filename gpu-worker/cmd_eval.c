@@ -1,4 +1,4 @@
-/* eval: what methods lose at a budget, over one text.
+/* eval: what methods lose at a budget, over some texts.
  *
  *   perplexity   the first `from` tokens pass by full attention, every later one as a decode
  *                step; the measure is over the tokens that those steps predict.  A loss is
@@ -6,8 +6,9 @@
  *   needles      odd sentences in the text that the model is to complete: see questions.h
  *   recall       as the method tells it
  *
- * The runs of one method share what comes before the first step: the session goes back to there
- * and takes other options. */
+ * The runs of one method over a text share what comes before the first step: the session goes
+ * back to there and takes other options. */
+#define _GNU_SOURCE /* strchrnul */
 #include "clock.h"
 #include "eval_report.h"
 #include "questions.h"
@@ -24,17 +25,25 @@ enum {
     PROGRESS_EVERY = 16,
 };
 
+struct text {
+    char path[KV_CONFIG_STRING_BYTES];
+    uint32_t *tokens;
+    uint32_t n_tokens;
+    struct kvworker_questions questions;
+};
+
 struct eval {
     struct kvworker *worker;
     struct kv_eval_plan plan;
-    struct kv_eval_result *results; /* (plan.count) */
+    struct text *texts;
+    size_t n_texts;
+    uint32_t from;
 
-    uint32_t *tokens; /* of the text */
-    uint32_t n_tokens, from;
+    const struct text *text;        /* the one at work */
+    struct kv_eval_result *results; /* (plan.count), over it */
     float *logits;
     double *full; /* (n_tokens): log likelihoods by full attention */
 
-    struct kvworker_questions questions;
     struct kvworker_reply reply; /* to the question under way */
     struct kv_sampler *sampler;
 };
@@ -72,7 +81,8 @@ begin_run(struct eval *eval, size_t index, bool is_first, const uint32_t *tokens
             return outcome;
         snprintf(what, sizeof(what), "%s: prompt", run->method);
         status = kvworker_prefill(worker, what, tokens, n,
-                                  eval->n_tokens > n ? eval->n_tokens - n : ANSWER_TOKENS);
+                                  eval->text->n_tokens > n ? eval->text->n_tokens - n
+                                                           : ANSWER_TOKENS);
         if (status == KV_OK)
             status = run->row->flush(worker->attention);
     }
@@ -98,7 +108,7 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
-    const uint32_t end = eval->n_tokens - 1; /* the last token's successor is not known */
+    const uint32_t end = eval->text->n_tokens - 1; /* the last token's successor is not known */
     char what[2 * KV_EVAL_NAME_BYTES + 16];
 
     snprintf(what, sizeof(what), "%s %s: text", run->method, run->budget);
@@ -107,12 +117,13 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 
         if (kvworker_stop)
             return KV_CANCELLED;
-        status = kv_forward_step(eval->worker->forward, KV_DECODE, eval->tokens + t, t, 1);
+        status =
+            kv_forward_step(eval->worker->forward, KV_DECODE, eval->text->tokens + t, t, 1);
         if (status == KV_OK)
             status = kv_forward_logits(eval->worker->forward, 0, 1, eval->logits);
         if (status != KV_OK)
             return status;
-        ret_found[t] = log_likelihood(eval->logits, n_vocabulary, eval->tokens[t + 1]);
+        ret_found[t] = log_likelihood(eval->logits, n_vocabulary, eval->text->tokens[t + 1]);
         if ((t - eval->from) % PROGRESS_EVERY == 0)
             kvworker_progress(what, t - eval->from, end - eval->from);
     }
@@ -123,15 +134,15 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 static void
 compare(const struct eval *eval, const double *found, struct kv_eval_result *ret_result)
 {
-    const double n = eval->n_tokens - 1 - eval->from;
+    const double n = eval->text->n_tokens - 1 - eval->from;
     double sum = 0, squares = 0, total = 0, mean, error;
 
-    for (uint32_t t = eval->from; t < eval->n_tokens - 1; t++) {
+    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++) {
         total -= found[t];
         sum += eval->full[t] - found[t];
     }
     mean = sum / n;
-    for (uint32_t t = eval->from; t < eval->n_tokens - 1; t++)
+    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++)
         squares += pow(eval->full[t] - found[t] - mean, 2);
     error = n > 1 ? sqrt(squares / (n - 1) / n) : NAN;
     ret_result->perplexity = exp(total / n);
@@ -144,12 +155,37 @@ static double quotient(uint64_t part, uint64_t whole)
     return whole > 0 ? (double)part / (double)whole : NAN;
 }
 
+/* What the steps cost, by the method's counters. */
+static void take_costs(const struct kv_attention_stats *before,
+                       const struct kv_attention_stats *after,
+                       double n_steps,
+                       struct kv_eval_result *result)
+{
+#define STEPS(member) (after->member - before->member)
+    const uint64_t candidates = STEPS(rows_to_choose_from);
+
+    result->recall = quotient(STEPS(rows_recalled), STEPS(rows_to_recall));
+    result->coded_share = quotient(STEPS(rows_scored_by_code),
+                                   STEPS(rows_scored_by_code) + STEPS(rows_scored_by_key));
+    result->exact_share =
+        quotient(STEPS(rows_scored_by_key) + STEPS(rows_reranked), candidates);
+    result->rows_share = quotient(STEPS(rows_attended), STEPS(rows_possible));
+    result->exposed_wait_s = STEPS(exposed_wait_s);
+    result->bytes_fetched = (double)STEPS(bytes_fetched);
+    result->step_bytes = (double)STEPS(bytes_fetched) / n_steps;
+    if (candidates > 0) { /* nodes were asked */
+        result->estimated_share = quotient(STEPS(rows_estimated), STEPS(rows_possible));
+        result->step_node_s = STEPS(nodes_worked_s) / n_steps;
+    }
+#undef STEPS
+}
+
 static int measure_text(struct eval *eval, size_t index, bool is_first)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
     struct kv_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
-    double *found = index == 0 ? eval->full : malloc(eval->n_tokens * sizeof(found[0]));
+    double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
     struct kv_attention_stats before, after;
     uint64_t steps_us;
     kv_status_t status;
@@ -159,7 +195,7 @@ static int measure_text(struct eval *eval, size_t index, bool is_first)
         kvworker_error(eval->worker, "memory: likelihoods: refused");
         return KVWORKER_FAILED;
     }
-    outcome = begin_run(eval, index, is_first, eval->tokens, eval->from);
+    outcome = begin_run(eval, index, is_first, eval->text->tokens, eval->from);
     if (outcome != KVWORKER_DONE)
         goto end;
     run->row->stats(eval->worker->attention, &before);
@@ -171,18 +207,10 @@ static int measure_text(struct eval *eval, size_t index, bool is_first)
         outcome = KVWORKER_FAILED;
         goto end;
     }
-    result->step_s = since(steps_us) / (eval->n_tokens - 1 - eval->from);
+    result->step_s = since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
     run->row->stats(eval->worker->attention, &after);
     compare(eval, found, result);
-    result->recall = quotient(after.rows_recalled - before.rows_recalled,
-                              after.rows_to_recall - before.rows_to_recall);
-    result->coded_share = quotient(after.rows_scored_by_code - before.rows_scored_by_code,
-                                   after.rows_scored_by_code + after.rows_scored_by_key -
-                                       before.rows_scored_by_code - before.rows_scored_by_key);
-    result->rows_share = quotient(after.rows_attended - before.rows_attended,
-                                  after.rows_possible - before.rows_possible);
-    result->exposed_wait_s = after.exposed_wait_s - before.exposed_wait_s;
-    result->bytes_fetched = (double)(after.bytes_fetched - before.bytes_fetched);
+    take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
     result->total_s += since(begin_us);
 
 end:
@@ -196,7 +224,7 @@ end:
 static int measure_needles(struct eval *eval, size_t index, bool is_first)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
-    const struct kvworker_questions *questions = &eval->questions;
+    const struct kvworker_questions *questions = &eval->text->questions;
     struct kv_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
     char what[2 * KV_EVAL_NAME_BYTES + 16];
@@ -228,25 +256,26 @@ static int measure_needles(struct eval *eval, size_t index, bool is_first)
     return KVWORKER_DONE;
 }
 
-/* ---- the text ---- */
+/* ---- texts ---- */
 
-/* The text's tokens and the needles' questions; *ret_most: tokens of the longest session. */
-static int read_text(struct eval *eval, uint32_t *ret_most)
+/* A text's tokens and the needles' questions; *most becomes, if it is less, the tokens of the
+ * longest session. */
+static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
 {
     const struct kvworker *worker = eval->worker;
     const struct kvworker_options *options = worker->options;
     const uint32_t context = worker->model->params.context;
     const uint64_t for_needles =
         options->needle_tokens > 0 ? options->needle_tokens : options->tokens;
-    size_t bytes, n, most = 0;
+    size_t bytes, n, longest = 0;
     kv_status_t status;
-    char *text;
-    int outcome = kvworker_read_file(worker, "text", options->text_file, &text, &bytes);
+    char *read;
+    int outcome = kvworker_read_file(worker, "text", text->path, &read, &bytes);
 
     if (outcome != KVWORKER_DONE)
         return outcome;
     status =
-        kv_tokenizer_encode(worker->tokenizer, text, bytes, false, true, &eval->tokens, &n);
+        kv_tokenizer_encode(worker->tokenizer, read, bytes, false, true, &text->tokens, &n);
     if (status != KV_OK) {
         kvworker_error(worker, "text: tokens: %s", kv_status_name(status));
         outcome = KVWORKER_FAILED;
@@ -255,15 +284,15 @@ static int read_text(struct eval *eval, uint32_t *ret_most)
     if (options->needles[0] != '\0') {
         const size_t cut = for_needles > 0 && for_needles < n ? (size_t)for_needles : n;
 
-        outcome = kvworker_questions_read(worker, &eval->questions);
+        outcome = kvworker_questions_read(worker, &text->questions);
         if (outcome == KVWORKER_DONE)
             outcome = kvworker_questions_make(
-                worker, text,
-                cut < n ? kvworker_bytes_of(worker, eval->tokens, cut, bytes) : bytes,
-                ANSWER_TOKENS, &eval->questions);
+                worker, read,
+                cut < n ? kvworker_bytes_of(worker, text->tokens, cut, bytes) : bytes,
+                ANSWER_TOKENS, &text->questions);
         if (outcome != KVWORKER_DONE)
             goto end;
-        most = eval->questions.most;
+        longest = text->questions.most;
     }
     outcome = KVWORKER_USAGE;
     if (has_text(eval)) {
@@ -273,26 +302,51 @@ static int read_text(struct eval *eval, uint32_t *ret_most)
             kvworker_error(worker,
                            "text: %s: %zu tokens: expected at least %" PRIu64 ", 2 more "
                            "than --from",
-                           options->text_file, n, options->from + 2);
+                           text->path, n, options->from + 2);
             goto end;
         }
-        most = n > most ? n : most;
-        eval->n_tokens = (uint32_t)(n <= context ? n : 0);
-        eval->from = (uint32_t)options->from;
+        longest = n > longest ? n : longest;
+        text->n_tokens = (uint32_t)(n <= context ? n : 0);
     }
-    if (most > context) {
+    if (longest > context) {
         kvworker_error(
             worker,
-            "text: %zu tokens%s: the model's context is %" PRIu32 "; --tokens takes less of it",
-            most, eval->questions.needles.count > 0 ? ", needles and answers included" : "",
-            context);
+            "text: %s: %zu tokens%s: the model's context is %" PRIu32
+            "; --tokens takes less of it",
+            text->path, longest,
+            text->questions.needles.count > 0 ? ", needles and answers included" : "", context);
         goto end;
     }
-    *ret_most = (uint32_t)most;
+    *most = longest > *most ? (uint32_t)longest : *most;
     outcome = KVWORKER_DONE;
 
 end:
-    free(text);
+    free(read);
+    return outcome;
+}
+
+/* All of --text-file. */
+static int read_texts(struct eval *eval, uint32_t *ret_most)
+{
+    const char *at = eval->worker->options->text_file;
+    size_t n_max = 1;
+    int outcome = KVWORKER_DONE;
+
+    for (const char *comma = at; (comma = strchr(comma, ',')) != NULL; comma++)
+        n_max++;
+    eval->texts = calloc(n_max, sizeof(eval->texts[0]));
+    if (eval->texts == NULL) {
+        kvworker_error(eval->worker, "memory: texts: refused");
+        return KVWORKER_FAILED;
+    }
+    *ret_most = 0;
+    for (const char *end; outcome == KVWORKER_DONE && *at != '\0'; at = end + (*end == ',')) {
+        struct text *text = &eval->texts[eval->n_texts++];
+
+        end = strchrnul(at, ',');
+        snprintf(text->path, sizeof(text->path), "%.*s", (int)(end - at), at);
+        outcome = read_text(eval, text, ret_most);
+    }
     return outcome;
 }
 
@@ -311,6 +365,42 @@ static int measure_method(struct eval *eval,
     return outcome;
 }
 
+static size_t longest_method(const struct kv_eval_plan *plan)
+{
+    size_t longest = 0;
+
+    for (size_t i = 0; i < plan->count; i++)
+        if (strlen(plan->runs[i].method) > longest)
+            longest = strlen(plan->runs[i].method);
+    return longest;
+}
+
+/* The plan over the text at work. */
+static int
+measure_plan(struct eval *eval, enum kv_eval_format format, const struct kv_eval_about *about)
+{
+    const struct kv_eval_plan *plan = &eval->plan;
+    int outcome = KVWORKER_DONE;
+
+    for (size_t i = 0; i < plan->count; i++)
+        eval->results[i] = (struct kv_eval_result){
+            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
+        };
+    for (size_t begin = 0, end; outcome == KVWORKER_DONE && begin < plan->count; begin = end) {
+        for (end = begin + 1; end < plan->count; end++)
+            if (strcmp(plan->runs[end].method, plan->runs[begin].method) != 0)
+                break;
+        if (has_text(eval))
+            outcome = measure_method(eval, begin, end, measure_text);
+        if (outcome == KVWORKER_DONE && eval->text->questions.needles.count > 0)
+            outcome = measure_method(eval, begin, end, measure_needles);
+        kvworker_progress_end();
+        for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
+            kv_eval_report(format, about, &plan->runs[i], &eval->results[i]);
+    }
+    return outcome;
+}
+
 static int measure_all(struct eval *eval)
 {
     const struct kvworker *worker = eval->worker;
@@ -318,30 +408,25 @@ static int measure_all(struct eval *eval)
     const enum kv_eval_format format = options->json  ? KV_EVAL_JSON
                                        : options->csv ? KV_EVAL_CSV
                                                       : KV_EVAL_TABLE;
-    const struct kv_eval_plan *plan = &eval->plan;
     char device[64];
-    const struct kv_eval_about about = {
-        .tokens = eval->n_tokens,
+    struct kv_eval_about about = {
         .from = eval->from,
         .kv_type = options->kv_type,
         .store = options->store,
         .device = device,
+        .method_width = (int)longest_method(&eval->plan),
+        .has_many_texts = eval->n_texts > 1,
     };
     int outcome = KVWORKER_DONE;
 
     worker->device->row->describe(worker->device, device, sizeof(device));
-    kv_eval_report_head(format);
-    for (size_t begin = 0, end; outcome == KVWORKER_DONE && begin < plan->count; begin = end) {
-        for (end = begin + 1; end < plan->count; end++)
-            if (strcmp(plan->runs[end].method, plan->runs[begin].method) != 0)
-                break;
-        if (has_text(eval))
-            outcome = measure_method(eval, begin, end, measure_text);
-        if (outcome == KVWORKER_DONE && eval->questions.needles.count > 0)
-            outcome = measure_method(eval, begin, end, measure_needles);
-        kvworker_progress_end();
-        for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
-            kv_eval_report(format, &about, &plan->runs[i], &eval->results[i]);
+    for (size_t i = 0; outcome == KVWORKER_DONE && i < eval->n_texts; i++) {
+        eval->text = &eval->texts[i];
+        about.text = eval->text->path;
+        about.tokens = eval->text->n_tokens;
+        if (i == 0 || format == KV_EVAL_TABLE)
+            kv_eval_report_head(format, &about);
+        outcome = measure_plan(eval, format, &about);
     }
     if (outcome == KVWORKER_FAILED && kvworker_stop)
         kvworker_error(worker, "stopped");
@@ -382,10 +467,6 @@ static int make_room(struct eval *eval, uint32_t most)
         kvworker_error(eval->worker, "memory: logits: refused");
         return KVWORKER_FAILED;
     }
-    for (size_t i = 0; i < eval->plan.count; i++)
-        eval->results[i] = (struct kv_eval_result){
-            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
-        };
     return KVWORKER_DONE;
 }
 
@@ -401,6 +482,7 @@ int kvworker_eval_run(struct kvworker *worker)
         return KVWORKER_FAILED;
     }
     eval->worker = worker;
+    eval->from = (uint32_t)options->from;
     outcome = KVWORKER_USAGE;
     if (options->text_file[0] == '\0') {
         kvworker_error(worker, "option: --text-file: missing");
@@ -417,18 +499,21 @@ int kvworker_eval_run(struct kvworker *worker)
     if ((outcome = make_plan(eval)) != KVWORKER_DONE ||
         (outcome = kvworker_open_file(worker)) != KVWORKER_DONE ||
         (outcome = kvworker_open_model(worker)) != KVWORKER_DONE ||
-        (outcome = read_text(eval, &most)) != KVWORKER_DONE ||
+        (outcome = read_texts(eval, &most)) != KVWORKER_DONE ||
         (outcome = make_room(eval, most)) != KVWORKER_DONE ||
         (outcome = kvworker_open_store(worker, most)) != KVWORKER_DONE)
         goto end;
     outcome = measure_all(eval);
 
 end:
-    kvworker_questions_free(&eval->questions);
+    for (size_t i = 0; i < eval->n_texts; i++) {
+        kvworker_questions_free(&eval->texts[i].questions);
+        free(eval->texts[i].tokens);
+    }
+    free(eval->texts);
     kv_eval_plan_free(&eval->plan);
     kv_sampler_destroy(eval->sampler);
     free(eval->results);
-    free(eval->tokens);
     free(eval->logits);
     free(eval->full);
     free(eval);

@@ -8,6 +8,7 @@
  *
  * All do the same sums in the same order: a token's result does not depend on its company. The
  * query heads of one kv head are computed together: its rows are read once for all of them. */
+#include "attend.h"
 #include "device_cpu.h"
 
 #include <assert.h>
@@ -32,7 +33,7 @@ struct job {
     uint32_t tokens; /* many: tokens of a part */
     const struct kv_row_run *chosen;
     const uint32_t *chosen_begin;
-    float *out;
+    float *out, *lse; /* lse NULL: not wanted */
 };
 
 static size_t row_bytes(const struct job *job)
@@ -216,6 +217,8 @@ static void merge(const struct job *job, float *out)
             fold(&most, &sum, to, partial, partial + 2, d);
         for (size_t j = 0; j < d; j++)
             to[j] /= sum;
+        if (job->lse != NULL)
+            job->lse[i] = (float)((double)most + log((double)sum));
     }
 }
 
@@ -382,7 +385,8 @@ void kv_cpu_runs_attend(struct kv_device *device,
                         const struct kv_device_buffer *q,
                         const struct kv_row_run *runs,
                         const uint32_t *run_begin,
-                        struct kv_device_buffer *out)
+                        struct kv_device_buffer *out,
+                        struct kv_device_buffer *lse)
 {
     struct job job = {
         .cpu = kv_cpu_of(device),
@@ -392,8 +396,10 @@ void kv_cpu_runs_attend(struct kv_device *device,
         .chosen = runs,
         .chosen_begin = run_begin,
         .out = kv_cpu_floats(out),
+        .lse = lse != NULL ? kv_cpu_floats(lse) : NULL,
     };
 
+    assert(lse == NULL || shape->n_q_heads * sizeof(float) <= lse->bytes);
     assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <= KV_CPU_SCRATCH_BYTES);
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
         assert(run_begin[head] < run_begin[head + 1]);
@@ -407,6 +413,21 @@ void kv_cpu_runs_attend(struct kv_device *device,
         return;
     kv_crew_run(job.cpu->crew, chosen_run, &job, shape->n_kv_heads * job.n_runs);
     merge(&job, job.out);
+}
+
+void kv_cpu_answers_merge(struct kv_device *device,
+                          const struct kv_rows_shape *shape,
+                          const float *outputs,
+                          const float *lses,
+                          struct kv_device_buffer *out,
+                          struct kv_device_buffer *lse)
+{
+    const float *const all_outputs[] = {kv_cpu_floats(out), outputs};
+    const float *const all_lses[] = {kv_cpu_floats(lse), lses};
+
+    (void)device;
+    kv_attend_merge(shape->n_q_heads, shape->d, 2, all_outputs, all_lses, kv_cpu_floats(out),
+                    kv_cpu_floats(lse));
 }
 
 static void score_run(void *arg, unsigned part, unsigned member)

@@ -19,6 +19,7 @@
 
 #include "gguf.h"
 #include "kv_types.h"
+#include "rope.h"
 
 struct kv_device_config {
     unsigned n_threads; /* cpu: 1..KV_CREW_THREADS_MAX */
@@ -36,13 +37,6 @@ struct kv_weight {
     const struct kv_device_row *row;
     enum kv_tensor_type type;
     size_t n_rows, n_columns;
-};
-
-/* Which elements of a head turn together: (2i, 2i + 1), as `llama` files store them, or
- * (i, i + n_rot / 2), as `qwen2` files do (NeoX). */
-enum kv_rope_style {
-    KV_ROPE_ADJACENT,
-    KV_ROPE_HALVES,
 };
 
 /* The cached rows of one layer: rows (n_kv_heads, capacity, 2 d) of the element type, a key and
@@ -182,13 +176,25 @@ struct kv_device_row {
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
      * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
      * follow from the sequence of rows alone, however it is cut into runs and wherever they
-     * lie: with all rows 0..t they are those of rows_attend().  shape->capacity is not used. */
+     * lie: with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
+     * lse (n_q_heads): the natural logarithm of sum exp(q k / sqrt(d)); NULL: not wanted. */
     void (*runs_attend)(struct kv_device *device,
                         const struct kv_rows_shape *shape,
                         const struct kv_device_buffer *q,
                         const struct kv_row_run *runs,
                         const uint32_t *run_begin,
-                        struct kv_device_buffer *out);
+                        struct kv_device_buffer *out,
+                        struct kv_device_buffer *lse);
+    /* out (n_q_heads, d) and lse (n_q_heads), of runs_attend(), become the answer over those
+     * rows and over others, disjoint, about which outputs (n_q_heads, d) and lses (n_q_heads)
+     * say the same: as kv_attend_merge() of attend.h, within its bound.  Borrows both, which
+     * are the caller's memory. */
+    void (*answers_merge)(struct kv_device *device,
+                          const struct kv_rows_shape *shape,
+                          const float *outputs,
+                          const float *lses,
+                          struct kv_device_buffer *out,
+                          struct kv_device_buffer *lse);
     /* out (n_q_heads, n) = q k / sqrt(d) for one token's query q (n_q_heads, d) and the keys of
      * the rows row_begin .. row_begin + n - 1 of each head's kv head. */
     void (*rows_score)(struct kv_device *device,

@@ -335,23 +335,10 @@ static void cpu_silu_gate(struct kv_device *device,
 static void rope_row(void *arg, unsigned part, unsigned member)
 {
     const struct job *job = arg;
-    const size_t half = job->n_rot / 2;
-    const float *turns = job->from + part * job->n_rot;
-    const size_t step = job->style == KV_ROPE_ADJACENT ? 2 : 1;
-    const size_t other = job->style == KV_ROPE_ADJACENT ? 1 : half;
 
     (void)member;
-    for (size_t head = 0; head < job->n_heads; head++) {
-        float *x = job->to + (part * job->n_heads + head) * job->d;
-
-        for (size_t i = 0; i < half; i++) {
-            const float c = turns[2 * i], s = turns[2 * i + 1];
-            const float a = x[i * step], b = x[i * step + other];
-
-            x[i * step] = a * c - b * s;
-            x[i * step + other] = a * s + b * c;
-        }
-    }
+    kv_rope_turn(job->style, job->from + part * job->n_rot, 0, job->n_rot,
+                 job->to + part * job->n_heads * job->d, 1, job->n_heads, job->d);
 }
 
 static void cpu_rope(struct kv_device *device,
@@ -403,5 +390,6 @@ const struct kv_device_row kv_device_cpu = {
     .rows_put = kv_cpu_rows_put,
     .rows_attend = kv_cpu_rows_attend,
     .runs_attend = kv_cpu_runs_attend,
+    .answers_merge = kv_cpu_answers_merge,
     .rows_score = kv_cpu_rows_score,
 };

@@ -84,7 +84,14 @@ void kv_cpu_runs_attend(struct kv_device *device,
                         const struct kv_device_buffer *q,
                         const struct kv_row_run *runs,
                         const uint32_t *run_begin,
-                        struct kv_device_buffer *out);
+                        struct kv_device_buffer *out,
+                        struct kv_device_buffer *lse);
+void kv_cpu_answers_merge(struct kv_device *device,
+                          const struct kv_rows_shape *shape,
+                          const float *outputs,
+                          const float *lses,
+                          struct kv_device_buffer *out,
+                          struct kv_device_buffer *lse);
 void kv_cpu_rows_score(struct kv_device *device,
                        const struct kv_rows_shape *shape,
                        const struct kv_device_buffer *q,

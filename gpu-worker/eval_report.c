@@ -8,7 +8,8 @@
 #include <string.h>
 
 enum {
-    VALUES = 13,
+    VALUES = 17,
+    METHOD_WIDTH_MIN = 12,
 };
 
 struct value {
@@ -27,10 +28,14 @@ static void list_values(const struct kv_eval_result *result, struct value *ret_v
         {"loss_error_percent", "+-", 1, 5, 2, result->loss_error_percent},
         {"recall", "recall", 1, 6, 3, result->recall},
         {"rows_coded_share", "coded %", 100, 7, 1, result->coded_share},
+        {"rows_scored_exactly_share", "exact %", 100, 7, 1, result->exact_share},
         {"rows_attended_share", "rows %", 100, 6, 2, result->rows_share},
+        {"rows_estimated_share", "rest %", 100, 6, 1, result->estimated_share},
         {"needles_found", "found", 1, 5, 0, result->needles_found},
         {"needles_asked", "of", 1, 4, 0, result->needles_asked},
         {"tpot_s", "ms/step", 1000, 7, 2, result->step_s},
+        {"step_node_s", "node ms", 1000, 7, 2, result->step_node_s},
+        {"step_bytes_fetched", "KiB/step", 1.0 / 1024, 8, 1, result->step_bytes},
         {"exposed_wait_s", "waited s", 1, 8, 3, result->exposed_wait_s},
         {"bytes_fetched", NULL, 1, 0, 0, result->bytes_fetched},
         {"seconds", "seconds", 1, 7, 1, result->total_s},
@@ -55,14 +60,21 @@ static void print_field(const char *text)
     putchar('"');
 }
 
-void kv_eval_report_head(enum kv_eval_format format)
+static int method_width(const struct kv_eval_about *about)
+{
+    return about->method_width > METHOD_WIDTH_MIN ? about->method_width : METHOD_WIDTH_MIN;
+}
+
+void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about)
 {
     const struct kv_eval_result none = {.perplexity = 0};
     struct value values[VALUES];
 
     list_values(&none, values);
     if (format == KV_EVAL_TABLE) {
-        printf("%-32s %-7s %4s", "method", "budget", "seed");
+        if (about->has_many_texts)
+            printf("%s, %" PRIu32 " tokens\n", about->text, about->tokens);
+        printf("%-*s %-7s %4s", method_width(about), "method", "budget", "seed");
         for (unsigned i = 0; values[i].name != NULL; i++)
             if (values[i].head != NULL)
                 printf(" %*s", values[i].width, values[i].head);
@@ -71,14 +83,16 @@ void kv_eval_report_head(enum kv_eval_format format)
         fputs("method,budget,seed,tokens,from", stdout);
         for (unsigned i = 0; values[i].name != NULL; i++)
             printf(",%s", values[i].name);
-        puts(",kv_type,store,device");
+        puts(",kv_type,store,device,text");
     }
     fflush(stdout);
 }
 
-static void print_table(const struct kv_eval_run *run, const struct value *values)
+static void print_table(const struct kv_eval_about *about,
+                        const struct kv_eval_run *run,
+                        const struct value *values)
 {
-    printf("%-32s %-7s", run->method, run->budget);
+    printf("%-*s %-7s", method_width(about), run->method, run->budget);
     if (run->row->has_seed)
         printf(" %4" PRIu64, run->options.seed);
     else
@@ -112,6 +126,8 @@ static void print_csv(const struct kv_eval_about *about,
     print_field(about->store);
     putchar(',');
     print_field(about->device);
+    putchar(',');
+    print_field(about->text);
     putchar('\n');
 }
 
@@ -133,6 +149,7 @@ static void print_json(const struct kv_eval_about *about,
     kv_json_text(&json, "kv_type", about->kv_type);
     kv_json_text(&json, "store", about->store);
     kv_json_text(&json, "device", about->device);
+    kv_json_text(&json, "text", about->text);
     kv_json_end(&json);
 }
 
@@ -146,7 +163,7 @@ void kv_eval_report(enum kv_eval_format format,
     list_values(result, values);
     switch (format) {
     case KV_EVAL_TABLE:
-        print_table(run, values);
+        print_table(about, run, values);
         break;
     case KV_EVAL_JSON:
         print_json(about, run, values);

@@ -17,6 +17,9 @@ enum kv_eval_format {
 struct kv_eval_about {
     uint32_t tokens, from;
     const char *kv_type, *store, *device;
+    const char *text;    /* its file */
+    bool has_many_texts; /* it is one of some */
+    int method_width;    /* the longest method's name */
 };
 
 /* NAN: not measured. */
@@ -26,15 +29,20 @@ struct kv_eval_result {
     double loss_error_percent; /* its standard error, tokens taken as independent */
     double recall;             /* of the rows that exact scores would have chosen */
     double coded_share;        /* of the candidates of queries, scored by their codes */
+    double exact_share;        /* keys read to score candidates, of each candidate's one */
     double rows_share;         /* of the rows so far, attended to by a step */
+    double estimated_share;    /* of the rows so far, in estimates */
     double needles_found, needles_asked;
     double step_s;         /* a step of the text, its logits too */
+    double step_node_s;    /* nodes at work on the queries of a step */
+    double step_bytes;     /* that came for a step */
     double exposed_wait_s; /* of them all */
     double bytes_fetched;  /* by them all */
     double total_s;
 };
 
-void kv_eval_report_head(enum kv_eval_format format);
+/* With some texts, a table has a head for each. */
+void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about);
 void kv_eval_report(enum kv_eval_format format,
                     const struct kv_eval_about *about,
                     const struct kv_eval_run *run,

@@ -7,6 +7,9 @@
  *                      kv_held_blocks_end()    what was chosen most is fetched, behind the
  *                                              computation: whole blocks, all kv heads
  *
+ * That is for answers by rows.  Attention that a node computes travels as one output per query
+ * head, whatever is chosen: then nothing is kept.
+ *
  * A block is told from another under the same number by its instance (kvclient.h): the store
  * sends what the worker holds of another instance.
  *

@@ -1,7 +1,7 @@
 #include "kmeans_budget.h"
 
 #include "clock.h"
-#include "pq.h"
+#include "kmeans.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -32,17 +32,18 @@ double kv_kmeans_row_s(uint32_t d, uint32_t m, uint32_t bits)
 
     if (keys != NULL && centroids != NULL && sums != NULL && half_squares != NULL &&
         counts != NULL && codes != NULL) {
+        const struct kv_kmeans_book book = {.centroids = centroids,
+                                            .half_squares = half_squares};
+        const struct kv_kmeans_sums all = {.sums = sums, .counts = counts};
         uint64_t begin_us;
 
         for (size_t i = 0; i < (size_t)MEASURED_ROWS * d; i++)
             keys[i] = (float)(i * 2654435761u % 1024) / 512 - 1;
         for (uint32_t i = 0; i < kv_pq_n_centroids(&shape); i++)
-            kv_pq_set_centroid(&shape, centroids, i, keys + (size_t)i * d);
-        kv_pq_half_squares(&shape, centroids, half_squares);
+            kv_kmeans_set_centroid(&shape, &book, i, keys + (size_t)i * d);
+        kv_kmeans_half_squares(&shape, &book);
         begin_us = kv_clock_now(&kv_clock_real);
-        kv_pq_encode(&shape, centroids, half_squares, keys, MEASURED_ROWS, codes,
-                     MEASURED_ROWS);
-        kv_pq_accumulate(&shape, keys, MEASURED_ROWS, codes, MEASURED_ROWS, sums, counts);
+        kv_kmeans_step(&shape, &book, keys, MEASURED_ROWS, codes, MEASURED_ROWS, &all);
         row_s = (double)(kv_clock_now(&kv_clock_real) - begin_us + 1) / 1e6 / MEASURED_ROWS;
     }
     free(keys);

@@ -148,6 +148,7 @@ static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t to
         .bits = index->options.bits,
         .iterations = iterations_for(index, tokens),
         .seed = index->options.seed,
+        .rest = index->options.rest,
         .wait = true,
     };
     kv_status_t status = KV_OK;

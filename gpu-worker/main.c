@@ -1,6 +1,7 @@
 /* main.c - kvworker: options, the table of commands, signals, exit codes. */
 #include "attention.h"
 #include "crew.h"
+#include "isa.h"
 #include "log.h"
 #include "worker.h"
 
@@ -59,7 +60,12 @@ static const struct {
       .offset = FIELD(from),
       .type = KV_CONFIG_UINT,
       .max = KV_TOKENS_MAX}},
-    {EVAL | ASK,
+    {EVAL,
+     {.name = "text-file",
+      .help = "the text, or some, comma-separated; - is standard input",
+      .offset = FIELD(text_file),
+      .type = KV_CONFIG_STRING}},
+    {ASK,
      {.name = "text-file",
       .help = "the text; - is standard input",
       .offset = FIELD(text_file),
@@ -232,11 +238,20 @@ static const struct {
      {.name = "answer",
       .fallback = "auto",
       .help =
-          "how chosen rows come: rows: with the answer; ids: by a second question; auto: with "
-          "the answer where they fit a message",
+          "how the store answers: attend: by attention over the chosen rows; rows: by the "
+          "rows, where they fit a message; ids: by their numbers, and rows come by a second "
+          "question; auto: attend",
       .offset = FIELD(answer),
       .type = KV_CONFIG_STRING,
-      .choices = "rows|ids|auto"}},
+      .choices = "rows|attend|ids|auto"}},
+    {COMPUTES,
+     {.name = "rest",
+      .fallback = "16",
+      .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
+              "that are not chosen would have added; 0: nothing",
+      .offset = FIELD(rest),
+      .type = KV_CONFIG_STRING,
+      .choices = "0|16|64"}},
     {COMPUTES,
      {.name = "chapter",
       .fallback = "128",
@@ -270,7 +285,8 @@ static const struct {
     {COMPUTES,
      {.name = "cache",
       .fallback = "lru",
-      .help = "which blocks of rows the worker keeps: those used last, most often, or none",
+      .help = "which blocks of rows the worker keeps, where rows come: those used last, most "
+              "often, or none",
       .offset = FIELD(cache),
       .type = KV_CONFIG_STRING,
       .choices = "lru|lfu|off"}},
@@ -496,7 +512,9 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc && i < 3; i++)
         if (strcmp(argv[i], "-h") == 0)
             argv[i] = "--help";
-    if (argc < 2) {
+    if (!kv_isa_named()) {
+        kvworker_error(&worker, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
+    } else if (argc < 2) {
         kvworker_error(&worker, "command: missing: kvworker --help lists them");
     } else if (strcmp(argv[1], "--help") == 0) {
         print_help();

@@ -4,7 +4,6 @@
 #include "memory.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -237,15 +236,15 @@ static kv_status_t read_values(const struct reader *reader)
         return bad_value(reader, full_key(reader, ".attention.head_count_kv", key), KV_INVALID,
                          "a divisor of the query heads");
     /* Without a length of its own, a head has its share of the state. */
-    status = read_count(reader, ".attention.key_length", 64, 256,
+    status = read_count(reader, ".attention.key_length", 64, KV_MODEL_D_MAX,
                         params->n_hidden / params->n_q_heads, &params->d);
     if (status != KV_OK)
         return status;
-    if (params->d < 64 || params->d > 256 || params->d % 8 != 0)
+    if (params->d < 64 || params->d > KV_MODEL_D_MAX || params->d % 8 != 0)
         return refuse(reader, KV_UNSUPPORTED,
                       "head dimension: %" PRIu32 ": expected 64..256, a multiple of 8",
                       params->d);
-    status = read_count(reader, ".attention.value_length", 1, 256, params->d, &d_v);
+    status = read_count(reader, ".attention.value_length", 1, KV_MODEL_D_MAX, params->d, &d_v);
     if (status == KV_OK && d_v != params->d)
         status = bad_value(reader, full_key(reader, ".attention.value_length", key), KV_INVALID,
                            "the key's length");
@@ -659,19 +658,12 @@ void kv_model_turns(const struct kv_model_params *params,
                     uint32_t n,
                     float *ret_turns)
 {
-    const uint32_t half = params->n_rot / 2;
+    const struct kv_rope_scaling scaling = {
+        .linear = params->rope_scale,
+        .factors = params->rope_factors,
+    };
+    double frequencies[KV_MODEL_D_MAX / 2];
 
-    for (uint32_t i = 0; i < half; i++) {
-        const double factor =
-            params->rope_factors != NULL ? (double)params->rope_factors[i] : 1;
-        const double frequency = pow((double)params->rope_base, -2.0 * i / params->n_rot) /
-                                 factor / (double)params->rope_scale;
-
-        for (uint32_t t = 0; t < n; t++) {
-            const double angle = (double)(token_begin + t) * frequency;
-
-            ret_turns[((size_t)t * half + i) * 2] = (float)cos(angle);
-            ret_turns[((size_t)t * half + i) * 2 + 1] = (float)sin(angle);
-        }
-    }
+    kv_rope_frequencies((double)params->rope_base, params->n_rot, &scaling, frequencies);
+    kv_rope_turns(frequencies, params->n_rot, token_begin, n, ret_turns);
 }

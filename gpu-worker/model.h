@@ -23,6 +23,7 @@
 enum {
     KV_MODEL_NAME_BYTES = 128,
     KV_MODEL_HEADS_MAX = 256,     /* query heads */
+    KV_MODEL_D_MAX = 256,         /* elements of a head */
     KV_MODEL_WIDTH_MAX = 1 << 18, /* columns of any weight */
 };
 

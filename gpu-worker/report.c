@@ -106,17 +106,19 @@ static void report_retrieval(const struct kvworker *worker,
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
     const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
     const double waited_s = (stats->exposed_wait_s - stats->index_wait_s) / steps;
-    char fetched[16], per_token[16];
+    char where[64] = "attended to by the store", fetched[16], per_token[16];
 
+    if (stats->rows_sent + stats->rows_cached > 0)
+        snprintf(where, sizeof(where), "%.0f %% of them at hand",
+                 100 * share(stats->rows_cached, stats->rows_chosen));
     fprintf(stderr,
-            "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %.0f %% "
-            "of them at hand; %s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
+            "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %s; "
+            "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
             "the time per token, and %.0f ms for the index; %" PRIu32
             " codebooks made, %" PRIu32 " found",
             (double)stats->rows_chosen / steps /
                 (worker->model->params.n_layers * worker->model->params.n_kv_heads),
-            100 * share(stats->rows_scored_by_code, scored),
-            100 * share(stats->rows_cached, stats->rows_chosen),
+            100 * share(stats->rows_scored_by_code, scored), where,
             kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
             kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
                                   sizeof(per_token)),
@@ -188,10 +190,13 @@ static void write_retrieval(struct kv_json *json, const struct kv_attention_stat
     kv_json_number(json, "rows_scored_by_code", (double)stats->rows_scored_by_code);
     kv_json_number(json, "rows_scored_exactly", (double)stats->rows_scored_by_key);
     kv_json_number(json, "rows_reranked", (double)stats->rows_reranked);
+    kv_json_number(json, "rows_estimated_share",
+                   share(stats->rows_estimated, stats->rows_possible));
     kv_json_number(json, "rows_chosen", (double)stats->rows_chosen);
     kv_json_number(json, "rows_sent", (double)stats->rows_sent);
     kv_json_number(json, "codebooks_trained", stats->codebooks_trained);
     kv_json_number(json, "codebooks_found", stats->codebooks_found);
+    kv_json_number(json, "nodes_worked_s", stats->nodes_worked_s);
     if (stats->recall_count > 0)
         kv_json_number(json, "recall_estimate",
                        stats->recall_sum / (double)stats->recall_count);

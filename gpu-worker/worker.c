@@ -185,6 +185,7 @@ int kvworker_attention_options(const struct kvworker *worker,
         {"chapter", options->chapter}, {"pq-m", options->pq_m},
         {"pq-bits", options->pq_bits}, {"kmeans-iters", options->kmeans_iters},
         {"cache", options->cache},     {"cache-tokens", options->cache_tokens},
+        {"rest", options->rest},
     };
 
     *ret_options = kv_attention_defaults;

@@ -40,6 +40,7 @@ struct kvworker_options {
     char window[KV_CONFIG_STRING_BYTES];
     char rerank[KV_CONFIG_STRING_BYTES];
     char answer[KV_CONFIG_STRING_BYTES];
+    char rest[KV_CONFIG_STRING_BYTES];
     char chapter[KV_CONFIG_STRING_BYTES];
     char pq_m[KV_CONFIG_STRING_BYTES];
     char pq_bits[KV_CONFIG_STRING_BYTES];
