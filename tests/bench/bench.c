@@ -75,6 +75,24 @@ static double median(double *values, size_t n)
     return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
+static double least(double *values, size_t n)
+{
+    double best = n > 0 ? values[0] : 0;
+
+    for (size_t i = 1; i < n; i++)
+        best = values[i] < best ? values[i] : best;
+    return best;
+}
+
+static double largest(double *values, size_t n)
+{
+    double best = n > 0 ? values[0] : 0;
+
+    for (size_t i = 1; i < n; i++)
+        best = values[i] > best ? values[i] : best;
+    return best;
+}
+
 bool bench_watch_start(struct bench_watch *watch, size_t room)
 {
     watch->seconds = malloc(room * sizeof(*watch->seconds));
@@ -231,6 +249,14 @@ static void each_param(
         {"bytes", NULL, (double)params->bytes},
         {"request_bytes", NULL, (double)params->request_bytes},
         {"rows", NULL, params->rows},
+        {"data", params->data, 0},
+        {"queries", NULL, params->queries},
+        {"n", NULL, params->n},
+        {"k", NULL, params->k},
+        {"run", NULL, params->run},
+        {"isa", params->isa, 0},
+        {"form", params->form, 0},
+        {"chapter", NULL, params->chapter},
         {"p99", NULL, record->p99},
         {"limit_p99", NULL, record->limit_p99},
     };
@@ -289,7 +315,7 @@ static void print_text(struct bench *bench, const struct record *record)
     char limit[32] = "-", ratio[16] = "-", c2c[32] = "-";
 
     if (!bench->has_header)
-        printf("%-14s %9s %-5s %9s %6s  %-24s %4s %-9s %-8s %s\n", "name", "value", "unit",
+        printf("%-24s %9s %-8s %9s %6s  %-24s %4s %-9s %-8s %s\n", "name", "value", "unit",
                "limit", "ratio", "limit name", "runs", "c2c ns", "bin", "params");
     bench->has_header = true;
     if (record->limit_name != NULL) {
@@ -298,7 +324,7 @@ static void print_text(struct bench *bench, const struct record *record)
     }
     if (record->bin != NULL)
         snprintf(c2c, sizeof(c2c), "%.0f-%.0f", record->before, record->after);
-    printf("%-14s %9.4g %-5s %9s %6s  %-24s %4u %-9s %-8s ", record->name, record->value,
+    printf("%-24s %9.4g %-8s %9s %6s  %-24s %4u %-9s %-8s ", record->name, record->value,
            record->unit, limit, ratio, record->limit_name != NULL ? record->limit_name : "-",
            record->runs, c2c, record->bin != NULL ? record->bin : "-");
     each_param(record, print_text_param);
@@ -309,13 +335,14 @@ void bench_finish(const struct bench *bench)
 {
     if (bench->json || !bench->has_header)
         return;
-    printf(
-        "\n"
-        "value, limit  medians over `runs`; us: a time, GB/s: 10^9 bytes of payload a second\n"
-        "ratio         against the limit: 1 is the limit, higher is better, also for times\n"
-        "c2c, bin      round trip of a cache line between the two processors, before and "
-        "after:\n"
-        "              compare figures of one bin only; flipped: it changed in every run\n");
+    printf("\n"
+           "value, limit  medians over `runs`, of kernels.* the best; us: a time, GB/s: 10^9 "
+           "bytes "
+           "of payload a second\n"
+           "ratio         against the limit: 1 is the limit, higher is better, also for times\n"
+           "c2c, bin      round trip of a cache line between the two processors, before and "
+           "after:\n"
+           "              compare figures of one bin only; flipped: it changed in every run\n");
     if (bench->smoke)
         printf("This was a smoke run: its figures mean nothing.\n");
 }
@@ -334,25 +361,28 @@ static void report(struct bench *bench,
         .bin = bin_names[bin],
     };
     bool less_is_better = strcmp(comparison->unit, "us") == 0;
+    double (*sum_up)(double *values, size_t n) = !comparison->takes_best ? median
+                                                 : less_is_better        ? least
+                                                                         : largest;
     double column[BENCH_RUNS_MAX * ATTEMPTS_PER_RUN];
     struct bench_sample sums[BENCH_SIDES_MAX];
 
-#define MEDIAN_OF(field, ret)                   \
+#define SUM_UP(how, field, ret)                 \
     do {                                        \
         unsigned used = 0;                      \
         for (unsigned i = 0; i < n_runs; i++)   \
             if (runs[i].bin == bin)             \
                 column[used++] = runs[i].field; \
         record.runs = used;                     \
-        (ret) = median(column, used);           \
+        (ret) = (how)(column, used);            \
     } while (0)
-    MEDIAN_OF(before, record.before);
-    MEDIAN_OF(after, record.after);
+    SUM_UP(median, before, record.before);
+    SUM_UP(median, after, record.after);
     for (unsigned side = 0; side < comparison->n_sides; side++) {
-        MEDIAN_OF(samples[side].value, sums[side].value);
-        MEDIAN_OF(samples[side].p99, sums[side].p99);
+        SUM_UP(sum_up, samples[side].value, sums[side].value);
+        SUM_UP(sum_up, samples[side].p99, sums[side].p99);
     }
-#undef MEDIAN_OF
+#undef SUM_UP
 
     record.value = sums[0].value;
     record.p99 = sums[0].p99;

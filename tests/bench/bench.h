@@ -41,8 +41,9 @@ struct bench {
     bool smoke;     /* few operations, one run: right or wrong only */
     int server_cpu; /* -1: there is one processor only */
     int client_cpu;
-    unsigned n_nodes; /* started so far */
-    bool has_header;  /* of the table */
+    unsigned n_nodes;        /* started so far */
+    struct kernels *kernels; /* kernels.h; NULL: not made */
+    bool has_header;         /* of the table */
 };
 
 /* ---- records ----------------------------------------------------------------------------- */
@@ -56,6 +57,13 @@ struct bench_params {
     size_t request_bytes;
     unsigned rows;
     unsigned threads; /* data threads of the node */
+    const char *data; /* "hot", "cold" */
+    unsigned queries; /* query heads at once */
+    unsigned n, k;    /* rows, and how many of them are chosen */
+    unsigned run;     /* rows that lie side by side */
+    const char *isa;  /* instruction set of the kernels */
+    const char *form; /* of the codes: "cells", "tiles", "sieve" */
+    unsigned chapter; /* rows with one codebook */
 };
 
 struct bench_sample {
@@ -74,7 +82,8 @@ struct bench_comparison {
     const char *name;
     const char *unit;
     struct bench_params params;
-    bool is_alone; /* no second processor takes part: no c2c */
+    bool is_alone;   /* no second processor takes part: no c2c */
+    bool takes_best; /* of the runs, not their median: nothing makes a side faster by chance */
     unsigned n_sides;
     struct bench_side sides[BENCH_SIDES_MAX];
 };
@@ -255,6 +264,9 @@ struct bench_mooncake_load {
 };
 bool bench_mooncake_measure(void *load, struct bench_sample *ret_sample); /* GB/s */
 
+/* Kernels without a node, kernels.h. */
+void bench_kernels_close(struct bench *bench); /* where there are none: nothing */
+
 /* ---- loads ------------------------------------------------------------------------------- */
 
 struct bench_load {
@@ -269,5 +281,6 @@ extern const struct bench_load bench_rpc_loads[];
 extern const struct bench_load bench_row_loads[];
 extern const struct bench_load bench_query_loads[];
 extern const struct bench_load bench_object_loads[];
+extern const struct bench_load bench_kernel_loads[];
 
 #endif

@@ -1,9 +1,10 @@
 /* Queries: the wait of a layer's attention for the rows that the store finds.
  *
  *   query.*     against the same bytes as bare messages, plus the time that the node says it
- * was at work on the query query.busy  the node's own time for a query (waiting included), 99th
- * percentile, while another client streams the rows of a prompt into it; the limit is the same
- * without it
+ *               was at work on the query; for rows, for ids alone, for attention over the rows
+ *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
+ *               another client streams the rows of a prompt into it; the limit is the same
+ *               without it
  *
  * Keys are random: rows are scattered as they can be, and codes tell little; which rows are
  * chosen is no matter here. */
@@ -34,10 +35,24 @@ struct query_shape {
 static const struct query_shape shape_worker = {"smollm2", 3, 3, 64, 8192, 751, 4};
 static const struct query_shape shape_8b = {"8b", 8, 4, 128, 16384, 256, 4};
 
+static const struct query_case {
+    const char *name;
+    const struct query_shape *shape;
+    enum kv_answer answer;
+} cases[] = {
+    {"query.smollm2", &shape_worker, KV_ANSWER_ROWS},
+    {"query.smollm2.ids", &shape_worker, KV_ANSWER_IDS},
+    {"query.smollm2.attend", &shape_worker, KV_ANSWER_ATTEND},
+    {"query.8b", &shape_8b, KV_ANSWER_ROWS},
+    {"query.8b.ids", &shape_8b, KV_ANSWER_IDS},
+    {"query.8b.attend", &shape_8b, KV_ANSWER_ATTEND},
+};
+
 struct queries {
     struct bench *bench;
     const char *transport;
     const struct query_shape *shape;
+    enum kv_answer answer;
     struct kv_model_info model;
     struct bench_node node;
     bool has_node;
@@ -67,7 +82,7 @@ query_of(const struct queries *queries, size_t i, const struct kv_range *range)
             queries->vectors + i % QUERIES * shape->n_heads * shape->n_queries * shape->d,
         .scale = 1 / sqrtf((float)shape->d),
         .merge = KV_MERGE_SUM,
-        .answer = KV_ANSWER_ROWS,
+        .answer = queries->answer,
         .k = shape->k,
         .rerank = shape->rerank,
         .n_ranges = 1,
@@ -94,8 +109,8 @@ static double ask(struct queries *queries, size_t i, bool with_wait)
         status = kv_op_found(op, head, &found);
         us = found.worked_us + (with_wait ? found.waited_us : 0);
         most = us > most ? us : most;
-        if (status == KV_OK && found.n_rows != queries->shape->k) {
-            bench_complain("query: %u rows of a head, %u expected", found.n_rows,
+        if (status == KV_OK && found.n_chosen != queries->shape->k) {
+            bench_complain("query: %u rows of a head, %u expected", found.n_chosen,
                            queries->shape->k);
             status = KV_CORRUPT;
         }
@@ -289,11 +304,28 @@ static void close_queries(struct queries *queries)
     free(queries->vectors);
 }
 
+/* Bytes that come back of one head. */
+static size_t head_bytes(const struct query_shape *shape, enum kv_answer answer)
+{
+    const size_t row_bytes = (size_t)shape->d * 4;
+
+    switch (answer) {
+    case KV_ANSWER_ROWS:
+        return shape->k * (row_bytes + 8);
+    case KV_ANSWER_IDS:
+        return shape->k * sizeof(uint32_t);
+    case KV_ANSWER_ATTEND:
+        return shape->n_queries * (shape->d + 1) * sizeof(float);
+    }
+    return 0;
+}
+
 static bool open_queries(struct bench *bench,
                          const char *transport,
-                         const struct query_shape *shape,
+                         const struct query_case *one,
                          struct queries *queries)
 {
+    const struct query_shape *shape = one->shape;
     const size_t n_floats = (size_t)QUERIES * shape->n_heads * shape->n_queries * shape->d;
     const size_t row_bytes = (size_t)shape->d * 4;
     const size_t head_rows = shape->k;
@@ -302,6 +334,7 @@ static bool open_queries(struct bench *bench,
     queries->bench = bench;
     queries->transport = transport;
     queries->shape = shape;
+    queries->answer = one->answer;
     queries->n = bench_count(bench, 2000);
     queries->vectors = malloc(n_floats * sizeof(float));
     if (queries->vectors == NULL)
@@ -311,7 +344,7 @@ static bool open_queries(struct bench *bench,
     model_of(shape, &queries->model);
     queries->bare = (struct bench_exchange){
         .out_bytes = shape->n_heads * (8 + shape->n_queries * shape->d * sizeof(float)) + 176,
-        .back_bytes = shape->n_heads * head_rows * (row_bytes + 8),
+        .back_bytes = shape->n_heads * head_bytes(shape, one->answer),
         .window = 1,
         .n = queries->n,
         .times = true,
@@ -348,11 +381,12 @@ static bool compare(struct queries *queries, const char *name, const struct benc
 
 static bool run_query(struct bench *bench, const struct bench_load *load)
 {
-    const struct query_shape *shape =
-        strcmp(load->name, "query.8b") == 0 ? &shape_8b : &shape_worker;
+    const struct query_case *one = cases;
     const char *transport;
     bool is_good = true;
 
+    while (strcmp(one->name, load->name) != 0)
+        one++;
     for (unsigned i = 0; is_good && (transport = bench_transport(bench, i)) != NULL; i++) {
         struct queries queries;
         struct bench_sample warm_up;
@@ -361,7 +395,7 @@ static bool run_query(struct bench *bench, const struct bench_load *load)
             {"bare message + node's work", measure_parts, &queries},
         };
 
-        is_good = open_queries(bench, transport, shape, &queries) &&
+        is_good = open_queries(bench, transport, one, &queries) &&
                   measure_query(&queries, &warm_up) && measure_parts(&queries, &warm_up) &&
                   compare(&queries, load->name, sides);
         close_queries(&queries);
@@ -382,7 +416,7 @@ static bool run_busy(struct bench *bench, const struct bench_load *load)
             {"idle node", measure_node, &queries},
         };
 
-        is_good = open_queries(bench, transport, &shape_worker, &queries) &&
+        is_good = open_queries(bench, transport, &cases[0], &queries) &&
                   measure_node(&queries, &warm_up) && compare(&queries, load->name, sides);
         close_queries(&queries);
     }
@@ -443,8 +477,12 @@ int bench_prefill_peer(const char *address, const char *transport)
 const struct bench_load bench_query_loads[] = {
     {"query.smollm2", "751 of 8,192 tokens for 9 query heads: codes, rerank 4, rows", run_query,
      0},
+    {"query.smollm2.ids", "the same, ids alone", run_query, 0},
+    {"query.smollm2.attend", "the same, attention over the rows", run_query, 0},
     {"query.8b", "256 of 16,384 tokens for 32 query heads: codes, rerank 4, rows", run_query,
      0},
+    {"query.8b.ids", "the same, ids alone", run_query, 0},
+    {"query.8b.attend", "the same, attention over the rows", run_query, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_busy, 0},
     {NULL, NULL, NULL, 0},
 };

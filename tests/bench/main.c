@@ -14,6 +14,7 @@
 enum {
     EXIT_USAGE = 2,
     DETAIL_BYTES = 512,
+    FAMILIES_BYTES = 1024,
 };
 
 struct settings {
@@ -43,7 +44,8 @@ static const struct kv_config_row rows[] = {
      .max = BENCH_RUNS_MAX},
     {.name = "data",
      .fallback = "256M",
-     .help = "rows that operations walk through; more than the caches hold",
+     .help =
+         "rows that operations walk through, kernels twice as much; more than the caches hold",
      .offset = FIELD(data),
      .type = KV_CONFIG_SIZE,
      .min = 32 << 20,
@@ -83,7 +85,7 @@ static const struct kv_config_row rows[] = {
 
 static const struct bench_load *const groups[] = {
     bench_rpc_loads,    bench_row_loads,     bench_query_loads,
-    bench_object_loads, bench_machine_loads,
+    bench_object_loads, bench_machine_loads, bench_kernel_loads,
 };
 enum {
     N_GROUPS = sizeof(groups) / sizeof(groups[0])
@@ -93,7 +95,7 @@ static void print_list(FILE *out)
 {
     for (unsigned group = 0; group < N_GROUPS; group++)
         for (const struct bench_load *load = groups[group]; load->name != NULL; load++)
-            fprintf(out, "%-16s %s\n", load->name, load->summary);
+            fprintf(out, "%-20s %s\n", load->name, load->summary);
 }
 
 static void print_help(void)
@@ -101,7 +103,8 @@ static void print_help(void)
     printf("Usage: kv_bench NAME... [OPTION]...\n"
            "\n"
            "Starts nodes, loads them and compares with what the same machine can do at best.\n"
-           "NAME is a load, the first word of some (put, rpc), or all:\n"
+           "NAME is a load, the first word of some (put, rpc), or all; `kernels pq` is "
+           "kernels.pq:\n"
            "\n");
     print_list(stdout);
     printf("\n");
@@ -140,6 +143,31 @@ static const char *unknown_name(char *const *names)
     return NULL;
 }
 
+/* "kernels pq" names kernels.pq: turns the names behind "kernels", where there are any, into
+ * those of loads.  Returns the names; `room` has the texts. */
+static char **with_families(char **names, char *room, size_t room_bytes)
+{
+    const struct bench_load *load;
+
+    if (strcmp(names[0], "kernels") != 0 || names[1] == NULL)
+        return names;
+    for (char **name = ++names; *name != NULL; name++) {
+        int bytes = snprintf(room, room_bytes, "kernels.%s", *name);
+
+        if (bytes < 0 || (size_t)bytes >= room_bytes)
+            break;
+        for (load = bench_kernel_loads; load->name != NULL; load++)
+            if (is_named(room, load->name))
+                break;
+        if (load->name == NULL)
+            continue; /* another load's, or nobody's */
+        *name = room;
+        room += bytes + 1;
+        room_bytes -= (size_t)bytes + 1;
+    }
+    return names;
+}
+
 static int run_all(struct bench *bench, void *arg)
 {
     char *const *names = arg;
@@ -149,10 +177,12 @@ static int run_all(struct bench *bench, void *arg)
         for (const struct bench_load *load = groups[group]; load->name != NULL; load++) {
             if (is_wanted(names, load->name) && !load->run(bench, load)) {
                 bench_complain("%s: failed", load->name);
+                bench_kernels_close(bench);
                 return EXIT_FAILURE;
             }
         }
     }
+    bench_kernels_close(bench);
     bench_finish(bench);
     return EXIT_SUCCESS;
 }
@@ -205,6 +235,7 @@ int main(int argc, char **argv)
     struct settings settings;
     struct bench bench = {0};
     char folder[PATH_MAX], kvserver[PATH_MAX + 32], detail[DETAIL_BYTES];
+    char families[FAMILIES_BYTES], **names;
     const char *unknown;
 
     if (argc > 1 && strcmp(argv[1], "--peer") == 0)
@@ -231,7 +262,8 @@ int main(int argc, char **argv)
         bench_complain("a name is missing; --list has them");
         return EXIT_USAGE;
     }
-    unknown = unknown_name(argv + 1);
+    names = with_families(argv + 1, families, sizeof(families));
+    unknown = unknown_name(names);
     if (unknown != NULL) {
         bench_complain("name: not one: %s", unknown);
         return EXIT_USAGE;
@@ -255,5 +287,5 @@ int main(int argc, char **argv)
         bench_complain("--kvserver: not a program: %s", bench.kvserver);
         return EXIT_USAGE;
     }
-    return bench_supervise(&bench, run_all, argv + 1);
+    return bench_supervise(&bench, run_all, names);
 }

@@ -1,0 +1,291 @@
+/* What a node does for a query of one kv head, d = 128, m = 2, b = 6: tables for each chapter,
+ * scores, one weight from several query heads, exactly k rows, ascending.
+ *
+ *   cells      scores and weights of cells (sum of the heads' softmaxes)
+ *   tiles      those of rows, in fp32 (the same)
+ *   sieve      rows by rounded sums, rescored (each head by itself; one chapter)
+ *
+ * Queries are other ones in every turn.  Hot: one head's codes, over and over. */
+#include "kernels.h"
+
+#include "cells.h"
+#include "choose.h"
+#include "sieve.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const unsigned sizes[] = {32 << 10, 128 << 10, 1 << 20};
+enum {
+    N_SIZES = sizeof(sizes) / sizeof(sizes[0]),
+    N_MAX = 1 << 20,
+    D = 128,
+    SUBSPACES = 2,
+    BITS = 6,
+    N_CELLS = 1 << SUBSPACES * BITS,
+    HEADS_MAX = 4, /* query heads */
+    N_QUERIES = 64,
+    FEW = 256,
+};
+
+static const struct kv_pq_shape shape = {D, SUBSPACES, BITS};
+
+enum form {
+    FORM_CELLS,
+    FORM_TILES,
+    FORM_SIEVE,
+    N_FORMS,
+};
+static const char *const forms[N_FORMS] = {"cells", "tiles", "sieve"};
+
+struct query {
+    const struct kernels *kernels;
+    enum form form;
+    unsigned n_heads, n, k, chapter;
+    size_t n_units, unit_bytes; /* whose codes are asked in turn */
+    const uint8_t **tiles;      /* (n_units, n / KV_PQ_TILE) */
+    float *centroids, *queries, *tables, *scores;
+    uint32_t *counts, *chosen, *at_bound;
+    uint64_t *bits, *equal;
+    void *scratch;
+    struct kv_chooser chooser;
+};
+
+static void make_tables(const struct query *query, const float *vectors)
+{
+    kv_pq_tables(&shape, query->centroids, vectors, query->n_heads, query->tables);
+}
+
+static void choose(struct query *query, uint32_t *counts, uint32_t n_items)
+{
+    const struct kv_choice choice = {.merge = KV_MERGE_SUM,
+                                     .n_queries = query->n_heads,
+                                     .scale = 0.08838835f,
+                                     .k = query->k,
+                                     .factor = 1};
+
+    kv_choose_begin(&query->chooser, &choice, query->scores, counts, NULL, n_items, false,
+                    query->scores + (size_t)n_items * query->n_heads);
+    while (!kv_choose_slice(&query->chooser))
+        ;
+}
+
+/* The lists of a unit's chapters, one after the other. */
+static uint32_t *lists_of(const struct query *query, size_t unit, unsigned chapter)
+{
+    return (uint32_t *)(void *)(query->kernels->to + unit * query->unit_bytes) +
+           (size_t)chapter * (N_CELLS + 1 + query->chapter);
+}
+
+static void by_cells(struct query *query, size_t unit, const float *vectors)
+{
+    const unsigned n_chapters = query->n / query->chapter;
+    const uint32_t n_items = n_chapters * N_CELLS;
+    struct kv_selector *selector = &query->chooser.groups[0];
+    size_t n = 0;
+
+    for (unsigned i = 0; i < n_chapters; i++) {
+        const uint32_t *lists = lists_of(query, unit, i);
+
+        make_tables(query, vectors);
+        for (unsigned head = 0; head < query->n_heads; head++)
+            kv_cells_score(&shape, query->tables + head * kv_pq_table_size(&shape),
+                           query->scores + (size_t)head * n_items + (size_t)i * N_CELLS);
+        kv_cells_counts(&shape, lists, lists + N_CELLS + 1, 0, query->chapter,
+                        query->counts + (size_t)i * N_CELLS);
+    }
+    choose(query, query->counts, n_items);
+    for (unsigned i = 0; i < n_chapters; i++) {
+        const uint32_t *lists = lists_of(query, unit, i), *rows = lists + N_CELLS + 1;
+        uint32_t above[N_CELLS + KV_SELECT_SPARE], equal[N_CELLS + KV_SELECT_SPARE];
+        size_t n_above, n_equal;
+
+        kv_selector_items(selector, query->chooser.weights + (size_t)i * N_CELLS,
+                          query->counts + (size_t)i * N_CELLS, N_CELLS, above, &n_above, equal,
+                          &n_equal);
+        for (size_t at = 0; at < n_above; at++)
+            kv_cells_mark(lists, rows, above[at], 0, query->chapter,
+                          (uint64_t)i * query->chapter, query->bits);
+        for (size_t at = 0; at < n_equal; at++)
+            kv_cells_mark(lists, rows, equal[at], 0, query->chapter,
+                          (uint64_t)i * query->chapter, query->equal);
+    }
+    n = kv_bits_take(query->equal, 0, query->n, selector->ties, query->at_bound);
+    for (size_t i = 0; i < n; i++)
+        query->bits[query->at_bound[i] / 64] |= (uint64_t)1 << query->at_bound[i] % 64;
+    kv_bits_take(query->bits, 0, query->n, query->n, query->chosen);
+}
+
+static void by_tiles(struct query *query, size_t unit, const float *vectors)
+{
+    const uint8_t *const *tiles = query->tiles + unit * (query->n / KV_PQ_TILE);
+
+    for (size_t tile = 0; tile < query->n / KV_PQ_TILE; tile++) {
+        if (tile % (query->chapter / KV_PQ_TILE) == 0)
+            make_tables(query, vectors);
+        kv_tile_score(&shape, query->tables, query->n_heads, tiles[tile], 0, KV_PQ_TILE,
+                      query->scores + tile * KV_PQ_TILE, query->n);
+    }
+    choose(query, NULL, query->n);
+    kv_choose_rows(&query->chooser, query->chosen, NULL);
+}
+
+static void by_sieve(struct query *query, size_t unit, const float *vectors)
+{
+    make_tables(query, vectors);
+    for (unsigned head = 0; head < query->n_heads; head++)
+        kv_tiles_top(&shape, query->tables + head * kv_pq_table_size(&shape),
+                     query->tiles + unit * (query->n / KV_PQ_TILE), query->n, query->k,
+                     query->scratch, query->chosen, NULL);
+}
+
+static void answer(void *arg, size_t i)
+{
+    static void (*const by[N_FORMS])(struct query *, size_t, const float *) = {
+        [FORM_CELLS] = by_cells, [FORM_TILES] = by_tiles, [FORM_SIEVE] = by_sieve};
+    struct query *query = arg;
+
+    by[query->form](query, i % query->n_units,
+                    query->queries + i % N_QUERIES * (HEADS_MAX * D));
+}
+
+/* Random codes, as tiles or as lists of them. */
+static bool fill(struct query *query, bool is_hot)
+{
+    const size_t n_tiles = query->n / KV_PQ_TILE, tile_bytes = kv_tile_bytes(&shape);
+    uint8_t tile[KV_TILE_BYTES_MAX];
+    const uint8_t *from = query->kernels->from;
+
+    query->unit_bytes = query->form == FORM_CELLS
+                            ? (size_t)query->n / query->chapter *
+                                  (N_CELLS + 1 + query->chapter) * sizeof(uint32_t)
+                            : n_tiles * tile_bytes;
+    query->n_units = query->kernels->bytes / query->unit_bytes;
+    if (query->n_units == 0)
+        return true; /* little memory was asked for */
+    query->n_units = is_hot ? 1 : query->n_units;
+    for (size_t unit = 0; query->form == FORM_CELLS && unit < query->n_units; unit++)
+        for (unsigned i = 0; i < query->n / query->chapter; i++) {
+            uint32_t *lists = lists_of(query, unit, i);
+
+            memset(lists, 0, (N_CELLS + 1) * sizeof(*lists));
+            for (unsigned pass = 0; pass < 2; pass++) {
+                for (unsigned row = 0; row < query->chapter; row += KV_PQ_TILE) {
+                    memcpy(tile,
+                           from + (unit * query->n + i * query->chapter + row) * 3 / 2 %
+                                      (query->kernels->bytes - sizeof(tile)),
+                           tile_bytes);
+                    if (pass == 0)
+                        kv_cells_count(&shape, tile, KV_PQ_TILE, lists);
+                    else
+                        kv_cells_place(&shape, tile, KV_PQ_TILE, row, lists,
+                                       lists + N_CELLS + 1);
+                }
+                if (pass == 0)
+                    kv_cells_sum(&shape, lists);
+            }
+            kv_cells_end(&shape, lists);
+        }
+    if (query->form == FORM_CELLS)
+        return true;
+    query->tiles = kernels_alloc(query->n_units * n_tiles, sizeof(*query->tiles));
+    for (size_t i = 0; query->tiles != NULL && i < query->n_units * n_tiles; i++)
+        query->tiles[i] = from + i * tile_bytes;
+    return query->tiles != NULL;
+}
+
+static bool measure(struct query *query, bool is_hot)
+{
+    bool is_good = fill(query, is_hot);
+
+    for (unsigned few = 0; is_good && query->n_units > 0 && few < 2; few++) {
+        query->k = few ? FEW : query->n / 10;
+        is_good = kernels_measure(
+            query->kernels, &(struct kernels_case){
+                                .name = is_hot ? "kernels.query.hot" : "kernels.query.cold",
+                                .unit = "us",
+                                .params = {.queries = query->n_heads,
+                                           .n = query->n,
+                                           .k = query->k,
+                                           .data = is_hot ? "hot" : "cold",
+                                           .form = forms[query->form],
+                                           .chapter = query->chapter},
+                                .n_needs = 1,
+                                .needs = {{KERNELS_READ, (double)query->n * 1.5, 0, 0}},
+                                .turn = answer,
+                                .arg = query,
+                            });
+    }
+    free(query->tiles);
+    query->tiles = NULL;
+    return is_good;
+}
+
+static bool measure_all(struct query *query, bool is_hot)
+{
+    static const unsigned heads[] = {1, HEADS_MAX},
+                          chapters[] = {1 << 10, 4 << 10, 16 << 10, 0};
+
+    for (unsigned i = 0; i < 2; i++)
+        for (unsigned size = 0; size < N_SIZES; size++)
+            for (unsigned chapter = 0; chapter < 4; chapter++)
+                for (unsigned form = 0; form < N_FORMS; form++) {
+                    const bool is_whole = chapters[chapter] == 0;
+
+                    query->n_heads = heads[i];
+                    query->n = sizes[size];
+                    query->form = (enum form)form;
+                    query->chapter = is_whole ? query->n : chapters[chapter];
+                    if ((form == FORM_SIEVE || is_hot) && !is_whole)
+                        continue;
+                    if (!measure(query, is_hot))
+                        return false;
+                }
+    return true;
+}
+
+bool kernels_query(struct bench *bench, const struct bench_load *load)
+{
+    const bool is_hot = strcmp(load->name, "kernels.query.hot") == 0;
+    const size_t n_items = N_MAX * (N_CELLS >> 10); /* of chapters of 1,024 rows */
+    struct kernels *kernels = kernels_open(bench);
+    struct query *query;
+    bool is_good = false;
+
+    if (kernels == NULL)
+        return false;
+    query = kernels_alloc(1, sizeof(*query));
+    if (query == NULL)
+        return false;
+    query->kernels = kernels;
+    query->centroids = kernels_alloc(kv_pq_centroids_size(&shape), sizeof(float));
+    query->queries = kernels_alloc(N_QUERIES * HEADS_MAX * D, sizeof(float));
+    query->tables = kernels_alloc(HEADS_MAX * kv_pq_table_size(&shape), sizeof(float));
+    query->scores = kernels_alloc((HEADS_MAX + KV_CHOOSE_ROOM) * n_items, sizeof(float));
+    query->counts = kernels_alloc(n_items, sizeof(uint32_t));
+    query->chosen = kernels_alloc(N_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    query->at_bound = kernels_alloc(N_MAX, sizeof(uint32_t));
+    query->bits = kernels_alloc(N_MAX / 64, sizeof(uint64_t));
+    query->equal = kernels_alloc(N_MAX / 64, sizeof(uint64_t));
+    query->scratch = kernels_alloc(kv_tiles_top_bytes(N_MAX), 1);
+    if (query->centroids != NULL && query->queries != NULL && query->tables != NULL &&
+        query->scores != NULL && query->counts != NULL && query->chosen != NULL &&
+        query->at_bound != NULL && query->bits != NULL && query->equal != NULL &&
+        query->scratch != NULL) {
+        kernels_fill_normal(query->centroids, kv_pq_centroids_size(&shape), 13);
+        kernels_fill_normal(query->queries, N_QUERIES * HEADS_MAX * D, 14);
+        is_good = measure_all(query, is_hot);
+    }
+    free(query->centroids);
+    free(query->queries);
+    free(query->tables);
+    free(query->scores);
+    free(query->counts);
+    free(query->chosen);
+    free(query->at_bound);
+    free(query->bits);
+    free(query->equal);
+    free(query->scratch);
+    free(query);
+    return is_good;
+}

@@ -1,0 +1,555 @@
+/* A layer's query as a storage node answers it, stage by stage, in the store's own files: 8 KV
+ * heads of 4 query heads, d = 128, fp16; 1,024 rows of each head are attended, chosen by exact
+ * scores among 4 or 8 times as many that codes have named, and all others are summarised.
+ *
+ *   score      codes of all candidates: all tokens but 4 sinks and the last 64
+ *   take       weights of these scores, one of four query heads, and the bound of the best
+ *   pick       which rows they are
+ *   rerank     their exact scores, kept for the rest
+ *   choose     the best by these
+ *   attend     attention over them
+ *   rest       what all others add, 16 summaries for 1,024 of them
+ *   sum        all of these;  layer: of all heads
+ *
+ * Two forms: chapters of 128 blocks, scored and chosen by cells, and of 8, by rows.
+ *
+ * Heads are asked in turn, with other vectors in each layer: data is cold where a layer's rows
+ * are more than the caches hold.  A key is one of some hundred centres and noise that is as
+ * long as a centre; few centres have most of the rows.  So cells are uneven: of a long
+ * chapter's 4,096 ones less than half have rows.  Each query vector is near a centre of
+ * its own.  Neighbours have nothing to do with each other: rows chosen lie alone, as far as
+ * their number allows.
+ *
+ * The best run of each record counts, so that sums are at least what their stages add up to.
+ * Not in it: the request's way, names in the answer, and recall, which a node samples. */
+#include "kernels.h"
+
+#include "choose.h"
+#include "index.h"
+#include "pick.h"
+#include "random.h"
+#include "remainder.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEADS = 8,
+    QUERIES = 4, /* query heads of each */
+    D = 128,
+    ROW_BYTES = 4 * D,
+    TOKENS_MAX = 128 << 10,
+    SINKS = 4,
+    WINDOW = 64,
+    K = 1024,
+    RERANK_MAX = 8,
+    TAKEN_MAX = RERANK_MAX * K,
+    RERANK_ROWS = 512, /* of a slice */
+    N_CENTRES = 300,
+    NOISE = 1 << 16,
+    LAYERS = 16, /* different questions */
+    ITERATIONS = 4,
+};
+static_assert(TAKEN_MAX <= (int)KV_CHOSEN_MAX, "rows that a query may take");
+
+static const struct kv_pq_shape codes = {D, 2, 6};
+static const struct kv_attend_shape attending = {KV_KEY_FP16, D, D, QUERIES, 0.08838835f};
+
+enum stage {
+    STAGE_SCORE,
+    STAGE_TAKE,
+    STAGE_PICK,
+    STAGE_RERANK,
+    STAGE_CHOOSE,
+    STAGE_ATTEND,
+    STAGE_REST,
+    N_STAGES,
+    SUM = N_STAGES,
+    LAYER,
+    N_RECORDS,
+};
+static const char *const names[N_RECORDS] = {
+    "kernels.stages.score",  "kernels.stages.take",   "kernels.stages.pick",
+    "kernels.stages.rerank", "kernels.stages.choose", "kernels.stages.attend",
+    "kernels.stages.rest",   "kernels.stages.sum",    "kernels.stages.layer",
+};
+
+/* What a node has, and its querier. */
+struct stages {
+    struct kernels *kernels;
+    struct kv_arena *arena;
+    struct kv_heap heap;
+    bool has_heap;
+    struct kv_indexer *indexer;
+    struct kv_unit units[HEADS];
+    unsigned n_heads; /* HEADS, but for a smoke run */
+    uint32_t n_tokens;
+    float *centres; /* (HEADS, N_CENTRES, D) */
+    float *noise;   /* (NOISE + D) */
+    float *queries; /* (LAYERS, HEADS, QUERIES, D) */
+
+    struct kv_choice take, choice;
+    struct kv_wire_range range;
+    struct kv_scan scan;
+    struct kv_scan_part *parts;
+    struct kv_chooser *chooser;
+    struct kv_picker *picker;
+    struct kv_attention *attention;
+    struct kv_remainder *remainder;
+    float *room, *tables;
+    size_t room_floats;
+    float *kept;                /* (QUERIES, TAKEN_MAX) exact scores */
+    uint32_t *taken, *among;    /* (TAKEN_MAX) */
+    uint32_t *indices, *scored; /* (TAKEN_MAX) */
+    float output[QUERIES * D], lse[QUERIES];
+
+    unsigned record;          /* that is measured */
+    double seconds[N_STAGES]; /* of a layer */
+    const char *fault;        /* NULL: answers were as they should be */
+};
+
+/* ---- a head's query, as ops_query.c goes through it ----------------------------------------
+ */
+
+static void score(struct stages *stages, struct kv_unit *unit, const float *queries)
+{
+    stages->scan = (struct kv_scan){
+        .unit = unit,
+        .type = KV_KEY_FP16,
+        .d = D,
+        .ranges = &stages->range,
+        .n_ranges = 1,
+        .n_queries = QUERIES,
+        .queries = queries,
+        .by_code = true,
+        .by_cell = true,
+        .n = kv_ranges_count(&stages->range, 1),
+        .room = stages->room,
+        .room_floats = stages->room_floats,
+        .parts = stages->parts,
+        .tables = stages->tables,
+    };
+    kv_scan_begin(&stages->scan, &stages->heap);
+    while (!kv_scan_slice(&stages->scan, &stages->heap, &kv_clock_real))
+        ;
+}
+
+static void take(struct stages *stages)
+{
+    const struct kv_scan *scan = &stages->scan;
+
+    kv_choose_begin(stages->chooser, &stages->take, scan->scores, scan->counts, NULL,
+                    scan->n_items, false, scan->scores + (size_t)scan->n_items * QUERIES);
+    while (!kv_choose_slice(stages->chooser))
+        ;
+}
+
+static void pick(struct stages *stages)
+{
+    kv_pick_begin(stages->picker, &stages->scan, stages->chooser, stages->taken, stages->among);
+    while (!kv_pick_slice(stages->picker, &stages->heap))
+        ;
+}
+
+static void rerank(struct stages *stages)
+{
+    const struct kv_scan *scan = &stages->scan;
+    const uint32_t n_taken = stages->picker->n;
+
+    for (uint32_t at = 0, n; at < n_taken; at += n) {
+        const void *keys[RERANK_ROWS];
+
+        n = n_taken - at < RERANK_ROWS ? n_taken - at : RERANK_ROWS;
+        for (uint32_t i = 0; i < n; i++)
+            keys[i] = kv_unit_row(scan->unit, stages->taken[at + i]);
+        kv_keys_score_list(scan->type, keys, n, D, scan->queries, QUERIES, stages->room + at,
+                           n_taken);
+        for (uint32_t q = 0; q < QUERIES; q++)
+            memcpy(stages->kept + (size_t)q * n_taken + at,
+                   stages->room + (size_t)q * n_taken + at, n * sizeof(float));
+        memcpy(stages->scored + at, stages->taken + at, n * sizeof(uint32_t));
+    }
+}
+
+/* Returns how many; `taken` are they. */
+static uint32_t choose(struct stages *stages)
+{
+    const uint32_t n_taken = stages->picker->n;
+    uint32_t n_chosen;
+
+    kv_choose_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, n_taken, false,
+                    stages->room + (size_t)n_taken * QUERIES);
+    while (!kv_choose_slice(stages->chooser))
+        ;
+    n_chosen = kv_choose_rows(stages->chooser, stages->indices, stages->among);
+    for (uint32_t i = 0; i < n_chosen; i++)
+        stages->taken[i] = stages->taken[stages->indices[i]];
+    return n_chosen;
+}
+
+static void attend(struct stages *stages, uint32_t n_chosen)
+{
+    kv_attention_begin(stages->attention, &attending, stages->scan.queries, false);
+    for (uint32_t i = 0; i < n_chosen; i++)
+        if (kv_attention_add(stages->attention,
+                             kv_unit_row(stages->scan.unit, stages->taken[i]),
+                             stages->among[i]))
+            kv_attention_slice(stages->attention);
+    kv_attention_slice(stages->attention);
+    kv_attention_end(stages->attention, stages->output, stages->lse);
+}
+
+static void rest(struct stages *stages, uint32_t n_chosen)
+{
+    const struct kv_remainder_question question = {
+        .scan = &stages->scan,
+        .shape = attending,
+        .bits = KV_REST_16,
+        .chosen = stages->taken,
+        .among = stages->among,
+        .n_chosen = n_chosen,
+        .scored = stages->scored,
+        .scores = stages->kept,
+        .n_scored = stages->picker->n,
+    };
+
+    kv_remainder_begin(stages->remainder, &question);
+    while (!kv_remainder_slice(stages->remainder, &stages->heap, &kv_clock_real))
+        ;
+    kv_remainder_end(stages->remainder, true, stages->output, stages->lse);
+}
+
+/* The stage's time ends, the next one's begins. */
+static void lap(struct stages *stages, enum stage stage, double *at)
+{
+    const double now = kernels_now();
+
+    stages->seconds[stage] += now - *at;
+    *at = now;
+}
+
+static void answer(struct stages *stages, struct kv_unit *unit, const float *queries)
+{
+    double at = kernels_now();
+    uint32_t n_chosen;
+
+    score(stages, unit, queries);
+    lap(stages, STAGE_SCORE, &at);
+    take(stages);
+    lap(stages, STAGE_TAKE, &at);
+    pick(stages);
+    lap(stages, STAGE_PICK, &at);
+    rerank(stages);
+    lap(stages, STAGE_RERANK, &at);
+    n_chosen = choose(stages);
+    lap(stages, STAGE_CHOOSE, &at);
+    attend(stages, n_chosen);
+    lap(stages, STAGE_ATTEND, &at);
+    rest(stages, n_chosen);
+    lap(stages, STAGE_REST, &at);
+
+    if (stages->picker->n != stages->take.factor * K || n_chosen != K)
+        stages->fault = "rows taken or chosen: not as many as asked for";
+    else if (stages->remainder->n_rest != stages->scan.n - K || stages->remainder->n_exact != 0)
+        stages->fault = "rows of the rest: not all that were not chosen";
+    else if (stages->scan.n_coded != stages->scan.n)
+        stages->fault = "rows without codes";
+    for (uint32_t q = 0; q < QUERIES; q++)
+        if (!isfinite(stages->lse[q]))
+            stages->fault = "a log-sum-exp that is not finite";
+}
+
+static double layer(void *arg, size_t i)
+{
+    struct stages *stages = arg;
+    const float *queries = stages->queries + i % LAYERS * (HEADS * QUERIES * D);
+    double sum = 0;
+
+    memset(stages->seconds, 0, sizeof(stages->seconds));
+    for (unsigned head = 0; head < stages->n_heads; head++)
+        answer(stages, &stages->units[head], queries + (size_t)head * QUERIES * D);
+    for (unsigned stage = 0; stage < N_STAGES; stage++)
+        sum += stages->seconds[stage];
+    return stages->record == LAYER ? sum
+           : stages->record == SUM ? sum / stages->n_heads
+                                   : stages->seconds[stages->record] / stages->n_heads;
+}
+
+/* ---- data ----------------------------------------------------------------------------------
+ */
+
+/* Of a number that is neither too large for fp16 nor no number; the nearest, halves away from
+ * zero; tiny ones are 0. */
+static uint16_t half_of(float value)
+{
+    const uint32_t bias = 112u << 23; /* between the exponents' */
+    uint32_t bits, magnitude;
+
+    memcpy(&bits, &value, sizeof(bits));
+    magnitude = (bits & 0x7fffffff) + 0x1000;
+    return (uint16_t)((bits >> 16 & 0x8000) |
+                      (magnitude < bias + (1u << 23) ? 0 : (magnitude - bias) >> 13));
+}
+
+static const float *centre_at(const struct stages *stages, unsigned head, uint32_t centre)
+{
+    return stages->centres + ((size_t)head * N_CENTRES + centre) * D;
+}
+
+static void fill_rows(const struct stages *stages, unsigned head)
+{
+    const struct kernels *kernels = stages->kernels;
+    struct kv_random random;
+
+    kv_random_init(&random, head + 1);
+    for (uint32_t token = 0; token < stages->n_tokens; token++) {
+        uint8_t *row = kv_unit_row(&stages->units[head], token);
+        const double place = (double)kv_random_below(&random, NOISE) / NOISE;
+        const float *centre = centre_at(stages, head, (uint32_t)(place * place * N_CENTRES));
+        const float *noise = stages->noise + kv_random_below(&random, NOISE);
+        const size_t at = ((size_t)head * stages->n_tokens + token) * (ROW_BYTES / 2);
+        uint16_t key[D];
+
+        for (uint32_t i = 0; i < D; i++)
+            key[i] = half_of(centre[i] + noise[i]);
+        memcpy(row, key, sizeof(key));
+        memcpy(row + sizeof(key), kernels->from + at % kernels->bytes, ROW_BYTES / 2);
+    }
+}
+
+static void fill_queries(const struct stages *stages)
+{
+    struct kv_random random;
+
+    kv_random_init(&random, 23);
+    for (size_t i = 0; i < (size_t)LAYERS * HEADS * QUERIES; i++) {
+        const unsigned head = i / QUERIES % HEADS;
+        const float *centre =
+            centre_at(stages, head, (uint32_t)kv_random_below(&random, N_CENTRES));
+        const float *noise = stages->noise + kv_random_below(&random, NOISE);
+
+        for (uint32_t j = 0; j < D; j++)
+            stages->queries[i * D + j] = 0.5f * centre[j] + 0.5f * noise[j];
+    }
+}
+
+static void close_units(struct stages *stages)
+{
+    if (stages->has_heap) {
+        for (unsigned head = 0; head < stages->n_heads; head++)
+            if (stages->units[head].row_bytes > 0)
+                kv_unit_clear(&stages->units[head], &stages->heap);
+        kv_indexer_destroy(stages->indexer);
+        kv_heap_fini(&stages->heap);
+    }
+    if (stages->arena != NULL)
+        kv_arena_destroy(stages->arena);
+    memset(stages->units, 0, sizeof(stages->units));
+    stages->arena = NULL;
+    stages->indexer = NULL;
+    stages->has_heap = false;
+}
+
+/* One thread's units, indexed.  false: no memory, said; close_units() all the same. */
+static bool open_units(struct stages *stages, uint32_t chapter_blocks)
+{
+    const uint64_t rows_bytes = (uint64_t)stages->n_tokens * ROW_BYTES * stages->n_heads;
+    const struct kv_index_plan plan = {
+        .chapter_blocks = chapter_blocks,
+        .shape = codes,
+        .type = KV_KEY_FP16,
+        .d_v = D,
+        .rest_bits = KV_REST_16,
+        .iterations = ITERATIONS,
+        .seed = 1,
+    };
+    bool is_good;
+
+    stages->arena = kv_arena_create(2 * rows_bytes + (64 << 20));
+    stages->has_heap = stages->arena != NULL && kv_heap_init(&stages->heap, stages->arena);
+    if (stages->has_heap)
+        stages->indexer = kv_indexer_create(&stages->heap, &kv_clock_real);
+    is_good = stages->indexer != NULL;
+    for (unsigned head = 0; is_good && head < stages->n_heads; head++) {
+        struct kv_unit *unit = &stages->units[head];
+
+        is_good = kv_unit_init(unit, &stages->heap, 0, head, ROW_BYTES) == KV_OK &&
+                  kv_unit_reserve(unit, &stages->heap, stages->n_tokens) == KV_OK;
+        if (!is_good)
+            break;
+        fill_rows(stages, head);
+        unit->committed = stages->n_tokens;
+        is_good = kv_index_cut(stages->indexer, unit, unit->committed, &plan) == KV_OK;
+        while (kv_indexer_step(stages->indexer))
+            ;
+    }
+    if (!is_good)
+        bench_complain("units: %u tokens of %u heads: refused", stages->n_tokens,
+                       stages->n_heads);
+    return is_good;
+}
+
+/* ---- records -------------------------------------------------------------------------------
+ */
+
+/* What bounds the record; returns how many.  What is chosen by is hot: no limit for that. */
+static unsigned needs_of(const struct stages *stages,
+                         uint32_t chapter,
+                         bool is_cells,
+                         struct kernels_need *ret_needs)
+{
+    const struct kv_rest_shape summaries = {KV_KEY_FP16, D, D, KV_REST_16};
+    const double n_taken = stages->take.factor * K, pair = 2.0 * QUERIES;
+    const double n_chapters = ((stages->n_tokens + chapter - 1) / chapter);
+    const double n_groups = (double)stages->n_tokens / KV_REST_ROWS;
+    const double of_chapter = (double)(kv_pq_centroids_size(&codes) * sizeof(float)) +
+                              (double)(is_cells ? (kv_cells_n(&codes) + 1) * sizeof(uint32_t)
+                                                : chapter / KV_PQ_TILE * kv_tile_bytes(&codes));
+
+    switch (stages->record) {
+    case STAGE_SCORE:
+        ret_needs[0] = (struct kernels_need){KERNELS_READ, n_chapters * of_chapter, 0, 0};
+        ret_needs[1] = (struct kernels_need){
+            KERNELS_FMA, n_chapters * pair * (double)kv_pq_centroids_size(&codes), 0, 0};
+        return 2;
+    case STAGE_RERANK:
+        ret_needs[0] = (struct kernels_need){KERNELS_ROWS, n_taken * (ROW_BYTES / 2), ROW_BYTES,
+                                             ROW_BYTES / 2};
+        ret_needs[1] = (struct kernels_need){KERNELS_FMA, n_taken * pair * D, 0, 0};
+        return 2;
+    case STAGE_ATTEND:
+        ret_needs[0] =
+            (struct kernels_need){KERNELS_ROWS, (double)K * ROW_BYTES, ROW_BYTES, ROW_BYTES};
+        ret_needs[1] = (struct kernels_need){KERNELS_FMA, K * pair * 2 * D, 0, 0};
+        return 2;
+    case STAGE_REST:
+        ret_needs[0] = (struct kernels_need){
+            KERNELS_READ, n_groups * (double)kv_rest_bytes(&summaries), 0, 0};
+        ret_needs[1] = (struct kernels_need){
+            KERNELS_FMA, n_groups * (double)kv_rest_n_summaries(&summaries) * pair * 2 * D, 0,
+            0};
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blocks)
+{
+    const uint32_t chapter = chapter_blocks * KV_BLOCK_TOKENS;
+    const bool is_cells = chapter >= kv_codebook_cells_pay(&codes);
+    bool is_good = true;
+
+    stages->choice = (struct kv_choice){.merge = KV_MERGE_SUM,
+                                        .n_queries = QUERIES,
+                                        .scale = attending.scale,
+                                        .k = K,
+                                        .factor = 1};
+    stages->take = stages->choice;
+    stages->take.factor = factor;
+    for (unsigned record = 0; is_good && record < N_RECORDS; record++) {
+        struct kernels_case one = {
+            .name = names[record],
+            .unit = "us",
+            .params = {.shape = "8b",
+                       .rows = factor * K,
+                       .data = "cold",
+                       .queries = QUERIES,
+                       .n = stages->n_tokens,
+                       .k = K,
+                       .form = is_cells ? "cells" : "tiles",
+                       .chapter = chapter},
+            .part = layer,
+            .arg = stages,
+        };
+
+        stages->record = record;
+        one.n_needs = needs_of(stages, chapter, is_cells, one.needs);
+        is_good = kernels_measure(stages->kernels, &one);
+        if (is_good && stages->fault != NULL) {
+            bench_complain("%s: %s", names[record], stages->fault);
+            is_good = false;
+        }
+    }
+    return is_good;
+}
+
+static bool measure_all(struct stages *stages)
+{
+    static const uint32_t chapters[] = {128, 8}; /* blocks */
+    bool is_good = true;
+
+    kernels_fill_normal(stages->centres, HEADS * N_CENTRES * D, 21);
+    kernels_fill_normal(stages->noise, NOISE + D, 22);
+    fill_queries(stages);
+    for (unsigned i = 0; is_good && i < sizeof(chapters) / sizeof(chapters[0]); i++) {
+        is_good = open_units(stages, chapters[i]);
+        for (uint32_t factor = 4; is_good && factor <= RERANK_MAX; factor *= 2)
+            is_good = measure(stages, factor, chapters[i]);
+        close_units(stages);
+    }
+    return is_good;
+}
+
+bool kernels_stages(struct bench *bench, const struct bench_load *load)
+{
+    struct kernels *kernels = kernels_open(bench);
+    struct stages *stages;
+    size_t n_tokens;
+    bool is_good = false;
+
+    (void)load;
+    if (kernels == NULL)
+        return false;
+    stages = kernels_alloc(1, sizeof(*stages));
+    if (stages == NULL)
+        return false;
+    /* As many tokens as the memory that was asked for holds, and at least enough to choose. */
+    n_tokens = kernels->bytes / (HEADS * ROW_BYTES);
+    n_tokens = n_tokens < 2 * TAKEN_MAX ? 2 * TAKEN_MAX : n_tokens;
+    n_tokens = n_tokens > TOKENS_MAX ? TOKENS_MAX : n_tokens / KV_REST_ROWS * KV_REST_ROWS;
+    stages->kernels = kernels;
+    stages->n_heads = bench->smoke ? 2 : HEADS;
+    stages->n_tokens = (uint32_t)n_tokens;
+    stages->range = (struct kv_wire_range){SINKS, stages->n_tokens - WINDOW};
+    stages->room_floats = n_tokens * (QUERIES + KV_SCAN_SPARE);
+    stages->centres = kernels_alloc(HEADS * N_CENTRES * D, sizeof(float));
+    stages->noise = kernels_alloc(NOISE + D, sizeof(float));
+    stages->queries = kernels_alloc(LAYERS * HEADS * QUERIES * D, sizeof(float));
+    stages->parts = kernels_alloc(KV_SCAN_PARTS_MAX, sizeof(*stages->parts));
+    stages->chooser = kernels_alloc(1, sizeof(*stages->chooser));
+    stages->picker = kv_picker_create();
+    stages->attention = kernels_alloc(1, sizeof(*stages->attention));
+    stages->remainder = kernels_alloc(1, sizeof(*stages->remainder));
+    stages->room = kernels_alloc(stages->room_floats, sizeof(float));
+    stages->tables = kernels_alloc((size_t)QUERIES * KV_SCAN_TABLE, sizeof(float));
+    stages->kept = kernels_alloc(QUERIES * TAKEN_MAX, sizeof(float));
+    stages->taken = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    stages->among = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    stages->indices = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    stages->scored = kernels_alloc(TAKEN_MAX, sizeof(uint32_t));
+    if (stages->centres != NULL && stages->noise != NULL && stages->queries != NULL &&
+        stages->parts != NULL && stages->chooser != NULL && stages->picker != NULL &&
+        stages->attention != NULL && stages->remainder != NULL && stages->room != NULL &&
+        stages->tables != NULL && stages->kept != NULL && stages->taken != NULL &&
+        stages->among != NULL && stages->indices != NULL && stages->scored != NULL)
+        is_good = measure_all(stages);
+    kv_picker_destroy(stages->picker);
+    free(stages->centres);
+    free(stages->noise);
+    free(stages->queries);
+    free(stages->parts);
+    free(stages->chooser);
+    free(stages->attention);
+    free(stages->remainder);
+    free(stages->room);
+    free(stages->tables);
+    free(stages->kept);
+    free(stages->taken);
+    free(stages->among);
+    free(stages->indices);
+    free(stages->scored);
+    free(stages);
+    return is_good;
+}
