@@ -5,12 +5,14 @@
  * listens there; the real client library, nothing replaced.  A key
  * is made of small multiples of 1/64, exact in every type; what it is follows from its place
  * and a salt, so that the test scores all candidates again in double precision.  Choices are
- * compared as sets: who is within MARGIN of the last one chosen may be in or out.
+ * compared as sets: who is within MARGIN of the last one chosen may be in or out.  Attention is
+ * compared by its bits with that over the rows that an answer of ids names.
  */
 #include "cluster.h"
 #include "rows.h"
 #include "transport_fault.h"
 
+#include "attend.h"
 #include "hash.h"
 
 #include <setjmp.h>
@@ -133,12 +135,19 @@ static void make_models(void)
     make_model(RAGGED, "query ragged", KV_FP16, 4, ragged, 32, 16);
 }
 
-/* Salts from here on make keys of zeros. */
+/* Salts from here on make rows of only a few kinds. */
+#define SALT_KINDS (UINT64_C(1) << 30)
+#define N_KINDS    12
+/* Salts from here on make values of any bits, which no number may be. */
+#define SALT_RAW (UINT64_C(1) << 31)
+/* Salts from here on make rows of zeros. */
 #define SALT_ZEROS (UINT64_C(1) << 32)
 
-/* Element i of a key: at most 127 / 64 in size. */
+/* Element i of a key, and of the value behind it: at most 127 / 64 in size. */
 static float key_of(uint64_t salt, uint32_t layer, uint32_t head, uint32_t token, uint32_t i)
 {
+    if (salt >= SALT_KINDS && salt < SALT_RAW)
+        token = token * 31 % N_KINDS;
     uint64_t place = (uint64_t)layer << 56 ^ (uint64_t)head << 48 ^ (uint64_t)token << 16 ^ i;
 
     if (salt >= SALT_ZEROS)
@@ -181,7 +190,7 @@ static void make_row(uint8_t *row,
     uint32_t step = kv_dtype_bytes(schema->dtype);
 
     test_row(row, schema->row_bytes, salt, layer, head, token);
-    for (uint32_t i = 0; i < schema->d_k; i++)
+    for (uint32_t i = 0; i < (salt < SALT_RAW ? schema->d_k + schema->d_v : schema->d_k); i++)
         store(row + i * step, schema->dtype, key_of(salt, layer, head, token, i));
 }
 
@@ -537,6 +546,10 @@ static void check_form(const struct question *question,
     assert_int_equal(found->scores != NULL, query->scores);
     assert_int_equal(found->heads != NULL, query->merge == KV_MERGE_NONE);
     assert_int_equal(found->row_of != NULL, query->answer == KV_ANSWER_ROWS);
+    assert_int_equal(found->n_chosen, found->n_ids);
+    assert_int_equal(found->n_rest, 0);
+    assert_null(found->outputs);
+    assert_null(found->lses);
     for (uint32_t i = 0; i < found->n_ids; i++, j++) {
         while (j < truth.n && truth.tokens[j] < found->ids[i])
             j++;
@@ -611,6 +624,242 @@ ask(struct side *side, struct kv_session *session, const struct question *questi
     sums = check_answer(op, session, question);
     kv_op_free(op);
     return sums;
+}
+
+/* ---- attention --------------------------------------------------------------------------- */
+
+/* One head's rows that an answer names, held ones or the others, and attention over them. */
+struct attended {
+    struct kv_attend_shape shape;
+    uint32_t n;
+    uint8_t rows[TOKENS_MAX * 1024];
+    uint32_t among[TOKENS_MAX];
+    float state[8 * (2 + KV_ATTEND_D_MAX)];
+    float outputs[8 * KV_ATTEND_D_MAX], lses[8];
+};
+static struct attended others, own;
+
+static void attend(struct attended *attended,
+                   const struct question *question,
+                   const struct kv_layer_schema *schema,
+                   uint32_t head,
+                   const struct kv_found *found,
+                   bool held)
+{
+    const struct kv_query *query = &question->query;
+    const float *queries =
+        query->queries + (size_t)(head - query->head_begin) * query->n_queries * schema->d_k;
+
+    attended->shape = (struct kv_attend_shape){.type = (enum kv_key_type)schema->dtype,
+                                               .d_k = schema->d_k,
+                                               .d_v = schema->d_v,
+                                               .n_queries = query->n_queries,
+                                               .scale = query->scale};
+    attended->n = 0;
+    for (uint32_t i = 0; i < found->n_ids; i++) {
+        if ((found->row_of[i] == KV_ROW_HELD) != held)
+            continue;
+        make_row(attended->rows + (size_t)attended->n * schema->row_bytes, schema,
+                 salt_of(question, found->ids[i]), query->layer, head, found->ids[i]);
+        attended->among[attended->n++] = found->heads != NULL ? found->heads[i] : UINT32_MAX;
+    }
+    kv_attend_begin(&attended->shape, attended->state);
+    kv_attend_run(&attended->shape, queries, attended->rows, schema->row_bytes, attended->n,
+                  attended->among, attended->state);
+    kv_attend_end(&attended->shape, attended->state, attended->outputs, attended->lses);
+}
+
+static void assert_same_floats(const float *a, const float *b, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (bits_of(a[i]) != bits_of(b[i]) && !(isnan(a[i]) && isnan(b[i])))
+            fail_msg("element %zu of %zu: %.9g, not %.9g", i, n, (double)a[i], (double)b[i]);
+}
+
+static struct kv_op *
+answered(struct side *side, struct kv_session *session, const struct kv_query *query)
+{
+    struct kv_op *op = begin_query(side, session, query);
+
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    return op;
+}
+
+/* The same rows are chosen, all of them or those held. */
+static void check_names(const struct kv_found *found, const struct kv_found *ids, bool all)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < ids->n_ids; i++) {
+        if (at == found->n_ids || found->ids[at] != ids->ids[i]) {
+            assert_false(all);
+            continue;
+        }
+        if (found->heads != NULL)
+            assert_int_equal(found->heads[at], ids->heads[i]);
+        if (found->scores != NULL)
+            assert_same_floats(&found->scores[at], &ids->scores[i], 1);
+        assert_true(all ? found->row_of[at] == 0 || found->row_of[at] == KV_ROW_HELD
+                        : found->row_of[at] == KV_ROW_HELD);
+        at++;
+    }
+    assert_int_equal(at, found->n_ids);
+    assert_int_equal(found->heads != NULL, ids->heads != NULL);
+    assert_int_equal(found->scores != NULL, ids->scores != NULL);
+    assert_int_equal(found->n_chosen, ids->n_ids);
+    assert_int_equal(found->n_rest + found->n_rows, 0);
+    assert_null(found->rows);
+}
+
+/* Asks for ids, for attention with names, and without: it is the attention over the rows that
+ * are chosen and not held, to the bit.  Returns how many were held. */
+static uint32_t
+ask_attend(struct side *side, struct kv_session *session, const struct question *question)
+{
+    struct kv_query query = question->query;
+    const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query.layer];
+    const uint32_t n_heads = query.n_heads > 0 ? query.n_heads : schema->n_kv_heads;
+    struct kv_op *ids_op, *names_op, *op;
+    uint32_t n_held = 0;
+
+    assert_in_range(schema->row_bytes, 1, 1024);
+    query.answer = KV_ANSWER_IDS;
+    ids_op = answered(side, session, &query);
+    query.answer = KV_ANSWER_ATTEND;
+    op = answered(side, session, &query);
+    query.names = true;
+    names_op = answered(side, session, &query);
+    for (uint32_t i = 0; i < n_heads; i++) {
+        struct kv_found ids, names, found;
+        uint32_t n_held_here = 0;
+
+        assert_int_equal(kv_op_found(ids_op, i, &ids), KV_OK);
+        assert_int_equal(kv_op_found(names_op, i, &names), KV_OK);
+        assert_int_equal(kv_op_found(op, i, &found), KV_OK);
+        check_names(&names, &ids, true);
+        check_names(&found, &ids, false);
+        for (uint32_t j = 0; j < names.n_ids; j++)
+            n_held_here += names.row_of[j] == KV_ROW_HELD;
+        assert_int_equal(found.n_ids, n_held_here);
+        n_held += n_held_here;
+        attend(&others, question, schema, query.head_begin + i, &names, false);
+        assert_same_floats(names.lses, others.lses, query.n_queries);
+        assert_same_floats(names.outputs, others.outputs,
+                           (size_t)query.n_queries * schema->d_v);
+        assert_same_floats(found.lses, others.lses, query.n_queries);
+        assert_same_floats(found.outputs, others.outputs,
+                           (size_t)query.n_queries * schema->d_v);
+        for (uint32_t q = 0; others.n == 0 && q < query.n_queries; q++)
+            assert_true(isinf(found.lses[q]) && found.lses[q] < 0 &&
+                        found.outputs[(size_t)q * schema->d_v] == 0);
+    }
+    kv_op_free(ids_op);
+    kv_op_free(names_op);
+    kv_op_free(op);
+    return n_held;
+}
+
+/* ---- the rest ---------------------------------------------------------------------------- */
+
+/* Of one vector: the attention over all candidates but for chosen ones, where `all` is false.
+ *   names  the answer for the head, of which all chosen rows are named */
+static double attention_over(const struct question *question,
+                             const struct kv_layer_schema *schema,
+                             uint32_t head,
+                             uint32_t q,
+                             const struct kv_found *names,
+                             bool all,
+                             double *ret_output)
+{
+    const struct kv_query *query = &question->query;
+    const float *vector =
+        query->queries +
+        ((size_t)(head - query->head_begin) * query->n_queries + q) * schema->d_k;
+    double sum = 0;
+    uint32_t at = 0;
+
+    memset(ret_output, 0, schema->d_v * sizeof(*ret_output));
+    for (uint32_t i = 0; i < query->n_ranges; i++) {
+        for (uint32_t token = query->ranges[i].begin; token < query->ranges[i].end; token++) {
+            const uint64_t salt = salt_of(question, token);
+            bool is_chosen = false;
+            double score = 0;
+
+            if (at < names->n_ids && names->ids[at] == token) {
+                is_chosen = names->heads == NULL || (names->heads[at] >> q & 1) != 0;
+                at++;
+            }
+            if (is_chosen && !all)
+                continue;
+            for (uint32_t j = 0; j < schema->d_k; j++)
+                score += (double)vector[j] * (double)key_of(salt, query->layer, head, token, j);
+            score = exp(score * (double)query->scale);
+            sum += score;
+            for (uint32_t j = 0; j < schema->d_v; j++)
+                ret_output[j] +=
+                    score * (double)key_of(salt, query->layer, head, token, schema->d_k + j);
+        }
+    }
+    for (uint32_t j = 0; sum > 0 && j < schema->d_v; j++)
+        ret_output[j] /= sum;
+    return log(sum);
+}
+
+/* Asks for attention and for names, each with the rest; both are near what they estimate.
+ * Tokens before `n_summarised` have summaries of that size. */
+static void ask_rest(struct side *side,
+                     struct kv_session *session,
+                     const struct question *question,
+                     uint32_t n_summarised,
+                     double margin)
+{
+    static const enum kv_answer answers[] = {KV_ANSWER_ATTEND, KV_ANSWER_IDS, KV_ANSWER_ROWS};
+    struct kv_query query = question->query;
+    const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query.layer];
+    const uint32_t n_heads = query.n_heads > 0 ? query.n_heads : schema->n_kv_heads;
+    const uint32_t all = UINT32_MAX >> (32 - query.n_queries);
+    static double wanted[D_K_MAX];
+
+    for (unsigned a = 0; a < 3; a++) {
+        query.answer = answers[a];
+        query.names = answers[a] == KV_ANSWER_ATTEND;
+        struct kv_op *op = answered(side, session, &query);
+        for (uint32_t head = 0; head < n_heads; head++) {
+            struct kv_found found;
+            uint32_t n_rest = 0;
+
+            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids, found.n_chosen);
+            assert_int_equal(found.n_rows, a == 2 ? found.n_ids : 0);
+            for (uint32_t i = 0; i < query.n_ranges; i++)
+                for (uint32_t token = query.ranges[i].begin; token < query.ranges[i].end;
+                     token++)
+                    n_rest += token < n_summarised;
+            for (uint32_t i = 0; i < found.n_ids; i++)
+                n_rest -= found.ids[i] < n_summarised &&
+                          (found.heads == NULL || found.heads[i] == all);
+            assert_int_equal(found.n_rest, n_rest);
+            for (uint32_t q = 0; q < query.n_queries; q++) {
+                double lse = attention_over(question, schema, query.head_begin + head, q,
+                                            &found, a == 0, wanted);
+
+                if (isinf(lse)) {
+                    assert_true(isinf(found.lses[q]) && found.lses[q] < 0);
+                    continue;
+                }
+                if (!(fabs((double)found.lses[q] - lse) < margin))
+                    fail_msg("answer %u: log-sum-exp %g, not %g", a, (double)found.lses[q],
+                             lse);
+                for (uint32_t j = 0; j < schema->d_v; j++)
+                    if (!(fabs((double)found.outputs[q * schema->d_v + j] - wanted[j]) <
+                          margin))
+                        fail_msg("answer %u: output %u: %g, not %g", a, j,
+                                 (double)found.outputs[q * schema->d_v + j], wanted[j]);
+            }
+        }
+        kv_op_free(op);
+    }
 }
 
 static void query_fails(struct side *side,
@@ -831,6 +1080,314 @@ static void held_blocks(void **state)
     close_side(&side);
 }
 
+/* Attention by the node over what is chosen: every model and merge. */
+static void attention_of_every_model_and_merge(void **state)
+{
+    static struct question question;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = 0; model < N_MODELS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]);
+
+        put(&side, session, 0, 1300, 1);
+        for (uint32_t layer = 0; layer < models[model].schema.n_layers; layer++) {
+            for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+                make_question(&question, layer, 1300, 1);
+                question.query.merge = (enum kv_merge)merge;
+                question.query.answer = KV_ANSWER_ATTEND;
+                if (model == KEYS_ONLY) {
+                    query_fails(&side, session, &question, 0, KV_UNSUPPORTED);
+                    continue;
+                }
+                ask_attend(&side, session, &question);
+                question.query.rerank = 3;
+                question.query.scores = true;
+                question.query.n_queries = 8;
+                question.query.k = 64 + merge;
+                ask_attend(&side, session, &question);
+                question.query.selection = merge % 2 ? KV_SELECT_MASS : KV_SELECT_FROM;
+                question.query.share = 0.5f;
+                ask_attend(&side, session, &question);
+            }
+            if (model == KEYS_ONLY)
+                continue;
+            /* All candidates. */
+            question.query.selection = KV_SELECT_TOP;
+            question.query.share = 0;
+            question.query.k = KV_CHOSEN_MAX;
+            ask_attend(&side, session, &question);
+            question.query.scores = false;
+            question.query.n_queries = 1;
+            ask_attend(&side, session, &question);
+            question.query.merge = KV_MERGE_SUM;
+            question.query.n_ranges = 2;
+            question.ranges[0] = (struct kv_range){3, 4};
+            question.ranges[1] = (struct kv_range){5, 1299};
+            ask_attend(&side, session, &question);
+        }
+        if (model != KEYS_ONLY) {
+            struct kv_index index = index_of(1280, CHAPTER_BLOCKS);
+
+            make_index(session, &index);
+            make_question(&question, 1, 1300, 1);
+            for (uint32_t rerank = 1; rerank <= 4; rerank += 3) {
+                question.query.rerank = rerank;
+                ask_attend(&side, session, &question);
+            }
+        }
+        close_session(session);
+    }
+    close_side(&side);
+}
+
+/* More rows than could be sent or named; values that are no numbers; and what may not be asked.
+ */
+static void attention_of_many_rows(void **state)
+{
+    static struct question question;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[BRAINS]);
+    put(&side, session, 0, 2000, 1);
+    put(&side, session, 2000, 2000, SALT_RAW + 1);
+    make_question(&question, 1, 4000, 1);
+    question.salts[1].begin = 2000;
+    question.salts[1].salt = SALT_RAW + 1;
+    question.n_salts = 2;
+    question.query.k = KV_CHOSEN_MAX;
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        question.query.merge = (enum kv_merge)merge;
+        question.query.scores = merge % 2;
+        ask_attend(&side, session, &question);
+        question.ranges[0].end = 2000;
+        ask_attend(&side, session, &question);
+        question.ranges[0].end = 4000;
+    }
+    question.query.names = true;
+    query_fails(&side, session, &question, 0, KV_INVALID); /* rows are named anyway */
+    question.query.names = false;
+    question.query.answer = (enum kv_answer)(KV_ANSWER_ATTEND + 1);
+    query_fails(&side, session, &question, 0, KV_INVALID);
+    close_session(session);
+    close_side(&side);
+}
+
+/* What is not chosen is estimated where there are summaries, and attended where not: near the
+ * attention over all. */
+static void the_rest(void **state)
+{
+    static struct question question;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = HALVES; model <= BRAINS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]), *fork;
+        struct kv_index index = index_of(2100, CHAPTER_BLOCKS);
+
+        put(&side, session, 0, 2300, SALT_KINDS);
+        make_question(&question, 1, 2300, SALT_KINDS);
+        question.query.rest = 64;
+        question.query.n_heads = 2;
+        ask_rest(&side, session, &question, 0, 1e-3);
+        index.rest = 64;
+        make_index(session, &index);
+        for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+            question.query.merge = (enum kv_merge)merge;
+            question.query.rerank = 1;
+            ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 0.05);
+            question.query.rerank = merge % 2 ? 4 : UINT32_MAX; /* step 1 takes all */
+            ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 0.05);
+        }
+        question.query.k = KV_CHOSEN_MAX; /* nothing is left over */
+        question.query.merge = KV_MERGE_SUM;
+        question.query.rerank = 1;
+        question.ranges[0].end = 600;
+        ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 1e-3);
+        question.query.k = 20;
+        question.ranges[0].end = 2300;
+        question.query.rest = 16; /* there are none */
+        ask_rest(&side, session, &question, 0, 1e-3);
+
+        /* A fork has them, and ranges cut groups. */
+        fork = fork_session(session, 1500);
+        put(&side, fork, 1500, 300, SALT_KINDS + 1);
+        question.query.rest = 64;
+        question.query.n_ranges = 3;
+        question.ranges[0] = (struct kv_range){5, 6};
+        question.ranges[1] = (struct kv_range){100, 1100};
+        question.ranges[2] = (struct kv_range){1300, 1800};
+        question.salts[1].begin = 1500;
+        question.salts[1].salt = SALT_KINDS + 1;
+        question.n_salts = 2;
+        ask_rest(&side, fork, &question, 1408, 0.05);
+        question.n_salts = 1;
+        close_session(session);
+        question.ranges[2].end = 1450;
+        truncate_session(fork, 1450);
+        ask_rest(&side, fork, &question, 1408, 0.05); /* the block behind it is a copy */
+        close_session(fork);
+    }
+    struct kv_session *session = open_session(&side, &models[KEYS_ONLY]);
+    struct kv_index index = index_of(1024, CHAPTER_BLOCKS);
+    struct kv_op *op = NULL;
+
+    put(&side, session, 0, 1100, 1);
+    make_question(&question, 1, 1100, 1);
+    question.query.rest = 16;
+    query_fails(&side, session, &question, 0, KV_UNSUPPORTED);
+    question.query.rest = 17;
+    query_fails(&side, session, &question, 0, KV_INVALID);
+    index.rest = 16;
+    kv_status_t status = kv_index_begin(session, &index, 0, &op);
+    expect(op, status, KV_UNSUPPORTED, "index");
+    close_session(session);
+    close_side(&side);
+}
+
+/* Rows that the caller holds are chosen, named and left out: with the caller's own part it is
+ * the attention over all. */
+static void attention_without_held_blocks(void **state)
+{
+    static struct question question;
+    static uint32_t crcs[4 * 640];
+    static float outputs[4][3 * 64], lses[4][3];
+    uint32_t n_held[4] = {5, 0, 2, 1};
+    struct kv_held held[8];
+    struct kv_rows box = {.layer_begin = 1, .n_layers = 1, .n_tokens = 640};
+    const struct kv_layer_schema *schema = &models[HALVES].schema.layers[1];
+    struct kv_session *session;
+    struct kv_found found;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, 640, 1);
+    struct kv_rows_io io = {.buffer = side.in, .crcs = crcs};
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "read");
+#define INSTANCE(head, block) kv_held_instance(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+    for (uint32_t block = 0; block < 5; block++)
+        held[block] = (struct kv_held){block, INSTANCE(0, block)};
+    held[5] = (struct kv_held){1, INSTANCE(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_held){3, INSTANCE(2, 3)};
+    held[7] = (struct kv_held){2, INSTANCE(2, 2)}; /* of another head */
+#undef INSTANCE
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        make_question(&question, 1, 640, 1);
+        question.query.merge = (enum kv_merge)merge;
+        question.query.k = 200;
+        question.query.rerank = 1 + merge % 2;
+        question.query.scores = merge % 2;
+        assert_int_equal(ask_attend(&side, session, &question), 0);
+        question.query.answer = KV_ANSWER_ATTEND;
+        op = answered(&side, session, &question.query);
+        for (uint32_t head = 0; head < 4; head++) {
+            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids, 0);
+            memcpy(outputs[head], found.outputs, sizeof(outputs[head]));
+            memcpy(lses[head], found.lses, sizeof(lses[head]));
+        }
+        kv_op_free(op);
+
+        question.query.n_held = n_held;
+        question.query.held = held;
+        assert_in_range(ask_attend(&side, session, &question), 200, 1600);
+        op = answered(&side, session, &question.query);
+        for (uint32_t head = 0; head < 4; head++) {
+            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids == found.n_chosen, head == 0);
+            assert_int_equal(found.n_ids > 0, head == 0 || head == 2);
+            for (uint32_t i = 0; head > 0 && i < found.n_ids; i++)
+                assert_int_equal(found.ids[i] / KV_BLOCK_TOKENS, 3);
+            attend(&own, &question, schema, head, &found, true);
+            kv_attend_merge(3, 64, 2, (const float *[]){found.outputs, own.outputs},
+                            (const float *[]){found.lses, own.lses}, own.outputs, own.lses);
+            for (uint32_t i = 0; i < 3; i++)
+                assert_true(fabsf(own.lses[i] - lses[head][i]) <= 1e-4f);
+            for (uint32_t i = 0; i < 3 * 64; i++)
+                assert_true(fabsf(own.outputs[i] - outputs[head][i]) <= 1e-4f);
+        }
+        kv_op_free(op);
+    }
+    close_session(session);
+    close_side(&side);
+}
+
+/* A weight must not depend on how many others are asked for. */
+static void assert_same_weights(const struct kv_found *few, const struct kv_found *many)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < few->n_ids; i++, at++) {
+        while (at < many->n_ids && many->ids[at] < few->ids[i])
+            at++;
+        assert_true(at < many->n_ids && many->ids[at] == few->ids[i]);
+        assert_true(few->scores[i] == many->scores[at]);
+    }
+}
+
+/* Codes of so few bits that chapters are scored by cell, and have far more rows than cells:
+ * every merge, ranges that cut chapters, and weights that no step 2 has touched. */
+static void chapters_by_cell(void **state)
+{
+    static struct question question;
+    struct kv_index index = index_of(3072, CHAPTER_BLOCKS);
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[FLOATS]);
+    put(&side, session, 0, 3100, 1);
+    index.bits = 3;
+    make_index(session, &index);
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        make_question(&question, 0, 3100, 1);
+        question.query.merge = (enum kv_merge)merge;
+        rerank_most(&question);
+        assert_true(ask(&side, session, &question).n_coded > 0);
+        question.ranges[0] = (struct kv_range){4, 900};
+        question.ranges[1] = (struct kv_range){1000, 2900};
+        question.ranges[2] = (struct kv_range){2950, 3050};
+        question.query.n_ranges = 3;
+        rerank_most(&question);
+        assert_true(ask(&side, session, &question).n_coded > 0);
+    }
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        struct kv_found found[2];
+        struct kv_op *ops[2];
+
+        make_question(&question, 0, 3072, 1);
+        question.query.merge = (enum kv_merge)merge;
+        question.query.answer = KV_ANSWER_IDS;
+        question.query.n_queries = 1;
+        question.query.scores = true;
+        for (unsigned i = 0; i < 2; i++) {
+            question.query.k = i == 0 ? 30 : 2500;
+            ops[i] = begin_query(&side, session, &question.query);
+            if (kv_wait(ops[i]) != KV_OK)
+                fail_msg("query: %s", kv_op_detail(ops[i]));
+        }
+        assert_int_equal(kv_op_found(ops[0], 1, &found[0]), KV_OK);
+        assert_int_equal(kv_op_found(ops[1], 1, &found[1]), KV_OK);
+        assert_int_equal(found[0].n_ids, 30);
+        assert_int_equal(found[1].n_ids, 2500);
+        assert_same_weights(&found[0], &found[1]);
+        for (unsigned i = 0; i < 2; i++)
+            kv_op_free(ops[i]);
+    }
+    close_session(session);
+    close_side(&side);
+}
+
 /* A query sees the tokens that it names: it waits for them, to its deadline. */
 static void queries_wait_for_rows(void **state)
 {
@@ -897,6 +1454,7 @@ static void forks_and_truncates(void **state)
         question.salts[1].salt = 2;
         question.n_salts = 2;
         ask(&side, child, &question);
+        ask_attend(&side, child, &question);
     }
     truncate_session(session, 130);
     put(&side, session, 130, 400, 3);
@@ -905,6 +1463,7 @@ static void forks_and_truncates(void **state)
     question.salts[1].salt = 3;
     question.n_salts = 2;
     ask(&side, session, &question);
+    ask_attend(&side, session, &question);
 
     open_side(&other);
     kv_session_ticket(session, &ticket);
@@ -913,6 +1472,9 @@ static void forks_and_truncates(void **state)
     ask(&other, there, &question);
     truncate_session(session, 520);
     query_fails(&other, there, &question, 0, KV_STALE);
+    question.query.answer = KV_ANSWER_ATTEND;
+    query_fails(&other, there, &question, 0, KV_STALE);
+    question.query.answer = KV_ANSWER_ROWS;
     assert_int_equal(kv_index_begin(there, &index, 0, &op), KV_OK);
     expect(op, KV_OK, KV_STALE, "index");
     kv_session_free(there);
@@ -1028,6 +1590,59 @@ static void one_codebook(void **state)
         assert_int_equal(ask(&side, session, &question).n_exact, 0);
         close_session(session);
     }
+    close_side(&side);
+}
+
+/* A row's weight by its codes does not depend on how many rows are chosen, of few cells. */
+static void weights_of_few_cells(void **state)
+{
+    static struct question question;
+    const uint32_t tokens = 1280;
+    struct kv_index index = index_of(tokens, 0);
+    struct side side;
+    struct kv_session *session;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    put(&side, session, 0, tokens, 1);
+    index.bits = 3;
+    make_index(session, &index);
+    make_question(&question, 0, tokens, 1);
+    question.query.n_queries = 1;
+    question.query.scores = true;
+    question.query.answer = KV_ANSWER_IDS;
+    question.is_coarse = true;
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        struct kv_op *few, *many;
+
+        question.query.merge = (enum kv_merge)merge;
+        question.query.k = 20;
+        few = begin_query(&side, session, &question.query);
+        assert_int_equal(kv_wait(few), KV_OK);
+        question.query.k = 1000;
+        many = begin_query(&side, session, &question.query);
+        assert_int_equal(kv_wait(many), KV_OK);
+        check_answer(many, session, &question);
+        for (uint32_t i = 0; i < 4; i++) {
+            struct kv_found a, b;
+            uint32_t at = 0;
+
+            assert_int_equal(kv_op_found(few, i, &a), KV_OK);
+            assert_int_equal(kv_op_found(many, i, &b), KV_OK);
+            assert_int_equal(a.n_ids, 20);
+            assert_int_equal(b.n_ids, 1000);
+            for (uint32_t j = 0; j < a.n_ids; j++) {
+                while (at < b.n_ids && b.ids[at] < a.ids[j])
+                    at++;
+                assert_true(at < b.n_ids && b.ids[at] == a.ids[j]);
+                assert_memory_equal(&a.scores[j], &b.scores[at], sizeof(float));
+            }
+        }
+        kv_op_free(few);
+        kv_op_free(many);
+    }
+    close_session(session);
     close_side(&side);
 }
 
@@ -1276,10 +1891,16 @@ int main(int argc, char **argv)
         cmocka_unit_test(ties_go_to_the_lower_token),
         cmocka_unit_test(large_answers),
         cmocka_unit_test(held_blocks),
+        cmocka_unit_test(attention_of_every_model_and_merge),
+        cmocka_unit_test(attention_of_many_rows),
+        cmocka_unit_test(attention_without_held_blocks),
+        cmocka_unit_test(the_rest),
+        cmocka_unit_test(chapters_by_cell),
         cmocka_unit_test(queries_wait_for_rows),
         cmocka_unit_test(forks_and_truncates),
         cmocka_unit_test(questions_in_flight),
         cmocka_unit_test(one_codebook),
+        cmocka_unit_test(weights_of_few_cells),
         cmocka_unit_test(chapters),
         cmocka_unit_test(codes_in_the_background),
         cmocka_unit_test(lost_and_doubled_messages),

@@ -569,7 +569,7 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
     struct kv_random *random = &world.random;
     struct kv_wire_unit units[N_LAYERS * N_HEADS];
     struct kv_wire_query query = {
-        .answer = (uint8_t)(1 + kv_random_below(random, 2)),
+        .answer = (uint8_t)(KV_ANSWER_IDS + kv_random_below(random, 3)),
         .merge = (uint8_t)(1 + kv_random_below(random, 4)),
         .n_queries = (uint16_t)(1 + kv_random_below(random, 4)),
         .k = 1 + (uint32_t)kv_random_below(random, 200),
@@ -578,6 +578,8 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
         .flags = (uint32_t)kv_random_below(random, 2),
     };
+    if (query.answer == KV_ANSWER_ATTEND && kv_random_below(random, 2) == 0)
+        query.flags |= KV_WIRE_NAMES;
     uint32_t n_held = (uint32_t)kv_random_below(random, 3), token = 0;
     size_t bytes = put_bytes(body, 0, &query, sizeof(query));
 

@@ -63,13 +63,14 @@ static bool are_codes(const struct kv_codebook *book,
                       uint32_t row_bytes)
 {
     static float keys[KV_PQ_TILE * KV_CODEBOOK_DIM_MAX];
-    static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE];
+    static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
 
     kv_keys_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
-    kv_pq_encode(&book->shape, book->centroids, book->half_squares, keys, segment->n_coded,
-                 codes, KV_PQ_TILE);
+    kv_kmeans_encode(&book->shape, &kmeans, keys, segment->n_coded, codes, KV_PQ_TILE);
+    kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);
     for (uint32_t j = 0; j < book->shape.m; j++)
-        if (memcmp(codes + (size_t)j * KV_PQ_TILE, segment->codes + (size_t)j * KV_PQ_TILE,
+        if (memcmp(codes + (size_t)j * KV_PQ_TILE, own + (size_t)j * KV_PQ_TILE,
                    segment->n_coded) != 0)
             return false;
     return true;

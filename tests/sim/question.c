@@ -1,5 +1,6 @@
 #include "question.h"
 
+#include "attend.h"
 #include "checksum.h"
 #include "choose.h"
 #include "keys.h"
@@ -156,6 +157,12 @@ static uint32_t pick_k(struct kv_random *random, uint32_t n)
     }
 }
 
+/* Mostly the same, so that a question finds what an index made. */
+static uint32_t pick_rest(struct kv_random *random)
+{
+    return one_in(random, 4) ? 64 : 16;
+}
+
 bool question_make(struct question *question,
                    const struct truth *truth,
                    struct kv_random *random)
@@ -181,10 +188,16 @@ bool question_make(struct question *question,
     query->n_queries = one_in(random, 20) ? KV_QUERIES_MAX : 1 + (uint32_t)below(random, 4);
     query->scale = one_in(random, 3) ? 1 : 1.0f / sqrtf((float)layer->d_k);
     query->merge = (enum kv_merge)(KV_MERGE_SUM + below(random, 4));
-    query->answer = one_in(random, 3) ? KV_ANSWER_IDS : KV_ANSWER_ROWS;
+    query->answer = (enum kv_answer)(KV_ANSWER_IDS + below(random, 3));
+    query->names = query->answer == KV_ANSWER_ATTEND && one_in(random, 2);
     query->scores = one_in(random, 2);
+    query->rest = one_in(random, 3) ? pick_rest(random) : 0;
     make_ranges(question, most, random);
     query->k = pick_k(random, count_candidates(query));
+    if (one_in(random, 3)) {
+        query->selection = one_in(random, 2) ? KV_SELECT_MASS : KV_SELECT_FROM;
+        query->share = (float)(1 + below(random, 100)) / 100;
+    }
     query->rerank = one_in(random, 12) ? UINT32_MAX : 1 + (uint32_t)below(random, 5);
     if (one_in(random, 10) && question->tokens + 5 < truth->tokens_max)
         query->snapshot = question->tokens += (uint32_t)below(random, 5);
@@ -223,6 +236,7 @@ static const char *__attribute__((format(printf, 1, 2))) say(const char *format,
 /* One kv head's candidates, scored by their keys. */
 struct scored {
     uint32_t *tokens; /* (n) */
+    uint8_t *rows;    /* (n, row_bytes) */
     float *scores;    /* (n_queries, n) */
     uint32_t n;
     bool is_known; /* every row can only have been what it is taken for */
@@ -238,14 +252,13 @@ static void score(struct scored *scored,
     const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
     const uint32_t unit =
         kv_schema_unit(&truth->schema, query->layer, query->head_begin + head);
-    uint8_t *rows;
     uint32_t n = 0;
 
     scored->n = count_candidates(query);
     scored->tokens = malloc(scored->n * sizeof(uint32_t));
     scored->scores = malloc((size_t)query->n_queries * scored->n * sizeof(float));
-    rows = malloc((size_t)scored->n * layer->row_bytes);
-    if (scored->tokens == NULL || scored->scores == NULL || rows == NULL)
+    scored->rows = malloc((size_t)scored->n * layer->row_bytes);
+    if (scored->tokens == NULL || scored->scores == NULL || scored->rows == NULL)
         abort();
     scored->is_known = true;
     for (uint32_t i = 0; i < query->n_ranges; i++) {
@@ -253,81 +266,295 @@ static void score(struct scored *scored,
             uint32_t content = only_content(truth, unit, token, since);
 
             scored->is_known = scored->is_known && content != 0;
-            truth_row_fill(rows + (size_t)n * layer->row_bytes, layer->row_bytes, content,
-                           query->layer, query->head_begin + head, token);
+            truth_row_fill(scored->rows + (size_t)n * layer->row_bytes, layer->row_bytes,
+                           content, query->layer, query->head_begin + head, token);
             scored->tokens[n++] = token;
         }
     }
-    kv_keys_score((enum kv_key_type)layer->dtype, rows, layer->row_bytes, n, layer->d_k,
+    kv_keys_score((enum kv_key_type)layer->dtype, scored->rows, layer->row_bytes, n, layer->d_k,
                   question->vectors + (size_t)head * query->n_queries * layer->d_k,
                   query->n_queries, scored->scores, n);
-    free(rows);
 }
 
 static void forget(struct scored *scored)
 {
     free(scored->tokens);
+    free(scored->rows);
     free(scored->scores);
 }
 
 static struct kv_choice choice_of(const struct kv_query *query, uint32_t rerank)
 {
     return (struct kv_choice){.merge = query->merge,
+                              .selection = query->selection,
                               .n_queries = query->n_queries,
                               .scale = query->scale,
-                              .k = smaller((uint64_t)query->k * rerank, KV_CHOSEN_MAX)};
+                              .share = query->share,
+                              .k = query->k,
+                              .factor = rerank};
+}
+
+/* Whether the asker said that it holds the token's block, and was right. */
+static bool holds(const struct question *question, uint32_t head, uint32_t token)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < head; i++)
+        at += question->n_held[i];
+    for (uint32_t i = at; i < at + question->n_held[head]; i++)
+        if (question->held[i].block == token / KV_BLOCK_TOKENS && question->is_right[i])
+            return true;
+    return false;
+}
+
+static bool names_held_only(const struct kv_query *query)
+{
+    return query->answer == KV_ANSWER_ATTEND && !query->names;
+}
+
+static bool are_same(const float *a, const float *b, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof(*a)) != 0 && !(isnan(a[i]) && isnan(b[i])))
+            return false;
+    return true;
+}
+
+/* Attention over the chosen rows that the asker does not hold.
+ *   tokens  (n) chosen, ascending
+ *   among   (n) by which vectors; NULL: all count for all */
+static const char *attention_fault(const struct question *question,
+                                   const struct kv_layer_schema *layer,
+                                   uint32_t head,
+                                   const struct scored *scored,
+                                   const uint32_t *tokens,
+                                   const uint32_t *among,
+                                   uint32_t n,
+                                   const struct kv_found *found)
+{
+    const uint32_t n_queries = question->query.n_queries;
+    const struct kv_attend_shape shape = {.type = (enum kv_key_type)layer->dtype,
+                                          .d_k = layer->d_k,
+                                          .d_v = layer->d_v,
+                                          .n_queries = n_queries,
+                                          .scale = question->query.scale};
+    const void **rows = malloc(n * sizeof(*rows));
+    uint32_t *counts = malloc(n * sizeof(*counts));
+    float *state = malloc(kv_attend_floats(&shape) * sizeof(*state));
+    float *outputs = malloc((size_t)n_queries * layer->d_v * sizeof(*outputs));
+    float lses[KV_QUERIES_MAX];
+    const char *why = NULL;
+    uint32_t n_rows = 0, at = 0;
+
+    if (rows == NULL || counts == NULL || state == NULL || outputs == NULL)
+        abort();
+    for (uint32_t i = 0; i < n; i++) {
+        while (scored->tokens[at] != tokens[i])
+            at++;
+        if (holds(question, head, tokens[i]))
+            continue;
+        counts[n_rows] = among != NULL ? among[i] : UINT32_MAX;
+        rows[n_rows++] = scored->rows + (size_t)at * layer->row_bytes;
+    }
+    kv_attend_begin(&shape, state);
+    kv_attend_rows(&shape, question->vectors + (size_t)head * n_queries * layer->d_k, rows,
+                   n_rows, counts, state);
+    kv_attend_end(&shape, state, outputs, lses);
+    if (!are_same(found->lses, lses, n_queries))
+        why = say("log-sum-exp over %u of %u rows: %.9g of the first vector, not %.9g", n_rows,
+                  n, (double)found->lses[0], (double)lses[0]);
+    else if (!are_same(found->outputs, outputs, (size_t)n_queries * layer->d_v))
+        why = say("output over %u of %u rows: %.9g in front, not %.9g", n_rows, n,
+                  (double)found->outputs[0], (double)outputs[0]);
+    free(rows);
+    free(counts);
+    free(state);
+    free(outputs);
+    return why;
+}
+
+/* What a vector's answer is if all that was not chosen were attended.
+ *   is_own  only what was chosen and is attended
+ *   Returns the log-sum-exp; -INFINITY: of no row. */
+static double attended(const struct question *question,
+                       const struct kv_layer_schema *layer,
+                       uint32_t head,
+                       const struct scored *scored,
+                       const uint32_t *tokens,
+                       const uint32_t *among,
+                       uint32_t n,
+                       uint32_t q,
+                       bool is_own,
+                       double *ret_output)
+{
+    const struct kv_query *query = &question->query;
+    const float *scores = scored->scores + (size_t)q * scored->n;
+    const size_t value_at = layer->row_bytes / (layer->d_k + layer->d_v) * layer->d_k;
+    float *value = malloc(layer->d_v * sizeof(*value));
+    double most = -INFINITY, sum = 0;
+
+    if (value == NULL)
+        abort();
+    memset(ret_output, 0, layer->d_v * sizeof(*ret_output));
+    for (uint32_t i = 0; i < scored->n; i++)
+        most = fmax(most, (double)query->scale * (double)scores[i]);
+    for (uint32_t i = 0, at = 0; i < scored->n; i++) {
+        bool is_chosen = at < n && tokens[at] == scored->tokens[i];
+
+        if (is_chosen && among != NULL)
+            is_chosen = among[at] >> q & 1;
+        at += at < n && tokens[at] == scored->tokens[i];
+        if (is_chosen
+                ? query->answer != KV_ANSWER_ATTEND || holds(question, head, scored->tokens[i])
+                : is_own)
+            continue;
+        const double weight = exp((double)query->scale * (double)scores[i] - most);
+        kv_keys_load((enum kv_key_type)layer->dtype,
+                     scored->rows + (size_t)i * layer->row_bytes + value_at, layer->row_bytes,
+                     1, layer->d_v, value);
+        sum += weight;
+        for (uint32_t j = 0; j < layer->d_v; j++)
+            ret_output[j] += weight * (double)value[j];
+    }
+    for (uint32_t j = 0; sum > 0 && j < layer->d_v; j++)
+        ret_output[j] /= sum;
+    free(value);
+    return sum > 0 ? most + log(sum) : -INFINITY;
+}
+
+/* With a rest: where no summaries were used it is attention over all, but for what is held or
+ * not asked for; where some were, more than that over what was chosen, by values that there
+ * are. */
+static const char *rest_fault(const struct question *question,
+                              const struct kv_layer_schema *layer,
+                              uint32_t head,
+                              const struct scored *scored,
+                              const uint32_t *tokens,
+                              const uint32_t *among,
+                              uint32_t n,
+                              const struct kv_found *found)
+{
+    double *wanted = malloc(layer->d_v * sizeof(*wanted));
+    const char *why = NULL;
+
+    if (wanted == NULL)
+        abort();
+    if (found->n_rest > scored->n - (among == NULL ? n : 0))
+        why = say("summaries stand for %u rows of %u, and %u were chosen", found->n_rest,
+                  scored->n, n);
+    for (uint32_t q = 0; why == NULL && q < question->query.n_queries; q++) {
+        const bool is_bound = found->n_rest > 0;
+        const float *output = found->outputs + (size_t)q * layer->d_v;
+        const double lse = (double)found->lses[q];
+        const double least =
+            attended(question, layer, head, scored, tokens, among, n, q, is_bound, wanted);
+
+        if (isinf(least) && !is_bound ? !isinf(lse)
+            : is_bound                ? !(lse > least - 1e-3 * (1 + fabs(least)))
+                                      : !(fabs(lse - least) < 1e-3 * (1 + fabs(least))))
+            why = say("vector %u: log-sum-exp %.9g with a rest of %u rows by summaries, not "
+                      "%.9g",
+                      q, lse, found->n_rest, least);
+        for (uint32_t j = 0; why == NULL && j < layer->d_v; j++)
+            if (is_bound ? !(fabs((double)output[j]) < 2.02)
+                         : !(fabs((double)output[j] - wanted[j]) < 2e-3))
+                why = say("vector %u: output %.9g with a rest of %u rows by summaries, not "
+                          "%.9g",
+                          q, (double)output[j], found->n_rest, wanted[j]);
+    }
+    free(wanted);
+    return why;
+}
+
+/* What there is of outputs. */
+static const char *outputs_fault(const struct question *question,
+                                 const struct kv_layer_schema *layer,
+                                 uint32_t head,
+                                 const struct scored *scored,
+                                 const uint32_t *tokens,
+                                 const uint32_t *among,
+                                 uint32_t n,
+                                 const struct kv_found *found)
+{
+    if (question->query.rest != 0)
+        return rest_fault(question, layer, head, scored, tokens, among, n, found);
+    if (question->query.answer == KV_ANSWER_ATTEND)
+        return attention_fault(question, layer, head, scored, tokens, among, n, found);
+    return NULL;
 }
 
 /* Both steps, where no row has a code. */
-static const char *choice_fault(const struct kv_query *query,
+static const char *choice_fault(const struct question *question,
+                                const struct kv_layer_schema *layer,
+                                uint32_t head,
                                 const struct scored *scored,
                                 const struct kv_found *found)
 {
-    const struct kv_choice take = choice_of(query, query->rerank), choice = choice_of(query, 1);
+    const struct kv_query *query = &question->query;
+    const struct kv_choice take = choice_of(query, query->rerank);
+    struct kv_choice choice = choice_of(query, 1);
     const uint32_t n = scored->n;
-    uint32_t *taken = calloc(n, sizeof(uint32_t)), *among = calloc(n, sizeof(uint32_t));
-    uint32_t *chosen = calloc(n, sizeof(uint32_t)), *heads = calloc(n, sizeof(uint32_t));
+    uint32_t *taken = calloc(n + KV_SELECT_SPARE, sizeof(uint32_t)),
+             *among = calloc(n, sizeof(uint32_t));
+    uint32_t *chosen = calloc(n + KV_SELECT_SPARE, sizeof(uint32_t)),
+             *heads = calloc(n, sizeof(uint32_t));
     float *own = calloc((size_t)n * query->n_queries, sizeof(float));
-    float *weights = calloc(n, sizeof(float)), *spare = calloc(n, sizeof(float));
+    float *weights = calloc((size_t)n * KV_CHOOSE_ROOM, sizeof(float));
+    float *spare = calloc(n, sizeof(float));
+    float *lost = calloc((size_t)n * query->n_queries, sizeof(float));
+    static struct kv_chooser chooser;
     const char *why = NULL;
-    uint32_t n_taken, n_chosen;
+    uint32_t n_taken, n_chosen, at = 0, each[KV_QUERIES_MAX];
 
     if (taken == NULL || among == NULL || chosen == NULL || heads == NULL || own == NULL ||
-        weights == NULL || spare == NULL)
+        weights == NULL || spare == NULL || lost == NULL)
         abort();
-    n_taken = kv_choose(&take, scored->scores, NULL, n, false, taken, among, weights, spare);
+    memcpy(lost, scored->scores, (size_t)n * query->n_queries * sizeof(float));
+    n_taken =
+        kv_choose(&chooser, &take, lost, NULL, n, query->rerank == 1, weights, taken, among);
     for (uint32_t q = 0; q < query->n_queries; q++)
         for (uint32_t i = 0; i < n_taken; i++)
             own[(size_t)q * n_taken + i] = scored->scores[(size_t)q * n + taken[i]];
     if (query->rerank == 1) { /* step 1 is the answer, and its weights */
-        n_chosen =
-            kv_choose(&choice, scored->scores, NULL, n, true, chosen, heads, weights, spare);
+        n_chosen = n_taken;
         for (uint32_t i = 0; i < n_chosen; i++) {
-            spare[i] = weights[chosen[i]];
-            chosen[i] = scored->tokens[chosen[i]];
+            spare[i] = weights[taken[i]];
+            chosen[i] = scored->tokens[taken[i]];
+            heads[i] = among[i];
         }
     } else {
-        n_chosen = kv_choose(&choice, own, take.k < n ? among : NULL, n_taken, true, chosen,
-                             heads, weights, spare);
+        memcpy(each, chooser.k, sizeof(each));
+        choice.selection = KV_SELECT_TOP;
+        choice.each = each;
+        n_chosen = kv_choose(&chooser, &choice, own, kv_choice_merges(&choice) ? NULL : among,
+                             n_taken, true, weights, chosen, heads);
         for (uint32_t i = 0; i < n_chosen; i++) {
             spare[i] = weights[chosen[i]];
             chosen[i] = scored->tokens[taken[chosen[i]]];
         }
     }
-    if (n_chosen != found->n_ids)
-        why = say("%u rows chosen, not %u", found->n_ids, n_chosen);
+    if (n_chosen != found->n_chosen)
+        why = say("%u rows chosen, not %u", found->n_chosen, n_chosen);
     for (uint32_t i = 0; why == NULL && i < n_chosen; i++) {
-        if (chosen[i] != found->ids[i])
-            why =
-                say("choice %u of %u: token %u, not %u", i, n_chosen, found->ids[i], chosen[i]);
-        else if (found->heads != NULL && found->heads[i] != heads[i])
-            why = say("token %u: vectors %#x chose it, not %#x", chosen[i], found->heads[i],
+        if (names_held_only(query) && !holds(question, head, chosen[i]))
+            continue;
+        if (at == found->n_ids || chosen[i] != found->ids[at])
+            why = say("choice %u of %u: token %u is name %u of %u, not token %u", i, n_chosen,
+                      chosen[i], at, found->n_ids, at < found->n_ids ? found->ids[at] : 0);
+        else if (found->heads != NULL && found->heads[at] != heads[i])
+            why = say("token %u: vectors %#x chose it, not %#x", chosen[i], found->heads[at],
                       heads[i]);
         else if (found->scores != NULL &&
-                 memcmp(&found->scores[i], &spare[i], sizeof(float)) != 0)
-            why = say("token %u: weight %.9g, not %.9g", chosen[i], (double)found->scores[i],
+                 memcmp(&found->scores[at], &spare[i], sizeof(float)) != 0)
+            why = say("token %u: weight %.9g, not %.9g", chosen[i], (double)found->scores[at],
                       (double)spare[i]);
+        at++;
     }
+    if (why == NULL && at != found->n_ids)
+        why = say("%u rows are named, not %u", found->n_ids, at);
+    if (why == NULL)
+        why = outputs_fault(question, layer, head, scored, chosen,
+                            query->merge == KV_MERGE_NONE ? heads : NULL, n_chosen, found);
     free(taken);
     free(among);
     free(chosen);
@@ -335,6 +562,7 @@ static const char *choice_fault(const struct kv_query *query,
     free(own);
     free(weights);
     free(spare);
+    free(lost);
     return why;
 }
 
@@ -343,14 +571,20 @@ static const char *
 counts_fault(const struct kv_query *query, uint32_t n, const struct kv_found *found)
 {
     const struct kv_choice take = choice_of(query, query->rerank), choice = choice_of(query, 1);
-    const bool is_merged = query->merge == KV_MERGE_SUM || query->merge == KV_MERGE_MAX;
-    const bool takes_all = take.k >= n;
-    const uint32_t least = smaller(choice.k, n), most = kv_choice_max(&choice, n);
+    const bool is_merged = kv_choice_merges(&take);
+    const bool is_top = query->selection == KV_SELECT_TOP;
+    const uint32_t takes = kv_choice_takes(&take, take.k);
+    const bool takes_all = is_top && takes >= n;
+    const uint32_t least = is_top ? smaller(choice.k, n) : 1, most = kv_choice_max(&choice, n);
     const uint32_t n_scored = takes_all ? 0 : n;
-    uint32_t reranked_least = smaller(take.k, n), reranked_most = kv_choice_max(&take, n);
+    uint32_t reranked_least = is_top ? smaller(takes, n) : 1;
+    uint32_t reranked_most = kv_choice_max(&take, n);
 
-    if (found->n_ids < least || found->n_ids > (is_merged ? least : most))
-        return say("%u rows chosen of %u, k %u", found->n_ids, n, query->k);
+    if (found->n_chosen < least || found->n_chosen > (is_merged && is_top ? least : most))
+        return say("%u rows chosen of %u, k %u", found->n_chosen, n, query->k);
+    if (names_held_only(query) ? found->n_ids > found->n_chosen
+                               : found->n_ids != found->n_chosen)
+        return say("%u rows chosen, %u named", found->n_chosen, found->n_ids);
     if (found->n_coded + found->n_exact != n_scored)
         return say("%u rows scored by code and %u by key, of %u", found->n_coded,
                    found->n_exact, n_scored);
@@ -395,21 +629,11 @@ static const char *weights_fault(const struct kv_query *query,
 static const char *
 held_fault(const struct question *question, uint32_t head, const struct kv_found *found)
 {
-    const struct kv_held *held = question->held;
-    const bool *is_right = question->is_right;
-
     if (found->row_of == NULL)
         return NULL;
-    for (uint32_t i = 0; i < head; i++) {
-        held += question->n_held[i];
-        is_right += question->n_held[i];
-    }
     for (uint32_t i = 0; i < found->n_ids; i++) {
-        uint32_t block = found->ids[i] / KV_BLOCK_TOKENS;
-        bool is_held = false;
+        bool is_held = holds(question, head, found->ids[i]);
 
-        for (uint32_t j = 0; j < question->n_held[head]; j++)
-            is_held = is_held || (held[j].block == block && is_right[j]);
         if (is_held != (found->row_of[i] == KV_ROW_HELD))
             return say("token %u: %s", found->ids[i], is_held ? "held, and sent" : "not sent");
     }
@@ -432,7 +656,7 @@ static const char *rows_fault(const struct question *question,
         const uint8_t *row;
         uint32_t content;
 
-        if (found->row_of == NULL || found->row_of[i] == KV_ROW_HELD)
+        if (question->query.answer != KV_ANSWER_ROWS || found->row_of[i] == KV_ROW_HELD)
             continue;
         if (found->row_of[i] != n_rows++ || found->row_of[i] >= found->n_rows)
             return say("token %u is row %u of %u", token, found->row_of[i], found->n_rows);
@@ -469,6 +693,7 @@ const char *question_fault(const struct question *question,
                            const struct kv_op *op)
 {
     const struct kv_query *query = &question->query;
+    const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
     const char *why = NULL;
 
     for (uint32_t head = 0; why == NULL && head < question->n_heads; head++) {
@@ -486,7 +711,10 @@ const char *question_fault(const struct question *question,
         if (why == NULL)
             why = held_fault(question, head, &found);
         if (why == NULL && scored.is_known && found.n_coded == 0)
-            why = choice_fault(query, &scored, &found);
+            why = choice_fault(question, layer, head, &scored, &found);
+        else if (why == NULL && scored.is_known && !names_held_only(query))
+            why = outputs_fault(question, layer, head, &scored, found.ids, found.heads,
+                                found.n_ids, &found);
         if (why == NULL && scored.is_known)
             why = weights_fault(query, &scored, &found);
         forget(&scored);
@@ -513,6 +741,7 @@ bool question_index(struct kv_index *index, const struct truth *truth, struct kv
         .budget_us = one_in(random, 3) ? (uint32_t)below(random, 1000) : 0,
         .seed = below(random, 5),
         .wait = !one_in(random, 3),
+        .rest = one_in(random, 2) ? pick_rest(random) : 0,
     };
     if (index->chapter_blocks > 0 && one_in(random, 4))
         index->chapter_blocks += (uint32_t)below(random, 10);

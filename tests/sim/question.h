@@ -4,7 +4,8 @@
  * The choice is made again from the truth's rows, by the same kernels, where it does not hang
  * on codes: where step 1 had no codes, or took all candidates.  Else what must hold for any
  * codes is checked: the count, the order, the counters, and the weights that the chosen rows
- * have beside each other.
+ * have beside each other.  Attention is computed again over the rows that the truth chooses, or
+ * that the answer names.
  *
  * Threads: one.  Memory: the caller's; a question owns its vectors.
  */

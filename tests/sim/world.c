@@ -40,6 +40,7 @@ enum {
     CLIENT_LEASE_MS = 30000,
     IDLE_STEP_US = 1000,
     SHORT_DEADLINE_MS = 2000,
+    CREDITS_LATE_US = 5000,  /* a message and its answer may take that long */
     STRAGGLER_US = 60000000, /* no message is older */
     SETTLE_US = 40000000,
 };
@@ -1239,6 +1240,17 @@ static bool still_sure(const struct task *task)
     return task->is_sure && task->truth->n_losses == task->n_losses;
 }
 
+/* Operations that wait for rows may hold all credits of their class, to their deadlines:
+ * another one gets none, or gets them too late for an answer. */
+static bool lacked_credits(const struct task *task)
+{
+    struct kv_trip_times times;
+
+    kv_op_trip_times(task->op, &times);
+    return strstr(kv_op_detail(task->op), "waiting for credits") != NULL ||
+           times.ended_us - times.sent_us < CREDITS_LATE_US;
+}
+
 /* Whether an operation may end so at all, whatever the rows are. */
 static bool may_end(const struct world *world, const struct task *task, kv_status_t status)
 {
@@ -1249,10 +1261,8 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_CANCELLED:
         return task->was_cancelled;
     case KV_DEADLINE:
-        /* Operations that wait for rows may hold all credits of their class. */
         return faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS || !task->is_sure ||
-               task->was_contended ||
-               strstr(kv_op_detail(task->op), "waiting for credits") != NULL;
+               task->was_contended || lacked_credits(task);
     case KV_UNREACHABLE:
         return faults != 0;
     case KV_CORRUPT:

@@ -68,7 +68,7 @@ unit_make(struct bench *bench, struct kv_unit *unit, uint32_t head, uint32_t d, 
 /* Whether all codes of the unit's rows are what their codebooks give. */
 static inline bool unit_codes_are_right(const struct bench *bench, const struct kv_unit *unit)
 {
-    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE];
+    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
 
     for (uint32_t i = 0; i < unit->n_segments; i++) {
         const struct kv_segment *segment = unit->segments[i];
@@ -77,12 +77,12 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
             continue;
         const struct kv_codebook *book =
             kv_codebook_at(&bench->heap.codebooks, segment->codebook);
-        kv_pq_encode(&book->shape, book->centroids, book->half_squares,
-                     (const float *)(const void *)segment->rows, segment->n_coded, codes,
-                     KV_PQ_TILE);
+        const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+        kv_kmeans_encode(&book->shape, &kmeans, (const float *)(const void *)segment->rows,
+                         segment->n_coded, codes, KV_PQ_TILE);
+        kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);
         for (uint32_t j = 0; j < book->shape.m; j++)
-            if (memcmp(codes + j * KV_PQ_TILE, segment->codes + j * KV_PQ_TILE,
-                       segment->n_coded) != 0)
+            if (memcmp(codes + j * KV_PQ_TILE, own + j * KV_PQ_TILE, segment->n_coded) != 0)
                 return false;
     }
     return true;

@@ -1,8 +1,7 @@
 /* kvworker over real nodes, on a small made model: the same answer wherever its rows are, and a
  * node that is killed while it answers. */
-#include "model_maker.h"
 #include "system.h"
-#include "tokenizer.h"
+#include "worker_files.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,34 +19,15 @@ static struct process_node nodes[N_NODES];
 static char one[96], both[192];
 static struct process_result result;
 
-static void
-write_file(char path[PROCESS_PATH_BYTES], const char *name, const void *data, size_t bytes)
-{
-    FILE *file;
-
-    process_path(path, name);
-    file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
 static int set_up(void **state)
 {
-    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
     static const char *const options[] = {"--transport", "tcp", "--memory", "64M", NULL};
-    static struct made_model made;
     static char text[PROMPT_BYTES];
-    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
-    const struct made_flaw none = {.status = KV_OK};
 
     (void)state;
-    make_model(&made, &none, &tokenizer);
-    write_file(model, "model.gguf", made.maker.data, made.maker.bytes);
-    unmake_model(&made);
-    for (size_t i = 0; i < sizeof(text); i++)
-        text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
-    write_file(prompt, "prompt", text, sizeof(text));
+    worker_file_write_model(model, "model.gguf");
+    worker_text(text, sizeof(text));
+    worker_file_write(prompt, "prompt", text, sizeof(text));
     for (unsigned i = 0; i < N_NODES; i++)
         system_node_start(&nodes[i], options);
     snprintf(one, sizeof(one), "%s", nodes[0].control);
@@ -70,7 +50,11 @@ static int tear_down(void **state)
         "--kmeans-iters", "4", "--seed", "3", "--wait-index", "--memory", "64M", "--threads", \
         "2", "--ratio", "1/8"
 
-static void logits(const char *store, const char *name, const char *cache)
+static void logits(const char *store,
+                   const char *name,
+                   const char *answer,
+                   const char *cache,
+                   const char *rest)
 {
     char out[PROCESS_PATH_BYTES];
     const char *const argv[] = {kvworker,
@@ -79,8 +63,12 @@ static void logits(const char *store, const char *name, const char *cache)
                                 model,
                                 "--store",
                                 store,
+                                "--answer",
+                                answer,
                                 "--cache",
                                 cache,
+                                "--rest",
+                                rest,
                                 "--from",
                                 "1300",
                                 "--out",
@@ -133,17 +121,18 @@ static void expect_same_file(const char *name, const char *other)
     fclose(other_file);
 }
 
-/* Embedded, one node, two nodes that both serve, again, without a cache: the same bits. */
+/* Embedded, one node, two nodes that both serve, again, without a cache: the same bits.  By
+ * attention, and with a rest, they are others, and the same everywhere, too. */
 static void the_same_logits_everywhere(void **state)
 {
     struct kv_client *client;
 
     (void)state;
-    logits("embedded", "embedded.npy", "lru");
-    logits(one, "one.npy", "lru");
-    logits(both, "both.npy", "lru");
-    logits(both, "again.npy", "lfu");
-    logits(both, "off.npy", "off");
+    logits("embedded", "embedded.npy", "rows", "lru", "0");
+    logits(one, "one.npy", "rows", "lru", "0");
+    logits(both, "both.npy", "rows", "lru", "0");
+    logits(both, "again.npy", "rows", "lfu", "0");
+    logits(both, "off.npy", "rows", "off", "0");
     expect_same_file("embedded.npy", "one.npy");
     expect_same_file("embedded.npy", "both.npy");
     expect_same_file("embedded.npy", "again.npy");
@@ -155,6 +144,16 @@ static void the_same_logits_everywhere(void **state)
         assert_true(system_number(client, i, "stats", "rows_out") > 0);
     }
     kv_client_close(client);
+
+    for (unsigned i = 0; i < 2; i++) {
+        const char *rest = i == 0 ? "0" : "16";
+
+        logits("embedded", "embedded.npy", "attend", "lru", rest);
+        logits(one, "one.npy", "attend", "off", rest);
+        logits(both, "both.npy", "auto", "lru", rest);
+        expect_same_file("embedded.npy", "one.npy");
+        expect_same_file("embedded.npy", "both.npy");
+    }
 }
 
 static void generate(const char *store)

@@ -28,7 +28,7 @@ enum {
 struct fixture {
     struct kv_device *device;
     struct kv_rows_shape shape;
-    struct kv_device_buffer *q, *rows, *other, *out;
+    struct kv_device_buffer *q, *rows, *other, *out, *lse;
     float k[ROWS][KV_HEADS][D], v[ROWS][KV_HEADS][D]; /* as they were rounded */
     float queries[Q_HEADS][D];
 };
@@ -63,6 +63,7 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
     assert_int_equal(device->buffer_create(f->device, sizeof(f->queries), &f->q), KV_OK);
     assert_int_equal(device->buffer_create(f->device, Q_HEADS * ROWS * sizeof(float), &f->out),
                      KV_OK);
+    assert_int_equal(device->buffer_create(f->device, Q_HEADS * sizeof(float), &f->lse), KV_OK);
     kv_random_init(&dice, 3);
     for (size_t i = 0; i < floats; i++) {
         (&f->k[0][0][0])[i] = draw(&dice);
@@ -90,6 +91,7 @@ static void tear_down(struct fixture *f)
     device->buffer_destroy(f->rows);
     device->buffer_destroy(f->other);
     device->buffer_destroy(f->out);
+    device->buffer_destroy(f->lse);
     device->close(f->device);
 }
 
@@ -106,7 +108,7 @@ static void attend(struct fixture *f,
                    const uint32_t *run_begin,
                    float out[Q_HEADS][D])
 {
-    f->device->row->runs_attend(f->device, &f->shape, f->q, runs, run_begin, f->out);
+    f->device->row->runs_attend(f->device, &f->shape, f->q, runs, run_begin, f->out, NULL);
     f->device->row->read(f->out, 0, out, sizeof(float) * Q_HEADS * D);
     assert_int_equal(f->device->row->sync(f->device), KV_OK);
 }
@@ -219,6 +221,74 @@ static void test_chosen_rows(void **state)
         }
         tear_down(&f);
     }
+}
+
+/* Every second row or so, in one head, others in the next; then the rest of them. */
+static void some_rows(const struct fixture *f,
+                      bool rest,
+                      struct kv_row_run *runs,
+                      uint32_t run_begin[KV_HEADS + 1])
+{
+    uint32_t n = 0;
+
+    for (uint32_t head = 0; head < KV_HEADS; head++) {
+        run_begin[head] = n;
+        for (uint32_t row = 0; row < ROWS; row++)
+            if ((row * (head + 3) % 7 < 3) != rest)
+                runs[n++] = one_row(f, head, row, false);
+    }
+    run_begin[KV_HEADS] = n;
+}
+
+/* Answers over two halves of the rows, merged, are the answer over all; over no row, nothing.
+ */
+static void test_merged_answers(void **state)
+{
+    static struct kv_row_run runs[KV_HEADS * ROWS];
+    static struct fixture f;
+    static uint32_t ids[ROWS];
+    float some[Q_HEADS][D], plain[Q_HEADS][D], merged[Q_HEADS][D], none[Q_HEADS][D] = {{0}};
+    float lse[Q_HEADS], merged_lse[Q_HEADS], no_lse[Q_HEADS];
+    uint32_t run_begin[KV_HEADS + 1];
+    const struct kv_device_row *device;
+
+    (void)state;
+    for (uint32_t i = 0; i < ROWS; i++)
+        ids[i] = i;
+    for (unsigned i = 0; i < Q_HEADS; i++)
+        no_lse[i] = -INFINITY;
+    set_up(&f, KV_FP32, 2);
+    device = f.device->row;
+    some_rows(&f, true, runs, run_begin);
+    attend(&f, runs, run_begin, plain);
+    device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
+    device->read(f.out, 0, some, sizeof(some));
+    device->read(f.lse, 0, lse, sizeof(lse));
+    assert_memory_equal(some, plain, sizeof(some)); /* the same, asked for or not */
+
+    some_rows(&f, false, runs, run_begin);
+    device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
+    device->answers_merge(f.device, &f.shape, &some[0][0], lse, f.out, f.lse);
+    device->read(f.out, 0, merged, sizeof(merged));
+    device->read(f.lse, 0, merged_lse, sizeof(merged_lse));
+    assert_int_equal(device->sync(f.device), KV_OK);
+    for (uint32_t q_head = 0; q_head < Q_HEADS; q_head++) {
+        double wanted[D], sum = 0;
+
+        expect(&f, ids, ROWS, wanted, q_head);
+        for (uint32_t row = 0; row < ROWS; row++)
+            sum += exp(score(&f, q_head, row));
+        assert_true(fabs((double)merged_lse[q_head] - log(sum)) < 1e-5);
+        for (unsigned j = 0; j < D; j++)
+            assert_true(fabs((double)merged[q_head][j] - wanted[j]) < 1e-5);
+    }
+
+    device->answers_merge(f.device, &f.shape, &none[0][0], no_lse, f.out, f.lse);
+    device->read(f.out, 0, some, sizeof(some));
+    device->read(f.lse, 0, lse, sizeof(lse));
+    assert_memory_equal(some, merged, sizeof(some));
+    assert_memory_equal(lse, merged_lse, sizeof(lse));
+    tear_down(&f);
 }
 
 static void test_scores(void **state)
@@ -347,9 +417,9 @@ static void test_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_rows), cmocka_unit_test(test_chosen_rows),
-        cmocka_unit_test(test_scores),   cmocka_unit_test(test_methods),
-        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_all_rows),       cmocka_unit_test(test_chosen_rows),
+        cmocka_unit_test(test_merged_answers), cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_methods),        cmocka_unit_test(test_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

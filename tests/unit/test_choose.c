@@ -15,8 +15,10 @@ enum {
 };
 
 static struct kv_random dice;
-static float scores[KV_QUERIES_MAX * N_MAX], weights[N_MAX], spare[N_MAX];
-static uint32_t among[N_MAX], indices[N_MAX], heads[N_MAX], expected[N_MAX];
+static float scores[KV_QUERIES_MAX * N_MAX], weights[KV_CHOOSE_ROOM * 6 * N_MAX];
+static struct kv_chooser chooser;
+static float lost[KV_QUERIES_MAX * N_MAX];
+static uint32_t among[N_MAX], indices[N_MAX + KV_SELECT_SPARE], heads[N_MAX], expected[N_MAX];
 
 /* Is a before b?  NaN comes last, and of equals the lower index first. */
 static bool is_before(const float *values, uint32_t a, uint32_t b)
@@ -52,6 +54,7 @@ static struct kv_choice some_choice(uint32_t n)
         .scale = 0.25f,
         .k = kv_random_below(&dice, 6) == 0 ? KV_CHOSEN_MAX
                                             : 1 + (uint32_t)kv_random_below(&dice, n),
+        .factor = 1,
     };
 }
 
@@ -88,8 +91,8 @@ static void each(void **state)
             among[i] = (uint32_t)kv_random_next(&dice);
         for (uint32_t q = 0; q < choice.n_queries; q++)
             take_first(scores + (size_t)q * n, n, choice.k, q, all);
-        uint32_t n_chosen = kv_choose(&choice, scores, all ? NULL : among, n, round % 5 == 0,
-                                      indices, heads, weights, spare);
+        uint32_t n_chosen = kv_choose(&chooser, &choice, scores, all ? NULL : among, n,
+                                      round % 5 == 0, weights, indices, heads);
         if (all)
             check_choice(&choice, n, n_chosen);
         for (uint32_t i = 0, at = 0; !all && i < n; i++) {
@@ -114,12 +117,13 @@ static void merged(void **state)
         choice.merge = sums ? KV_MERGE_SUM : KV_MERGE_MAX;
         floats_fill(&dice, round % 3 ? FLOATS_UNIFORM : FLOATS_INTEGERS, scores,
                     (size_t)n * choice.n_queries);
-        uint32_t n_chosen =
-            kv_choose(&choice, scores, NULL, n, true, indices, heads, weights, spare);
         double totals[KV_QUERIES_MAX] = {0};
         for (uint32_t q = 0; q < choice.n_queries; q++)
             for (uint32_t i = 0; i < n; i++)
                 totals[q] += exp((double)choice.scale * (double)scores[(size_t)q * n + i]);
+        memcpy(lost, scores, (size_t)n * choice.n_queries * sizeof(float));
+        uint32_t n_chosen =
+            kv_choose(&chooser, &choice, lost, NULL, n, true, weights, indices, heads);
         for (uint32_t i = 0; i < n; i++) {
             double wanted = 0;
 
@@ -141,7 +145,8 @@ static void merged(void **state)
 /* Scores that are no numbers weigh nothing, and are chosen last. */
 static void no_numbers(void **state)
 {
-    const struct kv_choice choice = {.merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = 3};
+    const struct kv_choice choice = {
+        .merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = 3, .factor = 1};
     static const float odd[] = {NAN, 1, INFINITY, 0, -INFINITY, 5, NAN, 0.5f};
 
     (void)state;
@@ -151,7 +156,7 @@ static void no_numbers(void **state)
         other.merge = (enum kv_merge)merge;
         memcpy(scores, odd, sizeof(odd));
         uint32_t n_chosen =
-            kv_choose(&other, scores, NULL, 4, true, indices, heads, weights, spare);
+            kv_choose(&chooser, &other, scores, NULL, 4, true, weights, indices, heads);
         assert_in_range(n_chosen, 3, 4);
         for (uint32_t i = 0; i < 4; i++)
             assert_true(isfinite(weights[i]) && weights[i] >= 0);
@@ -161,11 +166,83 @@ static void no_numbers(void **state)
         scores[i] = NAN;
         among[i] = i >= 2;
     }
-    struct kv_choice one = {.merge = KV_MERGE_NONE, .n_queries = 1, .scale = 1, .k = 3};
-    assert_int_equal(kv_choose(&one, scores, among, 6, false, indices, heads, weights, spare),
-                     3);
+    struct kv_choice one = {
+        .merge = KV_MERGE_NONE, .n_queries = 1, .scale = 1, .k = 3, .factor = 1};
+    assert_int_equal(
+        kv_choose(&chooser, &one, scores, among, 6, false, weights, indices, heads), 3);
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(indices[i], 2 + i);
+}
+
+/* As few of the heaviest rows as weigh enough, or those that weigh enough each; and of these,
+ * `factor` times as many are taken. */
+static void how_many(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t n = 1 + (uint32_t)kv_random_below(&dice, 60);
+        struct kv_choice choice = some_choice(n);
+        double worst = 0;
+
+        choice.n_queries = 1 + (uint32_t)kv_random_below(&dice, 3);
+        choice.selection = round % 2 ? KV_SELECT_MASS : KV_SELECT_FROM;
+        choice.share = (float)(1 + kv_random_below(&dice, 100)) / 100;
+        choice.factor = 1 + (uint32_t)kv_random_below(&dice, 3);
+        choice.scale = 3;
+        floats_fill(&dice, FLOATS_UNIFORM, scores, (size_t)n * choice.n_queries);
+        memcpy(lost, scores, (size_t)n * choice.n_queries * sizeof(float));
+        uint32_t n_chosen = kv_choose(&chooser, &choice, lost, NULL, n, round % 3 == 0, weights,
+                                      indices, heads);
+
+        for (uint32_t group = 0; group < kv_choice_groups(&choice); group++) {
+            double own[60], total = 0, most = 0, sum = 0;
+            uint32_t wanted = 0, taken = 0;
+
+            memset(own, 0, sizeof(own));
+            for (uint32_t q = 0; q < choice.n_queries; q++) {
+                double of_vector = 0;
+
+                if (!kv_choice_merges(&choice) && q != group)
+                    continue;
+                for (uint32_t i = 0; i < n; i++)
+                    of_vector += exp(3 * (double)scores[(size_t)q * n + i]);
+                for (uint32_t i = 0; i < n; i++) {
+                    double weight = exp(3 * (double)scores[(size_t)q * n + i]) / of_vector;
+
+                    own[i] =
+                        choice.merge == KV_MERGE_SUM ? own[i] + weight : fmax(own[i], weight);
+                }
+            }
+            for (uint32_t i = 0; i < n; i++) {
+                total += own[i];
+                most = fmax(most, own[i]);
+            }
+            while (wanted < n) { /* the next heaviest */
+                uint32_t at = 0;
+
+                for (uint32_t i = 1; i < n; i++)
+                    at = own[i] > own[at] ? i : at;
+                const double left = choice.selection == KV_SELECT_MASS
+                                        ? (double)choice.share * total - sum
+                                        : own[at] - (double)choice.share * most;
+                worst = fabs(left) < 1e-4 * total ? 1 : worst; /* too near to tell */
+                if (choice.selection == KV_SELECT_MASS ? left <= 0 : left < 0)
+                    break;
+                sum += own[at];
+                own[at] = -1;
+                wanted++;
+            }
+            wanted = wanted < choice.k ? wanted : choice.k;
+            for (uint32_t i = 0; i < n_chosen; i++)
+                taken += heads[i] >> group & 1;
+            const uint32_t takes = kv_choice_takes(&choice, wanted);
+            if (worst == 0) {
+                assert_int_equal(chooser.k[group], wanted);
+                assert_int_equal(taken, takes < n ? takes : n);
+            }
+            worst = 0;
+        }
+    }
 }
 
 int main(void)
@@ -174,6 +251,7 @@ int main(void)
         cmocka_unit_test(each),
         cmocka_unit_test(merged),
         cmocka_unit_test(no_numbers),
+        cmocka_unit_test(how_many),
     };
     uint64_t seed = floats_seed();
 

@@ -482,6 +482,7 @@ static void answer_query(const struct seen *seen)
             .layer = units[i].layer,
             .kv_head = units[i].kv_head,
             .n_ids = n_ids,
+            .n_chosen = n_ids,
             .n_coded = n_all / 2,
             .n_exact = n_all - n_all / 2,
             .n_reranked = n_ids,
@@ -1501,7 +1502,13 @@ static void test_query_arguments(void **state)
     REFUSED(merge, (enum kv_merge)0, KV_INVALID);
     REFUSED(merge, (enum kv_merge)5, KV_INVALID);
     REFUSED(answer, (enum kv_answer)0, KV_INVALID);
-    REFUSED(answer, (enum kv_answer)3, KV_INVALID);
+    REFUSED(answer, (enum kv_answer)4, KV_INVALID);
+    REFUSED(selection, (enum kv_selection)3, KV_INVALID);
+    REFUSED(selection, KV_SELECT_MASS, KV_INVALID); /* of no share */
+    REFUSED(share, 0.5f, KV_INVALID);               /* of nothing */
+    REFUSED(share, 1.5f, KV_INVALID);
+    REFUSED(rest, 1, KV_INVALID);
+    REFUSED(rest, 65, KV_INVALID);
     REFUSED(snapshot, N_TOKENS + 1, KV_INVALID);
     REFUSED(n_ranges, 0, KV_INVALID);
     REFUSED(n_ranges, KV_RANGES_MAX + 1, KV_INVALID);
@@ -1797,6 +1804,8 @@ static void test_index(void **state)
     REFUSED(layer_begin, 1);
     REFUSED(n_layers, N_LAYERS + 1);
     REFUSED(tokens, 0);
+    REFUSED(rest, 8);
+    REFUSED(rest, 128);
     REFUSED(tokens, N_TOKENS + 1);
     REFUSED(m, 0);
     REFUSED(m, KV_SUBSPACES_MAX + 1);

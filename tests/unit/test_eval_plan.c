@@ -50,6 +50,30 @@ static void test_runs(void **state)
     kv_eval_plan_free(&plan);
 }
 
+static void test_index_options(void **state)
+{
+    static const char methods[] = "pqcache:rerank=8:rest=16:chapter=8:answer=attend,pqcache";
+    struct kv_eval_plan plan;
+    char detail[256] = "";
+
+    (void)state;
+    assert_int_equal(kv_eval_plan_make(methods, "1/10,1/20", "1,2,3", &kv_attention_defaults,
+                                       &plan, detail, sizeof(detail)),
+                     KV_OK);
+    assert_int_equal(plan.count, 1 + 6 + 6);
+    for (size_t i = 1; i < plan.count; i++) {
+        const struct kv_attention_options *options = &plan.runs[i].options;
+
+        assert_int_equal(options->seed, 1 + (i - 1) % 3);
+        assert_true(options->budget.ratio == ((i - 1) / 3 % 2 == 0 ? 0.1 : 0.05));
+        assert_int_equal(options->rerank, i <= 6 ? 8 : 4);
+        assert_int_equal(options->rest, i <= 6 ? 16 : kv_attention_defaults.rest);
+        assert_int_equal(options->chapter_blocks, i <= 6 ? 8 : 128);
+        assert_int_equal(options->answer, i <= 6 ? KV_FORM_ATTEND : KV_FORM_AUTO);
+    }
+    kv_eval_plan_free(&plan);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -66,6 +90,9 @@ static void test_refused(void **state)
         {"random:sinks", "1/10", "0", "methods: expected option=value: sinks"},
         {"random:colour=red", "1/10", "0", "methods: unknown option: colour"},
         {"random:sinks=-1", "1/10", "0", "methods: sinks: not a number of rows: -1"},
+        {"pqcache:rest=32", "1/10", "0", "methods: rest: not 0, 16 or 64: 32"},
+        {"pqcache:answer=all", "1/10", "0",
+         "methods: answer: not auto, rows, ids or attend: all"},
     };
 
     (void)state;
@@ -99,6 +126,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_index_options),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_long),
     };

@@ -252,6 +252,184 @@ static void seeds(void **state)
     check_empty();
 }
 
+enum {
+    D_V = 5,
+};
+
+static struct kv_index_plan plan_with_rest(uint32_t chapter_blocks, uint32_t bits)
+{
+    struct kv_index_plan plan = plan_of(chapter_blocks);
+
+    plan.d_v = D_V;
+    plan.rest_bits = bits;
+    return plan;
+}
+
+/* As cut(), with summaries. */
+static uint32_t
+cut_rest(const struct kv_unit *unit, uint32_t tokens, uint32_t chapter_blocks, uint32_t bits)
+{
+    const struct kv_index_plan plan = plan_with_rest(chapter_blocks, bits);
+    uint32_t before = stats_of().n_jobs;
+
+    assert_int_equal(kv_index_cut(bench.indexer, unit, tokens, &plan), KV_OK);
+    return stats_of().n_jobs - before;
+}
+
+/* The chapter's summaries are those of blocks [begin, end), as if made at once. */
+static void
+check_summaries(const struct kv_unit *unit, uint32_t begin, uint32_t end, uint32_t bits)
+{
+    static uint8_t rows[KV_REST_ROWS * (D + D_V) * sizeof(float)];
+    const struct kv_rest_shape shape = {KV_KEY_FP32, D, D_V, bits};
+    const struct kv_codebook *book =
+        kv_codebook_at(&bench.heap.codebooks, unit->segments[begin]->codebook);
+    void *scratch = malloc(kv_rest_scratch_bytes(&shape)),
+         *group = malloc(kv_rest_bytes(&shape));
+
+    assert_true(scratch != NULL && group != NULL);
+    assert_int_equal(book->block_begin, begin);
+    assert_int_equal(book->summaries.n_rows, (end - begin) * KV_BLOCK_TOKENS);
+    assert_int_equal(kv_summaries_each(&book->summaries), 1u << bits);
+    for (uint32_t i = 0; i < kv_summaries_n_groups(&book->summaries); i++) {
+        uint32_t first = begin * KV_BLOCK_TOKENS + i * KV_REST_ROWS,
+                 n = end * KV_BLOCK_TOKENS - first, at;
+        struct kv_rest_build build;
+
+        n = n < KV_REST_ROWS ? n : KV_REST_ROWS;
+        for (uint32_t row = 0; row < n; row++)
+            memcpy(rows + (size_t)row * unit->row_bytes, kv_unit_row(unit, first + row),
+                   unit->row_bytes);
+        kv_rest_build_begin(&build, &shape, n,
+                            (plan_of(0).seed ^ (uint64_t)unit->layer << 48 ^
+                             (uint64_t)unit->kv_head << 32 ^ begin) +
+                                i,
+                            scratch);
+        while (kv_rest_build_next(&build, &at, &n))
+            kv_rest_build_slice(&build, rows + (size_t)at * unit->row_bytes, unit->row_bytes);
+        kv_rest_build_end(&build, group);
+        assert_memory_equal(book->summaries.groups[i], group, kv_rest_bytes(&shape));
+    }
+    for (uint32_t i = begin; i < end; i++)
+        assert_true(unit->segments[i]->in_chapter && unit->segments[i]->pins == 0 &&
+                    !unit->segments[i]->begins_job);
+    free(scratch);
+    free(group);
+}
+
+/* With the codes, or later for codes that have none, or others, or fewer. */
+static void summaries(void **state)
+{
+    struct kv_index_look look;
+    struct kv_unit unit, fork;
+
+    (void)state;
+    unit_make(&bench, &unit, 3, D + D_V, 20 * KV_BLOCK_TOKENS + 50);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_16), 2);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_64), 0); /* jobs are there */
+    finish_jobs();
+    assert_int_equal(stats_of().trained, 2);
+    check_summaries(&unit, 0, 10, KV_REST_16);
+    check_summaries(&unit, 10, 20, KV_REST_16);
+    assert_int_equal(stats_of().rows_summarised, 20 * KV_BLOCK_TOKENS);
+    assert_int_equal(bench.heap.codebooks.rows_summarised, 20 * KV_BLOCK_TOKENS);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_16), 0);
+    assert_int_equal(cut(&unit, unit.committed, 10), 0);
+    /* Others take their place. */
+    assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_REST_64), 2);
+    kv_index_look(&bench.heap, &unit, unit.committed, 0, &look);
+    assert_int_equal(look.n_pending, 2);
+    assert_int_equal(look.n_coded, 20 * KV_BLOCK_TOKENS);
+    finish_jobs();
+    assert_int_equal(stats_of().trained, 2);
+    check_summaries(&unit, 0, 10, KV_REST_64);
+    check_summaries(&unit, 10, 15, KV_REST_64);
+    /* A fork has them; for more rows than they stand for they are made again. */
+    kv_unit_init(&fork, &bench.heap, 0, 3, (D + D_V) * sizeof(float));
+    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 14 * KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(cut_rest(&fork, fork.committed, 10, KV_REST_64), 0);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_64), 1);
+    kv_unit_clear(&unit, &bench.heap); /* what the fork has is wanted still */
+    assert_true(kv_indexer_step(bench.indexer));
+    finish_jobs();
+    assert_int_equal(stats_of().dropped, 0);
+    check_summaries(&fork, 0, 10, KV_REST_64);
+    assert_int_equal(
+        kv_codebook_at(&bench.heap.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
+        10 * KV_BLOCK_TOKENS);
+    kv_unit_clear(&fork, &bench.heap);
+    check_empty();
+    assert_int_equal(bench.heap.codebooks.summaries_bytes, 0);
+}
+
+/* An open codebook's are of the full segments that its job coded, however often they are
+ * asked for; a job that nobody wants any more leaves nothing. */
+static void summaries_of_open_codebooks(void **state)
+{
+    struct kv_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D + D_V, 1000);
+    assert_int_equal(cut_rest(&unit, 1000, 0, KV_REST_16), 1);
+    finish_jobs();
+    check_summaries(&unit, 0, 7, KV_REST_16);
+    assert_int_equal(unit_append(&bench, &unit, 600), KV_OK);
+    assert_int_equal(kv_segment_encode(&bench.heap, unit.segments[7],
+                                       unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
+                                       KV_BLOCK_TOKENS),
+                     KV_OK);
+    assert_int_equal(cut_rest(&unit, 1600, 0, KV_REST_16), 0);
+    assert_int_equal(cut_rest(&unit, 1600, 0, KV_REST_64), 1);
+    for (int i = 0; i < 20; i++) /* it is at them */
+        assert_true(kv_indexer_step(bench.indexer));
+    kv_unit_clear(&unit, &bench.heap);
+    finish_jobs();
+    assert_int_equal(stats_of().dropped, 1);
+    check_empty();
+    assert_int_equal(bench.heap.codebooks.summaries_bytes, 0);
+}
+
+/* A full arena: codes without summaries, which can be made when there is room again. */
+static void full_of_codes(void **state)
+{
+    uint64_t n_without = 0;
+
+    (void)state;
+    bench_close(&bench);
+    for (uint32_t n_free = 1; n_free < 9; n_free++) {
+        const struct kv_index_plan plan = plan_with_rest(8, KV_REST_64);
+        void *filler[64];
+        uint32_t n = 0;
+        struct kv_unit unit;
+
+        bench_open(&bench, ARENA_BYTES, n_free);
+        unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
+        int page = kv_arena_class(bench.arena, KV_ARENA_PAGE);
+        while ((filler[n] = kv_arena_alloc(bench.arena, page)) != NULL)
+            n++;
+        for (uint32_t i = 0; i < n_free; i++)
+            kv_arena_free(bench.arena, page, filler[--n]);
+        assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+        finish_jobs();
+        struct kv_indexer_stats stats = stats_of();
+        assert_int_equal(stats.failed + stats.trained, 2);
+        assert_int_equal(stats.rows_summarised,
+                         (stats.trained - stats.summaries_failed) * KV_REST_ROWS);
+        n_without += stats.summaries_failed;
+        while (n > 0)
+            kv_arena_free(bench.arena, page, filler[--n]);
+        assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+        finish_jobs();
+        check_summaries(&unit, 0, 8, KV_REST_64);
+        check_summaries(&unit, 8, 16, KV_REST_64);
+        kv_unit_clear(&unit, &bench.heap);
+        check_empty();
+        bench_close(&bench);
+    }
+    assert_true(n_without >= 2);
+    bench_open(&bench, ARENA_BYTES, 1);
+}
+
 /* A slice is short, whatever the shape. */
 static void slices(void **state)
 {
@@ -343,6 +521,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(truncates_drop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(overwritten_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(seeds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(summaries, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(summaries_of_open_codebooks, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(full_of_codes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full, set_up, tear_down),
     };

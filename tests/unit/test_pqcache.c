@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -21,7 +22,7 @@ enum {
 static struct model_session s;
 static float wanted[STEPS_MAX][MADE_VOCABULARY], got[STEPS_MAX][MADE_VOCABULARY];
 
-/* Chapters of 8 blocks, waited for: the same every time. */
+/* Chapters of 8 blocks, waited for: the same every time.  Rows come. */
 static struct kv_attention_options options_of(uint32_t k)
 {
     struct kv_attention_options options = kv_attention_defaults;
@@ -32,6 +33,8 @@ static struct kv_attention_options options_of(uint32_t k)
     options.iterations = 4;
     options.wait_index = true;
     options.rerank = 2;
+    options.answer = KV_FORM_ROWS;
+    options.rest = 0;
     return options;
 }
 
@@ -122,6 +125,143 @@ static void ids_then_rows(void **state)
     run(&kv_attention_pqcache, &options, got);
     assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
     assert_int_equal(stats().rows_cached + stats().rows_sent, stats().rows_chosen);
+    model_session_close(&s);
+}
+
+/* The largest difference of logits, the prompt's and those of n_steps. */
+static double difference(uint32_t n_steps)
+{
+    double largest = 0;
+
+    for (uint32_t i = 0; i <= n_steps; i++)
+        for (unsigned j = 0; j < MADE_VOCABULARY; j++)
+            largest = fmax(largest, fabs((double)wanted[i][j] - (double)got[i][j]));
+    return largest;
+}
+
+/* The store attends to what it chose: the same rows, the sums in another order.  What travels
+ * does not depend on how many they are. */
+static void attention_there_is_near(void **state)
+{
+    static const uint32_t ks[] = {60, TOKENS}; /* some rows, all there are */
+    const uint64_t steps = TOKENS - PROMPT;
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(ks) / sizeof(ks[0]); i++) {
+        struct kv_attention_options options = options_of(ks[i]);
+        struct kv_attention_stats here, there;
+
+        run(&kv_attention_pqcache, &options, wanted);
+        here = stats();
+        model_session_close(&s);
+        for (unsigned form = 0; form < 2; form++) {
+            options.answer = form == 0 ? KV_FORM_ATTEND : KV_FORM_AUTO;
+            run(&kv_attention_pqcache, &options, got);
+            there = stats();
+            assert_memory_equal(wanted[0], got[0], sizeof(wanted[0])); /* the prompt's */
+            assert_true(difference(TOKENS - PROMPT) < 1e-3);
+            assert_memory_not_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT - 1));
+            assert_int_equal(there.rows_chosen, here.rows_chosen);
+            assert_int_equal(there.rows_attended, here.rows_attended);
+            assert_int_equal(there.rows_possible, here.rows_possible);
+            assert_int_equal(there.rows_to_choose_from, here.rows_to_choose_from);
+            assert_int_equal(there.rows_reranked, here.rows_reranked);
+            assert_int_equal(there.rows_sent, 0);
+            assert_int_equal(there.rows_cached, 0);
+            assert_int_equal(there.bytes_fetched,
+                             steps * MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
+            assert_true(there.nodes_worked_s > 0);
+            model_session_close(&s);
+        }
+    }
+}
+
+/* The mean square of what steps' logits differ by. */
+static double distance(uint32_t n_steps)
+{
+    double sum = 0;
+
+    for (uint32_t i = 1; i <= n_steps; i++)
+        for (unsigned j = 0; j < MADE_VOCABULARY; j++)
+            sum += pow((double)wanted[i][j] - (double)got[i][j], 2);
+    return sum / (n_steps * MADE_VOCABULARY);
+}
+
+/* What is not chosen is estimated: nearer to full attention, whatever form the answer has. */
+static void the_rest_is_estimated(void **state)
+{
+    static const uint32_t rests[] = {16, 64};
+    static float by_rows[STEPS_MAX][MADE_VOCABULARY];
+    const uint64_t steps = TOKENS - PROMPT;
+    struct kv_attention_options options = options_of(60);
+    struct kv_attention_stats told;
+    double without;
+
+    (void)state;
+    options.cache = KV_CACHE_OFF;
+    run(&kv_attention_full, &options, wanted);
+    model_session_close(&s);
+    run(&kv_attention_pqcache, &options, got);
+    without = distance(TOKENS - PROMPT);
+    assert_int_equal(stats().rows_estimated, 0);
+    model_session_close(&s);
+    for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++) {
+        options.rest = rests[i];
+        options.answer = KV_FORM_ROWS;
+        run(&kv_attention_pqcache, &options, got);
+        told = stats();
+        memcpy(by_rows, got, sizeof(by_rows));
+        assert_true(distance(TOKENS - PROMPT) < without / 2);
+        assert_int_equal(told.rows_chosen, steps * UNITS * 60);
+        assert_true(told.rows_estimated > steps * UNITS * (1024 - 4 - 60 - 120));
+        assert_true(told.rows_estimated <= told.rows_to_choose_from - told.rows_chosen);
+        assert_int_equal(told.bytes_fetched,
+                         told.rows_sent * 2 * MADE_D * 2 +
+                             steps * MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
+        model_session_close(&s);
+
+        options.answer = KV_FORM_IDS;
+        run(&kv_attention_pqcache, &options, got);
+        assert_memory_equal(by_rows, got, bytes_of(TOKENS - PROMPT));
+        assert_int_equal(stats().rows_estimated, told.rows_estimated);
+        model_session_close(&s);
+
+        options.answer = KV_FORM_ATTEND;
+        run(&kv_attention_pqcache, &options, got);
+        assert_int_equal(stats().rows_estimated, told.rows_estimated);
+        assert_int_equal(stats().rows_attended, told.rows_attended);
+        assert_true(distance(TOKENS - PROMPT) < without / 2);
+        model_session_close(&s);
+        memcpy(wanted, by_rows, sizeof(wanted));
+        assert_true(difference(TOKENS - PROMPT) < 1e-3);
+
+        /* Of no row, nothing: the same bits. */
+        options = options_of(TOKENS);
+        run(&kv_attention_full, &options, wanted);
+        model_session_close(&s);
+        options.rest = rests[i];
+        run(&kv_attention_pqcache, &options, got);
+        assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
+        assert_int_equal(stats().rows_estimated, 0);
+        model_session_close(&s);
+        options = options_of(60);
+        options.cache = KV_CACHE_OFF;
+    }
+}
+
+/* A session is for one form of answer. */
+static void a_form_stays(void **state)
+{
+    struct kv_attention_options options = options_of(60);
+
+    (void)state;
+    run(&kv_attention_pqcache, &options, got);
+    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
+    options.answer = KV_FORM_ATTEND;
+    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
+    options.answer = KV_FORM_ROWS;
+    options.rest = 16;
+    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
     model_session_close(&s);
 }
 
@@ -302,6 +442,9 @@ int main(void)
         cmocka_unit_test(all_rows_are_full_attention),
         cmocka_unit_test(a_cache_changes_no_bit),
         cmocka_unit_test(ids_then_rows),
+        cmocka_unit_test(attention_there_is_near),
+        cmocka_unit_test(the_rest_is_estimated),
+        cmocka_unit_test(a_form_stays),
         cmocka_unit_test(rerank_follows_recall),
         cmocka_unit_test(the_node_counts_the_same),
         cmocka_unit_test(a_second_time_trains_nothing),

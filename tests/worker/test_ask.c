@@ -2,7 +2,7 @@
  * each answer and each method, a fork for each question that trains nothing anew, the same
  * answers where nothing is left out, and what it refuses. */
 #include "model_maker.h"
-#include "process.h"
+#include "worker_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,36 +28,17 @@ static const char *kvworker;
 static char model[PROCESS_PATH_BYTES], text[PROCESS_PATH_BYTES], needles[PROCESS_PATH_BYTES];
 static struct process_result result;
 
-static void
-write_file(char path[PROCESS_PATH_BYTES], const char *name, const void *data, size_t bytes)
-{
-    FILE *file;
-
-    process_path(path, name);
-    file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
 static int make_files(void **state)
 {
-    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
     static const char sentences[] =
         "# three\nThe cat and the hat|sing\nThe ant thinks|the 123\nNine hats|are thin\n";
-    static struct made_model made;
     static char long_text[TEXT_BYTES];
-    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
-    const struct made_flaw none = {.status = KV_OK};
 
     (void)state;
-    make_model(&made, &none, &tokenizer);
-    write_file(model, "model.gguf", made.maker.data, made.maker.bytes);
-    for (size_t i = 0; i < sizeof(long_text); i++)
-        long_text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
-    write_file(text, "text", long_text, sizeof(long_text));
-    write_file(needles, "needles", sentences, strlen(sentences));
-    unmake_model(&made);
+    worker_file_write_model(model, "model.gguf");
+    worker_text(long_text, sizeof(long_text));
+    worker_file_write(text, "text", long_text, sizeof(long_text));
+    worker_file_write(needles, "needles", sentences, strlen(sentences));
     return 0;
 }
 
@@ -109,7 +90,7 @@ static void assert_objects(unsigned n_lines)
 {
     char path[PROCESS_PATH_BYTES], command[2 * PROCESS_PATH_BYTES];
 
-    write_file(path, "lines", result.output, strlen(result.output));
+    worker_file_write(path, "lines", result.output, strlen(result.output));
     snprintf(command, sizeof(command),
              "command -v python3 >/dev/null || exit 0; exec python3 -c \"import json\n"
              "lines = [json.loads(line) for line in open('%s')]\n"
@@ -141,16 +122,17 @@ static void assert_answer(const char *line, unsigned question)
 
 static void test_objects(void **state)
 {
-    /* The second one chooses all rows there are: it answers as full attention does. */
-    static const char *const methods[METHODS] = {"full", "pqcache:ratio=1:top-k=0",
+    /* The second one chooses all rows there are, and they come: it answers as full attention
+     * does, to the bit. */
+    static const char *const methods[METHODS] = {"full", "pqcache:ratio=1:top-k=0:answer=rows",
                                                  "pqcache:top-k=0"};
     char *line, *rest = NULL, lines[sizeof(result.output)], answer[METHODS][512];
     unsigned n = 0, n_steps = 0;
 
     (void)state;
     run(0, "--text-file", text, "--needles", needles, "--tokens", "1400", "--max-tokens", "8",
-        "--methods", "full,pqcache:ratio=1:top-k=0,pqcache:top-k=0", "--budgets", "1/4",
-        "--kmeans-iters", "3", "--wait-index", "--json", NULL);
+        "--methods", "full,pqcache:ratio=1:top-k=0:answer=rows,pqcache:top-k=0", "--budgets",
+        "1/4", "--kmeans-iters", "3", "--wait-index", "--json", NULL);
     assert_string_equal(result.errors, "");
     assert_objects(METHODS * (QUESTIONS + 1));
     strcpy(lines, result.output);
@@ -238,7 +220,7 @@ static void test_interrupt(void **state)
     struct process process;
 
     (void)state;
-    write_file(errors, "interrupted", "", 0);
+    worker_file_write(errors, "interrupted", "", 0);
     assert_true(process_start(&process, &spec));
     assert_true(process_until(has_begun, errors, PROCESS_PATIENCE_MS));
     kill(process.pid, SIGINT);
@@ -251,7 +233,7 @@ static void test_refused(void **state)
     char spoiled[PROCESS_PATH_BYTES];
 
     (void)state;
-    write_file(spoiled, "spoiled", "one\n", 4);
+    worker_file_write(spoiled, "spoiled", "one\n", 4);
     run(2, NULL);
     run(2, "--text-file", text, NULL);
     assert_non_null(strstr(result.errors, "option: --needles: missing"));

@@ -1,8 +1,8 @@
 /* kvworker eval as a user runs it, on a small made model: its lines against what `kvworker
  * logits` says, its formats, and what it refuses. */
 #include "model_maker.h"
-#include "process.h"
 #include "tokenizer.h"
+#include "worker_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +21,7 @@ enum {
     ARGUMENTS_MAX = 40,
     N_RUNS = 1 + 2 + 2 + 4, /* full, oracle and window at two budgets, random with two seeds */
     NPY_HEADER_BYTES = 128,
+    TEXT_BYTES = 1499,
 };
 
 static const char *kvworker;
@@ -30,41 +31,25 @@ static uint32_t *tokens;
 static size_t n_tokens;
 static struct process_result result;
 
-static void
-write_file(char path[PROCESS_PATH_BYTES], const char *name, const void *data, size_t bytes)
-{
-    FILE *file;
-
-    process_path(path, name);
-    file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
 static int make_files(void **state)
 {
-    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
-    static struct made_model made;
-    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
-    const struct made_flaw none = {.status = KV_OK};
     struct kv_tokenizer *reader;
-    char long_text[1500] = "", detail[KV_GGUF_DETAIL_BYTES] = "";
+    struct kv_gguf *gguf;
+    char long_text[TEXT_BYTES], detail[KV_GGUF_DETAIL_BYTES] = "";
 
     (void)state;
-    make_model(&made, &none, &tokenizer);
-    write_file(model, "model.gguf", made.maker.data, made.maker.bytes);
-    for (size_t i = 0; i + 1 < sizeof(long_text); i++)
-        long_text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
-    write_file(text, "text", long_text, strlen(long_text));
-    write_file(needles, "needles", sentences, strlen(sentences));
-    assert_int_equal(kv_tokenizer_create(made.gguf, &reader, detail, sizeof(detail)), KV_OK);
-    assert_int_equal(kv_tokenizer_encode(reader, long_text, strlen(long_text), false, true,
+    worker_file_write_model(model, "model.gguf");
+    worker_text(long_text, sizeof(long_text));
+    worker_file_write(text, "text", long_text, sizeof(long_text));
+    worker_file_write(needles, "needles", sentences, strlen(sentences));
+    assert_int_equal(kv_gguf_open(model, &gguf, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kv_tokenizer_create(gguf, &reader, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kv_tokenizer_encode(reader, long_text, sizeof(long_text), false, true,
                                          &tokens, &n_tokens),
                      KV_OK);
     assert_true(n_tokens > TOKENS);
     kv_tokenizer_destroy(reader);
-    unmake_model(&made);
+    kv_gguf_close(gguf);
     return 0;
 }
 
@@ -201,6 +186,71 @@ static unsigned n_lines(const char *output)
     return n;
 }
 
+/* Costs that the nodes tell, for rows that come and for attention that comes; two texts. */
+static void test_costs(void **state)
+{
+    static const char *const methods[] = {"full", "pqcache:answer=rows:cache=off",
+                                          "pqcache:answer=attend"};
+    const double steps = TOKENS - 1 - FROM;
+    char texts[2 * PROCESS_PATH_BYTES], other[PROCESS_PATH_BYTES], reversed[TEXT_BYTES];
+    char *line, *rest = NULL;
+    double by_rows = 0, share = 0;
+    unsigned n = 0;
+
+    (void)state;
+    worker_text(reversed, sizeof(reversed));
+    for (size_t i = 0; i < sizeof(reversed) / 2; i++) {
+        const char last = reversed[sizeof(reversed) - 1 - i];
+
+        reversed[sizeof(reversed) - 1 - i] = reversed[i];
+        reversed[i] = last;
+    }
+    worker_file_write(other, "reversed", reversed, sizeof(reversed));
+    snprintf(texts, sizeof(texts), "%s,%s", text, other);
+    run("eval", 0, "--text-file", texts, "--tokens", "180", "--from", "100", "--json",
+        "--methods", "pqcache:answer=rows:cache=off,pqcache:answer=attend", "--budgets", "1/4",
+        "--window", "8", "--rerank", "2", "--wait-index", NULL);
+    assert_string_equal(result.errors, "");
+    for (line = strtok_r(result.output, "\n", &rest); line != NULL;
+         line = strtok_r(NULL, "\n", &rest), n++) {
+        const unsigned method = n % 3;
+        const double bytes = member(line, "step_bytes_fetched");
+        char key[PROCESS_PATH_BYTES + 64];
+
+        snprintf(key, sizeof(key), "{\"method\": \"%s\",", methods[method]);
+        assert_memory_equal(line, key, strlen(key));
+        snprintf(key, sizeof(key), "\"text\": \"%s\"}", n < 3 ? text : other);
+        assert_non_null(strstr(line, key));
+        assert_true(fabs(bytes * steps - member(line, "bytes_fetched")) < 1);
+        if (method == 0) {
+            assert_true(bytes == 0 && isnan(member(line, "step_node_s")));
+            assert_true(isnan(member(line, "rows_scored_exactly_share")));
+            continue;
+        }
+        assert_true(member(line, "step_node_s") > 0);
+        /* So few rows have no codes: all are scored by key, and some of them once more. */
+        assert_true(member(line, "rows_coded_share") == 0);
+        assert_true(member(line, "rows_scored_exactly_share") > 1);
+        assert_true(member(line, "rows_scored_exactly_share") < 2);
+        assert_true(member(line, "rows_estimated_share") == 0);
+        if (method == 1) {
+            by_rows = member(line, "perplexity");
+            share = member(line, "rows_attended_share");
+            assert_true(fabs(share - 0.25) < 0.01);
+            continue;
+        }
+        assert_true(fabs(member(line, "perplexity") / by_rows - 1) < 1e-3);
+        assert_true(member(line, "rows_attended_share") == share);
+        assert_true(bytes == MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
+    }
+    assert_int_equal(n, 6);
+
+    run("eval", 0, "--text-file", texts, "--tokens", "120", "--from", "100", "--methods",
+        "window", NULL);
+    assert_int_equal(n_lines(result.output), 2 * 4);
+    assert_non_null(strstr(result.output, "/reversed, 120 tokens\nmethod "));
+}
+
 static void test_needles(void **state)
 {
     (void)state;
@@ -232,7 +282,7 @@ static void test_refused(void **state)
     char spoiled[PROCESS_PATH_BYTES];
 
     (void)state;
-    write_file(spoiled, "spoiled", "one\n", 4);
+    worker_file_write(spoiled, "spoiled", "one\n", 4);
     run("eval", 2, NULL);
     run("eval", 2, "--text-file", "/nonexistent/text", NULL);
     run("eval", 2, "--text-file", text, "--tokens", "101", "--from", "100", NULL);
@@ -245,14 +295,18 @@ static void test_refused(void **state)
     run("eval", 2, "--text-file", text, "--needles", spoiled, NULL);
     assert_non_null(strstr(result.errors, "spoiled:1: expected beginning|completion"));
     assert_string_equal(result.output, "");
+    run("eval", 2, "--text-file", text, "--rest", "8", NULL);
+    run("eval", 2, "--text-file", text, "--methods", "pqcache:rest=8", NULL);
+    assert_non_null(strstr(result.errors, "methods: rest: not 0, 16 or 64: 8"));
+    run("eval", 2, "--text-file", text, "--methods", "pqcache:answer=some", NULL);
+    assert_string_equal(result.output, "");
 }
 
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_perplexity),
-        cmocka_unit_test(test_needles),
-        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_perplexity), cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_needles),    cmocka_unit_test(test_formats),
         cmocka_unit_test(test_refused),
     };
 

@@ -1,0 +1,44 @@
+#include "worker_files.h"
+
+#include "model_maker.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+
+void worker_file_write(char ret_path[PROCESS_PATH_BYTES],
+                       const char *name,
+                       const void *data,
+                       size_t bytes)
+{
+    FILE *file;
+
+    process_path(ret_path, name);
+    file = fopen(ret_path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+void worker_file_write_model(char ret_path[PROCESS_PATH_BYTES], const char *name)
+{
+    static struct made_model made;
+    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
+    const struct made_flaw none = {.status = KV_OK};
+
+    make_model(&made, &none, &tokenizer);
+    worker_file_write(ret_path, name, made.maker.data, made.maker.bytes);
+    unmake_model(&made);
+}
+
+void worker_text(char *ret_text, size_t bytes)
+{
+    static const char words[] = "the thing and the ant sing 123 aa 'tis the hat's end\n\n";
+
+    for (size_t i = 0; i < bytes; i++)
+        ret_text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
+}
