@@ -44,7 +44,6 @@
 #include "keys.h"
 
 #include <float.h>
-#include <float.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -50,10 +50,10 @@ struct kv_querier {
     struct kv_picker *picker;
     uint32_t k[KV_QUERIES_MAX]; /* rows that step 1 wants of each group */
     struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) */
-    float *floats;     /* (KV_QUERIER_FLOATS): scores, weights, spare */
-    uint32_t *taken;   /* tokens that step 1 took; room for what it may */
-    uint32_t *among;   /* ... and the vectors that did */
-    uint32_t *indices; /* chosen of them */
+    float *floats;              /* (KV_QUERIER_FLOATS): scores, weights, spare */
+    uint32_t *taken;            /* tokens that step 1 took; room for what it may */
+    uint32_t *among;            /* ... and the vectors that did */
+    uint32_t *indices;          /* chosen of them */
     uint32_t n_taken, n_chosen;
     uint32_t n_scored; /* rows that step 2 scored */
     uint32_t cursor;   /* rows done of a stage */
