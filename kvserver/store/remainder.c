@@ -83,7 +83,7 @@ static void gather_scores(struct kv_remainder *remainder,
         float *to = remainder->scores + (size_t)q * n_places;
         uint32_t at = 0;
 
-        /* What all chose is in no place; what some did, these did not all. */
+        /* A place is a row that not all vectors chose: with one choice for all, none did. */
         for (uint32_t i = 0; !question->each && i < n_places; i++)
             to[i] = from[remainder->places[i]];
         for (uint32_t i = 0; question->each && i < n_places; i++) {
