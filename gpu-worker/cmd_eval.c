@@ -6,8 +6,8 @@
  *   needles      odd sentences in the text that the model is to complete: see questions.h
  *   recall       as the method tells it
  *
- * The runs of one method over a text share what comes before the first step: the session goes
- * back to there and takes other options. */
+ * Runs that differ in what a step asks for, not in what is stored and made of it, share what
+ * comes before the first step: the session goes back to there and takes other options. */
 #define _GNU_SOURCE /* strchrnul */
 #include "clock.h"
 #include "eval_report.h"
@@ -39,7 +39,8 @@ struct eval {
     size_t n_texts;
     uint32_t from;
 
-    const struct text *text;        /* the one at work */
+    const struct text *text; /* the one at work */
+    const uint32_t *open;    /* what passed in the worker's session; NULL: there is none */
     struct kv_eval_result *results; /* (plan.count), over it */
     float *logits;
     double *full; /* (n_tokens): log likelihoods by full attention */
@@ -62,8 +63,7 @@ static bool has_text(const struct eval *eval)
 
 /* A session of the run's method in which the first n of `tokens` have passed: the one of the
  * run before, if that will do, else a new one. */
-static int
-begin_run(struct eval *eval, size_t index, bool is_first, const uint32_t *tokens, uint32_t n)
+static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, uint32_t n)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
     struct kvworker *worker = eval->worker;
@@ -71,8 +71,9 @@ begin_run(struct eval *eval, size_t index, bool is_first, const uint32_t *tokens
     kv_status_t status = KV_UNSUPPORTED;
     int outcome;
 
-    if (!is_first && run->row->retune != NULL)
+    if (eval->open == tokens && worker->attention->row == run->row && run->row->retune != NULL)
         status = run->row->retune(worker->attention, &run->options);
+    eval->open = NULL;
     if (status == KV_OK) {
         status = run->row->truncate(worker->attention, n);
     } else if (status == KV_UNSUPPORTED) {
@@ -86,7 +87,9 @@ begin_run(struct eval *eval, size_t index, bool is_first, const uint32_t *tokens
         if (status == KV_OK)
             status = run->row->flush(worker->attention);
     }
-    if (status != KV_OK && !kvworker_stop)
+    if (status == KV_OK)
+        eval->open = tokens;
+    else if (!kvworker_stop)
         kvworker_step_error(worker, status);
     return status == KV_OK ? KVWORKER_DONE : KVWORKER_FAILED;
 }
@@ -180,7 +183,7 @@ static void take_costs(const struct kv_attention_stats *before,
 #undef STEPS
 }
 
-static int measure_text(struct eval *eval, size_t index, bool is_first)
+static int measure_text(struct eval *eval, size_t index)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
     struct kv_eval_result *result = &eval->results[index];
@@ -195,7 +198,7 @@ static int measure_text(struct eval *eval, size_t index, bool is_first)
         kvworker_error(eval->worker, "memory: likelihoods: refused");
         return KVWORKER_FAILED;
     }
-    outcome = begin_run(eval, index, is_first, eval->text->tokens, eval->from);
+    outcome = begin_run(eval, index, eval->text->tokens, eval->from);
     if (outcome != KVWORKER_DONE)
         goto end;
     run->row->stats(eval->worker->attention, &before);
@@ -221,7 +224,7 @@ end:
 
 /* ---- needles ---- */
 
-static int measure_needles(struct eval *eval, size_t index, bool is_first)
+static int measure_needles(struct eval *eval, size_t index)
 {
     const struct kv_eval_run *run = &eval->plan.runs[index];
     const struct kvworker_questions *questions = &eval->text->questions;
@@ -229,8 +232,7 @@ static int measure_needles(struct eval *eval, size_t index, bool is_first)
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
     char what[2 * KV_EVAL_NAME_BYTES + 16];
     kv_status_t status = KV_OK;
-    const int outcome =
-        begin_run(eval, index, is_first, questions->list[0].tokens, questions->n_common);
+    const int outcome = begin_run(eval, index, questions->list[0].tokens, questions->n_common);
 
     if (outcome != KVWORKER_DONE)
         return outcome;
@@ -356,12 +358,12 @@ static int read_texts(struct eval *eval, uint32_t *ret_most)
 static int measure_method(struct eval *eval,
                           size_t begin,
                           size_t end,
-                          int (*measure)(struct eval *eval, size_t index, bool is_first))
+                          int (*measure)(struct eval *eval, size_t index))
 {
     int outcome = KVWORKER_DONE;
 
     for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
-        outcome = measure(eval, i, i == begin);
+        outcome = measure(eval, i);
     return outcome;
 }
 

@@ -114,10 +114,10 @@ static kv_status_t add_method(struct maker *maker, const char *entry)
     if (run.row == NULL)
         return refuse(maker, "methods", "unknown", name.text);
     snprintf(run.method, sizeof(run.method), "%s", entry);
-    budgets = run.row->has_budget ? maker->budgets : "1";
-    while (next_item(&budgets, ',', &budget)) {
-        seeds = run.row->has_seed ? maker->seeds : "0";
-        while (next_item(&seeds, ',', &seed)) {
+    seeds = run.row->has_seed ? maker->seeds : "0";
+    while (next_item(&seeds, ',', &seed)) {
+        budgets = run.row->has_budget ? maker->budgets : "1";
+        while (next_item(&budgets, ',', &budget)) {
             const char *expected;
 
             run.options = *maker->base;

@@ -26,7 +26,8 @@ struct kv_eval_run {
     struct kv_attention_options options;
 };
 
-/* Runs of one method's entry come one behind the other; full attention is always the first. */
+/* Runs of one method's entry come one behind the other, seed after seed: budgets of one seed
+ * can share a session.  Full attention is always the first. */
 struct kv_eval_plan {
     struct kv_eval_run *runs;
     size_t count;

@@ -191,7 +191,7 @@ static double distance(uint32_t n_steps)
 static void the_rest_is_estimated(void **state)
 {
     static const uint32_t rests[] = {16, 64};
-    static float by_rows[STEPS_MAX][MADE_VOCABULARY];
+    static float by_rows[STEPS_MAX][MADE_VOCABULARY], by_none[STEPS_MAX][MADE_VOCABULARY];
     const uint64_t steps = TOKENS - PROMPT;
     struct kv_attention_options options = options_of(60);
     struct kv_attention_stats told;
@@ -203,6 +203,7 @@ static void the_rest_is_estimated(void **state)
     model_session_close(&s);
     run(&kv_attention_pqcache, &options, got);
     without = distance(TOKENS - PROMPT);
+    memcpy(by_none, got, sizeof(by_none));
     assert_int_equal(stats().rows_estimated, 0);
     model_session_close(&s);
     for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++) {
@@ -218,7 +219,15 @@ static void the_rest_is_estimated(void **state)
         assert_int_equal(told.bytes_fetched,
                          told.rows_sent * 2 * MADE_D * 2 +
                              steps * MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
+
+        /* Back to the prompt, and summaries are there but not asked for. */
+        options.rest = 0;
+        assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
+        assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+        model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
+        assert_memory_equal(by_none[1], got[1], bytes_of(TOKENS - PROMPT - 1));
         model_session_close(&s);
+        options.rest = rests[i];
 
         options.answer = KV_FORM_IDS;
         run(&kv_attention_pqcache, &options, got);
@@ -249,7 +258,8 @@ static void the_rest_is_estimated(void **state)
     }
 }
 
-/* A session is for one form of answer. */
+/* A session is for one form of answer, and for the summaries that it began with, or none of
+ * them: then it answers as one that has none. */
 static void a_form_stays(void **state)
 {
     struct kv_attention_options options = options_of(60);
