@@ -1,18 +1,16 @@
 /* A group goes through three steps: scores of all its keys, weights, and its values; in the
- * first the next group's keys are asked for, in the last its values.
+ * first and the last the next group's rows are asked for (share_asking()).
  *
- * Scores: the lower and the upper eight of the 16 lanes are summed one after the other, so that
- * three rows by four queries, or four by three, are twelve sums, and every converted element
- * serves all of a block of queries.  Values: up to four vectors of elements of every row at a
- * time, so that what is added up stays in registers too.
+ * Scores: products_avx2.h.  Values: up to four vectors of elements of every row at a time, so
+ * that what is added up stays in registers.
  *
- * Isolated rows come as fast as they can be read at all, which is a third of what consecutive
- * ones do; without asking ahead 1.3 to 2.4 times slower.  Did not help (Zen 3): asking for L1
- * instead of L2 (the same here; on others slower by far); asking for whole rows in both passes
- * (runs a tenth faster, isolated rows slower); sizes of slices that leave no lone vector; keys
- * of a tail in the tile itself, whose arrays then went through memory (a sixth slower). */
+ * Did not help (Zen 3): asking for L1 instead of L2 (the same here; on others slower by far),
+ * or for consecutive rows line by line; sizes of slices that leave no lone vector; keys of a
+ * tail in the tile itself, whose arrays then went through memory (a sixth slower); the trees of
+ * a whole group at once, behind its tiles; the exp of 32 scores side by side; all maxima before
+ * all weights. */
 #include "attend.h"
-#include "parts_avx2.h"
+#include "products_avx2.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
@@ -21,19 +19,19 @@
 #include <stdbool.h>
 
 enum {
-    BLOCK = 4,                      /* queries at a time */
-    TILE = 4,                       /* keys at a time, at most */
-    SLICE = 4,                      /* vectors of a value at a time, at most */
-    WIDTH = KV_ATTEND_GROUP + TILE, /* of scores: the last tile may write behind the group */
-    LINE_BYTES = 64,
+    SLICE = 4, /* vectors of a value at a time, at most */
 };
 
 struct group {
     unsigned n;
     const uint8_t *rows[KV_ATTEND_GROUP];
     const uint8_t *ahead[KV_ATTEND_GROUP]; /* of the next group; no row there: of this one */
-    float scores[KV_ATTEND_QUERIES_MAX][WIDTH]; /* then weights */
-    float old[KV_ATTEND_QUERIES_MAX];           /* weight of what was there before */
+    /* What is asked for meanwhile: with row i's score as many bytes as a key has, with its
+     * value as many as a value has. */
+    const uint8_t *with_scores[KV_ATTEND_GROUP], *with_values[KV_ATTEND_GROUP];
+    bool is_consecutive;
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP]; /* then weights */
+    float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
 };
 
 /* Into L2: requests that wait there are more than those that can wait in L1. */
@@ -60,107 +58,6 @@ INLINE __m256 load_few(enum kv_key_type type, const uint8_t *at, size_t n)
     return load8(type, bytes);
 }
 
-/* One half of the 16 lanes of the sums of n_keys and n_queries, which are constants where this
- * is called: elements from `from` on, every other eight.  d is a multiple of STEP. */
-INLINE void sum_half(enum kv_key_type type,
-                     const uint8_t *const *keys,
-                     unsigned n_keys,
-                     const float *queries,
-                     unsigned n_queries,
-                     size_t d,
-                     size_t from,
-                     __m256 ret_sums[BLOCK][TILE])
-{
-    const size_t bytes = element_bytes(type);
-    __m256 sums[BLOCK][TILE];
-
-    for (unsigned query = 0; query < n_queries; query++)
-        for (unsigned key = 0; key < n_keys; key++)
-            sums[query][key] = _mm256_setzero_ps();
-    for (size_t i = from; i < d; i += STEP) {
-        /* Twelve sums leave four registers: three operands stay, the fourth changes. */
-        __m256 held[TILE];
-
-        if (n_queries == BLOCK) {
-            for (unsigned key = 0; key < n_keys; key++)
-                held[key] = load8(type, keys[key] + i * bytes);
-            for (unsigned query = 0; query < n_queries; query++) {
-                const __m256 x = _mm256_loadu_ps(queries + query * d + i);
-
-                for (unsigned key = 0; key < n_keys; key++)
-                    sums[query][key] = _mm256_fmadd_ps(x, held[key], sums[query][key]);
-            }
-        } else {
-            for (unsigned query = 0; query < n_queries; query++)
-                held[query] = _mm256_loadu_ps(queries + query * d + i);
-            for (unsigned key = 0; key < n_keys; key++) {
-                const __m256 element = load8(type, keys[key] + i * bytes);
-
-                for (unsigned query = 0; query < n_queries; query++)
-                    sums[query][key] = _mm256_fmadd_ps(held[query], element, sums[query][key]);
-            }
-        }
-    }
-    for (unsigned query = 0; query < n_queries; query++)
-        for (unsigned key = 0; key < n_keys; key++)
-            ret_sums[query][key] = sums[query][key];
-}
-
-/* Sums of eight lanes of four keys by two queries: [query 0's four | query 1's four]. */
-INLINE __m256 sums_of_two(const __m256 *a, const __m256 *b)
-{
-    __m256 fours[TILE], ab, cd;
-
-    for (unsigned key = 0; key < TILE; key++)
-        fours[key] = _mm256_add_ps(_mm256_permute2f128_ps(a[key], b[key], 0x20),
-                                   _mm256_permute2f128_ps(a[key], b[key], 0x31));
-    ab = _mm256_add_ps(_mm256_shuffle_ps(fours[0], fours[1], 0x44),
-                       _mm256_shuffle_ps(fours[0], fours[1], 0xee));
-    cd = _mm256_add_ps(_mm256_shuffle_ps(fours[2], fours[3], 0x44),
-                       _mm256_shuffle_ps(fours[2], fours[3], 0xee));
-    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd));
-}
-
-/* n_keys and n_queries are constants where this is called.  Of fewer keys than TILE, but not of
- * one, as many scores as of TILE are written. */
-INLINE void score_tile(enum kv_key_type type,
-                       const uint8_t *const *keys,
-                       unsigned n_keys,
-                       const float *queries,
-                       unsigned n_queries,
-                       size_t d,
-                       float (*ret_scores)[WIDTH])
-{
-    __m256 low[BLOCK][TILE], high[BLOCK][TILE], sums[BLOCK][TILE];
-
-    sum_half(type, keys, n_keys, queries, n_queries, d, 0, low);
-    sum_half(type, keys, n_keys, queries, n_queries, d, LANES, high);
-    if (n_keys == 1) {
-        for (unsigned query = 0; query < n_queries; query++)
-            ret_scores[query][0] = sum16(low[query][0], high[query][0]);
-        return;
-    }
-    for (unsigned query = 0; query < n_queries; query++)
-        for (unsigned key = 0; key < TILE; key++)
-            sums[query][key] = key < n_keys ? _mm256_add_ps(low[query][key], high[query][key])
-                                            : sums[query][n_keys - 1];
-    for (unsigned query = 0; query + 2 <= n_queries; query += 2) {
-        const __m256 scores = sums_of_two(sums[query], sums[query + 1]);
-
-        _mm_storeu_ps(ret_scores[query], _mm256_castps256_ps128(scores));
-        _mm_storeu_ps(ret_scores[query + 1], _mm256_extractf128_ps(scores, 1));
-    }
-    if (n_queries % 2 != 0) {
-        const unsigned query = n_queries - 1;
-        __m128 fours[TILE];
-
-        for (unsigned key = 0; key < TILE; key++)
-            fours[key] = _mm_add_ps(_mm256_castps256_ps128(sums[query][key]),
-                                    _mm256_extractf128_ps(sums[query][key], 1));
-        _mm_storeu_ps(ret_scores[query], sums4(fours[0], fours[1], fours[2], fours[3]));
-    }
-}
-
 /* All keys of a group with a block of queries. */
 INLINE void score_block(enum kv_key_type type,
                         const struct group *group,
@@ -168,24 +65,25 @@ INLINE void score_block(enum kv_key_type type,
                         unsigned n_queries,
                         size_t d,
                         bool ask,
-                        float (*ret_scores)[WIDTH])
+                        float (*ret_scores)[KV_ATTEND_GROUP])
 {
-    const unsigned n_keys = n_queries == BLOCK ? 3 : TILE;
+    const unsigned n_keys = tile_keys(n_queries);
     const size_t bytes = d * element_bytes(type);
     unsigned row = 0;
 
     for (; row + n_keys <= group->n; row += n_keys) {
-        if (ask)
+        if (ask && group->is_consecutive)
             for (unsigned i = 0; i < n_keys; i++)
-                ask_for(group->ahead[row + i], bytes);
+                ask_for(group->with_scores[row + i], bytes);
         score_tile(type, group->rows + row, n_keys, queries, n_queries, d,
-                   (float(*)[WIDTH])(void *)&ret_scores[0][row]);
+                   ask && !group->is_consecutive ? group->with_scores + row : NULL,
+                   &ret_scores[0][row], KV_ATTEND_GROUP);
     }
     for (; row < group->n; row++) {
         if (ask)
-            ask_for(group->ahead[row], bytes);
-        score_tile(type, group->rows + row, 1, queries, n_queries, d,
-                   (float(*)[WIDTH])(void *)&ret_scores[0][row]);
+            ask_for(group->with_scores[row], bytes);
+        score_tile(type, group->rows + row, 1, queries, n_queries, d, NULL, &ret_scores[0][row],
+                   KV_ATTEND_GROUP);
     }
 }
 
@@ -253,7 +151,8 @@ INLINE void add_slice(enum kv_key_type type,
                       size_t few,
                       unsigned n_queries,
                       bool ask,
-                      const float (*weights)[WIDTH],
+                      size_t ask_at,
+                      const float (*weights)[KV_ATTEND_GROUP],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -270,7 +169,7 @@ INLINE void add_slice(enum kv_key_type type,
         __m256 held[SLICE];
 
         if (ask)
-            ask_for(group->ahead[row] + at, n_vectors * bytes);
+            ask_for(group->with_values[row] + ask_at, n_vectors * bytes);
         if (n_queries == BLOCK) {
             for (unsigned i = 0; i < n_vectors; i++)
                 held[i] = few > 0 ? load_few(type, value, few) : load8(type, value + i * bytes);
@@ -311,7 +210,7 @@ INLINE void add_block(enum kv_key_type type,
                       size_t key_bytes,
                       unsigned n_queries,
                       bool ask,
-                      const float (*weights)[WIDTH],
+                      const float (*weights)[KV_ATTEND_GROUP],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -320,41 +219,27 @@ INLINE void add_block(enum kv_key_type type,
     size_t j = 0;
 
     while (j + LANES <= d_v) {
-        const size_t left = (d_v - j) / LANES, at = key_bytes + j * element_bytes(type);
-        const size_t n = left < most ? left : most;
+        const size_t left = (d_v - j) / LANES, ask_at = j * element_bytes(type);
+        const size_t n = left < most ? left : most, at = key_bytes + ask_at;
 
         if (n == 4)
-            add_slice(type, group, at, 4, 0, n_queries, ask, weights, old, output + j, d_v);
+            add_slice(type, group, at, 4, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
         else if (n == 3)
-            add_slice(type, group, at, 3, 0, n_queries, ask, weights, old, output + j, d_v);
+            add_slice(type, group, at, 3, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
         else if (n == 2)
-            add_slice(type, group, at, 2, 0, n_queries, ask, weights, old, output + j, d_v);
+            add_slice(type, group, at, 2, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
         else
-            add_slice(type, group, at, 1, 0, n_queries, ask, weights, old, output + j, d_v);
+            add_slice(type, group, at, 1, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
         j += n * LANES;
     }
     if (j < d_v)
         add_slice(type, group, key_bytes + j * element_bytes(type), 1, d_v - j, n_queries, ask,
-                  weights, old, output + j, d_v);
+                  j * element_bytes(type), weights, old, output + j, d_v);
 }
-
-/* The one place where a block's size becomes a constant. */
-#define FOR_SIZE(n, CALL) \
-    do {                  \
-        switch (n) {      \
-        case 4:           \
-            CALL(4);      \
-            break;        \
-        case 3:           \
-            CALL(3);      \
-            break;        \
-        case 2:           \
-            CALL(2);      \
-            break;        \
-        default:          \
-            CALL(1);      \
-        }                 \
-    } while (0)
 
 INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
@@ -363,30 +248,28 @@ INLINE void add_group(enum kv_key_type type,
                       const uint32_t *among,
                       float *state)
 {
-    const unsigned n_queries = shape->n_queries, n_blocks = (n_queries + BLOCK - 1) / BLOCK;
+    const unsigned n_queries = shape->n_queries;
     const size_t d_k = shape->d_k, d_v = shape->d_v, key_bytes = d_k * element_bytes(type);
     float *output = state + 2 * (size_t)n_queries;
 
     if (d_k % STEP != 0)
         kv_keys_avx2.score_list(type, (const void *const *)group->rows, group->n, d_k, queries,
-                                n_queries, group->scores[0], WIDTH);
-    /* Blocks as even as can be: 5 queries are 3 and 2. */
-    for (unsigned block = 0, from = 0, n; d_k % STEP == 0 && block < n_blocks;
-         block++, from += n) {
-        n = (n_queries - from + n_blocks - block - 1) / (n_blocks - block);
+                                n_queries, group->scores[0], KV_ATTEND_GROUP);
+    for (unsigned from = 0, n; d_k % STEP == 0 && from < n_queries; from += n) {
+        n = block_of(n_queries - from);
 #define SCORE(N) \
-    score_block(type, group, queries + from * d_k, N, d_k, block == 0, group->scores + from)
+    score_block(type, group, queries + from * d_k, N, d_k, from == 0, group->scores + from)
         FOR_SIZE(n, SCORE);
 #undef SCORE
     }
     for (unsigned query = 0; query < n_queries; query++)
         weigh(group, shape->scale, among, query, group->scores[query], &state[query],
               &state[n_queries + query], &group->old[query]);
-    for (unsigned block = 0, from = 0, n; block < n_blocks; block++, from += n) {
-        n = (n_queries - from + n_blocks - block - 1) / (n_blocks - block);
-#define ADD(N)                                                                \
-    add_block(type, group, key_bytes, N, block == 0,                          \
-              (const float(*)[WIDTH])group->scores + from, group->old + from, \
+    for (unsigned from = 0, n; from < n_queries; from += n) {
+        n = block_of(n_queries - from);
+#define ADD(N)                                                                          \
+    add_block(type, group, key_bytes, N, from == 0,                                     \
+              (const float(*)[KV_ATTEND_GROUP])group->scores + from, group->old + from, \
               output + from * d_v, d_v)
         FOR_SIZE(n, ADD);
 #undef ADD
@@ -435,6 +318,37 @@ INLINE unsigned find_rows(const void *const *list,
     return count;
 }
 
+/* Which part of the next group is asked for when.
+ *
+ * Isolated rows: their keys with the scores, line by line, their values with the values.  Asked
+ * for as a whole they make the processor bring what lies behind them, too.
+ *
+ * Consecutive rows: half of the rows with the scores, some rows at a time, the other half with
+ * the values.  Asked for the keys alone, the processor brings the values with them by itself,
+ * and memory would rest while values are added up. */
+INLINE void
+share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
+{
+    const unsigned half = KV_ATTEND_GROUP / 2;
+    unsigned n_consecutive = 0;
+
+    for (unsigned i = 1; i < n_ahead; i++)
+        n_consecutive += group->ahead[i] == group->ahead[i - 1] + row_bytes;
+    group->is_consecutive = n_ahead == KV_ATTEND_GROUP && n_consecutive > half;
+    if (group->is_consecutive)
+        for (unsigned i = 0; i < half; i++) {
+            group->with_scores[2 * i] = group->ahead[i];
+            group->with_scores[2 * i + 1] = group->ahead[i] + row_bytes - key_bytes;
+            group->with_values[2 * i] = group->ahead[half + i];
+            group->with_values[2 * i + 1] = group->ahead[half + i] + key_bytes;
+        }
+    else
+        for (unsigned i = 0; i < group->n; i++) {
+            group->with_scores[i] = group->ahead[i];
+            group->with_values[i] = group->ahead[i] + key_bytes;
+        }
+}
+
 AVX2 static void attend(const struct kv_attend_shape *shape,
                         const float *queries,
                         const void *const *list,
@@ -445,6 +359,7 @@ AVX2 static void attend(const struct kv_attend_shape *shape,
                         float *state)
 {
     const size_t row_bytes = kv_attend_row_bytes(shape);
+    const size_t key_bytes = row_bytes / (shape->d_k + shape->d_v) * shape->d_k;
     struct group group;
     unsigned n_ahead;
 
@@ -457,6 +372,7 @@ AVX2 static void attend(const struct kv_attend_shape *shape,
         group.n = n_ahead;
         memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
         n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        share_asking(&group, n_ahead, row_bytes, key_bytes);
         if (shape->type == KV_KEY_FP32)
             add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
         else if (shape->type == KV_KEY_FP16)

@@ -1,4 +1,5 @@
 #include "cells.h"
+#include "cells_parts.h"
 #include "tiers.h"
 
 #include <string.h>
@@ -8,19 +9,19 @@ static const struct kv_cells_kernels *best;
 void kv_cells_count(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
-                    uint32_t *offsets)
+                    const struct kv_cells *cells)
 {
-    uint16_t cells[KV_PQ_TILE];
+    uint16_t numbers[KV_PQ_TILE];
 
-    kv_tile_cells(shape, tile, 0, n, cells);
+    kv_tile_cells(shape, tile, 0, n, numbers);
     for (size_t i = 0; i < n; i++)
-        offsets[cells[i] + 1]++;
+        cells->offsets[numbers[i] + 1]++;
 }
 
-void kv_cells_sum(const struct kv_pq_shape *shape, uint32_t *offsets)
+void kv_cells_sum(const struct kv_pq_shape *shape, const struct kv_cells *cells)
 {
     for (uint32_t cell = 0; cell < kv_cells_n(shape); cell++)
-        offsets[cell + 1] += offsets[cell];
+        cells->offsets[cell + 1] += cells->offsets[cell];
 }
 
 /* A cell's offset runs ahead to where its list ends, which is where the next one began. */
@@ -28,20 +29,37 @@ void kv_cells_place(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
                     uint32_t row,
-                    uint32_t *offsets,
-                    uint32_t *rows)
+                    const struct kv_cells *cells)
 {
-    uint16_t cells[KV_PQ_TILE];
+    uint16_t numbers[KV_PQ_TILE];
 
-    kv_tile_cells(shape, tile, 0, n, cells);
+    kv_tile_cells(shape, tile, 0, n, numbers);
     for (size_t i = 0; i < n; i++)
-        rows[offsets[cells[i]]++] = row + (uint32_t)i;
+        cells->rows[cells->offsets[numbers[i]]++] = row + (uint32_t)i;
 }
 
-void kv_cells_end(const struct kv_pq_shape *shape, uint32_t *offsets)
+/* Where lists end stands at the cells' own places; the full ones' move down to behind where
+ * they begin, the next one being read before. */
+void kv_cells_end(const struct kv_pq_shape *shape, const struct kv_cells *cells)
 {
-    memmove(offsets + 1, offsets, kv_cells_n(shape) * sizeof(*offsets));
-    offsets[0] = 0;
+    const uint32_t n_cells = kv_cells_n(shape);
+    uint32_t begin = 0, end = cells->offsets[0], n = 0;
+
+    memset(cells->full, 0, kv_cells_n_words(shape) * sizeof(*cells->full));
+    cells->offsets[0] = 0;
+    for (uint32_t cell = 0; cell < n_cells; cell++) {
+        const uint32_t next = cells->offsets[cell + 1];
+
+        if (cell % 64 == 0)
+            cells->before[cell / 64] = n;
+        if (end > begin) {
+            cells->full[cell / 64] |= (uint64_t)1 << cell % 64;
+            cells->offsets[++n] = end;
+        }
+        begin = end;
+        end = next;
+    }
+    cells->before[kv_cells_n_words(shape)] = n;
 }
 
 /* The first place in [from, to) of a list whose row is not below `row`. */
@@ -59,36 +77,43 @@ static uint32_t lower_bound(const uint32_t *rows, uint32_t from, uint32_t to, ui
 }
 
 void kv_cells_counts(const struct kv_pq_shape *shape,
-                     const uint32_t *offsets,
-                     const uint32_t *rows,
+                     const struct kv_cells *cells,
                      uint32_t begin,
                      uint32_t end,
                      uint32_t *ret_counts)
 {
-    const uint32_t n_cells = kv_cells_n(shape), n_rows = offsets[n_cells];
+    const uint32_t n = kv_cells_n_full(shape, cells), n_rows = cells->offsets[n];
 
-    for (uint32_t cell = 0; cell < n_cells; cell++) {
-        uint32_t from = offsets[cell], to = offsets[cell + 1];
+    if (begin == 0 && end >= n_rows) {
+        best->lengths(cells->offsets, n, ret_counts);
+        return;
+    }
+    for (uint32_t item = 0; item < n; item++) {
+        uint32_t from = cells->offsets[item], to = cells->offsets[item + 1];
 
         if (begin > 0)
-            from = lower_bound(rows, from, to, begin);
+            from = lower_bound(cells->rows, from, to, begin);
         if (end < n_rows)
-            to = lower_bound(rows, from, to, end);
-        ret_counts[cell] = to - from;
+            to = lower_bound(cells->rows, from, to, end);
+        ret_counts[item] = to - from;
     }
 }
 
-size_t kv_cells_mark(const uint32_t *offsets,
-                     const uint32_t *rows,
-                     uint32_t cell,
+/* Most lists lie between the two. */
+size_t kv_cells_mark(const struct kv_cells *cells,
+                     uint32_t item,
                      uint32_t begin,
                      uint32_t end,
                      uint64_t first,
                      uint64_t *bits)
 {
-    const uint32_t from = lower_bound(rows, offsets[cell], offsets[cell + 1], begin);
-    const uint32_t to = lower_bound(rows, from, offsets[cell + 1], end);
+    const uint32_t *rows = cells->rows;
+    uint32_t from = cells->offsets[item], to = cells->offsets[item + 1];
 
+    if (rows[from] < begin)
+        from = lower_bound(rows, from, to, begin);
+    if (from < to && rows[to - 1] >= end)
+        to = lower_bound(rows, from, to, end);
     for (uint32_t i = from; i < to; i++)
         bits[(first + rows[i]) / 64] |= (uint64_t)1 << (first + rows[i]) % 64;
     return to - from;
@@ -115,26 +140,40 @@ static int always(void)
     return 1;
 }
 
-/* Cells of one subspace more at a time, from behind: what is read is not yet written. */
-static void scalar_score(const struct kv_pq_shape *shape, const float *table, float *ret_scores)
+static void scalar_score(const struct kv_pq_shape *shape,
+                         const float *tables,
+                         size_t n_queries,
+                         const struct kv_cells *cells,
+                         float *ret_scores,
+                         size_t scores_stride)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
-    size_t n = n_centroids;
+    float room[CELLS_BEGUN_MAX];
 
-    memcpy(ret_scores, table, n_centroids * sizeof(*table));
-    for (size_t j = 1; j < shape->m; j++, n *= n_centroids)
-        for (size_t i = n; i-- > 0;) {
-            const float before = ret_scores[i];
+    for (size_t query = 0; query < n_queries; query++) {
+        const float *table = tables + query * kv_pq_table_size(shape);
+        const float *begun = cells_begun(shape, table, room);
+        const float *last = table + (shape->m - 1) * n_centroids;
+        size_t n = 0;
 
-            for (size_t c = 0; c < n_centroids; c++)
-                ret_scores[i * n_centroids + c] = before + table[j * n_centroids + c];
-        }
+        for (size_t cell = 0; cell < kv_cells_n(shape); cell++)
+            if (cells_full(cells, cell, 1))
+                ret_scores[query * scores_stride + n++] =
+                    begun[cell / n_centroids] + last[cell % n_centroids];
+    }
+}
+
+static void scalar_lengths(const uint32_t *offsets, size_t n, uint32_t *ret_lengths)
+{
+    for (size_t i = 0; i < n; i++)
+        ret_lengths[i] = offsets[i + 1] - offsets[i];
 }
 
 static const struct kv_cells_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .score = scalar_score,
+    .lengths = scalar_lengths,
 };
 
 /* Slowest first. */
@@ -161,7 +200,12 @@ const struct kv_cells_kernels *kv_cells_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_cells_score(const struct kv_pq_shape *shape, const float *table, float *ret_scores)
+void kv_cells_score(const struct kv_pq_shape *shape,
+                    const float *tables,
+                    size_t n_queries,
+                    const struct kv_cells *cells,
+                    float *ret_scores,
+                    size_t scores_stride)
 {
-    best->score(shape, table, ret_scores);
+    best->score(shape, tables, n_queries, cells, ret_scores, scores_stride);
 }

@@ -2,9 +2,8 @@
  * same score, so that what is scored, weighed and chosen are the cells (the inverted lists of
  * an inverted multi-index; Babenko and Lempitsky 2012).
  *
- *   offsets  uint32 (n_cells + 1): rows of cell c are rows[offsets[c]] ... rows[offsets[c+1]-1]
- *   rows     uint32 (n_rows): numbers of rows, in each cell ascending
- *   counts   uint32 (n_cells): rows of a cell that count
+ * Few rows, or rows that keep together, leave most cells empty.  Those are nobody's items: what
+ * is kept, scored and counted are full cells, numbered from 0 on as they follow each other.
  *
  * A cell's number is the codes, subspace 0's in its highest bits (kv_tile_cells).  Its score is
  * that of pq.h, and select.h gives items of c rows what it gives c rows with one score: cells
@@ -31,41 +30,91 @@ static inline uint32_t kv_cells_n(const struct kv_pq_shape *shape)
     return shape->m * shape->bits <= KV_CELLS_BITS_MAX ? 1u << shape->m * shape->bits : 0;
 }
 
+/* Words of 64 cells. */
+static inline uint32_t kv_cells_n_words(const struct kv_pq_shape *shape)
+{
+    return (kv_cells_n(shape) + 63) / 64;
+}
+
+/* The lists of a chapter, in one piece of memory. */
+struct kv_cells {
+    uint64_t *full;    /* (n_words) bit c: cell c has rows */
+    uint32_t *before;  /* (n_words + 1) full cells before each word's; the last: all of them */
+    uint32_t *offsets; /* (n_cells + 1) rows of full cell i are offsets[i] ... offsets[i+1]-1 */
+    uint32_t *rows;    /* (n_rows) numbers of rows, in each cell ascending */
+};
+
+/* What kv_cells_at() is about without its rows, in uint32. */
+static inline size_t kv_cells_head(const struct kv_pq_shape *shape)
+{
+    return 3 * (size_t)kv_cells_n_words(shape) + kv_cells_n(shape) + 2;
+}
+
+/* The memory (kv_cells_head() + n_rows), as aligned as a uint64, as lists. */
+static inline struct kv_cells kv_cells_at(const struct kv_pq_shape *shape, uint32_t *memory)
+{
+    uint32_t *before = memory + 2 * (size_t)kv_cells_n_words(shape);
+    uint32_t *offsets = before + kv_cells_n_words(shape) + 1;
+
+    return (struct kv_cells){(uint64_t *)(void *)memory, before, offsets,
+                             offsets + kv_cells_n(shape) + 1};
+}
+
+/* Full cells. */
+static inline uint32_t kv_cells_n_full(const struct kv_pq_shape *shape,
+                                       const struct kv_cells *cells)
+{
+    return cells->before[kv_cells_n_words(shape)];
+}
+
+/* The number of a cell, which is full, among these. */
+static inline uint32_t kv_cells_item(const struct kv_cells *cells, uint32_t cell)
+{
+    const uint64_t below = ((uint64_t)1 << cell % 64) - 1;
+
+    return cells->before[cell / 64] +
+           (uint32_t)__builtin_popcountll(cells->full[cell / 64] & below);
+}
+
 /* From tiles to lists:
  *
- *     offsets are 0;  kv_cells_count() every tile;  kv_cells_sum();
+ *     the head is 0;  kv_cells_count() every tile;  kv_cells_sum();
  *     kv_cells_place() every tile, in order;  kv_cells_end();
  *
- * where a tile has n rows, the first of which is row number `row`. */
+ * where a tile has n rows, the first of which is row number `row`.  Until the end offsets are
+ * those of all cells. */
 void kv_cells_count(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
-                    uint32_t *offsets);
-void kv_cells_sum(const struct kv_pq_shape *shape, uint32_t *offsets);
+                    const struct kv_cells *cells);
+void kv_cells_sum(const struct kv_pq_shape *shape, const struct kv_cells *cells);
 void kv_cells_place(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
                     uint32_t row,
-                    uint32_t *offsets,
-                    uint32_t *rows);
-void kv_cells_end(const struct kv_pq_shape *shape, uint32_t *offsets);
+                    const struct kv_cells *cells);
+void kv_cells_end(const struct kv_pq_shape *shape, const struct kv_cells *cells);
 
-/* How many rows of each cell are in [begin, end). */
+/* How many rows of each full cell are in [begin, end). */
 void kv_cells_counts(const struct kv_pq_shape *shape,
-                     const uint32_t *offsets,
-                     const uint32_t *rows,
+                     const struct kv_cells *cells,
                      uint32_t begin,
                      uint32_t end,
                      uint32_t *ret_counts);
 
-/* Scores of all cells: table (m, 2^bits) -> ret_scores (n_cells). */
-void kv_cells_score(const struct kv_pq_shape *shape, const float *table, float *ret_scores);
+/* Scores of all full cells: tables (n_queries, m, 2^bits) -> ret_scores (n_queries, n_full),
+ * scores_stride apart. */
+void kv_cells_score(const struct kv_pq_shape *shape,
+                    const float *tables,
+                    size_t n_queries,
+                    const struct kv_cells *cells,
+                    float *ret_scores,
+                    size_t scores_stride);
 
-/* Sets the bits of the cell's rows that are in [begin, end): row r is bit `first` + r.
+/* Sets the bits of the full cell's rows that are in [begin, end): row r is bit `first` + r.
  * Returns how many there are. */
-size_t kv_cells_mark(const uint32_t *offsets,
-                     const uint32_t *rows,
-                     uint32_t cell,
+size_t kv_cells_mark(const struct kv_cells *cells,
+                     uint32_t item,
                      uint32_t begin,
                      uint32_t end,
                      uint64_t first,
@@ -81,7 +130,14 @@ kv_bits_take(uint64_t *bits, size_t begin, size_t end, size_t max, uint32_t *ret
 struct kv_cells_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    void (*score)(const struct kv_pq_shape *shape, const float *table, float *ret_scores);
+    void (*score)(const struct kv_pq_shape *shape,
+                  const float *tables,
+                  size_t n_queries,
+                  const struct kv_cells *cells,
+                  float *ret_scores,
+                  size_t scores_stride);
+    /* Lengths of n lists. */
+    void (*lengths)(const uint32_t *offsets, size_t n, uint32_t *ret_lengths);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */

@@ -6,11 +6,11 @@
  * A call of KV_GATHER_STREAM_BYTES or more into a destination aligned to 32 bytes, of rows that
  * are multiples of 32, is written past the caches: so much would push out everything else, and
  * most of it would be gone again before it is read.  Less is left in the caches for whoever
- * sends it next.  Measured (Zen 3, rows of 512 B, consecutive ones in 32s, GB/s): past the
- * caches into cold memory 9.7-11.9 against 7.2-8.5, which is 75-90 % of a copy of that kind;
- * but into 256 KiB that are read back at once 6.4 against 8.5.  Isolated rows come at 3-6
- * either way, as fast as they can be read.  Did not help: other distances from 8 to 32 rows;
- * vectors instead of memcpy() where the caches are not passed by.
+ * sends it next.  Measured (Zen 3): past the caches into cold memory a third faster for
+ * consecutive rows of 256 and 512 B, and 70-85 % of a copy of that kind; but into 256 KiB that
+ * are read back at once 6.4 GB/s against 8.5.  Isolated rows come at half the rate of such a
+ * copy, at 0.8-0.9 of what reading them takes; asked for a row at a time, and not two lines, it
+ * was 0.65-0.7.  Did not help: other distances from 4 to 64 rows; asking for L1.
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Rows and `dst` need no
  * alignment.  What is read and what is written do not overlap.
@@ -21,7 +21,7 @@
 #include <stddef.h>
 
 enum {
-    KV_GATHER_STREAM_BYTES = 1 << 20,
+    KV_GATHER_STREAM_BYTES = 1 << 19, /* an L2 */
 };
 
 /* Copies rows[i] (row_bytes each) to dst + i * row_bytes.

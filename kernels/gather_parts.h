@@ -11,7 +11,7 @@
 
 enum {
     GATHER_LINE_BYTES = 64,
-    GATHER_AHEAD_ROWS = 16,
+    GATHER_AHEAD_ROWS = 8,
     /* Of long rows: what was asked for must still be in L2 when it is used. */
     GATHER_AHEAD_BYTES = 16 << 10,
 };

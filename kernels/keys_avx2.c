@@ -1,16 +1,21 @@
-/* Sixteen elements of a key are two vectors.  Two keys meet two queries at a time: eight sums,
- * as many as are in flight, and every load serves two products. */
+/* Keys of whole steps: products_avx2.h.  Keys ahead are asked for line by line between the
+ * products: asked for as a whole they fill the queues of misses, and what is behind them waits.
+ *
+ * Keys with a rest: sixteen elements are two vectors; two keys meet two queries at a time,
+ * eight sums, and every load serves two products. */
 #include "keys.h"
-#include "parts_avx2.h"
+#include "products_avx2.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
 
+#include <stdbool.h>
+
 enum {
     PAIR = 2,
-    LINE_BYTES = 64,
-    AHEAD_BYTES = 4096, /* of keys in a list */
-    AHEAD_ROWS_MAX = 16,
+    CHUNK = 12, /* keys that meet all queries in turn: whole tiles of three and of four */
+    AHEAD_LISTED = 2 * CHUNK, /* lie anywhere */
+    AHEAD_ROWS = CHUNK,       /* in order: the processor sees them coming, too */
 };
 
 /* Elements at the end of a row, n < STEP of them, 0 behind. */
@@ -38,7 +43,7 @@ INLINE __m128 sum_all(const struct sums *sums)
 }
 
 /* n_keys and n_queries are 1 or 2, and constants where this is called. */
-INLINE void score_tile(enum kv_key_type type,
+INLINE void score_pair(enum kv_key_type type,
                        const uint8_t *const *keys,
                        unsigned n_keys,
                        const float *queries,
@@ -106,24 +111,88 @@ INLINE void score_tile(enum kv_key_type type,
                 sum16(sums.lanes[key][query][0], sums.lanes[key][query][1]);
 }
 
-/* One or two keys with all queries. */
-INLINE void score_keys(enum kv_key_type type,
-                       const uint8_t *const *keys,
-                       unsigned n_keys,
-                       const float *queries,
-                       size_t n_queries,
-                       size_t d,
-                       float *ret_scores,
-                       size_t scores_stride)
+/* Any d. */
+INLINE void score_pairs(enum kv_key_type type,
+                        const uint8_t *const *keys,
+                        size_t n,
+                        const float *queries,
+                        size_t n_queries,
+                        size_t d,
+                        float *ret_scores,
+                        size_t scores_stride)
 {
-    size_t query = 0;
+    for (size_t query = 0; query < n_queries; query += PAIR)
+        for (size_t row = 0; row < n; row += PAIR) {
+            float *scores = ret_scores + query * scores_stride + row;
+            const float *x = queries + query * d;
 
-    for (; query + PAIR <= n_queries; query += PAIR)
-        score_tile(type, keys, n_keys, queries + query * d, PAIR, d,
-                   ret_scores + query * scores_stride, scores_stride);
-    if (query < n_queries)
-        score_tile(type, keys, n_keys, queries + query * d, 1, d,
-                   ret_scores + query * scores_stride, scores_stride);
+            if (row + 1 == n && query + 1 == n_queries)
+                score_pair(type, keys + row, 1, x, 1, d, scores, scores_stride);
+            else if (row + 1 == n)
+                score_pair(type, keys + row, 1, x, PAIR, d, scores, scores_stride);
+            else if (query + 1 == n_queries)
+                score_pair(type, keys + row, PAIR, x, 1, d, scores, scores_stride);
+            else
+                score_pair(type, keys + row, PAIR, x, PAIR, d, scores, scores_stride);
+        }
+}
+
+/* n_queries is a constant where this is called. */
+INLINE void score_block(enum kv_key_type type,
+                        const uint8_t *const *keys,
+                        size_t n,
+                        const uint8_t *const *ahead,
+                        const float *queries,
+                        unsigned n_queries,
+                        size_t d,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    const unsigned n_keys = tile_keys(n_queries);
+    size_t row = 0;
+
+    for (; row + n_keys <= n; row += n_keys)
+        score_tile(type, keys + row, n_keys, queries, n_queries, d,
+                   ahead != NULL ? ahead + row : NULL, ret_scores + row, scores_stride);
+    for (; row < n; row++)
+        score_tile(type, keys + row, 1, queries, n_queries, d, NULL, ret_scores + row,
+                   scores_stride);
+}
+
+INLINE void ask_for(const void *key, size_t bytes)
+{
+    const uintptr_t end = (uintptr_t)key + bytes;
+
+    for (uintptr_t line = (uintptr_t)key & ~(uintptr_t)(LINE_BYTES - 1); line < end;
+         line += LINE_BYTES)
+        _mm_prefetch((const char *)line, _MM_HINT_T1);
+}
+
+/* Up to CHUNK keys with all queries.  `ahead`: CHUNK keys to ask for meanwhile, or NULL. */
+INLINE void score_chunk(enum kv_key_type type,
+                        const uint8_t *const *keys,
+                        size_t n,
+                        const uint8_t *const *ahead,
+                        const float *queries,
+                        size_t n_queries,
+                        size_t d,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    if (d % STEP != 0) {
+        for (size_t i = 0; ahead != NULL && i < CHUNK; i++)
+            ask_for(ahead[i], d * element_bytes(type));
+        score_pairs(type, keys, n, queries, n_queries, d, ret_scores, scores_stride);
+        return;
+    }
+    for (size_t from = 0, count; from < n_queries; from += count) {
+        count = block_of(n_queries - from);
+#define SCORE(N)                                                                   \
+    score_block(type, keys, n, from == 0 ? ahead : NULL, queries + from * d, N, d, \
+                ret_scores + from * scores_stride, scores_stride)
+        FOR_SIZE(count, SCORE);
+#undef SCORE
+    }
 }
 
 INLINE void score_rows(enum kv_key_type type,
@@ -136,22 +205,17 @@ INLINE void score_rows(enum kv_key_type type,
                        float *ret_scores,
                        size_t scores_stride)
 {
-    size_t row = 0;
+    for (size_t row = 0; row < n; row += CHUNK) {
+        const size_t count = n - row < CHUNK ? n - row : CHUNK;
+        const uint8_t *list[CHUNK], *ahead[CHUNK];
 
-    for (; row + PAIR <= n; row += PAIR, keys += PAIR * stride)
-        score_keys(type, (const uint8_t *const[PAIR]){keys, keys + stride}, PAIR, queries,
-                   n_queries, d, ret_scores + row, scores_stride);
-    if (row < n)
-        score_keys(type, &keys, 1, queries, n_queries, d, ret_scores + row, scores_stride);
-}
-
-INLINE void ask_for(const void *key, size_t bytes)
-{
-    const uintptr_t end = (uintptr_t)key + bytes;
-
-    for (uintptr_t line = (uintptr_t)key & ~(uintptr_t)(LINE_BYTES - 1); line < end;
-         line += LINE_BYTES)
-        _mm_prefetch((const char *)line, _MM_HINT_T0);
+        for (size_t i = 0; i < CHUNK; i++) {
+            list[i] = keys + (i < count ? row + i : row) * stride;
+            ahead[i] = keys + (row + AHEAD_ROWS + i < n ? row + AHEAD_ROWS + i : row) * stride;
+        }
+        score_chunk(type, list, count, ahead, queries, n_queries, d, ret_scores + row,
+                    scores_stride);
+    }
 }
 
 INLINE void score_pointers(enum kv_key_type type,
@@ -163,21 +227,20 @@ INLINE void score_pointers(enum kv_key_type type,
                            float *ret_scores,
                            size_t scores_stride)
 {
+    const uint8_t *const *list = (const uint8_t *const *)keys;
     const size_t bytes = d * element_bytes(type);
-    size_t ahead = bytes > 0 ? AHEAD_BYTES / bytes : 0, row = 0;
 
-    ahead = ahead < PAIR ? PAIR : ahead > AHEAD_ROWS_MAX ? AHEAD_ROWS_MAX : ahead;
-    for (size_t i = 0; i < ahead && i < n; i++)
-        ask_for(keys[i], bytes);
-    for (; row + PAIR <= n; row += PAIR) {
-        for (size_t i = row + ahead; i < row + ahead + PAIR && i < n; i++)
-            ask_for(keys[i], bytes);
-        score_keys(type, (const uint8_t *const[PAIR]){keys[row], keys[row + 1]}, PAIR, queries,
-                   n_queries, d, ret_scores + row, scores_stride);
+    for (size_t i = 0; i < AHEAD_LISTED && i < n; i++)
+        ask_for(list[i], bytes);
+    for (size_t row = 0; row < n; row += CHUNK) {
+        const size_t count = n - row < CHUNK ? n - row : CHUNK, next = row + AHEAD_LISTED;
+        const bool is_whole = next + CHUNK <= n;
+
+        for (size_t i = next; !is_whole && i < n; i++)
+            ask_for(list[i], bytes);
+        score_chunk(type, list + row, count, is_whole ? list + next : NULL, queries, n_queries,
+                    d, ret_scores + row, scores_stride);
     }
-    if (row < n)
-        score_keys(type, (const uint8_t *const[1]){keys[row]}, 1, queries, n_queries, d,
-                   ret_scores + row, scores_stride);
 }
 
 INLINE void load_rows(enum kv_key_type type,

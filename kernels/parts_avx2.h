@@ -19,6 +19,7 @@
 enum {
     LANES = 8,
     STEP = 2 * LANES, /* of the sums in 16 lanes */
+    EXP_VECTORS = 4,  /* at once, at most */
 };
 
 INLINE size_t element_bytes(enum kv_key_type type)
@@ -95,28 +96,74 @@ INLINE float max8(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-/* exp_parts.h's */
+/* exp_parts.h's, of n vectors in place, n a constant: each step of all of them before the next,
+ * because a CPU does not look far enough ahead to find other vectors' steps itself.  With 127
+ * added to the rounder, 2^k is there with one step less; t is never in the middle of two
+ * numbers, where that would matter. */
+INLINE void exps8(__m256 *x, unsigned n)
+{
+    static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+    const __m256 rounder = _mm256_set1_ps(EXP_ROUNDER + 127);
+    __m256 has[EXP_VECTORS], p[EXP_VECTORS], power[EXP_VECTORS];
+
+    for (unsigned i = 0; i < n; i++) {
+        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
+        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(EXP_MOST));
+        power[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(EXP_LOG2_E), rounder);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        const __m256 k = _mm256_sub_ps(power[i], rounder);
+
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_HIGH), x[i]);
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_LOW), x[i]);
+        p[i] = _mm256_set1_ps(1.0f / 5040);
+    }
+    for (unsigned step = 0; step < sizeof(factors) / sizeof(factors[0]); step++)
+        for (unsigned i = 0; i < n; i++)
+            p[i] = _mm256_fmadd_ps(p[i], x[i], _mm256_set1_ps(factors[step]));
+    for (unsigned i = 0; i < n; i++) {
+        const __m256i to = _mm256_slli_epi32(_mm256_castps_si256(power[i]), 23);
+
+        x[i] = _mm256_and_ps(has[i], _mm256_mul_ps(p[i], _mm256_castsi256_ps(to)));
+    }
+}
+
 INLINE __m256 exp8(__m256 x)
 {
-    const __m256 one = _mm256_set1_ps(1), rounder = _mm256_set1_ps(EXP_ROUNDER);
-    const __m256 has = _mm256_cmp_ps(x, _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
-    const __m256 most = _mm256_min_ps(x, _mm256_set1_ps(EXP_MOST));
-    const __m256 t = _mm256_fmadd_ps(most, _mm256_set1_ps(EXP_LOG2_E), rounder);
-    const __m256 k = _mm256_sub_ps(t, rounder);
-    const __m256i power =
-        _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23);
-    __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_HIGH), most);
-    __m256 p = _mm256_set1_ps(1.0f / 5040);
+    exps8(&x, 1);
+    return x;
+}
 
-    r = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_LOW), r);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 720));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, one);
-    p = _mm256_fmadd_ps(p, r, one);
-    return _mm256_and_ps(has, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
+/* The same of four vectors, a step of all of them after the other: one alone waits for itself
+ * most of the time. */
+INLINE void exps_of_four(__m256 x[4])
+{
+    static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+    const __m256 rounder = _mm256_set1_ps(EXP_ROUNDER);
+    __m256 has[4], t[4], r[4], p[4];
+
+    for (unsigned i = 0; i < 4; i++)
+        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
+    for (unsigned i = 0; i < 4; i++)
+        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(EXP_MOST));
+    for (unsigned i = 0; i < 4; i++)
+        t[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(EXP_LOG2_E), rounder);
+    for (unsigned i = 0; i < 4; i++)
+        r[i] = _mm256_sub_ps(t[i], rounder);
+    for (unsigned i = 0; i < 4; i++)
+        x[i] = _mm256_fnmadd_ps(r[i], _mm256_set1_ps(EXP_LN2_HIGH), x[i]);
+    for (unsigned i = 0; i < 4; i++)
+        r[i] = _mm256_fnmadd_ps(r[i], _mm256_set1_ps(EXP_LN2_LOW), x[i]);
+    for (unsigned i = 0; i < 4; i++)
+        p[i] = _mm256_set1_ps(1.0f / 5040);
+    for (unsigned f = 0; f < sizeof(factors) / sizeof(factors[0]); f++)
+        for (unsigned i = 0; i < 4; i++)
+            p[i] = _mm256_fmadd_ps(p[i], r[i], _mm256_set1_ps(factors[f]));
+    for (unsigned i = 0; i < 4; i++)
+        t[i] = _mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_add_epi32(_mm256_castps_si256(t[i]), _mm256_set1_epi32(127)), 23));
+    for (unsigned i = 0; i < 4; i++)
+        x[i] = _mm256_and_ps(has[i], _mm256_mul_ps(p[i], t[i]));
 }
 
 #endif

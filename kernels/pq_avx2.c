@@ -1,5 +1,5 @@
 /* Lanes are centroids.  Two queries meet four vectors of them at a time: eight sums, as many as
- * are in flight, and centroids are loaded once for both.
+ * are in flight, and centroids are loaded once for both.  A query alone meets eight vectors.
  *
  * Of one or two bits there are fewer centroids than lanes: the last lanes are then masked out
  * of loads and stores. */
@@ -10,8 +10,9 @@
 #if defined(__x86_64__)
 
 enum {
-    VECTORS = 4,
+    VECTORS = 4, /* of QUERIES */
     QUERIES = 2,
+    VECTORS_MAX = 8, /* of one */
 };
 
 INLINE __m256 load(const float *at, int full, __m256i lanes)
@@ -33,13 +34,13 @@ INLINE void part(const float *centroids,
                  size_t products_stride)
 {
     const __m256i lanes = first_lanes(n_centroids < LANES ? n_centroids : LANES);
-    __m256 products[QUERIES][VECTORS];
+    __m256 products[QUERIES][VECTORS_MAX];
 
     for (unsigned q = 0; q < n_queries; q++)
         for (unsigned v = 0; v < n_vectors; v++)
             products[q][v] = _mm256_setzero_ps();
     for (size_t i = 0; i < width; i++, centroids += n_centroids) {
-        __m256 at[VECTORS];
+        __m256 at[VECTORS_MAX];
 
         for (unsigned v = 0; v < n_vectors; v++)
             at[v] = load(centroids + v * LANES, full, lanes);
@@ -73,6 +74,10 @@ INLINE void some_tables(const struct kv_pq_shape *shape,
     for (size_t j = 0; j < shape->m; j++) {
         size_t c = 0;
 
+        for (; n_queries == 1 && c + VECTORS_MAX * LANES <= n_centroids;
+             c += VECTORS_MAX * LANES)
+            part(centroids + c, n_centroids, queries, shape->d, 1, width, VECTORS_MAX, 1,
+                 ret_tables + c, n_table);
         for (; c + VECTORS * LANES <= n_centroids; c += VECTORS * LANES)
             part(centroids + c, n_centroids, queries, shape->d, n_queries, width, VECTORS, 1,
                  ret_tables + c, n_table);

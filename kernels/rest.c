@@ -444,11 +444,13 @@ void kv_rest_build_end(struct kv_rest_build *build, void *ret_group)
 
 /* ---- answering --------------------------------------------------------------------------- */
 
-/* The first place whose token is not below. */
+/* The first place whose token is not below; often that is the first one. */
 static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
 {
     size_t begin = 0;
 
+    if (n == 0 || tokens[0] >= token)
+        return 0;
     while (begin < n) {
         const size_t middle = begin + (n - begin) / 2;
 
@@ -460,6 +462,33 @@ static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
     return begin;
 }
 
+/* Of rows [begin, end) of the group, the counts by number, also of KV_REST_NONE. */
+static void count_rows(const struct kv_rest_shape *shape,
+                       const void *group,
+                       uint32_t begin,
+                       uint32_t end,
+                       uint32_t n_rows,
+                       uint16_t ret_counts[KV_REST_NONE + 1])
+{
+    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
+    const size_t bytes = kv_rest_n_summaries(shape) * sizeof(*ret_counts);
+
+    ret_counts[KV_REST_NONE] = 0;
+    if (end - begin < n_rows / 2) {
+        memset(ret_counts, 0, bytes);
+        for (uint32_t row = begin; row < end; row++)
+            ret_counts[numbers[row]]++;
+        return;
+    }
+    memcpy(ret_counts, at(group, kv_rest_at_counts(shape)), bytes);
+    for (uint32_t row = 0; row < begin; row++)
+        ret_counts[numbers[row]]--;
+    for (uint32_t row = end; row < n_rows; row++)
+        ret_counts[numbers[row]]--;
+}
+
+/* Which rows are taken is a set of bits; then no step depends on what a row turns out to be:
+ * that cannot be foretold.  What is left of KV_REST_NONE is nobody's. */
 size_t kv_rest_count(const struct kv_rest_shape *shape,
                      const void *group,
                      uint32_t first,
@@ -474,46 +503,45 @@ size_t kv_rest_count(const struct kv_rest_shape *shape,
                      uint8_t *ret_numbers)
 {
     const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
-    const uint16_t *counts = at(group, kv_rest_at_counts(shape));
-    size_t n_over = 0, t, s;
+    uint64_t is_taken[KV_REST_ROWS / 64] = {0};
+    uint16_t left[KV_REST_NONE + 1];
     struct kv_rest_head head;
-    uint64_t behind;
+    size_t n_over = 0;
 
     memcpy(&head, group, sizeof(head));
-    memset(ret_counts, 0, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
-    behind = (uint64_t)first + head.n_rows;
-    if (begin <= first && end >= behind) {
-        memcpy(ret_counts, counts, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
-        begin = first;
-        end = (uint32_t)behind;
-    } else {
-        begin = begin > first ? begin : first;
-        end = end < behind ? end : (uint32_t)behind;
-        for (uint32_t token = begin; token < end; token++)
-            if (numbers[token - first] != KV_REST_NONE)
-                ret_counts[numbers[token - first]]++;
-    }
-    t = place_of(taken, n_taken, begin);
-    s = place_of(scored, n_scored, begin);
-    for (;;) {
-        const uint32_t of_taken = t < n_taken && taken[t] < end ? taken[t] : end;
-        const uint32_t of_scored = s < n_scored && scored[s] < end ? scored[s] : end;
-        const uint32_t token = of_taken < of_scored ? of_taken : of_scored;
-        uint8_t number;
+    begin = begin > first ? begin - first : 0;
+    end = end > first ? end - first : 0;
+    end = end < head.n_rows ? end : head.n_rows;
+    begin = begin < end ? begin : end;
+    count_rows(shape, group, begin, end, head.n_rows, left);
+    for (size_t t = place_of(taken, n_taken, first + begin); t < n_taken; t++) {
+        const uint32_t row = taken[t] - first;
 
-        if (token >= end)
-            return n_over;
-        number = numbers[token - first];
-        if (number != KV_REST_NONE) {
-            ret_counts[number]--;
-            if (token < of_taken) {
-                ret_places[n_over] = (uint32_t)s;
-                ret_numbers[n_over++] = number;
-            }
-        }
-        t += of_taken == token;
-        s += of_scored == token;
+        if (row >= end)
+            break;
+        left[numbers[row]]--;
+        is_taken[row / 64] |= (uint64_t)1 << row % 64;
     }
+    for (size_t s = place_of(scored, n_scored, first + begin); s < n_scored; s++) {
+        const uint32_t row = scored[s] - first;
+
+        if (row >= end)
+            break;
+        const unsigned is_over = ~(is_taken[row / 64] >> row % 64) & 1;
+
+        left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
+        ret_places[n_over] = (uint32_t)s;
+        ret_numbers[n_over] = numbers[row];
+        n_over += is_over & (numbers[row] != KV_REST_NONE);
+    }
+    memcpy(ret_counts, left, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
+    return n_over;
+}
+
+void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
+{
+    for (size_t query = 0; query < n; query++, queries += d_k)
+        kv_keys_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query, 1);
 }
 
 void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state)
@@ -568,9 +596,8 @@ static void add_query(const struct kv_rest_shape *shape,
     struct kv_rest_head head;
 
     memcpy(&head, group, sizeof(head));
-    for (size_t i = 0; i < d_k; i++)
-        lanes[i % LANES] = fmaf(query[i], query[i], lanes[i % LANES]);
-    corr = DAMPING * (tree(lanes) * (question->scale * question->scale) * head.variance);
+    corr = DAMPING *
+           (question->squares[index] * (question->scale * question->scale) * head.variance);
     corr = corr < 1 ? corr : 1;
     for (size_t c = 0; c < n_summaries; c++) {
         float product[LANES] = {0};

@@ -20,7 +20,7 @@
  *   kv_rest_build_next(), kv_rest_build_slice() ...   until there is nothing next
  *   kv_rest_build_end() -> the group
  *
- *   kv_rest_begin()                                   for each question
+ *   kv_rest_begin(), kv_rest_squares()                for each question
  *   kv_rest_count(), kv_rest_add() ...                for each group
  *   kv_rest_end() -> outputs, log-sum-exps
  *
@@ -246,6 +246,7 @@ size_t kv_rest_count(const struct kv_rest_shape *shape,
 /* What is asked of one group. */
 struct kv_rest_question {
     const float *queries; /* (n_queries, d_k) */
+    const float *squares; /* (n_queries) their |q|^2: kv_rest_squares() */
     size_t n_queries;
     float scale;            /* finite, above 0 */
     const uint16_t *counts; /* (n_queries, 2^bits), counts_stride apart: 0 if they are shared */
@@ -254,7 +255,12 @@ struct kv_rest_question {
     const float *scores;    /* (n_queries, n_scored), scores_stride apart: inner products, not
                              * scaled; -inf: not left over for this query */
     size_t n_scored, scores_stride;
+    const void *next; /* the group that will be asked next, which is fetched meanwhile, and not
+                       * read; NULL: not known */
 };
+
+/* |q|^2 of queries (n, d_k), once for all groups. */
+void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares);
 
 /* How many floats a state is: M (n_queries), S (n_queries), O (n_queries, d_v), as in a state
  * of attend.h. */

@@ -2,6 +2,7 @@
  * queries meet a mean at a time, so that an element is made a float once for all of them. */
 #include "exp_parts.h"
 #include "rest.h"
+#include "rest_parts.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
@@ -201,12 +202,23 @@ AVX2 static double distance(const float *keys,
 
 /* ---- answering --------------------------------------------------------------------------- */
 
-/* Up to four queries of a question: their number is a constant where this is used. */
+/* Up to four queries of a question: their number n is a constant where this is used.  What is
+ * one float for each query and summary is four of a summary, one for each query: so maxima and
+ * sums over summaries are those of whole vectors.  Such vectors are of a pair of summaries,
+ * [1] being the fourth behind [0]. */
 struct part {
+    const struct kv_rest_shape *shape;
     const struct kv_rest_question *question;
-    size_t first; /* query */
-    float corr[QUERIES], shrink[QUERIES];
-    float weights[QUERIES][KV_REST_SUMMARIES_MAX];
+    size_t first;         /* query */
+    const float *queries; /* (n, up d_k), from the first on, 0 behind their elements */
+    struct rest_ahead ahead;
+    float shrink[QUERIES];
+    float weights[KV_REST_SUMMARIES_MAX * QUERIES]; /* (2^bits, QUERIES) */
+};
+
+enum {
+    BLOCK = 2 * QUERIES, /* summaries of four pairs */
+    PAIRS_MAX = KV_REST_SUMMARIES_MAX / 2,
 };
 
 INLINE const uint8_t *at(const void *group, size_t offset)
@@ -214,159 +226,313 @@ INLINE const uint8_t *at(const void *group, size_t offset)
     return (const uint8_t *)group + offset;
 }
 
-INLINE float corr_of(const float *query, size_t d_k, float scale, float variance)
+/* Of n <= QUERIES queries. */
+INLINE __m128 load_queries(const float *at, unsigned n)
 {
-    __m256 lanes[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    float corr;
-
-    for (size_t i = 0; i < d_k; i += STEP) {
-        __m256 x[2];
-
-        load_step(query, i, d_k, x);
-        for (unsigned half = 0; half < 2; half++)
-            lanes[half] = _mm256_fmadd_ps(x[half], x[half], lanes[half]);
-    }
-    corr = 0.15f * (sum16(lanes) * (scale * scale) * variance);
-    return corr < 1 ? corr : 1;
+    return n == QUERIES ? _mm_loadu_ps(at)
+                        : _mm_maskload_ps(at, _mm256_castsi256_si128(first_lanes(n)));
 }
 
-/* Products with all mean keys, as weights. */
-INLINE void
-score(struct part *part, const struct kv_rest_shape *shape, const int8_t *keys, unsigned n)
+INLINE void store_queries(float *at, unsigned n, __m128 x)
 {
-    const size_t d_k = shape->d_k;
-    const float *queries = part->question->queries + part->first * d_k;
+    if (n == QUERIES)
+        _mm_storeu_ps(at, x);
+    else
+        _mm_maskstore_ps(at, _mm256_castsi256_si128(first_lanes(n)), x);
+}
 
-    for (size_t c = 0; c < kv_rest_n_summaries(shape); c++, keys += kv_rest_up(d_k)) {
-        __m256 sums[QUERIES][2];
+INLINE __m256 twice(__m128 x)
+{
+    return _mm256_set_m128(x, x);
+}
 
-        for (unsigned query = 0; query < n; query++)
-            sums[query][0] = sums[query][1] = _mm256_setzero_ps();
-        for (size_t i = 0; i < d_k; i += STEP) {
-            const __m256 low = load_integers(keys + i), high = load_integers(keys + i + LANES);
+/* Eight numbers of each query, to pairs: [i] is numbers i and i + 4. */
+INLINE void to_pairs(const __m256 of[QUERIES], __m256 ret_pairs[QUERIES])
+{
+    const __m256 low01 = _mm256_unpacklo_ps(of[0], of[1]);
+    const __m256 low23 = _mm256_unpacklo_ps(of[2], of[3]);
+    const __m256 high01 = _mm256_unpackhi_ps(of[0], of[1]);
+    const __m256 high23 = _mm256_unpackhi_ps(of[2], of[3]);
 
-            for (unsigned query = 0; query < n; query++) {
-                __m256 x[2];
+    ret_pairs[0] = _mm256_shuffle_ps(low01, low23, 0x44);
+    ret_pairs[1] = _mm256_shuffle_ps(low01, low23, 0xee);
+    ret_pairs[2] = _mm256_shuffle_ps(high01, high23, 0x44);
+    ret_pairs[3] = _mm256_shuffle_ps(high01, high23, 0xee);
+}
 
-                load_step(queries + query * d_k, i, d_k, x);
-                sums[query][0] = _mm256_fmadd_ps(x[0], low, sums[query][0]);
-                sums[query][1] = _mm256_fmadd_ps(x[1], high, sums[query][1]);
-            }
+/* Sums in 16 lanes of two summaries, for each query: of the first eight lanes, of the others.
+ */
+INLINE __m256 sums_of_pair(__m256 sums[2][2][QUERIES])
+{
+    __m256 four[QUERIES];
+
+    for (unsigned query = 0; query < QUERIES; query++) {
+        const __m256 a = _mm256_add_ps(sums[0][0][query], sums[1][0][query]);
+        const __m256 b = _mm256_add_ps(sums[0][1][query], sums[1][1][query]);
+
+        four[query] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20),
+                                    _mm256_permute2f128_ps(a, b, 0x31));
+    }
+
+    const __m256 two01 = _mm256_add_ps(_mm256_shuffle_ps(four[0], four[1], 0x44),
+                                       _mm256_shuffle_ps(four[0], four[1], 0xee));
+    const __m256 two23 = _mm256_add_ps(_mm256_shuffle_ps(four[2], four[3], 0x44),
+                                       _mm256_shuffle_ps(four[2], four[3], 0xee));
+
+    return _mm256_add_ps(_mm256_shuffle_ps(two01, two23, 0x88),
+                         _mm256_shuffle_ps(two01, two23, 0xdd));
+}
+
+/* Adds products with two mean keys: of the elements from `at` on in each step. */
+INLINE void multiply(const struct part *part,
+                     const int8_t *const keys[2],
+                     size_t at,
+                     unsigned n,
+                     __m256 sums[2][QUERIES])
+{
+    const size_t d = kv_rest_up(part->shape->d_k);
+
+    for (size_t i = at; i < d; i += STEP) {
+        const __m256 a = load_integers(keys[0] + i), b = load_integers(keys[1] + i);
+
+        for (unsigned query = 0; query < n; query++) {
+            const __m256 x = _mm256_loadu_ps(part->queries + query * d + i);
+
+            sums[0][query] = _mm256_fmadd_ps(x, a, sums[0][query]);
+            sums[1][query] = _mm256_fmadd_ps(x, b, sums[1][query]);
         }
-        for (unsigned query = 0; query < n; query++)
-            part->weights[query][c] = sum16(sums[query]);
     }
 }
 
-/* Products become weights; returns their sum. */
-INLINE float weigh(const struct part *part,
-                   const struct kv_rest_shape *shape,
-                   const float *key_scales,
-                   unsigned query,
-                   float *weights,
-                   float *max,
-                   float *ret_shrink)
+/* Products with the mean keys of a pair.  One half of the lanes after the other, and the first
+ * one's sums really leave the registers: there are 16 of them. */
+INLINE __m256 products(const struct part *part, const int8_t *const keys[2], unsigned n)
+{
+    __m256 sums[2][2][QUERIES];
+
+#pragma GCC unroll 1
+    for (unsigned half = 0; half < 2; half++) {
+        __m256 own[2][QUERIES];
+
+        for (unsigned query = 0; query < QUERIES; query++)
+            own[0][query] = own[1][query] = _mm256_setzero_ps();
+        multiply(part, keys, half * LANES, n, own);
+        memcpy(sums[half], own, sizeof(own));
+    }
+    return sums_of_pair(sums);
+}
+
+/* Counts of eight summaries from c on, as pairs. */
+INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_counts[QUERIES])
 {
     const struct kv_rest_question *question = part->question;
-    const size_t n_summaries = kv_rest_n_summaries(shape), index = part->first + query;
-    const uint16_t *counts = question->counts + index * question->counts_stride;
-    const size_t n_scored = question->n_scored;
-    const float *scores =
-        n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
-    const __m256 infinite = _mm256_set1_ps(-__builtin_inff());
-    const __m256 scale = _mm256_set1_ps(question->scale);
-    __m256 most = _mm256_set1_ps(*max), lanes[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256 counts[QUERIES];
 
-    for (size_t c = 0; c < n_summaries; c += LANES) {
-        const __m256i n =
-            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(counts + c)));
-        const __m256 none = _mm256_castsi256_ps(_mm256_cmpeq_epi32(n, _mm256_setzero_si256()));
-        const __m256 product =
-            _mm256_mul_ps(_mm256_loadu_ps(weights + c), _mm256_loadu_ps(key_scales + c));
-        const __m256 s =
-            without_nan(_mm256_fmadd_ps(product, scale, _mm256_set1_ps(part->corr[query])));
+    for (unsigned query = 0; query < QUERIES; query++) {
+        const size_t index = part->first + (query < n ? query : 0);
+        const uint16_t *from = question->counts + index * question->counts_stride + c;
 
-        _mm256_storeu_ps(weights + c, _mm256_blendv_ps(s, infinite, none));
-        most = _mm256_max_ps(most, _mm256_blendv_ps(s, infinite, none));
+        counts[query] = _mm256_cvtepi32_ps(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
     }
-    for (size_t row = 0; row < n_scored; row += LANES) {
-        const __m256i has = first_lanes(n_scored - row);
-        const __m256 s =
-            without_nan(_mm256_mul_ps(_mm256_maskload_ps(scores + row, has), scale));
-
-        most = _mm256_max_ps(most, _mm256_blendv_ps(infinite, s, _mm256_castsi256_ps(has)));
-    }
-    most = _mm256_set1_ps(max8(most) + 0.0f);
-
-    for (size_t c = 0; c < n_summaries; c += LANES) {
-        const __m256 n = _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(
-            _mm_loadu_si128((const __m128i *)(const void *)(counts + c))));
-
-        _mm256_storeu_ps(
-            weights + c,
-            _mm256_mul_ps(n, exp8(_mm256_sub_ps(_mm256_loadu_ps(weights + c), most))));
-    }
-    for (size_t row = 0; row < n_scored; row += LANES) {
-        const __m256i has = first_lanes(n_scored - row);
-        const __m256 s =
-            without_nan(_mm256_mul_ps(_mm256_maskload_ps(scores + row, has), scale));
-        float exps[LANES];
-
-        _mm256_storeu_ps(exps, exp8(_mm256_sub_ps(s, most)));
-        for (size_t i = 0; i < LANES && row + i < n_scored; i++)
-            weights[question->numbers[row + i]] += exps[i];
-    }
-    for (size_t c = 0; c < n_summaries; c += STEP)
-        for (unsigned half = 0; half < 2; half++)
-            lanes[half] =
-                _mm256_add_ps(lanes[half], _mm256_loadu_ps(weights + c + half * LANES));
-    *ret_shrink = _mm256_cvtss_f32(exp8(_mm256_sub_ps(_mm256_set1_ps(*max), most)));
-    *max = _mm256_cvtss_f32(most);
-    return sum16(lanes);
+    to_pairs(counts, ret_counts);
 }
 
-/* Weighted means are added to the outputs (n, d_v). */
-INLINE void add_values(const struct part *part,
-                       const struct kv_rest_shape *shape,
-                       const int8_t *values,
-                       unsigned n,
-                       float *outputs)
+/* Scores of eight rows from `row` on, as pairs; -inf behind the last one. */
+INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 ret_s[QUERIES])
 {
-    const size_t n_summaries = kv_rest_n_summaries(shape), d_v = shape->d_v;
-    const size_t stride = kv_rest_up(d_v);
+    const struct kv_rest_question *question = part->question;
+    const __m256 scale = _mm256_set1_ps(question->scale);
+    const size_t left = question->n_scored - row;
+    __m256 scores[QUERIES];
 
-    for (size_t i = 0; i < d_v; i += STEP) {
-        const __m256i has[2] = {first_lanes(d_v - i),
-                                first_lanes(d_v - i > LANES ? d_v - i - LANES : 0)};
-        __m256 sums[QUERIES][2];
+    for (unsigned query = 0; query < QUERIES; query++) {
+        const size_t index = part->first + (query < n ? query : 0);
+        const float *from = question->scores + index * question->scores_stride + row;
 
-        for (unsigned query = 0; query < n; query++)
-            sums[query][0] = sums[query][1] = _mm256_setzero_ps();
-        for (size_t c = 0; c < n_summaries; c++) {
-            const __m256 low = load_integers(values + c * stride + i);
-            const __m256 high = load_integers(values + c * stride + i + LANES);
+        if (left >= LANES) {
+            scores[query] = _mm256_loadu_ps(from);
+        } else {
+            const __m256i has = first_lanes(left);
 
-            for (unsigned query = 0; query < n; query++) {
-                const __m256 weight = _mm256_broadcast_ss(&part->weights[query][c]);
+            scores[query] =
+                _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()),
+                                 _mm256_maskload_ps(from, has), _mm256_castsi256_ps(has));
+        }
+    }
+    to_pairs(scores, ret_s);
+    for (unsigned i = 0; i < QUERIES; i++)
+        ret_s[i] = without_nan(_mm256_mul_ps(ret_s[i], scale));
+}
 
-                sums[query][0] = _mm256_fmadd_ps(weight, low, sums[query][0]);
-                sums[query][1] = _mm256_fmadd_ps(weight, high, sums[query][1]);
+/* The scores of all summaries, in pairs, and the largest of them and of the rows' ones. */
+INLINE __m128
+score(struct part *part, const void *group, __m256 corr, unsigned n, __m256 ret_s[PAIRS_MAX])
+{
+    const struct kv_rest_shape *shape = part->shape;
+    const float *key_scales = (const void *)at(group, kv_rest_at_key_scales(shape));
+    const int8_t *keys = (const void *)at(group, kv_rest_at_keys(shape));
+    const size_t stride = kv_rest_up(shape->d_k);
+    const __m256 infinite = _mm256_set1_ps(-__builtin_inff());
+    const __m256 scale = _mm256_set1_ps(part->question->scale);
+    __m256 most = infinite, s[QUERIES];
+
+    for (size_t c = 0; c < kv_rest_n_summaries(shape); c += BLOCK) {
+        const __m256 by = _mm256_loadu_ps(key_scales + c);
+        __m256 counts[QUERIES];
+
+        counts_of(part, c, n, counts);
+        for (unsigned i = 0; i < QUERIES; i++) {
+            const int8_t *const of_pair[] = {keys + (c + i) * stride,
+                                             keys + (c + i + QUERIES) * stride};
+            const __m256 product =
+                _mm256_mul_ps(products(part, of_pair, n),
+                              _mm256_permutevar_ps(by, _mm256_set1_epi32((int)i)));
+            const __m256 none = _mm256_cmp_ps(counts[i], _mm256_setzero_ps(), _CMP_EQ_OQ);
+            const __m256 score = without_nan(_mm256_fmadd_ps(product, scale, corr));
+
+            ret_s[c / 2 + i] = _mm256_blendv_ps(score, infinite, none);
+            most = _mm256_max_ps(most, ret_s[c / 2 + i]);
+            rest_ahead_step(&part->ahead);
+        }
+    }
+    for (size_t row = 0; row < part->question->n_scored; row += LANES) {
+        scores_of(part, row, n, s);
+        most = _mm256_max_ps(
+            most, _mm256_max_ps(_mm256_max_ps(s[0], s[1]), _mm256_max_ps(s[2], s[3])));
+    }
+    return _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+}
+
+INLINE void add_weight(float *weights, const uint8_t *number, __m128 weight)
+{
+    float *to = weights + (size_t)*number * QUERIES;
+
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), weight));
+}
+
+/* Scores become weights; returns their sums. */
+INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
+{
+    const struct kv_rest_question *question = part->question;
+    const size_t n_summaries = kv_rest_n_summaries(part->shape);
+    float *weights = part->weights;
+    __m256 pairs[QUERIES], lanes[STEP / 2];
+
+    for (size_t c = 0; c < n_summaries; c += BLOCK) {
+        counts_of(part, c, n, pairs);
+        for (unsigned i = 0; i < QUERIES; i++) {
+            const __m256 weight =
+                _mm256_mul_ps(pairs[i], exp8(_mm256_sub_ps(s[c / 2 + i], most)));
+
+            _mm_storeu_ps(weights + (c + i) * QUERIES, _mm256_castps256_ps128(weight));
+            _mm_storeu_ps(weights + (c + i + QUERIES) * QUERIES,
+                          _mm256_extractf128_ps(weight, 1));
+        }
+    }
+    for (size_t row = 0; row < question->n_scored; row += LANES) {
+        const size_t left = question->n_scored - row;
+
+        scores_of(part, row, n, pairs);
+        for (unsigned i = 0; i < QUERIES; i++)
+            pairs[i] = exp8(_mm256_sub_ps(pairs[i], most));
+        for (unsigned i = 0; i < QUERIES && i < left; i++)
+            add_weight(weights, question->numbers + row + i, _mm256_castps256_ps128(pairs[i]));
+        for (unsigned i = 0; i < QUERIES && i + QUERIES < left; i++)
+            add_weight(weights, question->numbers + row + i + QUERIES,
+                       _mm256_extractf128_ps(pairs[i], 1));
+    }
+    /* Two summaries that are neighbours are a vector here. */
+    for (unsigned i = 0; i < STEP / 2; i++)
+        lanes[i] = _mm256_loadu_ps(weights + i * LANES);
+    for (size_t c = STEP; c < n_summaries; c += STEP)
+        for (unsigned i = 0; i < STEP / 2; i++)
+            lanes[i] =
+                _mm256_add_ps(lanes[i], _mm256_loadu_ps(weights + c * QUERIES + i * LANES));
+    for (unsigned apart = STEP / 4; apart > 0; apart /= 2)
+        for (unsigned i = 0; i < apart; i++)
+            lanes[i] = _mm256_add_ps(lanes[i], lanes[i + apart]);
+    return _mm_add_ps(_mm256_castps256_ps128(lanes[0]), _mm256_extractf128_ps(lanes[0], 1));
+}
+
+/* Weighted means of n_vectors vectors of elements from i on are added to the outputs (n, d_v);
+ * n_vectors is a constant where this is called, and even. */
+INLINE void add_slice(const struct part *part,
+                      const int8_t *values,
+                      size_t i,
+                      unsigned n_vectors,
+                      unsigned n,
+                      float *outputs)
+{
+    const size_t n_summaries = kv_rest_n_summaries(part->shape);
+    const size_t d_v = part->shape->d_v, stride = kv_rest_up(d_v);
+    const float *weights = part->weights;
+    __m256 sums[QUERIES][LANES];
+
+    for (unsigned query = 0; query < n; query++)
+        for (unsigned v = 0; v < n_vectors; v++)
+            sums[query][v] = _mm256_setzero_ps();
+    values += i;
+    for (size_t c = 0; c < n_summaries; c++, values += stride, weights += QUERIES) {
+        __m256 elements[LANES];
+
+        for (unsigned v = 0; v < n_vectors; v++)
+            elements[v] = load_integers(values + v * LANES);
+        for (unsigned query = 0; query < n; query++) {
+            const __m256 weight = _mm256_broadcast_ss(weights + query);
+
+            for (unsigned v = 0; v < n_vectors; v++)
+                sums[query][v] = _mm256_fmadd_ps(weight, elements[v], sums[query][v]);
+        }
+    }
+    for (unsigned query = 0; query < n; query++)
+        for (unsigned v = 0; v < n_vectors; v++) {
+            const size_t from = i + v * LANES;
+            const __m256 shrink = _mm256_set1_ps(part->shrink[query]);
+            float *output = outputs + query * d_v + from;
+
+            if (from + LANES <= d_v) {
+                _mm256_storeu_ps(
+                    output, _mm256_fmadd_ps(_mm256_loadu_ps(output), shrink, sums[query][v]));
+            } else if (from < d_v) {
+                const __m256i has = first_lanes(d_v - from);
+
+                _mm256_maskstore_ps(
+                    output, has,
+                    _mm256_fmadd_ps(_mm256_maskload_ps(output, has), shrink, sums[query][v]));
             }
         }
-        for (unsigned query = 0; query < n; query++)
-            for (unsigned half = 0; half < 2; half++) {
-                float *output = outputs + query * d_v + i + half * LANES;
-                const __m256 shrink = _mm256_set1_ps(part->shrink[query]);
+}
 
-                if (i + STEP <= d_v)
-                    _mm256_storeu_ps(output, _mm256_fmadd_ps(_mm256_loadu_ps(output), shrink,
-                                                             sums[query][half]));
-                else if (half * LANES < d_v - i)
-                    _mm256_maskstore_ps(output, has[half],
-                                        _mm256_fmadd_ps(_mm256_maskload_ps(output, has[half]),
-                                                        shrink, sums[query][half]));
-            }
+/* As many vectors at a time as registers hold the sums of. */
+INLINE void add_values(struct part *part, const int8_t *values, unsigned n, float *outputs)
+{
+    const unsigned n_vectors = n > 2 ? 2 : LANES / n;
+    const size_t end = kv_rest_up(part->shape->d_v);
+    size_t i = 0;
+
+    for (; i + n_vectors * LANES <= end; i += n_vectors * LANES) {
+        add_slice(part, values, i, n_vectors, n, outputs);
+        rest_ahead_step(&part->ahead);
     }
+    for (; i < end; i += STEP)
+        add_slice(part, values, i, 2, n, outputs);
+}
+
+/* The queries as rows of whole steps. */
+INLINE const float *
+whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_REST_D_MAX])
+{
+    const size_t d_k = part->shape->d_k, d = kv_rest_up(d_k);
+    const float *queries = part->question->queries + part->first * d_k;
+
+    if (d == d_k)
+        return queries;
+    for (unsigned query = 0; query < n; query++) {
+        memcpy(padded + query * d, queries + query * d_k, d_k * sizeof(*padded));
+        memset(padded + query * d + d_k, 0, (d - d_k) * sizeof(*padded));
+    }
+    return padded;
 }
 
 INLINE void add_part(const struct kv_rest_shape *shape,
@@ -376,32 +542,44 @@ INLINE void add_part(const struct kv_rest_shape *shape,
                      unsigned n,
                      float *state)
 {
-    const float *key_scales = (const void *)at(group, kv_rest_at_key_scales(shape));
     const float *value_scales = (const void *)at(group, kv_rest_at_value_scales(shape));
+    const int8_t *values = (const void *)at(group, kv_rest_at_values(shape));
+    const size_t n_summaries = kv_rest_n_summaries(shape);
     float *maxes = state + first, *sums = maxes + question->n_queries;
     float *outputs = state + 2 * question->n_queries + first * shape->d_v;
+    float padded[QUERIES * KV_REST_D_MAX];
+    const __m128 max = load_queries(maxes, n);
+    __m256 s[PAIRS_MAX];
+    __m128 corr, most, sum, shrink;
     struct kv_rest_head head;
     struct part part;
 
+    part.shape = shape;
     part.question = question;
     part.first = first;
+    part.queries = whole_steps(&part, n, padded);
+    part.ahead = rest_ahead_begin(shape, question, first,
+                                  n_summaries / 2 + shape->d_v / (QUERIES * LANES));
     memcpy(&head, group, sizeof(head));
-    for (unsigned query = 0; query < n; query++)
-        part.corr[query] = corr_of(question->queries + (first + query) * shape->d_k, shape->d_k,
-                                   question->scale, head.variance);
-    score(&part, shape, (const void *)at(group, kv_rest_at_keys(shape)), n);
-    for (unsigned query = 0; query < n; query++) {
-        float *weights = part.weights[query];
-        const float sum =
-            weigh(&part, shape, key_scales, query, weights, maxes + query, &part.shrink[query]);
+    corr = _mm_mul_ps(load_queries(question->squares + first, n),
+                      _mm_set1_ps(question->scale * question->scale));
+    corr = _mm_mul_ps(_mm_set1_ps(0.15f), _mm_mul_ps(corr, _mm_set1_ps(head.variance)));
+    corr = _mm_min_ps(corr, _mm_set1_ps(1));
 
-        sums[query] = _mm_cvtss_f32(_mm_fmadd_ss(
-            _mm_set_ss(sums[query]), _mm_set_ss(part.shrink[query]), _mm_set_ss(sum)));
-        for (size_t c = 0; c < kv_rest_n_summaries(shape); c += LANES)
-            _mm256_storeu_ps(weights + c, _mm256_mul_ps(_mm256_loadu_ps(weights + c),
-                                                        _mm256_loadu_ps(value_scales + c)));
+    most = _mm_max_ps(max, score(&part, group, twice(corr), n, s));
+    most = _mm_add_ps(most, _mm_setzero_ps());
+    sum = weigh(&part, s, twice(most), n);
+    shrink = _mm256_castps256_ps128(exp8(_mm256_castps128_ps256(_mm_sub_ps(max, most))));
+    store_queries(sums, n, _mm_fmadd_ps(load_queries(sums, n), shrink, sum));
+    store_queries(maxes, n, most);
+    _mm_storeu_ps(part.shrink, shrink);
+    for (size_t c = 0; c < n_summaries; c++) {
+        float *weight = part.weights + c * QUERIES;
+
+        _mm_storeu_ps(weight,
+                      _mm_mul_ps(_mm_loadu_ps(weight), _mm_broadcast_ss(value_scales + c)));
     }
-    add_values(&part, shape, (const void *)at(group, kv_rest_at_values(shape)), n, outputs);
+    add_values(&part, values, n, outputs);
 }
 
 AVX2 static void add(const struct kv_rest_shape *shape,

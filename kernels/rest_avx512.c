@@ -4,6 +4,7 @@
 #include "exp_parts.h"
 #include "products_avx512.h"
 #include "rest.h"
+#include "rest_parts.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
@@ -122,6 +123,7 @@ AVX512 static double distance(const float *keys,
 struct part {
     const struct kv_rest_question *question;
     size_t first; /* query */
+    struct rest_ahead ahead;
     float corr[QUERIES], shrink[QUERIES];
     float weights[QUERIES][KV_REST_SUMMARIES_MAX];
 };
@@ -131,17 +133,10 @@ INLINE const uint8_t *at(const void *group, size_t offset)
     return (const uint8_t *)group + offset;
 }
 
-INLINE float corr_of(const float *query, size_t d_k, float scale, float variance)
+static inline float corr_of(float square, float scale, float variance)
 {
-    __m512 lanes = _mm512_setzero_ps();
-    float corr;
+    const float corr = 0.15f * (square * (scale * scale) * variance);
 
-    for (size_t i = 0; i < d_k; i += LANES) {
-        const __m512 x = load_step(query, i, d_k);
-
-        lanes = _mm512_fmadd_ps(x, x, lanes);
-    }
-    corr = 0.15f * (sum16(lanes) * (scale * scale) * variance);
     return corr < 1 ? corr : 1;
 }
 
@@ -175,6 +170,7 @@ score(struct part *part, const struct kv_rest_shape *shape, const int8_t *keys, 
         _mm512_storeu_ps(all, sums_of((const __m512(*)[TILE])sums, TILE, n));
         for (unsigned query = 0; query < n; query++)
             memcpy(part->weights[query] + c, all + query * TILE, TILE * sizeof(float));
+        rest_ahead_step(&part->ahead);
     }
 }
 
@@ -279,7 +275,7 @@ INLINE void add_slice(const struct part *part,
         }
 }
 
-INLINE void add_values(const struct part *part,
+INLINE void add_values(struct part *part,
                        const struct kv_rest_shape *shape,
                        const int8_t *values,
                        unsigned n,
@@ -288,8 +284,10 @@ INLINE void add_values(const struct part *part,
     const size_t end = kv_rest_up(shape->d_v);
     size_t i = 0;
 
-    for (; i + SLICE * LANES <= end; i += SLICE * LANES)
+    for (; i + SLICE * LANES <= end; i += SLICE * LANES) {
         add_slice(part, shape, values, i, SLICE, n, outputs);
+        rest_ahead_step(&part->ahead);
+    }
     for (; i < end; i += LANES)
         add_slice(part, shape, values, i, 1, n, outputs);
 }
@@ -310,10 +308,13 @@ INLINE void add_part(const struct kv_rest_shape *shape,
 
     part.question = question;
     part.first = first;
+    part.ahead =
+        rest_ahead_begin(shape, question, first,
+                         kv_rest_n_summaries(shape) / TILE + shape->d_v / (SLICE * LANES));
     memcpy(&head, group, sizeof(head));
     for (unsigned query = 0; query < n; query++)
-        part.corr[query] = corr_of(question->queries + (first + query) * shape->d_k, shape->d_k,
-                                   question->scale, head.variance);
+        part.corr[query] =
+            corr_of(question->squares[first + query], question->scale, head.variance);
     score(&part, shape, (const void *)at(group, kv_rest_at_keys(shape)), n);
     for (unsigned query = 0; query < n; query++) {
         float *weights = part.weights[query];

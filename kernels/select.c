@@ -52,19 +52,31 @@ scalar_exps(float *scores, const uint32_t *counts, size_t n, float scale, float 
     return sum;
 }
 
-static void scalar_merge_sum(const float *exps, size_t n, float factor, float *merged)
+static void scalar_merge_sum(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
 {
-    for (size_t i = 0; i < n; i++)
-        merged[i] = fmaf(exps[i], factor, merged[i]);
+    for (size_t query = 0; query < n_queries; query++)
+        for (size_t i = 0; i < n; i++)
+            merged[i] = fmaf(exps[query * exps_stride + i], factors[query], merged[i]);
 }
 
-static void scalar_merge_max(const float *exps, size_t n, float factor, float *merged)
+static void scalar_merge_max(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
 {
-    for (size_t i = 0; i < n; i++) {
-        const float weight = exps[i] * factor;
+    for (size_t query = 0; query < n_queries; query++)
+        for (size_t i = 0; i < n; i++) {
+            const float weight = exps[query * exps_stride + i] * factors[query];
 
-        merged[i] = weight > merged[i] ? weight : merged[i];
-    }
+            merged[i] = weight > merged[i] ? weight : merged[i];
+        }
 }
 
 static void scalar_count(struct kv_selector *selector,
@@ -197,14 +209,24 @@ kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, fl
     return best->exps(scores, counts, n, scale, max);
 }
 
-void kv_merge_sum(const float *exps, size_t n, float factor, float *merged)
+void kv_merge_sum(const float *exps,
+                  size_t exps_stride,
+                  const float *factors,
+                  size_t n_queries,
+                  size_t n,
+                  float *merged)
 {
-    best->merge_sum(exps, n, factor, merged);
+    best->merge_sum(exps, exps_stride, factors, n_queries, n, merged);
 }
 
-void kv_merge_max(const float *exps, size_t n, float factor, float *merged)
+void kv_merge_max(const float *exps,
+                  size_t exps_stride,
+                  const float *factors,
+                  size_t n_queries,
+                  size_t n,
+                  float *merged)
 {
-    best->merge_max(exps, n, factor, merged);
+    best->merge_max(exps, exps_stride, factors, n_queries, n, merged);
 }
 
 /* ---- the k largest ----------------------------------------------------------------------- */
@@ -279,31 +301,52 @@ enum {
 };
 
 /* The image of the k-th largest of the sample. */
-static uint32_t image_of(struct kv_selector *selector, const float *sample, size_t k)
+static uint32_t image_of(const float *sample, size_t k)
 {
-    find_plainly(selector, sample, SAMPLE, k);
-    return selector->bound;
+    struct kv_selector selector;
+
+    find_plainly(&selector, sample, SAMPLE, k);
+    return selector.bound;
 }
 
 /* The bound is where so many of the sample are above it, give or take what chance does to that
- * number: its standard deviation is below the root of it.  What is between goes to the scratch,
- * and the bound is found there; where it is not, chance or order have done more. */
-void kv_selector_find(
-    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
+ * number: its standard deviation is below the root of it. */
+bool kv_scores_guess(
+    const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most)
 {
     const size_t expected = k < n ? (size_t)((double)k / (double)n * SAMPLE) : SAMPLE;
     const size_t around = 8 + (size_t)(3 * sqrt((double)expected));
     float sample[SAMPLE];
-    size_t n_above, n_between;
 
-    if (n >= SAMPLED_MIN && k > 0 && k < n && expected + around < SAMPLE) {
-        for (size_t i = 0; i < SAMPLE; i++)
-            sample[i] = scores[i * (n / SAMPLE) + i * 5 % (n / SAMPLE)];
-        const uint32_t least = image_of(selector, sample, expected + around);
-        const uint32_t most =
-            expected > around ? image_of(selector, sample, expected - around) : UINT32_MAX;
+    if (n < SAMPLED_MIN || k == 0 || k >= n || expected + around >= SAMPLE)
+        return false;
+    for (size_t i = 0; i < SAMPLE; i++)
+        sample[i] = scores[i * (n / SAMPLE) + i * 5 % (n / SAMPLE)];
+    *ret_least = image_of(sample, expected + around);
+    *ret_most = expected > around ? image_of(sample, expected - around) : UINT32_MAX;
+    return true;
+}
 
-        n_between = best->between(scores, n, least, most, scratch, &n_above);
+size_t kv_scores_between(const float *scores,
+                         size_t n,
+                         uint32_t least,
+                         uint32_t most,
+                         float *ret_scores,
+                         size_t *ret_n_above)
+{
+    return best->between(scores, n, least, most, ret_scores, ret_n_above);
+}
+
+/* Where the bound is not between, chance or order have done more. */
+void kv_selector_find(
+    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
+{
+    uint32_t least, most;
+
+    if (kv_scores_guess(scores, n, k, &least, &most)) {
+        size_t n_above;
+        const size_t n_between = kv_scores_between(scores, n, least, most, scratch, &n_above);
+
         if (n_above < k && k <= n_above + n_between) {
             find_plainly(selector, scratch, n_between, k - n_above);
             return;

@@ -21,6 +21,7 @@
 #ifndef KV_SELECT_H
 #define KV_SELECT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -44,11 +45,25 @@ static inline float kv_softmax_factor(uint64_t sum)
     return sum > 0 ? (float)((double)((uint64_t)1 << KV_EXP_SUM_BITS) / (double)sum) : 0.0f;
 }
 
-/* merged[i] = fma(exps[i], factor, merged[i]): the weights of one query head more. */
-void kv_merge_sum(const float *exps, size_t n, float factor, float *merged);
-
-/* merged[i] = the larger of exps[i] * factor and merged[i], which are no NaN. */
-void kv_merge_max(const float *exps, size_t n, float factor, float *merged);
+/* The weights of n_queries query heads more, one after the other:
+ *   sum   merged[i] = fma(exps[i], factor, merged[i])
+ *   max   merged[i] = the larger of exps[i] * factor and merged[i], which are no NaN
+ *
+ *   exps     (n_queries, n), exps_stride apart
+ *   factors  (n_queries)
+ *   merged   (n) */
+void kv_merge_sum(const float *exps,
+                  size_t exps_stride,
+                  const float *factors,
+                  size_t n_queries,
+                  size_t n,
+                  float *merged);
+void kv_merge_max(const float *exps,
+                  size_t exps_stride,
+                  const float *factors,
+                  size_t n_queries,
+                  size_t n,
+                  float *merged);
 
 enum {
     KV_SELECTOR_BINS = 2048,
@@ -96,8 +111,30 @@ void kv_selector_count(struct kv_selector *selector,
                        size_t n);
 void kv_selector_next(struct kv_selector *selector);
 
-/* The same at once, of rows, faster where there are many: a sample says about where the bound
- * is, and few scores are looked at more than once.
+/* Of many rows few need to be looked at more than once: a sample says about where the bound is.
+ *
+ *     if (kv_scores_guess(...))
+ *         kv_scores_between(...);                                as often as there are parts
+ *
+ * and where n_above < k <= n_above + n_between, the k-th largest of all is the (k - n_above)-th
+ * largest of those between. */
+
+/* Images that the k-th largest of scores (n) is likely to be between, or at; false: they are
+ * too few, or k is too near n, for a sample to say that. */
+bool kv_scores_guess(
+    const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most);
+
+/* Scores (n) whose images are in [least, most], in any order, and how many are above.  Returns
+ * how many there are.
+ *   ret_scores  all (n) may be written */
+size_t kv_scores_between(const float *scores,
+                         size_t n,
+                         uint32_t least,
+                         uint32_t most,
+                         float *ret_scores,
+                         size_t *ret_n_above);
+
+/* The passes, of rows, all at once and so.
  *   scratch  (n) floats */
 void kv_selector_find(
     struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch);
@@ -160,13 +197,22 @@ struct kv_select_kernels {
     int (*supported)(void);
     float (*max)(const float *scores, const uint32_t *counts, size_t n);
     uint64_t (*exps)(float *scores, const uint32_t *counts, size_t n, float scale, float max);
-    void (*merge_sum)(const float *exps, size_t n, float factor, float *merged);
-    void (*merge_max)(const float *exps, size_t n, float factor, float *merged);
+    void (*merge_sum)(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged);
+    void (*merge_max)(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged);
     void (*count)(struct kv_selector *selector,
                   const float *scores,
                   const uint32_t *counts,
                   size_t n);
-    /* Scores whose images are in [least, most], in any order, and how many are above. */
     size_t (*between)(const float *scores,
                       size_t n,
                       uint32_t least,

@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__)
 
+enum {
+    FEW = 4, /* vectors that are looked at together */
+};
+
 /* The first n < LANES of scores, -inf behind them. */
 INLINE __m256 load_rest(const float *scores, size_t n)
 {
@@ -74,29 +78,55 @@ INLINE uint64_t sum4(__m256i numbers)
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
+/* n_vectors in place, and what they add to two vectors of sums: without counts the rounder's
+ * units, too. */
+INLINE void exps_at(float *scores,
+                    const uint32_t *counts,
+                    unsigned n_vectors,
+                    __m256 scale,
+                    __m256 shift,
+                    int counted,
+                    __m256i *low,
+                    __m256i *high)
+{
+    __m256 exps[EXP_VECTORS];
+
+    for (unsigned v = 0; v < n_vectors; v++)
+        exps[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + v * LANES), scale, shift);
+    exps8(exps, n_vectors);
+    for (unsigned v = 0; v < n_vectors; v++) {
+        __m256i a = with_rounder(_mm256_castps256_ps128(exps[v]));
+        __m256i b = with_rounder(_mm256_extractf128_ps(exps[v], 1));
+
+        _mm256_storeu_ps(scores + v * LANES, exps[v]);
+        if (counted) {
+            const __m256i by =
+                _mm256_loadu_si256((const __m256i *)(const void *)(counts + v * LANES));
+
+            a = times(a, _mm256_castsi256_si128(by));
+            b = times(b, _mm256_extracti128_si256(by, 1));
+        }
+        *low = _mm256_add_epi64(*low, a);
+        *high = _mm256_add_epi64(*high, b);
+    }
+}
+
 INLINE uint64_t exps_of(
     float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift, int counted)
 {
-    const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(EXP_SUM_ROUNDER));
+    const size_t step = EXP_VECTORS * LANES;
+    const double rounder = EXP_SUM_ROUNDER;
     __m256i low = _mm256_setzero_si256(), high = low;
+    uint64_t zero, sum;
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES) {
-        const __m256 exps = exp8(_mm256_fmadd_ps(_mm256_loadu_ps(scores + i), scale, shift));
-        const __m256i a = with_rounder(_mm256_castps256_ps128(exps));
-        const __m256i b = with_rounder(_mm256_extractf128_ps(exps, 1));
-
-        _mm256_storeu_ps(scores + i, exps);
-        if (counted) {
-            const __m256i by = _mm256_loadu_si256((const __m256i *)(const void *)(counts + i));
-
-            low = _mm256_add_epi64(low, times(a, _mm256_castsi256_si128(by)));
-            high = _mm256_add_epi64(high, times(b, _mm256_extracti128_si256(by, 1)));
-        } else {
-            low = _mm256_add_epi64(low, _mm256_sub_epi64(a, zero));
-            high = _mm256_add_epi64(high, _mm256_sub_epi64(b, zero));
-        }
-    }
+    for (; i + step <= n; i += step)
+        exps_at(scores + i, counted ? counts + i : NULL, EXP_VECTORS, scale, shift, counted,
+                &low, &high);
+    for (; i + LANES <= n; i += LANES)
+        exps_at(scores + i, counted ? counts + i : NULL, 1, scale, shift, counted, &low, &high);
+    memcpy(&zero, &rounder, sizeof(zero));
+    sum = counted ? 0 : 0 - zero * i;
     if (i < n) {
         const __m256i lanes = first_lanes(n - i);
         const __m256 exps = exp8(_mm256_fmadd_ps(load_rest(scores + i, n - i), scale, shift));
@@ -109,7 +139,67 @@ INLINE uint64_t exps_of(
         high = _mm256_add_epi64(high, times(with_rounder(_mm256_extractf128_ps(exps, 1)),
                                             _mm256_extracti128_si256(by, 1)));
     }
-    return sum4(_mm256_add_epi64(low, high));
+    return sum + sum4(_mm256_add_epi64(low, high));
+}
+
+enum {
+    HALF_BITS = KV_EXP_SUM_BITS / 2,
+};
+
+/* Adds exps below 4 in units of the exp sum times counts: high halves of HALF_BITS bits to
+ * sums[0], low ones to sums[1].  What is left of an exp behind its high half is exact, so that
+ * rounding it is rounding the whole. */
+INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
+{
+    const __m256 up = _mm256_set1_ps((float)(1 << HALF_BITS));
+    const __m256i high = _mm256_cvttps_epi32(_mm256_mul_ps(exps, up));
+    const __m256 left = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(high),
+                                         _mm256_set1_ps(1.0f / (float)(1 << HALF_BITS)), exps);
+    const __m256i low = _mm256_cvtps_epi32(
+        _mm256_mul_ps(left, _mm256_set1_ps((float)((uint64_t)1 << KV_EXP_SUM_BITS))));
+    const __m256i odd = _mm256_srli_epi64(by, 32);
+
+    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(high, by));
+    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(low, by));
+    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(_mm256_srli_epi64(high, 32), odd));
+    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(_mm256_srli_epi64(low, 32), odd));
+}
+
+/* Is one of four vectors' exps too large for add_halves()?  Rounding of scores that are huge
+ * makes such ones. */
+INLINE int are_large(const __m256 x[4])
+{
+    const __m256 most = _mm256_max_ps(_mm256_max_ps(x[0], x[1]), _mm256_max_ps(x[2], x[3]));
+
+    return _mm256_movemask_ps(_mm256_cmp_ps(most, _mm256_set1_ps(4), _CMP_GE_OQ)) != 0;
+}
+
+/* Of items, a multiple of four vectors. */
+INLINE uint64_t
+exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
+{
+    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    uint64_t others = 0;
+
+    for (size_t i = 0; i < n; i += 4 * LANES) {
+        __m256 x[4];
+
+        for (unsigned v = 0; v < 4; v++)
+            x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i + v * LANES), scale, shift);
+        exps_of_four(x);
+        if (are_large(x)) {
+            others += exps_of(scores + i, counts + i, 4 * LANES, scale, shift, 1);
+            continue;
+        }
+        for (unsigned v = 0; v < 4; v++) {
+            _mm256_storeu_ps(scores + i + v * LANES, x[v]);
+            add_halves(
+                x[v],
+                _mm256_loadu_si256((const __m256i *)(const void *)(counts + i + v * LANES)),
+                sums);
+        }
+    }
+    return (sum4(sums[0]) << HALF_BITS) + sum4(sums[1]) + others;
 }
 
 AVX2 static uint64_t
@@ -121,36 +211,92 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
         memset(scores, 0, n * sizeof(*scores));
         return 0;
     }
-    if (counts != NULL)
-        return exps_of(scores, counts, n, by, shift, 1);
+    if (counts != NULL) {
+        const size_t n_four = n / (4 * LANES) * (4 * LANES);
+        const uint64_t sum = exps_of_items(scores, counts, n_four, by, shift);
+
+        return sum + exps_of(scores + n_four, counts + n_four, n - n_four, by, shift, 1);
+    }
     return exps_of(scores, NULL, n, by, shift, 0);
 }
 
-AVX2 static void merge_sum(const float *exps, size_t n, float factor, float *merged)
-{
-    const __m256 by = _mm256_set1_ps(factor);
-    size_t i = 0;
+enum {
+    MERGED = 4, /* query heads at once */
+};
 
-    for (; i + LANES <= n; i += LANES)
-        _mm256_storeu_ps(merged + i, _mm256_fmadd_ps(_mm256_loadu_ps(exps + i), by,
-                                                     _mm256_loadu_ps(merged + i)));
-    for (; i < n; i++)
-        merged[i] = __builtin_fmaf(exps[i], factor, merged[i]);
+INLINE __m256 merge(__m256 exps, __m256 factor, __m256 merged, int is_sum)
+{
+    return is_sum ? _mm256_fmadd_ps(exps, factor, merged)
+                  : _mm256_max_ps(_mm256_mul_ps(exps, factor), merged);
 }
 
-AVX2 static void merge_max(const float *exps, size_t n, float factor, float *merged)
+/* n_queries and is_sum are constants where this is called. */
+INLINE void merge_some(const float *exps,
+                       size_t exps_stride,
+                       const float *factors,
+                       unsigned n_queries,
+                       size_t n,
+                       float *merged,
+                       int is_sum)
 {
-    const __m256 by = _mm256_set1_ps(factor);
+    __m256 by[MERGED];
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        _mm256_storeu_ps(merged + i, _mm256_max_ps(_mm256_mul_ps(_mm256_loadu_ps(exps + i), by),
-                                                   _mm256_loadu_ps(merged + i)));
-    for (; i < n; i++) {
-        const float weight = exps[i] * factor;
+    for (unsigned q = 0; q < n_queries; q++)
+        by[q] = _mm256_set1_ps(factors[q]);
+    for (; i + LANES <= n; i += LANES) {
+        __m256 sum = _mm256_loadu_ps(merged + i);
 
-        merged[i] = weight > merged[i] ? weight : merged[i];
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm256_loadu_ps(exps + q * exps_stride + i), by[q], sum, is_sum);
+        _mm256_storeu_ps(merged + i, sum);
     }
+    if (i < n) {
+        const __m256i lanes = first_lanes(n - i);
+        __m256 sum = _mm256_maskload_ps(merged + i, lanes);
+
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm256_maskload_ps(exps + q * exps_stride + i, lanes), by[q], sum,
+                        is_sum);
+        _mm256_maskstore_ps(merged + i, lanes, sum);
+    }
+}
+
+INLINE void merge_all(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged,
+                      int is_sum)
+{
+    for (; n_queries >= MERGED; n_queries -= MERGED) {
+        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
+        exps += MERGED * exps_stride;
+        factors += MERGED;
+    }
+    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
+        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
+}
+
+AVX2 static void merge_sum(const float *exps,
+                           size_t exps_stride,
+                           const float *factors,
+                           size_t n_queries,
+                           size_t n,
+                           float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
+}
+
+AVX2 static void merge_max(const float *exps,
+                           size_t exps_stride,
+                           const float *factors,
+                           size_t n_queries,
+                           size_t n,
+                           float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
 }
 
 /* Images with their highest bit turned, so that they compare as signed numbers. */
@@ -281,6 +427,62 @@ INLINE __m256i first_of(unsigned set)
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
 }
 
+/* Scores compare as their images do, but for NaN: where a bound is the image of a number, which
+ * 0x7fffffff, -0's, is not. */
+INLINE int is_number(uint32_t image)
+{
+    return image >= 0x007fffff && image <= 0xff800000 && image != 0x7fffffff;
+}
+
+INLINE __m256 number_of(uint32_t image)
+{
+    return _mm256_castsi256_ps(
+        _mm256_set1_epi32((int)(image & 0x80000000 ? image ^ 0x80000000 : ~image)));
+}
+
+INLINE unsigned lanes_of(__m256 mask)
+{
+    return (unsigned)_mm256_movemask_ps(mask);
+}
+
+/* Appends the lanes of the set; eight floats are overwritten. */
+INLINE size_t append(float *to, size_t n, __m256 scores, unsigned set)
+{
+    _mm256_storeu_ps(to + n, _mm256_permutevar8x32_ps(scores, first_of(set)));
+    return n + (size_t)__builtin_popcount(set);
+}
+
+/* Both bounds are numbers.  Whether a vector has any lane that is wanted is as chance has it,
+ * with four it is mostly clear: all four are written, or none. */
+INLINE size_t between_numbers(const float *scores,
+                              size_t n,
+                              __m256 least,
+                              __m256 most,
+                              float *ret_scores,
+                              size_t *ret_n_above)
+{
+    size_t n_between = 0, n_above = 0;
+
+    for (size_t i = 0; i + FEW * LANES <= n; i += FEW * LANES) {
+        __m256 at[FEW];
+        unsigned sets[FEW], any = 0;
+
+        for (unsigned v = 0; v < FEW; v++) {
+            at[v] = _mm256_loadu_ps(scores + i + v * LANES);
+            const unsigned above = lanes_of(_mm256_cmp_ps(at[v], most, _CMP_GT_OQ));
+
+            sets[v] = lanes_of(_mm256_cmp_ps(at[v], least, _CMP_GE_OQ)) ^ above;
+            n_above += (size_t)__builtin_popcount(above);
+            any |= sets[v];
+        }
+        if (any != 0)
+            for (unsigned v = 0; v < FEW; v++)
+                n_between = append(ret_scores, n_between, at[v], sets[v]);
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
 AVX2 static size_t between(const float *scores,
                            size_t n,
                            uint32_t least,
@@ -290,9 +492,15 @@ AVX2 static size_t between(const float *scores,
 {
     const __m256i from = _mm256_set1_epi32((int)(least ^ 0x80000000));
     const __m256i to = _mm256_set1_epi32((int)(most ^ 0x80000000));
+    const uint32_t limit = most == UINT32_MAX ? 0xff800000 : most; /* infinity's */
     size_t n_between = 0, n_above = 0, i = 0;
 
     /* What is written is never ahead of what has been read, in as many floats. */
+    if (is_number(least) && is_number(limit)) {
+        n_between = between_numbers(scores, n, number_of(least), number_of(limit), ret_scores,
+                                    &n_above);
+        i = n - n % (FEW * LANES);
+    }
     for (; i + LANES <= n; i += LANES) {
         const __m256 at = _mm256_loadu_ps(scores + i);
         const __m256i turned = images(at);
@@ -300,10 +508,7 @@ AVX2 static size_t between(const float *scores,
         const unsigned in = (lanes_that(_mm256_cmpgt_epi32(from, turned)) | above) ^ 0xff;
 
         n_above += (size_t)__builtin_popcount(above);
-        if (in == 0)
-            continue;
-        _mm256_storeu_ps(ret_scores + n_between, _mm256_permutevar8x32_ps(at, first_of(in)));
-        n_between += (size_t)__builtin_popcount(in);
+        n_between = append(ret_scores, n_between, at, in);
     }
     for (; i < n; i++) {
         const uint32_t image = kv_score_image(scores[i]);
@@ -316,6 +521,40 @@ AVX2 static size_t between(const float *scores,
     return n_between;
 }
 
+/* Those of FEW vectors of rows from i on; the bound is a number. */
+INLINE size_t collect_few(const float *scores,
+                          size_t i,
+                          __m256 bound,
+                          uint64_t *ties,
+                          uint32_t base,
+                          uint32_t *ret_indices,
+                          size_t n_chosen)
+{
+    unsigned sets[FEW], any = 0, any_equal = 0;
+
+    for (unsigned v = 0; v < FEW; v++) {
+        const __m256 at = _mm256_loadu_ps(scores + i + v * LANES);
+
+        sets[v] = lanes_of(_mm256_cmp_ps(at, bound, _CMP_GE_OQ));
+        any |= sets[v];
+        any_equal |= lanes_of(_mm256_cmp_ps(at, bound, _CMP_EQ_OQ));
+    }
+    if (any == 0)
+        return n_chosen;
+    for (unsigned v = 0; any_equal != 0 && v < FEW; v++) {
+        unsigned equal =
+            lanes_of(_mm256_cmp_ps(_mm256_loadu_ps(scores + i + v * LANES), bound, _CMP_EQ_OQ));
+
+        for (; equal != 0 && *ties > 0; equal &= equal - 1)
+            --*ties;
+        sets[v] ^= equal; /* for which there are no ties left */
+    }
+    for (unsigned v = 0; v < FEW; v++)
+        n_chosen =
+            write_lanes(ret_indices, n_chosen, sets[v], base + (uint32_t)(i + v * LANES));
+    return n_chosen;
+}
+
 AVX2 static size_t collect(struct kv_selector *selector,
                            const float *scores,
                            const uint32_t *counts,
@@ -325,16 +564,21 @@ AVX2 static size_t collect(struct kv_selector *selector,
 {
     const __m256i bound = _mm256_set1_epi32((int)(selector->bound ^ 0x80000000));
     uint64_t ties = selector->ties;
-    size_t n_chosen = 0;
+    size_t n_chosen = 0, i = 0;
 
-    for (size_t i = 0; i < n; i += LANES) {
+    if (counts == NULL && is_number(selector->bound)) {
+        const __m256 number = number_of(selector->bound);
+
+        for (; i + FEW * LANES <= n; i += FEW * LANES)
+            n_chosen = collect_few(scores, i, number, &ties, base, ret_indices, n_chosen);
+    }
+    for (; i < n; i += LANES) {
         unsigned chosen, equal;
 
         compare(scores, counts, n, i, bound, &chosen, &equal);
         for (; equal != 0 && ties > 0; equal &= equal - 1, ties--)
             chosen |= equal & -equal;
-        if (chosen != 0)
-            n_chosen = write_lanes(ret_indices, n_chosen, chosen, base + (uint32_t)i);
+        n_chosen = write_lanes(ret_indices, n_chosen, chosen, base + (uint32_t)i);
     }
     selector->ties = ties;
     return n_chosen;

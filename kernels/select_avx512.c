@@ -109,35 +109,72 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
     return exps_of(scores, NULL, n, by, shift);
 }
 
-AVX512 static void merge_sum(const float *exps, size_t n, float factor, float *merged)
+enum {
+    MERGED = 4, /* query heads at once */
+};
+
+/* Up to MERGED heads; n_queries and is_sum are constants where this is called. */
+INLINE void merge_some(const float *exps,
+                       size_t exps_stride,
+                       const float *factors,
+                       unsigned n_queries,
+                       size_t n,
+                       float *merged,
+                       int is_sum)
 {
-    const __m512 by = _mm512_set1_ps(factor);
-    size_t i = 0;
+    __m512 by[MERGED];
 
-    for (; i + LANES <= n; i += LANES)
-        _mm512_storeu_ps(merged + i, _mm512_fmadd_ps(_mm512_loadu_ps(exps + i), by,
-                                                     _mm512_loadu_ps(merged + i)));
-    if (i < n) {
+    for (unsigned q = 0; q < n_queries; q++)
+        by[q] = _mm512_set1_ps(factors[q]);
+    for (size_t i = 0; i < n; i += LANES) {
         const __mmask16 lanes = first_lanes(n - i);
+        __m512 sum = _mm512_maskz_loadu_ps(lanes, merged + i);
 
-        _mm512_mask_storeu_ps(merged + i, lanes,
-                              _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, exps + i), by,
-                                              _mm512_maskz_loadu_ps(lanes, merged + i)));
+        for (unsigned q = 0; q < n_queries; q++) {
+            const __m512 at = _mm512_maskz_loadu_ps(lanes, exps + q * exps_stride + i);
+
+            sum = is_sum ? _mm512_fmadd_ps(at, by[q], sum)
+                         : _mm512_max_ps(_mm512_mul_ps(at, by[q]), sum);
+        }
+        _mm512_mask_storeu_ps(merged + i, lanes, sum);
     }
 }
 
-AVX512 static void merge_max(const float *exps, size_t n, float factor, float *merged)
+INLINE void merge_all(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged,
+                      int is_sum)
 {
-    const __m512 by = _mm512_set1_ps(factor);
-
-    for (size_t i = 0; i < n; i += LANES) {
-        const __mmask16 lanes = first_lanes(n - i);
-
-        _mm512_mask_storeu_ps(
-            merged + i, lanes,
-            _mm512_max_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, exps + i), by),
-                          _mm512_maskz_loadu_ps(lanes, merged + i)));
+    for (; n_queries >= MERGED; n_queries -= MERGED) {
+        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
+        exps += MERGED * exps_stride;
+        factors += MERGED;
     }
+    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
+        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
+}
+
+AVX512 static void merge_sum(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
+}
+
+AVX512 static void merge_max(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
 }
 
 INLINE __m512i images(__m512 scores)

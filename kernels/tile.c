@@ -241,7 +241,7 @@ static int always(void)
 static void scalar_score(const struct kv_pq_shape *shape,
                          const float *tables,
                          size_t n_queries,
-                         const uint8_t *tile,
+                         const uint8_t *const *tiles,
                          size_t begin,
                          size_t n,
                          float *ret_scores,
@@ -253,10 +253,12 @@ static void scalar_score(const struct kv_pq_shape *shape,
         const float *table = tables + query * kv_pq_table_size(shape);
 
         for (size_t i = 0; i < n; i++) {
-            float score = table[code_at(shape, tile, 0, begin + i)];
+            const uint8_t *tile = tiles[(begin + i) / KV_PQ_TILE];
+            const size_t row = (begin + i) % KV_PQ_TILE;
+            float score = table[code_at(shape, tile, 0, row)];
 
             for (size_t j = 1; j < shape->m; j++)
-                score += table[j * n_centroids + code_at(shape, tile, j, begin + i)];
+                score += table[j * n_centroids + code_at(shape, tile, j, row)];
             ret_scores[query * scores_stride + i] = score;
         }
     }
@@ -354,16 +356,16 @@ const struct kv_tile_kernels *kv_tile_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_tile_score(const struct kv_pq_shape *shape,
-                   const float *tables,
-                   size_t n_queries,
-                   const uint8_t *tile,
-                   size_t begin,
-                   size_t n,
-                   float *ret_scores,
-                   size_t scores_stride)
+void kv_tiles_score(const struct kv_pq_shape *shape,
+                    const float *tables,
+                    size_t n_queries,
+                    const uint8_t *const *tiles,
+                    size_t begin,
+                    size_t n,
+                    float *ret_scores,
+                    size_t scores_stride)
 {
-    best->score(shape, tables, n_queries, tile, begin, n, ret_scores, scores_stride);
+    best->score(shape, tables, n_queries, tiles, begin, n, ret_scores, scores_stride);
 }
 
 void kv_tile_cells(const struct kv_pq_shape *shape,

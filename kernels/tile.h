@@ -69,20 +69,34 @@ void kv_tile_cells(const struct kv_pq_shape *shape,
                    size_t n,
                    uint16_t *ret_cells);
 
-/* Exact scores of rows [begin, begin + n), for n_queries queries at once:
+/* Exact scores of rows [begin, begin + n), numbered through the tiles (row i is row
+ * i % KV_PQ_TILE of tile i / KV_PQ_TILE), for n_queries queries at once.  Tables are ordered
+ * anew in each call, which pays when many rows are scored; tiles are asked for ahead.
  *   tables      (n_queries, m, 2^bits)
  *   ret_scores  (n_queries, n), scores_stride apart */
-void kv_tile_score(const struct kv_pq_shape *shape,
-                   const float *tables,
-                   size_t n_queries,
-                   const uint8_t *tile,
-                   size_t begin,
-                   size_t n,
-                   float *ret_scores,
-                   size_t scores_stride);
+void kv_tiles_score(const struct kv_pq_shape *shape,
+                    const float *tables,
+                    size_t n_queries,
+                    const uint8_t *const *tiles,
+                    size_t begin,
+                    size_t n,
+                    float *ret_scores,
+                    size_t scores_stride);
 
-/* Exact scores of some rows, numbered through the tiles: row i is row i % KV_PQ_TILE of tile
- * i / KV_PQ_TILE.
+/* Those of one tile. */
+static inline void kv_tile_score(const struct kv_pq_shape *shape,
+                                 const float *tables,
+                                 size_t n_queries,
+                                 const uint8_t *tile,
+                                 size_t begin,
+                                 size_t n,
+                                 float *ret_scores,
+                                 size_t scores_stride)
+{
+    kv_tiles_score(shape, tables, n_queries, &tile, begin, n, ret_scores, scores_stride);
+}
+
+/* Exact scores of some rows, numbered alike.
  *   rows        (n)
  *   ret_scores  (n) */
 void kv_tiles_score_rows(const struct kv_pq_shape *shape,
@@ -142,7 +156,7 @@ struct kv_tile_kernels {
     void (*score)(const struct kv_pq_shape *shape,
                   const float *tables,
                   size_t n_queries,
-                  const uint8_t *tile,
+                  const uint8_t *const *tiles,
                   size_t begin,
                   size_t n,
                   float *ret_scores,

@@ -2,7 +2,7 @@
  * query.  Look-ups of bytes are shuffles of tables in registers: 16 entries each, of which the
  * code's higher bits choose one, by the sign of a byte that they are shifted to.  fp32 look-ups
  * are loads: AVX2's gathers take over twice as long (1.2 ns against 0.5 for two subspaces,
- * Zen 3). */
+ * Zen 3).  A load has the values of four or eight queries, whose tables are ordered for it. */
 #include "tiers.h"
 #include "tile.h"
 
@@ -17,8 +17,12 @@ enum {
     BYTES = 32, /* of a register */
     HALF = KV_PQ_TILE / 2,
     PARTS = KV_PQ_TILE / BYTES,
-    QUERIES = 4,        /* of one fp32 pass */
     AHEAD_BYTES = 4096, /* of tiles asked for */
+
+    /* fp32 */
+    ROWS = 8,      /* at once */
+    GROUP_MAX = 8, /* queries at once */
+    ORDERED_MAX = 4 * (KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX),
 };
 
 INLINE __m256i load(const uint8_t *at)
@@ -255,77 +259,241 @@ AVX2 static void scan16(const struct kv_pq_shape *shape,
 
 /* ---- fp32 -------------------------------------------------------------------------------- */
 
-/* A row's code is fetched once for all queries; n_queries is a constant where this is called,
- * and so is m where it is 2. */
-INLINE void score_rows(const float *tables,
-                       size_t n_centroids,
-                       size_t m,
-                       unsigned n_queries,
-                       const uint8_t *codes,
-                       size_t n,
-                       float *ret_scores,
-                       size_t scores_stride)
+/* Tables of up to `group` queries, a centroid's values of all of them one after the other; of
+ * queries that there are not, the last one's. */
+INLINE void order_tables(
+    const float *tables, size_t size, size_t n_queries, unsigned group, float *ret_ordered)
 {
-    const size_t size = m * n_centroids;
+    const float *at[GROUP_MAX];
 
-    for (size_t row = 0; row < n; row++) {
-        const float *at = tables + codes[row];
-        float sums[QUERIES];
+    for (unsigned query = 0; query < group; query++)
+        at[query] = tables + (query < n_queries ? query : n_queries - 1) * size;
+    for (unsigned query = 0; query < group; query += 4) {
+        float *to = ret_ordered + query;
+        size_t i = 0;
 
-        for (unsigned query = 0; query < n_queries; query++)
-            sums[query] = at[query * size];
-        for (size_t j = 1; j < m; j++) {
-            at = tables + j * n_centroids + codes[j * KV_PQ_TILE + row];
-            for (unsigned query = 0; query < n_queries; query++)
-                sums[query] += at[query * size];
+        for (; i + 4 <= size; i += 4, to += 4 * group) {
+            __m128 a = _mm_loadu_ps(at[query] + i), b = _mm_loadu_ps(at[query + 1] + i),
+                   c = _mm_loadu_ps(at[query + 2] + i), d = _mm_loadu_ps(at[query + 3] + i);
+
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            _mm_storeu_ps(to, a);
+            _mm_storeu_ps(to + group, b);
+            _mm_storeu_ps(to + 2 * group, c);
+            _mm_storeu_ps(to + 3 * group, d);
         }
-        for (unsigned query = 0; query < n_queries; query++)
-            ret_scores[query * scores_stride + row] = sums[query];
+        for (; i < size; i++, to += group)
+            for (unsigned of = 0; of < 4; of++)
+                to[of] = at[query + of][i];
     }
 }
 
-INLINE void score_queries(const struct kv_pq_shape *shape,
-                          const float *tables,
-                          unsigned n_queries,
-                          const uint8_t *codes,
-                          size_t n,
-                          float *ret_scores,
-                          size_t scores_stride)
+/* Eight rows of four queries, a row in each of v: lane i of ret[q] is row i's. */
+INLINE void turn4(const __m128 v[ROWS], __m256 ret[4])
 {
-    const size_t n_centroids = kv_pq_n_centroids(shape);
+    __m256 pairs[4];
 
-    if (shape->m == 2)
-        score_rows(tables, n_centroids, 2, n_queries, codes, n, ret_scores, scores_stride);
+    for (unsigned i = 0; i < 4; i++)
+        pairs[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(v[i]), v[i + 4], 1);
+
+    const __m256 a = _mm256_unpacklo_ps(pairs[0], pairs[1]);
+    const __m256 b = _mm256_unpackhi_ps(pairs[0], pairs[1]);
+    const __m256 c = _mm256_unpacklo_ps(pairs[2], pairs[3]);
+    const __m256 d = _mm256_unpackhi_ps(pairs[2], pairs[3]);
+
+    ret[0] = _mm256_shuffle_ps(a, c, 0x44);
+    ret[1] = _mm256_shuffle_ps(a, c, 0xee);
+    ret[2] = _mm256_shuffle_ps(b, d, 0x44);
+    ret[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+
+/* Of eight queries. */
+INLINE void turn8(const __m256 v[ROWS], __m256 ret[8])
+{
+    for (unsigned half = 0; half < 2; half++) {
+        __m256 pairs[4];
+
+        for (unsigned i = 0; i < 4; i++)
+            pairs[i] = half == 0 ? _mm256_permute2f128_ps(v[i], v[i + 4], 0x20)
+                                 : _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
+
+        const __m256 a = _mm256_unpacklo_ps(pairs[0], pairs[1]);
+        const __m256 b = _mm256_unpackhi_ps(pairs[0], pairs[1]);
+        const __m256 c = _mm256_unpacklo_ps(pairs[2], pairs[3]);
+        const __m256 d = _mm256_unpackhi_ps(pairs[2], pairs[3]);
+
+        ret[4 * half] = _mm256_shuffle_ps(a, c, 0x44);
+        ret[4 * half + 1] = _mm256_shuffle_ps(a, c, 0xee);
+        ret[4 * half + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        ret[4 * half + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+}
+
+/* Scores of eight rows, n_queries of a group of four or eight. */
+INLINE void score8(const float *ordered,
+                   size_t n_centroids,
+                   size_t m,
+                   unsigned group,
+                   size_t n_queries,
+                   const uint8_t *codes,
+                   float *ret_scores,
+                   size_t scores_stride)
+{
+    __m256 turned[GROUP_MAX];
+
+    if (group == 4) {
+        __m128 sums[ROWS];
+
+        for (unsigned row = 0; row < ROWS; row++)
+            sums[row] = _mm_loadu_ps(ordered + (size_t)codes[row] * 4);
+        for (size_t j = 1; j < m; j++) {
+            ordered += n_centroids * 4;
+            codes += KV_PQ_TILE;
+            for (unsigned row = 0; row < ROWS; row++)
+                sums[row] =
+                    _mm_add_ps(sums[row], _mm_loadu_ps(ordered + (size_t)codes[row] * 4));
+        }
+        turn4(sums, turned);
+    } else {
+        __m256 sums[ROWS];
+
+        for (unsigned row = 0; row < ROWS; row++)
+            sums[row] = _mm256_loadu_ps(ordered + (size_t)codes[row] * 8);
+        for (size_t j = 1; j < m; j++) {
+            ordered += n_centroids * 8;
+            codes += KV_PQ_TILE;
+            for (unsigned row = 0; row < ROWS; row++)
+                sums[row] =
+                    _mm256_add_ps(sums[row], _mm256_loadu_ps(ordered + (size_t)codes[row] * 8));
+        }
+        turn8(sums, turned);
+    }
+    for (unsigned query = 0; query < group; query++)
+        if (query < n_queries)
+            _mm256_storeu_ps(ret_scores + query * scores_stride, turned[query]);
+}
+
+/* The last rows once more where they are not eight. */
+INLINE void score_group(const float *ordered,
+                        size_t n_centroids,
+                        size_t m,
+                        unsigned group,
+                        size_t n_queries,
+                        const uint8_t *codes,
+                        size_t n,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    for (size_t row = 0; row < n; row += ROWS) {
+        if (n - row < ROWS)
+            row = n - ROWS;
+        score8(ordered, n_centroids, m, group, n_queries, codes + row, ret_scores + row,
+               scores_stride);
+    }
+}
+
+INLINE void score_rows(const float *table,
+                       size_t n_centroids,
+                       size_t m,
+                       const uint8_t *codes,
+                       size_t n,
+                       float *ret_scores)
+{
+    for (size_t row = 0; row < n; row++) {
+        float sum = table[codes[row]];
+
+        for (size_t j = 1; j < m; j++)
+            sum += table[j * n_centroids + codes[j * KV_PQ_TILE + row]];
+        ret_scores[row] = sum;
+    }
+}
+
+/* m is a constant where this is called for the usual one, and `group` always: 1 takes each
+ * query by itself. */
+INLINE void score_tiles(const struct kv_pq_shape *shape,
+                        uint32_t width,
+                        size_t m,
+                        unsigned group,
+                        const float *tables,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t begin,
+                        size_t n,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), bytes = kv_tile_bytes(shape);
+    const size_t ahead = 1 + AHEAD_BYTES / bytes;
+    float ordered[ORDERED_MAX];
+    uint8_t unpacked[KV_TILE_BYTES_MAX];
+
+    if (group > 1)
+        order_tables(tables, kv_pq_table_size(shape), n_queries, group, ordered);
+    for (size_t row = begin, n_rows; row < begin + n; row += n_rows) {
+        const size_t tile = row / KV_PQ_TILE, in_tile = row % KV_PQ_TILE;
+        const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked) + in_tile;
+        float *to = ret_scores + (row - begin);
+
+        n_rows =
+            begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
+        if ((tile + ahead) * KV_PQ_TILE < begin + n)
+            ask_for(tiles[tile + ahead], bytes);
+        if (group > 1 && n_rows >= ROWS)
+            score_group(ordered, n_centroids, m, group, n_queries, codes, n_rows, to,
+                        scores_stride);
+        else
+            for (size_t query = 0; query < n_queries; query++)
+                score_rows(tables + query * kv_pq_table_size(shape), n_centroids, m, codes,
+                           n_rows, to + query * scores_stride);
+    }
+}
+
+INLINE void score_by(const struct kv_pq_shape *shape,
+                     unsigned group,
+                     const float *tables,
+                     size_t n_queries,
+                     const uint8_t *const *tiles,
+                     size_t begin,
+                     size_t n,
+                     float *ret_scores,
+                     size_t scores_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        score_tiles(shape, 6, 2, group, tables, n_queries, tiles, begin, n, ret_scores,
+                    scores_stride);
     else
-        score_rows(tables, n_centroids, shape->m, n_queries, codes, n, ret_scores,
-                   scores_stride);
+        score_tiles(shape, width, shape->m, group, tables, n_queries, tiles, begin, n,
+                    ret_scores, scores_stride);
 }
 
 AVX2 static void score(const struct kv_pq_shape *shape,
                        const float *tables,
                        size_t n_queries,
-                       const uint8_t *tile,
+                       const uint8_t *const *tiles,
                        size_t begin,
                        size_t n,
                        float *ret_scores,
                        size_t scores_stride)
 {
-    uint8_t unpacked[KV_TILE_BYTES_MAX];
-    const uint8_t *codes = unpack(shape, kv_tile_width(shape), tile, unpacked) + begin;
+    const size_t size = kv_pq_table_size(shape);
+    const bool pays = n >= kv_pq_n_centroids(shape); /* to order tables */
 
-    for (; n_queries >= QUERIES; n_queries -= QUERIES) {
-        score_queries(shape, tables, QUERIES, codes, n, ret_scores, scores_stride);
-        tables += QUERIES * kv_pq_table_size(shape);
-        ret_scores += QUERIES * scores_stride;
+    for (size_t left = n_queries, taken; left > 0; left -= taken) {
+        taken = 1;
+        if (pays && left > 4 && 8 * size <= ORDERED_MAX) {
+            taken = left < 8 ? left : 8;
+            score_by(shape, 8, tables, taken, tiles, begin, n, ret_scores, scores_stride);
+        } else if (pays && left > 1) {
+            taken = left < 4 ? left : 4;
+            score_by(shape, 4, tables, taken, tiles, begin, n, ret_scores, scores_stride);
+        } else {
+            score_by(shape, 1, tables, 1, tiles, begin, n, ret_scores, scores_stride);
+        }
+        tables += taken * size;
+        ret_scores += taken * scores_stride;
     }
-    if (n_queries == 3) {
-        score_queries(shape, tables, 3, codes, n, ret_scores, scores_stride);
-        return;
-    }
-    if (n_queries == 2)
-        score_queries(shape, tables, 2, codes, n, ret_scores, scores_stride);
-    if (n_queries == 1)
-        score_queries(shape, tables, 1, codes, n, ret_scores, scores_stride);
 }
 
 AVX2 static void cells(const struct kv_pq_shape *shape,

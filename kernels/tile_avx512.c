@@ -369,29 +369,40 @@ INLINE void score_queries(const struct kv_pq_shape *shape,
 AVX512 static void score(const struct kv_pq_shape *shape,
                          const float *tables,
                          size_t n_queries,
-                         const uint8_t *tile,
+                         const uint8_t *const *tiles,
                          size_t begin,
                          size_t n,
                          float *ret_scores,
                          size_t scores_stride)
 {
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
     __m512i unpacked[CODES];
-    const uint8_t *codes = (const uint8_t *)unpacked + begin;
 
     if (kv_tile_width(shape) == 8) {
-        kv_tile_avx2.score(shape, tables, n_queries, tile, begin, n, ret_scores, scores_stride);
+        kv_tile_avx2.score(shape, tables, n_queries, tiles, begin, n, ret_scores,
+                           scores_stride);
         return;
     }
-    if (shape->bits <= 4) {
-        unpack(shape->m, 4, 1, tile, unpacked);
-        score_queries(shape, tables, n_queries, 1, codes, n, ret_scores, scores_stride);
-        return;
+    for (size_t row = begin, n_rows; row < begin + n; row += n_rows) {
+        const size_t tile = row / KV_PQ_TILE, in_tile = row % KV_PQ_TILE;
+        const uint8_t *codes = (const uint8_t *)unpacked + in_tile;
+        float *to = ret_scores + (row - begin);
+
+        n_rows =
+            begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
+        if ((tile + ahead) * KV_PQ_TILE < begin + n)
+            ask_for(tiles[tile + ahead], bytes);
+        if (shape->bits <= 4) {
+            unpack(shape->m, 4, 1, tiles[tile], unpacked);
+            score_queries(shape, tables, n_queries, 1, codes, n_rows, to, scores_stride);
+            continue;
+        }
+        unpack(shape->m, 6, 1, tiles[tile], unpacked);
+        if (shape->bits == 5)
+            score_queries(shape, tables, n_queries, 2, codes, n_rows, to, scores_stride);
+        else
+            score_queries(shape, tables, n_queries, 4, codes, n_rows, to, scores_stride);
     }
-    unpack(shape->m, 6, 1, tile, unpacked);
-    if (shape->bits == 5)
-        score_queries(shape, tables, n_queries, 2, codes, n, ret_scores, scores_stride);
-    else
-        score_queries(shape, tables, n_queries, 4, codes, n, ret_scores, scores_stride);
 }
 
 AVX512 static void cells(const struct kv_pq_shape *shape,

@@ -123,7 +123,8 @@ static void dump_pq(unsigned index, const struct kv_pq_shape *shape, size_t n, s
                 const size_t n_rows = n - row < KV_PQ_TILE ? n - row : KV_PQ_TILE;
 
                 kv_tile_put(shape, tile, 0, n_rows, codes + row, n);
-                tiles->score(shape, tables, n_queries, tile, 0, n_rows, scores + row, n);
+                tiles->score(shape, tables, n_queries, (const uint8_t *const[]){tile}, 0,
+                             n_rows, scores + row, n);
             }
             put("<f4", shape_of(n_queries, n, 0), scores, n_queries * n, 4, "pq%u.scores.%s_%s",
                 index, kernels->name, tiles->name);
@@ -284,11 +285,11 @@ static void dump_select(unsigned index, size_t n, size_t k, float scale, int spe
         put("<f4", shape_of(n, 0, 0), exps, n, 4, "select%u.exps.%s", index, kernels->name);
         for (size_t j = 0; j < n; j++)
             merged[j] = (float)j / (float)n;
-        kernels->merge_sum(exps, n, parameters[1], merged);
+        kernels->merge_sum(exps, n, &parameters[1], 1, n, merged);
         put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.sums.%s", index, kernels->name);
         for (size_t j = 0; j < n; j++)
             merged[j] = exps[n - 1 - j];
-        kernels->merge_max(exps, n, parameters[1], merged);
+        kernels->merge_max(exps, n, &parameters[1], 1, n, merged);
         put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.larger.%s", index, kernels->name);
         free(exps);
         free(chosen);
@@ -420,6 +421,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
     const size_t n_state = kv_rest_floats(shape, n_queries);
     float *points = some_floats(40 * d), *rows = some_floats(n * d);
     float *queries = some_floats(n_queries * shape->d_k), *scores = get(n_queries * n, 4);
+    float *squares = get(n_queries, 4);
     uint16_t *halves = get(n * d, 2), counts[KV_REST_SUMMARIES_MAX];
     uint32_t *taken = get(n, 4), *scored = get(n, 4), *places = get(n, 4), first, n_next;
     uint8_t *group = get(kv_rest_bytes(shape), 1), *numbers = get(n, 1);
@@ -453,6 +455,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
             scored[n_scored++] = row;
     }
     put("<f4", shape_of(n, d, 0), rows, n * d, 4, "rest%u.rows", index);
+    kv_rest_squares(shape->d_k, queries, n_queries, squares);
     put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
         "rest%u.queries", index);
     put("<u8", "4", parameters, 4, 8, "rest%u.shape", index);
@@ -471,6 +474,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
         for (unsigned i = 0; (kernels = kv_rest_kernels_at(i)) != NULL; i++) {
             const struct kv_rest_question question = {
                 .queries = queries,
+                .squares = squares,
                 .n_queries = n_queries,
                 .scale = 0.25f,
                 .counts = counts,
@@ -497,6 +501,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
     free(points);
     free(rows);
     free(queries);
+    free(squares);
     free(scores);
     free(halves);
     free(taken);

@@ -470,6 +470,7 @@ TWO(add_epi8, si, i8, __mmask64)
 TWO(add_epi16, si, i16, __mmask32)
 TWO(add_epi32, si, i32, __mmask16)
 TWO(add_epi64, si, i64, __mmask8)
+TWO(sub_epi32, si, i32, __mmask16)
 TWO(sub_epi64, si, i64, __mmask8)
 TWO(shuffle_epi8, si, i8, __mmask64)
 TWO(srlv_epi32, si, i32, __mmask16)
@@ -709,6 +710,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_add_epi16              plain_mm512_add_epi16
 #define _mm512_add_epi32              plain_mm512_add_epi32
 #define _mm512_add_epi64              plain_mm512_add_epi64
+#define _mm512_sub_epi32              plain_mm512_sub_epi32
 #define _mm512_sub_epi64              plain_mm512_sub_epi64
 #define _mm512_shuffle_epi8           plain_mm512_shuffle_epi8
 #define _mm512_srlv_epi32             plain_mm512_srlv_epi32

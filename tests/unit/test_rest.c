@@ -219,15 +219,17 @@ check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_k
     const size_t stride = n_scored + below(4);
     const bool shared = below(2) == 0;
     const size_t n_state = kv_rest_floats(&shape, n_queries);
-    void *bases[7];
+    void *bases[8];
     float *queries = some_floats(n_queries * shape.d_k, &bases[0]);
     float *scores = some_floats(n_queries * stride, &bases[1]);
     uint8_t *numbers = floats_exact(&dice, n_scored, 1, &bases[2]);
     uint16_t *counts =
         floats_exact(&dice, (shared ? 1 : n_queries) * n_summaries * 2, 2, &bases[3]);
     float *expected = some_floats(n_state, &bases[4]), *state = some_floats(n_state, &bases[5]);
+    float *squares = some_floats(n_queries, &bases[7]);
 
     floats_fill(&dice, kind, queries, n_queries * shape.d_k);
+    kv_rest_squares(shape.d_k, queries, n_queries, squares);
     floats_fill(&dice, kind, scores, n_queries * stride);
     for (size_t i = 0; i < n_scored; i++)
         numbers[i] = (uint8_t)below((uint32_t)n_summaries);
@@ -238,6 +240,7 @@ check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_k
     for (int i = 0; i < 3; i++) {
         const struct kv_rest_question question = {
             .queries = queries,
+            .squares = squares,
             .n_queries = n_queries,
             .scale = i == 0 ? 0.125f : 1.5f,
             .counts = counts,
@@ -246,6 +249,7 @@ check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_k
             .scores = scores,
             .n_scored = n_scored,
             .scores_stride = stride,
+            .next = i == 1 ? NULL : queries, /* whatever is there is not read */
         };
         const void *group = some_group(&shape, &bases[6]);
 
@@ -254,6 +258,7 @@ check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_k
         EXPECT(floats_all_same(state, expected, n_state));
         free(bases[6]);
     }
+    free(bases[7]);
     for (int i = 0; i < 6; i++)
         free(bases[i]);
 }
@@ -622,8 +627,10 @@ static void ask(const void *group,
                 float ret_output[G][DV],
                 float *ret_lse)
 {
+    float squares[G];
     const struct kv_rest_question question = {
         .queries = queries,
+        .squares = squares,
         .n_queries = G,
         .scale = 0.5f,
         .counts = counts,
@@ -635,6 +642,7 @@ static void ask(const void *group,
     float state[G * (2 + DV)];
 
     kv_rest_begin(&answered, G, state);
+    kv_rest_squares(DK, queries, G, squares);
     kv_rest_add(&answered, group, &question, state);
     kv_rest_end(&answered, G, state, ret_output[0], ret_lse);
 }
@@ -733,10 +741,13 @@ static void correction(void **state)
     const struct kv_rest_shape shape = {
         .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_REST_16};
     float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
-    float work[3];
+    float work[3], square;
     void *group = build_floats(&shape, vectors[0], 2);
-    struct kv_rest_question question = {
-        .queries = query, .n_queries = 1, .scale = 1, .counts = counts_of(&shape, group)};
+    struct kv_rest_question question = {.queries = query,
+                                        .squares = &square,
+                                        .n_queries = 1,
+                                        .scale = 1,
+                                        .counts = counts_of(&shape, group)};
     struct kv_rest_head head = head_of(group);
     int round = 0;
 
@@ -748,6 +759,7 @@ static void correction(void **state)
 
         query[0] = (float)round * 2;
         query[1] = -(float)round; /* its product with the key is 0 */
+        kv_rest_squares(2, query, 1, &square);
         kv_rest_begin(&shape, 1, work);
         kv_rest_add(&shape, group, &question, work);
         kv_rest_end(&shape, 1, work, output, lse);

@@ -97,10 +97,11 @@ static uint32_t item_of(const struct kv_scan *scan, uint32_t token)
     assert_true(token >= part->token_begin && part < scan->parts + scan->n_parts);
     if (part->codebook == KV_SCAN_ROWS)
         return part->item + token - part->token_begin;
-    kv_tile_cells(&kv_codebook_at(&bench.heap.codebooks, part->codebook)->shape,
-                  scan->unit->segments[token / KV_BLOCK_TOKENS]->codes, token % KV_BLOCK_TOKENS,
-                  1, &cell);
-    return part->item + cell;
+    const struct kv_codebook *book = kv_codebook_at(&bench.heap.codebooks, part->codebook);
+    const struct kv_cells cells = kv_codebook_cells(book);
+    kv_tile_cells(&book->shape, scan->unit->segments[token / KV_BLOCK_TOKENS]->codes,
+                  token % KV_BLOCK_TOKENS, 1, &cell);
+    return part->item + kv_cells_item(&cells, cell);
 }
 
 /* Scans, and checks every score and how many rows have it; returns the scan for its counts. */
@@ -159,8 +160,8 @@ static uint32_t pick(struct kv_unit *unit,
     kv_scan_begin(&scan, &bench.heap);
     while (!kv_scan_slice(&scan, &bench.heap, &kv_clock_real))
         ;
-    kv_choose_begin(&chooser, choice, scan.scores, scan.counts, NULL, scan.n_items, true,
-                    scan.scores + (size_t)scan.n_items * scan.n_queries);
+    kv_choose_begin(&chooser, choice, scan.scores, scan.maxima, scan.counts, NULL, scan.n_items,
+                    true, scan.scores + (size_t)scan.n_items * scan.n_queries);
     while (!kv_choose_slice(&chooser))
         ;
     kv_pick_begin(picker, &scan, &chooser, ret_tokens, ret_heads);
@@ -334,8 +335,8 @@ static void weights_of_a_copied_segment(void **state)
         ;
     assert_non_null(scan.counts);
     assert_int_equal(scan.n_parts, 1);
-    kv_choose_begin(&chooser, &choice, scan.scores, scan.counts, NULL, scan.n_items, true,
-                    scan.scores + (size_t)scan.n_items * scan.n_queries);
+    kv_choose_begin(&chooser, &choice, scan.scores, scan.maxima, scan.counts, NULL,
+                    scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
     while (!kv_choose_slice(&chooser))
         ;
     kv_pick_begin(picker, &scan, &chooser, tokens, heads);

@@ -13,6 +13,7 @@
 
 enum {
     ROUNDS = 4000,
+    HEADS_MAX = 9,
     N_MAX = 1200,
     MANY = 1 << 20,
 };
@@ -78,7 +79,7 @@ static void all_is_the_same(void **state)
         float *a = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[1]);
         float *b = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[2]);
         uint32_t *counts = some_counts(n, &bases[3]);
-        const float scale = some_scale(), factor = fabsf(floats_uniform(&dice));
+        const float scale = some_scale();
 
         floats_fill(&dice, kind, scores, n);
         for (unsigned i = 1; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
@@ -99,17 +100,28 @@ static void all_is_the_same(void **state)
                    kernels->exps(b, NULL, n, scale, max));
             EXPECT(floats_all_same(a, b, n));
             /* Weights, merged into others. */
-            float *merged = malloc((n + 1) * sizeof(float));
+            const size_t n_heads = kv_random_below(&dice, HEADS_MAX + 1);
+            void *exps_base;
+            float *exps =
+                floats_exact(&dice, n_heads * n * sizeof(float), sizeof(float), &exps_base);
+            float *merged = malloc((n + 1) * sizeof(float)), factors[HEADS_MAX];
             assert_non_null(merged);
+            for (size_t j = 0; j < n_heads * n; j++)
+                exps[j] = a[j % n] * (float)(1 + j / n);
+            for (size_t j = 0; j < n_heads; j++)
+                factors[j] = fabsf(floats_uniform(&dice));
             for (size_t j = 0; j < n; j++)
                 merged[j] = b[j] = fabsf(floats_uniform(&dice));
-            plain->merge_sum(a, n, factor, merged);
-            kernels->merge_sum(a, n, factor, b);
+            plain->merge_sum(exps, n, factors, n_heads, n, merged);
+            kernels->merge_sum(exps, n, factors, n_heads, n, b);
             EXPECT(floats_all_same(merged, b, n));
-            plain->merge_max(a, n, factor, merged);
-            kernels->merge_max(a, n, factor, b);
+            for (size_t j = 0; j < n; j++)
+                merged[j] = b[j] = fabsf(floats_uniform(&dice));
+            plain->merge_max(exps, n, factors, n_heads, n, merged);
+            kernels->merge_max(exps, n, factors, n_heads, n, b);
             EXPECT(floats_all_same(merged, b, n));
             free(merged);
+            free(exps_base);
 
             /* What is between two bounds. */
             size_t n_above, n_others;
@@ -196,7 +208,8 @@ static void sums_are_right(void **state)
             EXPECT(fabs((double)units * 0x1p-38 - sum) <= bound * sum);
             EXPECT(kv_weights_sum(scores, NULL, n) == units);
 
-            kernels->merge_sum(scores, n, kv_softmax_factor(units), merged);
+            const float factor = kv_softmax_factor(units);
+            kernels->merge_sum(scores, n, &factor, 1, n, merged);
             for (size_t j = 0; j < n; j++)
                 of_merged += (double)merged[j];
             EXPECT(fabs(of_merged - 1) <= bound + 4 * 0x1p-24);
@@ -208,7 +221,7 @@ static void sums_are_right(void **state)
 static void nothing_and_nan(void **state)
 {
     static const float nans[3] = {NAN, NAN, NAN}, mixed[3] = {NAN, -2, NAN};
-    static const float zeros[2] = {-0.0f, -0.0f};
+    static const float zeros[2] = {-0.0f, -0.0f}, one = 1;
     static const uint32_t none[3] = {0, 0, 0}, first[3] = {1, 0, 0};
     static struct kv_selector selector;
     const struct kv_select_kernels *kernels;
@@ -229,8 +242,10 @@ static void nothing_and_nan(void **state)
         assert_true(values[0] == 0 && values[1] == 1 && values[2] == 0);
         assert_true(kernels->exps(low, NULL, 3, 1, -INFINITY) == 0 && low[0] == 0);
         assert_true(kernels->exps(high, NULL, 3, 1, INFINITY) == 0 && high[0] == 0);
-        kernels->merge_sum(NULL, 0, 1, NULL);
-        kernels->merge_max(NULL, 0, 1, NULL);
+        kernels->merge_sum(NULL, 0, &one, 1, 0, NULL);
+        kernels->merge_max(NULL, 0, &one, 1, 0, NULL);
+        kernels->merge_sum(NULL, 0, NULL, 0, 0, NULL);
+        kernels->merge_max(NULL, 0, NULL, 0, 0, NULL);
         kv_selector_begin(&selector, 7);
         kernels->count(&selector, NULL, NULL, 0);
         assert_int_equal(kernels->collect(&selector, NULL, NULL, 0, 0, NULL), 0);

@@ -15,7 +15,7 @@
 
 enum {
     ROUNDS = 1500,
-    QUERIES_MAX = 9,
+    QUERIES_MAX = 17,
     TILES_MAX = 7,
 };
 
@@ -181,19 +181,22 @@ static void scores_are_the_same(void **state)
         const struct kv_pq_shape shape = some_shape();
         const size_t n_queries = 1 + kv_random_below(&dice, QUERIES_MAX);
         const size_t n_table = n_queries * kv_pq_table_size(&shape);
-        const size_t begin = kv_random_below(&dice, KV_PQ_TILE);
-        const size_t n = kv_random_below(&dice, KV_PQ_TILE - begin + 1);
+        const size_t n_tiles = 1 + kv_random_below(&dice, TILES_MAX);
+        const size_t begin = kv_random_below(&dice, n_tiles * KV_PQ_TILE);
+        const size_t n = kv_random_below(&dice, n_tiles * KV_PQ_TILE - begin + 1);
         void *bases[3];
         float *tables = floats_exact(&dice, n_table * sizeof(float), sizeof(float), &bases[0]);
         float *a = floats_exact(&dice, n_queries * n * sizeof(float), 4, &bases[1]);
         float *b = floats_exact(&dice, n_queries * n * sizeof(float), 4, &bases[2]);
         struct tiles tiles;
 
-        make_tiles(&shape, 1, &tiles);
+        make_tiles(&shape, n_tiles, &tiles);
         floats_fill(&dice, kind, tables, n_table);
-        plain->score(&shape, tables, n_queries, tiles.tiles[0], begin, n, a, n);
+        plain->score(&shape, tables, n_queries, (const uint8_t *const *)tiles.tiles, begin, n,
+                     a, n);
         for (unsigned i = 1; (kernels = kv_tile_kernels_at(i)) != NULL; i++) {
-            kernels->score(&shape, tables, n_queries, tiles.tiles[0], begin, n, b, n);
+            kernels->score(&shape, tables, n_queries, (const uint8_t *const *)tiles.tiles,
+                           begin, n, b, n);
             EXPECT(floats_all_same(a, b, n_queries * n));
         }
         for (size_t q = 0; q < n_queries; q++)
@@ -203,7 +206,7 @@ static void scores_are_the_same(void **state)
                 for (size_t j = 0; j < shape.m; j++) {
                     const float value =
                         tables[q * kv_pq_table_size(&shape) + (j << shape.bits) +
-                               tiles.codes[j * KV_PQ_TILE + begin + row]];
+                               tiles.codes[j * n_tiles * KV_PQ_TILE + begin + row]];
                     sum = j == 0 ? value : sum + value;
                 }
                 EXPECT(floats_same(a[q * n + row], sum));
@@ -302,77 +305,111 @@ static void cells_are_the_rows(void **state)
         if (n_cells == 0)
             continue;
         make_tiles(&shape, n_tiles, &tiles);
-        uint32_t *offsets = calloc(n_cells + 1, sizeof(uint32_t));
-        uint32_t *rows = malloc(n * sizeof(uint32_t)), *counts = calloc(n_cells, 4);
-        float *table = malloc(kv_pq_table_size(&shape) * sizeof(float));
-        float *scores = malloc(n_cells * sizeof(float)), own[KV_PQ_TILE];
-        float *others = malloc(n_cells * sizeof(float));
+        const size_t n_words = kv_cells_n_words(&shape), n_bits = (first + n + 63) / 64;
+        const size_t n_queries = 1 + kv_random_below(&dice, 6);
+        const size_t n_table = kv_pq_table_size(&shape);
+        /* As much as there is, so that nothing is read or written behind it. */
+        uint32_t *memory = calloc(kv_cells_head(&shape) + n, sizeof(uint32_t));
+        float *tables = malloc(n_queries * n_table * sizeof(float)), own[KV_PQ_TILE];
+        uint32_t *expected = calloc(n_cells, sizeof(uint32_t));
+        uint32_t *numbers = malloc((n + 1) * sizeof(uint32_t));
+        uint64_t *bits = calloc(n_bits, sizeof(uint64_t));
         uint8_t *seen = calloc(n, 1);
-        assert_true(offsets && rows && counts && table && scores && others && seen);
+        assert_true(memory && tables && expected && numbers && bits && seen);
 
+        const struct kv_cells cells = kv_cells_at(&shape, memory);
         for (size_t i = 0; i < n_tiles; i++)
             kv_cells_count(&shape, tiles.tiles[i],
-                           i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE, offsets);
-        kv_cells_sum(&shape, offsets);
+                           i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE, &cells);
+        kv_cells_sum(&shape, &cells);
         for (size_t i = 0; i < n_tiles; i++)
             kv_cells_place(&shape, tiles.tiles[i],
                            i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE,
-                           (uint32_t)(i * KV_PQ_TILE), offsets, rows);
-        kv_cells_end(&shape, offsets);
-        EXPECT(offsets[0] == 0 && offsets[n_cells] == n);
+                           (uint32_t)(i * KV_PQ_TILE), &cells);
+        kv_cells_end(&shape, &cells);
 
-        floats_fill(&dice, (enum float_kind)(round % FLOATS_N_KINDS), table,
-                    kv_pq_table_size(&shape));
-        kv_cells_score(&shape, table, scores);
-        for (unsigned i = 0; kv_cells_kernels_at(i) != NULL; i++) {
-            kv_cells_kernels_at(i)->score(&shape, table, others);
-            EXPECT(floats_all_same(scores, others, n_cells));
-        }
-        for (uint32_t cell = 0; cell < n_cells; cell++)
-            for (uint32_t i = offsets[cell]; i < offsets[cell + 1]; i++) {
-                EXPECT(rows[i] < n && seen[rows[i]]++ == 0);
-                EXPECT(i == offsets[cell] || rows[i] > rows[i - 1]);
-                kv_tile_score(&shape, table, 1, tiles.tiles[rows[i] / KV_PQ_TILE],
-                              rows[i] % KV_PQ_TILE, 1, own, 1);
-                EXPECT(floats_same(own[0], scores[cell]));
+        /* Every row is in its cell's list once, and no list is empty. */
+        const uint32_t n_full = kv_cells_n_full(&shape, &cells);
+        EXPECT(cells.offsets[0] == 0 && cells.offsets[n_full] == n);
+        EXPECT(cells.before[0] == 0 && n_full <= n_cells);
+        for (uint32_t cell = 0, i = 0; cell < n_cells; cell++) {
+            if (!(cells.full[cell / 64] >> cell % 64 & 1))
+                continue;
+            EXPECT(kv_cells_item(&cells, cell) == i);
+            EXPECT(cells.offsets[i + 1] > cells.offsets[i]);
+            for (uint32_t at = cells.offsets[i]; at < cells.offsets[i + 1]; at++) {
+                const uint32_t row = cells.rows[at];
+                uint16_t number;
+
+                EXPECT(row < n && seen[row]++ == 0);
+                EXPECT(at == cells.offsets[i] || row > cells.rows[at - 1]);
+                kv_tile_cells(&shape, tiles.tiles[row / KV_PQ_TILE], row % KV_PQ_TILE, 1,
+                              &number);
+                EXPECT(number == cell);
             }
+            i++;
+            EXPECT(cells.before[n_words] >= i);
+        }
+
+        float *scores = malloc((n_queries * (n_full + 3) - 3) * sizeof(float));
+        float *others = malloc((n_queries * (n_full + 3) - 3) * sizeof(float));
+        uint32_t *counts = calloc(n_full, sizeof(uint32_t));
+        uint32_t *lengths = calloc(n_full, sizeof(uint32_t));
+        assert_true(scores && others && counts && lengths);
+        floats_fill(&dice, (enum float_kind)(round % FLOATS_N_KINDS), tables,
+                    n_queries * n_table);
+        kv_cells_score(&shape, tables, n_queries, &cells, scores, n_full + 3);
+        kv_cells_counts(&shape, &cells, 0, (uint32_t)n, counts);
+        for (unsigned i = 0; kv_cells_kernels_at(i) != NULL; i++) {
+            const struct kv_cells_kernels *kernels = kv_cells_kernels_at(i);
+
+            kernels->score(&shape, tables, n_queries, &cells, others, n_full + 3);
+            for (size_t query = 0; query < n_queries; query++)
+                EXPECT(floats_all_same(scores + query * (n_full + 3),
+                                       others + query * (n_full + 3), n_full));
+            kernels->lengths(cells.offsets, n_full, lengths);
+            EXPECT(memcmp(lengths, counts, n_full * sizeof(*lengths)) == 0);
+        }
+        for (uint32_t i = 0; i < n_full; i++)
+            for (uint32_t at = cells.offsets[i]; at < cells.offsets[i + 1]; at++)
+                for (size_t query = 0; query < n_queries; query++) {
+                    const uint32_t row = cells.rows[at];
+
+                    kv_tile_score(&shape, tables + query * n_table, 1,
+                                  tiles.tiles[row / KV_PQ_TILE], row % KV_PQ_TILE, 1, own, 1);
+                    EXPECT(floats_same(own[0], scores[query * (n_full + 3) + i]));
+                }
 
         /* Some rows cut off in front and behind: counts and bits. */
         const uint32_t begin = (uint32_t)kv_random_below(&dice, n + 1);
         const uint32_t end = begin + (uint32_t)kv_random_below(&dice, n - begin + 1);
-        kv_cells_counts(&shape, offsets, rows, begin, end, counts);
-        uint32_t *expected = calloc(n_cells, sizeof(uint32_t));
-        assert_non_null(expected);
+        kv_cells_counts(&shape, &cells, begin, end, counts);
         for (uint32_t row = begin; row < end; row++) {
             uint16_t cell;
 
             kv_tile_cells(&shape, tiles.tiles[row / KV_PQ_TILE], row % KV_PQ_TILE, 1, &cell);
-            expected[cell]++;
+            expected[kv_cells_item(&cells, cell)]++;
         }
-        EXPECT(memcmp(counts, expected, n_cells * sizeof(uint32_t)) == 0);
-        free(expected);
-        const size_t n_words = (first + n + 63) / 64;
-        uint64_t *bits = calloc(n_words, sizeof(uint64_t));
-        uint32_t *numbers = malloc((n + 1) * sizeof(uint32_t));
-        assert_true(bits != NULL && numbers != NULL);
-        for (uint32_t cell = 0; cell < n_cells; cell++)
-            EXPECT(kv_cells_mark(offsets, rows, cell, begin, end, first, bits) == counts[cell]);
+        EXPECT(memcmp(counts, expected, n_full * sizeof(uint32_t)) == 0);
+        for (uint32_t i = 0; i < n_full; i++)
+            EXPECT(kv_cells_mark(&cells, i, begin, end, first, bits) == counts[i]);
         const size_t max = kv_random_below(&dice, n + 2);
         const size_t n_taken = kv_bits_take(bits, 0, first + n, max, numbers);
         EXPECT(n_taken == (end - begin < max ? end - begin : max));
         for (size_t i = 0; i < n_taken; i++)
             EXPECT(numbers[i] == first + begin + i);
-        for (size_t i = 0; i < n_words; i++)
+        for (size_t i = 0; i < n_bits; i++)
             EXPECT(bits[i] == 0);
         clear_tiles(&tiles);
-        free(bits);
+        free(memory);
+        free(tables);
+        free(expected);
         free(numbers);
-        free(offsets);
-        free(rows);
-        free(counts);
-        free(table);
+        free(bits);
         free(scores);
         free(others);
+        free(counts);
+        free(lengths);
         free(seen);
     }
 }
