@@ -13,13 +13,14 @@ enum {
 enum step {
     STEP_MERGED_MAX, /* of a query vector */
     STEP_MERGED_EXPS,
-    STEP_MERGED_ADD,
-    STEP_MERGED_SUM, /* of all, for MASS */
+    STEP_MERGED_ADD, /* of all */
+    STEP_MERGED_SUM, /* for MASS */
     STEP_EACH_MAX,
     STEP_EACH_EXPS,
     STEP_EACH_ADD,
     STEP_MASS, /* of a group */
     STEP_FROM,
+    STEP_SIFT, /* scores that may be the bound */
     STEP_SELECT,
     STEP_MARK, /* which are chosen of those that only some groups may choose */
     STEP_DONE,
@@ -39,38 +40,62 @@ static bool each_weighs(const struct kv_chooser *chooser)
     return chooser->wants_weights || chooser->choice.selection != KV_SELECT_TOP;
 }
 
-static void begin_each(struct kv_chooser *chooser);
-
-/* The group's bound is known: to the next one. */
-static void end_select(struct kv_chooser *chooser)
+static uint32_t takes_of(const struct kv_chooser *chooser, uint32_t group)
 {
-    if (++chooser->query == kv_choice_groups(&chooser->choice))
-        chooser->step = chooser->from != NULL ? STEP_MARK : STEP_DONE;
-    else
-        begin_each(chooser);
+    return kv_choice_takes(&chooser->choice, chooser->k[group]);
 }
 
 static void begin_select(struct kv_chooser *chooser)
 {
     const uint32_t group = chooser->query;
 
-    kv_selector_begin(&chooser->groups[group],
-                      kv_choice_takes(&chooser->choice, chooser->k[group]));
+    kv_selector_begin(&chooser->groups[group], takes_of(chooser, group));
     chooser->step = STEP_SELECT;
     chooser->pass = 0;
-    if (chooser->from == NULL) {
-        /* A slice's worth of rows is looked through at once. */
-        if (chooser->counts == NULL &&
-            (uint64_t)chooser->n * kv_choice_groups(&chooser->choice) <= SLICE_ITEMS) {
-            kv_selector_find(&chooser->groups[group], kv_chooser_scores(chooser, group),
-                             chooser->n, kv_choice_takes(&chooser->choice, chooser->k[group]),
-                             (float *)(void *)chooser->own);
-            end_select(chooser);
-        }
-        return;
-    }
-    for (uint32_t i = 0; i < chooser->n; i++)
+    chooser->n_between = 0;
+    for (uint32_t i = 0; chooser->from != NULL && i < chooser->n; i++)
         chooser->own[i] = chooser->from[i] >> group & 1;
+    if (chooser->from != NULL || chooser->counts != NULL ||
+        !kv_scores_guess(kv_chooser_scores(chooser, group), chooser->n,
+                         takes_of(chooser, group), &chooser->least, &chooser->most))
+        return;
+    chooser->step = STEP_SIFT;
+    chooser->n_above = 0;
+}
+
+/* All that are near the bound, if it is among them: the k-th largest of all is one of theirs.
+ */
+static void end_sift(struct kv_chooser *chooser)
+{
+    const uint64_t k = takes_of(chooser, chooser->query);
+
+    if (chooser->n_above < k && k <= chooser->n_above + chooser->n_between)
+        kv_selector_begin(&chooser->groups[chooser->query], k - chooser->n_above);
+    else
+        chooser->n_between = 0;
+    chooser->step = STEP_SELECT;
+}
+
+static void sift(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    size_t n_above;
+
+    chooser->n_between += (uint32_t)kv_scores_between(
+        kv_chooser_scores(chooser, chooser->query) + at, n, chooser->least, chooser->most,
+        (float *)(void *)chooser->own + chooser->n_between, &n_above);
+    chooser->n_above += n_above;
+}
+
+static void count(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    struct kv_selector *selector = &chooser->groups[chooser->query];
+    const uint32_t *counts = chooser->from != NULL ? chooser->own : chooser->counts;
+
+    if (chooser->n_between > 0)
+        kv_selector_count(selector, (const float *)(const void *)chooser->own + at, NULL, n);
+    else
+        kv_selector_count(selector, kv_chooser_scores(chooser, chooser->query) + at,
+                          counts != NULL ? counts + at : NULL, n);
 }
 
 /* How many the group wants, of weights with this exp sum. */
@@ -93,12 +118,18 @@ static void begin_how_many(struct kv_chooser *chooser, uint64_t sum)
     }
 }
 
+/* The next query vector's weights are made, which begins with its maximum. */
+static void begin_weights(struct kv_chooser *chooser, enum step find_max)
+{
+    chooser->max = chooser->knows_maxima ? chooser->maxima[chooser->query] : -INFINITY;
+    chooser->sum = 0;
+    chooser->step = chooser->knows_maxima ? find_max + 1 : find_max;
+}
+
 static void begin_each(struct kv_chooser *chooser)
 {
-    chooser->max = -INFINITY;
-    chooser->sum = 0;
     if (each_weighs(chooser))
-        chooser->step = STEP_EACH_MAX;
+        begin_weights(chooser, STEP_EACH_MAX);
     else
         begin_how_many(chooser, 0);
 }
@@ -106,6 +137,7 @@ static void begin_each(struct kv_chooser *chooser)
 void kv_choose_begin(struct kv_chooser *chooser,
                      const struct kv_choice *choice,
                      float *scores,
+                     const float *maxima,
                      const uint32_t *counts,
                      const uint32_t *among,
                      uint32_t n,
@@ -123,22 +155,28 @@ void kv_choose_begin(struct kv_chooser *chooser,
     chooser->spare = room + n;
     chooser->own = (uint32_t *)(void *)(room + 2 * (size_t)n);
     chooser->query = chooser->cursor = chooser->pass = 0;
-    chooser->max = -INFINITY;
-    chooser->sum = 0;
-    memset(chooser->weights, 0, n * sizeof(*chooser->weights));
+    chooser->knows_maxima = maxima != NULL;
+    if (maxima != NULL)
+        memcpy(chooser->maxima, maxima, choice->n_queries * sizeof(*maxima));
     if (kv_choice_merges(choice))
-        chooser->step = STEP_MERGED_MAX;
+        begin_weights(chooser, STEP_MERGED_MAX);
     else
         begin_each(chooser);
 }
 
-static void
-merge_by(enum kv_merge merge, const float *exps, uint32_t n, float factor, float *merged)
+/* The weights of all query vectors for items [at, at + n), together. */
+static void merge_all(const struct kv_chooser *chooser, uint32_t at, uint32_t n)
 {
-    if (merge == KV_MERGE_SUM)
-        kv_merge_sum(exps, n, factor, merged);
+    const struct kv_choice *choice = &chooser->choice;
+    float *merged = chooser->weights + at;
+
+    memset(merged, 0, n * sizeof(*merged));
+    if (choice->merge == KV_MERGE_SUM)
+        kv_merge_sum(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
+                     merged);
     else
-        kv_merge_max(exps, n, factor, merged);
+        kv_merge_max(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
+                     merged);
 }
 
 /* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
@@ -188,15 +226,15 @@ static void work_on(struct kv_chooser *chooser, uint32_t at, uint32_t n)
             kv_softmax_exps(chooser->spare + at, counts, n, choice->scale, chooser->max);
         break;
     case STEP_MERGED_ADD:
-        merge_by(choice->merge, scores, n, kv_softmax_factor(chooser->sum),
-                 chooser->weights + at);
+        merge_all(chooser, at, n);
         break;
     case STEP_MERGED_SUM:
         chooser->sum += kv_weights_sum(chooser->weights + at, counts, n);
         break;
     case STEP_EACH_ADD:
-        kv_merge_max(chooser->spare + at, n, kv_softmax_factor(chooser->sum),
-                     chooser->weights + at);
+        if (chooser->query == 0)
+            memset(chooser->weights + at, 0, n * sizeof(*chooser->weights));
+        kv_merge_max(chooser->spare + at, n, chooser->factors, 1, n, chooser->weights + at);
         break;
     case STEP_MASS:
         kv_mass_count(&chooser->mass, (merges ? chooser->weights : chooser->spare) + at, counts,
@@ -206,10 +244,11 @@ static void work_on(struct kv_chooser *chooser, uint32_t at, uint32_t n)
         chooser->sum += kv_count_from((merges ? chooser->weights : chooser->spare) + at, counts,
                                       n, chooser->max * choice->share);
         break;
+    case STEP_SIFT:
+        sift(chooser, at, n);
+        break;
     case STEP_SELECT:
-        kv_selector_count(&chooser->groups[chooser->query],
-                          kv_chooser_scores(chooser, chooser->query) + at,
-                          chooser->from != NULL ? chooser->own + at : counts, n);
+        count(chooser, at, n);
         break;
     case STEP_MARK:
         mark_chosen(chooser, at, n);
@@ -235,16 +274,18 @@ static void next_step(struct kv_chooser *chooser)
     switch ((enum step)chooser->step) {
     case STEP_MERGED_MAX:
     case STEP_EACH_MAX:
-    case STEP_MERGED_EXPS:
         chooser->step++;
         break;
-    case STEP_MERGED_ADD:
-        chooser->max = -INFINITY;
-        chooser->sum = 0;
-        chooser->step = STEP_MERGED_MAX;
+    case STEP_MERGED_EXPS:
+        chooser->factors[chooser->query] = kv_softmax_factor(chooser->sum);
         if (++chooser->query < choice->n_queries)
-            break;
+            begin_weights(chooser, STEP_MERGED_MAX);
+        else
+            chooser->step = STEP_MERGED_ADD;
+        break;
+    case STEP_MERGED_ADD:
         chooser->query = 0;
+        chooser->sum = 0;
         if (choice->selection == KV_SELECT_MASS)
             chooser->step = STEP_MERGED_SUM;
         else
@@ -254,6 +295,7 @@ static void next_step(struct kv_chooser *chooser)
         begin_how_many(chooser, chooser->sum);
         break;
     case STEP_EACH_EXPS:
+        chooser->factors[0] = kv_softmax_factor(chooser->sum);
         if (chooser->wants_weights)
             chooser->step = STEP_EACH_ADD;
         else
@@ -270,10 +312,17 @@ static void next_step(struct kv_chooser *chooser)
     case STEP_FROM:
         limit_k(chooser, chooser->sum);
         break;
+    case STEP_SIFT:
+        end_sift(chooser);
+        break;
     case STEP_SELECT:
         kv_selector_next(&chooser->groups[chooser->query]);
-        if (++chooser->pass == KV_SELECTOR_PASSES)
-            end_select(chooser);
+        if (++chooser->pass < KV_SELECTOR_PASSES)
+            break;
+        if (++chooser->query < kv_choice_groups(choice))
+            begin_each(chooser);
+        else
+            chooser->step = chooser->from != NULL ? STEP_MARK : STEP_DONE;
         break;
     case STEP_MARK:
         chooser->step = STEP_DONE;
@@ -283,11 +332,28 @@ static void next_step(struct kv_chooser *chooser)
     }
 }
 
-/* How much longer the step takes for an item: weights are summed one by one, and scores of many
- * vectors for one row are far apart. */
-static uint32_t cost_of(uint32_t step)
+/* How much longer the step takes for an item: weights are merged of all vectors at once, and
+ * summed one by one; scores of many vectors for one row are far apart. */
+static uint32_t cost_of(const struct kv_chooser *chooser)
 {
-    return step == STEP_MASS || step == STEP_MERGED_SUM ? 4 : step == STEP_MARK ? COST_MAX : 1;
+    switch ((enum step)chooser->step) {
+    case STEP_MERGED_ADD:
+        return 1 + chooser->choice.n_queries / 4;
+    case STEP_MASS:
+    case STEP_MERGED_SUM:
+        return 4;
+    case STEP_MARK:
+        return COST_MAX;
+    default:
+        return 1;
+    }
+}
+
+/* That the step looks at. */
+static uint32_t items_of(const struct kv_chooser *chooser)
+{
+    return chooser->step == STEP_SELECT && chooser->n_between > 0 ? chooser->n_between
+                                                                  : chooser->n;
 }
 
 bool kv_choose_slice(struct kv_chooser *chooser)
@@ -295,14 +361,14 @@ bool kv_choose_slice(struct kv_chooser *chooser)
     uint32_t left = SLICE_ITEMS;
 
     while (chooser->step != STEP_DONE) {
-        const uint32_t cost = cost_of(chooser->step);
-        const uint32_t rest = chooser->n - chooser->cursor;
+        const uint32_t cost = cost_of(chooser);
+        const uint32_t n_all = items_of(chooser), rest = n_all - chooser->cursor;
         const uint32_t n = rest < left / cost ? rest : left / cost;
 
         work_on(chooser, chooser->cursor, n);
         chooser->cursor += n;
         left -= n * cost;
-        if (chooser->cursor == chooser->n)
+        if (chooser->cursor == n_all)
             next_step(chooser);
         if (left < COST_MAX)
             return chooser->step == STEP_DONE;

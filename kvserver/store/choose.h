@@ -42,10 +42,14 @@ struct kv_chooser {
     uint32_t n;
     bool wants_weights;
     float *weights, *spare; /* (n) */
-    uint32_t *own;          /* (n) counts of one group, where `from` is given */
+    uint32_t *own; /* (n) counts of one group, where `from` is given, or scores of its bound */
+    uint32_t least, most, n_between; /* of those; 0: it is looked for among all */
+    uint64_t n_above;
 
     uint32_t step, query, cursor, pass;
-    float max;
+    bool knows_maxima;
+    float max, maxima[KV_QUERIES_MAX],
+        factors[KV_QUERIES_MAX]; /* of a query vector's weights */
     uint64_t sum;
     struct kv_mass mass;
 
@@ -80,6 +84,8 @@ enum {
 
 /* Begins a choice among n items.
  *   scores  (n_queries, n), whose values are lost with SUM and MAX
+ *   maxima  (n_queries) the largest of each vector's, as kv_scores_max() has them; NULL: they
+ *           are looked for
  *   counts  (n), NULL: all are 1
  *   among   (n) bit g: group g may choose the row; NULL: all may.  UNION and NONE only, without
  *           counts
@@ -88,6 +94,7 @@ enum {
 void kv_choose_begin(struct kv_chooser *chooser,
                      const struct kv_choice *choice,
                      float *scores,
+                     const float *maxima,
                      const uint32_t *counts,
                      const uint32_t *among,
                      uint32_t n,
@@ -120,7 +127,7 @@ static inline uint32_t kv_choose(struct kv_chooser *chooser,
                                  uint32_t *ret_indices,
                                  uint32_t *ret_heads)
 {
-    kv_choose_begin(chooser, choice, scores, NULL, among, n, weights, room);
+    kv_choose_begin(chooser, choice, scores, NULL, NULL, among, n, weights, room);
     while (!kv_choose_slice(chooser))
         ;
     return kv_choose_rows(chooser, ret_indices, ret_heads);

@@ -86,17 +86,17 @@ uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
                                   uint32_t *n_rows,
                                   int *ret_class)
 {
-    const uint32_t n_cells = kv_cells_n(&book->shape);
-    const uint32_t most = KV_ARENA_PAGE / sizeof(uint32_t) - n_cells - 1;
+    const size_t head = kv_cells_head(&book->shape);
+    const uint32_t most = (uint32_t)(KV_ARENA_PAGE / sizeof(uint32_t) - head);
     uint32_t n = *n_rows < most ? *n_rows : most / KV_PQ_TILE * KV_PQ_TILE;
 
-    if (n_cells == 0 || n < kv_codebook_cells_pay(&book->shape))
+    if (kv_cells_n(&book->shape) == 0 || n < kv_codebook_cells_pay(&book->shape))
         return NULL;
-    int class_id = kv_arena_class_rounded(books->arena, (n_cells + 1 + n) * sizeof(uint32_t));
+    int class_id = kv_arena_class_rounded(books->arena, (head + n) * sizeof(uint32_t));
     uint32_t *cells = class_id < 0 ? NULL : kv_arena_alloc(books->arena, class_id);
     if (cells == NULL)
         return NULL;
-    memset(cells, 0, (n_cells + 1) * sizeof(*cells));
+    memset(cells, 0, head * sizeof(*cells));
     *n_rows = n;
     *ret_class = class_id;
     return cells;

@@ -36,7 +36,7 @@ struct kv_codebook {
     struct kv_pq_shape shape;
     float *centroids, *half_squares; /* see kmeans.h */
     int class_id, tile_class;
-    uint32_t *cells; /* offsets, then rows, of the first n_celled ones; NULL: none */
+    uint32_t *cells; /* lists (kernels/cells.h) of the first n_celled rows; NULL: none */
     int cells_class;
     uint32_t n_celled;
     struct kv_summaries summaries; /* of the first segments' rows, key and value */
@@ -68,24 +68,25 @@ void kv_codebook_set_summaries(struct kv_codebooks *books,
                                uint32_t codebook,
                                const struct kv_summaries *summaries);
 
-/* Room for lists of the first *n_rows rows, fewer if a page holds no more; offsets are 0.
+/* Room for lists of the first *n_rows rows, fewer if a page holds no more; their head is 0.
  * NULL: there are too many cells, too few rows for them to pay, or no memory. */
 uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
                                   const struct kv_codebook *book,
                                   uint32_t *n_rows,
                                   int *ret_class);
 
-/* Rows from which on cells are scored faster than rows.  In chapters of 4,096 rows, 4,096 cells
- * took 1.2 times as long as the rows, in chapters of 16,384 a third (four vectors, 128K rows,
- * AVX2: kv_bench kernels query.cold). */
+/* Rows from which on cells are scored faster than rows.  With random codes, which fill most cells,
+ * 4,096 cells took 1.0 to 1.2 times as long as chapters of 4,096 rows, and 0.4 times as long as
+ * those of 16,384 (four vectors, 128K rows, AVX2: kv_bench kernels query.cold); those of real keys
+ * leave most cells empty. */
 static inline uint32_t kv_codebook_cells_pay(const struct kv_pq_shape *shape)
 {
     return kv_cells_n(shape) + kv_cells_n(shape) / 4;
 }
 
-static inline const uint32_t *kv_codebook_cell_rows(const struct kv_codebook *book)
+static inline struct kv_cells kv_codebook_cells(const struct kv_codebook *book)
 {
-    return book->cells + kv_cells_n(&book->shape) + 1;
+    return kv_cells_at(&book->shape, book->cells);
 }
 
 static inline struct kv_codebook *kv_codebook_at(const struct kv_codebooks *books,

@@ -478,26 +478,26 @@ static bool cells_slice(struct kv_indexer *indexer, struct job *job)
     const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
     const uint32_t end =
         n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
-    uint32_t *rows = job->cells + kv_cells_n(&book->shape) + 1;
+    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells);
 
     for (; job->cursor < end; job->cursor++) {
         const uint8_t *tile = job->segments[job->cursor]->codes;
 
         if (job->state == JOB_CELLS_COUNT)
-            kv_cells_count(&book->shape, tile, KV_PQ_TILE, job->cells);
+            kv_cells_count(&book->shape, tile, KV_PQ_TILE, &cells);
         else
             kv_cells_place(&book->shape, tile, KV_PQ_TILE, job->cursor * KV_BLOCK_TOKENS,
-                           job->cells, rows);
+                           &cells);
     }
     if (end < n_segments)
         return false;
     job->cursor = 0;
     if (job->state == JOB_CELLS_COUNT) {
-        kv_cells_sum(&book->shape, job->cells);
+        kv_cells_sum(&book->shape, &cells);
         job->state = JOB_CELLS_PLACE;
         return false;
     }
-    kv_cells_end(&book->shape, job->cells);
+    kv_cells_end(&book->shape, &cells);
     book->cells = job->cells;
     book->cells_class = job->cells_class;
     book->n_celled = job->n_celled;

@@ -6,6 +6,7 @@
 
 enum {
     SLICE_ROWS = 32 << 10,
+    AHEAD = 8, /* cells whose lists are fetched meanwhile */
 };
 
 struct kv_picker *kv_picker_create(void)
@@ -61,17 +62,20 @@ static size_t pick_cells(struct kv_picker *picker,
     const uint32_t begin = part->token_begin - first, end = part->token_end - first;
     const uint32_t *counts = picker->scan->counts + part->item;
     const float *scores = kv_chooser_scores(picker->chooser, group) + part->item;
-    const uint32_t *rows = kv_codebook_cell_rows(book);
+    const struct kv_cells cells = kv_codebook_cells(book);
     struct kv_selector *selector = &picker->chooser->groups[group];
-    const uint32_t n_cells = kv_cells_n(&book->shape);
+    const uint32_t n_cells = kv_cells_n_full(&book->shape, &cells);
     uint32_t above[KV_CELLS_MAX + KV_SELECT_SPARE], equal[KV_CELLS_MAX + KV_SELECT_SPARE];
     size_t n_above, n_equal;
 
     kv_selector_items(selector, scores, counts, n_cells, above, &n_above, equal, &n_equal);
-    for (size_t i = 0; i < n_above; i++)
-        kv_cells_mark(book->cells, rows, above[i], begin, end, 0, picker->above);
+    for (size_t i = 0; i < n_above; i++) {
+        if (i + AHEAD < n_above)
+            __builtin_prefetch(cells.rows + cells.offsets[above[i + AHEAD]]);
+        kv_cells_mark(&cells, above[i], begin, end, 0, picker->above);
+    }
     for (size_t i = 0; selector->ties > 0 && i < n_equal; i++)
-        kv_cells_mark(book->cells, rows, equal[i], begin, end, 0, picker->at_bound);
+        kv_cells_mark(&cells, equal[i], begin, end, 0, picker->at_bound);
     if (selector->ties > 0 && n_equal > 0) {
         const size_t n_ties =
             kv_bits_take(picker->at_bound, begin / 64 * 64, end, selector->ties, picker->rows);
@@ -130,10 +134,10 @@ bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap)
     return picker->part == picker->scan->n_parts;
 }
 
-/* The cell of a token in such a part.  While the query waited, the unit may have got a copy of
- * its last segment to write behind what that was filled to, and the copy has no codes, or other
- * ones: those of the key are made again. */
-static uint32_t cell_of(const struct kv_scan *scan,
+/* The item of a token in such a part, which is its cell's.  While the query waited, the unit
+ * may have got a copy of its last segment to write behind what that was filled to, and the copy
+ * has no codes, or other ones: those of the key are made again. */
+static uint32_t item_of(const struct kv_scan *scan,
                         const struct kv_heap *heap,
                         const struct kv_scan_part *part,
                         uint32_t token)
@@ -143,6 +147,7 @@ static uint32_t cell_of(const struct kv_scan *scan,
     const struct kv_segment *segment = scan->unit->segments[token / KV_BLOCK_TOKENS];
     const uint32_t row = token % KV_BLOCK_TOKENS;
     float key[KV_CODEBOOK_DIM_MAX];
+    const struct kv_cells cells = kv_codebook_cells(book);
     uint8_t codes[KV_PQ_SUBSPACES_MAX];
     uint32_t cell = 0;
 
@@ -151,14 +156,14 @@ static uint32_t cell_of(const struct kv_scan *scan,
         uint16_t kept;
 
         kv_tile_cells(&book->shape, segment->codes, row, 1, &kept);
-        return kept;
+        return kv_cells_item(&cells, kept);
     }
     kv_keys_load(scan->type, kv_unit_row(scan->unit, token), scan->unit->row_bytes, 1,
                  book->shape.d, key);
     kv_kmeans_encode(&book->shape, &kmeans, key, 1, codes, 1);
     for (uint32_t j = 0; j < book->shape.m; j++)
         cell = cell << book->shape.bits | codes[j];
-    return cell;
+    return kv_cells_item(&cells, cell);
 }
 
 void kv_pick_weights(const struct kv_scan *scan,
@@ -176,7 +181,7 @@ void kv_pick_weights(const struct kv_scan *scan,
         while (tokens[i] >= part->token_end)
             part++;
         item = part->codebook == KV_SCAN_ROWS ? tokens[i] - part->token_begin
-                                              : cell_of(scan, heap, part, tokens[i]);
+                                              : item_of(scan, heap, part, tokens[i]);
         ret_weights[i] = chooser->weights[part->item + item];
     }
 }

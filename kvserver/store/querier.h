@@ -78,4 +78,7 @@ struct kv_querier {
 struct kv_querier *kv_querier_create(struct kv_data *data);
 void kv_querier_destroy(struct kv_querier *querier); /* NULL is allowed */
 
+/* A slice of the stage that the owner's query is at: query_stages.c. */
+void kv_querier_slice(struct kv_querier *querier, struct kv_work *work);
+
 #endif

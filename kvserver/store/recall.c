@@ -134,8 +134,8 @@ bool kv_recall_step(struct kv_recall *recall)
     if (!recall->choosing) {
         if (!kv_scan_slice(scan, &recall->data->heap, recall->data->clock))
             return true;
-        kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, NULL, NULL, scan->n,
-                        false, scan->scores + (size_t)scan->n * scan->n_queries);
+        kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, scan->maxima, NULL,
+                        NULL, scan->n, false, scan->scores + (size_t)scan->n * scan->n_queries);
         recall->choosing = true;
     }
     if (!kv_choose_slice(&recall->chooser))

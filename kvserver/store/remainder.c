@@ -5,7 +5,8 @@
 
 enum {
     SLICE_US = 50,
-    SLICE_STEPS = 16, /* where the clock stands still */
+    SLICE_STEPS = 32, /* where the clock stands still */
+    CLOCK_STEPS = 8,  /* of some us together */
 };
 
 void kv_remainder_begin(struct kv_remainder *remainder,
@@ -22,6 +23,7 @@ void kv_remainder_begin(struct kv_remainder *remainder,
     remainder->n_pending = remainder->n_rest = remainder->n_exact = 0;
     kv_attention_begin(&remainder->attention, shape, question->scan->queries, question->each);
     kv_rest_begin(&remainder->shape, shape->n_queries, remainder->state);
+    kv_rest_squares(shape->d_k, question->scan->queries, shape->n_queries, remainder->squares);
 }
 
 /* How many of the next tokens, which ascend, are before `end`. */
@@ -39,20 +41,19 @@ static uint32_t lower(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The summaries of the group that the next candidate is in, and where candidates of it end;
- * NULL: there are none of that size. */
-static const uint8_t *group_at(const struct kv_remainder *remainder,
+/* The summaries of the group that a block of the unit is in, and which blocks that has; NULL:
+ * there are none of that size. */
+static const uint8_t *group_of(const struct kv_remainder *remainder,
                                const struct kv_heap *heap,
-                               uint32_t *ret_first,
+                               uint32_t block,
+                               uint32_t *ret_begin,
                                uint32_t *ret_end)
 {
-    const struct kv_unit *unit = remainder->question.scan->unit;
-    const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
+    const struct kv_segment *segment = remainder->question.scan->unit->segments[block];
 
-    if (!unit->segments[block]->in_chapter)
+    if (!segment->in_chapter)
         return NULL;
-    const struct kv_codebook *book =
-        kv_codebook_at(&heap->codebooks, unit->segments[block]->codebook);
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
     const struct kv_summaries *summaries = &book->summaries;
     const uint32_t blocks = KV_REST_ROWS / KV_BLOCK_TOKENS;
     const uint32_t group = (block - book->block_begin) / blocks;
@@ -62,38 +63,75 @@ static const uint8_t *group_at(const struct kv_remainder *remainder,
 
     if (block >= end || summaries->shape.bits != remainder->shape.bits)
         return NULL;
-    *ret_first = begin * KV_BLOCK_TOKENS;
-    *ret_end = lower(kv_unit_chapter_end(unit, block, end) * KV_BLOCK_TOKENS,
-                     remainder->question.scan->ranges[remainder->range].end);
+    *ret_begin = begin;
+    *ret_end = end;
     return summaries->groups[group];
 }
 
+/* The summaries of the group that the next candidate is in, its first token, and where
+ * candidates of it end; NULL: there are none of that size. */
+static const uint8_t *group_at(const struct kv_remainder *remainder,
+                               const struct kv_heap *heap,
+                               uint32_t *ret_first,
+                               uint32_t *ret_end)
+{
+    const struct kv_scan *scan = remainder->question.scan;
+    const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
+    uint32_t begin, end;
+    const uint8_t *group = group_of(remainder, heap, block, &begin, &end);
+
+    if (group == NULL)
+        return NULL;
+    *ret_first = begin * KV_BLOCK_TOKENS;
+    *ret_end = lower(kv_unit_chapter_end(scan->unit, block, end) * KV_BLOCK_TOKENS,
+                     scan->ranges[remainder->range].end);
+    return group;
+}
+
+/* The group behind one whose candidates end at `end`, to be fetched ahead; NULL: none. */
+static const uint8_t *
+group_behind(const struct kv_remainder *remainder, const struct kv_heap *heap, uint32_t end)
+{
+    uint32_t next_begin, next_end;
+
+    if (end == remainder->question.scan->ranges[remainder->range].end)
+        return NULL;
+    return group_of(remainder, heap, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
+}
+
 /* The scores of rows scored and not taken, from their places. */
-static void gather_scores(struct kv_remainder *remainder,
+static void gather_scores(struct kv_remainder *remainder, uint32_t first_scored, uint32_t n)
+{
+    const struct kv_remainder_question *question = &remainder->question;
+    const uint32_t *places = remainder->places;
+
+    for (uint32_t q = 0; q < question->shape.n_queries; q++) {
+        const float *from = question->scores + (size_t)q * question->n_scored + first_scored;
+        float *to = remainder->scores + (size_t)q * n;
+
+        for (uint32_t i = 0; i < n; i++)
+            to[i] = from[places[i]];
+    }
+}
+
+/* What a vector chose itself is not left over for it; a place is a row that not all chose. */
+static void leave_out_own(struct kv_remainder *remainder,
                           uint32_t first_scored,
-                          uint32_t n_places,
+                          uint32_t n,
                           const uint32_t *chosen,
                           const uint32_t *among,
                           uint32_t n_chosen)
 {
     const struct kv_remainder_question *question = &remainder->question;
 
-    for (uint32_t q = 0; q < question->shape.n_queries; q++) {
-        const float *from = question->scores + (size_t)q * question->n_scored + first_scored;
-        float *to = remainder->scores + (size_t)q * n_places;
-        uint32_t at = 0;
+    for (uint32_t i = 0, at = 0; i < n; i++) {
+        const uint32_t token = question->scored[first_scored + remainder->places[i]];
 
-        /* A place is a row that not all vectors chose: with one choice for all, none did. */
-        for (uint32_t i = 0; !question->each && i < n_places; i++)
-            to[i] = from[remainder->places[i]];
-        for (uint32_t i = 0; question->each && i < n_places; i++) {
-            const uint32_t token = question->scored[first_scored + remainder->places[i]];
-
-            while (at < n_chosen && chosen[at] < token)
-                at++;
-            const bool is_own = at < n_chosen && chosen[at] == token && among[at] >> q & 1;
-            to[i] = is_own ? -INFINITY : from[remainder->places[i]];
-        }
+        while (at < n_chosen && chosen[at] < token)
+            at++;
+        for (uint32_t q = 0; at < n_chosen && q < question->shape.n_queries; q++)
+            if (chosen[at] == token && among[at] >> q & 1)
+                remainder->scores[(size_t)q * n + i] = -INFINITY;
     }
 }
 
@@ -122,8 +160,11 @@ static uint32_t sum_of(const uint16_t *counts, size_t n)
 }
 
 /* The candidates of a group, to `end`, by its summaries. */
-static void
-add_group(struct kv_remainder *remainder, const uint8_t *group, uint32_t first, uint32_t end)
+static void add_group(struct kv_remainder *remainder,
+                      const uint8_t *group,
+                      uint32_t first,
+                      uint32_t end,
+                      const uint8_t *next)
 {
     const struct kv_remainder_question *question = &remainder->question;
     const struct kv_rest_shape *shape = &remainder->shape;
@@ -140,11 +181,13 @@ add_group(struct kv_remainder *remainder, const uint8_t *group, uint32_t first, 
     const bool counts_differ = question->each && n_scored == 0 && n_chosen > 0;
     struct kv_rest_question asked = {
         .queries = question->scan->queries,
+        .squares = remainder->squares,
         .n_queries = n_queries,
         .scale = question->shape.scale,
         .counts = remainder->counts,
         .numbers = remainder->numbers,
         .scores = remainder->scores,
+        .next = next,
     };
 
     if (question->each) { /* what one vector has not chosen is left over */
@@ -155,8 +198,10 @@ add_group(struct kv_remainder *remainder, const uint8_t *group, uint32_t first, 
         kv_rest_count(shape, group, first, remainder->token, end, taken, n_taken, scored,
                       n_scored, remainder->counts, remainder->places, remainder->numbers);
     remainder->n_rest += sum_of(remainder->counts, n_summaries) + (uint32_t)asked.n_scored;
-    gather_scores(remainder, remainder->at_scored, (uint32_t)asked.n_scored, chosen, among,
-                  n_chosen);
+    gather_scores(remainder, remainder->at_scored, (uint32_t)asked.n_scored);
+    if (question->each)
+        leave_out_own(remainder, remainder->at_scored, (uint32_t)asked.n_scored, chosen, among,
+                      n_chosen);
     for (uint32_t q = 0; counts_differ && q < n_queries; q++) {
         n_taken = chosen_by(remainder, chosen, among, n_chosen, 1u << q);
         kv_rest_count(shape, group, first, remainder->token, end, remainder->own, n_taken, NULL,
@@ -222,11 +267,16 @@ bool kv_remainder_slice(struct kv_remainder *remainder,
     uint32_t first, end;
 
     for (uint32_t step = 0; remainder->range < scan->n_ranges; step++) {
-        if (step == SLICE_STEPS || (step > 0 && kv_clock_now(clock) >= end_us))
+        if (step == SLICE_STEPS ||
+            (step > 0 && step % CLOCK_STEPS == 0 && kv_clock_now(clock) >= end_us))
             return false;
         const uint8_t *group = group_at(remainder, heap, &first, &end);
-        const bool is_full = group != NULL ? (add_group(remainder, group, first, end), false)
-                                           : add_rows(remainder);
+        bool is_full = false;
+
+        if (group != NULL)
+            add_group(remainder, group, first, end, group_behind(remainder, heap, end));
+        else
+            is_full = add_rows(remainder);
         if (remainder->token == scan->ranges[remainder->range].end &&
             ++remainder->range < scan->n_ranges)
             remainder->token = scan->ranges[remainder->range].begin;

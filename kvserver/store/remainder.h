@@ -46,6 +46,7 @@ struct kv_remainder {
     uint32_t n_exact; /* rows attended */
 
     float state[KV_QUERIES_MAX * (2 + KV_REST_D_MAX)]; /* of the summaries */
+    float squares[KV_QUERIES_MAX];                     /* of the queries */
 
     /* Of one group. */
     uint16_t counts[KV_QUERIES_MAX * KV_REST_SUMMARIES_MAX];

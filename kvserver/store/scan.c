@@ -1,10 +1,14 @@
 #include "scan.h"
 
+#include "select.h"
+
 #include <assert.h>
+#include <math.h>
 
 enum {
     SLICE_US = 50,
     SLICE_SEGMENTS = 512, /* where the clock stands still */
+    RUN_SEGMENTS = 32,    /* scored at once: 128K scores of 32 vectors are some 50 us */
     CUT_ROWS = 2048,      /* fewer are counted faster than 4,096 lists are searched */
 };
 
@@ -67,22 +71,24 @@ static void add_range(struct kv_scan *scan,
     for (uint32_t token = range->begin, end; token < range->end;
          n_left -= end - token, token = end) {
         const uint32_t codebook = scan->unit->segments[token / KV_BLOCK_TOKENS]->codebook;
+        uint32_t n_full = 0;
         bool pays = false;
 
         end = scan->by_code && scan->by_cell ? cells_end(scan, heap, token, range->end) : token;
         if (end > token) {
-            const struct kv_pq_shape *shape =
-                &kv_codebook_at(&heap->codebooks, codebook)->shape;
-            const size_t n_items = scan->n_items + (n_left - (end - token)) + kv_cells_n(shape);
+            const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+            const struct kv_cells cells = kv_codebook_cells(book);
 
-            pays = end - token >= kv_codebook_cells_pay(shape) &&
+            n_full = kv_cells_n_full(&book->shape, &cells);
+            const size_t n_items = (size_t)scan->n_items + (n_left - (end - token)) + n_full;
+            pays = end - token >= kv_codebook_cells_pay(&book->shape) &&
                    n_items * arrays <= scan->room_floats &&
                    scan->n_parts + 2 * scan->n_ranges + 2 <= KV_SCAN_PARTS_MAX;
         }
         if (pays) {
             scan->parts[scan->n_parts++] =
                 (struct kv_scan_part){token, end, scan->n_items, codebook};
-            scan->n_items += kv_cells_n(&kv_codebook_at(&heap->codebooks, codebook)->shape);
+            scan->n_items += n_full;
             continue;
         }
         if (end == token) {
@@ -117,6 +123,8 @@ void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
     scan->token = scan->parts[0].token_begin;
     scan->n_coded = scan->n_exact = scan->n_chapters = 0;
     scan->serial = 0;
+    for (uint32_t q = 0; q < scan->n_queries; q++)
+        scan->maxima[q] = -INFINITY;
 }
 
 /* ---- slices ------------------------------------------------------------------------------ */
@@ -151,6 +159,19 @@ static void make_tables(struct kv_scan *scan, const struct kv_codebook *book)
     scan->n_chapters++;
 }
 
+/* Items [item, item + n) have their scores: while they are in the cache. */
+static void find_maxima(struct kv_scan *scan, uint32_t item, uint32_t n)
+{
+    const uint32_t *counts = scan->counts != NULL ? scan->counts + item : NULL;
+
+    for (uint32_t q = 0; q < scan->n_queries; q++) {
+        const float most =
+            kv_scores_max(scan->scores + (size_t)q * scan->n_items + item, counts, n);
+
+        scan->maxima[q] = most > scan->maxima[q] ? most : scan->maxima[q];
+    }
+}
+
 /* Takes rows [begin, end) of the chapter, all of them in this unit, off the counts. */
 static void leave_out(const struct kv_scan *scan,
                       const struct kv_codebook *book,
@@ -158,7 +179,8 @@ static void leave_out(const struct kv_scan *scan,
                       uint32_t end,
                       uint32_t *counts)
 {
-    uint16_t cells[KV_PQ_TILE];
+    const struct kv_cells cells = kv_codebook_cells(book);
+    uint16_t numbers[KV_PQ_TILE];
 
     for (uint32_t row = begin, n; row < end; row += n) {
         const struct kv_segment *segment =
@@ -166,14 +188,14 @@ static void leave_out(const struct kv_scan *scan,
         const uint32_t left = KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS;
 
         n = end - row < left ? end - row : left;
-        kv_tile_cells(&book->shape, segment->codes, row % KV_BLOCK_TOKENS, n, cells);
+        kv_tile_cells(&book->shape, segment->codes, row % KV_BLOCK_TOKENS, n, numbers);
         for (uint32_t i = 0; i < n; i++)
-            counts[cells[i]]--;
+            counts[kv_cells_item(&cells, numbers[i])]--;
     }
 }
 
-/* Rows of each cell in [begin, end) of the chapter.  Where little of it is cut off, sinks in
- * front and a window behind, that is counted; else every list is searched. */
+/* Rows of each full cell in [begin, end) of the chapter.  Where little of it is cut off, sinks
+ * in front and a window behind, that is counted; else every list is searched. */
 static void count_cells(const struct kv_scan *scan,
                         const struct kv_heap *heap,
                         const struct kv_codebook *book,
@@ -181,18 +203,17 @@ static void count_cells(const struct kv_scan *scan,
                         uint32_t end,
                         uint32_t *ret_counts)
 {
+    const struct kv_cells cells = kv_codebook_cells(book);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
     const uint32_t all_end = first + book->n_celled;
     const bool is_little = begin + book->n_celled - end <= CUT_ROWS;
 
     if (is_little && cells_end(scan, heap, first, all_end) == all_end) {
-        kv_cells_counts(&book->shape, book->cells, kv_codebook_cell_rows(book), 0,
-                        book->n_celled, ret_counts);
+        kv_cells_counts(&book->shape, &cells, 0, book->n_celled, ret_counts);
         leave_out(scan, book, 0, begin, ret_counts);
         leave_out(scan, book, end, book->n_celled, ret_counts);
     } else {
-        kv_cells_counts(&book->shape, book->cells, kv_codebook_cell_rows(book), begin, end,
-                        ret_counts);
+        kv_cells_counts(&book->shape, &cells, begin, end, ret_counts);
     }
 }
 
@@ -200,64 +221,103 @@ static void
 score_cells(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
 {
     const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, part->codebook);
+    const struct kv_cells cells = kv_codebook_cells(book);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
 
     make_tables(scan, book);
-    for (uint32_t q = 0; q < scan->n_queries; q++)
-        kv_cells_score(&book->shape, scan->tables + q * kv_pq_table_size(&book->shape),
-                       scan->scores + (size_t)q * scan->n_items + part->item);
+    kv_cells_score(&book->shape, scan->tables, scan->n_queries, &cells,
+                   scan->scores + part->item, scan->n_items);
     count_cells(scan, heap, book, part->token_begin - first, part->token_end - first,
                 scan->counts + part->item);
+    find_maxima(scan, part->item, kv_cells_n_full(&book->shape, &cells));
     scan->n_coded += part->token_end - part->token_begin;
 }
 
-/* Rows of the part's next segment, from scan->token on. */
-static void
-score_segment(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+/* Of the part's rows those that are in the segment end here. */
+static uint32_t rows_end(const struct kv_scan_part *part, uint32_t at)
 {
-    const uint32_t at = scan->token / KV_BLOCK_TOKENS;
-    const uint32_t row_bytes = scan->unit->row_bytes;
-    struct kv_segment *segment = scan->unit->segments[at];
-    uint32_t item = part->item + scan->token - part->token_begin;
-    uint32_t begin = scan->token % KV_BLOCK_TOKENS,
-             end = part->token_end - at * KV_BLOCK_TOKENS;
+    const uint32_t end = part->token_end - at * KV_BLOCK_TOKENS;
 
-    if (end > KV_BLOCK_TOKENS)
-        end = KV_BLOCK_TOKENS;
-    for (uint32_t i = 0; scan->counts != NULL && i < end - begin; i++)
-        scan->counts[item + i] = 1;
-    scan->token = at * KV_BLOCK_TOKENS + end;
-    uint32_t n_coded = scan->by_code ? coded_rows(scan, heap, at, end) : 0;
-    if (begin < n_coded) {
-        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    return end < KV_BLOCK_TOKENS ? end : KV_BLOCK_TOKENS;
+}
 
-        make_tables(scan, book);
-        kv_tile_score(&book->shape, scan->tables, scan->n_queries, segment->codes, begin,
-                      n_coded - begin, scan->scores + item, scan->n_items);
-        scan->n_coded += n_coded - begin;
-        item += n_coded - begin;
-        begin = n_coded;
+/* Rows from scan->token on that have codes of one codebook, in one segment or some: their
+ * scores.  Returns how many. */
+static uint32_t
+score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+{
+    struct kv_segment *const *segments = scan->unit->segments;
+    uint32_t at = scan->token / KV_BLOCK_TOKENS, n_tiles = 0, n = 0;
+    const uint32_t begin = scan->token % KV_BLOCK_TOKENS;
+    const uint8_t *tiles[RUN_SEGMENTS];
+    const struct kv_codebook *book;
+    uint32_t codebook = 0;
+
+    for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < RUN_SEGMENTS &&
+                                         at * KV_BLOCK_TOKENS < part->token_end;
+         at++) {
+        end = coded_rows(scan, heap, at, rows_end(part, at));
+        if (end <= (n_tiles == 0 ? begin : 0) ||
+            (n_tiles > 0 && segments[at]->codebook != codebook))
+            break;
+        codebook = segments[at]->codebook;
+        tiles[n_tiles++] = segments[at]->codes;
+        n += end;
     }
-    if (begin == end)
-        return;
-    kv_keys_score(scan->type, segment->rows + (size_t)begin * row_bytes, row_bytes, end - begin,
-                  scan->d, scan->queries, scan->n_queries, scan->scores + item, scan->n_items);
-    scan->n_exact += end - begin;
+    if (n_tiles == 0)
+        return 0;
+    n -= begin;
+    book = kv_codebook_at(&heap->codebooks, codebook);
+    make_tables(scan, book);
+    kv_tiles_score(&book->shape, scan->tables, scan->n_queries, tiles, begin, n,
+                   scan->scores + (part->item + scan->token - part->token_begin),
+                   scan->n_items);
+    scan->n_coded += n;
+    return n;
+}
+
+/* Rows from scan->token on that have none, in one segment. */
+static uint32_t score_exactly(struct kv_scan *scan, const struct kv_scan_part *part)
+{
+    const uint32_t at = scan->token / KV_BLOCK_TOKENS, begin = scan->token % KV_BLOCK_TOKENS;
+    const uint32_t n = rows_end(part, at) - begin, row_bytes = scan->unit->row_bytes;
+
+    kv_keys_score(scan->type, scan->unit->segments[at]->rows + (size_t)begin * row_bytes,
+                  row_bytes, n, scan->d, scan->queries, scan->n_queries,
+                  scan->scores + (part->item + scan->token - part->token_begin), scan->n_items);
+    scan->n_exact += n;
+    return n;
+}
+
+/* Some of the part's rows, from scan->token on.  Returns how many. */
+static uint32_t
+score_rows(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+{
+    const uint32_t item = part->item + scan->token - part->token_begin;
+    uint32_t n = scan->by_code ? score_coded(scan, heap, part) : 0;
+
+    if (n == 0)
+        n = score_exactly(scan, part);
+    for (uint32_t i = 0; scan->counts != NULL && i < n; i++)
+        scan->counts[item + i] = 1;
+    find_maxima(scan, item, n);
+    scan->token += n;
+    return n;
 }
 
 bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock)
 {
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
 
-    for (uint32_t i = 0; scan->part < scan->n_parts; i++) {
+    for (uint32_t n_segments = 0; scan->part < scan->n_parts; n_segments++) {
         const struct kv_scan_part *part = &scan->parts[scan->part];
 
-        if (i == SLICE_SEGMENTS || (i > 0 && kv_clock_now(clock) >= end_us))
+        if (n_segments >= SLICE_SEGMENTS || (n_segments > 0 && kv_clock_now(clock) >= end_us))
             return false;
         if (part->codebook != KV_SCAN_ROWS)
             score_cells(scan, heap, part);
         else
-            score_segment(scan, heap, part);
+            n_segments += score_rows(scan, heap, part) / KV_BLOCK_TOKENS;
         if (part->codebook != KV_SCAN_ROWS || scan->token == part->token_end)
             if (++scan->part < scan->n_parts)
                 scan->token = scan->parts[scan->part].token_begin;

@@ -3,9 +3,9 @@
  *
  *     kv_scan_begin();  while (!kv_scan_slice(...)) other work;
  *
- * What is scored are items: candidates, or all cells (kernels/cells.h) of a chapter that is
- * long enough for that to be faster.  A part is a run of candidates whose items are one or the
- * other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].  Rows
+ * What is scored are items: candidates, or all full cells (kernels/cells.h) of a chapter that
+ * is long enough for that to be faster.  A part is a run of candidates whose items are one or
+ * the other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].  Rows
  * that follow an open codebook (codebook.h) and have no codes yet get them here.
  *
  * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
@@ -53,6 +53,10 @@ struct kv_scan {
     uint32_t n_parts, n_items;
     float *scores;    /* (n_queries, n_items), in `room` */
     uint32_t *counts; /* (n_items), in `room` behind KV_SCAN_SPARE - 1 arrays; NULL: all 1 */
+
+    /* Known when it has ended: the largest of each vector's scores, as kv_scores_max() has
+     * them. */
+    float maxima[KV_QUERIES_MAX];
 
     uint32_t part, token; /* where the next slice begins */
     uint32_t n_coded, n_exact, n_chapters;
