@@ -12,6 +12,7 @@
 #include "choose.h"
 #include "sieve.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@ enum {
     HEADS_MAX = 4, /* query heads */
     N_QUERIES = 64,
     FEW = 256,
+    RUN_ROWS = 4096, /* scored at once, as a node does */
 };
 
 static const struct kv_pq_shape shape = {D, SUBSPACES, BITS};
@@ -56,7 +58,7 @@ static void make_tables(const struct query *query, const float *vectors)
     kv_pq_tables(&shape, query->centroids, vectors, query->n_heads, query->tables);
 }
 
-static void choose(struct query *query, uint32_t *counts, uint32_t n_items)
+static void choose(struct query *query, const float *maxima, uint32_t *counts, uint32_t n_items)
 {
     const struct kv_choice choice = {.merge = KV_MERGE_SUM,
                                      .n_queries = query->n_heads,
@@ -64,8 +66,8 @@ static void choose(struct query *query, uint32_t *counts, uint32_t n_items)
                                      .k = query->k,
                                      .factor = 1};
 
-    kv_choose_begin(&query->chooser, &choice, query->scores, counts, NULL, n_items, false,
-                    query->scores + (size_t)n_items * query->n_heads);
+    kv_choose_begin(&query->chooser, &choice, query->scores, maxima, counts, NULL, n_items,
+                    false, query->scores + (size_t)n_items * query->n_heads);
     while (!kv_choose_slice(&query->chooser))
         ;
 }
@@ -74,41 +76,52 @@ static void choose(struct query *query, uint32_t *counts, uint32_t n_items)
 static uint32_t *lists_of(const struct query *query, size_t unit, unsigned chapter)
 {
     return (uint32_t *)(void *)(query->kernels->to + unit * query->unit_bytes) +
-           (size_t)chapter * (N_CELLS + 1 + query->chapter);
+           chapter * (kv_cells_head(&shape) + query->chapter);
+}
+
+static struct kv_cells cells_of(const struct query *query, size_t unit, unsigned chapter)
+{
+    return kv_cells_at(&shape, lists_of(query, unit, chapter));
 }
 
 static void by_cells(struct query *query, size_t unit, const float *vectors)
 {
     const unsigned n_chapters = query->n / query->chapter;
-    const uint32_t n_items = n_chapters * N_CELLS;
     struct kv_selector *selector = &query->chooser.groups[0];
+    uint32_t n_items = 0, item = 0;
     size_t n = 0;
 
     for (unsigned i = 0; i < n_chapters; i++) {
-        const uint32_t *lists = lists_of(query, unit, i);
+        const struct kv_cells cells = cells_of(query, unit, i);
+
+        n_items += kv_cells_n_full(&shape, &cells);
+    }
+    for (unsigned i = 0; i < n_chapters; i++) {
+        const struct kv_cells cells = cells_of(query, unit, i);
 
         make_tables(query, vectors);
-        for (unsigned head = 0; head < query->n_heads; head++)
-            kv_cells_score(&shape, query->tables + head * kv_pq_table_size(&shape),
-                           query->scores + (size_t)head * n_items + (size_t)i * N_CELLS);
-        kv_cells_counts(&shape, lists, lists + N_CELLS + 1, 0, query->chapter,
-                        query->counts + (size_t)i * N_CELLS);
+        kv_cells_score(&shape, query->tables, query->n_heads, &cells, query->scores + item,
+                       n_items);
+        kv_cells_counts(&shape, &cells, 0, query->chapter, query->counts + item);
+        item += kv_cells_n_full(&shape, &cells);
     }
-    choose(query, query->counts, n_items);
+    choose(query, NULL, query->counts, n_items);
+    item = 0;
     for (unsigned i = 0; i < n_chapters; i++) {
-        const uint32_t *lists = lists_of(query, unit, i), *rows = lists + N_CELLS + 1;
+        const struct kv_cells cells = cells_of(query, unit, i);
+        const uint32_t n_full = kv_cells_n_full(&shape, &cells);
         uint32_t above[N_CELLS + KV_SELECT_SPARE], equal[N_CELLS + KV_SELECT_SPARE];
         size_t n_above, n_equal;
 
-        kv_selector_items(selector, query->chooser.weights + (size_t)i * N_CELLS,
-                          query->counts + (size_t)i * N_CELLS, N_CELLS, above, &n_above, equal,
-                          &n_equal);
+        kv_selector_items(selector, query->chooser.weights + item, query->counts + item, n_full,
+                          above, &n_above, equal, &n_equal);
+        item += n_full;
         for (size_t at = 0; at < n_above; at++)
-            kv_cells_mark(lists, rows, above[at], 0, query->chapter,
-                          (uint64_t)i * query->chapter, query->bits);
+            kv_cells_mark(&cells, above[at], 0, query->chapter, (uint64_t)i * query->chapter,
+                          query->bits);
         for (size_t at = 0; at < n_equal; at++)
-            kv_cells_mark(lists, rows, equal[at], 0, query->chapter,
-                          (uint64_t)i * query->chapter, query->equal);
+            kv_cells_mark(&cells, equal[at], 0, query->chapter, (uint64_t)i * query->chapter,
+                          query->equal);
     }
     n = kv_bits_take(query->equal, 0, query->n, selector->ties, query->at_bound);
     for (size_t i = 0; i < n; i++)
@@ -119,14 +132,24 @@ static void by_cells(struct query *query, size_t unit, const float *vectors)
 static void by_tiles(struct query *query, size_t unit, const float *vectors)
 {
     const uint8_t *const *tiles = query->tiles + unit * (query->n / KV_PQ_TILE);
+    const unsigned at_once = query->chapter < RUN_ROWS ? query->chapter : RUN_ROWS;
+    float maxima[HEADS_MAX];
 
-    for (size_t tile = 0; tile < query->n / KV_PQ_TILE; tile++) {
-        if (tile % (query->chapter / KV_PQ_TILE) == 0)
+    for (unsigned head = 0; head < query->n_heads; head++)
+        maxima[head] = -INFINITY;
+    for (size_t row = 0; row < query->n; row += at_once) {
+        if (row % query->chapter == 0)
             make_tables(query, vectors);
-        kv_tile_score(&shape, query->tables, query->n_heads, tiles[tile], 0, KV_PQ_TILE,
-                      query->scores + tile * KV_PQ_TILE, query->n);
+        kv_tiles_score(&shape, query->tables, query->n_heads, tiles + row / KV_PQ_TILE, 0,
+                       at_once, query->scores + row, query->n);
+        for (unsigned head = 0; head < query->n_heads; head++) {
+            const float most =
+                kv_scores_max(query->scores + (size_t)head * query->n + row, NULL, at_once);
+
+            maxima[head] = most > maxima[head] ? most : maxima[head];
+        }
     }
-    choose(query, NULL, query->n);
+    choose(query, maxima, NULL, query->n);
     kv_choose_rows(&query->chooser, query->chosen, NULL);
 }
 
@@ -158,7 +181,7 @@ static bool fill(struct query *query, bool is_hot)
 
     query->unit_bytes = query->form == FORM_CELLS
                             ? (size_t)query->n / query->chapter *
-                                  (N_CELLS + 1 + query->chapter) * sizeof(uint32_t)
+                                  (kv_cells_head(&shape) + query->chapter) * sizeof(uint32_t)
                             : n_tiles * tile_bytes;
     query->n_units = query->kernels->bytes / query->unit_bytes;
     if (query->n_units == 0)
@@ -166,9 +189,9 @@ static bool fill(struct query *query, bool is_hot)
     query->n_units = is_hot ? 1 : query->n_units;
     for (size_t unit = 0; query->form == FORM_CELLS && unit < query->n_units; unit++)
         for (unsigned i = 0; i < query->n / query->chapter; i++) {
-            uint32_t *lists = lists_of(query, unit, i);
+            const struct kv_cells cells = cells_of(query, unit, i);
 
-            memset(lists, 0, (N_CELLS + 1) * sizeof(*lists));
+            memset(lists_of(query, unit, i), 0, kv_cells_head(&shape) * sizeof(uint32_t));
             for (unsigned pass = 0; pass < 2; pass++) {
                 for (unsigned row = 0; row < query->chapter; row += KV_PQ_TILE) {
                     memcpy(tile,
@@ -176,15 +199,14 @@ static bool fill(struct query *query, bool is_hot)
                                       (query->kernels->bytes - sizeof(tile)),
                            tile_bytes);
                     if (pass == 0)
-                        kv_cells_count(&shape, tile, KV_PQ_TILE, lists);
+                        kv_cells_count(&shape, tile, KV_PQ_TILE, &cells);
                     else
-                        kv_cells_place(&shape, tile, KV_PQ_TILE, row, lists,
-                                       lists + N_CELLS + 1);
+                        kv_cells_place(&shape, tile, KV_PQ_TILE, row, &cells);
                 }
                 if (pass == 0)
-                    kv_cells_sum(&shape, lists);
+                    kv_cells_sum(&shape, &cells);
             }
-            kv_cells_end(&shape, lists);
+            kv_cells_end(&shape, &cells);
         }
     if (query->form == FORM_CELLS)
         return true;

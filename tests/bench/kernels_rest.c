@@ -22,7 +22,7 @@ struct rest {
     void *scratch;
     uint8_t *group;
     uint32_t taken[TAKEN];
-    float *queries, *state, *output, *lse;
+    float *queries, *squares, *state, *output, *lse;
 };
 
 static void build(const struct rest *rest, const uint8_t *rows, void *ret_group)
@@ -55,18 +55,21 @@ static void answer_turn(void *arg, size_t i)
     uint8_t numbers[1];
     struct kv_rest_question question = {
         .queries = rest->queries,
+        .squares = rest->squares,
         .n_queries = n_queries,
         .scale = 1 / sqrtf((float)rest->model->d),
         .counts = counts,
     };
 
     kv_rest_begin(&rest->shape, n_queries, rest->state);
+    kv_rest_squares(rest->shape.d_k, rest->queries, n_queries, rest->squares);
     for (size_t j = 0; j < GROUPS; j++) {
         const uint8_t *group = groups + j * rest->group_bytes;
 
         /* The lists of all groups are the same ones. */
         kv_rest_count(&rest->shape, group, 0, 0, KV_REST_ROWS, rest->taken, TAKEN, NULL, 0,
                       counts, places, numbers);
+        question.next = j + 1 < GROUPS ? group + rest->group_bytes : NULL;
         kv_rest_add(&rest->shape, group, &question, rest->state);
     }
     kv_rest_end(&rest->shape, n_queries, rest->state, rest->output, rest->lse);
@@ -140,13 +143,15 @@ measure_shape(struct kernels *kernels, const struct kernels_shape *model, uint32
     rest.scratch = kernels_alloc(kv_rest_scratch_bytes(&rest.shape), 1);
     rest.group = kernels_alloc(rest.group_bytes, 1);
     rest.queries = kernels_alloc(n, sizeof(float));
+    rest.squares = kernels_alloc(model->n_queries, sizeof(float));
     rest.output = kernels_alloc(n, sizeof(float));
     rest.lse = kernels_alloc(model->n_queries, sizeof(float));
     rest.state = kernels_alloc(kv_rest_floats(&rest.shape, model->n_queries), sizeof(float));
     for (uint32_t i = 0; i < TAKEN; i++)
         rest.taken[i] = i * 10;
     is_good = rest.scratch != NULL && rest.group != NULL && rest.queries != NULL &&
-              rest.output != NULL && rest.lse != NULL && rest.state != NULL;
+              rest.squares != NULL && rest.output != NULL && rest.lse != NULL &&
+              rest.state != NULL;
     if (is_good) {
         kernels_fill_normal(rest.queries, n, 17);
         is_good = measure(&rest);
@@ -154,6 +159,7 @@ measure_shape(struct kernels *kernels, const struct kernels_shape *model, uint32
     free(rest.scratch);
     free(rest.group);
     free(rest.queries);
+    free(rest.squares);
     free(rest.output);
     free(rest.lse);
     free(rest.state);

@@ -139,8 +139,8 @@ static void take(struct stages *stages)
 {
     const struct kv_scan *scan = &stages->scan;
 
-    kv_choose_begin(stages->chooser, &stages->take, scan->scores, scan->counts, NULL,
-                    scan->n_items, false, scan->scores + (size_t)scan->n_items * QUERIES);
+    kv_choose_begin(stages->chooser, &stages->take, scan->scores, scan->maxima, scan->counts,
+                    NULL, scan->n_items, false, scan->scores + (size_t)scan->n_items * QUERIES);
     while (!kv_choose_slice(stages->chooser))
         ;
 }
@@ -178,8 +178,8 @@ static uint32_t choose(struct stages *stages)
     const uint32_t n_taken = stages->picker->n;
     uint32_t n_chosen;
 
-    kv_choose_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, n_taken, false,
-                    stages->room + (size_t)n_taken * QUERIES);
+    kv_choose_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, NULL, n_taken,
+                    false, stages->room + (size_t)n_taken * QUERIES);
     while (!kv_choose_slice(stages->chooser))
         ;
     n_chosen = kv_choose_rows(stages->chooser, stages->indices, stages->among);
@@ -393,6 +393,24 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
 /* ---- records -------------------------------------------------------------------------------
  */
 
+/* Full cells of a chapter, on average; 0: it has none. */
+static double full_cells(const struct stages *stages, uint32_t chapter)
+{
+    double sum = 0, n = 0;
+
+    for (unsigned head = 0; head < stages->n_heads; head++)
+        for (uint32_t token = 0; token < stages->n_tokens; token += chapter, n++) {
+            const struct kv_segment *segment =
+                stages->units[head].segments[token / KV_BLOCK_TOKENS];
+            const struct kv_codebook *book =
+                kv_codebook_at(&stages->heap.codebooks, segment->codebook);
+            const struct kv_cells cells = kv_codebook_cells(book);
+
+            sum += book->cells != NULL ? kv_cells_n_full(&codes, &cells) : 0;
+        }
+    return sum / n;
+}
+
 /* What bounds the record; returns how many.  What is chosen by is hot: no limit for that. */
 static unsigned needs_of(const struct stages *stages,
                          uint32_t chapter,
@@ -403,9 +421,10 @@ static unsigned needs_of(const struct stages *stages,
     const double n_taken = stages->take.factor * K, pair = 2.0 * QUERIES;
     const double n_chapters = ((stages->n_tokens + chapter - 1) / chapter);
     const double n_groups = (double)stages->n_tokens / KV_REST_ROWS;
-    const double of_chapter = (double)(kv_pq_centroids_size(&codes) * sizeof(float)) +
-                              (double)(is_cells ? (kv_cells_n(&codes) + 1) * sizeof(uint32_t)
-                                                : chapter / KV_PQ_TILE * kv_tile_bytes(&codes));
+    const double of_chapter =
+        (double)(kv_pq_centroids_size(&codes) * sizeof(float)) +
+        (is_cells ? full_cells(stages, chapter) * sizeof(uint32_t)
+                  : (double)(chapter / KV_PQ_TILE * kv_tile_bytes(&codes)));
 
     switch (stages->record) {
     case STAGE_SCORE:

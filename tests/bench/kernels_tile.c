@@ -54,9 +54,8 @@ static void scan_head(void *arg, size_t i)
                         scan->sums16, HEAD_ROWS);
         break;
     default:
-        for (size_t tile = 0; tile < HEAD_TILES; tile++)
-            kv_tile_score(&scan->shape, scan->tables, scan->n_queries, tiles[tile], 0,
-                          KV_PQ_TILE, scan->scores + tile * KV_PQ_TILE, HEAD_ROWS);
+        kv_tiles_score(&scan->shape, scan->tables, scan->n_queries, tiles, 0, HEAD_ROWS,
+                       scan->scores, HEAD_ROWS);
     }
 }
 
