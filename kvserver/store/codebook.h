@@ -75,10 +75,10 @@ uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
                                   uint32_t *n_rows,
                                   int *ret_class);
 
-/* Rows from which on cells are scored faster than rows.  With random codes, which fill most cells,
- * 4,096 cells took 1.0 to 1.2 times as long as chapters of 4,096 rows, and 0.4 times as long as
- * those of 16,384 (four vectors, 128K rows, AVX2: kv_bench kernels query.cold); those of real keys
- * leave most cells empty. */
+/* Rows from which on cells are scored faster than rows.  With random codes, which fill most
+ * cells, 4,096 cells took 1.0 to 1.2 times as long as chapters of 4,096 rows, and 0.4 times as
+ * long as those of 16,384 (four vectors, 128K rows, AVX2: kv_bench kernels query.cold); those
+ * of real keys leave most cells empty. */
 static inline uint32_t kv_codebook_cells_pay(const struct kv_pq_shape *shape)
 {
     return kv_cells_n(shape) + kv_cells_n(shape) / 4;
