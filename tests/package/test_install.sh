@@ -47,7 +47,8 @@ if ldd "$work/put_get_static" | grep -q kvclient; then
     exit 1
 fi
 
-if command -v c++ >/dev/null 2>&1; then
+# c++ may be of another house than cc: their sanitizers do not go together.
+if [ -z "$flags" ] && command -v c++ >/dev/null 2>&1; then
     printf '#include <kvclient.h>\nint main() { return kv_client_version()[0] == 0; }\n' \
         >"$work/use.cc"
     # shellcheck disable=SC2046,SC2086
