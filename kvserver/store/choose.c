@@ -18,7 +18,8 @@ enum step {
     STEP_EACH_MAX,
     STEP_EACH_EXPS,
     STEP_EACH_ADD,
-    STEP_MASS, /* of a group */
+    STEP_MASS,     /* of a group */
+    STEP_HEAVIEST, /* for FROM */
     STEP_FROM,
     STEP_SIFT, /* scores that may be the bound */
     STEP_SELECT,
@@ -108,11 +109,9 @@ static void begin_how_many(struct kv_chooser *chooser, uint64_t sum)
         kv_mass_begin(&chooser->mass, sum, (double)chooser->choice.share);
         chooser->step = STEP_MASS;
     } else if (chooser->choice.selection == KV_SELECT_FROM) {
-        chooser->step = STEP_FROM;
+        chooser->step = STEP_HEAVIEST;
         chooser->sum = 0;
-        chooser->max = kv_scores_max(kv_choice_merges(&chooser->choice) ? chooser->weights
-                                                                        : chooser->spare,
-                                     chooser->counts, chooser->n);
+        chooser->max = -INFINITY;
     } else {
         begin_select(chooser);
     }
@@ -240,6 +239,10 @@ static void work_on(struct kv_chooser *chooser, uint32_t at, uint32_t n)
         kv_mass_count(&chooser->mass, (merges ? chooser->weights : chooser->spare) + at, counts,
                       n);
         break;
+    case STEP_HEAVIEST:
+        most = kv_scores_max((merges ? chooser->weights : chooser->spare) + at, counts, n);
+        chooser->max = most > chooser->max ? most : chooser->max;
+        break;
     case STEP_FROM:
         chooser->sum += kv_count_from((merges ? chooser->weights : chooser->spare) + at, counts,
                                       n, chooser->max * choice->share);
@@ -274,6 +277,7 @@ static void next_step(struct kv_chooser *chooser)
     switch ((enum step)chooser->step) {
     case STEP_MERGED_MAX:
     case STEP_EACH_MAX:
+    case STEP_HEAVIEST:
         chooser->step++;
         break;
     case STEP_MERGED_EXPS:

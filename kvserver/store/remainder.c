@@ -6,7 +6,8 @@
 enum {
     SLICE_US = 50,
     SLICE_STEPS = 32, /* where the clock stands still */
-    CLOCK_STEPS = 8,  /* of some us together */
+    CLOCK_STEPS = 8,  /* of some us each, with FEW_QUERIES at most: one look at it for all */
+    FEW_QUERIES = 4,
 };
 
 void kv_remainder_begin(struct kv_remainder *remainder,
@@ -263,12 +264,14 @@ bool kv_remainder_slice(struct kv_remainder *remainder,
                         const struct kv_clock *clock)
 {
     const struct kv_scan *scan = remainder->question.scan;
+    const uint32_t n_queries = remainder->question.shape.n_queries;
+    const uint32_t clock_steps = n_queries <= FEW_QUERIES ? CLOCK_STEPS : 1;
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
     uint32_t first, end;
 
     for (uint32_t step = 0; remainder->range < scan->n_ranges; step++) {
         if (step == SLICE_STEPS ||
-            (step > 0 && step % CLOCK_STEPS == 0 && kv_clock_now(clock) >= end_us))
+            (step > 0 && step % clock_steps == 0 && kv_clock_now(clock) >= end_us))
             return false;
         const uint8_t *group = group_at(remainder, heap, &first, &end);
         bool is_full = false;

@@ -130,9 +130,12 @@ void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
 /* ---- slices ------------------------------------------------------------------------------ */
 
 /* Rows of the segment, of the first n_rows, that have codes; makes them where an open codebook
- * says so. */
-static uint32_t
-coded_rows(const struct kv_scan *scan, struct kv_heap *heap, uint32_t at, uint32_t n_rows)
+ * says so, and then says that it did. */
+static uint32_t coded_rows(const struct kv_scan *scan,
+                           struct kv_heap *heap,
+                           uint32_t at,
+                           uint32_t n_rows,
+                           bool *ret_made)
 {
     struct kv_segment *segment = scan->unit->segments[at];
     const struct kv_segment *from = segment;
@@ -145,8 +148,8 @@ coded_rows(const struct kv_scan *scan, struct kv_heap *heap, uint32_t at, uint32
         from = scan->unit->segments[at - 1];
     if (from->codes != NULL && kv_codebook_at(&heap->codebooks, from->codebook)->open)
         /* Where memory is short, the rows are scored by their keys. */
-        (void)kv_segment_encode(heap, segment, from->codebook, scan->type,
-                                scan->unit->row_bytes, n_rows);
+        *ret_made = kv_segment_encode(heap, segment, from->codebook, scan->type,
+                                      scan->unit->row_bytes, n_rows) == KV_OK;
     return segment->codes == NULL ? 0 : segment->n_coded < n_rows ? segment->n_coded : n_rows;
 }
 
@@ -242,7 +245,8 @@ static uint32_t rows_end(const struct kv_scan_part *part, uint32_t at)
 }
 
 /* Rows from scan->token on that have codes of one codebook, in one segment or some: their
- * scores.  Returns how many. */
+ * scores.  Returns how many.  Codes are made for one segment at most, which takes longer than
+ * scoring all of a run. */
 static uint32_t
 score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
 {
@@ -252,11 +256,12 @@ score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_par
     const uint8_t *tiles[RUN_SEGMENTS];
     const struct kv_codebook *book;
     uint32_t codebook = 0;
+    bool has_made = false;
 
     for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < RUN_SEGMENTS &&
-                                         at * KV_BLOCK_TOKENS < part->token_end;
+                                         !has_made && at * KV_BLOCK_TOKENS < part->token_end;
          at++) {
-        end = coded_rows(scan, heap, at, rows_end(part, at));
+        end = coded_rows(scan, heap, at, rows_end(part, at), &has_made);
         if (end <= (n_tiles == 0 ? begin : 0) ||
             (n_tiles > 0 && segments[at]->codebook != codebook))
             break;

@@ -245,13 +245,87 @@ static void how_many(void **state)
     }
 }
 
+/* Rows enough for a sample and some slices, and scores that a sample says nothing about: the
+ * same rows as all at once. */
+static void many(void **state)
+{
+    enum {
+        MANY = 200000
+    };
+    static float of[2 * MANY], left[2 * MANY], room[KV_CHOOSE_ROOM * MANY];
+    static uint32_t chosen[MANY + KV_SELECT_SPARE], by[MANY];
+    static uint32_t wanted[2][MANY + KV_SELECT_SPARE];
+
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        const uint32_t n = 1 + (uint32_t)kv_random_below(&dice, MANY);
+        const struct kv_choice choice = {
+            .merge = KV_MERGE_NONE,
+            .n_queries = 2,
+            .scale = 1,
+            .k = 1 + (uint32_t)kv_random_below(&dice, round % 4 ? 500 : KV_CHOSEN_MAX),
+            .factor = 1};
+        const uint32_t n_wanted = choice.k < n ? choice.k : n;
+        uint32_t at[2] = {0};
+
+        floats_fill(&dice, (enum float_kind)(round % FLOATS_N_KINDS), of, 2 * (size_t)n);
+        for (uint32_t i = 0; round % 5 == 0 && n >= MANY / 8 && i < n; i++) {
+            const uint32_t each = n / 1024, draw = i / each;
+
+            if (i % each == draw * 5 % each)
+                of[i] -= 1e6f;
+        }
+        memcpy(left, of, 2 * (size_t)n * sizeof(float));
+        for (uint32_t q = 0; q < 2; q++)
+            assert_int_equal(kv_select(of + (size_t)q * n, n, choice.k, wanted[q], room),
+                             n_wanted);
+        const uint32_t n_chosen =
+            kv_choose(&chooser, &choice, left, NULL, n, round % 2, room, chosen, by);
+        for (uint32_t i = 0; i < n_chosen; i++)
+            for (uint32_t q = 0; q < 2; q++)
+                if (by[i] >> q & 1) {
+                    assert_true(at[q] < n_wanted);
+                    assert_int_equal(chosen[i], wanted[q][at[q]++]);
+                }
+        assert_int_equal(at[0], n_wanted);
+        assert_int_equal(at[1], n_wanted);
+    }
+}
+
+/* No slice looks at all of many rows, not even for the largest weight. */
+static void slices_are_short(void **state)
+{
+    enum {
+        MANY = 1 << 20,
+        SHARE = 64 << 10, /* of a slice */
+        STEPS = 5 /* of all rows: exp, merge, the largest, those from there on, the sieve */
+    };
+    static float of[MANY], room[KV_CHOOSE_ROOM * MANY];
+    const float most = 1;
+    const struct kv_choice choice = {.merge = KV_MERGE_SUM,
+                                     .selection = KV_SELECT_FROM,
+                                     .n_queries = 1,
+                                     .scale = 1,
+                                     .share = 0.9f,
+                                     .k = 8,
+                                     .factor = 1};
+    uint32_t n_slices = 1;
+
+    (void)state;
+    for (uint32_t i = 0; i < MANY; i++)
+        of[i] = (float)(i % 1000) / 999;
+    kv_choose_begin(&chooser, &choice, of, &most, NULL, NULL, MANY, false, room);
+    while (!kv_choose_slice(&chooser))
+        n_slices++;
+    assert_true(n_slices >= STEPS * (MANY / SHARE));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each),
-        cmocka_unit_test(merged),
-        cmocka_unit_test(no_numbers),
-        cmocka_unit_test(how_many),
+        cmocka_unit_test(each),       cmocka_unit_test(merged),
+        cmocka_unit_test(no_numbers), cmocka_unit_test(how_many),
+        cmocka_unit_test(many),       cmocka_unit_test(slices_are_short),
     };
     uint64_t seed = floats_seed();
 

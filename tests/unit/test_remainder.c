@@ -417,6 +417,40 @@ static void summaries_change_meanwhile(void **state)
     kv_unit_clear(&unit, &bench.heap);
 }
 
+static uint64_t hurried_now(const struct kv_clock *clock)
+{
+    static uint64_t now_us;
+
+    (void)clock;
+    return now_us += 1000;
+}
+
+/* Of many vectors a group takes long: where the time is over, no other one is begun. */
+static void slices_of_many_vectors(void **state)
+{
+    const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
+    struct kv_unit unit;
+    bool is_done = false;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 3300);
+    train(&unit, 3300, 0, KV_REST_64);
+    make_question(&unit, KV_REST_64, 30);
+    it.ranges[0] = (struct kv_wire_range){0, 3 * KV_REST_ROWS};
+    it.scan.n_ranges = 1;
+    it.scan.n_queries = it.asked.shape.n_queries = QUERIES_MAX;
+    it.asked.n_chosen = it.asked.n_scored = 0;
+    kv_remainder_begin(&left, &it.asked);
+    while (!is_done) {
+        const uint32_t before = left.token;
+
+        is_done = kv_remainder_slice(&left, &bench.heap, &hurried);
+        assert_in_range(left.token - before, 1, KV_REST_ROWS);
+    }
+    assert_int_equal(left.n_rest + left.n_exact, 3 * KV_REST_ROWS);
+    kv_unit_clear(&unit, &bench.heap);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -445,6 +479,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_left, set_up, tear_down),
         cmocka_unit_test_setup_teardown(exact_without_summaries, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries_change_meanwhile, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(slices_of_many_vectors, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -255,6 +255,47 @@ static void open_codebook(void **state)
     assert_int_equal(kv_pool_lent(bench.heap.codebooks.pool), 0);
 }
 
+static uint64_t hurried_now(const struct kv_clock *clock)
+{
+    static uint64_t now_us;
+
+    (void)clock;
+    return now_us += 1000;
+}
+
+static uint32_t n_with_codes(const struct kv_unit *unit)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < unit->n_segments; i++)
+        n += unit->segments[i]->codes != NULL;
+    return n;
+}
+
+/* Codes of many rows that nobody has met yet are not made in one slice. */
+static void codes_are_made_in_slices(void **state)
+{
+    const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
+    const struct kv_wire_range all = {0, ROWS_MAX};
+    struct kv_unit unit;
+    bool is_done = false;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 300);
+    train(&unit, 290, 0, 3);
+    assert_int_equal(unit_append(&bench, &unit, ROWS_MAX - 300), KV_OK);
+    struct kv_scan scan = scan_of(&unit, &all, 1, 2, true, true);
+    kv_scan_begin(&scan, &bench.heap);
+    for (uint32_t before = n_with_codes(&unit), after; !is_done; before = after) {
+        is_done = kv_scan_slice(&scan, &bench.heap, &hurried);
+        after = n_with_codes(&unit);
+        assert_in_range(after - before, 0, 1);
+    }
+    assert_int_equal(scan.n_coded, ROWS_MAX);
+    check(&unit, &all, 1, true);
+    kv_unit_clear(&unit, &bench.heap);
+}
+
 /* By cells or by rows, the same rows are chosen, by the same vectors, with the same weights. */
 static void cells_choose_as_rows(void **state)
 {
@@ -363,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chapters),
         cmocka_unit_test(open_codebook),
+        cmocka_unit_test(codes_are_made_in_slices),
         cmocka_unit_test(cells_choose_as_rows),
         cmocka_unit_test(weights_of_a_copied_segment),
     };
