@@ -12,6 +12,7 @@ enum {
     WORDS = ELEMENTS_MAX / 64,
     NONE = -1,
     TOUCH_AHEAD_PAGES = 32, /* 64 MiB kept ready */
+    TOUCH_BYTES = 64 << 10, /* at once: fresh memory may come at less than 1 GB/s */
 };
 
 /* A page on a class's list has room; a full one is on no list. */
@@ -33,7 +34,8 @@ struct kv_arena {
     uint64_t bytes;
     uint32_t n_pages, n_free;
     int32_t free_first;
-    uint32_t touched; /* pages [0, touched) have been touched at least once */
+    uint32_t touched;       /* pages [0, touched) have been touched at least once */
+    uint32_t touched_bytes; /* of the next one */
     struct page *pages;
     uint32_t n_classes;
     struct size_class classes[KV_ARENA_CLASSES_MAX];
@@ -170,8 +172,10 @@ kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t
         page->n_used = 0;
         memset(page->used, 0, sizeof(page->used));
         list_push(arena, &class->first, index);
-        if (index >= arena->touched)
+        if (index >= arena->touched) {
             arena->touched = index + 1;
+            arena->touched_bytes = 0;
+        }
     }
 
     uint32_t index = (uint32_t) class->first, begin;
@@ -234,10 +238,15 @@ unsigned kv_arena_touch_ahead(struct kv_arena *arena)
 
     if (arena->touched >= arena->n_pages || arena->touched >= lent + TOUCH_AHEAD_PAGES)
         return 0;
-    volatile char *page = arena->base + (uint64_t)arena->touched * KV_ARENA_PAGE;
-    for (size_t i = 0; i < KV_ARENA_PAGE; i += 4096)
-        page[i] = 0;
-    arena->touched++;
+    volatile char *next =
+        arena->base + (uint64_t)arena->touched * KV_ARENA_PAGE + arena->touched_bytes;
+    for (size_t i = 0; i < TOUCH_BYTES; i += 4096)
+        next[i] = 0;
+    arena->touched_bytes += TOUCH_BYTES;
+    if (arena->touched_bytes == KV_ARENA_PAGE) {
+        arena->touched++;
+        arena->touched_bytes = 0;
+    }
     return 1;
 }
 

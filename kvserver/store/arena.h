@@ -44,8 +44,8 @@ void kv_arena_free(struct kv_arena *arena, int class_id, void *element);
 /* Elements of that class that could be had now. */
 uint64_t kv_arena_room(const struct kv_arena *arena, int class_id);
 
-/* Touches one more page ahead of need, so that the first to use it does not pay for the system
- * clearing it.  Returns 0 when enough are ready. */
+/* Touches a part of a page more ahead of need, so that the first to use it does not pay for the
+ * system clearing it.  Returns 0 when enough are ready. */
 unsigned kv_arena_touch_ahead(struct kv_arena *arena);
 
 void *kv_arena_base(const struct kv_arena *arena);

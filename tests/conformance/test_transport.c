@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 enum {
-    WAIT_US = 20 * 1000 * 1000, /* then a wait has failed; nothing here takes as long */
+    WAIT_US = 120 * 1000 * 1000, /* then a wait has failed; nothing here takes as long */
     DATA_BYTES_MAX = 5 << 20,
     HELD_MAX = 64,
     ADDRESS_BYTES_MAX = 4096,

@@ -76,7 +76,7 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
         .open_control = kv_control_message_open,
         .clock = &kv_clock_real,
         .name = "test",
-        .deadline_ms = 20000,
+        .deadline_ms = 60000, /* under a sanitizer, on a busy machine */
         .peer_timeout_ms = 10000,
     };
     struct kv_client *client = NULL;

@@ -175,13 +175,38 @@ static void classes_round_little(void **state)
     kv_arena_destroy(arena);
 }
 
+/* What is lent is not written to, however far the page behind it has been touched. */
+static void touching_spares_what_is_lent(void **state)
+{
+    (void)state;
+    for (unsigned n_before = 0; n_before < 40; n_before += 3) {
+        struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE);
+        struct lent lent[2] = {{.size = KV_ARENA_PAGE, .mark = 7},
+                               {.size = KV_ARENA_PAGE, .mark = 9}};
+
+        assert_non_null(arena);
+        for (unsigned i = 0; i < 2; i++) {
+            for (unsigned touch = 0; touch < n_before; touch++)
+                assert_int_equal(kv_arena_touch_ahead(arena), 1);
+            lent[i].at = kv_arena_alloc(arena, kv_arena_class(arena, lent[i].size));
+            assert_non_null(lent[i].at);
+            fill(&lent[i], lent[i].size);
+        }
+        while (kv_arena_touch_ahead(arena) > 0)
+            ;
+        for (unsigned i = 0; i < 2; i++)
+            for (size_t at = 0; at < lent[i].size; at += 64)
+                assert_int_equal(lent[i].at[at], lent[i].mark);
+        kv_arena_destroy(arena);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lends_and_takes_back),
-        cmocka_unit_test(runs_are_adjacent),
-        cmocka_unit_test(full_and_one_class_takes_all),
-        cmocka_unit_test(classes_round_little),
+        cmocka_unit_test(lends_and_takes_back),         cmocka_unit_test(runs_are_adjacent),
+        cmocka_unit_test(full_and_one_class_takes_all), cmocka_unit_test(classes_round_little),
+        cmocka_unit_test(touching_spares_what_is_lent),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
