@@ -95,10 +95,14 @@ def mean(rows, member):
     return sum(row[member] for row in rows) / len(rows)
 
 
+def digit(percent):
+    return f"{round(percent, 1) + 0:.1f}"  # no -0.0
+
+
 def losses(rows):
     by_text = [mean([row for row in rows if row["text"] == text], "loss_percent")
                for text in TEXTS]
-    return f"{mean(rows, 'loss_percent'):.1f} ({', '.join(f'{loss:.1f}' for loss in by_text)})"
+    return f"{digit(mean(rows, 'loss_percent'))} ({', '.join(map(digit, by_text))})"
 
 
 print("| tokens, chapters of | | 1/10, % | 1/20, % | keys read to choose, % | KiB a step "
