@@ -134,38 +134,6 @@ INLINE __m256 exp8(__m256 x)
     return x;
 }
 
-/* The same of four vectors, a step of all of them after the other: one alone waits for itself
- * most of the time. */
-INLINE void exps_of_four(__m256 x[4])
-{
-    static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    const __m256 rounder = _mm256_set1_ps(EXP_ROUNDER);
-    __m256 has[4], t[4], r[4], p[4];
-
-    for (unsigned i = 0; i < 4; i++)
-        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
-    for (unsigned i = 0; i < 4; i++)
-        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(EXP_MOST));
-    for (unsigned i = 0; i < 4; i++)
-        t[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(EXP_LOG2_E), rounder);
-    for (unsigned i = 0; i < 4; i++)
-        r[i] = _mm256_sub_ps(t[i], rounder);
-    for (unsigned i = 0; i < 4; i++)
-        x[i] = _mm256_fnmadd_ps(r[i], _mm256_set1_ps(EXP_LN2_HIGH), x[i]);
-    for (unsigned i = 0; i < 4; i++)
-        r[i] = _mm256_fnmadd_ps(r[i], _mm256_set1_ps(EXP_LN2_LOW), x[i]);
-    for (unsigned i = 0; i < 4; i++)
-        p[i] = _mm256_set1_ps(1.0f / 5040);
-    for (unsigned f = 0; f < sizeof(factors) / sizeof(factors[0]); f++)
-        for (unsigned i = 0; i < 4; i++)
-            p[i] = _mm256_fmadd_ps(p[i], r[i], _mm256_set1_ps(factors[f]));
-    for (unsigned i = 0; i < 4; i++)
-        t[i] = _mm256_castsi256_ps(_mm256_slli_epi32(
-            _mm256_add_epi32(_mm256_castps_si256(t[i]), _mm256_set1_epi32(127)), 23));
-    for (unsigned i = 0; i < 4; i++)
-        x[i] = _mm256_and_ps(has[i], _mm256_mul_ps(p[i], t[i]));
-}
-
 #endif
 
 #endif

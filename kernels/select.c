@@ -337,9 +337,9 @@ size_t kv_scores_between(const float *scores,
     return best->between(scores, n, least, most, ret_scores, ret_n_above);
 }
 
-/* Where the bound is not between, chance or order have done more. */
-void kv_selector_find(
-    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
+/* All passes.  Where the bound is not between, chance or order have done more. */
+static void
+find(struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
 {
     uint32_t least, most;
 
@@ -366,7 +366,7 @@ size_t kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices,
     }
     if (k == 0)
         return 0;
-    kv_selector_find(&selector, scores, n, k, scratch);
+    find(&selector, scores, n, k, scratch);
     return kv_selector_collect(&selector, scores, NULL, n, 0, ret_indices);
 }
 

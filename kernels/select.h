@@ -134,15 +134,9 @@ size_t kv_scores_between(const float *scores,
                          float *ret_scores,
                          size_t *ret_n_above);
 
-/* The passes, of rows, all at once and so.
- *   scratch  (n) floats */
-void kv_selector_find(
-    struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch);
-
 /* The chosen of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
- * `ties` what it took of them.  ret_indices has room for KV_SELECT_SPARE
- * more than are chosen.  Returns how
- * many. */
+ * `ties` what it took of them.  ret_indices has room for KV_SELECT_SPARE more than are chosen.
+ * Returns how many. */
 size_t kv_selector_collect(struct kv_selector *selector,
                            const float *scores,
                            const uint32_t *counts,

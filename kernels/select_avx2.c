@@ -167,7 +167,7 @@ INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
 
 /* Is one of four vectors' exps too large for add_halves()?  Rounding of scores that are huge
  * makes such ones. */
-INLINE int are_large(const __m256 x[4])
+INLINE int are_large(const __m256 x[EXP_VECTORS])
 {
     const __m256 most = _mm256_max_ps(_mm256_max_ps(x[0], x[1]), _mm256_max_ps(x[2], x[3]));
 
@@ -181,17 +181,17 @@ exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m
     __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     uint64_t others = 0;
 
-    for (size_t i = 0; i < n; i += 4 * LANES) {
-        __m256 x[4];
+    for (size_t i = 0; i < n; i += EXP_VECTORS * LANES) {
+        __m256 x[EXP_VECTORS];
 
-        for (unsigned v = 0; v < 4; v++)
+        for (unsigned v = 0; v < EXP_VECTORS; v++)
             x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i + v * LANES), scale, shift);
-        exps_of_four(x);
+        exps8(x, EXP_VECTORS);
         if (are_large(x)) {
-            others += exps_of(scores + i, counts + i, 4 * LANES, scale, shift, 1);
+            others += exps_of(scores + i, counts + i, EXP_VECTORS * LANES, scale, shift, 1);
             continue;
         }
-        for (unsigned v = 0; v < 4; v++) {
+        for (unsigned v = 0; v < EXP_VECTORS; v++) {
             _mm256_storeu_ps(scores + i + v * LANES, x[v]);
             add_halves(
                 x[v],
@@ -212,7 +212,7 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
         return 0;
     }
     if (counts != NULL) {
-        const size_t n_four = n / (4 * LANES) * (4 * LANES);
+        const size_t step = EXP_VECTORS * LANES, n_four = n / step * step;
         const uint64_t sum = exps_of_items(scores, counts, n_four, by, shift);
 
         return sum + exps_of(scores + n_four, counts + n_four, n - n_four, by, shift, 1);
