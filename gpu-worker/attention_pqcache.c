@@ -41,8 +41,7 @@ struct pqcache {
     struct kv_held_blocks *held; /* NULL: no cache */
     uint32_t n_layers, d;
     size_t row_bytes;
-    uint32_t *rerank;   /* (n_layers) */
-    uint32_t summaries; /* per 1,024 rows, that are made; a step may ask for none of them */
+    uint32_t *rerank; /* (n_layers) */
     struct kv_layer_index *index;
 
     /* A query. */
@@ -162,7 +161,6 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
     pq->base.row = &kv_attention_pqcache;
     pq->setup = *setup;
     pq->options = *options;
-    pq->summaries = options->rest;
     pq->device = setup->model->device;
     pq->n_layers = params->n_layers;
     pq->d = params->d;
@@ -615,8 +613,8 @@ static kv_status_t pqcache_unbranch(struct kv_attention *attention, uint32_t tok
     return status;
 }
 
-/* What the codes and summaries are made with cannot be changed: rows that have them keep them.
- * What memory there is for follows from the answer's form. */
+/* What the codes and summaries are made with cannot be changed: rows that have them keep them;
+ * a step may ask for no summaries.  What memory there is for follows from the answer's form. */
 static kv_status_t pqcache_retune(struct kv_attention *attention,
                                   const struct kv_attention_options *options)
 {
@@ -626,7 +624,7 @@ static kv_status_t pqcache_retune(struct kv_attention *attention,
     if (options->seed != now->seed || options->chapter_blocks != now->chapter_blocks ||
         options->subspaces != now->subspaces || options->bits != now->bits ||
         options->iterations != now->iterations ||
-        (options->rest != 0 && options->rest != pq->summaries) ||
+        (options->rest != 0 && options->rest != pq->setup.options.rest) ||
         options->answer != now->answer || options->cache != now->cache ||
         options->cache_tokens != now->cache_tokens)
         return KV_UNSUPPORTED;
