@@ -240,7 +240,7 @@ struct kv_errand {
     uint32_t layer;
     uint32_t head;
     uint64_t position;
-    bool alone;    /* object: only the rest of the object at `head` */
+    bool alone;    /* object: only the rest of what the object at `head` needs */
     bool finished; /* nothing left to ask */
 };
 

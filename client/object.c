@@ -18,7 +18,7 @@ struct kv_object_state {
     uint32_t name_bytes;
     uint64_t size;     /* get: known from the first piece */
     uint32_t n_pieces; /* get: not yet there */
-    uint32_t instance; /* get: of the object that the first piece is of */
+    uint64_t version;  /* get: of the first piece; delete: to delete, as object_exists said */
 };
 
 static uint32_t n_pieces_of(uint64_t bytes)
@@ -85,6 +85,16 @@ static kv_status_t build_put(struct kv_trip *trip,
     return KV_OK;
 }
 
+/* What a message asks: a delete first learns which version has the name, then is of that one.
+ * The name alone would not do: asked again for want of an answer, it might hit what was put
+ * meanwhile. */
+static enum kv_op_id asked(const struct kv_errand *errand)
+{
+    enum kv_op_id id = errand->op->kind->id;
+
+    return id == KV_OP_OBJECT_DELETE && !errand->alone ? KV_OP_OBJECT_EXISTS : id;
+}
+
 static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
@@ -105,9 +115,11 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
     if (status != KV_OK)
         return status;
     memcpy(trip->envelope->body, object->name, state->name_bytes);
-    trip->header.op = (uint8_t)op->kind->id;
+    trip->header.op = (uint8_t)asked(errand);
     trip->header.name_bytes = state->name_bytes;
     trip->header.offset = errand->position;
+    if (trip->header.op == KV_OP_OBJECT_DELETE)
+        trip->header.object_version = state->version;
     if (op->kind->id == KV_OP_OBJECT_PUT || op->kind->id == KV_OP_OBJECT_GET) {
         trip->buffer = object->buffer;
         kv_buffer_hold(trip->buffer);
@@ -146,6 +158,16 @@ static void start(struct kv_op *op)
 
 /* ---- answers ----------------------------------------------------------------------------- */
 
+/* A delete's text is the delete's, even where it failed in finding the version. */
+static const char *own_text(const struct kv_op *op, const char *detail)
+{
+    static const char other[] = "object_exists: ";
+    bool is_other =
+        op->kind->id == KV_OP_OBJECT_DELETE && strncmp(detail, other, sizeof(other) - 1) == 0;
+
+    return is_other ? detail + sizeof(other) - 1 : detail;
+}
+
 static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
 {
     struct kv_op *op = trip->op;
@@ -165,7 +187,7 @@ static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
         return;
     part->first_bad = trip->item;
     op->partial = KV_OK;
-    kv_op_note(op, trip->remote, status, detail);
+    kv_op_note(op, trip->remote, status, own_text(op, detail));
 }
 
 static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
@@ -203,8 +225,8 @@ static kv_status_t reply_get(struct kv_trip *trip, const uint8_t *body)
         }
         state->size = reply->object_bytes;
         state->n_pieces = n_pieces_of(state->size);
-        state->instance = reply->snapshot;
-    } else if (reply->object_bytes != state->size || reply->snapshot != state->instance) {
+        state->version = reply->object_version;
+    } else if (reply->object_bytes != state->size || reply->object_version != state->version) {
         return KV_CONFLICT; /* deleted and put again since the first piece */
     }
     bytes = piece_bytes(state->size, trip->position);
@@ -260,6 +282,26 @@ static kv_status_t finish_other(struct kv_trip *trip, char *detail, size_t detai
     object->status = KV_OK;
     if (trip->op->kind->id == KV_OP_OBJECT_EXISTS)
         object->bytes = trip->reply.object_bytes;
+    return KV_OK;
+}
+
+static kv_status_t finish_delete(struct kv_trip *trip, char *detail, size_t detail_bytes)
+{
+    struct kv_object_state *state = &trip->op->objects.states[trip->item];
+    struct kv_errand *errand;
+
+    if (trip->header.op == KV_OP_OBJECT_DELETE)
+        return finish_other(trip, detail, detail_bytes);
+    state->version = trip->reply.object_version;
+    if (state->version == 0) {
+        snprintf(detail, detail_bytes, "an object without a version");
+        return KV_CORRUPT;
+    }
+    errand = kv_errand_add(trip->op, trip->lane);
+    if (errand == NULL)
+        return KV_NO_MEMORY;
+    errand->head = trip->item;
+    errand->alone = true;
     return KV_OK;
 }
 
@@ -342,7 +384,7 @@ static const struct kv_op_kind kinds[] = {
             .start = start,
             .build = build,
             .reply = reply_other,
-            .finish = finish_other,
+            .finish = finish_delete,
             .failed = failed,
             .ended = ended,
             .describe = describe,

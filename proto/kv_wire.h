@@ -1,6 +1,6 @@
 /* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
  *
- * A request is one message: a header of 128 bytes and a body.  Rows or object bytes that are
+ * A request is one message: a header of 136 bytes and a body.  Rows or object bytes that are
  * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
  * message, where the transport takes both in one, and else come in a second message of kind
  * BULK with the same request id, so that they need not be copied into one piece with the body.
@@ -41,6 +41,11 @@
  * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece
  * i has a CRC32C seeded by kv_object_seed(name) + i, made by the client that put it.
  *
+ * A request may be sent again under another id while the first one still waits in the node, so
+ * every operation has the same effect twice as once.  object_delete names a version and not
+ * only a name: a client learns it by object_exists, and the delete of a version that is gone
+ * succeeds and leaves a later object of the name alone.
+ *
  * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
  * little-endian.  Nothing here is believed before kv_message_check() (base/message.h) and the
  * operation's own bounds have passed.
@@ -57,7 +62,7 @@ extern "C" {
 #endif
 
 /* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
-#define KV_WIRE_VERSION 4
+#define KV_WIRE_VERSION 5
 
 enum {
     KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */
@@ -127,15 +132,16 @@ enum kv_op_id {
  *   76  u32  n_units
  *   80  u32  token_begin
  *   84  u32  token_count
- *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are;
- *                         object_get replies: the object's instance, new with every put
+ *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
  *   92  u32  layer          replies: the first unit's layer
  *   96  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
  *  104  u64  object_bytes   the whole object's size; object_get requests: 0
- *  112  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
- *  116  u32  n_rows         replies: rows in it
- *  120  u32  name_bytes
- *  124  u32  header_crc     CRC32C of bytes 0..123
+ *  112  u64  object_version  a number that no other object of the name ever has: of the object
+ *                         in object_get and object_exists replies, to delete in object_delete
+ *  120  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
+ *  124  u32  n_rows         replies: rows in it
+ *  128  u32  name_bytes
+ *  132  u32  header_crc     CRC32C of bytes 0..131
  */
 struct kv_wire_header {
     uint16_t version;
@@ -161,16 +167,17 @@ struct kv_wire_header {
     uint32_t layer;
     uint64_t offset;
     uint64_t object_bytes;
+    uint64_t object_version;
     uint32_t object_crc;
     uint32_t n_rows;
     uint32_t name_bytes;
     uint32_t header_crc;
 };
-static_assert(sizeof(struct kv_wire_header) == 128, "the header is 128 bytes on the wire");
+static_assert(sizeof(struct kv_wire_header) == 136, "the header is 136 bytes on the wire");
 static_assert(offsetof(struct kv_wire_header, token) == 32, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 64, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, offset) == 96, "as in the byte table");
-static_assert(offsetof(struct kv_wire_header, header_crc) == 124, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, header_crc) == 132, "as in the byte table");
 
 /* One unit of a request.
  *

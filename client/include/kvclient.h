@@ -454,7 +454,8 @@ enum kv_object_verb {
     KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` tells the size, nothing landed;
                         KV_CONFLICT: replaced while it was read, try again */
     KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` tells the size */
-    KV_OBJECT_DELETE, /* KV_OK, KV_NOT_FOUND */
+    KV_OBJECT_DELETE, /* KV_OK: what the node found under the name is gone, and what was put
+                        there since is not; KV_NOT_FOUND: it found nothing */
 };
 
 /* One or many objects in one operation, in parallel.  Keeps `objects` until the operation is

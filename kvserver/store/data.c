@@ -904,7 +904,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         data->works == NULL || data->bodies == NULL || data->stagings == NULL ||
         data->receipts == NULL || data->commands == NULL ||
         !kv_heap_init(&data->heap, data->arena) ||
-        !kv_objects_init(&data->objects, data->arena, setup->secret))
+        !kv_objects_init(&data->objects, data->arena, setup->secret, setup->object_version))
         goto err_fini;
     data->indexer = kv_indexer_create(&data->heap, data->clock);
     data->querier = kv_querier_create(data);

@@ -227,7 +227,7 @@ struct kv_data {
 struct kv_data_setup {
     struct kv_node *node;
     uint32_t index, n_threads, n_parts, n_peers, n_commands, credits;
-    uint64_t memory_bytes, stuck_send_us, secret;
+    uint64_t memory_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *answers;

@@ -129,6 +129,8 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
             .transport = config->transport,
             .answers = node->answers,
         };
+        /* Clients see versions: they must not tell what the generator made before and after. */
+        kv_random_fill(&node->random, &setup.object_version, sizeof(setup.object_version));
         status = kv_data_init(&node->data[node->n_threads], &setup);
         if (status != KV_OK) {
             snprintf(detail, detail_bytes, "node: data thread %u: %s", node->n_threads,

@@ -3,11 +3,14 @@
 #include <assert.h>
 #include <string.h>
 
-bool kv_objects_init(struct kv_objects *objects, struct kv_arena *arena, uint64_t secret)
+bool kv_objects_init(struct kv_objects *objects,
+                     struct kv_arena *arena,
+                     uint64_t secret,
+                     uint64_t version)
 {
     objects->arena = arena;
     objects->bytes = 0;
-    objects->instances = 0;
+    objects->version = version;
     objects->map = kv_map_create(secret);
     return objects->map != NULL;
 }
@@ -40,10 +43,12 @@ struct kv_stored_object *kv_object_create(struct kv_objects *objects,
     struct kv_stored_object *object = kv_arena_alloc(objects->arena, record_class);
     if (object == NULL)
         return NULL;
+    if (++objects->version == 0)
+        objects->version = 1;
     *object = (struct kv_stored_object){.key = *key,
                                         .bytes = bytes,
                                         .pins = 1,
-                                        .instance = ++objects->instances,
+                                        .version = objects->version,
                                         .class_id = (uint8_t)record_class};
     objects->bytes += bytes;
     for (; object->n_pieces < n_pieces; object->n_pieces++) {

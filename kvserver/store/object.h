@@ -26,7 +26,7 @@ struct kv_stored_object {
     uint64_t bytes;
     uint32_t n_pieces;
     uint32_t pins;
-    uint32_t instance; /* tells it from others that had the name before */
+    uint64_t version; /* no other object of the name ever has it; never 0 */
     bool published;
     uint8_t class_id; /* of this record */
     struct kv_object_piece pieces[];
@@ -36,10 +36,15 @@ struct kv_objects {
     struct kv_arena *arena;
     struct kv_map *map;
     uint64_t bytes;
-    uint32_t instances; /* made so far */
+    uint64_t version; /* of the newest object */
 };
 
-bool kv_objects_init(struct kv_objects *objects, struct kv_arena *arena, uint64_t secret);
+/* `version` is where versions begin: random, so that those of a node that ran before under this
+ * address do not come again. */
+bool kv_objects_init(struct kv_objects *objects,
+                     struct kv_arena *arena,
+                     uint64_t secret,
+                     uint64_t version);
 void kv_objects_fini(struct kv_objects *objects);
 
 /* Pieces of an object of that size; one for an empty object. */

@@ -64,7 +64,7 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
                              .body_min = 1,
                              .begin = kv_op_object_exists_begin},
     [KV_OP_OBJECT_DELETE] = {.name = "object_delete",
-                             .summary = "frees a name and its bytes",
+                             .summary = "frees a name that still has that version",
                              .class = KV_CLASS_PUT,
                              .body_min = 1,
                              .begin = kv_op_object_delete_begin},

@@ -176,7 +176,7 @@ void kv_op_object_get_begin(struct kv_work *work)
     work->reply.offset = request->offset;
     work->reply.object_bytes = object->bytes;
     work->reply.object_crc = piece->crc;
-    work->reply.snapshot = object->instance;
+    work->reply.object_version = object->version;
     kv_count(&work->data->stats.objects_out, 1);
     if (bytes <= KV_WIRE_INLINE_MAX / 2)
         kv_work_answer(work, piece->bytes, bytes, NULL, 0);
@@ -196,19 +196,26 @@ void kv_op_object_exists_begin(struct kv_work *work)
         return;
     }
     work->reply.object_bytes = object->bytes;
+    work->reply.object_version = object->version;
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 
+/* Of one version: sent again, it finds that version gone and whatever was put since alone. */
 void kv_op_object_delete_begin(struct kv_work *work)
 {
+    struct kv_objects *objects = &work->data->objects;
+    uint64_t version = work->request.object_version;
     struct kv_id128 name, key;
 
     if (!object_key(work, &name, &key))
         return;
-    if (!kv_objects_remove(&work->data->objects, &key)) {
-        kv_work_fail(work, KV_NOT_FOUND, "object_delete: no such object");
+    if (version == 0) {
+        kv_work_fail(work, KV_INVALID, "object_delete: version 0: no object has it");
         return;
     }
+    const struct kv_stored_object *object = kv_objects_find(objects, &key);
+    if (object != NULL && object->version == version)
+        (void)kv_objects_remove(objects, &key);
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 

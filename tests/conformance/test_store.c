@@ -1256,19 +1256,57 @@ static void lost_and_doubled_messages(void **state)
         one.buffer = faulty.side.in;
         object(&faulty.side, KV_OBJECT_GET, &one, KV_OK);
         assert_true(test_is_filled(kv_buffer_data(faulty.side.in), 1500000, 4));
+        object(&faulty.side, KV_OBJECT_DELETE, &one, KV_OK);
         fault_clear(faulty.transport);
-        /* Asked again for want of an answer, a delete finds nothing any more. */
-        struct kv_op *op;
-        assert_int_equal(
-            kv_objects_begin(faulty.side.client, KV_OBJECT_DELETE, &one, 1, 0, &op), KV_OK);
-        kv_status_t status = kv_finish(op);
-        assert_true(status == KV_OK || status == KV_NOT_FOUND);
         assert_true(fault_hits(faulty.transport) > 0);
         close_session(child);
         close_session(session);
         assert_true(cluster_becomes(faulty.side.client, "status", "requests_in_flight", 0));
         close_faulty(&faulty);
     }
+}
+
+/* The answer to a delete is lost, so the delete is sent again, and by then another client has
+ * put other bytes under the name: the delete has succeeded, and those stay. */
+static void deletes_leave_later_objects_alone(void **state)
+{
+    static const struct fault_rule lost = {
+        FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_OBJECT_DELETE, 0, 1};
+    static const struct fault_rule late = {FAULT_OUT,           FAULT_HOLD, KV_WIRE_REQUEST,
+                                           KV_OP_OBJECT_DELETE, 1,          0};
+    struct faulty faulty;
+    struct side other;
+    struct kv_op *op;
+
+    (void)state;
+    open_faulty(&faulty, 100);
+    open_side(&other);
+    for (unsigned is_put_again = 0; is_put_again < 2; is_put_again++) {
+        struct kv_object one = {.name = "deleted", .buffer = other.out, .bytes = 1000};
+        unsigned hits = fault_hits(faulty.transport);
+
+        test_fill(kv_buffer_data(other.out), 2000, 8);
+        object(&other, KV_OBJECT_PUT, &one, KV_OK);
+        fault_clear(faulty.transport);
+        fault_add(faulty.transport, &lost);
+        fault_add(faulty.transport, &late);
+        assert_int_equal(
+            kv_objects_begin(faulty.side.client, KV_OBJECT_DELETE, &one, 1, 0, &op), KV_OK);
+        while (fault_hits(faulty.transport) < hits + 2 && kv_op_status(op) == KV_IN_PROGRESS)
+            kv_client_wait(faulty.side.client, 1000);
+        struct kv_object later = {.name = "deleted", .buffer = other.out, .bytes = 2000};
+        if (is_put_again)
+            object(&other, KV_OBJECT_PUT, &later, KV_OK);
+        fault_clear(faulty.transport);
+        fault_release(faulty.transport);
+        expect(op, KV_OK, KV_OK, "object_delete");
+        later.buffer = other.in;
+        object(&other, KV_OBJECT_GET, &later, is_put_again ? KV_OK : KV_NOT_FOUND);
+        if (is_put_again)
+            object(&other, KV_OBJECT_DELETE, &later, KV_OK);
+    }
+    close_side(&other);
+    close_faulty(&faulty);
 }
 
 static void poll_until_free(struct side *side, struct kv_buffer *buffer)
@@ -1539,6 +1577,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(objects_of_all_sizes),
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(lost_and_doubled_messages),
+        cmocka_unit_test(deletes_leave_later_objects_alone),
         cmocka_unit_test(nothing_lands_late),
         cmocka_unit_test(changed_rows_are_refused),
         cmocka_unit_test(cancelled_operations),

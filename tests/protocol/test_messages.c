@@ -314,6 +314,16 @@ static uint32_t thread_of_name(const char *name, size_t bytes)
     return kv_placement_object_thread(kv_placement_object_slot(&hash), N_THREADS);
 }
 
+/* The version that the node has under a name of tenant 0; 1 if it has none. */
+static uint64_t version_of(const char *name, size_t bytes)
+{
+    const struct kv_id128 key = kv_hash128(name, bytes);
+    const struct kv_stored_object *object =
+        kv_objects_find(&world.node->data[thread_of_name(name, bytes)].objects, &key);
+
+    return object != NULL ? object->version : 1;
+}
+
 /* ---- what must hold after whatever was sent ---------------------------------------------- */
 
 /* Lets all deadlines pass, then looks at what the node has lent. */
@@ -484,14 +494,18 @@ static const struct {
 #name, offsetof(struct kv_wire_header, name),  \
             sizeof(((struct kv_wire_header *)0)->name) \
     }
-    FIELD(kind),         FIELD(op),           FIELD(status),
-    FIELD(request_id),   FIELD(client_index), FIELD(session_index),
-    FIELD(generation),   FIELD(tenant),       FIELD(epoch),
-    FIELD(deadline_us),  FIELD(flags),        FIELD(bulk_bytes),
-    FIELD(n_units),      FIELD(token_begin),  FIELD(token_count),
-    FIELD(snapshot),     FIELD(layer),        FIELD(offset),
-    FIELD(object_bytes), FIELD(object_crc),   FIELD(n_rows),
-    FIELD(name_bytes),
+    FIELD(kind),           FIELD(op),
+    FIELD(status),         FIELD(request_id),
+    FIELD(client_index),   FIELD(session_index),
+    FIELD(generation),     FIELD(tenant),
+    FIELD(epoch),          FIELD(deadline_us),
+    FIELD(flags),          FIELD(bulk_bytes),
+    FIELD(n_units),        FIELD(token_begin),
+    FIELD(token_count),    FIELD(snapshot),
+    FIELD(layer),          FIELD(offset),
+    FIELD(object_bytes),   FIELD(object_crc),
+    FIELD(n_rows),         FIELD(name_bytes),
+    FIELD(object_version),
 #undef FIELD
 };
 enum {
@@ -687,6 +701,7 @@ static uint32_t make_request(unsigned op,
         header.name_bytes = (uint32_t)name_bytes;
         memcpy(body, name, name_bytes);
         bytes = name_bytes;
+        header.object_version = version_of(name, name_bytes);
         if (op == KV_OP_OBJECT_PUT) {
             struct kv_id128 hash = kv_hash128(name, name_bytes);
             uint8_t *data = body + KV_WIRE_BODY_MAX;
@@ -1079,6 +1094,54 @@ static void control_thread_takes_anything(void **state)
     assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
 }
 
+/* The name's version is deleted once; again, or with another object there, it is gone already.
+ */
+static void deletes_are_of_a_version(void **state)
+{
+    static const char name[] = "versioned";
+    const size_t name_bytes = sizeof(name) - 1;
+    const struct kv_id128 hash = kv_hash128(name, name_bytes);
+    struct kv_channel *channel = world.data[thread_of_name(name, name_bytes)];
+    uint8_t body[sizeof(name) + sizeof(uint32_t) + 1];
+    uint64_t versions[3];
+    struct kv_wire_header header;
+
+    (void)state;
+    memcpy(body, name, name_bytes);
+    for (unsigned i = 0; i < 3; i++) {
+        uint32_t crc = kv_crc32c(kv_object_seed(&hash), "abc" + i, 1);
+
+        memcpy(body + name_bytes, &crc, sizeof(crc));
+        body[name_bytes + sizeof(crc)] = (uint8_t) "abc"[i];
+        header = request_of(KV_OP_OBJECT_PUT);
+        header.name_bytes = name_bytes;
+        header.object_bytes = 1;
+        assert_int_equal(ask(channel, &header, body, name_bytes + sizeof(crc) + 1), KV_OK);
+        header = request_of(KV_OP_OBJECT_EXISTS);
+        header.name_bytes = name_bytes;
+        assert_int_equal(ask(channel, &header, body, name_bytes), KV_OK);
+        versions[i] = world.reply.object_version;
+        for (unsigned j = 0; j < i; j++)
+            assert_true(versions[i] != versions[j]);
+        /* What is named may be gone for long: all is well, and this object stays. */
+        for (unsigned j = 0; j <= i; j++) {
+            header = request_of(KV_OP_OBJECT_DELETE);
+            header.name_bytes = name_bytes;
+            header.object_version = j < i ? versions[j] : 0;
+            assert_int_equal(ask(channel, &header, body, name_bytes),
+                             j < i ? KV_OK : KV_INVALID);
+            assert_int_equal(version_of(name, name_bytes), versions[i]);
+        }
+        for (unsigned j = 0; j < 2; j++) {
+            header = request_of(KV_OP_OBJECT_DELETE);
+            header.name_bytes = name_bytes;
+            header.object_version = versions[i];
+            assert_int_equal(ask(channel, &header, body, name_bytes), KV_OK);
+            assert_int_equal(version_of(name, name_bytes), 1);
+        }
+    }
+}
+
 /* One thread that stands still is noticed, whatever the others do. */
 static void a_thread_stands_still(void **state)
 {
@@ -1214,6 +1277,7 @@ static int close_world(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(deletes_are_of_a_version),
         cmocka_unit_test(every_field_of_every_operation),
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),

@@ -125,7 +125,7 @@ struct name {
     uint32_t contents[CONTENTS_MAX];
     unsigned n_contents;
     uint32_t sure;       /* content that must be there, or 0 */
-    uint64_t deleted_us; /* when the last delete began or ended */
+    uint64_t doubted_us; /* when a delete ended that may still come to be */
     unsigned n_deletes;  /* under way */
     uint64_t n_losses;
 };
@@ -393,7 +393,7 @@ static void client_end(struct world *world, unsigned number)
 
             if (task->verb == KV_OBJECT_DELETE) {
                 name->n_deletes--;
-                name->deleted_us = world->clock.virtual_us;
+                name->doubted_us = world->clock.virtual_us;
             }
         }
         if (task->kind == TASK_FORK || task->kind == TASK_TRUNCATE)
@@ -962,11 +962,11 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
         if (task->verb == KV_OBJECT_DELETE) {
             name->n_deletes++;
             name->n_losses++;
-            name->deleted_us = world->clock.virtual_us;
-            name->sure = 0;
         }
         /* What it must find, and how often that was doubted. */
         task->n_ids[i] = name->sure;
+        if (task->verb == KV_OBJECT_DELETE)
+            name->sure = 0;
         task->ids[i] = (uint32_t)name->n_losses;
         sum += bytes[i];
     }
@@ -1412,7 +1412,10 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
         if (task->verb == KV_OBJECT_DELETE) {
             name->n_deletes--;
             name->n_losses++;
-            name->deleted_us = world->clock.virtual_us;
+            /* One that has succeeded is done with: no message of it deletes what comes later.
+             */
+            if (object->status != KV_OK && object->status != KV_NOT_FOUND)
+                name->doubted_us = world->clock.virtual_us;
         }
         if (object->status == KV_OK) {
             if (task->verb == KV_OBJECT_GET && object->bytes > 0)
@@ -1432,8 +1435,8 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
                          task->n_ids[i]);
             if (task->verb == KV_OBJECT_PUT && task->ids[i] == (uint32_t)name->n_losses &&
                 name->n_deletes == 0 && !has_died(world, task) &&
-                (name->deleted_us == 0 ||
-                 world->clock.virtual_us - name->deleted_us > STRAGGLER_US))
+                (name->doubted_us == 0 ||
+                 world->clock.virtual_us - name->doubted_us > STRAGGLER_US))
                 name->sure = task->contents[i];
         } else if (object->status == KV_NOT_FOUND) {
             if (is_sure)

@@ -41,7 +41,7 @@ static void random_operations(void **state)
 {
     static const uint64_t sizes[] = {0, 1, 511, 5000, 100000, 1 << 20, (1 << 20) + 1, 3 << 20};
     struct kv_stored_object *there[N_NAMES] = {0}, *pinned[N_NAMES] = {0};
-    uint64_t bytes_of[N_NAMES] = {0}, sum = 0, seed = kv_clock_now(&kv_clock_real);
+    uint64_t bytes_of[N_NAMES] = {0}, sum = 0, version = 0, seed = kv_clock_now(&kv_clock_real);
     struct kv_arena *arena = kv_arena_create(64 << 20);
     struct kv_objects objects;
     struct kv_random random;
@@ -50,7 +50,7 @@ static void random_operations(void **state)
     (void)state;
     print_message("seed %llu\n", (unsigned long long)seed);
     kv_random_init(&random, seed);
-    assert_true(kv_objects_init(&objects, arena, 7));
+    assert_true(kv_objects_init(&objects, arena, 7, UINT64_MAX - 2));
     for (unsigned step = 0; step < STEPS; step++) {
         uint32_t i = (uint32_t)kv_random_below(&random, N_NAMES);
         struct kv_id128 key = key_of(i);
@@ -67,6 +67,8 @@ static void random_operations(void **state)
             object = kv_object_create(&objects, &key, bytes, crcs);
             if (object == NULL)
                 break;
+            assert_true(object->version != 0 && object->version != version);
+            version = object->version;
             for (uint32_t j = 0; j < object->n_pieces; j++)
                 memset(object->pieces[j].bytes, (int)i, kv_object_piece_bytes(bytes, j));
             assert_null(kv_objects_find(&objects, &key));
@@ -131,7 +133,7 @@ static void does_not_fit(void **state)
     uint32_t crcs[CRCS] = {0};
 
     (void)state;
-    assert_true(kv_objects_init(&objects, arena, 7));
+    assert_true(kv_objects_init(&objects, arena, 7, UINT64_MAX - 2));
     assert_null(kv_object_create(&objects, &key, 60 << 20, crcs));
     assert_int_equal(objects.bytes, 0);
     assert_int_equal(kv_arena_bytes_lent(arena), 0);
