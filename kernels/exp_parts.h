@@ -5,8 +5,10 @@
  *            r = fma(-k, EXP_LN2_LOW, fma(-k, EXP_LN2_HIGH, x)), |r| <= ln(2) / 2 and a bit;
  *            p = 1/7!, then p = fma(p, r, c) for c = 1/6! ... 1/1!, 1/0!;
  *            p * 2^k, 2^k from t's bits.  The first term left out is below 2^-27.
- *            Not x >= EXP_LEAST: 0.  x > EXP_MOST counts as EXP_MOST, which k = 127 reaches.
- *            Relative error at most 3e-7; exp(0) = 1.
+ *            Not x >= EXP_LEAST: 0.  Relative error at most 3e-7; exp(0) = 1.
+ *            x > 0 counts as 0.  What is asked for is always how far something lies below the
+ *            largest of its kind; where it comes out above, the numbers were so large that
+ *            rounding did it, and without a bound a sum of weights would not fit its integer.
  *
  * Threads: pure functions.  Memory: none.
  */
@@ -18,7 +20,7 @@
 #include <string.h>
 
 #define EXP_LEAST    (-87.0f)
-#define EXP_MOST     88.0f
+#define EXP_MOST     0.0f
 #define EXP_LOG2_E   1.44269504f
 #define EXP_ROUNDER  12582912.0f
 #define EXP_LN2_HIGH 0.693359375f

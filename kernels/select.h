@@ -6,8 +6,8 @@
  *
  * Numerical contract, the same in every instruction set, to the bit, and the same for c rows
  * with one score as for one item of c rows:
- *   exp(x)    one polynomial in fp32 (select_parts.h says which); 0 below -87 and of a NaN,
- *             exp(88) above 88; else the relative error is at most 3e-7
+ *   exp(x)    one polynomial in fp32 (exp_parts.h says which); 0 below -87 and of a NaN, 1
+ *             above 0, where only rounding gets; else the relative error is at most 3e-7
  *   max       NaN counts as -inf; of nothing: -inf; a zero is +0
  *   exp sum   exp() in units of 2^-KV_EXP_SUM_BITS, rounded to the nearest, ties to even,
  *             added as whole numbers: the order does not matter

@@ -146,7 +146,7 @@ enum {
     HALF_BITS = KV_EXP_SUM_BITS / 2,
 };
 
-/* Adds exps below 4 in units of the exp sum times counts: high halves of HALF_BITS bits to
+/* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of HALF_BITS bits to
  * sums[0], low ones to sums[1].  What is left of an exp behind its high half is exact, so that
  * rounding it is rounding the whole. */
 INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
@@ -165,21 +165,11 @@ INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
     sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(_mm256_srli_epi64(low, 32), odd));
 }
 
-/* Is one of four vectors' exps too large for add_halves()?  Rounding of scores that are huge
- * makes such ones. */
-INLINE int are_large(const __m256 x[EXP_VECTORS])
-{
-    const __m256 most = _mm256_max_ps(_mm256_max_ps(x[0], x[1]), _mm256_max_ps(x[2], x[3]));
-
-    return _mm256_movemask_ps(_mm256_cmp_ps(most, _mm256_set1_ps(4), _CMP_GE_OQ)) != 0;
-}
-
 /* Of items, a multiple of four vectors. */
 INLINE uint64_t
 exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
 {
     __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    uint64_t others = 0;
 
     for (size_t i = 0; i < n; i += EXP_VECTORS * LANES) {
         __m256 x[EXP_VECTORS];
@@ -187,10 +177,6 @@ exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m
         for (unsigned v = 0; v < EXP_VECTORS; v++)
             x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i + v * LANES), scale, shift);
         exps8(x, EXP_VECTORS);
-        if (are_large(x)) {
-            others += exps_of(scores + i, counts + i, EXP_VECTORS * LANES, scale, shift, 1);
-            continue;
-        }
         for (unsigned v = 0; v < EXP_VECTORS; v++) {
             _mm256_storeu_ps(scores + i + v * LANES, x[v]);
             add_halves(
@@ -199,7 +185,7 @@ exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m
                 sums);
         }
     }
-    return (sum4(sums[0]) << HALF_BITS) + sum4(sums[1]) + others;
+    return (sum4(sums[0]) << HALF_BITS) + sum4(sums[1]);
 }
 
 AVX2 static uint64_t

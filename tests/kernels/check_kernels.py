@@ -128,7 +128,7 @@ def check_select(case, get, tiers):
     most = np.where(np.isnan(scores), -np.inf, scores).max()
 
     def exp(x):
-        x = np.where(np.isnan(x), -np.inf, np.minimum(x, 88))
+        x = np.where(np.isnan(x), -np.inf, np.minimum(x, 0))
         return np.exp(np.where(x < -87, -np.inf, x))
 
     for tier in tiers("max"):
