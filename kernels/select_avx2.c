@@ -146,9 +146,9 @@ enum {
     HALF_BITS = KV_EXP_SUM_BITS / 2,
 };
 
-/* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of HALF_BITS bits to
- * sums[0], low ones to sums[1].  What is left of an exp behind its high half is exact, so that
- * rounding it is rounding the whole. */
+/* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of
+ * HALF_BITS bits to sums[0], low ones to sums[1].  What is left of an exp behind its high half
+ * is exact, so that rounding it is rounding the whole. */
 INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
 {
     const __m256 up = _mm256_set1_ps((float)(1 << HALF_BITS));

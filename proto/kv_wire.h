@@ -254,7 +254,8 @@ enum kv_wire_query_flags {
  *            output and log-sum-exp per query vector, together
  *
  * With NONE, attention of a vector is over the rows that it chose; else over all that were.
- * Only candidates are in it.
+ * Only candidates are in it.  An output that is not finite, since a row holds a NaN or an
+ * infinity, is KV_INVALID.  (A key's score that is a NaN counts as -inf: that row comes last.)
  *
  * Ties go to the lower token.  With UNION and NONE, k and rerank * k are per query vector.
  *

@@ -382,7 +382,8 @@ struct kv_query {
 KV_API size_t kv_query_room(const kv_schema_t *schema, const struct kv_query *query);
 
 /* `io` is needed with KV_ANSWER_ROWS only: kv_query_room() bytes from the offset on, `crcs` is
- * not used.  KV_TOO_LARGE: the rows of one head are more than 1 MiB; ask for ids and fetch. */
+ * not used.  KV_TOO_LARGE: the rows of one head are more than 1 MiB; ask for ids and fetch.
+ * KV_INVALID, from the node: a row that attention needs holds a NaN or an infinity. */
 KV_API kv_status_t kv_query_begin(struct kv_session *session,
                                   const struct kv_query *query,
                                   const struct kv_rows_io *io,

@@ -11,6 +11,7 @@
 #include "querier.h"
 #include "query_body.h"
 
+#include <math.h>
 #include <string.h>
 
 void kv_op_query_wake(struct kv_work *work)
@@ -85,6 +86,32 @@ static void count(struct kv_work *work, const struct kv_querier *querier)
     kv_count(&stats->rows_out, querier->n_rows);
     kv_count(&stats->rows_out_bytes, work->cursor_bytes);
     kv_count(&work->peer->rows_out, querier->n_rows);
+}
+
+/* Whether every output is a number: one row with a value that is none spoils a whole element,
+ * and the asker could not tell that from a node that answers nonsense.  On failure the work has
+ * failed. */
+static bool check_outputs(struct kv_work *work, const struct kv_querier *querier)
+{
+    const float *output = querier->outputs;
+
+    if (!kv_query_has_outputs(kv_query_of(work)))
+        return true;
+    for (uint32_t unit = 0; unit < work->request.n_units; unit++) {
+        const float *end =
+            output + (size_t)kv_query_of(work)->n_queries * kv_query_layer(work, unit)->d_v;
+
+        for (; output < end; output++) {
+            if (isfinite(*output))
+                continue;
+            kv_work_fail(work, KV_INVALID,
+                         "query: layer %u head %u: the output is no number: a row attended "
+                         "holds a NaN, an infinity, or values too large to add",
+                         kv_query_units(work)[unit].layer, kv_query_units(work)[unit].kv_head);
+            return false;
+        }
+    }
+    return true;
 }
 
 static void answer(struct kv_work *work, struct kv_querier *querier)
@@ -175,6 +202,7 @@ bool kv_op_query_run(struct kv_work *work)
     kv_querier_slice(querier, work);
     if (querier->unit < work->request.n_units)
         return true;
-    answer(work, querier);
+    if (check_outputs(work, querier))
+        answer(work, querier);
     return false;
 }

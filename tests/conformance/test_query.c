@@ -1154,20 +1154,21 @@ static void attention_of_many_rows(void **state)
     open_side(&side);
     session = open_session(&side, &models[BRAINS]);
     put(&side, session, 0, 2000, 1);
-    put(&side, session, 2000, 2000, SALT_RAW + 1);
+    put(&side, session, 2000, 2000, 1);
+    put(&side, session, 4000, 200, SALT_RAW + 1);
     make_question(&question, 1, 4000, 1);
-    question.salts[1].begin = 2000;
-    question.salts[1].salt = SALT_RAW + 1;
-    question.n_salts = 2;
     question.query.k = KV_CHOSEN_MAX;
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         question.query.merge = (enum kv_merge)merge;
         question.query.scores = merge % 2;
         ask_attend(&side, session, &question);
-        question.ranges[0].end = 2000;
-        ask_attend(&side, session, &question);
-        question.ranges[0].end = 4000;
+        question.ranges[0] = (struct kv_range){200, 4200};
+        question.query.answer = KV_ANSWER_ATTEND;
+        question.query.scores = false;
+        query_fails(&side, session, &question, 0, KV_INVALID); /* values that are no numbers */
+        question.ranges[0] = (struct kv_range){0, 4000};
     }
+    question.query.answer = KV_ANSWER_ROWS;
     question.query.names = true;
     query_fails(&side, session, &question, 0, KV_INVALID); /* rows are named anyway */
     question.query.names = false;
