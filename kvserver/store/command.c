@@ -194,12 +194,18 @@ static bool session_truncate(struct kv_data *data, struct kv_command *command)
     struct kv_part *part = &data->parts[command->index];
     uint32_t end = command->cursor + UNITS_PER_SLICE;
 
-    /* From the first slice on nobody may use the units as they were. */
-    if (command->cursor == 0)
+    /* From the first slice on nobody may use the units as they were, and before the last one
+     * nobody may use them as they will be. */
+    if (command->cursor == 0) {
+        part->changing = true;
         part_advance(data, part, command->generation);
+    }
     for (; command->cursor < part->n_units && command->cursor < end; command->cursor++)
         kv_unit_truncate(&part->units[command->cursor], &data->heap, command->tokens);
-    return command->cursor >= part->n_units;
+    if (command->cursor < part->n_units)
+        return false;
+    part->changing = false;
+    return true;
 }
 
 static bool session_close(struct kv_data *data, struct kv_command *command)

@@ -170,7 +170,8 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes)
 
 bool kv_work_stale(const struct kv_work *work)
 {
-    return !work->part->used || work->part->serial != work->part_serial ||
+    return !work->part->used || work->part->changing ||
+           work->part->serial != work->part_serial ||
            work->part->generation != work->request.generation;
 }
 
@@ -458,6 +459,11 @@ static void begin_request(struct kv_data *data,
             kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u",
                          row->name, header->session_index, part->generation,
                          header->generation);
+            return;
+        }
+        if (part->changing) {
+            kv_work_fail(work, KV_BUSY, "%s: session %u is being changed", row->name,
+                         header->session_index);
             return;
         }
         if (part->epoch != header->epoch) {

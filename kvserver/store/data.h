@@ -36,6 +36,7 @@ enum {
 /* What a data thread knows of a session. */
 struct kv_part {
     bool used;
+    bool changing; /* some of its units are of the generation before: nobody may use it */
     uint32_t index;
     uint32_t generation;
     uint32_t serial; /* of the slot: a work that outlives its session notices */
@@ -251,7 +252,8 @@ kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body);
 /* A buffer of KV_WIRE_BODY_MAX for the answer's body.  KV_BUSY: no slot. */
 kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 
-/* The session is not the one that the work began with: closed, or another generation. */
+/* The session is not the one that the work began with: closed, being changed, or another
+ * generation. */
 bool kv_work_stale(const struct kv_work *work);
 
 void kv_work_wait(struct kv_work *work);  /* state WAITING */

@@ -270,7 +270,7 @@ static void make_model(void)
     ask_control(KV_OP_MODEL, &request.base);
 }
 
-static void open_session(void)
+static void open_session_of(const struct kv_id128 *fingerprint)
 {
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
@@ -279,7 +279,7 @@ static void open_session(void)
     kv_random_fill(&world.random, &world.session_id, sizeof(world.session_id));
     request.session_id = binary(&world.session_id);
     request.token = binary(&world.session_token);
-    request.fingerprint = binary(&world.fingerprint);
+    request.fingerprint = binary(fingerprint);
     request.tokens_max = TOKENS_MAX;
     placement.n_nodes = 1;
     placement.root = 99;
@@ -289,6 +289,11 @@ static void open_session(void)
     assert_non_null(reply);
     world.session_index = reply->session_index;
     kvpb__open_reply__free_unpacked(reply, NULL);
+}
+
+static void open_session(void)
+{
+    open_session_of(&world.fingerprint);
 }
 
 static void close_session(void)
@@ -1161,6 +1166,209 @@ static void a_thread_stands_still(void **state)
     assert_true(kv_node_last_step_us(world.node) >= begin_us + 10000000);
 }
 
+/* ---- sessions that change ---------------------------------------------------------------- */
+
+enum {
+    WIDE_LAYERS = 48, /* of N_HEADS each: cut in more than one slice on every data thread */
+    WIDE_D = 16,      /* fp16 keys alone */
+    WIDE_ROW = 2 * WIDE_D,
+    WIDE_TOKENS = 300,
+    CUT_TOKENS = 100,
+};
+
+static struct kv_id128 make_wide_model(void)
+{
+    Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__Layer layer = KVPB__LAYER__INIT;
+    Kvpb__Layer *layers[WIDE_LAYERS];
+    struct kv_id128 fingerprint;
+
+    kv_random_fill(&world.random, &fingerprint, sizeof(fingerprint));
+    layer.kind = KV_LAYER_KEYS;
+    layer.dtype = KV_FP16;
+    layer.n_kv_heads = N_HEADS;
+    layer.d_k = WIDE_D;
+    for (uint32_t i = 0; i < WIDE_LAYERS; i++)
+        layers[i] = &layer;
+    request.name = "wide";
+    request.fingerprint = binary(&fingerprint);
+    request.n_layers = WIDE_LAYERS;
+    request.layers = layers;
+    ask_control(KV_OP_MODEL, &request.base);
+    return fingerprint;
+}
+
+static struct kv_wire_header session_request(unsigned op, uint32_t generation)
+{
+    struct kv_wire_header header = request_of(op);
+
+    header.session_index = world.session_index;
+    header.token = world.session_token;
+    header.generation = generation;
+    return header;
+}
+
+/* A unit and the CRCs of its rows [begin, begin + count), then the rows, each of which is its
+ * token over and over.  Returns the bytes before the rows. */
+static size_t put_body(const struct kv_wire_unit *unit,
+                       size_t row_bytes,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint8_t *body)
+{
+    size_t at = put_bytes(body, 0, unit, sizeof(*unit));
+    uint8_t *rows = body + at + count * sizeof(uint32_t);
+
+    for (uint32_t i = 0; i < count; i++, rows += row_bytes) {
+        uint32_t crc;
+
+        memset(rows, (int)(begin + i), row_bytes);
+        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), rows, row_bytes);
+        at = put_bytes(body, at, &crc, sizeof(crc));
+    }
+    return at;
+}
+
+static void fill_unit(const struct kv_wire_unit *unit, size_t row_bytes, uint32_t n_tokens)
+{
+    struct kv_wire_header header = session_request(KV_OP_PUT, 1);
+    size_t head = put_body(unit, row_bytes, 0, n_tokens, scratch);
+
+    header.n_units = 1;
+    header.token_count = n_tokens;
+    assert_int_equal(ask(world.data[thread_of_unit(unit->layer, unit->kv_head)], &header,
+                         scratch, head + n_tokens * row_bytes),
+                     KV_OK);
+}
+
+static void send_control(unsigned op, const ProtobufCMessage *message)
+{
+    uint8_t packed[1024];
+    struct kv_wire_header header = request_of(op);
+
+    assert_in_range(protobuf_c_message_get_packed_size(message), 0, sizeof(packed));
+    send_message(world.control, &header, packed, protobuf_c_message_pack(message, packed));
+}
+
+static void send_truncate(uint32_t tokens)
+{
+    Kvpb__TruncateRequest request = KVPB__TRUNCATE_REQUEST__INIT;
+    Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
+
+    lifecycle.op_id = kv_random_next(&world.random);
+    lifecycle.kind = KV_OP_TRUNCATE;
+    lifecycle.generation = 1;
+    lifecycle.tokens = tokens;
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    request.operation = &lifecycle;
+    send_control(KV_OP_TRUNCATE, &request.base);
+}
+
+/* A request of `op` for the unit's first `n_tokens` rows (put, append: the next one's), in
+ * order but for what the session is. */
+static void send_about(unsigned op,
+                       uint32_t generation,
+                       const struct kv_wire_unit *about,
+                       uint32_t n_tokens)
+{
+    struct kv_wire_header header = session_request(op, generation);
+    struct kv_wire_unit unit = *about;
+    size_t bytes = 0;
+
+    header.n_units = 1;
+    header.token_count = n_tokens;
+    if (op == KV_OP_PUT || op == KV_OP_APPEND) {
+        header.token_begin = n_tokens;
+        header.token_count = 1;
+        bytes = put_body(&unit, WIDE_ROW, n_tokens, 1, scratch) + WIDE_ROW;
+    } else if (op == KV_OP_FETCH) {
+        const uint32_t id = n_tokens - 1;
+
+        header.token_count = 0;
+        unit.n_ids = 1;
+        bytes = put_bytes(scratch, 0, &unit, sizeof(unit));
+        bytes = put_bytes(scratch, bytes, &id, sizeof(id));
+    } else if (op == KV_OP_INDEX) {
+        const struct kv_wire_index index = {.m = 2, .bits = 4, .iterations = 1};
+
+        bytes = put_bytes(scratch, 0, &index, sizeof(index));
+        bytes = put_bytes(scratch, bytes, &unit, sizeof(unit));
+    } else if (op == KV_OP_QUERY) {
+        const struct kv_wire_query query = {.answer = KV_ANSWER_IDS,
+                                            .merge = KV_MERGE_SUM,
+                                            .n_queries = 1,
+                                            .k = 4,
+                                            .rerank = 1,
+                                            .scale = 1,
+                                            .n_ranges = 1};
+        const struct kv_wire_range range = {0, n_tokens};
+        const float vector[WIDE_D] = {1};
+
+        bytes = put_bytes(scratch, 0, &query, sizeof(query));
+        bytes = put_bytes(scratch, bytes, &unit, sizeof(unit));
+        bytes = put_bytes(scratch, bytes, &range, sizeof(range));
+        bytes = put_bytes(scratch, bytes, vector, sizeof(vector));
+    } else {
+        bytes = put_bytes(scratch, 0, &unit, sizeof(unit));
+    }
+    send_message(world.data[thread_of_unit(unit.layer, unit.kv_head)], &header, scratch, bytes);
+}
+
+static void expect_reply(kv_status_t status, const char *what)
+{
+    kv_port_progress(world.port);
+    if (world.reply.request_id != world.next_id || world.reply.status != status)
+        fail_msg("%s: %s of request %llu, not %s of %llu", what,
+                 kv_status_name((kv_status_t)world.reply.status),
+                 (unsigned long long)world.reply.request_id, kv_status_name(status),
+                 (unsigned long long)world.next_id);
+}
+
+/* A session is cut some units at a time: a request between two slices that names the generation
+ * to come would meet units that still are of the one before. */
+static void nobody_uses_a_session_that_is_cut(void **state)
+{
+    static const unsigned ops[] = {KV_OP_PUT,   KV_OP_APPEND, KV_OP_READ,
+                                   KV_OP_FETCH, KV_OP_INDEX,  KV_OP_QUERY};
+    const struct kv_id128 wide = make_wide_model();
+    struct kv_data *data = &world.node->data[0];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        struct kv_wire_unit last = {0};
+        unsigned n_between = 0;
+
+        open_session_of(&wide);
+        for (uint32_t j = 0; j < WIDE_LAYERS * N_HEADS; j++) {
+            if (thread_of_unit(j / N_HEADS, j % N_HEADS) != 0)
+                continue;
+            last = (struct kv_wire_unit){(uint16_t)(j / N_HEADS), (uint16_t)(j % N_HEADS), 0};
+            fill_unit(&last, WIDE_ROW, WIDE_TOKENS);
+        }
+        send_truncate(CUT_TOKENS);
+        kv_node_control_step(world.node);
+        kv_node_data_step(world.node, 0);
+        for (; data->command != NULL; n_between++) {
+            send_about(ops[i], 2, &last, WIDE_TOKENS);
+            kv_node_data_step(world.node, 0);
+            expect_reply(KV_BUSY, "the generation to come");
+        }
+        assert_true(n_between >= 2);
+        send_about(ops[i], 1, &last, CUT_TOKENS);
+        kv_node_data_step(world.node, 0);
+        expect_reply(KV_STALE, "the generation before");
+        for (unsigned j = 0; j < 10; j++)
+            step();
+        send_about(ops[i], 2, &last, CUT_TOKENS);
+        for (unsigned j = 0; j < 10; j++)
+            step();
+        expect_reply(KV_OK, "the generation there is");
+        close_session();
+        settle();
+    }
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -1282,6 +1490,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),
         cmocka_unit_test(a_thread_stands_still),
+        cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(floods_are_bounded),
     };
 
