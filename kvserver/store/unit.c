@@ -180,7 +180,8 @@ void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
     unit->broken = false;
 }
 
-/* Replaces the half-filled last segment by a copy that is the unit's alone. */
+/* Replaces the half-filled last segment by a copy that is the unit's alone.  KV_BUSY: rows are
+ * landing in it, and would go on to land in the old one. */
 static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
 {
     uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
@@ -196,6 +197,8 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
         }
         return KV_OK;
     }
+    if (unit->committed < unit->reserved)
+        return KV_BUSY;
     kv_status_t status = segments_add(unit, heap, at, 1);
     if (status != KV_OK) {
         unit->segments[at] = old;

@@ -12,7 +12,8 @@
  * pinned. (2) A segment is shared by units (refs) after a fork, and pinned by transfers under
  * way; its memory goes back when both are 0. (3) A row is written in place only if one unit
  * refers to its segment and no transfer can still see or fill it (`n_written` is how far any
- * writer ever got); else the segment is copied first.
+ * writer ever got); else the segment is copied first, which waits for rows that are landing in
+ * it: they know no other place.
  *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
  * unit, by one codebook.  They are the segment's: whoever refers to it has them, and they go
  * with it.
@@ -89,7 +90,8 @@ kv_status_t kv_unit_init(struct kv_unit *unit,
                          uint32_t row_bytes);
 void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap);
 
-/* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed. */
+/* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed;
+ * KV_BUSY: nor did it, for the last segment has to be copied and rows are landing in it. */
 kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end);
 
 /* Gives up what is reserved from `begin` on. */

@@ -1265,6 +1265,26 @@ static void send_truncate(uint32_t tokens)
     send_control(KV_OP_TRUNCATE, &request.base);
 }
 
+static void send_fork(uint32_t tokens)
+{
+    Kvpb__ForkRequest request = KVPB__FORK_REQUEST__INIT;
+    Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
+    struct kv_id128 child;
+
+    kv_random_fill(&world.random, &child, sizeof(child));
+    lifecycle.op_id = kv_random_next(&world.random);
+    lifecycle.kind = KV_OP_FORK;
+    lifecycle.generation = 1;
+    lifecycle.tokens = tokens;
+    lifecycle.child_session_id = binary(&child);
+    lifecycle.child_token = binary(&child);
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    request.operation = &lifecycle;
+    request.lease_ms = 1000; /* the child is gone after settle() */
+    send_control(KV_OP_FORK, &request.base);
+}
+
 /* A request of `op` for the unit's first `n_tokens` rows (put, append: the next one's), in
  * order but for what the session is. */
 static void send_about(unsigned op,
@@ -1367,6 +1387,55 @@ static void nobody_uses_a_session_that_is_cut(void **state)
         close_session();
         settle();
     }
+}
+
+/* Rows land in a segment that a fork has come to share meanwhile; those behind them wait for
+ * them instead of taking it away. */
+static void rows_land_while_the_session_forks(void **state)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    const uint32_t thread = thread_of_unit(0, 0);
+    struct kv_channel *channel = world.data[thread];
+    struct kv_wire_header headers[2];
+    uint8_t bodies[2][2048];
+    size_t heads[2];
+
+    (void)state;
+    open_session();
+    for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++)
+        fill_unit(&(struct kv_wire_unit){i / N_HEADS, i % N_HEADS, 0}, ROW_BYTES, 100);
+    for (uint32_t i = 0; i < 2; i++) {
+        headers[i] = session_request(KV_OP_PUT, 1);
+        headers[i].n_units = 1;
+        headers[i].token_begin = 100 + i * 10;
+        headers[i].token_count = 10;
+        headers[i].bulk_bytes = 10 * ROW_BYTES;
+        heads[i] = put_body(&unit, ROW_BYTES, 100 + i * 10, 10, bodies[i]);
+    }
+    send_message(channel, &headers[0], bodies[0], heads[0]);
+    kv_node_data_step(world.node, thread);
+    send_fork(100);
+    kv_node_control_step(world.node);
+    kv_node_data_step(world.node, thread);
+    /* The child is there; the parent is still of its generation until the control thread has
+     * heard that. */
+    send_message(channel, &headers[1], bodies[1], heads[1]);
+    kv_node_data_step(world.node, thread);
+    for (uint32_t i = 0; i < 2; i++) {
+        send_bulk(channel, &headers[i], bodies[i] + heads[i], 10 * ROW_BYTES);
+        kv_node_data_step(world.node, thread);
+        kv_port_progress(world.port);
+        assert_int_equal(world.reply.request_id, headers[i].request_id);
+        if (world.reply.status != KV_OK)
+            fail_msg("%.*s", (int)world.reply.body_bytes, (char *)world.body);
+    }
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    assert_int_equal(world.node->n_sessions, 2);
+    settle();
+    assert_int_equal(world.node->n_sessions, 1);
+    assert_int_equal(world.node->sessions[world.session_index].generation, 2);
+    close_session();
 }
 
 /* ---- floods ------------------------------------------------------------------------------ */
@@ -1491,6 +1560,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(control_thread_takes_anything),
         cmocka_unit_test(a_thread_stands_still),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
+        cmocka_unit_test(rows_land_while_the_session_forks),
         cmocka_unit_test(floods_are_bounded),
     };
 

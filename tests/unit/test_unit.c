@@ -329,12 +329,66 @@ static void pieces_are_joined(void **state)
     kv_arena_destroy(arena);
 }
 
+/* Fails unless nothing changes: a copy of the last segment would not get the rows that are
+ * landing in it. */
+static void expect_busy(struct kv_unit *unit, struct kv_heap *heap, uint32_t end)
+{
+    const struct kv_unit before = *unit;
+
+    assert_int_equal(kv_unit_reserve(unit, heap, end), KV_BUSY);
+    assert_int_equal(unit->reserved, before.reserved);
+    assert_int_equal(unit->n_segments, before.n_segments);
+}
+
+/* Rows that are landing go where the unit looks for them, whoever shares the segment and
+ * however far others had reserved it. */
+static void rows_land_where_the_unit_has_them(void **state)
+{
+    struct kv_arena *arena = kv_arena_create(16 << 20);
+    struct kv_segment *pins[2];
+    struct kv_iov iov;
+    struct kv_heap heap;
+    struct kv_unit unit, child;
+
+    (void)state;
+    assert_true(kv_heap_init(&heap, arena));
+    for (unsigned is_forked = 0; is_forked < 2; is_forked++) {
+        assert_int_equal(kv_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(kv_unit_init(&child, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(kv_unit_reserve(&unit, &heap, 100), KV_OK);
+        unit.committed = 100;
+        assert_int_equal(kv_unit_reserve(&unit, &heap, 110), KV_OK);
+        assert_int_equal(kv_unit_pieces(&unit, 100, 10, &iov, 0, 1), 1);
+        assert_int_equal(kv_unit_pin(&unit, 100, 10, pins), 1);
+        if (is_forked) {
+            assert_int_equal(kv_unit_fork(&unit, &child, &heap, 100), KV_OK);
+        } else { /* one behind it finds no memory in another unit of its message */
+            assert_int_equal(kv_unit_reserve(&unit, &heap, 120), KV_OK);
+            kv_unit_unreserve(&unit, &heap, 110);
+        }
+        expect_busy(&unit, &heap, 115);
+        expect_busy(&unit, &heap, 1000);
+        assert_ptr_equal(iov.base, kv_unit_row(&unit, 100));
+        memset(iov.base, 7, iov.bytes);
+        unit.committed = 110;
+        kv_segment_unpin(&heap, pins[0]);
+        assert_int_equal(kv_unit_reserve(&unit, &heap, 1000), KV_OK);
+        assert_memory_equal(kv_unit_row(&unit, 109), &(uint64_t){0x0707070707070707}, 8);
+        kv_unit_clear(&child, &heap);
+        kv_unit_clear(&unit, &heap);
+    }
+    assert_int_equal(heap.n_segments, 0);
+    kv_heap_fini(&heap);
+    kv_arena_destroy(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_operations),
         cmocka_unit_test(refuses_whole),
         cmocka_unit_test(pieces_are_joined),
+        cmocka_unit_test(rows_land_where_the_unit_has_them),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
