@@ -251,48 +251,96 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
 #endif
 }
 
-/* Connects all nodes; the first that fails decides. */
+/* Another node does not make up for it: this one answers, but not as one of this list would. */
+static bool is_refused(const struct kv_remote *remote)
+{
+    switch (remote->last_failure) {
+    case KV_OK:
+    case KV_UNREACHABLE:
+    case KV_DEADLINE:
+    case KV_BUSY:
+    case KV_DRAINING:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* Appends what became of a node to the texts of those before it. */
+static void tell_failure(const struct kv_remote *remote,
+                         uint64_t begin_us,
+                         char *detail,
+                         size_t detail_bytes)
+{
+    bool is_over = remote->last_failure != KV_OK && remote->state == KV_REMOTE_IDLE;
+    size_t used = strlen(detail);
+
+    snprintf(detail + used, detail_bytes - used, "%snode %s: open: %s: after %.3f s: %s",
+             used > 0 ? "; " : "", remote->address,
+             kv_status_name(is_over ? remote->last_failure : KV_UNREACHABLE),
+             (double)(remote->client->now_us - begin_us) / 1e6,
+             is_over ? remote->failure_text : "no answer");
+}
+
+/* How open ends when no node has answered: as each of them, if that is the same. */
+static kv_status_t tell_failures(const struct kv_client *client,
+                                 uint64_t begin_us,
+                                 char *detail,
+                                 size_t detail_bytes)
+{
+    kv_status_t status = client->remotes[0].last_failure;
+
+    detail[0] = '\0';
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        tell_failure(&client->remotes[i], begin_us, detail, detail_bytes);
+        if (client->remotes[i].last_failure != status)
+            status = KV_UNREACHABLE;
+    }
+    return status != KV_OK ? status : KV_UNREACHABLE;
+}
+
+/* A node that has failed is tried once more: gRPC takes a connection for failed when a library
+ * call between its own changes errno, as malloc() does where there is no /sys. */
+static bool try_again(struct kv_remote *remote)
+{
+    if (remote->last_failure != KV_UNREACHABLE || remote->is_second_try)
+        return false;
+    remote->is_second_try = true;
+    kv_remote_connect(remote);
+    return true;
+}
+
+/* Begins to connect to all nodes and waits until each has answered or failed: for as long as
+ * the deadline allows, but once one is connected not beyond the time after which silence is a
+ * failure.  Connections that are not made by then are on their way, as any other later. */
 static kv_status_t connect_all(struct kv_client *client, char *detail, size_t detail_bytes)
 {
-    uint64_t until_us = client->now_us + client->deadline_us;
+    uint64_t begin_us = client->now_us;
+    uint64_t until_us = begin_us + client->deadline_us;
 
     for (uint32_t i = 0; i < client->n_remotes; i++)
         kv_remote_connect(&client->remotes[i]);
     while (true) {
-        uint32_t n_connected = 0;
-        const struct kv_remote *missing = NULL;
+        uint32_t n_connected = 0, n_pending = 0;
 
         kv_client_step(client);
+        kv_remotes_step(client);
         for (uint32_t i = 0; i < client->n_remotes; i++) {
             struct kv_remote *remote = &client->remotes[i];
 
-            /* Once more: gRPC takes a connection for failed when a library call between its own
-             * changes errno, as malloc() does where there is no /sys. */
-            if (remote->failure == KV_UNREACHABLE && !remote->is_second_try) {
-                remote->is_second_try = true;
-                kv_remotes_step(client);
-                kv_remote_connect(remote);
+            if (is_refused(remote)) {
+                detail[0] = '\0';
+                tell_failure(remote, begin_us, detail, detail_bytes);
+                return remote->last_failure;
             }
-            if (remote->failure != KV_OK) {
-                snprintf(detail, detail_bytes, "node %s: open: %s: after %.3f s: %s",
-                         remote->address, kv_status_name(remote->failure),
-                         (double)(client->now_us + client->deadline_us - until_us) / 1e6,
-                         remote->failure_text);
-                return remote->failure;
-            }
-            if (remote->state == KV_REMOTE_CONNECTED)
-                n_connected++;
-            else
-                missing = remote;
+            n_connected += remote->state == KV_REMOTE_CONNECTED;
+            n_pending += remote->state == KV_REMOTE_CONNECTING || try_again(remote);
         }
-        if (n_connected == client->n_remotes)
-            return KV_OK;
-        if (client->now_us >= until_us) {
-            snprintf(detail, detail_bytes,
-                     "node %s: open: unreachable: after %.3f s: no answer", missing->address,
-                     (double)client->deadline_us / 1e6);
-            return KV_UNREACHABLE;
-        }
+        if (n_connected > 0 && until_us > begin_us + client->peer_timeout_us)
+            until_us = begin_us + client->peer_timeout_us;
+        if (n_pending == 0 || client->now_us >= until_us)
+            return n_connected > 0 ? KV_OK
+                                   : tell_failures(client, begin_us, detail, detail_bytes);
         kv_client_nap(client, until_us);
     }
 }
@@ -550,7 +598,10 @@ void kv_client_node(const struct kv_client *client,
         .name = remote->name,
         .transport = remote->transport,
         .transports = remote->transports,
-        .state = remote->state == KV_REMOTE_CONNECTED ? KV_NODE_CONNECTED : KV_NODE_LOST,
+        .state = remote->state == KV_REMOTE_CONNECTED ? KV_NODE_CONNECTED
+                 : remote->has_connected              ? KV_NODE_LOST
+                                                      : KV_NODE_UNREACHED,
+        .detail = remote->failure_text,
         .n_threads = remote->n_lanes,
         .memory_bytes = remote->memory_bytes,
         .requests = remote->requests,

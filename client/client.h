@@ -182,7 +182,8 @@ struct kv_remote {
 
     /* Something said that the connection is over; kv_remotes_step() ends it. */
     kv_status_t failure;
-    char failure_text[256];
+    kv_status_t last_failure; /* why it is not connected; KV_OK: it is, or was not tried */
+    char failure_text[256];   /* of either; "" if there is none */
 
     uint64_t owed_us; /* since when an answer is owed and nothing was heard; 0: not */
     struct kv_trip *ping;
@@ -787,8 +788,10 @@ void kv_client_nap(struct kv_client *client, uint64_t until_us);
 /* Turns and sleeps until the operation has ended (NULL: any) or the clock shows until_us. */
 void kv_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us);
 
-/* device.c: the network devices that lead to the nodes, comma-separated.  KV_INVALID: an
- * address that has no host and port; KV_UNREACHABLE: none leads there. */
+/* device.c: the network devices that lead to the nodes, comma-separated.  A node whose name is
+ * not known now, or to which no device leads, is left out: it may be down.  KV_INVALID: an
+ * address that is not HOST:PORT, or no name is known; KV_UNREACHABLE: no device leads to any.
+ */
 kv_status_t kv_device_find(const char *const *addresses,
                            uint32_t n_addresses,
                            char *ret_devices,

@@ -113,6 +113,24 @@ static bool contains(const char *list, const char *name)
     return false;
 }
 
+/* The device that leads to one node.  Else `detail` says why there is none. */
+static kv_status_t
+find_one(const char *address, char name[IF_NAMESIZE], char *detail, size_t detail_bytes)
+{
+    struct addrinfo *found = resolve(address);
+    bool is_routed = found != NULL && route(found, name);
+
+    if (found == NULL) {
+        snprintf(detail, detail_bytes, "nodes: unknown host or port: %s", address);
+        return KV_INVALID;
+    }
+    freeaddrinfo(found);
+    if (is_routed)
+        return KV_OK;
+    snprintf(detail, detail_bytes, "nodes: no network device leads to %s", address);
+    return KV_UNREACHABLE;
+}
+
 kv_status_t kv_device_find(const char *const *addresses,
                            uint32_t n_addresses,
                            char *ret_devices,
@@ -120,28 +138,24 @@ kv_status_t kv_device_find(const char *const *addresses,
                            char *detail,
                            size_t detail_bytes)
 {
+    kv_status_t status = KV_OK;
     size_t used = 0;
 
     ret_devices[0] = 0;
     for (uint32_t i = 0; i < n_addresses; i++) {
-        struct addrinfo *found = resolve(addresses[i]);
-        char name[IF_NAMESIZE];
-        bool is_routed = found != NULL && route(found, name);
+        char name[IF_NAMESIZE], text[HOST_BYTES + 64];
+        kv_status_t found;
 
-        if (found == NULL) {
-            snprintf(detail, detail_bytes, "nodes: %s: %s",
-                     strrchr(addresses[i], ':') == NULL ? "not HOST:PORT"
-                                                        : "unknown host or port",
-                     addresses[i]);
+        if (strrchr(addresses[i], ':') == NULL) {
+            snprintf(detail, detail_bytes, "nodes: not HOST:PORT: %s", addresses[i]);
             return KV_INVALID;
         }
-        freeaddrinfo(found);
-        if (!is_routed) {
-            snprintf(detail, detail_bytes, "nodes: no network device leads to %s",
-                     addresses[i]);
-            return KV_UNREACHABLE;
+        found = find_one(addresses[i], name, text, sizeof(text));
+        if (found != KV_OK && status == KV_OK) {
+            status = found;
+            snprintf(detail, detail_bytes, "%s", text);
         }
-        if (contains(ret_devices, name))
+        if (found != KV_OK || contains(ret_devices, name))
             continue;
         if (used + strlen(name) + 2 > devices_bytes) {
             snprintf(detail, detail_bytes, "nodes: too many network devices");
@@ -150,5 +164,5 @@ kv_status_t kv_device_find(const char *const *addresses,
         used += (size_t)snprintf(ret_devices + used, devices_bytes - used, "%s%s",
                                  used > 0 ? "," : "", name);
     }
-    return KV_OK;
+    return used > 0 ? KV_OK : status;
 }

@@ -129,6 +129,21 @@ void kv_remote_goodbye(struct kv_remote *remote)
                                      remote->client->peer_timeout_us, ignored, NULL);
 }
 
+/* Another entry of the list that leads to the same node; NULL: there is none. */
+static const struct kv_remote *twin_of(const struct kv_remote *remote)
+{
+    const struct kv_client *client = remote->client;
+
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        const struct kv_remote *other = &client->remotes[i];
+
+        if (other != remote && other->state == KV_REMOTE_CONNECTED &&
+            memcmp(&other->node_id, &remote->node_id, sizeof(other->node_id)) == 0)
+            return other;
+    }
+    return NULL;
+}
+
 /* The node is on this host, yet its memory is not to be had: another user's, or another
  * container's. */
 static void try_network(struct kv_remote *remote)
@@ -146,6 +161,7 @@ static void hello_done(struct kv_call *call,
 {
     const Kvpb__HelloReply *reply = (const Kvpb__HelloReply *)message;
     struct kv_remote *remote = call->remote;
+    const struct kv_remote *twin;
     char text[200];
     const char *fault;
 
@@ -169,6 +185,14 @@ static void hello_done(struct kv_call *call,
         return;
     }
     keep_facts(remote, reply);
+    twin = twin_of(remote);
+    if (twin != NULL) {
+        kv_remote_goodbye(remote);
+        snprintf(text, sizeof(text), "hello: twice in the list: it is node %.120s",
+                 twin->address);
+        kv_remote_fail(remote, KV_INVALID, text);
+        return;
+    }
     status = make_lanes(remote, reply);
     if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
         remote->may_fall_back) {
@@ -195,6 +219,8 @@ static void hello_done(struct kv_call *call,
     remote->has_connected = true;
     remote->has_attached = remote->control->row->attach != NULL;
     remote->owed_us = 0;
+    remote->last_failure = KV_OK;
+    remote->failure_text[0] = '\0';
     remote->state = KV_REMOTE_CONNECTED;
     remote->client->must_pump = true;
 }
@@ -304,6 +330,7 @@ static void lose(struct kv_remote *remote)
     remote->mode = remote->first_mode;
     fail_ops(remote, was_connecting);
     kv_remote_close(remote);
+    remote->last_failure = remote->failure;
     remote->failure = KV_OK;
     remote->client->must_pump = true;
 }

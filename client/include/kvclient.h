@@ -57,8 +57,16 @@ struct kv_client_options {
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
 };
 
-/* Connects to every node of the list.  KV_INVALID: an option; KV_UNREACHABLE: a node;
- * KV_VERSION: a node of another version; `detail` says which. */
+/* Connects to the nodes of the list; one that answers is enough.  The others are connected by
+ * the first operation that needs them, and only what needs a node that is down fails, naming
+ * it. Where rows and objects lie depends on the list alone, not on who answers.
+ *
+ * Waits until every node has connected or failed, at most deadline_ms; once one has connected,
+ * at most peer_timeout_ms from the begin.  The time that the system takes to look up host names
+ * comes on top.
+ *
+ * KV_INVALID: an option, or a node that is in the list twice; KV_UNREACHABLE: no node answers;
+ * KV_VERSION: a node of another version.  `detail` names the nodes. */
 KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   struct kv_client **ret_client,
                                   char *detail,
@@ -80,7 +88,9 @@ KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
 
 enum kv_node_state {
     KV_NODE_CONNECTED,
-    KV_NODE_LOST, /* reconnected by the next operation that needs it */
+    KV_NODE_LOST,      /* reconnected by the next operation that needs it */
+    KV_NODE_UNREACHED, /* never connected yet, which the next operation that needs it does;
+                          until then only `address` and `detail` say anything */
 };
 
 struct kv_node_info {
@@ -89,6 +99,7 @@ struct kv_node_info {
     const char *transport;  /* in use for data: "tcp/lo", "posix/memory cma/memory" */
     const char *transports; /* that the node has */
     enum kv_node_state state;
+    const char *detail; /* how its last connection failed; "" if it is connected or none did */
     uint32_t n_threads;
     uint64_t memory_bytes;
     uint64_t requests; /* sent to it by this client */
@@ -97,6 +108,7 @@ struct kv_node_info {
     uint64_t reconnects;
 };
 
+/* Of the list, connected or not. */
 KV_API uint32_t kv_client_n_nodes(const struct kv_client *client);
 /* Lent until the next call that takes the client. */
 KV_API void

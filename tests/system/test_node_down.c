@@ -1,0 +1,336 @@
+/* One node of three is down: killed, stopped, or behind a port that nobody serves.  A client
+ * opens all the same, in a stated time, and finds on the living nodes what others put there;
+ * what needs the node that is down fails, naming it, until it is back. */
+#include "rows.h"
+#include "system.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    N_NODES = 3,
+    DOWN = 1,
+    N_OBJECTS = 48,
+    OBJECT_BYTES = 1000,
+    N_TOKENS = 50,
+    SHORT_MS = 500, /* of operations that end by their deadline */
+    PEER_MS = 1000, /* silence of a node that is taken for down */
+    DETAIL_BYTES = 1024,
+};
+
+static const char *const tcp_only[] = {"--transport", "tcp", NULL};
+
+struct trio {
+    struct process_node nodes[N_NODES];
+    char addresses[256];
+};
+
+static void start_trio(struct trio *trio)
+{
+    memset(trio, 0, sizeof(*trio));
+    for (unsigned i = 0; i < N_NODES; i++)
+        system_node_start(&trio->nodes[i], tcp_only);
+    snprintf(trio->addresses, sizeof(trio->addresses), "%s,%s,%s", trio->nodes[0].control,
+             trio->nodes[1].control, trio->nodes[2].control);
+}
+
+static void stop_trio(struct trio *trio)
+{
+    for (unsigned i = 0; i < N_NODES; i++)
+        system_node_stop(&trio->nodes[i]);
+}
+
+static kv_status_t try_open(const char *nodes,
+                            uint32_t deadline_ms,
+                            struct kv_client **client,
+                            char detail[DETAIL_BYTES])
+{
+    const struct kv_client_options options = {.nodes = nodes,
+                                              .transport = "tcp",
+                                              .deadline_ms = deadline_ms,
+                                              .peer_timeout_ms = PEER_MS};
+
+    return kv_client_open(&options, client, detail, DETAIL_BYTES);
+}
+
+/* Far from the deadline: a node that is down costs its silence at most. */
+static struct kv_client *open_soon(const char *nodes)
+{
+    uint64_t begin_us = process_now_us();
+    struct kv_client *client;
+    char detail[DETAIL_BYTES];
+
+    if (try_open(nodes, PROCESS_PATIENCE_MS, &client, detail) != KV_OK)
+        fail_msg("%s", detail);
+    assert_true(process_now_us() - begin_us < PROCESS_PATIENCE_MS * UINT64_C(1000) / 2);
+    return client;
+}
+
+static void object_name(char name[32], unsigned i)
+{
+    snprintf(name, 32, "node_down/%u", i);
+}
+
+static void put_objects(struct kv_client *client, struct kv_buffer *buffer)
+{
+    char name[32];
+
+    for (unsigned i = 0; i < N_OBJECTS; i++) {
+        object_name(name, i);
+        test_fill(kv_buffer_data(buffer), OBJECT_BYTES, i);
+        assert_int_equal(system_object(client, KV_OBJECT_PUT, name, buffer, OBJECT_BYTES, 0),
+                         KV_OK);
+    }
+}
+
+/* What `ok` says of an object is `gone` for those of the node that is down; both kinds there
+ * are, and all failures name it. */
+static void
+get_objects(struct kv_client *client, struct kv_buffer *buffer, const char *down, bool is_back)
+{
+    unsigned n_here = 0, n_down = 0;
+    char name[32], begin[96];
+
+    snprintf(begin, sizeof(begin), "node %s: object_get: ", down);
+    for (unsigned i = 0; i < N_OBJECTS; i++) {
+        kv_status_t status;
+
+        object_name(name, i);
+        status = system_object(client, KV_OBJECT_GET, name, buffer, OBJECT_BYTES,
+                               is_back ? SYSTEM_DEADLINE_MS : SHORT_MS);
+        if (status == KV_OK) {
+            assert_true(test_is_filled(kv_buffer_data(buffer), OBJECT_BYTES, i));
+            n_here++;
+            continue;
+        }
+        if (is_back)
+            assert_int_equal(status, KV_NOT_FOUND);
+        else
+            assert_true(status == KV_UNREACHABLE || status == KV_DEADLINE);
+        assert_memory_equal(kv_client_detail(client), begin, strlen(begin));
+        n_down++;
+    }
+    assert_true(n_here > 0 && n_down > 0);
+}
+
+/* A session lies on all nodes: none is opened without one of them. */
+static void no_session(struct kv_client *client, const char *down)
+{
+    struct kv_op *op;
+    char begin[96];
+
+    assert_int_equal(kv_open_begin(client, system_model(), NULL, SHORT_MS, &op), KV_OK);
+    assert_int_not_equal(kv_wait(op), KV_OK);
+    snprintf(begin, sizeof(begin), "node %s: open: ", down);
+    assert_memory_equal(kv_op_detail(op), begin, strlen(begin));
+    kv_op_free(op);
+}
+
+static enum kv_node_state state_of(struct kv_client *client, uint32_t node)
+{
+    struct kv_node_info info;
+
+    kv_client_node(client, node, &info);
+    assert_true(info.detail[0] == '\0' || info.state != KV_NODE_CONNECTED);
+    return info.state;
+}
+
+static void a_killed_node(void **state)
+{
+    struct kv_client *client, *late;
+    struct kv_session *session;
+    struct kv_buffer *buffer;
+    struct trio trio;
+
+    (void)state;
+    start_trio(&trio);
+    client = system_open(trio.addresses, "tcp", 0);
+    put_objects(client, system_buffer(client, 1 << 16));
+    process_kill(&trio.nodes[DOWN].process);
+
+    late = open_soon(trio.addresses);
+    buffer = system_buffer(late, 1 << 16);
+    assert_int_equal(kv_client_n_nodes(late), N_NODES);
+    for (uint32_t i = 0; i < N_NODES; i++)
+        assert_int_equal(state_of(late, i), i == DOWN ? KV_NODE_UNREACHED : KV_NODE_CONNECTED);
+    get_objects(late, buffer, trio.nodes[DOWN].control, false);
+    no_session(late, trio.nodes[DOWN].control);
+    assert_int_equal(state_of(late, DOWN), KV_NODE_UNREACHED);
+
+    /* It comes up, empty: the client that never met it goes on with it. */
+    system_node_start(&trio.nodes[DOWN], tcp_only);
+    get_objects(late, buffer, trio.nodes[DOWN].control, true);
+    assert_int_equal(state_of(late, DOWN), KV_NODE_CONNECTED);
+    session = system_session(late, system_model(), 0);
+    system_put(late, session, buffer, 0, N_TOKENS, 1);
+    system_read(late, session, buffer, 0, N_TOKENS, 1);
+    kv_client_close(late);
+    kv_client_close(client);
+    stop_trio(&trio);
+}
+
+static void a_stopped_node(void **state)
+{
+    struct kv_client *client, *late;
+    struct kv_buffer *buffer;
+    struct trio trio;
+    char name[32];
+
+    (void)state;
+    start_trio(&trio);
+    client = system_open(trio.addresses, "tcp", 0);
+    put_objects(client, system_buffer(client, 1 << 16));
+    assert_true(process_freeze(&trio.nodes[DOWN].process));
+    late = open_soon(trio.addresses);
+    buffer = system_buffer(late, 1 << 16);
+    assert_int_not_equal(state_of(late, DOWN), KV_NODE_CONNECTED);
+    get_objects(late, buffer, trio.nodes[DOWN].control, false);
+    no_session(late, trio.nodes[DOWN].control);
+    process_thaw(&trio.nodes[DOWN].process);
+    for (unsigned i = 0; i < N_OBJECTS; i++) {
+        object_name(name, i);
+        assert_int_equal(system_object(late, KV_OBJECT_GET, name, buffer, OBJECT_BYTES, 0),
+                         KV_OK);
+        assert_true(test_is_filled(kv_buffer_data(buffer), OBJECT_BYTES, i));
+    }
+    kv_client_close(late);
+    kv_client_close(client);
+    stop_trio(&trio);
+}
+
+/* An address that swallows all that is sent to it: a port whose queue is full. */
+struct hole {
+    int listener, fillers[4];
+    char address[64];
+};
+
+static void open_hole(struct hole *hole)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(at);
+
+    hole->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(hole->listener, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(hole->listener, 0), 0);
+    assert_int_equal(getsockname(hole->listener, (struct sockaddr *)&at, &bytes), 0);
+    snprintf(hole->address, sizeof(hole->address), "127.0.0.1:%u", ntohs(at.sin_port));
+    for (unsigned i = 0; i < 4; i++) {
+        hole->fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)!connect(hole->fillers[i], (struct sockaddr *)&at, sizeof(at));
+    }
+}
+
+static void close_hole(struct hole *hole)
+{
+    for (unsigned i = 0; i < 4; i++)
+        close(hole->fillers[i]);
+    close(hole->listener);
+}
+
+static void a_black_hole(void **state)
+{
+    struct process_node node = {0};
+    struct kv_client *client;
+    char list[160], name[32];
+    struct hole hole;
+
+    (void)state;
+    system_node_start(&node, tcp_only);
+    open_hole(&hole);
+    snprintf(list, sizeof(list), "%s,%s", hole.address, node.control);
+    client = open_soon(list);
+    for (unsigned i = 0, n_told = 0; n_told == 0; i++) {
+        object_name(name, i);
+        n_told +=
+            system_object(client, KV_OBJECT_EXISTS, name, NULL, 0, SHORT_MS) == KV_NOT_FOUND;
+    }
+    no_session(client, hole.address);
+    kv_client_close(client);
+    close_hole(&hole);
+    system_node_stop(&node);
+}
+
+static void no_node_lives(void **state)
+{
+    uint64_t begin_us = process_now_us();
+    char list[160], detail[DETAIL_BYTES], words[128];
+    struct process_node node = {0};
+    struct kv_client *client;
+    struct hole hole;
+
+    (void)state;
+    system_node_start(&node, tcp_only);
+    process_kill(&node.process);
+    open_hole(&hole);
+    snprintf(list, sizeof(list), "%s,%s", node.control, hole.address);
+    assert_int_equal(try_open(list, PEER_MS, &client, detail), KV_UNREACHABLE);
+    assert_true(process_now_us() - begin_us < PROCESS_PATIENCE_MS * UINT64_C(1000) / 2);
+    snprintf(words, sizeof(words), "node %s: open: unreachable: after ", node.control);
+    assert_memory_equal(detail, words, strlen(words));
+    snprintf(words, sizeof(words), "; node %s: open: unreachable: after ", hole.address);
+    assert_non_null(strstr(detail, words));
+    close_hole(&hole);
+}
+
+/* A list that cannot be right is refused, whoever else answers. */
+static void a_wrong_list(void **state)
+{
+    struct process_node node = {0};
+    struct kv_client *client;
+    char list[256], detail[DETAIL_BYTES];
+
+    (void)state;
+    system_node_start(&node, tcp_only);
+    snprintf(list, sizeof(list), "%s,localhost:%s", node.control,
+             strrchr(node.control, ':') + 1);
+    assert_int_equal(try_open(list, PROCESS_PATIENCE_MS, &client, detail), KV_INVALID);
+    assert_non_null(strstr(detail, "twice in the list"));
+    assert_non_null(strstr(detail, node.control));
+    snprintf(list, sizeof(list), "%s,127.0.0.1:port", node.control);
+    assert_int_equal(try_open(list, PROCESS_PATIENCE_MS, &client, detail), KV_INVALID);
+    assert_non_null(strstr(detail, "node 127.0.0.1:port: open: invalid: "));
+    snprintf(list, sizeof(list), "%s,nowhere", node.control);
+    assert_int_equal(try_open(list, PROCESS_PATIENCE_MS, &client, detail), KV_INVALID);
+    assert_string_equal(detail, "nodes: not HOST:PORT: nowhere");
+
+    /* A name that is not known now is that of a node that is down. */
+    snprintf(list, sizeof(list), "%s,node.invalid:7400", node.control);
+    client = open_soon(list);
+    no_session(client, "node.invalid:7400");
+    kv_client_close(client);
+    assert_int_equal(try_open("node.invalid:7400", PROCESS_PATIENCE_MS, &client, detail),
+                     KV_INVALID);
+    assert_string_equal(detail, "nodes: unknown host or port: node.invalid:7400");
+    system_node_stop(&node);
+}
+
+static int work(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_node), cmocka_unit_test(a_stopped_node),
+        cmocka_unit_test(a_black_hole),  cmocka_unit_test(no_node_lives),
+        cmocka_unit_test(a_wrong_list),
+    };
+
+    (void)argc;
+    (void)argv;
+    return cmocka_run_group_tests_name("system.node_down", tests, NULL, NULL);
+}
+
+static int child(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    return system_main(argc, argv, work, child);
+}
