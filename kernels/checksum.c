@@ -1,13 +1,10 @@
 #include "checksum.h"
 
+#include "checksum_parts.h"
 #include "isa.h"
 
 #include <assert.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 /* Polynomials modulo P = 0x11edc6f41 are kept reflected, as the CRC itself is: bit 31 of a word
  * holds the coefficient of x^0.  A "state" is the CRC without its two inversions; states are
@@ -15,7 +12,7 @@
  */
 enum {
     SLICES = 8,
-    VERIFY_ROWS = 128
+    SOME_ROWS = 512, /* whose CRCs are made by one call of a kernel */
 };
 
 static uint32_t slices[SLICES][256];
@@ -39,15 +36,6 @@ static void slices_init(void)
 
             slices[slice][i] = before >> 8 ^ slices[0][before & 255];
         }
-}
-
-static uint32_t row_seed(const uint32_t *tokens,
-                         size_t row,
-                         uint32_t unit_seed,
-                         uint32_t seed_step,
-                         uint32_t token_begin)
-{
-    return unit_seed + (tokens != NULL ? tokens[row] : token_begin + (uint32_t)row) * seed_step;
 }
 
 static int always(void)
@@ -75,25 +63,19 @@ static uint32_t serial_crc32c(uint32_t seed, const void *data, size_t bytes)
     return ~state;
 }
 
-static void serial_rows_crc(const void *rows,
+static void serial_list_crc(const void *const *rows,
                             size_t n_rows,
+                            bool is_run,
                             size_t row_bytes,
-                            uint32_t unit_seed,
-                            uint32_t seed_step,
-                            uint32_t token_begin,
-                            const uint32_t *tokens,
+                            const uint32_t *seeds,
                             uint32_t *ret_crcs)
 {
+    (void)is_run;
     for (size_t i = 0; i < n_rows; i++)
-        ret_crcs[i] = serial_crc32c(row_seed(tokens, i, unit_seed, seed_step, token_begin),
-                                    (const uint8_t *)rows + i * row_bytes, row_bytes);
+        ret_crcs[i] = serial_crc32c(seeds[i], rows[i], row_bytes);
 }
 
 #if defined(__x86_64__)
-
-#define TARGET_SSE42 __attribute__((target("sse4.2,pclmul")))
-#define TARGET_FOLD  __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
-#define INLINE       static inline __attribute__((always_inline))
 
 /* The crc32 instruction takes 8 bytes per cycle but answers after 3, so three streams run side
  * by side.  Their states are joined by multiplying with a power of x; the product of two
@@ -103,27 +85,17 @@ static void serial_rows_crc(const void *rows,
  * The carry-less multiplier is another unit of the core and does about as many bytes per cycle,
  * so the "fold" row gives it half of the bytes. */
 enum {
-    STREAMS = 3,
     LONG_BYTES = 2048, /* of a stream, before the three are joined */
     SHORT_BYTES = 128,
     FOLD_STEP = 128,  /* bytes folded per turn, in four registers */
     FOLD_STREAM = 40, /* bytes of each crc32 stream per turn: as long as one fold step takes */
     FOLD_LONG = 64,   /* turns before the parts are joined */
     FOLD_SHORT = 8,
-    GROUP = 6,          /* rows side by side */
-    AHEAD_BYTES = 4096, /* measured: 10-25 % over none for rows in L3, flat from 4 to 8 KB */
+    GROUP = 6, /* rows side by side */
 };
 
-/* Shifts of a state by 1, 2 and 3 streams and, for `fold`, by the whole part. */
-struct join {
-    uint64_t by_1, by_2, by_3, by_all;
-};
-
-static struct join join_long, join_short, join_fold_long, join_fold_short;
-/* For the two halves of a 128-bit lane: by how many bits it moves. */
-static struct fold {
-    uint64_t low, high;
-} fold_128, fold_256, fold_1024;
+static struct checksum_join join_long, join_short, join_fold_long, join_fold_short;
+static struct checksum_fold fold_128, fold_256, fold_1024;
 
 static uint32_t multiply(uint32_t a, uint32_t b)
 {
@@ -147,9 +119,9 @@ static uint64_t power_of_x(uint64_t exponent)
     return result;
 }
 
-static struct join join_of(uint64_t stream_bytes, uint64_t all_bytes)
+struct checksum_join checksum_join_of(uint64_t stream_bytes, uint64_t all_bytes)
 {
-    return (struct join){
+    return (struct checksum_join){
         .by_1 = power_of_x(8 * stream_bytes - 33),
         .by_2 = power_of_x(16 * stream_bytes - 33),
         .by_3 = power_of_x(24 * stream_bytes - 33),
@@ -157,11 +129,12 @@ static struct join join_of(uint64_t stream_bytes, uint64_t all_bytes)
     };
 }
 
-static struct fold fold_of(uint64_t bits)
+struct checksum_fold checksum_fold_of(uint64_t bits)
 {
     /* The first half of a lane stands 64 bits higher.  A word in a 64-bit register counts as
      * multiplied by x^32. */
-    return (struct fold){.low = power_of_x(bits + 64 - 33), .high = power_of_x(bits - 33)};
+    return (struct checksum_fold){.low = power_of_x(bits + 64 - 33),
+                                  .high = power_of_x(bits - 33)};
 }
 
 static void x86_init(void)
@@ -171,13 +144,14 @@ static void x86_init(void)
         SHORT = FOLD_SHORT * FOLD_STREAM
     };
 
-    join_long = join_of(LONG_BYTES, STREAMS * LONG_BYTES);
-    join_short = join_of(SHORT_BYTES, STREAMS * SHORT_BYTES);
-    join_fold_long = join_of(LONG, STREAMS * LONG + FOLD_LONG * FOLD_STEP);
-    join_fold_short = join_of(SHORT, STREAMS * SHORT + FOLD_SHORT * FOLD_STEP);
-    fold_128 = fold_of(128);
-    fold_256 = fold_of(256);
-    fold_1024 = fold_of(1024);
+    join_long = checksum_join_of(LONG_BYTES, STREAMS * LONG_BYTES);
+    join_short = checksum_join_of(SHORT_BYTES, STREAMS * SHORT_BYTES);
+    join_fold_long = checksum_join_of(LONG, STREAMS * LONG + FOLD_LONG * FOLD_STEP);
+    join_fold_short = checksum_join_of(SHORT, STREAMS * SHORT + FOLD_SHORT * FOLD_STEP);
+    fold_128 = checksum_fold_of(128);
+    fold_256 = checksum_fold_of(256);
+    fold_1024 = checksum_fold_of(1024);
+    checksum_avx512_init();
 }
 
 static int has_sse42(void)
@@ -192,42 +166,16 @@ static int has_fold(void)
            __builtin_cpu_supports("vpclmulqdq");
 }
 
-INLINE uint64_t load64(const uint8_t *at)
+static int has_fold512(void)
 {
-    uint64_t word;
-
-    memcpy(&word, at, sizeof(word));
-    return word;
-}
-
-/* Two words without carries; only the low half of the answer is ever set. */
-TARGET_SSE42 INLINE uint64_t shift(uint64_t state, uint64_t power)
-{
-    return (uint64_t)_mm_cvtsi128_si64(_mm_clmulepi64_si128(
-        _mm_cvtsi64_si128((long long)state), _mm_cvtsi64_si128((long long)power), 0x00));
-}
-
-TARGET_SSE42 INLINE uint64_t state_bytes(uint64_t state, const uint8_t *at, size_t bytes)
-{
-    for (; bytes >= 8; bytes -= 8, at += 8)
-        state = _mm_crc32_u64(state, load64(at));
-    if (bytes & 4) {
-        uint32_t word;
-
-        memcpy(&word, at, sizeof(word));
-        state = _mm_crc32_u32((uint32_t)state, word);
-        at += 4;
-    }
-    for (bytes &= 3; bytes > 0; bytes--, at++)
-        state = _mm_crc32_u8((uint32_t)state, *at);
-    return state;
+    return has_fold() && kv_isa() >= KV_ISA_AVX512;
 }
 
 /* The state after STREAMS pieces of `bytes` each. */
 TARGET_SSE42 INLINE uint64_t state_streams(uint64_t state,
                                            const uint8_t *at,
                                            size_t bytes,
-                                           const struct join *join)
+                                           const struct checksum_join *join)
 {
     uint64_t second = 0, third = 0;
 
@@ -239,7 +187,7 @@ TARGET_SSE42 INLINE uint64_t state_streams(uint64_t state,
     return third ^ _mm_crc32_u64(0, shift(state, join->by_2) ^ shift(second, join->by_1));
 }
 
-TARGET_SSE42 INLINE uint64_t sse42_state(uint64_t state, const uint8_t *at, size_t bytes)
+TARGET_SSE42 uint64_t checksum_sse42_state(uint64_t state, const uint8_t *at, size_t bytes)
 {
     for (; bytes >= STREAMS * LONG_BYTES; bytes -= STREAMS * LONG_BYTES) {
         state = state_streams(state, at, LONG_BYTES, &join_long);
@@ -254,40 +202,37 @@ TARGET_SSE42 INLINE uint64_t sse42_state(uint64_t state, const uint8_t *at, size
 
 TARGET_SSE42 static uint32_t sse42_crc32c(uint32_t seed, const void *data, size_t bytes)
 {
-    return ~(uint32_t)sse42_state(~seed, data, bytes);
+    return ~(uint32_t)checksum_sse42_state(~seed, data, bytes);
 }
 
-TARGET_SSE42 static void sse42_rows_crc(const void *rows,
-                                        size_t n_rows,
-                                        size_t row_bytes,
-                                        uint32_t unit_seed,
-                                        uint32_t seed_step,
-                                        uint32_t token_begin,
-                                        const uint32_t *tokens,
-                                        uint32_t *ret_crcs)
+TARGET_SSE42 void checksum_sse42_list(const void *const *rows,
+                                      size_t n_rows,
+                                      bool is_run,
+                                      size_t row_bytes,
+                                      const uint32_t *seeds,
+                                      uint32_t *ret_crcs)
 {
-    const uint8_t *at = rows;
+    struct checksum_ahead ahead =
+        ahead_of((const uint8_t *const *)rows, n_rows, is_run, STREAMS, row_bytes);
     size_t words_bytes = row_bytes & ~(size_t)7, rest = row_bytes & 7, row = 0;
 
     for (; row + STREAMS <= n_rows; row += STREAMS) {
-        const uint8_t *b = at + row_bytes, *c = b + row_bytes;
-        uint64_t state_a = ~row_seed(tokens, row, unit_seed, seed_step, token_begin);
-        uint64_t state_b = ~row_seed(tokens, row + 1, unit_seed, seed_step, token_begin);
-        uint64_t state_c = ~row_seed(tokens, row + 2, unit_seed, seed_step, token_begin);
+        const uint8_t *a = rows[row], *b = rows[row + 1], *c = rows[row + 2];
+        uint64_t state_a = ~seeds[row], state_b = ~seeds[row + 1], state_c = ~seeds[row + 2];
 
         for (size_t i = 0; i < words_bytes; i += 8) {
-            state_a = _mm_crc32_u64(state_a, load64(at + i));
+            if (i % CHECKSUM_LINE == 0)
+                ask_ahead(&ahead, STREAMS);
+            state_a = _mm_crc32_u64(state_a, load64(a + i));
             state_b = _mm_crc32_u64(state_b, load64(b + i));
             state_c = _mm_crc32_u64(state_c, load64(c + i));
         }
-        ret_crcs[row] = ~(uint32_t)state_bytes(state_a, at + words_bytes, rest);
+        ret_crcs[row] = ~(uint32_t)state_bytes(state_a, a + words_bytes, rest);
         ret_crcs[row + 1] = ~(uint32_t)state_bytes(state_b, b + words_bytes, rest);
         ret_crcs[row + 2] = ~(uint32_t)state_bytes(state_c, c + words_bytes, rest);
-        at = c + row_bytes;
     }
-    for (; row < n_rows; row++, at += row_bytes)
-        ret_crcs[row] = sse42_crc32c(row_seed(tokens, row, unit_seed, seed_step, token_begin),
-                                     at, row_bytes);
+    for (; row < n_rows; row++)
+        ret_crcs[row] = sse42_crc32c(seeds[row], rows[row], row_bytes);
 }
 
 TARGET_FOLD INLINE __m256i load256(const uint8_t *at)
@@ -303,7 +248,7 @@ TARGET_FOLD INLINE __m256i fold_lanes(__m256i value, __m256i by, __m256i next)
     return _mm256_xor_si256(_mm256_xor_si256(low, high), next);
 }
 
-TARGET_FOLD INLINE __m256i fold_by(const struct fold *fold)
+TARGET_FOLD INLINE __m256i fold_by(const struct checksum_fold *fold)
 {
     return _mm256_setr_epi64x((long long)fold->low, (long long)fold->high, (long long)fold->low,
                               (long long)fold->high);
@@ -334,7 +279,7 @@ TARGET_FOLD INLINE uint64_t fold_finish(__m256i value)
 TARGET_FOLD INLINE uint64_t fold_part(uint64_t state,
                                       const uint8_t *at,
                                       size_t turns,
-                                      const struct join *join)
+                                      const struct checksum_join *join)
 {
     const uint8_t *words = at + turns * FOLD_STEP;
     size_t stream_bytes = turns * FOLD_STREAM;
@@ -380,22 +325,22 @@ TARGET_FOLD static uint32_t fold_crc32c(uint32_t seed, const void *data, size_t 
         state = fold_part(state, at, FOLD_SHORT, &join_fold_short);
         at += FOLD_SHORT * TURN_BYTES;
     }
-    return ~(uint32_t)sse42_state(state, at, bytes);
+    return ~(uint32_t)checksum_sse42_state(state, at, bytes);
 }
 
 /* Six rows at a time, all of at least 32 bytes: three are folded, three go through the crc32
- * instruction.  `rest` is row_bytes % 32: a constant where it is 0, which rows of models are.
- */
-TARGET_FOLD INLINE void fold_six_rows(const uint8_t *rows,
+ * instruction; `ahead` is fetched meanwhile.  `rest` is row_bytes % 32: a constant where it is
+ * 0, which rows of models are. */
+TARGET_FOLD INLINE void fold_six_rows(const uint8_t *const *rows,
+                                      struct checksum_ahead *ahead,
                                       size_t row_bytes,
                                       size_t rest,
                                       const uint32_t *seeds,
                                       uint32_t *ret_crcs)
 {
-    const uint8_t *a = rows, *b = a + row_bytes, *c = b + row_bytes;
-    const uint8_t *d = c + row_bytes, *e = d + row_bytes, *f = e + row_bytes;
+    const uint8_t *a = rows[0], *b = rows[1], *c = rows[2];
+    const uint8_t *d = rows[3], *e = rows[4], *f = rows[5];
     size_t lanes_bytes = row_bytes - rest;
-    uintptr_t ahead = (uintptr_t)rows + AHEAD_BYTES;
     uint64_t state_d = ~seeds[3], state_e = ~seeds[4], state_f = ~seeds[5];
     __m256i by = fold_by(&fold_256);
     __m256i lanes_a = first_lane(~seeds[0], a);
@@ -409,10 +354,8 @@ TARGET_FOLD INLINE void fold_six_rows(const uint8_t *rows,
             state_e = _mm_crc32_u64(state_e, load64(e + word));
             state_f = _mm_crc32_u64(state_f, load64(f + word));
         }
-        /* The rows lie side by side, but six places are read at once: too many for the
-         * hardware's prefetcher.  Past the end this asks for lines that nobody uses. */
-        for (size_t line = 0; line < GROUP * 32; line += 64)
-            __builtin_prefetch((const void *)(ahead + (i - 32) * GROUP + line), 0, 3);
+        if (i & 32)
+            ask_ahead(ahead, GROUP);
         if (i >= lanes_bytes)
             break;
         lanes_a = fold_lanes(lanes_a, by, load256(a + i));
@@ -427,42 +370,34 @@ TARGET_FOLD INLINE void fold_six_rows(const uint8_t *rows,
     ret_crcs[5] = ~(uint32_t)state_bytes(state_f, f + lanes_bytes, rest);
 }
 
-TARGET_FOLD static void fold_rows_crc(const void *rows,
+TARGET_FOLD static void fold_list_crc(const void *const *rows,
                                       size_t n_rows,
+                                      bool is_run,
                                       size_t row_bytes,
-                                      uint32_t unit_seed,
-                                      uint32_t seed_step,
-                                      uint32_t token_begin,
-                                      const uint32_t *tokens,
+                                      const uint32_t *seeds,
                                       uint32_t *ret_crcs)
 {
-    const uint8_t *at = rows;
+    const uint8_t *const *at = (const uint8_t *const *)rows;
+    struct checksum_ahead ahead = ahead_of(at, n_rows, is_run, GROUP, row_bytes);
     size_t rest = row_bytes & 31, row = 0;
 
-    for (; row_bytes >= 32 && row + GROUP <= n_rows; row += GROUP) {
-        uint32_t seeds[GROUP];
-
-        for (size_t i = 0; i < GROUP; i++)
-            seeds[i] = row_seed(tokens, row + i, unit_seed, seed_step, token_begin);
+    for (; row_bytes >= 32 && row + GROUP <= n_rows; row += GROUP)
         if (rest == 0)
-            fold_six_rows(at, row_bytes, 0, seeds, ret_crcs + row);
+            fold_six_rows(at + row, &ahead, row_bytes, 0, seeds + row, ret_crcs + row);
         else
-            fold_six_rows(at, row_bytes, rest, seeds, ret_crcs + row);
-        at += GROUP * row_bytes;
-    }
-    if (row < n_rows)
-        sse42_rows_crc(at, n_rows - row, row_bytes, unit_seed, seed_step,
-                       token_begin + (uint32_t)row, tokens != NULL ? tokens + row : NULL,
-                       ret_crcs + row);
+            fold_six_rows(at + row, &ahead, row_bytes, rest, seeds + row, ret_crcs + row);
+    checksum_sse42_list(rows + row, n_rows - row, is_run, row_bytes, seeds + row,
+                        ret_crcs + row);
 }
 
 #endif
 
 static const struct kv_checksum_kernels tiers[] = {
-    {"serial", always, serial_crc32c, serial_rows_crc},
+    {"serial", always, serial_crc32c, serial_list_crc},
 #if defined(__x86_64__)
-    {"sse42", has_sse42, sse42_crc32c, sse42_rows_crc},
-    {"fold", has_fold, fold_crc32c, fold_rows_crc},
+    {"sse42", has_sse42, sse42_crc32c, checksum_sse42_list},
+    {"fold", has_fold, fold_crc32c, fold_list_crc},
+    {"fold512", has_fold512, checksum_avx512_crc32c, checksum_avx512_list},
 #endif
 };
 
@@ -492,6 +427,15 @@ uint32_t kv_crc32c(uint32_t seed, const void *data, size_t bytes)
     return best->crc32c(seed, data, bytes);
 }
 
+void kv_rows_crc_list(const void *const *rows,
+                      size_t n_rows,
+                      size_t row_bytes,
+                      const uint32_t *seeds,
+                      uint32_t *ret_crcs)
+{
+    best->list_crc(rows, n_rows, false, row_bytes, seeds, ret_crcs);
+}
+
 void kv_rows_crc(const void *rows,
                  size_t n_rows,
                  size_t row_bytes,
@@ -501,8 +445,20 @@ void kv_rows_crc(const void *rows,
                  const uint32_t *tokens,
                  uint32_t *ret_crcs)
 {
-    best->rows_crc(rows, n_rows, row_bytes, unit_seed, seed_step, token_begin, tokens,
-                   ret_crcs);
+    const void *list[SOME_ROWS];
+    uint32_t seeds[SOME_ROWS];
+
+    for (size_t row = 0, n; row < n_rows; row += n) {
+        n = n_rows - row < SOME_ROWS ? n_rows - row : SOME_ROWS;
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t token =
+                tokens != NULL ? tokens[row + i] : token_begin + (uint32_t)(row + i);
+
+            list[i] = (const uint8_t *)rows + (row + i) * row_bytes;
+            seeds[i] = unit_seed + token * seed_step;
+        }
+        best->list_crc(list, n, true, row_bytes, seeds, ret_crcs + row);
+    }
 }
 
 size_t kv_rows_verify(const void *rows,
@@ -514,14 +470,14 @@ size_t kv_rows_verify(const void *rows,
                       const uint32_t *tokens,
                       const uint32_t *crcs)
 {
-    uint32_t computed[VERIFY_ROWS];
+    uint32_t computed[SOME_ROWS];
 
     for (size_t row = 0; row < n_rows;) {
-        size_t n = n_rows - row < VERIFY_ROWS ? n_rows - row : VERIFY_ROWS;
+        size_t n = n_rows - row < SOME_ROWS ? n_rows - row : SOME_ROWS;
 
-        best->rows_crc((const uint8_t *)rows + row * row_bytes, n, row_bytes, unit_seed,
-                       seed_step, token_begin + (uint32_t)row,
-                       tokens != NULL ? tokens + row : NULL, computed);
+        kv_rows_crc((const uint8_t *)rows + row * row_bytes, n, row_bytes, unit_seed, seed_step,
+                    token_begin + (uint32_t)row, tokens != NULL ? tokens + row : NULL,
+                    computed);
         if (memcmp(computed, crcs + row, n * sizeof(*crcs)) != 0)
             for (size_t i = 0; i < n; i++)
                 if (computed[i] != crcs[row + i])

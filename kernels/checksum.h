@@ -9,11 +9,23 @@
 #ifndef KV_CHECKSUM_H
 #define KV_CHECKSUM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* CRC32C of `bytes` bytes, continuing from `seed` (0 to begin). */
 uint32_t kv_crc32c(uint32_t seed, const void *data, size_t bytes);
+
+/* CRCs of rows that lie anywhere: ret_crcs[i] = crc32c(seeds[i], rows[i]).  Some rows ahead are
+ * fetched meanwhile, but not beyond the last one.
+ *   rows      (n_rows) pointers
+ *   seeds     (n_rows)
+ *   ret_crcs  (n_rows) */
+void kv_rows_crc_list(const void *const *rows,
+                      size_t n_rows,
+                      size_t row_bytes,
+                      const uint32_t *seeds,
+                      uint32_t *ret_crcs);
 
 /* CRCs of rows that lie `row_bytes` apart: ret_crcs[i] = crc32c(seed of row i, row i).  The
  * seed is unit_seed + token * seed_step, and the token is tokens[i], or token_begin + i if
@@ -43,16 +55,16 @@ size_t kv_rows_verify(const void *rows,
 /* One implementation of the family.  An instruction set that lacks a function points at the one
  * below.  Slowest first: the last row that this CPU supports is used. */
 struct kv_checksum_kernels {
-    const char *name; /* "serial", "sse42", "fold" */
+    const char *name; /* "serial", "sse42", "fold", "fold512" */
     int (*supported)(void);
     uint32_t (*crc32c)(uint32_t seed, const void *data, size_t bytes);
-    void (*rows_crc)(const void *rows,
+    /* As kv_rows_crc_list(); is_run: the rows lie side by side, and what is behind them may be
+     * fetched, too. */
+    void (*list_crc)(const void *const *rows,
                      size_t n_rows,
+                     bool is_run,
                      size_t row_bytes,
-                     uint32_t unit_seed,
-                     uint32_t seed_step,
-                     uint32_t token_begin,
-                     const uint32_t *tokens,
+                     const uint32_t *seeds,
                      uint32_t *ret_crcs);
 };
 

@@ -75,9 +75,10 @@ static void tiers(void **state)
 
 static void buffers(void **state)
 {
-    static const size_t sizes[] = {383,   384,   385,   1983,  1984,  1985,   3968,   6143,
-                                   6144,  6145,  8192,  12289, 15871, 15872,  15873,  31744,
-                                   40000, 65535, 65536, 65537, 99991, 262147, 1 << 20};
+    static const size_t sizes[] = {751,   752,   753,   3007,  3008,  3009,  24063,  24064,
+                                   24065, 383,   384,   385,   1983,  1984,  1985,   3968,
+                                   6143,  6144,  6145,  8192,  12289, 15871, 15872,  15873,
+                                   31744, 40000, 65535, 65536, 65537, 99991, 262147, 1 << 20};
     const struct kv_checksum_kernels *kernels;
     struct kv_random random;
 
@@ -129,10 +130,11 @@ static void chained(void **state)
     free(data);
 }
 
+/* Rows anywhere, in any order, some of them twice. */
 static void rows_of_any_shape(void **state)
 {
     enum {
-        ROWS_MAX = 40
+        ROWS_MAX = 60
     };
     const struct kv_checksum_kernels *kernels;
     struct kv_random random;
@@ -146,26 +148,53 @@ static void rows_of_any_shape(void **state)
                 round < 600 ? (size_t)round / 2 : 32 * (1 + kv_random_below(&random, 40));
             size_t offset = kv_random_below(&random, 9);
             uint8_t *data = random_bytes(&random, n_rows * row_bytes + offset);
-            uint32_t unit_seed = (uint32_t)kv_random_next(&random);
-            uint32_t step = (uint32_t)kv_random_next(&random);
-            uint32_t begin = (uint32_t)kv_random_next(&random);
-            uint32_t tokens[ROWS_MAX], crcs[ROWS_MAX + 1];
-            const uint32_t *used = round % 3 == 0 ? NULL : tokens;
+            uint32_t seeds[ROWS_MAX], crcs[ROWS_MAX + 1];
+            const void *rows[ROWS_MAX];
 
-            kv_random_fill(&random, tokens, sizeof(tokens));
+            kv_random_fill(&random, seeds, sizeof(seeds));
+            for (size_t row = 0; row < n_rows; row++)
+                rows[row] = data + offset + kv_random_below(&random, n_rows) * row_bytes;
             crcs[n_rows] = 0x12345678;
-            kernels->rows_crc(data + offset, n_rows, row_bytes, unit_seed, step, begin, used,
-                              crcs);
-            for (size_t row = 0; row < n_rows; row++) {
-                uint32_t token = used != NULL ? tokens[row] : begin + (uint32_t)row;
-
-                assert_int_equal(crcs[row],
-                                 reference(unit_seed + token * step,
-                                           data + offset + row * row_bytes, row_bytes));
-            }
+            kernels->list_crc(rows, n_rows, false, row_bytes, seeds, crcs);
+            for (size_t row = 0; row < n_rows; row++)
+                assert_int_equal(crcs[row], reference(seeds[row], rows[row], row_bytes));
             assert_int_equal(crcs[n_rows], 0x12345678);
             free(data);
         }
+}
+
+/* Rows side by side, by the best implementation: more than one call of a kernel takes. */
+static void rows_in_order(void **state)
+{
+    enum {
+        ROWS_MAX = 1200
+    };
+    static uint32_t tokens[ROWS_MAX], crcs[ROWS_MAX + 1];
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 5);
+    for (int round = 0; round < 60; round++) {
+        size_t n_rows = kv_random_below(&random, ROWS_MAX + 1);
+        size_t row_bytes = kv_random_below(&random, 300);
+        uint8_t *data = random_bytes(&random, n_rows * row_bytes);
+        uint32_t unit_seed = (uint32_t)kv_random_next(&random);
+        uint32_t step = (uint32_t)kv_random_next(&random);
+        uint32_t begin = (uint32_t)kv_random_next(&random);
+        const uint32_t *used = round % 3 == 0 ? NULL : tokens;
+
+        kv_random_fill(&random, tokens, sizeof(tokens));
+        crcs[n_rows] = 0x12345678;
+        kv_rows_crc(data, n_rows, row_bytes, unit_seed, step, begin, used, crcs);
+        for (size_t row = 0; row < n_rows; row++) {
+            uint32_t token = used != NULL ? tokens[row] : begin + (uint32_t)row;
+
+            assert_int_equal(crcs[row], reference(unit_seed + token * step,
+                                                  data + row * row_bytes, row_bytes));
+        }
+        assert_int_equal(crcs[n_rows], 0x12345678);
+        free(data);
+    }
 }
 
 static void verify_finds_the_first(void **state)
@@ -210,9 +239,13 @@ static void verify_finds_the_first(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_values),  cmocka_unit_test(tiers),
-        cmocka_unit_test(buffers),           cmocka_unit_test(chained),
-        cmocka_unit_test(rows_of_any_shape), cmocka_unit_test(verify_finds_the_first),
+        cmocka_unit_test(published_values),
+        cmocka_unit_test(tiers),
+        cmocka_unit_test(buffers),
+        cmocka_unit_test(chained),
+        cmocka_unit_test(rows_of_any_shape),
+        cmocka_unit_test(rows_in_order),
+        cmocka_unit_test(verify_finds_the_first),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
