@@ -752,6 +752,7 @@ struct kv_client {
     struct kv_envelope *free_small, *free_large;
     uint32_t n_large;
     struct kv_errand *free_errands;
+    uint32_t turn_node, turn_thread; /* the lane that may send next */
     struct kv_list receipts;
     uint32_t n_receipts;
     struct kv_list control_messages; /* that the transport may hold, or that wait */

@@ -84,43 +84,62 @@ static bool may_take(const struct kv_lane *lane, enum kv_lane_class class)
     return lane->n_in_flight + reserved < credits;
 }
 
-/* false: what all lanes share has run out. */
-static bool lane_pump(struct kv_lane *lane)
+/* Sends one message, of the most urgent class that has one and can.  An errand that finds no
+ * trip or envelope stays where it is, and keeps those of its class behind it in order.  false:
+ * nothing was sent. */
+static bool lane_send(struct kv_lane *lane)
 {
     struct kv_client *client = lane->link.remote->client;
+    const bool must_pump = client->must_pump;
 
     for (unsigned class = 0; class < KV_LANE_CLASSES; class ++) {
         struct kv_list *errands = &lane->errands[class];
+        struct kv_errand *errand;
+        struct kv_trip *trip;
 
-        while (!kv_list_empty(errands) && may_take(lane, class)) {
-            struct kv_errand *errand = KV_LIST_ENTRY(errands->next, struct kv_errand, of_lane);
-            struct kv_trip *trip = kv_trip_take(lane, class, errand->op);
-
-            if (trip == NULL)
-                return false;
-            if (errand->op->kind->build(errand, trip) != KV_OK) {
-                kv_trip_end(trip);
-                /* That one came back is no reason to try again at once. */
-                client->must_pump = false;
-                return false;
-            }
+        if (kv_list_empty(errands) || !may_take(lane, class))
+            continue;
+        errand = KV_LIST_ENTRY(errands->next, struct kv_errand, of_lane);
+        trip = kv_trip_take(lane, class, errand->op);
+        if (trip == NULL)
+            return false;
+        if (errand->op->kind->build(errand, trip) == KV_OK) {
             if (errand->finished)
                 kv_errand_free(errand);
             kv_trip_send(trip);
+            return true;
         }
+        kv_trip_end(trip);
+        /* That one came back is no reason to try again at once. */
+        client->must_pump = must_pump;
     }
-    return true;
+    return false;
 }
 
+/* The lane whose turn it is. */
+static struct kv_lane *take_turn(struct kv_client *client)
+{
+    while (client->turn_thread >= client->remotes[client->turn_node].n_lanes) {
+        client->turn_thread = 0;
+        client->turn_node = (client->turn_node + 1) % client->n_remotes;
+    }
+    return &client->remotes[client->turn_node].lanes[client->turn_thread++];
+}
+
+/* One message of each lane in turn: what all lanes share, trips and large envelopes, goes
+ * around.  Where it runs out, the lane behind the last one that sent is the next, now or in a
+ * later call. */
 void kv_lanes_pump(struct kv_client *client)
 {
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    uint32_t n_lanes = 0, n_idle = 0;
 
-        if (remote->state != KV_REMOTE_CONNECTED || remote->failure != KV_OK)
-            continue;
-        for (uint32_t thread = 0; thread < remote->n_lanes; thread++)
-            if (!lane_pump(&remote->lanes[thread]))
-                return;
+    for (uint32_t i = 0; i < client->n_remotes; i++)
+        n_lanes += client->remotes[i].n_lanes;
+    while (n_idle < n_lanes) {
+        struct kv_lane *lane = take_turn(client);
+        const struct kv_remote *remote = lane->link.remote;
+        bool may_send = remote->state == KV_REMOTE_CONNECTED && remote->failure == KV_OK;
+
+        n_idle = may_send && lane_send(lane) ? 0 : n_idle + 1;
     }
 }

@@ -23,6 +23,8 @@ enum {
     N_TOKENS = 8192,
     REQUESTS_MAX = 512,
     CREDITS = 8,
+    OPS_MAX = 16,
+    LANES_MAX = 4,
     ANSWER_BYTES = 2 << 20,
     RETRY_MS = 100,
     PEER_TIMEOUT_MS = 2000,
@@ -76,6 +78,7 @@ struct seen {
 
 struct fake {
     struct kv_port *control, *data;
+    uint32_t n_lanes, credits; /* that hello tells of; all lanes lead to `data` */
     struct kv_channel *to_client;
     struct kv_id128 id;
     struct seen seen[REQUESTS_MAX];
@@ -149,8 +152,9 @@ static void hello(const struct kv_wire_header *request, const void *body)
     Kvpb__HelloRequest *asked = kvpb__hello_request__unpack(NULL, request->body_bytes, body);
     Kvpb__HelloReply reply = KVPB__HELLO_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
-    ProtobufCBinaryData address;
+    ProtobufCBinaryData addresses[LANES_MAX];
     const void *bytes;
+    size_t n_bytes;
 
     assert_non_null(asked);
     if (f.node.to_client != NULL)
@@ -160,15 +164,16 @@ static void hello(const struct kv_wire_header *request, const void *body)
                                                   &f.node.to_client),
                      KV_OK);
     kvpb__hello_request__free_unpacked(asked, NULL);
-    f.node.data->row->port_address(f.node.data, &bytes, &address.len);
-    address.data = (uint8_t *)bytes;
+    f.node.data->row->port_address(f.node.data, &bytes, &n_bytes);
+    for (uint32_t i = 0; i < f.node.n_lanes; i++)
+        addresses[i] = (ProtobufCBinaryData){.data = (uint8_t *)bytes, .len = n_bytes};
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
     reply.client_token.data = reply.node_id.data = f.node.id.bytes;
     reply.client_token.len = reply.node_id.len = 16;
-    reply.n_addresses = 1;
-    reply.addresses = &address;
-    reply.credits = CREDITS;
+    reply.n_addresses = f.node.n_lanes;
+    reply.addresses = addresses;
+    reply.credits = f.node.credits;
     reply.bulk_bytes_max = KV_WIRE_BULK_MAX;
     reply.lease_ms = 60000;
     reply.node = (char *)"fake";
@@ -627,6 +632,8 @@ static void carry_out(struct seen *seen)
         }
         store_rows(seen, rows);
         answer(request, KV_OK, &fields, NULL, 0);
+    } else if (request->op == KV_OP_PING) {
+        answer(request, KV_OK, &fields, next_answer(), request->token_count);
     } else {
         answer(request, KV_OK, &fields, NULL, 0);
     }
@@ -734,7 +741,7 @@ static kv_status_t run(struct kv_op *op, uint64_t most_us)
     return kv_op_status(op);
 }
 
-static int set_up(void **state)
+static int set_up_lanes(uint32_t n_lanes, uint32_t credits, uint32_t ops_max)
 {
     struct kv_transport_config config = {0};
     struct kv_client_setup setup = {0};
@@ -745,8 +752,9 @@ static int set_up(void **state)
     size_t n_bytes;
     struct kv_op *op;
 
-    (void)state;
     memset(&f, 0, sizeof(f));
+    f.node.n_lanes = n_lanes;
+    f.node.credits = credits;
     kv_clock_virtual_init(&f.clock, 1000000);
     assert_int_equal(kv_transport_loopback.open(&config, &f.transport, detail, sizeof(detail)),
                      KV_OK);
@@ -772,7 +780,7 @@ static int set_up(void **state)
     setup.open_control = kv_control_message_open;
     setup.clock = &f.clock;
     setup.seed = 7;
-    setup.ops_max = 16;
+    setup.ops_max = ops_max;
     setup.retry_ms = RETRY_MS;
     setup.peer_timeout_ms = PEER_TIMEOUT_MS;
     assert_int_equal(kv_client_create(&setup, &f.client), KV_OK);
@@ -789,6 +797,18 @@ static int set_up(void **state)
     for (size_t i = 0; i < 8 << 20; i++)
         f.memory[i] = (uint8_t)(i * 2654435761u >> 11);
     return 0;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    return set_up_lanes(1, CREDITS, OPS_MAX);
+}
+
+static int set_up_many(void **state)
+{
+    (void)state;
+    return set_up_lanes(3, 2 * KV_ENVELOPES_LARGE_MAX, 2 * KV_ENVELOPES_LARGE_MAX);
 }
 
 static int tear_down(void **state)
@@ -930,7 +950,7 @@ static void test_arguments(void **state)
 {
     struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 1};
     struct kv_rows_io io = {.buffer = f.buffer, .offset = (8 << 20) - 1};
-    struct kv_op *op, *many[16];
+    struct kv_op *op, *many[OPS_MAX];
 
     (void)state;
     assert_int_equal(kv_put_begin(f.session, &rows, &io, 0, &op), KV_INVALID);
@@ -945,12 +965,12 @@ static void test_arguments(void **state)
     assert_int_equal(kv_rows_bytes(kv_session_schema(f.session), &rows), 0);
     f.node.is_manual = true;
     rows.n_layers = 1;
-    for (unsigned i = 0; i < 16; i++)
+    for (unsigned i = 0; i < OPS_MAX; i++)
         assert_int_equal(kv_put_begin(f.session, &rows, &io, 0, &many[i]), KV_OK);
     assert_int_equal(kv_put_begin(f.session, &rows, &io, 0, &op), KV_BUSY);
     turn(0);
     assert_true(f.node.n_seen <= CREDITS);
-    for (unsigned i = 0; i < 16; i++)
+    for (unsigned i = 0; i < OPS_MAX; i++)
         kv_op_free(many[i]);
 }
 
@@ -1188,6 +1208,49 @@ static void test_catch_up(void **state)
     assert_int_equal(kv_session_generation(f.session), 4);
     assert_int_equal(kv_session_generation(child), 1);
     kv_session_free(child);
+}
+
+/* A ping of a large or a small message; the bytes that are to come back tell its lane. */
+static void begin_ping(uint32_t lane, bool is_large)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_ping_begin(f.client, 0, lane, is_large ? KV_ENVELOPE_SMALL + 1 : 0,
+                                   lane + 1, 0, &op),
+                     KV_OK);
+}
+
+/* The lane of the request that came last. */
+static uint32_t last_lane(void)
+{
+    return f.node.seen[f.node.n_seen - 1].header.token_count - 1;
+}
+
+/* Large envelopes, which all lanes share, have run out: a lane that waits for one holds up
+ * neither the small messages of others nor, when one comes back, their large ones. */
+static void test_lanes_share(void **state)
+{
+    (void)state;
+    f.node.is_manual = true;
+    for (unsigned i = 0; i < KV_ENVELOPES_LARGE_MAX + 4; i++)
+        begin_ping(0, true);
+    turn(0);
+    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX);
+    begin_ping(1, false);
+    begin_ping(2, false);
+    turn(0);
+    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 2);
+    for (uint32_t lane = 1; lane < 3; lane++)
+        for (unsigned i = 0; i < 2; i++)
+            begin_ping(lane, true);
+    turn(0);
+    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 2);
+    for (unsigned i = 0; i < 6; i++) {
+        carry_out(&f.node.seen[i]);
+        turn(0);
+        assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 3 + i);
+        assert_int_equal(last_lane(), i % 3);
+    }
 }
 
 /* ---- retrieval --------------------------------------------------------------------------- */
@@ -1850,6 +1913,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_silence, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_catch_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_lanes_share, set_up_many, tear_down),
         cmocka_unit_test_setup_teardown(test_query, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_all_held, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_bulk, set_up, tear_down),
