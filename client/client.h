@@ -401,6 +401,15 @@ struct kv_op_kind {
     /* The nodes it needs are ready.  Adds errands, begins calls; may end the operation. */
     void (*start)(struct kv_op *op);
 
+    /* Instead, where a node's share does not depend on other nodes: one that it needs is ready.
+     * Both or neither of these two. */
+    void (*start_node)(struct kv_op *op, const struct kv_remote *remote);
+    /* What it had to do on the node has come to nothing; the rest goes on. */
+    void (*lost)(struct kv_op *op,
+                 const struct kv_remote *remote,
+                 kv_status_t status,
+                 const char *why);
+
     /* Fills a trip with what the errand asks next and moves the errand on.  KV_BUSY: no
      * envelope now, nothing happened. */
     kv_status_t (*build)(struct kv_errand *errand, struct kv_trip *trip);
@@ -570,6 +579,16 @@ void kv_op_again(struct kv_op *op);
 
 /* Moves on if its nodes are ready. */
 void kv_op_prepare(struct kv_op *op);
+
+/* Ends what the operation has to do on the node, of a kind that has `lost`: it is not needed
+ * any more. */
+void kv_op_lose(struct kv_op *op,
+                struct kv_remote *remote,
+                kv_status_t status,
+                const char *why);
+
+/* Whether something of it is under way with the node, or waits to be. */
+bool kv_op_uses(const struct kv_op *op, const struct kv_remote *remote);
 
 /* Ends it with success or op->partial if nothing is left to do. */
 void kv_op_check(struct kv_op *op);

@@ -137,26 +137,25 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
     return KV_OK;
 }
 
-static void start(struct kv_op *op)
+/* ---- objects that fail ------------------------------------------------------------------- */
+
+/* The operation's status will be that of the caller's first object that failed. */
+static void fail_item(struct kv_op *op,
+                      const struct kv_remote *remote,
+                      uint32_t item,
+                      kv_status_t status,
+                      const char *detail)
 {
-    kv_lanes_unmark(op->client);
-    for (uint32_t i = 0; i < op->objects.n_objects; i++) {
-        struct kv_lane *lane = kv_lane_of_object(op->client, op->objects.states[i].slot);
-        struct kv_errand *errand;
+    struct kv_objects_part *part = &op->objects;
 
-        if (lane->mark == op)
-            continue;
-        lane->mark = op;
-        errand = kv_errand_add(op, lane);
-        if (errand == NULL) {
-            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
-            return;
-        }
-        errand->head = i;
-    }
+    if (part->objects[item].status == KV_IN_PROGRESS)
+        part->objects[item].status = status;
+    if (item >= part->first_bad)
+        return;
+    part->first_bad = item;
+    op->partial = KV_OK;
+    kv_op_note(op, remote, status, detail);
 }
-
-/* ---- answers ----------------------------------------------------------------------------- */
 
 /* A delete's text is the delete's, even where it failed in finding the version. */
 static const char *own_text(const struct kv_op *op, const char *detail)
@@ -171,11 +170,8 @@ static const char *own_text(const struct kv_op *op, const char *detail)
 static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
 {
     struct kv_op *op = trip->op;
-    struct kv_objects_part *part = &op->objects;
     struct kv_list *link, *follow;
 
-    if (part->objects[trip->item].status == KV_IN_PROGRESS)
-        part->objects[trip->item].status = status;
     KV_LIST_EACH(link, follow, &op->errands)
     {
         struct kv_errand *errand = KV_LIST_ENTRY(link, struct kv_errand, of_op);
@@ -183,12 +179,46 @@ static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
         if (errand->alone && errand->head == trip->item)
             kv_errand_free(errand);
     }
-    if (trip->item >= part->first_bad)
-        return;
-    part->first_bad = trip->item;
-    op->partial = KV_OK;
-    kv_op_note(op, trip->remote, status, own_text(op, detail));
+    fail_item(op, trip->remote, trip->item, status, own_text(op, detail));
 }
+
+static bool lives_on(const struct kv_op *op, uint32_t item, const struct kv_remote *remote)
+{
+    return op->client->placement.node_of[op->objects.states[item].slot] == remote->index;
+}
+
+static void
+lost(struct kv_op *op, const struct kv_remote *remote, kv_status_t status, const char *why)
+{
+    for (uint32_t i = 0; i < op->objects.n_objects; i++)
+        if (lives_on(op, i, remote) && op->objects.objects[i].status == KV_IN_PROGRESS)
+            fail_item(op, remote, i, status, why);
+}
+
+static void start_node(struct kv_op *op, const struct kv_remote *remote)
+{
+    kv_lanes_unmark(op->client);
+    for (uint32_t i = 0; i < op->objects.n_objects; i++) {
+        struct kv_errand *errand;
+        struct kv_lane *lane;
+
+        if (!lives_on(op, i, remote))
+            continue;
+        lane = kv_lane_of_object(op->client, op->objects.states[i].slot);
+        if (lane->mark == op)
+            continue;
+        lane->mark = op;
+        errand = kv_errand_add(op, lane);
+        if (errand == NULL) {
+            lane->mark = NULL;
+            fail_item(op, remote, i, KV_NO_MEMORY, "out of memory");
+            continue;
+        }
+        errand->head = i;
+    }
+}
+
+/* ---- answers ----------------------------------------------------------------------------- */
 
 static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
 {
@@ -341,7 +371,8 @@ static const struct kv_op_kind kinds[] = {
             .name = "object_put",
             .id = KV_OP_OBJECT_PUT,
             .class = KV_LANE_PUT,
-            .start = start,
+            .start_node = start_node,
+            .lost = lost,
             .build = build,
             .reply = reply_other,
             .finish = finish_other,
@@ -354,7 +385,8 @@ static const struct kv_op_kind kinds[] = {
             .name = "object_get",
             .id = KV_OP_OBJECT_GET,
             .class = KV_LANE_READ,
-            .start = start,
+            .start_node = start_node,
+            .lost = lost,
             .build = build,
             .land = land,
             .reply = reply_get,
@@ -368,7 +400,8 @@ static const struct kv_op_kind kinds[] = {
             .name = "object_exists",
             .id = KV_OP_OBJECT_EXISTS,
             .class = KV_LANE_FETCH,
-            .start = start,
+            .start_node = start_node,
+            .lost = lost,
             .build = build,
             .reply = reply_other,
             .finish = finish_other,
@@ -381,7 +414,8 @@ static const struct kv_op_kind kinds[] = {
             .name = "object_delete",
             .id = KV_OP_OBJECT_DELETE,
             .class = KV_LANE_FETCH,
-            .start = start,
+            .start_node = start_node,
+            .lost = lost,
             .build = build,
             .reply = reply_other,
             .finish = finish_delete,

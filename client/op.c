@@ -170,6 +170,52 @@ bool kv_op_needs(const struct kv_op *op, uint32_t node)
     return op->needs[node / 64] >> node % 64 & 1;
 }
 
+static void need_no_more(struct kv_op *op, uint32_t node)
+{
+    op->needs[node / 64] &= ~(UINT64_C(1) << node % 64);
+}
+
+bool kv_op_uses(const struct kv_op *op, const struct kv_remote *remote)
+{
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &op->trips)
+    {
+        if (KV_LIST_ENTRY(link, struct kv_trip, of_op)->remote == remote)
+            return true;
+    }
+    KV_LIST_EACH(link, follow, &op->errands)
+    {
+        if (KV_LIST_ENTRY(link, struct kv_errand, of_op)->lane->link.remote == remote)
+            return true;
+    }
+    return false;
+}
+
+void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, const char *why)
+{
+    struct kv_list *link, *follow;
+
+    need_no_more(op, remote->index);
+    KV_LIST_EACH(link, follow, &op->trips)
+    {
+        struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
+
+        if (trip->remote == remote)
+            kv_trip_abandon(trip);
+    }
+    KV_LIST_EACH(link, follow, &op->errands)
+    {
+        struct kv_errand *errand = KV_LIST_ENTRY(link, struct kv_errand, of_op);
+
+        if (errand->lane->link.remote == remote)
+            kv_errand_free(errand);
+    }
+    op->kind->lost(op, remote, status, why);
+    op->client->must_pump = true; /* it may have been the last node */
+    kv_op_check(op);
+}
+
 void kv_op_again(struct kv_op *op)
 {
     op->stage = KV_STAGE_PREPARING;
@@ -193,6 +239,9 @@ void kv_op_prepare(struct kv_op *op)
         if (remote->state != KV_REMOTE_CONNECTED || remote->failure != KV_OK) {
             kv_remote_connect(remote);
             status = KV_IN_PROGRESS;
+        } else if (op->kind->start_node != NULL) {
+            need_no_more(op, i);
+            op->kind->start_node(op, remote);
         } else if (op->needs_current) {
             status = kv_session_ready(session, remote, text, sizeof(text));
         }
@@ -211,7 +260,8 @@ void kv_op_prepare(struct kv_op *op)
         return;
     op->stage = KV_STAGE_RUNNING;
     client->n_preparing--;
-    op->kind->start(op);
+    if (op->kind->start != NULL)
+        op->kind->start(op);
     kv_op_check(op);
 }
 
@@ -268,6 +318,23 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     client->must_pump = true;
 }
 
+/* The share of every node that is not done has come to nothing. */
+static void expire_shares(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        struct kv_remote *remote = &client->remotes[i];
+
+        if (kv_op_needs(op, i))
+            kv_op_lose(op, remote, KV_DEADLINE, "connecting");
+        else if (kv_op_uses(op, remote))
+            kv_op_lose(op, remote, KV_DEADLINE, "");
+    }
+    if (op->stage == KV_STAGE_PREPARING)
+        kv_op_prepare(op);
+}
+
 void kv_op_expire(struct kv_op *op)
 {
     struct kv_client *client = op->client;
@@ -276,6 +343,10 @@ void kv_op_expire(struct kv_op *op)
     const char *why = "";
     struct kv_list *link, *follow;
 
+    if (op->kind->lost != NULL) {
+        expire_shares(op);
+        return;
+    }
     if (op->stage == KV_STAGE_QUEUED) {
         why = "waiting for an operation of the session";
     } else if (op->stage == KV_STAGE_PREPARING) {

@@ -261,23 +261,6 @@ void kv_remote_connect(struct kv_remote *remote)
 
 /* ---- losing ------------------------------------------------------------------------------ */
 
-static bool has_business(const struct kv_op *op, const struct kv_remote *remote)
-{
-    struct kv_list *link, *follow;
-
-    KV_LIST_EACH(link, follow, &op->trips)
-    {
-        if (KV_LIST_ENTRY(link, struct kv_trip, of_op)->remote == remote)
-            return true;
-    }
-    KV_LIST_EACH(link, follow, &op->errands)
-    {
-        if (KV_LIST_ENTRY(link, struct kv_errand, of_op)->lane->link.remote == remote)
-            return true;
-    }
-    return false;
-}
-
 static void fail_ops(struct kv_remote *remote, bool was_connecting)
 {
     struct kv_client *client = remote->client;
@@ -293,7 +276,11 @@ static void fail_ops(struct kv_remote *remote, bool was_connecting)
             kv_op_note(op, remote, remote->failure, remote->failure_text);
             op->needs[remote->index / 64] &= ~(UINT64_C(1) << remote->index % 64);
             client->must_pump = true;
-        } else if (waited || has_business(op, remote)) {
+        } else if (!waited && !kv_op_uses(op, remote)) {
+            continue;
+        } else if (op->kind->lost != NULL) {
+            kv_op_lose(op, remote, remote->failure, remote->failure_text);
+        } else {
             kv_op_fail(op, remote, NULL, remote->failure, "%s", remote->failure_text);
         }
     }

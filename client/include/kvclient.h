@@ -472,7 +472,8 @@ enum kv_object_verb {
 };
 
 /* One or many objects in one operation, in parallel.  Keeps `objects` until the operation is
- * freed.  The operation's status is KV_OK if all are, else that of the first that is not. */
+ * freed.  Each object has its own status: a node that cannot be reached fails its objects
+ * alone.  The operation's status is KV_OK if all are, else that of the first that is not. */
 KV_API kv_status_t kv_objects_begin(struct kv_client *client,
                                     enum kv_object_verb verb,
                                     struct kv_object *objects,

@@ -52,11 +52,19 @@ bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup)
     return true;
 }
 
+void cluster_end(struct cluster *cluster, uint32_t node)
+{
+    if (cluster->nodes[node] == NULL)
+        return;
+    kv_node_stop(cluster->nodes[node]);
+    kv_node_destroy(cluster->nodes[node]);
+    cluster->nodes[node] = NULL;
+}
+
 void cluster_close(struct cluster *cluster)
 {
     for (uint32_t i = 0; i < cluster->n_nodes; i++) {
-        kv_node_stop(cluster->nodes[i]);
-        kv_node_destroy(cluster->nodes[i]);
+        cluster_end(cluster, i);
         cluster->disks[i]->row->close(cluster->disks[i]);
     }
     if (cluster->transport != NULL)

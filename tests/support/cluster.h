@@ -35,6 +35,9 @@ struct cluster {
 bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup);
 void cluster_close(struct cluster *cluster);
 
+/* Ends one node; clients that are connected lose it. */
+void cluster_end(struct cluster *cluster, uint32_t node);
+
 struct cluster_client {
     struct kv_transport *transport; /* NULL: the cluster's */
     uint32_t deadline_ms, peer_timeout_ms, retry_ms;
