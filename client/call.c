@@ -119,8 +119,9 @@ static kv_status_t send(struct kv_call *call)
         return status;
     call->is_out = true;
     call->remote->n_calls++;
-    if (call->op != NULL)
+    if (call->op != NULL && !call->has_left)
         call->op->sent_us = client->now_us;
+    call->has_left = true;
     return KV_OK;
 }
 

@@ -298,6 +298,7 @@ struct kv_trip {
     bool is_moving;       /* its bulk counts in remote->bulk_moving */
     bool is_over;         /* nothing is expected any more */
     bool is_waiting;      /* an answer is owed */
+    bool has_left;        /* once, at least */
     bool is_landing;
     bool has_reply;
     bool has_bulk;
@@ -363,7 +364,8 @@ struct kv_call {
     uint64_t deadline_us;
     uint64_t resend_us; /* KV_BUSY was the answer */
     uint64_t patience_us;
-    bool is_out; /* with the carrier */
+    bool is_out;   /* with the carrier */
+    bool has_left; /* once, at least */
     size_t request_bytes;
     uint8_t request[];
 };
@@ -494,7 +496,8 @@ struct kv_op {
     kv_status_t status;
     enum kv_op_stage stage;
     uint64_t begin_us, deadline_us, end_us;
-    uint64_t sent_us, arrived_us;      /* its last request, its last answer; 0: none yet */
+    uint64_t sent_us, arrived_us;      /* its last request, when that was sent first, its last
+                                          answer; 0: none yet */
     uint64_t needs[KV_NODES_MAX / 64]; /* nodes, a bit each */
 
     struct kv_session *session; /* NULL once ended */

@@ -362,8 +362,9 @@ void kv_trip_send(struct kv_trip *trip)
         kv_remote_fail(remote, status, "a message cannot be sent");
         return;
     }
-    if (status >= KV_OK && trip->op != NULL)
+    if (status >= KV_OK && trip->op != NULL && !trip->has_left)
         trip->op->sent_us = kv_clock_now(client->clock);
+    trip->has_left = trip->has_left || status >= KV_OK;
     trip->is_waiting = true;
     remote->requests++;
     if (remote->owed_us == 0)

@@ -443,7 +443,7 @@ KV_API uint32_t kv_held_instance(const uint32_t *crcs);
 /* The trip of an operation, by the client's clock; 0: not yet. */
 struct kv_trip_times {
     uint64_t begun_us;
-    uint64_t sent_us;    /* its last message was handed to the transport */
+    uint64_t sent_us;    /* its last message was handed to the transport, the first time */
     uint64_t arrived_us; /* its last answer was there */
     uint64_t ended_us;
 };

@@ -1050,10 +1050,12 @@ static void test_busy(void **state)
     kv_op_free(op);
 }
 
-/* What is asked again has a new id; an answer to the old one is not taken. */
+/* What is asked again has a new id; an answer to the old one is not taken.  It was sent when it
+ * was sent first. */
 static void test_resend(void **state)
 {
     struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_trip_times times;
     struct kv_op *op;
 
     (void)state;
@@ -1071,6 +1073,9 @@ static void test_resend(void **state)
     carry_out(&f.node.seen[2]);
     turn(0);
     assert_int_equal(kv_op_status(op), KV_OK);
+    kv_op_trip_times(op, &times);
+    assert_in_range(times.sent_us - times.begun_us, 0, 1000);
+    assert_true(times.arrived_us - times.begun_us > RETRY_MS * 1000);
     carry_out(&f.node.seen[2]);
     turn(0);
     kv_op_free(op);
