@@ -15,20 +15,34 @@ enum {
     WRONG_USAGE = 2,
 };
 
-static const char usage[] =
-    "usage: kv_sim [OPTION]...\n"
-    "Two nodes and three clients in one thread on a virtual clock; all they say is checked.\n"
-    "  --seed N       the first seed (1)\n"
-    "  --seeds N      how many seeds, one world each (1)\n"
-    "  --seconds N    seeds until so much time has passed\n"
-    "  --ops N        operations of each world (2000)\n"
-    "  --faults LIST  all (the default), none, or some of loss, doubles, delays, corruption,\n"
-    "                 full, resets, cuts, stalls, node_deaths, client_deaths, slow_disks,\n"
-    "                 little_memory\n"
-    "  --twice        run every seed twice and compare\n"
-    "  --verbose      print every operation\n"
-    "  --json         print one object\n"
-    "  --help\n";
+static void print_usage(FILE *out)
+{
+    int column;
+
+    fputs("usage: kv_sim [OPTION]...\n"
+          "One to three nodes and three clients in one thread on virtual clocks; all they say "
+          "is\n"
+          "checked.\n"
+          "  --seed N       the first seed (1)\n"
+          "  --seeds N      how many seeds, one world each (1)\n"
+          "  --seconds N    seeds until so much time has passed\n"
+          "  --ops N        operations of each world (2000)\n"
+          "  --nodes N      1 to 3; 0: each seed draws its own (0)\n"
+          "  --twice        run every seed twice and compare\n"
+          "  --verbose      print every operation\n"
+          "  --json         print one object\n"
+          "  --help\n"
+          "  --faults LIST  all (the default), none, or some of",
+          out);
+    column = 80;
+    for (unsigned i = 0; i < WORLD_N_FAULTS; i++) {
+        const char *name = world_fault_name(i);
+
+        if (column + (int)strlen(name) > 78)
+            column = fprintf(out, "\n                 ") - 1;
+        column += fprintf(out, "%s%s", name, i + 1 < WORLD_N_FAULTS ? ", " : "\n");
+    }
+}
 
 static double seconds(void)
 {
@@ -52,111 +66,150 @@ static void report_failure(const struct world_options *options,
                            const struct world_result *result,
                            const char *faults)
 {
-    fprintf(
-        stderr,
-        "kv_sim: seed %" PRIu64 ": after %" PRIu64 " operations: %s\n"
-        "kv_sim: again: kv_sim --seed %" PRIu64 " --ops %" PRIu64 " --faults %s --verbose\n",
-        options->seed, result->n_ops, result->failure, options->seed, options->n_ops, faults);
+    fprintf(stderr,
+            "kv_sim: seed %" PRIu64 ": after %" PRIu64 " operations: %s\n"
+            "kv_sim: again: kv_sim --seed %" PRIu64 " --ops %" PRIu64
+            " --nodes %u --faults %s --verbose\n",
+            options->seed, result->n_ops, result->failure, options->seed, options->n_ops,
+            options->n_nodes, faults);
+}
+
+struct run {
+    struct world_options options; /* of the next world */
+    const char *faults;
+    uint64_t n_seeds, seconds; /* at most; seconds 0: however long */
+    bool twice, json;
+
+    uint64_t first, n_done, n_ops, n_good, n_deaths;
+    double virtual_s;
+};
+
+static bool read_option(struct run *run, int choice, const char *text)
+{
+    uint64_t n_nodes;
+
+    switch (choice) {
+    case 's':
+        return read_number(text, &run->options.seed);
+    case 'n':
+        return read_number(text, &run->n_seeds);
+    case 't':
+        run->n_seeds = UINT64_MAX;
+        return read_number(text, &run->seconds);
+    case 'o':
+        return read_number(text, &run->options.n_ops);
+    case 'N':
+        if (!read_number(text, &n_nodes) || n_nodes > WORLD_NODES_MAX)
+            return false;
+        run->options.n_nodes = (unsigned)n_nodes;
+        return true;
+    case 'f':
+        run->faults = text;
+        return world_faults_read(text, &run->options.faults);
+    case '2':
+        run->twice = true;
+        return true;
+    case 'v':
+        run->options.verbose = true;
+        return true;
+    case 'j':
+        run->json = true;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* One seed.  false: it failed, and that was said. */
+static bool run_seed(struct run *run, struct world_result *ret_result)
+{
+    struct world_result again;
+
+    world_run(&run->options, ret_result);
+    run->n_done++;
+    run->n_ops += ret_result->n_ops;
+    run->n_good += ret_result->n_good;
+    run->n_deaths += ret_result->n_deaths;
+    run->virtual_s += (double)ret_result->virtual_us / 1e6;
+    if (ret_result->failed) {
+        report_failure(&run->options, ret_result, run->faults);
+        return false;
+    }
+    if (!run->twice)
+        return true;
+    world_run(&run->options, &again);
+    if (again.hash == ret_result->hash)
+        return true;
+    fprintf(stderr,
+            "kv_sim: seed %" PRIu64 ": not the same twice: %016" PRIx64 ", %016" PRIx64 "\n",
+            run->options.seed, ret_result->hash, again.hash);
+    return false;
+}
+
+static void print_result(const struct run *run, bool is_good, double took, uint64_t hash)
+{
+    if (run->json)
+        printf("{\"first_seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"operations\": %" PRIu64
+               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64
+               ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
+               run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->virtual_s,
+               took, is_good ? "false" : "true");
+    else
+        printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64
+               " ended well), %" PRIu64 " deaths, %.1f s of virtual time in %.1f s, %.0f "
+               "operations/s, last hash %016" PRIx64 "\n",
+               is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good, run->n_deaths,
+               run->virtual_s, took, (double)run->n_ops / took, hash);
 }
 
 int main(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"seed", required_argument, NULL, 's'},    {"seeds", required_argument, NULL, 'n'},
-        {"seconds", required_argument, NULL, 't'}, {"ops", required_argument, NULL, 'o'},
-        {"faults", required_argument, NULL, 'f'},  {"twice", no_argument, NULL, '2'},
-        {"verbose", no_argument, NULL, 'v'},       {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {0},
+        {"seed", required_argument, NULL, 's'},
+        {"seeds", required_argument, NULL, 'n'},
+        {"seconds", required_argument, NULL, 't'},
+        {"ops", required_argument, NULL, 'o'},
+        {"nodes", required_argument, NULL, 'N'},
+        {"faults", required_argument, NULL, 'f'},
+        {"twice", no_argument, NULL, '2'},
+        {"verbose", no_argument, NULL, 'v'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
-    struct world_options options = {.seed = 1, .n_ops = 2000, .faults = WORLD_ALL_FAULTS};
-    struct world_result result, again;
-    uint64_t first, n_seeds = 1, n_done = 0, limit = 0, n_ops = 0, n_good = 0, n_deaths = 0;
-    const char *faults = "all";
-    bool twice = false, json = false, good = true, failed = false;
-    double began = seconds(), virtual = 0, took;
+    struct run run = {
+        .options = {.seed = 1, .n_ops = 2000, .faults = WORLD_ALL_FAULTS},
+        .faults = "all",
+        .n_seeds = 1,
+    };
+    struct world_result result = {0};
+    bool is_good = true;
+    double began = seconds();
     int choice;
 
     while ((choice = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        switch (choice) {
-        case 's':
-            good = good && read_number(optarg, &options.seed);
-            break;
-        case 'n':
-            good = good && read_number(optarg, &n_seeds);
-            break;
-        case 't':
-            good = good && read_number(optarg, &limit);
-            n_seeds = UINT64_MAX;
-            break;
-        case 'o':
-            good = good && read_number(optarg, &options.n_ops);
-            break;
-        case 'f':
-            faults = optarg;
-            good = good && world_faults_read(optarg, &options.faults);
-            break;
-        case '2':
-            twice = true;
-            break;
-        case 'v':
-            options.verbose = true;
-            break;
-        case 'j':
-            json = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
+        if (choice == 'h') {
+            print_usage(stdout);
             return DONE;
-        default:
-            good = false;
         }
+        is_good = is_good && read_option(&run, choice, optarg);
     }
-    if (!good || optind < argc) {
-        fputs(usage, stderr);
+    if (!is_good || optind < argc) {
+        print_usage(stderr);
         return WRONG_USAGE;
     }
     kv_log_set_program("kv_sim");
     kv_log_set_level(KV_LOG_ERROR);
-    first = options.seed;
-    if (!json)
-        printf("seed %" PRIu64 ", faults %s, %" PRIu64 " operations each\n", first, faults,
-               options.n_ops);
+    run.first = run.options.seed;
+    if (!run.json)
+        printf("seed %" PRIu64 ", faults %s, %" PRIu64 " operations each\n", run.first,
+               run.faults, run.options.n_ops);
     fflush(stdout);
-
-    for (; n_done < n_seeds && !failed; options.seed++) {
-        if (limit > 0 && seconds() - began >= (double)limit)
+    for (; is_good && run.n_done < run.n_seeds; run.options.seed++) {
+        if (run.seconds > 0 && seconds() - began >= (double)run.seconds)
             break;
-        world_run(&options, &result);
-        n_done++;
-        n_ops += result.n_ops;
-        n_good += result.n_good;
-        n_deaths += result.n_deaths;
-        virtual += (double)result.virtual_us / 1e6;
-        failed = result.failed;
-        if (failed) {
-            report_failure(&options, &result, faults);
-        } else if (twice) {
-            world_run(&options, &again);
-            failed = again.hash != result.hash;
-            if (failed)
-                fprintf(stderr,
-                        "kv_sim: seed %" PRIu64 ": not the same twice: %016" PRIx64
-                        ", %016" PRIx64 "\n",
-                        options.seed, result.hash, again.hash);
-        }
+        is_good = run_seed(&run, &result);
     }
-    took = seconds() - began;
-    if (json)
-        printf("{\"first_seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"operations\": %" PRIu64
-               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64
-               ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
-               first, n_done, n_ops, n_good, n_deaths, virtual, took,
-               failed ? "true" : "false");
-    else
-        printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64
-               " ended well), %" PRIu64 " deaths, %.1f s of virtual time in %.1f s, %.0f "
-               "operations/s, last hash %016" PRIx64 "\n",
-               failed ? "FAILED" : "good", n_done, n_ops, n_good, n_deaths, virtual, took,
-               (double)n_ops / took, result.hash);
-    return failed ? FAILED : DONE;
+    print_result(&run, is_good, seconds() - began, result.hash);
+    return is_good ? DONE : FAILED;
 }

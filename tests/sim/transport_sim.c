@@ -39,6 +39,7 @@ struct message {
     bool is_large;
     bool withdrawn; /* the sender's memory is not ours any more */
     bool corrupts;
+    bool breaks;         /* its data ceases to come in the middle */
     uint64_t done_bytes; /* of large data, copied */
     const uint8_t *data; /* the sender's, or our copy */
     uint8_t *copy;
@@ -63,6 +64,7 @@ enum event_kind {
     EVENT_ARRIVE,
     EVENT_COPY,
     EVENT_SENT, /* the sender hears that it is done */
+    EVENT_LOST, /* the sender's transport gives a large message up */
     EVENT_FAIL, /* of a channel */
 };
 
@@ -164,6 +166,13 @@ static uint64_t trip_time(struct sim_net *net)
     if (happens(net, net->faults.delayed))
         return kv_random_below(&net->random, LATENCY_LONG_US);
     return latency(net);
+}
+
+static uint64_t large_time(struct sim_net *net)
+{
+    if (happens(net, net->faults.large_delayed))
+        return kv_random_below(&net->random, LATENCY_LONG_US);
+    return trip_time(net);
 }
 
 static uint64_t notice_time(struct sim_net *net)
@@ -353,14 +362,34 @@ static void tell_peers(struct net_port *port)
 
 /* ---- what happens ------------------------------------------------------------------------ */
 
-/* 0: they can reach each other now; else how long not. */
+/* 0: the one can reach the other now; else how long not. */
+static uint64_t cut_left_from(const struct sim_net *net, unsigned from, unsigned to)
+{
+    uint64_t now_us = kv_clock_now(net->clock);
+    uint64_t until_us = net->cuts[from][to].until_us;
+
+    return until_us > now_us ? until_us - now_us : 0;
+}
+
 static uint64_t cut_left(const struct sim_net *net, const struct message *message)
 {
-    unsigned a = message->channel->port->transport->place;
-    unsigned b = message->channel->peer->transport->place;
-    uint64_t now_us = kv_clock_now(net->clock);
+    return cut_left_from(net, message->channel->port->transport->place,
+                         message->channel->peer->transport->place);
+}
 
-    return net->cuts[a][b].until_us > now_us ? net->cuts[a][b].until_us - now_us : 0;
+/* The same of what the receiver says to the sender. */
+static uint64_t cut_left_back(const struct sim_net *net, const struct message *message)
+{
+    return cut_left_from(net, message->channel->peer->transport->place,
+                         message->channel->port->transport->place);
+}
+
+/* Large data moves while both hear each other. */
+static uint64_t cut_left_both(const struct sim_net *net, const struct message *message)
+{
+    uint64_t there_us = cut_left(net, message), back_us = cut_left_back(net, message);
+
+    return there_us > back_us ? there_us : back_us;
 }
 
 static bool cut_loses(const struct sim_net *net, const struct message *message)
@@ -448,12 +477,12 @@ static void copy_rest(struct sim_net *net, struct message *message)
 
 static void on_copy(struct sim_net *net, struct message *message)
 {
-    uint64_t left_us = cut_left(net, message);
+    uint64_t left_us = cut_left_both(net, message);
     kv_status_t status = KV_OK;
 
     if (!message->received.is_open || message->received.status != KV_IN_PROGRESS)
         return;
-    if (message->withdrawn || message->channel->port->transport->is_dead) {
+    if (message->withdrawn || message->channel->port->transport->is_dead || message->breaks) {
         status = KV_UNREACHABLE;
     } else if (left_us > 0) {
         schedule(net, left_us + latency(net), EVENT_COPY, message, NULL);
@@ -464,6 +493,28 @@ static void on_copy(struct sim_net *net, struct message *message)
     }
     message->received.status = status;
     complete(message->receiver, &message->received, status);
+}
+
+/* A small message has left when the sender says so; a large one when its receiver does. */
+static void on_sent(struct sim_net *net, struct message *message)
+{
+    uint64_t left_us = message->is_large ? cut_left_back(net, message) : 0;
+
+    if (!message->sent.is_open)
+        return;
+    if (left_us > 0)
+        schedule(net, left_us + latency(net), EVENT_SENT, message, NULL);
+    else
+        complete(message->channel->port, &message->sent, message->sent.status);
+}
+
+static void on_lost(struct message *message)
+{
+    if (!message->sent.is_open || message->sent.status != KV_IN_PROGRESS)
+        return;
+    withdraw(message);
+    message->sent.status = KV_UNREACHABLE;
+    complete(message->channel->port, &message->sent, KV_UNREACHABLE);
 }
 
 static void happen(struct sim_net *net, const struct event *event)
@@ -481,8 +532,10 @@ static void happen(struct sim_net *net, const struct event *event)
         on_copy(net, message);
         break;
     case EVENT_SENT:
-        if (message->sent.is_open)
-            complete(message->channel->port, &message->sent, message->sent.status);
+        on_sent(net, message);
+        break;
+    case EVENT_LOST:
+        on_lost(message);
         break;
     case EVENT_FAIL:
         on_fail(event->channel);
@@ -583,6 +636,37 @@ static void net_channel_describe(struct kv_channel *channel, char *text, size_t 
     snprintf(text, text_bytes, "sim");
 }
 
+/* The same message once more, with its bytes as they are now. */
+static void send_twin(struct sim_net *net, const struct message *message, uint64_t after_us)
+{
+    struct message *twin = must(malloc(sizeof(*twin)));
+
+    *twin = *message;
+    twin->refs = 1;
+    twin->sent = (struct completion){.message = twin};
+    take_copy(twin);
+    schedule(net, after_us, EVENT_ARRIVE, twin, NULL);
+    unref(twin);
+}
+
+/* What is lost stays with its sender until that gives it up. */
+static kv_status_t send_large(struct sim_net *net, struct message *message)
+{
+    bool is_lost = happens(net, net->faults.large_lost);
+
+    if (happens(net, net->faults.large_doubled))
+        send_twin(net, message, large_time(net));
+    sending_begin(message->channel->port, message);
+    message->breaks = is_lost && kv_random_below(&net->random, 2) == 0;
+    if (!is_lost || message->breaks)
+        schedule(net, large_time(net), EVENT_ARRIVE, message, NULL);
+    if (is_lost)
+        schedule(net, kv_random_below(&net->random, LATENCY_LONG_US), EVENT_LOST, message,
+                 NULL);
+    unref(message);
+    return KV_IN_PROGRESS;
+}
+
 static kv_status_t net_send(struct kv_channel *base,
                             const void *header,
                             size_t header_bytes,
@@ -627,12 +711,8 @@ static kv_status_t net_send(struct kv_channel *base,
         remember(net, word);
     }
 
-    if (message->is_large) {
-        sending_begin(port, message);
-        schedule(net, trip_time(net), EVENT_ARRIVE, message, NULL);
-        unref(message);
-        return KV_IN_PROGRESS;
-    }
+    if (message->is_large)
+        return send_large(net, message);
     if (kv_random_below(&net->random, 4) == 0) {
         sending_begin(port, message);
         schedule(net, kv_random_below(&net->random, LATENCY_SPREAD_US), EVENT_DEPART, message,
@@ -643,16 +723,8 @@ static kv_status_t net_send(struct kv_channel *base,
     take_copy(message);
     if (!happens(net, net->faults.lost))
         schedule(net, trip_time(net), EVENT_ARRIVE, message, NULL);
-    if (happens(net, net->faults.doubled)) {
-        struct message *twin = must(malloc(sizeof(*twin)));
-
-        *twin = *message;
-        twin->refs = 1;
-        twin->sent.message = twin;
-        take_copy(twin);
-        schedule(net, trip_time(net), EVENT_ARRIVE, twin, NULL);
-        unref(twin);
-    }
+    if (happens(net, net->faults.doubled))
+        send_twin(net, message, trip_time(net));
     unref(message);
     return KV_OK;
 }
@@ -677,7 +749,8 @@ static kv_status_t net_receive(struct kv_incoming *incoming,
     }
     memcpy(message->iov, iov, n_iov * sizeof(*iov));
     message->n_iov = n_iov;
-    if (kv_random_below(&net->random, 3) == 0 && cut_left(net, message) == 0) {
+    if (!message->breaks && kv_random_below(&net->random, 3) == 0 &&
+        cut_left_both(net, message) == 0) {
         copy_rest(net, message);
         sent_later(net, message, KV_OK);
         let_go(message);
@@ -689,7 +762,11 @@ static kv_status_t net_receive(struct kv_incoming *incoming,
                                             .arg = arg,
                                             .status = KV_IN_PROGRESS,
                                             .is_open = true};
-    schedule(net, trip_time(net) + bytes / BYTES_PER_US, EVENT_COPY, message, NULL);
+    schedule(
+        net,
+        (message->breaks ? kv_random_below(&net->random, LATENCY_LONG_US) : large_time(net)) +
+            bytes / BYTES_PER_US,
+        EVENT_COPY, message, NULL);
     return KV_IN_PROGRESS;
 }
 
@@ -993,10 +1070,10 @@ void sim_transport_kill(struct kv_transport *base)
             tell_peers(port);
 }
 
-void sim_net_cut(struct sim_net *net, unsigned a, unsigned b, uint64_t until_us, bool loses)
+void sim_net_cut(struct sim_net *net, unsigned from, unsigned to, uint64_t until_us, bool loses)
 {
-    net->cuts[a][b].until_us = net->cuts[b][a].until_us = until_us;
-    net->cuts[a][b].loses = net->cuts[b][a].loses = loses;
+    net->cuts[from][to].until_us = until_us;
+    net->cuts[from][to].loses = loses;
 }
 
 void sim_net_heal(struct sim_net *net)

@@ -29,12 +29,15 @@ enum {
 
 /* How often, in a million messages. */
 struct sim_net_faults {
-    uint32_t lost;      /* small messages that never arrive */
-    uint32_t doubled;   /* small messages that arrive twice */
-    uint32_t delayed;   /* messages that take up to 20 s */
-    uint32_t corrupted; /* one bit of header or data flips */
-    uint32_t full;      /* sends that are refused with KV_BUSY */
-    uint32_t reset;     /* sends that end the connection */
+    uint32_t lost;          /* small messages that never arrive */
+    uint32_t doubled;       /* small messages that arrive twice */
+    uint32_t delayed;       /* messages that take up to 20 s */
+    uint32_t corrupted;     /* one bit of header or data flips */
+    uint32_t full;          /* sends that are refused with KV_BUSY */
+    uint32_t reset;         /* sends that end the connection */
+    uint32_t large_lost;    /* large messages that never arrive, or not to their end */
+    uint32_t large_doubled; /* large messages that arrive twice */
+    uint32_t large_delayed; /* large messages that take up to 20 s, to arrive or to be copied */
 };
 
 struct sim_net *sim_net_create(const struct kv_clock *clock, uint64_t seed);
@@ -50,8 +53,10 @@ struct kv_transport *sim_net_transport(struct sim_net *net, unsigned place);
  * than by its death. */
 void sim_transport_kill(struct kv_transport *transport);
 
-/* Two places cannot reach each other until then: small messages are lost, or wait. */
-void sim_net_cut(struct sim_net *net, unsigned a, unsigned b, uint64_t until_us, bool loses);
+/* Nothing of one place reaches the other until then: small messages are lost, or wait; large
+ * data, which moves only while both hear each other, waits. */
+void sim_net_cut(
+    struct sim_net *net, unsigned from, unsigned to, uint64_t until_us, bool loses);
 void sim_net_heal(struct sim_net *net);
 
 /* Does what is due by the clock.  Returns when the next event is due; UINT64_MAX: there is

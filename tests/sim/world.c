@@ -6,6 +6,7 @@
 #include "hash.h"
 #include "node.h"
 #include "node_look.h"
+#include "own_clock.h"
 #include "question.h"
 #include "transport_sim.h"
 #include "truth.h"
@@ -17,7 +18,6 @@
 #include <string.h>
 
 enum {
-    N_NODES = 2,
     N_CLIENTS = 3,
     THREADS_MAX = 3,
     N_MODELS = 3,
@@ -43,6 +43,11 @@ enum {
     CREDITS_LATE_US = 5000,  /* a message and its answer may take that long */
     STRAGGLER_US = 60000000, /* no message is older */
     SETTLE_US = 40000000,
+    CLOCK_SPREAD_DAYS = 1000,
+    CLOCK_DRIFT_MAX = 1000, /* parts in a million */
+    CLOCK_JUMP_US = 3000000,
+    CLOCK_JUMP_EVERY_US = 10000000, /* so that no lease that is renewed ends by jumps */
+    DRAIN_US = 10000000,            /* a node that drains stops by then, as kvserver does */
 };
 
 enum task_kind {
@@ -62,12 +67,13 @@ enum task_kind {
     TASK_OBJECTS,
     TASK_PING,
     TASK_TABLE,
+    TASK_DRAIN,
     TASK_KINDS,
 };
 
 static const char *const task_names[TASK_KINDS] = {
-    "open",   "resume", "fork",  "truncate", "close", "length",  "renew", "put",
-    "append", "read",   "fetch", "index",    "query", "objects", "ping",  "table",
+    "open", "resume", "fork",  "truncate", "close",   "length", "renew", "put",   "append",
+    "read", "fetch",  "index", "query",    "objects", "ping",   "table", "drain",
 };
 
 struct slot {
@@ -103,7 +109,7 @@ struct task {
     bool is_sure; /* all that it reads must be there, and what it writes fits */
     bool was_contended;
     bool has_gap;
-    uint64_t n_deaths[N_NODES];
+    uint64_t n_deaths[WORLD_NODES_MAX], n_drains;
     bool is_fragile;
     bool is_first; /* index: nobody asked before */
     struct slot *slot;
@@ -131,6 +137,8 @@ struct name {
 };
 
 struct client {
+    struct own_clock clock;
+    struct world *world;
     struct kv_client *client;
     struct kv_transport *transport;
     struct handle handles[HANDLES_MAX];
@@ -141,12 +149,15 @@ struct client {
 };
 
 struct node {
+    struct own_clock clock;
     struct kv_node *node; /* NULL: dead */
     struct kv_transport *transport;
     struct kv_disk *disk;
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     uint64_t stalled_us;
     uint64_t revive_us;
+    uint64_t jumped_us;
+    uint64_t drained_us; /* it stops by then; 0: it does not drain */
     uint64_t n_deaths;
     uint32_t n_threads;
 };
@@ -157,7 +168,9 @@ struct world {
     struct world_result *result;
     struct kv_random random;
     struct sim_net *net;
-    struct node nodes[N_NODES];
+    struct node nodes[WORLD_NODES_MAX];
+    unsigned n_nodes;
+    uint64_t n_drains; /* begun so far */
     struct client clients[N_CLIENTS];
     struct kv_model_info models[N_MODELS];
     struct truth *truths;
@@ -229,6 +242,22 @@ static bool has(const struct world *world, unsigned faults)
     return (world->options.faults & faults) != 0;
 }
 
+/* ---- clocks ------------------------------------------------------------------------------ */
+
+/* Of a process that begins: of another day, and a little too fast or too slow. */
+static void clock_begin(struct world *world, struct own_clock *own)
+{
+    const uint64_t day_us = UINT64_C(86400) * 1000000;
+    uint64_t shown_us = world->clock.virtual_us;
+    int64_t drift = 0;
+
+    if (has(world, WORLD_CLOCKS)) {
+        shown_us = 1 + below(world, CLOCK_SPREAD_DAYS * day_us);
+        drift = (int64_t)below(world, 2 * CLOCK_DRIFT_MAX + 1) - CLOCK_DRIFT_MAX;
+    }
+    own_clock_init(own, &world->clock, shown_us, drift);
+}
+
 /* ---- nodes ------------------------------------------------------------------------------- */
 
 static void node_begin(struct world *world, unsigned place)
@@ -246,10 +275,11 @@ static void node_begin(struct world *world, unsigned place)
         .client_lease_ms = CLIENT_LEASE_MS,
         .stuck_send_ms = 10000,
         .seed = kv_random_next(&world->random) | 1,
-        .clock = &world->clock,
+        .clock = &node->clock.clock,
         .message_control = true,
     };
 
+    clock_begin(world, &node->clock);
     snprintf(name, sizeof(name), "node%u", place);
     node->transport = sim_net_transport(world->net, place);
     config.transport = node->transport;
@@ -262,6 +292,7 @@ static void node_begin(struct world *world, unsigned place)
         abort();
     }
     snprintf(node->address, sizeof(node->address), "%s", kv_node_address(node->node));
+    node->drained_us = 0;
     say(world, "node %u begins", place);
 }
 
@@ -278,12 +309,14 @@ static void node_end(struct world *world, unsigned place)
     (void)world;
 }
 
-static void node_kill(struct world *world, unsigned place)
+/* What it had is gone: with a kill at once, else when it has stopped as it likes. */
+static void node_stop(struct world *world, unsigned place, bool is_killed)
 {
     struct node *node = &world->nodes[place];
 
-    say(world, "node %u dies", place);
-    sim_transport_kill(node->transport);
+    say(world, "node %u %s", place, is_killed ? "dies" : "stops");
+    if (is_killed)
+        sim_transport_kill(node->transport);
     node_end(world, place);
     node->n_deaths++;
     world->result->n_deaths++;
@@ -296,6 +329,41 @@ static void node_kill(struct world *world, unsigned place)
     }
 }
 
+static void node_drains(struct world *world, unsigned place)
+{
+    struct node *node = &world->nodes[place];
+
+    if (node->drained_us != 0)
+        return;
+    say(world, "node %u drains", place);
+    node->drained_us = world->clock.virtual_us + DRAIN_US;
+    world->n_drains++;
+}
+
+/* A node that drains stops when it has answered all, or when it has tried for long. */
+static void drains_step(struct world *world)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        struct node *node = &world->nodes[i];
+
+        if (node->node == NULL)
+            continue;
+        if (kv_node_drain_requested(node->node))
+            node_drains(world, i);
+        if (node->drained_us != 0 && (world->is_calm || kv_node_drained(node->node) ||
+                                      node->drained_us <= world->clock.virtual_us))
+            node_stop(world, i, false);
+    }
+}
+
+static bool is_draining(const struct world *world)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        if (world->nodes[i].node != NULL && world->nodes[i].drained_us != 0)
+            return true;
+    return false;
+}
+
 /* ---- clients ----------------------------------------------------------------------------- */
 
 /* The address of a node is where it is now. */
@@ -304,22 +372,23 @@ static kv_status_t open_control(struct kv_client *client,
                                 const char *address,
                                 struct kv_control **ret_control)
 {
-    const struct world *world = (const struct world *)(const void *)client->clock;
+    const struct client *own = (const struct client *)(const void *)client->clock;
 
     (void)address;
-    return kv_control_message_open(client, place, world->nodes[place].address, ret_control);
+    return kv_control_message_open(client, place, own->world->nodes[place].address,
+                                   ret_control);
 }
 
 static void client_begin(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
-    struct kv_remote_setup nodes[N_NODES];
+    struct kv_remote_setup nodes[WORLD_NODES_MAX];
     char name[16];
     struct kv_client_setup setup = {
         .nodes = nodes,
-        .n_nodes = N_NODES,
+        .n_nodes = world->n_nodes,
         .open_control = open_control,
-        .clock = &world->clock,
+        .clock = &client->clock.clock,
         .seed = kv_random_next(&world->random) | 1,
         .name = name,
         .ops_max = 64,
@@ -329,14 +398,16 @@ static void client_begin(struct world *world, unsigned number)
         .retry_ms = 50 + (uint32_t)below(world, 1000),
     };
 
-    assert((void *)world == (void *)&world->clock);
+    assert((void *)client == (void *)&client->clock.clock);
+    client->world = world;
+    clock_begin(world, &client->clock);
     snprintf(name, sizeof(name), "client%u", number);
-    for (unsigned i = 0; i < N_NODES; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++)
         nodes[i] = (struct kv_remote_setup){
             .address = "sim",
             .mode = one_in(world, 2) ? KV_CHANNEL_NETWORK : KV_CHANNEL_SHARED,
         };
-    client->transport = sim_net_transport(world->net, N_NODES + number);
+    client->transport = sim_net_transport(world->net, WORLD_NODES_MAX + number);
     setup.transport = client->transport;
     if (kv_client_create(&setup, &client->client) != KV_OK)
         abort();
@@ -538,8 +609,9 @@ static struct task *task_new(struct world *world, struct client *client, enum ta
         task->is_used = true;
         task->kind = kind;
         task->since = world->at;
-        for (unsigned node = 0; node < N_NODES; node++)
+        for (unsigned node = 0; node < world->n_nodes; node++)
             task->n_deaths[node] = world->nodes[node].n_deaths;
+        task->n_drains = world->n_drains - is_draining(world);
         task->deadline_ms = one_in(world, 20) ? 1 + (uint32_t)below(world, 30)
                                               : 3000 + (uint32_t)below(world, 4000);
         if (one_in(world, 25))
@@ -1097,12 +1169,15 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
     case TASK_OBJECTS:
         return begin_objects(world, client, task);
     case TASK_PING:
-        return kv_ping_begin(client->client, (uint32_t)below(world, N_NODES), 0,
+        return kv_ping_begin(client->client, (uint32_t)below(world, world->n_nodes), 0,
                              (uint32_t)below(world, 100000), (uint32_t)below(world, 100000),
                              task->deadline_ms, &task->op);
     case TASK_TABLE:
-        return kv_table_begin(client->client, (uint32_t)below(world, N_NODES),
+        return kv_table_begin(client->client, (uint32_t)below(world, world->n_nodes),
                               tables[below(world, 6)], task->deadline_ms, &task->op);
+    case TASK_DRAIN:
+        return kv_drain_begin(client->client, (uint32_t)below(world, world->n_nodes),
+                              task->deadline_ms, &task->op);
     case TASK_KINDS:
         break;
     }
@@ -1229,7 +1304,7 @@ static bool row_undisputed(struct world *world, struct task *task, const struct 
 
 static bool has_died(const struct world *world, const struct task *task)
 {
-    for (unsigned i = 0; i < N_NODES; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++)
         if (world->nodes[i].n_deaths != task->n_deaths[i])
             return true;
     return false;
@@ -1241,7 +1316,8 @@ static bool still_sure(const struct task *task)
 }
 
 /* Operations that wait for rows may hold all credits of their class, to their deadlines:
- * another one gets none, or gets them too late for an answer. */
+ * another one gets none, or gets them too late for an answer.  Messages that are sent again do
+ * not count: what had time to be answered must have been. */
 static bool lacked_credits(const struct task *task)
 {
     struct kv_trip_times times;
@@ -1249,6 +1325,21 @@ static bool lacked_credits(const struct task *task)
     kv_op_trip_times(task->op, &times);
     return strstr(kv_op_detail(task->op), "waiting for credits") != NULL ||
            times.ended_us - times.sent_us < CREDITS_LATE_US;
+}
+
+/* A node that drains refuses what is new: rows, objects, sessions (also one that it has missed,
+ * and without which the session is not current there), clients.  It answers for what it has. */
+static bool may_be_draining(const struct world *world, const struct task *task)
+{
+    const char *detail = kv_op_detail(task->op);
+
+    if (world->n_drains <= task->n_drains)
+        return false;
+    if (strstr(detail, "hello: ") != NULL || strstr(detail, "cannot catch up: fork: ") != NULL)
+        return true;
+    return task->kind == TASK_OPEN || task->kind == TASK_FORK || task->kind == TASK_PUT ||
+           task->kind == TASK_APPEND ||
+           (task->kind == TASK_OBJECTS && task->verb == KV_OBJECT_PUT);
 }
 
 /* Whether an operation may end so at all, whatever the rows are. */
@@ -1269,6 +1360,8 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
         return has(world, WORLD_CORRUPTION);
     case KV_BUSY:
         return faults != 0;
+    case KV_DRAINING:
+        return may_be_draining(world, task);
     case KV_NO_MEMORY:
         return has(world, WORLD_LITTLE_MEMORY);
     case KV_NOT_FOUND:
@@ -1380,7 +1473,7 @@ static void end_session(struct world *world, struct client *client, struct task 
     if (task->kind == TASK_FORK) {
         truth = truth_new(world, &task->truth->schema);
         truth_fork(task->truth, truth, task->tokens, task->since);
-        for (unsigned i = 0; i < N_NODES; i++)
+        for (unsigned i = 0; i < world->n_nodes; i++)
             if (world->nodes[i].n_deaths != task->n_deaths[i])
                 truth_node_lost(truth, i);
     } else if (task->kind == TASK_RESUME) {
@@ -1600,22 +1693,20 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
 /* One turn of everybody, in any order; then time goes on. */
 static void turn(struct world *world, uint64_t most_us)
 {
-    enum {
-        N_ACTORS = N_CLIENTS + N_NODES * (1 + THREADS_MAX)
-    };
-    uint8_t order[N_ACTORS];
+    const unsigned n_actors = N_CLIENTS + world->n_nodes * (1 + THREADS_MAX);
+    uint8_t order[N_CLIENTS + WORLD_NODES_MAX * (1 + THREADS_MAX)];
     uint64_t next_us, now_us = world->clock.virtual_us;
     bool is_busy = false;
 
     world->at++;
     sim_net_step(world->net);
-    for (unsigned i = 0; i < N_ACTORS; i++) {
+    for (unsigned i = 0; i < n_actors; i++) {
         unsigned j = (unsigned)below(world, i + 1);
 
         order[i] = order[j];
         order[j] = (uint8_t)i;
     }
-    for (unsigned i = 0; i < N_ACTORS; i++) {
+    for (unsigned i = 0; i < n_actors; i++) {
         unsigned actor = order[i];
 
         if (one_in(world, 8))
@@ -1650,39 +1741,133 @@ static void client_kill(struct world *world, unsigned number)
     world->result->n_deaths++;
 }
 
+static void cut(struct world *world, unsigned from, unsigned to, uint64_t until_us, bool loses)
+{
+    say(world, "place %u is cut from place %u", to, from);
+    sim_net_cut(world->net, from, to, until_us, loses);
+}
+
+static void strike_cut(struct world *world, unsigned place, unsigned number)
+{
+    uint64_t until_us =
+        world->clock.virtual_us + below(world, one_in(world, 3) ? 8000000 : 200000);
+    bool loses = one_in(world, 2);
+
+    cut(world, place, WORLD_NODES_MAX + number, until_us, loses);
+    cut(world, WORLD_NODES_MAX + number, place, until_us, loses);
+}
+
+static void strike_one_way_cut(struct world *world, unsigned place, unsigned number)
+{
+    uint64_t until_us =
+        world->clock.virtual_us + below(world, one_in(world, 3) ? 8000000 : 200000);
+    bool loses = !one_in(world, 3);
+
+    if (one_in(world, 2))
+        cut(world, place, WORLD_NODES_MAX + number, until_us, loses);
+    else
+        cut(world, WORLD_NODES_MAX + number, place, until_us, loses);
+}
+
+static void strike_stall(struct world *world, unsigned place, unsigned number)
+{
+    uint64_t until_us =
+        world->clock.virtual_us + below(world, one_in(world, 3) ? 4000000 : 100000);
+    bool is_node = one_in(world, 2);
+
+    say(world, "%s %u stands still", is_node ? "node" : "client", is_node ? place : number);
+    if (is_node)
+        world->nodes[place].stalled_us = until_us;
+    else
+        world->clients[number].stalled_us = until_us;
+    /* As a machine that is suspended: its clock stands still, too. */
+    if (has(world, WORLD_CLOCKS) && one_in(world, 3))
+        own_clock_stop(is_node ? &world->nodes[place].clock : &world->clients[number].clock,
+                       until_us);
+}
+
+static void strike_clock(struct world *world, unsigned place, unsigned number)
+{
+    struct node *node = &world->nodes[place];
+
+    if (one_in(world, 2)) {
+        own_clock_jump(&world->clients[number].clock, below(world, CLOCK_JUMP_US));
+        say(world, "the clock of client %u jumps", number);
+    } else if (node->jumped_us + CLOCK_JUMP_EVERY_US <= world->clock.virtual_us) {
+        own_clock_jump(&node->clock, below(world, CLOCK_JUMP_US));
+        node->jumped_us = world->clock.virtual_us;
+        say(world, "the clock of node %u jumps", place);
+    }
+}
+
+static void strike_node(struct world *world, unsigned place, unsigned number)
+{
+    (void)number;
+    if (world->nodes[place].node != NULL && one_in(world, 3))
+        node_stop(world, place, true);
+}
+
+static void strike_client(struct world *world, unsigned place, unsigned number)
+{
+    (void)place;
+    if (one_in(world, 3))
+        client_kill(world, number);
+}
+
+/* As by a signal, or by an operation of a client. */
+static void strike_drain(struct world *world, unsigned place, unsigned number)
+{
+    struct node *node = &world->nodes[place];
+
+    if (node->node == NULL || !one_in(world, 3))
+        return;
+    if (one_in(world, 2)) {
+        task_begin(world, &world->clients[number], TASK_DRAIN);
+    } else {
+        kv_node_drain(node->node);
+        node_drains(world, place);
+    }
+}
+
+/* What may go wrong: bit i of the faults is row i.  `strike`: now and then, to a node or to a
+ * client; NULL: chances that a world is given when it begins. */
+static const struct {
+    const char *name;
+    void (*strike)(struct world *world, unsigned place, unsigned number);
+} faults[WORLD_N_FAULTS] = {
+    {"loss", NULL},
+    {"doubles", NULL},
+    {"delays", NULL},
+    {"corruption", NULL},
+    {"full", NULL},
+    {"resets", NULL},
+    {"cuts", strike_cut},
+    {"stalls", strike_stall},
+    {"node_deaths", strike_node},
+    {"client_deaths", strike_client},
+    {"slow_disks", NULL},
+    {"little_memory", NULL},
+    {"clocks", strike_clock},
+    {"one_way_cuts", strike_one_way_cut},
+    {"large_loss", NULL},
+    {"large_doubles", NULL},
+    {"large_delays", NULL},
+    {"drains", strike_drain},
+};
+
 static void mischief(struct world *world)
 {
-    unsigned place = (unsigned)below(world, N_NODES);
+    unsigned place = (unsigned)below(world, world->n_nodes);
     unsigned number = (unsigned)below(world, N_CLIENTS);
-    uint64_t now_us = world->clock.virtual_us;
-    unsigned fault = 1u << below(world, 12);
+    unsigned fault = (unsigned)below(world, WORLD_N_FAULTS);
 
-    if (!has(world, fault))
-        return;
-    if (fault == WORLD_CUTS) {
-        sim_net_cut(world->net, place, N_NODES + number,
-                    now_us + below(world, one_in(world, 3) ? 8000000 : 200000),
-                    one_in(world, 2));
-        say(world, "node %u and client %u are cut", place, number);
-    } else if (fault == WORLD_STALLS) {
-        uint64_t until_us = now_us + below(world, one_in(world, 3) ? 4000000 : 100000);
-
-        say(world, "%s stands still", one_in(world, 2) ? "somebody" : "somebody else");
-        if (one_in(world, 2))
-            world->nodes[place].stalled_us = until_us;
-        else
-            world->clients[number].stalled_us = until_us;
-    } else if (fault == WORLD_NODE_DEATHS && one_in(world, 3)) {
-        if (world->nodes[place].node != NULL)
-            node_kill(world, place);
-    } else if (fault == WORLD_CLIENT_DEATHS && one_in(world, 3)) {
-        client_kill(world, number);
-    }
+    if (has(world, 1u << fault) && faults[fault].strike != NULL)
+        faults[fault].strike(world, place, number);
 }
 
 static void revive(struct world *world)
 {
-    for (unsigned i = 0; i < N_NODES; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++)
         if (world->nodes[i].node == NULL &&
             (world->is_calm || world->nodes[i].revive_us <= world->clock.virtual_us))
             node_begin(world, i);
@@ -1726,6 +1911,9 @@ static void set_faults(struct world *world)
         .corrupted = rate(world, WORLD_CORRUPTION, 5000),
         .full = rate(world, WORLD_FULL, 20000),
         .reset = rate(world, WORLD_RESETS, 400),
+        .large_lost = rate(world, WORLD_LARGE_LOSS, one_in(world, 3) ? 100000 : 10000),
+        .large_doubled = rate(world, WORLD_LARGE_DOUBLES, 100000),
+        .large_delayed = rate(world, WORLD_LARGE_DELAYS, one_in(world, 3) ? 200000 : 20000),
     };
 }
 
@@ -1741,7 +1929,7 @@ static unsigned n_tasks(const struct world *world)
 
 static void check_codes(struct world *world)
 {
-    for (unsigned i = 0; i < N_NODES; i++) {
+    for (unsigned i = 0; i < world->n_nodes; i++) {
         const char *why =
             world->nodes[i].node != NULL ? node_codes_fault(world->nodes[i].node) : NULL;
 
@@ -1759,10 +1947,11 @@ static void work(struct world *world)
             if (client->stalled_us <= world->clock.virtual_us && one_in(world, 12))
                 task_begin(world, client, pick_kind(world));
         }
-        if (world->options.faults != 0 && one_in(world, 400))
+        if (world->options.faults != 0 && one_in(world, 250))
             mischief(world);
         if (world->n_truths > TRUTHS_MAX / 2 && one_in(world, 50))
             truths_sweep(world);
+        drains_step(world);
         revive(world);
         turn(world, IDLE_STEP_US);
         if (one_in(world, 2000))
@@ -1780,13 +1969,21 @@ static void settle(struct world *world)
     world->is_calm = true;
     *sim_net_faults(world->net) = (struct sim_net_faults){0};
     sim_net_heal(world->net);
-    for (unsigned i = 0; i < N_NODES; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++) {
         world->nodes[i].stalled_us = 0;
-    for (unsigned i = 0; i < N_CLIENTS; i++)
+        own_clock_stop(&world->nodes[i].clock, world->clock.virtual_us);
+    }
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
         world->clients[i].stalled_us = 0;
-    revive(world);
-    while (n_tasks(world) > 0 && world->clock.virtual_us < until_us && !world->result->failed)
+        own_clock_stop(&world->clients[i].clock, world->clock.virtual_us);
+    }
+    while (n_tasks(world) > 0 && world->clock.virtual_us < until_us && !world->result->failed) {
+        drains_step(world);
+        revive(world);
         turn(world, IDLE_STEP_US);
+    }
+    drains_step(world);
+    revive(world);
     if (n_tasks(world) > 0)
         complain(world, NULL, "operations are still under way");
 }
@@ -1862,12 +2059,12 @@ static void check_nodes(struct world *world)
 
     while (world->clock.virtual_us < until_us) {
         sim_net_step(world->net);
-        for (unsigned i = 0; i < N_NODES; i++)
+        for (unsigned i = 0; i < world->n_nodes; i++)
             for (unsigned part = 0; part <= THREADS_MAX; part++)
                 step_node(world, i, part);
         world->clock.virtual_us += 10000;
     }
-    for (unsigned i = 0; i < N_NODES; i++) {
+    for (unsigned i = 0; i < world->n_nodes; i++) {
         node_look(world->nodes[i].node, &look);
         remember(world, look.corrupt_rows << 32 ^ look.bad_messages);
         if (look.sessions + look.clients + look.calls + look.works + look.bodies +
@@ -1906,11 +2103,13 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     world->net = sim_net_create(&world->clock, kv_random_next(&world->random));
     world->node_bytes =
         has(world, WORLD_LITTLE_MEMORY) && one_in(world, 2) ? NODE_BYTES_LITTLE : NODE_BYTES;
+    world->n_nodes =
+        options->n_nodes > 0 ? options->n_nodes : 1 + (unsigned)below(world, WORLD_NODES_MAX);
     make_models(world);
     set_faults(world);
     for (unsigned i = 0; i < N_NAMES; i++)
         snprintf(world->names[i].text, sizeof(world->names[i].text), "object-%u", i);
-    for (unsigned i = 0; i < N_NODES; i++) {
+    for (unsigned i = 0; i < world->n_nodes; i++) {
         world->nodes[i].n_threads =
             one_in(world, 2) ? 1 : 1 + (uint32_t)below(world, THREADS_MAX);
         node_begin(world, i);
@@ -1937,7 +2136,7 @@ void world_run(const struct world_options *options, struct world_result *ret_res
 
     ret_result->virtual_us = world->clock.virtual_us;
     remember(world, sim_net_hash(world->net));
-    for (unsigned i = 0; i < N_NODES; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++)
         if (world->nodes[i].node != NULL)
             node_end(world, i);
     while (world->truths != NULL) {
@@ -1953,44 +2152,35 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     free(world);
 }
 
+const char *world_fault_name(unsigned i)
+{
+    return faults[i].name;
+}
+
+static unsigned fault_of(const char *name, size_t bytes)
+{
+    if (bytes == 3 && memcmp(name, "all", 3) == 0)
+        return WORLD_ALL_FAULTS;
+    for (unsigned i = 0; i < WORLD_N_FAULTS; i++)
+        if (strlen(faults[i].name) == bytes && memcmp(faults[i].name, name, bytes) == 0)
+            return 1u << i;
+    return 0;
+}
+
 bool world_faults_read(const char *text, unsigned *ret_faults)
 {
-    static const struct {
-        const char *name;
-        unsigned faults;
-    } names[] = {
-        {"none", 0},
-        {"all", WORLD_ALL_FAULTS},
-        {"loss", WORLD_LOSS},
-        {"doubles", WORLD_DOUBLES},
-        {"delays", WORLD_DELAYS},
-        {"corruption", WORLD_CORRUPTION},
-        {"full", WORLD_FULL},
-        {"resets", WORLD_RESETS},
-        {"cuts", WORLD_CUTS},
-        {"stalls", WORLD_STALLS},
-        {"node_deaths", WORLD_NODE_DEATHS},
-        {"client_deaths", WORLD_CLIENT_DEATHS},
-        {"slow_disks", WORLD_SLOW_DISKS},
-        {"little_memory", WORLD_LITTLE_MEMORY},
-    };
-    unsigned faults = 0;
-
+    *ret_faults = 0;
+    if (strcmp(text, "none") == 0)
+        return true;
     while (*text != 0) {
         size_t bytes = strcspn(text, ",");
-        bool is_known = false;
+        unsigned found = fault_of(text, bytes);
 
-        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-            if (strlen(names[i].name) == bytes && memcmp(names[i].name, text, bytes) == 0) {
-                faults |= names[i].faults;
-                is_known = true;
-            }
-        }
-        if (!is_known)
+        if (found == 0)
             return false;
+        *ret_faults |= found;
         text += bytes;
         text += *text == ',';
     }
-    *ret_faults = faults;
     return true;
 }

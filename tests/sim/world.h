@@ -1,5 +1,5 @@
-/* world.h - two nodes and three clients in one thread, on a virtual clock, with what can go
- * wrong around them, and a check of everything that they say.
+/* world.h - up to three nodes and three clients in one thread, on virtual clocks, with what can
+ * go wrong around them, and a check of everything that they say.
  *
  * Threads: one.  Memory: a run owns all that it makes.
  */
@@ -24,16 +24,30 @@ enum world_fault {
     WORLD_CLIENT_DEATHS = 1 << 9,
     WORLD_SLOW_DISKS = 1 << 10,
     WORLD_LITTLE_MEMORY = 1 << 11,
-    WORLD_ALL_FAULTS = (1 << 12) - 1,
+    WORLD_CLOCKS = 1 << 12,       /* differ, drift, jump forward and stand still */
+    WORLD_ONE_WAY_CUTS = 1 << 13, /* one hears the other, and is not heard */
+    WORLD_LARGE_LOSS = 1 << 14,   /* large messages vanish, or break off */
+    WORLD_LARGE_DOUBLES = 1 << 15,
+    WORLD_LARGE_DELAYS = 1 << 16,
+    WORLD_DRAINS = 1 << 17, /* a node takes nothing new, and stops */
+    WORLD_N_FAULTS = 18,
+    WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 
 /* "none", "all", or names in a list: "loss,stalls".  false: one is unknown. */
 bool world_faults_read(const char *text, unsigned *ret_faults);
+/* The i-th fault's name. */
+const char *world_fault_name(unsigned i);
+
+enum {
+    WORLD_NODES_MAX = 3
+};
 
 struct world_options {
     uint64_t seed;
     uint64_t n_ops;
     unsigned faults;
+    unsigned n_nodes; /* 0: the seed draws 1 to WORLD_NODES_MAX */
     bool verbose;
 };
 
