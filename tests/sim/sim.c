@@ -39,8 +39,8 @@ static void print_usage(FILE *out)
         const char *name = world_fault_name(i);
 
         if (column + (int)strlen(name) > 78)
-            column = fprintf(out, "\n                 ") - 1;
-        column += fprintf(out, "%s%s", name, i + 1 < WORLD_N_FAULTS ? ", " : "\n");
+            column = fprintf(out, "\n                ") - 1;
+        column += fprintf(out, " %s%s", name, i + 1 < WORLD_N_FAULTS ? "," : "\n");
     }
 }
 

@@ -1450,7 +1450,10 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         complain(world, task, "session %llu: %s", (unsigned long long)truth->number, why);
 }
 
-static void check_length(struct world *world, struct task *task, uint32_t tokens)
+static void check_length(struct world *world,
+                         struct task *task,
+                         const struct kv_session *session,
+                         uint32_t tokens)
 {
     struct truth *truth = task->truth;
 
@@ -1459,6 +1462,9 @@ static void check_length(struct world *world, struct task *task, uint32_t tokens
     if (tokens > truth_most(truth, task->since))
         complain(world, task, "%u tokens, and %u were put", tokens,
                  truth_most(truth, task->since));
+    /* What was there when the node answered may have been cut off since. */
+    if (truth->n_losses == task->n_losses)
+        truth_exists(truth, tokens, kv_session_generation(session));
 }
 
 static void end_session(struct world *world, struct client *client, struct task *task)
@@ -1479,8 +1485,7 @@ static void end_session(struct world *world, struct client *client, struct task 
     } else if (task->kind == TASK_RESUME) {
         /* The first node may have died after it answered for the length. */
         if (!has_died(world, task)) {
-            check_length(world, task, kv_op_tokens(task->op));
-            truth_exists(truth, kv_op_tokens(task->op), kv_session_generation(session));
+            check_length(world, task, session, kv_op_tokens(task->op));
         }
     } else if (has_died(world, task)) {
         truth->lost_node = true;
@@ -1589,9 +1594,7 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
         break;
     case TASK_LENGTH:
         if (!has_died(world, task)) {
-            check_length(world, task, kv_op_tokens(task->op));
-            truth_exists(truth, kv_op_tokens(task->op),
-                         kv_session_generation(task->handle->session));
+            check_length(world, task, task->handle->session, kv_op_tokens(task->op));
         }
         break;
     default:
