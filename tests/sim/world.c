@@ -1339,7 +1339,9 @@ static bool may_be_draining(const struct world *world, const struct task *task)
         return true;
     return task->kind == TASK_OPEN || task->kind == TASK_FORK || task->kind == TASK_PUT ||
            task->kind == TASK_APPEND ||
-           (task->kind == TASK_OBJECTS && task->verb == KV_OBJECT_PUT);
+           /* The detail is that of the first object that failed. */
+           (task->kind == TASK_OBJECTS &&
+            (task->verb == KV_OBJECT_PUT || kv_op_status(task->op) != KV_DRAINING));
 }
 
 /* Whether an operation may end so at all, whatever the rows are. */
