@@ -92,6 +92,7 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
         kv_random_init(&client->random, setup->seed);
     else
         kv_random_init_secure(&client->random);
+    kv_random_fill(&client->random, &client->attempts, sizeof(client->attempts));
     kv_placement_init(&client->placement, setup->n_nodes);
 
     client->remotes = calloc(setup->n_nodes, sizeof(*client->remotes));

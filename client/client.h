@@ -335,6 +335,10 @@ extern const struct kv_port_events kv_client_events;
 /* The least request id that is no trip's: control messages. */
 #define KV_CONTROL_ID_BIT (UINT64_C(1) << 63)
 
+/* control_message.c: whether a call waits for this answer, by id, op and client_token. */
+bool kv_control_message_awaits(const struct kv_control *control,
+                               const struct kv_wire_header *header);
+
 /* control_message.c: an answer that came to the client's port.  Borrows all. */
 void kv_control_message_reply(struct kv_control *control,
                               const struct kv_wire_header *header,
@@ -770,7 +774,8 @@ struct kv_client {
     struct kv_list calls;
 
     struct kv_pool *trips;
-    uint64_t attempts; /* counter for ids */
+    uint64_t
+        attempts; /* counter for ids; begins at a random number, so that nobody guesses them */
     struct kv_envelope *free_small, *free_large;
     uint32_t n_large;
     struct kv_errand *free_errands;

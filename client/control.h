@@ -41,8 +41,9 @@ struct kv_control_row {
                         uint64_t deadline_us,
                         kv_control_done_fn done,
                         void *arg);
-    /* Ties the client's life to the node's: lets the node know when this process ends, and
-     * calls `lost` once when the node does.  May be NULL in the row: nothing tells. */
+    /* Hello has succeeded: later calls are this client's.  Ties its life to the node's: lets
+     * the node know when this process ends, and calls `lost` once when the node does.  May be
+     * NULL in the row: nothing tells. */
     kv_status_t (*attach)(struct kv_control *control,
                           uint32_t client_index,
                           const struct kv_id128 *client_token,

@@ -49,6 +49,7 @@ struct exchange {
     void *arg;
 
     /* Filled by gRPC before the batch's tag comes back. */
+    grpc_metadata client; /* who calls */
     grpc_byte_buffer *request;
     grpc_byte_buffer *reply;
     grpc_metadata_array initial, trailing;
@@ -63,6 +64,8 @@ struct grpc_control {
     struct kv_thread *thread;
 
     /* client's thread */
+    uint8_t client[KV_METHOD_CLIENT_BYTES]; /* for KV_METHOD_CLIENT */
+    bool has_client;                        /* hello has succeeded */
     struct exchange *live;
     bool in_progress;
     bool closing;
@@ -125,6 +128,7 @@ static void exchange_free(struct exchange *exchange)
     grpc_metadata_array_destroy(&exchange->initial);
     grpc_metadata_array_destroy(&exchange->trailing);
     grpc_slice_unref(exchange->text);
+    grpc_slice_unref(exchange->client.value);
     if (exchange->call != NULL)
         grpc_call_unref(exchange->call);
     free(exchange);
@@ -225,6 +229,9 @@ static kv_status_t begin(struct grpc_control *control,
     grpc_metadata_array_init(&exchange->initial);
     grpc_metadata_array_init(&exchange->trailing);
     exchange->text = grpc_empty_slice();
+    exchange->client.key = grpc_slice_from_static_string(KV_METHOD_CLIENT);
+    exchange->client.value =
+        grpc_slice_from_copied_buffer((const char *)control->client, sizeof(control->client));
     exchange->done = done;
     exchange->lost = lost;
     exchange->arg = arg;
@@ -238,7 +245,9 @@ static kv_status_t begin(struct grpc_control *control,
                                               control->queue, slice, NULL, deadline, NULL);
     grpc_slice_unref(slice);
 
-    ops[n_ops++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[n_ops].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[n_ops].data.send_initial_metadata.count = control->has_client;
+    ops[n_ops++].data.send_initial_metadata.metadata = &exchange->client;
     ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
     ops[n_ops++].data.send_message.send_message = exchange->request;
     ops[n_ops++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
@@ -302,6 +311,9 @@ static kv_status_t grpc_row_attach(struct kv_control *base,
 
     if (control->closing)
         return KV_UNREACHABLE;
+    memcpy(control->client, &client_index, sizeof(client_index));
+    memcpy(control->client + sizeof(client_index), token.bytes, sizeof(token.bytes));
+    control->has_client = true;
     request.client_index = client_index;
     request.client_token.data = token.bytes;
     request.client_token.len = sizeof(token.bytes);

@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include "message.h"
+#include "token.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,8 +85,10 @@ static kv_status_t send(struct message_call *call)
     };
     if (remote->state == KV_REMOTE_CONNECTED) {
         call->header.client_index = remote->client_index;
-        call->header.token = remote->client_token;
+        call->header.client_token = remote->client_token;
     }
+    if (call->op == KV_OP_HELLO)
+        call->header.client_token = remote->client_id;
     kv_message_seal(&call->header, call->body, call->body_bytes);
     call->busy = true;
     status = kv_channel_send(control->channel, &call->header, sizeof(call->header), call->body,
@@ -201,37 +204,53 @@ const struct kv_control_row kv_control_message_row = {
     .close = message_row_close,
 };
 
-void kv_control_message_reply(struct kv_control *base,
-                              const struct kv_wire_header *header,
-                              const uint8_t *body)
+/* NULL: no call waits for it. */
+static struct message_call *find(const struct message_control *control,
+                                 const struct kv_wire_header *header)
 {
-    struct message_control *control = (struct message_control *)base;
-    struct kv_list *link, *follow;
+    struct kv_list *link;
 
-    KV_LIST_EACH(link, follow, &control->calls)
-    {
+    for (link = control->calls.next; link != &control->calls; link = link->next) {
         struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
 
         if ((call->id | ID_ATTEMPT_MASK) != (header->request_id | ID_ATTEMPT_MASK))
             continue;
-        if (call->outcome != KV_IN_PROGRESS || header->op != call->op)
-            return;
+        if (call->outcome != KV_IN_PROGRESS || header->op != call->op ||
+            !kv_token_equal(&header->client_token, &call->header.client_token))
+            return NULL;
         /* A later hello makes the client known anew: what an earlier one said is void. */
         if (call->op == KV_OP_HELLO && header->request_id != call->id)
-            return;
-        if (header->status != KV_OK) {
-            call->outcome = header->status < 0 ? header->status : KV_CORRUPT;
-            return;
-        }
-        call->reply = malloc(header->body_bytes > 0 ? header->body_bytes : 1);
-        if (call->reply == NULL)
-            return;
-        if (header->body_bytes > 0)
-            memcpy(call->reply, body, header->body_bytes);
-        call->reply_bytes = header->body_bytes;
-        call->outcome = KV_OK;
+            return NULL;
+        return call;
+    }
+    return NULL;
+}
+
+bool kv_control_message_awaits(const struct kv_control *base,
+                               const struct kv_wire_header *header)
+{
+    return find((const struct message_control *)base, header) != NULL;
+}
+
+void kv_control_message_reply(struct kv_control *base,
+                              const struct kv_wire_header *header,
+                              const uint8_t *body)
+{
+    struct message_call *call = find((struct message_control *)base, header);
+
+    if (call == NULL)
+        return;
+    if (header->status != KV_OK) {
+        call->outcome = header->status < 0 ? header->status : KV_CORRUPT;
         return;
     }
+    call->reply = malloc(header->body_bytes > 0 ? header->body_bytes : 1);
+    if (call->reply == NULL)
+        return;
+    if (header->body_bytes > 0)
+        memcpy(call->reply, body, header->body_bytes);
+    call->reply_bytes = header->body_bytes;
+    call->outcome = KV_OK;
 }
 
 void kv_control_message_fini(struct kv_client *client)

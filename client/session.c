@@ -238,7 +238,6 @@ static void model_done(struct kv_call *call,
     request.session_id = binary(&session->ticket.session_id);
     request.token = binary(&session->ticket.token);
     request.fingerprint = binary(&session->fingerprint);
-    request.tenant = client->tenant;
     request.lease_ms = op->lease_wanted_ms;
     request.tokens_max = op->tokens_max_wanted;
     placement.epoch = client->placement.epoch;

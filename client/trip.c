@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include "message.h"
+#include "token.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -234,7 +235,7 @@ static void send_cancel(struct kv_trip *trip)
         .request_id = make_id(remote, NO_SLOT),
         .client_index = remote->client_index,
         .tenant = client->tenant,
-        .token = remote->client_token,
+        .client_token = remote->client_token,
         .epoch = client->placement.epoch,
         .deadline_us = (uint32_t)client->peer_timeout_us,
         .offset = trip->id,
@@ -329,7 +330,7 @@ void kv_trip_send(struct kv_trip *trip)
     header->request_id = trip->id;
     header->client_index = remote->client_index;
     header->tenant = client->tenant;
-    header->token = remote->client_token;
+    header->client_token = remote->client_token;
     header->epoch = client->placement.epoch;
     header->deadline_us = node_deadline(client, trip->op);
     if (trip->op != NULL && trip->op->session != NULL) {
@@ -413,7 +414,14 @@ static struct kv_remote *remote_of(struct kv_client *client, uint64_t id)
     return index < client->n_remotes ? &client->remotes[index] : NULL;
 }
 
-/* The trip that waits for an answer with this id, or NULL. */
+/* Whether that node sent it: nobody else knows the token, and another node has another one. */
+static bool is_from(const struct kv_remote *remote, const struct kv_wire_header *header)
+{
+    return remote->state == KV_REMOTE_CONNECTED &&
+           kv_token_equal(&remote->client_token, &header->client_token);
+}
+
+/* The trip that waits for this answer, or NULL.  The header is from the trip's node. */
 static struct kv_trip *find(struct kv_client *client, const struct kv_wire_header *header)
 {
     uint32_t slot = header->request_id & ((1 << ID_SLOT_BITS) - 1);
@@ -423,9 +431,29 @@ static struct kv_trip *find(struct kv_client *client, const struct kv_wire_heade
         return NULL;
     trip = kv_pool_at(client->trips, slot);
     if (!trip->is_live || trip->is_over || trip->id != header->request_id ||
-        trip->header.op != header->op)
+        trip->header.op != header->op || trip->header.client_index != header->client_index ||
+        trip->header.session_index != header->session_index ||
+        trip->header.generation != header->generation)
         return NULL;
     return trip;
+}
+
+static bool is_control(const struct kv_remote *remote, const struct kv_wire_header *header)
+{
+    return (header->request_id & KV_CONTROL_ID_BIT) != 0 && header->kind == KV_WIRE_REPLY &&
+           remote->control != NULL && remote->control->row == &kv_control_message_row;
+}
+
+/* Whether something waits for the answer that this header, unchecked, announces. */
+static bool is_awaited(struct kv_client *client, const struct kv_wire_header *header)
+{
+    const struct kv_remote *remote = remote_of(client, header->request_id);
+
+    if (remote == NULL)
+        return false;
+    if (header->request_id & KV_CONTROL_ID_BIT)
+        return is_control(remote, header) && kv_control_message_awaits(remote->control, header);
+    return is_from(remote, header) && find(client, header) != NULL;
 }
 
 static void trip_failed(struct kv_trip *trip, kv_status_t status, const char *text)
@@ -624,13 +652,21 @@ static void on_message(
         client->n_dropped++;
         return;
     }
-    kv_remote_heard(remote);
     if (header.request_id & KV_CONTROL_ID_BIT) {
-        if (header.kind == KV_WIRE_REPLY && remote->control != NULL &&
-            remote->control->row == &kv_control_message_row)
-            kv_control_message_reply(remote->control, &header, data);
+        if (!is_control(remote, &header) ||
+            !kv_control_message_awaits(remote->control, &header)) {
+            client->n_dropped++;
+            return;
+        }
+        kv_remote_heard(remote);
+        kv_control_message_reply(remote->control, &header, data);
         return;
     }
+    if (!is_from(remote, &header)) {
+        client->n_dropped++;
+        return;
+    }
+    kv_remote_heard(remote);
     trip = find(client, &header);
     if (trip == NULL) {
         client->n_dropped++;
@@ -705,13 +741,13 @@ static void on_incoming(void *owner,
     }
     memcpy(&header, message, sizeof(header));
     if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REPLY &&
-        header.body_bytes == data_bytes) {
+        header.body_bytes == data_bytes && is_awaited(client, &header)) {
         receive_reply(client, &header, data_bytes, incoming);
         return;
     }
     if (header.kind != KV_WIRE_BULK_REPLY ||
         kv_message_check(message, message_bytes, NULL, data_bytes, &header, &why) != KV_OK ||
-        (remote = remote_of(client, header.request_id)) == NULL) {
+        (remote = remote_of(client, header.request_id)) == NULL || !is_from(remote, &header)) {
         client->n_dropped++;
         kv_incoming_refuse(incoming);
         return;

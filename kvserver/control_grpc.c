@@ -9,6 +9,7 @@
 #include "kvstore.pb-c.h"
 #include "log.h"
 #include "node.h"
+#include "token.h"
 
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
@@ -77,9 +78,9 @@ struct call {
     int cancelled;
     struct tag tags[TAG_COUNT];
 
-    enum kv_op_id op;             /* 0: attach */
-    uint32_t client_index;        /* attach */
-    struct kv_id128 client_token; /* attach */
+    enum kv_op_id op;      /* 0: attach */
+    uint32_t client_index; /* who calls, or is attached */
+    struct kv_id128 client_token;
 };
 
 struct kv_grpc_server {
@@ -236,8 +237,7 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
 
         if (other->state == CALL_ATTACHED && !other->closed &&
             other->client_index == call->client_index &&
-            memcmp(&other->client_token, &call->client_token, sizeof(call->client_token)) ==
-                0) {
+            kv_token_equal(&other->client_token, &call->client_token)) {
             answer(call, GRPC_STATUS_ALREADY_EXISTS, "the client is attached", NULL, 0);
             goto out;
         }
@@ -249,6 +249,24 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
 out:
     if (request != NULL)
         kvpb__attach_request__free_unpacked(request, NULL);
+}
+
+/* Reads from the call's metadata which client it says it is; false: it does not say. */
+static bool read_client(struct call *call)
+{
+    for (size_t i = 0; i < call->metadata.count; i++) {
+        const grpc_metadata *pair = &call->metadata.metadata[i];
+        const uint8_t *value = GRPC_SLICE_START_PTR(pair->value);
+
+        if (grpc_slice_str_cmp(pair->key, KV_METHOD_CLIENT) != 0 ||
+            GRPC_SLICE_LENGTH(pair->value) != KV_METHOD_CLIENT_BYTES)
+            continue;
+        memcpy(&call->client_index, value, sizeof(call->client_index));
+        memcpy(&call->client_token, value + sizeof(call->client_index),
+               sizeof(call->client_token));
+        return true;
+    }
+    return false;
 }
 
 /* A call came in: looks at what it wants, asks for its message. */
@@ -317,10 +335,17 @@ static void on_message(struct call *call, bool success)
     } else if (call->op == 0) {
         attach(call, GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message));
     } else {
+        const struct kv_id128 *token = read_client(call) ? &call->client_token : NULL;
+
         call->state = CALL_WITH_NODE;
         call->owed = true;
-        kv_node_control(server->node, call->op, GRPC_SLICE_START_PTR(message),
-                        GRPC_SLICE_LENGTH(message), on_node_reply, call);
+        if (!kv_node_control(server->node, call->op, call->client_index, token,
+                             GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message),
+                             on_node_reply, call)) {
+            call->owed = false;
+            answer(call, GRPC_STATUS_UNAUTHENTICATED, "the node does not know this client",
+                   NULL, 0);
+        }
     }
     grpc_slice_unref(message);
 }

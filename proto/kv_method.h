@@ -17,6 +17,13 @@ extern "C" {
 /* The one method that is no operation: its call stays open while the client lives. */
 #define KV_METHOD_ATTACH "Attach"
 
+/* The metadata that says which client calls, in every call but Hello and Goodbye: its index,
+ * u32 little-endian, and its token, 16 bytes. */
+#define KV_METHOD_CLIENT "topkv-client-bin"
+enum {
+    KV_METHOD_CLIENT_BYTES = sizeof(uint32_t) + sizeof(struct kv_id128)
+};
+
 /* "Open" for KV_OP_OPEN; NULL if it is no operation of the control plane. */
 const char *kv_method_name(enum kv_op_id op);
 

@@ -1,6 +1,6 @@
 /* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
  *
- * A request is one message: a header of 136 bytes and a body.  Rows or object bytes that are
+ * A request is one message: a header of 152 bytes and a body.  Rows or object bytes that are
  * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
  * message, where the transport takes both in one, and else come in a second message of kind
  * BULK with the same request id, so that they need not be copied into one piece with the body.
@@ -45,6 +45,15 @@
  * every operation has the same effect twice as once.  object_delete names a version and not
  * only a name: a client learns it by object_exists, and the delete of a version that is gone
  * succeeds and leaves a later object of the name alone.
+ *
+ * Identity is what a node knows of a client, never what a message says.  Hello binds a tenant
+ * to a client and gives it an index and a token, 128 random bits that only the two know.  Both
+ * are in every message.  A node drops what names a client without its token before it counts or
+ * keeps anything for it, and refuses a tenant that hello did not say (KV_DENIED).  A session
+ * belongs to the tenant of the client that opened it; clients of that tenant that have its
+ * token, too, may use it.  A reply repeats request_id, op, client_index, client_token,
+ * session_index and generation of its request, the bulk that belongs to it as well; a client
+ * drops one that does not.
  *
  * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
  * little-endian.  Nothing here is believed before kv_message_check() (base/message.h) and the
@@ -117,31 +126,33 @@ enum kv_op_id {
  *    2  u8   kind           enum kv_wire_kind
  *    3  u8   op             enum kv_op_id
  *    4  i32  status         replies: kv_status_t; 0 elsewhere
- *    8  u64  request_id     chosen by the client, echoed in the reply and in bulk messages
+ *    8  u64  request_id     chosen by the client, echoed in the reply and in bulk messages; it
+ *                         cannot be guessed by others
  *   16  u32  client_index   from hello; says where the reply goes
  *   20  u32  session_index  from open, fork or resume; 0 where the op has no session
  *   24  u32  generation     the session's, as the sender knows it
- *   28  u32  tenant
- *   32  u8   token[16]      the session's token; the client's where the op has no session
- *   48  u32  epoch          of the placement table that the sender used
- *   52  u32  deadline_us    from now; 0 is not allowed in a request
- *   56  u32  flags          0
- *   60  u32  body_bytes     that follow in this message
- *   64  u64  bulk_bytes     that follow the body, or in a bulk message; there its own data
- *   72  u32  body_crc       CRC32C of the body
- *   76  u32  n_units
- *   80  u32  token_begin
- *   84  u32  token_count
- *   88  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
- *   92  u32  layer          replies: the first unit's layer
- *   96  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
- *  104  u64  object_bytes   the whole object's size; object_get requests: 0
- *  112  u64  object_version  a number that no other object of the name ever has: of the object
+ *   28  u32  tenant         as in hello
+ *   32  u8   token[16]      the session's token; 0 where the op has no session
+ *   48  u8   client_token[16]  from hello, in replies too; in a hello its client_id
+ *   64  u32  epoch          of the placement table that the sender used
+ *   68  u32  deadline_us    from now; 0 is not allowed in a request
+ *   72  u32  flags          0
+ *   76  u32  body_bytes     that follow in this message
+ *   80  u64  bulk_bytes     that follow the body, or in a bulk message; there its own data
+ *   88  u32  body_crc       CRC32C of the body
+ *   92  u32  n_units
+ *   96  u32  token_begin
+ *  100  u32  token_count
+ *  104  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
+ *  108  u32  layer          replies: the first unit's layer
+ *  112  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
+ *  120  u64  object_bytes   the whole object's size; object_get requests: 0
+ *  128  u64  object_version  a number that no other object of the name ever has: of the object
  *                         in object_get and object_exists replies, to delete in object_delete
- *  120  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
- *  124  u32  n_rows         replies: rows in it
- *  128  u32  name_bytes
- *  132  u32  header_crc     CRC32C of bytes 0..131
+ *  136  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
+ *  140  u32  n_rows         replies: rows in it
+ *  144  u32  name_bytes
+ *  148  u32  header_crc     CRC32C of bytes 0..147
  */
 struct kv_wire_header {
     uint16_t version;
@@ -154,6 +165,7 @@ struct kv_wire_header {
     uint32_t generation;
     uint32_t tenant;
     struct kv_id128 token;
+    struct kv_id128 client_token;
     uint32_t epoch;
     uint32_t deadline_us;
     uint32_t flags;
@@ -173,11 +185,11 @@ struct kv_wire_header {
     uint32_t name_bytes;
     uint32_t header_crc;
 };
-static_assert(sizeof(struct kv_wire_header) == 136, "the header is 136 bytes on the wire");
+static_assert(sizeof(struct kv_wire_header) == 152, "the header is 152 bytes on the wire");
 static_assert(offsetof(struct kv_wire_header, token) == 32, "as in the byte table");
-static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 64, "as in the byte table");
-static_assert(offsetof(struct kv_wire_header, offset) == 96, "as in the byte table");
-static_assert(offsetof(struct kv_wire_header, header_crc) == 132, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 80, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, offset) == 112, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, header_crc) == 148, "as in the byte table");
 
 /* One unit of a request.
  *

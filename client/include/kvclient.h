@@ -53,7 +53,7 @@ struct kv_client_options {
     uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000 */
     uint32_t
         peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
-    uint32_t tenant;
+    uint32_t tenant;  /* whose objects and sessions it uses; those of others are out of reach */
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
 };
 

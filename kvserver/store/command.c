@@ -83,6 +83,7 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
     part->epoch = command->epoch;
     part->tokens_max = command->tokens_max;
     part->token = command->token;
+    part->tenant = command->tenant;
     part->generation = command->generation;
     part->waiters = NULL;
     part->serial++;
@@ -120,6 +121,7 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
     if (command->status == KV_OK) {
         peer->state = KV_PEER_OPEN;
         peer->token = command->token;
+        peer->tenant = command->tenant;
         atomic_store_explicit(&peer->requests, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->busy, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->dropped, 0, memory_order_relaxed);

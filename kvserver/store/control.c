@@ -4,6 +4,7 @@
 #include "log.h"
 #include "message.h"
 #include "op.h"
+#include "token.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -90,22 +91,45 @@ void kv_control_refuse(struct kv_control_call *call,
     kv_control_reply(call, &reply.base);
 }
 
-void kv_node_control(struct kv_node *node,
+/* NULL: it is no client of this node, or not its token. */
+static struct kv_client_record *
+client_of(struct kv_node *node, uint32_t index, const struct kv_id128 *token)
+{
+    if (token == NULL || index >= node->config.clients_max)
+        return NULL;
+    struct kv_client_record *client = &node->clients[index];
+    if (client->state != KV_CLIENT_OPEN || !kv_token_equal(&client->token, token))
+        return NULL;
+    return client;
+}
+
+bool kv_node_control(struct kv_node *node,
                      enum kv_op_id op,
+                     uint32_t client_index,
+                     const struct kv_id128 *client_token,
                      const uint8_t *request,
                      size_t request_bytes,
                      kv_node_reply_fn reply,
                      void *arg)
 {
-    struct kv_control_call *call = call_create(node, op, reply, arg);
+    struct kv_client_record *client = client_of(node, client_index, client_token);
 
     assert(kv_op_is_control(op));
+    if (client == NULL && op != KV_OP_HELLO && op != KV_OP_GOODBYE) {
+        kv_count(&node->stats.unknown_clients, 1);
+        return false;
+    }
+    struct kv_control_call *call = call_create(node, op, reply, arg);
     if (call == NULL) {
         reply(arg, NULL, 0);
-        return;
+        return true;
     }
     kv_count(&node->stats.control_requests, 1);
     kv_count(&node->stats.ops[op].count, 1);
+    if (client != NULL) {
+        client->heard_us = kv_clock_now(node->config.clock);
+        call->tenant = client->tenant;
+    }
     call->request = request;
     call->request_bytes = request_bytes;
     if (node->n_calls > KV_CALLS_MAX)
@@ -116,6 +140,7 @@ void kv_node_control(struct kv_node *node,
                           kv_ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
     else
         kv_ops[op].control(call);
+    return true;
 }
 
 void kv_control_ask(struct kv_control_call *call,
@@ -154,8 +179,7 @@ static void peer_stuck(struct kv_node *node, const struct kv_command *notice)
 {
     struct kv_client_record *client = &node->clients[notice->index];
 
-    if (client->state == KV_CLIENT_OPEN &&
-        memcmp(&client->token, &notice->token, sizeof(client->token)) == 0) {
+    if (client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &notice->token)) {
         kv_count(&node->stats.clients_gone, 1);
         kv_log(KV_LOG_INFO, "client lost: %s: its channel failed or it took no replies",
                client->name);
@@ -305,17 +329,6 @@ void kv_client_remove(struct kv_node *node, struct kv_client_record *client)
     client_close(node, client);
 }
 
-static struct kv_client_record *
-client_of(struct kv_node *node, uint32_t index, const struct kv_id128 *token)
-{
-    if (index >= node->config.clients_max)
-        return NULL;
-    struct kv_client_record *client = &node->clients[index];
-    if (client->state != KV_CLIENT_OPEN || memcmp(&client->token, token, sizeof(*token)) != 0)
-        return NULL;
-    return client;
-}
-
 void kv_node_client_gone(struct kv_node *node,
                          uint32_t client_index,
                          const struct kv_id128 *client_token)
@@ -421,7 +434,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         channel = hello_channel(reply, bytes, n_bytes);
     } else {
         const struct kv_client_record *client =
-            client_of(reply->node, reply->request.client_index, &reply->request.token);
+            client_of(reply->node, reply->request.client_index, &reply->request.client_token);
         if (client != NULL)
             channel = client->channel;
     }
@@ -436,6 +449,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         .op = reply->request.op,
         .request_id = reply->request.request_id,
         .client_index = reply->request.client_index,
+        .client_token = reply->request.client_token,
     };
     kv_message_seal(&reply->header, reply->body, n_bytes);
     if (kv_channel_send(channel, &reply->header, sizeof(reply->header), reply->body, n_bytes,
@@ -463,7 +477,6 @@ static void on_message(
 {
     struct kv_node *node = owner;
     struct kv_wire_header header;
-    struct kv_client_record *client = NULL;
     const char *why = "not a control request";
 
     if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK ||
@@ -471,14 +484,6 @@ static void on_message(
         kv_count(&node->stats.bad_messages, 1);
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
-    }
-    if (header.op != KV_OP_HELLO) {
-        client = client_of(node, header.client_index, &header.token);
-        if (client == NULL) {
-            kv_count(&node->stats.unknown_clients, 1);
-            return;
-        }
-        client->heard_us = kv_clock_now(node->config.clock);
     }
     /* Control requests have no bulk data: nothing behind the body is checked. */
     body_bytes = header.body_bytes;
@@ -493,7 +498,9 @@ static void on_message(
         free(reply);
         return;
     }
-    kv_node_control(node, header.op, body, body_bytes, message_reply, reply);
+    if (!kv_node_control(node, header.op, header.client_index, &header.client_token, body,
+                         body_bytes, message_reply, reply))
+        free(reply);
 }
 
 static void on_incoming(void *owner,

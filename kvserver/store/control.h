@@ -84,6 +84,7 @@ struct kv_client_record {
 struct kv_control_call {
     struct kv_node *node;
     enum kv_op_id op;
+    uint32_t tenant;        /* of the client that asks, as it said at hello */
     const uint8_t *request; /* only until the handler returns */
     size_t request_bytes;
     kv_node_reply_fn reply; /* NULL: nobody waits */

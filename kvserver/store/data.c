@@ -6,6 +6,7 @@
 #include "op.h"
 #include "querier.h"
 #include "thread.h"
+#include "token.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -237,6 +238,7 @@ void kv_work_answer(struct kv_work *work,
     reply->session_index = request->session_index;
     reply->generation = request->generation;
     reply->tenant = request->tenant;
+    reply->client_token = request->client_token;
     reply->epoch = request->epoch;
     reply->bulk_bytes = bulk_bytes;
     kv_message_seal(reply, body, body_bytes);
@@ -376,16 +378,6 @@ static void stash_clear(struct kv_peer *peer, uint64_t before_us)
 /* ---- messages -----------------------------------------------------------------------------
  */
 
-static bool same_id(const struct kv_id128 *a, const struct kv_id128 *b)
-{
-    /* No early end: the time says nothing about how much of a token was right. */
-    unsigned char difference = 0;
-
-    for (int i = 0; i < 16; i++)
-        difference |= a->bytes[i] ^ b->bytes[i];
-    return difference == 0;
-}
-
 static void begin_request(struct kv_data *data,
                           struct kv_peer *peer,
                           const struct kv_wire_header *header,
@@ -395,7 +387,7 @@ static void begin_request(struct kv_data *data,
 
     if (header->op == KV_OP_CANCEL) {
         struct kv_work *target = find_work(peer, header->offset);
-        if (target != NULL && same_id(&header->token, &peer->token)) {
+        if (target != NULL) {
             if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
                 target->state == KV_WORK_AWAIT_BULK)
                 work_end(target);
@@ -429,6 +421,11 @@ static void begin_request(struct kv_data *data,
         kv_work_fail(work, KV_UNSUPPORTED, "operation %u is not of the data plane", header->op);
         return;
     }
+    if (header->tenant != peer->tenant) {
+        kv_work_fail(work, KV_DENIED, "%s: tenant %u, the client is of tenant %u", row->name,
+                     header->tenant, peer->tenant);
+        return;
+    }
     if (header->body_bytes < row->body_min) {
         kv_work_fail(work, KV_INVALID, "%s: body of %u bytes, at least %u needed", row->name,
                      header->body_bytes, row->body_min);
@@ -450,8 +447,13 @@ static void begin_request(struct kv_data *data,
                          header->session_index);
             return;
         }
-        if (!same_id(&part->token, &header->token)) {
+        if (!kv_token_equal(&part->token, &header->token)) {
             kv_work_fail(work, KV_DENIED, "%s: the token is not session %u's", row->name,
+                         header->session_index);
+            return;
+        }
+        if (part->tenant != peer->tenant) {
+            kv_work_fail(work, KV_DENIED, "%s: session %u is another tenant's", row->name,
                          header->session_index);
             return;
         }
@@ -474,9 +476,6 @@ static void begin_request(struct kv_data *data,
         atomic_store_explicit(&part->used_us, data->now_us, memory_order_relaxed);
         work->part = part;
         work->part_serial = part->serial;
-    } else if (!same_id(&peer->token, &header->token)) {
-        kv_work_fail(work, KV_DENIED, "%s: the token is not the client's", row->name);
-        return;
     }
     if (row->flags & KV_OP_KEEPS_BODY) {
         kv_status_t status = kv_work_keep_body(work, body);
@@ -496,14 +495,18 @@ static void bad_message(struct kv_data *data, const char *why)
     KV_LOG_EVERY(KV_LOG_WARN, "message dropped: data thread %u: %s", data->index, why);
 }
 
+/* The client that sent it, proven by its token; NULL: none of this node's. */
 static struct kv_peer *peer_of(struct kv_data *data, const struct kv_wire_header *header)
 {
-    if (header->client_index >= data->n_peers ||
-        data->peers[header->client_index].state != KV_PEER_OPEN) {
+    struct kv_peer *peer =
+        header->client_index < data->n_peers ? &data->peers[header->client_index] : NULL;
+
+    if (peer == NULL || peer->state != KV_PEER_OPEN ||
+        !kv_token_equal(&peer->token, &header->client_token)) {
         kv_count(&data->stats.unknown_clients, 1);
         return NULL;
     }
-    return &data->peers[header->client_index];
+    return peer;
 }
 
 /* Bulk data that came at once, by itself or behind its request: copied to where that wants it.
@@ -610,7 +613,11 @@ static void on_incoming(void *owner,
     if (message_bytes == sizeof(header)) {
         memcpy(&header, message, sizeof(header));
         if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REQUEST) {
-            receive_request(data, &header, bytes, incoming);
+            /* Nothing else in it is checked yet, and only its client may use a buffer up. */
+            if (peer_of(data, &header) != NULL)
+                receive_request(data, &header, bytes, incoming);
+            else
+                kv_incoming_refuse(incoming);
             return;
         }
     }

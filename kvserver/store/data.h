@@ -41,6 +41,7 @@ struct kv_part {
     uint32_t generation;
     uint32_t serial; /* of the slot: a work that outlives its session notices */
     struct kv_id128 token;
+    uint32_t tenant;
     const kv_schema_t *schema; /* the control thread's, for the node's life */
     uint64_t root;
     uint32_t epoch;
@@ -64,6 +65,7 @@ struct kv_peer {
     enum kv_peer_state state;
     uint32_t index;
     struct kv_id128 token;
+    uint32_t tenant; /* that hello said */
     struct kv_channel *channel;
     struct kv_work *works; /* all of its works */
     uint32_t n_works;
@@ -168,6 +170,7 @@ struct kv_command {
 
     uint32_t index, child_index; /* of sessions, or of a client */
     struct kv_id128 token;
+    uint32_t tenant;
     uint32_t generation;
     uint32_t tokens;
 

@@ -81,11 +81,15 @@ void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_
 /* `reply` is packed and lent for the call. */
 typedef void (*kv_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
 
-/* Carries out one control operation; calls `reply` exactly once, now or in a later control
- * step. Borrows the request.  An operation that is not of the control plane gets KV_UNSUPPORTED
- * in no form: the carrier refuses it before (kv_op_is_control()). */
-void kv_node_control(struct kv_node *node,
+/* Carries out one control operation of a client; calls `reply` exactly once, now or in a later
+ * control step.  Borrows the request.  false: that is no client of this node, or not its token
+ * (NULL: the caller has none, which will do for hello and goodbye), nothing was done and
+ * `reply` is not called.  An operation that is not of the control plane gets KV_UNSUPPORTED in
+ * no form: the carrier refuses it before (kv_op_is_control()). */
+bool kv_node_control(struct kv_node *node,
                      enum kv_op_id op,
+                     uint32_t client_index,
+                     const struct kv_id128 *client_token,
                      const uint8_t *request,
                      size_t request_bytes,
                      kv_node_reply_fn reply,

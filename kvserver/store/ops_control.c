@@ -4,6 +4,7 @@
 #include "kvstore.pb-c.h"
 #include "log.h"
 #include "op.h"
+#include "token.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -20,15 +21,6 @@ static bool get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id)
 static ProtobufCBinaryData put_id(struct kv_id128 *id)
 {
     return (ProtobufCBinaryData){sizeof(id->bytes), id->bytes};
-}
-
-static bool same_id(const struct kv_id128 *a, const struct kv_id128 *b)
-{
-    unsigned char difference = 0;
-
-    for (int i = 0; i < 16; i++)
-        difference |= a->bytes[i] ^ b->bytes[i];
-    return difference == 0;
 }
 
 static Kvpb__Outcome ok_outcome(void)
@@ -121,7 +113,7 @@ static struct kv_client_record *client_by_id(struct kv_node *node, const struct 
     for (uint32_t i = 0; i < node->config.clients_max; i++)
         if ((node->clients[i].state == KV_CLIENT_OPEN ||
              node->clients[i].state == KV_CLIENT_OPENING) &&
-            same_id(&node->clients[i].id, id))
+            kv_token_equal(&node->clients[i].id, id))
             return &node->clients[i];
     return NULL;
 }
@@ -149,6 +141,11 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     }
     struct kv_client_record *client = client_by_id(node, &id);
     if (client != NULL) { /* asked again, its answer got lost */
+        if (client->tenant != request->tenant) {
+            kv_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
+                              request->tenant, client->tenant);
+            return;
+        }
         if (client->state == KV_CLIENT_OPENING) {
             kv_control_refuse(call, KV_BUSY, "hello: the client is being opened");
             return;
@@ -176,6 +173,7 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
 
     command.index = index;
     command.token = client->token;
+    command.tenant = client->tenant;
     command.mode = client->mode;
     command.address_bytes = (uint32_t)request->address.len;
     memcpy(command.address, request->address.data, request->address.len);
@@ -207,7 +205,7 @@ void kv_control_goodbye(struct kv_control_call *call)
         kv_control_refuse(call, KV_INVALID, "goodbye: not a request of this protocol");
     } else {
         struct kv_client_record *client = &node->clients[request->client_index];
-        bool known = client->state == KV_CLIENT_OPEN && same_id(&client->token, &token);
+        bool known = client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
         kv_control_refuse(call, known ? KV_OK : KV_NOT_FOUND, "%s",
                           known ? "" : "goodbye: no such client");
@@ -223,7 +221,7 @@ void kv_control_goodbye(struct kv_control_call *call)
 static struct kv_model *model_find(struct kv_node *node, const struct kv_id128 *fingerprint)
 {
     for (uint32_t i = 0; i < node->n_models; i++)
-        if (same_id(&node->models[i]->info.fingerprint, fingerprint))
+        if (kv_token_equal(&node->models[i]->info.fingerprint, fingerprint))
             return node->models[i];
     return NULL;
 }
@@ -377,9 +375,14 @@ session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryDa
     struct kv_id128 given;
 
     if (session == NULL || !session->used || !get_id(token, &given) ||
-        !same_id(&session->token, &given)) {
+        !kv_token_equal(&session->token, &given)) {
         /* Whether the place or the token is wrong is nobody's business. */
         kv_control_refuse(call, KV_NOT_FOUND, "%s: no session %u with that token",
+                          kv_ops[call->op].name, index);
+        return NULL;
+    }
+    if (session->tenant != call->tenant) {
+        kv_control_refuse(call, KV_DENIED, "%s: session %u is another tenant's",
                           kv_ops[call->op].name, index);
         return NULL;
     }
@@ -496,6 +499,7 @@ static struct kv_command session_command(enum kv_command_kind kind,
         .kind = kind,
         .index = session->index,
         .token = session->token,
+        .tenant = session->tenant,
         .generation = session->generation,
         .root = session->root,
         .epoch = session->epoch,
@@ -522,8 +526,10 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
     }
     struct kv_session *session = kv_map_get(node->session_of_id, &id);
     if (session != NULL) { /* asked again, its answer got lost; or somebody else's id */
-        if (!same_id(&session->token, &token))
+        if (!kv_token_equal(&session->token, &token))
             kv_control_refuse(call, KV_EXISTS, "open: the id is another session's");
+        else if (session->tenant != call->tenant)
+            kv_control_refuse(call, KV_DENIED, "open: the session is another tenant's");
         else if (session->busy)
             kv_control_refuse(call, KV_BUSY, "open: the session is being opened");
         else {
@@ -548,7 +554,7 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
     }
     session->token = token;
     session->model = known;
-    session->tenant = request->tenant;
+    session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     session->lease_us = lease_of(node, request->lease_ms);
     session->root = placement->root;

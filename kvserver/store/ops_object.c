@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant.
- * On failure the work has failed. */
+/* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant:
+ * the one that the client said at hello. * On failure the work has failed. */
 static bool
 object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
 {
@@ -29,7 +29,7 @@ object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret
     }
     *ret_key = *ret_name;
     for (int i = 0; i < 4; i++)
-        ret_key->bytes[i] ^= (uint8_t)(request->tenant >> 8 * i);
+        ret_key->bytes[i] ^= (uint8_t)(work->peer->tenant >> 8 * i);
     return true;
 }
 

@@ -40,7 +40,7 @@
     X(segments_copied, "half-filled segments copied before a write")                         \
     X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped")              \
     X(bad_messages, "messages that no check could make sense of")                            \
-    X(unknown_clients, "messages that named no client of this node")                         \
+    X(unknown_clients, "messages without the token of a client of this node")                \
     X(refused, "requests answered with an error of the request")                             \
     X(busy, "requests refused for want of credits or buffers")                               \
     X(dropped, "requests dropped from clients that ignore their credits")                    \

@@ -5,6 +5,7 @@
  * runs in this thread, step by step.  After each batch its memory and its pools are back where
  * they were, and a good request is answered.
  */
+#define _GNU_SOURCE /* memmem */
 #include "checksum.h"
 #include "control.h"
 #include "data.h"
@@ -40,6 +41,12 @@ enum {
     ROW_BYTES = 128,
 };
 
+/* What a node knows a client by. */
+struct identity {
+    struct kv_id128 client_id, token;
+    uint32_t index, tenant;
+};
+
 static struct {
     struct kv_clock clock;
     struct kv_transport *transport;
@@ -49,8 +56,7 @@ static struct {
 
     struct kv_port *port;
     struct kv_channel *control, *data[N_THREADS];
-    uint32_t client_index;
-    struct kv_id128 client_token;
+    struct identity me;
     uint32_t session_index;
     struct kv_id128 session_id, session_token;
     struct kv_id128 fingerprint;
@@ -58,6 +64,7 @@ static struct {
     /* The last answer. */
     struct kv_wire_header reply;
     uint8_t body[KV_WIRE_CONTROL_MAX];
+    const char *detail; /* of a control operation */
     uint64_t n_replies, n_statuses[64];
     uint64_t next_id;
     uint64_t n_sent;
@@ -171,8 +178,9 @@ static struct kv_wire_header request_of(unsigned op)
         .kind = KV_WIRE_REQUEST,
         .op = (uint8_t)op,
         .request_id = ++world.next_id,
-        .client_index = world.client_index,
-        .token = world.client_token,
+        .client_index = world.me.index,
+        .client_token = world.me.token,
+        .tenant = world.me.tenant,
         .deadline_us = 1000000,
     };
 }
@@ -194,13 +202,15 @@ ask(struct kv_channel *channel, struct kv_wire_header *header, const void *body,
     return KV_DEADLINE;
 }
 
-/* A control request that must succeed; its answer is in world.body. */
-static void ask_control(unsigned op, const ProtobufCMessage *message)
+/* The outcome of a control request; the rest of its answer is in world.body. */
+static kv_status_t try_control(unsigned op, const ProtobufCMessage *message)
 {
+    static char detail[512];
     uint8_t packed[65536];
     struct kv_wire_header header = request_of(op);
     size_t bytes = protobuf_c_message_get_packed_size(message);
     Kvpb__CloseReply *outcome;
+    kv_status_t status;
 
     assert_in_range(bytes, 0, sizeof(packed));
     protobuf_c_message_pack(message, packed);
@@ -208,9 +218,18 @@ static void ask_control(unsigned op, const ProtobufCMessage *message)
     outcome = kvpb__close_reply__unpack(NULL, world.reply.body_bytes, world.body);
     assert_non_null(outcome);
     assert_non_null(outcome->outcome);
-    if (outcome->outcome->status != KV_OK)
-        fail_msg("%s: %s", kv_op_name(op), outcome->outcome->detail);
+    status = (kv_status_t)outcome->outcome->status;
+    snprintf(detail, sizeof(detail), "%s", outcome->outcome->detail);
+    world.detail = detail;
     kvpb__close_reply__free_unpacked(outcome, NULL);
+    return status;
+}
+
+/* The same, of one that must succeed. */
+static void ask_control(unsigned op, const ProtobufCMessage *message)
+{
+    if (try_control(op, message) != KV_OK)
+        fail_msg("%s: %s", kv_op_name(op), world.detail);
 }
 
 static ProtobufCBinaryData binary(const struct kv_id128 *id)
@@ -229,28 +248,48 @@ static void say_hello(void)
 {
     Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
     Kvpb__HelloReply *reply;
-    struct kv_id128 id;
     const void *address;
 
-    kv_random_fill(&world.random, &id, sizeof(id));
+    kv_random_fill(&world.random, &world.me.client_id, sizeof(world.me.client_id));
     request.version = KV_WIRE_VERSION;
     request.name = "stranger";
+    request.tenant = world.me.tenant;
     world.port->row->port_address(world.port, &address, &request.address.len);
     request.address.data = (uint8_t *)address;
-    request.client_id = binary(&id);
+    request.client_id = binary(&world.me.client_id);
     ask_control(KV_OP_HELLO, &request.base);
     reply = kvpb__hello_reply__unpack(NULL, world.reply.body_bytes, world.body);
     assert_non_null(reply);
     assert_int_equal(reply->n_addresses, N_THREADS);
     assert_int_equal(reply->credits, CREDITS);
-    world.client_index = reply->client_index;
-    memcpy(&world.client_token, reply->client_token.data, sizeof(world.client_token));
+    world.me.index = reply->client_index;
+    memcpy(&world.me.token, reply->client_token.data, sizeof(world.me.token));
     for (uint32_t i = 0; i < N_THREADS; i++) {
         if (world.data[i] != NULL)
             world.data[i]->row->channel_close(world.data[i]);
         connect_to(reply->addresses[i].data, reply->addresses[i].len, &world.data[i]);
     }
     kvpb__hello_reply__free_unpacked(reply, NULL);
+}
+
+/* Says hello as one more client; what it was before is the caller's to come back to. */
+static struct identity another(uint32_t tenant)
+{
+    const struct identity before = world.me;
+
+    world.me.tenant = tenant;
+    say_hello();
+    return before;
+}
+
+static void leave(const struct identity *before)
+{
+    Kvpb__GoodbyeRequest request = KVPB__GOODBYE_REQUEST__INIT;
+
+    request.client_index = world.me.index;
+    request.client_token = binary(&world.me.token);
+    ask_control(KV_OP_GOODBYE, &request.base);
+    world.me = *before;
 }
 
 static void make_model(void)
@@ -977,7 +1016,7 @@ static size_t make_control(unsigned op, uint8_t *packed)
         message = &hello.base;
         break;
     case KV_OP_GOODBYE:
-        goodbye.client_index = world.client_index + 1;
+        goodbye.client_index = world.me.index + 1;
         goodbye.client_token = binary(&id);
         message = &goodbye.base;
         break;
@@ -1438,6 +1477,365 @@ static void rows_land_while_the_session_forks(void **state)
     close_session();
 }
 
+/* ---- identity ---------------------------------------------------------------------------- */
+
+/* All that the node has counted or keeps for a client. */
+static uint64_t kept_for(uint32_t index)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        const struct kv_data *data = &world.node->data[i];
+        const struct kv_peer *peer = &data->peers[index];
+
+        sum += kv_counted(&peer->requests) + kv_counted(&peer->busy) +
+               kv_counted(&peer->dropped) + kv_counted(&peer->rows_in) +
+               kv_counted(&peer->rows_out) + peer->n_works;
+        for (unsigned j = 0; j < sizeof(peer->stash) / sizeof(peer->stash[0]); j++)
+            sum += peer->stash[j].incoming != NULL;
+        sum += kv_pool_lent(data->works) + kv_pool_lent(data->bodies) +
+               kv_pool_lent(data->receipts);
+    }
+    return sum;
+}
+
+/* The token of a client that is not that client. */
+static struct kv_id128
+wrong_token(unsigned how, const struct identity *victim, const struct identity *other)
+{
+    struct kv_id128 token = victim->token;
+    uint64_t bit = kv_random_below(&world.random, 128);
+
+    switch (how) {
+    case 0:
+        return other->token;
+    case 1:
+        return (struct kv_id128){0};
+    case 2:
+        kv_random_fill(&world.random, &token, sizeof(token));
+        return token;
+    case 3:
+        return world.session_token;
+    default:
+        token.bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        return token;
+    }
+}
+
+/* A client's index without its token: nothing is answered, counted or kept for that client, and
+ * nothing of it is cancelled. */
+static void an_index_needs_its_token(void **state)
+{
+    struct kv_wire_header header, waiting;
+    struct kv_wire_unit unit;
+    struct identity victim, other;
+    struct kv_channel *channel;
+    uint64_t kept, n_unknown;
+    size_t bytes, bulk;
+
+    (void)state;
+    settle();
+    open_session();
+    victim = another(0);
+    other = world.me;
+    world.me = victim;
+    assert_int_equal(some_units(0, 1, 0, &unit), 1);
+    waiting = request_of(KV_OP_READ);
+    waiting.session_index = world.session_index;
+    waiting.token = world.session_token;
+    waiting.generation = waiting.n_units = waiting.token_count = 1;
+    send_message(world.data[0], &waiting, &unit, sizeof(unit));
+    step();
+    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 1);
+
+    kept = kept_for(victim.index);
+    n_unknown = COUNTED(unknown_clients);
+    world.n_replies = 0;
+    for (unsigned i = 0; i < 1000; i++) {
+        uint32_t thread = make_request(1 + i % KV_OP_QUERY, &header, scratch, &bytes, &bulk);
+
+        channel = world.data[thread];
+        if (header.op == KV_OP_PING && i % 2 == 0) /* too large to come at once */
+            bytes = header.token_count = 150000;
+        if (header.op == KV_OP_CANCEL)
+            header.offset = waiting.request_id;
+        header.client_token = wrong_token(i % 5, &victim, &other);
+        if (bulk > 0 && i % 2 == 0)
+            send_bulk(channel, &header, scratch + bytes, bulk);
+        send_message(channel, &header, scratch, bytes);
+        if (bulk > 0 && i % 2 == 1)
+            send_bulk(channel, &header, scratch + bytes, bulk);
+        step();
+        assert_int_equal(kept_for(victim.index), kept);
+    }
+    assert_int_equal(world.n_replies, 0);
+    assert_true(COUNTED(unknown_clients) >= n_unknown + 1000);
+
+    /* Nor does another client's own cancel reach it; its own does. */
+    header = request_of(KV_OP_CANCEL);
+    header.offset = waiting.request_id;
+    header.client_index = other.index;
+    header.client_token = other.token;
+    send_message(world.data[0], &header, NULL, 0);
+    step();
+    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 1);
+    header = request_of(KV_OP_CANCEL);
+    header.offset = waiting.request_id;
+    send_message(world.data[0], &header, NULL, 0);
+    step();
+    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 0);
+    world.me = other;
+    leave(&victim);
+    close_session();
+    good_requests_work();
+}
+
+/* A request that is too large to come at once takes no buffer before its client is known: with
+ * none left a client's own is dropped for want of one, a stranger's for what it is. */
+static void strangers_take_no_buffers(void **state)
+{
+    struct kv_data *data = &world.node->data[0];
+    void *receipts[KV_RECEIPTS];
+    uint64_t n_dropped;
+
+    (void)state;
+    settle();
+    for (unsigned i = 0; i < KV_RECEIPTS; i++)
+        assert_non_null(receipts[i] = kv_pool_get(data->receipts));
+    for (unsigned i = 0; i < 6; i++) {
+        struct kv_wire_header header = request_of(KV_OP_PING);
+
+        header.token_count = 150000;
+        memset(scratch, 0, header.token_count);
+        if (i < 5)
+            header.client_token = wrong_token(i, &world.me, &(struct identity){0});
+        n_dropped = COUNTED(dropped);
+        send_message(world.data[0], &header, scratch, header.token_count);
+        for (unsigned j = 0; j < 10; j++)
+            step();
+        assert_int_equal(COUNTED(dropped), n_dropped + (i == 5));
+    }
+    for (unsigned i = 0; i < KV_RECEIPTS; i++)
+        kv_pool_put(data->receipts, receipts[i]);
+    good_requests_work();
+}
+
+/* Every control operation but hello needs a client and its token. */
+static void control_needs_a_client(void **state)
+{
+    struct identity me = world.me;
+    uint8_t packed[70000];
+    uint64_t n_unknown;
+    uint32_t n_sessions;
+
+    (void)state;
+    open_session();
+    n_sessions = world.node->n_sessions;
+    n_unknown = COUNTED(unknown_clients);
+    world.n_replies = 0;
+    for (unsigned i = 0; i < 200; i++) {
+        unsigned op = KV_OP_GOODBYE + i % (KV_OP_DRAIN - KV_OP_GOODBYE + 1);
+        struct kv_wire_header header = request_of(op);
+        size_t bytes = make_control(op, packed);
+
+        header.client_token = wrong_token(i % 5, &me, &me);
+        if (i % 5 == 0)
+            header.client_index += 1 + i % 3;
+        send_message(world.control, &header, packed, bytes);
+        step();
+    }
+    for (unsigned i = 0; i < 100; i++)
+        step();
+    assert_int_equal(world.n_replies, 0);
+    assert_true(COUNTED(unknown_clients) > n_unknown);
+    assert_int_equal(world.node->n_sessions, n_sessions);
+    assert_false(kv_node_drain_requested(world.node));
+    assert_int_equal(world.node->clients[me.index].state, KV_CLIENT_OPEN);
+    close_session();
+}
+
+/* The text of a failure that was answered in a data message. */
+static bool says(const char *what)
+{
+    char text[KV_SMALL_BYTES + 1] = "";
+
+    memcpy(text, world.body,
+           world.reply.body_bytes < KV_SMALL_BYTES ? world.reply.body_bytes : KV_SMALL_BYTES);
+    return strstr(text, what) != NULL;
+}
+
+static kv_status_t ask_object(unsigned op, const char *name, uint32_t tenant)
+{
+    struct kv_wire_header header = request_of(op);
+    uint8_t body[64];
+    size_t bytes = strlen(name);
+
+    memcpy(body, name, bytes);
+    header.tenant = tenant;
+    header.name_bytes = (uint32_t)bytes;
+    header.object_version = 1;
+    if (op == KV_OP_OBJECT_PUT) {
+        const struct kv_id128 hash = kv_hash128(name, bytes);
+        uint32_t crc = kv_crc32c(kv_object_seed(&hash), "x", 1);
+
+        header.object_bytes = 1;
+        bytes = put_bytes(body, bytes, &crc, sizeof(crc));
+        bytes = put_bytes(body, bytes, "x", 1);
+    }
+    return ask(world.data[thread_of_name(name, strlen(name))], &header, body, bytes);
+}
+
+/* Objects are the tenant's that the client said at hello, whatever a message says. */
+static void objects_are_their_tenants(void **state)
+{
+    const char *name = "of tenant 3";
+    struct identity before;
+
+    (void)state;
+    before = another(3);
+    assert_int_equal(ask_object(KV_OP_OBJECT_PUT, name, 3), KV_OK);
+    assert_int_equal(ask_object(KV_OP_OBJECT_GET, name, 3), KV_OK);
+    leave(&before);
+    before = another(4);
+    for (unsigned op = KV_OP_OBJECT_PUT; op <= KV_OP_OBJECT_DELETE; op++) {
+        assert_int_equal(ask_object(op, name, 3), KV_DENIED);
+        assert_true(says("tenant 3, the client is of tenant 4"));
+        assert_int_equal(ask_object(op, name, 0), KV_DENIED);
+    }
+    assert_int_equal(ask_object(KV_OP_OBJECT_GET, name, 4), KV_NOT_FOUND);
+    leave(&before);
+    before = another(3);
+    assert_int_equal(ask_object(KV_OP_OBJECT_GET, name, 3), KV_OK);
+    leave(&before);
+    clear_objects();
+}
+
+/* What the six control operations on a session say to whoever asks with its ticket. */
+static void all_say(kv_status_t status)
+{
+    static const unsigned ops[] = {KV_OP_RESUME, KV_OP_FORK,    KV_OP_TRUNCATE,
+                                   KV_OP_RENEW,  KV_OP_SESSION, KV_OP_CLOSE};
+    const struct kv_id128 child = {{1, 2, 3}};
+    Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
+    Kvpb__ResumeRequest resume = KVPB__RESUME_REQUEST__INIT;
+    Kvpb__ForkRequest fork = KVPB__FORK_REQUEST__INIT;
+    Kvpb__TruncateRequest truncate = KVPB__TRUNCATE_REQUEST__INIT;
+    Kvpb__CloseRequest close = KVPB__CLOSE_REQUEST__INIT;
+    Kvpb__RenewRequest renew = KVPB__RENEW_REQUEST__INIT;
+    Kvpb__SessionRequest session = KVPB__SESSION_REQUEST__INIT;
+    const ProtobufCMessage *requests[] = {&resume.base, &fork.base,    &truncate.base,
+                                          &renew.base,  &session.base, &close.base};
+
+    lifecycle.op_id = kv_random_next(&world.random);
+    lifecycle.generation = 1;
+    lifecycle.child_session_id = lifecycle.child_token = binary(&child);
+    resume.session_id = binary(&world.session_id);
+    fork.operation = truncate.operation = &lifecycle;
+    fork.session_index = truncate.session_index = close.session_index = renew.session_index =
+        session.session_index = world.session_index;
+    resume.token = fork.token = truncate.token = close.token = renew.token = session.token =
+        binary(&world.session_token);
+    for (unsigned i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        lifecycle.op_id++;
+        lifecycle.kind = ops[i];
+        if (try_control(ops[i], requests[i]) != status)
+            fail_msg("%s: %s", kv_op_name(ops[i]), world.detail);
+        if (ops[i] == KV_OP_FORK)
+            lifecycle.generation += status == KV_OK;
+    }
+}
+
+/* A ticket is good for clients of the session's tenant alone. */
+static void sessions_are_their_tenants(void **state)
+{
+    struct identity before, owner;
+    struct kv_wire_header header;
+    size_t bytes, bulk;
+
+    (void)state;
+    before = another(3);
+    owner = world.me;
+    open_session();
+    world.me = before;
+    (void)another(4);
+    all_say(KV_DENIED);
+    for (unsigned op = 1; op <= KV_OP_QUERY; op++) {
+        if ((kv_ops[op].flags & KV_OP_NEEDS_SESSION) == 0)
+            continue;
+        do {
+            uint32_t thread = make_request(op, &header, scratch, &bytes, &bulk);
+
+            if (bulk == 0)
+                assert_int_equal(ask(world.data[thread], &header, scratch, bytes), KV_DENIED);
+        } while (bulk > 0);
+        assert_true(says("another tenant's"));
+    }
+    leave(&before);
+    world.me = owner;
+    all_say(KV_OK);
+    leave(&before);
+    settle();
+}
+
+/* A hello that is asked again is answered with the client's token: not to another tenant. */
+static void hello_again_is_the_same_client(void **state)
+{
+    struct identity before = another(3), me = world.me;
+    Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
+    const void *address;
+
+    (void)state;
+    request.version = KV_WIRE_VERSION;
+    request.name = "again";
+    world.port->row->port_address(world.port, &address, &request.address.len);
+    request.address.data = (uint8_t *)address;
+    request.client_id = binary(&me.client_id);
+    request.tenant = 4;
+    assert_int_equal(try_control(KV_OP_HELLO, &request.base), KV_DENIED);
+    request.tenant = 3;
+    assert_int_equal(try_control(KV_OP_HELLO, &request.base), KV_OK);
+    Kvpb__HelloReply *reply =
+        kvpb__hello_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    assert_int_equal(reply->client_index, me.index);
+    assert_memory_equal(reply->client_token.data, &me.token, sizeof(me.token));
+    kvpb__hello_reply__free_unpacked(reply, NULL);
+    leave(&before);
+}
+
+/* Whether the last answer's body has the secret in it, as bytes or in hexadecimal digits. */
+static bool tells(const struct kv_id128 *secret)
+{
+    char hex[2 * sizeof(secret->bytes) + 1];
+
+    for (size_t i = 0; i < sizeof(secret->bytes); i++)
+        snprintf(hex + 2 * i, 3, "%02x", secret->bytes[i]);
+    return memmem(world.body, world.reply.body_bytes, secret->bytes, sizeof(secret->bytes)) !=
+               NULL ||
+           memmem(world.body, world.reply.body_bytes, hex, sizeof(hex) - 1) != NULL;
+}
+
+static void tables_tell_no_secrets(void **state)
+{
+    static char *const names[] = {"status", "sessions", "clients", "models", "ops", "stats"};
+    bool tells_session = false;
+
+    (void)state;
+    open_session();
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        Kvpb__TableRequest request = KVPB__TABLE_REQUEST__INIT;
+
+        request.name = names[i];
+        ask_control(KV_OP_TABLE, &request.base);
+        assert_false(tells(&world.me.token));
+        assert_false(tells(&world.me.client_id));
+        assert_false(tells(&world.session_token));
+        tells_session = tells_session || tells(&world.session_id); /* it would be found */
+    }
+    assert_true(tells_session);
+    close_session();
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -1448,7 +1846,7 @@ static void floods_are_bounded(void **state)
 
     (void)state;
     open_session();
-    peer = &world.node->data[0].peers[world.client_index];
+    peer = &world.node->data[0].peers[world.me.index];
     for (unsigned i = 0; i < 3000; i++) {
         struct kv_wire_header header;
         size_t bytes, bulk;
@@ -1480,7 +1878,7 @@ static void floods_are_bounded(void **state)
     double named = 0;
     for (size_t row = 0; row < table->n_rows; row++)
         for (size_t column = 0; column < table->n_columns; column++)
-            if (table->rows[row]->cells[0]->number == world.client_index &&
+            if (table->rows[row]->cells[0]->number == world.me.index &&
                 (strcmp(table->columns[column], "busy") == 0 ||
                  strcmp(table->columns[column], "dropped") == 0))
                 named += table->rows[row]->cells[column]->number;
@@ -1555,6 +1953,13 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(deletes_are_of_a_version),
+        cmocka_unit_test(an_index_needs_its_token),
+        cmocka_unit_test(strangers_take_no_buffers),
+        cmocka_unit_test(control_needs_a_client),
+        cmocka_unit_test(objects_are_their_tenants),
+        cmocka_unit_test(sessions_are_their_tenants),
+        cmocka_unit_test(hello_again_is_the_same_client),
+        cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),

@@ -33,6 +33,7 @@ enum {
 #define RSS_GROWTH        ((64 + 48 * PROCESS_MEMORY_FACTOR) << 20)
 
 static const char *const small[] = {"--memory", "64M", NULL};
+static const char *const medium[] = {"--memory", "128M", NULL};
 static const char *const short_lease[] = {"--lease-ms", "1000", "--memory", "128M", NULL};
 
 /* ---- the children ------------------------------------------------------------------------ */
@@ -116,7 +117,7 @@ static _Noreturn void flood(struct kv_client *client, size_t data_bytes)
                 .op = KV_OP_PING,
                 .request_id = ++id << 24,
                 .client_index = remote->client_index,
-                .token = remote->client_token,
+                .client_token = remote->client_token,
                 .deadline_us = 1000000,
                 .token_count = PING_BYTES,
             };
@@ -342,7 +343,7 @@ static void killed_while_they_write(void **state)
     unsigned n_failed = 0;
 
     (void)state;
-    system_node_start(&node, short_lease);
+    system_node_start(&node, medium);
     client = system_open(node.control, "shm", 0);
     buffer = system_buffer(client, 1 << 20);
     session = system_session(client, system_model(), 60000);
@@ -368,7 +369,8 @@ static void killed_while_they_write(void **state)
             if (status == KV_OK)
                 status = kv_finish(op);
             n_failed += status != KV_OK;
-            assert_true(status == KV_OK || status == KV_UNREACHABLE || status == KV_DEADLINE);
+            if (status != KV_OK && status != KV_UNREACHABLE && status != KV_DEADLINE)
+                fail_msg("%s", kv_client_detail(client));
             assert_true(process_now_us() - begin_us < PROCESS_PATIENCE_MS * UINT64_C(1000));
         } while (status != KV_OK);
         if (process_now_us() - begin_us > longest_us)

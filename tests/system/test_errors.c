@@ -281,6 +281,81 @@ static void another_version(void **state)
     control->row->close(control);
 }
 
+/* ---- strangers --------------------------------------------------------------------------- */
+
+struct ending {
+    struct kv_control *control;
+    bool has_come;
+    kv_status_t status;
+    char detail[200];
+};
+
+static void on_ending(
+    void *arg, kv_status_t status, const uint8_t *reply, size_t reply_bytes, const char *detail)
+{
+    struct ending *ending = arg;
+
+    (void)reply;
+    (void)reply_bytes;
+    ending->has_come = true;
+    ending->status = status;
+    snprintf(ending->detail, sizeof(ending->detail), "%s", detail);
+}
+
+static void on_lost(void *arg)
+{
+    (void)arg;
+}
+
+static bool has_ended(void *arg)
+{
+    struct ending *ending = arg;
+
+    ending->control->row->progress(ending->control);
+    return ending->has_come;
+}
+
+static kv_status_t call(struct ending *ending, enum kv_op_id op)
+{
+    ending->has_come = false;
+    assert_int_equal(ending->control->row->call(ending->control, op, NULL, 0,
+                                                SYSTEM_DEADLINE_MS * UINT64_C(1000), on_ending,
+                                                ending),
+                     KV_OK);
+    assert_true(process_until(has_ended, ending, PROCESS_PATIENCE_MS));
+    return ending->status;
+}
+
+/* Over gRPC a call is a client's, by its index and token, or it is refused. */
+static void strangers_call_nothing(void **state)
+{
+    struct kv_client *client = system_open(served.control, "tcp", 0);
+    const struct kv_remote *remote = &client->remotes[0];
+    struct kv_id128 token = remote->client_token;
+
+    (void)state;
+    for (unsigned who = 0; who < 3; who++) { /* nobody, one who guesses, the client */
+        struct ending ending = {0};
+
+        assert_int_equal(kv_control_grpc_open(served.control, &ending.control), KV_OK);
+        token.bytes[5] ^= who == 1;
+        if (who > 0)
+            assert_int_equal(ending.control->row->attach(ending.control, remote->client_index,
+                                                         &token, on_lost, NULL),
+                             KV_OK);
+        token = remote->client_token;
+        for (unsigned op = KV_OP_MODEL; who < 2 && op <= KV_OP_DRAIN; op++) {
+            assert_int_equal(call(&ending, (enum kv_op_id)op), KV_UNREACHABLE);
+            assert_string_equal(ending.detail, "the node does not know this client");
+        }
+        if (who == 2)
+            assert_int_equal(call(&ending, KV_OP_TABLE), KV_OK); /* says: no such table */
+        ending.control->row->close(ending.control);
+    }
+    assert_int_equal(system_number(client, 0, "status", "clients"), 1);
+    kv_client_close(client);
+}
+
 static int set_up(void **state)
 {
     static struct process_shared shared;
@@ -311,6 +386,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(kvctl_says_what_is_wrong),
         cmocka_unit_test(another_user),
         cmocka_unit_test(another_version),
+        cmocka_unit_test(strangers_call_nothing),
         cmocka_unit_test(nothing_is_left),
     };
 

@@ -97,6 +97,7 @@ struct fake {
     uint32_t generation;
     uint64_t last_op_id;
     uint32_t last_kind;
+    struct kv_wire_header last_control; /* request */
     unsigned n_lifecycle;
     unsigned n_sends_done;
     kv_status_t send_status;
@@ -134,6 +135,7 @@ static void reply_control(const struct kv_wire_header *request, const ProtobufCM
         .kind = KV_WIRE_REPLY,
         .op = request->op,
         .request_id = request->request_id,
+        .client_token = request->client_token,
     };
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *packed = malloc(bytes + 1);
@@ -229,6 +231,7 @@ static void on_control(
     assert_int_equal(kv_message_check(message, message_bytes, body, body_bytes, &request, &why),
                      KV_OK);
     opened.outcome = session.outcome = other.outcome = &outcome;
+    f.node.last_control = request;
     switch (request.op) {
     case KV_OP_HELLO:
         if (!f.node.is_deaf)
@@ -262,6 +265,17 @@ static uint8_t *next_answer(void)
     return f.node.answers + (size_t)(f.node.n_answers++ % CREDITS) * ANSWER_BYTES;
 }
 
+/* What makes a header one of an answer to that request. */
+static void address(struct kv_wire_header *header, const struct kv_wire_header *request)
+{
+    header->op = request->op;
+    header->request_id = request->request_id;
+    header->client_index = request->client_index;
+    header->client_token = request->client_token;
+    header->session_index = request->session_index;
+    header->generation = request->generation;
+}
+
 static void answer(const struct kv_wire_header *request,
                    kv_status_t status,
                    const struct kv_wire_header *fields,
@@ -271,9 +285,8 @@ static void answer(const struct kv_wire_header *request,
     struct kv_wire_header header = *fields;
 
     header.kind = KV_WIRE_REPLY;
-    header.op = request->op;
     header.status = status;
-    header.request_id = request->request_id;
+    address(&header, request);
     kv_message_seal(&header, body, body_bytes);
     kv_channel_send(f.node.to_client, &header, sizeof(header), body, body_bytes, send_done,
                     &f.node);
@@ -322,8 +335,7 @@ static void answer_rows(const struct seen *seen)
     fields.bulk_bytes = bytes;
     answer(request, KV_OK, &fields, body, crcs_bytes);
     fields.kind = KV_WIRE_BULK_REPLY;
-    fields.op = request->op;
-    fields.request_id = request->request_id;
+    address(&fields, request);
     kv_message_seal(&fields, NULL, 0);
     kv_channel_send(f.node.to_client, &fields, sizeof(fields), rows, bytes, send_done, &f.node);
 }
@@ -427,11 +439,10 @@ static void send_bulk(const struct kv_wire_header *request, const uint8_t *rows,
 {
     struct kv_wire_header header = {
         .kind = KV_WIRE_BULK_REPLY,
-        .op = request->op,
-        .request_id = request->request_id,
         .bulk_bytes = bytes,
     };
 
+    address(&header, request);
     kv_message_seal(&header, NULL, 0);
     kv_channel_send(f.node.to_client, &header, sizeof(header), rows, bytes, send_done, &f.node);
 }
@@ -1080,6 +1091,275 @@ static void test_resend(void **state)
     turn(0);
     kv_op_free(op);
     assert_memory_equal(f.memory, f.memory + (4 << 20), 10 * ROW_BYTES);
+}
+
+/* What is wrong with a forged answer: all else in it is as the node would have made it. */
+enum forgery {
+    FORGED_NO_TOKEN,
+    FORGED_ANY_TOKEN,
+    FORGED_BIT_OF_TOKEN,
+    FORGED_ID_NEAR,    /* ids about the last one */
+    FORGED_ID_COUNTED, /* as many as "kvctl clients" tells */
+    FORGED_ID_ANY,
+    FORGED_OP,
+    FORGED_CLIENT_INDEX,
+    FORGED_SESSION,
+    FORGED_GENERATION,
+    N_FORGERIES,
+};
+
+static void forge(struct kv_wire_header *header, enum forgery how, struct kv_random *random)
+{
+    unsigned bit = (unsigned)kv_random_below(random, 128);
+    uint64_t slot = kv_random_below(random, CREDITS);
+
+    switch (how) {
+    case FORGED_NO_TOKEN:
+        memset(&header->client_token, 0, sizeof(header->client_token));
+        break;
+    case FORGED_ANY_TOKEN:
+        kv_random_fill(random, &header->client_token, sizeof(header->client_token));
+        break;
+    case FORGED_BIT_OF_TOKEN:
+        header->client_token.bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        break;
+    case FORGED_ID_NEAR:
+        header->request_id += (1 + kv_random_below(random, 1000)) << 24;
+        break;
+    case FORGED_ID_COUNTED:
+        header->request_id =
+            kv_random_below(random, 2 * f.client->remotes[0].requests + 2) << 24 | slot;
+        break;
+    case FORGED_ID_ANY:
+        header->request_id = (kv_random_next(random) >> 1 & ~UINT64_C(0xffffff)) | slot;
+        break;
+    case FORGED_OP:
+        header->op = header->op == KV_OP_READ ? KV_OP_FETCH : KV_OP_READ;
+        break;
+    case FORGED_CLIENT_INDEX:
+        header->client_index++;
+        break;
+    case FORGED_SESSION:
+        header->session_index++;
+        break;
+    default:
+        header->generation += 1 + (uint32_t)kv_random_below(random, 3);
+    }
+}
+
+/* Answers a request as a stranger would who knows the client's address. */
+static void answer_forged(const struct kv_wire_header *request,
+                          enum forgery how,
+                          struct kv_random *random,
+                          uint32_t n_rows)
+{
+    static uint32_t body[1000 + KV_WIRE_BODY_MAX / sizeof(uint32_t)];
+    struct kv_wire_header header = {.kind = KV_WIRE_REPLY, .n_rows = n_rows};
+    size_t rows_bytes = (size_t)n_rows * ROW_BYTES, bytes = n_rows * sizeof(uint32_t);
+    bool by_bulk = rows_bytes > KV_WIRE_INLINE_MAX / 2;
+    uint8_t *rows = (uint8_t *)body + bytes;
+
+    memset(rows, 0x77, rows_bytes);
+    for (uint32_t i = 0; i < n_rows; i++)
+        body[i] = kv_row_crc(rows + (size_t)i * ROW_BYTES, ROW_BYTES, 0, 0, i);
+    address(&header, request);
+    forge(&header, how, random);
+    switch (kv_random_below(random, 4)) {
+    case 0: /* a failure */
+        header.status = KV_NOT_FOUND;
+        header.n_rows = 0;
+        kv_message_seal(&header, "no such thing", 13);
+        kv_channel_send(f.node.to_client, &header, sizeof(header), "no such thing", 13,
+                        send_done, &f.node);
+        return;
+    case 1: /* the rows before, or without, the rest */
+        header.bulk_bytes = rows_bytes;
+        header.kind = KV_WIRE_BULK_REPLY;
+        kv_message_seal(&header, NULL, 0);
+        kv_channel_send(f.node.to_client, &header, sizeof(header), rows, rows_bytes, send_done,
+                        &f.node);
+        return;
+    case 2: /* all in a body that is too large to come at once */
+        kv_message_seal(&header, body, bytes + rows_bytes);
+        kv_channel_send(f.node.to_client, &header, sizeof(header), body, bytes + rows_bytes,
+                        send_done, &f.node);
+        return;
+    default:
+        header.bulk_bytes = by_bulk ? rows_bytes : 0;
+        bytes += by_bulk ? 0 : rows_bytes;
+        kv_message_seal(&header, body, bytes);
+        kv_channel_send(f.node.to_client, &header, sizeof(header), body, bytes, send_done,
+                        &f.node);
+        if (!by_bulk)
+            return;
+        header.kind = KV_WIRE_BULK_REPLY;
+        kv_message_seal(&header, NULL, 0);
+        kv_channel_send(f.node.to_client, &header, sizeof(header), rows, rows_bytes, send_done,
+                        &f.node);
+    }
+}
+
+/* Answers that are right but for who sent them, or for what they answer, are never taken; the
+ * node's own is, afterwards. */
+static void test_forged(void **state)
+{
+    enum {
+        TRIES = 3000
+    };
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 600};
+    size_t bytes;
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 3);
+    put(&rows);
+    f.node.is_manual = true;
+    for (unsigned i = 0; i < 3; i++) {
+        static const uint32_t counts[] = {1, 100, 600};
+        const struct kv_wire_header *request;
+        struct kv_op *op;
+
+        rows.n_tokens = counts[i];
+        bytes = (size_t)counts[i] * ROW_BYTES;
+        memset(f.memory + (4 << 20), 0xee, bytes);
+        forget();
+        op = begin_read(&rows, 4 << 20);
+        turn(0);
+        assert_int_equal(f.node.n_seen, 1);
+        request = &f.node.seen[0].header;
+        assert_true(request->request_id >> 24 > 1000000); /* not a count of requests */
+        for (unsigned j = 0; j < TRIES; j++) {
+            uint64_t n_dropped = f.client->n_dropped;
+
+            answer_forged(request, (enum forgery)(j % N_FORGERIES), &random, counts[i]);
+            turn(0);
+            assert_true(f.client->n_dropped > n_dropped);
+            assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+        }
+        assert_int_equal(f.node.n_seen, 1);
+        for (size_t j = 0; j < bytes; j++)
+            assert_int_equal(f.memory[(4 << 20) + j], 0xee);
+        carry_out(&f.node.seen[0]);
+        assert_int_equal(run(op, 50000), KV_OK);
+        kv_op_free(op);
+        assert_memory_equal(f.memory, f.memory + (4 << 20), bytes);
+    }
+}
+
+static struct {
+    unsigned n_received, n_refused;
+} offers;
+
+static kv_status_t receive_offer(struct kv_incoming *incoming,
+                                 const struct kv_iov *iov,
+                                 unsigned n_iov,
+                                 kv_transport_done_fn done,
+                                 void *arg)
+{
+    (void)incoming;
+    (void)iov;
+    (void)n_iov;
+    (void)done;
+    (void)arg;
+    offers.n_received++;
+    return KV_IO;
+}
+
+static void refuse_offer(struct kv_incoming *incoming)
+{
+    (void)incoming;
+    offers.n_refused++;
+}
+
+/* What is too large to come at once is not even received, where nothing waits for it. */
+static void test_forged_offers(void **state)
+{
+    enum {
+        BYTES = 100000
+    };
+    static const struct kv_transport_row row = {.receive = receive_offer,
+                                                .refuse = refuse_offer};
+    static const uint8_t body[BYTES];
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 600};
+    struct kv_incoming incoming = {.row = &row};
+    struct kv_wire_header header;
+    struct kv_random random;
+    struct kv_op *op;
+
+    (void)state;
+    kv_random_init(&random, 5);
+    memset(&offers, 0, sizeof(offers));
+    f.node.is_manual = true;
+    op = begin_read(&rows, 4 << 20);
+    turn(0);
+    for (unsigned i = 0; i < 4 * N_FORGERIES; i++) {
+        bool is_bulk = i / N_FORGERIES % 2 == 1;
+
+        header = (struct kv_wire_header){.kind = is_bulk ? KV_WIRE_BULK_REPLY : KV_WIRE_REPLY};
+        address(&header, &f.node.seen[0].header);
+        if (is_bulk)
+            header.bulk_bytes = BYTES;
+        forge(&header, (enum forgery)(i % N_FORGERIES), &random);
+        if (i >= 2 * N_FORGERIES)
+            header.request_id |= KV_CONTROL_ID_BIT;
+        kv_message_seal(&header, body, is_bulk ? 0 : BYTES);
+        kv_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
+        assert_int_equal(offers.n_received, 0);
+        assert_int_equal(offers.n_refused, i + 1);
+    }
+    header = (struct kv_wire_header){.kind = KV_WIRE_REPLY};
+    address(&header, &f.node.seen[0].header);
+    kv_message_seal(&header, body, BYTES);
+    kv_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
+    assert_int_equal(offers.n_received, 1);
+    kv_op_free(op);
+}
+
+/* Strangers cannot end a control operation either, nor keep a node alive that says nothing. */
+static void test_forged_control(void **state)
+{
+    Kvpb__OpenReply opened = KVPB__OPEN_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    uint64_t begin_us, n_dropped = f.client->n_dropped;
+    struct kv_wire_header request;
+    struct kv_random random;
+    struct kv_op *op;
+
+    (void)state;
+    kv_random_init(&random, 4);
+    put(&rows);
+    f.node.is_mute = true;
+    assert_int_equal(kv_truncate_begin(f.session, 5, 0, &op), KV_OK);
+    turn(0);
+    assert_int_equal(f.node.last_control.op, KV_OP_TRUNCATE);
+    opened.outcome = &outcome;
+    opened.generation = f.node.generation;
+    for (unsigned i = 0; i < 1000; i++) {
+        request = f.node.last_control;
+        forge(&request, (enum forgery)(i % (FORGED_OP + 1)), &random);
+        if (i % N_FORGERIES >= FORGED_ID_NEAR && i % N_FORGERIES < FORGED_OP)
+            request.request_id |= KV_CONTROL_ID_BIT;
+        reply_control(&request, &opened.base);
+        turn(0);
+        assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    }
+    assert_true(f.client->n_dropped - n_dropped >= 1000);
+    reply_control(&f.node.last_control, &opened.base);
+    assert_int_equal(run(op, 50000), KV_OK);
+    kv_op_free(op);
+
+    f.node.is_deaf = true;
+    forget();
+    begin_us = f.clock.virtual_us;
+    op = begin_read(&rows, 4 << 20);
+    while (kv_op_status(op) == KV_IN_PROGRESS) {
+        turn(20000);
+        answer_forged(&f.node.seen[0].header, FORGED_NO_TOKEN, &random, 10);
+    }
+    assert_int_equal(kv_op_status(op), KV_UNREACHABLE);
+    assert_true(f.clock.virtual_us - begin_us < 2 * PEER_TIMEOUT_MS * 1000);
+    kv_op_free(op);
 }
 
 static void test_corrupt(void **state)
@@ -1914,6 +2194,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_busy, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resend, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_forged, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_forged_offers, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_forged_control, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_corrupt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_silence, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow, set_up, tear_down),
