@@ -50,6 +50,8 @@ static void destroy(struct kv_client *client)
     for (uint32_t i = 0; client->remotes != NULL && i < client->n_remotes; i++)
         free(client->remotes[i].address);
     free(client->remotes);
+    for (uint32_t i = 0; client->op_pool != NULL && i < kv_pool_size(client->op_pool); i++)
+        free(((struct kv_op *)kv_pool_at(client->op_pool, i))->room);
     kv_pool_destroy(client->op_pool);
     if (client->owns_transport)
         client->transport->row->close(client->transport);

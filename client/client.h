@@ -64,6 +64,7 @@ enum {
     KV_ENVELOPES_LARGE_MAX = 128, /* of KV_WIRE_BODY_MAX, made when they are needed */
     KV_SENDS = 8,                 /* messages of one trip that the transport holds at most */
     KV_INLINE_WANTED = 32 << 10,  /* rows or object bytes up to this travel in the body */
+    KV_OP_ROOM_KEPT = 64 << 10,   /* of an operation's room, for the next one in its place */
     KV_LIFECYCLE_LOG = 16,
     KV_RECEIPTS_MAX = 64,
     KV_NOTICES = 64,
@@ -445,20 +446,21 @@ struct kv_op_kind {
 struct kv_rows_part {
     struct kv_rows box;
     uint8_t *base;  /* of the first row */
-    uint32_t *crcs; /* may be NULL */
+    uint32_t *crcs; /* may be NULL; read: the caller's, else in the operation's room */
 };
 
 struct kv_fetch_part {
     uint32_t layer, head_begin, n_heads, snapshot;
-    const uint32_t *ids;
+    const uint32_t *ids; /* in the operation's room */
     uint8_t *base;
-    uint32_t *crcs;
+    uint32_t *crcs;                   /* the caller's */
     uint32_t begin[KV_HEADS_MAX + 1]; /* of each head's ids in `ids` */
 };
 
 struct kv_query_answer;
 struct kv_query_part {
-    struct kv_query query; /* what it points at is the caller's */
+    struct kv_query
+        query; /* what it points at is in the operation's room; n_held is not used */
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* chosen of one head */
@@ -477,7 +479,7 @@ struct kv_index_part {
 
 struct kv_object_state;
 struct kv_objects_part {
-    struct kv_object *objects;
+    struct kv_object *objects; /* the caller's, for results alone */
     uint32_t n_objects;
     uint32_t first_bad; /* the first object of those that failed */
     struct kv_object_state *states;
@@ -554,6 +556,8 @@ struct kv_op {
         } table;
     };
     char detail[KV_DETAIL_BYTES];
+    void *room; /* kv_op_room(); kept when the operation is freed, for the next */
+    size_t room_bytes;
 };
 
 /* A new operation; deadline_ms 0: the client's.  KV_BUSY: ops_max exist; KV_NOT_FOUND: the
@@ -564,6 +568,12 @@ kv_status_t kv_op_begin(struct kv_client *client,
                         struct kv_buffer *buffer,
                         uint32_t deadline_ms,
                         struct kv_op **ret_op);
+
+/* Memory for what begin copies: until the operation is freed.  Asked for once by an operation.
+ * NULL: out of memory. */
+void *kv_op_room(struct kv_op *op, size_t bytes);
+/* Copies `bytes` to *at, which is moved on; returns the copy. */
+void *kv_op_keep(uint8_t **at, const void *from, size_t bytes);
 
 /* Gives back one that did not go. */
 void kv_op_discard(struct kv_op *op);

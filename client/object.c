@@ -16,9 +16,14 @@ struct kv_object_state {
     struct kv_id128 hash;
     uint32_t slot;
     uint32_t name_bytes;
-    uint64_t size;     /* get: known from the first piece */
-    uint32_t n_pieces; /* get: not yet there */
-    uint64_t version;  /* get: of the first piece; delete: to delete, as object_exists said */
+    const char *name;
+    struct kv_buffer *buffer;
+    uint8_t *base;      /* of its bytes, in the buffer */
+    size_t bytes;       /* put: its size; get: room for it */
+    kv_status_t status; /* as the caller is told */
+    uint64_t size;      /* get: known from the first piece */
+    uint32_t n_pieces;  /* get: not yet there */
+    uint64_t version;   /* get: of the first piece; delete: to delete, as object_exists said */
 };
 
 static uint32_t n_pieces_of(uint64_t bytes)
@@ -31,18 +36,15 @@ static size_t piece_bytes(uint64_t size, uint64_t offset)
     return size - offset < PIECE_BYTES ? (size_t)(size - offset) : PIECE_BYTES;
 }
 
-static uint32_t piece_crc(const struct kv_object_state *state,
-                          const uint8_t *base,
-                          uint64_t size,
-                          uint64_t offset)
+static uint32_t piece_crc(const struct kv_object_state *state, uint64_t size, uint64_t offset)
 {
     return kv_crc32c(kv_object_seed(&state->hash) + (uint32_t)(offset / PIECE_BYTES),
-                     base + offset, piece_bytes(size, offset));
+                     state->base + offset, piece_bytes(size, offset));
 }
 
-static uint8_t *base_of(const struct kv_object *object)
+static void set_status(struct kv_op *op, uint32_t item, kv_status_t status)
 {
-    return object->buffer->base + object->offset;
+    op->objects.states[item].status = op->objects.objects[item].status = status;
 }
 
 /* ---- asking ------------------------------------------------------------------------------ */
@@ -55,33 +57,30 @@ static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *i
     return false;
 }
 
-static kv_status_t build_put(struct kv_trip *trip,
-                             const struct kv_object *object,
-                             const struct kv_object_state *state)
+static kv_status_t build_put(struct kv_trip *trip, const struct kv_object_state *state)
 {
-    bool is_inline = object->bytes <= KV_INLINE_WANTED;
-    uint32_t n_pieces = n_pieces_of(object->bytes);
+    bool is_inline = state->bytes <= KV_INLINE_WANTED;
+    uint32_t n_pieces = n_pieces_of(state->bytes);
     uint8_t *body;
 
     trip->body_bytes =
-        state->name_bytes + n_pieces * sizeof(uint32_t) + (is_inline ? object->bytes : 0);
+        state->name_bytes + n_pieces * sizeof(uint32_t) + (is_inline ? state->bytes : 0);
     if (!kv_trip_envelope(trip, trip->body_bytes))
         return KV_BUSY;
     body = trip->envelope->body + state->name_bytes;
     for (uint32_t i = 0; i < n_pieces; i++) {
-        uint32_t crc =
-            piece_crc(state, base_of(object), object->bytes, (uint64_t)i * PIECE_BYTES);
+        uint32_t crc = piece_crc(state, state->bytes, (uint64_t)i * PIECE_BYTES);
 
         memcpy(body, &crc, sizeof(crc));
         body += sizeof(crc);
     }
-    if (is_inline && object->bytes > 0)
-        memcpy(body, base_of(object), object->bytes);
+    if (is_inline && state->bytes > 0)
+        memcpy(body, state->base, state->bytes);
     if (!is_inline) {
-        trip->bulk = base_of(object);
-        trip->header.bulk_bytes = object->bytes;
+        trip->bulk = state->base;
+        trip->header.bulk_bytes = state->bytes;
     }
-    trip->header.object_bytes = object->bytes;
+    trip->header.object_bytes = state->bytes;
     return KV_OK;
 }
 
@@ -99,14 +98,13 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
     uint32_t item = errand->head;
-    struct kv_object *object = &op->objects.objects[item];
-    struct kv_object_state *state = &op->objects.states[item];
+    const struct kv_object_state *state = &op->objects.states[item];
     kv_status_t status = KV_OK;
 
     trip->item = item;
     trip->position = errand->position;
     if (op->kind->id == KV_OP_OBJECT_PUT) {
-        status = build_put(trip, object, state);
+        status = build_put(trip, state);
     } else {
         trip->body_bytes = state->name_bytes;
         if (!kv_trip_envelope(trip, trip->body_bytes))
@@ -114,14 +112,14 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
     }
     if (status != KV_OK)
         return status;
-    memcpy(trip->envelope->body, object->name, state->name_bytes);
+    memcpy(trip->envelope->body, state->name, state->name_bytes);
     trip->header.op = (uint8_t)asked(errand);
     trip->header.name_bytes = state->name_bytes;
     trip->header.offset = errand->position;
     if (trip->header.op == KV_OP_OBJECT_DELETE)
         trip->header.object_version = state->version;
     if (op->kind->id == KV_OP_OBJECT_PUT || op->kind->id == KV_OP_OBJECT_GET) {
-        trip->buffer = object->buffer;
+        trip->buffer = state->buffer;
         kv_buffer_hold(trip->buffer);
     }
     /* Before the first answer nobody knows whether the object fits. */
@@ -148,8 +146,8 @@ static void fail_item(struct kv_op *op,
 {
     struct kv_objects_part *part = &op->objects;
 
-    if (part->objects[item].status == KV_IN_PROGRESS)
-        part->objects[item].status = status;
+    if (part->states[item].status == KV_IN_PROGRESS)
+        set_status(op, item, status);
     if (item >= part->first_bad)
         return;
     part->first_bad = item;
@@ -191,7 +189,7 @@ static void
 lost(struct kv_op *op, const struct kv_remote *remote, kv_status_t status, const char *why)
 {
     for (uint32_t i = 0; i < op->objects.n_objects; i++)
-        if (lives_on(op, i, remote) && op->objects.objects[i].status == KV_IN_PROGRESS)
+        if (lives_on(op, i, remote) && op->objects.states[i].status == KV_IN_PROGRESS)
             fail_item(op, remote, i, status, why);
 }
 
@@ -227,14 +225,13 @@ static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_io
 
     if (!trip->has_reply && trip->position == 0) {
         /* Less than a piece is the whole object. */
-        if (bytes == 0 || bytes >= PIECE_BYTES || bytes > op->objects.objects[trip->item].bytes)
+        if (bytes == 0 || bytes >= PIECE_BYTES || bytes > state->bytes)
             return 0;
     } else if (bytes == 0 || trip->position >= state->size ||
                bytes != piece_bytes(state->size, trip->position)) {
         return 0;
     }
-    ret_iov[0] = (struct kv_iov){
-        .base = base_of(&op->objects.objects[trip->item]) + trip->position, .bytes = bytes};
+    ret_iov[0] = (struct kv_iov){.base = state->base + trip->position, .bytes = bytes};
     return 1;
 }
 
@@ -242,15 +239,14 @@ static kv_status_t reply_get(struct kv_trip *trip, const uint8_t *body)
 {
     const struct kv_wire_header *reply = &trip->reply;
     struct kv_op *op = trip->op;
-    struct kv_object *object = &op->objects.objects[trip->item];
     struct kv_object_state *state = &op->objects.states[trip->item];
     size_t bytes;
 
     if (reply->object_bytes > KV_OBJECT_BYTES_MAX || reply->offset != trip->position)
         return KV_CORRUPT;
     if (trip->position == 0) {
-        if (reply->object_bytes > object->bytes) {
-            object->bytes = reply->object_bytes;
+        if (reply->object_bytes > state->bytes) {
+            op->objects.objects[trip->item].bytes = reply->object_bytes;
             return KV_TOO_LARGE;
         }
         state->size = reply->object_bytes;
@@ -265,7 +261,7 @@ static kv_status_t reply_get(struct kv_trip *trip, const uint8_t *body)
     if (reply->body_bytes != bytes)
         return KV_CORRUPT;
     if (bytes > 0)
-        memcpy(base_of(object) + trip->position, body, bytes);
+        memcpy(state->base + trip->position, body, bytes);
     return KV_OK;
 }
 
@@ -278,13 +274,11 @@ static kv_status_t reply_other(struct kv_trip *trip, const uint8_t *body)
 static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
     struct kv_op *op = trip->op;
-    struct kv_object *object = &op->objects.objects[trip->item];
     struct kv_object_state *state = &op->objects.states[trip->item];
 
-    if (piece_crc(state, base_of(object), state->size, trip->position) !=
-        trip->reply.object_crc) {
+    if (piece_crc(state, state->size, trip->position) != trip->reply.object_crc) {
         snprintf(detail, detail_bytes, "object %s: the piece at %llu fails its checksum",
-                 object->name, (unsigned long long)trip->position);
+                 state->name, (unsigned long long)trip->position);
         return KV_CORRUPT;
     }
     if (trip->position == 0 && state->n_pieces > 1) {
@@ -296,22 +290,20 @@ static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_
         errand->position = PIECE_BYTES;
         errand->alone = true;
     }
-    if (--state->n_pieces == 0 && object->status == KV_IN_PROGRESS) {
-        object->bytes = state->size;
-        object->status = KV_OK;
+    if (--state->n_pieces == 0 && state->status == KV_IN_PROGRESS) {
+        op->objects.objects[trip->item].bytes = state->size;
+        set_status(op, trip->item, KV_OK);
     }
     return KV_OK;
 }
 
 static kv_status_t finish_other(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    struct kv_object *object = &trip->op->objects.objects[trip->item];
-
     (void)detail;
     (void)detail_bytes;
-    object->status = KV_OK;
+    set_status(trip->op, trip->item, KV_OK);
     if (trip->op->kind->id == KV_OP_OBJECT_EXISTS)
-        object->bytes = trip->reply.object_bytes;
+        trip->op->objects.objects[trip->item].bytes = trip->reply.object_bytes;
     return KV_OK;
 }
 
@@ -345,15 +337,10 @@ static bool uses_buffers(const struct kv_op_kind *kind)
 static void ended(struct kv_op *op)
 {
     for (uint32_t i = 0; i < op->objects.n_objects; i++) {
-        struct kv_object *object = &op->objects.objects[i];
-
-        if (object->status == KV_IN_PROGRESS)
-            object->status = op->status;
-        if (uses_buffers(op->kind))
-            kv_buffer_release(object->buffer);
+        if (op->objects.states[i].status == KV_IN_PROGRESS)
+            set_status(op, i, op->status);
+        kv_buffer_release(op->objects.states[i].buffer);
     }
-    free(op->objects.states);
-    op->objects.states = NULL;
 }
 
 static void
@@ -362,7 +349,7 @@ describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t 
     uint32_t item = trip != NULL ? trip->item : op->objects.first_bad;
 
     if (item < op->objects.n_objects)
-        snprintf(text, text_bytes, "object %.64s", op->objects.objects[item].name);
+        snprintf(text, text_bytes, "object %.64s", op->objects.states[item].name);
 }
 
 static const struct kv_op_kind kinds[] = {
@@ -440,6 +427,46 @@ static const char *object_fault(const struct kv_client *client,
     return NULL;
 }
 
+/* Copies what is asked, names included.  false: out of memory. */
+static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects)
+{
+    struct kv_object_state *states;
+    size_t bytes = n_objects * sizeof(*states);
+    uint8_t *names;
+
+    for (uint32_t i = 0; i < n_objects; i++)
+        bytes += strlen(objects[i].name) + 1;
+    states = kv_op_room(op, bytes);
+    if (states == NULL)
+        return false;
+    names = (uint8_t *)(states + n_objects);
+    for (uint32_t i = 0; i < n_objects; i++) {
+        const struct kv_object *object = &objects[i];
+        struct kv_object_state *state = &states[i];
+
+        *state = (struct kv_object_state){.name_bytes = (uint32_t)strlen(object->name)};
+        state->name = kv_op_keep(&names, object->name, state->name_bytes + 1);
+        state->hash = kv_hash128(state->name, state->name_bytes);
+        state->slot = kv_placement_object_slot(&state->hash);
+        if (uses_buffers(op->kind)) {
+            state->buffer = object->buffer;
+            state->base = object->buffer->base + object->offset;
+            state->bytes = object->bytes;
+            kv_buffer_hold(state->buffer);
+        }
+        kv_op_need(op, op->client->placement.node_of[state->slot]);
+    }
+    op->objects = (struct kv_objects_part){
+        .objects = objects,
+        .n_objects = n_objects,
+        .first_bad = UINT32_MAX,
+        .states = states,
+    };
+    for (uint32_t i = 0; i < n_objects; i++)
+        set_status(op, i, KV_IN_PROGRESS);
+    return true;
+}
+
 kv_status_t kv_objects_begin(struct kv_client *client,
                              enum kv_object_verb verb,
                              struct kv_object *objects,
@@ -448,7 +475,6 @@ kv_status_t kv_objects_begin(struct kv_client *client,
                              struct kv_op **ret_op)
 {
     const struct kv_op_kind *kind;
-    struct kv_object_state *states;
     kv_status_t status;
     struct kv_op *op;
 
@@ -466,26 +492,12 @@ kv_status_t kv_objects_begin(struct kv_client *client,
             return kv_client_refuse(client, KV_TOO_LARGE, "%s: object %.64s: %zu bytes",
                                     kind->name, objects[i].name, objects[i].bytes);
     }
-    states = calloc(n_objects > 0 ? n_objects : 1, sizeof(*states));
-    if (states == NULL)
-        return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
     status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
-    if (status != KV_OK) {
-        free(states);
+    if (status != KV_OK)
         return status;
-    }
-    op->objects.objects = objects;
-    op->objects.n_objects = (uint32_t)n_objects;
-    op->objects.first_bad = UINT32_MAX;
-    op->objects.states = states;
-    for (size_t i = 0; i < n_objects; i++) {
-        states[i].name_bytes = (uint32_t)strlen(objects[i].name);
-        states[i].hash = kv_hash128(objects[i].name, states[i].name_bytes);
-        states[i].slot = kv_placement_object_slot(&states[i].hash);
-        objects[i].status = KV_IN_PROGRESS;
-        if (uses_buffers(kind))
-            kv_buffer_hold(objects[i].buffer);
-        kv_op_need(op, client->placement.node_of[states[i].slot]);
+    if (!keep(op, objects, (uint32_t)n_objects)) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
     }
     return kv_op_go(op, ret_op);
 }

@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- words ------------------------------------------------------------------------------- */
@@ -71,6 +72,8 @@ kv_status_t kv_op_begin(struct kv_client *client,
                         struct kv_op **ret_op)
 {
     struct kv_op *op;
+    size_t room_bytes;
+    void *room;
 
     if (session != NULL && session->is_closed)
         return kv_client_refuse(client, KV_NOT_FOUND, "%s: the session was closed", kind->name);
@@ -79,7 +82,11 @@ kv_status_t kv_op_begin(struct kv_client *client,
         return kv_client_refuse(client, KV_BUSY, "%s: %u operations exist already", kind->name,
                                 kv_pool_size(client->op_pool));
     client->now_us = kv_clock_now(client->clock);
+    room = op->room;
+    room_bytes = op->room_bytes;
     memset(op, 0, sizeof(*op));
+    op->room = room;
+    op->room_bytes = room_bytes;
     kv_list_init(&op->of_client);
     kv_list_init(&op->of_session);
     kv_list_init(&op->trips);
@@ -99,11 +106,42 @@ kv_status_t kv_op_begin(struct kv_client *client,
     return KV_OK;
 }
 
+void *kv_op_room(struct kv_op *op, size_t bytes)
+{
+    bytes += bytes == 0;
+    if (bytes > op->room_bytes) {
+        free(op->room);
+        op->room = malloc(bytes);
+        op->room_bytes = op->room != NULL ? bytes : 0;
+    }
+    return op->room;
+}
+
+void *kv_op_keep(uint8_t **at, const void *from, size_t bytes)
+{
+    void *copy = *at;
+
+    if (bytes > 0)
+        memcpy(copy, from, bytes);
+    *at += bytes;
+    return copy;
+}
+
+static void give_back(struct kv_op *op)
+{
+    if (op->room_bytes > KV_OP_ROOM_KEPT) {
+        free(op->room);
+        op->room = NULL;
+        op->room_bytes = 0;
+    }
+    op->is_lent = false;
+    kv_pool_put(op->client->op_pool, op);
+}
+
 void kv_op_discard(struct kv_op *op)
 {
     kv_buffer_release(op->buffer);
-    op->is_lent = false;
-    kv_pool_put(op->client->op_pool, op);
+    give_back(op);
 }
 
 kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op)
@@ -403,8 +441,7 @@ void kv_op_free(struct kv_op *op)
     if (op->result != NULL)
         kv_session_free(op->result);
     op->result = NULL;
-    op->is_lent = false;
-    kv_pool_put(op->client->op_pool, op);
+    give_back(op);
 }
 
 kv_status_t kv_finish(struct kv_op *op)

@@ -632,7 +632,6 @@ static void fini(struct kv_op *op)
 {
     for (uint32_t i = 0; i < op->query.n_heads; i++)
         free(op->query.answers[i]);
-    free(op->query.found);
 }
 
 static const struct kv_op_kind query_kind = {
@@ -736,29 +735,15 @@ static const char *values_fault(const struct kv_session *session,
     return NULL;
 }
 
-/* Results, for n_heads. */
-static bool make_results(struct kv_query_part *part)
-{
-    size_t n = part->n_heads;
-    uint8_t *at = calloc(
-        1, n * (sizeof(*part->found) + sizeof(*part->answers) + sizeof(*part->held_begin)) +
-               sizeof(*part->held_begin));
-
-    if (at == NULL)
-        return false;
-    part->found = carve(&at, n, sizeof(*part->found));
-    part->answers = carve(&at, n, sizeof(*part->answers));
-    part->held_begin = carve(&at, n + 1, sizeof(*part->held_begin));
-    return true;
-}
-
 /* Adds up the blocks that the caller holds; *ret_most: of one head.  NULL: they are blocks. */
-static const char *count_held(struct kv_query_part *part, uint32_t *ret_most)
+static const char *
+held_fault(const struct kv_query_part *part, size_t *ret_n, uint32_t *ret_most)
 {
     const struct kv_query *query = &part->query;
     uint64_t n_held = 0;
 
     *ret_most = 0;
+    *ret_n = 0;
     if (query->n_held == NULL || !heeds_held(query))
         return NULL;
     for (uint32_t i = 0; i < part->n_heads; i++) {
@@ -773,9 +758,38 @@ static const char *count_held(struct kv_query_part *part, uint32_t *ret_most)
         if (query->n_held[i] > *ret_most)
             *ret_most = query->n_held[i];
         n_held = end;
-        part->held_begin[i + 1] = (uint32_t)n_held;
     }
+    *ret_n = n_held;
     return NULL;
+}
+
+/* Makes room for the results, for n_heads, and copies the caller's arrays.  false: out of
+ * memory. */
+static bool keep(struct kv_op *op, size_t n_held)
+{
+    struct kv_query_part *part = &op->query;
+    struct kv_query *query = &part->query;
+    const size_t n = part->n_heads;
+    const size_t results_bytes = n * (sizeof(*part->found) + sizeof(*part->answers)) +
+                                 (n + 1) * sizeof(*part->held_begin);
+    const size_t ranges_bytes = query->n_ranges * sizeof(*query->ranges);
+    const size_t queries_bytes = n * query->n_queries * part->d_k * sizeof(*query->queries);
+    const size_t held_bytes = n_held * sizeof(*query->held);
+    uint8_t *at = kv_op_room(op, results_bytes + ranges_bytes + queries_bytes + held_bytes);
+
+    if (at == NULL)
+        return false;
+    memset(at, 0, results_bytes);
+    part->found = carve(&at, n, sizeof(*part->found));
+    part->answers = carve(&at, n, sizeof(*part->answers));
+    part->held_begin = carve(&at, n + 1, sizeof(*part->held_begin));
+    for (size_t i = 0; i < n && n_held > 0; i++)
+        part->held_begin[i + 1] = part->held_begin[i] + query->n_held[i];
+    query->ranges = kv_op_keep(&at, query->ranges, ranges_bytes);
+    query->queries = kv_op_keep(&at, query->queries, queries_bytes);
+    query->held = kv_op_keep(&at, query->held, held_bytes);
+    query->n_held = NULL;
+    return true;
 }
 
 size_t kv_query_room(const kv_schema_t *schema, const struct kv_query *query)
@@ -796,6 +810,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
     struct kv_query_part part = {0};
     const char *fault = shape_fault(&session->schema, query, &part);
     uint32_t end, most_held;
+    size_t n_held;
     kv_status_t status;
     struct kv_op *op;
 
@@ -807,31 +822,28 @@ kv_status_t kv_query_begin(struct kv_session *session,
                                                            part.n_heads * head_room(&part))))
         return kv_client_refuse(client, KV_INVALID, "query: %zu bytes do not lie in the buffer",
                                 part.n_heads * head_room(&part));
-    if (!make_results(&part))
-        return kv_client_refuse(client, KV_NO_MEMORY, "query: out of memory");
-    fault = count_held(&part, &most_held);
-    if (fault != NULL) {
-        status =
-            kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
-    } else if (!fits(&part, 1, most_held, KV_WIRE_BULK_MAX)) {
-        status = kv_client_refuse(
+    fault = held_fault(&part, &n_held, &most_held);
+    if (fault != NULL)
+        return kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
+    if (!fits(&part, 1, most_held, KV_WIRE_BULK_MAX))
+        return kv_client_refuse(
             client, KV_TOO_LARGE,
             "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
             query->layer, request_bytes(&part, 1, most_held),
             answer_bytes_max(&part, 1, most_held), head_room(&part));
-    } else {
-        status = kv_op_begin(client, &query_kind, session, buffer, deadline_ms, &op);
-    }
-    if (status != KV_OK) {
-        free(part.found);
+    status = kv_op_begin(client, &query_kind, session, buffer, deadline_ms, &op);
+    if (status != KV_OK)
         return status;
-    }
     end = query->ranges[query->n_ranges - 1].end;
     if (part.query.snapshot < end)
         part.query.snapshot = end;
     if (buffer != NULL)
         part.base = buffer->base + io->offset;
     op->query = part;
+    if (!keep(op, n_held)) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "query: out of memory");
+    }
     kv_op_need_units(op, query->layer, query->layer + 1, query->head_begin, part.n_heads);
     return kv_op_go(op, ret_op);
 }

@@ -53,6 +53,16 @@ size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows)
     return token_bytes * rows->n_tokens;
 }
 
+static size_t n_rows(const kv_schema_t *schema, const struct kv_rows *rows)
+{
+    size_t n_units = 0;
+
+    for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
+         layer++)
+        n_units += heads_end(schema, rows, layer) - rows->head_begin;
+    return n_units * rows->n_tokens;
+}
+
 uint32_t
 kv_row_crc(const void *row, size_t row_bytes, uint32_t layer, uint32_t kv_head, uint32_t token)
 {
@@ -455,6 +465,16 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
     op->rows.box = *rows;
     op->rows.base = io->buffer->base + io->offset;
     op->rows.crcs = io->crcs;
+    if (io->crcs != NULL && is_write(op)) {
+        size_t crcs_bytes = n_rows(&session->schema, rows) * sizeof(*io->crcs);
+        uint8_t *room = kv_op_room(op, crcs_bytes);
+
+        if (room == NULL) {
+            kv_op_discard(op);
+            return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
+        }
+        op->rows.crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
+    }
     kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
                      rows->head_begin, rows->n_heads);
     return kv_op_go(op, ret_op);
@@ -686,7 +706,8 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     kv_status_t status;
     struct kv_op *op;
     const char *fault = check_fetch(session, fetch, &n_heads, begin);
-    size_t bytes;
+    size_t bytes, ids_bytes;
+    uint8_t *room;
 
     if (fault != NULL)
         return kv_client_refuse(client, KV_INVALID, "fetch: layer %u: %s", fetch->layer, fault);
@@ -697,11 +718,17 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     status = kv_op_begin(client, &fetch_kind, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
+    ids_bytes = begin[n_heads] * sizeof(*fetch->ids);
+    room = kv_op_room(op, ids_bytes);
+    if (room == NULL) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "fetch: out of memory");
+    }
     op->fetch.layer = fetch->layer;
     op->fetch.head_begin = fetch->head_begin;
     op->fetch.n_heads = n_heads;
     op->fetch.snapshot = fetch->snapshot;
-    op->fetch.ids = fetch->ids;
+    op->fetch.ids = kv_op_keep(&room, fetch->ids, ids_bytes);
     op->fetch.base = io->buffer->base + io->offset;
     op->fetch.crcs = io->crcs;
     memcpy(op->fetch.begin, begin, (n_heads + 1) * sizeof(begin[0]));

@@ -20,9 +20,13 @@
  *       land in it any more.
  *
  * Threads: a client and all that came from it are used by one thread at a time.  Open one
- * client per thread; sessions pass between clients by ticket. Memory: *_begin() borrows its
- * argument structs and keeps what they point at (buffers, crcs, items) until the operation is
- * freed.  Handles are freed with the function named at each.
+ * client per thread; sessions pass between clients by ticket.
+ *
+ * Memory: *_begin() copies its arguments, arrays and names included: when it returns, they are
+ * the caller's again.  What it goes on using are buffers, and the arrays that it fills: `crcs`
+ * of kv_read_begin() and kv_fetch_begin(), `objects` of kv_objects_begin().  Those are the
+ * caller's when the operation has ended; a buffer is when kv_buffer_busy() says so.  Handles
+ * are freed with the function named at each.
  */
 #ifndef KVCLIENT_H
 #define KVCLIENT_H
@@ -248,8 +252,9 @@ struct kv_rows {
 struct kv_rows_io {
     struct kv_buffer *buffer;
     size_t offset;  /* rows (layer, head, token, row_bytes), dense, from this byte on */
-    uint32_t *crcs; /* (layer, head, token), or NULL.  put: the rows' CRCs if already known, see
-                       kv_row_crc(); read, fetch: filled */
+    uint32_t *crcs; /* (layer, head, token), or NULL.  put, append: the rows' CRCs if already
+                       known, see kv_row_crc(), copied; read, fetch: filled until the operation
+                       ends */
 };
 
 /* Bytes of a box of rows; 0 if it does not fit the schema. */
@@ -471,9 +476,10 @@ enum kv_object_verb {
                         there since is not; KV_NOT_FOUND: it found nothing */
 };
 
-/* One or many objects in one operation, in parallel.  Keeps `objects` until the operation is
- * freed.  Each object has its own status: a node that cannot be reached fails its objects
- * alone.  The operation's status is KV_OK if all are, else that of the first that is not. */
+/* One or many objects in one operation, in parallel.  What is asked is copied; `status` and
+ * `bytes` of each object are written until the operation ends.  Each object has its own status:
+ * a node that cannot be reached fails its objects alone.  The operation's status is KV_OK if
+ * all are, else that of the first that is not. */
 KV_API kv_status_t kv_objects_begin(struct kv_client *client,
                                     enum kv_object_verb verb,
                                     struct kv_object *objects,

@@ -1,5 +1,5 @@
 /* test_caller.c - what a caller may rely on whatever happens to a node or a connection: each
- * object of a batch has its own outcome.
+ * object of a batch has its own outcome, and what a begin was given is the caller's again.
  *
  * Two embedded nodes over the loopback and the real client library, over a transport that loses
  * messages when told to.
@@ -28,6 +28,13 @@ enum {
     N_OBJECTS = 8,
     N_ON_FIRST = 5, /* of them on node 0 */
     OBJECT_BYTES = 100000,
+    N_LAYERS = 2,
+    N_HEADS = 4,
+    N_TOKENS = 600,
+    DIM = 64,
+    N_QUERIES = 2,
+    TOP_K = 40,
+    READ_AT = 4 << 20, /* where rows come in */
     RETRY_MS = 50,
 };
 
@@ -260,12 +267,407 @@ static void a_node_comes_back(void **state)
     close_side();
 }
 
+/* ---- what begin was given ---------------------------------------------------------------- */
+
+/* Whatever pointers and numbers were there are garbage now. */
+#define POISON(what) memset(&(what), 0xa5, sizeof(what))
+
+/* What keeps an operation from being sent once and for all by begin. */
+enum trouble {
+    NO_TROUBLE,
+    NOT_CONNECTED, /* it is built when the connections are there again */
+    ANSWERS_LOST,  /* it is sent again */
+    N_TROUBLES,
+};
+
+static void prepare(enum trouble trouble)
+{
+    fault_clear(side.transport);
+    for (uint32_t i = 0; i < N_NODES && trouble == NOT_CONNECTED; i++)
+        lose(i);
+    if (trouble == ANSWERS_LOST)
+        rule(FAULT_IN, KV_WIRE_REPLY, 0, 0, N_NODES);
+}
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+/* Halves of 1/8 to 1/4 and either sign: numbers, all of them. */
+static void fill_rows(void)
+{
+    uint16_t *halves = (uint16_t *)(void *)side.memory;
+
+    for (size_t i = 0; i < READ_AT / sizeof(*halves); i++) {
+        uint64_t bits = kv_mix64(i + 1);
+
+        halves[i] = (uint16_t)((bits & 0x8000) | 0x3000 | (bits >> 16 & 0x3ff));
+    }
+}
+
+static struct kv_session *open_poisoned(enum trouble trouble)
+{
+    const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    struct kv_session_options options = {.tokens_max = 4096};
+    struct kv_session *session;
+    struct kv_model_info model;
+    struct kv_op *op;
+
+    test_model(&model, "caller", N_LAYERS, heads, DIM, DIM);
+    prepare(trouble);
+    assert_int_equal(kv_open_begin(side.client, &model, &options, 0, &op), KV_OK);
+    POISON(model);
+    POISON(options);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    session = kv_op_session(op);
+    kv_op_free(op);
+    assert_int_equal(kv_session_schema(session)->layers[1].d_v, DIM);
+    return session;
+}
+
+/* The row of the box that fill_rows() made for all tokens but the last, or for the last. */
+static const uint8_t *row_at(uint32_t layer, uint32_t head, uint32_t token)
+{
+    const size_t row_bytes = 2 * DIM * 2;
+    const uint32_t n_put = N_TOKENS - 1;
+    size_t unit = (size_t)layer * N_HEADS + head;
+
+    if (token == n_put)
+        return side.memory + ((size_t)N_LAYERS * N_HEADS * n_put + unit) * row_bytes;
+    return side.memory + (unit * n_put + token) * row_bytes;
+}
+
+static void write_rows(struct kv_session *session, bool appends, enum trouble trouble)
+{
+    const uint32_t begin = appends ? N_TOKENS - 1 : 0, end = appends ? N_TOKENS : N_TOKENS - 1;
+    struct kv_rows rows = {.n_layers = N_LAYERS, .token_begin = begin, .n_tokens = end - begin};
+    static uint32_t crcs[N_LAYERS * N_HEADS * N_TOKENS];
+    struct kv_rows_io io = {
+        .buffer = side.buffer,
+        .offset = (size_t)(row_at(0, 0, begin) - side.memory),
+        .crcs = crcs,
+    };
+    uint32_t *crc = crcs;
+    struct kv_op *op;
+
+    for (uint32_t layer = 0; layer < N_LAYERS; layer++)
+        for (uint32_t head = 0; head < N_HEADS; head++)
+            for (uint32_t token = begin; token < end; token++)
+                *crc++ = kv_row_crc(row_at(layer, head, token), 4 * DIM, layer, head, token);
+    prepare(trouble);
+    assert_int_equal((appends ? kv_append_begin : kv_put_begin)(session, &rows, &io, 0, &op),
+                     KV_OK);
+    POISON(rows);
+    POISON(io);
+    POISON(crcs);
+    finish(op, appends ? "append" : "put");
+}
+
+static void read_rows(struct kv_session *session, enum trouble trouble)
+{
+    static uint32_t crcs[N_LAYERS * N_HEADS * N_TOKENS];
+    struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = N_TOKENS};
+    struct kv_rows_io io = {.buffer = side.buffer, .offset = READ_AT, .crcs = crcs};
+    const uint8_t *row = side.memory + READ_AT;
+    const uint32_t *crc = crcs;
+    struct kv_op *op;
+
+    memset(side.memory + READ_AT, 0, BUFFER_BYTES - READ_AT);
+    prepare(trouble);
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    POISON(rows);
+    POISON(io);
+    finish(op, "read");
+    for (uint32_t layer = 0; layer < N_LAYERS; layer++)
+        for (uint32_t head = 0; head < N_HEADS; head++)
+            for (uint32_t token = 0; token < N_TOKENS; token++, row += 4 * DIM, crc++) {
+                assert_memory_equal(row, row_at(layer, head, token), 4 * DIM);
+                assert_int_equal(*crc, kv_row_crc(row, 4 * DIM, layer, head, token));
+            }
+}
+
+static void fetch_rows(struct kv_session *session, enum trouble trouble)
+{
+    uint32_t n_ids[N_HEADS] = {3, 0, 1, 2}, ids[] = {7, 599, 0, 100, 128, 127};
+    const uint32_t heads[] = {0, 0, 0, 2, 3, 3}, tokens[] = {7, 599, 0, 100, 128, 127};
+    struct kv_fetch fetch = {.layer = 1, .n_ids = n_ids, .ids = ids};
+    uint32_t crcs[6];
+    struct kv_rows_io io = {.buffer = side.buffer, .offset = READ_AT, .crcs = crcs};
+    const uint8_t *row = side.memory + READ_AT;
+    struct kv_op *op;
+
+    memset(side.memory + READ_AT, 0, 6 * 4 * DIM);
+    prepare(trouble);
+    assert_int_equal(kv_fetch_begin(session, &fetch, &io, 0, &op), KV_OK);
+    POISON(fetch);
+    POISON(n_ids);
+    POISON(ids);
+    POISON(io);
+    finish(op, "fetch");
+    for (unsigned i = 0; i < 6; i++, row += 4 * DIM) {
+        assert_memory_equal(row, row_at(1, heads[i], tokens[i]), 4 * DIM);
+        assert_int_equal(crcs[i], kv_row_crc(row, 4 * DIM, 1, heads[i], tokens[i]));
+    }
+}
+
+static void index_rows(struct kv_session *session, enum trouble trouble)
+{
+    struct kv_index index = {
+        .tokens = N_TOKENS, .m = 2, .bits = 6, .iterations = 3, .seed = 1, .wait = true};
+    struct kv_indexed indexed;
+    struct kv_op *op;
+
+    prepare(trouble);
+    assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_OK);
+    POISON(index);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("index: %s", kv_op_detail(op));
+    kv_op_indexed(op, &indexed);
+    assert_int_equal(indexed.rows, N_LAYERS * N_HEADS * N_TOKENS);
+    kv_op_free(op);
+}
+
+/* A query of one layer with all that it may point at; overwritten after begin. */
+static struct kv_op *
+ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble trouble)
+{
+    struct kv_range ranges[2] = {{4, 300}, {310, N_TOKENS}};
+    float queries[N_HEADS * N_QUERIES * DIM];
+    uint32_t n_held[N_HEADS] = {1, 0, 2, 1}, crcs[KV_BLOCK_TOKENS];
+    struct kv_held held[4] = {{1, 0}, {0, 0}, {1, 0}, {2, 0}};
+    const uint32_t heads[4] = {0, 2, 2, 3};
+    struct kv_query query = {
+        .layer = 1,
+        .n_queries = N_QUERIES,
+        .queries = queries,
+        .scale = 0.125f,
+        .merge = KV_MERGE_SUM,
+        .answer = answer,
+        .k = TOP_K,
+        .rerank = 2,
+        .scores = true,
+        .names = answer == KV_ANSWER_ATTEND,
+        .n_ranges = 2,
+        .ranges = ranges,
+        .n_held = n_held,
+        .held = held,
+    };
+    struct kv_rows_io io = {.buffer = side.buffer, .offset = at};
+    struct kv_op *op;
+
+    for (unsigned i = 0; i < 4; i++) {
+        for (uint32_t j = 0; j < KV_BLOCK_TOKENS; j++) {
+            uint32_t token = held[i].block * KV_BLOCK_TOKENS + j;
+
+            crcs[j] = kv_row_crc(row_at(1, heads[i], token), 4 * DIM, 1, heads[i], token);
+        }
+        held[i].instance = kv_held_instance(crcs);
+    }
+    for (unsigned i = 0; i < sizeof(queries) / sizeof(queries[0]); i++)
+        queries[i] = (float)(kv_mix64(i + 77) % 2001) / 1000 - 1;
+    prepare(trouble);
+    if (kv_query_begin(session, &query, answer == KV_ANSWER_ROWS ? &io : NULL, 0, &op) != KV_OK)
+        fail_msg("query: %s", kv_client_detail(side.client));
+    POISON(ranges);
+    POISON(queries);
+    POISON(n_held);
+    POISON(held);
+    POISON(query);
+    POISON(io);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("query: %s", kv_op_detail(op));
+    return op;
+}
+
+static void compare(const void *one, const void *other, size_t bytes)
+{
+    assert_int_equal(one == NULL, other == NULL);
+    if (one != NULL)
+        assert_memory_equal(one, other, bytes);
+}
+
+/* The same answer as from a begin whose message went out at once. */
+static void query_rows(struct kv_session *session, enum kv_answer answer, enum trouble trouble)
+{
+    const size_t room = (size_t)N_HEADS * TOP_K * 4 * DIM;
+    struct kv_op *plain = ask(session, answer, READ_AT, NO_TROUBLE);
+    struct kv_op *op = ask(session, answer, READ_AT + room, trouble);
+
+    for (uint32_t head = 0; head < N_HEADS; head++) {
+        struct kv_found wanted, found;
+        bool has_held = false;
+
+        assert_int_equal(kv_op_found(plain, head, &wanted), KV_OK);
+        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(wanted.n_ids, TOP_K);
+        assert_int_equal(found.n_ids, wanted.n_ids);
+        assert_int_equal(found.n_rows, wanted.n_rows);
+        compare(found.ids, wanted.ids, TOP_K * sizeof(uint32_t));
+        compare(found.row_of, wanted.row_of, TOP_K * sizeof(uint32_t));
+        compare(found.scores, wanted.scores, TOP_K * sizeof(float));
+        compare(found.rows, wanted.rows, wanted.n_rows * 4 * DIM);
+        compare(found.outputs, wanted.outputs, N_QUERIES * DIM * sizeof(float));
+        compare(found.lses, wanted.lses, N_QUERIES * sizeof(float));
+        for (uint32_t i = 0; i < TOP_K && found.row_of != NULL; i++)
+            has_held |= found.row_of[i] == KV_ROW_HELD;
+        assert_int_equal(has_held, answer != KV_ANSWER_IDS && head != 1);
+    }
+    kv_op_free(op);
+    kv_op_free(plain);
+}
+
+/* Operations on the session as a whole; the session is closed by them. */
+static void live_and_end(struct kv_session *session, enum trouble trouble)
+{
+    struct kv_session *child, *other;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    prepare(trouble);
+    assert_int_equal(kv_renew_begin(session, 50000, 0, &op), KV_OK);
+    finish(op, "renew");
+    prepare(trouble);
+    assert_int_equal(kv_fork_begin(session, 500, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("fork: %s", kv_op_detail(op));
+    child = kv_op_session(op);
+    kv_op_free(op);
+    prepare(trouble);
+    assert_int_equal(kv_truncate_begin(child, 450, 0, &op), KV_OK);
+    finish(op, "truncate");
+    kv_session_ticket(child, &ticket);
+    prepare(trouble);
+    assert_int_equal(kv_resume_begin(side.client, &ticket, 0, &op), KV_OK);
+    POISON(ticket);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("resume: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), 450);
+    other = kv_op_session(op);
+    kv_op_free(op);
+    prepare(trouble);
+    assert_int_equal(kv_length_begin(other, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("length: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), 450);
+    kv_op_free(op);
+    kv_session_free(other);
+    prepare(trouble);
+    assert_int_equal(kv_close_begin(child, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(child);
+    prepare(NO_TROUBLE);
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+static void batch_poisoned(enum kv_object_verb verb, enum trouble trouble)
+{
+    struct batch batch;
+    struct kv_op *op;
+
+    make_batch(&batch);
+    for (unsigned i = 0; i < N_OBJECTS; i++) {
+        if (verb == KV_OBJECT_PUT)
+            test_fill(side.memory + (size_t)i * OBJECT_BYTES, OBJECT_BYTES, i);
+        if (verb == KV_OBJECT_GET)
+            memset(side.memory + (size_t)i * OBJECT_BYTES, 0, OBJECT_BYTES);
+    }
+    prepare(trouble);
+    assert_int_equal(kv_objects_begin(side.client, verb, batch.objects, N_OBJECTS, 0, &op),
+                     KV_OK);
+    POISON(batch);
+    finish(op, "objects");
+    for (unsigned i = 0; i < N_OBJECTS; i++) {
+        assert_int_equal(batch.objects[i].status, KV_OK);
+        if (verb == KV_OBJECT_GET || verb == KV_OBJECT_EXISTS)
+            assert_int_equal(batch.objects[i].bytes, OBJECT_BYTES);
+        if (verb == KV_OBJECT_GET)
+            assert_true(
+                test_is_filled(side.memory + (size_t)i * OBJECT_BYTES, OBJECT_BYTES, i));
+    }
+}
+
+static void look_at_node(enum trouble trouble)
+{
+    char name[] = "status";
+    struct kv_op *op;
+
+    prepare(trouble);
+    assert_int_equal(kv_table_begin(side.client, 1, name, 0, &op), KV_OK);
+    POISON(name);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("table: %s", kv_op_detail(op));
+    assert_true(kv_op_table(op)->n_rows > 0);
+    kv_op_free(op);
+    prepare(trouble);
+    assert_int_equal(kv_ping_begin(side.client, 1, 1, 100, 200, 0, &op), KV_OK);
+    finish(op, "ping");
+}
+
+/* Every operation, its arguments and all that they point at overwritten as soon as begin has
+ * returned. */
+static void arguments_are_the_callers_again(void **state)
+{
+    (void)state;
+    open_side();
+    for (enum trouble trouble = NO_TROUBLE; trouble < N_TROUBLES; trouble++) {
+        struct kv_session *session = open_poisoned(trouble);
+
+        fill_rows();
+        write_rows(session, false, trouble);
+        write_rows(session, true, trouble);
+        read_rows(session, trouble);
+        fetch_rows(session, trouble);
+        index_rows(session, trouble);
+        for (enum kv_answer answer = KV_ANSWER_IDS; answer <= KV_ANSWER_ATTEND; answer++)
+            query_rows(session, answer, trouble);
+        live_and_end(session, trouble);
+        for (enum kv_object_verb verb = KV_OBJECT_PUT; verb <= KV_OBJECT_DELETE; verb++)
+            batch_poisoned(verb, trouble);
+        look_at_node(trouble);
+    }
+    close_side();
+}
+
+/* A client is made of options that are overwritten before it is used. */
+static void options_are_the_callers_again(void **state)
+{
+    char nodes[KV_WIRE_ADDRESS_MAX], transport[] = "auto", name[] = "poisoned", detail[256];
+    struct kv_client_options options = {.nodes = nodes, .transport = transport, .name = name};
+    struct kv_client *client;
+    struct kv_op *op;
+
+    (void)state;
+    snprintf(nodes, sizeof(nodes), "%s,%s", kv_node_address(cluster.nodes[0]),
+             kv_node_address(cluster.nodes[1]));
+    if (kv_client_open(&options, &client, detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    POISON(nodes);
+    POISON(transport);
+    POISON(name);
+    POISON(options);
+    for (uint32_t i = 0; i < N_NODES; i++) {
+        kv_remote_fail(&client->remotes[i], KV_UNREACHABLE, "lost by the test");
+        kv_poll(client);
+        assert_int_equal(kv_table_begin(client, i, "clients", 0, &op), KV_OK);
+        finish(op, "table");
+    }
+    kv_client_close(client);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_node_falls_silent),
         cmocka_unit_test(a_node_does_not_connect),
         cmocka_unit_test(a_node_comes_back),
+        cmocka_unit_test(arguments_are_the_callers_again),
+        cmocka_unit_test(options_are_the_callers_again),
         /* Last: the node stays gone. */
         cmocka_unit_test(a_node_is_gone),
     };
