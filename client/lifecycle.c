@@ -510,38 +510,48 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kv_resumed *resumed
     return true;
 }
 
-/* What a reply says that makes it no part of one session.  NULL: nothing. */
-static const char *
-merge(struct kv_op *op, const struct kv_remote *remote, const Kvpb__OpenReply *reply)
+/* Makes the session of the first reply, and takes from the others what they add.  *ret_fault:
+ * why not. */
+static kv_status_t merge(struct kv_op *op,
+                         const struct kv_remote *remote,
+                         const Kvpb__OpenReply *reply,
+                         const char **ret_fault)
 {
     const Kvpb__Placement *placement = reply->placement;
     struct kv_client *client = op->client;
     struct kv_session *session = op->result;
     kv_schema_t schema;
 
+    *ret_fault = NULL;
     if (placement == NULL || reply->fingerprint.len != 16 || !read_schema(reply, &schema))
-        return "an answer that does not describe a session";
-    if (placement->n_nodes != client->n_remotes || placement->epoch != client->placement.epoch)
-        return "the session was opened with another number of nodes";
-    if (placement->node_index != remote->index)
-        return "the session was opened with the nodes in another order";
+        *ret_fault = "an answer that does not describe a session";
+    else if (placement->n_nodes != client->n_remotes ||
+             placement->epoch != client->placement.epoch)
+        *ret_fault = "the session was opened with another number of nodes";
+    else if (placement->node_index != remote->index)
+        *ret_fault = "the session was opened with the nodes in another order";
+    else if (session != NULL &&
+             (session->root != placement->root ||
+              memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
+              memcmp(&session->schema, &schema, sizeof(schema)) != 0))
+        *ret_fault = "the nodes tell different stories of the session";
+    if (*ret_fault != NULL)
+        return KV_INVALID;
     if (session == NULL) {
         session = op->result = kv_session_make(client, &schema, placement->root);
-        if (session == NULL)
-            return "out of memory";
+        if (session == NULL) {
+            *ret_fault = "out of memory";
+            return KV_NO_MEMORY;
+        }
         session->ticket = op->resume.ticket;
         session->lease_ms = UINT32_MAX;
         memcpy(session->fingerprint.bytes, reply->fingerprint.data, 16);
-    } else if (session->root != placement->root ||
-               memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
-               memcmp(&session->schema, &schema, sizeof(schema)) != 0) {
-        return "the nodes tell different stories of the session";
     }
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
         session->tokens_max = reply->tokens_max;
-    return NULL;
+    return KV_OK;
 }
 
 /* All nodes have answered: those that lag are brought to the generation of the others. */
@@ -655,11 +665,13 @@ static void resume_done(struct kv_call *call,
     }
     struct kv_resumed *resumed = &op->resume.nodes[remote->index];
 
-    fault = merge(op, remote, reply);
-    if (fault == NULL && !read_recent(reply, resumed))
+    status = merge(op, remote, reply, &fault);
+    if (status == KV_OK && !read_recent(reply, resumed)) {
+        status = KV_INVALID;
         fault = "a log of operations that are none";
-    if (fault != NULL) {
-        kv_op_fail(op, remote, NULL, KV_INVALID, "%s", fault);
+    }
+    if (status != KV_OK) {
+        kv_op_fail(op, remote, NULL, status, "%s", fault);
         return;
     }
     resumed->index = reply->session_index;

@@ -14,7 +14,8 @@
  *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
  *   (2) No operation hands out part of an answer as if it were whole.  Rows and objects are
  *       checked against the CRC32C that their writer made; what fails is KV_CORRUPT.
- *   (3) All operations may be repeated after any failure (idempotent).
+ *   (3) All operations may be repeated after any failure (idempotent).  A fork or a truncate
+ *       that ended without an answer may have been done: KV_STALE then, until a resume.
  *   (4) After a deadline or a cancel, a transfer may still be under way into the operation's
  *       buffer.  The buffer stays in quarantine, kv_buffer_busy() says so, until nothing can
  *       land in it any more.

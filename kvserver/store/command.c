@@ -122,6 +122,7 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
         peer->state = KV_PEER_OPEN;
         peer->token = command->token;
         peer->tenant = command->tenant;
+        peer->is_told = false;
         atomic_store_explicit(&peer->requests, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->busy, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->dropped, 0, memory_order_relaxed);

@@ -22,7 +22,8 @@ enum {
 static struct kv_control_call *
 call_create(struct kv_node *node, enum kv_op_id op, kv_node_reply_fn reply, void *arg)
 {
-    struct kv_control_call *call = calloc(1, sizeof(*call));
+    struct kv_control_call *call =
+        calloc(1, sizeof(*call) + node->n_threads * sizeof(call->commands[0]));
 
     if (call == NULL)
         return NULL;
@@ -45,6 +46,7 @@ void kv_control_call_end(struct kv_control_call *call)
     if (call->list_next != NULL)
         call->list_next->list_link = call->list_link;
     call->node->n_calls--;
+    free(call->address);
     free(call);
 }
 
@@ -53,16 +55,35 @@ struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_o
     return call_create(node, op, NULL, NULL);
 }
 
+/* What can always be said: that there is no memory for the answer, and the client asks again.
+ * What the call did stays done, and is told then.  Every reply has its outcome in field 1, so
+ * the smallest stands for all. */
+static void reply_busy(kv_node_reply_fn reply, void *arg)
+{
+    Kvpb__CloseReply message = KVPB__CLOSE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    uint8_t packed[64];
+
+    outcome.status = KV_BUSY;
+    outcome.detail = "no memory for the answer";
+    message.outcome = &outcome;
+    assert(kvpb__close_reply__get_packed_size(&message) <= sizeof(packed));
+    reply(arg, packed, kvpb__close_reply__pack(&message, packed));
+}
+
 void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message)
 {
     if (call->reply != NULL) {
         size_t bytes = protobuf_c_message_get_packed_size(message);
         uint8_t *packed = malloc(bytes > 0 ? bytes : 1);
 
-        if (packed != NULL)
+        if (packed != NULL) {
             protobuf_c_message_pack(message, packed);
-        call->reply(call->arg, packed, packed != NULL ? bytes : 0);
-        free(packed);
+            call->reply(call->arg, packed, bytes);
+            free(packed);
+        } else {
+            reply_busy(call->reply, call->arg);
+        }
     }
     kv_control_call_end(call);
 }
@@ -72,7 +93,6 @@ void kv_control_refuse(struct kv_control_call *call,
                        const char *format,
                        ...)
 {
-    /* Every reply has its outcome in field 1, so the smallest stands for all. */
     Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
     char detail[512];
@@ -121,7 +141,7 @@ bool kv_node_control(struct kv_node *node,
     }
     struct kv_control_call *call = call_create(node, op, reply, arg);
     if (call == NULL) {
-        reply(arg, NULL, 0);
+        reply_busy(reply, arg);
         return true;
     }
     kv_count(&node->stats.control_requests, 1);
@@ -153,12 +173,8 @@ void kv_control_ask(struct kv_control_call *call,
     call->status = KV_OK;
     call->n_pending = 1; /* not zero before all are asked */
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        struct kv_command *copy = malloc(sizeof(*copy));
+        struct kv_command *copy = &call->commands[i];
 
-        if (copy == NULL) {
-            call->status = KV_NO_MEMORY;
-            continue;
-        }
         *copy = *command;
         copy->thread = i;
         copy->owner = call;
@@ -193,7 +209,6 @@ static void answer(struct kv_node *node, struct kv_command *command)
 
     if (command->kind == KV_COMMAND_PEER_STUCK) {
         peer_stuck(node, command);
-        free(command);
         return;
     }
     if (command->status != KV_OK && call->status == KV_OK)
@@ -203,7 +218,6 @@ static void answer(struct kv_node *node, struct kv_command *command)
             call->tokens = command->tokens;
         call->bytes += command->bytes;
     }
-    free(command);
     if (--call->n_pending == 0)
         call->next(call);
 }
@@ -438,15 +452,19 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         if (client != NULL)
             channel = client->channel;
     }
-    reply->body = malloc(n_bytes > 0 ? n_bytes : 1);
-    if (channel == NULL || reply->body == NULL) {
+    if (channel == NULL) {
         message_sent(reply, KV_OK);
         return;
     }
-    memcpy(reply->body, bytes, n_bytes);
+    reply->body = malloc(n_bytes > 0 ? n_bytes : 1);
+    if (reply->body != NULL)
+        memcpy(reply->body, bytes, n_bytes);
+    else
+        n_bytes = 0;
     reply->header = (struct kv_wire_header){
         .kind = KV_WIRE_REPLY,
         .op = reply->request.op,
+        .status = reply->body != NULL ? KV_OK : KV_BUSY, /* the client asks again */
         .request_id = reply->request.request_id,
         .client_index = reply->request.client_index,
         .client_token = reply->request.client_token,
@@ -559,11 +577,6 @@ bool kv_node_control_step(struct kv_node *node)
 
 void kv_control_fini(struct kv_node *node)
 {
-    struct kv_command *command;
-
-    if (node->answers != NULL)
-        while ((command = kv_ring_pop(node->answers)) != NULL)
-            free(command);
     while (node->calls != NULL)
         kv_control_refuse(node->calls, KV_UNREACHABLE, "the node stops");
     if (node->clients != NULL)

@@ -99,7 +99,9 @@ struct kv_control_call {
     struct kv_lifecycle lifecycle;
     uint32_t tokens;
     uint64_t bytes;
+    uint8_t *address; /* hello: of the client's port; the call's */
     struct kv_control_call *list_next, **list_link;
+    struct kv_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
 };
 
 struct kv_node {
@@ -137,7 +139,7 @@ struct kv_node {
 /* ---- control.c ---- */
 
 /* Sends `command` to every data thread, then call->next runs when all have answered;
- * call->status is KV_OK or the first failure.  Copies the command. */
+ * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
 void kv_control_ask(struct kv_control_call *call,
                     const struct kv_command *command,
                     void (*next)(struct kv_control_call *call));

@@ -675,15 +675,16 @@ void kv_peer_close(struct kv_data *data, struct kv_peer *peer)
 /* The channel is of no use any more: close it and let the control thread forget the client. */
 static void peer_lost(struct kv_data *data, struct kv_peer *peer)
 {
-    struct kv_command *notice = calloc(1, sizeof(*notice));
-
-    if (notice != NULL) {
-        notice->kind = KV_COMMAND_PEER_STUCK;
-        notice->thread = data->index;
-        notice->index = peer->index;
-        notice->token = peer->token;
-        if (!kv_ring_push(data->answers, notice))
-            free(notice);
+    /* Out of the ring before the peer's place is opened again: its closing is answered later.
+     */
+    if (!peer->is_told) {
+        peer->notice = (struct kv_command){
+            .kind = KV_COMMAND_PEER_STUCK,
+            .thread = data->index,
+            .index = peer->index,
+            .token = peer->token,
+        };
+        peer->is_told = kv_ring_push(data->answers, &peer->notice);
         data->answers_due = true;
     }
     kv_peer_close(data, peer);
@@ -943,10 +944,6 @@ void kv_data_fini(struct kv_data *data)
             kv_peer_close(data, &data->peers[i]);
     if (data->port != NULL)
         data->port->row->port_close(data->port);
-    if (data->commands != NULL)
-        for (void *command; (command = kv_ring_pop(data->commands)) != NULL;)
-            free(command);
-    free(data->command);
     kv_ring_destroy(data->commands);
     kv_querier_destroy(data->querier);
     kv_indexer_destroy(data->indexer);

@@ -54,6 +54,45 @@ struct kv_part {
     _Atomic uint64_t used_us; /* when a request last named it */
 };
 
+/* What the control thread asks of a data thread; answered with the same struct.  Its memory is
+ * the control call's, or the peer's that it is about. */
+enum kv_command_kind {
+    KV_COMMAND_PEER_OPEN,
+    KV_COMMAND_PEER_CLOSE,
+    KV_COMMAND_SESSION_OPEN,
+    KV_COMMAND_SESSION_FORK,
+    KV_COMMAND_SESSION_GENERATION,
+    KV_COMMAND_SESSION_TRUNCATE,
+    KV_COMMAND_SESSION_CLOSE,
+    KV_COMMAND_SESSION_LENGTH,
+    KV_COMMAND_PEER_STUCK, /* data -> control: a client lost its channel */
+};
+
+struct kv_command {
+    enum kv_command_kind kind;
+    uint32_t thread;
+    kv_status_t status; /* answer */
+    void *owner;        /* the control thread's */
+
+    uint32_t index, child_index; /* of sessions, or of a client */
+    struct kv_id128 token;
+    uint32_t tenant;
+    uint32_t generation;
+    uint32_t tokens;
+
+    uint64_t root; /* session_open */
+    uint32_t epoch, n_nodes, node_index, tokens_max;
+    const kv_schema_t *schema;
+
+    enum kv_channel_mode mode; /* peer_open */
+    uint32_t address_bytes;
+    const uint8_t *address;
+
+    uint32_t cursor; /* data thread's: units done */
+    uint64_t bytes;  /* session_length answer */
+    bool has_units;
+};
+
 enum kv_peer_state {
     KV_PEER_FREE = 0,
     KV_PEER_OPEN,
@@ -69,6 +108,8 @@ struct kv_peer {
     struct kv_channel *channel;
     struct kv_work *works; /* all of its works */
     uint32_t n_works;
+    bool is_told; /* the control thread, of the channel's loss */
+    struct kv_command notice;
     struct kv_stash { /* bulk that came before its request */
         struct kv_incoming *incoming;
         uint64_t request_id;
@@ -147,44 +188,6 @@ struct kv_work {
     uint64_t send_us;
     kv_status_t send_status;
     uint8_t small[KV_SMALL_BYTES] __attribute__((aligned(16)));
-};
-
-/* What the control thread asks of a data thread; answered with the same struct. */
-enum kv_command_kind {
-    KV_COMMAND_PEER_OPEN,
-    KV_COMMAND_PEER_CLOSE,
-    KV_COMMAND_SESSION_OPEN,
-    KV_COMMAND_SESSION_FORK,
-    KV_COMMAND_SESSION_GENERATION,
-    KV_COMMAND_SESSION_TRUNCATE,
-    KV_COMMAND_SESSION_CLOSE,
-    KV_COMMAND_SESSION_LENGTH,
-    KV_COMMAND_PEER_STUCK, /* data -> control: a client lost its channel */
-};
-
-struct kv_command {
-    enum kv_command_kind kind;
-    uint32_t thread;
-    kv_status_t status; /* answer */
-    void *owner;        /* the control thread's */
-
-    uint32_t index, child_index; /* of sessions, or of a client */
-    struct kv_id128 token;
-    uint32_t tenant;
-    uint32_t generation;
-    uint32_t tokens;
-
-    uint64_t root; /* session_open */
-    uint32_t epoch, n_nodes, node_index, tokens_max;
-    const kv_schema_t *schema;
-
-    enum kv_channel_mode mode; /* peer_open */
-    uint32_t address_bytes;
-    uint8_t address[KV_WIRE_ADDRESS_MAX];
-
-    uint32_t cursor; /* data thread's: units done */
-    uint64_t bytes;  /* session_length answer */
-    bool has_units;
 };
 
 struct kv_indexer;

@@ -130,7 +130,7 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
         return;
     }
     if (!get_id(&request->client_id, &id) || request->address.len == 0 ||
-        request->address.len > sizeof(command.address)) {
+        request->address.len > KV_WIRE_ADDRESS_MAX) {
         kv_control_refuse(call, KV_INVALID, "hello: id of %zu bytes, address of %zu",
                           request->client_id.len, request->address.len);
         return;
@@ -159,6 +159,12 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
         kv_control_refuse(call, KV_BUSY, "hello: %u clients already", node->config.clients_max);
         return;
     }
+    call->address = malloc(request->address.len);
+    if (call->address == NULL) {
+        kv_control_refuse(call, KV_NO_MEMORY, "hello: the node's memory is full");
+        return;
+    }
+    memcpy(call->address, request->address.data, request->address.len);
     uint32_t index = (uint32_t)(client - node->clients);
     *client = (struct kv_client_record){
         .state = KV_CLIENT_OPENING,
@@ -176,7 +182,7 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     command.tenant = client->tenant;
     command.mode = client->mode;
     command.address_bytes = (uint32_t)request->address.len;
-    memcpy(command.address, request->address.data, request->address.len);
+    command.address = call->address;
     call->client = client;
     kv_control_ask(call, &command, hello_opened);
 }
