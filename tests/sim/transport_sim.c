@@ -1,5 +1,6 @@
 #include "transport_sim.h"
 
+#include "failing_memory.h"
 #include "hash.h"
 #include "random.h"
 
@@ -138,15 +139,6 @@ static const struct kv_transport_row net_row;
 
 /* ---- chance and time --------------------------------------------------------------------- */
 
-static void *must(void *memory)
-{
-    if (memory == NULL) {
-        fprintf(stderr, "kv_sim: out of memory\n");
-        abort();
-    }
-    return memory;
-}
-
 static bool happens(struct sim_net *net, uint32_t in_a_million)
 {
     return in_a_million > 0 && kv_random_below(&net->random, MILLION) < in_a_million;
@@ -212,8 +204,14 @@ static void schedule(struct sim_net *net,
     if (message != NULL)
         message->refs++;
     if (net->n_heap > net->heap_room) {
-        net->heap_room = net->heap_room * 2 + 64;
-        net->heap = must(realloc(net->heap, net->heap_room * sizeof(event)));
+        size_t n_room = net->heap_room * 2 + 64;
+        struct event *larger = failing_memory_sure(n_room, sizeof(event));
+
+        if (net->heap_room > 0)
+            memcpy(larger, net->heap, net->heap_room * sizeof(event));
+        free(net->heap);
+        net->heap = larger;
+        net->heap_room = n_room;
     }
     for (; at > 0 && is_before(&event, &net->heap[(at - 1) / 2]); at = (at - 1) / 2)
         net->heap[at] = net->heap[(at - 1) / 2];
@@ -402,7 +400,7 @@ static bool cut_loses(const struct sim_net *net, const struct message *message)
 
 static void take_copy(struct message *message)
 {
-    uint8_t *copy = must(malloc(message->data_bytes + 1));
+    uint8_t *copy = failing_memory_sure(1, message->data_bytes + 1);
 
     if (message->data_bytes > 0)
         memcpy(copy, message->data, message->data_bytes);
@@ -588,7 +586,7 @@ static kv_status_t net_connect(struct kv_port *base,
         (mode == KV_CHANNEL_SHARED || kv_random_below(&net->random, 2) == 0))
         return KV_UNREACHABLE;
 
-    channel = must(calloc(1, sizeof(*channel)));
+    channel = failing_memory_sure(1, sizeof(*channel));
     channel->base.row = &net_row;
     channel->port = port;
     channel->peer = peer;
@@ -639,7 +637,7 @@ static void net_channel_describe(struct kv_channel *channel, char *text, size_t 
 /* The same message once more, with its bytes as they are now. */
 static void send_twin(struct sim_net *net, const struct message *message, uint64_t after_us)
 {
-    struct message *twin = must(malloc(sizeof(*twin)));
+    struct message *twin = failing_memory_sure(1, sizeof(*twin));
 
     *twin = *message;
     twin->refs = 1;
@@ -692,7 +690,7 @@ static kv_status_t net_send(struct kv_channel *base,
     if (happens(net, net->faults.reset))
         channel_fail_later(channel, latency(net));
 
-    message = must(calloc(1, sizeof(*message)));
+    message = failing_memory_sure(1, sizeof(*message));
     message->base.row = &net_row;
     message->refs = 1;
     message->channel = channel;
@@ -788,7 +786,7 @@ static kv_status_t net_port_open(struct kv_transport *base,
 {
     struct net_transport *transport = (struct net_transport *)base;
     struct sim_net *net = transport->net;
-    struct net_port *port = must(calloc(1, sizeof(*port)));
+    struct net_port *port = failing_memory_sure(1, sizeof(*port));
 
     port->base.row = &net_row;
     port->transport = transport;
@@ -1003,7 +1001,7 @@ static const struct kv_transport_row net_row = {
 struct sim_net *sim_net_create(const struct kv_clock *clock, uint64_t seed)
 {
     static const size_t inline_bytes[] = {4 << 10, 16 << 10, 64 << 10};
-    struct sim_net *net = must(calloc(1, sizeof(*net)));
+    struct sim_net *net = failing_memory_sure(1, sizeof(*net));
 
     net->clock = clock;
     kv_random_init(&net->random, seed);
@@ -1049,7 +1047,7 @@ struct sim_net_faults *sim_net_faults(struct sim_net *net)
 
 struct kv_transport *sim_net_transport(struct sim_net *net, unsigned place)
 {
-    struct net_transport *transport = must(calloc(1, sizeof(*transport)));
+    struct net_transport *transport = failing_memory_sure(1, sizeof(*transport));
 
     assert(place < SIM_PLACES_MAX);
     transport->base.row = &net_row;

@@ -1,5 +1,6 @@
 #include "truth.h"
 
+#include "failing_memory.h"
 #include "hash.h"
 
 #include <assert.h>
@@ -8,10 +9,8 @@
 
 struct truth *truth_create(const kv_schema_t *schema)
 {
-    struct truth *truth = calloc(1, sizeof(*truth));
+    struct truth *truth = failing_memory_sure(1, sizeof(*truth));
 
-    if (truth == NULL)
-        abort();
     assert(schema->n_units <= TRUTH_UNITS_MAX);
     truth->schema = *schema;
     truth->tokens_max =

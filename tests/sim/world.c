@@ -3,6 +3,7 @@
 #include "checksum.h"
 #include "client.h"
 #include "disk.h"
+#include "failing_memory.h"
 #include "hash.h"
 #include "node.h"
 #include "node_look.h"
@@ -182,6 +183,8 @@ struct world {
     uint32_t n_contents;
     uint64_t node_bytes; /* of a data thread */
     bool is_calm;        /* no new faults */
+    uint32_t failing;    /* allocations, in a million */
+    uint64_t starved_us; /* all allocations fail until then */
 };
 
 /* ---- chance, and words ------------------------------------------------------------------- */
@@ -240,6 +243,26 @@ say(const struct world *world, const char *format, ...)
 static bool has(const struct world *world, unsigned faults)
 {
     return (world->options.faults & faults) != 0;
+}
+
+/* ---- allocations ------------------------------------------------------------------------- */
+
+/* A node or a client is at work from here to leave(): its allocations may fail. */
+static void enter(struct world *world)
+{
+    uint64_t nth = 0;
+
+    if (world->failing > 0 && !world->is_calm)
+        nth = 1 + below(world, 2 * 1000000 / world->failing);
+    if (world->clock.virtual_us < world->starved_us && !world->is_calm)
+        failing_memory_arm(1, true);
+    else
+        failing_memory_arm(nth, false);
+}
+
+static void leave(void)
+{
+    failing_memory_arm(0, false);
 }
 
 /* ---- clocks ------------------------------------------------------------------------------ */
@@ -829,7 +852,7 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
     if (task->slot == NULL)
         return KV_CANCELLED;
     if (one_in(world, 2))
-        task->crcs = calloc(bytes / 8, sizeof(uint32_t));
+        task->crcs = failing_memory_sure(bytes / 8, sizeof(uint32_t));
     task->was_contended |= is_written(world, truth);
     contend(world, truth);
     task->has_gap = !each_row(world, task, row_no_gap);
@@ -869,7 +892,7 @@ static kv_status_t begin_read(struct world *world, struct client *client, struct
     if (task->slot == NULL)
         return KV_CANCELLED;
     if (one_in(world, 2))
-        task->crcs = calloc(bytes / 8, sizeof(uint32_t));
+        task->crcs = failing_memory_sure(bytes / 8, sizeof(uint32_t));
     task->is_sure = each_row(world, task, row_is_sure);
 
     struct kv_rows_io io = {
@@ -918,7 +941,7 @@ static kv_status_t begin_fetch(struct world *world, struct client *client, struc
     if (task->slot == NULL)
         return KV_CANCELLED;
     if (one_in(world, 2))
-        task->crcs = calloc(n_ids + 1, sizeof(uint32_t));
+        task->crcs = failing_memory_sure(n_ids + 1, sizeof(uint32_t));
     task->is_sure = fetch_is_sure(task);
     fetch = (struct kv_fetch){
         .layer = task->layer,
@@ -948,9 +971,7 @@ static kv_status_t begin_query(struct world *world, struct client *client, struc
     struct kv_rows_io io = {0};
     size_t bytes;
 
-    task->question = calloc(1, sizeof(*task->question));
-    if (task->question == NULL)
-        abort();
+    task->question = failing_memory_sure(1, sizeof(*task->question));
     if (!question_make(task->question, task->truth, &world->random))
         return KV_CANCELLED;
     task->is_sure = task->question->is_sure;
@@ -993,7 +1014,7 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
     task->n_objects = 1 + (unsigned)below(world, BATCH_MAX);
     for (unsigned i = 0; i < task->n_objects; i++) {
         struct name *name;
-        char text[32];
+        char *text = failing_memory_sure(1, sizeof(name->text));
 
         /* Names of one operation differ. */
         task->names[i] = i == 0
@@ -1003,8 +1024,8 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
             if (task->names[j] == task->names[i])
                 task->names[i] = (task->names[i] + 1) % N_NAMES;
         name = &world->names[task->names[i]];
-        snprintf(text, sizeof(text), "%s", name->text);
-        task->objects[i] = (struct kv_object){.name = strdup(text)};
+        memcpy(text, name->text, sizeof(name->text));
+        task->objects[i] = (struct kv_object){.name = text};
         bytes[i] = 1400 << 10;
         if (task->verb == KV_OBJECT_PUT) {
             task->contents[i] =
@@ -1211,7 +1232,9 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
     task->number = ++world->n_tasks;
     if (handle != NULL)
         task_of(task, handle);
+    enter(world);
     status = begin(world, client, task);
+    leave();
     if (status == KV_OK) {
         world->result->n_ops++;
         client->n_begun++;
@@ -1221,8 +1244,12 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
             task->box.token_begin, task->box.n_tokens, task->generation);
         return;
     }
+    for (unsigned i = 0; kind == TASK_OBJECTS && i < task->n_objects; i++)
+        if (task->verb == KV_OBJECT_DELETE && task->slot != NULL)
+            world->names[task->names[i]].n_deletes--;
     if (status != KV_CANCELLED && status != KV_TOO_LARGE &&
-        !(status == KV_INVALID && kind == TASK_FORK))
+        !(status == KV_INVALID && kind == TASK_FORK) &&
+        !(status == KV_NO_MEMORY && has(world, WORLD_FAILING_ALLOCATIONS)))
         complain(world, NULL, "%s cannot begin: %s: %s", task_names[kind],
                  kv_status_name(status), kv_client_detail(client->client));
     if (task->slot != NULL)
@@ -1365,7 +1392,7 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_DRAINING:
         return may_be_draining(world, task);
     case KV_NO_MEMORY:
-        return has(world, WORLD_LITTLE_MEMORY);
+        return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS);
     case KV_NOT_FOUND:
         return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
     case KV_DENIED: /* its place is another session's by now */
@@ -1680,19 +1707,26 @@ static void step_client(struct world *world, unsigned number)
 
     if (client->stalled_us > world->clock.virtual_us)
         return;
+    enter(world);
     client->n_ended += kv_poll(client->client);
+    leave();
     client_check(world, client);
 }
 
 static bool step_node(struct world *world, unsigned place, unsigned part)
 {
     struct node *node = &world->nodes[place];
+    bool is_busy = false;
 
     if (node->node == NULL || node->stalled_us > world->clock.virtual_us)
         return false;
+    enter(world);
     if (part == 0)
-        return kv_node_control_step(node->node);
-    return part <= node->n_threads && kv_node_data_step(node->node, part - 1);
+        is_busy = kv_node_control_step(node->node);
+    else if (part <= node->n_threads)
+        is_busy = kv_node_data_step(node->node, part - 1);
+    leave();
+    return is_busy;
 }
 
 /* One turn of everybody, in any order; then time goes on. */
@@ -1834,6 +1868,14 @@ static void strike_drain(struct world *world, unsigned place, unsigned number)
     }
 }
 
+/* For a while there is none at all. */
+static void strike_allocations(struct world *world, unsigned place, unsigned number)
+{
+    (void)place;
+    (void)number;
+    world->starved_us = world->clock.virtual_us + below(world, 2000);
+}
+
 /* What may go wrong: bit i of the faults is row i.  `strike`: now and then, to a node or to a
  * client; NULL: chances that a world is given when it begins. */
 static const struct {
@@ -1858,6 +1900,7 @@ static const struct {
     {"large_doubles", NULL},
     {"large_delays", NULL},
     {"drains", strike_drain},
+    {"failing_allocations", strike_allocations},
 };
 
 static void mischief(struct world *world)
@@ -2112,6 +2155,7 @@ void world_run(const struct world_options *options, struct world_result *ret_res
         options->n_nodes > 0 ? options->n_nodes : 1 + (unsigned)below(world, WORLD_NODES_MAX);
     make_models(world);
     set_faults(world);
+    world->failing = rate(world, WORLD_FAILING_ALLOCATIONS, one_in(world, 3) ? 100000 : 5000);
     for (unsigned i = 0; i < N_NAMES; i++)
         snprintf(world->names[i].text, sizeof(world->names[i].text), "object-%u", i);
     for (unsigned i = 0; i < world->n_nodes; i++) {

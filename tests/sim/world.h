@@ -30,7 +30,8 @@ enum world_fault {
     WORLD_LARGE_DOUBLES = 1 << 15,
     WORLD_LARGE_DELAYS = 1 << 16,
     WORLD_DRAINS = 1 << 17, /* a node takes nothing new, and stops */
-    WORLD_N_FAULTS = 18,
+    WORLD_FAILING_ALLOCATIONS = 1 << 18,
+    WORLD_N_FAULTS = 19,
     WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 

@@ -57,6 +57,17 @@ WRAP(char *, strdup, (const char *text), (text))
 WRAP(char *, strndup, (const char *text, size_t bytes), (text, bytes))
 WRAP(FILE *, open_memstream, (char **text, size_t *bytes), (text, bytes))
 
+void *failing_memory_sure(size_t n, size_t bytes)
+{
+    void *memory = __real_calloc(n > 0 ? n : 1, bytes > 0 ? bytes : 1);
+
+    if (memory == NULL) {
+        fprintf(stderr, "test: out of memory: %zu times %zu bytes\n", n, bytes);
+        abort();
+    }
+    return memory;
+}
+
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)

@@ -16,6 +16,7 @@
 #define FAILING_MEMORY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Counts from 0 again; the nth call from now on fails, `and_on`: with all after it.  0: none.
@@ -24,5 +25,8 @@ void failing_memory_arm(uint64_t nth, bool and_on);
 
 /* Calls since then. */
 uint64_t failing_memory_calls(void);
+
+/* Zeroed memory for the test itself: not counted, and there is always some. */
+void *failing_memory_sure(size_t n, size_t bytes);
 
 #endif
