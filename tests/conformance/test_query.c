@@ -4,15 +4,16 @@
  * Embedded nodes with threads of their own, or with `connect ADDRESSES TRANSPORT` whatever
  * listens there; the real client library, nothing replaced.  A key
  * is made of small multiples of 1/64, exact in every type; what it is follows from its place
- * and a salt, so that the test scores all candidates again in double precision.  Choices are
- * compared as sets: who is within MARGIN of the last one chosen may be in or out.  Attention is
- * compared by its bits with that over the rows that an answer of ids names.
+ * and a salt, so that the oracle (support/oracle.h) can choose and attend again in double
+ * precision. What codes stand for is taken out of the nodes, where they are in this process;
+ * elsewhere choices that hang on codes are not judged.
  */
 #include "cluster.h"
+#include "node_codes.h"
+#include "oracle.h"
 #include "rows.h"
 #include "transport_fault.h"
 
-#include "attend.h"
 #include "hash.h"
 
 #include <setjmp.h>
@@ -25,9 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MARGIN       1e-3
-#define MARGIN_CODED 2e-2
 
 enum {
     BUFFER_BYTES = 24 << 20,
@@ -321,8 +319,7 @@ struct question {
         uint64_t salt;
     } salts[4];
     unsigned n_salts;
-    double margin;
-    bool is_coarse; /* codes decide what step 2 sees: the choice cannot be foretold */
+    bool codes_come; /* they are being made: it is not known which ones it goes by */
 };
 
 static uint64_t salt_of(const struct question *question, uint32_t token)
@@ -341,7 +338,6 @@ make_question(struct question *question, uint32_t layer, uint32_t n_tokens, uint
     memset(question, 0, sizeof(*question));
     question->salts[0].salt = salt;
     question->n_salts = 1;
-    question->margin = MARGIN;
     question->ranges[0] = (struct kv_range){0, n_tokens};
     for (size_t i = 0; i < sizeof(question->vectors) / sizeof(float); i++)
         question->vectors[i] =
@@ -360,8 +356,7 @@ make_question(struct question *question, uint32_t layer, uint32_t n_tokens, uint
     };
 }
 
-/* Step 2 sees all but a few candidates, so that codes are used and decide next to nothing:
- * which rows are not in the sums that weights are divided by. */
+/* Step 2 sees all but a few candidates, so that codes are used and decide next to nothing. */
 static void rerank_most(struct question *question)
 {
     uint32_t n = 0;
@@ -369,165 +364,139 @@ static void rerank_most(struct question *question)
     for (uint32_t i = 0; i < question->query.n_ranges; i++)
         n += question->ranges[i].end - question->ranges[i].begin;
     question->query.rerank = (n - 1) / question->query.k;
-    question->margin = MARGIN_CODED;
 }
 
-/* A head's candidates, scored again. */
-struct truth {
-    uint32_t n;
-    uint32_t n_queries;
-    uint32_t tokens[TOKENS_MAX];
-    double scores[8][TOKENS_MAX];  /* of each vector, scaled */
-    double weights[8][TOKENS_MAX]; /* among those that step 2 sees */
-    double merged[TOKENS_MAX];     /* of those weights; -1: step 2 does not see it */
-};
-static struct truth truth;
-
-static int descending(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-
-    return (left < right) - (left > right);
-}
-
-/* The k-th largest of n. */
-static double kth(const double *values, uint32_t n, uint32_t k)
-{
-    static double sorted[TOKENS_MAX];
-
-    memcpy(sorted, values, n * sizeof(*values));
-    qsort(sorted, n, sizeof(*sorted), descending);
-    return sorted[(k < n ? k : n) - 1];
-}
-
-/* Softmax over the candidates that are in, and the merge. */
-static void weigh(enum kv_merge merge, const bool *is_in)
-{
-    for (uint32_t j = 0; j < truth.n; j++)
-        truth.merged[j] = is_in[j] ? 0 : -1;
-    for (uint32_t i = 0; i < truth.n_queries; i++) {
-        double most = -INFINITY, sum = 0;
-
-        for (uint32_t j = 0; j < truth.n; j++)
-            if (is_in[j] && truth.scores[i][j] > most)
-                most = truth.scores[i][j];
-        for (uint32_t j = 0; j < truth.n; j++)
-            sum += is_in[j] ? exp(truth.scores[i][j] - most) : 0;
-        for (uint32_t j = 0; j < truth.n; j++) {
-            double weight = is_in[j] ? exp(truth.scores[i][j] - most) / sum : 0;
-
-            truth.weights[i][j] = weight;
-            if (!is_in[j])
-                continue;
-            if (merge == KV_MERGE_SUM)
-                truth.merged[j] += weight;
-            else if (weight > truth.merged[j])
-                truth.merged[j] = weight;
-        }
-    }
-}
-
-/* Scores a head's candidates, and takes both steps. */
-static void
-find_truth(const struct question *question, const struct kv_layer_schema *schema, uint32_t head)
+/* A head's candidates. */
+static void find_candidates(struct oracle_rows *rows,
+                            const struct question *question,
+                            const struct kv_layer_schema *schema,
+                            uint32_t head)
 {
     const struct kv_query *query = &question->query;
-    uint32_t taken = query->k * query->rerank;
-    bool is_in[TOKENS_MAX];
-    double least;
+    uint32_t n = 0;
 
-    truth.n = 0;
-    truth.n_queries = query->n_queries;
-    for (uint32_t r = 0; r < query->n_ranges; r++)
-        for (uint32_t token = query->ranges[r].begin; token < query->ranges[r].end; token++) {
-            assert_true(truth.n < TOKENS_MAX);
-            is_in[truth.n] = true;
-            truth.tokens[truth.n++] = token;
-        }
-    for (uint32_t j = 0; j < truth.n; j++) {
-        float key[D_K_MAX];
-
-        for (uint32_t e = 0; e < schema->d_k; e++)
-            key[e] = key_of(salt_of(question, truth.tokens[j]), query->layer, head,
-                            truth.tokens[j], e);
-        for (uint32_t i = 0; i < query->n_queries; i++) {
-            const float *vector =
-                query->queries +
-                ((size_t)(head - query->head_begin) * query->n_queries + i) * schema->d_k;
-            double dot = 0;
+    for (uint32_t i = 0; i < query->n_ranges; i++)
+        n += query->ranges[i].end - query->ranges[i].begin;
+    oracle_rows_make(rows, n, schema->d_k, schema->d_v);
+    n = 0;
+    for (uint32_t i = 0; i < query->n_ranges; i++) {
+        for (uint32_t token = query->ranges[i].begin; token < query->ranges[i].end; token++) {
+            const uint64_t salt = salt_of(question, token);
 
             for (uint32_t e = 0; e < schema->d_k; e++)
-                dot += (double)vector[e] * (double)key[e];
-            truth.scores[i][j] = dot * (double)query->scale;
+                rows->keys[(size_t)n * schema->d_k + e] =
+                    (double)key_of(salt, query->layer, head, token, e);
+            for (uint32_t e = 0; e < schema->d_v; e++)
+                rows->values[(size_t)n * schema->d_v + e] =
+                    (double)key_of(salt, query->layer, head, token, schema->d_k + e);
+            rows->tokens[n++] = token;
         }
     }
-    weigh(query->merge, is_in);
-    if (query->rerank == 1)
-        return; /* what step 1 says */
-    if (query->merge != KV_MERGE_SUM && query->merge != KV_MERGE_MAX)
-        return; /* a vector's order is the same in both steps */
-    least = kth(truth.merged, truth.n, taken);
-    for (uint32_t j = 0; j < truth.n; j++)
-        is_in[j] = truth.merged[j] >= least;
-    weigh(query->merge, is_in);
 }
 
-/* Whether a weight is certainly among the k largest, and whether it may be. */
-static bool must_be(const struct question *question, double weight, double least)
+/* Adds what the rows' codes stand for.  false: the nodes are elsewhere. */
+static bool find_codes(struct oracle_rows *rows,
+                       struct kv_session *session,
+                       uint32_t layer,
+                       uint32_t head,
+                       uint32_t *ret_coded)
 {
-    return weight > least * (1 + question->margin);
+    const uint32_t n_tokens = rows->tokens[rows->n - 1] + 1, d = rows->d_k;
+    double *keys = calloc((size_t)n_tokens * d, sizeof(*keys));
+    bool *coded = calloc(n_tokens, sizeof(*coded));
+    struct kv_ticket ticket;
+    bool is_found = false;
+
+    assert_true(keys != NULL && coded != NULL);
+    kv_session_ticket(session, &ticket);
+    for (uint32_t i = 0; i < cluster.n_nodes && !is_found; i++) {
+        kv_node_stop(cluster.nodes[i]);
+        is_found =
+            node_codes(cluster.nodes[i], &ticket.token, layer, head, n_tokens, keys, coded);
+        assert_int_equal(kv_node_start(cluster.nodes[i], true), KV_OK);
+    }
+    *ret_coded = 0;
+    for (uint32_t i = 0; i < rows->n; i++) {
+        rows->coded[i] = coded[rows->tokens[i]];
+        memcpy(rows->stands_for + (size_t)i * d, keys + (size_t)rows->tokens[i] * d,
+               d * sizeof(*keys));
+        *ret_coded += rows->coded[i];
+    }
+    free(keys);
+    free(coded);
+    assert_true(is_found || subject.addresses != NULL);
+    return is_found;
 }
 
-static bool may_be(const struct question *question, double weight, double least)
-{
-    return weight >= least * (1 - question->margin);
-}
-
-/* Holds what was found of one head against the truth. */
-static void
-check_choice(const struct question *question, uint32_t head, const struct kv_found *found)
+/* What the oracle says of one head.  false: codes decide, and are not known. */
+static bool ask_oracle(struct oracle *oracle,
+                       struct oracle_rows *rows,
+                       struct kv_session *session,
+                       const struct question *question,
+                       uint32_t head,
+                       const struct kv_found *found)
 {
     const struct kv_query *query = &question->query;
-    bool is_each = query->merge == KV_MERGE_UNION || query->merge == KV_MERGE_NONE;
-    double least[8];
-    uint32_t at = 0;
+    const struct oracle_question asked = {
+        .queries =
+            query->queries + (size_t)(head - query->head_begin) * query->n_queries * rows->d_k,
+        .n_queries = query->n_queries,
+        .scale = query->scale,
+        .merge = query->merge,
+        .selection = query->selection,
+        .share = query->share,
+        .k = query->k,
+        .factor = query->rerank,
+    };
+    bool is_known = true;
 
-    for (uint32_t i = 0; i < query->n_queries; i++)
-        least[i] = kth(is_each ? truth.weights[i] : truth.merged, truth.n, query->k);
-    if (!is_each)
-        assert_int_equal(found->n_ids, query->k < truth.n ? query->k : truth.n);
-    for (uint32_t j = 0; j < truth.n; j++) {
-        bool is_chosen = at < found->n_ids && found->ids[at] == truth.tokens[j];
-        bool must = false, may = false;
+    if (found->n_coded > 0) {
+        uint32_t n_coded = 0;
 
-        for (uint32_t i = 0; i < (is_each ? query->n_queries : 1); i++) {
-            double weight = is_each ? truth.weights[i][j] : truth.merged[j];
-
-            must |= must_be(question, weight, least[i]);
-            may |= may_be(question, weight, least[i]);
-            if (!is_chosen || found->heads == NULL)
-                continue;
-            if (found->heads[at] >> i & 1 ? !may_be(question, weight, least[i])
-                                          : must_be(question, weight, least[i]))
-                fail_msg("layer %u, head %u, token %u: vector %u %s it", query->layer, head,
-                         truth.tokens[j], i,
-                         found->heads[at] >> i & 1 ? "should not have" : "should have");
+        is_known = find_codes(rows, session, query->layer, head, &n_coded);
+        if (is_known && n_coded != found->n_coded) {
+            assert_true(question->codes_come && n_coded > found->n_coded);
+            is_known = false;
         }
-        if (is_chosen ? !may : must)
-            fail_msg("layer %u, head %u, token %u: weight %g, the last of %u has %g: it %s",
-                     query->layer, head, truth.tokens[j],
-                     is_each ? truth.weights[0][j] : truth.merged[j], query->k, least[0],
-                     is_chosen ? "was chosen" : "is missing");
-        if (is_chosen && found->scores != NULL && !is_each)
-            assert_true(fabs((double)found->scores[at] - truth.merged[j]) <=
-                        question->margin * truth.merged[j] + 1e-7);
-        at += is_chosen;
     }
-    assert_int_equal(at, found->n_ids);
+    oracle_make(oracle, &asked, rows);
+    return is_known;
+}
+
+static struct oracle_answer answer_of(const struct kv_found *found, const bool *held)
+{
+    return (struct oracle_answer){
+        .n_chosen = found->n_chosen,
+        .n_ids = found->n_ids,
+        .ids = found->ids,
+        .heads = found->heads,
+        .scores = found->scores,
+        .held = held,
+    };
+}
+
+/* Holds what was found of one head against the oracle's choice. */
+static void check_choice(struct oracle_rows *rows,
+                         struct kv_session *session,
+                         const struct question *question,
+                         uint32_t head,
+                         const struct kv_found *found)
+{
+    const struct oracle_answer answer = answer_of(found, NULL);
+    struct oracle oracle;
+
+    if (ask_oracle(&oracle, rows, session, question, head, found)) {
+        const char *why = oracle_choice_fault(&oracle, &answer);
+
+        if (why != NULL)
+            fail_msg("layer %u, head %u: %s", question->query.layer, head, why);
+    }
+    oracle_free(&oracle);
 }
 
 /* What holds for every answer: ids among the candidates, ascending; rows that are the ids'. */
 static void check_form(const struct question *question,
+                       const struct oracle_rows *rows,
                        const struct kv_layer_schema *schema,
                        uint32_t head,
                        const struct kv_found *found)
@@ -538,10 +507,10 @@ static void check_form(const struct question *question,
 
     assert_in_range(schema->row_bytes, 1, sizeof(row));
     /* Who takes all need not score them. */
-    if (found->n_coded + found->n_exact > 0 || (uint64_t)query->k * query->rerank < truth.n)
-        assert_int_equal(found->n_coded + found->n_exact, truth.n);
+    if (found->n_coded + found->n_exact > 0 || (uint64_t)query->k * query->rerank < rows->n)
+        assert_int_equal(found->n_coded + found->n_exact, rows->n);
     assert_true(isnan(found->recall) || (found->recall >= 0 && found->recall <= 1));
-    assert_true(found->n_ids >= (query->k < truth.n ? query->k : truth.n));
+    assert_true(found->n_ids >= (query->k < rows->n ? query->k : rows->n));
     assert_true(found->node < shape.n_nodes);
     assert_int_equal(found->scores != NULL, query->scores);
     assert_int_equal(found->heads != NULL, query->merge == KV_MERGE_NONE);
@@ -551,9 +520,9 @@ static void check_form(const struct question *question,
     assert_null(found->outputs);
     assert_null(found->lses);
     for (uint32_t i = 0; i < found->n_ids; i++, j++) {
-        while (j < truth.n && truth.tokens[j] < found->ids[i])
+        while (j < rows->n && rows->tokens[j] < found->ids[i])
             j++;
-        assert_true(j < truth.n && truth.tokens[j] == found->ids[i]);
+        assert_true(j < rows->n && rows->tokens[j] == found->ids[i]);
         if (found->row_of == NULL || found->row_of[i] == KV_ROW_HELD)
             continue;
         assert_int_equal(found->row_of[i], n_rows);
@@ -598,11 +567,13 @@ check_answer(struct kv_op *op, struct kv_session *session, const struct question
     struct kv_found found;
 
     for (uint32_t i = 0; i < n_heads; i++) {
+        struct oracle_rows rows;
+
         assert_int_equal(kv_op_found(op, i, &found), KV_OK);
-        find_truth(question, schema, query->head_begin + i);
-        check_form(question, schema, query->head_begin + i, &found);
-        if (!question->is_coarse)
-            check_choice(question, query->head_begin + i, &found);
+        find_candidates(&rows, question, schema, query->head_begin + i);
+        check_form(question, &rows, schema, query->head_begin + i, &found);
+        check_choice(&rows, session, question, query->head_begin + i, &found);
+        oracle_rows_free(&rows);
         sums.n_coded += found.n_coded;
         sums.n_exact += found.n_exact;
         sums.n_chapters += found.n_chapters;
@@ -627,47 +598,6 @@ ask(struct side *side, struct kv_session *session, const struct question *questi
 }
 
 /* ---- attention --------------------------------------------------------------------------- */
-
-/* One head's rows that an answer names, held ones or the others, and attention over them. */
-struct attended {
-    struct kv_attend_shape shape;
-    uint32_t n;
-    uint8_t rows[TOKENS_MAX * 1024];
-    uint32_t among[TOKENS_MAX];
-    float state[8 * (2 + KV_ATTEND_D_MAX)];
-    float outputs[8 * KV_ATTEND_D_MAX], lses[8];
-};
-static struct attended others, own;
-
-static void attend(struct attended *attended,
-                   const struct question *question,
-                   const struct kv_layer_schema *schema,
-                   uint32_t head,
-                   const struct kv_found *found,
-                   bool held)
-{
-    const struct kv_query *query = &question->query;
-    const float *queries =
-        query->queries + (size_t)(head - query->head_begin) * query->n_queries * schema->d_k;
-
-    attended->shape = (struct kv_attend_shape){.type = (enum kv_key_type)schema->dtype,
-                                               .d_k = schema->d_k,
-                                               .d_v = schema->d_v,
-                                               .n_queries = query->n_queries,
-                                               .scale = query->scale};
-    attended->n = 0;
-    for (uint32_t i = 0; i < found->n_ids; i++) {
-        if ((found->row_of[i] == KV_ROW_HELD) != held)
-            continue;
-        make_row(attended->rows + (size_t)attended->n * schema->row_bytes, schema,
-                 salt_of(question, found->ids[i]), query->layer, head, found->ids[i]);
-        attended->among[attended->n++] = found->heads != NULL ? found->heads[i] : UINT32_MAX;
-    }
-    kv_attend_begin(&attended->shape, attended->state);
-    kv_attend_run(&attended->shape, queries, attended->rows, schema->row_bytes, attended->n,
-                  attended->among, attended->state);
-    kv_attend_end(&attended->shape, attended->state, attended->outputs, attended->lses);
-}
 
 static void assert_same_floats(const float *a, const float *b, size_t n)
 {
@@ -712,8 +642,45 @@ static void check_names(const struct kv_found *found, const struct kv_found *ids
     assert_null(found->rows);
 }
 
+/* Holds one head's outputs against attention over the rows that the answer names and that are
+ * not held.  Returns how many are. */
+static uint32_t check_attention(struct kv_session *session,
+                                const struct question *question,
+                                const struct kv_layer_schema *schema,
+                                uint32_t head,
+                                const struct kv_found *names)
+{
+    struct oracle_answer answer;
+    struct oracle_rows rows;
+    struct oracle oracle;
+    const char *why = NULL;
+    uint32_t n_held = 0;
+    bool *held;
+
+    find_candidates(&rows, question, schema, head);
+    held = calloc(rows.n, sizeof(*held));
+    assert_non_null(held);
+    for (uint32_t i = 0, at = 0; i < names->n_ids; i++) {
+        while (rows.tokens[at] != names->ids[i])
+            at++;
+        held[at] = names->row_of[i] == KV_ROW_HELD;
+        n_held += held[at];
+    }
+    answer = answer_of(names, held);
+    if (ask_oracle(&oracle, &rows, session, question, head, names))
+        why = oracle_choice_fault(&oracle, &answer);
+    if (why == NULL)
+        why = oracle_attention_fault(&oracle, &answer, names->outputs, names->lses, NULL);
+    if (why != NULL)
+        fail_msg("layer %u, head %u: %s", question->query.layer, head, why);
+    oracle_free(&oracle);
+    oracle_rows_free(&rows);
+    free(held);
+    return n_held;
+}
+
 /* Asks for ids, for attention with names, and without: it is the attention over the rows that
- * are chosen and not held, to the bit.  Returns how many were held. */
+ * are chosen and not held.  Returns how many were held. */
 static uint32_t
 ask_attend(struct side *side, struct kv_session *session, const struct question *question)
 {
@@ -723,7 +690,6 @@ ask_attend(struct side *side, struct kv_session *session, const struct question 
     struct kv_op *ids_op, *names_op, *op;
     uint32_t n_held = 0;
 
-    assert_in_range(schema->row_bytes, 1, 1024);
     query.answer = KV_ANSWER_IDS;
     ids_op = answered(side, session, &query);
     query.answer = KV_ANSWER_ATTEND;
@@ -732,27 +698,18 @@ ask_attend(struct side *side, struct kv_session *session, const struct question 
     names_op = answered(side, session, &query);
     for (uint32_t i = 0; i < n_heads; i++) {
         struct kv_found ids, names, found;
-        uint32_t n_held_here = 0;
 
         assert_int_equal(kv_op_found(ids_op, i, &ids), KV_OK);
         assert_int_equal(kv_op_found(names_op, i, &names), KV_OK);
         assert_int_equal(kv_op_found(op, i, &found), KV_OK);
         check_names(&names, &ids, true);
         check_names(&found, &ids, false);
-        for (uint32_t j = 0; j < names.n_ids; j++)
-            n_held_here += names.row_of[j] == KV_ROW_HELD;
+        const uint32_t n_held_here =
+            check_attention(session, question, schema, query.head_begin + i, &names);
         assert_int_equal(found.n_ids, n_held_here);
         n_held += n_held_here;
-        attend(&others, question, schema, query.head_begin + i, &names, false);
-        assert_same_floats(names.lses, others.lses, query.n_queries);
-        assert_same_floats(names.outputs, others.outputs,
-                           (size_t)query.n_queries * schema->d_v);
-        assert_same_floats(found.lses, others.lses, query.n_queries);
-        assert_same_floats(found.outputs, others.outputs,
-                           (size_t)query.n_queries * schema->d_v);
-        for (uint32_t q = 0; others.n == 0 && q < query.n_queries; q++)
-            assert_true(isinf(found.lses[q]) && found.lses[q] < 0 &&
-                        found.outputs[(size_t)q * schema->d_v] == 0);
+        assert_same_floats(found.lses, names.lses, query.n_queries);
+        assert_same_floats(found.outputs, names.outputs, (size_t)query.n_queries * schema->d_v);
     }
     kv_op_free(ids_op);
     kv_op_free(names_op);
@@ -776,34 +733,25 @@ static double attention_over(const struct question *question,
     const float *vector =
         query->queries +
         ((size_t)(head - query->head_begin) * query->n_queries + q) * schema->d_k;
-    double sum = 0;
-    uint32_t at = 0;
+    struct oracle_rows rows;
+    bool *in;
+    double lse;
 
-    memset(ret_output, 0, schema->d_v * sizeof(*ret_output));
-    for (uint32_t i = 0; i < query->n_ranges; i++) {
-        for (uint32_t token = query->ranges[i].begin; token < query->ranges[i].end; token++) {
-            const uint64_t salt = salt_of(question, token);
-            bool is_chosen = false;
-            double score = 0;
+    find_candidates(&rows, question, schema, head);
+    in = calloc(rows.n, sizeof(*in));
+    assert_non_null(in);
+    for (uint32_t i = 0, at = 0; i < rows.n; i++) {
+        const bool is_named = at < names->n_ids && names->ids[at] == rows.tokens[i];
+        const bool is_chosen =
+            is_named && (names->heads == NULL || (names->heads[at] >> q & 1) != 0);
 
-            if (at < names->n_ids && names->ids[at] == token) {
-                is_chosen = names->heads == NULL || (names->heads[at] >> q & 1) != 0;
-                at++;
-            }
-            if (is_chosen && !all)
-                continue;
-            for (uint32_t j = 0; j < schema->d_k; j++)
-                score += (double)vector[j] * (double)key_of(salt, query->layer, head, token, j);
-            score = exp(score * (double)query->scale);
-            sum += score;
-            for (uint32_t j = 0; j < schema->d_v; j++)
-                ret_output[j] +=
-                    score * (double)key_of(salt, query->layer, head, token, schema->d_k + j);
-        }
+        in[i] = all || !is_chosen;
+        at += is_named;
     }
-    for (uint32_t j = 0; sum > 0 && j < schema->d_v; j++)
-        ret_output[j] /= sum;
-    return log(sum);
+    lse = oracle_attend(&rows, vector, query->scale, in, ret_output);
+    oracle_rows_free(&rows);
+    free(in);
+    return lse;
 }
 
 /* Asks for attention and for names, each with the rest; both are near what they estimate.
@@ -1251,6 +1199,47 @@ static void the_rest(void **state)
     close_side(&side);
 }
 
+/* With what the caller attends to itself, the rows that an answer names as held, it is the
+ * attention of an answer that held none. */
+static void check_parts(const struct question *question,
+                        const struct kv_layer_schema *schema,
+                        uint32_t head,
+                        const struct kv_found *found,
+                        const float *outputs,
+                        const float *lses)
+{
+    const uint32_t n_queries = question->query.n_queries, d_v = schema->d_v;
+    double own[D_K_MAX];
+    struct oracle_rows rows;
+    bool *held;
+
+    find_candidates(&rows, question, schema, head);
+    held = calloc(rows.n, sizeof(*held));
+    assert_non_null(held);
+    for (uint32_t q = 0; q < n_queries; q++) {
+        const float *vector =
+            question->query.queries + ((size_t)head * n_queries + q) * schema->d_k;
+
+        for (uint32_t i = 0, at = 0; i < rows.n; i++) {
+            const bool is_named = at < found->n_ids && found->ids[at] == rows.tokens[i];
+
+            held[i] = is_named && (found->heads == NULL || (found->heads[at] >> q & 1) != 0);
+            at += is_named;
+        }
+        const double own_lse = oracle_attend(&rows, vector, question->query.scale, held, own);
+        const double own_sum = exp(own_lse), their_sum = exp((double)found->lses[q]);
+        assert_true(fabs(log(own_sum + their_sum) - (double)lses[q]) <= 1e-4);
+        for (uint32_t j = 0; j < d_v; j++) {
+            const double merged =
+                (own_sum * own[j] + their_sum * (double)found->outputs[(size_t)q * d_v + j]) /
+                (own_sum + their_sum);
+            assert_true(fabs(merged - (double)outputs[(size_t)q * d_v + j]) <= 1e-4);
+        }
+    }
+    oracle_rows_free(&rows);
+    free(held);
+}
+
 /* Rows that the caller holds are chosen, named and left out: with the caller's own part it is
  * the attention over all. */
 static void attention_without_held_blocks(void **state)
@@ -1308,13 +1297,7 @@ static void attention_without_held_blocks(void **state)
             assert_int_equal(found.n_ids > 0, head == 0 || head == 2);
             for (uint32_t i = 0; head > 0 && i < found.n_ids; i++)
                 assert_int_equal(found.ids[i] / KV_BLOCK_TOKENS, 3);
-            attend(&own, &question, schema, head, &found, true);
-            kv_attend_merge(3, 64, 2, (const float *[]){found.outputs, own.outputs},
-                            (const float *[]){found.lses, own.lses}, own.outputs, own.lses);
-            for (uint32_t i = 0; i < 3; i++)
-                assert_true(fabsf(own.lses[i] - lses[head][i]) <= 1e-4f);
-            for (uint32_t i = 0; i < 3 * 64; i++)
-                assert_true(fabsf(own.outputs[i] - outputs[head][i]) <= 1e-4f);
+            check_parts(&question, schema, head, &found, outputs[head], lses[head]);
         }
         kv_op_free(op);
     }
@@ -1573,7 +1556,6 @@ static void one_codebook(void **state)
                 assert_int_equal(sums.n_chapters,
                                  models[model].schema.layers[layer].n_kv_heads);
             }
-            question.is_coarse = true;
             question.query.merge = KV_MERGE_SUM;
             question.query.rerank = 1;
             question.query.scores = true;
@@ -1613,7 +1595,6 @@ static void weights_of_few_cells(void **state)
     question.query.n_queries = 1;
     question.query.scores = true;
     question.query.answer = KV_ANSWER_IDS;
-    question.is_coarse = true;
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         struct kv_op *few, *many;
 
@@ -1754,8 +1735,10 @@ static void codes_in_the_background(void **state)
                      3 * n_units(session));
     make_question(&question, 1, 3 * CHAPTER_TOKENS, 1);
     rerank_most(&question);
+    question.codes_come = true;
     for (unsigned i = 0; i < 20; i++)
         ask(&side, session, &question);
+    question.codes_come = false;
     index.wait = true;
     indexed = make_index(session, &index);
     assert_int_equal(indexed.rows_coded, indexed.rows);
@@ -1809,7 +1792,6 @@ static void lost_and_doubled_messages(void **state)
                 question.query.k = k;
                 if (k < 400)
                     rerank_most(&question);
-                question.is_coarse = round > 0 && k >= 400;
                 ask(&side, session, &question);
             }
             if (round == 0)

@@ -1,10 +1,9 @@
 #include "question.h"
 
-#include "attend.h"
 #include "checksum.h"
-#include "choose.h"
 #include "failing_memory.h"
-#include "keys.h"
+#include "node_codes.h"
+#include "oracle.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -35,7 +34,7 @@ static uint32_t smaller(uint64_t a, uint64_t b)
 
 static bool are_keys(const struct kv_layer_schema *layer)
 {
-    return kv_key_type_valid(layer->dtype);
+    return layer->dtype == KV_FP32 || layer->dtype == KV_FP16 || layer->dtype == KV_BF16;
 }
 
 static uint32_t count_candidates(const struct kv_query *query)
@@ -232,66 +231,12 @@ static const char *__attribute__((format(printf, 1, 2))) say(const char *format,
     return fault;
 }
 
-/* One kv head's candidates, scored by their keys. */
-struct scored {
-    uint32_t *tokens; /* (n) */
-    uint8_t *rows;    /* (n, row_bytes) */
-    float *scores;    /* (n_queries, n) */
-    uint32_t n;
+/* One kv head's candidates, as the truth has them. */
+struct candidates {
+    struct oracle_rows rows;
+    bool *held;    /* (n) the asker said so, and was right */
     bool is_known; /* every row can only have been what it is taken for */
 };
-
-static void score(struct scored *scored,
-                  const struct question *question,
-                  const struct truth *truth,
-                  uint32_t head,
-                  uint64_t since)
-{
-    const struct kv_query *query = &question->query;
-    const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
-    const uint32_t unit =
-        kv_schema_unit(&truth->schema, query->layer, query->head_begin + head);
-    uint32_t n = 0;
-
-    scored->n = count_candidates(query);
-    scored->tokens = malloc(scored->n * sizeof(uint32_t));
-    scored->scores = malloc((size_t)query->n_queries * scored->n * sizeof(float));
-    scored->rows = malloc((size_t)scored->n * layer->row_bytes);
-    if (scored->tokens == NULL || scored->scores == NULL || scored->rows == NULL)
-        abort();
-    scored->is_known = true;
-    for (uint32_t i = 0; i < query->n_ranges; i++) {
-        for (uint32_t token = query->ranges[i].begin; token < query->ranges[i].end; token++) {
-            uint32_t content = only_content(truth, unit, token, since);
-
-            scored->is_known = scored->is_known && content != 0;
-            truth_row_fill(scored->rows + (size_t)n * layer->row_bytes, layer->row_bytes,
-                           content, query->layer, query->head_begin + head, token);
-            scored->tokens[n++] = token;
-        }
-    }
-    kv_keys_score((enum kv_key_type)layer->dtype, scored->rows, layer->row_bytes, n, layer->d_k,
-                  question->vectors + (size_t)head * query->n_queries * layer->d_k,
-                  query->n_queries, scored->scores, n);
-}
-
-static void forget(struct scored *scored)
-{
-    free(scored->tokens);
-    free(scored->rows);
-    free(scored->scores);
-}
-
-static struct kv_choice choice_of(const struct kv_query *query, uint32_t rerank)
-{
-    return (struct kv_choice){.merge = query->merge,
-                              .selection = query->selection,
-                              .n_queries = query->n_queries,
-                              .scale = query->scale,
-                              .share = query->share,
-                              .k = query->k,
-                              .factor = rerank};
-}
 
 /* Whether the asker said that it holds the token's block, and was right. */
 static bool holds(const struct question *question, uint32_t head, uint32_t token)
@@ -311,257 +256,236 @@ static bool names_held_only(const struct kv_query *query)
     return query->answer == KV_ANSWER_ATTEND && !query->names;
 }
 
-static bool are_same(const float *a, const float *b, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (memcmp(&a[i], &b[i], sizeof(*a)) != 0 && !(isnan(a[i]) && isnan(b[i])))
-            return false;
-    return true;
-}
-
-/* Attention over the chosen rows that the asker does not hold.
- *   tokens  (n) chosen, ascending
- *   among   (n) by which vectors; NULL: all count for all */
-static const char *attention_fault(const struct question *question,
-                                   const struct kv_layer_schema *layer,
-                                   uint32_t head,
-                                   const struct scored *scored,
-                                   const uint32_t *tokens,
-                                   const uint32_t *among,
-                                   uint32_t n,
-                                   const struct kv_found *found)
-{
-    const uint32_t n_queries = question->query.n_queries;
-    const struct kv_attend_shape shape = {.type = (enum kv_key_type)layer->dtype,
-                                          .d_k = layer->d_k,
-                                          .d_v = layer->d_v,
-                                          .n_queries = n_queries,
-                                          .scale = question->query.scale};
-    const void **rows = malloc(n * sizeof(*rows));
-    uint32_t *counts = malloc(n * sizeof(*counts));
-    float *state = malloc(kv_attend_floats(&shape) * sizeof(*state));
-    float *outputs = malloc((size_t)n_queries * layer->d_v * sizeof(*outputs));
-    float lses[KV_QUERIES_MAX];
-    const char *why = NULL;
-    uint32_t n_rows = 0, at = 0;
-
-    if (rows == NULL || counts == NULL || state == NULL || outputs == NULL)
-        abort();
-    for (uint32_t i = 0; i < n; i++) {
-        while (scored->tokens[at] != tokens[i])
-            at++;
-        if (holds(question, head, tokens[i]))
-            continue;
-        counts[n_rows] = among != NULL ? among[i] : UINT32_MAX;
-        rows[n_rows++] = scored->rows + (size_t)at * layer->row_bytes;
-    }
-    kv_attend_begin(&shape, state);
-    kv_attend_rows(&shape, question->vectors + (size_t)head * n_queries * layer->d_k, rows,
-                   n_rows, counts, state);
-    kv_attend_end(&shape, state, outputs, lses);
-    if (!are_same(found->lses, lses, n_queries))
-        why = say("log-sum-exp over %u of %u rows: %.9g of the first vector, not %.9g", n_rows,
-                  n, (double)found->lses[0], (double)lses[0]);
-    else if (!are_same(found->outputs, outputs, (size_t)n_queries * layer->d_v))
-        why = say("output over %u of %u rows: %.9g in front, not %.9g", n_rows, n,
-                  (double)found->outputs[0], (double)outputs[0]);
-    free(rows);
-    free(counts);
-    free(state);
-    free(outputs);
-    return why;
-}
-
-/* What a vector's answer is if all that was not chosen were attended.
- *   is_own  only what was chosen and is attended
- *   Returns the log-sum-exp; -INFINITY: of no row. */
-static double attended(const struct question *question,
-                       const struct kv_layer_schema *layer,
-                       uint32_t head,
-                       const struct scored *scored,
-                       const uint32_t *tokens,
-                       const uint32_t *among,
-                       uint32_t n,
-                       uint32_t q,
-                       bool is_own,
-                       double *ret_output)
+static void candidates_make(struct candidates *candidates,
+                            const struct question *question,
+                            const struct truth *truth,
+                            uint32_t head,
+                            uint64_t since)
 {
     const struct kv_query *query = &question->query;
-    const float *scores = scored->scores + (size_t)q * scored->n;
-    const size_t value_at = layer->row_bytes / (layer->d_k + layer->d_v) * layer->d_k;
-    float *value = malloc(layer->d_v * sizeof(*value));
-    double most = -INFINITY, sum = 0;
+    const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
+    const enum kv_dtype type = (enum kv_dtype)layer->dtype;
+    const uint32_t unit =
+        kv_schema_unit(&truth->schema, query->layer, query->head_begin + head);
+    uint8_t *row = failing_memory_sure(1, layer->row_bytes);
+    uint32_t n = count_candidates(query);
+    struct oracle_rows *rows = &candidates->rows;
 
-    if (value == NULL)
-        abort();
-    memset(ret_output, 0, layer->d_v * sizeof(*ret_output));
-    for (uint32_t i = 0; i < scored->n; i++)
-        most = fmax(most, (double)query->scale * (double)scores[i]);
-    for (uint32_t i = 0, at = 0; i < scored->n; i++) {
-        bool is_chosen = at < n && tokens[at] == scored->tokens[i];
+    oracle_rows_make(rows, n, layer->d_k, layer->d_v);
+    candidates->held = failing_memory_sure(n, sizeof(bool));
+    candidates->is_known = true;
+    n = 0;
+    for (uint32_t i = 0; i < query->n_ranges; i++) {
+        for (uint32_t token = query->ranges[i].begin; token < query->ranges[i].end; token++) {
+            uint32_t content = only_content(truth, unit, token, since);
 
-        if (is_chosen && among != NULL)
-            is_chosen = among[at] >> q & 1;
-        at += at < n && tokens[at] == scored->tokens[i];
-        if (is_chosen
-                ? query->answer != KV_ANSWER_ATTEND || holds(question, head, scored->tokens[i])
-                : is_own)
-            continue;
-        const double weight = exp((double)query->scale * (double)scores[i] - most);
-        kv_keys_load((enum kv_key_type)layer->dtype,
-                     scored->rows + (size_t)i * layer->row_bytes + value_at, layer->row_bytes,
-                     1, layer->d_v, value);
-        sum += weight;
-        for (uint32_t j = 0; j < layer->d_v; j++)
-            ret_output[j] += weight * (double)value[j];
+            candidates->is_known = candidates->is_known && content != 0;
+            truth_row_fill(row, layer->row_bytes, content, query->layer,
+                           query->head_begin + head, token);
+            oracle_load(type, row, layer->d_k, rows->keys + (size_t)n * layer->d_k);
+            oracle_load(type, row + kv_dtype_bytes(type) * layer->d_k, layer->d_v,
+                        rows->values + (size_t)n * layer->d_v);
+            candidates->held[n] = holds(question, head, token);
+            rows->tokens[n++] = token;
+        }
     }
-    for (uint32_t j = 0; sum > 0 && j < layer->d_v; j++)
-        ret_output[j] /= sum;
-    free(value);
-    return sum > 0 ? most + log(sum) : -INFINITY;
+    free(row);
+}
+
+static void candidates_free(struct candidates *candidates)
+{
+    oracle_rows_free(&candidates->rows);
+    free(candidates->held);
+}
+
+/* Adds what the node's codes stand for; false: they are not those that the query went by, which
+ * was earlier. */
+static bool candidates_code(struct candidates *candidates,
+                            const struct question *question,
+                            const struct truth *truth,
+                            struct kv_node *const *nodes,
+                            uint32_t head,
+                            const struct kv_found *found)
+{
+    struct oracle_rows *rows = &candidates->rows;
+    const uint32_t kv_head = question->query.head_begin + head, d = rows->d_k;
+    const uint32_t n_tokens = rows->tokens[rows->n - 1] + 1;
+    const unsigned place =
+        truth->node_of_unit[kv_schema_unit(&truth->schema, question->query.layer, kv_head)];
+    double *keys = failing_memory_sure((size_t)n_tokens * d, sizeof(double));
+    bool *coded = failing_memory_sure(n_tokens, sizeof(bool));
+    uint32_t n_coded = 0;
+    bool is_there = nodes[place] != NULL &&
+                    node_codes(nodes[place], &truth->ticket.token, question->query.layer,
+                               kv_head, n_tokens, keys, coded);
+
+    for (uint32_t i = 0; is_there && i < rows->n; i++) {
+        const uint32_t token = rows->tokens[i];
+
+        rows->coded[i] = coded[token];
+        memcpy(rows->stands_for + (size_t)i * d, keys + (size_t)token * d, d * sizeof(*keys));
+        n_coded += coded[token];
+    }
+    free(keys);
+    free(coded);
+    return is_there && n_coded == found->n_coded;
+}
+
+static struct oracle_question asked(const struct question *question, uint32_t d, uint32_t head)
+{
+    const struct kv_query *query = &question->query;
+
+    return (struct oracle_question){
+        .queries = question->vectors + (size_t)head * query->n_queries * d,
+        .n_queries = query->n_queries,
+        .scale = query->scale,
+        .merge = query->merge,
+        .selection = query->selection,
+        .share = query->share,
+        .k = query->k,
+        .factor = query->rerank,
+    };
+}
+
+static struct oracle_answer answer_of(const struct kv_query *query,
+                                      const struct candidates *candidates,
+                                      const struct kv_found *found)
+{
+    return (struct oracle_answer){
+        .n_chosen = found->n_chosen,
+        .n_ids = found->n_ids,
+        .ids = found->ids,
+        .heads = found->heads,
+        .scores = found->scores,
+        .held = candidates->held,
+        .names_held_only = names_held_only(query),
+    };
 }
 
 /* With a rest: where no summaries were used it is attention over all, but for what is held or
  * not asked for; where some were, more than that over what was chosen, by values that there
- * are. */
-static const char *rest_fault(const struct question *question,
-                              const struct kv_layer_schema *layer,
-                              uint32_t head,
-                              const struct scored *scored,
-                              const uint32_t *tokens,
-                              const uint32_t *among,
-                              uint32_t n,
-                              const struct kv_found *found)
+ * are.
+ *   chosen  (n) by that vector
+ *   ret_in  (n) what the answer certainly is attention over */
+static void attended(const struct question *question,
+                     const struct candidates *candidates,
+                     const bool *chosen,
+                     bool has_summaries,
+                     bool *ret_in)
 {
-    double *wanted = malloc(layer->d_v * sizeof(*wanted));
+    for (uint32_t i = 0; i < candidates->rows.n; i++)
+        ret_in[i] = chosen[i]
+                        ? question->query.answer == KV_ANSWER_ATTEND && !candidates->held[i]
+                        : !has_summaries;
+}
+
+/* Which candidates vector q chose: as the answer names them, or if it does not, as the oracle
+ * knows.  false: it does not know of all. */
+static bool chosen_by(const struct oracle *oracle,
+                      const struct oracle_answer *answer,
+                      uint32_t q,
+                      bool *ret_in)
+{
+    const uint32_t mask = oracle->question.merge == KV_MERGE_NONE ? 1u << q : UINT32_MAX;
+
+    for (uint32_t i = 0, at = 0; i < oracle->rows->n; i++) {
+        const bool is_named = at < answer->n_ids && answer->ids[at] == oracle->rows->tokens[i];
+
+        if (!answer->names_held_only)
+            ret_in[i] = is_named && (answer->heads == NULL || (answer->heads[at] & mask) != 0);
+        else if ((oracle->must[i] & mask) != 0 || (oracle->may[i] & mask) == 0)
+            ret_in[i] = (oracle->must[i] & mask) != 0;
+        else
+            return false;
+        at += is_named;
+    }
+    return true;
+}
+
+static const char *rest_vector_fault(const struct candidates *candidates,
+                                     const float *query,
+                                     float scale,
+                                     const bool *in,
+                                     const struct kv_found *found,
+                                     uint32_t q)
+{
+    const uint32_t d = candidates->rows.d_v;
+    const bool is_bound = found->n_rest > 0;
+    const float *output = found->outputs + (size_t)q * d;
+    const double lse = (double)found->lses[q];
+    double *wanted = failing_memory_sure(d, sizeof(*wanted));
+    const double least = oracle_attend(&candidates->rows, query, scale, in, wanted);
     const char *why = NULL;
 
-    if (wanted == NULL)
-        abort();
-    if (found->n_rest > scored->n - (among == NULL ? n : 0))
-        why = say("summaries stand for %u rows of %u, and %u were chosen", found->n_rest,
-                  scored->n, n);
-    for (uint32_t q = 0; why == NULL && q < question->query.n_queries; q++) {
-        const bool is_bound = found->n_rest > 0;
-        const float *output = found->outputs + (size_t)q * layer->d_v;
-        const double lse = (double)found->lses[q];
-        const double least =
-            attended(question, layer, head, scored, tokens, among, n, q, is_bound, wanted);
-
-        if (isinf(least) && !is_bound ? !isinf(lse)
-            : is_bound                ? !(lse > least - 1e-3 * (1 + fabs(least)))
-                                      : !(fabs(lse - least) < 1e-3 * (1 + fabs(least))))
-            why = say("vector %u: log-sum-exp %.9g with a rest of %u rows by summaries, not "
-                      "%.9g",
-                      q, lse, found->n_rest, least);
-        for (uint32_t j = 0; why == NULL && j < layer->d_v; j++)
-            if (is_bound ? !(fabs((double)output[j]) < 2.02)
-                         : !(fabs((double)output[j] - wanted[j]) < 2e-3))
-                why = say("vector %u: output %.9g with a rest of %u rows by summaries, not "
-                          "%.9g",
-                          q, (double)output[j], found->n_rest, wanted[j]);
-    }
+    /* Of a vector that chose all, with NONE, summaries that others need add nothing. */
+    if (isinf(least) ? (is_bound ? isnan(lse) : !isinf(lse))
+        : is_bound   ? !(lse > least - 1e-3 * (1 + fabs(least)))
+                     : !(fabs(lse - least) < 1e-3 * (1 + fabs(least))))
+        why = say("vector %u: log-sum-exp %.9g with a rest of %u rows by summaries, not %.9g",
+                  q, lse, found->n_rest, least);
+    for (uint32_t j = 0; why == NULL && j < d; j++)
+        if (is_bound ? !(fabs((double)output[j]) < 2.02)
+                     : !(fabs((double)output[j] - wanted[j]) < 2e-3))
+            why = say("vector %u: output %.9g with a rest of %u rows by summaries, not %.9g", q,
+                      (double)output[j], found->n_rest, wanted[j]);
     free(wanted);
     return why;
 }
 
-/* What there is of outputs. */
-static const char *outputs_fault(const struct question *question,
-                                 const struct kv_layer_schema *layer,
-                                 uint32_t head,
-                                 const struct scored *scored,
-                                 const uint32_t *tokens,
-                                 const uint32_t *among,
-                                 uint32_t n,
-                                 const struct kv_found *found)
+static const char *rest_fault(const struct question *question,
+                              uint32_t head,
+                              const struct candidates *candidates,
+                              const struct oracle *oracle,
+                              const struct oracle_answer *answer,
+                              const struct kv_found *found)
 {
-    if (question->query.rest != 0)
-        return rest_fault(question, layer, head, scored, tokens, among, n, found);
-    if (question->query.answer == KV_ANSWER_ATTEND)
-        return attention_fault(question, layer, head, scored, tokens, among, n, found);
-    return NULL;
+    const struct kv_query *query = &question->query;
+    const uint32_t n = candidates->rows.n, d = candidates->rows.d_k;
+    bool *chosen = failing_memory_sure(n, sizeof(bool)),
+         *in = failing_memory_sure(n, sizeof(bool));
+    const char *why = NULL;
+
+    if (found->n_rest > n - (query->merge == KV_MERGE_NONE ? 0 : found->n_chosen))
+        why = say("summaries stand for %u rows of %u, and %u were chosen", found->n_rest, n,
+                  found->n_chosen);
+    for (uint32_t q = 0; why == NULL && q < query->n_queries; q++) {
+        if (!chosen_by(oracle, answer, q, chosen))
+            break;
+        attended(question, candidates, chosen, found->n_rest > 0, in);
+        why = rest_vector_fault(candidates,
+                                question->vectors + ((size_t)head * query->n_queries + q) * d,
+                                query->scale, in, found, q);
+    }
+    free(chosen);
+    free(in);
+    return why;
 }
 
-/* Both steps, where no row has a code. */
+/* What was chosen, and attention over it, against the oracle.
+ *   knows_codes  the candidates have them, or no codes were looked at: the choice is known */
 static const char *choice_fault(const struct question *question,
-                                const struct kv_layer_schema *layer,
                                 uint32_t head,
-                                const struct scored *scored,
+                                const struct candidates *candidates,
+                                bool knows_codes,
                                 const struct kv_found *found)
 {
     const struct kv_query *query = &question->query;
-    const struct kv_choice take = choice_of(query, query->rerank);
-    struct kv_choice choice = choice_of(query, 1);
-    const uint32_t n = scored->n;
-    uint32_t *taken = calloc(n + KV_SELECT_SPARE, sizeof(uint32_t)),
-             *among = calloc(n, sizeof(uint32_t));
-    uint32_t *chosen = calloc(n + KV_SELECT_SPARE, sizeof(uint32_t)),
-             *heads = calloc(n, sizeof(uint32_t));
-    float *own = calloc((size_t)n * query->n_queries, sizeof(float));
-    float *weights = calloc((size_t)n * KV_CHOOSE_ROOM, sizeof(float));
-    float *spare = calloc(n, sizeof(float));
-    float *lost = calloc((size_t)n * query->n_queries, sizeof(float));
-    static struct kv_chooser chooser;
+    const struct oracle_question asks = asked(question, candidates->rows.d_k, head);
+    const struct oracle_answer answer = answer_of(query, candidates, found);
+    struct oracle oracle;
     const char *why = NULL;
-    uint32_t n_taken, n_chosen, at = 0, each[KV_QUERIES_MAX];
 
-    if (taken == NULL || among == NULL || chosen == NULL || heads == NULL || own == NULL ||
-        weights == NULL || spare == NULL || lost == NULL)
-        abort();
-    memcpy(lost, scored->scores, (size_t)n * query->n_queries * sizeof(float));
-    n_taken =
-        kv_choose(&chooser, &take, lost, NULL, n, query->rerank == 1, weights, taken, among);
-    for (uint32_t q = 0; q < query->n_queries; q++)
-        for (uint32_t i = 0; i < n_taken; i++)
-            own[(size_t)q * n_taken + i] = scored->scores[(size_t)q * n + taken[i]];
-    if (query->rerank == 1) { /* step 1 is the answer, and its weights */
-        n_chosen = n_taken;
-        for (uint32_t i = 0; i < n_chosen; i++) {
-            spare[i] = weights[taken[i]];
-            chosen[i] = scored->tokens[taken[i]];
-            heads[i] = among[i];
-        }
-    } else {
-        memcpy(each, chooser.k, sizeof(each));
-        choice.selection = KV_SELECT_TOP;
-        choice.each = each;
-        n_chosen = kv_choose(&chooser, &choice, own, kv_choice_merges(&choice) ? NULL : among,
-                             n_taken, true, weights, chosen, heads);
-        for (uint32_t i = 0; i < n_chosen; i++) {
-            spare[i] = weights[chosen[i]];
-            chosen[i] = scored->tokens[taken[chosen[i]]];
-        }
-    }
-    if (n_chosen != found->n_chosen)
-        why = say("%u rows chosen, not %u", found->n_chosen, n_chosen);
-    for (uint32_t i = 0; why == NULL && i < n_chosen; i++) {
-        if (names_held_only(query) && !holds(question, head, chosen[i]))
-            continue;
-        if (at == found->n_ids || chosen[i] != found->ids[at])
-            why = say("choice %u of %u: token %u is name %u of %u, not token %u", i, n_chosen,
-                      chosen[i], at, found->n_ids, at < found->n_ids ? found->ids[at] : 0);
-        else if (found->heads != NULL && found->heads[at] != heads[i])
-            why = say("token %u: vectors %#x chose it, not %#x", chosen[i], found->heads[at],
-                      heads[i]);
-        else if (found->scores != NULL &&
-                 memcmp(&found->scores[at], &spare[i], sizeof(float)) != 0)
-            why = say("token %u: weight %.9g, not %.9g", chosen[i], (double)found->scores[at],
-                      (double)spare[i]);
-        at++;
-    }
-    if (why == NULL && at != found->n_ids)
-        why = say("%u rows are named, not %u", found->n_ids, at);
-    if (why == NULL)
-        why = outputs_fault(question, layer, head, scored, chosen,
-                            query->merge == KV_MERGE_NONE ? heads : NULL, n_chosen, found);
-    free(taken);
-    free(among);
-    free(chosen);
-    free(heads);
-    free(own);
-    free(weights);
-    free(spare);
-    free(lost);
+    oracle_make(&oracle, &asks, &candidates->rows);
+    if (knows_codes)
+        why = oracle_choice_fault(&oracle, &answer);
+    if (why == NULL && query->answer == KV_ANSWER_ATTEND && query->rest == 0 &&
+        (knows_codes || !names_held_only(query)))
+        why = oracle_attention_fault(&oracle, &answer, found->outputs, found->lses, NULL);
+    if (why == NULL && query->rest != 0 && (knows_codes || !names_held_only(query)))
+        why = rest_fault(question, head, candidates, &oracle, &answer, found);
+    if (why != NULL && why != fault)
+        why = say("%s", why);
+    oracle_free(&oracle);
     return why;
 }
 
@@ -569,15 +493,16 @@ static const char *choice_fault(const struct question *question,
 static const char *
 counts_fault(const struct kv_query *query, uint32_t n, const struct kv_found *found)
 {
-    const struct kv_choice take = choice_of(query, query->rerank), choice = choice_of(query, 1);
-    const bool is_merged = kv_choice_merges(&take);
+    const bool is_merged = query->merge == KV_MERGE_SUM || query->merge == KV_MERGE_MAX;
     const bool is_top = query->selection == KV_SELECT_TOP;
-    const uint32_t takes = kv_choice_takes(&take, take.k);
+    const uint64_t n_groups = is_merged ? 1 : query->n_queries;
+    const uint32_t takes = smaller((uint64_t)query->k * query->rerank, KV_CHOSEN_MAX);
     const bool takes_all = is_top && takes >= n;
-    const uint32_t least = is_top ? smaller(choice.k, n) : 1, most = kv_choice_max(&choice, n);
+    const uint32_t least = is_top ? smaller(query->k, n) : 1;
+    const uint32_t most = smaller(smaller(query->k, KV_CHOSEN_MAX) * n_groups, n);
     const uint32_t n_scored = takes_all ? 0 : n;
     uint32_t reranked_least = is_top ? smaller(takes, n) : 1;
-    uint32_t reranked_most = kv_choice_max(&take, n);
+    uint32_t reranked_most = smaller(takes * n_groups, n);
 
     if (found->n_chosen < least || found->n_chosen > (is_merged && is_top ? least : most))
         return say("%u rows chosen of %u, k %u", found->n_chosen, n, query->k);
@@ -587,7 +512,7 @@ counts_fault(const struct kv_query *query, uint32_t n, const struct kv_found *fo
     if (found->n_coded + found->n_exact != n_scored)
         return say("%u rows scored by code and %u by key, of %u", found->n_coded,
                    found->n_exact, n_scored);
-    if (takes_all ? choice.k >= n && !query->scores : query->rerank == 1)
+    if (takes_all ? query->k >= n && !query->scores : query->rerank == 1)
         reranked_least = reranked_most = 0;
     if (found->n_reranked < reranked_least || found->n_reranked > reranked_most)
         return say("%u rows were reranked, not %u to %u", found->n_reranked, reranked_least,
@@ -595,33 +520,6 @@ counts_fault(const struct kv_query *query, uint32_t n, const struct kv_found *fo
     if ((found->n_coded > 0) != (found->n_chapters > 0))
         return say("%u rows were scored by codes of %u codebooks", found->n_coded,
                    found->n_chapters);
-    return NULL;
-}
-
-/* One vector's weights of reranked rows are as the softmax says, beside each other. */
-static const char *weights_fault(const struct kv_query *query,
-                                 const struct scored *scored,
-                                 const struct kv_found *found)
-{
-    double first = 0;
-
-    if (found->scores == NULL || query->n_queries != 1 || found->n_reranked == 0)
-        return NULL;
-    for (uint32_t i = 0, at = 0; i < found->n_ids; i++) {
-        double rest;
-
-        while (scored->tokens[at] != found->ids[i])
-            at++;
-        if (found->scores[i] < 1e-30f || !isfinite(scored->scores[at]))
-            return NULL; /* underflow */
-        rest =
-            log((double)found->scores[i]) - (double)query->scale * (double)scored->scores[at];
-        if (i == 0)
-            first = rest;
-        else if (fabs(rest - first) > 1e-3 * (1 + fabs(first)))
-            return say("token %u: its weight is %g times that of token %u", found->ids[i],
-                       exp(rest - first), found->ids[0]);
-    }
     return NULL;
 }
 
@@ -688,35 +586,35 @@ static const char *ids_fault(const struct kv_query *query, const struct kv_found
 
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
+                           struct kv_node *const *nodes,
                            uint64_t since,
                            const struct kv_op *op)
 {
     const struct kv_query *query = &question->query;
-    const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
     const char *why = NULL;
 
     for (uint32_t head = 0; why == NULL && head < question->n_heads; head++) {
-        struct scored scored;
+        struct candidates candidates;
         struct kv_found found;
 
         if (kv_op_found(op, head, &found) != KV_OK)
             return "nothing was found";
-        score(&scored, question, truth, head, since);
+        candidates_make(&candidates, question, truth, head, since);
         why = ids_fault(query, &found);
         if (why == NULL)
-            why = counts_fault(query, scored.n, &found);
+            why = counts_fault(query, candidates.rows.n, &found);
         if (why == NULL)
             why = rows_fault(question, truth, since, head, &found);
         if (why == NULL)
             why = held_fault(question, head, &found);
-        if (why == NULL && scored.is_known && found.n_coded == 0)
-            why = choice_fault(question, layer, head, &scored, &found);
-        else if (why == NULL && scored.is_known && !names_held_only(query))
-            why = outputs_fault(question, layer, head, &scored, found.ids, found.heads,
-                                found.n_ids, &found);
-        if (why == NULL && scored.is_known)
-            why = weights_fault(query, &scored, &found);
-        forget(&scored);
+        if (why == NULL && candidates.is_known)
+            why =
+                choice_fault(question, head, &candidates,
+                             found.n_coded == 0 ||
+                                 (nodes != NULL && candidates_code(&candidates, question, truth,
+                                                                   nodes, head, &found)),
+                             &found);
+        candidates_free(&candidates);
     }
     return why;
 }

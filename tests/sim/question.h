@@ -1,11 +1,10 @@
 /* question.h - random index requests and queries about a session, and whether what came back is
  * what the session's rows say.
  *
- * The choice is made again from the truth's rows, by the same kernels, where it does not hang
- * on codes: where step 1 had no codes, or took all candidates.  Else what must hold for any
- * codes is checked: the count, the order, the counters, and the weights that the chosen rows
- * have beside each other.  Attention is computed again over the rows that the truth chooses, or
- * that the answer names.
+ * The choice is held against the oracle's (tests/support/oracle.h), from the truth's rows and
+ * what their codes stand for, taken out of the node.  Where the node has other codes by now
+ * than the query went by, what must hold for any codes is checked: the count, the order, the
+ * counters. Attention is that over the rows that the oracle chooses, or that the answer names.
  *
  * Threads: one.  Memory: the caller's; a question owns its vectors.
  */
@@ -19,6 +18,8 @@ enum {
     QUESTION_RANGES_MAX = 6,
     QUESTION_HELD_MAX = TRUTH_UNITS_MAX * (TRUTH_TOKENS_MAX / KV_BLOCK_TOKENS),
 };
+
+struct kv_node;
 
 struct question {
     struct kv_query query;
@@ -39,9 +40,11 @@ bool question_make(struct question *question,
                    struct kv_random *random);
 void question_free(struct question *question);
 
-/* A query that ended well, and began at `since`: NULL, or what is wrong. */
+/* A query that ended well, and began at `since`: NULL, or what is wrong.
+ *   nodes  by place, NULL where one is dead; NULL: rows may have lost their codes since */
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
+                           struct kv_node *const *nodes,
                            uint64_t since,
                            const struct kv_op *op);
 

@@ -1460,7 +1460,13 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         kv_op_indexed(task->op, &indexed);
         why = question_index_fault(&task->index, truth, is_first, &indexed);
     } else if (status == KV_OK) {
-        why = question_fault(task->question, truth, task->since, task->op);
+        struct kv_node *nodes[WORLD_NODES_MAX];
+
+        for (unsigned i = 0; i < world->n_nodes; i++)
+            nodes[i] = world->nodes[i].node;
+        why = question_fault(task->question, truth,
+                             truth->n_losses == task->n_losses ? nodes : NULL, task->since,
+                             task->op);
     } else if (status == KV_NOT_READY) {
         /* Codes may take longer than there is time. */
         if (still_sure(task) && !truth->is_fragile &&

@@ -1,0 +1,86 @@
+#include "node_codes.h"
+
+#include "../../kvserver/store/control.h"
+
+#include <string.h>
+
+/* The code of a row in subspace j, as kernels/tile.h says that they lie. */
+static uint32_t
+code_at(const struct kv_pq_shape *shape, const uint8_t *tile, uint32_t row, uint32_t j)
+{
+    const uint32_t half = row / 64, at = row % 64;
+
+    if (shape->bits <= 4)
+        return tile[j * 64 + at] >> 4 * half & 15;
+    if (shape->bits > 6)
+        return tile[j * 128 + row];
+    const uint8_t *pair = tile + j / 2 * 192;
+    if (j == shape->m - 1 && j % 2 == 0)
+        return pair[row];
+    if (j % 2 == 0)
+        return pair[64 * half + at] & 63;
+    if (half == 0)
+        return pair[128 + at] & 63;
+    return pair[at] >> 6 | pair[64 + at] >> 6 << 2 | pair[128 + at] >> 6 << 4;
+}
+
+static void
+stand_for(const struct kv_codebook *book, const uint8_t *tile, uint32_t row, double *ret_key)
+{
+    const uint32_t width = book->shape.d / book->shape.m;
+
+    for (uint32_t j = 0; j < book->shape.m; j++) {
+        const uint32_t code = code_at(&book->shape, tile, row, j);
+
+        for (uint32_t i = 0; i < width; i++)
+            ret_key[j * width + i] =
+                (double)book->centroids[((size_t)j * width + i) << book->shape.bits | code];
+    }
+}
+
+static void codes_of_unit(const struct kv_data *data,
+                          const struct kv_unit *unit,
+                          uint32_t d_k,
+                          uint32_t n_tokens,
+                          double *ret_keys,
+                          bool *ret_coded)
+{
+    for (uint32_t token = 0; token < n_tokens; token++) {
+        const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+        const uint32_t row = token % KV_BLOCK_TOKENS;
+
+        ret_coded[token] = segment->codes != NULL && row < segment->n_coded;
+        if (ret_coded[token])
+            stand_for(kv_codebook_at(&data->heap.codebooks, segment->codebook), segment->codes,
+                      row, ret_keys + (size_t)token * d_k);
+    }
+}
+
+bool node_codes(struct kv_node *node,
+                const struct kv_id128 *session_token,
+                uint32_t layer,
+                uint32_t kv_head,
+                uint32_t n_tokens,
+                double *ret_keys,
+                bool *ret_coded)
+{
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_data *data = &node->data[i];
+
+        for (uint32_t j = 0; j < data->n_parts; j++) {
+            const struct kv_part *part = &data->parts[j];
+            const struct kv_unit *unit;
+
+            if (!part->used || memcmp(&part->token, session_token, sizeof(*session_token)) != 0)
+                continue;
+            unit = kv_part_unit(part, layer, kv_head);
+            if (unit == NULL || unit->committed < n_tokens)
+                continue;
+            const uint32_t d_k = part->schema->layers[layer].d_k;
+            memset(ret_keys, 0, (size_t)n_tokens * d_k * sizeof(*ret_keys));
+            codes_of_unit(data, unit, d_k, n_tokens, ret_keys, ret_coded);
+            return true;
+        }
+    }
+    return false;
+}
