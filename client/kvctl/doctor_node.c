@@ -17,17 +17,6 @@ enum {
     CONNECT_MS = 2000
 };
 
-/* The library's words begin with the node, and so does a finding's line. */
-static const char *without_node(const struct kvctl_doctor *doctor, const char *detail)
-{
-    size_t bytes = strlen(doctor->node);
-
-    if (strncmp(detail, "node ", 5) == 0 && strncmp(detail + 5, doctor->node, bytes) == 0 &&
-        strncmp(detail + 5 + bytes, ": ", 2) == 0)
-        return detail + 5 + bytes + 2;
-    return detail;
-}
-
 /* "HOST:PORT" -> its parts; a host in brackets loses them. */
 static bool
 split_address(const char *address, char *host, size_t host_bytes, const char **ret_port)
@@ -195,7 +184,7 @@ static void check_threads(struct kvctl_doctor *doctor, struct kv_client *client)
         if (status != KV_OK) {
             kvctl_doctor_tell(doctor, KVCTL_FAIL, "data threads",
                               "the data ports are filtered, or the node is stuck", "%s",
-                              without_node(doctor, kv_client_detail(client)));
+                              kvctl_without_node(doctor->node, kv_client_detail(client)));
             return;
         }
     }
@@ -282,12 +271,12 @@ static struct kv_client *open_node(struct kvctl_doctor *doctor)
         kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
                           "over tcp it works, so shared memory does not: use the node's user "
                           "and container, or transport tcp",
-                          "%s", without_node(doctor, detail));
+                          "%s", kvctl_without_node(doctor->node, detail));
         return NULL;
     }
     kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
                       "something listens there that does not answer as a node does", "%s",
-                      without_node(doctor, detail));
+                      kvctl_without_node(doctor->node, detail));
     return NULL;
 }
 
@@ -311,7 +300,7 @@ void kvctl_doctor_node(struct kvctl_doctor *doctor)
         kv_op_free(op);
     } else
         kvctl_doctor_tell(doctor, KVCTL_FAIL, "status", NULL, "%s",
-                          without_node(doctor, kv_client_detail(client)));
+                          kvctl_without_node(doctor->node, kv_client_detail(client)));
 
     check_transport(doctor, client, is_local);
     check_threads(doctor, client);

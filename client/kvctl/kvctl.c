@@ -1,5 +1,7 @@
 #include "kvctl.h"
 
+#include "json.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +91,7 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                size_t detail_bytes)
 {
     const struct kv_client_options options = {
-        .nodes = nodes != NULL ? nodes : ctl->options.server,
+        .nodes = nodes,
         .transport = ctl->options.transport,
         .deadline_ms = (uint32_t)ctl->options.deadline_ms,
     };
@@ -102,15 +104,59 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
     return status;
 }
 
-struct kv_client *kvctl_open(const struct kvctl *ctl, const char *nodes)
+struct kv_client *kvctl_open(const struct kvctl *ctl)
 {
     char detail[KVCTL_DETAIL_BYTES];
     struct kv_client *client;
 
-    if (kvctl_open_quietly(ctl, nodes, &client, detail, sizeof(detail)) == KV_OK)
+    if (kvctl_open_quietly(ctl, ctl->options.server, &client, detail, sizeof(detail)) == KV_OK)
         return client;
     kvctl_error(ctl, "%s", detail);
     return NULL;
+}
+
+struct kv_client *kvctl_open_node(const struct kvctl *ctl, const char *node)
+{
+    char detail[KVCTL_DETAIL_BYTES];
+    struct kv_client *client;
+    kv_status_t status = kvctl_open_quietly(ctl, node, &client, detail, sizeof(detail));
+
+    if (status == KV_OK)
+        return client;
+    kvctl_node_failed(ctl, node, status, detail);
+    return NULL;
+}
+
+const char *kvctl_state_name(kv_status_t status)
+{
+    return kv_status_name(status == KV_DEADLINE ? KV_UNREACHABLE : status);
+}
+
+const char *kvctl_without_node(const char *node, const char *detail)
+{
+    size_t bytes = strlen(node);
+
+    if (strncmp(detail, "node ", 5) == 0 && strncmp(detail + 5, node, bytes) == 0 &&
+        strncmp(detail + 5 + bytes, ": ", 2) == 0)
+        return detail + 5 + bytes + 2;
+    return detail;
+}
+
+void kvctl_node_failed(const struct kvctl *ctl,
+                       const char *node,
+                       kv_status_t status,
+                       const char *detail)
+{
+    struct kv_json json;
+
+    kvctl_error(ctl, "%s", detail);
+    if (!ctl->options.json)
+        return;
+    kv_json_begin(&json, stdout);
+    kv_json_text(&json, "node", node);
+    kv_json_text(&json, "state", kvctl_state_name(status));
+    kv_json_text(&json, "detail", kvctl_without_node(node, detail));
+    kv_json_end(&json);
 }
 
 static void print_help(void)
@@ -129,7 +175,10 @@ static void print_help(void)
     kv_config_help(rows, stdout);
     printf("\n"
            "The environment may set options too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
-           "Exit status: 0 done, 1 failed, 2 wrong usage or unusable input.\n");
+           "Exit status: 0 done, 1 failed, be it on one node of several, 2 wrong usage or "
+           "unusable\n"
+           "input.  exists: 0 there is, 1 there is not, 3 the node that would know did not "
+           "tell.\n");
 }
 
 /* Cuts options.server into nodes; the pieces live in `copy`. */

@@ -21,7 +21,8 @@
 enum {
     KVCTL_DONE = 0,
     KVCTL_FAILED = 1,
-    KVCTL_USAGE = 2, /* wrong usage, or input that cannot be used */
+    KVCTL_USAGE = 2,   /* wrong usage, or input that cannot be used */
+    KVCTL_UNKNOWN = 3, /* exists: no node could tell */
 
     KVCTL_NODES_MAX = 64,
     KVCTL_DETAIL_BYTES = 1024,
@@ -49,11 +50,26 @@ struct kvctl {
 void kvctl_error(const struct kvctl *ctl, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A client of one node, or with `nodes` NULL of the whole list.  NULL: it was told on stderr.
- */
-struct kv_client *kvctl_open(const struct kvctl *ctl, const char *nodes);
+/* A client of the whole list.  NULL: it was told on stderr. */
+struct kv_client *kvctl_open(const struct kvctl *ctl);
 
-/* As kvctl_open(), but hands the reason out. */
+/* A client of one node.  NULL: it was told, see kvctl_node_failed(). */
+struct kv_client *kvctl_open_node(const struct kvctl *ctl, const char *node);
+
+/* A command comes to nothing on one node: told on stderr, and with --json on stdout, where the
+ * node is not to be missing: {"node": ..., "state": "unreachable", "detail": ...}. */
+void kvctl_node_failed(const struct kvctl *ctl,
+                       const char *node,
+                       kv_status_t status,
+                       const char *detail);
+
+/* "unreachable", or what else the node said of itself by failing so. */
+const char *kvctl_state_name(kv_status_t status);
+
+/* The rest of the library's words, which begin with the node. */
+const char *kvctl_without_node(const char *node, const char *detail);
+
+/* The same of some nodes, and hands the reason out. */
 kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                const char *nodes,
                                struct kv_client **ret_client,

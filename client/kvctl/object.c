@@ -191,7 +191,7 @@ int kvctl_put_run(const struct kvctl *ctl)
         kvctl_error(ctl, "%s: cannot be opened: %s", input.where, strerror(errno));
         return KVCTL_USAGE;
     }
-    input.client = kvctl_open(ctl, NULL);
+    input.client = kvctl_open(ctl);
     if (input.client == NULL)
         goto out;
     result = read_input(ctl, &input);
@@ -292,7 +292,7 @@ int kvctl_get_run(const struct kvctl *ctl)
         kvctl_error(ctl, "option: --json needs a FILE: standard output is the object's");
         return KVCTL_USAGE;
     }
-    client = kvctl_open(ctl, NULL);
+    client = kvctl_open(ctl);
     if (client == NULL)
         return KVCTL_FAILED;
     status = fetch(client, name_of(ctl), &object, &seconds);
@@ -309,6 +309,14 @@ int kvctl_get_run(const struct kvctl *ctl)
 
 /* ---- exists, delete ---------------------------------------------------------------------- */
 
+/* A script must be able to tell an object that is not there from a node that is not. */
+static int exit_status(enum kv_object_verb verb, kv_status_t status)
+{
+    if (status == KV_OK)
+        return KVCTL_DONE;
+    return verb == KV_OBJECT_EXISTS && status != KV_NOT_FOUND ? KVCTL_UNKNOWN : KVCTL_FAILED;
+}
+
 static int run_plain(const struct kvctl *ctl, enum kv_object_verb verb)
 {
     struct kv_object object = {.name = name_of(ctl)};
@@ -318,9 +326,9 @@ static int run_plain(const struct kvctl *ctl, enum kv_object_verb verb)
 
     if (!name_is_usable(ctl))
         return KVCTL_USAGE;
-    client = kvctl_open(ctl, NULL);
+    client = kvctl_open(ctl);
     if (client == NULL)
-        return KVCTL_FAILED;
+        return exit_status(verb, KV_UNREACHABLE);
     status = carry_out(client, verb, &object);
     if (ctl->options.json && (status == KV_OK || status == KV_NOT_FOUND)) {
         kv_json_begin(&json, stdout);
@@ -336,7 +344,7 @@ static int run_plain(const struct kvctl *ctl, enum kv_object_verb verb)
     else
         printf("deleted %s\n", name_of(ctl));
     kv_client_close(client);
-    return status == KV_OK ? KVCTL_DONE : KVCTL_FAILED;
+    return exit_status(verb, status);
 }
 
 int kvctl_exists_run(const struct kvctl *ctl)

@@ -122,7 +122,7 @@ print_json(const char *node, const struct kv_node_info *info, const struct resul
 
 static bool ping_node(const struct kvctl *ctl, const char *node)
 {
-    struct kv_client *client = kvctl_open(ctl, node);
+    struct kv_client *client = kvctl_open_node(ctl, node);
     struct result result = {0};
     struct kv_node_info info;
     kv_status_t status;
@@ -140,7 +140,7 @@ static bool ping_node(const struct kvctl *ctl, const char *node)
         status =
             measure_rate(client, n_threads, PING_BYTES, RATE_BYTES, &result.back_bytes_per_s);
     if (status != KV_OK)
-        kvctl_error(ctl, "%s", kv_client_detail(client));
+        kvctl_node_failed(ctl, node, status, kv_client_detail(client));
     else {
         kv_client_node(client, 0, &info);
         if (ctl->options.json)

@@ -179,28 +179,50 @@ static void print_json(const char *node, const struct kv_table *table)
 
 /* ---- commands ---------------------------------------------------------------------------- */
 
+/* What stands in the place of a node's table. */
+static void print_failure(kv_status_t status, const char *detail)
+{
+    const struct kv_cell cells[] = {
+        {.text = "state"},
+        {.text = kvctl_state_name(status)},
+        {.text = "detail"},
+        {.text = detail},
+    };
+    const struct kv_table table = {.n_columns = 2,
+                                   .n_rows = 2,
+                                   .columns = (const char *const[]){"name", "value"},
+                                   .cells = cells};
+
+    (void)print_text(&table);
+}
+
 static bool show_node(const struct kvctl *ctl, unsigned node)
 {
-    struct kv_client *client = kvctl_open(ctl, ctl->nodes[node]);
+    const char *name = ctl->nodes[node];
+    bool is_headed = !ctl->options.json && ctl->n_nodes > 1;
+    char detail[KVCTL_DETAIL_BYTES];
+    struct kv_client *client = NULL;
     const struct kv_table *table;
     struct kv_op *op = NULL;
-    kv_status_t status;
+    kv_status_t status = kvctl_open_quietly(ctl, name, &client, detail, sizeof(detail));
 
-    if (client == NULL)
-        return false;
-    status = kvctl_table(client, ctl->command, &op, &table);
+    if (is_headed)
+        printf("%snode %s\n", node > 0 ? "\n" : "", name);
     if (status == KV_OK) {
-        if (ctl->options.json)
-            print_json(ctl->nodes[node], table);
-        else {
-            if (ctl->n_nodes > 1)
-                printf("%snode %s\n", node > 0 ? "\n" : "", ctl->nodes[node]);
-            status = print_text(table);
-        }
+        status = kvctl_table(client, ctl->command, &op, &table);
+        snprintf(detail, sizeof(detail), "%s", kv_client_detail(client));
     }
-    if (status != KV_OK)
-        kvctl_error(ctl, "%s",
-                    status == KV_NO_MEMORY ? "out of memory" : kv_client_detail(client));
+    if (status == KV_OK && ctl->options.json)
+        print_json(name, table);
+    else if (status == KV_OK && print_text(table) != KV_OK) {
+        status = KV_NO_MEMORY;
+        snprintf(detail, sizeof(detail), "out of memory");
+    }
+    if (status != KV_OK) {
+        if (is_headed)
+            print_failure(status, kvctl_without_node(name, detail));
+        kvctl_node_failed(ctl, name, status, detail);
+    }
     kv_op_free(op);
     kv_client_close(client);
     return status == KV_OK;
@@ -218,7 +240,7 @@ int kvctl_tables_run(const struct kvctl *ctl)
 
 static bool drain_node(const struct kvctl *ctl, const char *node)
 {
-    struct kv_client *client = kvctl_open(ctl, node);
+    struct kv_client *client = kvctl_open_node(ctl, node);
     struct kv_json json;
     struct kv_op *op;
     kv_status_t status;
@@ -229,7 +251,7 @@ static bool drain_node(const struct kvctl *ctl, const char *node)
     if (status == KV_OK)
         status = kv_finish(op);
     if (status != KV_OK)
-        kvctl_error(ctl, "%s", kv_client_detail(client));
+        kvctl_node_failed(ctl, node, status, kv_client_detail(client));
     else if (ctl->options.json) {
         kv_json_begin(&json, stdout);
         kv_json_text(&json, "node", node);

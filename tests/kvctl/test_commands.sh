@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_commands.sh KVSERVER KVCTL SESSION: every command of kvctl against real nodes, and against
-# none: what is printed where, and the exit status (0 done, 1 failed, 2 usage).
+# none: what is printed where, and the exit status (0 done, 1 failed, 2 usage, 3 exists cannot tell).
 set -eu
 kvserver=$1
 kvctl=$2
@@ -95,9 +95,19 @@ expect 2 --deadline-ms 0 status
 expect 1 --server 127.0.0.1:1 status
 has 'node 127.0.0.1:1: .*unreachable' err
 [ ! -s "$work/out" ] || wrong "something on stdout"
-expect 1 --server 127.0.0.1:1 --json status
-[ ! -s "$work/out" ] || wrong "something on stdout"
+for command in status sessions clients models ops stats ping drain; do
+    expect 1 --server 127.0.0.1:1 --json $command
+    is_json
+    has '^\{"node": "127.0.0.1:1", "state": "unreachable", "detail": "open: unreachable: ' out
+    has "^kvctl: $command: node 127.0.0.1:1: open: unreachable: " err
+done
 expect 1 --server 127.0.0.1:1 get x
+[ ! -s "$work/out" ] || wrong "something on stdout"
+expect 3 --server 127.0.0.1:1 exists x
+has '^kvctl: exists: node 127.0.0.1:1: open: unreachable: ' err
+expect 3 --server 127.0.0.1:1 exists x --json
+[ ! -s "$work/out" ] || wrong "something on stdout"
+expect 1 --server 127.0.0.1:1 delete x
 expect 1 --server 127.0.0.1:1 doctor
 has '^fail  node 127.0.0.1:1: control port: ' out
 has '^ok    client: version ' out
@@ -208,15 +218,71 @@ expect 0 put both "$work/some"
 expect 0 get both "$work/copy"
 cmp "$work/some" "$work/copy" || wrong "get over two nodes: other bytes"
 "$session" "$one,$two" >"$work/out" 2>"$work/err" || wrong "the example session failed"
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    expect 0 put "spread-$i" "$work/some"
+done
 kill -9 "$two_process"
 wait "$two_process" 2>/dev/null || true
 expect 1 status
 has "^node $one\$" out
+has "^node $two\$" out
+has '^state +unreachable$' out
+has '^detail +open: unreachable: ' out
 has "^kvctl: status: node $two: .*unreachable" err
-expect 1 ping --json
-is_json
+for table in status sessions clients models ops stats ping; do
+    expect 1 "$table" --json
+    is_json
+    has "^\\{\"node\": \"$two\", \"state\": \"unreachable\", \"detail\": \"open: " out
+done
+expect 1 status --json
+has "^\\{\"node\": \"$one\", .*\"memory_bytes\": 268435456, " out
 expect 1 doctor
 has "^fail  node $two: control port" out
+
+# object NAME STATUS DEAD: one that lies on the living node is there, of another nobody can tell.
+object() {
+    expect "$2" exists "$1" --deadline-ms 2000
+    if [ "$2" -eq 0 ]; then
+        expect 0 get "$1" "$work/copy" --deadline-ms 2000
+        cmp "$work/some" "$work/copy" || wrong "get $1: other bytes"
+    else
+        has "^kvctl: exists: $1: node $3: object_exists: (unreachable|deadline): " err
+        expect 1 get "$1" "$work/copy" --deadline-ms 2000
+        has "^kvctl: get: $1: node $3: " err
+    fi
+}
+here='' there=''
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    if "$kvctl" exists "spread-$i" >"$work/out" 2>"$work/err"; then
+        here="spread-$i"
+    else
+        there="spread-$i"
+    fi
+done
+object "$here" 0 "$two"
+object "$there" 3 "$two"
+# Where an object lies depends on the list's length and order alone.
+export KVCTL_SERVER="$one,127.0.0.1:1"
+object "$here" 0 127.0.0.1:1
+object "$there" 3 127.0.0.1:1
+
+# A node that is back: what it had is gone, and that is told as such.
+export KVCTL_SERVER="$one,$two"
+start two "${two##*:}"
+two_process=$node
+expect 0 exists "$here"
+expect 1 exists "$there"
+has "there is no such object" err
+expect 0 put "$there" "$work/some"
+expect 0 exists "$there"
+kill -STOP "$two_process"
+object "$here" 0 "$two"
+object "$there" 3 "$two"
+expect 1 status --json --deadline-ms 500
+has "^\\{\"node\": \"$two\", \"state\": \"unreachable\", " out
+kill -CONT "$two_process"
+expect 0 status --json
+kill -9 "$two_process"
 
 # A node that is stopped but not gone: the deadline holds.
 export KVCTL_SERVER="$one"
