@@ -216,7 +216,8 @@ KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Renews the lease; the library does so by itself while the client is polled. */
+/* Renews the lease; the library does so by itself while the client is polled.  Once a lease has
+ * ended, every operation of the session is KV_NOT_FOUND, and its text says when that was. */
 KV_API kv_status_t kv_renew_begin(struct kv_session *session,
                                   uint32_t lease_ms,
                                   uint32_t deadline_ms,

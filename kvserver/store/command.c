@@ -218,6 +218,7 @@ static bool session_close(struct kv_data *data, struct kv_command *command)
 
     if (command->cursor == 0 && part->used) {
         part->used = false; /* stale from here on, for every work that names it */
+        kv_ended_add(&data->ended, &command->ended);
         kv_part_wake(data, part);
     }
     for (; command->cursor < part->n_units && command->cursor < end; command->cursor++)

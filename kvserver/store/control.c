@@ -251,6 +251,23 @@ void kv_session_destroy(struct kv_node *node, struct kv_session *session)
     atomic_store(&node->n_sessions_seen, node->n_sessions);
 }
 
+void kv_session_close(struct kv_control_call *call,
+                      const struct kv_session *session,
+                      enum kv_ended_why why,
+                      void (*next)(struct kv_control_call *call))
+{
+    struct kv_node *node = call->node;
+    const struct kv_command command = {.kind = KV_COMMAND_SESSION_CLOSE,
+                                       .index = session->index,
+                                       .ended = {.token = session->token,
+                                                 .at_us = kv_clock_now(node->config.clock),
+                                                 .lease_us = session->lease_us,
+                                                 .why = why}};
+
+    kv_ended_add(&node->ended, &command.ended);
+    kv_control_ask(call, &command, next);
+}
+
 uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session)
 {
     uint64_t used_us = session->renewed_us;
@@ -296,10 +313,7 @@ static void expire_sessions(struct kv_node *node, uint64_t now_us)
         session->busy = true;
         call->session = session;
         kv_count(&node->stats.sessions_expired, 1);
-        kv_control_ask(
-            call,
-            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
-            session_expired);
+        kv_session_close(call, session, KV_ENDED_LEASE, session_expired);
     }
 }
 

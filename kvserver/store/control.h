@@ -122,6 +122,7 @@ struct kv_node {
     struct kv_session *sessions; /* (sessions_max) */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
+    struct kv_ended_list ended;       /* of those */
     struct kv_client_record *clients; /* (clients_max) */
     struct kv_control_call *calls;
     uint32_t n_calls;
@@ -157,6 +158,11 @@ void kv_control_call_end(struct kv_control_call *call);
 
 struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128 *id);
 void kv_session_destroy(struct kv_node *node, struct kv_session *session);
+/* Has every data thread give up its part; why tells those who come too late. */
+void kv_session_close(struct kv_control_call *call,
+                      const struct kv_session *session,
+                      enum kv_ended_why why,
+                      void (*next)(struct kv_control_call *call));
 void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
 uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
 

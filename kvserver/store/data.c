@@ -378,6 +378,24 @@ static void stash_clear(struct kv_peer *peer, uint64_t before_us)
 /* ---- messages -----------------------------------------------------------------------------
  */
 
+/* The session that a request names is not there, or another has its place by now. */
+static void refuse_session(struct kv_work *work, const struct kv_part *part)
+{
+    const struct kv_wire_header *header = &work->request;
+    struct kv_data *data = work->data;
+    char what[KV_ENDED_TEXT];
+
+    if (kv_ended_tell(&data->ended, &header->token, data->now_us, what))
+        kv_work_fail(work, KV_NOT_FOUND, "%s: session %u: %s", work->row->name,
+                     header->session_index, what);
+    else if (part == NULL || !part->used)
+        kv_work_fail(work, KV_NOT_FOUND, "%s: no session %u", work->row->name,
+                     header->session_index);
+    else
+        kv_work_fail(work, KV_DENIED, "%s: the token is not session %u's", work->row->name,
+                     header->session_index);
+}
+
 static void begin_request(struct kv_data *data,
                           struct kv_peer *peer,
                           const struct kv_wire_header *header,
@@ -442,14 +460,8 @@ static void begin_request(struct kv_data *data,
     if (row->flags & KV_OP_NEEDS_SESSION) {
         struct kv_part *part =
             header->session_index < data->n_parts ? &data->parts[header->session_index] : NULL;
-        if (part == NULL || !part->used) {
-            kv_work_fail(work, KV_NOT_FOUND, "%s: no session %u", row->name,
-                         header->session_index);
-            return;
-        }
-        if (!kv_token_equal(&part->token, &header->token)) {
-            kv_work_fail(work, KV_DENIED, "%s: the token is not session %u's", row->name,
-                         header->session_index);
+        if (part == NULL || !part->used || !kv_token_equal(&part->token, &header->token)) {
+            refuse_session(work, part);
             return;
         }
         if (part->tenant != peer->tenant) {

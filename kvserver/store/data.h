@@ -15,6 +15,7 @@
 #ifndef KV_DATA_H
 #define KV_DATA_H
 
+#include "ended.h"
 #include "map.h"
 #include "node.h"
 #include "object.h"
@@ -83,6 +84,8 @@ struct kv_command {
     uint64_t root; /* session_open */
     uint32_t epoch, n_nodes, node_index, tokens_max;
     const kv_schema_t *schema;
+
+    struct kv_ended ended; /* session_close: what later requests are told */
 
     enum kv_channel_mode mode; /* peer_open */
     uint32_t address_bytes;
@@ -212,7 +215,8 @@ struct kv_data {
     uint32_t turns;        /* steps since the last slice in the background */
     struct kv_part *parts; /* (sessions_max) */
     uint32_t n_parts;
-    struct kv_peer *peers; /* (clients_max) */
+    struct kv_ended_list ended; /* of those */
+    struct kv_peer *peers;      /* (clients_max) */
     uint32_t n_peers;
     struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_work_queue queues[KV_CLASS_COUNT];

@@ -372,6 +372,23 @@ void kv_control_model(struct kv_control_call *call)
 /* ---- sessions: what all replies say -------------------------------------------------------
  */
 
+/* Who has the token of a session that has ended is told what became of it; nobody else hears
+ * whether there was one. */
+static void
+refuse_session(struct kv_control_call *call, const ProtobufCBinaryData *token, const char *what)
+{
+    const struct kv_node *node = call->node;
+    const char *name = kv_ops[call->op].name;
+    char ended[KV_ENDED_TEXT];
+    struct kv_id128 given;
+
+    if (get_id(token, &given) &&
+        kv_ended_tell(&node->ended, &given, kv_clock_now(node->config.clock), ended))
+        kv_control_refuse(call, KV_NOT_FOUND, "%s: %s: %s", name, what, ended);
+    else
+        kv_control_refuse(call, KV_NOT_FOUND, "%s: no %s with that token", name, what);
+}
+
 static struct kv_session *
 session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token)
 {
@@ -379,12 +396,12 @@ session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryDa
     struct kv_session *session =
         index < node->config.sessions_max ? &node->sessions[index] : NULL;
     struct kv_id128 given;
+    char what[32];
 
     if (session == NULL || !session->used || !get_id(token, &given) ||
         !kv_token_equal(&session->token, &given)) {
-        /* Whether the place or the token is wrong is nobody's business. */
-        kv_control_refuse(call, KV_NOT_FOUND, "%s: no session %u with that token",
-                          kv_ops[call->op].name, index);
+        snprintf(what, sizeof(what), "session %u", index);
+        refuse_session(call, token, what);
         return NULL;
     }
     if (session->tenant != call->tenant) {
@@ -485,10 +502,7 @@ static void open_done(struct kv_control_call *call)
 
     if (call->status != KV_OK) {
         call->bytes = (uint64_t)(int64_t)call->status;
-        kv_control_ask(
-            call,
-            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
-            open_undone);
+        kv_session_close(call, session, KV_ENDED_UNSAID, open_undone);
         return;
     }
     session->busy = false;
@@ -598,7 +612,7 @@ static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *requ
         get_id(&request->session_id, &id) ? kv_map_get(node->session_of_id, &id) : NULL;
 
     if (session == NULL) {
-        kv_control_refuse(call, KV_NOT_FOUND, "resume: no such session");
+        refuse_session(call, &request->token, "session");
         return;
     }
     session = session_of(call, session->index, &request->token);
@@ -717,10 +731,7 @@ static void fork_done(struct kv_control_call *call)
 {
     if (call->status != KV_OK) {
         call->bytes = (uint64_t)(int64_t)call->status;
-        kv_control_ask(
-            call,
-            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = call->child->index},
-            fork_undone);
+        kv_session_close(call, call->child, KV_ENDED_UNSAID, fork_undone);
         return;
     }
     kv_control_ask(call,
@@ -837,10 +848,7 @@ void kv_control_close(struct kv_control_call *call)
     if (session != NULL) {
         session->busy = true;
         call->session = session;
-        kv_control_ask(
-            call,
-            &(struct kv_command){.kind = KV_COMMAND_SESSION_CLOSE, .index = session->index},
-            close_done);
+        kv_session_close(call, session, KV_ENDED_CLOSED, close_done);
     }
     kvpb__close_request__free_unpacked(request, NULL);
 }

@@ -964,6 +964,74 @@ static bool open_own(struct cluster *own, uint64_t memory_per_thread, uint32_t l
     return cluster_open(own, &setup);
 }
 
+/* The failure is KV_NOT_FOUND, for a reason whose words begin so. */
+static void expect_ended(struct kv_op *op, kv_status_t begun, const char *why)
+{
+    assert_int_equal(begun, KV_OK);
+    assert_int_equal(kv_wait(op), KV_NOT_FOUND);
+    if (strstr(kv_op_detail(op), why) == NULL)
+        fail_msg("not `%s`: %s", why, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static void read_finds_ended(struct side *side, struct kv_session *session, const char *why)
+{
+    struct kv_rows_io io = {.buffer = side->in};
+    struct kv_rows box = all_rows(session, 0, 10);
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
+
+    expect_ended(op, status, why);
+}
+
+/* Who comes too late is told why, by data threads and by the control thread, whoever has the
+ * session's place by then; who only guesses is not. */
+static void ended_sessions_are_told_of(void **state)
+{
+    struct kv_session *late, *closed, *other, *resumed;
+    struct kv_ticket ticket, guess;
+    struct kv_op *op = NULL;
+    struct cluster own;
+    struct side a, b;
+    kv_status_t status;
+
+    (void)state;
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&a, &own, NULL);
+    open_side_as(&b, &own, NULL);
+    late = open_session_as(&a, &models[EVEN], &(struct kv_session_options){.lease_ms = 1000});
+    kv_session_ticket(late, &ticket);
+    put(&a, late, 0, 10, 1, KV_OK);
+    assert_true(
+        cluster_becomes(b.client, "status", "sessions", 0)); /* nobody polls the other */
+    other = open_session(&b, &models[EVEN]);
+    put(&b, other, 0, 10, 2, KV_OK);
+    read_finds_ended(&a, late, ": its lease of 1.0 s ended ");
+    status = kv_renew_begin(late, 0, 0, &op);
+    expect_ended(op, status, ": its lease of 1.0 s ended ");
+    status = kv_resume_begin(b.client, &ticket, 0, &op);
+    expect_ended(op, status, ": its lease of 1.0 s ended ");
+    guess = ticket;
+    guess.token.bytes[15] ^= 1;
+    status = kv_resume_begin(b.client, &guess, 0, &op);
+    expect_ended(op, status, ": no session with that token");
+    kv_session_free(late);
+
+    closed = open_session(&a, &models[EVEN]);
+    put(&a, closed, 0, 10, 1, KV_OK);
+    kv_session_ticket(closed, &ticket);
+    resumed = resume(&b, &ticket);
+    close_session(resumed);
+    read_finds_ended(&a, closed, ": a client closed it ");
+    status = kv_length_begin(closed, 0, &op);
+    expect_ended(op, status, ": a client closed it ");
+    kv_session_free(closed);
+    read_back(&b, other, 0, 10, 2);
+    close_side(&a);
+    close_side(&b);
+    cluster_close(&own);
+}
+
 static void full_memory(void **state)
 {
     struct kv_session *first, *second;
@@ -1574,6 +1642,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(closed_sessions_give_memory_back),
         cmocka_unit_test(full_memory),
         cmocka_unit_test(leases_end),
+        cmocka_unit_test(ended_sessions_are_told_of),
         cmocka_unit_test(objects_of_all_sizes),
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(lost_and_doubled_messages),
