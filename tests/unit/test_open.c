@@ -68,8 +68,11 @@ static void say(struct door *door, const struct kv_wire_header *request, const v
     outcome.detail = (char *)"the door says so";
     reply.outcome = &outcome;
     bytes = kvpb__close_reply__pack(&reply, message->packed);
-    message->header = (struct kv_wire_header){
-        .kind = KV_WIRE_REPLY, .op = request->op, .request_id = request->request_id};
+    message->header = (struct kv_wire_header){.kind = KV_WIRE_REPLY,
+                                              .op = request->op,
+                                              .request_id = request->request_id,
+                                              .client_index = request->client_index,
+                                              .client_token = request->client_token};
     kv_message_seal(&message->header, message->packed, bytes);
     if (kv_channel_send(*channel, &message->header, sizeof(message->header), message->packed,
                         bytes, sent, message) != KV_IN_PROGRESS)
