@@ -881,6 +881,7 @@ static void maps_memory(void **state)
 struct other_thread {
     struct end end;
     _Atomic bool stop;
+    _Atomic bool is_armed; /* about to sleep, or asleep: n_slept does not count that yet */
     _Atomic unsigned n_slept;
     bool sleeps;
 };
@@ -896,13 +897,19 @@ static void run_other(void *arg)
             continue;
         if (other->end.port->row->port_arm(other->end.port, &fd) != KV_OK)
             continue;
-        if (fd >= 0 && kv_sleep_fds(&fd, 1, WAIT_US))
-            other->n_slept++;
+        other->is_armed = true;
+        bool is_woken = fd >= 0 && kv_sleep_fds(&fd, 1, WAIT_US);
+        other->is_armed = false;
+        other->n_slept += is_woken;
     }
 }
 
-/* Asks the other thread for `n` echoes of up to `bytes_max` bytes. */
-static void ask_for_echoes(struct pair *pair, unsigned n, size_t bytes_max, uint64_t pause_us)
+/* Asks the other thread for `n` echoes of up to `bytes_max` bytes.  `sleeper`: that thread,
+ * which is to be asleep before each; NULL: it does not matter. */
+static void ask_for_echoes(struct pair *pair,
+                           unsigned n,
+                           size_t bytes_max,
+                           const struct other_thread *sleeper)
 {
     struct sending sending;
     struct kv_random random;
@@ -917,14 +924,14 @@ static void ask_for_echoes(struct pair *pair, unsigned n, size_t bytes_max, uint
         sending.data = malloc(bytes + 8);
         assert_non_null(sending.data);
         fill(sending.data, bytes, i);
+        if (sleeper != NULL)
+            DRIVE_UNTIL(pair, sleeper->is_armed);
         if (kv_channel_send(pair->a.channel, &sending.header, sizeof(sending.header),
                             sending.data, bytes, on_done, &sending) == KV_OK)
             on_done(&sending, KV_OK);
         DRIVE_UNTIL(pair, sending.n_done == 1 && pair->a.n_received == n_received + 1);
         assert_int_equal(sending.status, KV_OK);
         end_send(&sending);
-        if (pause_us > 0)
-            kv_sleep_fds(NULL, 0, pause_us);
     }
 }
 
@@ -949,8 +956,8 @@ static void echoes_between_threads(void **state)
 
     (void)state;
     two_threads(&other, &pair, &thread);
-    ask_for_echoes(&pair, 2000, 1000, 0);
-    ask_for_echoes(&pair, 100, 300 << 10, 0);
+    ask_for_echoes(&pair, 2000, 1000, NULL);
+    ask_for_echoes(&pair, 100, 300 << 10, NULL);
     other.stop = true;
     other.end.port->row->port_wake(other.end.port);
     kv_thread_join(thread);
@@ -964,18 +971,20 @@ static void sleeps_and_wakes(void **state)
     struct other_thread other;
     struct kv_thread *thread;
     struct pair pair;
-    uint64_t begin;
+    unsigned n_slept;
 
     (void)state;
     two_threads(&other, &pair, &thread);
-    ask_for_echoes(&pair, 20, 100, 5000);
+    ask_for_echoes(&pair, 20, 100, &other);
     assert_in_range(other.n_slept, 5, 1 << 20);
-    kv_sleep_fds(NULL, 0, 20000); /* now it sleeps again */
+    do {
+        n_slept = other.n_slept;
+        DRIVE_UNTIL(&pair, other.is_armed);
+    } while (n_slept != other.n_slept);
     other.stop = true;
-    begin = now_us();
     other.end.port->row->port_wake(other.end.port);
     kv_thread_join(thread);
-    assert_in_range(now_us() - begin, 0, 2 * 1000 * 1000);
+    assert_true(other.n_slept > n_slept); /* woken, not over-slept */
     close_end(&other.end);
     close_pair(&pair);
 }

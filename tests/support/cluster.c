@@ -144,6 +144,26 @@ double cluster_total(struct kv_client *client, const char *table, const char *na
     return total;
 }
 
+/* Every data thread has begun a look since this was called. */
+static void begin_look(const struct cluster *cluster)
+{
+    uint64_t begin_us = kv_clock_now(&kv_clock_real);
+
+    for (uint32_t i = 0; i < cluster->n_nodes; i++)
+        while (kv_node_last_step_us(cluster->nodes[i]) < begin_us) {
+            if (kv_clock_now(&kv_clock_real) - begin_us > BECOMES_US)
+                fail_msg("node %u: a data thread stands still", i);
+            kv_sleep_fds(NULL, 0, LOOK_AGAIN_US);
+        }
+}
+
+void cluster_look(const struct cluster *cluster)
+{
+    /* A look is over when the next begins. */
+    begin_look(cluster);
+    begin_look(cluster);
+}
+
 bool cluster_becomes(struct kv_client *client,
                      const char *table,
                      const char *name,

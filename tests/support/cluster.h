@@ -55,6 +55,10 @@ cluster_number(struct kv_client *client, uint32_t node, const char *table, const
 /* The same, summed over all nodes. */
 double cluster_total(struct kv_client *client, const char *table, const char *name);
 
+/* Waits until the nodes' tables say what was so when it was called, or later: data threads fill
+ * in what they say of their memory now and then. */
+void cluster_look(const struct cluster *cluster);
+
 /* Waits until the total is `value`; false: it has not become that in time. */
 bool cluster_becomes(struct kv_client *client,
                      const char *table,
