@@ -482,28 +482,76 @@ static void help(void **state)
     free(text);
 }
 
+/* Whatever was read, and whether or not it was refused: every value is one that its row allows.
+ */
+static void assert_allowed(void)
+{
+    for (const char *at = options.listen; *at != '\0'; at++)
+        assert_true((unsigned char)*at >= ' ' && *at != '\x7f');
+    assert_true(strlen(options.listen) < sizeof(options.listen));
+    assert_true(strcmp(options.transport, "auto") == 0 ||
+                strcmp(options.transport, "tcp") == 0 || strcmp(options.transport, "shm") == 0);
+    assert_true(options.memory >= 1 << 20 && options.memory <= 1ull << 40);
+    assert_in_range(options.threads, 1, 64);
+    assert_in_range(*(const unsigned char *)&options.verbose, 0, 1);
+}
+
+/* What is refused is KV_INVALID and says where: what was read before it stays read. */
+static void assert_told(kv_status_t status, const char *where)
+{
+    if (status == KV_OK)
+        return;
+    assert_int_equal(status, KV_INVALID);
+    assert_memory_equal(detail, where, strlen(where));
+    assert_non_null(memchr(detail, '\0', sizeof(detail)));
+}
+
 static void random_input(void **state)
 {
     static const char letters[] = "threads=memory-listen \t\"\\#\n\n0123456789GKM.=yesno--";
+    static const char *const lines[] = {"threads",       "= 7\n",        "--threads=3\n",
+                                        "verbose=yes\n", "# text\n",     "memory-max = 1.5G\n",
+                                        "listen=",       "\"a b\"\n",    "\n",
+                                        "--listen=x\n",  "transport = ", "tcp\n"};
+    unsigned n_read[2] = {0}, n_refused[2] = {0};
     struct kv_random random;
 
     (void)state;
     kv_random_init(&random, 3);
-    for (int i = 0; i < 3000; i++) {
-        char text[200], *argv[6] = {NULL};
+    for (int i = 0; i < 6000; i++) {
+        char text[200] = "", *argv[6] = {NULL};
         size_t n = kv_random_below(&random, sizeof(text) - 1);
+        kv_status_t status;
         int argc = 0;
 
-        for (size_t j = 0; j < n; j++)
-            text[j] = i % 4 == 0 ? (char)kv_random_next(&random)
-                                 : letters[kv_random_below(&random, sizeof(letters) - 1)];
-        file(text, n);
+        if (i % 2 == 0)
+            for (size_t j = 0; j < n; j++)
+                text[j] = i % 4 == 0 ? (char)kv_random_next(&random)
+                                     : letters[kv_random_below(&random, sizeof(letters) - 1)];
+        else
+            for (unsigned j = 0; j < 1 + (unsigned)i % 5; j++)
+                strcat(text, lines[kv_random_below(&random, sizeof(lines) / sizeof(lines[0]))]);
+        if (i % 2 == 1)
+            n = strlen(text);
+        status = file(text, n);
+        assert_told(status, "config: FILE:");
+        assert_allowed();
+        n_read[0] += status == KV_OK;
+        n_refused[0] += status != KV_OK;
         text[n] = '\0';
         for (char *at = strtok(text, "\n"); at != NULL && argc < 5; at = strtok(NULL, "\n"))
             argv[argc++] = at;
-        arguments(&argc, argv);
+        status = arguments(&argc, argv);
+        assert_told(status, "option: ");
+        assert_allowed();
+        n_read[1] += status == KV_OK;
+        n_refused[1] += status != KV_OK;
         kv_config_defaults(rows, &options);
     }
+    print_message("files: %u read, %u refused; arguments: %u, %u\n", n_read[0], n_refused[0],
+                  n_read[1], n_refused[1]);
+    for (unsigned i = 0; i < 2; i++)
+        assert_true(n_read[i] > 100 && n_refused[i] > 100);
 }
 
 int main(void)

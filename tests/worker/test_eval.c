@@ -26,7 +26,8 @@ enum {
 
 static const char *kvworker;
 static char model[PROCESS_PATH_BYTES], text[PROCESS_PATH_BYTES], needles[PROCESS_PATH_BYTES];
-static const char sentences[] = "# two\nThe cat and the hat|sing\n\nThe ant thinks|the 123\n";
+/* The made model begins every answer with the byte of the second one. */
+static const char sentences[] = "# two\nThe cat and the hat|sing\n\nThe ant thinks|\x16\n";
 static uint32_t *tokens;
 static size_t n_tokens;
 static struct process_result result;
@@ -257,9 +258,11 @@ static void test_needles(void **state)
     run("eval", 0, "--text-file", text, "--tokens", "180", "--needles", needles,
         "--needles-only", "--json", "--methods", "window", "--budgets", "1/4,1/2", NULL);
     assert_int_equal(n_lines(result.output), 3);
-    assert_int_equal(member(result.output, "needles_asked"), 2);
-    assert_true(member(result.output, "needles_found") <= 2);
-    assert_true(isnan(member(result.output, "perplexity")));
+    for (const char *line = result.output; *line != '\0'; line = strchr(line, '\n') + 1) {
+        assert_int_equal(member(line, "needles_asked"), 2);
+        assert_int_equal(member(line, "needles_found"), 1);
+        assert_true(isnan(member(line, "perplexity")));
+    }
 }
 
 static void test_formats(void **state)
