@@ -221,6 +221,15 @@ static void a_node_dies(void **state)
     if (strstr(text, "kvworker: generate: store: node ") == NULL ||
         strstr(text, nodes[1].control) == NULL || strstr(text, " s: ") == NULL)
         fail_msg("`%s`", text);
+
+    /* One that starts now gets as far as its session, which needs both. */
+    const struct process_spec late = {.argv = argv};
+
+    assert_true(process_run(&late, TIMEOUT_MS, &result));
+    assert_int_equal(result.status, 1);
+    snprintf(text, sizeof(text), "node %s: open: unreachable: after ", nodes[1].control);
+    if (strstr(result.errors, text) == NULL || strstr(result.errors, nodes[0].control) != NULL)
+        fail_msg("`%s`", result.errors);
 }
 
 static int work(int argc, char **argv)
