@@ -23,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,7 @@ enum {
     N_LAYERS = 2,
     N_HEADS = 4,
     ROW_BYTES = 128,
+    FILLED_TOKENS = 1600, /* half of them a chapter that is worth a codebook */
 };
 
 /* What a node knows a client by. */
@@ -481,51 +483,95 @@ static uint64_t counted(size_t offset)
 
 /* ---- messages ---------------------------------------------------------------------------- */
 
-static uint64_t boundary(uint64_t usual)
-{
-    static const uint64_t values[] = {
-        0,
-        1,
-        2,
-        127,
-        128,
-        129,
-        UINT8_MAX,
-        N_HEADS,
-        TOKENS_MAX - 1,
-        TOKENS_MAX,
-        TOKENS_MAX + 1,
-        KV_WIRE_UNITS_MAX,
-        KV_WIRE_UNITS_MAX + 1,
-        KV_WIRE_ROWS_MAX,
-        KV_WIRE_ROWS_MAX + 1,
-        KV_WIRE_BODY_MAX,
-        KV_WIRE_BODY_MAX + 1,
-        KV_WIRE_BULK_MAX - 1,
-        KV_WIRE_BULK_MAX,
-        KV_WIRE_BULK_MAX + 1,
-        KV_TOKENS_MAX,
-        KV_OBJECT_BYTES_MAX,
-        KV_OBJECT_BYTES_MAX + 1,
-        INT32_MAX,
-        UINT64_C(1) << 31,
-        UINT32_MAX - 1,
-        UINT32_MAX,
-        UINT64_C(1) << 32,
-        INT64_MAX,
-        UINT64_C(1) << 63,
-        UINT64_MAX - 1,
-        UINT64_MAX,
-    };
-    uint64_t which = kv_random_below(&world.random, 40);
+/* What a number may be spoiled to: bounds of counts and of sizes, and floats where a scale, a
+ * share or a key is wanted. */
+static const uint64_t boundaries[] = {
+    0,
+    1,
+    2,
+    7,
+    8,
+    16,
+    64,
+    127,
+    128,
+    129,
+    UINT8_MAX,
+    N_HEADS,
+    KV_RANGES_MAX,
+    KV_RANGES_MAX + 1,
+    KV_ITERATIONS_MAX,
+    KV_ITERATIONS_MAX + 1,
+    TOKENS_MAX - 1,
+    TOKENS_MAX,
+    TOKENS_MAX + 1,
+    KV_CHOSEN_MAX,
+    KV_CHOSEN_MAX + 1,
+    KV_WIRE_ROWS_MAX,
+    KV_WIRE_ROWS_MAX + 1,
+    UINT16_MAX,
+    KV_TOKENS_MAX / KV_BLOCK_TOKENS,
+    KV_TOKENS_MAX / KV_BLOCK_TOKENS + 1,
+    KV_WIRE_BODY_MAX,
+    KV_WIRE_BODY_MAX + 1,
+    KV_WIRE_BULK_MAX - 1,
+    KV_WIRE_BULK_MAX,
+    KV_WIRE_BULK_MAX + 1,
+    KV_TOKENS_MAX,
+    KV_TOKENS_MAX + 1,
+    KV_OBJECT_BYTES_MAX,
+    KV_OBJECT_BYTES_MAX + 1,
+    0x3f800000, /* 1 */
+    0x3f800001,
+    0x7f7fffff, /* the largest */
+    0x7f800000, /* infinity */
+    0x7fc00000, /* not a number */
+    INT32_MAX,
+    UINT64_C(1) << 31, /* -0 */
+    0xbf800000,        /* -1 */
+    0xff800000,
+    UINT32_MAX - 1,
+    UINT32_MAX,
+    UINT64_C(1) << 32,
+    INT64_MAX,
+    UINT64_C(1) << 63,
+    UINT64_MAX - 1,
+    UINT64_MAX,
+};
+enum {
+    N_FIXED = sizeof(boundaries) / sizeof(boundaries[0]),
+    N_BOUNDARIES = N_FIXED + 6, /* beside what is usual, twice each, and at random */
+};
 
-    if (which < sizeof(values) / sizeof(values[0]))
-        return values[which];
-    if (which < 34)
+static uint64_t boundary_at(uint64_t usual, unsigned which)
+{
+    if (which < N_FIXED)
+        return boundaries[which];
+    if (which < N_FIXED + 2)
         return usual + 1;
-    if (which < 36)
+    if (which < N_FIXED + 4)
         return usual - 1;
     return kv_random_next(&world.random) >> kv_random_below(&world.random, 64);
+}
+
+static unsigned any_boundary(void)
+{
+    return (unsigned)kv_random_below(&world.random, N_BOUNDARIES);
+}
+
+static uint64_t boundary(uint64_t usual)
+{
+    return boundary_at(usual, any_boundary());
+}
+
+/* A number of `bytes` bytes becomes the boundary's, as much of that as fits. */
+static void spoil_number(void *at, size_t bytes, unsigned which)
+{
+    uint64_t value = 0;
+
+    memcpy(&value, at, bytes);
+    value = boundary_at(value, which);
+    memcpy(at, &value, bytes);
 }
 
 /* Where a field may be spoiled: every one of the header but those that seal it. */
@@ -556,31 +602,95 @@ enum {
     N_FIELDS = sizeof(fields) / sizeof(fields[0])
 };
 
-static void spoil(struct kv_wire_header *header, size_t field)
+static void spoil(struct kv_wire_header *header, size_t field, unsigned which)
 {
-    uint64_t value = 0;
-    uint8_t *at = (uint8_t *)header + fields[field].offset;
-
-    memcpy(&value, at, fields[field].bytes);
-    value = boundary(value);
-    memcpy(at, &value, fields[field].bytes);
+    spoil_number((uint8_t *)header + fields[field].offset, fields[field].bytes, which);
     /* Longer ones would only keep this client's own credits busy for longer than the test. */
     if (header->deadline_us > SETTLE_US / 2)
         header->deadline_us = SETTLE_US / 2;
 }
 
-/* One number of a body's fixed part, sometimes. */
-static void spoil_body(uint8_t *body, size_t fixed_bytes)
-{
-    uint32_t value;
-    uint8_t *at =
-        body + kv_random_below(&world.random, fixed_bytes / sizeof(value)) * sizeof(value);
+/* A number of a body. */
+struct number {
+    const char *name;
+    size_t offset, bytes;
+};
 
-    if (kv_random_below(&world.random, 3) > 0)
-        return;
-    memcpy(&value, at, sizeof(value));
-    value = (uint32_t)boundary(value);
-    memcpy(at, &value, sizeof(value));
+enum {
+    NUMBERS_MAX = 64
+};
+
+#define NUMBER(type, name)                                     \
+    {                                                          \
+#name, offsetof(type, name), sizeof(((type *)0)->name) \
+    }
+static const struct number index_numbers[] = {
+    NUMBER(struct kv_wire_index, chapter_blocks), NUMBER(struct kv_wire_index, m),
+    NUMBER(struct kv_wire_index, bits),           NUMBER(struct kv_wire_index, iterations),
+    NUMBER(struct kv_wire_index, budget_us),      NUMBER(struct kv_wire_index, seed),
+    NUMBER(struct kv_wire_index, wait),           NUMBER(struct kv_wire_index, rest),
+};
+static const struct number query_numbers[] = {
+    NUMBER(struct kv_wire_query, answer),    NUMBER(struct kv_wire_query, merge),
+    NUMBER(struct kv_wire_query, n_queries), NUMBER(struct kv_wire_query, k),
+    NUMBER(struct kv_wire_query, rerank),    NUMBER(struct kv_wire_query, scale),
+    NUMBER(struct kv_wire_query, n_ranges),  NUMBER(struct kv_wire_query, flags),
+    NUMBER(struct kv_wire_query, rest),      NUMBER(struct kv_wire_query, selection),
+    NUMBER(struct kv_wire_query, share),     NUMBER(struct kv_wire_query, reserved),
+};
+static const struct number unit_numbers[] = {
+    NUMBER(struct kv_wire_unit, layer),
+    NUMBER(struct kv_wire_unit, kv_head),
+    NUMBER(struct kv_wire_unit, n_ids),
+};
+#undef NUMBER
+
+/* Appends `n` numbers of a struct that lies at `at`; returns how many there are then. */
+static unsigned list_numbers(
+    struct number *list, unsigned n_there, const struct number *numbers, size_t n, size_t at)
+{
+    for (size_t i = 0; i < n && n_there < NUMBERS_MAX; i++) {
+        list[n_there] = numbers[i];
+        list[n_there++].offset += at;
+    }
+    return n_there;
+}
+#define LIST_NUMBERS(list, n_there, numbers, at) \
+    list_numbers(list, n_there, numbers, sizeof(numbers) / sizeof((numbers)[0]), at)
+
+/* The numbers of a body in order: of its fixed part, of its units, and the first of what
+ * follows (ids, CRCs, ranges, vectors, an object's name), then the last ones. */
+static unsigned
+numbers_of(const struct kv_wire_header *header, size_t bytes, struct number ret_list[])
+{
+    const unsigned flags = header->op < KV_OP_COUNT ? kv_ops[header->op].flags : 0;
+    unsigned n = 0;
+    size_t at = 0;
+
+    if (header->op == KV_OP_INDEX) {
+        n = LIST_NUMBERS(ret_list, n, index_numbers, at);
+        at = sizeof(struct kv_wire_index);
+    } else if (header->op == KV_OP_QUERY) {
+        n = LIST_NUMBERS(ret_list, n, query_numbers, at);
+        at = sizeof(struct kv_wire_query);
+    }
+    if (flags & KV_OP_NEEDS_SESSION)
+        for (uint32_t i = 0; i < header->n_units; i++, at += sizeof(struct kv_wire_unit))
+            n = LIST_NUMBERS(ret_list, n, unit_numbers, at);
+    for (unsigned i = 0; i < 16 && n < NUMBERS_MAX && at + 4 <= bytes; i++, at += 4)
+        ret_list[n++] = (struct number){"first", at, 4};
+    for (size_t end = bytes; n < NUMBERS_MAX && end >= at + 4 && end + 16 > bytes; end -= 4)
+        ret_list[n++] = (struct number){"last", end - 4, 4};
+    return n;
+}
+
+/* One number of a body's fixed part, sometimes. */
+static void spoil_body(uint8_t *body, const struct number *numbers, size_t n)
+{
+    const struct number *number = &numbers[kv_random_below(&world.random, n)];
+
+    if (kv_random_below(&world.random, 3) == 0)
+        spoil_number(body + number->offset, number->bytes, any_boundary());
 }
 
 /* Units of that thread, at most `most`. */
@@ -602,6 +712,8 @@ static size_t put_bytes(uint8_t *body, size_t at, const void *data, size_t bytes
     return at + bytes;
 }
 
+static const uint32_t rests[] = {0, 16, 64};
+
 static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t *body)
 {
     struct kv_random *random = &world.random;
@@ -613,12 +725,13 @@ static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t
         .iterations = 1 + (uint32_t)kv_random_below(random, 3),
         .seed = kv_random_next(random),
         .wait = (uint32_t)kv_random_below(random, 2),
+        .rest = rests[kv_random_below(random, 3)],
     };
     size_t bytes = put_bytes(body, 0, &index, sizeof(index));
 
     header->n_units = some_units(thread, 3, 0, units);
     header->token_count = (uint32_t)kv_random_below(random, 700);
-    spoil_body(body, sizeof(index));
+    spoil_body(body, index_numbers, sizeof(index_numbers) / sizeof(index_numbers[0]));
     return put_bytes(body, bytes, units, header->n_units * sizeof(units[0]));
 }
 
@@ -635,7 +748,11 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         .scale = 0.2f,
         .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
         .flags = (uint32_t)kv_random_below(random, 2),
+        .rest = rests[kv_random_below(random, 3)],
+        .selection = (uint32_t)kv_random_below(random, 3),
     };
+    if (query.selection != KV_SELECT_TOP)
+        query.share = 0.01f * (float)(1 + kv_random_below(random, 100));
     if (query.answer == KV_ANSWER_ATTEND && kv_random_below(random, 2) == 0)
         query.flags |= KV_WIRE_NAMES;
     uint32_t n_held = (uint32_t)kv_random_below(random, 3), token = 0;
@@ -660,7 +777,7 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
 
         bytes = put_bytes(body, bytes, &held, sizeof(held));
     }
-    spoil_body(body, sizeof(query));
+    spoil_body(body, query_numbers, sizeof(query_numbers) / sizeof(query_numbers[0]));
     return bytes;
 }
 
@@ -785,6 +902,51 @@ static uint32_t make_request(unsigned op,
 
 static uint8_t scratch[KV_WIRE_BODY_MAX + (4 << 20)];
 
+static struct kv_wire_header session_request(unsigned op, uint32_t generation)
+{
+    struct kv_wire_header header = request_of(op);
+
+    header.session_index = world.session_index;
+    header.token = world.session_token;
+    header.generation = generation;
+    return header;
+}
+
+/* A unit and the CRCs of its rows [begin, begin + count), then the rows, each of which is its
+ * token over and over.  Returns the bytes before the rows. */
+static size_t put_body(const struct kv_wire_unit *unit,
+                       size_t row_bytes,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint8_t *body)
+{
+    size_t at = put_bytes(body, 0, unit, sizeof(*unit));
+    uint8_t *rows = body + at + count * sizeof(uint32_t);
+
+    for (uint32_t i = 0; i < count; i++, rows += row_bytes) {
+        uint32_t crc;
+
+        memset(rows, (int)(begin + i), row_bytes);
+        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), rows, row_bytes);
+        at = put_bytes(body, at, &crc, sizeof(crc));
+    }
+    return at;
+}
+
+static void
+fill_unit(const struct kv_wire_unit *unit, size_t row_bytes, uint32_t begin, uint32_t n_tokens)
+{
+    struct kv_wire_header header = session_request(KV_OP_PUT, 1);
+    size_t head = put_body(unit, row_bytes, begin, n_tokens, scratch);
+
+    header.n_units = 1;
+    header.token_begin = begin;
+    header.token_count = n_tokens;
+    assert_int_equal(ask(world.data[thread_of_unit(unit->layer, unit->kv_head)], &header,
+                         scratch, head + n_tokens * row_bytes),
+                     KV_OK);
+}
+
 /* One message, or a few that belong together, spoiled in some way. */
 static void send_something(void)
 {
@@ -883,7 +1045,7 @@ static void send_something(void)
     }
     default: /* one or two fields, all else in order */
         for (uint64_t n = 1 + kv_random_below(random, 2); n > 0; n--)
-            spoil(&header, kv_random_below(random, N_FIELDS));
+            spoil(&header, kv_random_below(random, N_FIELDS), any_boundary());
         send_message(channel, &header, scratch, bytes);
         if (bulk > 0 && kv_random_below(random, 2) == 0)
             send_bulk(channel, &header, bulk_data, bulk);
@@ -934,27 +1096,60 @@ static void data_threads_take_anything(void **state)
     assert_true(COUNTED(bad_messages) > 0 && COUNTED(refused) > 0 && COUNTED(replies) > 0);
 }
 
+/* A request and its data; to the control thread, too, if it is one of its. */
+static void send_all(
+    uint32_t thread, struct kv_wire_header *header, uint8_t *body, size_t bytes, size_t bulk)
+{
+    send_message(world.data[thread], header, body, bytes);
+    if (bulk > 0)
+        send_bulk(world.data[thread], header, body + bytes, bulk);
+    step();
+    if (header->op != KV_OP_DRAIN && kv_op_is_control(header->op)) {
+        send_message(world.control, header, body, bytes);
+        step();
+    }
+}
+
+/* A session whose units have rows, the first ones with codes and summaries: what is let in by
+ * mistake finds something to work on. */
+static void open_filled_session(void)
+{
+    const struct kv_wire_index index = {
+        .chapter_blocks = 8, .m = 2, .bits = 4, .iterations = 2, .wait = 1, .rest = 16};
+
+    open_session();
+    for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++) {
+        const struct kv_wire_unit unit = {i / N_HEADS, i % N_HEADS, 0};
+
+        for (uint32_t token = 0; token < FILLED_TOKENS; token += FILLED_TOKENS / 4)
+            fill_unit(&unit, ROW_BYTES, token, FILLED_TOKENS / 4);
+    }
+    for (uint32_t thread = 0; thread < N_THREADS; thread++) {
+        struct kv_wire_header header = session_request(KV_OP_INDEX, 1);
+        struct kv_wire_unit units[N_LAYERS * N_HEADS];
+        size_t bytes = put_bytes(scratch, 0, &index, sizeof(index));
+
+        header.n_units = some_units(thread, N_LAYERS * N_HEADS, 0, units);
+        header.token_count = FILLED_TOKENS / 2;
+        bytes = put_bytes(scratch, bytes, units, header.n_units * sizeof(units[0]));
+        assert_int_equal(ask(world.data[thread], &header, scratch, bytes), KV_OK);
+    }
+}
+
 /* Every field of every operation's header, alone, at every one of the values. */
 static void every_field_of_every_operation(void **state)
 {
     (void)state;
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        open_session();
+        open_filled_session();
         for (size_t field = 0; field < N_FIELDS; field++) {
-            for (unsigned i = 0; i < 60; i++) {
+            for (unsigned which = 0; which < N_BOUNDARIES; which++) {
                 struct kv_wire_header header;
                 size_t bytes, bulk;
                 uint32_t thread = make_request(op, &header, scratch, &bytes, &bulk);
 
-                spoil(&header, field);
-                send_message(world.data[thread], &header, scratch, bytes);
-                if (bulk > 0)
-                    send_bulk(world.data[thread], &header, scratch + bytes, bulk);
-                step();
-                if (header.op != KV_OP_DRAIN && kv_op_is_control(header.op) && i % 8 == 0) {
-                    send_message(world.control, &header, scratch, bytes);
-                    step();
-                }
+                spoil(&header, field, which);
+                send_all(thread, &header, scratch, bytes, bulk);
             }
         }
         settle();
@@ -964,10 +1159,130 @@ static void every_field_of_every_operation(void **state)
     }
 }
 
+/* A request with at least `most` + 1 numbers in its body; its thread.  Returns how many. */
+static unsigned make_numbered(unsigned op,
+                              unsigned most,
+                              struct kv_wire_header *ret_header,
+                              size_t *ret_bytes,
+                              size_t *ret_bulk,
+                              uint32_t *ret_thread,
+                              struct number ret_numbers[])
+{
+    unsigned n;
+
+    do {
+        *ret_thread = make_request(op, ret_header, scratch, ret_bytes, ret_bulk);
+        n = numbers_of(ret_header, *ret_bytes, ret_numbers);
+    } while (n <= most);
+    return n;
+}
+
+/* Every number of every operation's body, alone, at every one of the values. */
+static void every_number_of_every_body(void **state)
+{
+    (void)state;
+    for (unsigned op = KV_OP_PUT; op <= KV_OP_QUERY; op++) {
+        unsigned n_numbers = 1;
+
+        if (op == KV_OP_CANCEL) /* has no body */
+            continue;
+        open_filled_session();
+        for (unsigned which = 0; which < N_BOUNDARIES; which++) {
+            for (unsigned i = 0; i < n_numbers; i++) {
+                struct number numbers[NUMBERS_MAX];
+                struct kv_wire_header header;
+                size_t bytes, bulk;
+                uint32_t thread;
+                const unsigned n =
+                    make_numbered(op, i, &header, &bytes, &bulk, &thread, numbers);
+
+                n_numbers = n > n_numbers ? n : n_numbers;
+                spoil_number(scratch + numbers[i].offset, numbers[i].bytes, which);
+                send_all(thread, &header, scratch, bytes, bulk);
+            }
+        }
+        print_message("%s: %u numbers at %u values\n", kv_op_name(op), n_numbers,
+                      (unsigned)N_BOUNDARIES);
+        settle();
+        close_session();
+        clear_objects();
+        good_requests_work();
+    }
+}
+
 /* ---- control ----------------------------------------------------------------------------- */
 
-/* A control request that is nearly right. */
-static size_t make_control(unsigned op, uint8_t *packed)
+enum {
+    MANY_LAYERS = 1000,
+    LONG_BYTES = 60000,
+    CONTROL_BYTES = 70000,
+    LEASE_US = 70000000, /* longer than any lease that the node grants */
+};
+
+/* Where one number of a message is spoiled, the others are as usual. */
+static uint64_t usual_or_boundary(unsigned number, uint64_t usual)
+{
+    return number == UINT_MAX ? boundary(usual) : usual;
+}
+
+/* Number `*left` of a message and of what it holds (a count, a length, a value, or whether
+ * there is a message at all) becomes the boundary's; each number on the way counts *left down.
+ * false: there are not so many. */
+static bool spoil_packed(ProtobufCMessage *message, unsigned *left, unsigned which)
+{
+    static uint8_t bytes[LONG_BYTES];
+    static char text[LONG_BYTES + 1];
+
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
+        const bool is_list = field->label == PROTOBUF_C_LABEL_REPEATED;
+        void *member = (char *)message + field->offset;
+        size_t *count = (size_t *)(void *)((char *)message + field->quantifier_offset);
+        const uint64_t value = boundary_at(16, which);
+        const size_t length = value < LONG_BYTES ? value : LONG_BYTES;
+        const bool is_it = (*left)-- == 0;
+
+        switch (field->type) {
+        case PROTOBUF_C_TYPE_MESSAGE:
+            if (is_it && is_list)
+                *count = value < MANY_LAYERS ? value : MANY_LAYERS;
+            else if (is_it)
+                *(void **)member = NULL;
+            else if (is_list ? *count > 0 &&
+                                   spoil_packed(**(ProtobufCMessage ***)member, left, which)
+                             : spoil_packed(*(ProtobufCMessage **)member, left, which))
+                return true;
+            break;
+        case PROTOBUF_C_TYPE_BYTES:
+            if (is_it)
+                *(ProtobufCBinaryData *)member = (ProtobufCBinaryData){length, bytes};
+            break;
+        case PROTOBUF_C_TYPE_STRING:
+            memset(text, '%', length);
+            text[length] = '\0';
+            if (is_it)
+                *(char **)member = text;
+            break;
+        case PROTOBUF_C_TYPE_FIXED64:
+        case PROTOBUF_C_TYPE_UINT64:
+            if (is_it)
+                spoil_number(member, sizeof(uint64_t), which);
+            break;
+        default:
+            if (is_it)
+                spoil_number(member, sizeof(uint32_t), which);
+            break;
+        }
+        if (is_it)
+            return true;
+    }
+    return false;
+}
+
+/* A control request that is nearly right.
+ *   number  of the message, that becomes the boundary's; UINT_MAX: none
+ * Returns its bytes; SIZE_MAX: it has no such number. */
+static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t *packed)
 {
     Kvpb__HelloRequest hello = KVPB__HELLO_REQUEST__INIT;
     Kvpb__GoodbyeRequest goodbye = KVPB__GOODBYE_REQUEST__INIT;
@@ -983,29 +1298,31 @@ static size_t make_control(unsigned op, uint8_t *packed)
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
-    Kvpb__Layer *layers[4] = {&layer, &layer, &layer, &layer};
+    Kvpb__Layer *layers[MANY_LAYERS];
     static char *const tables[] = {"status", "sessions", "clients", "ops", "stats", "models"};
     struct kv_random *random = &world.random;
     struct kv_id128 id, other;
     const void *address;
-    const ProtobufCMessage *message;
+    ProtobufCMessage *message;
 
     kv_random_fill(random, &id, sizeof(id));
     kv_random_fill(random, &other, sizeof(other));
-    placement.n_nodes = (uint32_t)boundary(1);
-    placement.node_index = (uint32_t)boundary(0);
+    for (unsigned i = 0; i < MANY_LAYERS; i++)
+        layers[i] = &layer;
+    placement.n_nodes = (uint32_t)usual_or_boundary(number, 1);
+    placement.node_index = (uint32_t)usual_or_boundary(number, 0);
     placement.root = 99;
     lifecycle.op_id = kv_random_next(random);
     lifecycle.kind = op;
-    lifecycle.generation = 1;
+    lifecycle.generation = world.node->sessions[world.session_index].generation;
     lifecycle.tokens = kv_random_below(random, 4) == 0 ? (uint32_t)boundary(0) : 0;
     lifecycle.child_session_id = binary(&other);
     lifecycle.child_token = binary(&other);
-    layer.kind = (uint32_t)kv_random_below(random, 4);
-    layer.dtype = (uint32_t)kv_random_below(random, 6);
-    layer.n_kv_heads = (uint32_t)boundary(4);
-    layer.d_k = (uint32_t)boundary(64);
-    layer.d_v = (uint32_t)boundary(64);
+    layer.kind = number == UINT_MAX ? (uint32_t)kv_random_below(random, 4) : KV_LAYER_KV;
+    layer.dtype = number == UINT_MAX ? (uint32_t)kv_random_below(random, 6) : KV_FP16;
+    layer.n_kv_heads = (uint32_t)usual_or_boundary(number, 4);
+    layer.d_k = (uint32_t)usual_or_boundary(number, 64);
+    layer.d_v = (uint32_t)usual_or_boundary(number, 64);
     switch (op) {
     case KV_OP_HELLO:
         hello.version = KV_WIRE_VERSION;
@@ -1024,7 +1341,7 @@ static size_t make_control(unsigned op, uint8_t *packed)
         model.name = "another";
         model.fingerprint =
             kv_random_below(random, 2) == 0 ? binary(&world.fingerprint) : binary(&id);
-        model.n_layers = kv_random_below(random, 5);
+        model.n_layers = number == UINT_MAX ? kv_random_below(random, 5) : 2;
         model.layers = layers;
         message = &model.base;
         break;
@@ -1033,7 +1350,7 @@ static size_t make_control(unsigned op, uint8_t *packed)
         open.token = binary(&other);
         open.fingerprint = binary(&world.fingerprint);
         open.lease_ms = 1 + (uint32_t)kv_random_below(random, 1000);
-        open.tokens_max = (uint32_t)boundary(100);
+        open.tokens_max = (uint32_t)usual_or_boundary(number, 100);
         open.placement = &placement;
         message = &open.base;
         break;
@@ -1063,7 +1380,7 @@ static size_t make_control(unsigned op, uint8_t *packed)
     case KV_OP_RENEW:
         renew.session_index = world.session_index;
         renew.token = binary(&world.session_token);
-        renew.lease_ms = (uint32_t)boundary(1000);
+        renew.lease_ms = (uint32_t)usual_or_boundary(number, 1000);
         message = &renew.base;
         break;
     case KV_OP_SESSION:
@@ -1076,13 +1393,73 @@ static size_t make_control(unsigned op, uint8_t *packed)
         message = &table.base;
         break;
     }
+    if (number != UINT_MAX && !spoil_packed(message, &number, which))
+        return SIZE_MAX;
+    assert_in_range(protobuf_c_message_get_packed_size(message), 0, CONTROL_BYTES);
     return protobuf_c_message_pack(message, packed);
+}
+
+/* A client that was let in leaves, so that there is room for the next. */
+static void leave_again(void)
+{
+    Kvpb__GoodbyeRequest request = KVPB__GOODBYE_REQUEST__INIT;
+    Kvpb__HelloReply *reply =
+        kvpb__hello_reply__unpack(NULL, world.reply.body_bytes, world.body);
+
+    assert_non_null(reply);
+    if (reply->outcome->status == KV_OK) {
+        request.client_index = reply->client_index;
+        request.client_token = reply->client_token;
+        ask_control(KV_OP_GOODBYE, &request.base);
+    }
+    kvpb__hello_reply__free_unpacked(reply, NULL);
+}
+
+/* Sends a control message whose number `number` is the boundary's.  false: it has none. */
+static bool send_spoiled_control(unsigned op, unsigned number, unsigned which)
+{
+    static uint8_t packed[CONTROL_BYTES];
+    struct kv_wire_header header = request_of(op);
+    size_t bytes = make_control(op, number, which, packed);
+
+    if (bytes == SIZE_MAX)
+        return false;
+    send_message(world.control, &header, packed, bytes);
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    if (world.reply.request_id != header.request_id)
+        assert_int_equal(op, KV_OP_HELLO); /* which says where its answer goes */
+    else if (op == KV_OP_HELLO)
+        leave_again();
+    return true;
+}
+
+/* Every number of every control message, alone, at every one of the values: counts of layers
+ * and heads, sizes of rows, lengths of names and ids. */
+static void every_number_of_every_control_message(void **state)
+{
+    (void)state;
+    for (unsigned op = KV_OP_HELLO; op <= KV_OP_TABLE; op++) {
+        unsigned number = 0;
+
+        for (bool is_there = true; is_there; number += is_there) {
+            open_session();
+            for (unsigned which = 0; which < N_BOUNDARIES && is_there; which++)
+                is_there = send_spoiled_control(op, number, which);
+            world.clock.virtual_us += LEASE_US;
+            settle();
+            assert_int_equal(world.node->n_sessions, 0);
+        }
+        print_message("%s: %u numbers\n", kv_op_name(op), number);
+        assert_true(number > 0);
+        good_requests_work();
+    }
 }
 
 static void control_thread_takes_anything(void **state)
 {
     struct kv_random *random = &world.random;
-    uint8_t packed[70000];
+    uint8_t packed[CONTROL_BYTES];
     uint64_t lent;
 
     (void)state;
@@ -1094,7 +1471,7 @@ static void control_thread_takes_anything(void **state)
             unsigned op =
                 KV_OP_HELLO + (unsigned)kv_random_below(random, KV_OP_DRAIN - KV_OP_HELLO);
             struct kv_wire_header header = request_of(op);
-            size_t bytes = make_control(op, packed);
+            size_t bytes = make_control(op, UINT_MAX, 0, packed);
 
             switch (kv_random_below(random, 6)) {
             case 0:
@@ -1117,7 +1494,7 @@ static void control_thread_takes_anything(void **state)
                 break;
             }
             if (kv_random_below(random, 10) == 0)
-                spoil(&header, kv_random_below(random, N_FIELDS));
+                spoil(&header, kv_random_below(random, N_FIELDS), any_boundary());
             /* A spoiled number must not end the test's own client, or the node. */
             if (header.op == KV_OP_DRAIN)
                 continue;
@@ -1205,6 +1582,81 @@ static void a_thread_stands_still(void **state)
     assert_true(kv_node_last_step_us(world.node) >= begin_us + 10000000);
 }
 
+/* ---- rows of any bits -------------------------------------------------------------------- */
+
+/* A put of rows [begin, begin + count) that have their checksums, and elements of which some
+ * are no numbers, or too large, or too small. */
+static void put_any_bits(const struct kv_wire_unit *unit, uint32_t begin, uint32_t count)
+{
+    static const uint16_t odd[] = {0x7c00, 0xfc00, 0x7e00, 0xffff, 0x7bff,
+                                   0xfbff, 0x0001, 0x8001, 0x8000};
+    struct kv_wire_header header = session_request(KV_OP_PUT, 1);
+    uint8_t *rows = scratch + sizeof(*unit) + count * sizeof(uint32_t);
+    size_t at = put_bytes(scratch, 0, unit, sizeof(*unit));
+
+    for (uint32_t i = 0; i < count; i++, rows += ROW_BYTES) {
+        const uint64_t rarity = kv_random_below(&world.random, 3);
+        uint16_t row[ROW_BYTES / 2];
+        uint32_t crc;
+
+        for (uint32_t j = 0; j < ROW_BYTES / 2; j++)
+            row[j] = kv_random_below(&world.random, 1 + rarity * 100) == 0
+                         ? odd[kv_random_below(&world.random, sizeof(odd) / sizeof(odd[0]))]
+                         : (uint16_t)(0x3000 + kv_random_below(&world.random, 0x0c00));
+        memcpy(rows, row, sizeof(row));
+        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), row, sizeof(row));
+        at = put_bytes(scratch, at, &crc, sizeof(crc));
+    }
+    header.n_units = 1;
+    header.token_begin = begin;
+    header.token_count = count;
+    assert_int_equal(ask(world.data[thread_of_unit(unit->layer, unit->kv_head)], &header,
+                         scratch, at + count * ROW_BYTES),
+                     KV_OK);
+}
+
+/* Rows are what their writer says that they are: no bits of theirs, nor of a query's, end the
+ * node, whatever is made of them. */
+static void rows_of_any_bits(void **state)
+{
+    const uint32_t thread = thread_of_unit(0, 0);
+
+    (void)state;
+    for (unsigned round = 0; round < 6; round++) {
+        const struct kv_wire_index index = {.chapter_blocks = round % 3 == 2 ? 0 : 8,
+                                            .m = round < 3 ? 2 : 4,
+                                            .bits = round < 3 ? 6 : 8,
+                                            .iterations = 3,
+                                            .wait = 1,
+                                            .rest = rests[round % 3]};
+        struct kv_wire_header header;
+        struct kv_wire_unit units[N_LAYERS * N_HEADS];
+        size_t bytes;
+
+        open_session();
+        header = session_request(KV_OP_INDEX, 1);
+        bytes = put_bytes(scratch, 0, &index, sizeof(index));
+        header.n_units = some_units(thread, N_LAYERS * N_HEADS, 0, units);
+        for (uint32_t i = 0; i < header.n_units; i++)
+            for (uint32_t token = 0; token < FILLED_TOKENS; token += FILLED_TOKENS / 4)
+                put_any_bits(&units[i], token, FILLED_TOKENS / 4);
+        bytes = put_bytes(scratch, 0, &index, sizeof(index));
+        bytes = put_bytes(scratch, bytes, units, header.n_units * sizeof(units[0]));
+        header.token_count = FILLED_TOKENS;
+        assert_int_equal(ask(world.data[thread], &header, scratch, bytes), KV_OK);
+        for (unsigned i = 0; i < 1000; i++) {
+            do {
+            } while (make_request(KV_OP_QUERY, &header, scratch, &bytes, &(size_t){0}) !=
+                     thread);
+            send_message(world.data[thread], &header, scratch, bytes);
+            for (unsigned j = 0; j < 4; j++)
+                step();
+        }
+        settle();
+        close_session();
+    }
+}
+
 /* ---- sessions that change ---------------------------------------------------------------- */
 
 enum {
@@ -1235,49 +1687,6 @@ static struct kv_id128 make_wide_model(void)
     request.layers = layers;
     ask_control(KV_OP_MODEL, &request.base);
     return fingerprint;
-}
-
-static struct kv_wire_header session_request(unsigned op, uint32_t generation)
-{
-    struct kv_wire_header header = request_of(op);
-
-    header.session_index = world.session_index;
-    header.token = world.session_token;
-    header.generation = generation;
-    return header;
-}
-
-/* A unit and the CRCs of its rows [begin, begin + count), then the rows, each of which is its
- * token over and over.  Returns the bytes before the rows. */
-static size_t put_body(const struct kv_wire_unit *unit,
-                       size_t row_bytes,
-                       uint32_t begin,
-                       uint32_t count,
-                       uint8_t *body)
-{
-    size_t at = put_bytes(body, 0, unit, sizeof(*unit));
-    uint8_t *rows = body + at + count * sizeof(uint32_t);
-
-    for (uint32_t i = 0; i < count; i++, rows += row_bytes) {
-        uint32_t crc;
-
-        memset(rows, (int)(begin + i), row_bytes);
-        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), rows, row_bytes);
-        at = put_bytes(body, at, &crc, sizeof(crc));
-    }
-    return at;
-}
-
-static void fill_unit(const struct kv_wire_unit *unit, size_t row_bytes, uint32_t n_tokens)
-{
-    struct kv_wire_header header = session_request(KV_OP_PUT, 1);
-    size_t head = put_body(unit, row_bytes, 0, n_tokens, scratch);
-
-    header.n_units = 1;
-    header.token_count = n_tokens;
-    assert_int_equal(ask(world.data[thread_of_unit(unit->layer, unit->kv_head)], &header,
-                         scratch, head + n_tokens * row_bytes),
-                     KV_OK);
 }
 
 static void send_control(unsigned op, const ProtobufCMessage *message)
@@ -1403,7 +1812,7 @@ static void nobody_uses_a_session_that_is_cut(void **state)
             if (thread_of_unit(j / N_HEADS, j % N_HEADS) != 0)
                 continue;
             last = (struct kv_wire_unit){(uint16_t)(j / N_HEADS), (uint16_t)(j % N_HEADS), 0};
-            fill_unit(&last, WIDE_ROW, WIDE_TOKENS);
+            fill_unit(&last, WIDE_ROW, 0, WIDE_TOKENS);
         }
         send_truncate(CUT_TOKENS);
         kv_node_control_step(world.node);
@@ -1442,7 +1851,7 @@ static void rows_land_while_the_session_forks(void **state)
     (void)state;
     open_session();
     for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++)
-        fill_unit(&(struct kv_wire_unit){i / N_HEADS, i % N_HEADS, 0}, ROW_BYTES, 100);
+        fill_unit(&(struct kv_wire_unit){i / N_HEADS, i % N_HEADS, 0}, ROW_BYTES, 0, 100);
     for (uint32_t i = 0; i < 2; i++) {
         headers[i] = session_request(KV_OP_PUT, 1);
         headers[i].n_units = 1;
@@ -1636,7 +2045,7 @@ static void control_needs_a_client(void **state)
     for (unsigned i = 0; i < 200; i++) {
         unsigned op = KV_OP_GOODBYE + i % (KV_OP_DRAIN - KV_OP_GOODBYE + 1);
         struct kv_wire_header header = request_of(op);
-        size_t bytes = make_control(op, packed);
+        size_t bytes = make_control(op, UINT_MAX, 0, packed);
 
         header.client_token = wrong_token(i % 5, &me, &me);
         if (i % 5 == 0)
@@ -1961,9 +2370,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),
+        cmocka_unit_test(every_number_of_every_body),
+        cmocka_unit_test(every_number_of_every_control_message),
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),
         cmocka_unit_test(a_thread_stands_still),
+        cmocka_unit_test(rows_of_any_bits),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
         cmocka_unit_test(floods_are_bounded),
