@@ -417,6 +417,10 @@ struct kv_op_kind {
                  kv_status_t status,
                  const char *why);
 
+    /* Whether rows of this client's are under way that lead up to those of the trip: the node
+     * is told that they come, and a refusal for want of them may pass.  NULL: none do. */
+    bool (*awaits)(const struct kv_trip *trip);
+
     /* Fills a trip with what the errand asks next and moves the errand on.  KV_BUSY: no
      * envelope now, nothing happened. */
     kv_status_t (*build)(struct kv_errand *errand, struct kv_trip *trip);

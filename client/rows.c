@@ -434,6 +434,88 @@ static void start_rows(struct kv_op *op)
     }
 }
 
+/* ---- puts that lead up to others --------------------------------------------------------- */
+
+static bool is_put(const struct kv_op *op)
+{
+    return op->kind->id == KV_OP_PUT || op->kind->id == KV_OP_APPEND;
+}
+
+static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
+{
+    return a < b + n_b && b < a + n_a;
+}
+
+/* Whether the first one has all units of the second, up to its first row. */
+static bool leads_up_to(const struct kv_rows *first, const struct kv_rows *second)
+{
+    return first->token_begin + first->n_tokens >= second->token_begin &&
+           first->layer_begin <= second->layer_begin &&
+           first->layer_begin + first->n_layers >= second->layer_begin + second->n_layers &&
+           (first->n_heads == 0 ||
+            (second->n_heads > 0 && first->head_begin <= second->head_begin &&
+             first->head_begin + first->n_heads >= second->head_begin + second->n_heads));
+}
+
+/* Whether they may have a unit in common, and the first one begins before the second. */
+static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
+{
+    return first->token_begin < second->token_begin &&
+           runs_meet(first->layer_begin, first->n_layers, second->layer_begin,
+                     second->n_layers) &&
+           (first->n_heads == 0 || second->n_heads == 0 ||
+            runs_meet(first->head_begin, first->n_heads, second->head_begin, second->n_heads));
+}
+
+/* Rows of the same box before the trip's are stored or under way; those before the box may be
+ * another put's, unless that waits for this one to end. */
+static bool awaits_rows(const struct kv_trip *trip)
+{
+    const struct kv_op *op = trip->op;
+    struct kv_list *link, *follow;
+
+    if (trip->header.token_begin != op->rows.box.token_begin)
+        return true;
+    KV_LIST_EACH(link, follow, &op->session->ops)
+    {
+        const struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
+
+        if (is_put(other) && other->stage != KV_STAGE_QUEUED &&
+            leads_to(&other->rows.box, &op->rows.box))
+            return true;
+    }
+    return false;
+}
+
+/* Trips that told their node to wait for rows of the put that has ended: those that have no
+ * others to wait for are sent again, and hear at once what becomes of them. */
+static void ended_put(struct kv_op *op)
+{
+    const struct kv_rows *box = &op->rows.box;
+    struct kv_client *client = op->client;
+    struct kv_list *link, *follow, *trip_link, *trip_follow;
+
+    KV_LIST_EACH(link, follow, &op->session->ops)
+    {
+        struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
+        if (!is_put(other) || !leads_to(box, &other->rows.box))
+            continue;
+        const bool is_met = op->status == KV_OK && leads_up_to(box, &other->rows.box);
+        KV_LIST_EACH(trip_link, trip_follow, &other->trips)
+        {
+            struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_op);
+
+            if (trip->header.snapshot == 0 || (!is_met && awaits_rows(trip)))
+                continue;
+            trip->header.snapshot = 0; /* nothing is left to look at */
+            if (is_met)
+                continue;
+            trip->resend_us = client->now_us;
+            kv_client_timer(client, trip->resend_us);
+        }
+    }
+}
+
 static kv_status_t begin_rows(const struct kv_op_kind *kind,
                               struct kv_session *session,
                               const struct kv_rows *rows,
@@ -485,9 +567,11 @@ static const struct kv_op_kind put_kind = {
     .id = KV_OP_PUT,
     .class = KV_LANE_PUT,
     .needs_current = true,
+    .awaits = awaits_rows,
     .start = start_rows,
     .build = build_rows,
     .reply = reply_put,
+    .ended = ended_put,
     .describe = describe,
 };
 
@@ -496,9 +580,11 @@ static const struct kv_op_kind append_kind = {
     .id = KV_OP_APPEND,
     .class = KV_LANE_APPEND,
     .needs_current = true,
+    .awaits = awaits_rows,
     .start = start_rows,
     .build = build_rows,
     .reply = reply_put,
+    .ended = ended_put,
     .describe = describe,
 };
 

@@ -301,6 +301,11 @@ static kv_status_t hand_over_pair(struct kv_trip *trip, struct kv_send *send)
     return status;
 }
 
+static bool awaits_others(const struct kv_trip *trip)
+{
+    return trip->op != NULL && trip->op->kind->awaits != NULL && trip->op->kind->awaits(trip);
+}
+
 void kv_trip_send(struct kv_trip *trip)
 {
     struct kv_client *client = trip->client;
@@ -340,6 +345,8 @@ void kv_trip_send(struct kv_trip *trip)
         header->generation = session->generation;
         header->token = session->ticket.token;
     }
+    if (trip->op != NULL && trip->op->kind->awaits != NULL)
+        header->snapshot = awaits_others(trip) ? header->token_begin : 0;
     kv_message_seal(header, trip->envelope->body, trip->body_bytes);
     first->header = *header;
     is_pair = header->bulk_bytes > 0 &&
@@ -538,20 +545,21 @@ static void land(struct kv_trip *trip, uint64_t bytes, struct kv_incoming *incom
 }
 
 /* Whether a refusal may turn into success by itself, and there is time for it.  Rows that were
- * put before others failed to land are sent again: those behind them have to be so, too. */
+ * put before others failed to land, or have not been sent before, are sent again: those behind
+ * them have to be so, too. */
 static bool is_passing(const struct kv_trip *trip, kv_status_t status)
 {
     const struct kv_op *op = trip->op;
     uint64_t left_us, share_us;
 
-    if (op == NULL || (op->kind->class != KV_LANE_PUT && op->kind->class != KV_LANE_APPEND))
+    if (op == NULL || status != KV_NOT_READY || !awaits_others(trip))
         return op != NULL && status == KV_BUSY;
     left_us =
         op->deadline_us > trip->client->now_us ? op->deadline_us - trip->client->now_us : 0;
     share_us = (op->deadline_us - op->begin_us) / 8;
     if (share_us > 2 * NODE_MARGIN_MAX_US)
         share_us = 2 * NODE_MARGIN_MAX_US;
-    return status == KV_BUSY || (status == KV_NOT_READY && left_us > share_us);
+    return left_us > share_us;
 }
 
 static void

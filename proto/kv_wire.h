@@ -143,7 +143,10 @@ enum kv_op_id {
  *   92  u32  n_units
  *   96  u32  token_begin
  *  100  u32  token_count
- *  104  u32  snapshot       requests: tokens that must be committed; replies: tokens that are
+ *  104  u32  snapshot       requests: tokens that must be committed, which are waited for; put,
+ *                         append: token_begin if other messages of this client lead up to it,
+ *                         else 0, and a gap that nothing under way at the node fills is
+ *                         KV_NOT_READY at once.  Replies: tokens that are committed
  *  108  u32  layer          replies: the first unit's layer
  *  112  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
  *  120  u64  object_bytes   the whole object's size; object_get requests: 0

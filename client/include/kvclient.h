@@ -267,9 +267,10 @@ KV_API uint32_t
 kv_row_crc(const void *row, size_t row_bytes, uint32_t layer, uint32_t kv_head, uint32_t token);
 
 /* Stores rows.  In each unit, token_begin is at most the committed length plus what is under
- * way: rows are committed in order.  Rows that are there already must be the same
- * (KV_CONFLICT). KV_NO_MEMORY: nothing of the message that failed was stored; units that other
- * messages carried may be, and the same put may be repeated. */
+ * way: rows are committed in order, and puts of one session handle may be begun in any.  A gap
+ * that nothing under way fills is KV_NOT_READY at once.  Rows that are there already must be
+ * the same (KV_CONFLICT).  KV_NO_MEMORY: nothing of the message that failed was stored; units
+ * that other messages carried may be, and the same put may be repeated. */
 KV_API kv_status_t kv_put_begin(struct kv_session *session,
                                 const struct kv_rows *rows,
                                 const struct kv_rows_io *io,

@@ -75,7 +75,8 @@ work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_hea
     work->request = *request;
     work->begin_us = data->now_us;
     work->deadline_us = data->now_us + request->deadline_us;
-    work->orphan = work->discard = work->landing = work->landed = false;
+    work->orphan = work->discard = work->landed = false;
+    work->landing = work->coming = false;
     work->part = NULL;
     work->body = work->body_slot = NULL;
     work->answer = work->answer_slot = work->staging = NULL;

@@ -171,6 +171,7 @@ struct kv_work {
     unsigned n_iov;
     bool discard; /* refuse the bulk, then answer `status` */
     bool landing; /* units count this work in n_landings */
+    bool coming;  /* ... in n_coming */
     bool landed;
     kv_status_t status;
     struct kv_segment *pins[KV_PINS_MAX];

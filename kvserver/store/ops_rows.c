@@ -9,7 +9,9 @@
  *                            had come in the body
  *
  * Rows that are there already must have the same CRCs: so a put may be repeated.  A put that
- * begins beyond what is committed waits for those before it.
+ * begins beyond what is committed waits for those before it, where there are any: where not all
+ * rows up to its first one are there or landing, either its client says that it has sent them
+ * (`snapshot`), or another put that is no such put itself is under way; else it is refused.
  *
  * Read and fetch wait for rows that are not committed.  Small answers are gathered into the
  * reply; rows that lie in one piece are sent from where they lie, pinned; the rest is gathered
@@ -170,6 +172,63 @@ static bool same_rows(struct kv_work *work)
     return true;
 }
 
+/* Not all rows up to the put's first one are there or landing. */
+static bool has_gap(const struct kv_work *work, const struct kv_unit *unit)
+{
+    return work->request.token_begin > unit->reserved;
+}
+
+/* Other puts that wait look again when the thread comes to them: this may run inside their own
+ * walk. */
+static void queue_waiting_puts(struct kv_work *work)
+{
+    for (struct kv_work *other = work->part->waiters, *next; other != NULL; other = next) {
+        next = other->next;
+        if (other != work && other->row->run == kv_op_put_run)
+            kv_work_queue(other);
+    }
+}
+
+static void set_coming(struct kv_work *work, bool coming)
+{
+    if (work->coming == coming)
+        return;
+    work->coming = coming;
+    for (uint32_t i = 0; i < work->request.n_units; i++) {
+        struct kv_unit *unit = unit_at(work, i);
+
+        unit->n_coming = coming ? unit->n_coming + 1 : unit->n_coming - 1;
+    }
+}
+
+/* The put cannot be done now.  false: nothing that is under way leads to it, and it has failed.
+ */
+static bool put_may_wait(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    const bool was_coming = work->coming;
+    const struct kv_unit *behind = NULL;
+    bool has_any = false;
+
+    for (uint32_t i = 0; i < request->n_units; i++)
+        has_any = has_any || has_gap(work, unit_at(work, i));
+    set_coming(work, !has_any);
+    if (was_coming && has_any)
+        queue_waiting_puts(work); /* they counted on this one */
+    if (!has_any || request->snapshot > 0)
+        return true;
+    for (uint32_t i = 0; i < request->n_units && behind == NULL; i++)
+        if (has_gap(work, unit_at(work, i)) && unit_at(work, i)->n_coming == 0)
+            behind = unit_at(work, i);
+    if (behind != NULL)
+        kv_work_fail(work, KV_NOT_READY,
+                     "%s: layer %u head %u: begins at token %u, yet %u are there and nothing "
+                     "under way fills the gap",
+                     work->row->name, behind->layer, behind->kv_head, request->token_begin,
+                     behind->committed);
+    return behind == NULL;
+}
+
 /* Rows in a buffer: the body's, or a staging buffer's. */
 static void put_copy(struct kv_work *work, const uint8_t *rows)
 {
@@ -186,7 +245,8 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
         ready = standing != NOT_YET && (standing != AT_END || unit->committed == begin);
     }
     if (!ready) {
-        kv_work_wait(work);
+        if (put_may_wait(work))
+            kv_work_wait(work);
         return;
     }
     if (!same_rows(work))
@@ -232,6 +292,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
         }
         rows += unit_bytes;
     }
+    set_coming(work, false);
     count_rows_in(work, n_rows, bytes);
     struct kv_part *part = work->part;
     struct kv_data *data = work->data;
@@ -279,13 +340,9 @@ err_unreserve:
     return status;
 }
 
-void kv_op_put_release(struct kv_work *work)
+static void stop_landing(struct kv_work *work)
 {
-    if (!work->landing)
-        return;
     work->landing = false;
-    if (kv_work_stale(work))
-        return; /* whoever changed the session has reset its units */
     for (uint32_t i = 0; i < work->request.n_units; i++) {
         struct kv_unit *unit = unit_at(work, i);
 
@@ -295,13 +352,20 @@ void kv_op_put_release(struct kv_work *work)
             kv_unit_unreserve(unit, &work->data->heap, unit->committed);
         }
     }
-    /* Those behind it look again when the thread comes to it: this may run inside their own
-     * walk. */
-    for (struct kv_work *other = work->part->waiters, *next; other != NULL; other = next) {
-        next = other->next;
-        if (other != work && other->row->run == kv_op_put_run)
-            kv_work_queue(other);
+}
+
+void kv_op_put_release(struct kv_work *work)
+{
+    if (!work->landing && !work->coming)
+        return;
+    if (kv_work_stale(work)) { /* whoever changed the session has reset its units */
+        work->landing = work->coming = false;
+        return;
     }
+    if (work->landing)
+        stop_landing(work);
+    set_coming(work, false);
+    queue_waiting_puts(work);
 }
 
 static void put_commit(struct kv_work *work)
@@ -357,6 +421,11 @@ void kv_op_put_begin(struct kv_work *work)
                      request->body_bytes, (unsigned long long)request->bulk_bytes);
         return;
     }
+    if (request->snapshot != 0 && request->snapshot != begin) {
+        kv_work_fail(work, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
+                     work->row->name, request->snapshot, begin);
+        return;
+    }
     if (request->bulk_bytes == 0) {
         put_copy(work, work->body + head);
         return;
@@ -390,6 +459,8 @@ void kv_op_put_begin(struct kv_work *work)
             return;
         }
     }
+    if (!put_may_wait(work))
+        return;
     work->staging = kv_pool_get(work->data->stagings);
     if (work->staging == NULL) {
         kv_work_fail(work, KV_BUSY, "%s: no staging buffer", work->row->name);

@@ -176,7 +176,8 @@ void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
     segments_cut(unit, heap, 0);
     kv_arena_free(heap->arena, unit->array_class, unit->segments);
     unit->segments = NULL;
-    unit->capacity = unit->committed = unit->reserved = unit->n_landings = 0;
+    unit->capacity = unit->committed = unit->reserved = 0;
+    unit->n_landings = unit->n_coming = 0;
     unit->broken = false;
 }
 
@@ -250,7 +251,7 @@ void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t token
     if (tokens < unit->committed)
         unit->committed = tokens;
     kv_unit_unreserve(unit, heap, unit->committed);
-    unit->n_landings = 0;
+    unit->n_landings = unit->n_coming = 0;
     unit->broken = false;
 }
 

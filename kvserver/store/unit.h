@@ -65,6 +65,7 @@ struct kv_unit {
     uint32_t n_segments, capacity;
     uint32_t committed, reserved;
     uint32_t n_landings; /* transfers under way into [committed, reserved) */
+    uint32_t n_coming;   /* puts under way that will write from `reserved` on, or across it */
     bool broken;         /* one of them failed: none after it can be committed */
     uint8_t array_class; /* of `segments` */
     uint8_t row_class;

@@ -2245,6 +2245,123 @@ static void tables_tell_no_secrets(void **state)
     close_session();
 }
 
+/* ---- gaps -------------------------------------------------------------------------------- */
+
+/* A put into unit (0, 0) that is under way, for the sake of its answer. */
+struct put {
+    struct kv_wire_header header;
+    uint8_t body[8192];
+    size_t head; /* bytes before the rows */
+};
+
+enum {
+    GAP_DEADLINE_US = 1000000,
+};
+
+/* Sends a put of rows [begin, begin + count), by bulk without its bulk if that is to follow. */
+static void
+send_put(struct put *put, uint32_t begin, uint32_t count, uint32_t snapshot, bool by_bulk)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    const uint32_t thread = thread_of_unit(0, 0);
+    const size_t bytes = (size_t)count * ROW_BYTES;
+
+    put->header = session_request(KV_OP_PUT, 1);
+    put->header.n_units = 1;
+    put->header.token_begin = begin;
+    put->header.token_count = count;
+    put->header.snapshot = snapshot;
+    put->header.deadline_us = GAP_DEADLINE_US;
+    put->header.bulk_bytes = by_bulk ? bytes : 0;
+    put->head = put_body(&unit, ROW_BYTES, begin, count, put->body);
+    send_message(world.data[thread], &put->header, put->body,
+                 put->head + (by_bulk ? 0 : bytes));
+    for (unsigned i = 0; i < 4; i++)
+        step();
+}
+
+static void send_rows(struct put *put)
+{
+    send_bulk(world.data[thread_of_unit(0, 0)], &put->header, put->body + put->head,
+              put->header.bulk_bytes);
+    for (unsigned i = 0; i < 8; i++)
+        step();
+}
+
+static void expect_gap(const struct put *put, const char *what)
+{
+    static const char words[] = "put: layer 0 head 0: begins at token";
+
+    assert_int_equal(world.reply.request_id, put->header.request_id);
+    assert_int_equal(world.reply.status, KV_NOT_READY);
+    if (world.reply.body_bytes < sizeof(words) ||
+        memcmp(world.body, words, sizeof(words) - 1) != 0)
+        fail_msg("%s: %.*s", what, (int)world.reply.body_bytes, (char *)world.body);
+}
+
+static uint32_t committed(void)
+{
+    const struct kv_part *part =
+        &world.node->data[thread_of_unit(0, 0)].parts[world.session_index];
+
+    return kv_part_unit(part, 0, 0)->committed;
+}
+
+/* A put whose rows begin beyond those that are there waits for what is under way, and for
+ * nothing else. */
+static void puts_wait_for_what_is_under_way(void **state)
+{
+    static struct put first, second, third;
+    uint64_t n_replies;
+
+    (void)state;
+    open_session();
+    /* Nothing is, by body and by bulk. */
+    send_put(&second, 10, 10, 0, false);
+    expect_gap(&second, "nothing is under way");
+    send_put(&second, 10, 10, 0, true);
+    send_rows(&second);
+    expect_gap(&second, "nothing is under way");
+    send_put(&second, 10, 10, 9, false);
+    assert_int_equal(world.reply.status, KV_INVALID); /* neither 0 nor where it begins */
+
+    /* Rows that land lead up to the second, and not to the third. */
+    send_put(&first, 0, 10, 0, true);
+    send_put(&second, 10, 10, 0, true);
+    send_put(&third, 25, 5, 0, false);
+    expect_gap(&third, "rows land before the gap");
+    send_rows(&second);
+    send_rows(&first);
+    assert_int_equal(committed(), 20);
+
+    /* The client says that it has sent what leads up to it. */
+    n_replies = world.n_replies;
+    send_put(&second, 25, 5, 25, false);
+    assert_int_equal(world.n_replies, n_replies);
+    send_put(&first, 20, 5, 0, false);
+    assert_int_equal(world.n_replies, n_replies + 2);
+    assert_int_equal(committed(), 30);
+
+    /* One is on its way into a buffer, over rows that are there and on. */
+    for (unsigned fails = 0; fails < 2; fails++) {
+        const uint32_t there = committed();
+
+        n_replies = world.n_replies;
+        send_put(&first, there - 5, 10, 0, true);
+        send_put(&second, there + 5, 5, 0, false);
+        send_put(&third, there + 15, 5, 0, false);
+        assert_int_equal(world.n_replies, n_replies);
+        if (fails)
+            first.body[first.head + 9 * ROW_BYTES] ^= 1;
+        send_rows(&first);
+        /* The third one was let in for the first one's sake, which does not reach it. */
+        assert_int_equal(world.n_replies, n_replies + 3);
+        assert_int_equal(committed(), fails ? there : there + 10);
+    }
+    settle();
+    close_session();
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -2378,6 +2495,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_of_any_bits),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
+        cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(floods_are_bounded),
     };
 
