@@ -62,6 +62,7 @@ static struct {
     uint32_t session_index;
     struct kv_id128 session_id, session_token;
     struct kv_id128 fingerprint;
+    struct kv_id128 other_model; /* that may have been made */
 
     /* The last answer. */
     struct kv_wire_header reply;
@@ -311,7 +312,8 @@ static void make_model(void)
     ask_control(KV_OP_MODEL, &request.base);
 }
 
-static void open_session_of(const struct kv_id128 *fingerprint)
+/* Opens a session of the model and takes note of it. */
+static kv_status_t try_open(const struct kv_id128 *fingerprint)
 {
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
@@ -325,11 +327,18 @@ static void open_session_of(const struct kv_id128 *fingerprint)
     placement.n_nodes = 1;
     placement.root = 99;
     request.placement = &placement;
-    ask_control(KV_OP_OPEN, &request.base);
+    const kv_status_t status = try_control(KV_OP_OPEN, &request.base);
     reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
     assert_non_null(reply);
     world.session_index = reply->session_index;
     kvpb__open_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+static void open_session_of(const struct kv_id128 *fingerprint)
+{
+    if (try_open(fingerprint) != KV_OK)
+        fail_msg("%s", world.detail);
 }
 
 static void open_session(void)
@@ -1339,6 +1348,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         break;
     case KV_OP_MODEL:
         model.name = "another";
+        world.other_model = id;
         model.fingerprint =
             kv_random_below(random, 2) == 0 ? binary(&world.fingerprint) : binary(&id);
         model.n_layers = number == UINT_MAX ? kv_random_below(random, 5) : 2;
@@ -1431,6 +1441,8 @@ static bool send_spoiled_control(unsigned op, unsigned number, unsigned which)
         assert_int_equal(op, KV_OP_HELLO); /* which says where its answer goes */
     else if (op == KV_OP_HELLO)
         leave_again();
+    else if (op == KV_OP_MODEL && try_open(&world.other_model) == KV_OK)
+        close_session();
     return true;
 }
 
