@@ -295,18 +295,22 @@ static void add_resources(char *text, size_t text_bytes, const char *printed, co
     }
 }
 
-static void describe_context(ucp_context_h context, char *text, size_t text_bytes)
+/* false: no memory. */
+static bool describe_context(ucp_context_h context, char *text, size_t text_bytes)
 {
     char *printed = NULL;
     size_t bytes;
     FILE *stream = open_memstream(&printed, &bytes);
+    bool is_whole;
 
     if (stream == NULL)
-        return;
+        return false;
     ucp_context_print_info(context, stream);
-    if (fclose(stream) == 0)
+    is_whole = fclose(stream) == 0;
+    if (is_whole)
         add_resources(text, text_bytes, printed, "flags -- ");
     free(printed);
+    return is_whole;
 }
 
 static void describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes)
@@ -451,7 +455,10 @@ static kv_status_t open_network(struct ucx_transport *transport,
     if (status != KV_OK || getenv("UCX_NET_DEVICES") != NULL || getenv("UCX_TLS") != NULL)
         return status;
 
-    describe_context(transport->contexts[WIRE_NETWORK], in_use, sizeof(in_use) - 1);
+    if (!describe_context(transport->contexts[WIRE_NETWORK], in_use, sizeof(in_use) - 1)) {
+        snprintf(detail, detail_bytes, "ucx: out of memory");
+        return KV_NO_MEMORY;
+    }
     used = strlen(in_use);
     in_use[used] = ' ';
     in_use[used + 1] = '\0';
