@@ -52,12 +52,16 @@ static kv_status_t build_ping(struct kv_errand *errand, struct kv_trip *trip)
     return KV_OK;
 }
 
-static kv_status_t reply_ping(struct kv_trip *trip, const uint8_t *body)
+static kv_status_t
+reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
+    const struct kv_wire_header *reply = &trip->reply;
+
     (void)body;
-    return trip->reply.bulk_bytes == 0 && trip->reply.body_bytes == trip->op->ping.bytes_back
-               ? KV_OK
-               : KV_CORRUPT;
+    if (reply->bulk_bytes == 0 && reply->body_bytes == trip->op->ping.bytes_back)
+        return KV_OK;
+    return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                           reply->body_bytes, (unsigned long long)reply->bulk_bytes);
 }
 
 static const struct kv_op_kind ping_kind = {
@@ -120,8 +124,6 @@ static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
     for (size_t i = 0; i < reply->n_rows; i++) {
         const Kvpb__Row *row = reply->rows[i];
 
-        if (row->n_cells != reply->n_columns)
-            return KV_CORRUPT;
         for (size_t j = 0; j < row->n_cells; j++)
             if (row->cells[j]->value_case == KVPB__CELL__VALUE_TEXT)
                 text_bytes += strlen(row->cells[j]->text) + 1;

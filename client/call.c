@@ -2,11 +2,14 @@
 
 #include "kvstore.pb-c.h"
 
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     BACKOFF_MIN_US = 200,
     BACKOFF_MAX_US = 20000,
+    TEXT_BYTES = 256,
 };
 
 /* What every reply begins with. */
@@ -44,6 +47,105 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
     }
 }
 
+/* Where a node has none of a session's units. */
+#define NO_UNITS UINT32_MAX
+
+static bool has_units(const struct kv_session *session, const struct kv_remote *remote)
+{
+    for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
+        if (session->client->placement.node_of[session->slots[unit]] == remote->index)
+            return true;
+    return false;
+}
+
+/* What an open, a resume or a lifecycle operation says of the session.  NULL: it can be. */
+static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenReply *reply)
+{
+    const struct kv_op *op = call->id == KV_OP_OPEN ? call->op : NULL;
+    uint32_t lease_max = UINT32_MAX, tokens_max = KV_TOKENS_MAX;
+
+    if (op != NULL && op->lease_wanted_ms > 0)
+        lease_max = op->lease_wanted_ms;
+    if (op != NULL && op->tokens_max_wanted > 0)
+        tokens_max = op->tokens_max_wanted;
+    if (reply->lease_ms == 0 || reply->lease_ms > lease_max)
+        return "lease_ms";
+    if (reply->tokens_max == 0 || reply->tokens_max > tokens_max)
+        return "tokens_max";
+    if (reply->tokens > reply->tokens_max && reply->tokens != NO_UNITS)
+        return "tokens";
+    for (size_t i = 0; i < reply->n_recent; i++) {
+        const Kvpb__Lifecycle *entry = reply->recent[i];
+
+        /* The last one led to the generation that it is at, each to the next one's. */
+        if (entry->generation != reply->generation - (reply->n_recent - i))
+            return "recent: generation";
+        if (entry->tokens > reply->tokens_max)
+            return "recent: tokens";
+    }
+    return NULL;
+}
+
+static const char *renewed_fault(const struct kv_call *call, const Kvpb__RenewReply *reply)
+{
+    uint32_t wanted_ms = call->op != NULL ? call->op->lease_wanted_ms : 0;
+    uint32_t most_ms = wanted_ms > 0 ? wanted_ms : UINT32_MAX;
+
+    return reply->lease_ms == 0 || reply->lease_ms > most_ms ? "lease_ms" : NULL;
+}
+
+/* A node's generation never goes back. */
+static const char *looked_fault(const struct kv_call *call, const Kvpb__SessionReply *reply)
+{
+    const struct kv_session *session = call->session;
+
+    if (session == NULL && call->op != NULL)
+        session = call->op->result;
+    if (session == NULL)
+        return NULL;
+    if (reply->tokens > session->tokens_max &&
+        (reply->tokens != NO_UNITS || has_units(session, call->remote)))
+        return "tokens";
+    return reply->generation < session->nodes[call->remote->index].generation ? "generation"
+                                                                              : NULL;
+}
+
+static const char *table_fault(const Kvpb__TableReply *reply)
+{
+    for (size_t i = 0; i < reply->n_rows; i++) {
+        const Kvpb__Row *row = reply->rows[i];
+
+        if (row->n_cells != reply->n_columns)
+            return "columns of a row";
+        for (size_t j = 0; j < row->n_cells; j++)
+            if (row->cells[j]->value_case == KVPB__CELL__VALUE_NUMBER &&
+                !isfinite(row->cells[j]->number))
+                return "a number of a row";
+    }
+    return NULL;
+}
+
+/* The field of a reply that cannot be what it says.  NULL: there is none.  A hello's are looked
+ * at where its facts are kept. */
+static const char *reply_fault(const struct kv_call *call, const ProtobufCMessage *reply)
+{
+    switch (call->id) {
+    case KV_OP_OPEN:
+    case KV_OP_RESUME:
+    case KV_OP_FORK:
+    case KV_OP_TRUNCATE:
+        return opened_fault(call, (const Kvpb__OpenReply *)reply);
+    case KV_OP_RENEW:
+        return renewed_fault(call, (const Kvpb__RenewReply *)reply);
+    case KV_OP_SESSION:
+        return looked_fault(call, (const Kvpb__SessionReply *)reply);
+    case KV_OP_TABLE:
+        return table_fault((const Kvpb__TableReply *)reply);
+    default:
+        return NULL;
+    }
+}
+
 static void deliver(struct kv_call *call,
                     kv_status_t status,
                     const ProtobufCMessage *reply,
@@ -70,6 +172,7 @@ static void carried(void *arg,
     struct kv_call *call = arg;
     struct kv_client *client = call->client;
     ProtobufCMessage *reply = NULL;
+    char text[TEXT_BYTES];
 
     call->is_out = false;
     call->remote->n_calls--;
@@ -88,8 +191,16 @@ static void carried(void *arg,
             outcome = ((const struct any_reply *)reply)->outcome;
         status = outcome != NULL ? (kv_status_t)outcome->status : KV_CORRUPT;
         detail = outcome != NULL ? outcome->detail : "an answer that cannot be read";
-        if (status > KV_OK)
-            status = KV_CORRUPT;
+    }
+    if (status != KV_OK)
+        status = kv_peer_status(status);
+    kv_peer_text(text, sizeof(text), detail != NULL ? detail : "",
+                 detail != NULL ? strlen(detail) : 0);
+    if (status == KV_OK) {
+        const char *fault = reply_fault(call, reply);
+
+        if (fault != NULL)
+            status = kv_reply_refuse(text, sizeof(text), "%s: not what was asked for", fault);
     }
     if (status == KV_BUSY && client->now_us + call->patience_us < call->deadline_us) {
         call->resend_us = client->now_us + call->patience_us;
@@ -98,7 +209,7 @@ static void carried(void *arg,
             call->patience_us = BACKOFF_MAX_US;
         kv_client_timer(client, call->resend_us);
     } else {
-        deliver(call, status, reply, detail);
+        deliver(call, status, reply, text);
     }
     if (reply != NULL)
         protobuf_c_message_free_unpacked(reply, NULL);

@@ -321,6 +321,24 @@ bool kv_trip_envelope(struct kv_trip *trip, size_t bytes);
 /* Sends it, or sends it again.  A failure shows later, as no answer. */
 void kv_trip_send(struct kv_trip *trip);
 
+/* Refuses an answer: KV_CORRUPT, and why. */
+kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* What answers about units say in their headers: the first one's layer, and how many tokens are
+ * committed, at least `tokens`. */
+kv_status_t kv_reply_check_units(const struct kv_trip *trip,
+                                 uint32_t layer,
+                                 uint32_t tokens,
+                                 char *detail,
+                                 size_t detail_bytes);
+
+/* A failure as a peer says it; KV_CORRUPT where it says none that exists. */
+kv_status_t kv_peer_status(int32_t status);
+
+/* A peer's text, which must not steer a terminal; cut to fit. */
+void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes);
+
 /* Its operation has ended: tells the node, and releases it as soon as that is safe. */
 void kv_trip_abandon(struct kv_trip *trip);
 
@@ -426,8 +444,12 @@ struct kv_op_kind {
     kv_status_t (*build)(struct kv_errand *errand, struct kv_trip *trip);
     /* Where `bytes` of the answer's data go; 0: they are not what was asked for. */
     unsigned (*land)(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov);
-    /* An answer's header and body.  Not KV_OK: it is not what was asked for. */
-    kv_status_t (*reply)(struct kv_trip *trip, const uint8_t *body);
+    /* An answer's header and body.  Not KV_OK: it is not what was asked for; `detail` says
+     * which field has which value. */
+    kv_status_t (*reply)(struct kv_trip *trip,
+                         const uint8_t *body,
+                         char *detail,
+                         size_t detail_bytes);
     /* The answer and its data are there.  Not KV_OK: it fails its checks. */
     kv_status_t (*finish)(struct kv_trip *trip, char *detail, size_t detail_bytes);
     /* A trip failed.  NULL: so does the operation. */
@@ -468,6 +490,10 @@ struct kv_query_part {
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* chosen of one head */
+    uint32_t n_blocks;             /* that the candidates lie in */
+    uint32_t n_scored;             /* by step 1; 0: it is left out */
+    uint32_t n_reranked_max;       /* by step 2; 0: it is left out */
+    float output_most, lse_most;   /* without their signs */
     size_t row_bytes;
     uint32_t n_placed;                /* heads whose rows have their place in the buffer */
     uint8_t *base;                    /* of all rows */

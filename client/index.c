@@ -93,23 +93,61 @@ static void start(struct kv_op *op)
     }
 }
 
+/* The number that is impossible; NULL: there is none.  A unit's codebooks are at most one for
+ * each of its blocks. */
+static const char *indexed_fault(const struct kv_trip *trip,
+                                 const struct kv_wire_indexed *indexed,
+                                 uint64_t *ret_value)
+{
+    const struct kv_index *index = &trip->op->index.index;
+    const uint64_t n_units = trip->header.n_units;
+    const uint64_t n_books =
+        n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
+    const struct {
+        const char *field;
+        uint64_t value, most;
+    } fields[] = {
+        {"rows_coded", indexed->rows_coded, indexed->rows},
+        {"n_found", indexed->n_found, n_books},
+        {"n_trained", indexed->n_trained, n_books},
+        {"n_pending", indexed->n_pending, index->wait ? 0 : n_books},
+        {"iterations", indexed->iterations, (uint64_t)indexed->n_trained * KV_ITERATIONS_MAX},
+        {"train_us", indexed->train_us, indexed->n_trained * (uint64_t)UINT32_MAX},
+    };
+
+    *ret_value = indexed->rows;
+    if (indexed->rows != n_units * index->tokens)
+        return "rows";
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        *ret_value = fields[i].value;
+        if (fields[i].value > fields[i].most)
+            return fields[i].field;
+    }
+    return NULL;
+}
+
 /* All of an answer is in its body, and the trip ends with it: nothing is added twice. */
-static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
+static kv_status_t
+reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    const struct kv_index *index = &trip->op->index.index;
     struct kv_indexed *sum = &trip->op->index.sum;
     struct kv_wire_indexed got;
-    uint64_t n_units = trip->header.n_units;
-    uint64_t n_blocks = (index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const char *fault;
+    uint64_t value;
+    kv_status_t status = kv_reply_check_units(trip, trip->header.layer, trip->header.snapshot,
+                                              detail, detail_bytes);
 
+    if (status != KV_OK)
+        return status;
     if (header->body_bytes != sizeof(got) || header->bulk_bytes != 0)
-        return KV_CORRUPT;
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                               header->body_bytes, (unsigned long long)header->bulk_bytes);
     memcpy(&got, body, sizeof(got));
-    if (got.rows != n_units * index->tokens || got.rows_coded > got.rows ||
-        got.n_found > n_units * n_blocks || got.n_trained > n_units * n_blocks ||
-        got.n_pending > n_units * n_blocks)
-        return KV_CORRUPT;
+    fault = indexed_fault(trip, &got, &value);
+    if (fault != NULL)
+        return kv_reply_refuse(detail, detail_bytes, "%s: %llu", fault,
+                               (unsigned long long)value);
     sum->rows += got.rows;
     sum->rows_coded += got.rows_coded;
     sum->n_found += got.n_found;

@@ -235,15 +235,33 @@ static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_io
     return 1;
 }
 
-static kv_status_t reply_get(struct kv_trip *trip, const uint8_t *body)
+static kv_status_t
+refuse_size(const struct kv_wire_header *reply, char *detail, size_t detail_bytes)
+{
+    return kv_reply_refuse(detail, detail_bytes, "object_bytes: %llu",
+                           (unsigned long long)reply->object_bytes);
+}
+
+static kv_status_t
+refuse_data(const struct kv_wire_header *reply, char *detail, size_t detail_bytes)
+{
+    return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                           reply->body_bytes, (unsigned long long)reply->bulk_bytes);
+}
+
+static kv_status_t
+reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *reply = &trip->reply;
     struct kv_op *op = trip->op;
     struct kv_object_state *state = &op->objects.states[trip->item];
     size_t bytes;
 
-    if (reply->object_bytes > KV_OBJECT_BYTES_MAX || reply->offset != trip->position)
-        return KV_CORRUPT;
+    if (reply->object_bytes > KV_OBJECT_BYTES_MAX)
+        return refuse_size(reply, detail, detail_bytes);
+    if (reply->offset != trip->position)
+        return kv_reply_refuse(detail, detail_bytes, "offset: %llu",
+                               (unsigned long long)reply->offset);
     if (trip->position == 0) {
         if (reply->object_bytes > state->bytes) {
             op->objects.objects[trip->item].bytes = reply->object_bytes;
@@ -256,19 +274,28 @@ static kv_status_t reply_get(struct kv_trip *trip, const uint8_t *body)
         return KV_CONFLICT; /* deleted and put again since the first piece */
     }
     bytes = piece_bytes(state->size, trip->position);
-    if (reply->bulk_bytes != 0)
-        return reply->bulk_bytes == bytes && reply->body_bytes == 0 ? KV_OK : KV_CORRUPT;
-    if (reply->body_bytes != bytes)
-        return KV_CORRUPT;
-    if (bytes > 0)
+    if (reply->bulk_bytes != 0 ? reply->bulk_bytes != bytes || reply->body_bytes != 0
+                               : reply->body_bytes != bytes)
+        return refuse_data(reply, detail, detail_bytes);
+    if (reply->bulk_bytes == 0 && bytes > 0)
         memcpy(state->base + trip->position, body, bytes);
     return KV_OK;
 }
 
-static kv_status_t reply_other(struct kv_trip *trip, const uint8_t *body)
+/* Put, exists, delete. */
+static kv_status_t
+reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
+    const struct kv_wire_header *reply = &trip->reply;
+    const struct kv_object_state *state = &trip->op->objects.states[trip->item];
+
     (void)body;
-    return trip->reply.bulk_bytes == 0 ? KV_OK : KV_CORRUPT;
+    if (reply->bulk_bytes != 0 || reply->body_bytes != 0)
+        return refuse_data(reply, detail, detail_bytes);
+    if (reply->object_bytes > KV_OBJECT_BYTES_MAX ||
+        (trip->header.op == KV_OP_OBJECT_PUT && reply->object_bytes != state->bytes))
+        return refuse_size(reply, detail, detail_bytes);
+    return KV_OK;
 }
 
 static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_bytes)

@@ -5,9 +5,9 @@
  * rows land there, dense, before or after the body that says which they are, so that a node
  * which says one thing and sends another does harm to nobody but its own answer.
  *
- * What a body says is checked as a whole before any of it is kept; rows are checked against
- * their CRCs when they have landed.  Outputs of attention may be any number: rows may hold a
- * NaN.
+ * What a body says is checked as a whole before any of it is kept: every field against what was
+ * asked, and outputs of attention, which have no checksum, against what such values can make.
+ * Rows are checked against their CRCs when they have landed.
  */
 #include "client.h"
 
@@ -19,12 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The parts of a request's body. */
-struct request {
-    const struct kv_wire_unit *units;
-    const struct kv_wire_range *ranges;
-    const struct kv_wire_held *held; /* of all units */
-};
+/* Of sums in single precision. */
+#define ROUNDING 1e-3f
+/* The largest number in 16 bits. */
+#define HALF_MOST 65504.0
+/* By which the score of a summary may be above those of its rows, and more. */
+#define REST_CORRECTION 2
 
 /* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
  * after the other. */
@@ -144,18 +144,9 @@ static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *h
     return false;
 }
 
-static struct request request_of(const struct kv_trip *trip)
+static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
 {
-    const struct kv_query_part *part = &trip->op->query;
-    const uint8_t *at = trip->envelope->body + sizeof(struct kv_wire_query);
-    size_t n_units = trip->header.n_units;
-    struct request request = {.units = (const struct kv_wire_unit *)at};
-
-    request.ranges = (const struct kv_wire_range *)(request.units + n_units);
-    at = (const uint8_t *)(request.ranges + part->query.n_ranges);
-    at += n_units * part->query.n_queries * part->d_k * sizeof(float);
-    request.held = (const struct kv_wire_held *)at;
-    return request;
+    return (const struct kv_wire_unit *)(trip->envelope->body + sizeof(struct kv_wire_query));
 }
 
 static void fill(const struct kv_query_part *part,
@@ -297,120 +288,175 @@ static uint32_t n_rest_max(const struct kv_query_part *part, const struct kv_wir
                                               : part->n_candidates - found->n_chosen;
 }
 
-/* Whether the numbers of a unit's answer are possible, and of the unit that was asked. */
-static bool is_found(const struct kv_trip *trip,
-                     const struct kv_wire_unit *unit,
-                     const struct kv_wire_found *found)
+/* A field of an answer that cannot be what it says.  No name: there is none. */
+struct fault {
+    const char *field;
+    double value;
+};
+
+/* The number in a unit's answer that is impossible, or of another unit than was asked for. */
+static struct fault found_fault(const struct kv_trip *trip,
+                                const struct kv_wire_unit *unit,
+                                const struct kv_wire_found *found)
 {
     const struct kv_query_part *part = &trip->op->query;
     const bool is_part = names_held_only(&part->query);
+    const uint64_t n_scored = (uint64_t)found->n_coded + found->n_exact;
+    const uint64_t n_ids_max =
+        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_chosen;
+    const struct {
+        struct fault fault;
+        bool is_right;
+    } fields[] = {
+        {{"layer", found->layer}, found->layer == unit->layer},
+        {{"kv head", found->kv_head}, found->kv_head == unit->kv_head},
+        {{"n_chosen", found->n_chosen},
+         found->n_chosen >= part->n_ids_min && found->n_chosen <= part->n_ids_max},
+        {{"n_ids", found->n_ids},
+         found->n_ids <= found->n_chosen && found->n_ids <= n_ids_max &&
+             (is_part || found->n_ids == found->n_chosen)},
+        {{"n_rest", found->n_rest}, found->n_rest <= n_rest_max(part, found)},
+        {{"n_coded + n_exact", (double)n_scored}, n_scored == part->n_scored},
+        {{"n_reranked", found->n_reranked},
+         part->n_reranked_max == 0 ? found->n_reranked == 0
+                                   : found->n_reranked >= found->n_chosen &&
+                                         found->n_reranked <= part->n_reranked_max},
+        {{"n_chapters", found->n_chapters},
+         found->n_chapters <= part->n_blocks && found->n_chapters <= found->n_coded &&
+             (found->n_chapters > 0) == (found->n_coded > 0)},
+        {{"recall", (double)found->recall},
+         isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
+        {{"committed", found->committed},
+         found->committed >= trip->header.snapshot &&
+             found->committed <= trip->op->session->tokens_max},
+    };
 
-    return found->layer == unit->layer && found->kv_head == unit->kv_head &&
-           found->n_chosen >= part->n_ids_min && found->n_chosen <= part->n_ids_max &&
-           (is_part ? found->n_ids <= found->n_chosen : found->n_ids == found->n_chosen) &&
-           found->n_ids <= (is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : UINT32_MAX) &&
-           found->n_rest <= n_rest_max(part, found) &&
-           (uint64_t)found->n_coded + found->n_exact <= part->n_candidates &&
-           found->n_reranked <= part->n_candidates && found->n_chapters <= part->n_candidates &&
-           !(found->recall < 0) && !(found->recall > 1) &&
-           found->committed >= trip->header.snapshot && found->committed <= KV_TOKENS_MAX;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (!fields[i].is_right)
+            return fields[i].fault;
+    return (struct fault){0};
 }
 
 /* Looks for a block among those held, from *at on: both ascend. */
-static bool
-is_held(const struct kv_wire_held *held, uint32_t n_held, uint32_t block, uint32_t *at)
+static bool is_held(const struct kv_held *held, uint32_t n_held, uint32_t block, uint32_t *at)
 {
     while (*at < n_held && held[*at].block < block)
         ++*at;
     return *at < n_held && held[*at].block == block;
 }
 
-/* Takes the flags off a unit's ids and tells the rows apart that were sent, *n_rows of all
- * units so far.  false: no choice among the candidates, or more rows than were announced. */
-static bool take_ids(const struct kv_query *query,
-                     const struct request *request,
-                     const struct kv_wire_held *held,
-                     uint32_t n_held,
-                     uint32_t n_ids,
-                     uint32_t *ids,
-                     uint32_t *row_of,
-                     uint32_t *tokens,
-                     uint32_t n_rows_max,
-                     uint32_t *n_rows)
-{
-    uint32_t range = 0, at = 0, row = 0;
+/* One unit of an answer, the pointers being to its first of each. */
+struct unit_answer {
+    const struct kv_wire_found *found;
+    uint32_t *ids, *row_of;
+    const float *scores;
+    const uint32_t *heads;
+    const float *outputs, *lses;
+    uint32_t *tokens; /* of the rows that came */
+};
 
-    for (uint32_t i = 0; i < n_ids; i++) {
-        uint32_t token = ids[i] & ~KV_WIRE_ID_HELD;
+/* Takes the flags off a unit's ids and tells the rows apart that were sent, *n_rows of them, at
+ * most n_rows_max.  The fault: no choice among the candidates, or more rows than were
+ * announced.
+ */
+static struct fault take_ids(const struct kv_query_part *part,
+                             const struct unit_answer *unit,
+                             uint32_t n_rows_max,
+                             uint32_t *n_rows)
+{
+    const struct kv_query *query = &part->query;
+    const uint32_t rank = unit->found->kv_head - query->head_begin;
+    const struct kv_held *held = query->held + part->held_begin[rank];
+    const uint32_t n_held = part->held_begin[rank + 1] - part->held_begin[rank];
+    uint32_t range = 0, at = 0, *ids = unit->ids;
+
+    *n_rows = 0;
+    for (uint32_t i = 0; i < unit->found->n_ids; i++) {
+        const uint32_t token = ids[i] & ~KV_WIRE_ID_HELD;
+        const bool keeps = ids[i] & KV_WIRE_ID_HELD;
 
         if (i > 0 && token <= ids[i - 1])
-            return false;
-        while (range < query->n_ranges && token >= request->ranges[range].end)
+            return (struct fault){"ids: not ascending", token};
+        while (range < query->n_ranges && token >= query->ranges[range].end)
             range++;
-        if (range == query->n_ranges || token < request->ranges[range].begin)
-            return false;
-        if (!(ids[i] & KV_WIRE_ID_HELD) && names_held_only(query))
-            return false;
-        if (ids[i] & KV_WIRE_ID_HELD) {
-            if (row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at))
-                return false;
-            row_of[i] = KV_ROW_HELD;
-        } else if (attends(query)) {
-            row_of[i] = 0;
-        } else if (row_of != NULL) {
-            if (*n_rows == n_rows_max)
-                return false;
-            tokens[(*n_rows)++] = token;
-            row_of[i] = row++;
-        }
+        if (range == query->n_ranges || token < query->ranges[range].begin)
+            return (struct fault){"ids: no candidate", token};
+        if (keeps ? unit->row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at)
+                  : names_held_only(query))
+            return (struct fault){keeps ? "ids: not held" : "ids: not asked for", token};
         ids[i] = token;
+        if (keeps) {
+            unit->row_of[i] = KV_ROW_HELD;
+        } else if (attends(query)) {
+            unit->row_of[i] = 0;
+        } else if (unit->row_of != NULL) {
+            if (*n_rows == n_rows_max)
+                return (struct fault){"n_rows: fewer than ids", token};
+            unit->row_of[i] = *n_rows;
+            unit->tokens[(*n_rows)++] = token;
+        }
     }
-    return true;
+    return (struct fault){0};
 }
 
-static bool are_scores(const float *scores, uint32_t n)
+/* Merged weights: each vector's sum up to 1, but for rounding. */
+static struct fault
+scores_fault(const struct kv_query_part *part, const float *scores, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (!isfinite(scores[i]) || scores[i] < 0)
-            return false;
-    return true;
-}
-
-static bool are_masks(const uint32_t *masks, uint32_t n, uint32_t n_queries)
-{
-    uint32_t all = UINT32_MAX >> (32 - n_queries);
+    const float most = (float)part->query.n_queries * (1 + ROUNDING);
 
     for (uint32_t i = 0; i < n; i++)
-        if (masks[i] == 0 || (masks[i] & ~all) != 0)
-            return false;
-    return true;
+        if (!(scores[i] >= 0 && scores[i] <= most))
+            return (struct fault){"scores", (double)scores[i]};
+    return (struct fault){0};
 }
 
-/* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf; else an output may be
- * anything, as values may. */
-static bool are_outputs(const struct kv_query_part *part,
-                        const struct kv_wire_found *found,
-                        const uint32_t *row_of,
-                        const float *outputs,
-                        const float *lses)
+/* Which vectors chose each row: some did, and none chose more than k. */
+static struct fault
+heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
 {
-    const uint32_t n_queries = part->query.n_queries;
+    const struct kv_query *query = &part->query;
+    const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - query->n_queries);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (heads[i] == 0 || (heads[i] & ~all) != 0)
+            return (struct fault){"heads", heads[i]};
+    for (uint32_t q = 0; q < query->n_queries; q++) {
+        uint32_t n_chosen = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+            n_chosen += heads[i] >> q & 1;
+        if (n_chosen > query->k)
+            return (struct fault){"heads: rows of one vector", n_chosen};
+    }
+    return (struct fault){0};
+}
+
+/* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Else an output lies
+ * between values, and a log-sum-exp is no larger than the largest product of such numbers can
+ * make it. */
+static struct fault outputs_fault(const struct kv_query_part *part,
+                                  const struct unit_answer *unit)
+{
+    const float *output = unit->outputs;
     uint32_t n_held = 0;
 
-    for (uint32_t i = 0; row_of != NULL && i < found->n_ids; i++)
-        n_held += row_of[i] == KV_ROW_HELD;
-    const bool is_empty =
-        n_rest_max(part, found) == 0 && (!attends(&part->query) || n_held == found->n_chosen);
-    for (uint32_t q = 0; q < n_queries; q++, outputs += part->d_v) {
-        if (!(lses[q] <= FLT_MAX))
-            return false;
-        if (is_empty && lses[q] >= -FLT_MAX)
-            return false;
-        for (uint32_t i = 0; lses[q] < -FLT_MAX && i < part->d_v; i++)
-            if (outputs[i] != 0)
-                return false;
+    for (uint32_t i = 0; unit->row_of != NULL && i < unit->found->n_ids; i++)
+        n_held += unit->row_of[i] == KV_ROW_HELD;
+    const bool is_empty = n_rest_max(part, unit->found) == 0 &&
+                          (!attends(&part->query) || n_held == unit->found->n_chosen);
+    for (uint32_t q = 0; q < part->query.n_queries; q++, output += part->d_v) {
+        const float lse = unit->lses[q];
+        const bool has_none = lse == -INFINITY;
+        const float most = has_none ? 0 : part->output_most;
+
+        if (!has_none && (is_empty || !(fabsf(lse) <= part->lse_most)))
+            return (struct fault){"log-sum-exp", (double)lse};
+        for (uint32_t i = 0; i < part->d_v; i++)
+            if (!(fabsf(output[i]) <= most))
+                return (struct fault){"output", (double)output[i]};
     }
-    return true;
+    return (struct fault){0};
 }
 
 static void *carve(uint8_t **at, size_t n, size_t bytes)
@@ -483,79 +529,145 @@ static void take_body(struct kv_query_answer *answer,
     take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
 }
 
-static bool is_answer(const struct kv_trip *trip,
-                      struct kv_query_answer *answer,
-                      uint32_t n_ids,
-                      uint32_t n_rows)
+/* What is behind a unit's counts, which are right.  *n_rows: of it. */
+static struct fault unit_fault(const struct kv_query_part *part,
+                               const struct unit_answer *unit,
+                               uint32_t n_rows_max,
+                               uint32_t *n_rows)
+{
+    const uint32_t n_ids = unit->found->n_ids;
+    struct fault fault = take_ids(part, unit, n_rows_max, n_rows);
+
+    if (fault.field == NULL && unit->scores != NULL)
+        fault = scores_fault(part, unit->scores, n_ids);
+    if (fault.field == NULL && unit->heads != NULL)
+        fault = heads_fault(part, unit->heads, n_ids);
+    if (fault.field == NULL && unit->lses != NULL)
+        fault = outputs_fault(part, unit);
+    return fault;
+}
+
+static kv_status_t refuse_unit(const struct kv_wire_unit *unit,
+                               struct fault fault,
+                               char *detail,
+                               size_t detail_bytes)
+{
+    return kv_reply_refuse(detail, detail_bytes, "layer %u head %u: %s: %.10g", unit->layer,
+                           unit->kv_head, fault.field, fault.value);
+}
+
+/* Checks what was taken of the body, unit by unit. */
+static kv_status_t check_answer(const struct kv_trip *trip,
+                                const struct kv_query_answer *answer,
+                                uint32_t n_rows,
+                                char *detail,
+                                size_t detail_bytes)
 {
     const struct kv_query_part *part = &trip->op->query;
-    const struct kv_query *query = &part->query;
-    struct request request = request_of(trip);
-    const struct kv_wire_held *held = request.held;
     uint32_t first = 0, row = 0;
 
     for (uint32_t i = 0; i < trip->header.n_units; i++) {
-        uint32_t n_held = request.units[i].n_ids;
+        const size_t n_before = (size_t)i * part->query.n_queries;
+        struct unit_answer unit = {.found = &answer->found[i], .ids = answer->ids + first};
+        struct fault fault;
+        uint32_t n;
 
-        if (!take_ids(query, &request, held, n_held, answer->found[i].n_ids,
-                      answer->ids + first,
-                      answer->row_of != NULL ? answer->row_of + first : NULL, answer->tokens,
-                      n_rows, &row))
-            return false;
-        if (answer->lses != NULL &&
-            !are_outputs(part, &answer->found[i],
-                         answer->row_of != NULL ? answer->row_of + first : NULL,
-                         answer->outputs + (size_t)i * query->n_queries * part->d_v,
-                         answer->lses + (size_t)i * query->n_queries))
-            return false;
-        first += answer->found[i].n_ids;
-        held += n_held;
+        if (answer->row_of != NULL)
+            unit.row_of = answer->row_of + first;
+        if (answer->scores != NULL)
+            unit.scores = answer->scores + first;
+        if (answer->heads != NULL)
+            unit.heads = answer->heads + first;
+        if (answer->lses != NULL) {
+            unit.outputs = answer->outputs + n_before * part->d_v;
+            unit.lses = answer->lses + n_before;
+        }
+        if (answer->tokens != NULL)
+            unit.tokens = answer->tokens + row;
+        fault = unit_fault(part, &unit, n_rows - row, &n);
+        if (fault.field != NULL)
+            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
+        first += unit.found->n_ids;
+        row += n;
     }
-    return row == n_rows && (answer->scores == NULL || are_scores(answer->scores, n_ids)) &&
-           (answer->heads == NULL || are_masks(answer->heads, n_ids, query->n_queries));
+    if (row != n_rows)
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", n_rows, row);
+    return KV_OK;
 }
 
-static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
+/* The body's counts, and with them its size.  *ret_n_ids: of all units. */
+static kv_status_t check_counts(const struct kv_trip *trip,
+                                const uint8_t *body,
+                                uint32_t *ret_n_ids,
+                                char *detail,
+                                size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
     const struct kv_query_part *part = &trip->op->query;
-    const struct kv_query *query = &part->query;
-    const struct kv_wire_unit *units = request_of(trip).units;
-    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids = 0;
-    struct kv_query_answer *answer;
-    size_t rows_bytes, bytes;
+    const uint64_t allowed_us = trip->op->deadline_us - trip->op->begin_us;
+    uint32_t n_units = trip->header.n_units, n_ids = 0;
+    size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
+    struct kv_wire_answer times;
 
     if (header->body_bytes < names_bytes(part, n_units, 0))
-        return KV_CORRUPT;
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
+    memcpy(&times, body, sizeof(times));
+    /* Its clock is another one: what it measures is near what passes here. */
+    if ((uint64_t)times.waited_us + times.worked_us > 2 * allowed_us)
+        return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
+                               (unsigned long long)times.waited_us + times.worked_us);
     for (uint32_t i = 0; i < n_units; i++) {
         struct kv_wire_found found;
+        struct fault fault;
 
-        memcpy(&found, body + sizeof(struct kv_wire_answer) + i * sizeof(found), sizeof(found));
-        if (!is_found(trip, &units[i], &found))
-            return KV_CORRUPT;
+        memcpy(&found, body + sizeof(times) + i * sizeof(found), sizeof(found));
+        fault = found_fault(trip, &units_of(trip)[i], &found);
+        if (fault.field != NULL)
+            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
         n_ids += found.n_ids; /* each at most n_ids_max, and these fit one body */
     }
-    if (n_rows > (has_rows(query) ? n_ids : 0))
-        return KV_CORRUPT;
-    rows_bytes = n_rows * part->row_bytes;
-    bytes = names_bytes(part, n_units, n_ids) + n_rows * sizeof(uint32_t);
+    if (header->n_rows > (has_rows(&part->query) ? n_ids : 0))
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", header->n_rows,
+                               n_ids);
+    bytes = names_bytes(part, n_units, n_ids) + header->n_rows * sizeof(uint32_t);
     if (header->bulk_bytes != 0
             ? header->bulk_bytes != rows_bytes || header->body_bytes != bytes
             : header->body_bytes != bytes + rows_bytes)
-        return KV_CORRUPT;
+        return kv_reply_refuse(
+            detail, detail_bytes, "a body of %u bytes and bulk of %llu: %u ids, %u rows",
+            header->body_bytes, (unsigned long long)header->bulk_bytes, n_ids, header->n_rows);
+    *ret_n_ids = n_ids;
+    return KV_OK;
+}
 
+static kv_status_t
+reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *header = &trip->reply;
+    const struct kv_query_part *part = &trip->op->query;
+    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids;
+    size_t rows_bytes = n_rows * part->row_bytes;
+    struct kv_query_answer *answer;
+    kv_status_t status = kv_reply_check_units(trip, units_of(trip)[0].layer,
+                                              trip->header.snapshot, detail, detail_bytes);
+
+    if (status == KV_OK)
+        status = check_counts(trip, body, &n_ids, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
     answer = make_answer(part, n_units, n_ids, n_rows);
     if (answer == NULL)
         return KV_NO_MEMORY;
     take_body(answer, part, n_units, n_ids, n_rows, body);
-    if (!is_answer(trip, answer, n_ids, n_rows)) {
+    status = check_answer(trip, answer, n_rows, detail, detail_bytes);
+    if (status != KV_OK) {
         free(answer);
-        return KV_CORRUPT;
+        return status;
     }
     free(part->answers[trip->position]); /* of an attempt whose rows did not come */
     part->answers[trip->position] = answer;
     if (header->bulk_bytes == 0 && rows_bytes > 0)
-        memcpy(place_of(trip), body + bytes, rows_bytes);
+        memcpy(place_of(trip), body + header->body_bytes - rows_bytes, rows_bytes);
     return KV_OK;
 }
 
@@ -563,7 +675,7 @@ static kv_status_t reply(struct kv_trip *trip, const uint8_t *body)
 static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
     const struct kv_query_part *part = &trip->op->query;
-    const struct kv_wire_unit *units = request_of(trip).units;
+    const struct kv_wire_unit *units = units_of(trip);
     const struct kv_query_answer *answer = part->answers[trip->position];
     const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;
     uint32_t first = 0, first_row = 0;
@@ -664,6 +776,24 @@ static const char *ranges_fault(const struct kv_query *query)
     return end > KV_TOKENS_MAX ? "a range beyond the largest session" : NULL;
 }
 
+/* What each step will look at: step 1 is left out where it would take every candidate, step 2
+ * where nothing is to be chosen or weighed any more. */
+static void expect_work(struct kv_query_part *part, uint32_t n_groups)
+{
+    const struct kv_query *query = &part->query;
+    const uint64_t wanted = (uint64_t)query->k * query->rerank;
+    const uint64_t taken = wanted < KV_CHOSEN_MAX ? wanted : KV_CHOSEN_MAX;
+    const bool is_scored = query->selection != KV_SELECT_TOP || taken < part->n_candidates;
+    const bool is_reranked =
+        is_scored ? query->rerank > 1 : query->k < part->n_candidates || query->scores;
+    const uint64_t most = taken * n_groups;
+
+    part->n_scored = is_scored ? part->n_candidates : 0;
+    part->n_reranked_max = !is_reranked                ? 0
+                           : most < part->n_candidates ? (uint32_t)most
+                                                       : part->n_candidates;
+}
+
 /* Checks what the sizes depend on, and fills those of `ret_part`.  NULL: all fits the schema.
  */
 static const char *
@@ -698,25 +828,60 @@ shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_q
         return "only attention leaves names out";
     if (query->rest != 0 && query->rest != 16 && query->rest != 64)
         return "rest is 0, or 16 or 64 summaries";
-    for (uint32_t i = 0; i < query->n_ranges; i++)
-        part->n_candidates += query->ranges[i].end - query->ranges[i].begin;
+    for (uint32_t i = 0; i < query->n_ranges; i++) {
+        const struct kv_range *range = &query->ranges[i];
+
+        part->n_candidates += range->end - range->begin;
+        part->n_blocks +=
+            (range->end - 1) / KV_BLOCK_TOKENS - range->begin / KV_BLOCK_TOKENS + 1;
+    }
     n_vectors = query->merge >= KV_MERGE_UNION ? query->n_queries : 1;
     most = (uint64_t)query->k * n_vectors;
     part->n_ids_min = query->selection != KV_SELECT_TOP ? 1
                       : query->k < part->n_candidates   ? query->k
                                                         : part->n_candidates;
     part->n_ids_max = most < part->n_candidates ? (uint32_t)most : part->n_candidates;
+    expect_work(part, n_vectors);
     part->row_bytes = layer->row_bytes;
     part->d_k = layer->d_k;
     part->d_v = layer->d_v;
     return NULL;
 }
 
-static const char *values_fault(const struct kv_session *session,
-                                const struct kv_query_part *part)
+/* Bounds of outputs, and of log-sum-exps: of the largest score, of any row, as often as there
+ * are candidates.
+ *   sum  size_of() the largest vector */
+static void expect_outputs(struct kv_query_part *part, enum kv_dtype dtype, double sum)
+{
+    const double value_most = dtype == KV_FP16 ? HALF_MOST : (double)FLT_MAX;
+    const double most = (double)part->query.scale * sum * value_most * (1 + (double)ROUNDING) +
+                        log(part->n_candidates) + REST_CORRECTION;
+
+    part->output_most = dtype == KV_FP16 ? (float)HALF_MOST * (1 + ROUNDING) : FLT_MAX;
+    part->lse_most = most < (double)FLT_MAX ? (float)most : FLT_MAX;
+}
+
+/* Sum of the elements without their signs; NaN or infinite where one is. */
+static double size_of(const float *vector, uint32_t d)
+{
+    double sums[4] = {0}; /* an addition takes longer than the next one needs to begin */
+    uint32_t i = 0;
+
+    for (; i + 4 <= d; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            sums[j] += fabs((double)vector[i + j]);
+    for (; i < d; i++)
+        sums[0] += fabs((double)vector[i]);
+    return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+/* Checks what sizes do not depend on, and fills the bounds of `part` that hang on it. */
+static const char *values_fault(const struct kv_session *session, struct kv_query_part *part)
 {
     const struct kv_query *query = &part->query;
-    size_t n_floats = (size_t)part->n_heads * query->n_queries * part->d_k;
+    const size_t n_vectors = (size_t)part->n_heads * query->n_queries;
+    const float *element = query->queries;
+    double most = 0;
 
     if (query->ranges[query->n_ranges - 1].end > session->tokens_max)
         return "a range beyond the session's tokens_max";
@@ -729,9 +894,15 @@ static const char *values_fault(const struct kv_session *session,
     if (query->selection == KV_SELECT_TOP ? query->share != 0
                                           : !(query->share > 0 && query->share <= 1))
         return "share is 0 for the k largest, else above 0 and at most 1";
-    for (size_t i = 0; i < n_floats; i++)
-        if (!isfinite(query->queries[i]))
+    for (size_t i = 0; i < n_vectors; i++) {
+        const double sum = size_of(element, part->d_k);
+
+        if (!isfinite(sum))
             return "a query vector is not finite";
+        most = sum > most ? sum : most;
+        element += part->d_k;
+    }
+    expect_outputs(part, session->schema.layers[query->layer].dtype, most);
     return NULL;
 }
 

@@ -203,18 +203,32 @@ static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_io
     return n_iov;
 }
 
-static kv_status_t reply_rows(struct kv_trip *trip, const uint8_t *body)
+static uint32_t first_layer(const struct kv_trip *trip)
+{
+    return ((const struct kv_wire_unit *)trip->envelope->body)->layer;
+}
+
+static kv_status_t
+reply_rows(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *reply = &trip->reply;
     size_t crcs_bytes = (size_t)trip->n_rows * sizeof(uint32_t);
     struct piece piece = {0};
+    kv_status_t status = kv_reply_check_units(trip, first_layer(trip), trip->header.snapshot,
+                                              detail, detail_bytes);
 
+    if (status != KV_OK)
+        return status;
     if (reply->n_rows != trip->n_rows)
-        return KV_CORRUPT;
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                               trip->n_rows);
     if (reply->bulk_bytes != 0
             ? reply->bulk_bytes != trip->bytes || reply->body_bytes != crcs_bytes
             : reply->body_bytes != crcs_bytes + trip->bytes)
-        return KV_CORRUPT;
+        return kv_reply_refuse(detail, detail_bytes,
+                               "a body of %u bytes and bulk of %llu: %u rows of %zu bytes",
+                               reply->body_bytes, (unsigned long long)reply->bulk_bytes,
+                               trip->n_rows, trip->bytes);
     memcpy(trip->envelope->body + trip->crcs_offset, body, crcs_bytes);
     if (reply->bulk_bytes != 0)
         return KV_OK;
@@ -254,11 +268,22 @@ static kv_status_t finish_rows(struct kv_trip *trip, char *detail, size_t detail
     return KV_OK;
 }
 
-static kv_status_t reply_put(struct kv_trip *trip, const uint8_t *body)
+static kv_status_t
+reply_put(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
+    const struct kv_wire_header *asked = &trip->header, *reply = &trip->reply;
+    kv_status_t status = kv_reply_check_units(
+        trip, first_layer(trip), asked->token_begin + asked->token_count, detail, detail_bytes);
+
     (void)body;
-    if (trip->reply.bulk_bytes != 0)
-        return KV_CORRUPT;
+    if (status != KV_OK)
+        return status;
+    if (reply->n_rows != trip->n_rows)
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                               trip->n_rows);
+    if (reply->body_bytes != 0 || reply->bulk_bytes != 0)
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                               reply->body_bytes, (unsigned long long)reply->bulk_bytes);
     trip->remote->rows_in += trip->n_rows;
     return KV_OK;
 }
@@ -269,7 +294,7 @@ describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t 
     uint32_t layer = op->kind->id == KV_OP_FETCH ? op->fetch.layer : op->rows.box.layer_begin;
 
     if (trip != NULL && trip->envelope != NULL && trip->header.n_units > 0)
-        layer = ((const struct kv_wire_unit *)trip->envelope->body)->layer;
+        layer = first_layer(trip);
     kv_session_describe(op->session, layer, text, text_bytes);
 }
 

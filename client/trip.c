@@ -4,6 +4,7 @@
 #include "token.h"
 
 #include <assert.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -562,13 +563,53 @@ static bool is_passing(const struct kv_trip *trip, kv_status_t status)
     return left_us > share_us;
 }
 
+kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(detail, detail_bytes, format, args);
+    va_end(args);
+    return KV_CORRUPT;
+}
+
+kv_status_t kv_reply_check_units(const struct kv_trip *trip,
+                                 uint32_t layer,
+                                 uint32_t tokens,
+                                 char *detail,
+                                 size_t detail_bytes)
+{
+    const struct kv_wire_header *reply = &trip->reply;
+
+    if (reply->layer != layer)
+        return kv_reply_refuse(detail, detail_bytes, "layer: %u", reply->layer);
+    if (reply->snapshot < tokens || reply->snapshot > trip->op->session->tokens_max)
+        return kv_reply_refuse(detail, detail_bytes, "snapshot: %u: %u to %u tokens are right",
+                               reply->snapshot, tokens, trip->op->session->tokens_max);
+    return KV_OK;
+}
+
+kv_status_t kv_peer_status(int32_t status)
+{
+    bool exists = status < KV_OK && strcmp(kv_status_name((kv_status_t)status), "unknown") != 0;
+
+    return exists ? (kv_status_t)status : KV_CORRUPT;
+}
+
+void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes)
+{
+    size_t bytes = from_bytes < to_bytes - 1 ? from_bytes : to_bytes - 1;
+
+    for (size_t i = 0; i < bytes; i++)
+        to[i] = from[i] >= ' ' && from[i] <= '~' ? from[i] : '?';
+    to[bytes] = 0;
+}
+
 static void
 on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char *body)
 {
     struct kv_client *client = trip->client;
     char text[TEXT_BYTES];
-    size_t bytes =
-        header->body_bytes < sizeof(text) - 1 ? header->body_bytes : sizeof(text) - 1;
 
     if (is_passing(trip, header->status)) {
         trip->backoff_us = trip->backoff_us == 0 ? BACKOFF_MIN_US : trip->backoff_us * 2;
@@ -580,19 +621,17 @@ on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char
         kv_client_timer(client, trip->resend_us);
         return;
     }
-    for (size_t i = 0; i < bytes; i++)
-        text[i] = body[i] >= ' ' && body[i] <= '~' ? body[i] : '?';
-    text[bytes] = 0;
-    if (header->status > 0)
-        trip_failed(trip, KV_CORRUPT, "an answer with no status that exists");
-    else
-        trip_failed(trip, header->status, text);
+    kv_peer_text(text, sizeof(text), body, header->body_bytes);
+    if (kv_peer_status(header->status) != (kv_status_t)header->status)
+        kv_reply_refuse(text, sizeof(text), "status: %d", header->status);
+    trip_failed(trip, kv_peer_status(header->status), text);
 }
 
 static void
 on_reply(struct kv_trip *trip, const struct kv_wire_header *header, const uint8_t *body)
 {
     struct kv_op *op = trip->op;
+    char text[TEXT_BYTES] = "";
     kv_status_t status = KV_OK;
 
     if (trip->has_reply)
@@ -604,10 +643,9 @@ on_reply(struct kv_trip *trip, const struct kv_wire_header *header, const uint8_
     }
     trip->has_reply = true;
     if (op != NULL)
-        status = op->kind->reply(trip, body);
+        status = op->kind->reply(trip, body, text, sizeof(text));
     if (status != KV_OK) {
-        trip_failed(trip, status,
-                    status == KV_CORRUPT ? "the answer is not what was asked for" : "");
+        trip_failed(trip, status, text);
         return;
     }
     if (trip->held != NULL) {
