@@ -1819,15 +1819,32 @@ static uint32_t last_lane(void)
 }
 
 /* Large envelopes, which all lanes share, have run out: a lane that waits for one holds up
- * neither the small messages of others nor, when one comes back, their large ones. */
+ * neither its own small messages of another class, nor those of others, nor, when one comes
+ * back, their large ones. */
 static void test_lanes_share(void **state)
 {
+    const struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 1};
+    bool has_units[3] = {false};
+    struct kv_op *op;
+
     (void)state;
+    for (uint32_t unit = 0; unit < N_LAYERS * N_HEADS; unit++)
+        has_units[kv_session_lane(f.session, unit / N_HEADS, unit % N_HEADS) -
+                  f.client->remotes[0].lanes] = true;
+    assert_true(has_units[0] && has_units[1] && has_units[2]);
     f.node.is_manual = true;
     for (unsigned i = 0; i < KV_ENVELOPES_LARGE_MAX + 4; i++)
         begin_ping(0, true);
     turn(0);
     assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX);
+    op = begin_read(&rows, 0);
+    turn(0);
+    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 3);
+    kv_op_free(op);
+    turn(0);
+    f.node.n_seen -= 3; /* counts on as without it */
+    for (unsigned i = 0; i < 3; i++)
+        free(f.node.seen[f.node.n_seen + i].body);
     begin_ping(1, false);
     begin_ping(2, false);
     turn(0);
