@@ -181,8 +181,8 @@ struct kv_session_options {
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
 };
 
-/* A new, empty session of a model, on all nodes.  The model becomes known to the nodes.
- * `options` may be NULL.  The session: kv_op_session(). */
+/* A new, empty session of a model, on all nodes: it fails where one is down, naming it.  The
+ * model becomes known to the nodes.  `options` may be NULL.  The session: kv_op_session(). */
 KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  const struct kv_model_info *model,
                                  const struct kv_session_options *options,
