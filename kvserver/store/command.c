@@ -12,6 +12,9 @@ enum {
     SEGMENTS_PER_SLICE = 4096,
 };
 
+static_assert(KV_UNITS_MAX * sizeof(struct kv_unit) <= KV_ARENA_PAGE,
+              "any session's units fit a page of the arena");
+
 static void part_free(struct kv_data *data, struct kv_part *part)
 {
     if (part->units != NULL)

@@ -230,7 +230,7 @@ struct kv_data {
     _Atomic bool draining;
     uint64_t timers_us;       /* next look at deadlines */
     _Atomic uint64_t seen_us; /* when it last looked: /health is about that */
-    uint32_t marks;
+    uint64_t marks;           /* requests that named units */
     struct kv_stats stats;
 };
 

@@ -48,7 +48,7 @@ check_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64_t *ret_
     const struct kv_wire_header *request = &work->request;
     const struct kv_wire_unit *units = units_of(work);
     uint64_t n_rows = 0, bytes = 0;
-    uint32_t mark = ++work->data->marks;
+    uint64_t mark = ++work->data->marks;
 
     if (request->n_units == 0 || request->n_units > KV_WIRE_UNITS_MAX ||
         request->n_units * sizeof(*units) > request->body_bytes) {
@@ -301,7 +301,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
 }
 
 /* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces
- * than a transfer takes. */
+ * than a transfer takes, or of segments that take no more transfers. */
 static kv_status_t put_reserve(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
@@ -319,7 +319,7 @@ static kv_status_t put_reserve(struct kv_work *work)
         if (status != KV_OK)
             goto err_unreserve;
         work->n_iov = kv_unit_pieces(unit, begin, count, work->iov, work->n_iov, KV_IOV_MAX);
-        if (work->n_iov > KV_IOV_MAX) {
+        if (work->n_iov > KV_IOV_MAX || !kv_unit_can_pin(unit, begin, count)) {
             i++;
             status = KV_TOO_LARGE;
             goto err_unreserve;
@@ -633,7 +633,8 @@ static void read_ready(struct kv_work *work)
         struct kv_iov piece;
 
         if (kv_unit_pieces(unit, request->token_begin, request->token_count, &piece, 0, 1) ==
-            1) {
+                1 &&
+            kv_unit_can_pin(unit, request->token_begin, request->token_count)) {
             work->n_pins =
                 kv_unit_pin(unit, request->token_begin, request->token_count, work->pins);
             kv_count(&work->data->stats.direct_sends, 1);

@@ -346,6 +346,14 @@ void kv_unit_read_crcs(const struct kv_unit *unit,
     }
 }
 
+bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count)
+{
+    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS; i++)
+        if (unit->segments[i]->pins == UINT16_MAX)
+            return false;
+    return true;
+}
+
 unsigned kv_unit_pin(const struct kv_unit *unit,
                      uint32_t begin,
                      uint32_t count,

@@ -71,7 +71,7 @@ struct kv_unit {
     uint8_t row_class;
     uint16_t layer, kv_head;
     uint32_t row_bytes;
-    uint32_t mark; /* of the last request that named it: finds doubles */
+    uint64_t mark; /* of the last request that named it: finds doubles */
 
     /* Retrieval: queries answered, and how many of the rows that exact top-k takes they found,
      * a moving average; NaN: not known. */
@@ -140,8 +140,11 @@ void kv_unit_read_crcs(const struct kv_unit *unit,
                        uint32_t count,
                        uint32_t *ret_crcs);
 
-/* Pins the segments of [begin, begin + count) and writes them to `pins`; returns how many, at
- * most count / KV_BLOCK_TOKENS + 2. */
+/* Whether none of the segments of [begin, begin + count) has as many pins as it can count. */
+bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count);
+
+/* Pins the segments of [begin, begin + count), which can be, and writes them to `pins`; returns
+ * how many, at most count / KV_BLOCK_TOKENS + 2. */
 unsigned kv_unit_pin(const struct kv_unit *unit,
                      uint32_t begin,
                      uint32_t count,
