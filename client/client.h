@@ -140,6 +140,9 @@ struct kv_lane {
     uint32_t in_flight[KV_LANE_CLASSES];
     uint32_t n_in_flight;
     const struct kv_op *mark; /* the operation that made an errand for this lane last */
+    uint32_t put_next,
+        put_settled; /* object_puts: the next one's number, the least not ended */
+    uint64_t puts_ended[KV_WIRE_PUTS_MAX / 64]; /* of those between */
 };
 
 enum kv_remote_state {
@@ -229,6 +232,11 @@ void kv_lanes_unmark(struct kv_client *client);
 /* lane.c: turns errands into trips while there are credits. */
 void kv_lanes_pump(struct kv_client *client);
 void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote);
+
+/* Numbers an object_put, by which the node knows it when it is sent again (kv_wire.h).  false:
+ * too many are under way behind one that has not ended. */
+bool kv_lane_put_begin(struct kv_lane *lane, uint32_t *ret_number);
+void kv_lane_put_end(struct kv_lane *lane, uint32_t number);
 
 /* ---- errands ----------------------------------------------------------------------------- */
 

@@ -9,6 +9,28 @@ void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote)
         kv_list_init(&lane->errands[class]);
 }
 
+bool kv_lane_put_begin(struct kv_lane *lane, uint32_t *ret_number)
+{
+    if (lane->put_next - lane->put_settled >= KV_WIRE_PUTS_MAX)
+        return false;
+    *ret_number = lane->put_next++;
+    return true;
+}
+
+static uint64_t *ended_word(struct kv_lane *lane, uint32_t number)
+{
+    return &lane->puts_ended[number / 64 % (KV_WIRE_PUTS_MAX / 64)];
+}
+
+void kv_lane_put_end(struct kv_lane *lane, uint32_t number)
+{
+    *ended_word(lane, number) |= UINT64_C(1) << number % 64;
+    while ((*ended_word(lane, lane->put_settled) >> lane->put_settled % 64 & 1) != 0) {
+        *ended_word(lane, lane->put_settled) &= ~(UINT64_C(1) << lane->put_settled % 64);
+        lane->put_settled++;
+    }
+}
+
 struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot)
 {
     struct kv_remote *remote = &client->remotes[client->placement.node_of[slot]];

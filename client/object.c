@@ -65,7 +65,8 @@ static kv_status_t build_put(struct kv_trip *trip, const struct kv_object_state 
 
     trip->body_bytes =
         state->name_bytes + n_pieces * sizeof(uint32_t) + (is_inline ? state->bytes : 0);
-    if (!kv_trip_envelope(trip, trip->body_bytes))
+    if (!kv_trip_envelope(trip, trip->body_bytes) ||
+        !kv_lane_put_begin(trip->lane, &trip->header.put_number))
         return KV_BUSY;
     body = trip->envelope->body + state->name_bytes;
     for (uint32_t i = 0; i < n_pieces; i++) {

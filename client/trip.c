@@ -176,6 +176,8 @@ void kv_trip_end(struct kv_trip *trip)
 {
     refuse_held(trip);
     kv_list_remove(&trip->of_op);
+    if (trip->header.op == KV_OP_OBJECT_PUT && trip->lane != NULL)
+        kv_lane_put_end(trip->lane, trip->header.put_number);
     if (trip->remote->ping == trip)
         trip->remote->ping = NULL;
     trip->op = NULL;
@@ -338,6 +340,7 @@ void kv_trip_send(struct kv_trip *trip)
     header->tenant = client->tenant;
     header->client_token = remote->client_token;
     header->epoch = client->placement.epoch;
+    header->put_settled = trip->lane->put_settled;
     header->deadline_us = node_deadline(client, trip->op);
     if (trip->op != NULL && trip->op->session != NULL) {
         const struct kv_session *session = trip->op->session;

@@ -1,6 +1,6 @@
 /* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
  *
- * A request is one message: a header of 152 bytes and a body.  Rows or object bytes that are
+ * A request is one message: a header of 160 bytes and a body.  Rows or object bytes that are
  * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
  * message, where the transport takes both in one, and else come in a second message of kind
  * BULK with the same request id, so that they need not be copied into one piece with the body.
@@ -44,7 +44,10 @@
  * A request may be sent again under another id while the first one still waits in the node, so
  * every operation has the same effect twice as once.  object_delete names a version and not
  * only a name: a client learns it by object_exists, and the delete of a version that is gone
- * succeeds and leaves a later object of the name alone.
+ * succeeds and leaves a later object of the name alone.  A client numbers its object_puts to a
+ * data thread from 0, in each connection: a node stores once for each number, at most
+ * KV_WIRE_PUTS_MAX - 1 beyond put_settled and none below it, so that an object which was
+ * deleted does not come back with a put that is sent again or comes late.
  *
  * Identity is what a node knows of a client, never what a message says.  Hello binds a tenant
  * to a client and gives it an index and a token, 128 random bits that only the two know.  Both
@@ -81,6 +84,7 @@ enum {
     KV_WIRE_ROWS_MAX = 16384,      /* rows in one message */
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
+    KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 };
 
 enum kv_wire_kind {
@@ -155,7 +159,9 @@ enum kv_op_id {
  *  136  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
  *  140  u32  n_rows         replies: rows in it
  *  144  u32  name_bytes
- *  148  u32  header_crc     CRC32C of bytes 0..147
+ *  148  u32  put_number     object_put: its number, the same whenever it is sent again
+ *  152  u32  put_settled    the client waits for no object_put below that number
+ *  156  u32  header_crc     CRC32C of bytes 0..155
  */
 struct kv_wire_header {
     uint16_t version;
@@ -186,13 +192,15 @@ struct kv_wire_header {
     uint32_t object_crc;
     uint32_t n_rows;
     uint32_t name_bytes;
+    uint32_t put_number;
+    uint32_t put_settled;
     uint32_t header_crc;
 };
-static_assert(sizeof(struct kv_wire_header) == 152, "the header is 152 bytes on the wire");
+static_assert(sizeof(struct kv_wire_header) == 160, "the header is 160 bytes on the wire");
 static_assert(offsetof(struct kv_wire_header, token) == 32, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 80, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, offset) == 112, "as in the byte table");
-static_assert(offsetof(struct kv_wire_header, header_crc) == 148, "as in the byte table");
+static_assert(offsetof(struct kv_wire_header, header_crc) == 156, "as in the byte table");
 
 /* One unit of a request.
  *

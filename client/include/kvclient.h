@@ -170,7 +170,8 @@ KV_API kv_status_t kv_buffer_free(struct kv_buffer *buffer);
 
 /* ---- sessions ---------------------------------------------------------------------------- */
 
-/* Who has it may use the session: pass it to the worker that goes on with it. */
+/* Any client of the session's tenant that has it may use the session: pass it to the worker
+ * that goes on with it. */
 struct kv_ticket {
     struct kv_id128 session_id;
     struct kv_id128 token;
@@ -190,7 +191,7 @@ KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  struct kv_op **ret_op);
 
 /* Takes up a session by its ticket, wherever it was made; brings nodes up to date that missed a
- * fork or a truncate.  KV_NOT_FOUND, KV_DENIED. */
+ * fork or a truncate.  KV_NOT_FOUND; KV_DENIED: it is another tenant's. */
 KV_API kv_status_t kv_resume_begin(struct kv_client *client,
                                    const struct kv_ticket *ticket,
                                    uint32_t deadline_ms,

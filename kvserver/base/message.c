@@ -72,7 +72,7 @@ kv_status_t kv_message_check(const void *message,
     const char *fault;
 
     if (message_bytes != sizeof(header)) {
-        *ret_why = "message: the header is not 152 bytes";
+        *ret_why = "message: the header is not 160 bytes";
         return KV_INVALID;
     }
     memcpy(&header, message, sizeof(header));

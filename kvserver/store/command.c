@@ -126,6 +126,8 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
         peer->token = command->token;
         peer->tenant = command->tenant;
         peer->is_told = false;
+        peer->puts_settled = 0;
+        memset(peer->puts_done, 0, sizeof(peer->puts_done));
         atomic_store_explicit(&peer->requests, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->busy, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->dropped, 0, memory_order_relaxed);

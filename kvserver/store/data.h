@@ -109,7 +109,9 @@ struct kv_peer {
     struct kv_id128 token;
     uint32_t tenant; /* that hello said */
     struct kv_channel *channel;
-    struct kv_work *works; /* all of its works */
+    uint32_t puts_settled;                     /* object_puts below have ended for the client */
+    uint64_t puts_done[KV_WIRE_PUTS_MAX / 64]; /* from there on, which have been stored */
+    struct kv_work *works;                     /* all of its works */
     uint32_t n_works;
     bool is_told; /* the control thread, of the channel's loss */
     struct kv_command notice;

@@ -8,6 +8,59 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- puts that come twice or late ---------------------------------------------------------
+ */
+
+static uint64_t *done_word(struct kv_peer *peer, uint32_t number)
+{
+    return &peer->puts_done[number / 64 % (KV_WIRE_PUTS_MAX / 64)];
+}
+
+static bool put_is_done(struct kv_peer *peer, uint32_t number)
+{
+    return (*done_word(peer, number) >> number % 64 & 1) != 0;
+}
+
+static void put_set_done(struct kv_peer *peer, uint32_t number)
+{
+    *done_word(peer, number) |= UINT64_C(1) << number % 64;
+}
+
+/* The client waits for none below `settled` any more.  Numbers go around: what is not ahead is
+ * the past, in a message that comes late. */
+static void settle_puts(struct kv_peer *peer, uint32_t settled)
+{
+    uint32_t n = settled - peer->puts_settled;
+
+    if (n > INT32_MAX)
+        return;
+    if (n >= KV_WIRE_PUTS_MAX)
+        memset(peer->puts_done, 0, sizeof(peer->puts_done));
+    else
+        for (uint32_t number = peer->puts_settled; number != settled; number++)
+            *done_word(peer, number) &= ~(UINT64_C(1) << number % 64);
+    peer->puts_settled = settled;
+}
+
+/* Whether the client still waits for this put.  If not, the work has failed. */
+static bool put_is_due(struct kv_work *work)
+{
+    uint32_t settled = work->peer->puts_settled, number = work->request.put_number;
+
+    if (number - settled < KV_WIRE_PUTS_MAX)
+        return true;
+    if (number - settled > INT32_MAX)
+        kv_work_fail(work, KV_CANCELLED, "object_put: put %u has ended: the client is at %u",
+                     number, settled);
+    else
+        kv_work_fail(work, KV_INVALID, "object_put: put %u, and %u may be at most %u beyond",
+                     number, settled, KV_WIRE_PUTS_MAX - 1);
+    return false;
+}
+
+/* ---- names --------------------------------------------------------------------------------
+ */
+
 /* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant:
  * the one that the client said at hello. * On failure the work has failed. */
 static bool
@@ -27,6 +80,7 @@ object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret
         kv_work_fail(work, KV_MOVED, "%s: another data thread has that name", work->row->name);
         return false;
     }
+    settle_puts(work->peer, request->put_settled);
     *ret_key = *ret_name;
     for (int i = 0; i < 4; i++)
         ret_key->bytes[i] ^= (uint8_t)(work->peer->tenant >> 8 * i);
@@ -42,7 +96,15 @@ static void put_finish(struct kv_work *work)
     struct kv_objects *objects = &work->data->objects;
     struct kv_stored_object *object = work->object;
     struct kv_stored_object *other = kv_objects_find(objects, &object->key);
+    uint32_t number = work->request.put_number;
 
+    if (!put_is_due(work))
+        return;
+    if (put_is_done(work->peer, number)) {
+        work->reply.object_bytes = object->bytes;
+        kv_work_answer(work, NULL, 0, NULL, 0);
+        return;
+    }
     if (other != NULL) {
         uint32_t crcs[KV_OBJECT_BYTES_MAX / KV_WIRE_BULK_MAX];
         for (uint32_t i = 0; i < object->n_pieces; i++)
@@ -57,6 +119,7 @@ static void put_finish(struct kv_work *work)
     } else {
         kv_count(&work->data->stats.objects_in, 1);
     }
+    put_set_done(work->peer, number);
     work->reply.object_bytes = object->bytes;
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
@@ -114,13 +177,17 @@ void kv_op_object_put_begin(struct kv_work *work)
     memcpy(crcs, work->body + request->name_bytes, n_pieces * sizeof(uint32_t));
     work->cursor_bytes = kv_object_seed(&name);
 
+    if (!put_is_due(work))
+        return;
     const struct kv_stored_object *there = kv_objects_find(&work->data->objects, &key);
-    if (there != NULL) {
-        if (!kv_object_same(there, request->object_bytes, crcs)) {
+    bool is_done = put_is_done(work->peer, request->put_number);
+    if (is_done || there != NULL) {
+        if (!is_done && !kv_object_same(there, request->object_bytes, crcs)) {
             kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
             return;
         }
-        work->reply.object_bytes = there->bytes;
+        put_set_done(work->peer, request->put_number);
+        work->reply.object_bytes = request->object_bytes;
         work->small[0] = '\0';
         if (in_body)
             kv_work_answer(work, NULL, 0, NULL, 0);

@@ -1422,6 +1422,54 @@ static void deletes_leave_later_objects_alone(void **state)
     close_faulty(&faulty);
 }
 
+/* A put is sent again and has succeeded, and its object was deleted: neither the first message,
+ * which comes late, nor one that is sent for want of an answer, brings it back. */
+static void deleted_objects_stay_deleted(void **state)
+{
+    static const struct fault_rule rules[][2] = {
+        {{FAULT_OUT, FAULT_HOLD, KV_WIRE_REQUEST, KV_OP_OBJECT_PUT, 0, 1},
+         {FAULT_OUT, FAULT_DROP, KV_WIRE_REQUEST, KV_OP_CANCEL, 0, 0}},
+        {{FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_OBJECT_PUT, 0, 1},
+         {FAULT_OUT, FAULT_HOLD, KV_WIRE_REQUEST, KV_OP_OBJECT_PUT, 1, 0}},
+    };
+    static const size_t sizes[] = {100, 30000, 1500000};
+    struct faulty faulty;
+    struct side other;
+    struct kv_op *op;
+
+    (void)state;
+    open_faulty(&faulty, 100);
+    open_side(&other);
+    for (unsigned i = 0; i < 6; i++) {
+        bool is_late = i % 2 == 0;
+        unsigned hits = fault_hits(faulty.transport);
+        struct kv_object one = {
+            .name = "put", .buffer = faulty.side.out, .bytes = sizes[i / 2]};
+        struct kv_object same = one;
+
+        test_fill(kv_buffer_data(faulty.side.out), one.bytes, i);
+        fault_add(faulty.transport, &rules[!is_late][0]);
+        fault_add(faulty.transport, &rules[!is_late][1]);
+        assert_int_equal(kv_objects_begin(faulty.side.client, KV_OBJECT_PUT, &one, 1, 0, &op),
+                         KV_OK);
+        while (fault_hits(faulty.transport) < hits + 2 && kv_op_status(op) == KV_IN_PROGRESS)
+            kv_client_wait(faulty.side.client, 1000);
+        if (is_late)
+            expect(op, KV_OK, KV_OK, "object_put");
+        object(&other, KV_OBJECT_DELETE, &same, KV_OK);
+        fault_clear(faulty.transport);
+        fault_release(faulty.transport);
+        if (!is_late)
+            expect(op, KV_OK, KV_OK, "object_put");
+        /* Goes the way of what was held, behind it. */
+        object(&faulty.side, KV_OBJECT_EXISTS, &same, KV_NOT_FOUND);
+        assert_true(cluster_becomes(other.client, "status", "requests_in_flight", 0));
+        object(&other, KV_OBJECT_EXISTS, &same, KV_NOT_FOUND);
+    }
+    close_side(&other);
+    close_faulty(&faulty);
+}
+
 static void poll_until_free(struct side *side, struct kv_buffer *buffer)
 {
     uint64_t begin = kv_clock_now(&kv_clock_real);
@@ -1693,6 +1741,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(deletes_leave_later_objects_alone),
+        cmocka_unit_test(deleted_objects_stay_deleted),
         cmocka_unit_test(nothing_lands_late),
         cmocka_unit_test(changed_rows_are_refused),
         cmocka_unit_test(cancelled_operations),

@@ -47,6 +47,7 @@ enum {
 struct identity {
     struct kv_id128 client_id, token;
     uint32_t index, tenant;
+    uint32_t n_puts[N_THREADS]; /* object_puts numbered so far */
 };
 
 static struct {
@@ -253,6 +254,7 @@ static void say_hello(void)
     Kvpb__HelloReply *reply;
     const void *address;
 
+    memset(world.me.n_puts, 0, sizeof(world.me.n_puts));
     kv_random_fill(&world.random, &world.me.client_id, sizeof(world.me.client_id));
     request.version = KV_WIRE_VERSION;
     request.name = "stranger";
@@ -367,6 +369,20 @@ static uint32_t thread_of_name(const char *name, size_t bytes)
     struct kv_id128 hash = kv_hash128(name, bytes);
 
     return kv_placement_object_thread(kv_placement_object_slot(&hash), N_THREADS);
+}
+
+/* As a client does that waits for one put at a time.  What a spoiled message has settled stays
+ * so. */
+static void number_put(struct kv_wire_header *header, uint32_t thread)
+{
+    uint32_t settled = world.node->data[thread].peers[world.me.index].puts_settled;
+    uint32_t *next = &world.me.n_puts[thread];
+
+    if (settled - *next < INT32_MAX)
+        *next = settled;
+    header->put_settled = *next;
+    if (header->op == KV_OP_OBJECT_PUT)
+        header->put_number = (*next)++;
 }
 
 /* The version that the node has under a name of tenant 0; 1 if it has none. */
@@ -604,7 +620,8 @@ static const struct {
     FIELD(layer),          FIELD(offset),
     FIELD(object_bytes),   FIELD(object_crc),
     FIELD(n_rows),         FIELD(name_bytes),
-    FIELD(object_version),
+    FIELD(object_version), FIELD(put_number),
+    FIELD(put_settled),
 #undef FIELD
 };
 enum {
@@ -872,6 +889,7 @@ static uint32_t make_request(unsigned op,
         memcpy(body, name, name_bytes);
         bytes = name_bytes;
         header.object_version = version_of(name, name_bytes);
+        number_put(&header, thread);
         if (op == KV_OP_OBJECT_PUT) {
             struct kv_id128 hash = kv_hash128(name, name_bytes);
             uint8_t *data = body + KV_WIRE_BODY_MAX;
@@ -1547,6 +1565,7 @@ static void deletes_are_of_a_version(void **state)
         memcpy(body + name_bytes, &crc, sizeof(crc));
         body[name_bytes + sizeof(crc)] = (uint8_t) "abc"[i];
         header = request_of(KV_OP_OBJECT_PUT);
+        number_put(&header, thread_of_name(name, name_bytes));
         header.name_bytes = name_bytes;
         header.object_bytes = 1;
         assert_int_equal(ask(channel, &header, body, name_bytes + sizeof(crc) + 1), KV_OK);
@@ -2095,6 +2114,7 @@ static kv_status_t ask_object(unsigned op, const char *name, uint32_t tenant)
     header.tenant = tenant;
     header.name_bytes = (uint32_t)bytes;
     header.object_version = 1;
+    number_put(&header, thread_of_name(name, bytes));
     if (op == KV_OP_OBJECT_PUT) {
         const struct kv_id128 hash = kv_hash128(name, bytes);
         uint32_t crc = kv_crc32c(kv_object_seed(&hash), "x", 1);
@@ -2129,6 +2149,111 @@ static void objects_are_their_tenants(void **state)
     assert_int_equal(ask_object(KV_OP_OBJECT_GET, name, 3), KV_OK);
     leave(&before);
     clear_objects();
+}
+
+/* A put of one name, in numbers that the test chooses; its bytes come by bulk. */
+static struct kv_wire_header
+numbered_put(uint32_t number, uint32_t settled, uint8_t *body, size_t *ret_bytes)
+{
+    static const char name[] = "numbered";
+    const struct kv_id128 hash = kv_hash128(name, sizeof(name) - 1);
+    struct kv_wire_header header = request_of(KV_OP_OBJECT_PUT);
+    uint32_t crc = kv_crc32c(kv_object_seed(&hash), "x", 1);
+
+    header.put_number = number;
+    header.put_settled = settled;
+    header.name_bytes = sizeof(name) - 1;
+    header.object_bytes = header.bulk_bytes = 1;
+    *ret_bytes = put_bytes(body, 0, name, sizeof(name) - 1);
+    *ret_bytes = put_bytes(body, *ret_bytes, &crc, sizeof(crc));
+    return header;
+}
+
+static kv_status_t put_numbered(uint32_t number, uint32_t settled)
+{
+    uint8_t body[64];
+    size_t bytes;
+    struct kv_wire_header header = numbered_put(number, settled, body, &bytes);
+    struct kv_channel *channel = world.data[thread_of_name("numbered", 8)];
+
+    send_message(channel, &header, body, bytes);
+    send_bulk(channel, &header, "x", 1);
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    assert_int_equal(world.reply.request_id, header.request_id);
+    return (kv_status_t)world.reply.status;
+}
+
+/* Whether the object is there; it is taken away. */
+static bool was_stored(void)
+{
+    const struct kv_id128 key = kv_hash128("numbered", 8);
+
+    return kv_objects_remove(&world.node->data[thread_of_name("numbered", 8)].objects, &key);
+}
+
+/* A put stores once, however often it is sent, and not at all once its client waits for it no
+ * more: what was deleted meanwhile does not come back. */
+static void puts_store_once(void **state)
+{
+    struct identity before = another(0);
+    struct kv_channel *channel = world.data[thread_of_name("numbered", 8)];
+    struct kv_wire_header headers[2];
+    uint8_t body[64];
+    uint32_t number = 0;
+    size_t bytes;
+
+    (void)state;
+    clear_objects();
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(put_numbered(5, 5), KV_OK);
+        assert_true(was_stored() == (i == 0));
+    }
+    assert_int_equal(put_numbered(4, 5), KV_CANCELLED);
+    assert_int_equal(put_numbered(6, 4), KV_OK); /* comes late: 5 stays settled */
+    assert_true(was_stored());
+    assert_int_equal(put_numbered(4, 4), KV_CANCELLED);
+    assert_int_equal(put_numbered(5 + KV_WIRE_PUTS_MAX, 5), KV_INVALID);
+    assert_false(was_stored());
+    assert_int_equal(put_numbered(4 + KV_WIRE_PUTS_MAX, 5), KV_OK);
+    assert_true(was_stored());
+    assert_int_equal(put_numbered(6 + KV_WIRE_PUTS_MAX, 7), KV_OK);
+    assert_true(was_stored());
+    assert_int_equal(put_numbered(4 + KV_WIRE_PUTS_MAX, 7), KV_OK);
+    assert_false(was_stored());
+
+    /* The data of the first attempt comes after the second one has stored, or was given up. */
+    for (unsigned i = 0; i < 2; i++) {
+        number = 2000 + i;
+        headers[0] = numbered_put(number, number, body, &bytes);
+        send_message(channel, &headers[0], body, bytes);
+        step();
+        if (i == 0)
+            assert_int_equal(put_numbered(number, number), KV_OK);
+        else
+            assert_int_equal(put_numbered(number + 1, number + 1), KV_OK);
+        assert_true(was_stored());
+        send_bulk(channel, &headers[0], "x", 1);
+        for (unsigned j = 0; j < 10; j++)
+            step();
+        assert_int_equal(world.reply.request_id, headers[0].request_id);
+        assert_int_equal(world.reply.status, i == 0 ? KV_OK : KV_CANCELLED);
+        assert_false(was_stored());
+    }
+
+    /* Numbers go around. */
+    for (number = 0x7ffffff0; number != 0xfffffff0; number += 0x40000000)
+        assert_int_equal(put_numbered(number, number), KV_OK);
+    for (number = 0xfffffff0; number != 16; number++) {
+        clear_objects();
+        assert_int_equal(put_numbered(number, number), KV_OK);
+        assert_true(was_stored());
+        assert_int_equal(put_numbered(number, number), KV_OK);
+        assert_false(was_stored());
+        assert_int_equal(put_numbered(number - 1, number), KV_CANCELLED);
+    }
+    leave(&before);
+    settle();
 }
 
 /* What the six control operations on a session say to whoever asks with its ticket. */
@@ -2548,6 +2673,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(deletes_are_of_a_version),
+        cmocka_unit_test(puts_store_once),
         cmocka_unit_test(an_index_needs_its_token),
         cmocka_unit_test(strangers_take_no_buffers),
         cmocka_unit_test(control_needs_a_client),

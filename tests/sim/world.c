@@ -124,6 +124,8 @@ struct task {
     enum kv_object_verb verb;
     struct kv_object objects[BATCH_MAX];
     uint32_t names[BATCH_MAX], contents[BATCH_MAX];
+    bool was_gone[BATCH_MAX];
+    uint64_t n_changes[BATCH_MAX]; /* of the name, then */
     unsigned n_objects;
 };
 
@@ -131,9 +133,13 @@ struct name {
     char text[24];
     uint32_t contents[CONTENTS_MAX];
     unsigned n_contents;
-    uint32_t sure;       /* content that must be there, or 0 */
-    uint64_t doubted_us; /* when a delete ended that may still come to be */
-    unsigned n_deletes;  /* under way */
+    uint32_t sure;           /* content that must be there, or 0 */
+    uint64_t doubted_us;     /* when a delete ended that may still come to be */
+    unsigned n_deletes;      /* under way */
+    bool is_gone;            /* it was deleted, and no put can bring it back */
+    unsigned n_puts;         /* under way */
+    uint64_t n_changes;      /* puts begun and puts ended */
+    uint64_t put_doubted_us; /* when a put ended that may still come to be */
     uint64_t n_losses;
 };
 
@@ -471,6 +477,22 @@ static void task_forget(struct task *task)
     task->is_used = false;
 }
 
+/* The name's delete or put ends. */
+static void
+name_changed(struct world *world, struct name *name, enum kv_object_verb verb, bool is_certain)
+{
+    if (verb == KV_OBJECT_DELETE) {
+        name->n_deletes--;
+        if (!is_certain)
+            name->doubted_us = world->clock.virtual_us;
+    } else if (verb == KV_OBJECT_PUT) {
+        name->n_puts--;
+        name->n_changes++;
+        if (!is_certain)
+            name->put_doubted_us = world->clock.virtual_us;
+    }
+}
+
 static void client_end(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
@@ -483,12 +505,7 @@ static void client_end(struct world *world, unsigned number)
         if (!task->is_used)
             continue;
         for (unsigned j = 0; j < task->n_objects; j++) {
-            struct name *name = &world->names[task->names[j]];
-
-            if (task->verb == KV_OBJECT_DELETE) {
-                name->n_deletes--;
-                name->doubted_us = world->clock.virtual_us;
-            }
+            name_changed(world, &world->names[task->names[j]], task->verb, false);
         }
         if (task->kind == TASK_FORK || task->kind == TASK_TRUNCATE)
             task->truth->is_unclear = true;
@@ -1055,7 +1072,13 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
         if (task->verb == KV_OBJECT_DELETE) {
             name->n_deletes++;
             name->n_losses++;
+        } else if (task->verb == KV_OBJECT_PUT) {
+            name->n_puts++;
+            name->n_changes++;
+            name->is_gone = false;
         }
+        task->was_gone[i] = name->is_gone;
+        task->n_changes[i] = name->n_changes;
         /* What it must find, and how often that was doubted. */
         task->n_ids[i] = name->sure;
         if (task->verb == KV_OBJECT_DELETE)
@@ -1529,6 +1552,12 @@ static void end_session(struct world *world, struct client *client, struct task 
     handle_add(client, session, truth);
 }
 
+/* No message from then is on its way any more; 0: never. */
+static bool is_long_ago(const struct world *world, uint64_t us)
+{
+    return us == 0 || world->clock.virtual_us - us > STRAGGLER_US;
+}
+
 static void end_objects(struct world *world, struct task *task, kv_status_t status)
 {
     kv_status_t first = KV_OK;
@@ -1542,14 +1571,19 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
 
         if (first == KV_OK)
             first = object->status;
+        /* What has succeeded is done with: no message of it changes what comes later. */
+        bool is_unchanged = task->n_changes[i] == name->n_changes && name->n_puts == 0;
+        name_changed(world, name, task->verb,
+                     object->status == KV_OK || object->status == KV_NOT_FOUND ||
+                         object->status == KV_EXISTS);
         if (task->verb == KV_OBJECT_DELETE) {
-            name->n_deletes--;
             name->n_losses++;
-            /* One that has succeeded is done with: no message of it deletes what comes later.
-             */
-            if (object->status != KV_OK && object->status != KV_NOT_FOUND)
-                name->doubted_us = world->clock.virtual_us;
+            name->is_gone =
+                name->is_gone || (is_unchanged && is_long_ago(world, name->put_doubted_us) &&
+                                  (object->status == KV_OK || object->status == KV_NOT_FOUND));
         }
+        if (object->status == KV_OK && task->was_gone[i] && is_unchanged)
+            complain(world, task, "object %s was deleted", name->text);
         if (object->status == KV_OK) {
             if (task->verb == KV_OBJECT_GET && object->bytes > 0)
                 content = truth_row_content(bytes, object->bytes, 0, 0, task->names[i]);
@@ -1568,8 +1602,7 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
                          task->n_ids[i]);
             if (task->verb == KV_OBJECT_PUT && task->ids[i] == (uint32_t)name->n_losses &&
                 name->n_deletes == 0 && !has_died(world, task) &&
-                (name->doubted_us == 0 ||
-                 world->clock.virtual_us - name->doubted_us > STRAGGLER_US))
+                is_long_ago(world, name->doubted_us))
                 name->sure = task->contents[i];
         } else if (object->status == KV_NOT_FOUND) {
             if (is_sure)

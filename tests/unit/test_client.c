@@ -1399,6 +1399,64 @@ static void test_resend(void **state)
     assert_memory_equal(f.memory, f.memory + (4 << 20), 10 * ROW_BYTES);
 }
 
+static struct kv_op *begin_object_put(struct kv_object *object)
+{
+    struct kv_op *op;
+
+    *object = (struct kv_object){.name = "object", .buffer = f.buffer, .bytes = OBJECT_BYTES};
+    assert_int_equal(kv_objects_begin(f.client, KV_OBJECT_PUT, object, 1, 0, &op), KV_OK);
+    turn(0);
+    return op;
+}
+
+/* Each put of an object has a number of its own, the same when it is sent again, and tells
+ * which ones have ended.  No more go than the node keeps account of. */
+static void test_puts_are_numbered(void **state)
+{
+    const struct kv_wire_header fields = {.object_bytes = OBJECT_BYTES};
+    struct kv_object first_object, object;
+    struct kv_op *first, *op = NULL;
+    struct kv_wire_header header;
+    unsigned n_put = 0;
+
+    (void)state;
+    f.node.is_manual = true;
+    first = begin_object_put(&first_object);
+    turn((RETRY_MS + 1) * 1000);
+    turn(0);
+    assert_int_equal(f.node.n_seen, 2);
+    assert_true(f.node.seen[1].header.request_id != f.node.seen[0].header.request_id);
+    assert_int_equal(f.node.seen[0].header.put_number, 0);
+    assert_int_equal(f.node.seen[1].header.put_number, 0);
+    header = f.node.seen[1].header;
+    while (n_put < 2 * KV_WIRE_PUTS_MAX) {
+        forget();
+        op = begin_object_put(&object);
+        if (f.node.n_seen == 0)
+            break;
+        assert_int_equal(f.node.seen[0].header.put_number, ++n_put);
+        assert_int_equal(f.node.seen[0].header.put_settled, 0);
+        carry_out(&f.node.seen[0]);
+        turn(0);
+        assert_int_equal(kv_op_status(op), KV_OK);
+        kv_op_free(op);
+    }
+    assert_int_equal(n_put, KV_WIRE_PUTS_MAX - 1);
+    assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+    answer(&header, KV_OK, &fields, NULL, 0);
+    turn(0);
+    turn(0);
+    assert_int_equal(kv_op_status(first), KV_OK);
+    assert_int_equal(f.node.n_seen, 1);
+    assert_int_equal(f.node.seen[0].header.put_number, KV_WIRE_PUTS_MAX);
+    assert_int_equal(f.node.seen[0].header.put_settled, KV_WIRE_PUTS_MAX);
+    carry_out(&f.node.seen[0]);
+    turn(0);
+    assert_int_equal(kv_op_status(op), KV_OK);
+    kv_op_free(op);
+    kv_op_free(first);
+}
+
 /* What is wrong with a forged answer: all else in it is as the node would have made it. */
 enum forgery {
     FORGED_NO_TOKEN,
@@ -2788,6 +2846,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_busy, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resend, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_puts_are_numbered, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_forged, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_forged_offers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_forged_control, set_up, tear_down),
