@@ -58,6 +58,25 @@ static bool has_units(const struct kv_session *session, const struct kv_remote *
     return false;
 }
 
+/* Whose rows the session has: of struct kv_writers. */
+static const char *writers_fault(const Kvpb__OpenReply *reply)
+{
+    uint32_t end = 0;
+    uint64_t writer = 0;
+
+    if (reply->n_writers > KV_WRITER_RUNS_MAX)
+        return "n_writers";
+    for (size_t i = 0; i < reply->n_writers; i++) {
+        const Kvpb__WriterRun *run = reply->writers[i];
+
+        if (run->writer == 0 || run->writer == writer || run->end <= end)
+            return "writers";
+        writer = run->writer;
+        end = run->end;
+    }
+    return end != UINT32_MAX ? "writers: end" : NULL;
+}
+
 /* What an open, a resume or a lifecycle operation says of the session.  NULL: it can be. */
 static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenReply *reply)
 {
@@ -82,8 +101,12 @@ static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenRepl
             return "recent: generation";
         if (entry->tokens > reply->tokens_max)
             return "recent: tokens";
+        if (entry->writer == 0)
+            return "recent: writer";
     }
-    return NULL;
+    if (reply->shared_tokens > reply->tokens_max)
+        return "shared_tokens";
+    return call->id == KV_OP_RESUME ? writers_fault(reply) : NULL;
 }
 
 static const char *renewed_fault(const struct kv_call *call, const Kvpb__RenewReply *reply)

@@ -47,6 +47,7 @@
 #include "pool.h"
 #include "random.h"
 #include "transport.h"
+#include "writers.h"
 
 struct ProtobufCMessage;
 struct kv_client;
@@ -529,6 +530,7 @@ struct kv_lifecycle {
     uint32_t generation; /* before */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
+    uint64_t writer; /* fork: the child's; truncate: the session's own from then on */
 };
 
 struct kv_op {
@@ -582,6 +584,7 @@ struct kv_op {
             uint32_t least; /* tokens committed on all nodes */
             uint32_t n_acked, n_refused;
             bool is_logged;
+            struct kv_writers *writers; /* truncate: the session's, when it is done */
         } lifecycle;
         struct {
             uint32_t node, thread, bytes_out, bytes_back;
@@ -689,7 +692,9 @@ struct kv_session {
     uint64_t root;
     uint32_t lease_ms;
     uint32_t tokens_max;
-    uint32_t generation; /* that every node has or is brought to */
+    uint32_t generation;        /* that every node has or is brought to */
+    struct kv_writers *writers; /* at that generation */
+    uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
     bool is_closed;
 
     struct kv_list ops; /* begun and not ended, in order */
@@ -712,6 +717,9 @@ struct kv_session {
 /* An empty handle of a finished schema.  NULL: out of memory. */
 struct kv_session *
 kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
+
+/* A writer that is nobody's yet. */
+uint64_t kv_client_draw_writer(struct kv_client *client);
 
 /* KV_OK: the session may be used on that node.  KV_IN_PROGRESS: it is catching up.  Else
  * `detail` says why not. */

@@ -72,6 +72,7 @@ kv_status_t kv_lifecycle_send(struct kv_session *session,
     operation.kind = entry->kind;
     operation.generation = entry->generation;
     operation.tokens = entry->tokens;
+    operation.writer = entry->writer;
     if (is_fork) {
         operation.child_session_id = binary(&entry->child_id);
         operation.child_token = binary(&entry->child_token);
@@ -250,6 +251,12 @@ static struct kv_session *make_child(struct kv_op *op)
 
     if (child == NULL)
         return NULL;
+    child->writers = kv_writers_create(session->writers, op->lifecycle.entry.tokens,
+                                       op->lifecycle.entry.writer);
+    if (child->writers == NULL) {
+        kv_session_free(child);
+        return NULL;
+    }
     kv_random_fill(&client->random, &child->ticket.session_id, sizeof(struct kv_id128));
     kv_random_fill(&client->random, &child->ticket.token, sizeof(struct kv_id128));
     child->fingerprint = session->fingerprint;
@@ -258,6 +265,36 @@ static struct kv_session *make_child(struct kv_op *op)
     op->lifecycle.entry.child_id = child->ticket.session_id;
     op->lifecycle.entry.child_token = child->ticket.token;
     return child;
+}
+
+/* Whose rows the child's are, or those that will follow in the session.  false: the operation
+ * has failed. */
+static bool choose_writer(struct kv_op *op)
+{
+    const struct kv_session *session = op->session;
+    struct kv_lifecycle *entry = &op->lifecycle.entry;
+    bool is_fork = entry->kind == KV_OP_FORK, is_made;
+
+    /* What a truncate takes away, a fork may have: what takes its place is another writer's. */
+    entry->writer = is_fork || entry->tokens < session->shared_tokens
+                        ? kv_client_draw_writer(op->client)
+                        : kv_writers_own(session->writers);
+    if (kv_writers_count(session->writers, entry->tokens, entry->writer) > KV_WRITER_RUNS_MAX) {
+        kv_op_fail(op, NULL, NULL, KV_TOO_LARGE,
+                   "rows of more than %d writers: too many forks of forks", KV_WRITER_RUNS_MAX);
+        return false;
+    }
+    if (is_fork) {
+        op->result = make_child(op);
+        is_made = op->result != NULL;
+    } else {
+        op->lifecycle.writers =
+            kv_writers_create(session->writers, entry->tokens, entry->writer);
+        is_made = op->lifecycle.writers != NULL;
+    }
+    if (!is_made)
+        kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
+    return is_made;
 }
 
 /* All nodes are at the generation, and their lengths are known. */
@@ -272,12 +309,9 @@ static void carry_out(struct kv_op *op)
                        op->lifecycle.least);
             return;
         }
-        op->result = make_child(op);
-        if (op->result == NULL) {
-            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
-            return;
-        }
     }
+    if (!choose_writer(op))
+        return;
     do
         entry->op_id = kv_random_next(&op->client->random);
     while (entry->op_id == 0);
@@ -342,6 +376,24 @@ static void start_lifecycle(struct kv_op *op)
     }
 }
 
+/* The operation was done, or may have been on some node. */
+static void advance_writers(struct kv_op *op)
+{
+    struct kv_session *session = op->session;
+    const struct kv_lifecycle *entry = &op->lifecycle.entry;
+
+    if (entry->kind == KV_OP_FORK) {
+        if (entry->tokens > session->shared_tokens)
+            session->shared_tokens = entry->tokens;
+        return;
+    }
+    if (entry->writer != kv_writers_own(session->writers))
+        session->shared_tokens = 0;
+    free(session->writers);
+    session->writers = op->lifecycle.writers;
+    op->lifecycle.writers = NULL;
+}
+
 static void ended_lifecycle(struct kv_op *op)
 {
     struct kv_session *session = op->session;
@@ -355,15 +407,19 @@ static void ended_lifecycle(struct kv_op *op)
             session->n_log--;
         } else {
             session->generation = entry->generation + 1;
+            advance_writers(op);
             if (!is_done && entry->kind == KV_OP_FORK) {
                 /* Nobody gets the child: nodes that missed it need not make it, only go on to
                  * the next generation. */
                 entry->kind = KV_OP_TRUNCATE;
                 entry->tokens = session->tokens_max;
+                entry->writer = kv_writers_own(session->writers);
             }
         }
         kv_session_trim(session);
     }
+    free(op->lifecycle.writers);
+    op->lifecycle.writers = NULL;
     if (is_done) {
         op->tokens = op->lifecycle.entry.tokens;
         if (child != NULL) {
@@ -497,6 +553,7 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kv_resumed *resumed
             .kind = operation->kind,
             .generation = operation->generation,
             .tokens = operation->tokens,
+            .writer = operation->writer,
         };
         if (entry->kind == KV_OP_FORK) {
             if (operation->child_session_id.len != 16 || operation->child_token.len != 16)
@@ -508,6 +565,37 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kv_resumed *resumed
         }
     }
     return true;
+}
+
+/* Takes whose rows the session has from the node with the latest generation; all that have that
+ * must say the same.  *ret_fault: why it cannot. */
+static kv_status_t
+merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const char **ret_fault)
+{
+    const size_t n_runs = reply->n_writers;
+    struct kv_writers *told;
+
+    if (session->writers != NULL && reply->generation < session->generation)
+        return KV_OK;
+    told = malloc(sizeof(*told) + n_runs * sizeof(told->runs[0]));
+    if (told == NULL) {
+        *ret_fault = "out of memory";
+        return KV_NO_MEMORY;
+    }
+    told->n_runs = (uint32_t)n_runs;
+    for (size_t i = 0; i < n_runs; i++)
+        told->runs[i] = (struct kv_writer_run){.writer = reply->writers[i]->writer,
+                                               .end = reply->writers[i]->end};
+    if (session->writers != NULL && reply->generation == session->generation &&
+        !kv_writers_same(told, session->writers)) {
+        free(told);
+        *ret_fault = "the nodes tell different stories of the session's writers";
+        return KV_INVALID;
+    }
+    free(session->writers);
+    session->writers = told;
+    session->generation = reply->generation;
+    return KV_OK;
 }
 
 /* Makes the session of the first reply, and takes from the others what they add.  *ret_fault:
@@ -551,7 +639,9 @@ static kv_status_t merge(struct kv_op *op,
         session->lease_ms = reply->lease_ms;
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
         session->tokens_max = reply->tokens_max;
-    return KV_OK;
+    if (reply->shared_tokens > session->shared_tokens)
+        session->shared_tokens = reply->shared_tokens;
+    return merge_writers(session, reply, ret_fault);
 }
 
 /* All nodes have answered: those that lag are brought to the generation of the others. */

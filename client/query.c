@@ -714,9 +714,9 @@ static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_byte
                 found.n_rows += found.row_of[j] != KV_ROW_HELD;
             found.rows = rows;
             found.crcs = answer->crcs + first_row;
-            bad = kv_rows_verify(rows, found.n_rows, part->row_bytes,
-                                 kv_row_seed(units[i].layer, units[i].kv_head, 0),
-                                 KV_ROW_SEED_STEP, 0, answer->tokens + first_row, found.crcs);
+            bad = kv_writers_verify(trip->op->session->writers, units[i].layer,
+                                    units[i].kv_head, rows, found.n_rows, part->row_bytes, 0,
+                                    answer->tokens + first_row, found.crcs);
             if (bad < found.n_rows) {
                 snprintf(detail, detail_bytes,
                          "the row of layer %u, kv head %u, token %u fails its checksum",

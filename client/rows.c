@@ -7,8 +7,6 @@
  */
 #include "client.h"
 
-#include "checksum.h"
-
 #include <stdio.h>
 #include <string.h>
 
@@ -63,10 +61,17 @@ static size_t n_rows(const kv_schema_t *schema, const struct kv_rows *rows)
     return n_units * rows->n_tokens;
 }
 
-uint32_t
-kv_row_crc(const void *row, size_t row_bytes, uint32_t layer, uint32_t kv_head, uint32_t token)
+uint32_t kv_row_crc(const struct kv_session *session,
+                    const void *row,
+                    size_t row_bytes,
+                    uint32_t layer,
+                    uint32_t kv_head,
+                    uint32_t token)
 {
-    return kv_crc32c(kv_row_seed(layer, kv_head, token), row, row_bytes);
+    uint32_t crc;
+
+    kv_writers_crc(session->writers, layer, kv_head, row, 1, row_bytes, token, NULL, &crc);
+    return crc;
 }
 
 /* Where a unit's rows begin in the box's memory. */
@@ -248,9 +253,9 @@ static kv_status_t finish_rows(struct kv_trip *trip, char *detail, size_t detail
     struct piece piece = {0};
 
     while (piece_next(trip, &piece)) {
-        size_t bad = kv_rows_verify(piece.rows, piece.n_rows, piece.row_bytes,
-                                    kv_row_seed(piece.layer, piece.head, 0), KV_ROW_SEED_STEP,
-                                    piece.token, piece.ids, crcs);
+        size_t bad =
+            kv_writers_verify(trip->op->session->writers, piece.layer, piece.head, piece.rows,
+                              piece.n_rows, piece.row_bytes, piece.token, piece.ids, crcs);
 
         if (bad < piece.n_rows) {
             snprintf(detail, detail_bytes,
@@ -351,9 +356,8 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
         if (piece.crcs != NULL)
             memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));
         else
-            kv_rows_crc(piece.rows, piece.n_rows, piece.row_bytes,
-                        kv_row_seed(piece.layer, piece.head, 0), KV_ROW_SEED_STEP, piece.token,
-                        NULL, crcs);
+            kv_writers_crc(trip->op->session->writers, piece.layer, piece.head, piece.rows,
+                           piece.n_rows, piece.row_bytes, piece.token, NULL, crcs);
         crcs += piece.n_rows;
         if (!is_inline) {
             trip->bulk = piece.rows;

@@ -76,8 +76,19 @@ void kv_session_free(struct kv_session *session)
             call->session = NULL;
     }
     kv_list_remove(&session->of_client);
+    free(session->writers);
     free(session->slots);
     free(session);
+}
+
+uint64_t kv_client_draw_writer(struct kv_client *client)
+{
+    uint64_t writer;
+
+    do
+        writer = kv_random_next(&client->random);
+    while (writer == 0);
+    return writer;
 }
 
 void kv_session_admit(struct kv_session *session)
@@ -240,6 +251,7 @@ static void model_done(struct kv_call *call,
     request.fingerprint = binary(&session->fingerprint);
     request.lease_ms = op->lease_wanted_ms;
     request.tokens_max = op->tokens_max_wanted;
+    request.writer = kv_writers_own(session->writers);
     placement.epoch = client->placement.epoch;
     placement.n_nodes = client->n_remotes;
     placement.node_index = remote->index;
@@ -344,6 +356,12 @@ kv_status_t kv_open_begin(struct kv_client *client,
     }
     session = kv_session_make(client, &copy->schema, kv_random_next(&client->random));
     if (session == NULL) {
+        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        goto err;
+    }
+    session->writers = kv_writers_create(NULL, 0, kv_client_draw_writer(client));
+    if (session->writers == NULL) {
+        kv_session_free(session);
         status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }

@@ -380,15 +380,24 @@ static_assert(sizeof(struct kv_wire_found) == 40, "as in the byte table");
 #error "kv_wire.h: fields are used in place, which needs a little-endian machine"
 #endif
 
-/* The seed of a row's CRC: a right row in a wrong place fails too.  The step is odd, so two
- * positions of one unit never share a seed. */
+/* The seed of a row's CRC: a right row in a wrong place fails too, and so does one of another
+ * session, whose writer is another.  `writer` is the 64 bits that were drawn for the session
+ * that wrote the row (kvserver/base/writers.h).
+ *
+ * The step is odd, so two positions of one unit never share a seed; of one writer, neither do
+ * two units at one position.  Two writers share one by chance: 1 in 2^32.
+ *
+ * A CRC is linear: that of the same bytes under another seed is the old one xor a constant,
+ * which follows from the two seeds and the length alone. */
 #define KV_ROW_SEED_STEP 0x85ebca6bu
 
-static inline uint32_t kv_row_seed(uint32_t layer, uint32_t kv_head, uint32_t token)
+static inline uint32_t
+kv_row_seed(uint64_t writer, uint32_t layer, uint32_t kv_head, uint32_t token)
 {
     uint32_t unit = (layer << 16 | kv_head) * 0x9e3779b1u;
+    uint32_t session = (uint32_t)((writer ^ writer >> 32) * 0x9e3779b97f4a7c15u >> 32);
 
-    return (unit ^ unit >> 15) + token * KV_ROW_SEED_STEP;
+    return (unit ^ unit >> 15 ^ session) + token * KV_ROW_SEED_STEP;
 }
 
 /* What tells a block of a unit from another under the same number: its rows' CRCs, hashed.

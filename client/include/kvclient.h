@@ -263,9 +263,15 @@ struct kv_rows_io {
 /* Bytes of a box of rows; 0 if it does not fit the schema. */
 KV_API size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows);
 
-/* The CRC32C of one row in its place. */
-KV_API uint32_t
-kv_row_crc(const void *row, size_t row_bytes, uint32_t layer, uint32_t kv_head, uint32_t token);
+/* The CRC32C of one row in its place in this session; in another session the same row has
+ * another one.  A truncate may change it for the tokens that it takes away: make it for those
+ * when the truncate has ended. */
+KV_API uint32_t kv_row_crc(const struct kv_session *session,
+                           const void *row,
+                           size_t row_bytes,
+                           uint32_t layer,
+                           uint32_t kv_head,
+                           uint32_t token);
 
 /* Stores rows.  In each unit, token_begin is at most the committed length plus what is under
  * way: rows are committed in order, and puts of one session handle may be begun in any.  A gap

@@ -23,6 +23,7 @@ static void part_free(struct kv_data *data, struct kv_part *part)
         kv_arena_free(data->arena, part->unit_of_class, part->unit_of);
     part->units = NULL;
     part->unit_of = NULL;
+    part->writers = NULL;
     part->n_units = 0;
 }
 
@@ -88,6 +89,7 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
     part->token = command->token;
     part->tenant = command->tenant;
     part->generation = command->generation;
+    part->writers = command->writers;
     part->waiters = NULL;
     part->serial++;
     free(placement);
@@ -212,6 +214,8 @@ static bool session_truncate(struct kv_data *data, struct kv_command *command)
         kv_unit_truncate(&part->units[command->cursor], &data->heap, command->tokens);
     if (command->cursor < part->n_units)
         return false;
+    /* Rows that are gone were checked by the runs as they were. */
+    part->writers = command->writers;
     part->changing = false;
     return true;
 }

@@ -47,6 +47,7 @@ void kv_control_call_end(struct kv_control_call *call)
         call->list_next->list_link = call->list_link;
     call->node->n_calls--;
     free(call->address);
+    free(call->writers);
     free(call);
 }
 
@@ -246,6 +247,8 @@ struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128
 void kv_session_destroy(struct kv_node *node, struct kv_session *session)
 {
     kv_map_remove(node->session_of_id, &session->id);
+    free(session->writers);
+    session->writers = NULL;
     session->used = false;
     node->n_sessions--;
     atomic_store(&node->n_sessions_seen, node->n_sessions);
@@ -601,6 +604,9 @@ void kv_control_fini(struct kv_node *node)
     if (node->port != NULL)
         node->port->row->port_close(node->port);
     kv_map_destroy(node->session_of_id);
+    if (node->sessions != NULL)
+        for (uint32_t i = 0; i < node->config.sessions_max; i++)
+            free(node->sessions[i].writers);
     free(node->sessions);
     free(node->clients);
     for (uint32_t i = 0; i < node->n_models; i++)

@@ -17,6 +17,7 @@
 #include "disk.h"
 #include "map.h"
 #include "placement.h"
+#include "writers.h"
 
 #include <protobuf-c/protobuf-c.h>
 
@@ -39,6 +40,7 @@ struct kv_lifecycle {
     uint32_t generation; /* before it */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
+    uint64_t writer;      /* fork: the child's; truncate: the session's own from then on */
     uint32_t child_index; /* as it was then; the child may be gone */
 };
 
@@ -55,6 +57,9 @@ struct kv_session {
     uint64_t renewed_us;
     uint64_t root;
     uint32_t epoch, n_nodes, node_index;
+    struct kv_writers *writers; /* data threads use it, too, until they have answered to what
+                                   replaces it */
+    uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
     struct kv_lifecycle log[KV_LIFECYCLE_LOG];
     uint32_t n_log; /* ever done; the last KV_LIFECYCLE_LOG are kept */
 };
@@ -97,6 +102,7 @@ struct kv_control_call {
     struct kv_client_record *client;
     struct kv_model *model;
     struct kv_lifecycle lifecycle;
+    struct kv_writers *writers; /* truncate: the session's, when it is done */
     uint32_t tokens;
     uint64_t bytes;
     uint8_t *address; /* hello: of the client's port; the call's */

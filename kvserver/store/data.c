@@ -725,6 +725,17 @@ struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_
     return at == UINT16_MAX ? NULL : &part->units[at];
 }
 
+uint32_t kv_part_verify(const struct kv_part *part,
+                        const struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        const void *rows,
+                        const uint32_t *crcs)
+{
+    return (uint32_t)kv_writers_verify(part->writers, unit->layer, unit->kv_head, rows, count,
+                                       unit->row_bytes, begin, NULL, crcs);
+}
+
 void kv_part_wake(struct kv_data *data, struct kv_part *part)
 {
     /* A waiter that looks again may wait again, end, or move on: take the list off first. */

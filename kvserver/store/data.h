@@ -23,6 +23,7 @@
 #include "ring.h"
 #include "stats.h"
 #include "unit.h"
+#include "writers.h"
 
 enum {
     KV_WORKS = 1024,  /* requests of one data thread at any moment */
@@ -51,6 +52,7 @@ struct kv_part {
     uint16_t *unit_of;     /* (schema->n_units) index into `units`; UINT16_MAX: not here */
     uint32_t n_units;
     int units_class, unit_of_class;
+    const struct kv_writers *writers; /* the control thread's, until another comes or it ends */
     struct kv_work *waiters;
     _Atomic uint64_t used_us; /* when a request last named it */
 };
@@ -84,6 +86,8 @@ struct kv_command {
     uint64_t root; /* session_open */
     uint32_t epoch, n_nodes, node_index, tokens_max;
     const kv_schema_t *schema;
+    const struct kv_writers *writers; /* session_open, _fork: the new one's; _truncate: what is
+                                         left */
 
     struct kv_ended ended; /* session_close: what later requests are told */
 
@@ -253,6 +257,16 @@ bool kv_data_step(struct kv_data *data);
 
 /* Refuses what the session's or the request's state forbids, in words. */
 struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head);
+
+/* Compares rows of a unit with their CRCs, by the writers that the session says they have.
+ * Returns the index of the first row that differs, `count` if none does.
+ *   rows  (count, unit->row_bytes) of the tokens from `begin` on */
+uint32_t kv_part_verify(const struct kv_part *part,
+                        const struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        const void *rows,
+                        const uint32_t *crcs);
 
 /* Every waiter of the part looks again. */
 void kv_part_wake(struct kv_data *data, struct kv_part *part);

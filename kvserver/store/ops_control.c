@@ -425,6 +425,24 @@ static uint64_t lease_of(const struct kv_node *node, uint32_t lease_ms)
     return lease_ms * UINT64_C(1000);
 }
 
+/* The session's runs as a message has them; in one piece, the caller's to free.  NULL: out of
+ * memory. */
+static Kvpb__WriterRun **writers_message(const struct kv_writers *writers)
+{
+    const size_t n_runs = writers->n_runs;
+    Kvpb__WriterRun **list = malloc(n_runs * (sizeof(*list) + sizeof(**list)));
+
+    if (list == NULL)
+        return NULL;
+    for (size_t i = 0; i < n_runs; i++) {
+        list[i] = (Kvpb__WriterRun *)(list + n_runs) + i;
+        kvpb__writer_run__init(list[i]);
+        list[i]->writer = writers->runs[i].writer;
+        list[i]->end = writers->runs[i].end;
+    }
+    return list;
+}
+
 static void session_reply(struct kv_control_call *call, bool with_schema)
 {
     struct kv_session *session = call->session;
@@ -475,12 +493,22 @@ static void session_reply(struct kv_control_call *call, bool with_schema)
             log[i].tokens = entries[i].tokens;
             log[i].child_session_id = put_id(&entries[i].child_id);
             log[i].child_token = put_id(&entries[i].child_token);
+            log[i].writer = entries[i].writer;
             log_list[i] = &log[i];
         }
         reply.n_recent = n_log;
         reply.recent = log_list;
+        reply.shared_tokens = session->shared_tokens;
+        reply.n_writers = session->writers->n_runs;
+        reply.writers = writers_message(session->writers);
+        if (reply.writers == NULL) {
+            kv_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kv_ops[call->op].name);
+            return;
+        }
     }
+    Kvpb__WriterRun **writers = reply.writers;
     kv_control_reply(call, &reply.base);
+    free(writers);
 }
 
 /* ---- open, resume -------------------------------------------------------------------------
@@ -527,6 +555,7 @@ static struct kv_command session_command(enum kv_command_kind kind,
         .node_index = session->node_index,
         .tokens_max = session->tokens_max,
         .schema = &session->model->info.schema,
+        .writers = session->writers,
     };
 }
 
@@ -539,9 +568,11 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
     if (!get_id(&request->session_id, &id) || !get_id(&request->token, &token) ||
         !get_id(&request->fingerprint, &fingerprint) || placement == NULL ||
         placement->n_nodes == 0 || placement->n_nodes > KV_NODES_MAX ||
-        placement->node_index >= placement->n_nodes || request->tokens_max > KV_TOKENS_MAX) {
-        kv_control_refuse(call, KV_INVALID, "open: an id, the placement or tokens_max %u",
-                          request->tokens_max);
+        placement->node_index >= placement->n_nodes || request->tokens_max > KV_TOKENS_MAX ||
+        request->writer == 0) {
+        kv_control_refuse(call, KV_INVALID,
+                          "open: an id, the placement, tokens_max %u or writer %llx",
+                          request->tokens_max, (unsigned long long)request->writer);
         return;
     }
     struct kv_session *session = kv_map_get(node->session_of_id, &id);
@@ -570,6 +601,12 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
     session = kv_session_create(node, &id);
     if (session == NULL) {
         kv_control_refuse(call, KV_BUSY, "open: %u sessions already", node->n_sessions);
+        return;
+    }
+    session->writers = kv_writers_create(NULL, 0, request->writer);
+    if (session->writers == NULL) {
+        kv_session_destroy(node, session);
+        kv_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
         return;
     }
     session->token = token;
@@ -691,19 +728,34 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
                           operation->generation);
         return NULL;
     }
+    if (operation->writer == 0) {
+        kv_control_refuse(call, KV_INVALID, "%s: writer 0", kv_ops[call->op].name);
+        return NULL;
+    }
+    if (kv_writers_count(session->writers, operation->tokens, operation->writer) >
+        KV_WRITER_RUNS_MAX) {
+        kv_control_refuse(call, KV_TOO_LARGE,
+                          "%s: rows of more than %d writers: too many forks of forks",
+                          kv_ops[call->op].name, KV_WRITER_RUNS_MAX);
+        return NULL;
+    }
     call->session = session;
     call->lifecycle = (struct kv_lifecycle){
         .op_id = operation->op_id,
         .kind = call->op,
         .generation = operation->generation,
         .tokens = operation->tokens,
+        .writer = operation->writer,
     };
     return session;
 }
 
 static void fork_advanced(struct kv_control_call *call)
 {
-    struct kv_session *child = call->child;
+    struct kv_session *session = call->session, *child = call->child;
+
+    if (call->lifecycle.tokens > session->shared_tokens)
+        session->shared_tokens = call->lifecycle.tokens;
 
     child->busy = false;
     child->renewed_us = kv_clock_now(call->node->config.clock);
@@ -764,6 +816,13 @@ static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *
         kv_control_refuse(call, KV_BUSY, "fork: %u sessions already", node->n_sessions);
         return;
     }
+    child->writers =
+        kv_writers_create(session->writers, call->lifecycle.tokens, call->lifecycle.writer);
+    if (child->writers == NULL) {
+        kv_session_destroy(node, child);
+        kv_control_refuse(call, KV_NO_MEMORY, "fork: out of memory");
+        return;
+    }
     child->token = call->lifecycle.child_token;
     child->model = session->model;
     child->tenant = session->tenant;
@@ -798,8 +857,34 @@ void kv_control_fork(struct kv_control_call *call)
 
 static void truncate_done(struct kv_control_call *call)
 {
+    struct kv_session *session = call->session;
+
+    if (kv_writers_own(call->writers) != kv_writers_own(session->writers))
+        session->shared_tokens = 0;
+    free(session->writers);
+    session->writers = call->writers;
+    call->writers = NULL;
     lifecycle_record(call);
     session_reply(call, false);
+}
+
+static void truncate_session(struct kv_control_call *call, struct kv_session *session)
+{
+    const struct kv_lifecycle *lifecycle = &call->lifecycle;
+
+    call->writers = kv_writers_create(session->writers, lifecycle->tokens, lifecycle->writer);
+    if (call->writers == NULL) {
+        kv_control_refuse(call, KV_NO_MEMORY, "truncate: out of memory");
+        return;
+    }
+    session->busy = true;
+    kv_control_ask(call,
+                   &(struct kv_command){.kind = KV_COMMAND_SESSION_TRUNCATE,
+                                        .index = session->index,
+                                        .generation = session->generation + 1,
+                                        .tokens = lifecycle->tokens,
+                                        .writers = call->writers},
+                   truncate_done);
 }
 
 void kv_control_truncate(struct kv_control_call *call)
@@ -813,15 +898,8 @@ void kv_control_truncate(struct kv_control_call *call)
     }
     struct kv_session *session =
         lifecycle_begin(call, request->session_index, &request->token, request->operation);
-    if (session != NULL) {
-        session->busy = true;
-        kv_control_ask(call,
-                       &(struct kv_command){.kind = KV_COMMAND_SESSION_TRUNCATE,
-                                            .index = session->index,
-                                            .generation = session->generation + 1,
-                                            .tokens = call->lifecycle.tokens},
-                       truncate_done);
-    }
+    if (session != NULL)
+        truncate_session(call, session);
     kvpb__truncate_request__free_unpacked(request, NULL);
 }
 

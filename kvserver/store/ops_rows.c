@@ -16,7 +16,6 @@
  * Read and fetch wait for rows that are not committed.  Small answers are gathered into the
  * reply; rows that lie in one piece are sent from where they lie, pinned; the rest is gathered
  * into a staging buffer in slices. */
-#include "checksum.h"
 #include "gather.h"
 #include "op.h"
 
@@ -33,11 +32,6 @@ static const uint32_t *numbers_of(const struct kv_work *work)
 {
     return (const uint32_t *)(const void *)(work->body + work->request.n_units *
                                                              sizeof(struct kv_wire_unit));
-}
-
-static uint32_t unit_seed(const struct kv_wire_unit *unit)
-{
-    return kv_row_seed(unit->layer, unit->kv_head, 0);
 }
 
 /* Checks that every unit named is in the schema, is this thread's, and is named once.  Counts
@@ -255,12 +249,13 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     const uint8_t *from = rows;
     for (uint32_t i = 0; i < request->n_units; i++) {
         const struct kv_unit *unit = unit_at(work, i);
-        size_t bad = kv_rows_verify(from, count, unit->row_bytes, unit_seed(&units_of(work)[i]),
-                                    KV_ROW_SEED_STEP, begin, NULL, crcs + (size_t)i * count);
+        uint32_t bad =
+            kv_part_verify(work->part, unit, begin, count, from, crcs + (size_t)i * count);
+
         if (bad < count) {
             kv_count(&work->data->stats.corrupt_rows, 1);
             kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                         work->row->name, unit->layer, unit->kv_head, begin + (uint32_t)bad);
+                         work->row->name, unit->layer, unit->kv_head, begin + bad);
             return;
         }
         from += (size_t)count * unit->row_bytes;
@@ -493,14 +488,13 @@ void kv_op_put_landed(struct kv_work *work)
         for (uint32_t token = request->token_begin; token < end; token += step, crcs += step) {
             step = KV_BLOCK_TOKENS - token % KV_BLOCK_TOKENS;
             step = step < end - token ? step : end - token;
-            size_t bad = kv_rows_verify(kv_unit_row(unit, token), step, unit->row_bytes,
-                                        unit_seed(&units_of(work)[i]), KV_ROW_SEED_STEP, token,
-                                        NULL, crcs);
+            uint32_t bad =
+                kv_part_verify(work->part, unit, token, step, kv_unit_row(unit, token), crcs);
+
             if (bad < step) {
                 kv_count(&work->data->stats.corrupt_rows, 1);
                 kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                             work->row->name, unit->layer, unit->kv_head,
-                             token + (uint32_t)bad);
+                             work->row->name, unit->layer, unit->kv_head, token + bad);
                 return;
             }
             kv_unit_write_crcs(unit, token, step, crcs);

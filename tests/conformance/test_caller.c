@@ -357,7 +357,8 @@ static void write_rows(struct kv_session *session, bool appends, enum trouble tr
     for (uint32_t layer = 0; layer < N_LAYERS; layer++)
         for (uint32_t head = 0; head < N_HEADS; head++)
             for (uint32_t token = begin; token < end; token++)
-                *crc++ = kv_row_crc(row_at(layer, head, token), 4 * DIM, layer, head, token);
+                *crc++ = kv_row_crc(session, row_at(layer, head, token), 4 * DIM, layer, head,
+                                    token);
     prepare(trouble);
     assert_int_equal((appends ? kv_append_begin : kv_put_begin)(session, &rows, &io, 0, &op),
                      KV_OK);
@@ -386,7 +387,7 @@ static void read_rows(struct kv_session *session, enum trouble trouble)
         for (uint32_t head = 0; head < N_HEADS; head++)
             for (uint32_t token = 0; token < N_TOKENS; token++, row += 4 * DIM, crc++) {
                 assert_memory_equal(row, row_at(layer, head, token), 4 * DIM);
-                assert_int_equal(*crc, kv_row_crc(row, 4 * DIM, layer, head, token));
+                assert_int_equal(*crc, kv_row_crc(session, row, 4 * DIM, layer, head, token));
             }
 }
 
@@ -410,7 +411,7 @@ static void fetch_rows(struct kv_session *session, enum trouble trouble)
     finish(op, "fetch");
     for (unsigned i = 0; i < 6; i++, row += 4 * DIM) {
         assert_memory_equal(row, row_at(1, heads[i], tokens[i]), 4 * DIM);
-        assert_int_equal(crcs[i], kv_row_crc(row, 4 * DIM, 1, heads[i], tokens[i]));
+        assert_int_equal(crcs[i], kv_row_crc(session, row, 4 * DIM, 1, heads[i], tokens[i]));
     }
 }
 
@@ -463,7 +464,8 @@ ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble t
         for (uint32_t j = 0; j < KV_BLOCK_TOKENS; j++) {
             uint32_t token = held[i].block * KV_BLOCK_TOKENS + j;
 
-            crcs[j] = kv_row_crc(row_at(1, heads[i], token), 4 * DIM, 1, heads[i], token);
+            crcs[j] =
+                kv_row_crc(session, row_at(1, heads[i], token), 4 * DIM, 1, heads[i], token);
         }
         held[i].instance = kv_held_instance(crcs);
     }

@@ -495,7 +495,8 @@ static void check_choice(struct oracle_rows *rows,
 }
 
 /* What holds for every answer: ids among the candidates, ascending; rows that are the ids'. */
-static void check_form(const struct question *question,
+static void check_form(const struct kv_session *session,
+                       const struct question *question,
                        const struct oracle_rows *rows,
                        const struct kv_layer_schema *schema,
                        uint32_t head,
@@ -530,8 +531,8 @@ static void check_form(const struct question *question,
                  found->ids[i]);
         assert_memory_equal((const uint8_t *)found->rows + n_rows * schema->row_bytes, row,
                             schema->row_bytes);
-        assert_int_equal(found->crcs[n_rows],
-                         kv_row_crc(row, schema->row_bytes, query->layer, head, found->ids[i]));
+        assert_int_equal(found->crcs[n_rows], kv_row_crc(session, row, schema->row_bytes,
+                                                         query->layer, head, found->ids[i]));
         n_rows++;
     }
     assert_int_equal(found->n_rows, n_rows);
@@ -571,7 +572,7 @@ check_answer(struct kv_op *op, struct kv_session *session, const struct question
 
         assert_int_equal(kv_op_found(op, i, &found), KV_OK);
         find_candidates(&rows, question, schema, query->head_begin + i);
-        check_form(question, &rows, schema, query->head_begin + i, &found);
+        check_form(session, question, &rows, schema, query->head_begin + i, &found);
         check_choice(&rows, session, question, query->head_begin + i, &found);
         oracle_rows_free(&rows);
         sums.n_coded += found.n_coded;

@@ -315,7 +315,7 @@ static void fetch_layer(struct side *side,
         for (uint32_t j = 0; j < n_ids[head]; j++, i++, row += schema->row_bytes) {
             assert_true(test_is_row(row, schema->row_bytes, salt, layer, head, ids[i]));
             assert_int_equal(io.crcs[i],
-                             kv_row_crc(row, schema->row_bytes, layer, head, ids[i]));
+                             kv_row_crc(session, row, schema->row_bytes, layer, head, ids[i]));
         }
     }
     free(io.crcs);
@@ -704,7 +704,7 @@ static void crcs_pass_through(void **state)
         const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[layer];
         for (uint32_t head = 0; head < schema->n_kv_heads; head++)
             for (uint32_t token = 0; token < 300; token++, row += schema->row_bytes)
-                *crc++ = kv_row_crc(row, schema->row_bytes, layer, head, token);
+                *crc++ = kv_row_crc(session, row, schema->row_bytes, layer, head, token);
     }
     io = (struct kv_rows_io){.buffer = side.out, .crcs = crcs};
     crcs[n - 1] ^= 1;
@@ -751,6 +751,203 @@ static void read_member(struct side *side, const struct member *member, uint32_t
         read_back(side, member->session, begin, end - begin, member->salts[begin]);
         begin = end;
     }
+}
+
+/* Writes the CRCs that the rows of a box have in this session. */
+static void crcs_of(const struct kv_session *session,
+                    const struct kv_rows *box,
+                    uint64_t salt,
+                    uint32_t *crc)
+{
+    const kv_schema_t *schema = kv_session_schema(session);
+    uint8_t row[1024];
+
+    for (uint32_t layer = 0; layer < schema->n_layers; layer++) {
+        const uint32_t row_bytes = schema->layers[layer].row_bytes;
+
+        assert_in_range(row_bytes, 1, sizeof(row));
+        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++) {
+            for (uint32_t i = 0; i < box->n_tokens; i++) {
+                test_row(row, row_bytes, salt, layer, head, box->token_begin + i);
+                *crc++ = kv_row_crc(session, row, row_bytes, layer, head, box->token_begin + i);
+            }
+        }
+    }
+}
+
+/* Reads rows with their CRCs: both are those of the session. */
+static void read_as_writer(struct side *side,
+                           struct kv_session *session,
+                           uint32_t begin,
+                           uint32_t count,
+                           uint64_t salt)
+{
+    struct kv_rows box = all_rows(session, begin, count);
+    size_t n = kv_session_schema(session)->n_units * (size_t)count;
+    uint32_t *crcs = calloc(2 * n, sizeof(*crcs));
+    struct kv_rows_io io = {.buffer = side->in, .crcs = crcs};
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    assert_non_null(crcs);
+    status = kv_read_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "read");
+    assert_true(test_is_box(kv_buffer_data(side->in), kv_session_schema(session), &box, salt));
+    crcs_of(session, &box, salt, crcs + n);
+    assert_memory_equal(crcs, crcs + n, n * sizeof(*crcs));
+    free(crcs);
+}
+
+/* A row of another session is refused at its own place, by the node that gets it. */
+static void rows_of_another_session_are_refused(void **state)
+{
+    struct kv_session *session, *other;
+    struct kv_rows box;
+    struct kv_op *op = NULL;
+    struct side side;
+    kv_status_t status;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[RAGGED]);
+    other = open_session(&side, &models[RAGGED]);
+    box = all_rows(session, 0, 300);
+    size_t n = kv_session_schema(session)->n_units * (size_t)box.n_tokens;
+    uint32_t *crcs = calloc(n, sizeof(*crcs));
+    struct kv_rows_io io = {.buffer = side.out, .crcs = crcs};
+
+    assert_non_null(crcs);
+    test_box(kv_buffer_data(side.out), kv_session_schema(session), &box, 1);
+    crcs_of(session, &box, 1, crcs);
+    status = kv_put_begin(other, &box, &io, 0, &op);
+    expect(op, status, KV_CORRUPT, "put");
+    status = kv_put_begin(session, &box, &io, 0, &op);
+    expect(op, status, KV_OK, "put");
+    put(&side, other, 0, 300, 1, KV_OK);
+    read_as_writer(&side, session, 0, 300, 1);
+    read_as_writer(&side, other, 0, 300, 1);
+    free(crcs);
+    close_session(other);
+    close_session(session);
+    close_side(&side);
+}
+
+static struct kv_session *resume(struct side *side, const struct kv_ticket *ticket)
+{
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_resume_begin(side->client, ticket, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("resume: %s", kv_op_detail(op));
+    session = kv_op_session(op);
+    assert_non_null(session);
+    kv_op_free(op);
+    return session;
+}
+
+/* A fork has its parent's rows with their writers, and writes its own; so has who resumes it,
+ * and a parent that writes anew what its fork has is another writer. */
+static void forks_keep_the_writers_of_their_rows(void **state)
+{
+    struct kv_session *parent, *child, *grandchild, *sessions[3];
+    struct side side, other;
+    uint32_t crcs[2];
+    uint8_t row[1024];
+
+    (void)state;
+    open_side(&side);
+    open_side(&other);
+    parent = open_session(&side, &models[RAGGED]);
+    put(&side, parent, 0, 300, 1, KV_OK);
+    child = fork_session(parent, 200);
+    put(&side, child, 200, 100, 2, KV_OK);
+    grandchild = fork_session(child, 250);
+    put(&side, grandchild, 250, 50, 3, KV_OK);
+    truncate_session(parent, 150, KV_OK);
+    put(&side, parent, 150, 150, 4, KV_OK);
+    truncate_session(child, 100, KV_OK);
+    put(&side, child, 100, 10, 5, KV_OK);
+    close_session(fork_session(parent, 280));
+
+    test_row(row, sizeof(row), 4, 0, 0, 160);
+    crcs[0] = kv_row_crc(parent, row, 96, 0, 0, 160);
+    crcs[1] = kv_row_crc(grandchild, row, 96, 0, 0, 160);
+    assert_int_not_equal(crcs[0], crcs[1]);
+
+    sessions[0] = parent;
+    sessions[1] = child;
+    sessions[2] = grandchild;
+    for (unsigned round = 0; round < 2; round++) {
+        struct side *by = round == 0 ? &side : &other;
+
+        read_as_writer(by, sessions[0], 0, 150, 1);
+        read_as_writer(by, sessions[0], 150, 150, 4);
+        read_as_writer(by, sessions[1], 0, 100, 1);
+        read_as_writer(by, sessions[1], 100, 10, 5);
+        read_as_writer(by, sessions[2], 0, 200, 1);
+        read_as_writer(by, sessions[2], 200, 50, 2);
+        read_as_writer(by, sessions[2], 250, 50, 3);
+        /* The same rows again are the same, whoever puts them. */
+        put(by, sessions[2], 0, 200, 1, KV_OK);
+        put(by, sessions[2], 200, 50, 2, KV_OK);
+        put(by, sessions[0], 150, 150, 4, KV_OK);
+        for (unsigned i = 0; i < 3 && round == 0; i++) {
+            struct kv_ticket ticket;
+
+            kv_session_ticket(sessions[i], &ticket);
+            kv_session_free(sessions[i]);
+            sessions[i] = resume(&other, &ticket);
+        }
+    }
+    /* Who resumed it knows that a fork has rows of the parent's own. */
+    crcs[0] = kv_row_crc(sessions[0], row, 96, 0, 0, 210);
+    truncate_session(sessions[0], 205, KV_OK);
+    crcs[1] = kv_row_crc(sessions[0], row, 96, 0, 0, 210);
+    assert_int_not_equal(crcs[0], crcs[1]);
+    truncate_session(sessions[0], 205, KV_OK); /* no fork has rows of the new one */
+    assert_int_equal(kv_row_crc(sessions[0], row, 96, 0, 0, 210), crcs[1]);
+    for (unsigned i = 0; i < 3; i++)
+        close_session(sessions[i]);
+    close_side(&other);
+    close_side(&side);
+}
+
+/* A session has rows of so many writers, and is told so when it would have more. */
+static void forks_of_forks_are_bounded(void **state)
+{
+    struct kv_session *session, *child;
+    struct kv_op *op = NULL;
+    kv_status_t status = KV_OK;
+    struct side side;
+    uint32_t n_forks = 0;
+
+    (void)state;
+    if (shape.n_nodes > 1 || shape.n_threads > 1 || strcmp(subject.name, "loopback") != 0)
+        return; /* thousands of forks: once is enough */
+    open_side(&side);
+    session = open_session(&side, &models[KEYS_ONLY]);
+    for (;; n_forks++) {
+        append(&side, session, n_forks, 1);
+        assert_int_equal(kv_fork_begin(session, n_forks + 1, 0, &op), KV_OK);
+        status = kv_wait(op);
+        if (status != KV_OK)
+            break;
+        child = kv_op_session(op);
+        kv_op_free(op);
+        close_session(session);
+        session = child;
+    }
+    assert_int_equal(status, KV_TOO_LARGE);
+    assert_non_null(strstr(kv_op_detail(op), "rows of more than 4096 writers"));
+    kv_op_free(op);
+    assert_int_equal(n_forks, KV_WRITER_RUNS_MAX - 1);
+    read_as_writer(&side, session, 0, n_forks + 1, 1);
+    truncate_session(session, 100, KV_OK);
+    child = fork_session(session, 100);
+    close_session(child);
+    close_session(session);
+    close_side(&side);
 }
 
 /* Random writes, forks, truncates and closes over a family of sessions, against a plain model.
@@ -864,20 +1061,6 @@ static void forks_cost_bookkeeping_only(void **state)
         close_session(forks[i]);
     }
     close_side(&side);
-}
-
-static struct kv_session *resume(struct side *side, const struct kv_ticket *ticket)
-{
-    struct kv_session *session;
-    struct kv_op *op;
-
-    assert_int_equal(kv_resume_begin(side->client, ticket, 0, &op), KV_OK);
-    if (kv_wait(op) != KV_OK)
-        fail_msg("resume: %s", kv_op_detail(op));
-    session = kv_op_session(op);
-    assert_non_null(session);
-    kv_op_free(op);
-    return session;
 }
 
 static void other_clients_take_up_sessions(void **state)
@@ -1729,6 +1912,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(puts_behind_a_gap),
         cmocka_unit_test(parts_of_the_box),
         cmocka_unit_test(crcs_pass_through),
+        cmocka_unit_test(rows_of_another_session_are_refused),
+        cmocka_unit_test(forks_keep_the_writers_of_their_rows),
+        cmocka_unit_test(forks_of_forks_are_bounded),
         cmocka_unit_test(families_keep_apart),
         cmocka_unit_test(forks_cost_bookkeeping_only),
         cmocka_unit_test(other_clients_take_up_sessions),

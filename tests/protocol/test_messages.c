@@ -41,6 +41,7 @@ enum {
     N_HEADS = 4,
     ROW_BYTES = 128,
     FILLED_TOKENS = 1600, /* half of them a chapter that is worth a codebook */
+    WRITER = 0x5eed,
 };
 
 /* What a node knows a client by. */
@@ -326,6 +327,7 @@ static kv_status_t try_open(const struct kv_id128 *fingerprint)
     request.token = binary(&world.session_token);
     request.fingerprint = binary(fingerprint);
     request.tokens_max = TOKENS_MAX;
+    request.writer = WRITER;
     placement.n_nodes = 1;
     placement.root = 99;
     request.placement = &placement;
@@ -448,7 +450,7 @@ static void good_requests_work(void)
 
     open_session();
     kv_random_fill(&world.random, row, sizeof(row));
-    crc = kv_crc32c(kv_row_seed(layer, head, 0), row, sizeof(row));
+    crc = kv_crc32c(kv_row_seed(WRITER, layer, head, 0), row, sizeof(row));
     memcpy(body, &unit, sizeof(unit));
     memcpy(body + sizeof(unit), &crc, 4);
     memcpy(body + sizeof(unit) + 4, row, sizeof(row));
@@ -862,8 +864,9 @@ static uint32_t make_request(unsigned op,
                     uint32_t token = header.token_begin + j, crc;
 
                     memset(row, (int)(units[i].kv_head + token), sizeof(row));
-                    crc = kv_crc32c(kv_row_seed(units[i].layer, units[i].kv_head, token), row,
-                                    sizeof(row));
+                    crc =
+                        kv_crc32c(kv_row_seed(WRITER, units[i].layer, units[i].kv_head, token),
+                                  row, sizeof(row));
                     memcpy(body + bytes, &crc, 4);
                 }
             }
@@ -1345,6 +1348,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     lifecycle.tokens = kv_random_below(random, 4) == 0 ? (uint32_t)boundary(0) : 0;
     lifecycle.child_session_id = binary(&other);
     lifecycle.child_token = binary(&other);
+    lifecycle.writer = usual_or_boundary(number, 1);
     layer.kind = number == UINT_MAX ? (uint32_t)kv_random_below(random, 4) : KV_LAYER_KV;
     layer.dtype = number == UINT_MAX ? (uint32_t)kv_random_below(random, 6) : KV_FP16;
     layer.n_kv_heads = (uint32_t)usual_or_boundary(number, 4);
@@ -1379,6 +1383,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         open.fingerprint = binary(&world.fingerprint);
         open.lease_ms = 1 + (uint32_t)kv_random_below(random, 1000);
         open.tokens_max = (uint32_t)usual_or_boundary(number, 100);
+        open.writer = usual_or_boundary(number, 1);
         open.placement = &placement;
         message = &open.base;
         break;
@@ -1738,6 +1743,7 @@ static void send_truncate(uint32_t tokens)
     lifecycle.kind = KV_OP_TRUNCATE;
     lifecycle.generation = 1;
     lifecycle.tokens = tokens;
+    lifecycle.writer = WRITER;
     request.session_index = world.session_index;
     request.token = binary(&world.session_token);
     request.operation = &lifecycle;
@@ -1757,6 +1763,7 @@ static void send_fork(uint32_t tokens)
     lifecycle.tokens = tokens;
     lifecycle.child_session_id = binary(&child);
     lifecycle.child_token = binary(&child);
+    lifecycle.writer = WRITER + 1;
     request.session_index = world.session_index;
     request.token = binary(&world.session_token);
     request.operation = &lifecycle;
@@ -2275,6 +2282,7 @@ static void all_say(kv_status_t status)
     lifecycle.op_id = kv_random_next(&world.random);
     lifecycle.generation = 1;
     lifecycle.child_session_id = lifecycle.child_token = binary(&child);
+    lifecycle.writer = WRITER + 1;
     resume.session_id = binary(&world.session_id);
     fork.operation = truncate.operation = &lifecycle;
     fork.session_index = truncate.session_index = close.session_index = renew.session_index =

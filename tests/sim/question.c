@@ -89,6 +89,7 @@ only_content(const struct truth *truth, uint32_t unit, uint32_t token, uint64_t 
 
 /* What tells the block from others; false: it is not known. */
 static bool instance_of(const struct truth *truth,
+                        const struct kv_session *session,
                         uint32_t layer,
                         uint32_t head,
                         uint32_t block,
@@ -107,7 +108,7 @@ static bool instance_of(const struct truth *truth,
         is_known = content != 0 && truth->rows[unit][token].must;
         if (is_known) {
             truth_row_fill(row, row_bytes, content, layer, head, token);
-            crcs[i] = kv_row_crc(row, row_bytes, layer, head, token);
+            crcs[i] = kv_row_crc(session, row, row_bytes, layer, head, token);
         }
     }
     free(row);
@@ -116,8 +117,10 @@ static bool instance_of(const struct truth *truth,
     return is_known;
 }
 
-static void
-make_held(struct question *question, const struct truth *truth, struct kv_random *random)
+static void make_held(struct question *question,
+                      const struct truth *truth,
+                      const struct kv_session *session,
+                      struct kv_random *random)
 {
     const struct kv_query *query = &question->query;
     uint32_t n = 0;
@@ -129,8 +132,8 @@ make_held(struct question *question, const struct truth *truth, struct kv_random
 
             if (!one_in(random, 3))
                 continue;
-            question->is_right[n] =
-                instance_of(truth, query->layer, query->head_begin + head, block, &instance);
+            question->is_right[n] = instance_of(truth, session, query->layer,
+                                                query->head_begin + head, block, &instance);
             if (one_in(random, 4)) {
                 instance ^= 1 + (uint32_t)below(random, 1000);
                 question->is_right[n] = false;
@@ -165,6 +168,7 @@ static uint32_t pick_rest(struct kv_random *random)
 
 bool question_make(struct question *question,
                    const struct truth *truth,
+                   const struct kv_session *session,
                    struct kv_random *random)
 {
     const struct kv_schema *schema = &truth->schema;
@@ -203,7 +207,7 @@ bool question_make(struct question *question,
         query->snapshot = question->tokens += (uint32_t)below(random, 5);
     question->is_sure = question->tokens <= least;
     if (one_in(random, 2))
-        make_held(question, truth, random);
+        make_held(question, truth, session, random);
 
     n_floats = (size_t)query->n_heads * query->n_queries * layer->d_k;
     question->vectors = failing_memory_sure(n_floats, sizeof(float));
@@ -539,6 +543,7 @@ held_fault(const struct question *question, uint32_t head, const struct kv_found
 
 static const char *rows_fault(const struct question *question,
                               const struct truth *truth,
+                              const struct kv_session *session,
                               uint64_t since,
                               uint32_t head,
                               const struct kv_found *found)
@@ -562,7 +567,8 @@ static const char *rows_fault(const struct question *question,
         if (content == 0 || !truth_row_allows(truth, unit, token, content, since))
             return say("layer %u, head %u, token %u: content %u was sent", layer, kv_head,
                        token, content);
-        if (found->crcs[found->row_of[i]] != kv_row_crc(row, row_bytes, layer, kv_head, token))
+        if (found->crcs[found->row_of[i]] !=
+            kv_row_crc(session, row, row_bytes, layer, kv_head, token))
             return say("token %u: a wrong CRC", token);
     }
     return n_rows != found->n_rows ? say("%u rows, and %u are named", found->n_rows, n_rows)
@@ -587,6 +593,7 @@ static const char *ids_fault(const struct kv_query *query, const struct kv_found
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
                            struct kv_node *const *nodes,
+                           const struct kv_session *session,
                            uint64_t since,
                            const struct kv_op *op)
 {
@@ -604,7 +611,7 @@ const char *question_fault(const struct question *question,
         if (why == NULL)
             why = counts_fault(query, candidates.rows.n, &found);
         if (why == NULL)
-            why = rows_fault(question, truth, since, head, &found);
+            why = rows_fault(question, truth, session, since, head, &found);
         if (why == NULL)
             why = held_fault(question, head, &found);
         if (why == NULL && candidates.is_known)

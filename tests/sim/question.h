@@ -37,6 +37,7 @@ struct question {
 /* false: there is nothing to ask. */
 bool question_make(struct question *question,
                    const struct truth *truth,
+                   const struct kv_session *session,
                    struct kv_random *random);
 void question_free(struct question *question);
 
@@ -45,6 +46,7 @@ void question_free(struct question *question);
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
                            struct kv_node *const *nodes,
+                           const struct kv_session *session,
                            uint64_t since,
                            const struct kv_op *op);
 

@@ -776,7 +776,8 @@ static bool row_write(struct world *world, struct task *task, const struct row_a
                        oldest_task(world)))
         complain(world, NULL, "the model has no room for a row's contents");
     if (row->crc != NULL)
-        *row->crc = kv_row_crc(row->bytes, row->row_bytes, row->layer, row->head, row->token);
+        *row->crc = kv_row_crc(task->handle->session, row->bytes, row->row_bytes, row->layer,
+                               row->head, row->token);
     return true;
 }
 
@@ -868,7 +869,8 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
     task->slot = slot_take(world, client, bytes);
     if (task->slot == NULL)
         return KV_CANCELLED;
-    if (one_in(world, 2))
+    /* A truncate under way may change whose rows these are. */
+    if (one_in(world, 2) && task->handle->n_lifecycles == 0)
         task->crcs = failing_memory_sure(bytes / 8, sizeof(uint32_t));
     task->was_contended |= is_written(world, truth);
     contend(world, truth);
@@ -989,7 +991,7 @@ static kv_status_t begin_query(struct world *world, struct client *client, struc
     size_t bytes;
 
     task->question = failing_memory_sure(1, sizeof(*task->question));
-    if (!question_make(task->question, task->truth, &world->random))
+    if (!question_make(task->question, task->truth, task->handle->session, &world->random))
         return KV_CANCELLED;
     task->is_sure = task->question->is_sure;
     bytes = kv_query_room(&task->truth->schema, &task->question->query);
@@ -1294,8 +1296,9 @@ static bool is_same_row(struct world *world, struct task *task, const struct row
                  content);
         return false;
     }
-    if (row->crc != NULL && *row->crc != kv_row_crc(row->bytes, row->row_bytes, row->layer,
-                                                    row->head, row->token)) {
+    if (row->crc != NULL &&
+        *row->crc != kv_row_crc(task->handle->session, row->bytes, row->row_bytes, row->layer,
+                                row->head, row->token)) {
         complain(world, task, "a wrong CRC was handed out");
         return false;
     }
@@ -1488,8 +1491,8 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         for (unsigned i = 0; i < world->n_nodes; i++)
             nodes[i] = world->nodes[i].node;
         why = question_fault(task->question, truth,
-                             truth->n_losses == task->n_losses ? nodes : NULL, task->since,
-                             task->op);
+                             truth->n_losses == task->n_losses ? nodes : NULL,
+                             task->handle->session, task->since, task->op);
     } else if (status == KV_NOT_READY) {
         /* Codes may take longer than there is time. */
         if (still_sure(task) && !truth->is_fragile &&

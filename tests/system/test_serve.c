@@ -62,7 +62,7 @@ static void fetch(struct kv_client *client,
         uint32_t head = i < 4 ? 0 : 1;
 
         assert_true(test_is_row(row, row_bytes, salt, 1, head, ids[i]));
-        assert_int_equal(crcs[i], kv_row_crc(row, row_bytes, 1, head, ids[i]));
+        assert_int_equal(crcs[i], kv_row_crc(session, row, row_bytes, 1, head, ids[i]));
     }
 }
 

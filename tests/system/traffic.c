@@ -123,7 +123,8 @@ static bool is_row(const struct slot *slot,
     const uint8_t *row = slot->data + at;
 
     return test_is_row(row, bytes, salt, layer, head, token) &&
-           slot->crcs[index] == kv_row_crc(row, bytes, layer, head, token);
+           slot->crcs[index] ==
+               kv_row_crc(slot->session->session, row, bytes, layer, head, token);
 }
 
 static bool check_read(const struct traffic *traffic, const struct slot *slot)

@@ -113,6 +113,14 @@ enum lie {
     LIE_GENERATION_BACK,
     LIE_LOG_GENERATION,
     LIE_LOG_TOKENS,
+    LIE_LOG_WRITER,
+    LIE_SHARED_TOKENS,
+    LIE_WRITERS_NONE,
+    LIE_WRITERS_MANY,
+    LIE_WRITER_NONE,
+    LIE_WRITER_TWICE,
+    LIE_WRITERS_BACK,
+    LIE_WRITERS_END,
     LIE_CELL_NAN,
     LIE_CELLS_FEW,
     LIE_STATUS,
@@ -271,6 +279,35 @@ static void tell_grant(Kvpb__OpenReply *reply)
     reply->tokens = f.node.lie == LIE_TOKENS ? N_TOKENS + 1 : 300;
 }
 
+/* Whose rows the session has: of two writers. */
+static void tell_writers(Kvpb__OpenReply *reply)
+{
+    enum {
+        N_MANY = KV_WRITER_RUNS_MAX + 1
+    };
+    static Kvpb__WriterRun runs[N_MANY], *list[N_MANY];
+    const bool are_many = f.node.lie == LIE_WRITERS_MANY;
+
+    for (uint32_t i = 0; i < N_MANY; i++) {
+        runs[i] = (Kvpb__WriterRun)KVPB__WRITER_RUN__INIT;
+        runs[i].writer = i + 1;
+        runs[i].end = i + 1;
+        list[i] = &runs[i];
+    }
+    reply->writers = list;
+    reply->n_writers = are_many ? N_MANY : f.node.lie == LIE_WRITERS_NONE ? 0 : 2;
+    runs[are_many ? N_MANY - 1 : 1].end = UINT32_MAX;
+    if (f.node.lie == LIE_WRITER_NONE)
+        runs[0].writer = 0;
+    if (f.node.lie == LIE_WRITER_TWICE)
+        runs[1].writer = runs[0].writer;
+    if (f.node.lie == LIE_WRITERS_BACK)
+        runs[0].end = UINT32_MAX;
+    if (f.node.lie == LIE_WRITERS_END)
+        runs[1].end = UINT32_MAX - 1;
+    reply->shared_tokens = f.node.lie == LIE_SHARED_TOKENS ? N_TOKENS + 1 : N_TOKENS;
+}
+
 /* Open and resume.  The session has been truncated once. */
 static void open_session(const struct kv_wire_header *request)
 {
@@ -296,11 +333,13 @@ static void open_session(const struct kv_wire_header *request)
     entry.kind = KV_OP_TRUNCATE;
     entry.generation = f.node.generation - 1 - (f.node.lie == LIE_LOG_GENERATION);
     entry.tokens = f.node.lie == LIE_LOG_TOKENS ? N_TOKENS + 1 : 300;
+    entry.writer = f.node.lie != LIE_LOG_WRITER;
     if (request->op == KV_OP_RESUME) {
         reply.n_layers = N_LAYERS;
         reply.layers = layers;
         reply.n_recent = 1;
         reply.recent = &entries;
+        tell_writers(&reply);
     }
     reply_control(request, &reply.base);
 }
@@ -898,8 +937,8 @@ static void store_rows(const struct seen *seen, const uint8_t *rows)
             uint32_t token = request->token_begin + j;
             size_t at = place(units[i].layer, units[i].kv_head, token);
 
-            assert_int_equal(
-                *crcs, kv_row_crc(rows, ROW_BYTES, units[i].layer, units[i].kv_head, token));
+            assert_int_equal(*crcs, kv_row_crc(f.session, rows, ROW_BYTES, units[i].layer,
+                                               units[i].kv_head, token));
             memcpy(f.node.rows + at * ROW_BYTES, rows, ROW_BYTES);
             f.node.crcs[at] = *crcs;
         }
@@ -1259,7 +1298,7 @@ static void test_small(void **state)
         left--;
         row = f.memory + ((N_HEADS + head) * 20 + ids[i]) * ROW_BYTES;
         assert_memory_equal(f.memory + (4 << 20) + i * ROW_BYTES, row, ROW_BYTES);
-        assert_int_equal(crcs[i], kv_row_crc(row, ROW_BYTES, 1, head, ids[i]));
+        assert_int_equal(crcs[i], kv_row_crc(f.session, row, ROW_BYTES, 1, head, ids[i]));
     }
 }
 
@@ -1525,7 +1564,7 @@ static void answer_forged(const struct kv_wire_header *request,
 
     memset(rows, 0x77, rows_bytes);
     for (uint32_t i = 0; i < n_rows; i++)
-        body[i] = kv_row_crc(rows + (size_t)i * ROW_BYTES, ROW_BYTES, 0, 0, i);
+        body[i] = kv_row_crc(f.session, rows + (size_t)i * ROW_BYTES, ROW_BYTES, 0, 0, i);
     address(&header, request);
     forge(&header, how, random);
     switch (kv_random_below(random, 4)) {
@@ -2551,6 +2590,14 @@ static void test_control_lies(void **state)
         {KV_OP_RESUME, {LIE_TOKENS_MAX_MANY, "tokens_max: not what"}},
         {KV_OP_RESUME, {LIE_LOG_GENERATION, "recent: generation: not what"}},
         {KV_OP_RESUME, {LIE_LOG_TOKENS, "recent: tokens: not what"}},
+        {KV_OP_RESUME, {LIE_LOG_WRITER, "recent: writer: not what"}},
+        {KV_OP_RESUME, {LIE_SHARED_TOKENS, "shared_tokens: not what"}},
+        {KV_OP_RESUME, {LIE_WRITERS_NONE, "writers: end: not what"}},
+        {KV_OP_RESUME, {LIE_WRITERS_MANY, "n_writers: not what"}},
+        {KV_OP_RESUME, {LIE_WRITER_NONE, "writers: not what"}},
+        {KV_OP_RESUME, {LIE_WRITER_TWICE, "writers: not what"}},
+        {KV_OP_RESUME, {LIE_WRITERS_BACK, "writers: not what"}},
+        {KV_OP_RESUME, {LIE_WRITERS_END, "writers: end: not what"}},
         {KV_OP_SESSION, {NO_LIE, NULL}},
         {KV_OP_SESSION, {LIE_TOKENS, "tokens: not what"}},
         {KV_OP_SESSION, {LIE_TOKENS_NONE, "tokens: not what"}},

@@ -1,0 +1,156 @@
+#include "writers.h"
+
+#include "checksum.h"
+#include "kv_wire.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The run that `token` lies in. */
+static uint32_t find_run(const struct kv_writers *writers, uint32_t token)
+{
+    uint32_t low = 0, high = writers->n_runs - 1;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (token < writers->runs[middle].end)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* How many of the runs lie, wholly or partly, before `tokens`. */
+static uint32_t count_before(const struct kv_writers *from, uint32_t tokens)
+{
+    return from != NULL && tokens > 0 ? find_run(from, tokens - 1) + 1 : 0;
+}
+
+uint32_t kv_writers_count(const struct kv_writers *from, uint32_t tokens, uint64_t writer)
+{
+    uint32_t n_kept = count_before(from, tokens);
+
+    return n_kept > 0 && from->runs[n_kept - 1].writer == writer ? n_kept : n_kept + 1;
+}
+
+struct kv_writers *
+kv_writers_create(const struct kv_writers *from, uint32_t tokens, uint64_t writer)
+{
+    uint32_t n_kept = count_before(from, tokens);
+    uint32_t n_runs = kv_writers_count(from, tokens, writer);
+    struct kv_writers *writers = malloc(sizeof(*writers) + n_runs * sizeof(writers->runs[0]));
+
+    if (writers == NULL)
+        return NULL;
+    writers->n_runs = n_runs;
+    if (n_kept > 0) {
+        memcpy(writers->runs, from->runs, n_kept * sizeof(writers->runs[0]));
+        writers->runs[n_kept - 1].end = tokens;
+    }
+    writers->runs[n_runs - 1] = (struct kv_writer_run){.writer = writer, .end = UINT32_MAX};
+    return writers;
+}
+
+bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b)
+{
+    if (a->n_runs != b->n_runs)
+        return false;
+    for (uint32_t i = 0; i < a->n_runs; i++)
+        if (a->runs[i].writer != b->runs[i].writer || a->runs[i].end != b->runs[i].end)
+            return false;
+    return true;
+}
+
+uint32_t kv_writers_seed(const struct kv_writers *writers,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         uint32_t token,
+                         uint32_t *ret_begin,
+                         uint32_t *ret_end)
+{
+    uint32_t at = find_run(writers, token);
+
+    *ret_begin = at > 0 ? writers->runs[at - 1].end : 0;
+    *ret_end = writers->runs[at].end;
+    return kv_row_seed(writers->runs[at].writer, layer, kv_head, 0);
+}
+
+/* Rows of one unit, a stretch of one writer at a time. */
+struct stretch {
+    size_t first, n_rows; /* of the rows given */
+    uint32_t unit_seed;
+    uint32_t token;         /* of the first */
+    const uint32_t *tokens; /* from the first on, or NULL */
+};
+
+/* Goes on to the stretch that follows; false: there is none. */
+static bool stretch_next(const struct kv_writers *writers,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         size_t n_rows,
+                         uint32_t token_begin,
+                         const uint32_t *tokens,
+                         struct stretch *stretch)
+{
+    size_t first = stretch->first + stretch->n_rows, end = first + 1;
+    uint32_t token, run_begin, run_end;
+
+    if (first >= n_rows)
+        return false;
+    token = tokens != NULL ? tokens[first] : token_begin + (uint32_t)first;
+    stretch->unit_seed = kv_writers_seed(writers, layer, kv_head, token, &run_begin, &run_end);
+    if (writers->n_runs == 1)
+        end = n_rows;
+    else if (tokens == NULL)
+        end = run_end - token < n_rows - first ? first + (run_end - token) : n_rows;
+    else
+        while (end < n_rows && tokens[end] >= run_begin && tokens[end] < run_end)
+            end++;
+    stretch->first = first;
+    stretch->n_rows = end - first;
+    stretch->token = token;
+    stretch->tokens = tokens != NULL ? tokens + first : NULL;
+    return true;
+}
+
+void kv_writers_crc(const struct kv_writers *writers,
+                    uint32_t layer,
+                    uint32_t kv_head,
+                    const void *rows,
+                    size_t n_rows,
+                    size_t row_bytes,
+                    uint32_t token_begin,
+                    const uint32_t *tokens,
+                    uint32_t *ret_crcs)
+{
+    struct stretch at = {0};
+
+    while (stretch_next(writers, layer, kv_head, n_rows, token_begin, tokens, &at))
+        kv_rows_crc((const uint8_t *)rows + at.first * row_bytes, at.n_rows, row_bytes,
+                    at.unit_seed, KV_ROW_SEED_STEP, at.token, at.tokens, ret_crcs + at.first);
+}
+
+size_t kv_writers_verify(const struct kv_writers *writers,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         const void *rows,
+                         size_t n_rows,
+                         size_t row_bytes,
+                         uint32_t token_begin,
+                         const uint32_t *tokens,
+                         const uint32_t *crcs)
+{
+    struct stretch at = {0};
+
+    while (stretch_next(writers, layer, kv_head, n_rows, token_begin, tokens, &at)) {
+        size_t bad = kv_rows_verify((const uint8_t *)rows + at.first * row_bytes, at.n_rows,
+                                    row_bytes, at.unit_seed, KV_ROW_SEED_STEP, at.token,
+                                    at.tokens, crcs + at.first);
+
+        if (bad < at.n_rows)
+            return at.first + bad;
+    }
+    return n_rows;
+}
