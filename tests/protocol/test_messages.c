@@ -957,7 +957,8 @@ static size_t put_body(const struct kv_wire_unit *unit,
         uint32_t crc;
 
         memset(rows, (int)(begin + i), row_bytes);
-        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), rows, row_bytes);
+        crc = kv_crc32c(kv_row_seed(WRITER, unit->layer, unit->kv_head, begin + i), rows,
+                        row_bytes);
         at = put_bytes(body, at, &crc, sizeof(crc));
     }
     return at;
@@ -1640,7 +1641,8 @@ static void put_any_bits(const struct kv_wire_unit *unit, uint32_t begin, uint32
                          ? odd[kv_random_below(&world.random, sizeof(odd) / sizeof(odd[0]))]
                          : (uint16_t)(0x3000 + kv_random_below(&world.random, 0x0c00));
         memcpy(rows, row, sizeof(row));
-        crc = kv_crc32c(kv_row_seed(unit->layer, unit->kv_head, begin + i), row, sizeof(row));
+        crc = kv_crc32c(kv_row_seed(WRITER, unit->layer, unit->kv_head, begin + i), row,
+                        sizeof(row));
         at = put_bytes(scratch, at, &crc, sizeof(crc));
     }
     header.n_units = 1;

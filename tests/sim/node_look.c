@@ -119,3 +119,54 @@ const char *node_codes_fault(struct kv_node *node)
     }
     return why;
 }
+
+/* The unit of a session; NULL: that data thread does not have it. */
+static struct kv_unit *
+unit_of(const struct kv_data *data, const struct node_place *place, unsigned which)
+{
+    const struct kv_part *part = &data->parts[place->sessions[which]];
+
+    return part->used ? kv_part_unit(part, place->layer, place->head) : NULL;
+}
+
+bool node_swap(struct kv_node *node, const struct node_place *place)
+{
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        struct kv_unit *a = unit_of(&node->data[i], place, 0);
+        struct kv_unit *b = unit_of(&node->data[i], place, 1);
+
+        if (a == NULL || b == NULL || place->block >= a->n_segments ||
+            place->block >= b->n_segments)
+            continue;
+        struct kv_segment *segment = a->segments[place->block];
+        a->segments[place->block] = b->segments[place->block];
+        b->segments[place->block] = segment;
+        return segment != a->segments[place->block];
+    }
+    return false;
+}
+
+uint32_t node_verify(struct kv_node *node,
+                     const struct node_place *place,
+                     unsigned which,
+                     bool ret_is_bad[KV_BLOCK_TOKENS])
+{
+    const uint32_t begin = place->block * KV_BLOCK_TOKENS;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_data *data = &node->data[i];
+        const struct kv_unit *unit = unit_of(data, place, which);
+
+        if (unit == NULL || unit->committed <= begin)
+            continue;
+        uint32_t n_rows = unit->committed - begin;
+        if (n_rows > KV_BLOCK_TOKENS)
+            n_rows = KV_BLOCK_TOKENS;
+        for (uint32_t j = 0; j < n_rows; j++)
+            ret_is_bad[j] =
+                kv_part_verify(&data->parts[place->sessions[which]], unit, begin + j, 1,
+                               kv_unit_row(unit, begin + j), kv_unit_crc(unit, begin + j)) == 0;
+        return n_rows;
+    }
+    return 0;
+}

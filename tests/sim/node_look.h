@@ -18,6 +18,23 @@ struct node_look {
 
 void node_look(struct kv_node *node, struct node_look *ret_look);
 
+/* A block of a unit that two sessions have. */
+struct node_place {
+    uint32_t sessions[2]; /* their session_index on the node */
+    uint32_t layer, head, block;
+};
+
+/* Exchanges the two sessions' segments there.  false: nothing happened, a session has none, or
+ * both have the same. */
+bool node_swap(struct kv_node *node, const struct node_place *place);
+
+/* Which committed rows of the block, in sessions[which], fail the check that the node makes of
+ * rows.  Returns how many rows there are; 0: there is no such block. */
+uint32_t node_verify(struct kv_node *node,
+                     const struct node_place *place,
+                     unsigned which,
+                     bool ret_is_bad[KV_BLOCK_TOKENS]);
+
 /* All codes of all units against their keys: NULL, or what is wrong. */
 const char *node_codes_fault(struct kv_node *node);
 

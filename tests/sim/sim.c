@@ -80,7 +80,7 @@ struct run {
     uint64_t n_seeds, seconds; /* at most; seconds 0: however long */
     bool twice, json;
 
-    uint64_t first, n_done, n_ops, n_good, n_deaths;
+    uint64_t first, n_done, n_ops, n_good, n_deaths, n_swaps, n_rows_swapped;
     double virtual_s;
 };
 
@@ -130,6 +130,8 @@ static bool run_seed(struct run *run, struct world_result *ret_result)
     run->n_ops += ret_result->n_ops;
     run->n_good += ret_result->n_good;
     run->n_deaths += ret_result->n_deaths;
+    run->n_swaps += ret_result->n_swaps;
+    run->n_rows_swapped += ret_result->n_rows_swapped;
     run->virtual_s += (double)ret_result->virtual_us / 1e6;
     if (ret_result->failed) {
         report_failure(&run->options, ret_result, run->faults);
@@ -150,16 +152,19 @@ static void print_result(const struct run *run, bool is_good, double took, uint6
 {
     if (run->json)
         printf("{\"first_seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"operations\": %" PRIu64
-               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64
+               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64 ", \"segments_swapped\": %" PRIu64
+               ", \"rows_swapped\": %" PRIu64
                ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
-               run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->virtual_s,
-               took, is_good ? "false" : "true");
+               run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->n_swaps,
+               run->n_rows_swapped, run->virtual_s, took, is_good ? "false" : "true");
     else
         printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64
-               " ended well), %" PRIu64 " deaths, %.1f s of virtual time in %.1f s, %.0f "
+               " ended well), %" PRIu64 " deaths, %" PRIu64 " segments swapped and all %" PRIu64
+               " rows found, %.1f s of virtual time in %.1f s, %.0f "
                "operations/s, last hash %016" PRIx64 "\n",
                is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good, run->n_deaths,
-               run->virtual_s, took, (double)run->n_ops / took, hash);
+               run->n_swaps, run->n_rows_swapped, run->virtual_s, took,
+               (double)run->n_ops / took, hash);
 }
 
 int main(int argc, char **argv)

@@ -9,6 +9,7 @@
 #include "node_look.h"
 #include "own_clock.h"
 #include "question.h"
+#include "swaps.h"
 #include "transport_sim.h"
 #include "truth.h"
 
@@ -1943,6 +1944,7 @@ static const struct {
     {"large_delays", NULL},
     {"drains", strike_drain},
     {"failing_allocations", strike_allocations},
+    {"swaps", NULL},
 };
 
 static void mischief(struct world *world)
@@ -2076,6 +2078,41 @@ static void settle(struct world *world)
     revive(world);
     if (n_tasks(world) > 0)
         complain(world, NULL, "operations are still under way");
+}
+
+static void turn_idle(void *world)
+{
+    turn(world, IDLE_STEP_US);
+}
+
+/* Sessions whose segments change places, on top of what the world has. */
+static void check_swaps(struct world *world)
+{
+    struct client *client = &world->clients[below(world, N_CLIENTS)];
+    struct kv_node *nodes[WORLD_NODES_MAX];
+    struct swaps swaps = {
+        .client = client->client,
+        .model = &world->models[below(world, N_MODELS)],
+        .nodes = nodes,
+        .n_nodes = world->n_nodes,
+        .random = &world->random,
+        .turn = turn_idle,
+        .world = world,
+        .content = world->n_contents + 1,
+    };
+    const char *why;
+
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        nodes[i] = world->nodes[i].node;
+    why = swaps_fault(&swaps);
+    world->n_contents += SWAPS_CONTENTS;
+    client->n_begun += swaps.n_begun;
+    world->result->n_swaps += swaps.n_swaps;
+    world->result->n_rows_swapped += swaps.n_rows;
+    if (why != NULL)
+        complain(world, NULL, "segments in wrong places: %s", why);
+    else if (swaps.n_swaps == 0 && world->options.faults == WORLD_SWAPS)
+        complain(world, NULL, "no segment was swapped");
 }
 
 /* Ends sessions, one way or another, and deletes all objects. */
@@ -2218,6 +2255,8 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     work(world);
     settle(world);
     check_codes(world);
+    if (!ret_result->failed && has(world, WORLD_SWAPS))
+        check_swaps(world);
     if (!ret_result->failed)
         clean_up(world);
     for (unsigned i = 0; i < N_CLIENTS; i++)

@@ -31,7 +31,8 @@ enum world_fault {
     WORLD_LARGE_DELAYS = 1 << 16,
     WORLD_DRAINS = 1 << 17, /* a node takes nothing new, and stops */
     WORLD_FAILING_ALLOCATIONS = 1 << 18,
-    WORLD_N_FAULTS = 19,
+    WORLD_SWAPS = 1 << 19, /* two sessions' segments change places, at the end */
+    WORLD_N_FAULTS = 20,
     WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 
@@ -57,6 +58,7 @@ struct world_result {
     uint64_t virtual_us;
     uint64_t hash; /* of everything that happened */
     uint64_t n_deaths;
+    uint64_t n_swaps, n_rows_swapped; /* segments; their rows that had to be found, and were */
     bool failed;
     char failure[512];
 };
