@@ -33,7 +33,7 @@ struct door {
     struct kv_thread *thread;
     struct kv_channel *channels[64];
     unsigned n_channels;
-    kv_status_t says;
+    _Atomic(int) says; /* kv_status_t */
     atomic_bool stop;
     char address[ADDRESS_BYTES];
 };
