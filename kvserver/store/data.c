@@ -172,8 +172,7 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes)
 
 bool kv_work_stale(const struct kv_work *work)
 {
-    return !work->part->used || work->part->changing ||
-           work->part->serial != work->part_serial ||
+    return !work->part->used || work->part->serial != work->part_serial ||
            work->part->generation != work->request.generation;
 }
 

@@ -279,8 +279,7 @@ kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body);
 /* A buffer of KV_WIRE_BODY_MAX for the answer's body.  KV_BUSY: no slot. */
 kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 
-/* The session is not the one that the work began with: closed, being changed, or another
- * generation. */
+/* The session is not the one that the work began with: closed, or another generation. */
 bool kv_work_stale(const struct kv_work *work);
 
 void kv_work_wait(struct kv_work *work);  /* state WAITING */
