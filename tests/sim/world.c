@@ -856,8 +856,8 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
         begin += (uint32_t)below(world, 100); /* behind what is under way, if it is */
     if (begin >= truth->tokens_max)
         return KV_CANCELLED;
-    if (begin == 0 && one_in(world, 3)) /* a prompt with a chapter */
-        tokens = 1024 + (uint32_t)below(world, 500);
+    if (begin == 0 && one_in(world, 3)) /* a prompt with a chapter, or two */
+        tokens = (one_in(world, 3) ? 2048 : 1024) + (uint32_t)below(world, 250);
     if (tokens > truth->tokens_max - begin)
         tokens = truth->tokens_max - begin;
     if (task->kind == TASK_APPEND && tokens > 8)
