@@ -670,17 +670,19 @@ const char *oracle_choice_fault(const struct oracle *oracle, const struct oracle
 
 /* ---- attention --------------------------------------------------------------------------- */
 
-static double dot(const float *query, const double *key, uint32_t d)
+/* One vector's scores of the rows that are `in`. */
+static void score_rows(const struct oracle_rows *rows,
+                       const float *query,
+                       const bool *in,
+                       struct oracle_range *ret_scores)
 {
-    double sum = 0;
-
-    for (uint32_t i = 0; i < d; i++)
-        sum += (double)query[i] * key[i];
-    return sum;
+    for (uint32_t i = 0; i < rows->n; i++)
+        if (in[i])
+            ret_scores[i] = score(query, rows->keys + (size_t)i * rows->d_k, rows->d_k, false);
 }
 
-double oracle_attend(const struct oracle_rows *rows,
-                     const float *query,
+static double attend(const struct oracle_rows *rows,
+                     const struct oracle_range *scores,
                      float scale,
                      const bool *in,
                      double *ret_output)
@@ -691,13 +693,11 @@ double oracle_attend(const struct oracle_rows *rows,
         ret_output[j] = 0;
     for (uint32_t i = 0; i < rows->n; i++)
         if (in[i])
-            most = larger(most, (double)scale *
-                                    dot(query, rows->keys + (size_t)i * rows->d_k, rows->d_k));
+            most = larger(most, (double)scale * middle(scores[i]));
     for (uint32_t i = 0; i < rows->n; i++) {
         if (!in[i])
             continue;
-        const double weight = exp(
-            (double)scale * dot(query, rows->keys + (size_t)i * rows->d_k, rows->d_k) - most);
+        const double weight = exp((double)scale * middle(scores[i]) - most);
         sum += weight;
         for (uint32_t j = 0; j < rows->d_v; j++)
             ret_output[j] += weight * rows->values[(size_t)i * rows->d_v + j];
@@ -707,10 +707,25 @@ double oracle_attend(const struct oracle_rows *rows,
     return sum > 0 ? most + log(sum) : -INFINITY;
 }
 
+double oracle_attend(const struct oracle_rows *rows,
+                     const float *query,
+                     float scale,
+                     const bool *in,
+                     double *ret_output)
+{
+    struct oracle_range *scores = room(rows->n, sizeof(*scores));
+    double lse;
+
+    score_rows(rows, query, in, scores);
+    lse = attend(rows, scores, scale, in, ret_output);
+    free(scores);
+    return lse;
+}
+
 /* By how much an fp32 answer of one vector over these rows may differ: a log-sum-exp, and an
  * output as a share of the largest value. */
 static double attend_error(const struct oracle_rows *rows,
-                           const float *query,
+                           const struct oracle_range *scores,
                            float scale,
                            const bool *in,
                            double *ret_value_most)
@@ -721,10 +736,8 @@ static double attend_error(const struct oracle_rows *rows,
     for (uint32_t i = 0; i < rows->n; i++) {
         if (!in[i])
             continue;
-        const struct oracle_range one =
-            score(query, rows->keys + (size_t)i * rows->d_k, rows->d_k, false);
-        error = larger(error, (one.high - one.low) / 2 * (double)scale +
-                                  2 * EPSILON * (double)scale * fabs(middle(one)));
+        error = larger(error, (scores[i].high - scores[i].low) / 2 * (double)scale +
+                                  2 * EPSILON * (double)scale * fabs(middle(scores[i])));
         n_in++;
         for (uint32_t j = 0; j < rows->d_v; j++)
             *ret_value_most =
@@ -733,6 +746,8 @@ static double attend_error(const struct oracle_rows *rows,
     return 2 * error + EXP_ERROR + (SURE_TERMS + sqrt(n_in)) * EPSILON;
 }
 
+/* What is wrong with one vector's answer, if it is attention over the rows that are `in`.
+ *   wanted  (d_v) of room */
 static const char *vector_fault(const struct oracle *oracle,
                                 uint32_t q,
                                 const bool *in,
@@ -741,18 +756,23 @@ static const char *vector_fault(const struct oracle *oracle,
                                 double *wanted)
 {
     const struct oracle_rows *rows = oracle->rows;
-    const float *query = oracle->question.queries + (size_t)q * rows->d_k;
-    double most, error = attend_error(rows, query, oracle->question.scale, in, &most);
-    const double exact = oracle_attend(rows, query, oracle->question.scale, in, wanted);
+    const float scale = oracle->question.scale;
+    struct oracle_range *scores = room(rows->n, sizeof(*scores));
+    const char *why = NULL;
+    double exact, error, most;
 
+    score_rows(rows, oracle->question.queries + (size_t)q * rows->d_k, in, scores);
+    exact = attend(rows, scores, scale, in, wanted);
+    error = attend_error(rows, scores, scale, in, &most);
+    free(scores);
     if (isinf(exact) ? !(isinf(lse) && lse < 0)
                      : !(fabs((double)lse - exact) <= error + 2 * EPSILON * fabs(exact)))
-        return say("vector %u: log-sum-exp %.9g, not %.9g", q, (double)lse, exact);
-    for (uint32_t j = 0; j < rows->d_v; j++)
+        why = say("vector %u: log-sum-exp %.9g, not %.9g", q, (double)lse, exact);
+    for (uint32_t j = 0; why == NULL && j < rows->d_v; j++)
         if (!(fabs((double)output[j] - wanted[j]) <= error * most))
-            return say("vector %u: element %u is %.9g, not %.9g", q, j, (double)output[j],
-                       wanted[j]);
-    return NULL;
+            why = say("vector %u: element %u is %.9g, not %.9g", q, j, (double)output[j],
+                      wanted[j]);
+    return why;
 }
 
 /* The rows that vector q attends to: `ret_in` certainly; the n_open in `ret_open` perhaps.
