@@ -61,12 +61,11 @@ static const char *fields_fault(const struct kv_wire_header *header, size_t data
     return NULL;
 }
 
-kv_status_t kv_message_check(const void *message,
-                             size_t message_bytes,
-                             const void *body,
-                             size_t body_bytes,
-                             struct kv_wire_header *ret_header,
-                             const char **ret_why)
+kv_status_t kv_message_check_header(const void *message,
+                                    size_t message_bytes,
+                                    size_t body_bytes,
+                                    struct kv_wire_header *ret_header,
+                                    const char **ret_why)
 {
     struct kv_wire_header header;
     const char *fault;
@@ -90,6 +89,23 @@ kv_status_t kv_message_check(const void *message,
         *ret_why = fault;
         return KV_INVALID;
     }
+    *ret_header = header;
+    return KV_OK;
+}
+
+kv_status_t kv_message_check(const void *message,
+                             size_t message_bytes,
+                             const void *body,
+                             size_t body_bytes,
+                             struct kv_wire_header *ret_header,
+                             const char **ret_why)
+{
+    struct kv_wire_header header;
+    kv_status_t status =
+        kv_message_check_header(message, message_bytes, body_bytes, &header, ret_why);
+
+    if (status != KV_OK)
+        return status;
     if (header.body_crc != kv_crc32c(0, body, header.body_bytes)) {
         *ret_why = "message: checksum of the body";
         return KV_CORRUPT;

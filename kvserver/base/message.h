@@ -23,6 +23,14 @@ kv_status_t kv_message_check(const void *message,
                              struct kv_wire_header *ret_header,
                              const char **ret_why);
 
+/* The same before the body is there, of which only the size is looked at: kv_message_check()
+ * has to follow. */
+kv_status_t kv_message_check_header(const void *message,
+                                    size_t message_bytes,
+                                    size_t body_bytes,
+                                    struct kv_wire_header *ret_header,
+                                    const char **ret_why);
+
 /* The seed of an object's CRC, from its name: a right object under a wrong name fails too. */
 uint32_t kv_object_seed(const struct kv_id128 *name_hash);
 
