@@ -71,6 +71,7 @@ kv_status_t kv_op_begin(struct kv_client *client,
                         uint32_t deadline_ms,
                         struct kv_op **ret_op)
 {
+    uint64_t within_us = deadline_ms > 0 ? (uint64_t)deadline_ms * 1000 : client->deadline_us;
     struct kv_op *op;
     size_t room_bytes;
     void *room;
@@ -97,7 +98,8 @@ kv_status_t kv_op_begin(struct kv_client *client,
     op->status = KV_IN_PROGRESS;
     op->begin_us = client->now_us;
     op->deadline_us =
-        client->now_us + (deadline_ms > 0 ? (uint64_t)deadline_ms * 1000 : client->deadline_us);
+        client->now_us +
+        (within_us < KV_WIRE_DEADLINE_MAX_US ? within_us : KV_WIRE_DEADLINE_MAX_US);
     op->session = session;
     op->needs_current = kind->needs_current;
     op->buffer = buffer;

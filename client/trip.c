@@ -112,8 +112,12 @@ static void envelope_put(struct kv_client *client, struct kv_envelope *envelope)
 struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_lane_class class, struct kv_op *op)
 {
     struct kv_client *client = lane->link.remote->client;
-    struct kv_trip *trip = kv_pool_get(client->trips);
+    uint32_t n_left = kv_pool_size(client->trips) - kv_pool_lent(client->trips);
+    struct kv_trip *trip = NULL;
 
+    /* A node that owes answers is asked whether it lives, whatever else is in flight. */
+    if (op == NULL || n_left > client->n_remotes)
+        trip = kv_pool_get(client->trips);
     if (trip == NULL)
         return NULL;
     memset(trip, 0, sizeof(*trip));

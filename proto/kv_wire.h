@@ -85,6 +85,9 @@ enum {
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
+
+    /* No request waits for longer: a node takes a later deadline as this one. */
+    KV_WIRE_DEADLINE_MAX_US = 10 * 60 * 1000 * 1000,
 };
 
 enum kv_wire_kind {
@@ -139,7 +142,8 @@ enum kv_op_id {
  *   32  u8   token[16]      the session's token; 0 where the op has no session
  *   48  u8   client_token[16]  from hello, in replies too; in a hello its client_id
  *   64  u32  epoch          of the placement table that the sender used
- *   68  u32  deadline_us    from now; 0 is not allowed in a request
+ *   68  u32  deadline_us    from now, at most KV_WIRE_DEADLINE_MAX_US; 0 is not allowed in a
+ *                         request
  *   72  u32  flags          0
  *   76  u32  body_bytes     that follow in this message
  *   80  u64  bulk_bytes     that follow the body, or in a bulk message; there its own data

@@ -55,7 +55,8 @@ struct kv_client_options {
     const char *net_devices; /* network devices for data, "lo,eth0"; NULL: the ones that reach
                                 the nodes */
     const char *name;     /* shown by kvctl clients; NULL: the program's name and process id */
-    uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000 */
+    uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000.  Ten minutes is the
+                             most that any operation waits: a longer one is taken as that. */
     uint32_t
         peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
     uint32_t tenant;  /* whose objects and sessions it uses; those of others are out of reach */
