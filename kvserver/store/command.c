@@ -120,6 +120,8 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
         command->status = KV_BUSY; /* works of the one before still finish */
         return true;
     }
+    peer->index = command->index;
+    peer->credits = command->credits;
     command->status =
         data->port->row->connect(data->port, command->address, command->address_bytes,
                                  command->mode, peer, &peer->channel);
@@ -130,6 +132,8 @@ static bool peer_open(struct kv_data *data, struct kv_command *command)
         peer->is_told = false;
         peer->puts_settled = 0;
         memset(peer->puts_done, 0, sizeof(peer->puts_done));
+        peer->heard_us = data->now_us;
+        peer->due_us = UINT64_MAX;
         atomic_store_explicit(&peer->requests, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->busy, 0, memory_order_relaxed);
         atomic_store_explicit(&peer->dropped, 0, memory_order_relaxed);

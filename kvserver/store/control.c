@@ -323,13 +323,25 @@ static void expire_sessions(struct kv_node *node, uint64_t now_us)
 /* ---- clients ------------------------------------------------------------------------------
  */
 
+uint32_t kv_client_grant(struct kv_node *node)
+{
+    uint32_t more = node->config.credits - node->credits_sure;
+
+    if (more > node->credits_spare)
+        more = node->credits_spare;
+    node->credits_spare -= more;
+    return node->credits_sure + more;
+}
+
 static void client_closed(struct kv_control_call *call)
 {
     struct kv_client_record *client = call->client;
 
     client->n_asked = 0;
-    if (call->status == KV_OK)
+    if (call->status == KV_OK) {
         client->state = KV_CLIENT_FREE;
+        call->node->credits_spare += client->credits - call->node->credits_sure;
+    }
     kv_control_call_end(call);
 }
 

@@ -79,7 +79,8 @@ struct kv_client_record {
     char name[KV_CLIENT_NAME_BYTES];
     enum kv_channel_mode mode;
     uint32_t tenant;
-    bool attached; /* a carrier watches its process */
+    uint32_t credits; /* granted until the place is free again */
+    bool attached;    /* a carrier watches its process */
     uint64_t since_us, heard_us;
     uint64_t requests_seen;     /* of all data threads, when it was last heard */
     uint64_t closing_us;        /* of the last attempt */
@@ -130,6 +131,8 @@ struct kv_node {
     uint32_t n_sessions;
     struct kv_ended_list ended;       /* of those */
     struct kv_client_record *clients; /* (clients_max) */
+    uint32_t credits_sure;            /* of every client */
+    uint32_t credits_spare;           /* not granted to any, besides those */
     struct kv_control_call *calls;
     uint32_t n_calls;
     uint64_t tick_us;
@@ -169,6 +172,9 @@ void kv_session_close(struct kv_control_call *call,
                       const struct kv_session *session,
                       enum kv_ended_why why,
                       void (*next)(struct kv_control_call *call));
+/* Credits for a new client: what the configuration says while there are works for so many, and
+ * always credits_sure. */
+uint32_t kv_client_grant(struct kv_node *node);
 void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
 uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
 
@@ -176,6 +182,18 @@ uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session 
 uint64_t kv_session_lease_left_us(const struct kv_node *node,
                                   const struct kv_session *session,
                                   uint64_t now_us);
+
+/* Works that each data thread has: one for each credit that can be granted. */
+static inline uint32_t kv_node_works_max(const struct kv_node_config *config)
+{
+    uint64_t all = (uint64_t)config->clients_max * config->credits;
+    uint64_t sure = (uint64_t)config->clients_max *
+                    (config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE);
+
+    if (all <= KV_WORKS_MAX)
+        return (uint32_t)all;
+    return sure > KV_WORKS_MAX ? (uint32_t)sure : KV_WORKS_MAX;
+}
 
 /* Commands that can be under way to one data thread at once: one per session, two per client,
  * and one per call. */

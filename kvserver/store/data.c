@@ -17,6 +17,7 @@ enum {
     TIMERS_EVERY_US = 1000,
     STASH_MAX_US = 1000000,
     MESSAGES_PER_STEP = 64,
+    MESSAGES_US = 50,      /* while a query is at work, unless one message alone takes longer */
     QUERY_SLICES = 4,      /* of queries, before messages are looked at again */
     BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
 };
@@ -58,6 +59,29 @@ static void append_work(struct kv_work_queue *queue, struct kv_work *work)
     queue->end = &work->next;
 }
 
+/* The work has to be looked at by then. */
+static void work_due(const struct kv_work *work, uint64_t due_us)
+{
+    if (due_us < work->peer->due_us)
+        work->peer->due_us = due_us;
+}
+
+/* From now on it is the client's turn. */
+static void work_hand_over(struct kv_work *work, enum kv_work_state state)
+{
+    work->state = state;
+    work->since_us = work->data->now_us;
+    work_due(work, work->since_us + work->data->stuck_send_us);
+}
+
+/* Another client may have the place once nothing of this one is under way. */
+static void peer_settle(struct kv_peer *peer)
+{
+    if (peer->state == KV_PEER_CLOSING && peer->n_works == 0 && peer->n_receipts == 0 &&
+        peer->n_notes == 0)
+        peer->state = KV_PEER_FREE;
+}
+
 static struct kv_work *
 work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_header *request)
 {
@@ -74,7 +98,10 @@ work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_hea
     work->queue = NULL;
     work->request = *request;
     work->begin_us = data->now_us;
-    work->deadline_us = data->now_us + request->deadline_us;
+    work->deadline_us = data->now_us + (request->deadline_us < KV_WIRE_DEADLINE_MAX_US
+                                            ? request->deadline_us
+                                            : KV_WIRE_DEADLINE_MAX_US);
+    work_due(work, work->deadline_us);
     work->orphan = work->discard = work->landed = false;
     work->landing = work->coming = false;
     work->part = NULL;
@@ -100,6 +127,14 @@ work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_hea
     return work;
 }
 
+static void body_put(struct kv_work *work, uint8_t *body)
+{
+    if (body == NULL)
+        return;
+    work->peer->n_bodies--;
+    kv_pool_put(work->data->bodies, body);
+}
+
 static void work_end(struct kv_work *work)
 {
     struct kv_data *data = work->data;
@@ -114,10 +149,8 @@ static void work_end(struct kv_work *work)
         kv_segment_unpin(&data->heap, work->pins[i]);
     if (work->object != NULL)
         kv_object_unpin(&data->objects, work->object);
-    if (work->body_slot != NULL)
-        kv_pool_put(data->bodies, work->body_slot);
-    if (work->answer_slot != NULL)
-        kv_pool_put(data->bodies, work->answer_slot);
+    body_put(work, work->body_slot);
+    body_put(work, work->answer_slot);
     if (work->staging != NULL && data->unstaged.first != NULL) {
         data->unstaged.first->staging = work->staging;
         kv_work_queue(data->unstaged.first);
@@ -130,8 +163,7 @@ static void work_end(struct kv_work *work)
         work->peer_next->peer_link = work->peer_link;
     peer->n_works--;
     atomic_store_explicit(&peer->in_flight, peer->n_works, memory_order_relaxed);
-    if (peer->n_works == 0 && peer->state == KV_PEER_CLOSING)
-        peer->state = KV_PEER_FREE;
+    peer_settle(peer);
 
     kv_count(&stats->count, 1);
     if (work->status != KV_OK)
@@ -143,14 +175,32 @@ static void work_end(struct kv_work *work)
                           memory_order_relaxed);
 }
 
+static uint32_t n_left(const struct kv_pool *pool)
+{
+    return kv_pool_size(pool) - kv_pool_lent(pool);
+}
+
+/* `kept` are for others. */
+static uint8_t *body_get(struct kv_work *work, uint32_t kept)
+{
+    uint8_t *body = NULL;
+
+    if (work->peer->n_bodies < KV_BODIES_PEER && n_left(work->data->bodies) > kept)
+        body = kv_pool_get(work->data->bodies);
+    work->peer->n_bodies += body != NULL;
+    return body;
+}
+
 kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body)
 {
     size_t bytes = work->request.body_bytes;
 
     if (bytes <= sizeof(work->small)) {
         work->body = work->small;
+    } else if (bytes <= KV_MIDDLE_BYTES) {
+        work->body = kv_pool_at(work->data->middles, kv_pool_index(work->data->works, work));
     } else {
-        work->body_slot = kv_pool_get(work->data->bodies);
+        work->body_slot = body_get(work, work->request.bulk_bytes > 0 ? KV_BODIES_KEPT : 0);
         if (work->body_slot == NULL)
             return KV_BUSY;
         work->body = work->body_slot;
@@ -163,7 +213,7 @@ kv_status_t kv_work_keep_body(struct kv_work *work, const uint8_t *body)
 kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes)
 {
     assert(bytes <= KV_WIRE_BODY_MAX);
-    work->answer_slot = kv_pool_get(work->data->bodies);
+    work->answer_slot = body_get(work, 0);
     if (work->answer_slot == NULL)
         return KV_BUSY;
     work->answer = work->answer_slot;
@@ -179,6 +229,12 @@ bool kv_work_stale(const struct kv_work *work)
 void kv_work_wait(struct kv_work *work)
 {
     unlink_work(work);
+    /* What has landed was let in before, and others may wait for it. */
+    if (work->body_slot != NULL && !work->landed &&
+        n_left(work->data->bodies) < KV_BODIES_KEPT + KV_BODIES_PUTS) {
+        kv_work_fail(work, KV_BUSY, "%s: too many large requests wait", work->row->name);
+        return;
+    }
     link_work(&work->part->waiters, work);
     work->state = KV_WORK_WAITING;
 }
@@ -191,6 +247,13 @@ void kv_work_queue(struct kv_work *work)
 void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
 {
     append_work(queue, work);
+}
+
+bool kv_work_stage_bulk(struct kv_work *work)
+{
+    if (n_left(work->data->stagings) > KV_STAGINGS_KEPT)
+        work->staging = kv_pool_get(work->data->stagings);
+    return work->staging != NULL;
 }
 
 bool kv_work_stage(struct kv_work *work)
@@ -214,6 +277,23 @@ static void send_done(void *arg, kv_status_t status)
     }
 }
 
+/* What every reply says, besides what the operation has put into it. */
+static void address_reply(struct kv_wire_header *reply,
+                          const struct kv_wire_header *request,
+                          kv_status_t status)
+{
+    reply->kind = KV_WIRE_REPLY;
+    reply->op = request->op;
+    reply->status = status;
+    reply->request_id = request->request_id;
+    reply->client_index = request->client_index;
+    reply->session_index = request->session_index;
+    reply->generation = request->generation;
+    reply->tenant = request->tenant;
+    reply->client_token = request->client_token;
+    reply->epoch = request->epoch;
+}
+
 void kv_work_answer(struct kv_work *work,
                     const void *body,
                     size_t body_bytes,
@@ -224,22 +304,12 @@ void kv_work_answer(struct kv_work *work,
     const struct kv_wire_header *request = &work->request;
 
     unlink_work(work);
-    work->state = KV_WORK_SENDING;
-    work->send_us = work->data->now_us;
+    work_hand_over(work, KV_WORK_SENDING);
     if (work->orphan || work->peer->channel == NULL) {
         work_end(work);
         return;
     }
-    reply->kind = KV_WIRE_REPLY;
-    reply->op = request->op;
-    reply->status = work->status;
-    reply->request_id = request->request_id;
-    reply->client_index = request->client_index;
-    reply->session_index = request->session_index;
-    reply->generation = request->generation;
-    reply->tenant = request->tenant;
-    reply->client_token = request->client_token;
-    reply->epoch = request->epoch;
+    address_reply(reply, request, work->status);
     reply->bulk_bytes = bulk_bytes;
     kv_message_seal(reply, body, body_bytes);
 
@@ -275,6 +345,60 @@ void kv_work_answer(struct kv_work *work,
     send_done(work, KV_OK);
 }
 
+static void note_done(void *arg, kv_status_t status)
+{
+    struct kv_note *note = arg;
+
+    (void)status;
+    note->busy = false;
+    note->peer->n_notes--;
+    peer_settle(note->peer);
+}
+
+/* Answers a request that has no work, or whose work cannot answer.  A client that does not take
+ * such answers hears no more of them. */
+static void note(struct kv_data *data,
+                 struct kv_peer *peer,
+                 const struct kv_wire_header *request,
+                 kv_status_t status,
+                 const char *format,
+                 ...) __attribute__((format(printf, 5, 6)));
+static void note(struct kv_data *data,
+                 struct kv_peer *peer,
+                 const struct kv_wire_header *request,
+                 kv_status_t status,
+                 const char *format,
+                 ...)
+{
+    struct kv_note *note = NULL;
+    va_list args;
+
+    for (unsigned i = 0; i < KV_NOTES && note == NULL; i++)
+        if (!peer->notes[i].busy)
+            note = &peer->notes[i];
+    if (status == KV_BUSY) {
+        kv_count(&data->stats.busy, 1);
+        kv_count(&peer->busy, 1);
+    }
+    if (note == NULL || peer->channel == NULL) {
+        kv_count(&data->stats.dropped, 1);
+        kv_count(&peer->dropped, 1);
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(note->text, sizeof(note->text), format, args);
+    va_end(args);
+    note->header = (struct kv_wire_header){0};
+    address_reply(&note->header, request, status);
+    kv_message_seal(&note->header, note->text, strlen(note->text));
+    note->peer = peer;
+    note->busy = true;
+    peer->n_notes++;
+    if (kv_channel_send(peer->channel, &note->header, sizeof(note->header), note->text,
+                        note->header.body_bytes, note_done, note) != KV_IN_PROGRESS)
+        note_done(note, KV_OK);
+}
+
 /* The answer to what needed no data, or failed: a status, and why in words. */
 static void answer_status(struct kv_work *work)
 {
@@ -298,6 +422,8 @@ void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, 
     va_start(args, format);
     vsnprintf((char *)work->small, sizeof(work->small), format, args);
     va_end(args);
+    body_put(work, work->body_slot);
+    work->body = work->body_slot = NULL;
     if (bulk_to_come && work->state == KV_WORK_BEGUN)
         kv_work_await_bulk(work, true);
     else
@@ -313,6 +439,7 @@ static void receive_done(void *arg, kv_status_t status)
 
     work->state = KV_WORK_BEGUN;
     work->landed = true;
+    work->peer->heard_us = work->data->now_us;
     if (work->orphan) {
         work_end(work);
     } else if (status != KV_OK) {
@@ -330,11 +457,22 @@ static void receive_bulk(struct kv_work *work, struct kv_incoming *incoming)
         answer_status(work);
         return;
     }
-    work->state = KV_WORK_RECEIVING;
+    work_hand_over(work, KV_WORK_RECEIVING);
     kv_status_t status =
         kv_incoming_receive(incoming, work->iov, work->n_iov, receive_done, work);
     if (status != KV_IN_PROGRESS)
         receive_done(work, status);
+}
+
+/* Ends a work into whose memory data may still land: what it holds of units is free for others,
+ * and its segments, pinned, and its staging buffer are nobody's until the transport has done.
+ */
+static void work_give_up(struct kv_work *work)
+{
+    work->orphan = true;
+    work->since_us = work->data->now_us;
+    if (work->row->release != NULL)
+        work->row->release(work);
 }
 
 static struct kv_work *find_work(struct kv_peer *peer, uint64_t request_id)
@@ -349,7 +487,7 @@ void kv_work_await_bulk(struct kv_work *work, bool discard)
 {
     struct kv_peer *peer = work->peer;
 
-    work->state = KV_WORK_AWAIT_BULK;
+    work_hand_over(work, KV_WORK_AWAIT_BULK);
     work->discard = discard;
     for (unsigned i = 0; i < sizeof(peer->stash) / sizeof(peer->stash[0]); i++) {
         struct kv_stash *stash = &peer->stash[i];
@@ -396,6 +534,80 @@ static void refuse_session(struct kv_work *work, const struct kv_part *part)
                      header->session_index);
 }
 
+static void cancel(struct kv_peer *peer, const struct kv_wire_header *header)
+{
+    struct kv_work *target = find_work(peer, header->offset);
+
+    if (target == NULL)
+        return;
+    if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
+        target->state == KV_WORK_AWAIT_BULK)
+        work_end(target);
+    else if (target->state == KV_WORK_RECEIVING)
+        work_give_up(target);
+}
+
+/* A work for the request; NULL: it was answered without one, or is under way already. */
+static struct kv_work *
+admit(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_header *header)
+{
+    const char *name = kv_ops[header->op].name;
+
+    /* Two works that wait for one bulk would keep each other's rows from coming. */
+    if (header->bulk_bytes > 0 && find_work(peer, header->request_id) != NULL) {
+        kv_count(&data->stats.dropped, 1);
+        kv_count(&peer->dropped, 1);
+        return NULL;
+    }
+    struct kv_work *work =
+        peer->n_works < peer->credits ? work_create(data, peer, header) : NULL;
+    if (work != NULL) {
+        kv_count(&data->stats.requests, 1);
+        kv_count(&peer->requests, 1);
+    } else if (header->op == KV_OP_PING && header->token_count == 0) {
+        /* Whether the node lives must not depend on how busy it is. */
+        kv_count(&data->stats.requests, 1);
+        kv_count(&peer->requests, 1);
+        note(data, peer, header, KV_OK, "%s", "");
+    } else {
+        note(data, peer, header, KV_BUSY, "%s: more than %u requests in flight",
+             name != NULL ? name : "request", peer->credits);
+    }
+    return work;
+}
+
+/* Finds the session's part.  On failure the work has failed. */
+static bool enter_session(struct kv_work *work)
+{
+    const struct kv_wire_header *header = &work->request;
+    const char *name = work->row->name;
+    struct kv_data *data = work->data;
+    struct kv_part *part =
+        header->session_index < data->n_parts ? &data->parts[header->session_index] : NULL;
+
+    if (part == NULL || !part->used || !kv_token_equal(&part->token, &header->token)) {
+        refuse_session(work, part);
+    } else if (part->tenant != work->peer->tenant) {
+        kv_work_fail(work, KV_DENIED, "%s: session %u is another tenant's", name,
+                     header->session_index);
+    } else if (part->generation != header->generation) {
+        kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u", name,
+                     header->session_index, part->generation, header->generation);
+    } else if (part->changing) {
+        kv_work_fail(work, KV_BUSY, "%s: session %u is being changed", name,
+                     header->session_index);
+    } else if (part->epoch != header->epoch) {
+        kv_work_fail(work, KV_MOVED, "%s: placement epoch %u is not the session's %u", name,
+                     header->epoch, part->epoch);
+    } else {
+        atomic_store_explicit(&part->used_us, data->now_us, memory_order_relaxed);
+        work->part = part;
+        work->part_serial = part->serial;
+        return true;
+    }
+    return false;
+}
+
 static void begin_request(struct kv_data *data,
                           struct kv_peer *peer,
                           const struct kv_wire_header *header,
@@ -404,37 +616,12 @@ static void begin_request(struct kv_data *data,
     const struct kv_op_row *row = &kv_ops[header->op];
 
     if (header->op == KV_OP_CANCEL) {
-        struct kv_work *target = find_work(peer, header->offset);
-        if (target != NULL) {
-            if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
-                target->state == KV_WORK_AWAIT_BULK)
-                work_end(target);
-            else
-                target->orphan = target->state == KV_WORK_RECEIVING;
-        }
+        cancel(peer, header);
         return;
     }
-    /* Two works that wait for one bulk would keep each other's rows from coming. */
-    if (peer->n_works >= 2 * data->credits ||
-        (header->bulk_bytes > 0 && find_work(peer, header->request_id) != NULL)) {
-        kv_count(&data->stats.dropped, 1);
-        kv_count(&peer->dropped, 1);
+    struct kv_work *work = admit(data, peer, header);
+    if (work == NULL)
         return;
-    }
-    struct kv_work *work = work_create(data, peer, header);
-    if (work == NULL) {
-        kv_count(&data->stats.dropped, 1);
-        kv_count(&peer->dropped, 1);
-        return;
-    }
-    kv_count(&data->stats.requests, 1);
-    kv_count(&peer->requests, 1);
-    if (peer->n_works > data->credits) {
-        kv_count(&peer->busy, 1);
-        kv_work_fail(work, KV_BUSY, "%s: more than %u requests in flight", row->name,
-                     data->credits);
-        return;
-    }
     if (row->begin == NULL) {
         kv_work_fail(work, KV_UNSUPPORTED, "operation %u is not of the data plane", header->op);
         return;
@@ -458,36 +645,8 @@ static void begin_request(struct kv_data *data,
         return;
     }
     if (row->flags & KV_OP_NEEDS_SESSION) {
-        struct kv_part *part =
-            header->session_index < data->n_parts ? &data->parts[header->session_index] : NULL;
-        if (part == NULL || !part->used || !kv_token_equal(&part->token, &header->token)) {
-            refuse_session(work, part);
+        if (!enter_session(work))
             return;
-        }
-        if (part->tenant != peer->tenant) {
-            kv_work_fail(work, KV_DENIED, "%s: session %u is another tenant's", row->name,
-                         header->session_index);
-            return;
-        }
-        if (part->generation != header->generation) {
-            kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u",
-                         row->name, header->session_index, part->generation,
-                         header->generation);
-            return;
-        }
-        if (part->changing) {
-            kv_work_fail(work, KV_BUSY, "%s: session %u is being changed", row->name,
-                         header->session_index);
-            return;
-        }
-        if (part->epoch != header->epoch) {
-            kv_work_fail(work, KV_MOVED, "%s: placement epoch %u is not the session's %u",
-                         row->name, header->epoch, part->epoch);
-            return;
-        }
-        atomic_store_explicit(&part->used_us, data->now_us, memory_order_relaxed);
-        work->part = part;
-        work->part_serial = part->serial;
     }
     if (row->flags & KV_OP_KEEPS_BODY) {
         kv_status_t status = kv_work_keep_body(work, body);
@@ -559,6 +718,7 @@ static void on_message(
     struct kv_peer *peer = peer_of(data, &header);
     if (peer == NULL)
         return;
+    peer->heard_us = data->now_us;
     if (header.kind == KV_WIRE_BULK_REQUEST) {
         bulk_message(peer, &header, body);
         return;
@@ -571,41 +731,63 @@ static void on_message(
 /* A request whose body was too large to come with its header, on its way. */
 struct receipt {
     struct kv_data *data;
-    struct kv_wire_header header; /* as it came, unchecked */
+    struct kv_peer *peer; /* NULL: not in use */
+    uint64_t since_us;
+    struct kv_wire_header header;
     size_t bytes;
     uint8_t *body; /* of data->bodies */
 };
 
+static void receipt_end(struct receipt *receipt)
+{
+    struct kv_data *data = receipt->data;
+    struct kv_peer *peer = receipt->peer;
+
+    peer->n_receipts--;
+    receipt->peer = NULL;
+    kv_pool_put(data->bodies, receipt->body);
+    kv_pool_put(data->receipts, receipt);
+    peer_settle(peer);
+}
+
 static void receipt_done(void *arg, kv_status_t status)
 {
     struct receipt *receipt = arg;
-    struct kv_data *data = receipt->data;
 
-    if (status == KV_OK)
-        on_message(data, &receipt->header, sizeof(receipt->header), receipt->body,
+    if (status == KV_OK && receipt->peer->state == KV_PEER_OPEN)
+        on_message(receipt->data, &receipt->header, sizeof(receipt->header), receipt->body,
                    receipt->bytes);
-    kv_pool_put(data->bodies, receipt->body);
-    kv_pool_put(data->receipts, receipt);
+    receipt_end(receipt);
 }
 
-static void receive_request(struct kv_data *data,
+static void receive_request(struct kv_peer *peer,
+                            struct kv_data *data,
                             const struct kv_wire_header *header,
                             size_t bytes,
                             struct kv_incoming *incoming)
 {
-    struct receipt *receipt = bytes <= KV_WIRE_BODY_MAX ? kv_pool_get(data->receipts) : NULL;
-    uint8_t *body = receipt != NULL ? kv_pool_get(data->bodies) : NULL;
-    struct kv_iov iov = {body, bytes};
+    struct receipt *receipt = NULL;
 
-    if (body == NULL) {
-        /* The client asks again. */
-        if (receipt != NULL)
-            kv_pool_put(data->receipts, receipt);
-        kv_count(&data->stats.dropped, 1);
+    peer->heard_us = data->now_us;
+    if (bytes <= KV_WIRE_BODY_MAX && peer->n_receipts < KV_RECEIPTS_PEER &&
+        n_left(data->bodies) > KV_BODIES_KEPT)
+        receipt = kv_pool_get(data->receipts);
+    if (receipt == NULL) {
         kv_incoming_refuse(incoming);
+        note(data, peer, header, KV_BUSY, "%s: no buffer for a request of %zu bytes",
+             kv_op_name(header->op) != NULL ? kv_op_name(header->op) : "request", bytes);
         return;
     }
-    *receipt = (struct receipt){data, *header, bytes, body};
+    *receipt = (struct receipt){
+        .data = data,
+        .peer = peer,
+        .since_us = data->now_us,
+        .header = *header,
+        .bytes = bytes,
+        .body = kv_pool_get(data->bodies),
+    };
+    peer->n_receipts++;
+    struct kv_iov iov = {receipt->body, bytes};
     kv_status_t status = kv_incoming_receive(incoming, &iov, 1, receipt_done, receipt);
     if (status != KV_IN_PROGRESS)
         receipt_done(receipt, status);
@@ -622,25 +804,18 @@ static void on_incoming(void *owner,
     const char *why;
     struct kv_peer *peer = NULL;
 
-    if (message_bytes == sizeof(header)) {
-        memcpy(&header, message, sizeof(header));
-        if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REQUEST) {
-            /* Nothing else in it is checked yet, and only its client may use a buffer up. */
-            if (peer_of(data, &header) != NULL)
-                receive_request(data, &header, bytes, incoming);
-            else
-                kv_incoming_refuse(incoming);
-            return;
-        }
-    }
-    if (message_bytes != sizeof(header) || header.kind != KV_WIRE_BULK_REQUEST)
-        bad_message(data, "large, yet neither a request nor its bulk");
-    else if (kv_message_check(message, message_bytes, NULL, bytes, &header, &why) != KV_OK)
+    if (kv_message_check_header(message, message_bytes, bytes, &header, &why) != KV_OK)
         bad_message(data, why);
+    else if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST)
+        bad_message(data, "large, yet neither a request nor its bulk");
     else
         peer = peer_of(data, &header);
     if (peer == NULL) {
         kv_incoming_refuse(incoming);
+        return;
+    }
+    if (header.kind == KV_WIRE_REQUEST) {
+        receive_request(peer, data, &header, bytes, incoming);
         return;
     }
 
@@ -675,12 +850,13 @@ void kv_peer_close(struct kv_data *data, struct kv_peer *peer)
         if (work->state == KV_WORK_AWAIT_BULK || work->state == KV_WORK_WAITING ||
             work->state == KV_WORK_QUEUED)
             work_end(work);
+        else if (work->state == KV_WORK_RECEIVING)
+            work_give_up(work);
     }
     struct kv_channel *channel = peer->channel;
     peer->channel = NULL;
     channel->row->channel_close(channel); /* ends the works that are sending */
-    if (peer->n_works == 0)
-        peer->state = KV_PEER_FREE;
+    peer_settle(peer);
     (void)data;
 }
 
@@ -785,33 +961,101 @@ static void work_late(struct kv_work *work)
     }
 }
 
+/* Since when the client has done nothing about it.  While it sends, one of its transfers may
+ * take longer, unless the work has ended that the data was for. */
+static uint64_t idle_since(const struct kv_work *work)
+{
+    bool may_take_longer = work->state != KV_WORK_SENDING && !work->orphan;
+
+    return may_take_longer && work->peer->heard_us > work->since_us ? work->peer->heard_us
+                                                                    : work->since_us;
+}
+
+/* When the work has to be looked at again. */
+static uint64_t next_look(const struct kv_work *work)
+{
+    uint64_t stuck_us = idle_since(work) + work->data->stuck_send_us;
+
+    switch (work->state) {
+    case KV_WORK_WAITING:
+    case KV_WORK_QUEUED:
+        return work->deadline_us;
+    case KV_WORK_AWAIT_BULK:
+    case KV_WORK_RECEIVING:
+        return work->orphan || stuck_us < work->deadline_us ? stuck_us : work->deadline_us;
+    default:
+        return stuck_us;
+    }
+}
+
+/* Its data is on its way and did not arrive by its deadline. */
+static void receive_late(struct kv_work *work)
+{
+    struct kv_data *data = work->data;
+
+    kv_count(&data->stats.late, 1);
+    work->status = KV_DEADLINE;
+    work_give_up(work);
+    note(data, work->peer, &work->request, KV_DEADLINE, "%s: the data did not arrive in time",
+         work->row->name);
+}
+
+/* Ends what is late.  true: the client is stuck. */
+static bool peer_timers(struct kv_data *data, struct kv_peer *peer)
+{
+    bool stuck = false;
+
+    for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
+        next = work->peer_next;
+        if (work->state == KV_WORK_SENDING || work->state == KV_WORK_AWAIT_BULK ||
+            work->state == KV_WORK_RECEIVING)
+            stuck = stuck || data->now_us >= idle_since(work) + data->stuck_send_us;
+        if (data->now_us < work->deadline_us || work->orphan)
+            continue;
+        if (work->state == KV_WORK_RECEIVING) {
+            receive_late(work);
+        } else if (work->state == KV_WORK_WAITING || work->state == KV_WORK_AWAIT_BULK ||
+                   work->state == KV_WORK_QUEUED) {
+            work_late(work);
+            next = peer->works; /* ending one may have ended others */
+        }
+    }
+    peer->due_us = UINT64_MAX;
+    for (struct kv_work *work = peer->works; work != NULL; work = work->peer_next)
+        work_due(work, next_look(work));
+    return stuck;
+}
+
+static void peer_stuck(struct kv_data *data, struct kv_peer *peer)
+{
+    kv_count(&data->stats.stuck_clients, 1);
+    peer_lost(data, peer);
+}
+
+static void receipt_timers(struct kv_data *data)
+{
+    for (uint32_t i = 0; kv_pool_lent(data->receipts) > 0 && i < KV_RECEIPTS; i++) {
+        struct receipt *receipt = kv_pool_at(data->receipts, i);
+
+        if (receipt->peer != NULL && receipt->peer->state == KV_PEER_OPEN &&
+            data->now_us >= receipt->since_us + data->stuck_send_us)
+            peer_stuck(data, receipt->peer);
+    }
+}
+
 static void timers(struct kv_data *data)
 {
     for (uint32_t i = 0; i < data->n_peers; i++) {
         struct kv_peer *peer = &data->peers[i];
-        bool stuck = false;
 
         if (peer->state == KV_PEER_FREE)
             continue;
         stash_clear(peer, data->now_us > STASH_MAX_US ? data->now_us - STASH_MAX_US : 0);
-        for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
-            next = work->peer_next;
-            if (work->state == KV_WORK_SENDING) {
-                stuck = stuck || data->now_us - work->send_us > data->stuck_send_us;
-            } else if ((work->state == KV_WORK_WAITING || work->state == KV_WORK_AWAIT_BULK ||
-                        work->state == KV_WORK_QUEUED) &&
-                       data->now_us >= work->deadline_us) {
-                work_late(work);
-                next = peer->works; /* ending one may have ended others */
-                if (peer->state == KV_PEER_FREE)
-                    break;
-            }
-        }
-        if (stuck && peer->state == KV_PEER_OPEN) {
-            kv_count(&data->stats.stuck_clients, 1);
-            peer_lost(data, peer);
-        }
+        if (data->now_us >= peer->due_us && peer_timers(data, peer) &&
+            peer->state == KV_PEER_OPEN)
+            peer_stuck(data, peer);
     }
+    receipt_timers(data);
     atomic_store_explicit(&data->stats.memory_lent, kv_arena_bytes_lent(data->arena),
                           memory_order_relaxed);
     atomic_store_explicit(&data->stats.segments, data->heap.n_segments, memory_order_relaxed);
@@ -866,20 +1110,21 @@ static bool run_background(struct kv_data *data)
 }
 
 /* A prompt's rows come in large messages, one behind the other: while a query is at work only
- * one of them has its turn after every few slices. */
+ * one of them has its turn after every few slices.  Of small ones, many have: a client that
+ * asks whether the node lives is not kept waiting by what others send. */
 static bool take_messages(struct kv_data *data)
 {
-    int n_max = MESSAGES_PER_STEP;
+    bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
     bool busy = false;
 
-    if (data->queues[KV_CLASS_QUERY].first != NULL) {
-        if (++data->query_slices < QUERY_SLICES)
-            return false;
-        n_max = 1;
-    }
+    if (querying && ++data->query_slices < QUERY_SLICES)
+        return false;
     data->query_slices = 0;
-    for (int i = 0; i < n_max && kv_port_progress(data->port) > 0; i++)
+    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(data->port) > 0; i++) {
         busy = true;
+        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+            break;
+    }
     return busy;
 }
 
@@ -918,7 +1163,6 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->node = setup->node;
     data->index = setup->index;
     data->n_threads = setup->n_threads;
-    data->credits = setup->credits;
     data->stuck_send_us = setup->stuck_send_us;
     data->clock = setup->clock;
     atomic_init(&data->seen_us, kv_clock_now(setup->clock));
@@ -932,14 +1176,15 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->arena = kv_arena_create(setup->memory_bytes);
     data->parts = calloc(setup->n_parts, sizeof(*data->parts));
     data->peers = calloc(setup->n_peers, sizeof(*data->peers));
-    data->works = kv_pool_create(KV_WORKS, sizeof(struct kv_work));
+    data->works = kv_pool_create(setup->n_works, sizeof(struct kv_work));
+    data->middles = kv_pool_create(setup->n_works, KV_MIDDLE_BYTES);
     data->bodies = kv_pool_create(KV_BODIES, KV_WIRE_BODY_MAX);
     data->stagings = kv_pool_create(KV_STAGINGS, KV_WIRE_BULK_MAX);
     data->receipts = kv_pool_create(KV_RECEIPTS, sizeof(struct receipt));
     data->commands = kv_ring_create(setup->n_commands);
     if (data->arena == NULL || data->parts == NULL || data->peers == NULL ||
-        data->works == NULL || data->bodies == NULL || data->stagings == NULL ||
-        data->receipts == NULL || data->commands == NULL ||
+        data->works == NULL || data->middles == NULL || data->bodies == NULL ||
+        data->stagings == NULL || data->receipts == NULL || data->commands == NULL ||
         !kv_heap_init(&data->heap, data->arena) ||
         !kv_objects_init(&data->objects, data->arena, setup->secret, setup->object_version))
         goto err_fini;
@@ -949,8 +1194,6 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
-    for (uint32_t i = 0; i < setup->n_peers; i++)
-        data->peers[i].index = i;
     status = setup->transport->row->port_open(setup->transport, &events, data, &data->port);
     if (status == KV_OK)
         return KV_OK;
@@ -975,6 +1218,7 @@ void kv_data_fini(struct kv_data *data)
     kv_pool_destroy(data->receipts);
     kv_pool_destroy(data->stagings);
     kv_pool_destroy(data->bodies);
+    kv_pool_destroy(data->middles);
     kv_pool_destroy(data->works);
     free(data->peers);
     free(data->parts);

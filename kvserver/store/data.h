@@ -9,6 +9,10 @@
  * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices
  * of at most some 100 us, most urgent class first, so no request keeps the thread from others.
  *
+ * Every client has works for all credits that it was granted, whatever others do.  What it asks
+ * for beyond them, or beyond the buffers that there are, is answered KV_BUSY by a note, which
+ * needs no work; so is a ping.  Nothing that a client in order sends is met with silence.
+ *
  * Threads: everything here belongs to the data thread, except `stats`, `part.used_us` (readable
  * by all) and the two rings (control -> data -> control).
  */
@@ -26,11 +30,21 @@
 #include "writers.h"
 
 enum {
-    KV_WORKS = 1024,  /* requests of one data thread at any moment */
-    KV_BODIES = 128,  /* of them, with a body or answer that does not fit `small` */
-    KV_STAGINGS = 32, /* of them, with a staging buffer */
-    KV_RECEIPTS = 32, /* requests whose body is on its way, besides */
+    KV_WORKS_MAX = 4096, /* requests of one data thread at any moment, shared out at hello */
+    KV_CREDITS_MAX = 256,
+    KV_CREDITS_SURE = 8, /* of a client that comes when others have all the rest */
+    KV_BODIES = 192,     /* bodies and answers of more than KV_MIDDLE_BYTES */
+    KV_BODIES_KEPT = 64, /* of them, for requests that wait neither for rows nor for data */
+    KV_BODIES_PUTS = 64, /* besides, for those that wait for data: others wait for their rows */
+    KV_BODIES_PEER = 128, /* that one client may hold */
+    KV_STAGINGS = 32,     /* requests with a staging buffer */
+    KV_STAGINGS_KEPT = 8, /* of them, for answers */
+    KV_RECEIPTS = 32,     /* requests whose body is on its way, besides */
+    KV_RECEIPTS_PEER = 8, /* of them, of one client */
+    KV_NOTES = 4,         /* replies on their way to one client that no work stands behind */
+    KV_NOTE_BYTES = 96,
     KV_SMALL_BYTES = 512,
+    KV_MIDDLE_BYTES = 4096,     /* of a body that every work has room for, besides */
     KV_PINS_MAX = 144,          /* segments that one transfer pins */
     KV_SLICE_BYTES = 256 << 10, /* copied or checked in one slice */
 };
@@ -92,6 +106,7 @@ struct kv_command {
     struct kv_ended ended; /* session_close: what later requests are told */
 
     enum kv_channel_mode mode; /* peer_open */
+    uint32_t credits;
     uint32_t address_bytes;
     const uint8_t *address;
 
@@ -106,6 +121,14 @@ enum kv_peer_state {
     KV_PEER_CLOSING, /* no channel any more; works still finish */
 };
 
+/* A reply that no work stands behind. */
+struct kv_note {
+    struct kv_peer *peer;
+    bool busy;
+    struct kv_wire_header header;
+    char text[KV_NOTE_BYTES];
+};
+
 /* A client, as a data thread sees it. */
 struct kv_peer {
     enum kv_peer_state state;
@@ -113,10 +136,14 @@ struct kv_peer {
     struct kv_id128 token;
     uint32_t tenant; /* that hello said */
     struct kv_channel *channel;
+    uint32_t credits;                          /* as hello granted */
     uint32_t puts_settled;                     /* object_puts below have ended for the client */
     uint64_t puts_done[KV_WIRE_PUTS_MAX / 64]; /* from there on, which have been stored */
     struct kv_work *works;                     /* all of its works */
-    uint32_t n_works;
+    uint32_t n_works, n_bodies, n_receipts, n_notes;
+    uint64_t heard_us; /* a message came, or data landed */
+    uint64_t due_us;   /* before, no work of it has to be looked at */
+    struct kv_note notes[KV_NOTES];
     bool is_told; /* the control thread, of the channel's loss */
     struct kv_command notice;
     struct kv_stash { /* bulk that came before its request */
@@ -162,7 +189,8 @@ struct kv_work {
     struct kv_work_queue *queue;            /* it is in; NULL: none */
     struct kv_wire_header request;
     uint64_t begin_us, deadline_us;
-    bool orphan; /* nobody waits for the answer any more */
+    uint64_t since_us; /* the client has to send or to take something */
+    bool orphan;       /* nobody waits for the answer any more */
 
     /* Where the request applies; valid while part_serial is the part's. */
     struct kv_part *part;
@@ -195,7 +223,6 @@ struct kv_work {
     struct kv_iov pair[2]; /* body and bulk, where they leave in one message */
     uint8_t *answer, *answer_slot;
     unsigned n_sends;
-    uint64_t send_us;
     kv_status_t send_status;
     uint8_t small[KV_SMALL_BYTES] __attribute__((aligned(16)));
 };
@@ -207,7 +234,6 @@ struct kv_data {
     struct kv_node *node;
     uint32_t index;
     uint32_t n_threads;
-    uint32_t credits;
     uint64_t stuck_send_us;
     const struct kv_clock *clock;
     uint64_t now_us;   /* of this step */
@@ -226,6 +252,7 @@ struct kv_data {
     struct kv_peer *peers;      /* (clients_max) */
     uint32_t n_peers;
     struct kv_pool *works, *bodies, *stagings, *receipts;
+    struct kv_pool *middles; /* one for each work, under its number */
     struct kv_work_queue queues[KV_CLASS_COUNT];
     struct kv_work_queue
         unstaged; /* need a staging buffer: the next that comes back is the first's */
@@ -244,7 +271,7 @@ struct kv_data {
 
 struct kv_data_setup {
     struct kv_node *node;
-    uint32_t index, n_threads, n_parts, n_peers, n_commands, credits;
+    uint32_t index, n_threads, n_parts, n_peers, n_commands, n_works;
     uint64_t memory_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
@@ -282,11 +309,15 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 /* The session is not the one that the work began with: closed, or another generation. */
 bool kv_work_stale(const struct kv_work *work);
 
-void kv_work_wait(struct kv_work *work);  /* state WAITING */
+/* State WAITING; or the work has failed: too many wait with large bodies. */
+void kv_work_wait(struct kv_work *work);
 void kv_work_queue(struct kv_work *work); /* state QUEUED */
 /* The same, in a queue of the operation's own: who owns that calls kv_work_queue(). */
 void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue);
 void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
+
+/* Takes a staging buffer for data that is still to come; false: there is none for that. */
+bool kv_work_stage_bulk(struct kv_work *work);
 
 /* Takes a staging buffer.  false: there is none, and the work is queued again with one. */
 bool kv_work_stage(struct kv_work *work);

@@ -47,7 +47,7 @@ config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
         return refuse(detail, detail_bytes, "sessions out of 1..1048576", config->sessions_max);
     if (config->clients_max > 1 << 16)
         return refuse(detail, detail_bytes, "clients out of 1..65536", config->clients_max);
-    if (config->credits > KV_WORKS / 4)
+    if (config->credits > KV_CREDITS_MAX)
         return refuse(detail, detail_bytes, "credits out of 1..256", config->credits);
     return KV_OK;
 }
@@ -102,6 +102,9 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
     kv_random_fill(&node->random, &node->id, sizeof(node->id));
     node->started_us = kv_clock_now(config->clock);
 
+    node->credits_sure = config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
+    node->credits_spare = kv_node_works_max(config) - config->clients_max * node->credits_sure;
+
     snprintf(detail, detail_bytes, "node: memory refused: %llu bytes",
              (unsigned long long)config->memory_bytes);
     status = KV_NO_MEMORY;
@@ -121,7 +124,7 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
             .n_parts = config->sessions_max,
             .n_peers = config->clients_max,
             .n_commands = kv_node_commands_max(config),
-            .credits = config->credits,
+            .n_works = kv_node_works_max(config),
             .memory_bytes = config->memory_bytes / config->n_threads,
             .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
             .secret = kv_random_next(&node->random),

@@ -39,12 +39,14 @@ struct kv_node_config {
     uint32_t n_threads;       /* data threads, 1..KV_THREADS_MAX */
     uint32_t sessions_max;    /* 0: 4096 */
     uint32_t clients_max;     /* 0: 256 */
-    uint32_t credits;         /* requests in flight per client and data thread; 0: 64 */
+    uint32_t credits;         /* requests in flight per client and data thread, 1..256; hello
+                                 grants fewer, not below 8, where many clients share a node;
+                                 0: 64 */
     uint32_t lease_ms;        /* default and longest; 0: 60000 */
     uint32_t client_lease_ms; /* silence after which a client is forgotten that nothing reports
                                  dead (message carrier); 0: 30000 */
-    uint32_t stuck_send_ms;   /* a reply that a client does not take for so long costs it its
-                                 channel; 0: 10000 */
+    uint32_t stuck_send_ms;   /* a client that neither takes a reply nor sends the data that it
+                                 announced for so long loses its channel; 0: 10000 */
     uint64_t seed;            /* of tokens and ids; 0: from the system */
     const struct kv_clock *clock;
     struct kv_transport *transport; /* borrowed for the node's life */

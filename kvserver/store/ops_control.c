@@ -69,7 +69,7 @@ static void hello_answer(struct kv_control_call *call)
     reply.client_token = put_id(&client->token);
     reply.n_addresses = node->n_threads;
     reply.addresses = addresses;
-    reply.credits = node->config.credits;
+    reply.credits = client->credits;
     reply.bulk_bytes_max = KV_WIRE_BULK_MAX;
     reply.lease_ms = node->config.lease_ms;
     reply.node = node->name;
@@ -177,9 +177,11 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     copy_text(client->name, sizeof(client->name), request->name);
     kv_random_fill(&node->random, &client->token, sizeof(client->token));
 
+    client->credits = kv_client_grant(node);
     command.index = index;
     command.token = client->token;
     command.tenant = client->tenant;
+    command.credits = client->credits;
     command.mode = client->mode;
     command.address_bytes = (uint32_t)request->address.len;
     command.address = call->address;

@@ -456,8 +456,7 @@ void kv_op_put_begin(struct kv_work *work)
     }
     if (!put_may_wait(work))
         return;
-    work->staging = kv_pool_get(work->data->stagings);
-    if (work->staging == NULL) {
+    if (!kv_work_stage_bulk(work)) {
         kv_work_fail(work, KV_BUSY, "%s: no staging buffer", work->row->name);
         return;
     }

@@ -43,9 +43,9 @@
     X(unknown_clients, "messages without the token of a client of this node")                \
     X(refused, "requests answered with an error of the request")                             \
     X(busy, "requests refused for want of credits or buffers")                               \
-    X(dropped, "requests dropped from clients that ignore their credits")                    \
+    X(dropped, "requests dropped from clients that take no answers")                         \
     X(late, "requests whose deadline passed here")                                           \
-    X(stuck_clients, "clients that lost their channel for not taking replies")               \
+    X(stuck_clients, "clients that lost their channel for standing still")                   \
     X(failed_channels, "channels reported dead by the transport")                            \
     X(control_requests, "control requests taken")                                            \
     X(control_refused, "control requests answered with an error")                            \

@@ -1875,6 +1875,111 @@ static void cancelled_operations(void **state)
     close_side(&side);
 }
 
+/* ---- crowds ------------------------------------------------------------------------------ */
+
+enum {
+    N_CROWD = 30,
+    CROWD_OPS = 52, /* of each: all together more than a data thread had works for */
+    CROWD_TOKENS = 200,
+    CROWD_IDS = 1500,   /* a body that needs a buffer of its own */
+    CROWD_SILENT = 2000 /* ms after which a node that owes answers counts as dead */
+};
+
+/* One of a crowd: a client with operations that wait for rows. */
+struct waiter {
+    struct side side;
+    struct kv_session *session;
+    struct kv_op *ops[CROWD_OPS];
+};
+
+static void begin_waiting(struct waiter *waiter, const uint32_t *ids)
+{
+    struct kv_rows_io io = {.buffer = waiter->side.in};
+    struct kv_rows box = {0, 1, 0, 1, 0, CROWD_TOKENS};
+
+    for (unsigned i = 0; i < CROWD_OPS; i++) {
+        const uint32_t n_ids = i % 8 == 1 ? CROWD_IDS : CROWD_TOKENS;
+        const struct kv_fetch fetch = {0, 0, 1, &n_ids, ids, 0};
+        struct kv_op **op = &waiter->ops[i];
+
+        io.offset = (size_t)i * (BUFFER_BYTES / CROWD_OPS / 64 * 64);
+        assert_int_equal(i % 2 == 0
+                             ? kv_read_begin(waiter->session, &box, &io, UINT32_MAX, op)
+                             : kv_fetch_begin(waiter->session, &fetch, &io, UINT32_MAX, op),
+                         KV_OK);
+    }
+}
+
+/* Who begins changes: of a queue that is full, the first ones take all that gets free. */
+static void poll_crowd(struct waiter *crowd)
+{
+    static unsigned first;
+
+    first++;
+    for (unsigned i = 0; i < N_CROWD; i++)
+        kv_poll(crowd[(first + i) % N_CROWD].side.client);
+}
+
+/* As expect(), and the others live on meanwhile. */
+static void
+expect_in_crowd(struct waiter *crowd, struct kv_op *op, kv_status_t begun, const char *what)
+{
+    while (begun == KV_OK && kv_op_status(op) == KV_IN_PROGRESS)
+        poll_crowd(crowd);
+    expect(op, begun, KV_OK, what);
+}
+
+/* Clients within their rights: each asks for rows that are not there yet, and waits.  None is
+ * told that the node is dead, another one is served meanwhile, and all of them in the end. */
+static void many_wait_and_others_are_served(void **state)
+{
+    const struct cluster_client setup = {.peer_timeout_ms = CROWD_SILENT};
+    struct waiter *crowd = calloc(N_CROWD, sizeof(*crowd));
+    uint32_t ids[CROWD_IDS];
+    struct kv_session *session;
+    struct cluster own;
+    struct side side;
+    uint64_t begin;
+
+    (void)state;
+    assert_non_null(crowd);
+    for (uint32_t i = 0; i < CROWD_IDS; i++)
+        ids[i] = i % CROWD_TOKENS;
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&side, &own, &setup);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, 100, 1, KV_OK);
+    for (unsigned i = 0; i < N_CROWD; i++) {
+        open_side_as(&crowd[i].side, &own, &setup);
+        crowd[i].session = open_session(&crowd[i].side, &models[EVEN]);
+        begin_waiting(&crowd[i], ids);
+    }
+    begin = kv_clock_now(&kv_clock_real);
+    do {
+        poll_crowd(crowd);
+        read_back(&side, session, 0, 100, 1);
+    } while (kv_clock_now(&kv_clock_real) - begin < 2 * CROWD_SILENT * UINT64_C(1000));
+    for (unsigned i = 0; i < N_CROWD; i++) {
+        struct kv_rows box = all_rows(crowd[i].session, 0, CROWD_TOKENS);
+        struct kv_op *op = NULL;
+        kv_status_t status;
+
+        for (unsigned j = 0; j < CROWD_OPS; j++)
+            if (kv_op_status(crowd[i].ops[j]) != KV_IN_PROGRESS)
+                fail_msg("%u, %u: %s", i, j, kv_op_detail(crowd[i].ops[j]));
+        status = begin_put(&crowd[i].side, crowd[i].session, &box, 0, i, 0, &op);
+        expect_in_crowd(crowd, op, status, "put");
+        for (unsigned j = 0; j < CROWD_OPS; j++)
+            expect_in_crowd(crowd, crowd[i].ops[j], KV_OK, "a read that waited");
+    }
+    for (unsigned i = 0; i < N_CROWD; i++)
+        close_side(&crowd[i].side);
+    read_back(&side, session, 0, 100, 1);
+    close_side(&side);
+    cluster_close(&own);
+    free(crowd);
+}
+
 /* ---- running ----------------------------------------------------------------------------- */
 
 static int open_cluster(void **state)
@@ -1931,6 +2036,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(nothing_lands_late),
         cmocka_unit_test(changed_rows_are_refused),
         cmocka_unit_test(cancelled_operations),
+        cmocka_unit_test(many_wait_and_others_are_served),
     };
     int n_failed = 0;
     bool found = false;

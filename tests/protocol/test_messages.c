@@ -16,6 +16,7 @@
 #include "node.h"
 #include "op.h"
 #include "querier.h"
+#include "transport_fault.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +54,7 @@ struct identity {
 
 static struct {
     struct kv_clock clock;
-    struct kv_transport *transport;
+    struct kv_transport *transport, *faulty; /* the stranger's; the node's */
     struct kv_disk *disk;
     struct kv_node *node;
     struct kv_random random;
@@ -414,6 +415,7 @@ static void settle(void)
         assert_int_equal(kv_pool_lent(data->works), 0);
         assert_int_equal(kv_pool_lent(data->bodies), 0);
         assert_int_equal(kv_pool_lent(data->stagings), 0);
+        assert_int_equal(kv_pool_lent(data->receipts), 0);
         for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
             assert_null(data->queues[class].first);
         assert_null(data->unstaged.first);
@@ -2040,12 +2042,12 @@ static void an_index_needs_its_token(void **state)
 }
 
 /* A request that is too large to come at once takes no buffer before its client is known: with
- * none left a client's own is dropped for want of one, a stranger's for what it is. */
+ * none left a client's own is answered KV_BUSY, and a stranger's not at all. */
 static void strangers_take_no_buffers(void **state)
 {
     struct kv_data *data = &world.node->data[0];
     void *receipts[KV_RECEIPTS];
-    uint64_t n_dropped;
+    uint64_t n_busy;
 
     (void)state;
     settle();
@@ -2058,11 +2060,11 @@ static void strangers_take_no_buffers(void **state)
         memset(scratch, 0, header.token_count);
         if (i < 5)
             header.client_token = wrong_token(i, &world.me, &(struct identity){0});
-        n_dropped = COUNTED(dropped);
+        n_busy = COUNTED(busy);
         send_message(world.data[0], &header, scratch, header.token_count);
         for (unsigned j = 0; j < 10; j++)
             step();
-        assert_int_equal(COUNTED(dropped), n_dropped + (i == 5));
+        assert_int_equal(COUNTED(busy), n_busy + (i == 5));
     }
     for (unsigned i = 0; i < KV_RECEIPTS; i++)
         kv_pool_put(data->receipts, receipts[i]);
@@ -2596,7 +2598,7 @@ static void floods_are_bounded(void **state)
     }
     for (unsigned i = 0; i < 100; i++)
         step();
-    assert_in_range(n_most, 1, 2 * CREDITS);
+    assert_in_range(n_most, 1, CREDITS);
     assert_true(kv_counted(&peer->busy) + kv_counted(&peer->dropped) > 2000);
 
     Kvpb__TableRequest request = KVPB__TABLE_REQUEST__INIT;
@@ -2616,6 +2618,246 @@ static void floods_are_bounded(void **state)
     kvpb__table_reply__free_unpacked(table, NULL);
     settle();
     close_session();
+    good_requests_work();
+}
+
+/* ---- what waits, and what hangs ------------------------------------------------------------
+ */
+
+enum {
+    HANGING_ROWS = 2000, /* more than travel with their request */
+    FIRST_ROWS = 100,    /* before them: a segment is half full */
+};
+
+static struct kv_wire_header rows_request(unsigned op, uint32_t begin, uint32_t count)
+{
+    struct kv_wire_header header = session_request(op, 1);
+
+    header.n_units = 1;
+    header.token_begin = begin;
+    header.token_count = count;
+    return header;
+}
+
+/* Rows of unit 0 of layer 0: the body without them, and they themselves. */
+static size_t
+make_rows(uint32_t begin, uint32_t count, unsigned salt, uint8_t *body, uint8_t *rows)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    size_t bytes = put_bytes(body, 0, &unit, sizeof(unit));
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint8_t *row = rows + (size_t)i * ROW_BYTES;
+
+        memset(row, (int)(salt * 31 + begin + i), ROW_BYTES);
+        uint32_t crc = kv_crc32c(kv_row_seed(WRITER, 0, 0, begin + i), row, ROW_BYTES);
+        bytes = put_bytes(body, bytes, &crc, sizeof(crc));
+    }
+    return bytes;
+}
+
+/* Begins a put by bulk; returns its request id. */
+static uint64_t begin_put(uint32_t begin, uint32_t count, unsigned salt, uint32_t deadline_us)
+{
+    uint8_t *rows = scratch + KV_WIRE_BODY_MAX;
+    size_t bytes = make_rows(begin, count, salt, scratch, rows);
+    struct kv_channel *channel = world.data[thread_of_unit(0, 0)];
+    struct kv_wire_header header = rows_request(KV_OP_PUT, begin, count);
+
+    header.deadline_us = deadline_us;
+    header.bulk_bytes = (uint64_t)count * ROW_BYTES;
+    send_message(channel, &header, scratch, bytes);
+    send_bulk(channel, &header, rows, header.bulk_bytes);
+    return header.request_id;
+}
+
+static void put_rows(uint32_t begin, uint32_t count, unsigned salt)
+{
+    uint8_t *rows = scratch + KV_WIRE_BODY_MAX;
+    size_t bytes = make_rows(begin, count, salt, scratch, rows);
+    struct kv_wire_header header = rows_request(KV_OP_PUT, begin, count);
+
+    memcpy(scratch + bytes, rows, (size_t)count * ROW_BYTES);
+    bytes += (size_t)count * ROW_BYTES;
+    assert_int_equal(ask(world.data[thread_of_unit(0, 0)], &header, scratch, bytes), KV_OK);
+}
+
+static void rows_are(uint32_t begin, uint32_t count, unsigned salt)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    uint8_t row[ROW_BYTES];
+
+    for (uint32_t at = begin; at < begin + count; at += FIRST_ROWS) {
+        struct kv_wire_header header = rows_request(KV_OP_READ, at, FIRST_ROWS);
+
+        assert_int_equal(ask(world.data[thread_of_unit(0, 0)], &header, &unit, sizeof(unit)),
+                         KV_OK);
+        for (uint32_t i = 0; i < FIRST_ROWS; i++) {
+            memset(row, (int)(salt * 31 + at + i), ROW_BYTES);
+            assert_memory_equal(world.body + FIRST_ROWS * sizeof(uint32_t) + i * ROW_BYTES, row,
+                                ROW_BYTES);
+        }
+    }
+}
+
+/* Steps until the request is answered; -1: it is not, within that time. */
+static kv_status_t answer_within(uint64_t id, uint64_t us)
+{
+    uint64_t end_us = world.clock.virtual_us + us;
+
+    while (world.clock.virtual_us < end_us) {
+        step();
+        if (world.n_replies > 0 && world.reply.request_id == id)
+            return (kv_status_t)world.reply.status;
+    }
+    return KV_IN_PROGRESS;
+}
+
+/* Reads of rows that are not there yet take all credits, no more is refused in silence, and a
+ * ping passes. */
+static void beyond_the_credits(void **state)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    struct kv_channel *channel = world.data[thread_of_unit(0, 0)];
+    struct kv_wire_header header;
+
+    (void)state;
+    open_session();
+    for (unsigned i = 0; i < CREDITS; i++) {
+        header = rows_request(KV_OP_READ, 10, 1);
+        send_message(channel, &header, &unit, sizeof(unit));
+    }
+    for (unsigned i = 0; i < 3 * CREDITS; i++) {
+        header = rows_request(KV_OP_READ, 10, 1);
+        assert_int_equal(ask(channel, &header, &unit, sizeof(unit)), KV_BUSY);
+        header = request_of(KV_OP_PING);
+        assert_int_equal(ask(channel, &header, NULL, 0), KV_OK);
+        header = request_of(KV_OP_PING);
+        header.token_count = 100;
+        assert_int_equal(ask(channel, &header, NULL, 0), KV_BUSY);
+    }
+    settle();
+    close_session();
+    good_requests_work();
+}
+
+static void deadlines_have_a_most(void **state)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    uint32_t thread = thread_of_unit(0, 0);
+    const struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    struct kv_wire_header header;
+
+    (void)state;
+    open_session();
+    header = rows_request(KV_OP_READ, 10, 1);
+    header.deadline_us = UINT32_MAX;
+    send_message(world.data[thread], &header, &unit, sizeof(unit));
+    step();
+    assert_int_equal(peer->n_works, 1);
+    assert_in_range(peer->works->deadline_us - world.clock.virtual_us,
+                    KV_WIRE_DEADLINE_MAX_US - 10 * STEP_US, KV_WIRE_DEADLINE_MAX_US);
+    header.op = KV_OP_CANCEL;
+    header.offset = header.request_id;
+    header.deadline_us = 1;
+    send_message(world.data[thread], &header, NULL, 0);
+    step();
+    assert_int_equal(peer->n_works, 0);
+    close_session();
+    good_requests_work();
+}
+
+/* A put whose data is announced and does not come gives up its place at its deadline.  Should
+ * the data come after all, it does not touch what others have put there. */
+static void a_transfer_that_hangs(void **state)
+{
+    uint64_t id;
+
+    (void)state;
+    open_session();
+    put_rows(0, FIRST_ROWS, 1);
+    fault_add(world.faulty, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING,
+                                                 KV_WIRE_BULK_REQUEST, KV_OP_PUT, 0, 1});
+    id = begin_put(FIRST_ROWS, HANGING_ROWS, 2, 1000000);
+    assert_int_equal(answer_within(id, 3000000), KV_DEADLINE);
+    assert_int_equal(fault_held(world.faulty), 1);
+
+    put_rows(FIRST_ROWS, 200, 3);
+    id = begin_put(FIRST_ROWS + 200, HANGING_ROWS - 200, 3, 1000000);
+    assert_int_equal(answer_within(id, 3000000), KV_OK);
+    rows_are(FIRST_ROWS, HANGING_ROWS, 3);
+    fault_release(world.faulty);
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    assert_int_equal(fault_held(world.faulty), 0);
+    rows_are(0, FIRST_ROWS, 1);
+    rows_are(FIRST_ROWS, HANGING_ROWS, 3);
+    fault_clear(world.faulty);
+    settle();
+    close_session();
+    good_requests_work();
+}
+
+/* One that is silent in the middle of a transfer loses its channel, and its place with it, long
+ * before a late deadline. */
+static void a_client_that_hangs(void **state)
+{
+    uint64_t n_stuck = COUNTED(stuck_clients), id;
+    uint32_t index = world.me.index;
+    struct kv_data *data = &world.node->data[thread_of_unit(0, 0)];
+
+    (void)state;
+    open_session();
+    put_rows(0, FIRST_ROWS, 1);
+    fault_add(world.faulty, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING,
+                                                 KV_WIRE_BULK_REQUEST, KV_OP_PUT, 0, 1});
+    id = begin_put(FIRST_ROWS, HANGING_ROWS, 2, UINT32_MAX);
+    assert_int_equal(answer_within(id, 11000000), KV_IN_PROGRESS);
+    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    assert_int_equal(data->peers[index].state, KV_PEER_CLOSING);
+
+    say_hello();
+    assert_int_not_equal(world.me.index, index); /* its place is not free yet */
+    id = begin_put(FIRST_ROWS, HANGING_ROWS, 3, 1000000);
+    assert_int_equal(answer_within(id, 3000000), KV_OK);
+    fault_release(world.faulty);
+    settle();
+    rows_are(FIRST_ROWS, HANGING_ROWS, 3);
+    assert_int_equal(data->peers[index].state, KV_PEER_FREE);
+    fault_clear(world.faulty);
+    close_session();
+    good_requests_work();
+}
+
+/* Requests whose bodies are announced and do not come: so many of a client, then KV_BUSY. */
+static void requests_that_hang(void **state)
+{
+    uint64_t n_stuck = COUNTED(stuck_clients);
+    uint32_t index = world.me.index;
+
+    (void)state;
+    fault_add(world.faulty, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING, KV_WIRE_REQUEST,
+                                                 KV_OP_PING, 0, 0});
+    memset(scratch, 0, KV_WIRE_BODY_MAX);
+    for (unsigned i = 0; i < KV_RECEIPTS_PEER; i++) {
+        struct kv_wire_header header = request_of(KV_OP_PING);
+
+        send_message(world.data[0], &header, scratch, KV_WIRE_BODY_MAX);
+        step();
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        struct kv_wire_header header = request_of(KV_OP_PING);
+
+        assert_int_equal(ask(world.data[0], &header, scratch, KV_WIRE_BODY_MAX), KV_BUSY);
+    }
+    assert_int_equal(answer_within(0, 11000000), KV_IN_PROGRESS);
+    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    assert_int_equal(world.node->data[0].peers[index].state, KV_PEER_CLOSING);
+    fault_release(world.faulty);
+    settle();
+    assert_int_equal(world.node->data[0].peers[index].state, KV_PEER_FREE);
+    fault_clear(world.faulty);
+    say_hello();
     good_requests_work();
 }
 
@@ -2640,6 +2882,7 @@ static int open_world(void **state)
     assert_int_equal(
         kv_transport_loopback.open(&transport, &world.transport, detail, sizeof(detail)),
         KV_OK);
+    assert_int_equal(fault_open(&kv_transport_loopback, NULL, &world.faulty), KV_OK);
     world.disk = kv_disk_memory_open(&world.clock, 0);
     assert_non_null(world.disk);
     struct kv_node_config config = {
@@ -2652,7 +2895,7 @@ static int open_world(void **state)
         .client_lease_ms = 1000000000,
         .seed = seed | 1,
         .clock = &world.clock,
-        .transport = world.transport,
+        .transport = world.faulty,
         .message_control = true,
         .disk = world.disk,
     };
@@ -2676,6 +2919,7 @@ static int close_world(void **state)
     kv_node_destroy(world.node);
     world.disk->row->close(world.disk);
     world.transport->row->close(world.transport);
+    world.faulty->row->close(world.faulty);
     return 0;
 }
 
@@ -2705,8 +2949,16 @@ int main(int argc, char **argv)
         cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(floods_are_bounded),
     };
+    /* In a node of their own, whose places no stranger has taken. */
+    const struct CMUnitTest waiting[] = {
+        cmocka_unit_test(beyond_the_credits),    cmocka_unit_test(deadlines_have_a_most),
+        cmocka_unit_test(a_transfer_that_hangs), cmocka_unit_test(a_client_that_hangs),
+        cmocka_unit_test(requests_that_hang),
+    };
 
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests_name("messages", tests, open_world, close_world) == 0 ? 0 : 1;
+    int n_failed = cmocka_run_group_tests_name("messages", tests, open_world, close_world) +
+                   cmocka_run_group_tests_name("waiting", waiting, open_world, close_world);
+    return n_failed == 0 ? 0 : 1;
 }

@@ -17,7 +17,7 @@ struct fault_transport {
     unsigned n_seen[RULES_MAX];
     unsigned n_rules;
     unsigned n_held, n_hits;
-    bool releasing;
+    unsigned n_release; /* of those held, let go in the next progress of their ports */
 };
 
 /* A message on its way, or a landing. */
@@ -429,12 +429,10 @@ static unsigned port_progress(struct kv_port *base)
     struct fault_port *port = port_of(base);
     unsigned n = kv_port_progress(port->inner);
 
-    if (port->transport->releasing) {
-        port->transport->releasing = false;
-        for (unsigned left = port->transport->n_held; left > 0 && port->held != NULL; left--) {
-            let_go(port, take_held(port));
-            n++;
-        }
+    while (port->transport->n_release > 0 && port->held != NULL) {
+        port->transport->n_release--;
+        let_go(port, take_held(port));
+        n++;
     }
     return n;
 }
@@ -494,7 +492,7 @@ static kv_status_t port_arm(struct kv_port *base, int *ret_fd)
 {
     struct fault_port *port = port_of(base);
 
-    if (port->transport->releasing)
+    if (port->transport->n_release > 0 && port->held != NULL)
         return KV_BUSY;
     return port->inner->row->port_arm(port->inner, ret_fd);
 }
@@ -656,7 +654,9 @@ void fault_clear(struct kv_transport *base)
 
 void fault_release(struct kv_transport *base)
 {
-    ((struct fault_transport *)base)->releasing = true;
+    struct fault_transport *transport = (struct fault_transport *)base;
+
+    transport->n_release = transport->n_held;
 }
 
 unsigned fault_held(const struct kv_transport *base)

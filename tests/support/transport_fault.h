@@ -45,7 +45,7 @@ kv_status_t fault_open(const struct kv_transport_row *row,
 void fault_add(struct kv_transport *transport, const struct fault_rule *rule);
 void fault_clear(struct kv_transport *transport);
 
-/* Lets go of all that is held, in the next progress; rules stay. */
+/* Lets go of all that is held, each in its port's next progress; rules stay. */
 void fault_release(struct kv_transport *transport);
 
 unsigned fault_held(const struct kv_transport *transport); /* messages and landings, now */
