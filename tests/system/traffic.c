@@ -67,6 +67,8 @@ struct slot {
     uint8_t *data;
     size_t offset; /* of it in the buffer */
     uint32_t *crcs;
+    struct kv_ticket ticket; /* read, fetch: of the session when it began, */
+    uint32_t generation;     /* and its generation */
 
     /* What comes back. */
     struct kv_rows box;
@@ -111,6 +113,23 @@ static void wrong(struct traffic *traffic, const char *what)
 
 /* ---- what came back ---------------------------------------------------------------------- */
 
+static void note_session(struct slot *slot)
+{
+    kv_session_ticket(slot->session->session, &slot->ticket);
+    slot->generation = kv_session_generation(slot->session->session);
+}
+
+static bool is_as_it_was(const struct slot *slot)
+{
+    const struct kv_session *session = slot->session->session;
+    struct kv_ticket ticket;
+
+    if (session == NULL || kv_session_generation(session) != slot->generation)
+        return false;
+    kv_session_ticket(session, &ticket);
+    return memcmp(&ticket, &slot->ticket, sizeof(ticket)) == 0;
+}
+
 static bool is_row(const struct slot *slot,
                    size_t at,
                    size_t bytes,
@@ -120,11 +139,15 @@ static bool is_row(const struct slot *slot,
                    uint32_t token,
                    size_t index)
 {
+    const struct kv_session *session = slot->session->session;
     const uint8_t *row = slot->data + at;
 
-    return test_is_row(row, bytes, salt, layer, head, token) &&
-           slot->crcs[index] ==
-               kv_row_crc(slot->session->session, row, bytes, layer, head, token);
+    if (!test_is_row(row, bytes, salt, layer, head, token))
+        return false;
+    /* A truncate since then may have given the token another writer; or the session is gone, or
+     * another one has its place. */
+    return !is_as_it_was(slot) ||
+           slot->crcs[index] == kv_row_crc(session, row, bytes, layer, head, token);
 }
 
 static bool check_read(const struct traffic *traffic, const struct slot *slot)
@@ -346,6 +369,7 @@ static kv_status_t begin_read(struct traffic *traffic, struct slot *slot)
            box->n_tokens * sizeof(slot->salts[0]));
     memset(slot->data, 0, kv_rows_bytes(schema, box));
     slot->action = ACTION_READ;
+    note_session(slot);
     return kv_read_begin(session->session, box, &io, traffic->options->deadline_ms, &slot->op);
 }
 
@@ -371,6 +395,7 @@ static kv_status_t begin_fetch(struct traffic *traffic, struct slot *slot)
     }
     memset(slot->data, 0, n * schema->layers[slot->layer].row_bytes);
     slot->action = ACTION_FETCH;
+    note_session(slot);
     return kv_fetch_begin(session->session, &fetch, &io, traffic->options->deadline_ms,
                           &slot->op);
 }
