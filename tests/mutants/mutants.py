@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Do the tests notice when the product is broken on purpose?
+
+    python3 tests/mutants/mutants.py BUILD [NAME...]     e.g. build-mutants; NAMEs from mutants.tsv
+
+Each row of mutants.tsv is one small change of a product file, and the tests that must fail with
+it.  The changes are made in a copy of HEAD under BUILD, one at a time; the checkout is not touched.
+A change that no test notices survives, and the exit status is 1; one whose text is not in the
+file once, or that does not compile, is an error of the table: 2.
+
+Columns, tab-separated: name, file, what is there, what takes its place (\\n: a new line), the
+programs to build, and the tests as ctest's -R has them.
+"""
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent
+
+
+def run(command, log, **options):
+    with open(log, "ab") as out:
+        return subprocess.run(command, stdout=out, stderr=out, **options).returncode
+
+
+def read_table():
+    rows = []
+    for number, line in enumerate((HERE / "mutants.tsv").read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        cells = [cell.replace("\\n", "\n") for cell in line.split("\t")]
+        if len(cells) != 6:
+            sys.exit(f"mutants: mutants.tsv: line {number}: {len(cells)} columns, not 6")
+        rows.append(cells)
+    return rows
+
+
+def copy_head(tree):
+    """A work tree of HEAD, fresh or brought up to date."""
+    if tree.exists():
+        head = subprocess.check_output(["git", "-C", TOP, "rev-parse", "HEAD"], text=True).strip()
+        subprocess.check_call(["git", "-C", tree, "checkout", "--quiet", "--force", head])
+    else:
+        subprocess.check_call(["git", "-C", TOP, "worktree", "prune"])
+        subprocess.check_call(
+            ["git", "-C", TOP, "worktree", "add", "--quiet", "--detach", "--force", tree])
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 2
+    build = pathlib.Path(sys.argv[1]).resolve()
+    wanted = set(sys.argv[2:])
+    rows = read_table()
+    for name in wanted - {row[0] for row in rows}:
+        sys.exit(f"mutants: {name}: no such row in mutants.tsv")
+    tree, objects, log = build / "tree", build / "objects", build / "log"
+    build.mkdir(parents=True, exist_ok=True)
+    copy_head(tree)
+    if run(["cmake", "-S", tree, "-B", objects, "-G", "Ninja", "-DKV_WERROR=OFF"], log):
+        sys.exit(f"mutants: cmake failed: {log}")
+    survived, broken, killed = [], [], 0
+    for name, file, there, instead, programs, tests in rows:
+        if wanted and name not in wanted:
+            continue
+        begun = time.time()
+        path = tree / file
+        text = path.read_text()
+        if text.count(there) != 1:
+            print(f"{name}: {file}: the text is there {text.count(there)} times", flush=True)
+            broken.append(name)
+            continue
+        path.write_text(text.replace(there, instead))
+        try:
+            if run(["ninja", "-C", objects, *programs.split()], log):
+                outcome = "does not compile"
+                broken.append(name)
+            elif run(["ctest", "--test-dir", objects, "--timeout", "300", "--no-tests=error",
+                      "-R", tests], log):
+                outcome = "killed"
+                killed += 1
+            else:
+                outcome = "SURVIVED"
+                survived.append(name)
+        finally:
+            path.write_text(text)
+        print(f"{name}: {outcome} ({tests}, {time.time() - begun:.0f} s)", flush=True)
+    print(f"{killed} killed, {len(survived)} survived, {len(broken)} broken")
+    return 2 if broken else 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
