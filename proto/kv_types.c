@@ -1,5 +1,6 @@
 #include "kv_types.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,12 +26,21 @@ refuse(char *detail, size_t bytes, unsigned layer, const char *field, unsigned v
     return KV_INVALID;
 }
 
+/* Whether no layer before has rows of that size. */
+static bool is_first_of_size(const kv_schema_t *schema, uint32_t layer)
+{
+    for (uint32_t i = 0; i < layer; i++)
+        if (schema->layers[i].row_bytes == schema->layers[layer].row_bytes)
+            return false;
+    return true;
+}
+
 kv_status_t kv_schema_finish(kv_schema_t *schema, char *detail, size_t detail_bytes)
 {
     if (schema->n_layers == 0 || schema->n_layers > KV_LAYERS_MAX)
         return refuse(detail, detail_bytes, 0, "n_layers out of 1..256", schema->n_layers);
 
-    uint32_t n_units = 0;
+    uint32_t n_units = 0, n_sizes = 0;
     for (uint32_t i = 0; i < schema->n_layers; i++) {
         struct kv_layer_schema *layer = &schema->layers[i];
         uint32_t element = kv_dtype_bytes(layer->dtype);
@@ -52,6 +62,13 @@ kv_status_t kv_schema_finish(kv_schema_t *schema, char *detail, size_t detail_by
             return refuse(detail, detail_bytes, i, "unknown kind", layer->kind);
         }
         layer->row_bytes = ((uint32_t)layer->d_k + layer->d_v) * element;
+        if (layer->row_bytes > KV_ROW_BYTES_MAX)
+            return refuse(detail, detail_bytes, i, "more than 16384 bytes a row",
+                          layer->row_bytes);
+        n_sizes += is_first_of_size(schema, i);
+        if (n_sizes > KV_ROW_SIZES_MAX)
+            return refuse(detail, detail_bytes, i, "more than 16 different sizes of rows",
+                          layer->row_bytes);
         layer->unit_begin = n_units;
         n_units += layer->n_kv_heads;
     }

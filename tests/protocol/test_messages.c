@@ -2923,6 +2923,44 @@ static int close_world(void **state)
     return 0;
 }
 
+/* Each size of rows takes a class of a data thread's memory: a model may have some, and rows
+ * that fit a piece of it. */
+static void sizes_of_rows_are_bounded(void **state)
+{
+    enum {
+        N_SIZES = KV_ROW_SIZES_MAX + 1
+    };
+    Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__Layer layers[N_SIZES], *list[N_SIZES];
+    struct kv_id128 fingerprint;
+
+    (void)state;
+    kv_random_fill(&world.random, &fingerprint, sizeof(fingerprint));
+    for (uint32_t i = 0; i < N_SIZES; i++) {
+        layers[i] = (Kvpb__Layer)KVPB__LAYER__INIT;
+        layers[i].kind = KV_LAYER_KV;
+        layers[i].dtype = KV_FP16;
+        layers[i].n_kv_heads = 1;
+        layers[i].d_k = 64;
+        layers[i].d_v = 64 + i;
+        list[i] = &layers[i];
+    }
+    request.name = "sizes";
+    request.fingerprint = binary(&fingerprint);
+    request.layers = list;
+    request.n_layers = N_SIZES;
+    assert_int_equal(try_control(KV_OP_MODEL, &request.base), KV_INVALID);
+    assert_non_null(strstr(world.detail, "layer 16: more than 16 different sizes of rows"));
+    layers[N_SIZES - 1].d_v = 64;
+    layers[3].dtype = KV_FP32;
+    layers[3].d_k = KV_DIM_MAX;
+    layers[3].d_v = 1;
+    assert_int_equal(try_control(KV_OP_MODEL, &request.base), KV_INVALID);
+    assert_non_null(strstr(world.detail, "layer 3: more than 16384 bytes a row: 16388"));
+    layers[3].d_k--;
+    assert_int_equal(try_control(KV_OP_MODEL, &request.base), KV_OK);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -2933,6 +2971,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(control_needs_a_client),
         cmocka_unit_test(objects_are_their_tenants),
         cmocka_unit_test(sessions_are_their_tenants),
+        cmocka_unit_test(sizes_of_rows_are_bounded),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),
