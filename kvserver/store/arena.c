@@ -26,7 +26,9 @@ struct page {
 struct size_class {
     size_t bytes;
     uint32_t per_page;
-    int32_t first; /* pages with room */
+    int32_t first;    /* pages with room */
+    uint32_t n_pages; /* lent to it */
+    uint32_t n_holds;
 };
 
 struct kv_arena {
@@ -37,7 +39,7 @@ struct kv_arena {
     uint32_t touched;       /* pages [0, touched) have been touched at least once */
     uint32_t touched_bytes; /* of the next one */
     struct page *pages;
-    uint32_t n_classes;
+    uint32_t n_classes, n_exact;
     struct size_class classes[KV_ARENA_CLASSES_MAX];
 };
 
@@ -104,35 +106,104 @@ void kv_arena_destroy(struct kv_arena *arena)
     free(arena);
 }
 
-int kv_arena_class(struct kv_arena *arena, size_t bytes)
-{
-    if (bytes < KV_ARENA_ELEMENT_MIN)
-        bytes = KV_ARENA_ELEMENT_MIN;
-    bytes = (bytes + 63) & ~(size_t)63;
-    if (bytes > KV_ARENA_PAGE)
-        return NONE;
-    for (uint32_t i = 0; i < arena->n_classes; i++)
-        if (arena->classes[i].bytes == bytes)
-            return (int)i;
-    if (arena->n_classes == KV_ARENA_CLASSES_MAX)
-        return NONE;
-    arena->classes[arena->n_classes] = (struct size_class){
-        .bytes = bytes,
-        .per_page = (uint32_t)(KV_ARENA_PAGE / bytes),
-        .first = NONE,
-    };
-    return (int)arena->n_classes++;
-}
-
-int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes)
+/* The size of the rounded class that serves `bytes`: four or more between two powers of two. */
+static size_t rounded(size_t bytes)
 {
     size_t step = KV_ARENA_ELEMENT_MIN / 4;
 
     if (bytes < KV_ARENA_ELEMENT_MIN)
         bytes = KV_ARENA_ELEMENT_MIN;
-    while (step * 8 <= bytes) /* four or more classes between two powers of two */
+    while (step * 8 <= bytes)
         step *= 2;
-    return kv_arena_class(arena, (bytes + step - 1) / step * step);
+    return (bytes + step - 1) / step * step;
+}
+
+static int find_class(const struct kv_arena *arena, size_t bytes)
+{
+    for (uint32_t i = 0; i < arena->n_classes; i++)
+        if (arena->classes[i].bytes == bytes)
+            return (int)i;
+    return NONE;
+}
+
+/* An exact class that is nobody's. */
+static int find_unused(const struct kv_arena *arena)
+{
+    for (uint32_t i = 0; i < arena->n_classes; i++) {
+        const struct size_class *class = &arena->classes[i];
+
+        if (class->n_pages == 0 && class->n_holds == 0 && rounded(class->bytes) != class->bytes)
+            return (int)i;
+    }
+    return NONE;
+}
+
+static int set_class(struct kv_arena *arena, uint32_t class_id, size_t bytes)
+{
+    arena->classes[class_id] = (struct size_class){
+        .bytes = bytes,
+        .per_page = (uint32_t)(KV_ARENA_PAGE / bytes),
+        .first = NONE,
+    };
+    return (int)class_id;
+}
+
+static int rounded_class(struct kv_arena *arena, size_t bytes)
+{
+    int class_id = find_class(arena, bytes);
+
+    if (class_id != NONE)
+        return class_id;
+    /* Fewer than are left for them: see the test that counts them. */
+    assert(arena->n_classes < KV_ARENA_CLASSES_MAX);
+    return set_class(arena, arena->n_classes++, bytes);
+}
+
+static int exact_class(struct kv_arena *arena, size_t bytes)
+{
+    int class_id = find_class(arena, bytes);
+
+    if (class_id != NONE)
+        return class_id;
+    if (arena->n_exact < KV_ARENA_EXACT_MAX) {
+        arena->n_exact++;
+        return set_class(arena, arena->n_classes++, bytes);
+    }
+    class_id = find_unused(arena);
+    return class_id != NONE ? set_class(arena, (uint32_t)class_id, bytes) : NONE;
+}
+
+int kv_arena_class_hold(struct kv_arena *arena, size_t bytes)
+{
+    size_t exact =
+        bytes < KV_ARENA_ELEMENT_MIN ? KV_ARENA_ELEMENT_MIN : (bytes + 63) & ~(size_t)63;
+    int class_id = NONE;
+
+    if (exact > KV_ARENA_PAGE)
+        return NONE;
+    if (exact != rounded(exact))
+        class_id = exact_class(arena, exact);
+    if (class_id == NONE)
+        class_id = rounded_class(arena, rounded(exact));
+    arena->classes[class_id].n_holds++;
+    return class_id;
+}
+
+void kv_arena_class_release(struct kv_arena *arena, int class_id)
+{
+    assert(class_id >= 0 && (uint32_t)class_id < arena->n_classes &&
+           arena->classes[class_id].n_holds > 0);
+    arena->classes[class_id].n_holds--;
+}
+
+int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes)
+{
+    return bytes <= KV_ARENA_PAGE ? rounded_class(arena, rounded(bytes)) : NONE;
+}
+
+size_t kv_arena_class_bytes(const struct kv_arena *arena, int class_id)
+{
+    return arena->classes[class_id].bytes;
 }
 
 /* The first free element of the page, and how many follow it free, at most `want`. */
@@ -169,6 +240,7 @@ kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t
         list_remove(arena, &arena->free_first, index);
         arena->n_free--;
         page->class_id = class_id;
+        class->n_pages++;
         page->n_used = 0;
         memset(page->used, 0, sizeof(page->used));
         list_push(arena, &class->first, index);
@@ -216,6 +288,7 @@ void kv_arena_free(struct kv_arena *arena, int class_id, void *element)
         list_push(arena, &class->first, index);
     if (page->n_used == 0) {
         list_remove(arena, &class->first, index);
+        class->n_pages--;
         page->class_id = NONE;
         list_push(arena, &arena->free_first, index);
         arena->n_free++;

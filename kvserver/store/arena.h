@@ -1,7 +1,13 @@
 /* arena.h - the memory of one data thread: pages of 2 MiB, lent to size classes and given back.
  *
  *     page   free -> lent to a class when an element is wanted -> free when its last one is
- * back class  all elements of one size; a page holds as many as fit, one bit each
+ *            back
+ *     class  all elements of one size; a page holds as many as fit, one bit each
+ *
+ * Classes come in two kinds.  Rounded ones are few, whatever sizes are asked for, and always to
+ * be had.  Exact ones waste nothing and keep neighbours adjacent, but there are only so many:
+ * one that nobody holds and that no page is lent to gives its place to another size, and while
+ * all are in use the rounded class serves instead.
  *
  * Neighbours matter: rows that lie side by side are sent and received in one piece, so a run of
  * elements is taken from one page where possible.
@@ -18,7 +24,8 @@
 enum {
     KV_ARENA_PAGE = 2 << 20,
     KV_ARENA_ELEMENT_MIN = 256,
-    KV_ARENA_CLASSES_MAX = 128,
+    KV_ARENA_CLASSES_MAX = 192,
+    KV_ARENA_EXACT_MAX = 128, /* of them, of sizes that are not rounded ones */
 };
 
 struct kv_arena;
@@ -27,13 +34,18 @@ struct kv_arena;
 struct kv_arena *kv_arena_create(uint64_t bytes);
 void kv_arena_destroy(struct kv_arena *arena);
 
-/* The size class of elements of `bytes`, made on first use; it stays.  Negative: larger than a
- * page, or too many classes. */
-int kv_arena_class(struct kv_arena *arena, size_t bytes);
+/* Holds the exact class of elements of `bytes`, or the rounded one if too many sizes are in
+ * use. The class is that size's until its last holder releases it and its last element is back.
+ * Negative: larger than a page. */
+int kv_arena_class_hold(struct kv_arena *arena, size_t bytes);
+void kv_arena_class_release(struct kv_arena *arena, int class_id);
 
-/* The class for one-off needs: `bytes` rounded up by at most a fifth, so that few classes
- * serve all sizes up to a page. */
+/* The rounded class: `bytes` rounded up by at most a fifth.  It stays.  Negative: larger than a
+ * page. */
 int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes);
+
+/* The size of its elements, and the distance of neighbours. */
+size_t kv_arena_class_bytes(const struct kv_arena *arena, int class_id);
 
 /* Up to `want` adjacent elements; *ret_count says how many, at least one.  NULL: full. */
 void *

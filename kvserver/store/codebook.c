@@ -23,10 +23,10 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
 {
     const size_t n_floats = kv_pq_centroids_size(shape) + kv_pq_table_size(shape);
     int class_id = kv_arena_class_rounded(books->arena, n_floats * sizeof(float));
-    int tile_class = kv_arena_class(books->arena, kv_tile_bytes(shape));
     struct kv_codebook *book;
 
-    if (class_id < 0 || tile_class < 0)
+    static_assert((int)KV_TILE_BYTES_MAX <= (int)KV_ARENA_PAGE, "a tile has a class");
+    if (class_id < 0)
         return KV_TOO_LARGE;
     book = kv_pool_get(books->pool);
     if (book == NULL)
@@ -43,7 +43,7 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
         .centroids = centroids,
         .half_squares = centroids + kv_pq_centroids_size(shape),
         .class_id = class_id,
-        .tile_class = tile_class,
+        .tile_class = kv_arena_class_hold(books->arena, kv_tile_bytes(shape)),
     };
     *ret_codebook = kv_pool_index(books->pool, book);
     return KV_OK;
@@ -78,6 +78,7 @@ void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
         kv_arena_free(books->arena, book->cells_class, book->cells);
     kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
     kv_arena_free(books->arena, book->class_id, book->centroids);
+    kv_arena_class_release(books->arena, book->tile_class);
     kv_pool_put(books->pool, book);
 }
 

@@ -43,7 +43,7 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
     kv_status_t status = KV_NO_MEMORY;
     uint32_t n_units = 0;
 
-    assert(!part->used && part->units == NULL);
+    assert(!part->used && part->units == NULL && part->n_units == 0);
     if (placement == NULL)
         return KV_NO_MEMORY;
     kv_placement_init(placement, command->n_nodes);
@@ -77,11 +77,13 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
                 continue;
             status = kv_unit_init(&part->units[at], &data->heap, layer, head,
                                   schema->layers[layer].row_bytes);
-            if (status != KV_OK)
+            if (status != KV_OK) {
+                part_clear(data, part);
                 goto err_free;
+            }
+            part->n_units = at + 1u; /* units come in this order */
         }
     }
-    part->n_units = n_units;
     part->schema = schema;
     part->root = command->root;
     part->epoch = command->epoch;

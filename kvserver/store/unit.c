@@ -5,7 +5,8 @@
 #include <string.h>
 
 enum {
-    ARRAY_BYTES_MIN = 512
+    ARRAY_BYTES_MIN = 512,
+    NO_CLASS = UINT8_MAX, /* of a unit that was cleared */
 };
 
 bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
@@ -13,8 +14,8 @@ bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
     heap->arena = arena;
     heap->free_records = NULL;
     heap->n_segments = 0;
-    heap->crc_class = kv_arena_class(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
-    heap->record_class = kv_arena_class(arena, 16 << 10);
+    heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
+    heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
     return heap->crc_class >= 0 && heap->record_class >= 0 &&
            kv_codebooks_init(&heap->codebooks, arena);
 }
@@ -45,11 +46,6 @@ static void record_put(struct kv_heap *heap, struct kv_segment *record)
 {
     record->rows = (uint8_t *)heap->free_records;
     heap->free_records = record;
-}
-
-static int row_class_of(const struct kv_heap *heap, size_t row_bytes)
-{
-    return kv_arena_class(heap->arena, row_bytes * KV_BLOCK_TOKENS);
 }
 
 static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
@@ -84,6 +80,7 @@ void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment)
 static kv_status_t
 segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count)
 {
+    const size_t stride = kv_arena_class_bytes(heap->arena, unit->row_class);
     uint32_t n_done = 0;
 
     while (n_done < count) {
@@ -91,7 +88,7 @@ segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t c
         uint8_t *rows = kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
         if (rows == NULL)
             goto err_drop;
-        for (uint32_t i = 0; i < run; i++, rows += (size_t)unit->row_bytes * KV_BLOCK_TOKENS) {
+        for (uint32_t i = 0; i < run; i++, rows += stride) {
             struct kv_segment *segment = record_get(heap);
             uint32_t *crcs = kv_arena_alloc(heap->arena, heap->crc_class);
 
@@ -99,7 +96,7 @@ segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t c
                 if (segment != NULL)
                     record_put(heap, segment);
                 kv_arena_free(heap->arena, heap->crc_class, crcs);
-                for (; i < run; i++, rows += (size_t)unit->row_bytes * KV_BLOCK_TOKENS)
+                for (; i < run; i++, rows += stride)
                     kv_arena_free(heap->arena, unit->row_class, rows);
                 goto err_drop;
             }
@@ -124,7 +121,7 @@ static kv_status_t array_grow(struct kv_unit *unit, struct kv_heap *heap, uint32
     size_t bytes = ARRAY_BYTES_MIN;
     while (bytes < n_segments * sizeof(*unit->segments))
         bytes *= 2;
-    int class_id = kv_arena_class(heap->arena, bytes);
+    int class_id = kv_arena_class_rounded(heap->arena, bytes);
     if (class_id < 0)
         return KV_NO_MEMORY;
     struct kv_segment **segments = kv_arena_alloc(heap->arena, class_id);
@@ -146,10 +143,10 @@ kv_status_t kv_unit_init(struct kv_unit *unit,
                          uint32_t kv_head,
                          uint32_t row_bytes)
 {
-    int row_class = row_class_of(heap, row_bytes);
+    int row_class = kv_arena_class_hold(heap->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
 
     if (row_class < 0)
-        return KV_NO_MEMORY;
+        return KV_TOO_LARGE;
     *unit = (struct kv_unit){
         .layer = (uint16_t)layer,
         .kv_head = (uint16_t)kv_head,
@@ -179,6 +176,9 @@ void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
     unit->capacity = unit->committed = unit->reserved = 0;
     unit->n_landings = unit->n_coming = 0;
     unit->broken = false;
+    if (unit->row_class != NO_CLASS)
+        kv_arena_class_release(heap->arena, unit->row_class);
+    unit->row_class = NO_CLASS;
 }
 
 /* Replaces the half-filled last segment by a copy that is the unit's alone.  KV_BUSY: rows are

@@ -83,12 +83,13 @@ struct kv_unit {
 bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
 void kv_heap_fini(struct kv_heap *heap);
 
-/* KV_NO_MEMORY: too many different row sizes. */
+/* KV_TOO_LARGE: a segment of such rows does not fit a page. */
 kv_status_t kv_unit_init(struct kv_unit *unit,
                          struct kv_heap *heap,
                          uint32_t layer,
                          uint32_t kv_head,
                          uint32_t row_bytes);
+/* Gives back all that it has; it may be cleared again, and not used before kv_unit_init(). */
 void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap);
 
 /* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed;

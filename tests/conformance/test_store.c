@@ -78,6 +78,12 @@ static void close_side(struct side *side)
     side->client = NULL;
 }
 
+/* What is about the control thread alone needs to be seen once. */
+static bool is_first_shape(void)
+{
+    return shape.n_nodes == 1 && shape.n_threads == 1 && strcmp(subject.name, "loopback") == 0;
+}
+
 /* ---- operations, waited for -------------------------------------------------------------- */
 
 static void expect(struct kv_op *op, kv_status_t begun, kv_status_t wanted, const char *what)
@@ -923,8 +929,8 @@ static void forks_of_forks_are_bounded(void **state)
     uint32_t n_forks = 0;
 
     (void)state;
-    if (shape.n_nodes > 1 || shape.n_threads > 1 || strcmp(subject.name, "loopback") != 0)
-        return; /* thousands of forks: once is enough */
+    if (!is_first_shape()) /* thousands of forks: once is enough */
+        return;
     open_side(&side);
     session = open_session(&side, &models[KEYS_ONLY]);
     for (;; n_forks++) {
@@ -1267,6 +1273,81 @@ static void ended_sessions_are_told_of(void **state)
     cluster_close(&own);
 }
 
+static kv_status_t try_open(struct side *side,
+                            const struct kv_model_info *model,
+                            struct kv_session **ret_session,
+                            char *detail,
+                            size_t detail_bytes)
+{
+    struct kv_op *op;
+    kv_status_t status = kv_open_begin(side->client, model, NULL, 0, &op);
+
+    if (status != KV_OK) {
+        snprintf(detail, detail_bytes, "%s", kv_client_detail(side->client));
+        return status;
+    }
+    status = kv_wait(op);
+    snprintf(detail, detail_bytes, "%s", kv_op_detail(op));
+    *ret_session = kv_op_session(op);
+    kv_op_free(op);
+    return status;
+}
+
+/* A model of `n_sizes` different sizes of rows, none of which another `number` has. */
+static struct kv_model_info model_of_sizes(unsigned number, uint32_t n_sizes)
+{
+    static const uint16_t heads[KV_LAYERS_MAX] = {[0 ... KV_LAYERS_MAX - 1] = 1};
+    struct kv_model_info model;
+    char name[32];
+
+    snprintf(name, sizeof(name), "sizes %u", number);
+    test_model(&model, name, n_sizes, heads, 16, 16);
+    for (uint32_t i = 0; i < n_sizes; i++)
+        model.schema.layers[i].d_v = (uint16_t)(17 + 2 * (number * KV_ROW_SIZES_MAX + i));
+    return model;
+}
+
+/* Models with many sizes of rows, more at once than there are size classes: each stores its
+ * rows, and so do those that come later. */
+static void sizes_of_rows_do_not_run_out(void **state)
+{
+    enum {
+        N_AT_ONCE = 10,
+        ROUNDS = 2
+    };
+    struct kv_session *sessions[N_AT_ONCE], *session = NULL;
+    struct kv_model_info model;
+    struct cluster own;
+    char detail[512];
+    struct side side;
+
+    (void)state;
+    if (!is_first_shape())
+        return;
+    assert_true(open_own(&own, MEMORY_BYTES, 0));
+    open_side_as(&side, &own, NULL);
+    model = model_of_sizes(0, KV_ROW_SIZES_MAX + 1);
+    assert_int_equal(try_open(&side, &model, &session, detail, sizeof(detail)), KV_INVALID);
+    assert_non_null(strstr(detail, "more than 16 different sizes of rows"));
+
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned i = 0; i < N_AT_ONCE; i++) {
+            model = model_of_sizes(round * N_AT_ONCE + i, KV_ROW_SIZES_MAX);
+            assert_int_equal(kv_schema_finish(&model.schema, NULL, 0), KV_OK);
+            sessions[i] = open_session(&side, &model);
+        }
+        for (unsigned i = 0; i < N_AT_ONCE; i += N_AT_ONCE - 1) {
+            put(&side, sessions[i], 0, 300, i, KV_OK);
+            append(&side, sessions[i], 300, i);
+            read_back(&side, sessions[i], 0, 301, i);
+        }
+        for (unsigned i = 0; i < N_AT_ONCE; i++)
+            close_session(sessions[i]);
+    }
+    close_side(&side);
+    cluster_close(&own);
+}
+
 static void full_memory(void **state)
 {
     struct kv_session *first, *second;
@@ -1356,7 +1437,8 @@ static void leases_end(void **state)
     cluster_close(&own);
 }
 
-/* ---- objects ----------------------------------------------------------------------------- */
+/* ---- objects
+ * ----------------------------------------------------------------------------- */
 
 static void object(struct side *side,
                    enum kv_object_verb verb,
@@ -1514,7 +1596,8 @@ static void batches_of_objects(void **state)
     close_side(&side);
 }
 
-/* ---- faults ------------------------------------------------------------------------------ */
+/* ---- faults
+ * ------------------------------------------------------------------------------ */
 
 /* Messages get lost, come late and come twice: all goes well. */
 static void lost_and_doubled_messages(void **state)
@@ -1562,8 +1645,8 @@ static void lost_and_doubled_messages(void **state)
     }
 }
 
-/* The answer to a delete is lost, so the delete is sent again, and by then another client has
- * put other bytes under the name: the delete has succeeded, and those stay. */
+/* The answer to a delete is lost, so the delete is sent again, and by then another client
+ * has put other bytes under the name: the delete has succeeded, and those stay. */
 static void deletes_leave_later_objects_alone(void **state)
 {
     static const struct fault_rule lost = {
@@ -1605,8 +1688,8 @@ static void deletes_leave_later_objects_alone(void **state)
     close_faulty(&faulty);
 }
 
-/* A put is sent again and has succeeded, and its object was deleted: neither the first message,
- * which comes late, nor one that is sent for want of an answer, brings it back. */
+/* A put is sent again and has succeeded, and its object was deleted: neither the first
+ * message, which comes late, nor one that is sent for want of an answer, brings it back. */
 static void deleted_objects_stay_deleted(void **state)
 {
     static const struct fault_rule rules[][2] = {
@@ -2026,6 +2109,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(impossible_lifecycles),
         cmocka_unit_test(closed_sessions_give_memory_back),
         cmocka_unit_test(full_memory),
+        cmocka_unit_test(sizes_of_rows_do_not_run_out),
         cmocka_unit_test(leases_end),
         cmocka_unit_test(ended_sessions_are_told_of),
         cmocka_unit_test(objects_of_all_sizes),

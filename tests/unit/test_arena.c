@@ -59,9 +59,9 @@ static void lends_and_takes_back(void **state)
     base = kv_arena_base(arena);
     assert_int_equal(kv_arena_bytes(arena), (uint64_t)N_PAGES * KV_ARENA_PAGE);
     for (unsigned i = 0; i < N_SIZES; i++) {
-        classes[i] = kv_arena_class(arena, sizes[i]);
+        classes[i] = kv_arena_class_hold(arena, sizes[i]);
         assert_true(classes[i] >= 0);
-        assert_int_equal(kv_arena_class(arena, sizes[i]), classes[i]);
+        assert_int_equal(kv_arena_class_hold(arena, sizes[i]), classes[i]);
     }
     for (unsigned step = 0; step < STEPS; step++) {
         if (kv_random_below(&random, 100) < (step / 5000 % 2 == 0 ? 60u : 40u)) {
@@ -104,7 +104,7 @@ static void lends_and_takes_back(void **state)
 static void runs_are_adjacent(void **state)
 {
     struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE);
-    int class_id = kv_arena_class(arena, 64 << 10);
+    int class_id = kv_arena_class_hold(arena, 64 << 10);
     uint32_t count;
 
     (void)state;
@@ -122,7 +122,8 @@ static void runs_are_adjacent(void **state)
 static void full_and_one_class_takes_all(void **state)
 {
     struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE + 12345);
-    int small = kv_arena_class(arena, 512), page = kv_arena_class(arena, KV_ARENA_PAGE);
+    int small = kv_arena_class_hold(arena, 512),
+        page = kv_arena_class_hold(arena, KV_ARENA_PAGE);
     uint8_t *elements[N_PAGES];
 
     (void)state;
@@ -146,32 +147,95 @@ static void full_and_one_class_takes_all(void **state)
 static void classes_round_little(void **state)
 {
     struct kv_arena *arena = kv_arena_create(64 << 20);
-    size_t most = 0;
+    bool is_seen[KV_ARENA_CLASSES_MAX] = {false};
+    unsigned n_classes = 0;
 
     (void)state;
-    assert_true(kv_arena_class(arena, KV_ARENA_PAGE + 1) < 0);
+    assert_true(kv_arena_class_hold(arena, KV_ARENA_PAGE + 1) < 0);
     assert_true(kv_arena_class_rounded(arena, KV_ARENA_PAGE + 1) < 0);
     /* Every size up to a page has a class, and few serve all. */
-    for (size_t bytes = 1; bytes <= KV_ARENA_PAGE; bytes += bytes < 4096 ? 1 : bytes / 97) {
+    for (size_t bytes = 1; bytes <= KV_ARENA_PAGE; bytes += bytes < 4096 ? 1 : 64) {
         int class_id = kv_arena_class_rounded(arena, bytes);
         uint8_t *element;
 
         assert_in_range(class_id, 0, KV_ARENA_CLASSES_MAX - 1);
-        if ((size_t)class_id > most)
-            most = (size_t)class_id;
+        assert_in_range(kv_arena_class_bytes(arena, class_id), bytes,
+                        bytes < KV_ARENA_ELEMENT_MIN ? KV_ARENA_ELEMENT_MIN : bytes * 5 / 4);
+        n_classes += !is_seen[class_id];
+        is_seen[class_id] = true;
         element = kv_arena_alloc(arena, class_id);
         assert_non_null(element);
         memset(element, 1, bytes);
         kv_arena_free(arena, class_id, element);
     }
     assert_in_range(kv_arena_class_rounded(arena, KV_ARENA_PAGE), 0, KV_ARENA_CLASSES_MAX - 1);
-    assert_in_range(most, 1, 3 * KV_ARENA_CLASSES_MAX / 4);
-    /* Classes end; those there are stay. */
-    int known = kv_arena_class_rounded(arena, 1000), status = 0;
-    for (size_t bytes = 512; bytes < KV_ARENA_PAGE && status >= 0; bytes += 64)
-        status = kv_arena_class(arena, bytes);
-    assert_true(status < 0);
-    assert_int_equal(kv_arena_class_rounded(arena, 1000), known);
+    assert_in_range(n_classes, 1, KV_ARENA_CLASSES_MAX - KV_ARENA_EXACT_MAX);
+    kv_arena_destroy(arena);
+}
+
+/* The i-th of some thousand sizes that no rounded class has. */
+static size_t odd_size(unsigned i)
+{
+    return 8192 + 64 + 128 * (size_t)i;
+}
+
+/* More sizes than there are classes, one after the other: each has its own while it is in use.
+ */
+static void unused_classes_serve_other_sizes(void **state)
+{
+    struct kv_arena *arena = kv_arena_create(64 << 20);
+    int kept = kv_arena_class_hold(arena, odd_size(5000));
+    uint8_t *element = kv_arena_alloc(arena, kept);
+
+    (void)state;
+    assert_int_equal(kv_arena_class_bytes(arena, kept), odd_size(5000));
+    memset(element, 7, odd_size(5000));
+    kv_arena_class_release(arena, kept); /* its element is still lent */
+    for (unsigned i = 0; i < 10 * KV_ARENA_CLASSES_MAX; i++) {
+        int held = kv_arena_class_hold(arena, odd_size(i));
+        uint8_t *other = kv_arena_alloc(arena, held);
+
+        assert_int_equal(kv_arena_class_bytes(arena, held), odd_size(i));
+        assert_int_equal(kv_arena_class_hold(arena, odd_size(i)), held);
+        assert_int_not_equal(held, kept);
+        memset(other, 9, odd_size(i));
+        kv_arena_free(arena, held, other);
+        kv_arena_class_release(arena, held);
+        kv_arena_class_release(arena, held);
+    }
+    for (size_t i = 0; i < odd_size(5000); i++)
+        assert_int_equal(element[i], 7);
+    assert_int_equal(kv_arena_class_bytes(arena, kept), odd_size(5000));
+    kv_arena_free(arena, kept, element);
+    assert_int_equal(kv_arena_bytes_lent(arena), 0);
+    kv_arena_destroy(arena);
+}
+
+/* More sizes than there are classes, at once: the last ones share rounded classes. */
+static void many_sizes_at_once_are_rounded(void **state)
+{
+    struct kv_arena *arena = kv_arena_create(64 << 20);
+    int classes[KV_ARENA_EXACT_MAX], late;
+
+    (void)state;
+    for (unsigned i = 0; i < KV_ARENA_EXACT_MAX; i++) {
+        classes[i] = kv_arena_class_hold(arena, odd_size(i));
+        assert_int_equal(kv_arena_class_bytes(arena, classes[i]), odd_size(i));
+    }
+    for (unsigned i = KV_ARENA_EXACT_MAX; i < 1000; i++) {
+        late = kv_arena_class_hold(arena, odd_size(i));
+        assert_in_range(late, 0, KV_ARENA_CLASSES_MAX - 1);
+        assert_in_range(kv_arena_class_bytes(arena, late), odd_size(i) + 1,
+                        odd_size(i) * 5 / 4);
+        assert_int_equal(late, kv_arena_class_rounded(arena, odd_size(i)));
+        kv_arena_class_release(arena, late);
+    }
+    for (unsigned i = 0; i < KV_ARENA_EXACT_MAX; i++)
+        assert_int_equal(kv_arena_class_bytes(arena, classes[i]), odd_size(i));
+    kv_arena_class_release(arena, classes[3]);
+    late = kv_arena_class_hold(arena, odd_size(2000));
+    assert_int_equal(late, classes[3]);
+    assert_int_equal(kv_arena_class_bytes(arena, late), odd_size(2000));
     kv_arena_destroy(arena);
 }
 
@@ -188,7 +252,7 @@ static void touching_spares_what_is_lent(void **state)
         for (unsigned i = 0; i < 2; i++) {
             for (unsigned touch = 0; touch < n_before; touch++)
                 assert_int_equal(kv_arena_touch_ahead(arena), 1);
-            lent[i].at = kv_arena_alloc(arena, kv_arena_class(arena, lent[i].size));
+            lent[i].at = kv_arena_alloc(arena, kv_arena_class_hold(arena, lent[i].size));
             assert_non_null(lent[i].at);
             fill(&lent[i], lent[i].size);
         }
@@ -204,8 +268,12 @@ static void touching_spares_what_is_lent(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lends_and_takes_back),         cmocka_unit_test(runs_are_adjacent),
-        cmocka_unit_test(full_and_one_class_takes_all), cmocka_unit_test(classes_round_little),
+        cmocka_unit_test(lends_and_takes_back),
+        cmocka_unit_test(runs_are_adjacent),
+        cmocka_unit_test(full_and_one_class_takes_all),
+        cmocka_unit_test(classes_round_little),
+        cmocka_unit_test(unused_classes_serve_other_sizes),
+        cmocka_unit_test(many_sizes_at_once_are_rounded),
         cmocka_unit_test(touching_spares_what_is_lent),
     };
 

@@ -404,7 +404,7 @@ static void full_of_codes(void **state)
 
         bench_open(&bench, ARENA_BYTES, n_free);
         unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
-        int page = kv_arena_class(bench.arena, KV_ARENA_PAGE);
+        int page = kv_arena_class_hold(bench.arena, KV_ARENA_PAGE);
         while ((filler[n] = kv_arena_alloc(bench.arena, page)) != NULL)
             n++;
         for (uint32_t i = 0; i < n_free; i++)
@@ -468,7 +468,7 @@ static void full(void **state)
 
         bench_open(&bench, ARENA_BYTES, n_free);
         unit_make(&bench, &unit, 0, D, 16 * KV_BLOCK_TOKENS);
-        int page = kv_arena_class(bench.arena, KV_ARENA_PAGE);
+        int page = kv_arena_class_hold(bench.arena, KV_ARENA_PAGE);
         while ((filler[n] = kv_arena_alloc(bench.arena, page)) != NULL)
             n++;
         for (uint32_t i = 0; i < n_free; i++)
