@@ -226,7 +226,8 @@ static void answer(struct kv_node *node, struct kv_command *command)
 /* ---- sessions -----------------------------------------------------------------------------
  */
 
-struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128 *id)
+struct kv_session *
+kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model)
 {
     for (uint32_t i = 0; i < node->config.sessions_max; i++) {
         struct kv_session *session = &node->sessions[i];
@@ -236,7 +237,8 @@ struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128
         if (!kv_map_set(node->session_of_id, id, session))
             return NULL;
         *session = (struct kv_session){
-            .used = true, .busy = true, .index = i, .id = *id, .generation = 1};
+            .used = true, .busy = true, .index = i, .id = *id, .model = model, .generation = 1};
+        model->n_sessions++;
         node->n_sessions++;
         atomic_store(&node->n_sessions_seen, node->n_sessions);
         return session;
@@ -249,6 +251,8 @@ void kv_session_destroy(struct kv_node *node, struct kv_session *session)
     kv_map_remove(node->session_of_id, &session->id);
     free(session->writers);
     session->writers = NULL;
+    session->model->n_sessions--;
+    session->model->used_us = kv_clock_now(node->config.clock);
     session->used = false;
     node->n_sessions--;
     atomic_store(&node->n_sessions_seen, node->n_sessions);

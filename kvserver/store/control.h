@@ -28,9 +28,14 @@ enum {
     KV_CLIENT_NAME_BYTES = 64,
 };
 
+/* Stays known, on the disk too, while sessions use it; after that until another model needs its
+ * place, and then the one that was used longest ago goes.  So a client may take its time
+ * between making a model known and opening a session of it. */
 struct kv_model {
     struct kv_model_info info;
     bool saving; /* the disk has not said yes */
+    uint32_t n_sessions;
+    uint64_t used_us; /* when it was last asked for, or its last session ended */
 };
 
 /* A fork or a truncate that was done. */
@@ -49,7 +54,7 @@ struct kv_session {
     bool busy;
     uint32_t index;
     struct kv_id128 id, token;
-    const struct kv_model *model;
+    struct kv_model *model; /* which counts the session */
     uint32_t generation;
     uint32_t tenant;
     uint32_t tokens_max;
@@ -165,7 +170,9 @@ void kv_control_refuse(struct kv_control_call *call,
 struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
 void kv_control_call_end(struct kv_control_call *call);
 
-struct kv_session *kv_session_create(struct kv_node *node, const struct kv_id128 *id);
+/* NULL: there are too many. */
+struct kv_session *
+kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model);
 void kv_session_destroy(struct kv_node *node, struct kv_session *session);
 /* Has every data thread give up its part; why tells those who come too late. */
 void kv_session_close(struct kv_control_call *call,

@@ -58,7 +58,7 @@ struct kv_part {
     uint32_t serial; /* of the slot: a work that outlives its session notices */
     struct kv_id128 token;
     uint32_t tenant;
-    const kv_schema_t *schema; /* the control thread's, for the node's life */
+    const kv_schema_t *schema; /* the control thread's, while the session lives */
     uint64_t root;
     uint32_t epoch;
     uint32_t tokens_max;

@@ -1,7 +1,7 @@
 /* disk.h - the table of disks: where the node keeps what must outlast memory.
  *
  * Keys and values, both bytes; writes are asynchronous and complete in the order that the disk
- * likes.  Today the node writes the models it knows (`model/FINGERPRINT`).
+ * likes.  Today the node keeps the models that it knows there (`model/FINGERPRINT`).
  *
  * Threads: the control thread; callbacks run inside progress().
  * Memory: put borrows key and value; get gives the value for the call.
@@ -31,6 +31,9 @@ struct kv_disk_row {
                        size_t value_bytes,
                        kv_disk_done_fn done,
                        void *arg);
+    /* Starts to remove a key, if it is there; nobody is told how that ends.  Writes and
+     * removals of one key take effect in the order in which they were started. */
+    void (*remove)(struct kv_disk *disk, const void *key, size_t key_bytes);
     /* Calls `each` for every key that begins with `prefix`, in key order, before it returns. */
     kv_status_t (*scan)(struct kv_disk *disk,
                         const void *prefix,

@@ -95,6 +95,18 @@ err_free:
     return KV_NO_MEMORY;
 }
 
+static void remove_key(struct kv_disk *base, const void *key, size_t key_bytes)
+{
+    struct memory_disk *disk = (struct memory_disk *)base;
+    size_t at = lower_bound(disk, key, key_bytes);
+
+    if (at == disk->n_records || compare(&disk->records[at], key, key_bytes) != 0)
+        return;
+    free(disk->records[at].bytes);
+    memmove(&disk->records[at], &disk->records[at + 1],
+            (--disk->n_records - at) * sizeof(*disk->records));
+}
+
 static kv_status_t scan(struct kv_disk *base,
                         const void *prefix,
                         size_t prefix_bytes,
@@ -149,6 +161,7 @@ static void close_disk(struct kv_disk *base)
 static const struct kv_disk_row kv_disk_memory = {
     .name = "memory",
     .put = put,
+    .remove = remove_key,
     .scan = scan,
     .progress = progress,
     .close = close_disk,

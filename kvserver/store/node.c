@@ -60,7 +60,9 @@ model_load(void *arg, const void *key, size_t key_bytes, const void *value, size
 
     (void)key;
     (void)key_bytes;
-    if (!kv_model_restore(node, value, value_bytes))
+    if (node->n_models == KV_MODELS_MAX)
+        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KV_MODELS_MAX);
+    else if (!kv_model_restore(node, value, value_bytes))
         kv_log(KV_LOG_WARN, "model: a record of the disk is not a model, left out: %zu bytes",
                value_bytes);
 }

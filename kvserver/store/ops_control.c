@@ -293,12 +293,51 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
     return kv_schema_finish(&info->schema, detail, detail_bytes);
 }
 
+/* The record of a model on the disk. */
+struct model_key {
+    char bytes[6 + sizeof(struct kv_id128)];
+};
+
+static struct model_key model_key(const struct kv_id128 *fingerprint)
+{
+    struct model_key key;
+
+    memcpy(key.bytes, "model/", 6);
+    memcpy(key.bytes + 6, fingerprint, sizeof(*fingerprint));
+    return key;
+}
+
+/* Forgets the model that was used longest ago, if the table is full.  false: sessions use all.
+ */
+static bool model_make_room(struct kv_node *node)
+{
+    uint32_t oldest = KV_MODELS_MAX;
+
+    if (node->n_models < KV_MODELS_MAX)
+        return true;
+    for (uint32_t i = 0; i < node->n_models; i++) {
+        const struct kv_model *model = node->models[i];
+
+        if (model->n_sessions == 0 && !model->saving &&
+            (oldest == KV_MODELS_MAX || model->used_us < node->models[oldest]->used_us))
+            oldest = i;
+    }
+    if (oldest == KV_MODELS_MAX)
+        return false;
+    struct model_key key = model_key(&node->models[oldest]->info.fingerprint);
+    kv_log(KV_LOG_INFO, "model: %s: forgotten, no session uses it",
+           node->models[oldest]->info.name);
+    node->config.disk->row->remove(node->config.disk, key.bytes, sizeof(key.bytes));
+    free(node->models[oldest]);
+    node->models[oldest] = node->models[--node->n_models];
+    return true;
+}
+
 static void model(struct kv_control_call *call, const Kvpb__ModelRequest *request)
 {
     struct kv_node *node = call->node;
     struct kv_model_info info;
     char detail[256] = "";
-    char key[6 + sizeof(struct kv_id128)] = "model/";
 
     kv_status_t status = model_from(request, &info, detail, sizeof(detail));
     if (status != KV_OK) {
@@ -307,6 +346,7 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
     }
     struct kv_model *known = model_find(node, &info.fingerprint);
     if (known != NULL) {
+        known->used_us = kv_clock_now(node->config.clock);
         if (!same_schema(&known->info.schema, &info.schema))
             kv_control_refuse(call, KV_EXISTS,
                               "model: %s: its fingerprint is %s's, with another schema",
@@ -317,21 +357,23 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
             kv_control_refuse(call, KV_OK, "%s", "");
         return;
     }
-    if (node->n_models == KV_MODELS_MAX) {
-        kv_control_refuse(call, KV_NO_MEMORY, "model: %d models already", KV_MODELS_MAX);
+    if (!model_make_room(node)) {
+        kv_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
+                          info.name, KV_MODELS_MAX);
         return;
     }
-    struct kv_model *added = malloc(sizeof(*added));
+    struct kv_model *added = calloc(1, sizeof(*added));
     if (added == NULL) {
         kv_control_refuse(call, KV_NO_MEMORY, "model: out of memory");
         return;
     }
     added->info = info;
     added->saving = true;
+    added->used_us = kv_clock_now(node->config.clock);
     call->model = added;
-    memcpy(key + 6, &info.fingerprint, sizeof(info.fingerprint));
-    status = node->config.disk->row->put(node->config.disk, key, sizeof(key), call->request,
-                                         call->request_bytes, model_saved, call);
+    struct model_key key = model_key(&info.fingerprint);
+    status = node->config.disk->row->put(node->config.disk, key.bytes, sizeof(key.bytes),
+                                         call->request, call->request_bytes, model_saved, call);
     if (status != KV_OK) {
         free(added);
         kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
@@ -348,7 +390,7 @@ bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_by
     Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
     struct kv_model *added = calloc(1, sizeof(*added));
     char detail[256];
-    bool good = request != NULL && added != NULL && node->n_models < KV_MODELS_MAX &&
+    bool good = request != NULL && added != NULL &&
                 model_from(request, &added->info, detail, sizeof(detail)) == KV_OK;
 
     if (good)
@@ -595,12 +637,12 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
         kv_control_refuse(call, KV_DRAINING, "open: the node is about to stop");
         return;
     }
-    const struct kv_model *known = model_find(node, &fingerprint);
+    struct kv_model *known = model_find(node, &fingerprint);
     if (known == NULL || known->saving) {
         kv_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
-    session = kv_session_create(node, &id);
+    session = kv_session_create(node, &id, known);
     if (session == NULL) {
         kv_control_refuse(call, KV_BUSY, "open: %u sessions already", node->n_sessions);
         return;
@@ -612,7 +654,6 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
         return;
     }
     session->token = token;
-    session->model = known;
     session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     session->lease_us = lease_of(node, request->lease_ms);
@@ -813,7 +854,8 @@ static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *
         kv_control_refuse(call, KV_DRAINING, "fork: the node is about to stop");
         return;
     }
-    struct kv_session *child = kv_session_create(node, &call->lifecycle.child_id);
+    struct kv_session *child =
+        kv_session_create(node, &call->lifecycle.child_id, session->model);
     if (child == NULL) {
         kv_control_refuse(call, KV_BUSY, "fork: %u sessions already", node->n_sessions);
         return;
@@ -826,7 +868,6 @@ static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *
         return;
     }
     child->token = call->lifecycle.child_token;
-    child->model = session->model;
     child->tenant = session->tenant;
     child->tokens_max = session->tokens_max;
     child->lease_us = lease_of(node, request->lease_ms);

@@ -1273,6 +1273,18 @@ static void ended_sessions_are_told_of(void **state)
     cluster_close(&own);
 }
 
+/* The i-th of any number of models. */
+static struct kv_model_info numbered_model(unsigned i)
+{
+    static const uint16_t heads = 1;
+    struct kv_model_info model;
+    char name[32];
+
+    snprintf(name, sizeof(name), "model %u", i);
+    test_model(&model, name, 1, &heads, 16, 16);
+    return model;
+}
+
 static kv_status_t try_open(struct side *side,
                             const struct kv_model_info *model,
                             struct kv_session **ret_session,
@@ -1291,6 +1303,84 @@ static kv_status_t try_open(struct side *side,
     *ret_session = kv_op_session(op);
     kv_op_free(op);
     return status;
+}
+
+/* 256 models in use are 256; those that nobody uses make room for others. */
+static void models_that_nobody_uses_make_room(void **state)
+{
+    static struct kv_session *sessions[256];
+    struct kv_model_info model;
+    struct kv_session *session = NULL;
+    struct cluster own;
+    char detail[512];
+    struct side side;
+
+    (void)state;
+    if (!is_first_shape())
+        return;
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    for (unsigned i = 0; i < 600; i++) {
+        model = numbered_model(i);
+        close_session(open_session(&side, &model));
+    }
+    assert_int_equal(cluster_number(side.client, 0, "status", "models"), 256);
+    for (unsigned i = 0; i < 256; i++) {
+        model = numbered_model(i);
+        sessions[i] = open_session(&side, &model);
+        put(&side, sessions[i], 0, 3, i, KV_OK);
+    }
+    model = numbered_model(1000);
+    assert_int_equal(try_open(&side, &model, &session, detail, sizeof(detail)), KV_NO_MEMORY);
+    assert_non_null(strstr(detail, "256 models are in use"));
+    for (unsigned i = 0; i < 256; i++)
+        read_back(&side, sessions[i], 0, 3, i);
+
+    /* A fork uses it, too. */
+    session = fork_session(sessions[7], 3);
+    close_session(sessions[7]);
+    assert_int_equal(try_open(&side, &model, &sessions[7], detail, sizeof(detail)),
+                     KV_NO_MEMORY);
+    read_back(&side, session, 0, 3, 7);
+    close_session(session);
+    sessions[7] = open_session(&side, &model);
+    put(&side, sessions[7], 0, 3, 7, KV_OK);
+    for (unsigned i = 0; i < 256; i++) {
+        read_back(&side, sessions[i], 0, 3, i);
+        close_session(sessions[i]);
+    }
+    close_side(&side);
+    cluster_close(&own);
+}
+
+/* What is on the disk is what the table has; after a restart nobody uses it. */
+static void models_outlive_a_restart(void **state)
+{
+    struct kv_model_info model;
+    struct cluster own;
+    struct side side;
+
+    (void)state;
+    if (!is_first_shape())
+        return;
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    for (unsigned i = 0; i < 300; i++) {
+        model = numbered_model(i);
+        close_session(open_session(&side, &model));
+    }
+    close_side(&side);
+    cluster_end(&own, 0);
+    cluster_start(&own, 0);
+    open_side_as(&side, &own, NULL);
+    assert_int_equal(cluster_number(side.client, 0, "status", "models"), 256);
+    for (unsigned i = 0; i < 600; i += 2) {
+        model = numbered_model(i);
+        close_session(open_session(&side, &model));
+    }
+    assert_int_equal(cluster_number(side.client, 0, "status", "models"), 256);
+    close_side(&side);
+    cluster_close(&own);
 }
 
 /* A model of `n_sizes` different sizes of rows, none of which another `number` has. */
@@ -2109,6 +2199,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(impossible_lifecycles),
         cmocka_unit_test(closed_sessions_give_memory_back),
         cmocka_unit_test(full_memory),
+        cmocka_unit_test(models_that_nobody_uses_make_room),
+        cmocka_unit_test(models_outlive_a_restart),
         cmocka_unit_test(sizes_of_rows_do_not_run_out),
         cmocka_unit_test(leases_end),
         cmocka_unit_test(ended_sessions_are_told_of),

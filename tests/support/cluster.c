@@ -15,12 +15,36 @@ enum {
     LOOK_AGAIN_US = 2000,
 };
 
+void cluster_start(struct cluster *cluster, uint32_t i)
+{
+    const struct cluster_setup *setup = &cluster->setup;
+    char name[16], detail[256] = "";
+    struct kv_node_config node = {
+        .name = name,
+        .memory_bytes = setup->memory_bytes,
+        .n_threads = setup->n_threads,
+        .sessions_max = setup->sessions_max,
+        .credits = setup->credits,
+        .lease_ms = setup->lease_ms,
+        .clock = &kv_clock_real,
+        .transport = cluster->transport,
+        .message_control = true,
+        .disk = cluster->disks[i],
+    };
+
+    assert_null(cluster->nodes[i]);
+    snprintf(name, sizeof(name), "node-%u", i);
+    if (kv_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    assert_int_equal(kv_node_start(cluster->nodes[i], true), KV_OK);
+}
+
 bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup)
 {
     struct kv_transport_config config = {.transports = setup->transports};
     char detail[256] = "";
 
-    memset(cluster, 0, sizeof(*cluster));
+    *cluster = (struct cluster){.setup = *setup};
     assert_in_range(setup->n_nodes, 1, CLUSTER_NODES_MAX);
     if (setup->row->open(&config, &cluster->transport, detail, sizeof(detail)) != KV_OK) {
         print_message("%s: %s\n", setup->row->name, detail);
@@ -28,26 +52,10 @@ bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup)
     }
     for (; cluster->n_nodes < setup->n_nodes; cluster->n_nodes++) {
         uint32_t i = cluster->n_nodes;
-        char name[16];
-        struct kv_node_config node = {
-            .name = name,
-            .memory_bytes = setup->memory_bytes,
-            .n_threads = setup->n_threads,
-            .sessions_max = setup->sessions_max,
-            .credits = setup->credits,
-            .lease_ms = setup->lease_ms,
-            .clock = &kv_clock_real,
-            .transport = cluster->transport,
-            .message_control = true,
-        };
 
-        snprintf(name, sizeof(name), "node-%u", i);
         cluster->disks[i] = kv_disk_memory_open(&kv_clock_real, 0);
         assert_non_null(cluster->disks[i]);
-        node.disk = cluster->disks[i];
-        if (kv_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
-            fail_msg("%s", detail);
-        assert_int_equal(kv_node_start(cluster->nodes[i], true), KV_OK);
+        cluster_start(cluster, i);
     }
     return true;
 }

@@ -25,6 +25,7 @@ struct cluster_setup {
 };
 
 struct cluster {
+    struct cluster_setup setup;
     struct kv_transport *transport;
     struct kv_disk *disks[CLUSTER_NODES_MAX];
     struct kv_node *nodes[CLUSTER_NODES_MAX];
@@ -34,6 +35,9 @@ struct cluster {
 /* false: this machine does not have the row; a reason was printed. */
 bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup);
 void cluster_close(struct cluster *cluster);
+
+/* Starts a node that was ended, with what its disk has. */
+void cluster_start(struct cluster *cluster, uint32_t node);
 
 /* Ends one node; clients that are connected lose it. */
 void cluster_end(struct cluster *cluster, uint32_t node);
