@@ -370,7 +370,8 @@ static void node_drains(struct world *world, unsigned place)
     world->n_drains++;
 }
 
-/* A node that drains stops when it has answered all, or when it has tried for long. */
+/* A node that drains stops when it has answered all, or when it has tried for long; where
+ * nothing goes wrong any more it must have answered all. */
 static void drains_step(struct world *world)
 {
     for (unsigned i = 0; i < world->n_nodes; i++) {
@@ -380,8 +381,9 @@ static void drains_step(struct world *world)
             continue;
         if (kv_node_drain_requested(node->node))
             node_drains(world, i);
-        if (node->drained_us != 0 && (world->is_calm || kv_node_drained(node->node) ||
-                                      node->drained_us <= world->clock.virtual_us))
+        if (node->drained_us != 0 &&
+            (kv_node_drained(node->node) ||
+             (!world->is_calm && node->drained_us <= world->clock.virtual_us)))
             node_stop(world, i, false);
     }
 }
@@ -2069,15 +2071,17 @@ static void settle(struct world *world)
         world->clients[i].stalled_us = 0;
         own_clock_stop(&world->clients[i].clock, world->clock.virtual_us);
     }
-    while (n_tasks(world) > 0 && world->clock.virtual_us < until_us && !world->result->failed) {
+    while ((n_tasks(world) > 0 || is_draining(world)) && world->clock.virtual_us < until_us &&
+           !world->result->failed) {
+        turn(world, IDLE_STEP_US);
         drains_step(world);
         revive(world);
-        turn(world, IDLE_STEP_US);
     }
-    drains_step(world);
-    revive(world);
     if (n_tasks(world) > 0)
         complain(world, NULL, "operations are still under way");
+    else if (is_draining(world))
+        complain(world, NULL, "a node has not answered all, and it drains");
+    revive(world);
 }
 
 static void turn_idle(void *world)
