@@ -112,7 +112,8 @@ wait_for_all() {
             eval "name=\$name_$job"
             [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || failed "$name" "$status"
             [ ! -t 2 ] || printf '\r\033[K' >&2
-            echo "$name: $(tail -n 1 "$logs/$name")"
+            sed -n "s/^stat::number_of_executed_units: */$name: good: inputs: /p
+                    s/^good: /$name: &/p; s/^skipped: /$name: &/p" "$logs/$name"
         done
         running=$left
         if [ -n "$running" ]; then

@@ -39,7 +39,7 @@ prints() {
     fi
 }
 
-program tests/sim/kv_sim 'echo "asked for $*"'
+program tests/sim/kv_sim 'echo "good: asked for $*"'
 expect 0 --seconds 10 --jobs 2 --seed 5 "$work"
 prints 'asked for --seed 5 --seconds 10'
 prints 'asked for --seed 10000000005 --seconds 10'
@@ -57,13 +57,14 @@ if [ $(($(date +%s) - began)) -ge 60 ]; then
     bad=1
 fi
 
-program tests/sim/kv_sim 'echo "asked for $*"'
+program tests/sim/kv_sim 'echo "good: asked for $*"'
 program tests/fuzz/write_seeds ''
-program tests/fuzz/fuzz_tokenizer 'echo done'
+program tests/fuzz/fuzz_tokenizer 'echo "stat::number_of_executed_units: 12"'
 program tests/fuzz/fuzz_gguf 'echo "==1== Test unit written to ./crash-12"; exit 77'
 expect 0 --seconds 10 --jobs 1 --seed 5 "$work"
 prints 'asked for --seed 5 --seconds 8'
 prints 'gguf: fuzz_gguf: seed 6, 2 s'
+prints 'tokenizer: good: inputs: 12'
 program tests/fuzz/fuzz_gguf 'echo "==1== Test unit written to ./crash-12"; exit 1'
 expect 1 --seconds 10 --jobs 1 --seed 5 "$work"
 prints "soak.sh: again: $work/tests/fuzz/fuzz_gguf $work/tests/fuzz/crash-12"
