@@ -1,4 +1,5 @@
 #include "attend.h"
+#include "checksum.h"
 #include "exp_parts.h"
 #include "tiers.h"
 
@@ -94,8 +95,12 @@ static void scalar_rows(const struct kv_attend_shape *shape,
                         const void *const *rows,
                         size_t n,
                         const uint32_t *among,
+                        const uint32_t *seeds,
+                        uint32_t *ret_crcs,
                         float *state)
 {
+    if (seeds != NULL)
+        kv_rows_crc_list(rows, n, kv_attend_row_bytes(shape), seeds, ret_crcs);
     for (size_t from = 0; from < n; from += KV_ATTEND_GROUP)
         scalar_group(shape, queries, rows + from,
                      n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP,
@@ -225,7 +230,19 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const uint32_t *among,
                     float *state)
 {
-    best->rows(shape, queries, rows, n, among, state);
+    best->rows(shape, queries, rows, n, among, NULL, NULL, state);
+}
+
+void kv_attend_checked(const struct kv_attend_shape *shape,
+                       const float *queries,
+                       const void *const *rows,
+                       size_t n,
+                       const uint32_t *among,
+                       const uint32_t *seeds,
+                       uint32_t *ret_crcs,
+                       float *state)
+{
+    best->rows(shape, queries, rows, n, among, seeds, ret_crcs, state);
 }
 
 void kv_attend_run(const struct kv_attend_shape *shape,

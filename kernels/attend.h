@@ -97,6 +97,17 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const uint32_t *among,
                     float *state);
 
+/* As kv_attend_rows(), and makes the rows' checksums while they are in the caches: kv_crc32c()
+ * of row i, from seeds[i] on. seeds, ret_crcs  (n) */
+void kv_attend_checked(const struct kv_attend_shape *shape,
+                       const float *queries,
+                       const void *const *rows,
+                       size_t n,
+                       const uint32_t *among,
+                       const uint32_t *seeds,
+                       uint32_t *ret_crcs,
+                       float *state);
+
 /* As kv_attend_rows(), row i being `stride` * i bytes behind `rows`. */
 void kv_attend_run(const struct kv_attend_shape *shape,
                    const float *queries,
@@ -142,11 +153,14 @@ void kv_attend_merge(size_t n_queries,
 struct kv_attend_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
+    /* As kv_attend_checked(); seeds NULL: no checksums. */
     void (*rows)(const struct kv_attend_shape *shape,
                  const float *queries,
                  const void *const *rows,
                  size_t n,
                  const uint32_t *among,
+                 const uint32_t *seeds,
+                 uint32_t *ret_crcs,
                  float *state);
     void (*run)(const struct kv_attend_shape *shape,
                 const float *queries,

@@ -10,6 +10,7 @@
  * a whole group at once, behind its tiles; the exp of 32 scores side by side; all maxima before
  * all weights. */
 #include "attend.h"
+#include "checksum.h"
 #include "products_avx2.h"
 #include "tiers.h"
 
@@ -356,6 +357,8 @@ AVX2 static void attend(const struct kv_attend_shape *shape,
                         size_t stride,
                         size_t n,
                         const uint32_t *among,
+                        const uint32_t *seeds,
+                        uint32_t *ret_crcs,
                         float *state)
 {
     const size_t row_bytes = kv_attend_row_bytes(shape);
@@ -372,6 +375,9 @@ AVX2 static void attend(const struct kv_attend_shape *shape,
         group.n = n_ahead;
         memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
         n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        if (seeds != NULL)
+            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
+                             ret_crcs + from);
         share_asking(&group, n_ahead, row_bytes, key_bytes);
         if (shape->type == KV_KEY_FP32)
             add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
@@ -387,9 +393,11 @@ AVX2 static void attend_rows(const struct kv_attend_shape *shape,
                              const void *const *rows,
                              size_t n,
                              const uint32_t *among,
+                             const uint32_t *seeds,
+                             uint32_t *ret_crcs,
                              float *state)
 {
-    attend(shape, queries, rows, NULL, 0, n, among, state);
+    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
 }
 
 AVX2 static void attend_run(const struct kv_attend_shape *shape,
@@ -400,7 +408,7 @@ AVX2 static void attend_run(const struct kv_attend_shape *shape,
                             const uint32_t *among,
                             float *state)
 {
-    attend(shape, queries, NULL, rows, stride, n, among, state);
+    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
 }
 
 const struct kv_attend_kernels kv_attend_avx2 = {

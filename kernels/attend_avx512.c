@@ -5,6 +5,7 @@
  * element serves all of a block of queries.  Values: four vectors of elements of every row at a
  * time, for four queries, so that what is added up stays in registers too. */
 #include "attend.h"
+#include "checksum.h"
 #include "products_avx512.h"
 #include "tiers.h"
 
@@ -297,6 +298,8 @@ AVX512 static void attend(const struct kv_attend_shape *shape,
                           size_t stride,
                           size_t n,
                           const uint32_t *among,
+                          const uint32_t *seeds,
+                          uint32_t *ret_crcs,
                           float *state)
 {
     const size_t row_bytes = kv_attend_row_bytes(shape);
@@ -312,6 +315,9 @@ AVX512 static void attend(const struct kv_attend_shape *shape,
         group.n = n_ahead;
         memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
         n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        if (seeds != NULL)
+            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
+                             ret_crcs + from);
         if (shape->type == KV_KEY_FP32)
             add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
         else if (shape->type == KV_KEY_FP16)
@@ -326,9 +332,11 @@ AVX512 static void attend_rows(const struct kv_attend_shape *shape,
                                const void *const *rows,
                                size_t n,
                                const uint32_t *among,
+                               const uint32_t *seeds,
+                               uint32_t *ret_crcs,
                                float *state)
 {
-    attend(shape, queries, rows, NULL, 0, n, among, state);
+    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
 }
 
 AVX512 static void attend_run(const struct kv_attend_shape *shape,
@@ -339,7 +347,7 @@ AVX512 static void attend_run(const struct kv_attend_shape *shape,
                               const uint32_t *among,
                               float *state)
 {
-    attend(shape, queries, NULL, rows, stride, n, among, state);
+    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
 }
 
 const struct kv_attend_kernels kv_attend_avx512 = {

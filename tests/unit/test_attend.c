@@ -3,6 +3,7 @@
  * cut into calls and whether they come as a list or as a run.  The scalar one is checked
  * against plain sums in double, and a merge of any partition against the whole. */
 #include "attend.h"
+#include "checksum.h"
 #include "floats.h"
 
 #include <setjmp.h>
@@ -152,7 +153,18 @@ static void attend(const struct kv_attend_kernels *kernels,
 
     kv_attend_begin(shape, state);
     if (!cut) {
-        kernels->rows(shape, rows->queries, rows->list, n, masks, state);
+        uint32_t *seeds = malloc((n + 1) * sizeof(*seeds)),
+                 *crcs = malloc((n + 1) * sizeof(*crcs));
+
+        assert_true(seeds != NULL && crcs != NULL);
+        for (size_t i = 0; i < n; i++)
+            seeds[i] = (uint32_t)kv_random_next(&dice);
+        kernels->rows(shape, rows->queries, rows->list, n, masks, seeds, crcs, state);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(crcs[i],
+                             kv_crc32c(seeds[i], rows->list[i], kv_attend_row_bytes(shape)));
+        free(seeds);
+        free(crcs);
         return;
     }
     for (size_t from = 0, count; from < n || kv_random_below(&dice, 3) == 0; from += count) {
@@ -160,7 +172,7 @@ static void attend(const struct kv_attend_kernels *kernels,
         count = count < n - from ? count : n - from;
         if (kv_random_below(&dice, 2) == 0)
             kernels->rows(shape, rows->queries, rows->list + from, count,
-                          among ? masks + from : NULL, state);
+                          among ? masks + from : NULL, NULL, NULL, state);
         else
             kernels->run(shape, rows->queries, rows->bytes + from * rows->stride, rows->stride,
                          count, among ? masks + from : NULL, state);
