@@ -15,7 +15,7 @@ void kv_cells_count(const struct kv_pq_shape *shape,
 
     kv_tile_cells(shape, tile, 0, n, numbers);
     for (size_t i = 0; i < n; i++)
-        cells->offsets[numbers[i] + 1]++;
+        cells->offsets[numbers[i] % cells->n_cells + 1]++;
 }
 
 void kv_cells_sum(const struct kv_pq_shape *shape, const struct kv_cells *cells)
@@ -34,8 +34,12 @@ void kv_cells_place(const struct kv_pq_shape *shape,
     uint16_t numbers[KV_PQ_TILE];
 
     kv_tile_cells(shape, tile, 0, n, numbers);
-    for (size_t i = 0; i < n; i++)
-        cells->rows[cells->offsets[numbers[i]]++] = row + (uint32_t)i;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t at = cells->offsets[numbers[i] % cells->n_cells]++;
+
+        if (at < cells->n_rows)
+            cells->rows[at] = row + (uint32_t)i;
+    }
 }
 
 /* Where lists end stands at the cells' own places; the full ones' move down to behind where
@@ -62,6 +66,11 @@ void kv_cells_end(const struct kv_pq_shape *shape, const struct kv_cells *cells)
     cells->before[kv_cells_n_words(shape)] = n;
 }
 
+static uint32_t lower(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* The first place in [from, to) of a list whose row is not below `row`. */
 static uint32_t lower_bound(const uint32_t *rows, uint32_t from, uint32_t to, uint32_t row)
 {
@@ -82,14 +91,17 @@ void kv_cells_counts(const struct kv_pq_shape *shape,
                      uint32_t end,
                      uint32_t *ret_counts)
 {
-    const uint32_t n = kv_cells_n_full(shape, cells), n_rows = cells->offsets[n];
+    const uint32_t n = kv_cells_n_full(shape, cells), n_rows = cells->n_rows;
 
     if (begin == 0 && end >= n_rows) {
         best->lengths(cells->offsets, n, ret_counts);
+        for (uint32_t item = 0; item < n; item++)
+            ret_counts[item] = ret_counts[item] < n_rows ? ret_counts[item] : n_rows;
         return;
     }
     for (uint32_t item = 0; item < n; item++) {
-        uint32_t from = cells->offsets[item], to = cells->offsets[item + 1];
+        uint32_t to = lower(cells->offsets[item + 1], n_rows);
+        uint32_t from = lower(cells->offsets[item], to);
 
         if (begin > 0)
             from = lower_bound(cells->rows, from, to, begin);
@@ -108,14 +120,17 @@ size_t kv_cells_mark(const struct kv_cells *cells,
                      uint64_t *bits)
 {
     const uint32_t *rows = cells->rows;
-    uint32_t from = cells->offsets[item], to = cells->offsets[item + 1];
+    const uint32_t n = end - begin;
+    uint32_t to = lower(cells->offsets[item + 1], cells->n_rows);
+    uint32_t from = lower(cells->offsets[item], to);
 
-    if (rows[from] < begin)
+    if (from < to && rows[from] < begin)
         from = lower_bound(rows, from, to, begin);
     if (from < to && rows[to - 1] >= end)
         to = lower_bound(rows, from, to, end);
     for (uint32_t i = from; i < to; i++)
-        bits[(first + rows[i]) / 64] |= (uint64_t)1 << (first + rows[i]) % 64;
+        if (rows[i] - begin < n)
+            bits[(first + rows[i]) / 64] |= (uint64_t)1 << (first + rows[i]) % 64;
     return to - from;
 }
 

@@ -9,6 +9,10 @@
  * that of pq.h, and select.h gives items of c rows what it gives c rows with one score: cells
  * and tiles choose the same rows.
  *
+ * Lists lie in memory for long, and a bit of them may flip.  Then other rows are counted, or
+ * marked, than those of the cell; but nothing is read or written outside of the arrays, and row
+ * numbers stay below n_rows.
+ *
  * Lists are made from tiles in some 2 ns a row, so that they need not be kept anywhere else.
  *
  * Every instruction set gives the same bits.  Threads: pure functions.  Memory: the caller's;
@@ -42,6 +46,7 @@ struct kv_cells {
     uint32_t *before;  /* (n_words + 1) full cells before each word's; the last: all of them */
     uint32_t *offsets; /* (n_cells + 1) rows of full cell i are offsets[i] ... offsets[i+1]-1 */
     uint32_t *rows;    /* (n_rows) numbers of rows, in each cell ascending */
+    uint32_t n_rows, n_cells;
 };
 
 /* What kv_cells_at() is about without its rows, in uint32. */
@@ -51,29 +56,34 @@ static inline size_t kv_cells_head(const struct kv_pq_shape *shape)
 }
 
 /* The memory (kv_cells_head() + n_rows), as aligned as a uint64, as lists. */
-static inline struct kv_cells kv_cells_at(const struct kv_pq_shape *shape, uint32_t *memory)
+static inline struct kv_cells
+kv_cells_at(const struct kv_pq_shape *shape, uint32_t *memory, uint32_t n_rows)
 {
     uint32_t *before = memory + 2 * (size_t)kv_cells_n_words(shape);
     uint32_t *offsets = before + kv_cells_n_words(shape) + 1;
 
-    return (struct kv_cells){(uint64_t *)(void *)memory, before, offsets,
-                             offsets + kv_cells_n(shape) + 1};
+    return (struct kv_cells){(uint64_t *)(void *)memory,      before, offsets,
+                             offsets + kv_cells_n(shape) + 1, n_rows, kv_cells_n(shape)};
 }
 
 /* Full cells. */
 static inline uint32_t kv_cells_n_full(const struct kv_pq_shape *shape,
                                        const struct kv_cells *cells)
 {
-    return cells->before[kv_cells_n_words(shape)];
+    const uint32_t n = cells->before[kv_cells_n_words(shape)];
+
+    return n < cells->n_cells ? n : cells->n_cells;
 }
 
 /* The number of a cell, which is full, among these. */
 static inline uint32_t kv_cells_item(const struct kv_cells *cells, uint32_t cell)
 {
     const uint64_t below = ((uint64_t)1 << cell % 64) - 1;
+    const uint32_t word = cell % cells->n_cells / 64;
+    const uint32_t item =
+        cells->before[word] + (uint32_t)__builtin_popcountll(cells->full[word] & below);
 
-    return cells->before[cell / 64] +
-           (uint32_t)__builtin_popcountll(cells->full[cell / 64] & below);
+    return item < cells->n_cells ? item : 0;
 }
 
 /* From tiles to lists:

@@ -1,5 +1,7 @@
 #include "attention.h"
 
+#include "verify.h"
+
 enum {
     SLICE_PRODUCTS = 1 << 20, /* multiplications and additions: 16 or more a cycle */
     SLICE_BYTES = 512 << 10,  /* of rows that come from memory, one by one */
@@ -39,24 +41,39 @@ static uint32_t slice_rows(const struct kv_attend_shape *shape)
 
 void kv_attention_begin(struct kv_attention *attention,
                         const struct kv_attend_shape *shape,
+                        const struct kv_unit *unit,
                         const float *queries,
                         bool each)
 {
+    attention->unit = unit;
     attention->shape = *shape;
     attention->queries = queries;
     attention->each = each;
     attention->slice_rows = slice_rows(shape);
     attention->n = 0;
+    attention->has_bad = false;
     kv_attend_begin(shape, attention->state);
 }
 
-void kv_attention_slice(struct kv_attention *attention)
+uint32_t kv_attention_slice(struct kv_attention *attention, struct kv_heap *heap)
 {
-    if (attention->n == 0)
-        return;
-    kv_attend_rows(&attention->shape, attention->queries, attention->rows, attention->n,
-                   attention->each ? attention->among : NULL, attention->state);
+    const struct kv_row_set rows = kv_unit_rows(attention->unit);
+    const uint32_t n = attention->n;
+    uint32_t differs = 0;
+
+    if (n == 0)
+        return UINT32_MAX;
+    kv_verify_seeds(&rows, attention->tokens, n, attention->seeds);
+    kv_attend_checked(&attention->shape, attention->queries, attention->rows, n,
+                      attention->each ? attention->among : NULL, attention->seeds,
+                      attention->crcs, attention->state);
     attention->n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        differs |= attention->crcs[i] ^ *attention->stored[i];
+    if (differs == 0 && !attention->has_bad)
+        return UINT32_MAX;
+    const uint32_t bad = kv_verify_crcs(heap, &rows, attention->tokens, attention->crcs, n);
+    return bad < n ? attention->tokens[bad] : UINT32_MAX;
 }
 
 void kv_attention_end(const struct kv_attention *attention, float *ret_output, float *ret_lse)

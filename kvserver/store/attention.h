@@ -1,4 +1,4 @@
-/* attention.h - step 3 of a query: attention over rows of a unit, a slice at a time.
+/* attention.h - step 3 of a query: attention over rows of a unit, verified, a slice at a time.
  *
  * Rows are added one by one; whenever a slice of them is together they are attended, in whole
  * groups of the kernel, so that the answer does not depend on how it was cut (kernels/attend.h
@@ -9,6 +9,8 @@
  *     for each row: if (kv_attention_add()) { kv_attention_slice(); other work }
  *     kv_attention_slice();  kv_attention_end();
  *
+ * Rows are verified in the pass that reads them (verify.h): one that is bad ends it.
+ *
  * Other work may free or move rows only while none is added and not attended.
  *
  * Threads: the data thread.  Memory: the struct's own, a fixed size.
@@ -17,7 +19,7 @@
 #define KV_ATTENTION_H
 
 #include "attend.h"
-#include "kv_types.h"
+#include "unit.h"
 
 #include <stdbool.h>
 
@@ -30,9 +32,14 @@ struct kv_attention {
     const float *queries; /* (n_queries, d_k), the caller's */
     bool each;            /* a row counts only for the vectors that chose it */
     uint32_t slice_rows;  /* whole groups */
-    uint32_t n;           /* added, not attended yet */
-    const void *rows[KV_ATTENTION_ROWS];
+    const struct kv_unit *unit;
+    uint32_t n; /* added, not attended yet */
+    uint32_t tokens[KV_ATTENTION_ROWS];
     uint32_t among[KV_ATTENTION_ROWS];
+    const void *rows[KV_ATTENTION_ROWS];
+    const uint32_t *stored[KV_ATTENTION_ROWS]; /* their CRCs */
+    bool has_bad;                              /* one of them is known to be bad */
+    uint32_t seeds[KV_ATTENTION_ROWS], crcs[KV_ATTENTION_ROWS];
     float state[KV_ATTEND_QUERIES_MAX * (2 + KV_ATTEND_D_MAX)];
 };
 
@@ -45,22 +52,31 @@ const char *kv_attention_shape(const struct kv_layer_schema *layer,
 /* No row yet.  each: see `among` below. */
 void kv_attention_begin(struct kv_attention *attention,
                         const struct kv_attend_shape *shape,
+                        const struct kv_unit *unit,
                         const float *queries,
                         bool each);
 
 /* Adds a row; a slice that is full has been attended.  Returns true: the slice is full.
- *   row    stays where it is until the slice is attended
  *   among  bit q: vector q chose it */
 static inline bool
-kv_attention_add(struct kv_attention *attention, const void *row, uint32_t among)
+kv_attention_add(struct kv_attention *attention, uint32_t token, uint32_t among)
 {
-    attention->rows[attention->n] = row;
+    const struct kv_segment *segment = attention->unit->segments[token / KV_BLOCK_TOKENS];
+    const uint32_t row = token % KV_BLOCK_TOKENS;
+
+    attention->rows[attention->n] = segment->rows + (size_t)row * attention->unit->row_bytes;
+    attention->stored[attention->n] = &segment->crcs[row];
+    attention->tokens[attention->n] = token;
     attention->among[attention->n] = among;
+    attention->has_bad |= kv_segment_is_bad(segment, row);
+    /* It lies alone, and is wanted when the row has been read. */
+    __builtin_prefetch(&segment->crcs[row], 0, 2);
     return ++attention->n == attention->slice_rows;
 }
 
-/* Attends what was added; a slice that is not full is the last one. */
-void kv_attention_slice(struct kv_attention *attention);
+/* Attends what was added; a slice that is not full is the last one.  Returns a token whose row
+ * is bad: there is no answer then; UINT32_MAX: all are good. */
+uint32_t kv_attention_slice(struct kv_attention *attention, struct kv_heap *heap);
 
 /* What all rows amount to.
  *   ret_output  (n_queries, d_v)

@@ -67,6 +67,61 @@ void kv_codebook_set_summaries(struct kv_codebooks *books,
     book->summaries = *summaries;
 }
 
+static size_t centroids_bytes(const struct kv_codebook *book)
+{
+    return (kv_pq_centroids_size(&book->shape) + kv_pq_table_size(&book->shape)) *
+           sizeof(float);
+}
+
+void kv_codebook_seal(struct kv_codebook *book)
+{
+    book->centroids_crc = kv_crc32c(0, book->centroids, centroids_bytes(book));
+}
+
+bool kv_codebook_centroids_are_good(const struct kv_codebook *book)
+{
+    return kv_crc32c(0, book->centroids, centroids_bytes(book)) == book->centroids_crc;
+}
+
+static uint32_t cells_crc(const struct kv_codebook *book)
+{
+    return kv_crc32c(0, book->cells,
+                     (kv_cells_head(&book->shape) + book->n_celled) * sizeof(*book->cells));
+}
+
+bool kv_codebook_cells_are_good(const struct kv_codebook *book)
+{
+    return book->cells == NULL || cells_crc(book) == book->cells_crc;
+}
+
+void kv_codebook_set_cells(struct kv_codebooks *books,
+                           uint32_t codebook,
+                           uint32_t *cells,
+                           int cells_class,
+                           uint32_t n_celled)
+{
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+
+    kv_arena_free(books->arena, book->cells_class, book->cells);
+    book->cells = cells;
+    book->cells_class = cells_class;
+    book->n_celled = n_celled;
+    book->cells_crc = cells != NULL ? cells_crc(book) : 0;
+}
+
+void kv_codebook_lose_summaries(struct kv_codebooks *books, uint32_t codebook)
+{
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+    const struct kv_summaries *summaries = &book->summaries;
+
+    book->lost = book->plan;
+    book->lost.d_v = summaries->shape.d_v;
+    book->lost.rest_bits = summaries->shape.bits;
+    book->lost.seed = summaries->seed;
+    book->n_lost = summaries->n_rows;
+    kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
+}
+
 void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
 {
     struct kv_codebook *book = kv_codebook_at(books, codebook);
@@ -74,8 +129,7 @@ void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
     assert(book->refs > 0);
     if (--book->refs > 0)
         return;
-    if (book->cells != NULL)
-        kv_arena_free(books->arena, book->cells_class, book->cells);
+    kv_codebook_set_cells(books, codebook, NULL, 0, 0);
     kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
     kv_arena_free(books->arena, book->class_id, book->centroids);
     kv_arena_class_release(books->arena, book->tile_class);

@@ -29,20 +29,39 @@ enum {
     KV_CODEBOOK_KEYS = 16 << 10, /* elements of keys that are converted at once */
 };
 
+/* How to make codes. */
+struct kv_index_plan {
+    uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
+    struct kv_pq_shape shape;
+    enum kv_key_type type;
+    uint32_t d_v;        /* elements of a value */
+    uint32_t rest_bits;  /* KV_REST_16, KV_REST_64; 0: no summaries are asked for */
+    uint32_t iterations; /* of k-means at most */
+    uint64_t budget_us;  /* of the thread's time for k-means; 0: no limit */
+    uint64_t seed;
+};
+
 struct kv_codebook {
     uint64_t serial; /* counts up with every codebook of the thread */
     uint32_t refs;   /* segments that have its codes, and the job that makes it */
     bool open;       /* rows behind its segments get its codes when a query first meets them */
+    bool is_broken;  /* its centroids are bad: its codes, cells and summaries are not used */
+    uint16_t pass;   /* of the scrub that last came by (scrub.h) */
     struct kv_pq_shape shape;
     float *centroids, *half_squares; /* see kmeans.h */
     int class_id, tile_class;
     uint32_t *cells; /* lists (kernels/cells.h) of the first n_celled rows; NULL: none */
     int cells_class;
     uint32_t n_celled;
-    struct kv_summaries summaries; /* of the first segments' rows, key and value */
-    uint32_t block_begin;          /* the chapter's first block */
-    uint32_t iterations;           /* of k-means that made it */
-    uint64_t train_us;             /* of the thread's time */
+    struct kv_summaries summaries;     /* of the first segments' rows, key and value */
+    uint32_t centroids_crc, cells_crc; /* centroids and half_squares; cells, heads and rows */
+    uint32_t n_cells_lost;             /* rows whose cells were bad, and are to be made again */
+    struct kv_index_plan lost; /* summaries that were bad, and are to be made again... */
+    uint32_t n_lost;           /* ... of so many rows; 0: none */
+    struct kv_index_plan plan; /* by which it was made */
+    uint32_t block_begin;      /* the chapter's first block */
+    uint32_t iterations;       /* of k-means that made it */
+    uint64_t train_us;         /* of the thread's time */
 };
 
 struct kv_codebooks {
@@ -62,6 +81,23 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
                                uint32_t *ret_codebook);
 void kv_codebook_ref(struct kv_codebooks *books, uint32_t codebook);
 void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook);
+
+/* Its centroids are what they will be: makes their checksum. */
+void kv_codebook_seal(struct kv_codebook *book);
+
+/* Compares centroids and cells with the checksums that were made of them. */
+bool kv_codebook_centroids_are_good(const struct kv_codebook *book);
+bool kv_codebook_cells_are_good(const struct kv_codebook *book);
+
+/* Gives it its cells, of the first n_celled rows, or takes them from it (NULL). */
+void kv_codebook_set_cells(struct kv_codebooks *books,
+                           uint32_t codebook,
+                           uint32_t *cells,
+                           int cells_class,
+                           uint32_t n_celled);
+
+/* Summaries that are bad are dropped, and remembered as lost. */
+void kv_codebook_lose_summaries(struct kv_codebooks *books, uint32_t codebook);
 
 /* Puts summaries in the place of what the codebook has; they are its own from then on. */
 void kv_codebook_set_summaries(struct kv_codebooks *books,
@@ -86,7 +122,7 @@ static inline uint32_t kv_codebook_cells_pay(const struct kv_pq_shape *shape)
 
 static inline struct kv_cells kv_codebook_cells(const struct kv_codebook *book)
 {
-    return kv_cells_at(&book->shape, book->cells);
+    return kv_cells_at(&book->shape, book->cells, book->n_celled);
 }
 
 static inline struct kv_codebook *kv_codebook_at(const struct kv_codebooks *books,

@@ -77,6 +77,7 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
                 continue;
             status = kv_unit_init(&part->units[at], &data->heap, layer, head,
                                   schema->layers[layer].row_bytes);
+            part->units[at].writers = &part->writers;
             if (status != KV_OK) {
                 part_clear(data, part);
                 goto err_free;

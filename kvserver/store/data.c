@@ -5,6 +5,7 @@
 #include "message.h"
 #include "op.h"
 #include "querier.h"
+#include "scrub.h"
 #include "thread.h"
 #include "token.h"
 
@@ -449,12 +450,23 @@ static void receive_done(void *arg, kv_status_t status)
     }
 }
 
+/* Bulk that is not wanted has come. */
+static void bulk_discarded(struct kv_work *work)
+{
+    work->landed = true;
+    if (work->status != KV_OK || work->row->discarded == NULL) {
+        answer_status(work);
+        return;
+    }
+    work->state = KV_WORK_BEGUN;
+    work->row->discarded(work);
+}
+
 static void receive_bulk(struct kv_work *work, struct kv_incoming *incoming)
 {
     if (work->discard) {
         kv_incoming_refuse(incoming);
-        work->landed = true;
-        answer_status(work);
+        bulk_discarded(work);
         return;
     }
     work_hand_over(work, KV_WORK_RECEIVING);
@@ -691,8 +703,7 @@ bulk_message(struct kv_peer *peer, const struct kv_wire_header *header, const ui
         work->request.bulk_bytes != header->bulk_bytes)
         return; /* of a request that has ended, or that it overtook: the client sends again */
     if (work->discard) {
-        work->landed = true;
-        answer_status(work);
+        bulk_discarded(work);
         return;
     }
     for (unsigned i = 0; i < work->n_iov; bytes += work->iov[i++].bytes)
@@ -1043,6 +1054,46 @@ static void receipt_timers(struct kv_data *data)
     }
 }
 
+static void tell(_Atomic uint64_t *number, uint64_t value)
+{
+    atomic_store_explicit(number, value, memory_order_relaxed);
+}
+
+static void tell_health(struct kv_data *data)
+{
+    const struct kv_health *health = &data->heap.health;
+    struct kv_stats *stats = &data->stats;
+    _Atomic uint64_t *const found[KV_KINDS] = {
+        [KV_KIND_ROWS] = &stats->bad_rows,           [KV_KIND_CODES] = &stats->bad_codes,
+        [KV_KIND_CENTROIDS] = &stats->bad_centroids, [KV_KIND_CELLS] = &stats->bad_cells,
+        [KV_KIND_SUMMARIES] = &stats->bad_summaries, [KV_KIND_OBJECTS] = &stats->bad_objects,
+    };
+    _Atomic uint64_t *const mended[KV_KINDS] = {
+        [KV_KIND_ROWS] = &stats->mended_rows,
+        [KV_KIND_CODES] = &stats->mended_codes,
+        [KV_KIND_CENTROIDS] = &stats->mended_centroids,
+        [KV_KIND_CELLS] = &stats->mended_cells,
+        [KV_KIND_SUMMARIES] = &stats->mended_summaries,
+        [KV_KIND_OBJECTS] = &stats->mended_objects,
+    };
+    struct kv_scrub_progress progress;
+
+    kv_scrub_progress(data->scrub, &progress);
+    for (unsigned kind = 0; kind < KV_KINDS; kind++) {
+        tell(found[kind], health->found[kind]);
+        tell(mended[kind], health->mended[kind]);
+    }
+    tell(&stats->rows_bad, health->rows_bad);
+    tell(&stats->objects_bad, health->objects_bad);
+    tell(&stats->scrub_bytes, progress.bytes);
+    tell(&stats->scrub_passes, progress.n_passes);
+    tell(&stats->scrub_phase, progress.phase);
+    tell(&stats->scrub_session, progress.session);
+    tell(&stats->scrub_pass_bytes, progress.pass_bytes);
+    tell(&stats->scrub_last_us, progress.last_pass_us);
+    tell(&stats->scrub_last_bytes, progress.last_pass_bytes);
+}
+
 static void timers(struct kv_data *data)
 {
     for (uint32_t i = 0; i < data->n_peers; i++) {
@@ -1059,6 +1110,7 @@ static void timers(struct kv_data *data)
     atomic_store_explicit(&data->stats.memory_lent, kv_arena_bytes_lent(data->arena),
                           memory_order_relaxed);
     atomic_store_explicit(&data->stats.segments, data->heap.n_segments, memory_order_relaxed);
+    tell_health(data);
     struct kv_indexer_stats index;
     kv_indexer_stats(data->indexer, &index);
     atomic_store_explicit(&data->stats.codebooks, kv_pool_lent(data->heap.codebooks.pool),
@@ -1096,10 +1148,14 @@ static bool run_slice(struct kv_data *data)
     return false;
 }
 
-/* What nobody waits for, or waits patiently: codebooks, then looks at how good they are. */
+/* What nobody waits for, or waits patiently: codebooks, then looks at how good they are.  The
+ * scrub takes turns with them: it is told how little it may do. */
 static bool run_background(struct kv_data *data)
 {
     data->turns = 0;
+    data->scrub_is_next = !data->scrub_is_next;
+    if (data->scrub_is_next && kv_scrub_step(data->scrub))
+        return true;
     if (!kv_indexer_step(data->indexer))
         return kv_recall_step(data->querier->recall);
     if (kv_indexer_take_ended(data->indexer))
@@ -1186,11 +1242,13 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         data->works == NULL || data->middles == NULL || data->bodies == NULL ||
         data->stagings == NULL || data->receipts == NULL || data->commands == NULL ||
         !kv_heap_init(&data->heap, data->arena) ||
-        !kv_objects_init(&data->objects, data->arena, setup->secret, setup->object_version))
+        !kv_objects_init(&data->objects, data->arena, &data->heap.health, setup->secret,
+                         setup->object_version))
         goto err_fini;
     data->indexer = kv_indexer_create(&data->heap, data->clock);
     data->querier = kv_querier_create(data);
-    if (data->indexer == NULL || data->querier == NULL)
+    data->scrub = kv_scrub_create(data, setup->scrub_bytes);
+    if (data->indexer == NULL || data->querier == NULL || data->scrub == NULL)
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
@@ -1211,6 +1269,7 @@ void kv_data_fini(struct kv_data *data)
     if (data->port != NULL)
         data->port->row->port_close(data->port);
     kv_ring_destroy(data->commands);
+    kv_scrub_destroy(data->scrub);
     kv_querier_destroy(data->querier);
     kv_indexer_destroy(data->indexer);
     kv_heap_fini(&data->heap);

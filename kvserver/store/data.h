@@ -229,6 +229,7 @@ struct kv_work {
 
 struct kv_indexer;
 struct kv_querier;
+struct kv_scrub;
 
 struct kv_data {
     struct kv_node *node;
@@ -244,6 +245,8 @@ struct kv_data {
     struct kv_objects objects;
     struct kv_indexer *indexer;
     struct kv_querier *querier;
+    struct kv_scrub *scrub;
+    bool scrub_is_next;    /* when something in the background has its turn */
     uint32_t query_slices; /* since messages were last looked at */
     uint32_t turns;        /* steps since the last slice in the background */
     struct kv_part *parts; /* (sessions_max) */
@@ -272,7 +275,7 @@ struct kv_data {
 struct kv_data_setup {
     struct kv_node *node;
     uint32_t index, n_threads, n_parts, n_peers, n_commands, n_works;
-    uint64_t memory_bytes, stuck_send_us, secret, object_version;
+    uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *answers;

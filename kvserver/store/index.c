@@ -1,6 +1,7 @@
 #include "index.h"
 
 #include "random.h"
+#include "verify.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ struct job {
     uint32_t row_bytes;
     uint16_t layer, kv_head;
     uint32_t block_begin;
+    struct kv_writers *writers; /* of its rows, behind the segments; NULL: writer 0 */
 
     /* At work. */
     uint32_t codebook;
@@ -47,14 +49,15 @@ struct job {
     uint32_t *cells;           /* of the arena, until it is the codebook's */
     int cells_class;
     uint32_t n_celled; /* rows */
-    bool is_late;      /* its chapter has codes: only summaries are wanted */
+    bool is_late;      /* its chapter has codes: only summaries are wanted, or cells */
+    bool wants_cells;  /* late ones */
 };
 
 struct kv_indexer {
     struct kv_heap *heap;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
-    struct job *first, **end;
+    struct job *first, **end, *last; /* the last one that was queued */
     struct job **looked; /* the next one of which is asked whether anybody wants it */
     bool ended;
     struct kv_indexer_stats stats;
@@ -132,6 +135,30 @@ void kv_indexer_destroy(struct kv_indexer *indexer)
     free(indexer);
 }
 
+/* The writers of the unit's tokens [begin, end), as far as the session's runs go: its own may
+ * end before the job does. */
+static size_t writers_bytes(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+{
+    const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
+    uint32_t first, last, n_runs = 0;
+
+    for (uint32_t token = begin; writers != NULL && token < end; token = last, n_runs++)
+        kv_writers_seed(writers, 0, 0, token, &first, &last);
+    return n_runs == 0 ? 0 : sizeof(*writers) + n_runs * sizeof(writers->runs[0]);
+}
+
+static void
+copy_writers(const struct kv_unit *unit, uint32_t begin, uint32_t end, struct kv_writers *ret)
+{
+    const struct kv_writers *writers = *unit->writers;
+
+    ret->n_runs = 0;
+    for (uint32_t i = 0, from = 0; from < end && i < writers->n_runs;
+         from = writers->runs[i++].end)
+        if (writers->runs[i].end > begin)
+            ret->runs[ret->n_runs++] = writers->runs[i];
+}
+
 static kv_status_t job_create(struct kv_indexer *indexer,
                               const struct kv_unit *unit,
                               uint32_t block_begin,
@@ -140,9 +167,11 @@ static kv_status_t job_create(struct kv_indexer *indexer,
                               bool is_late)
 {
     struct kv_arena *arena = indexer->heap->arena;
-    uint32_t n_rows = row_end - block_begin * KV_BLOCK_TOKENS;
+    uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    int class_id = kv_arena_class_rounded(arena, n_segments * sizeof(struct kv_segment *));
+    const size_t list_bytes = n_segments * sizeof(struct kv_segment *);
+    const size_t runs_bytes = writers_bytes(unit, first, row_end);
+    int class_id = kv_arena_class_rounded(arena, list_bytes + runs_bytes);
 
     if (class_id < 0)
         return KV_NO_MEMORY;
@@ -169,6 +198,10 @@ static kv_status_t job_create(struct kv_indexer *indexer,
         .block_begin = block_begin,
         .is_late = is_late,
     };
+    if (runs_bytes > 0) {
+        job->writers = (struct kv_writers *)(void *)(segments + n_segments);
+        copy_writers(unit, first, row_end, job->writers);
+    }
     for (uint32_t i = 0; i < n_segments; i++) {
         segments[i] = unit->segments[block_begin + i];
         segments[i]->pins++;
@@ -181,7 +214,7 @@ static kv_status_t job_create(struct kv_indexer *indexer,
         job->codebook = segments[0]->codebook;
         kv_codebook_ref(&indexer->heap->codebooks, job->codebook);
     }
-    *indexer->end = job;
+    *indexer->end = indexer->last = job;
     indexer->end = &job->next;
     indexer->stats.n_jobs++;
     return KV_OK;
@@ -238,7 +271,8 @@ static kv_status_t cut_late(struct kv_indexer *indexer,
         const struct kv_codebook *book =
             kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
         end = kv_unit_chapter_end(unit, begin, n_blocks);
-        if (begin != book->block_begin || segment->training || segment->begins_job)
+        if (begin != book->block_begin || segment->training || segment->begins_job ||
+            book->is_broken)
             continue;
         uint32_t n_rows = book->summaries.shape.bits == plan->rest_bits &&
                                   book->summaries.shape.d_v == plan->d_v
@@ -280,6 +314,31 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
     return status;
 }
 
+kv_status_t
+kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block)
+{
+    const struct kv_segment *segment = unit->segments[block];
+
+    if (!segment->in_chapter || segment->training || segment->begins_job)
+        return KV_OK;
+    struct kv_codebook *book = kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+    const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
+    const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
+    const bool wants_cells = book->n_cells_lost > 0 && n_rows >= book->n_cells_lost;
+    const bool wants_rest = book->n_lost > 0 && n_rows >= book->n_lost;
+    struct kv_index_plan plan = book->n_lost > 0 ? book->lost : book->plan;
+    kv_status_t status;
+
+    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
+        return KV_OK;
+    if (!wants_rest)
+        plan.rest_bits = 0;
+    status = job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
+    if (status == KV_OK)
+        indexer->last->wants_cells = wants_cells;
+    return status;
+}
+
 void kv_index_look(const struct kv_heap *heap,
                    const struct kv_unit *unit,
                    uint32_t tokens,
@@ -297,7 +356,7 @@ void kv_index_look(const struct kv_heap *heap,
         ret_look->n_pending += segment->begins_job;
         if (segment->codes == NULL)
             continue;
-        ret_look->n_coded += segment->n_coded < n_rows ? segment->n_coded : n_rows;
+        ret_look->n_coded += kv_segment_coded(heap, segment, n_rows);
         const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
         if (book == last || segment->training)
             continue; /* counted, or still to come */
@@ -318,6 +377,26 @@ static const uint8_t *row_at(const struct job *job, uint32_t row)
 {
     return job->segments[row / KV_BLOCK_TOKENS]->rows +
            (size_t)(row % KV_BLOCK_TOKENS) * job->row_bytes;
+}
+
+/* Rows that are about to be read, every `stride`-th: what is made of them stays. */
+static bool are_good(struct kv_indexer *indexer,
+                     const struct job *job,
+                     uint32_t first,
+                     uint32_t stride,
+                     uint32_t n)
+{
+    const struct kv_row_set rows = {
+        .segments = job->segments,
+        .block = job->block_begin,
+        .row_bytes = job->row_bytes,
+        .layer = job->layer,
+        .kv_head = job->kv_head,
+        .writers = job->writers,
+    };
+
+    return kv_verify_run(indexer->heap, &rows, job->block_begin * KV_BLOCK_TOKENS + first,
+                         stride, n) == n;
 }
 
 /* Rows of one slice, of which each costs an inner product with every centroid. */
@@ -361,6 +440,7 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
+    book_of(indexer, job)->plan = job->plan;
     kmeans = kv_codebook_kmeans(book_of(indexer, job));
 
     job->stride = (job->n_rows + KV_INDEX_SAMPLE_MAX - 1) / KV_INDEX_SAMPLE_MAX;
@@ -370,11 +450,14 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
     for (uint32_t i = 0, n = 0; n < n_centroids; i++) {
         if (kv_random_below(&random, job->n_sample - i) >= n_centroids - n)
             continue;
+        if (!are_good(indexer, job, i * job->stride, 1, 1))
+            return KV_CORRUPT;
         kv_keys_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1, shape->d,
                      indexer->keys);
         kv_kmeans_set_centroid(shape, &kmeans, n++, indexer->keys);
     }
     kv_kmeans_half_squares(shape, &kmeans);
+    kv_codebook_seal(book_of(indexer, job));
     job->state = job->plan.iterations > 0 ? JOB_LLOYD : JOB_ENCODE;
     return KV_OK;
 }
@@ -389,7 +472,7 @@ static double sum_of_squares(const float *half_squares, size_t n)
 }
 
 /* Some rows to their centroids; behind the last row, the centroids to their rows. */
-static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t begin_us)
+static kv_status_t lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t begin_us)
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
     struct kv_codebook *book = book_of(indexer, job);
@@ -398,6 +481,8 @@ static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t be
     const uint32_t at_once = rows_at_once(job);
     uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
 
+    if (!are_good(indexer, job, job->cursor * job->stride, job->stride, n))
+        return KV_CORRUPT;
     for (uint32_t i = 0, run; i < n; i += run) {
         uint32_t row = (job->cursor + i) * job->stride;
 
@@ -410,7 +495,7 @@ static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t be
     kv_kmeans_step(shape, &kmeans, indexer->keys, n, indexer->codes, n, &sums);
     job->cursor += n;
     if (job->cursor < job->n_sample)
-        return;
+        return KV_OK;
 
     double moved = kv_kmeans_update(shape, &kmeans, &sums);
     job->cursor = 0;
@@ -418,8 +503,11 @@ static void lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t be
     uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
     if (book->iterations >= job->plan.iterations ||
         (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) ||
-        !(moved > TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(shape))))
+        !(moved > TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(shape)))) {
+        kv_codebook_seal(book);
         job->state = JOB_ENCODE;
+    }
+    return KV_OK;
 }
 
 /* Some rows of a segment; true behind the last. */
@@ -437,6 +525,8 @@ static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, boo
         n_rows = KV_BLOCK_TOKENS;
     if (end > n_rows)
         end = n_rows;
+    if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
+        return KV_CORRUPT;
     status = kv_segment_encode(indexer->heap, segment, job->codebook, job->plan.type,
                                job->row_bytes, end);
     if (status != KV_OK)
@@ -471,23 +561,50 @@ static bool begin_cells(struct kv_indexer *indexer, struct job *job)
     return job->cells != NULL;
 }
 
-/* Some segments are counted, or placed; true behind the last one placed. */
+/* There will be no cells yet: some codes are bad. */
+static void give_up_cells(struct kv_indexer *indexer, struct job *job)
+{
+    book_of(indexer, job)->n_cells_lost = job->n_celled;
+    kv_arena_free(indexer->heap->arena, job->cells_class, job->cells);
+    job->cells = NULL;
+}
+
+/* The book has its cells. */
+static void end_cells(struct kv_indexer *indexer, struct job *job)
+{
+    struct kv_codebook *book = book_of(indexer, job);
+    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
+
+    kv_cells_end(&book->shape, &cells);
+    kv_codebook_set_cells(&indexer->heap->codebooks, job->codebook, job->cells,
+                          job->cells_class, job->n_celled);
+    job->cells = NULL;
+    if (job->wants_cells)
+        indexer->heap->health.mended[KV_KIND_CELLS]++;
+    book->n_cells_lost = 0;
+}
+
+/* Some segments are counted, or placed; true behind the last one placed, or where that ends. */
 static bool cells_slice(struct kv_indexer *indexer, struct job *job)
 {
     struct kv_codebook *book = book_of(indexer, job);
     const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
     const uint32_t end =
         n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
-    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells);
+    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
 
     for (; job->cursor < end; job->cursor++) {
-        const uint8_t *tile = job->segments[job->cursor]->codes;
+        const struct kv_segment *segment = job->segments[job->cursor];
 
+        if (!segment->in_chapter || !kv_segment_codes_are_good(indexer->heap, segment)) {
+            give_up_cells(indexer, job);
+            return true;
+        }
         if (job->state == JOB_CELLS_COUNT)
-            kv_cells_count(&book->shape, tile, KV_PQ_TILE, &cells);
+            kv_cells_count(&book->shape, segment->codes, KV_PQ_TILE, &cells);
         else
-            kv_cells_place(&book->shape, tile, KV_PQ_TILE, job->cursor * KV_BLOCK_TOKENS,
-                           &cells);
+            kv_cells_place(&book->shape, segment->codes, KV_PQ_TILE,
+                           job->cursor * KV_BLOCK_TOKENS, &cells);
     }
     if (end < n_segments)
         return false;
@@ -497,11 +614,7 @@ static bool cells_slice(struct kv_indexer *indexer, struct job *job)
         job->state = JOB_CELLS_PLACE;
         return false;
     }
-    kv_cells_end(&book->shape, &cells);
-    book->cells = job->cells;
-    book->cells_class = job->cells_class;
-    book->n_celled = job->n_celled;
-    job->cells = NULL;
+    end_cells(indexer, job);
     return true;
 }
 
@@ -521,20 +634,28 @@ static bool begin_rest(struct kv_indexer *indexer, struct job *job)
     return true;
 }
 
-/* True when the codebook has them. */
-static bool rest_slice(struct kv_indexer *indexer, struct job *job)
+/* *ret_done: the codebook has them. */
+static kv_status_t rest_slice(struct kv_indexer *indexer, struct job *job, bool *ret_done)
 {
+    struct kv_codebook *book = book_of(indexer, job);
     uint32_t first, n;
 
     kv_summarise_next(&indexer->summariser, &first, &n);
-    if (kv_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
-                           job->row_bytes))
-        return false;
-    const struct kv_summaries made = kv_summarise_end(&indexer->summariser);
+    if (!are_good(indexer, job, first, 1, n))
+        return KV_CORRUPT;
+    *ret_done = !kv_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
+                                    job->row_bytes);
+    if (!*ret_done)
+        return KV_OK;
+    struct kv_summaries made = kv_summarise_end(&indexer->summariser);
+    made.seed = job->plan.seed;
     kv_codebook_set_summaries(&indexer->heap->codebooks, job->codebook, &made);
+    if (book->n_lost > 0)
+        indexer->heap->health.mended[KV_KIND_SUMMARIES]++;
+    book->n_lost = 0;
     indexer->stats.rows_summarised += made.n_rows;
     job->state = JOB_REST_BEGIN;
-    return true;
+    return KV_OK;
 }
 
 /* Somebody still has as many of its first segments as he would get codes for. */
@@ -583,12 +704,13 @@ bool kv_indexer_step(struct kv_indexer *indexer)
     switch (job->state) {
     case JOB_QUEUED:
         if (job->is_late)
-            job->state = JOB_REST_BEGIN;
+            job->state = job->wants_cells && begin_cells(indexer, job) ? JOB_CELLS_COUNT
+                                                                       : JOB_REST_BEGIN;
         else
             status = seed_job(indexer, job);
         break;
     case JOB_LLOYD:
-        lloyd_slice(indexer, job, begin_us);
+        status = lloyd_slice(indexer, job, begin_us);
         break;
     case JOB_ENCODE:
         status = encode_slice(indexer, job, &done);
@@ -607,7 +729,7 @@ bool kv_indexer_step(struct kv_indexer *indexer)
             job->state = JOB_REST;
         break;
     case JOB_REST:
-        done = rest_slice(indexer, job);
+        status = rest_slice(indexer, job, &done);
         break;
     }
     uint64_t spent_us = kv_clock_now(indexer->clock) - begin_us;

@@ -14,6 +14,9 @@
  * dropped when nobody has so many of its first segments any more that they are worth a
  * codebook.
  *
+ * Rows are verified in each slice that reads them (verify.h).  A job that meets a bad one
+ * fails: nothing is made of such rows.
+ *
  * Threads: the data thread.  Memory: jobs from a pool, what a job needs from the arena while it
  * is at work.
  */
@@ -26,18 +29,6 @@
 enum {
     KV_INDEX_SAMPLE_MAX = 16384, /* rows that k-means looks at */
     KV_INDEX_JOBS_MAX = 16384,   /* queued on one data thread */
-};
-
-/* How to make codes. */
-struct kv_index_plan {
-    uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
-    struct kv_pq_shape shape;
-    enum kv_key_type type;
-    uint32_t d_v;        /* elements of a value */
-    uint32_t rest_bits;  /* KV_REST_16, KV_REST_64; 0: no summaries are asked for */
-    uint32_t iterations; /* of k-means at most */
-    uint64_t budget_us;  /* of the thread's time for k-means; 0: no limit */
-    uint64_t seed;
 };
 
 struct kv_indexer;
@@ -54,6 +45,11 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
                          const struct kv_unit *unit,
                          uint32_t tokens,
                          const struct kv_index_plan *plan);
+
+/* Queues a job for cells and summaries that the chapter which begins at the block has lost, if
+ * the unit has all of their rows and no job is at them.  KV_BUSY, KV_NO_MEMORY: later, then. */
+kv_status_t
+kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block);
 
 /* What the unit's first `tokens` rows have. */
 struct kv_index_look {

@@ -47,6 +47,7 @@ struct kv_node_config {
                                  dead (message carrier); 0: 30000 */
     uint32_t stuck_send_ms;   /* a client that neither takes a reply nor sends the data that it
                                  announced for so long loses its channel; 0: 10000 */
+    uint64_t scrub_bytes;     /* of memory checked in the background, a second; 0: none */
     uint64_t seed;            /* of tokens and ids; 0: from the system */
     const struct kv_clock *clock;
     struct kv_transport *transport; /* borrowed for the node's life */

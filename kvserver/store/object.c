@@ -1,16 +1,21 @@
 #include "object.h"
 
+#include "checksum.h"
+
 #include <assert.h>
 #include <string.h>
 
 bool kv_objects_init(struct kv_objects *objects,
                      struct kv_arena *arena,
+                     struct kv_health *health,
                      uint64_t secret,
                      uint64_t version)
 {
     objects->arena = arena;
     objects->bytes = 0;
     objects->version = version;
+    objects->first = objects->last = objects->looked = NULL;
+    objects->health = health;
     objects->map = kv_map_create(secret);
     return objects->map != NULL;
 }
@@ -32,6 +37,7 @@ static void object_free(struct kv_objects *objects, struct kv_stored_object *obj
 struct kv_stored_object *kv_object_create(struct kv_objects *objects,
                                           const struct kv_id128 *key,
                                           uint64_t bytes,
+                                          uint32_t seed,
                                           const uint32_t *crcs)
 {
     uint32_t n_pieces = kv_object_n_pieces(bytes);
@@ -48,6 +54,7 @@ struct kv_stored_object *kv_object_create(struct kv_objects *objects,
     *object = (struct kv_stored_object){.key = *key,
                                         .bytes = bytes,
                                         .pins = 1,
+                                        .seed = seed,
                                         .version = objects->version,
                                         .class_id = (uint8_t)record_class};
     objects->bytes += bytes;
@@ -84,6 +91,13 @@ kv_status_t kv_objects_publish(struct kv_objects *objects, struct kv_stored_obje
     if (!kv_map_set(objects->map, &object->key, object))
         return KV_NO_MEMORY;
     object->published = true;
+    object->next = NULL;
+    object->prev = objects->last;
+    if (objects->last != NULL)
+        objects->last->next = object;
+    else
+        objects->first = object;
+    objects->last = object;
     return KV_OK;
 }
 
@@ -100,9 +114,62 @@ bool kv_objects_remove(struct kv_objects *objects, const struct kv_id128 *key)
     if (object == NULL)
         return false;
     object->published = false;
+    if (object->prev != NULL)
+        object->prev->next = object->next;
+    else
+        objects->first = object->next;
+    if (object->next != NULL)
+        object->next->prev = object->prev;
+    else
+        objects->last = object->prev;
+    if (objects->looked == object)
+        objects->looked = object->next;
+    objects->health->objects_bad -= kv_object_n_bad(object);
     if (object->pins == 0)
         object_free(objects, object);
     return true;
+}
+
+void kv_object_mark_bad(struct kv_objects *objects,
+                        struct kv_stored_object *object,
+                        uint32_t piece)
+{
+    if (object->pieces[piece].is_bad || !object->published)
+        return;
+    object->pieces[piece].is_bad = true;
+    objects->health->found[KV_KIND_OBJECTS]++;
+    objects->health->objects_bad++;
+}
+
+bool kv_object_verify(struct kv_objects *objects,
+                      struct kv_stored_object *object,
+                      uint32_t piece)
+{
+    const struct kv_object_piece *one = &object->pieces[piece];
+
+    if (kv_crc32c(object->seed + piece, one->bytes,
+                  kv_object_piece_bytes(object->bytes, piece)) != one->crc)
+        kv_object_mark_bad(objects, object, piece);
+    return !one->is_bad;
+}
+
+uint32_t kv_object_n_bad(const struct kv_stored_object *object)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < object->n_pieces; i++)
+        n += object->pieces[i].is_bad;
+    return n;
+}
+
+kv_status_t kv_objects_replace(struct kv_objects *objects, struct kv_stored_object *object)
+{
+    const struct kv_stored_object *old = kv_objects_find(objects, &object->key);
+
+    objects->health->mended[KV_KIND_OBJECTS] += kv_object_n_bad(old);
+    object->version = old->version;
+    (void)kv_objects_remove(objects, &object->key);
+    return kv_objects_publish(objects, object);
 }
 
 bool kv_object_same(const struct kv_stored_object *object, uint64_t bytes, const uint32_t *crcs)

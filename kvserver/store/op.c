@@ -52,6 +52,7 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
                           .body_min = 1,
                           .begin = kv_op_object_put_begin,
                           .landed = kv_op_object_put_landed,
+                          .discarded = kv_op_object_put_discarded,
                           .run = kv_op_object_put_run},
     [KV_OP_OBJECT_GET] = {.name = "object_get",
                           .summary = "answers one piece of an object",
@@ -116,10 +117,11 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
     [KV_OP_SESSION] = {.name = "session",
                        .summary = "tells a session's length, bytes and lease",
                        .control = kv_control_session},
-    [KV_OP_TABLE] = {.name = "table",
-                     .summary =
-                         "tells about the node: status, sessions, clients, models, ops, stats",
-                     .control = kv_control_table},
+    [KV_OP_TABLE] =
+        {.name = "table",
+         .summary =
+             "tells about the node: status, sessions, clients, models, ops, stats, scrub",
+         .control = kv_control_table},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "takes nothing new, finishes, stops",
                      .control = kv_control_drain},

@@ -25,10 +25,12 @@ struct kv_op_row {
     const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 
     /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
-     * is where work->iov said.  run: a slice of queued work; true while there is more.  wake:
+     * is where work->iov said.  discarded: it came and was not taken, as begin() wanted; NULL:
+     * the answer leaves.  run: a slice of queued work; true while there is more.  wake:
      * rows came or went.  release: the work ends, however; undo what it holds on units. */
     void (*begin)(struct kv_work *work);
     void (*landed)(struct kv_work *work);
+    void (*discarded)(struct kv_work *work);
     bool (*run)(struct kv_work *work);
     void (*wake)(struct kv_work *work);
     void (*release)(struct kv_work *work);
@@ -64,6 +66,7 @@ void kv_op_query_release(struct kv_work *work);
 /* ops_object.c */
 void kv_op_object_put_begin(struct kv_work *work);
 void kv_op_object_put_landed(struct kv_work *work);
+void kv_op_object_put_discarded(struct kv_work *work);
 bool kv_op_object_put_run(struct kv_work *work);
 void kv_op_object_get_begin(struct kv_work *work);
 void kv_op_object_exists_begin(struct kv_work *work);

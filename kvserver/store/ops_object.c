@@ -113,6 +113,10 @@ static void put_finish(struct kv_work *work)
             kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
             return;
         }
+        if (kv_object_n_bad(other) > 0 && kv_objects_replace(objects, object) != KV_OK) {
+            kv_work_fail(work, KV_NO_MEMORY, "object_put: no memory for the name");
+            return;
+        }
     } else if (kv_objects_publish(objects, object) != KV_OK) {
         kv_work_fail(work, KV_NO_MEMORY, "object_put: no memory for the name");
         return;
@@ -124,15 +128,48 @@ static void put_finish(struct kv_work *work)
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 
+static void answer_there(struct kv_work *work)
+{
+    put_set_done(work->peer, work->request.put_number);
+    kv_work_answer(work, NULL, 0, NULL, 0);
+}
+
+/* The object is there already, and its bytes are those that came, which were not taken.  One
+ * piece per slice: one that has gone bad is known then, and the client, which repeats what is
+ * busy, brings it again. */
+static bool verify_there(struct kv_work *work)
+{
+    struct kv_stored_object *object = work->object;
+
+    (void)kv_object_verify(&work->data->objects, object, work->cursor_unit);
+    if (++work->cursor_unit < object->n_pieces)
+        return true;
+    if (kv_object_n_bad(object) > 0)
+        kv_work_fail(work, KV_BUSY,
+                     "object_put: the object has gone bad in memory: send it again");
+    else
+        answer_there(work);
+    return false;
+}
+
+void kv_op_object_put_discarded(struct kv_work *work)
+{
+    if (work->object == NULL)
+        answer_there(work);
+    else if (verify_there(work))
+        kv_work_queue(work);
+}
+
 /* One piece per slice. */
 bool kv_op_object_put_run(struct kv_work *work)
 {
     struct kv_stored_object *object = work->object;
     uint32_t i = work->cursor_unit;
-    uint32_t seed = (uint32_t)work->cursor_bytes;
     const struct kv_object_piece *piece = &object->pieces[i];
 
-    if (kv_crc32c(seed + i, piece->bytes, kv_object_piece_bytes(object->bytes, i)) !=
+    if (work->discard)
+        return verify_there(work);
+    if (kv_crc32c(object->seed + i, piece->bytes, kv_object_piece_bytes(object->bytes, i)) !=
         piece->crc) {
         kv_count(&work->data->stats.corrupt_rows, 1);
         kv_work_fail(work, KV_CORRUPT, "object_put: piece %u: wrong checksum", i);
@@ -148,6 +185,17 @@ void kv_op_object_put_landed(struct kv_work *work)
 {
     if (kv_op_object_put_run(work))
         kv_work_queue(work);
+}
+
+/* The object is there: what comes is not taken, and it is verified; NULL: the put was done
+ * before.
+ */
+static void await_discard(struct kv_work *work, struct kv_stored_object *there)
+{
+    if (there != NULL)
+        kv_object_pin(there);
+    work->object = there;
+    kv_work_await_bulk(work, true);
 }
 
 void kv_op_object_put_begin(struct kv_work *work)
@@ -175,27 +223,28 @@ void kv_op_object_put_begin(struct kv_work *work)
         return;
     }
     memcpy(crcs, work->body + request->name_bytes, n_pieces * sizeof(uint32_t));
-    work->cursor_bytes = kv_object_seed(&name);
 
     if (!put_is_due(work))
         return;
-    const struct kv_stored_object *there = kv_objects_find(&work->data->objects, &key);
+    struct kv_stored_object *there = kv_objects_find(&work->data->objects, &key);
     bool is_done = put_is_done(work->peer, request->put_number);
-    if (is_done || there != NULL) {
-        if (!is_done && !kv_object_same(there, request->object_bytes, crcs)) {
-            kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
-            return;
-        }
-        put_set_done(work->peer, request->put_number);
+    if (!is_done && there != NULL && !kv_object_same(there, request->object_bytes, crcs)) {
+        kv_work_fail(work, KV_EXISTS, "object_put: the name holds other bytes");
+        return;
+    }
+    if (!is_done && there != NULL && in_body)
+        (void)kv_object_verify(&work->data->objects, there, 0);
+    if (is_done || (there != NULL && kv_object_n_bad(there) == 0)) {
         work->reply.object_bytes = request->object_bytes;
         work->small[0] = '\0';
         if (in_body)
-            kv_work_answer(work, NULL, 0, NULL, 0);
+            answer_there(work);
         else
-            kv_work_await_bulk(work, true);
+            await_discard(work, is_done ? NULL : there);
         return;
     }
-    work->object = kv_object_create(&work->data->objects, &key, request->object_bytes, crcs);
+    work->object = kv_object_create(&work->data->objects, &key, request->object_bytes,
+                                    kv_object_seed(&name), crcs);
     if (work->object == NULL) {
         kv_work_fail(work, KV_NO_MEMORY, "object_put: the store's memory is full");
         return;
@@ -238,6 +287,12 @@ void kv_op_object_get_begin(struct kv_work *work)
     const struct kv_object_piece *piece = &object->pieces[index];
     uint32_t bytes = kv_object_piece_bytes(object->bytes, index);
 
+    if (piece->is_bad) {
+        kv_work_fail(work, KV_CORRUPT,
+                     "object_get: piece %u: it has gone bad in memory: put the object again",
+                     index);
+        return;
+    }
     kv_object_pin(object);
     work->object = object;
     work->reply.offset = request->offset;

@@ -199,7 +199,8 @@ bool kv_op_query_run(struct kv_work *work)
     }
     if (!take_querier(work, querier))
         return false;
-    kv_querier_slice(querier, work);
+    if (!kv_querier_slice(querier, work))
+        return false;
     if (querier->unit < work->request.n_units)
         return true;
     if (check_outputs(work, querier))

@@ -8,16 +8,22 @@
  *                          - staged: otherwise; the data lands in a buffer and goes on as if it
  *                            had come in the body
  *
- * Rows that are there already must have the same CRCs: so a put may be repeated.  A put that
- * begins beyond what is committed waits for those before it, where there are any: where not all
- * rows up to its first one are there or landing, either its client says that it has sent them
- * (`snapshot`), or another put that is no such put itself is under way; else it is refused.
+ * Rows that are there already must have the same CRCs: so a put may be repeated.  They are
+ * verified, and what has gone bad is written again from what came.
  *
- * Read and fetch wait for rows that are not committed.  Small answers are gathered into the
- * reply; rows that lie in one piece are sent from where they lie, pinned; the rest is gathered
- * into a staging buffer in slices. */
+ * A put that begins beyond what is committed waits for those before it, where there are any:
+ * where not all rows up to its first one are there or landing, either its client says that it
+ * has sent them (`snapshot`), or another put that is no such put itself is under way; else it
+ * is refused.
+ *
+ * Read and fetch wait for rows that are not committed, and refuse those that are known to be
+ * bad.  Others are not verified here: who asked for them does.  Small answers are gathered into
+ * the reply; rows that lie in one piece are sent from where they lie, pinned; the rest is
+ * gathered into a staging buffer in slices. */
+#include "checksum.h"
 #include "gather.h"
 #include "op.h"
+#include "verify.h"
 
 #include <assert.h>
 #include <string.h>
@@ -143,25 +149,75 @@ static void count_rows_in(struct kv_work *work, uint64_t rows, uint64_t bytes)
     kv_count(&work->peer->rows_in, rows);
 }
 
-/* Rows that are there already must be the same.  On failure the work has failed. */
-static bool same_rows(struct kv_work *work)
+/* Verifies rows that are there already: they must be those that came, but for *ret_n_bad of
+ * them that have gone bad.  On failure the work has failed. */
+static bool same_rows(struct kv_work *work, uint32_t *ret_n_bad)
 {
     const struct kv_wire_header *request = &work->request;
     const uint32_t *crcs = numbers_of(work);
-    uint32_t end = request->token_begin + request->token_count;
+    const uint32_t begin = request->token_begin, end = begin + request->token_count;
 
+    *ret_n_bad = 0;
     for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
         const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_row_set rows = kv_unit_rows(unit);
         uint32_t there = unit->committed < end ? unit->committed : end;
 
-        for (uint32_t token = request->token_begin; token < there; token++) {
-            if (*kv_unit_crc(unit, token) != crcs[token - request->token_begin]) {
+        if (there > begin)
+            kv_verify_run(&work->data->heap, &rows, begin, 1, there - begin);
+        for (uint32_t token = begin; token < there; token++) {
+            if (kv_unit_is_bad(unit, token)) {
+                ++*ret_n_bad;
+            } else if (*kv_unit_crc(unit, token) != crcs[token - begin]) {
                 kv_work_fail(work, KV_CONFLICT,
                              "%s: layer %u head %u token %u: another row is there",
                              work->row->name, unit->layer, unit->kv_head, token);
                 return false;
             }
         }
+    }
+    return true;
+}
+
+/* Whether the row that has gone bad was one of this checksum: its own is that, and its bytes
+ * have changed, or its bytes have that, and its checksum has changed. */
+static bool was_row(const struct kv_unit *unit, uint32_t token, uint32_t crc)
+{
+    const struct kv_row_set rows = kv_unit_rows(unit);
+    uint32_t seed;
+
+    kv_verify_seeds(&rows, &token, 1, &seed);
+    return *kv_unit_crc(unit, token) == crc ||
+           kv_crc32c(seed, kv_unit_row(unit, token), unit->row_bytes) == crc;
+}
+
+/* Writes the rows again that have gone bad, from those that came, which are good.  On failure
+ * the work has failed. */
+static bool mend_rows(struct kv_work *work, const uint8_t *rows)
+{
+    const struct kv_wire_header *request = &work->request;
+    const uint32_t *crcs = numbers_of(work);
+    const uint32_t begin = request->token_begin, end = begin + request->token_count;
+
+    for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
+        struct kv_unit *unit = unit_at(work, i);
+        uint32_t there = unit->committed < end ? unit->committed : end;
+
+        for (uint32_t token = begin; token < there; token++) {
+            if (!kv_unit_is_bad(unit, token))
+                continue;
+            if (!was_row(unit, token, crcs[token - begin])) {
+                kv_work_fail(
+                    work, KV_CONFLICT,
+                    "%s: layer %u head %u token %u: the row there has gone bad, and was "
+                    "another",
+                    work->row->name, unit->layer, unit->kv_head, token);
+                return false;
+            }
+            kv_unit_mend(unit, &work->data->heap, token,
+                         rows + (size_t)(token - begin) * unit->row_bytes, crcs[token - begin]);
+        }
+        rows += (size_t)request->token_count * unit->row_bytes;
     }
     return true;
 }
@@ -230,6 +286,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     const uint32_t *crcs = numbers_of(work);
     uint32_t begin = request->token_begin, count = request->token_count, end = begin + count;
     uint64_t n_rows = 0, bytes = 0;
+    uint32_t n_bad;
     bool ready = true;
 
     for (uint32_t i = 0; i < request->n_units && ready; i++) {
@@ -243,7 +300,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
             kv_work_wait(work);
         return;
     }
-    if (!same_rows(work))
+    if (!same_rows(work, &n_bad))
         return;
 
     const uint8_t *from = rows;
@@ -260,6 +317,8 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
         }
         from += (size_t)count * unit->row_bytes;
     }
+    if (n_bad > 0 && !mend_rows(work, rows))
+        return;
     for (uint32_t i = 0; i < request->n_units; i++) {
         struct kv_unit *unit = unit_at(work, i);
         if (end > unit->reserved && kv_unit_reserve(unit, &work->data->heap, end) != KV_OK) {
@@ -433,14 +492,18 @@ void kv_op_put_begin(struct kv_work *work)
         there = there && standing == THERE;
     }
     if (there) {
-        if (same_rows(work)) {
+        uint32_t n_bad;
+
+        if (!same_rows(work, &n_bad))
+            return;
+        if (n_bad == 0) {
             work->reply.layer = units_of(work)[0].layer;
             work->reply.snapshot = end;
             work->reply.n_rows = (uint32_t)n_rows;
             work->small[0] = '\0';
             kv_work_await_bulk(work, true);
+            return;
         }
-        return;
     }
     if (direct) {
         kv_status_t status = put_reserve(work);
@@ -593,6 +656,37 @@ static void gather_crcs(const struct kv_work *work, uint32_t *ret_crcs)
     }
 }
 
+/* Whether no row is known to be bad.  On failure the work has failed. */
+static bool rows_are_good(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    const uint32_t *ids = numbers_of(work);
+
+    for (uint32_t i = 0; i < request->n_units; i++) {
+        const struct kv_unit *unit = unit_at(work, i);
+        const uint32_t n = rows_of(work, i);
+        uint32_t bad = UINT32_MAX;
+
+        if (is_fetch(work)) {
+            for (uint32_t j = 0; j < n && bad == UINT32_MAX; j++)
+                bad = kv_unit_is_bad(unit, ids[j]) ? ids[j] : UINT32_MAX;
+            ids += n;
+        } else {
+            const uint32_t first = kv_unit_known_bad(unit, request->token_begin, n);
+
+            bad = first < request->token_begin + n ? first : UINT32_MAX;
+        }
+        if (bad == UINT32_MAX)
+            continue;
+        kv_work_fail(
+            work, KV_CORRUPT,
+            "%s: layer %u head %u token %u: the row has gone bad in memory: put it again",
+            work->row->name, unit->layer, unit->kv_head, bad);
+        return false;
+    }
+    return true;
+}
+
 /* All rows are committed: answer, or queue what takes a staging buffer. */
 static void read_ready(struct kv_work *work)
 {
@@ -602,6 +696,8 @@ static void read_ready(struct kv_work *work)
     size_t crc_bytes = n_rows * sizeof(uint32_t);
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2;
 
+    if (!rows_are_good(work))
+        return;
     if (work->answer == NULL) {
         size_t need = crc_bytes + (in_body ? bytes : 0);
         /* `small` may hold the request's body: the answer then needs a slot of its own. */

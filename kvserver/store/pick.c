@@ -49,6 +49,8 @@ void kv_pick_begin(struct kv_picker *picker,
     picker->tokens = tokens;
     picker->heads = heads;
     picker->n = picker->part = picker->done = 0;
+    memset(picker->n_of, 0, sizeof(picker->n_of));
+    picker->n_max = kv_choice_max(&chooser->choice, scan->n);
 }
 
 /* Rows of the group's chosen cells, counted from the part's first row on. */
@@ -64,7 +66,7 @@ static size_t pick_cells(struct kv_picker *picker,
     const float *scores = kv_chooser_scores(picker->chooser, group) + part->item;
     const struct kv_cells cells = kv_codebook_cells(book);
     struct kv_selector *selector = &picker->chooser->groups[group];
-    const uint32_t n_cells = kv_cells_n_full(&book->shape, &cells);
+    const uint32_t n_cells = part->n_items;
     uint32_t above[KV_CELLS_MAX + KV_SELECT_SPARE], equal[KV_CELLS_MAX + KV_SELECT_SPARE];
     size_t n_above, n_equal;
 
@@ -112,16 +114,17 @@ bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap)
                                                        part->item + picker->done,
                                                    NULL, n_rows, 0, picker->rows);
 
+        picker->n_of[group] += (uint32_t)n;
         for (size_t i = 0; n_groups > 1 && i < n; i++)
             picker->marks[picker->rows[i]] |= 1u << group;
-        for (size_t i = 0; n_groups == 1 && i < n; i++) {
+        for (size_t i = 0; n_groups == 1 && i < n && picker->n < picker->n_max; i++) {
             picker->heads[picker->n] =
                 kv_choice_merges(&picker->chooser->choice) ? UINT32_MAX : 1;
             picker->tokens[picker->n++] = begin + picker->rows[i];
         }
     }
     for (uint32_t i = 0; n_groups > 1 && i < n_rows; i++) {
-        if (picker->marks[i] == 0)
+        if (picker->marks[i] == 0 || picker->n == picker->n_max)
             continue;
         picker->heads[picker->n] = picker->marks[i];
         picker->tokens[picker->n++] = begin + i;
@@ -132,6 +135,19 @@ bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap)
         picker->done = 0;
     }
     return picker->part == picker->scan->n_parts;
+}
+
+bool kv_pick_is_whole(const struct kv_picker *picker)
+{
+    const struct kv_chooser *chooser = picker->chooser;
+
+    for (uint32_t group = 0; group < kv_choice_groups(&chooser->choice); group++) {
+        const uint32_t takes = kv_choice_takes(&chooser->choice, chooser->k[group]);
+
+        if (picker->n_of[group] != (takes < picker->scan->n ? takes : picker->scan->n))
+            return false;
+    }
+    return true;
 }
 
 /* The item of a token in such a part, which is its cell's.  While the query waited, the unit

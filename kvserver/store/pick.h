@@ -15,9 +15,11 @@
 struct kv_picker {
     const struct kv_scan *scan;
     struct kv_chooser *chooser;
-    uint32_t *tokens, *heads; /* of the caller */
-    uint32_t n;               /* tokens so far; in the end, all */
-    uint32_t part, done;      /* rows of it */
+    uint32_t *tokens, *heads;      /* of the caller */
+    uint32_t n;                    /* tokens so far; in the end, all */
+    uint32_t n_max;                /* room for them: cells whose lists are bad may claim more */
+    uint32_t n_of[KV_QUERIES_MAX]; /* rows that each group has chosen so far */
+    uint32_t part, done;           /* rows of it */
 
     /* Of some rows of a part. */
     uint32_t *rows, *marks;     /* (KV_PICK_ROWS_MAX) */
@@ -42,6 +44,10 @@ void kv_pick_begin(struct kv_picker *picker,
 
 /* Some rows, or one chapter's cells; true when picker->n tokens are there. */
 bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap);
+
+/* Whether each group chose as many rows as it was to: lists of cells that have gone bad may
+ * make it more or fewer. */
+bool kv_pick_is_whole(const struct kv_picker *picker);
 
 /* The merged weights, which the chooser has made, of n tokens that it chose, ascending. */
 void kv_pick_weights(const struct kv_scan *scan,

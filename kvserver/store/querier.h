@@ -78,7 +78,14 @@ struct kv_querier {
 struct kv_querier *kv_querier_create(struct kv_data *data);
 void kv_querier_destroy(struct kv_querier *querier); /* NULL is allowed */
 
-/* A slice of the stage that the owner's query is at: query_stages.c. */
-void kv_querier_slice(struct kv_querier *querier, struct kv_work *work);
+/* No scan's parts are in use: codes, cells and centroids may be freed. */
+static inline bool kv_querier_is_between(const struct kv_querier *querier)
+{
+    return querier->owner == NULL || !querier->begun || querier->stage == KV_QUERY_UNIT;
+}
+
+/* A slice of the stage that the owner's query is at: query_stages.c.  False: the work has
+ * failed. */
+bool kv_querier_slice(struct kv_querier *querier, struct kv_work *work);
 
 #endif

@@ -1,8 +1,10 @@
 /* A query's way through a unit: see ops_query.c. */
 #include "gather.h"
+#include "index.h"
 #include "op.h"
 #include "querier.h"
 #include "query_body.h"
+#include "verify.h"
 
 #include <string.h>
 
@@ -57,7 +59,19 @@ static uint32_t *kept_tokens(const struct kv_querier *querier)
                                 (size_t)querier->n_taken * querier->scan.n_queries);
 }
 
-static void stage_unit(struct kv_work *work, struct kv_querier *querier)
+/* The row is bad, and would have been read: there is no answer.  Returns false. */
+static bool fail_bad(struct kv_work *work, const struct kv_querier *querier, uint32_t token)
+{
+    const struct kv_wire_unit *unit = &kv_query_units(work)[querier->unit];
+
+    kv_work_fail(
+        work, KV_CORRUPT,
+        "query: layer %u head %u token %u: the row has gone bad in memory: put it again",
+        unit->layer, unit->kv_head, token);
+    return false;
+}
+
+static bool stage_unit(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_wire_query *query = kv_query_of(work);
     const struct kv_layer_schema *layer = kv_query_layer(work, querier->unit);
@@ -90,40 +104,71 @@ static void stage_unit(struct kv_work *work, struct kv_querier *querier)
         .committed = querier->scan.unit->committed,
     };
     querier->stage = first_stage(work, querier);
+    return true;
 }
 
-static void stage_score(struct kv_work *work, struct kv_querier *querier)
+static bool stage_score(struct kv_work *work, struct kv_querier *querier)
 {
     struct kv_scan *scan = &querier->scan;
 
     if (!kv_scan_slice(scan, &work->data->heap, work->data->clock))
-        return;
+        return true;
+    if (scan->bad != UINT32_MAX)
+        return fail_bad(work, querier, scan->bad);
     kv_choose_begin(querier->chooser, &querier->take, scan->scores, scan->maxima, scan->counts,
                     NULL, scan->n_items,
                     kv_query_of(work)->rerank == 1 &&
                         (kv_query_of(work)->flags & KV_WIRE_SCORES),
                     scan->scores + (size_t)scan->n_items * scan->n_queries);
     querier->stage = KV_QUERY_TAKE;
+    return true;
 }
 
-static void stage_take(struct kv_work *work, struct kv_querier *querier)
+static bool stage_take(struct kv_work *work, struct kv_querier *querier)
 {
     if (!kv_choose_slice(querier->chooser))
-        return;
+        return true;
     memcpy(querier->k, querier->chooser->k, sizeof(querier->k));
     querier->choice.each = querier->k;
     kv_pick_begin(querier->picker, &querier->scan, querier->chooser, querier->taken,
                   querier->among);
     querier->stage = KV_QUERY_PICK;
     (void)work;
+    return true;
 }
 
-static void stage_pick(struct kv_work *work, struct kv_querier *querier)
+/* Whether some of the cells that were scored have gone bad: they are lost then. */
+static bool lose_bad_cells(struct kv_work *work, struct kv_querier *querier)
+{
+    const struct kv_scan *scan = &querier->scan;
+    struct kv_heap *heap = &work->data->heap;
+    bool has_lost = false;
+
+    for (uint32_t i = 0; i < scan->n_parts; i++) {
+        if (scan->parts[i].codebook == KV_SCAN_ROWS)
+            continue;
+        struct kv_codebook *book = kv_codebook_at(&heap->codebooks, scan->parts[i].codebook);
+        if (book->n_cells_lost > 0 || kv_codebook_cells_are_good(book))
+            continue;
+        heap->health.found[KV_KIND_CELLS]++;
+        book->n_cells_lost = book->n_celled;
+        has_lost = true;
+        /* What cannot be queued now, the scrub will find lost. */
+        (void)kv_index_repair(work->data->indexer, scan->unit, book->block_begin);
+    }
+    return has_lost;
+}
+
+static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
 {
     const bool is_last = kv_query_of(work)->rerank == 1;
 
     if (!kv_pick_slice(querier->picker, &work->data->heap))
-        return;
+        return true;
+    if (!kv_pick_is_whole(querier->picker) && lose_bad_cells(work, querier)) {
+        querier->stage = KV_QUERY_UNIT; /* once more, without them */
+        return true;
+    }
     querier->n_taken = querier->n_chosen = querier->picker->n;
     /* Where nothing is reranked, these weights are the answer's.  They go where scores were;
      * not at once: few cells may be many rows, and the chooser's weights begin close behind. */
@@ -135,6 +180,7 @@ static void stage_pick(struct kv_work *work, struct kv_querier *querier)
         memcpy(querier->floats, weights, querier->n_taken * sizeof(*weights));
     }
     querier->stage = is_last ? chosen_stage(work) : KV_QUERY_RERANK;
+    return true;
 }
 
 static void keep_scores(struct kv_querier *querier, uint32_t n)
@@ -148,7 +194,7 @@ static void keep_scores(struct kv_querier *querier, uint32_t n)
            n * sizeof(uint32_t));
 }
 
-static void stage_rerank(struct kv_work *work, struct kv_querier *querier)
+static bool stage_rerank(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
     const void *keys[RERANK_ROWS];
@@ -156,27 +202,33 @@ static void stage_rerank(struct kv_work *work, struct kv_querier *querier)
 
     if (n > RERANK_ROWS)
         n = RERANK_ROWS;
-    for (uint32_t i = 0; i < n; i++)
-        keys[i] = kv_unit_row(scan->unit, querier->taken[querier->cursor + i]);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t token = querier->taken[querier->cursor + i];
+
+        if (kv_unit_is_bad(scan->unit, token))
+            return fail_bad(work, querier, token);
+        keys[i] = kv_unit_row(scan->unit, token);
+    }
     kv_keys_score_list(scan->type, keys, n, scan->d, scan->queries, scan->n_queries,
                        querier->floats + querier->cursor, querier->n_taken);
     if (kv_query_of(work)->rest != 0)
         keep_scores(querier, n);
     querier->cursor += n;
     if (querier->cursor < querier->n_taken)
-        return;
+        return true;
     querier->found[querier->unit].n_reranked = querier->n_scored = querier->n_taken;
     kv_choose_begin(querier->chooser, &querier->choice, querier->floats, NULL, NULL,
                     kv_choice_merges(&querier->choice) ? NULL : querier->among,
                     querier->n_taken, kv_query_of(work)->flags & KV_WIRE_SCORES,
                     querier->floats + (size_t)querier->n_taken * scan->n_queries);
     querier->stage = KV_QUERY_CHOOSE;
+    return true;
 }
 
-static void stage_choose(struct kv_work *work, struct kv_querier *querier)
+static bool stage_choose(struct kv_work *work, struct kv_querier *querier)
 {
     if (!kv_choose_slice(querier->chooser))
-        return;
+        return true;
     const float *weights = querier->chooser->weights;
     uint32_t *chose = (uint32_t *)(void *)(querier->floats +
                                            (size_t)querier->n_taken *
@@ -190,6 +242,7 @@ static void stage_choose(struct kv_work *work, struct kv_querier *querier)
     }
     querier->cursor = 0;
     querier->stage = chosen_stage(work);
+    return true;
 }
 
 /* Is the row one of a block that the asker has?  Tokens ascend from call to call. */
@@ -278,7 +331,7 @@ static void end_chosen(struct kv_work *work, struct kv_querier *querier)
 }
 
 /* Ids of the unit's answer, then its rows. */
-static void stage_gather(struct kv_work *work, struct kv_querier *querier)
+static bool stage_gather(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_wire_query *query = kv_query_of(work);
     const struct kv_unit *unit = querier->scan.unit;
@@ -291,6 +344,8 @@ static void stage_gather(struct kv_work *work, struct kv_querier *querier)
         uint32_t token = querier->taken[querier->cursor];
         bool keeps = is_held(querier, unit, querier->held_end, token);
 
+        if (kv_unit_is_bad(unit, token))
+            return fail_bad(work, querier, token);
         name_row(querier, keeps);
         if (keeps || query->answer != KV_ANSWER_ROWS)
             continue;
@@ -302,11 +357,12 @@ static void stage_gather(struct kv_work *work, struct kv_querier *querier)
     work->cursor_bytes += (size_t)n * unit->row_bytes;
     if (querier->cursor == querier->n_chosen)
         end_chosen(work, querier);
+    return true;
 }
 
-/* Attention over the chosen rows that the asker does not hold.  The others are named, so that
- * the asker can attend them. */
-static void stage_attend(struct kv_work *work, struct kv_querier *querier)
+/* Attention over the chosen rows that the asker does not hold, which are verified on the way.
+ * The others are named, so that the asker can attend them. */
+static bool stage_attend(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_wire_query *query = kv_query_of(work);
     const struct kv_unit *unit = querier->scan.unit;
@@ -319,7 +375,8 @@ static void stage_attend(struct kv_work *work, struct kv_querier *querier)
         begin_found(work, querier);
         kv_attention_shape(kv_query_layer(work, querier->unit), query->n_queries, query->scale,
                            &shape); /* which begin has checked */
-        kv_attention_begin(attention, &shape, querier->queries, query->merge == KV_MERGE_NONE);
+        kv_attention_begin(attention, &shape, unit, querier->queries,
+                           query->merge == KV_MERGE_NONE);
     }
     for (; querier->cursor < querier->n_chosen && !is_full; querier->cursor++) {
         uint32_t token = querier->taken[querier->cursor];
@@ -328,36 +385,46 @@ static void stage_attend(struct kv_work *work, struct kv_querier *querier)
         if (keeps || !kv_query_names_held_only(query))
             name_row(querier, keeps);
         if (!keeps)
-            is_full = kv_attention_add(attention, kv_unit_row(unit, token),
-                                       querier->among[querier->cursor]);
+            is_full = kv_attention_add(attention, token, querier->among[querier->cursor]);
     }
     querier->n_attended += attention->n;
-    kv_attention_slice(attention);
+    const uint32_t bad = kv_attention_slice(attention, &work->data->heap);
+    if (bad != UINT32_MAX)
+        return fail_bad(work, querier, bad);
     if (querier->cursor < querier->n_chosen)
-        return;
+        return true;
     kv_attention_end(attention, querier->outputs + querier->n_outputs,
                      querier->lses + querier->n_lses);
     end_chosen(work, querier);
+    return true;
 }
 
 /* What the unit's other candidates would have added, merged with what the chosen ones are. */
-static void stage_rest(struct kv_work *work, struct kv_querier *querier)
+static bool stage_rest(struct kv_work *work, struct kv_querier *querier)
 {
     float *output = querier->outputs + querier->n_outputs;
     float *lse = querier->lses + querier->n_lses;
 
-    if (!kv_remainder_slice(querier->remainder, &work->data->heap, work->data->clock))
-        return;
+    if (!kv_remainder_slice(querier->remainder, &work->data->heap, work->data->clock) &&
+        querier->remainder->bad == UINT32_MAX)
+        return true;
+    if (querier->remainder->bad != UINT32_MAX)
+        return fail_bad(work, querier, querier->remainder->bad);
     kv_remainder_end(querier->remainder, kv_query_of(work)->answer == KV_ANSWER_ATTEND, output,
                      lse);
     querier->found[querier->unit].n_rest = querier->remainder->n_rest;
     querier->n_rest_exact += querier->remainder->n_exact;
+    if (querier->remainder->lost != UINT32_MAX)
+        /* What cannot be queued now, the scrub will find lost. */
+        (void)kv_index_repair(work->data->indexer, querier->scan.unit,
+                              querier->remainder->lost);
     end_unit(work, querier);
+    return true;
 }
 
-void kv_querier_slice(struct kv_querier *querier, struct kv_work *work)
+bool kv_querier_slice(struct kv_querier *querier, struct kv_work *work)
 {
-    static void (*const stages[])(struct kv_work *, struct kv_querier *) = {
+    static bool (*const stages[])(struct kv_work *, struct kv_querier *) = {
         [KV_QUERY_UNIT] = stage_unit,     [KV_QUERY_SCORE] = stage_score,
         [KV_QUERY_TAKE] = stage_take,     [KV_QUERY_PICK] = stage_pick,
         [KV_QUERY_RERANK] = stage_rerank, [KV_QUERY_CHOOSE] = stage_choose,
@@ -365,5 +432,5 @@ void kv_querier_slice(struct kv_querier *querier, struct kv_work *work)
         [KV_QUERY_REST] = stage_rest,
     };
 
-    stages[querier->stage](work, querier);
+    return stages[querier->stage](work, querier);
 }

@@ -22,7 +22,9 @@ void kv_remainder_begin(struct kv_remainder *remainder,
     remainder->range = remainder->at_chosen = remainder->at_scored = 0;
     remainder->token = question->scan->ranges[0].begin;
     remainder->n_pending = remainder->n_rest = remainder->n_exact = 0;
-    kv_attention_begin(&remainder->attention, shape, question->scan->queries, question->each);
+    remainder->bad = remainder->lost = UINT32_MAX;
+    kv_attention_begin(&remainder->attention, shape, question->scan->unit,
+                       question->scan->queries, question->each);
     kv_rest_begin(&remainder->shape, shape->n_queries, remainder->state);
     kv_rest_squares(shape->d_k, question->scan->queries, shape->n_queries, remainder->squares);
 }
@@ -62,17 +64,34 @@ static const uint8_t *group_of(const struct kv_remainder *remainder,
     const uint32_t end =
         lower(begin + blocks, book->block_begin + summaries->n_rows / KV_BLOCK_TOKENS);
 
-    if (block >= end || summaries->shape.bits != remainder->shape.bits)
+    if (book->is_broken || block >= end || summaries->shape.bits != remainder->shape.bits)
         return NULL;
     *ret_begin = begin;
     *ret_end = end;
-    return summaries->groups[group];
+    return summaries->groups[group].bytes;
+}
+
+/* Whether the summaries of the next candidate's group are good: if not, the chapter has none
+ * any more. */
+static bool check_group(struct kv_remainder *remainder, struct kv_heap *heap)
+{
+    const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
+    const uint32_t codebook = remainder->question.scan->unit->segments[block]->codebook;
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+
+    if (kv_summaries_are_good(&book->summaries,
+                              (block - book->block_begin) / (KV_REST_ROWS / KV_BLOCK_TOKENS)))
+        return true;
+    heap->health.found[KV_KIND_SUMMARIES]++;
+    kv_codebook_lose_summaries(&heap->codebooks, codebook);
+    remainder->lost = book->block_begin;
+    return false;
 }
 
 /* The summaries of the group that the next candidate is in, its first token, and where
  * candidates of it end; NULL: there are none of that size. */
-static const uint8_t *group_at(const struct kv_remainder *remainder,
-                               const struct kv_heap *heap,
+static const uint8_t *group_at(struct kv_remainder *remainder,
+                               struct kv_heap *heap,
                                uint32_t *ret_first,
                                uint32_t *ret_end)
 {
@@ -81,7 +100,7 @@ static const uint8_t *group_at(const struct kv_remainder *remainder,
     uint32_t begin, end;
     const uint8_t *group = group_of(remainder, heap, block, &begin, &end);
 
-    if (group == NULL)
+    if (group == NULL || !check_group(remainder, heap))
         return NULL;
     *ret_first = begin * KV_BLOCK_TOKENS;
     *ret_end = lower(kv_unit_chapter_end(scan->unit, block, end) * KV_BLOCK_TOKENS,
@@ -216,20 +235,20 @@ static void add_group(struct kv_remainder *remainder,
     remainder->token = end;
 }
 
-static void attend_pending(struct kv_remainder *remainder)
+/* Rows that wait to be attended. */
+static void attend_pending(struct kv_remainder *remainder, struct kv_heap *heap)
 {
     for (uint32_t i = 0; i < remainder->n_pending; i++)
-        kv_attention_add(&remainder->attention,
-                         kv_unit_row(remainder->question.scan->unit, remainder->pending[i]),
+        kv_attention_add(&remainder->attention, remainder->pending[i],
                          remainder->pending_among[i]);
     remainder->n_exact += remainder->n_pending;
     remainder->n_pending = 0;
-    kv_attention_slice(&remainder->attention);
+    remainder->bad = kv_attention_slice(&remainder->attention, heap);
 }
 
 /* Candidates of the next block that have no summaries; true: a slice of them has been
  * attended. */
-static bool add_rows(struct kv_remainder *remainder)
+static bool add_rows(struct kv_remainder *remainder, struct kv_heap *heap)
 {
     const struct kv_remainder_question *question = &remainder->question;
     const uint32_t all = UINT32_MAX >> (32 - question->shape.n_queries);
@@ -252,7 +271,7 @@ static bool add_rows(struct kv_remainder *remainder)
         remainder->pending[remainder->n_pending] = token;
         remainder->pending_among[remainder->n_pending++] = among;
         if (remainder->n_pending == remainder->attention.slice_rows) {
-            attend_pending(remainder);
+            attend_pending(remainder, heap);
             return true;
         }
     }
@@ -260,7 +279,7 @@ static bool add_rows(struct kv_remainder *remainder)
 }
 
 bool kv_remainder_slice(struct kv_remainder *remainder,
-                        const struct kv_heap *heap,
+                        struct kv_heap *heap,
                         const struct kv_clock *clock)
 {
     const struct kv_scan *scan = remainder->question.scan;
@@ -279,15 +298,15 @@ bool kv_remainder_slice(struct kv_remainder *remainder,
         if (group != NULL)
             add_group(remainder, group, first, end, group_behind(remainder, heap, end));
         else
-            is_full = add_rows(remainder);
+            is_full = add_rows(remainder, heap);
         if (remainder->token == scan->ranges[remainder->range].end &&
             ++remainder->range < scan->n_ranges)
             remainder->token = scan->ranges[remainder->range].begin;
         if (is_full)
             return false;
     }
-    attend_pending(remainder);
-    return true;
+    attend_pending(remainder, heap);
+    return remainder->bad == UINT32_MAX;
 }
 
 void kv_remainder_end(struct kv_remainder *remainder,

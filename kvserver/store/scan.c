@@ -1,9 +1,11 @@
 #include "scan.h"
 
 #include "select.h"
+#include "verify.h"
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 enum {
     SLICE_US = 50,
@@ -31,9 +33,10 @@ static void add_rows(struct kv_scan *scan, uint32_t begin, uint32_t end)
         return;
     if (last == NULL || last->codebook != KV_SCAN_ROWS || last->token_end != begin) {
         last = &scan->parts[scan->n_parts++];
-        *last = (struct kv_scan_part){begin, begin, scan->n_items, KV_SCAN_ROWS};
+        *last = (struct kv_scan_part){begin, begin, scan->n_items, 0, KV_SCAN_ROWS};
     }
     last->token_end = end;
+    last->n_items += end - begin;
     scan->n_items += end - begin;
 }
 
@@ -50,6 +53,8 @@ cells_end(const struct kv_scan *scan, const struct kv_heap *heap, uint32_t token
     if (!segments[at]->in_chapter)
         return token;
     const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segments[at]->codebook);
+    if (book->is_broken || book->cells == NULL || book->n_cells_lost > 0)
+        return token;
     const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
     const uint32_t most_end = (most + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 
@@ -81,13 +86,13 @@ static void add_range(struct kv_scan *scan,
 
             n_full = kv_cells_n_full(&book->shape, &cells);
             const size_t n_items = (size_t)scan->n_items + (n_left - (end - token)) + n_full;
-            pays = end - token >= kv_codebook_cells_pay(&book->shape) &&
+            pays = end - token >= kv_codebook_cells_pay(&book->shape) && n_full > 0 &&
                    n_items * arrays <= scan->room_floats &&
                    scan->n_parts + 2 * scan->n_ranges + 2 <= KV_SCAN_PARTS_MAX;
         }
         if (pays) {
             scan->parts[scan->n_parts++] =
-                (struct kv_scan_part){token, end, scan->n_items, codebook};
+                (struct kv_scan_part){token, end, scan->n_items, n_full, codebook};
             scan->n_items += n_full;
             continue;
         }
@@ -123,11 +128,29 @@ void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
     scan->token = scan->parts[0].token_begin;
     scan->n_coded = scan->n_exact = scan->n_chapters = 0;
     scan->serial = 0;
+    scan->bad = UINT32_MAX;
     for (uint32_t q = 0; q < scan->n_queries; q++)
         scan->maxima[q] = -INFINITY;
 }
 
 /* ---- slices ------------------------------------------------------------------------------ */
+
+static bool is_open(const struct kv_heap *heap, uint32_t codebook)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+
+    return book->open && !book->is_broken;
+}
+
+/* Those of the segment, of the first n_rows, that have no codes: what is made of them stays. */
+static bool
+rows_are_good(const struct kv_scan *scan, struct kv_heap *heap, uint32_t at, uint32_t n_rows)
+{
+    const uint32_t n_coded = scan->unit->segments[at]->n_coded, n = n_rows - n_coded;
+    const struct kv_row_set rows = kv_unit_rows(scan->unit);
+
+    return kv_verify_run(heap, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
+}
 
 /* Rows of the segment, of the first n_rows, that have codes; makes them where an open codebook
  * says so, and then says that it did. */
@@ -140,17 +163,16 @@ static uint32_t coded_rows(const struct kv_scan *scan,
     struct kv_segment *segment = scan->unit->segments[at];
     const struct kv_segment *from = segment;
 
-    if (segment->codes != NULL && segment->n_coded >= n_rows)
-        return n_rows;
-    if (segment->training)
-        return segment->codes != NULL ? segment->n_coded : 0;
+    if (segment->training || kv_segment_coded(heap, segment, n_rows) == n_rows)
+        return kv_segment_coded(heap, segment, n_rows);
     if (segment->codes == NULL && at > 0)
         from = scan->unit->segments[at - 1];
-    if (from->codes != NULL && kv_codebook_at(&heap->codebooks, from->codebook)->open)
+    if (from->codes != NULL && is_open(heap, from->codebook) &&
+        rows_are_good(scan, heap, at, n_rows))
         /* Where memory is short, the rows are scored by their keys. */
         *ret_made = kv_segment_encode(heap, segment, from->codebook, scan->type,
                                       scan->unit->row_bytes, n_rows) == KV_OK;
-    return segment->codes == NULL ? 0 : segment->n_coded < n_rows ? segment->n_coded : n_rows;
+    return kv_segment_coded(heap, segment, n_rows);
 }
 
 static void make_tables(struct kv_scan *scan, const struct kv_codebook *book)
@@ -228,11 +250,15 @@ score_cells(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_par
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
 
     make_tables(scan, book);
-    kv_cells_score(&book->shape, scan->tables, scan->n_queries, &cells,
-                   scan->scores + part->item, scan->n_items);
-    count_cells(scan, heap, book, part->token_begin - first, part->token_end - first,
-                scan->counts + part->item);
-    find_maxima(scan, part->item, kv_cells_n_full(&book->shape, &cells));
+    if (kv_cells_n_full(&book->shape, &cells) == part->n_items) {
+        kv_cells_score(&book->shape, scan->tables, scan->n_queries, &cells,
+                       scan->scores + part->item, scan->n_items);
+        count_cells(scan, heap, book, part->token_begin - first, part->token_end - first,
+                    scan->counts + part->item);
+    } else { /* they went bad since the scan began: there is room for as many as there were */
+        memset(scan->counts + part->item, 0, part->n_items * sizeof(*scan->counts));
+    }
+    find_maxima(scan, part->item, part->n_items);
     scan->n_coded += part->token_end - part->token_begin;
 }
 
@@ -287,6 +313,9 @@ static uint32_t score_exactly(struct kv_scan *scan, const struct kv_scan_part *p
     const uint32_t at = scan->token / KV_BLOCK_TOKENS, begin = scan->token % KV_BLOCK_TOKENS;
     const uint32_t n = rows_end(part, at) - begin, row_bytes = scan->unit->row_bytes;
 
+    const uint32_t bad = kv_unit_known_bad(scan->unit, scan->token, n);
+    if (bad < scan->token + n && scan->bad == UINT32_MAX)
+        scan->bad = bad;
     kv_keys_score(scan->type, scan->unit->segments[at]->rows + (size_t)begin * row_bytes,
                   row_bytes, n, scan->d, scan->queries, scan->n_queries,
                   scan->scores + (part->item + scan->token - part->token_begin), scan->n_items);

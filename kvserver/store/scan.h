@@ -28,7 +28,8 @@ enum {
 /* Candidates of which each is an item, or those of one codebook's cells. */
 struct kv_scan_part {
     uint32_t token_begin, token_end;
-    uint32_t item;     /* the first */
+    uint32_t item; /* the first */
+    uint32_t n_items;
     uint32_t codebook; /* whose cells they are; KV_SCAN_ROWS: each is an item */
 };
 
@@ -53,6 +54,9 @@ struct kv_scan {
     uint32_t n_parts, n_items;
     float *scores;    /* (n_queries, n_items), in `room` */
     uint32_t *counts; /* (n_items), in `room` behind KV_SCAN_SPARE - 1 arrays; NULL: all 1 */
+
+    /* A row known to be bad (verify.h), whose key would have decided; UINT32_MAX: none. */
+    uint32_t bad;
 
     /* Known when it has ended: the largest of each vector's scores, as kv_scores_max() has
      * them. */

@@ -39,6 +39,20 @@
     X(staged_sends, "bulk answers gathered into a staging buffer")                           \
     X(segments_copied, "half-filled segments copied before a write")                         \
     X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped")              \
+    X(bad_rows, "rows in memory that no longer were what was written")                       \
+    X(bad_codes, "blocks whose codes in memory no longer were what was made")                \
+    X(bad_centroids, "codebooks whose centroids in memory no longer were what was made")     \
+    X(bad_cells, "chapters whose cells in memory no longer were what was made")              \
+    X(bad_summaries, "groups whose summaries in memory no longer were what was made")        \
+    X(bad_objects, "pieces of objects in memory that no longer were what was written")       \
+    X(mended_rows, "bad rows that were written again")                                       \
+    X(mended_codes, "blocks whose bad codes were made again")                                \
+    X(mended_centroids, "codebooks with bad centroids that were queued to be made again")    \
+    X(mended_cells, "chapters whose bad cells were made again")                              \
+    X(mended_summaries, "chapters whose bad summaries were made again")                      \
+    X(mended_objects, "bad pieces of objects that were written again")                       \
+    X(scrub_bytes, "bytes of memory checked in the background")                              \
+    X(scrub_passes, "times that all of the memory was checked in the background")            \
     X(bad_messages, "messages that no check could make sense of")                            \
     X(unknown_clients, "messages without the token of a client of this node")                \
     X(refused, "requests answered with an error of the request")                             \
@@ -75,6 +89,10 @@ struct kv_stats {
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t in_flight;
+    _Atomic uint64_t rows_bad, objects_bad; /* refused until they are written again */
+    /* Of the scrub: where it is (enum kv_scrub_phase, session), and its passes. */
+    _Atomic uint64_t scrub_phase, scrub_session, scrub_pass_bytes;
+    _Atomic uint64_t scrub_last_us, scrub_last_bytes;
     struct kv_op_stats ops[KV_OP_COUNT];
 };
 

@@ -6,8 +6,8 @@
 void kv_summaries_clear(struct kv_summaries *summaries, struct kv_arena *arena)
 {
     for (uint32_t i = 0; i < kv_summaries_n_groups(summaries); i++)
-        if (summaries->groups[i] != NULL)
-            kv_arena_free(arena, summaries->group_class, summaries->groups[i]);
+        if (summaries->groups[i].bytes != NULL)
+            kv_arena_free(arena, summaries->group_class, summaries->groups[i].bytes);
     if (summaries->groups != NULL)
         kv_arena_free(arena, summaries->list_class, summaries->groups);
     *summaries = (struct kv_summaries){0};
@@ -45,8 +45,8 @@ kv_status_t kv_summarise_begin(struct kv_summariser *summariser,
     memset(made->groups, 0, list_bytes);
     /* All of them now: what cannot be kept in the end need not be made. */
     for (uint32_t i = 0; i < kv_summaries_n_groups(made); i++) {
-        made->groups[i] = alloc_rounded(arena, kv_rest_bytes(shape), &made->group_class);
-        if (made->groups[i] == NULL) {
+        made->groups[i].bytes = alloc_rounded(arena, kv_rest_bytes(shape), &made->group_class);
+        if (made->groups[i].bytes == NULL) {
             kv_summarise_drop(&begun);
             return KV_NO_MEMORY;
         }
@@ -89,7 +89,9 @@ bool kv_summarise_slice(struct kv_summariser *summariser, const void *rows, size
         kv_rest_build_slice(&summariser->build, rows, stride);
         return true;
     }
-    kv_rest_build_end(&summariser->build, made->groups[summariser->group]);
+    struct kv_summary_group *group = &made->groups[summariser->group];
+    kv_rest_build_end(&summariser->build, group->bytes);
+    group->crc = kv_crc32c(0, group->bytes, kv_rest_bytes(&made->shape));
     summariser->begun = false;
     return ++summariser->group < kv_summaries_n_groups(made);
 }

@@ -11,18 +11,34 @@
 #define KV_SUMMARIES_H
 
 #include "arena.h"
+#include "checksum.h"
 #include "kv_status.h"
 #include "rest.h"
 
 #include <stdbool.h>
 
+/* One group's. */
+struct kv_summary_group {
+    uint8_t *bytes; /* kv_rest_bytes() */
+    uint32_t crc;   /* of them, from when they were made */
+};
+
 /* Of one chapter; all zeros: none. */
 struct kv_summaries {
     struct kv_rest_shape shape;
-    uint32_t n_rows;  /* that they stand for, from the chapter's first one on */
-    uint8_t **groups; /* ((n_rows + KV_REST_ROWS - 1) / KV_REST_ROWS) */
+    uint64_t seed;                   /* of the plan by which they were made (codebook.h) */
+    uint32_t n_rows;                 /* that they stand for, from the chapter's first one on */
+    struct kv_summary_group *groups; /* ((n_rows + KV_REST_ROWS - 1) / KV_REST_ROWS) */
     int list_class, group_class;
 };
+
+/* Compares a group with the checksum that was made of it. */
+static inline bool kv_summaries_are_good(const struct kv_summaries *summaries, uint32_t group)
+{
+    const struct kv_summary_group *one = &summaries->groups[group];
+
+    return kv_crc32c(0, one->bytes, kv_rest_bytes(&summaries->shape)) == one->crc;
+}
 
 static inline uint32_t kv_summaries_n_groups(const struct kv_summaries *summaries)
 {

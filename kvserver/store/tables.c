@@ -2,6 +2,7 @@
 #include "control.h"
 #include "kvstore.pb-c.h"
 #include "op.h"
+#include "scrub.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -314,12 +315,59 @@ static void table_stats(struct kv_node *node, struct builder *table)
     }
 }
 
+/* Where a data thread's scrub is. */
+static void scrub_position(const struct kv_stats *stats, char *text, size_t text_bytes)
+{
+    switch ((enum kv_scrub_phase)kv_counted(&stats->scrub_phase)) {
+    case KV_SCRUB_ROWS:
+        snprintf(text, text_bytes, "session %llu",
+                 (unsigned long long)kv_counted(&stats->scrub_session));
+        break;
+    case KV_SCRUB_OBJECTS:
+        snprintf(text, text_bytes, "objects");
+        break;
+    case KV_SCRUB_RESTS:
+        snprintf(text, text_bytes, "rests");
+        break;
+    }
+}
+
+static void table_scrub(struct kv_node *node, struct builder *table)
+{
+    columns(table, "thread rate_bytes checked_bytes passes position pass_bytes last_pass_bytes "
+                   "last_pass_s rows codes centroids cells summaries objects refused_rows "
+                   "refused_objects");
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_stats *stats = &node->data[i].stats;
+        const _Atomic uint64_t *const found[KV_KINDS] = {
+            &stats->bad_rows,  &stats->bad_codes,     &stats->bad_centroids,
+            &stats->bad_cells, &stats->bad_summaries, &stats->bad_objects};
+        Kvpb__Row *to = row(table);
+        char position[32];
+
+        number(table, to, i);
+        number(table, to, (double)node->config.scrub_bytes / node->n_threads);
+        number(table, to, (double)kv_counted(&stats->scrub_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_passes));
+        scrub_position(stats, position, sizeof(position));
+        text(table, to, node->config.scrub_bytes == 0 ? "off" : position);
+        number(table, to, (double)kv_counted(&stats->scrub_pass_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_last_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_last_us) / 1e6);
+        for (unsigned kind = 0; kind < KV_KINDS; kind++)
+            number(table, to, (double)kv_counted(found[kind]));
+        number(table, to, (double)kv_counted(&stats->rows_bad));
+        number(table, to, (double)kv_counted(&stats->objects_bad));
+    }
+}
+
 static const struct {
     const char *name;
     void (*fill)(struct kv_node *node, struct builder *table);
 } tables[] = {
     {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
     {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
+    {"scrub", table_scrub},
 };
 
 void kv_tables_reply(struct kv_control_call *call, const char *name)
@@ -368,6 +416,7 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
     static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
     struct kv_histogram us;
     uint64_t count, errors, in_flight = 0, segments = 0, objects = 0, object_bytes = 0;
+    uint64_t rows_bad = 0, objects_bad = 0, scrub_pass_bytes = 0, last_us = 0;
     uint64_t codebooks = 0, summarised = 0, summaries_bytes = 0, index_jobs = 0;
 
     for (size_t i = 0; i < N_COUNTERS; i++) {
@@ -379,6 +428,12 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
     }
     for (uint32_t i = 0; i < node->n_threads; i++) {
         in_flight += kv_counted(&node->data[i].stats.in_flight);
+        rows_bad += kv_counted(&node->data[i].stats.rows_bad);
+        objects_bad += kv_counted(&node->data[i].stats.objects_bad);
+        scrub_pass_bytes += kv_counted(&node->data[i].stats.scrub_pass_bytes);
+        last_us = kv_counted(&node->data[i].stats.scrub_last_us) > last_us
+                      ? kv_counted(&node->data[i].stats.scrub_last_us)
+                      : last_us;
         segments += kv_counted(&node->data[i].stats.segments);
         codebooks += kv_counted(&node->data[i].stats.codebooks);
         summarised += kv_counted(&node->data[i].stats.summarised);
@@ -400,6 +455,12 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
         {"index_jobs", "chapters that wait for codes", index_jobs},
         {"objects", "objects in memory", objects},
         {"object_bytes", "bytes of objects in memory", object_bytes},
+        {"refused_rows", "bad rows in memory, refused until they are put again", rows_bad},
+        {"refused_objects", "bad pieces of objects, refused until they are put again",
+         objects_bad},
+        {"scrub_pass_bytes", "bytes checked in this pass of the scrub", scrub_pass_bytes},
+        {"scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
+         last_us / 1000000},
         {"requests_in_flight", "data requests under way", in_flight},
         {"sessions", "sessions open", atomic_load(&node->n_sessions_seen)},
         {"data_threads", "data threads", node->n_threads},

@@ -1,5 +1,7 @@
 #include "unit.h"
 
+#include "checksum.h"
+
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -14,6 +16,7 @@ bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
     heap->arena = arena;
     heap->free_records = NULL;
     heap->n_segments = 0;
+    heap->health = (struct kv_health){0};
     heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
     heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
     return heap->crc_class >= 0 && heap->record_class >= 0 &&
@@ -48,16 +51,47 @@ static void record_put(struct kv_heap *heap, struct kv_segment *record)
     heap->free_records = record;
 }
 
+/* Nobody refers to the rows from `filled` on any more: they are not bad, not lost. */
+static void forget_rows(struct kv_heap *heap, struct kv_segment *segment, uint32_t filled)
+{
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
+        const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
+        const uint64_t kept = n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+
+        heap->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
+        segment->bad[i] &= kept;
+    }
+    if (segment->n_checked > filled)
+        segment->n_checked = (uint8_t)filled;
+    if (segment->n_coded > filled) {
+        segment->n_coded = (uint8_t)filled;
+        segment->in_chapter = false;
+    }
+    if (segment->n_lost > filled) {
+        segment->n_lost = (uint8_t)filled;
+        segment->lost_chapter = false;
+    }
+}
+
+void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    kv_arena_free(heap->arena, book->tile_class, segment->codes);
+    kv_codebook_unref(&heap->codebooks, segment->codebook);
+    segment->codes = NULL;
+    segment->n_coded = segment->n_lost = 0;
+    segment->in_chapter = segment->lost_chapter = false;
+}
+
 static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
 {
     assert(segment->refs == 0 && segment->pins == 0);
+    forget_rows(heap, segment, 0);
     kv_arena_free(heap->arena, segment->row_class, segment->rows);
     kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
-    if (segment->codes != NULL) {
-        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-        kv_arena_free(heap->arena, book->tile_class, segment->codes);
-        kv_codebook_unref(&heap->codebooks, segment->codebook);
-    }
+    if (segment->codes != NULL)
+        kv_segment_drop_codes(heap, segment);
     record_put(heap, segment);
     heap->n_segments--;
 }
@@ -192,10 +226,7 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
     struct kv_segment *old = unit->segments[at];
     if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        if (old->n_coded > filled) { /* the others are about to be overwritten */
-            old->n_coded = (uint8_t)filled;
-            old->in_chapter = false;
-        }
+        forget_rows(heap, old, filled); /* the others are about to be overwritten */
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
@@ -209,6 +240,11 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
     memcpy(copy->rows, old->rows, (size_t)filled * unit->row_bytes);
     memcpy(copy->crcs, old->crcs, filled * sizeof(*copy->crcs));
     copy->n_written = (uint8_t)filled;
+    for (uint32_t row = 0; row < filled; row++)
+        if (kv_segment_is_bad(old, row)) {
+            copy->bad[row / 64] |= (uint64_t)1 << row % 64;
+            heap->health.rows_bad++;
+        }
     segment_unref(heap, old);
     return KV_OK;
 }
@@ -370,30 +406,56 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
     return n_pins;
 }
 
-kv_status_t kv_segment_encode(struct kv_heap *heap,
-                              struct kv_segment *segment,
-                              uint32_t codebook,
-                              enum kv_key_type type,
-                              uint32_t row_bytes,
-                              uint32_t n_rows)
+void kv_unit_mend(
+    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    const uint32_t at = token % KV_BLOCK_TOKENS;
+
+    assert(kv_segment_is_bad(segment, at));
+    kv_unit_write(unit, token, 1, row);
+    kv_unit_write_crcs(unit, token, 1, &crc);
+    segment->bad[at / 64] &= ~((uint64_t)1 << at % 64);
+    heap->health.rows_bad--;
+    heap->health.mended[KV_KIND_ROWS]++;
+}
+
+/* ---- codes ------------------------------------------------------------------------------- */
+
+static uint32_t tile_crc(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
+}
+
+bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    return tile_crc(heap, segment) == segment->codes_crc;
+}
+
+void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
+{
+    heap->health.found[KV_KIND_CODES]++;
+    segment->n_lost = segment->n_coded;
+    segment->lost_chapter = segment->in_chapter;
+    segment->n_coded = 0;
+    segment->in_chapter = false;
+}
+
+/* Codes of rows [n_coded, n_rows). */
+static void encode(struct kv_heap *heap,
+                   struct kv_segment *segment,
+                   enum kv_key_type type,
+                   uint32_t row_bytes,
+                   uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
     const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
     float keys[KV_CODEBOOK_KEYS];
     uint8_t codes[KV_TILE_BYTES_MAX];
-    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
 
-    assert(n_rows <= segment->n_written);
-    if (segment->codes == NULL) {
-        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
-        if (segment->codes == NULL)
-            return KV_NO_MEMORY;
-        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
-        segment->codebook = codebook;
-        segment->n_coded = 0;
-        kv_codebook_ref(&heap->codebooks, codebook);
-    }
-    assert(segment->codebook == codebook);
     while (segment->n_coded < n_rows) {
         uint32_t begin = segment->n_coded;
         uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
@@ -404,5 +466,51 @@ kv_status_t kv_segment_encode(struct kv_heap *heap,
         kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
         segment->n_coded = (uint8_t)(begin + n);
     }
+    segment->codes_crc = tile_crc(heap, segment);
+}
+
+void kv_segment_recode(struct kv_heap *heap,
+                       struct kv_segment *segment,
+                       enum kv_key_type type,
+                       uint32_t row_bytes)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    assert(segment->n_coded == 0 && segment->n_lost > 0);
+    memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+    encode(heap, segment, type, row_bytes, segment->n_lost);
+    segment->in_chapter = segment->lost_chapter;
+    segment->n_lost = 0;
+    segment->lost_chapter = false;
+    heap->health.mended[KV_KIND_CODES]++;
+}
+
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+
+    assert(n_rows <= segment->n_written);
+    if (segment->codes == NULL) {
+        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
+        if (segment->codes == NULL)
+            return KV_NO_MEMORY;
+        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+        segment->codebook = codebook;
+        segment->n_coded = 0;
+        kv_codebook_ref(&heap->codebooks, codebook);
+    } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
+               !kv_segment_codes_are_good(heap, segment)) {
+        /* A new checksum would make them good. */
+        kv_segment_lose_codes(heap, segment);
+    }
+    assert(segment->codebook == codebook);
+    if (segment->n_lost > 0)
+        return KV_CORRUPT;
+    encode(heap, segment, type, row_bytes, n_rows);
     return KV_OK;
 }

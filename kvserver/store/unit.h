@@ -26,29 +26,38 @@
 
 #include "arena.h"
 #include "codebook.h"
+#include "health.h"
 #include "kv_types.h"
 #include "transport.h"
+#include "writers.h"
 
 #include <assert.h>
 #include <stdbool.h>
 
-/* 40 bytes, and 8 in each unit that refers to it. */
+/* 64 bytes, and 8 in each unit that refers to it. */
 struct kv_segment {
-    uint8_t *rows;  /* (KV_BLOCK_TOKENS, row_bytes) */
-    uint32_t *crcs; /* (KV_BLOCK_TOKENS) */
-    uint8_t *codes; /* a tile, see kernels/tile.h; NULL: none */
+    uint8_t *rows;                      /* (KV_BLOCK_TOKENS, row_bytes) */
+    uint32_t *crcs;                     /* (KV_BLOCK_TOKENS) */
+    uint8_t *codes;                     /* a tile, see kernels/tile.h; NULL: none */
+    uint64_t bad[KV_BLOCK_TOKENS / 64]; /* bit: the row failed its CRC (verify.h) */
     uint32_t refs;
-    uint32_t codebook; /* of `codes` */
+    uint32_t codebook;  /* of `codes` */
+    uint32_t codes_crc; /* of the whole tile */
     uint16_t pins;
-    uint8_t n_written;   /* 0..KV_BLOCK_TOKENS */
-    uint8_t n_coded;     /* 0..n_written */
-    uint8_t row_class;   /* of `rows` */
-    bool training : 1;   /* an index job will give it codes */
-    bool begins_job : 1; /* a job's rows begin here: that one's, or one's for summaries */
-    bool in_chapter : 1; /* its codes are all the codebook's own job's: it is the only segment
-                          * that the codebook's cells and summaries have in this place */
+    uint16_t pass;         /* of the scrub that last came by (scrub.h) */
+    uint8_t n_checked;     /* rows that it verified then */
+    uint8_t n_written;     /* 0..KV_BLOCK_TOKENS */
+    uint8_t n_coded;       /* 0..n_written */
+    uint8_t n_lost;        /* rows whose codes were bad, and cannot be made again yet */
+    uint8_t row_class;     /* of `rows` */
+    bool training : 1;     /* an index job will give it codes */
+    bool begins_job : 1;   /* a job's rows begin here: that one's, or one's for summaries */
+    bool in_chapter : 1;   /* its codes are all the codebook's own job's: it is the only segment
+                            * that the codebook's cells and summaries have in this place */
+    bool lost_chapter : 1; /* it was in_chapter when its codes were lost */
 };
-static_assert(sizeof(struct kv_segment) == 40, "bookkeeping of a segment");
+static_assert(sizeof(struct kv_segment) == 64, "bookkeeping of a segment");
+static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
 
 /* Where segments come from: one per data thread. */
 struct kv_heap {
@@ -58,6 +67,7 @@ struct kv_heap {
     struct kv_segment *free_records; /* linked through `rows` */
     uint64_t n_segments;
     struct kv_codebooks codebooks;
+    struct kv_health health;
 };
 
 struct kv_unit {
@@ -72,6 +82,7 @@ struct kv_unit {
     uint16_t layer, kv_head;
     uint32_t row_bytes;
     uint64_t mark; /* of the last request that named it: finds doubles */
+    const struct kv_writers *const *writers; /* where its session's are; NULL: writer 0 */
 
     /* Retrieval: queries answered, and how many of the rows that exact top-k takes they found,
      * a moving average; NaN: not known. */
@@ -121,6 +132,21 @@ static inline uint32_t *kv_unit_crc(const struct kv_unit *unit, uint32_t token)
     return &unit->segments[token / KV_BLOCK_TOKENS]->crcs[token % KV_BLOCK_TOKENS];
 }
 
+static inline bool kv_segment_is_bad(const struct kv_segment *segment, uint32_t row)
+{
+    return segment->bad[row / 64] >> row % 64 & 1;
+}
+
+/* Whether the row is known to be bad; its segment's record is all that is read. */
+static inline bool kv_unit_is_bad(const struct kv_unit *unit, uint32_t token)
+{
+    return kv_segment_is_bad(unit->segments[token / KV_BLOCK_TOKENS], token % KV_BLOCK_TOKENS);
+}
+
+/* Writes a bad row again, and its CRC: it is good then, in every unit that has it. */
+void kv_unit_mend(
+    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc);
+
 /* Appends the pieces of memory of rows [begin, begin + count) to iov, joining neighbours; n_iov
  * pieces are there already.  Returns how many there are then; `max` + 1: they do not fit. */
 unsigned kv_unit_pieces(const struct kv_unit *unit,
@@ -167,14 +193,40 @@ kv_unit_chapter_end(const struct kv_unit *unit, uint32_t at, uint32_t end)
     return at;
 }
 
-/* Makes codes of the segment's rows [n_coded, n_rows) by the codebook; one that has codes keeps
- * its codebook, which must be that one.  Keys are of `type`, row_bytes apart.  KV_NO_MEMORY:
- * nothing changed. */
+/* Rows of the segment, of the first n_rows, that have codes which may be used. */
+static inline uint32_t
+kv_segment_coded(const struct kv_heap *heap, const struct kv_segment *segment, uint32_t n_rows)
+{
+    if (segment->codes == NULL ||
+        kv_codebook_at(&heap->codebooks, segment->codebook)->is_broken)
+        return 0;
+    return segment->n_coded < n_rows ? segment->n_coded : n_rows;
+}
+
+/* Makes codes of the segment's rows [n_coded, n_rows), which are good, by the codebook; one
+ * that has codes keeps its codebook, which must be that one.  Codes that have gone bad are made
+ * again: all rows before n_rows must be good for that, or KV_CORRUPT.  Keys are of `type`.
+ * KV_NO_MEMORY: nothing changed. */
 kv_status_t kv_segment_encode(struct kv_heap *heap,
                               struct kv_segment *segment,
                               uint32_t codebook,
                               enum kv_key_type type,
                               uint32_t row_bytes,
                               uint32_t n_rows);
+
+/* Compares the codes with the checksum that was made of them. */
+bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment);
+
+/* Codes that are bad are not used any more, and made again when kv_segment_recode() can. */
+void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment);
+
+/* Makes lost codes again; the rows are good.  KV_NO_MEMORY cannot be: their tile is there. */
+void kv_segment_recode(struct kv_heap *heap,
+                       struct kv_segment *segment,
+                       enum kv_key_type type,
+                       uint32_t row_bytes);
+
+/* Gives the codes back, and the segment's share of the codebook. */
+void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment);
 
 #endif

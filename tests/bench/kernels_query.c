@@ -81,7 +81,7 @@ static uint32_t *lists_of(const struct query *query, size_t unit, unsigned chapt
 
 static struct kv_cells cells_of(const struct query *query, size_t unit, unsigned chapter)
 {
-    return kv_cells_at(&shape, lists_of(query, unit, chapter));
+    return kv_cells_at(&shape, lists_of(query, unit, chapter), query->chapter);
 }
 
 static void by_cells(struct query *query, size_t unit, const float *vectors)

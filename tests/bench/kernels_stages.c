@@ -7,7 +7,7 @@
  *   pick       which rows they are
  *   rerank     their exact scores, kept for the rest
  *   choose     the best by these
- *   attend     attention over them
+ *   attend     attention over them, verified
  *   rest       what all others add, 16 summaries for 1,024 of them
  *   sum        all of these;  layer: of all heads
  *
@@ -29,6 +29,7 @@
 #include "pick.h"
 #include "random.h"
 #include "remainder.h"
+#include "verify.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -190,13 +191,17 @@ static uint32_t choose(struct stages *stages)
 
 static void attend(struct stages *stages, uint32_t n_chosen)
 {
-    kv_attention_begin(stages->attention, &attending, stages->scan.queries, false);
-    for (uint32_t i = 0; i < n_chosen; i++)
-        if (kv_attention_add(stages->attention,
-                             kv_unit_row(stages->scan.unit, stages->taken[i]),
-                             stages->among[i]))
-            kv_attention_slice(stages->attention);
-    kv_attention_slice(stages->attention);
+    uint32_t bad = UINT32_MAX;
+
+    kv_attention_begin(stages->attention, &attending, stages->scan.unit, stages->scan.queries,
+                       false);
+    for (uint32_t i = 0; i < n_chosen && bad == UINT32_MAX; i++)
+        if (kv_attention_add(stages->attention, stages->taken[i], stages->among[i]))
+            bad = kv_attention_slice(stages->attention, &stages->heap);
+    if (bad == UINT32_MAX)
+        bad = kv_attention_slice(stages->attention, &stages->heap);
+    if (bad != UINT32_MAX)
+        stages->fault = "a row fails its checksum";
     kv_attention_end(stages->attention, stages->output, stages->lse);
 }
 
@@ -318,6 +323,19 @@ static void fill_rows(const struct stages *stages, unsigned head)
     }
 }
 
+/* As whoever wrote them would have. */
+static void seal_rows(struct kv_unit *unit, uint32_t n_tokens)
+{
+    const struct kv_row_set rows = kv_unit_rows(unit);
+
+    for (uint32_t token = 0; token < n_tokens; token++) {
+        uint32_t seed;
+
+        kv_verify_seeds(&rows, &token, 1, &seed);
+        *kv_unit_crc(unit, token) = kv_crc32c(seed, kv_unit_row(unit, token), ROW_BYTES);
+    }
+}
+
 static void fill_queries(const struct stages *stages)
 {
     struct kv_random random;
@@ -379,6 +397,7 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
         if (!is_good)
             break;
         fill_rows(stages, head);
+        seal_rows(unit, stages->n_tokens);
         unit->committed = stages->n_tokens;
         is_good = kv_index_cut(stages->indexer, unit, unit->committed, &plan) == KV_OK;
         while (kv_indexer_step(stages->indexer))

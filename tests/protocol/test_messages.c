@@ -1332,7 +1332,8 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
     Kvpb__Layer *layers[MANY_LAYERS];
-    static char *const tables[] = {"status", "sessions", "clients", "ops", "stats", "models"};
+    static char *const tables[] = {"status", "sessions", "clients", "ops",
+                                   "stats",  "models",   "scrub"};
     struct kv_random *random = &world.random;
     struct kv_id128 id, other;
     const void *address;
@@ -2375,7 +2376,8 @@ static bool tells(const struct kv_id128 *secret)
 
 static void tables_tell_no_secrets(void **state)
 {
-    static char *const names[] = {"status", "sessions", "clients", "models", "ops", "stats"};
+    static char *const names[] = {"status", "sessions", "clients", "models",
+                                  "ops",    "stats",    "scrub"};
     bool tells_session = false;
 
     (void)state;

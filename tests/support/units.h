@@ -9,6 +9,7 @@
 #include "index.h"
 #include "random.h"
 #include "unit.h"
+#include "verify.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,20 @@ static inline void bench_close(struct bench *bench)
     kv_arena_destroy(bench->arena);
 }
 
+/* The CRCs of rows that a test has written into the unit, as their writer would have made them.
+ */
+static inline void unit_seal(struct kv_unit *unit, uint32_t begin, uint32_t count)
+{
+    const struct kv_row_set rows = kv_unit_rows(unit);
+
+    for (uint32_t row = begin; row < begin + count; row++) {
+        uint32_t seed;
+
+        kv_verify_seeds(&rows, &row, 1, &seed);
+        *kv_unit_crc(unit, row) = kv_crc32c(seed, kv_unit_row(unit, row), unit->row_bytes);
+    }
+}
+
 /* Appends rows whose elements are in (-1, 1), as the random numbers have them. */
 static inline kv_status_t unit_append(struct bench *bench, struct kv_unit *unit, uint32_t count)
 {
@@ -53,6 +68,7 @@ static inline kv_status_t unit_append(struct bench *bench, struct kv_unit *unit,
             key[i] =
                 (float)((double)(kv_random_next(&bench->random) >> 40) / (1 << 24) * 2 - 1);
     }
+    unit_seal(unit, begin, count);
     unit->committed = begin + count;
     return KV_OK;
 }

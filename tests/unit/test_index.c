@@ -308,7 +308,7 @@ check_summaries(const struct kv_unit *unit, uint32_t begin, uint32_t end, uint32
         while (kv_rest_build_next(&build, &at, &n))
             kv_rest_build_slice(&build, rows + (size_t)at * unit->row_bytes, unit->row_bytes);
         kv_rest_build_end(&build, group);
-        assert_memory_equal(book->summaries.groups[i], group, kv_rest_bytes(&shape));
+        assert_memory_equal(book->summaries.groups[i].bytes, group, kv_rest_bytes(&shape));
     }
     for (uint32_t i = begin; i < end; i++)
         assert_true(unit->segments[i]->in_chapter && unit->segments[i]->pins == 0 &&

@@ -43,6 +43,7 @@ static void random_operations(void **state)
     struct kv_stored_object *there[N_NAMES] = {0}, *pinned[N_NAMES] = {0};
     uint64_t bytes_of[N_NAMES] = {0}, sum = 0, version = 0, seed = kv_clock_now(&kv_clock_real);
     struct kv_arena *arena = kv_arena_create(64 << 20);
+    struct kv_health health = {0};
     struct kv_objects objects;
     struct kv_random random;
     uint32_t crcs[CRCS] = {0};
@@ -50,7 +51,7 @@ static void random_operations(void **state)
     (void)state;
     print_message("seed %llu\n", (unsigned long long)seed);
     kv_random_init(&random, seed);
-    assert_true(kv_objects_init(&objects, arena, 7, UINT64_MAX - 2));
+    assert_true(kv_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
     for (unsigned step = 0; step < STEPS; step++) {
         uint32_t i = (uint32_t)kv_random_below(&random, N_NAMES);
         struct kv_id128 key = key_of(i);
@@ -64,7 +65,7 @@ static void random_operations(void **state)
             if (there[i] != NULL || pinned[i] != NULL)
                 break;
             crcs[0] = i;
-            object = kv_object_create(&objects, &key, bytes, crcs);
+            object = kv_object_create(&objects, &key, bytes, 0, crcs);
             if (object == NULL)
                 break;
             assert_true(object->version != 0 && object->version != version);
@@ -128,13 +129,14 @@ static void random_operations(void **state)
 static void does_not_fit(void **state)
 {
     struct kv_arena *arena = kv_arena_create(8 << 20);
+    struct kv_health health = {0};
     struct kv_objects objects;
     struct kv_id128 key = key_of(1);
     uint32_t crcs[CRCS] = {0};
 
     (void)state;
-    assert_true(kv_objects_init(&objects, arena, 7, UINT64_MAX - 2));
-    assert_null(kv_object_create(&objects, &key, 60 << 20, crcs));
+    assert_true(kv_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
+    assert_null(kv_object_create(&objects, &key, 60 << 20, 0, crcs));
     assert_int_equal(objects.bytes, 0);
     assert_int_equal(kv_arena_bytes_lent(arena), 0);
     kv_objects_fini(&objects);

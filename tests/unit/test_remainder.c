@@ -161,7 +161,7 @@ group_of(const struct kv_unit *unit, uint32_t token, uint32_t bits, uint32_t *re
 
     if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
         return NULL;
-    const uint8_t *group = book->summaries.groups[row / KV_REST_ROWS];
+    const uint8_t *group = book->summaries.groups[row / KV_REST_ROWS].bytes;
     assert_true(kv_rest_valid(&shape, group));
     *ret_number = group[kv_rest_at_numbers(&shape) + row % KV_REST_ROWS];
     return group;

@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include "floats.h"
+#include "units.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,8 +28,11 @@ static void slices_are_one_answer(void **state)
     static float outputs[2][KV_ATTEND_QUERIES_MAX * KV_ATTEND_D_MAX];
     static uint32_t among[N_MAX];
     float lses[2][KV_ATTEND_QUERIES_MAX];
+    struct bench bench;
+    struct kv_unit unit;
 
     (void)state;
+    bench_open(&bench, 64 << 20, 7);
     for (size_t i = 0; i < ELEMENTS_MAX; i++)
         rows[i] = floats_uniform(&dice);
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -49,14 +53,18 @@ static void slices_are_one_answer(void **state)
         for (size_t i = 0; i < n; i++)
             among[i] = (uint32_t)kv_random_next(&dice);
         assert_null(kv_attention_shape(&layer, n_queries, 0.1f, &shape));
-        kv_attention_begin(&attention, &shape, queries, each);
+        unit_make(&bench, &unit, 0, (uint32_t)n_elements, n > 0 ? (uint32_t)n : 1);
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(kv_unit_row(&unit, i), rows + i * n_elements, n_elements * sizeof(float));
+        unit_seal(&unit, 0, (uint32_t)n);
+        kv_attention_begin(&attention, &shape, &unit, queries, each);
         assert_in_range(attention.slice_rows, KV_ATTEND_GROUP, KV_ATTENTION_ROWS);
         assert_int_equal(attention.slice_rows % KV_ATTEND_GROUP, 0);
-        for (size_t i = 0; i < n; i++)
-            if (kv_attention_add(&attention, rows + i * n_elements, among[i]))
-                kv_attention_slice(&attention);
-        kv_attention_slice(&attention);
-        kv_attention_slice(&attention); /* there is nothing more */
+        for (uint32_t i = 0; i < n; i++)
+            if (kv_attention_add(&attention, i, among[i]))
+                assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX); /* nothing */
         kv_attention_end(&attention, outputs[0], lses[0]);
 
         kv_attend_begin(&shape, whole);
@@ -66,7 +74,9 @@ static void slices_are_one_answer(void **state)
         assert_memory_equal(outputs[0], outputs[1],
                             (size_t)n_queries * layer.d_v * sizeof(float));
         assert_memory_equal(lses[0], lses[1], n_queries * sizeof(float));
+        kv_unit_clear(&unit, &bench.heap);
     }
+    bench_close(&bench);
 }
 
 static void what_cannot_be_attended(void **state)

@@ -317,7 +317,7 @@ static void cells_are_the_rows(void **state)
         uint8_t *seen = calloc(n, 1);
         assert_true(memory && tables && expected && numbers && bits && seen);
 
-        const struct kv_cells cells = kv_cells_at(&shape, memory);
+        const struct kv_cells cells = kv_cells_at(&shape, memory, (uint32_t)n);
         for (size_t i = 0; i < n_tiles; i++)
             kv_cells_count(&shape, tiles.tiles[i],
                            i + 1 < n_tiles ? KV_PQ_TILE : n - i * KV_PQ_TILE, &cells);
