@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum {
+    SCRUB_BYTES = 64 << 20, /* a second: kvserver's default */
+};
+
 struct kv_embedded {
     struct kv_transport *transport;
     struct kv_disk *disk;
@@ -52,6 +56,7 @@ kv_status_t kv_embedded_open(uint64_t memory_bytes,
     const struct kv_node_config config = {
         .name = "embedded",
         .memory_bytes = memory_bytes,
+        .scrub_bytes = SCRUB_BYTES,
         .n_threads = 1,
         .clock = &kv_clock_real,
         .transport = embedded->transport,

@@ -224,6 +224,7 @@ static kv_status_t open_node(struct kv_server *server,
     struct kv_node_config config = {
         .name = facts->name,
         .memory_bytes = facts->memory,
+        .scrub_bytes = options->scrub,
         .n_threads = facts->n_threads,
         .sessions_max = (uint32_t)options->sessions,
         .clients_max = (uint32_t)options->clients,

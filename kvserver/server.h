@@ -32,6 +32,7 @@ struct kv_server_options {
     char name[KV_CONFIG_STRING_BYTES]; /* "": host name and port */
     char log_level[KV_CONFIG_STRING_BYTES];
     uint64_t memory;  /* bytes; 0: a quarter of what there is */
+    uint64_t scrub;   /* bytes a second; 0: none */
     uint64_t threads; /* 0: one per core */
     uint64_t sessions;
     uint64_t clients;

@@ -55,6 +55,7 @@ static const struct command {
     {"models", "", "the models that each node knows", 0, 0, kvctl_tables_run},
     {"ops", "", "operations: how many, how fast", 0, 0, kvctl_tables_run},
     {"stats", "", "all counters", 0, 0, kvctl_tables_run},
+    {"scrub", "", "memory checked in the background, and what was bad", 0, 0, kvctl_tables_run},
     {"ping", "", "round trips and rates to each node, and over what", 0, 0, kvctl_ping_run},
     {"put", "NAME [FILE|-]", "store an object; - or nothing: standard input", 1, 2,
      kvctl_put_run},
