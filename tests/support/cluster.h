@@ -22,6 +22,7 @@ struct cluster_setup {
     uint32_t n_nodes, n_threads;
     uint64_t memory_bytes; /* of each node */
     uint32_t lease_ms, sessions_max, credits;
+    uint64_t scrub_bytes;
 };
 
 struct cluster {

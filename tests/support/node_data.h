@@ -1,0 +1,12 @@
+/* node_data.h - a look at a data thread of a node, for tests that are one thread with it.
+ *
+ * Threads: the node's own, or none.  Memory: the node's.
+ */
+#ifndef KV_TEST_NODE_DATA_H
+#define KV_TEST_NODE_DATA_H
+
+#include "data.h"
+
+struct kv_data *node_data(struct kv_node *node, uint32_t thread);
+
+#endif
