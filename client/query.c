@@ -188,7 +188,7 @@ static void fill(const struct kv_query_part *part,
         uint32_t first = part->held_begin[units[i].kv_head - query->head_begin];
 
         for (uint32_t j = first; j < first + units[i].n_ids; j++) {
-            struct kv_wire_held held = {query->held[j].block, query->held[j].instance};
+            struct kv_wire_held held = {query->held[j].block, query->held[j].fingerprint};
 
             memcpy(at, &held, sizeof(held));
             at += sizeof(held);
@@ -1027,7 +1027,7 @@ kv_status_t kv_op_found(const struct kv_op *op, uint32_t head, struct kv_found *
     return KV_OK;
 }
 
-uint32_t kv_held_instance(const uint32_t *crcs)
+uint32_t kv_held_fingerprint(const uint32_t *crcs)
 {
-    return kv_block_instance(crcs);
+    return kv_block_fingerprint(crcs);
 }

@@ -21,8 +21,8 @@ struct coming {
 
 struct layer {
     struct kv_block_cache *cache;
-    uint32_t *block_of;  /* (n_slots) */
-    uint32_t *instances; /* (n_slots, n_kv_heads) */
+    uint32_t *block_of;     /* (n_slots) */
+    uint32_t *fingerprints; /* (n_slots, n_kv_heads) */
 };
 
 struct kv_held_blocks {
@@ -63,9 +63,9 @@ static kv_status_t layers_create(struct kv_held_blocks *held, enum kv_block_poli
         struct layer *layer = &held->layers[i];
 
         layer->block_of = calloc(held->n_slots, sizeof(layer->block_of[0]));
-        layer->instances =
-            calloc((size_t)held->n_slots * held->n_kv_heads, sizeof(layer->instances[0]));
-        status = layer->block_of == NULL || layer->instances == NULL
+        layer->fingerprints =
+            calloc((size_t)held->n_slots * held->n_kv_heads, sizeof(layer->fingerprints[0]));
+        status = layer->block_of == NULL || layer->fingerprints == NULL
                      ? KV_NO_MEMORY
                      : kv_block_cache_create(policy, held->n_blocks, held->n_slots, K_CACHE,
                                              &layer->cache);
@@ -133,7 +133,7 @@ void kv_held_blocks_destroy(struct kv_held_blocks *held)
     for (uint32_t i = 0; held->layers != NULL && i < held->n_layers; i++) {
         kv_block_cache_destroy(held->layers[i].cache);
         free(held->layers[i].block_of);
-        free(held->layers[i].instances);
+        free(held->layers[i].fingerprints);
     }
     free(held->layers);
     free(held->n_held);
@@ -164,7 +164,7 @@ void kv_held_blocks_list(struct kv_held_blocks *held,
         for (uint32_t slot = 0; slot < held->n_slots; slot++)
             if (kv_block_cache_slot(of->cache, of->block_of[slot]) == slot)
                 *at++ = (struct kv_held){of->block_of[slot],
-                                         of->instances[slot * held->n_kv_heads + head]};
+                                         of->fingerprints[slot * held->n_kv_heads + head]};
         held->n_held[head] = (uint32_t)(at - begin);
         qsort(begin, held->n_held[head], sizeof(*begin), compare_held);
     }
@@ -218,8 +218,8 @@ static kv_status_t landed(struct kv_held_blocks *held, struct coming *coming)
     if (status != KV_OK)
         return kv_store_session_fail(held->store, status);
     for (uint32_t head = 0; head < held->n_kv_heads; head++)
-        layer->instances[coming->slot * held->n_kv_heads + head] =
-            kv_held_instance(coming->crcs + (size_t)head * KV_BLOCK_TOKENS);
+        layer->fingerprints[coming->slot * held->n_kv_heads + head] =
+            kv_held_fingerprint(coming->crcs + (size_t)head * KV_BLOCK_TOKENS);
     kv_block_cache_landed(layer->cache, coming->slot);
     return KV_OK;
 }

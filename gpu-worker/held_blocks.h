@@ -10,8 +10,8 @@
  * That is for answers by rows.  Attention that a node computes travels as one output per query
  * head, whatever is chosen: then nothing is kept.
  *
- * A block is told from another under the same number by its instance (kvclient.h): the store
- * sends what the worker holds of another instance.
+ * A block is told from another under the same number by its fingerprint (kvclient.h): the store
+ * sends what the worker holds of another fingerprint.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */

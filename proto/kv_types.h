@@ -9,8 +9,11 @@
  *   codebook  centroids that stand for the keys of some consecutive blocks of a unit; a key's
  *             code names the nearest one in each of its subspaces (product quantisation)
  *   chapter   consecutive blocks of a unit with one codebook
- *   fingerprint  names all that makes two models' keys comparable: weights and their
- *             quantisation, geometry, RoPE parameters and style
+ *   writer    64 bits that are drawn for a session: the seeds of its rows' CRCs cover them
+ *   fingerprint  of a model: names all that makes two models' keys comparable: weights and
+ *             their quantisation, geometry, RoPE parameters and style; of a block that a client
+ *             holds: a hash of its rows' CRCs in one unit
+ *   version   of an object: the number of the put that stored it
  *
  * Memory: everything here is plain data, copied by assignment.
  */

@@ -328,12 +328,12 @@ static_assert(sizeof(struct kv_wire_range) == 8, "a range is 8 bytes on the wire
 /* A block of a unit that the asker holds: its rows are chosen as others are, and not sent.
  *
  *    0  u32  block
- *    4  u32  instance   kv_block_instance() of the CRCs that came with those rows: other rows
- *                       under the same number are sent
+ *    4  u32  fingerprint  kv_block_fingerprint() of the CRCs that came with those rows: other
+ *                         rows under the same number are sent
  */
 struct kv_wire_held {
     uint32_t block;
-    uint32_t instance;
+    uint32_t fingerprint;
 };
 static_assert(sizeof(struct kv_wire_held) == 8, "a held block is 8 bytes on the wire");
 
@@ -406,7 +406,7 @@ kv_row_seed(uint64_t writer, uint32_t layer, uint32_t kv_head, uint32_t token)
 
 /* What tells a block of a unit from another under the same number: its rows' CRCs, hashed.
  *   crcs  (KV_BLOCK_TOKENS) */
-static inline uint32_t kv_block_instance(const uint32_t *crcs)
+static inline uint32_t kv_block_fingerprint(const uint32_t *crcs)
 {
     const uint64_t odd = 0xff51afd7ed558ccdu;
     uint64_t lanes[4] = {1, 2, 3, 4}, hash = 0;

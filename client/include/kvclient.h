@@ -361,10 +361,10 @@ struct kv_range {
     uint32_t begin, end;
 };
 
-/* A block of a kv head whose rows the caller has: see kv_held_instance(). */
+/* A block of a kv head whose rows the caller has: see kv_held_fingerprint(). */
 struct kv_held {
     uint32_t block;
-    uint32_t instance;
+    uint32_t fingerprint;
 };
 
 /* Asks one layer for the rows that matter to some query vectors:
@@ -454,7 +454,7 @@ KV_API kv_status_t kv_op_found(const struct kv_op *op,
 
 /* What tells a block of a kv head from another under the same number: its rows' CRCs, hashed.
  *   crcs  (KV_BLOCK_TOKENS) */
-KV_API uint32_t kv_held_instance(const uint32_t *crcs);
+KV_API uint32_t kv_held_fingerprint(const uint32_t *crcs);
 
 /* The trip of an operation, by the client's clock; 0: not yet. */
 struct kv_trip_times {

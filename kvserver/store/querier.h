@@ -42,7 +42,7 @@ struct kv_querier {
     uint64_t begun_us;                          /* its first slice */
     const float *queries;                       /* of the unit */
     const struct kv_wire_held *held, *held_end; /* of the unit, from the next token on */
-    const struct kv_wire_held *looked;          /* the last one whose instance was compared */
+    const struct kv_wire_held *looked; /* the last one whose fingerprint was compared */
     bool looked_same;
     struct kv_scan scan;
     struct kv_choice take, choice; /* of step 1, of step 2 */

@@ -261,7 +261,7 @@ static bool is_held(struct kv_querier *querier,
         querier->looked = querier->held;
         querier->looked_same =
             unit->committed / KV_BLOCK_TOKENS > block &&
-            kv_block_instance(unit->segments[block]->crcs) == querier->held->instance;
+            kv_block_fingerprint(unit->segments[block]->crcs) == querier->held->fingerprint;
     }
     return querier->looked_same;
 }

@@ -467,7 +467,7 @@ ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble t
             crcs[j] =
                 kv_row_crc(session, row_at(1, heads[i], token), 4 * DIM, 1, heads[i], token);
         }
-        held[i].instance = kv_held_instance(crcs);
+        held[i].fingerprint = kv_held_fingerprint(crcs);
     }
     for (unsigned i = 0; i < sizeof(queries) / sizeof(queries[0]); i++)
         queries[i] = (float)(kv_mix64(i + 77) % 2001) / 1000 - 1;

@@ -1000,12 +1000,13 @@ static void held_blocks(void **state)
     struct kv_op *op = NULL;
     kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
     expect(op, status, KV_OK, "read");
-#define INSTANCE(head, block) kv_held_instance(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+#define FINGERPRINT(head, block) \
+    kv_held_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
     for (uint32_t block = 0; block < 5; block++)
-        held[block] = (struct kv_held){block, INSTANCE(0, block)};
-    held[5] = (struct kv_held){1, INSTANCE(2, 1) + 1}; /* other rows */
-    held[6] = (struct kv_held){3, INSTANCE(2, 3)};
-    held[7] = (struct kv_held){2, INSTANCE(2, 2)}; /* of another head */
+        held[block] = (struct kv_held){block, FINGERPRINT(0, block)};
+    held[5] = (struct kv_held){1, FINGERPRINT(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_held){3, FINGERPRINT(2, 3)};
+    held[7] = (struct kv_held){2, FINGERPRINT(2, 2)}; /* of another head */
 #undef INSTANCE
     question.query.n_held = n_held;
     question.query.held = held;
@@ -1264,12 +1265,13 @@ static void attention_without_held_blocks(void **state)
     struct kv_op *op = NULL;
     kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
     expect(op, status, KV_OK, "read");
-#define INSTANCE(head, block) kv_held_instance(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+#define FINGERPRINT(head, block) \
+    kv_held_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
     for (uint32_t block = 0; block < 5; block++)
-        held[block] = (struct kv_held){block, INSTANCE(0, block)};
-    held[5] = (struct kv_held){1, INSTANCE(2, 1) + 1}; /* other rows */
-    held[6] = (struct kv_held){3, INSTANCE(2, 3)};
-    held[7] = (struct kv_held){2, INSTANCE(2, 2)}; /* of another head */
+        held[block] = (struct kv_held){block, FINGERPRINT(0, block)};
+    held[5] = (struct kv_held){1, FINGERPRINT(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_held){3, FINGERPRINT(2, 3)};
+    held[7] = (struct kv_held){2, FINGERPRINT(2, 2)}; /* of another head */
 #undef INSTANCE
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         make_question(&question, 1, 640, 1);

@@ -88,12 +88,12 @@ only_content(const struct truth *truth, uint32_t unit, uint32_t token, uint64_t 
 }
 
 /* What tells the block from others; false: it is not known. */
-static bool instance_of(const struct truth *truth,
-                        const struct kv_session *session,
-                        uint32_t layer,
-                        uint32_t head,
-                        uint32_t block,
-                        uint32_t *ret_instance)
+static bool fingerprint_of(const struct truth *truth,
+                           const struct kv_session *session,
+                           uint32_t layer,
+                           uint32_t head,
+                           uint32_t block,
+                           uint32_t *ret_fingerprint)
 {
     const uint32_t unit = kv_schema_unit(&truth->schema, layer, head);
     const size_t row_bytes = truth->schema.layers[layer].row_bytes;
@@ -113,7 +113,7 @@ static bool instance_of(const struct truth *truth,
     }
     free(row);
     if (is_known)
-        *ret_instance = kv_held_instance(crcs);
+        *ret_fingerprint = kv_held_fingerprint(crcs);
     return is_known;
 }
 
@@ -128,17 +128,17 @@ static void make_held(struct question *question,
     for (uint32_t head = 0; head < question->n_heads; head++) {
         question->n_held[head] = 0;
         for (uint32_t block = 0; block < truth->tokens_max / KV_BLOCK_TOKENS; block++) {
-            uint32_t instance = 0;
+            uint32_t fingerprint = 0;
 
             if (!one_in(random, 3))
                 continue;
-            question->is_right[n] = instance_of(truth, session, query->layer,
-                                                query->head_begin + head, block, &instance);
+            question->is_right[n] = fingerprint_of(
+                truth, session, query->layer, query->head_begin + head, block, &fingerprint);
             if (one_in(random, 4)) {
-                instance ^= 1 + (uint32_t)below(random, 1000);
+                fingerprint ^= 1 + (uint32_t)below(random, 1000);
                 question->is_right[n] = false;
             }
-            question->held[n++] = (struct kv_held){block, instance};
+            question->held[n++] = (struct kv_held){block, fingerprint};
             question->n_held[head]++;
         }
     }

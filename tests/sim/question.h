@@ -31,7 +31,7 @@ struct question {
     struct kv_range ranges[QUESTION_RANGES_MAX];
     uint32_t n_held[TRUTH_UNITS_MAX];
     struct kv_held held[QUESTION_HELD_MAX];
-    bool is_right[QUESTION_HELD_MAX]; /* the block has that instance, as far as is known */
+    bool is_right[QUESTION_HELD_MAX]; /* the block has that fingerprint, as far as is known */
 };
 
 /* false: there is nothing to ask. */

@@ -136,7 +136,7 @@ enum lie {
 
 enum {
     OBJECT_BYTES = 100,
-    HELD_INSTANCE = 77, /* of the blocks that the node takes for the caller's */
+    HELD_FINGERPRINT = 77, /* of the blocks that the node takes for the caller's */
 };
 
 /* A request that the node got. */
@@ -803,7 +803,7 @@ static void answer_query(const struct seen *seen)
 
             for (uint32_t h = 0; h < units[i].n_ids; h++)
                 is_held |= held[h].block == token / KV_BLOCK_TOKENS &&
-                           held[h].instance == HELD_INSTANCE;
+                           held[h].fingerprint == HELD_FINGERPRINT;
             if (attends && !is_held && !(query->flags & KV_WIRE_NAMES) &&
                 f.node.lie != LIE_NAME_UNASKED && f.node.lie != LIE_NAMES_MANY)
                 continue;
@@ -2078,9 +2078,9 @@ static void test_query(void **state)
     asked->query.merge = KV_MERGE_NONE;
     asked->n_held[0] = 2;
     asked->n_held[2] = 1;
-    asked->held[0] = (struct kv_held){0, HELD_INSTANCE};
-    asked->held[1] = (struct kv_held){9, HELD_INSTANCE};
-    asked->held[2] = (struct kv_held){2, HELD_INSTANCE + 1};
+    asked->held[0] = (struct kv_held){0, HELD_FINGERPRINT};
+    asked->held[1] = (struct kv_held){9, HELD_FINGERPRINT};
+    asked->held[2] = (struct kv_held){2, HELD_FINGERPRINT + 1};
     asked->query.n_held = asked->n_held;
     asked->query.held = asked->held;
     op = begin_query(&asked->query);
@@ -2142,7 +2142,7 @@ static void test_query_all_held(void **state)
     asked->query.n_heads = 1;
     asked->n_held[0] = 3;
     for (uint32_t i = 0; i < 3; i++)
-        asked->held[i] = (struct kv_held){i, HELD_INSTANCE};
+        asked->held[i] = (struct kv_held){i, HELD_FINGERPRINT};
     asked->query.n_held = asked->n_held;
     asked->query.held = asked->held;
     op = begin_query(&asked->query);
@@ -2391,7 +2391,7 @@ static void test_query_lies(void **state)
     (void)state;
     asked->query.scores = true;
     asked->query.n_heads = N_HEADS;
-    asked->held[0] = (struct kv_held){0, HELD_INSTANCE};
+    asked->held[0] = (struct kv_held){0, HELD_FINGERPRINT};
     asked->query.n_held = asked->n_held;
     asked->query.held = asked->held;
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
@@ -2446,7 +2446,7 @@ static void test_attend_lies(void **state)
     asked->query.n_heads = 2;
     asked->n_held[0] = 3;
     for (uint32_t i = 0; i < 3; i++)
-        asked->held[i] = (struct kv_held){i, HELD_INSTANCE};
+        asked->held[i] = (struct kv_held){i, HELD_FINGERPRINT};
     asked->query.n_held = asked->n_held;
     asked->query.held = asked->held;
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
