@@ -2,6 +2,7 @@
 #include "acceptor.h"
 
 #include "address.h"
+#include "clock.h"
 #include "log.h"
 #include "thread.h"
 
@@ -13,20 +14,66 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
-    SLEEP_US = 60000000,
-    RETRY_US = 100000, /* after a failure that may pass: no descriptor, no memory */
+    BUFFER_BYTES = 16 << 10, /* of each direction */
+    EVENTS_MAX = 64,
+    ROUNDS_MAX = 8, /* of a buffer, before others have their turn */
+    SLEEP_MS = 60000,
+    LOOK_US = 200000,       /* at how old connections are */
+    THROTTLED_US = 5000,    /* until those that wait for their turn have another */
+    RETRY_US = 100000,      /* after a failure that may pass: no descriptor, no memory */
+    STRANGER_US = 10000000, /* without an answer to a call */
+
+    /* Per second, and at once. */
+    FRAMES_RATE = 4000, /* of a connection; data is free */
+    FRAMES_BURST = 1024,
+    CALLS_RATE = 8000, /* of all: gRPC keeps some 5 KB of each until its turn comes */
+    CALLS_BURST = 2048,
+    RESETS_RATE = 100, /* of a connection, which is closed beyond */
+    RESETS_BURST = 512,
 };
 
-/* A connection that was given away.  Whoever has it closes it without telling; its number in
- * the file system says whether the descriptor is still the same one. */
+/* HTTP/2 (RFC 9113). */
+static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+enum {
+    PREFACE_BYTES = sizeof(preface) - 1,
+    FRAME_HEADER_BYTES = 9, /* length (3), type, flags, stream (4) */
+    FRAME_DATA = 0,
+    FRAME_HEADERS = 1,
+    FRAME_RST_STREAM = 3,
+    FLAG_END_STREAM = 1,
+};
+
+struct bucket {
+    uint64_t at_us;
+    uint64_t level; /* in millionths */
+};
+
+/* Bytes on their way from one end to the other. */
+struct way {
+    int from, to;
+    bool may_read, may_write; /* as far as is known */
+    bool ended;               /* `from` sends nothing more */
+    uint32_t begin, end;      /* of what is in `bytes` */
+    uint32_t checked;         /* before, all has been looked at and may go */
+    uint32_t frame_left;      /* of the frame under way */
+    uint8_t *bytes;           /* (BUFFER_BYTES) */
+};
+
 struct connection {
-    int fd;
-    ino_t inode;
+    bool open;
+    bool greeted;  /* the preface came, and gRPC has the other end of `inner` */
+    bool answered; /* gRPC has answered a call, and is still there */
+    bool waits;    /* for its turn */
+    int outer, inner;
+    struct sockaddr_storage peer; /* without its port */
+    uint64_t since_us;
+    struct bucket frames, resets;
+    struct way in, out;
 };
 
 struct kv_acceptor {
@@ -35,63 +82,430 @@ struct kv_acceptor {
     kv_acceptor_take_fn take;
     void *arg;
     struct kv_thread *thread;
-    struct kv_signal *stop;
-    atomic_bool stopping;
+    struct kv_signal *wake, *stopped;
+    atomic_bool stopping, is_stopped, ending;
+    int epoll_fd;
+    uint64_t now_us;
+    uint64_t deaf_us; /* until then no connection is accepted */
+    uint64_t look_us; /* at all connections; UINT64_MAX: no need */
+    uint8_t *buffers; /* two of each connection */
+    struct bucket calls;
     uint32_t connections_max, n_connections;
+    uint32_t first; /* whose turn it is */
     struct connection connections[];
 };
 
-static void sweep(struct kv_acceptor *acceptor)
+/* What epoll says an event is about. */
+#define ABOUT_LISTENER UINT64_MAX
+#define ABOUT_WAKE     (UINT64_MAX - 1)
+
+/* false: none is left now. */
+static bool draw(struct bucket *bucket, uint64_t now_us, uint64_t rate, uint64_t burst)
 {
-    uint32_t n_open = 0;
+    uint64_t most = burst * 1000000;
+    uint64_t passed_us = now_us - bucket->at_us;
 
-    for (uint32_t i = 0; i < acceptor->n_connections; i++) {
-        struct connection connection = acceptor->connections[i];
-        struct stat now;
-
-        if (fstat(connection.fd, &now) == 0 && now.st_ino == connection.inode)
-            acceptor->connections[n_open++] = connection;
-    }
-    acceptor->n_connections = n_open;
+    bucket->at_us = now_us;
+    bucket->level = passed_us > most / rate ? most : bucket->level + passed_us * rate;
+    if (bucket->level > most)
+        bucket->level = most;
+    if (bucket->level < 1000000)
+        return false;
+    bucket->level -= 1000000;
+    return true;
 }
 
-static void admit(struct kv_acceptor *acceptor, int fd)
+/* ---- one connection ---------------------------------------------------------------------- */
+
+static void connection_close(struct kv_acceptor *acceptor, struct connection *connection)
 {
-    struct stat opened;
+    close(connection->outer);
+    if (connection->inner >= 0)
+        close(connection->inner);
+    connection->open = false;
+    acceptor->n_connections--;
+}
+
+static kv_status_t watch(struct kv_acceptor *acceptor, int fd, uint64_t about, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u64 = about};
+
+    return epoll_ctl(acceptor->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
+}
+
+/* Gives gRPC its end. */
+static bool introduce(struct kv_acceptor *acceptor, struct connection *connection)
+{
+    uint64_t number = (uint64_t)(connection - acceptor->connections);
+    int pair[2];
+
+    if (atomic_load(&acceptor->stopping) ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0)
+        return false;
+    if (watch(acceptor, pair[0], number << 1 | 1, EPOLLIN | EPOLLOUT | EPOLLET) != KV_OK) {
+        close(pair[0]);
+        close(pair[1]);
+        return false;
+    }
+    connection->inner = connection->in.to = connection->out.from = pair[0];
+    connection->in.may_write = true;
+    connection->greeted = true;
+    acceptor->take(acceptor->arg, pair[1]);
+    return true;
+}
+
+/* What a frame of the peer costs.  false: it is not its turn yet, or the connection is to be
+ * closed. */
+static bool admit_frame(struct kv_acceptor *acceptor,
+                        struct connection *connection,
+                        unsigned type,
+                        uint32_t bytes,
+                        bool *ret_is_bad)
+{
+    if (type == FRAME_DATA && bytes > 0)
+        return true;
+    if (!draw(&connection->frames, acceptor->now_us, FRAMES_RATE, FRAMES_BURST))
+        return false;
+    if (type == FRAME_RST_STREAM)
+        *ret_is_bad = !draw(&connection->resets, acceptor->now_us, RESETS_RATE, RESETS_BURST);
+    return !*ret_is_bad && (type != FRAME_HEADERS ||
+                            draw(&acceptor->calls, acceptor->now_us, CALLS_RATE, CALLS_BURST));
+}
+
+/* Looks at what came.  false: the connection is to be closed. */
+static bool look(struct kv_acceptor *acceptor, struct connection *connection, struct way *way)
+{
+    bool is_in = way == &connection->in, is_bad = false;
+
+    while (way->checked < way->end) {
+        const uint8_t *at = way->bytes + way->checked;
+        uint32_t n = way->end - way->checked;
+
+        if (way->frame_left > 0) {
+            n = n < way->frame_left ? n : way->frame_left;
+            way->checked += n;
+            way->frame_left -= n;
+            continue;
+        }
+        if (is_in && !connection->greeted) {
+            if (memcmp(at, preface, n < PREFACE_BYTES ? n : PREFACE_BYTES) != 0)
+                return false;
+            if (n < PREFACE_BYTES)
+                break;
+            if (!introduce(acceptor, connection))
+                return false;
+            way->checked += PREFACE_BYTES;
+            continue;
+        }
+        if (n < FRAME_HEADER_BYTES)
+            break;
+        uint32_t bytes = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
+        if (is_in && !admit_frame(acceptor, connection, at[3], bytes, &is_bad)) {
+            connection->waits = true;
+            acceptor->look_us = 0;
+            break;
+        }
+        /* A refusal is the end of its call at once. */
+        if (!is_in && at[3] == FRAME_HEADERS && (at[4] & FLAG_END_STREAM) == 0)
+            connection->answered = true;
+        way->checked += FRAME_HEADER_BYTES;
+        way->frame_left = bytes;
+    }
+    return !is_bad;
+}
+
+/* As many bytes as there are and as fit.  false: `from` is broken. */
+static bool way_read(struct way *way)
+{
+    if (way->begin > 0) {
+        memmove(way->bytes, way->bytes + way->begin, way->end - way->begin);
+        way->end -= way->begin;
+        way->checked -= way->begin;
+        way->begin = 0;
+    }
+    while (way->may_read && !way->ended && way->end < BUFFER_BYTES) {
+        ssize_t n = recv(way->from, way->bytes + way->end, BUFFER_BYTES - way->end, 0);
+
+        if (n > 0)
+            way->end += (uint32_t)n;
+        else if (n == 0)
+            way->ended = true;
+        else if (errno == EAGAIN)
+            way->may_read = false;
+        else if (errno != EINTR)
+            return false;
+    }
+    return true;
+}
+
+static bool way_write(struct way *way)
+{
+    while (way->may_write && way->begin < way->checked) {
+        ssize_t n =
+            send(way->to, way->bytes + way->begin, way->checked - way->begin, MSG_NOSIGNAL);
+
+        if (n >= 0)
+            way->begin += (uint32_t)n;
+        else if (errno == EAGAIN)
+            way->may_write = false;
+        else if (errno != EINTR)
+            return false;
+    }
+    return true;
+}
+
+/* Moves what can be moved.  false: the connection is over. */
+static bool
+way_pump(struct kv_acceptor *acceptor, struct connection *connection, struct way *way)
+{
+    for (unsigned round = 0;; round++) {
+        uint32_t before;
+
+        if (!way_read(way) || !look(acceptor, connection, way))
+            return false;
+        before = way->begin;
+        if (!way_write(way))
+            return false;
+        if (way->begin == before || !way->may_read || way->ended)
+            break;
+        if (round == ROUNDS_MAX) {
+            connection->waits = true;
+            acceptor->look_us = 0;
+            break;
+        }
+    }
+    /* Of what has ended the rest goes first. */
+    return !way->ended || (way->begin < way->checked && way->to >= 0);
+}
+
+static void pump(struct kv_acceptor *acceptor, struct connection *connection)
+{
+    connection->waits = false;
+    if (!way_pump(acceptor, connection, &connection->in) ||
+        (connection->greeted && !way_pump(acceptor, connection, &connection->out))) {
+        connection_close(acceptor, connection);
+    } else if (connection->out.ended && connection->answered) {
+        /* What is left for the peer must not wait for it for ever. */
+        connection->answered = false;
+        connection->since_us = acceptor->now_us;
+        acceptor->look_us = 0;
+    }
+}
+
+/* ---- all of them ------------------------------------------------------------------------- */
+
+static bool same_peer(const struct connection *connection, const struct sockaddr_storage *peer)
+{
+    return memcmp(&connection->peer, peer, sizeof(*peer)) == 0;
+}
+
+/* The address alone, for all ports of it. */
+static void forget_port(struct sockaddr_storage *peer)
+{
+    if (peer->ss_family == AF_INET)
+        ((struct sockaddr_in *)(void *)peer)->sin_port = 0;
+    else if (peer->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)(void *)peer)->sin6_port = 0;
+}
+
+/* Closes the oldest of those that gRPC has not answered; of `peer`, unless that is NULL. */
+static bool evict(struct kv_acceptor *acceptor, const struct sockaddr_storage *peer)
+{
+    struct connection *oldest = NULL;
+
+    for (uint32_t i = 0; i < acceptor->connections_max; i++) {
+        struct connection *connection = &acceptor->connections[i];
+
+        if (connection->open && !connection->answered &&
+            (peer == NULL || same_peer(connection, peer)) &&
+            (oldest == NULL || connection->since_us < oldest->since_us))
+            oldest = connection;
+    }
+    if (oldest == NULL)
+        return false;
+    connection_close(acceptor, oldest);
+    return true;
+}
+
+/* A place for one of that address; NULL: there is none. */
+static struct connection *place_for(struct kv_acceptor *acceptor,
+                                    const struct sockaddr_storage *peer)
+{
+    struct connection *place = NULL;
+    uint32_t n_same = 0;
+
+    for (uint32_t i = 0; i < acceptor->connections_max; i++)
+        if (acceptor->connections[i].open)
+            n_same += same_peer(&acceptor->connections[i], peer);
+    /* Half of all: one address cannot shut out the others. */
+    if (n_same >= acceptor->connections_max / 2 && !evict(acceptor, peer))
+        return NULL;
+    if (acceptor->n_connections == acceptor->connections_max && !evict(acceptor, NULL))
+        return NULL;
+    for (uint32_t i = 0; i < acceptor->connections_max && place == NULL; i++)
+        if (!acceptor->connections[i].open)
+            place = &acceptor->connections[i];
+    return place;
+}
+
+static void way_open(struct way *way, int from, int to)
+{
+    way->from = from;
+    way->to = to;
+    way->may_read = way->may_write = true;
+    way->ended = false;
+    way->begin = way->end = way->checked = way->frame_left = 0;
+}
+
+static void admit(struct kv_acceptor *acceptor, int fd, struct sockaddr_storage *peer)
+{
+    struct connection *connection;
     int one = 1;
 
-    if (acceptor->n_connections == acceptor->connections_max)
-        sweep(acceptor);
-    if (acceptor->n_connections == acceptor->connections_max || fstat(fd, &opened) != 0) {
+    forget_port(peer);
+    connection = place_for(acceptor, peer);
+    if (connection == NULL) {
         KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connection closed: %u are open already",
-                     (unsigned)acceptor->port, acceptor->connections_max);
+                     (unsigned)acceptor->port, acceptor->n_connections);
+        close(fd);
+        return;
+    }
+    uint64_t number = (uint64_t)(connection - acceptor->connections);
+    if (watch(acceptor, fd, number << 1, EPOLLIN | EPOLLOUT | EPOLLET) != KV_OK) {
         close(fd);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    acceptor->connections[acceptor->n_connections++] = (struct connection){fd, opened.st_ino};
-    acceptor->take(acceptor->arg, fd);
+    connection->open = true;
+    connection->greeted = connection->answered = connection->waits = false;
+    connection->outer = fd;
+    connection->inner = -1;
+    connection->peer = *peer;
+    connection->since_us = acceptor->now_us;
+    connection->frames = connection->resets = (struct bucket){0};
+    way_open(&connection->in, fd, -1);
+    connection->in.may_write = false;
+    way_open(&connection->out, -1, fd);
+    connection->in.bytes = acceptor->buffers + 2 * number * BUFFER_BYTES;
+    connection->out.bytes = connection->in.bytes + BUFFER_BYTES;
+    acceptor->n_connections++;
+    acceptor->look_us = 0;
+    pump(acceptor, connection);
+}
+
+static void take_new(struct kv_acceptor *acceptor)
+{
+    while (!atomic_load(&acceptor->stopping)) {
+        struct sockaddr_storage peer = {0};
+        socklen_t bytes = sizeof(peer);
+        int fd = accept4(acceptor->fd, (struct sockaddr *)&peer, &bytes,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+        if (fd >= 0) {
+            admit(acceptor, fd, &peer);
+        } else if (errno == EAGAIN) {
+            return;
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connections must wait: %s",
+                         (unsigned)acceptor->port, strerror(errno));
+            acceptor->deaf_us = acceptor->now_us + RETRY_US;
+            return;
+        }
+    }
+}
+
+/* One end of a connection can do more than before, or it is broken, which shows when it is
+ * used. */
+static void on_event(struct kv_acceptor *acceptor, const struct epoll_event *event)
+{
+    struct connection *connection = &acceptor->connections[event->data.u64 >> 1];
+    bool is_inner = event->data.u64 & 1;
+
+    if (!connection->open || (is_inner && !connection->greeted))
+        return; /* closed in this very round */
+    struct way *reads = is_inner ? &connection->out : &connection->in;
+    struct way *writes = is_inner ? &connection->in : &connection->out;
+    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        reads->may_read = true;
+    if (event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
+        writes->may_write = true;
+    pump(acceptor, connection);
+}
+
+/* Those that wait have their turn, in turns, and those that never got on come to an end. */
+static void take_turns(struct kv_acceptor *acceptor)
+{
+    uint64_t now_us = acceptor->now_us, look_us = UINT64_MAX;
+
+    acceptor->first++;
+    for (uint32_t i = 0; i < acceptor->connections_max; i++) {
+        struct connection *connection =
+            &acceptor->connections[(acceptor->first + i) % acceptor->connections_max];
+
+        if (connection->open && connection->waits)
+            pump(acceptor, connection);
+        if (connection->open && !connection->answered &&
+            now_us - connection->since_us > STRANGER_US)
+            connection_close(acceptor, connection);
+        if (connection->open && connection->waits)
+            look_us = now_us + THROTTLED_US;
+        else if (connection->open && !connection->answered && look_us > now_us + LOOK_US)
+            look_us = now_us + LOOK_US;
+    }
+    acceptor->look_us = look_us;
+}
+
+/* Milliseconds until there is something to do without an event. */
+static int nap(const struct kv_acceptor *acceptor)
+{
+    uint64_t until_us = acceptor->look_us;
+
+    if (acceptor->deaf_us != 0 && acceptor->deaf_us < until_us)
+        until_us = acceptor->deaf_us;
+    if (until_us <= acceptor->now_us)
+        return 0;
+    until_us = (until_us - acceptor->now_us + 999) / 1000;
+    return until_us < SLEEP_MS ? (int)until_us : SLEEP_MS;
+}
+
+static void handle(struct kv_acceptor *acceptor, const struct epoll_event *events, int n)
+{
+    bool is_new = acceptor->deaf_us != 0;
+
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.u64 == ABOUT_LISTENER)
+            is_new = true;
+        else if (events[i].data.u64 == ABOUT_WAKE)
+            kv_signal_clear(acceptor->wake);
+        else
+            on_event(acceptor, &events[i]);
+    }
+    if (is_new && acceptor->now_us >= acceptor->deaf_us) {
+        acceptor->deaf_us = 0;
+        take_new(acceptor);
+    }
 }
 
 static void run(void *arg)
 {
     struct kv_acceptor *acceptor = arg;
-    int fds[2] = {acceptor->fd, kv_signal_fd(acceptor->stop)};
+    struct epoll_event events[EVENTS_MAX];
 
-    while (!atomic_load(&acceptor->stopping)) {
-        int fd = accept4(acceptor->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    while (!atomic_load(&acceptor->ending)) {
+        int n = epoll_wait(acceptor->epoll_fd, events, EVENTS_MAX, nap(acceptor));
 
-        if (fd >= 0) {
-            admit(acceptor, fd);
-        } else if (errno == EAGAIN) {
-            kv_sleep_fds(fds, 2, SLEEP_US);
-        } else if (errno != EINTR && errno != ECONNABORTED) {
-            KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connections must wait: %s",
-                         (unsigned)acceptor->port, strerror(errno));
-            kv_sleep_fds(&fds[1], 1, RETRY_US);
+        acceptor->now_us = kv_clock_now(&kv_clock_real);
+        handle(acceptor, events, n);
+        if (acceptor->now_us >= acceptor->look_us)
+            take_turns(acceptor);
+        if (atomic_load(&acceptor->stopping) && !atomic_load(&acceptor->is_stopped)) {
+            atomic_store(&acceptor->is_stopped, true);
+            kv_signal_raise(acceptor->stopped);
         }
     }
 }
+
+/* ---- life -------------------------------------------------------------------------------- */
 
 kv_status_t kv_acceptor_create(const char *address,
                                uint32_t connections_max,
@@ -108,11 +522,20 @@ kv_status_t kv_acceptor_create(const char *address,
         return status;
     acceptor->connections_max = connections_max;
     acceptor->fd = -1;
-    acceptor->stop = kv_signal_create();
-    if (acceptor->stop == NULL)
+    acceptor->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    acceptor->wake = kv_signal_create();
+    acceptor->stopped = kv_signal_create();
+    /* Zeros that the system hands out as they are touched: a place costs what it uses. */
+    acceptor->buffers = calloc(connections_max, (size_t)2 * BUFFER_BYTES);
+    if (acceptor->epoll_fd < 0 || acceptor->wake == NULL || acceptor->stopped == NULL ||
+        acceptor->buffers == NULL)
         goto err;
     status = kv_address_listen("listen", address, &acceptor->fd, &acceptor->port, detail,
                                detail_bytes);
+    if (status == KV_OK)
+        status = watch(acceptor, acceptor->fd, ABOUT_LISTENER, EPOLLIN | EPOLLET);
+    if (status == KV_OK)
+        status = watch(acceptor, kv_signal_fd(acceptor->wake), ABOUT_WAKE, EPOLLIN);
     if (status != KV_OK)
         goto err;
     *ret_acceptor = acceptor;
@@ -121,22 +544,6 @@ kv_status_t kv_acceptor_create(const char *address,
 err:
     kv_acceptor_destroy(acceptor);
     return status;
-}
-
-void kv_acceptor_destroy(struct kv_acceptor *acceptor)
-{
-    if (acceptor == NULL)
-        return;
-    atomic_store(&acceptor->stopping, true);
-    if (acceptor->thread != NULL) {
-        kv_signal_raise(acceptor->stop);
-        kv_thread_join(acceptor->thread);
-    }
-    if (acceptor->stop != NULL)
-        kv_signal_destroy(acceptor->stop);
-    if (acceptor->fd >= 0)
-        close(acceptor->fd);
-    free(acceptor);
 }
 
 uint16_t kv_acceptor_port(const struct kv_acceptor *acceptor)
@@ -148,5 +555,50 @@ kv_status_t kv_acceptor_start(struct kv_acceptor *acceptor, kv_acceptor_take_fn 
 {
     acceptor->take = take;
     acceptor->arg = arg;
+    acceptor->now_us = kv_clock_now(&kv_clock_real);
+    acceptor->deaf_us = acceptor->now_us; /* looks at once */
+    kv_signal_raise(acceptor->wake);
     return kv_thread_start("kv-accept", run, acceptor, &acceptor->thread);
+}
+
+void kv_acceptor_stop(struct kv_acceptor *acceptor)
+{
+    int fd = kv_signal_fd(acceptor->stopped);
+
+    atomic_store(&acceptor->stopping, true);
+    kv_signal_raise(acceptor->wake);
+    while (acceptor->thread != NULL && !atomic_load(&acceptor->is_stopped))
+        kv_sleep_fds(&fd, 1, LOOK_US);
+}
+
+void kv_acceptor_destroy(struct kv_acceptor *acceptor)
+{
+    if (acceptor == NULL)
+        return;
+    atomic_store(&acceptor->stopping, true);
+    atomic_store(&acceptor->ending, true);
+    if (acceptor->thread != NULL) {
+        kv_signal_raise(acceptor->wake);
+        kv_thread_join(acceptor->thread);
+    }
+    for (uint32_t i = 0; i < acceptor->connections_max; i++) {
+        struct connection *connection = &acceptor->connections[i];
+
+        if (!connection->open)
+            continue;
+        connection->in.may_read = connection->out.may_read = true;
+        pump(acceptor, connection);
+        if (connection->open)
+            connection_close(acceptor, connection);
+    }
+    if (acceptor->wake != NULL)
+        kv_signal_destroy(acceptor->wake);
+    if (acceptor->stopped != NULL)
+        kv_signal_destroy(acceptor->stopped);
+    if (acceptor->fd >= 0)
+        close(acceptor->fd);
+    if (acceptor->epoll_fd >= 0)
+        close(acceptor->epoll_fd);
+    free(acceptor->buffers);
+    free(acceptor);
 }

@@ -1,8 +1,19 @@
-/* acceptor.h - a listening port that keeps order: it takes connections up to a limit, closes
- * the ones above it at once, and goes on when the process is out of descriptors (gRPC's own
- * listener is deaf for good then).
+/* acceptor.h - the control port: takes connections and stands between them and gRPC.
  *
- * Threads: a thread of its own calls `take`; create/start/destroy: one thread.
+ *   peer <--- outer ---> acceptor <--- inner, a pair of sockets ---> gRPC
+ *
+ * gRPC itself neither bounds how many calls a peer begins and resets in a second, nor how long
+ * a connection may say nothing, and its own listener is deaf for good once descriptors have run
+ * out.  So bytes pass through here, and the frames of HTTP/2 that the peer sends are counted:
+ *
+ *   - gRPC hears of a connection when its greeting is there (the preface of HTTP/2);
+ *   - what gRPC has never answered a call of ends after some seconds, and, the oldest first,
+ *     when a new one needs its place: all places, or those that one address may have, are
+ * taken;
+ *   - calls begun beyond a rate, of a connection and of all, wait in their sockets;
+ *   - a connection that resets more calls than a client ever would is closed.
+ *
+ * Threads: a thread of its own, which calls `take`; create/start/stop/destroy: one thread.
  */
 #ifndef KV_ACCEPTOR_H
 #define KV_ACCEPTOR_H
@@ -14,7 +25,7 @@
 
 struct kv_acceptor;
 
-/* Gives a connection: a descriptor that does not block. */
+/* Gives gRPC's end of a connection: a descriptor that does not block. */
 typedef void (*kv_acceptor_take_fn)(void *arg, int fd);
 
 /* Listens on "HOST:PORT", which only this process does from then on; port 0 takes a free one.
@@ -25,13 +36,16 @@ kv_status_t kv_acceptor_create(const char *address,
                                char *detail,
                                size_t detail_bytes);
 
-/* Closes the port; nobody is given anything after this.  NULL is allowed. */
-void kv_acceptor_destroy(struct kv_acceptor *acceptor);
-
-uint16_t kv_acceptor_port(const struct kv_acceptor *acceptor);
-
 /* Begins to take connections; those that came before are taken now. */
 kv_status_t
 kv_acceptor_start(struct kv_acceptor *acceptor, kv_acceptor_take_fn take, void *arg);
+
+/* Nobody is given anything after this; what is open goes on. */
+void kv_acceptor_stop(struct kv_acceptor *acceptor);
+
+/* Passes on what gRPC has sent, and closes everything.  NULL is allowed. */
+void kv_acceptor_destroy(struct kv_acceptor *acceptor);
+
+uint16_t kv_acceptor_port(const struct kv_acceptor *acceptor);
 
 #endif

@@ -26,7 +26,7 @@
 enum {
     ARMED_MAX = 16,       /* calls that gRPC may hand over without waiting for a turn */
     EVENTS_PER_STEP = 64, /* then the node has its turn */
-    STREAMS_MAX = 128,    /* calls at once of one connection */
+    STREAMS_MAX = 32,     /* calls at once of one connection */
     METADATA_BYTES_MAX = 8192,
     CONNECTIONS_SPARE = 256, /* besides two per client */
     MEMORY_BYTES = 64 << 20, /* that gRPC may use for its buffers, and more per connection */
@@ -570,7 +570,7 @@ void kv_grpc_server_destroy(struct kv_grpc_server *server)
 
     if (server == NULL)
         return;
-    kv_acceptor_destroy(server->acceptor);
+    kv_acceptor_stop(server->acceptor);
     server->closing = true;
     for (uint32_t i = 0; i < server->n_calls; i++) {
         struct call *call = &server->calls[i];
@@ -585,6 +585,7 @@ void kv_grpc_server_destroy(struct kv_grpc_server *server)
     grpc_server_cancel_all_calls(server->server);
     run_down(server, gpr_inf_future(GPR_CLOCK_MONOTONIC));
     grpc_server_destroy(server->server);
+    kv_acceptor_destroy(server->acceptor); /* after it, whose last words it passes on */
     grpc_server_credentials_release(server->credentials);
     grpc_call_unref(server->wake_call);
     grpc_channel_destroy(server->wake_channel);

@@ -7,10 +7,10 @@
  * Every method of kv_method.h is handled alike: one message in, kv_node_control(), one message
  * out.  Attach stays open; when it ends, the node hears that the client is gone.
  *
- * What a peer can cost is bounded: connections (some more than clients), calls at once
- * (KV_GRPC_CALLS_MAX besides one Attach per client), the size of a message
- * (KV_WIRE_CONTROL_MAX), the time a call may take to send its message or to take its answer
- * (KV_GRPC_PATIENCE_MS), and gRPC's own memory.
+ * What a peer can cost is bounded: connections (some more than clients, half of them for one
+ * address), calls at once (KV_GRPC_CALLS_MAX besides one Attach per client) and in a second,
+ * the size of a message (KV_WIRE_CONTROL_MAX), the time a call may take to send its message or
+ * to take its answer (KV_GRPC_PATIENCE_MS), and gRPC's own memory.
  *
  * Threads: one thread, the control thread, calls everything but kv_grpc_server_wake().  The
  * port has a thread of its own (acceptor.h).

@@ -1,22 +1,48 @@
+/* The library counts a connection's silence, not how long a request takes: one that drips holds
+ * its place for ever.  So connections are counted here: each has some seconds for all that it
+ * wants, and before all places are taken the oldest one, of the address that has most of them,
+ * is closed.  A request that comes whole, as a check of health does, is answered long before.
+ */
 #include "metrics_http.h"
 
 #include "address.h"
+#include "clock.h"
+#include "thread.h"
 
 #include <microhttpd.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
     CONNECTIONS_MAX = 64,
-    TIMEOUT_S = 10,
+    CONNECTIONS_CALM = 48, /* above, the oldest has to go */
     CONNECTION_BYTES = 16 << 10,
+    CONNECTION_US = 10000000,
+    LOOK_US = 200000, /* at how old connections are */
+    SLEEP_US = 60000000,
+};
+
+struct connection {
+    struct kv_metrics_http *http; /* NULL: not in use */
+    bool ended;                   /* shut down, the library will notice */
+    int fd;
+    uint64_t since_us;
+    unsigned char address[16];
 };
 
 struct kv_metrics_http {
     struct MHD_Daemon *daemon;
     struct kv_metrics_source source;
     uint16_t port;
+    struct kv_thread *thread;
+    struct kv_signal *stop;
+    atomic_bool stopping;
+    struct connection connections[CONNECTIONS_MAX];
+    unsigned n_connections; /* that have not ended */
 };
 
 static enum MHD_Result respond(struct MHD_Connection *connection,
@@ -103,6 +129,149 @@ static enum MHD_Result on_request(void *arg,
     return respond_text(connection, MHD_HTTP_NOT_FOUND, "/metrics, /health or /ready\n");
 }
 
+/* ---- connections ------------------------------------------------------------------------- */
+
+static void end(struct connection *connection)
+{
+    shutdown(connection->fd, SHUT_RDWR);
+    connection->ended = true;
+    connection->http->n_connections--;
+}
+
+static unsigned n_of_address(const struct kv_metrics_http *http, const unsigned char *address)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < CONNECTIONS_MAX; i++) {
+        const struct connection *connection = &http->connections[i];
+
+        n += connection->http != NULL && !connection->ended &&
+             memcmp(connection->address, address, sizeof(connection->address)) == 0;
+    }
+    return n;
+}
+
+/* Of the address that has most, the oldest. */
+static void end_one(struct kv_metrics_http *http)
+{
+    struct connection *oldest = NULL;
+    unsigned n_most = 0;
+
+    for (unsigned i = 0; i < CONNECTIONS_MAX; i++) {
+        struct connection *connection = &http->connections[i];
+        unsigned n;
+
+        if (connection->http == NULL || connection->ended)
+            continue;
+        n = n_of_address(http, connection->address);
+        if (oldest == NULL || n > n_most ||
+            (n == n_most && connection->since_us < oldest->since_us)) {
+            oldest = connection;
+            n_most = n;
+        }
+    }
+    if (oldest != NULL)
+        end(oldest);
+}
+
+static void read_address(const struct sockaddr *from, unsigned char address[16])
+{
+    memset(address, 0, 16);
+    if (from->sa_family == AF_INET)
+        memcpy(address, &((const struct sockaddr_in *)(const void *)from)->sin_addr, 4);
+    else if (from->sa_family == AF_INET6)
+        memcpy(address, &((const struct sockaddr_in6 *)(const void *)from)->sin6_addr, 16);
+}
+
+static void on_connection(void *arg,
+                          struct MHD_Connection *opened,
+                          void **ret_connection,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct kv_metrics_http *http = arg;
+    struct connection *connection = *ret_connection;
+
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (connection != NULL) {
+            http->n_connections -= !connection->ended;
+            connection->http = NULL;
+        }
+        return;
+    }
+    for (unsigned i = 0; i < CONNECTIONS_MAX && connection == NULL; i++)
+        if (http->connections[i].http == NULL)
+            connection = &http->connections[i];
+    if (connection == NULL)
+        return; /* the library has as many places */
+    *connection = (struct connection){
+        .http = http,
+        .fd = MHD_get_connection_info(opened, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
+        .since_us = kv_clock_now(&kv_clock_real),
+    };
+    read_address(
+        MHD_get_connection_info(opened, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr,
+        connection->address);
+    http->n_connections++;
+    *ret_connection = connection;
+    if (http->n_connections > CONNECTIONS_CALM)
+        end_one(http);
+}
+
+static void end_old(struct kv_metrics_http *http)
+{
+    uint64_t now_us = kv_clock_now(&kv_clock_real);
+
+    for (unsigned i = 0; i < CONNECTIONS_MAX; i++) {
+        struct connection *connection = &http->connections[i];
+
+        if (connection->http != NULL && !connection->ended &&
+            now_us - connection->since_us > CONNECTION_US)
+            end(connection);
+    }
+}
+
+static void run(void *arg)
+{
+    struct kv_metrics_http *http = arg;
+    const int fds[2] = {
+        MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd,
+        kv_signal_fd(http->stop),
+    };
+
+    while (!atomic_load(&http->stopping)) {
+        uint64_t sleep_us = http->n_connections > 0 ? LOOK_US : SLEEP_US;
+        unsigned long long ms;
+
+        if (MHD_get_timeout(http->daemon, &ms) == MHD_YES && ms * 1000 < sleep_us)
+            sleep_us = ms * 1000;
+        kv_sleep_fds(fds, 2, sleep_us);
+        MHD_run(http->daemon);
+        end_old(http);
+    }
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+static kv_status_t
+serve(struct kv_metrics_http *http, int fd, const char *address, char *detail, size_t bytes)
+{
+    http->stop = kv_signal_create();
+    if (http->stop != NULL)
+        http->daemon = MHD_start_daemon(
+            MHD_USE_EPOLL, 0, NULL, NULL, on_request, http, MHD_OPTION_LISTEN_SOCKET, fd,
+            MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
+            MHD_OPTION_NOTIFY_CONNECTION, on_connection, http,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
+    if (http->daemon == NULL)
+        close(fd);
+    if (http->daemon == NULL ||
+        kv_thread_start("kv-metrics", run, http, &http->thread) != KV_OK) {
+        snprintf(detail, bytes, "metrics: %s: no thread or memory", address);
+        return KV_IO;
+    }
+    return KV_OK;
+}
+
 kv_status_t kv_metrics_http_create(const char *address,
                                    const struct kv_metrics_source *source,
                                    struct kv_metrics_http **ret_http,
@@ -119,20 +288,11 @@ kv_status_t kv_metrics_http_create(const char *address,
     }
     http->source = *source;
     status = kv_address_listen("metrics", address, &fd, &http->port, detail, detail_bytes);
+    if (status == KV_OK)
+        status = serve(http, fd, address, detail, detail_bytes);
     if (status != KV_OK) {
-        free(http);
+        kv_metrics_http_destroy(http);
         return status;
-    }
-    http->daemon = MHD_start_daemon(
-        MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, on_request, http, MHD_OPTION_LISTEN_SOCKET,
-        fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)CONNECTION_BYTES, MHD_OPTION_END);
-    if (http->daemon == NULL) {
-        snprintf(detail, detail_bytes, "metrics: %s: no thread or memory", address);
-        close(fd);
-        free(http);
-        return KV_IO;
     }
     *ret_http = http;
     return KV_OK;
@@ -142,7 +302,15 @@ void kv_metrics_http_destroy(struct kv_metrics_http *http)
 {
     if (http == NULL)
         return;
-    MHD_stop_daemon(http->daemon);
+    atomic_store(&http->stopping, true);
+    if (http->thread != NULL) {
+        kv_signal_raise(http->stop);
+        kv_thread_join(http->thread);
+    }
+    if (http->daemon != NULL)
+        MHD_stop_daemon(http->daemon);
+    if (http->stop != NULL)
+        kv_signal_destroy(http->stop);
     free(http);
 }
 

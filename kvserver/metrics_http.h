@@ -4,9 +4,11 @@
  *   /health   200 while the process does its work, else 503
  *   /ready    200 while it takes new sessions; 503 when it starts or drains
  *
- * Everything else is 404; methods other than GET and HEAD are 405.
+ * Everything else is 404; methods other than GET and HEAD are 405.  A connection has ten
+ * seconds for all that it wants; what comes in one piece is answered however many others drip.
  *
- * Threads: a thread of its own calls the source's functions.  create/destroy: start-up.
+ * Threads: a thread of its own, which nothing else delays, calls the source's functions.
+ * create/destroy: start-up.
  */
 #ifndef KV_METRICS_HTTP_H
 #define KV_METRICS_HTTP_H

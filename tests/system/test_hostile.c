@@ -4,7 +4,9 @@
 
 #include "random.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -15,6 +17,15 @@ enum {
     RANDOM_BYTES_MAX = 8192,
     N_SLOW = 80,
     N_CROWD = 1000,
+    CROWD_MS = 10000, /* new clients get in, beside it */
+    N_DRIPS = 120,
+    DRIPS_US = 6000000,
+    DRIP_EVERY_US = 100000,
+    HEALTH_US = 1000000, /* an orchestrator's patience */
+    N_RESETTERS = 8,
+    RESETS_EACH = 20000,
+    RESETS_PER_SEND = 100,
+    RESETS_US = 5000000, /* at most */
     N_TOKENS = 100,
 };
 /* The node's memory, which it touches ahead of use and in its own time, and something for the
@@ -208,8 +219,13 @@ static void slow_ones(void **state)
     end_scene(&scene);
 }
 
+#define SETTINGS "\0\0\0\4\0\0\0\0\0" /* an empty frame of them */
+
+/* Idle ones: silent from the begin on, or after a greeting.  New clients get in all the same,
+ * and the one that is there keeps its connection. */
 static void a_crowd(void **state)
 {
+    static const char greeting[] = PREFACE SETTINGS;
     int fds[N_CROWD];
     struct rlimit limit;
     struct scene scene;
@@ -219,21 +235,213 @@ static void a_crowd(void **state)
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     begin_scene(&scene);
-    for (unsigned i = 0; i < N_CROWD; i++)
+    for (unsigned i = 0; i < N_CROWD; i++) {
         fds[i] = process_connect(scene.node.control);
+        if (fds[i] >= 0 && i % 2 == 0)
+            (void)!send(fds[i], greeting, sizeof(greeting) - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    assert_true(process_until(takes_clients, scene.node.control, CROWD_MS));
     still_serves(&scene);
+    assert_int_equal(system_number(scene.client, 0, "stats", "clients_gone"), 0);
     for (unsigned i = 0; i < N_CROWD; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     end_scene(&scene);
 }
 
+/* Asks for it; true: that took longer than who asks would wait. */
+static bool health_is_late(const struct scene *scene)
+{
+    uint64_t asked_us = process_now_us();
+
+    assert_int_equal(process_http_get(scene->node.metrics, "/health", NULL, 0), 200);
+    return process_now_us() - asked_us > HEALTH_US;
+}
+
+/* Each sends a line of a request that never ends, now and then, and comes again when it is shut
+ * out.  Who asks for health is answered in between. */
+static void drips(void **state)
+{
+    int fds[N_DRIPS];
+    unsigned n_asked = 0, n_late = 0, n_back = 0;
+    uint64_t begin_us, drip_us = 0;
+    struct scene scene;
+
+    (void)state;
+    begin_scene(&scene);
+    for (unsigned i = 0; i < N_DRIPS; i++)
+        fds[i] = -1;
+    begin_us = process_now_us();
+    while (process_now_us() - begin_us < DRIPS_US) {
+        for (unsigned i = 0; i < N_DRIPS && process_now_us() - drip_us > DRIP_EVERY_US; i++) {
+            if (fds[i] >= 0 && send(fds[i], "X: y\r\n", 6, MSG_NOSIGNAL | MSG_DONTWAIT) == 6)
+                continue;
+            if (fds[i] >= 0)
+                close(fds[i]);
+            n_back += fds[i] >= 0;
+            fds[i] = process_connect(scene.node.metrics);
+            if (fds[i] >= 0)
+                (void)!send(fds[i], "GET / HTTP/1.1\r\n", 16, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+        if (process_now_us() - drip_us > DRIP_EVERY_US)
+            drip_us = process_now_us();
+        n_late += health_is_late(&scene);
+        n_asked++;
+    }
+    print_message("%u connections that drip came %u times again; /health asked %u times, late "
+                  "%u times\n",
+                  N_DRIPS, n_back, n_asked, n_late);
+    assert_int_equal(n_late, 0);
+    for (unsigned i = 0; i < N_DRIPS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    end_scene(&scene);
+}
+
+/* ---- resets ------------------------------------------------------------------------------ */
+
+static size_t put_frame(unsigned char *to,
+                        unsigned type,
+                        unsigned flags,
+                        uint32_t stream,
+                        const void *data,
+                        size_t n)
+{
+    const unsigned char header[9] = {0,
+                                     0,
+                                     (unsigned char)n,
+                                     (unsigned char)type,
+                                     (unsigned char)flags,
+                                     (unsigned char)(stream >> 24),
+                                     (unsigned char)(stream >> 16),
+                                     (unsigned char)(stream >> 8),
+                                     (unsigned char)stream};
+
+    memcpy(to, header, 9);
+    memcpy(to + 9, data, n);
+    return 9 + n;
+}
+
+/* A field of a header block, as HPACK writes one that is in no table. */
+static size_t put_field(unsigned char *to, const char *name, const char *value)
+{
+    size_t n = strlen(name), m = strlen(value);
+
+    to[0] = 0;
+    to[1] = (unsigned char)n;
+    memcpy(to + 2, name, n);
+    to[2 + n] = (unsigned char)m;
+    memcpy(to + 3 + n, value, m);
+    return 3 + n + m;
+}
+
+/* Calls that are begun and taken back at once: RESETS_PER_SEND of them. */
+static size_t make_resets(unsigned char *to, uint32_t *stream)
+{
+    unsigned char block[256];
+    size_t n = 0, at = 0;
+
+    n += put_field(block + n, ":method", "POST");
+    n += put_field(block + n, ":scheme", "http");
+    n += put_field(block + n, ":path", "/topkv.Store/Table");
+    n += put_field(block + n, ":authority", "x");
+    n += put_field(block + n, "te", "trailers");
+    n += put_field(block + n, "content-type", "application/grpc");
+    for (unsigned i = 0; i < RESETS_PER_SEND; i++, *stream += 2) {
+        at += put_frame(to + at, 1, 4, *stream, block, n);       /* HEADERS, complete */
+        at += put_frame(to + at, 3, 0, *stream, "\0\0\0\10", 4); /* RST_STREAM: cancelled */
+    }
+    return at;
+}
+
+struct resetter {
+    int fd;
+    uint32_t stream;
+    size_t begin, end;
+    unsigned char bytes[RESETS_PER_SEND * 512];
+};
+
+/* Sends as much as the node takes now.  false: it has shut the connection, or all is sent. */
+static bool reset_on(struct resetter *resetter)
+{
+    static char answers[64 << 10];
+    ssize_t n = 0;
+
+    while (recv(resetter->fd, answers, sizeof(answers), MSG_DONTWAIT) > 0)
+        ;
+    while (resetter->stream < 2 * RESETS_EACH) {
+        if (resetter->begin == resetter->end) {
+            resetter->begin = 0;
+            resetter->end = make_resets(resetter->bytes, &resetter->stream);
+        }
+        n = send(resetter->fd, resetter->bytes + resetter->begin,
+                 resetter->end - resetter->begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0)
+            return errno == EAGAIN;
+        resetter->begin += (size_t)n;
+    }
+    return false;
+}
+
+/* Rapid resets cost the node neither its memory nor its health. */
+static void rapid_resets(void **state)
+{
+    struct resetter *resetters = calloc(N_RESETTERS, sizeof(*resetters));
+    unsigned n_open = N_RESETTERS, n_sent = 0, n_late = 0;
+    uint64_t begin_us, most = 0;
+    struct scene scene;
+
+    (void)state;
+    assert_non_null(resetters);
+    begin_scene(&scene);
+    for (unsigned i = 0; i < N_RESETTERS; i++) {
+        resetters[i].fd = process_connect(scene.node.control);
+        resetters[i].stream = 1;
+        assert_true(resetters[i].fd >= 0);
+        assert_true(send(resetters[i].fd, PREFACE SETTINGS, sizeof(PREFACE SETTINGS) - 1,
+                         MSG_NOSIGNAL) > 0);
+    }
+    begin_us = process_now_us();
+    while (n_open > 0 && process_now_us() - begin_us < RESETS_US) {
+        for (unsigned i = 0; i < N_RESETTERS; i++) {
+            if (resetters[i].fd < 0 || reset_on(&resetters[i]))
+                continue;
+            close(resetters[i].fd);
+            resetters[i].fd = -1;
+            n_open--;
+        }
+        if (process_rss(scene.node.process.pid) > most)
+            most = process_rss(scene.node.process.pid);
+        n_late += health_is_late(&scene);
+    }
+    assert_true(process_until(is_healthy, scene.node.metrics, PROCESS_PATIENCE_MS));
+    assert_true(process_until(takes_clients, scene.node.control, PROCESS_PATIENCE_MS));
+    if (process_rss(scene.node.process.pid) > most)
+        most = process_rss(scene.node.process.pid);
+    for (unsigned i = 0; i < N_RESETTERS; i++) {
+        n_sent += resetters[i].stream / 2;
+        if (resetters[i].fd >= 0)
+            close(resetters[i].fd);
+    }
+    print_message("%u calls begun and taken back: resident %+.1f MB at most\n", n_sent,
+                  ((double)most - (double)scene.rss) / 1e6);
+    assert_true(most < scene.rss + RSS_GROWTH);
+    assert_int_equal(n_late, 0);
+    free(resetters);
+    end_scene(&scene);
+}
+
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_the_control_port), cmocka_unit_test(broken_frames),
-        cmocka_unit_test(at_the_metrics_port), cmocka_unit_test(at_the_data_ports),
-        cmocka_unit_test(slow_ones),           cmocka_unit_test(a_crowd),
+        cmocka_unit_test(at_the_control_port),
+        cmocka_unit_test(broken_frames),
+        cmocka_unit_test(at_the_metrics_port),
+        cmocka_unit_test(at_the_data_ports),
+        cmocka_unit_test(slow_ones),
+        cmocka_unit_test(a_crowd),
+        cmocka_unit_test(drips),
+        cmocka_unit_test(rapid_resets),
     };
 
     (void)argc;
