@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
@@ -26,6 +27,13 @@ enum {
     POLITE_READS = 200,
     LATENCY_MAX_US = 2000000, /* "the others do not feel them", on a machine under load */
     STUCK_READS = 60,
+    N_WAITERS = 30,
+    WAITING_READS = 54,
+    WAITING_MOST = 1500, /* more are within the credits that all have */
+    N_HANGING = 4,
+    N_DRIPS = 100,
+    BESIDE_US = 8000000,
+    HEALTH_US = 1000000, /* an orchestrator's patience */
 };
 /* Of a node with 64M, which it touches ahead of use and in its own time, and something for the
  * libraries. */
@@ -160,6 +168,51 @@ static int ask_and_wait(struct kv_client *client)
     return EXIT_SUCCESS;
 }
 
+/* Waits, with a deadline as late as can be, for rows that nobody puts; to the end of stdin. */
+static int wait_for_rows(struct kv_client *client)
+{
+    struct kv_buffer *buffer = system_buffer(client, 1 << 20);
+    struct kv_session *session = system_session(client, system_model(), 600000);
+    const struct kv_rows box = {.n_layers = 2, .n_tokens = 10};
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+    struct kv_op *ops[WAITING_READS];
+    unsigned n_ended = 0;
+
+    for (unsigned i = 0; i < WAITING_READS; i++)
+        if (kv_read_begin(session, &box, &io, UINT32_MAX, &ops[i]) != KV_OK)
+            return EXIT_FAILURE;
+    say("waiting");
+    while (poll(&in, 1, 0) == 0)
+        kv_client_wait(client, 10000);
+    for (unsigned i = 0; i < WAITING_READS; i++) {
+        if (kv_op_status(ops[i]) == KV_IN_PROGRESS)
+            continue;
+        process_complain("a read that waited: %s", kv_op_detail(ops[i]));
+        n_ended++;
+    }
+    printf("ended %u\n", n_ended);
+    kv_client_close(client);
+    return EXIT_SUCCESS;
+}
+
+/* Announces data and lives on without ever sending it. */
+static int hang(struct kv_client *client)
+{
+    struct kv_buffer *buffer = system_buffer(client, PUT_BYTES);
+    struct kv_session *session = system_session(client, system_model(), 600000);
+    const struct kv_rows box = {.n_layers = 2, .token_begin = 100, .n_tokens = N_TOKENS};
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct kv_op *op;
+
+    system_put(client, session, buffer, 0, 100, 7);
+    if (kv_put_begin(session, &box, &io, UINT32_MAX, &op) != KV_OK)
+        return EXIT_FAILURE;
+    say("hanging");
+    while (true)
+        pause();
+}
+
 /* ROLE NODES TRANSPORT */
 static int child(int argc, char **argv)
 {
@@ -174,6 +227,10 @@ static int child(int argc, char **argv)
         flood(client, 0);
     if (strcmp(argv[0], "write") == 0)
         flood(client, WRITE_BYTES);
+    if (strcmp(argv[0], "wait") == 0)
+        return wait_for_rows(client);
+    if (strcmp(argv[0], "hang") == 0)
+        return hang(client);
     return ask_and_wait(client);
 }
 
@@ -432,6 +489,96 @@ static void clients_that_take_nothing(void **state)
     system_node_stop(&node);
 }
 
+/* ---- all at once ------------------------------------------------------------------------- */
+
+static void drip(int fds[N_DRIPS], const char *address)
+{
+    for (unsigned i = 0; i < N_DRIPS; i++) {
+        if (fds[i] >= 0 && send(fds[i], "X: y\r\n", 6, MSG_NOSIGNAL | MSG_DONTWAIT) == 6)
+            continue;
+        if (fds[i] >= 0)
+            close(fds[i]);
+        fds[i] = process_connect(address);
+        if (fds[i] >= 0)
+            (void)!send(fds[i], "GET / HTTP/1.1\r\n", 16, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
+static bool has_stuck_clients(void *arg)
+{
+    return system_number(arg, 0, "stats", "stuck_clients") >= N_HANGING;
+}
+
+static bool has_many_waiting(void *arg)
+{
+    return system_number(arg, 0, "status", "requests_in_flight") >= WAITING_MOST;
+}
+
+/* 1,620 reads that wait, transfers that hang, connections that drip: a client beside them never
+ * hears that the node is dead, nor do those who wait, and /health answers in time. */
+static void the_worst_within_their_rights(void **state)
+{
+    static const char *const options[] = {"--memory", "128M", "--threads", "1", NULL};
+    struct process waiters[N_WAITERS], hanging[N_HANGING];
+    struct process_node node = {0};
+    unsigned n_reads = 0, n_late = 0;
+    char line[PROCESS_LINE_BYTES];
+    struct kv_session *session;
+    struct kv_buffer *buffer;
+    struct kv_client *client;
+    int fds[N_DRIPS];
+    uint64_t begin_us;
+
+    (void)state;
+    system_node_start(&node, options);
+    client = system_open(node.control, "tcp", 0);
+    buffer = system_buffer(client, 1 << 20);
+    session = system_session(client, system_model(), 600000);
+    system_put(client, session, buffer, 0, 100, 7);
+    for (unsigned i = 0; i < N_WAITERS; i++)
+        start_child(&waiters[i], &node, "wait", "tcp", "wait");
+    for (unsigned i = 0; i < N_HANGING; i++)
+        start_child(&hanging[i], &node, "hang", "tcp", "hang");
+    for (unsigned i = 0; i < N_WAITERS; i++)
+        await_word(&waiters[i], "waiting");
+    for (unsigned i = 0; i < N_HANGING; i++)
+        await_word(&hanging[i], "hanging");
+    for (unsigned i = 0; i < N_DRIPS; i++)
+        fds[i] = -1;
+
+    begin_us = process_now_us();
+    while (process_now_us() - begin_us < BESIDE_US) {
+        uint64_t asked_us;
+
+        drip(fds, node.metrics);
+        asked_us = process_now_us();
+        assert_int_equal(process_http_get(node.metrics, "/health", NULL, 0), 200);
+        n_late += process_now_us() - asked_us > HEALTH_US;
+        for (unsigned i = 0; i < 10; i++, n_reads++)
+            system_read(client, session, buffer, 0, 100, 7);
+    }
+    assert_true(process_until(has_many_waiting, client, PROCESS_PATIENCE_MS));
+    print_message("%u reads beside %u that wait; /health late %u times\n", n_reads,
+                  N_WAITERS * WAITING_READS, n_late);
+    assert_int_equal(n_late, 0);
+    for (unsigned i = 0; i < N_WAITERS; i++) {
+        assert_int_equal(write(waiters[i].in, "\n", 1), 1);
+        assert_true(process_read_line(&waiters[i], line, PROCESS_PATIENCE_MS));
+        assert_string_equal(line, "ended 0");
+        assert_int_equal(process_wait(&waiters[i], PROCESS_PATIENCE_MS), 0);
+    }
+    /* Those that hang have lost their channels by now, or will. */
+    assert_true(process_until(has_stuck_clients, client, PROCESS_PATIENCE_MS));
+    for (unsigned i = 0; i < N_HANGING; i++)
+        process_kill(&hanging[i]);
+    for (unsigned i = 0; i < N_DRIPS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    system_read(client, session, buffer, 0, 100, 7);
+    kv_client_close(client);
+    system_node_stop(&node);
+}
+
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -440,6 +587,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(killed_while_they_write),
         cmocka_unit_test(a_flood),
         cmocka_unit_test(clients_that_take_nothing),
+        cmocka_unit_test(the_worst_within_their_rights),
     };
 
     (void)argc;
