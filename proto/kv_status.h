@@ -36,7 +36,8 @@ typedef enum kv_status {
     KV_DEADLINE = -40,    /* no answer in time */
     KV_CANCELLED = -41,   /* kv_cancel() came before the answer */
     KV_UNREACHABLE = -42, /* the node is dead, or was never there */
-    KV_CORRUPT = -43,     /* bytes arrived that fail their checksum; they were dropped */
+    KV_CORRUPT = -43,     /* bytes fail their checksum, as they arrived or where they are kept;
+                             they were not delivered */
     KV_IO = -44,          /* a local system call or a disk failed */
 } kv_status_t;
 

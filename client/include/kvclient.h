@@ -13,7 +13,10 @@
  * What may be relied on:
  *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
  *   (2) No operation hands out part of an answer as if it were whole.  Rows and objects are
- *       checked against the CRC32C that their writer made; what fails is KV_CORRUPT.
+ *       checked against the CRC32C that their writer made; what fails is KV_CORRUPT.  Nodes
+ *       check the rows that they attend to, and the summaries that stand for others, in the
+ *       same way.  A row or object that went bad in a node is named in the failure and refused
+ *       until it is put again: the same put mends it.
  *   (3) All operations may be repeated after any failure (idempotent).  A fork or a truncate
  *       that ended without an answer may have been done: KV_STALE then, until a resume.
  *   (4) After a deadline or a cancel, a transfer may still be under way into the operation's
