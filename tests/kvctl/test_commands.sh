@@ -95,7 +95,7 @@ expect 2 --deadline-ms 0 status
 expect 1 --server 127.0.0.1:1 status
 has 'node 127.0.0.1:1: .*unreachable' err
 [ ! -s "$work/out" ] || wrong "something on stdout"
-for command in status sessions clients models ops stats ping drain; do
+for command in status sessions clients models ops stats scrub ping drain; do
     expect 1 --server 127.0.0.1:1 --json $command
     is_json
     has '^\{"node": "127.0.0.1:1", "state": "unreachable", "detail": "open: unreachable: ' out
@@ -120,11 +120,11 @@ one=$address
 one_process=$node
 export KVCTL_SERVER="$one"
 
-for table in status sessions clients ops stats models; do
+for table in status sessions clients ops stats models scrub; do
     expect 0 "$table"
     [ -s "$work/out" ] || wrong "kvctl $table: nothing"
 done
-for table in status clients ops stats; do
+for table in status clients ops stats scrub; do
     expect 0 "$table" --json
     is_json
     has "^\\{\"node\": \"$one\", " out
