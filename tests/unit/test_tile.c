@@ -414,6 +414,72 @@ static void cells_are_the_rows(void **state)
     }
 }
 
+/* Bits of the lists flip: whatever is counted and marked then, nothing is read or written
+ * outside of the arrays, which the address sanitizer sees, and no row is that is none. */
+static void cells_that_went_bad(void **state)
+{
+    const struct kv_pq_shape shape = {.d = 8, .m = 2, .bits = 4};
+    enum {
+        TILES = 5,
+        ROWS = TILES * KV_PQ_TILE,
+        FLIPS = 4000,
+    };
+    const size_t n_words = kv_cells_head(&shape) + ROWS, n_cells = kv_cells_n(&shape);
+    const float *table;
+    struct tiles tiles;
+
+    (void)state;
+    make_tiles(&shape, TILES, &tiles);
+    uint32_t *memory = calloc(n_words, sizeof(uint32_t));
+    uint32_t *good = malloc(n_words * sizeof(uint32_t));
+    uint64_t *bits = calloc(ROWS / 64, sizeof(uint64_t));
+    uint32_t *counts = malloc(n_cells * sizeof(uint32_t));
+    uint32_t *numbers = malloc(ROWS * sizeof(uint32_t));
+    float *tables = calloc(kv_pq_table_size(&shape), sizeof(float));
+    float *scores = malloc(n_cells * sizeof(float));
+    assert_true(memory && good && bits && counts && numbers && tables && scores);
+    const struct kv_cells cells = kv_cells_at(&shape, memory, ROWS);
+    table = tables;
+    for (unsigned i = 0; i < TILES; i++)
+        kv_cells_count(&shape, tiles.tiles[i], KV_PQ_TILE, &cells);
+    kv_cells_sum(&shape, &cells);
+    for (unsigned i = 0; i < TILES; i++)
+        kv_cells_place(&shape, tiles.tiles[i], KV_PQ_TILE, i * KV_PQ_TILE, &cells);
+    kv_cells_end(&shape, &cells);
+    memcpy(good, memory, n_words * sizeof(uint32_t));
+
+    for (int round = 0; round < FLIPS; round++) {
+        const uint32_t begin = (uint32_t)kv_random_below(&dice, ROWS + 1);
+        const uint32_t end = begin + (uint32_t)kv_random_below(&dice, ROWS - begin + 1);
+
+        memcpy(memory, good, n_words * sizeof(uint32_t));
+        for (unsigned i = 0; (int)i <= round % 3; i++)
+            memory[kv_random_below(&dice, n_words)] ^= 1u << kv_random_below(&dice, 32);
+        const uint32_t n_full = kv_cells_n_full(&shape, &cells);
+        EXPECT(n_full <= n_cells);
+        kv_cells_score(&shape, table, 1, &cells, scores, n_cells);
+        kv_cells_counts(&shape, &cells, round % 2 == 0 ? 0 : begin, round % 2 == 0 ? ROWS : end,
+                        counts);
+        for (uint32_t i = 0; i < n_full; i++) {
+            EXPECT(counts[i] <= ROWS);
+            kv_cells_mark(&cells, i, begin, end, 0, bits);
+        }
+        const size_t n = kv_bits_take(bits, 0, ROWS, ROWS, numbers);
+        for (size_t i = 0; i < n; i++)
+            EXPECT(numbers[i] >= begin && numbers[i] < end);
+        for (uint32_t cell = 0; cell < n_cells; cell++)
+            EXPECT(kv_cells_item(&cells, cell) < n_cells);
+    }
+    free(memory);
+    free(good);
+    free(bits);
+    free(counts);
+    free(numbers);
+    free(tables);
+    free(scores);
+    clear_tiles(&tiles);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,6 +489,7 @@ int main(void)
         cmocka_unit_test(scores_are_the_same),
         cmocka_unit_test(rounded_sums),
         cmocka_unit_test(cells_are_the_rows),
+        cmocka_unit_test(cells_that_went_bad),
     };
 
     seed = floats_seed();
