@@ -165,7 +165,7 @@ static bool take_querier(struct kv_work *work, struct kv_querier *querier)
     querier->owner = work;
     querier->begun = true;
     querier->begun_us = kv_clock_now(work->data->clock);
-    querier->unit = querier->n_ids = querier->n_rows = 0;
+    querier->unit = querier->n_ids = querier->n_rows = querier->n_again = 0;
     querier->n_outputs = querier->n_lses = 0;
     querier->n_attended = querier->n_rest_exact = 0;
     querier->stage = KV_QUERY_UNIT;

@@ -38,9 +38,10 @@ struct kv_querier {
 
     /* The query at work. */
     enum kv_query_stage stage;
-    uint32_t unit;                              /* of the request */
-    uint64_t begun_us;                          /* its first slice */
-    const float *queries;                       /* of the unit */
+    uint32_t unit;        /* of the request */
+    uint32_t n_again;     /* times that the unit was begun anew, since its cells were bad */
+    uint64_t begun_us;    /* its first slice */
+    const float *queries; /* of the unit */
     const struct kv_wire_held *held, *held_end; /* of the unit, from the next token on */
     const struct kv_wire_held *looked; /* the last one whose fingerprint was compared */
     bool looked_same;

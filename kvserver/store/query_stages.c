@@ -11,6 +11,7 @@
 enum {
     RERANK_ROWS = 512, /* of one slice */
     GATHER_ROWS = 512,
+    AGAIN_MAX = 2, /* of a unit, with cells that change */
 };
 
 /* When it is known which rows are chosen. */
@@ -85,7 +86,7 @@ static bool stage_unit(struct kv_work *work, struct kv_querier *querier)
         .n_queries = query->n_queries,
         .queries = querier->queries,
         .by_code = true,
-        .by_cell = true,
+        .by_cell = querier->n_again < AGAIN_MAX,
         .n = kv_ranges_count(kv_query_ranges(work), query->n_ranges),
         .room = querier->floats,
         .room_floats = KV_QUERIER_FLOATS,
@@ -137,12 +138,11 @@ static bool stage_take(struct kv_work *work, struct kv_querier *querier)
     return true;
 }
 
-/* Whether some of the cells that were scored have gone bad: they are lost then. */
-static bool lose_bad_cells(struct kv_work *work, struct kv_querier *querier)
+/* The cells that were scored and have gone bad are lost. */
+static void lose_bad_cells(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
     struct kv_heap *heap = &work->data->heap;
-    bool has_lost = false;
 
     for (uint32_t i = 0; i < scan->n_parts; i++) {
         if (scan->parts[i].codebook == KV_SCAN_ROWS)
@@ -152,11 +152,9 @@ static bool lose_bad_cells(struct kv_work *work, struct kv_querier *querier)
             continue;
         heap->health.found[KV_KIND_CELLS]++;
         book->n_cells_lost = book->n_celled;
-        has_lost = true;
         /* What cannot be queued now, the scrub will find lost. */
         (void)kv_index_repair(work->data->indexer, scan->unit, book->block_begin);
     }
-    return has_lost;
 }
 
 static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
@@ -165,8 +163,12 @@ static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
 
     if (!kv_pick_slice(querier->picker, &work->data->heap))
         return true;
-    if (!kv_pick_is_whole(querier->picker) && lose_bad_cells(work, querier)) {
-        querier->stage = KV_QUERY_UNIT; /* once more, without them */
+    if (!kv_pick_is_whole(querier->picker) && querier->scan.by_cell) {
+        /* Once more: without the bad ones, or with those that were made in their place since
+         * they were scored; then without any. */
+        lose_bad_cells(work, querier);
+        querier->n_again++;
+        querier->stage = KV_QUERY_UNIT;
         return true;
     }
     querier->n_taken = querier->n_chosen = querier->picker->n;
@@ -301,6 +303,7 @@ static void end_unit(struct kv_work *work, struct kv_querier *querier)
     querier->held = querier->held_end;
     querier->queries += (size_t)query->n_queries * querier->scan.d;
     querier->unit++;
+    querier->n_again = 0;
     querier->stage = KV_QUERY_UNIT;
 }
 

@@ -587,8 +587,13 @@ static const struct flip *named(unsigned session, const char *detail)
 /* An operation on rows failed: that must be for a row that was flipped, and is named. */
 static void check_failure(unsigned session, struct kv_op *op, const char *what)
 {
-    if (kv_op_status(op) != KV_CORRUPT || named(session, kv_op_detail(op)) == NULL)
+    if (kv_op_status(op) != KV_CORRUPT || named(session, kv_op_detail(op)) == NULL) {
+        for (unsigned i = 0; i < it.n_flips; i++)
+            print_error("flip: kind %d: session %u layer %u head %u token %u\n",
+                        (int)it.flips[i].kind, it.flips[i].session, it.flips[i].layer,
+                        it.flips[i].head, it.flips[i].token);
         fail_msg("%s: %s: %s", what, kv_status_name(kv_op_status(op)), kv_op_detail(op));
+    }
     counted.refusals++;
 }
 
