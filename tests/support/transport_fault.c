@@ -369,8 +369,11 @@ static kv_status_t send_pair(struct kv_channel *base,
     struct errand *errand = errand_create(done, arg, bytes);
     kv_status_t status;
 
-    memcpy(errand->data, pieces[0].base, pieces[0].bytes);
-    memcpy(errand->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
+    /* An empty piece may be nowhere. */
+    if (pieces[0].bytes > 0)
+        memcpy(errand->data, pieces[0].base, pieces[0].bytes);
+    if (pieces[1].bytes > 0)
+        memcpy(errand->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
     status = send(base, header, header_bytes, errand->data, bytes, errand_done, errand);
     if (status != KV_IN_PROGRESS)
         free(errand);
