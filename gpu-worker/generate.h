@@ -19,9 +19,9 @@ struct kv_generate_setup {
     struct kv_attention *attention;
     struct kv_sampler *sampler;
     uint32_t n_vocabulary;
-    uint32_t capacity;                 /* tokens that there is room for, prompt and answer */
-    uint32_t max_tokens;               /* of the answer */
-    const volatile sig_atomic_t *stop; /* becomes true: end soon */
+    uint32_t capacity;       /* tokens that there is room for, prompt and answer */
+    uint32_t max_tokens;     /* of the answer */
+    const _Atomic int *stop; /* becomes true: end soon */
 
     void *arg;
     /* After each chunk of the prompt; may be NULL. */

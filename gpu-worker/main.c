@@ -388,7 +388,7 @@ enum {
     N_COMMANDS = sizeof(commands) / sizeof(commands[0])
 };
 
-volatile sig_atomic_t kvworker_stop;
+_Atomic int kvworker_stop;
 
 /* The second signal does not wait for anybody. */
 static void on_signal(int number)

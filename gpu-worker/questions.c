@@ -166,7 +166,7 @@ struct asking {
     const struct kvworker *worker;
     const struct kv_needle *needle;
     enum kvworker_reply_end end;
-    volatile sig_atomic_t is_over;
+    _Atomic int is_over;
     struct kvworker_reply *reply;
 };
 

@@ -100,7 +100,7 @@ struct kvworker {
 };
 
 /* The signal that came, SIGINT or SIGTERM; who has dealt with a SIGINT clears it. */
-extern volatile sig_atomic_t kvworker_stop;
+extern _Atomic int kvworker_stop;
 
 /* Prints "kvworker: COMMAND: ..." to stderr. */
 void kvworker_error(const struct kvworker *worker, const char *format, ...)

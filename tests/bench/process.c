@@ -25,7 +25,7 @@ enum {
 
 /* ---- the supervisor ---------------------------------------------------------------------- */
 
-static volatile sig_atomic_t worker;
+static _Atomic int worker;
 
 /* What the worker leaves behind is seen to afterwards. */
 static void on_stop(int number)

@@ -35,7 +35,7 @@ enum {
 
 static char folder[PROCESS_PATH_BYTES];
 static const char *kvserver = "kvserver";
-static volatile sig_atomic_t worker;
+static _Atomic int worker;
 
 void process_complain(const char *format, ...)
 {
