@@ -62,6 +62,14 @@ show() {
     printf '  $ %s\n' "$(echo "$*" | sed "s|$build/[a-z/-]*/||; s|$work|/tmp|g; s|$top/||g")"
 }
 
+# A path as a shell takes it, whatever is in the folder's name.
+typed() {
+    case $1 in
+    *[!A-Za-z0-9_./-]*) printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")" ;;
+    *) printf '%s' "$1" ;;
+    esac
+}
+
 # On a terminal ninja shows its own progress; elsewhere only a failure is worth reading.
 build_all() {
     if [ -t 1 ]; then
@@ -144,6 +152,10 @@ wait "$server" || fail "kvserver ended with status $?"
 server=
 
 say "done; what to try next:"
+kvserver=$(typed "$build/kvserver/kvserver")
+kvctl=$(typed "$kvctl")
+kvworker=$(typed "$kvworker")
+model=$(typed "$model")
 cat <<NEXT
   the same over all that the model's context takes (two to four minutes on two cores):
     sh deploy/quickstart.sh --tokens 7000
@@ -152,6 +164,6 @@ cat <<NEXT
   what methods and budgets lose over a text, in perplexity:
     $kvworker eval --model $model --methods oracle,pqcache,window --text-file $text
   your own node, and what it does:
-    $build/kvserver/kvserver
+    $kvserver
     $kvctl status
 NEXT
