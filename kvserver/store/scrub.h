@@ -1,10 +1,10 @@
 /* scrub.h - goes through everything in a data thread's memory that has a checksum, again and
  * again, in the background.
  *
- *   a pass    the segments of every session's units: rows, codes; with the first segment of
- * each codebook its centroids, cells and summaries; then the objects found     rows and objects
- * are marked, counted, and refused until they are written again; codes, centroids, cells and
- * summaries are not used any more, and made again from good rows
+ *   a pass   the segments of every session's units: rows and codes, and with the first
+ *            segment of each codebook its centroids, cells and summaries; then the objects
+ *   found    rows and objects are marked, counted, and refused until they are written again;
+ *            the others are not used any more, and made again from good rows
  *
  * What came after a pass began may be left to the next one.  Segments that units share are
  * verified once a pass.

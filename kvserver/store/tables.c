@@ -335,8 +335,8 @@ static void scrub_position(const struct kv_stats *stats, char *text, size_t text
 static void table_scrub(struct kv_node *node, struct builder *table)
 {
     columns(table, "thread rate_bytes checked_bytes passes position pass_bytes last_pass_bytes "
-                   "last_pass_s rows codes centroids cells summaries objects refused_rows "
-                   "refused_objects");
+                   "last_pass_s bad_rows bad_codes bad_centroids bad_cells bad_summaries "
+                   "bad_objects refused_rows refused_objects");
     for (uint32_t i = 0; i < node->n_threads; i++) {
         const struct kv_stats *stats = &node->data[i].stats;
         const _Atomic uint64_t *const found[KV_KINDS] = {
