@@ -8,8 +8,7 @@
  *
  *   - gRPC hears of a connection when its greeting is there (the preface of HTTP/2);
  *   - what gRPC has never answered a call of ends after some seconds, and, the oldest first,
- *     when a new one needs its place: all places, or those that one address may have, are
- * taken;
+ *     when a new one needs its place: all places, or those of one address, are taken;
  *   - calls begun beyond a rate, of a connection and of all, wait in their sockets;
  *   - a connection that resets more calls than a client ever would is closed.
  *

@@ -39,7 +39,8 @@ uint32_t kv_verify_run(struct kv_heap *heap,
                        uint32_t n);
 
 /* The same for whoever makes the CRCs while he reads the rows: the seeds to begin with, and
- * what came out. tokens, ret_seeds, computed  (n) */
+ * what came out.
+ *   tokens, ret_seeds, computed  (n) */
 void kv_verify_seeds(const struct kv_row_set *rows,
                      const uint32_t *tokens,
                      uint32_t n,
