@@ -448,6 +448,13 @@ void kv_rows_crc(const void *rows,
     const void *list[SOME_ROWS];
     uint32_t seeds[SOME_ROWS];
 
+    /* A step's rows come one by one, and nothing is won side by side. */
+    if (n_rows == 1) {
+        const uint32_t token = tokens != NULL ? tokens[0] : token_begin;
+
+        ret_crcs[0] = best->crc32c(unit_seed + token * seed_step, rows, row_bytes);
+        return;
+    }
     for (size_t row = 0, n; row < n_rows; row += n) {
         n = n_rows - row < SOME_ROWS ? n_rows - row : SOME_ROWS;
         for (size_t i = 0; i < n; i++) {

@@ -369,7 +369,7 @@ static void end_pass(struct kv_scrub *scrub, uint64_t now_us)
 bool kv_scrub_step(struct kv_scrub *scrub)
 {
     struct kv_scrub_progress *progress = &scrub->progress;
-    const uint64_t now_us = kv_clock_now(scrub->data->clock);
+    const uint64_t now_us = scrub->data->now_us;
     uint64_t bytes = 0;
 
     if (scrub->bytes_per_s == 0 || now_us < scrub->due_us)
