@@ -3,12 +3,12 @@
  * A client talks to a fixed list of storage nodes.  Every operation is begun, then finished:
  *
  *     struct kv_op *op;
- *     status = kv_read_begin(session, &rows, &io, 0, &op);       starts it, returns at once
- *     ... compute ...                                            kv_poll() now and then helps
+ *     status = kv_read_begin(session, &rows, &io, 0, &op);   // starts it, returns at once
+ *     ...                                                    // compute; kv_poll() at times
  *     if (status == KV_OK)
- *         status = kv_finish(op);                                waits, frees, tells the
- * outcome if (status != KV_OK) fprintf(stderr, "%s\n", kv_client_detail(client));     which
- * node, operation, how long
+ *         status = kv_finish(op);                            // waits, frees it: how it ended
+ *     if (status != KV_OK)
+ *         fprintf(stderr, "%s\n", kv_client_detail(client)); // which node, what, how long
  *
  * What may be relied on:
  *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
@@ -60,8 +60,8 @@ struct kv_client_options {
     const char *name;     /* shown by kvctl clients; NULL: the program's name and process id */
     uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000.  Ten minutes is the
                              most that any operation waits: a longer one is taken as that. */
-    uint32_t
-        peer_timeout_ms; /* a node that owes answers and is silent so long is dead; 0: 2000 */
+    uint32_t peer_timeout_ms; /* a node that leaves requests unanswered and says nothing for
+                                 this long is taken for lost; 0: 2000 */
     uint32_t tenant;  /* whose objects and sessions it uses; those of others are out of reach */
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
 };
@@ -222,7 +222,8 @@ KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   struct kv_op **ret_op);
 
 /* Renews the lease; the library does so by itself while the client is polled.  Once a lease has
- * ended, every operation of the session is KV_NOT_FOUND, and its text says when that was. */
+ * ended, every operation of the session fails with KV_NOT_FOUND.  Its text says when that was,
+ * while the node remembers it: it does for the last 512 sessions that ended. */
 KV_API kv_status_t kv_renew_begin(struct kv_session *session,
                                   uint32_t lease_ms,
                                   uint32_t deadline_ms,
@@ -277,11 +278,12 @@ KV_API uint32_t kv_row_crc(const struct kv_session *session,
                            uint32_t kv_head,
                            uint32_t token);
 
-/* Stores rows.  In each unit, token_begin is at most the committed length plus what is under
- * way: rows are committed in order, and puts of one session handle may be begun in any.  A gap
- * that nothing under way fills is KV_NOT_READY at once.  Rows that are there already must be
- * the same (KV_CONFLICT).  KV_NO_MEMORY: nothing of the message that failed was stored; units
- * that other messages carried may be, and the same put may be repeated. */
+/* Stores rows.  Rows are committed in token order: in each unit, token_begin must not exceed
+ * the committed length plus the rows of puts under way, or the put fails with KV_NOT_READY at
+ * once.  Puts of one session handle that are begun between two polls may be begun in any order.
+ * Rows that are committed already must be the same, or the put fails with KV_CONFLICT.  On
+ * KV_NO_MEMORY the message that failed stored nothing, but other messages of the same put may
+ * have succeeded; repeating the put is safe. */
 KV_API kv_status_t kv_put_begin(struct kv_session *session,
                                 const struct kv_rows *rows,
                                 const struct kv_rows_io *io,
@@ -523,7 +525,8 @@ struct kv_table {
     const struct kv_cell *cells; /* (n_rows, n_columns) */
 };
 
-/* A table about one node: "status", "sessions", "clients", "ops", "stats", "models". */
+/* A table about one node: "status", "sessions", "clients", "models", "ops", "stats" or "scrub".
+ */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,
