@@ -28,7 +28,7 @@ static const struct kv_config_row rows[] = {
      .offset = FIELD(deadline_ms),
      .type = KV_CONFIG_UINT,
      .min = 1,
-     .max = 3600 * 1000},
+     .max = 10 * 60 * 1000}, /* as long as the library lets an operation wait */
     {.name = "json",
      .help = "print JSON, one object per line",
      .offset = FIELD(json),
@@ -55,7 +55,7 @@ static const struct command {
     {"models", "", "the models that each node knows", 0, 0, kvctl_tables_run},
     {"ops", "", "operations: how many, how fast", 0, 0, kvctl_tables_run},
     {"stats", "", "all counters", 0, 0, kvctl_tables_run},
-    {"scrub", "", "memory checked in the background, and what was bad", 0, 0, kvctl_tables_run},
+    {"scrub", "", "the background check of memory, and what it found", 0, 0, kvctl_tables_run},
     {"ping", "", "round trips and rates to each node, and over what", 0, 0, kvctl_ping_run},
     {"put", "NAME [FILE|-]", "store an object; - or nothing: standard input", 1, 2,
      kvctl_put_run},
@@ -176,10 +176,9 @@ static void print_help(void)
     kv_config_help(rows, stdout);
     printf("\n"
            "The environment may set options too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
-           "Exit status: 0 done, 1 failed, be it on one node of several, 2 wrong usage or "
-           "unusable\n"
-           "input.  exists: 0 there is, 1 there is not, 3 the node that would know did not "
-           "tell.\n");
+           "Exit status: 0 done, 1 failed, on one of several nodes too, 2 wrong usage or\n"
+           "unusable input.  exists: 0 it does, 1 it does not, 3 unknown: its node did not\n"
+           "answer.\n");
 }
 
 /* Cuts options.server into nodes; the pieces live in `copy`. */

@@ -22,7 +22,7 @@ enum {
     KVCTL_DONE = 0,
     KVCTL_FAILED = 1,
     KVCTL_USAGE = 2,   /* wrong usage, or input that cannot be used */
-    KVCTL_UNKNOWN = 3, /* exists: no node could tell */
+    KVCTL_UNKNOWN = 3, /* exists: its node did not answer */
 
     KVCTL_NODES_MAX = 64,
     KVCTL_DETAIL_BYTES = 1024,
