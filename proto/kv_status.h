@@ -18,17 +18,17 @@ typedef enum kv_status {
     KV_INVALID = -1,     /* a field is out of its bounds or contradicts another */
     KV_NOT_FOUND = -2,   /* no such session, model, object, client or operation */
     KV_EXISTS = -3,      /* the name is taken by something different */
-    KV_CONFLICT = -4,    /* other rows are already committed at that place */
+    KV_CONFLICT = -4,    /* other rows are committed at that place; an object was replaced */
     KV_STALE = -5,       /* the generation named is not the session's: resume, then retry */
     KV_MOVED = -6,       /* another node or data thread owns that unit */
     KV_UNSUPPORTED = -7, /* understood, but this build or schema cannot do it */
     KV_VERSION = -8,     /* the peer speaks another version of the protocol */
-    KV_DENIED = -9,      /* the token does not open that session or client */
+    KV_DENIED = -9,      /* another token, or another tenant */
     KV_TOO_LARGE = -10,  /* more than the limits that hello granted */
 
     /* Not now: nothing changed, and the same request may succeed later. */
-    KV_BUSY = -20,      /* more in flight than the credits granted */
-    KV_NOT_READY = -21, /* rows named are not committed yet, and the deadline came first */
+    KV_BUSY = -20,      /* more in flight than the credits granted, or than there is room for */
+    KV_NOT_READY = -21, /* rows needed are not committed, and did not come or will not */
     KV_NO_MEMORY = -22, /* the store's memory is full */
     KV_DRAINING = -23,  /* the node is about to stop and takes nothing new */
 

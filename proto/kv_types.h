@@ -13,7 +13,7 @@
  *   fingerprint  of a model: names all that makes two models' keys comparable: weights and
  *             their quantisation, geometry, RoPE parameters and style; of a block that a client
  *             holds: a hash of its rows' CRCs in one unit
- *   version   of an object: the number of the put that stored it
+ *   version   of an object: 64 bits that no other object of its name ever has
  *
  * Memory: everything here is plain data, copied by assignment.
  */

@@ -25,7 +25,7 @@ enum kv_kind {
 struct kv_health {
     uint64_t found[KV_KINDS];       /* bad, ever */
     uint64_t mended[KV_KINDS];      /* of them: written, or made, again */
-    uint64_t rows_bad, objects_bad; /* that are refused, now */
+    uint64_t rows_bad, objects_bad; /* rows, and pieces of objects, that are refused now */
 };
 
 #endif

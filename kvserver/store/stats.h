@@ -38,13 +38,13 @@
     X(direct_sends, "bulk answers sent from where the rows lie")                             \
     X(staged_sends, "bulk answers gathered into a staging buffer")                           \
     X(segments_copied, "half-filled segments copied before a write")                         \
-    X(corrupt_rows, "rows that arrived with a wrong checksum and were dropped")              \
-    X(bad_rows, "rows in memory that no longer were what was written")                       \
-    X(bad_codes, "blocks whose codes in memory no longer were what was made")                \
-    X(bad_centroids, "codebooks whose centroids in memory no longer were what was made")     \
-    X(bad_cells, "chapters whose cells in memory no longer were what was made")              \
-    X(bad_summaries, "groups whose summaries in memory no longer were what was made")        \
-    X(bad_objects, "pieces of objects in memory that no longer were what was written")       \
+    X(corrupt_rows, "rows, and pieces of objects, that arrived with a wrong checksum")       \
+    X(bad_rows, "rows in memory that failed their checksum")                                 \
+    X(bad_codes, "blocks whose codes in memory failed their checksum")                       \
+    X(bad_centroids, "codebooks whose centroids in memory failed their checksum")            \
+    X(bad_cells, "chapters whose cells in memory failed their checksum")                     \
+    X(bad_summaries, "groups of rows whose summaries in memory failed their checksum")       \
+    X(bad_objects, "pieces of objects in memory that failed their checksum")                 \
     X(mended_rows, "bad rows that were written again")                                       \
     X(mended_codes, "blocks whose bad codes were made again")                                \
     X(mended_centroids, "codebooks with bad centroids that were queued to be made again")    \
@@ -89,7 +89,8 @@ struct kv_stats {
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t in_flight;
-    _Atomic uint64_t rows_bad, objects_bad; /* refused until they are written again */
+    _Atomic uint64_t rows_bad, objects_bad; /* refused until they are written again: rows, and
+                                             * pieces of objects */
     /* Of the scrub: where it is (enum kv_scrub_phase, session), and its passes. */
     _Atomic uint64_t scrub_phase, scrub_session, scrub_pass_bytes;
     _Atomic uint64_t scrub_last_us, scrub_last_bytes;
