@@ -3,9 +3,12 @@
 #include <assert.h>
 #include <string.h>
 
-bool kv_codebooks_init(struct kv_codebooks *books, struct kv_arena *arena)
+bool kv_codebooks_init(struct kv_codebooks *books,
+                       struct kv_arena *arena,
+                       struct kv_health *health)
 {
     books->arena = arena;
+    books->health = health;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KV_CODEBOOKS_MAX, sizeof(struct kv_codebook));
     return books->pool != NULL;
@@ -109,17 +112,32 @@ void kv_codebook_set_cells(struct kv_codebooks *books,
     book->cells_crc = cells != NULL ? cells_crc(book) : 0;
 }
 
-void kv_codebook_lose_summaries(struct kv_codebooks *books, uint32_t codebook)
+bool kv_codebook_verify_cells(struct kv_codebooks *books, uint32_t codebook)
+{
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+
+    if (book->n_cells_lost > 0 || kv_codebook_cells_are_good(book))
+        return true;
+    books->health->found[KV_KIND_CELLS]++;
+    book->n_cells_lost = book->n_celled;
+    return false;
+}
+
+bool kv_codebook_verify_summaries(struct kv_codebooks *books, uint32_t codebook, uint32_t group)
 {
     struct kv_codebook *book = kv_codebook_at(books, codebook);
     const struct kv_summaries *summaries = &book->summaries;
 
-    book->lost = book->plan;
-    book->lost.d_v = summaries->shape.d_v;
-    book->lost.rest_bits = summaries->shape.bits;
-    book->lost.seed = summaries->seed;
-    book->n_lost = summaries->n_rows;
+    if (kv_summaries_are_good(summaries, group))
+        return true;
+    books->health->found[KV_KIND_SUMMARIES]++;
+    book->lost_plan = book->plan;
+    book->lost_plan.d_v = summaries->shape.d_v;
+    book->lost_plan.rest_bits = summaries->shape.bits;
+    book->lost_plan.seed = summaries->seed;
+    book->n_summaries_lost = summaries->n_rows;
     kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
+    return false;
 }
 
 void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)

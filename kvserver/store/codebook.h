@@ -5,9 +5,13 @@
  * segments, which are marked `in_chapter` (unit.h): rows that came under the codebook later are
  * in none.  There is one such segment at most in each of the chapter's places, whoever has it.
  *
- * A codebook is made by an index job (index.h), never changes afterwards but for its summaries,
- * which a later job may make or replace, and lives as long as a segment has its codes: it is
- * inherited with the segments, and goes with the last of them.
+ * A codebook is made by an index job (index.h) and lives as long as a segment has its codes: it
+ * is inherited with the segments, and goes with the last of them.  Its centroids never change.
+ * Its cells and summaries may be made again by a later job, where they have gone bad, and
+ * summaries by one that wants others.
+ *
+ * Cells and summaries that fail their checksums are counted and lost: not used any more, until
+ * others are made (kv_index_repair()).
  *
  * Threads: the data thread.  Memory: records from the system as they are used, centroids from
  * the arena.
@@ -17,6 +21,7 @@
 
 #include "arena.h"
 #include "cells.h"
+#include "health.h"
 #include "keys.h"
 #include "kmeans.h"
 #include "kv_status.h"
@@ -55,9 +60,9 @@ struct kv_codebook {
     uint32_t n_celled;
     struct kv_summaries summaries;     /* of the first segments' rows, key and value */
     uint32_t centroids_crc, cells_crc; /* centroids and half_squares; cells, heads and rows */
-    uint32_t n_cells_lost;             /* rows whose cells were bad, and are to be made again */
-    struct kv_index_plan lost; /* summaries that were bad, and are to be made again... */
-    uint32_t n_lost;           /* ... of so many rows; 0: none */
+    uint32_t n_cells_lost;             /* rows whose cells are to be made again */
+    uint32_t n_summaries_lost;         /* rows whose summaries are to be made again, by: */
+    struct kv_index_plan lost_plan;
     struct kv_index_plan plan; /* by which it was made */
     uint32_t block_begin;      /* the chapter's first block */
     uint32_t iterations;       /* of k-means that made it */
@@ -66,12 +71,15 @@ struct kv_codebook {
 
 struct kv_codebooks {
     struct kv_arena *arena;
+    struct kv_health *health;
     struct kv_pool *pool;
     uint64_t serial;                           /* of the last one made */
     uint64_t rows_summarised, summaries_bytes; /* of all there are */
 };
 
-bool kv_codebooks_init(struct kv_codebooks *books, struct kv_arena *arena);
+bool kv_codebooks_init(struct kv_codebooks *books,
+                       struct kv_arena *arena,
+                       struct kv_health *health);
 void kv_codebooks_fini(struct kv_codebooks *books);
 
 /* One with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
@@ -96,8 +104,14 @@ void kv_codebook_set_cells(struct kv_codebooks *books,
                            int cells_class,
                            uint32_t n_celled);
 
-/* Summaries that are bad are dropped, and remembered as lost. */
-void kv_codebook_lose_summaries(struct kv_codebooks *books, uint32_t codebook);
+/* Verifies its cells, if it has any that are not lost already.  False: they are now.  They stay
+ * where they are, as a query may be in the middle of them. */
+bool kv_codebook_verify_cells(struct kv_codebooks *books, uint32_t codebook);
+
+/* Verifies a group of its summaries.  False: it was bad, and the codebook has none any more. */
+bool kv_codebook_verify_summaries(struct kv_codebooks *books,
+                                  uint32_t codebook,
+                                  uint32_t group);
 
 /* Puts summaries in the place of what the codebook has; they are its own from then on. */
 void kv_codebook_set_summaries(struct kv_codebooks *books,

@@ -325,8 +325,8 @@ kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t
     const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = book->n_cells_lost > 0 && n_rows >= book->n_cells_lost;
-    const bool wants_rest = book->n_lost > 0 && n_rows >= book->n_lost;
-    struct kv_index_plan plan = book->n_lost > 0 ? book->lost : book->plan;
+    const bool wants_rest = book->n_summaries_lost > 0 && n_rows >= book->n_summaries_lost;
+    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
     kv_status_t status;
 
     if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
@@ -650,9 +650,9 @@ static kv_status_t rest_slice(struct kv_indexer *indexer, struct job *job, bool 
     struct kv_summaries made = kv_summarise_end(&indexer->summariser);
     made.seed = job->plan.seed;
     kv_codebook_set_summaries(&indexer->heap->codebooks, job->codebook, &made);
-    if (book->n_lost > 0)
+    if (book->n_summaries_lost > 0)
         indexer->heap->health.mended[KV_KIND_SUMMARIES]++;
-    book->n_lost = 0;
+    book->n_summaries_lost = 0;
     indexer->stats.rows_summarised += made.n_rows;
     job->state = JOB_REST_BEGIN;
     return KV_OK;

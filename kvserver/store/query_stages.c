@@ -138,22 +138,20 @@ static bool stage_take(struct kv_work *work, struct kv_querier *querier)
     return true;
 }
 
-/* The cells that were scored and have gone bad are lost. */
-static void lose_bad_cells(struct kv_work *work, struct kv_querier *querier)
+/* Verifies the cells that were scored. */
+static void verify_cells(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
-    struct kv_heap *heap = &work->data->heap;
+    struct kv_codebooks *books = &work->data->heap.codebooks;
 
     for (uint32_t i = 0; i < scan->n_parts; i++) {
-        if (scan->parts[i].codebook == KV_SCAN_ROWS)
+        const uint32_t codebook = scan->parts[i].codebook;
+
+        if (codebook == KV_SCAN_ROWS || kv_codebook_verify_cells(books, codebook))
             continue;
-        struct kv_codebook *book = kv_codebook_at(&heap->codebooks, scan->parts[i].codebook);
-        if (book->n_cells_lost > 0 || kv_codebook_cells_are_good(book))
-            continue;
-        heap->health.found[KV_KIND_CELLS]++;
-        book->n_cells_lost = book->n_celled;
         /* What cannot be queued now, the scrub will find lost. */
-        (void)kv_index_repair(work->data->indexer, scan->unit, book->block_begin);
+        (void)kv_index_repair(work->data->indexer, scan->unit,
+                              kv_codebook_at(books, codebook)->block_begin);
     }
 }
 
@@ -166,7 +164,7 @@ static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
     if (!kv_pick_is_whole(querier->picker) && querier->scan.by_cell) {
         /* Once more: without the bad ones, or with those that were made in their place since
          * they were scored; then without any. */
-        lose_bad_cells(work, querier);
+        verify_cells(work, querier);
         querier->n_again++;
         querier->stage = KV_QUERY_UNIT;
         return true;

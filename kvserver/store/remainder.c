@@ -79,11 +79,10 @@ static bool check_group(struct kv_remainder *remainder, struct kv_heap *heap)
     const uint32_t codebook = remainder->question.scan->unit->segments[block]->codebook;
     const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
 
-    if (kv_summaries_are_good(&book->summaries,
-                              (block - book->block_begin) / (KV_REST_ROWS / KV_BLOCK_TOKENS)))
+    if (kv_codebook_verify_summaries(&heap->codebooks, codebook,
+                                     (block - book->block_begin) /
+                                         (KV_REST_ROWS / KV_BLOCK_TOKENS)))
         return true;
-    heap->health.found[KV_KIND_SUMMARIES]++;
-    kv_codebook_lose_summaries(&heap->codebooks, codebook);
     remainder->lost = book->block_begin;
     return false;
 }

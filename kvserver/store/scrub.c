@@ -7,8 +7,7 @@
 #include <stdlib.h>
 
 enum {
-    SLICE_BYTES = 256 << 10, /* some 20 us */
-    PIECE_BYTES = 256 << 10, /* of an object, at once */
+    SLICE_BYTES = 256 << 10, /* some 20 us; a segment of large rows may be more */
     PARTS_PER_SLICE = 256,   /* sessions that are not there */
     SLICE_COST = 4 << 10,    /* of a slice that checks little, in bytes */
     LAG_US = 200 * 1000,     /* what a busy or sleeping thread may make up for */
@@ -26,9 +25,8 @@ struct kv_scrub {
     uint32_t part, serial, unit, block; /* the next segment */
     uint32_t codebook, step;            /* at one of its checks: see check_codebook() */
 
-    struct kv_stored_object
-        *object;             /* whose piece is under way, while it is the one looked at */
-    uint32_t piece, at, crc; /* ... so far */
+    struct kv_stored_object *object; /* whose piece is under way, while it is looked at */
+    uint32_t piece, at, crc;         /* ... so far */
 };
 
 struct kv_scrub *kv_scrub_create(struct kv_data *data, uint64_t bytes_per_s)
@@ -127,32 +125,12 @@ static void check_centroids(struct kv_scrub *scrub, struct kv_codebook *book)
     book->is_broken = true;
 }
 
-/* Those that are lost stay where they are, as a query may be in the middle of them, until there
- * are others. */
-static void check_cells(struct kv_scrub *scrub, struct kv_codebook *book)
-{
-    if (book->n_cells_lost > 0 || kv_codebook_cells_are_good(book))
-        return;
-    scrub->data->heap.health.found[KV_KIND_CELLS]++;
-    book->n_cells_lost = book->n_celled;
-}
-
-static void check_summaries(struct kv_scrub *scrub, struct kv_codebook *book, uint32_t group)
+/* One of its checks: centroids, cells, then group by group of its summaries.  Returns how many
+ * bytes it was. */
+static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
 {
     struct kv_codebooks *books = &scrub->data->heap.codebooks;
-
-    if (group >= kv_summaries_n_groups(&book->summaries) ||
-        kv_summaries_are_good(&book->summaries, group))
-        return;
-    scrub->data->heap.health.found[KV_KIND_SUMMARIES]++;
-    kv_codebook_lose_summaries(books, kv_pool_index(books->pool, book));
-}
-
-/* One of its checks: centroids, cells, then group by group of its summaries.  Returns the
- * bytes; *ret_done: that was the last one. */
-static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook, bool *ret_done)
-{
-    struct kv_codebook *book = kv_codebook_at(&scrub->data->heap.codebooks, codebook);
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
     const struct kv_summaries *summaries = &book->summaries;
     uint64_t bytes = 0;
 
@@ -164,13 +142,12 @@ static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook, bool *
         check_centroids(scrub, book);
     } else if (scrub->step == 1) {
         bytes = book->n_celled * sizeof(uint32_t);
-        check_cells(scrub, book);
-    } else {
-        bytes = summaries->n_rows > 0 ? kv_rest_bytes(&summaries->shape) : 0;
-        check_summaries(scrub, book, scrub->step - 2);
+        (void)kv_codebook_verify_cells(books, codebook);
+    } else if (scrub->step - 2 < kv_summaries_n_groups(summaries)) {
+        bytes = kv_rest_bytes(&summaries->shape);
+        (void)kv_codebook_verify_summaries(books, codebook, scrub->step - 2);
     }
-    *ret_done = ++scrub->step >= 2 + kv_summaries_n_groups(summaries);
-    if (*ret_done) {
+    if (++scrub->step >= 2 + kv_summaries_n_groups(summaries)) {
         book->pass = scrub->pass;
         scrub->step = 0;
     }
@@ -205,7 +182,7 @@ static bool may_recut(const struct kv_unit *unit, uint32_t begin, uint32_t token
 /* To make what the codebook was, and its summaries, from the same rows. */
 static struct kv_index_plan plan_of(const struct kv_codebook *book)
 {
-    struct kv_index_plan plan = book->n_lost > 0 ? book->lost : book->plan;
+    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
 
     if (book->summaries.n_rows > 0) {
         plan.rest_bits = book->summaries.shape.bits;
@@ -229,7 +206,7 @@ static bool mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
 
     if (!book->is_broken) {
         /* What finds no memory is tried again in the next pass. */
-        if (book->n_lost > 0 || book->n_cells_lost > 0)
+        if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kv_index_repair(data->indexer, unit, begin);
         return true;
     }
@@ -247,31 +224,35 @@ static bool mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
 
 /* ---- the walk ---------------------------------------------------------------------------- */
 
-/* One segment, or one check of its codebook; returns the bytes. */
-static uint64_t
-check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit *unit)
+/* Whether the segment before `end` is the unit's last one by its codebook. */
+static bool is_last_of_codebook(const struct kv_unit *unit, uint32_t end)
 {
-    struct kv_segment *segment = unit->segments[scrub->block];
+    return end * KV_BLOCK_TOKENS >= unit->committed || unit->segments[end]->codes == NULL ||
+           unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
+}
+
+/* One segment, or one check of its codebook; adds the bytes of it to *bytes.  False: what comes
+ * next cannot be done now. */
+static bool check_segment(struct kv_scrub *scrub,
+                          const struct kv_part *part,
+                          struct kv_unit *unit,
+                          uint64_t *bytes)
+{
+    const struct kv_segment *segment = unit->segments[scrub->block];
     const bool has_codes = segment->codes != NULL && !segment->training;
-    uint64_t bytes = 0;
 
     if (has_codes && book_of(scrub, segment)->pass != scrub->pass) {
-        bool is_done;
-
-        return check_codebook(scrub, segment->codebook, &is_done);
+        *bytes += check_codebook(scrub, segment->codebook);
+        return true;
     }
-    bytes += check_rows(scrub, unit, scrub->block);
+    *bytes += check_rows(scrub, unit, scrub->block);
     if (has_codes)
-        bytes += check_codes(scrub, part, unit, scrub->block);
+        *bytes += check_codes(scrub, part, unit, scrub->block);
+    if (has_codes && is_last_of_codebook(unit, scrub->block + 1) &&
+        !mend_codebook(scrub, unit, scrub->block + 1))
+        return false;
     scrub->block++;
-    if (has_codes && (scrub->block * KV_BLOCK_TOKENS >= unit->committed ||
-                      unit->segments[scrub->block]->codes == NULL ||
-                      unit->segments[scrub->block]->codebook != segment->codebook))
-        if (!mend_codebook(scrub, unit, scrub->block)) {
-            scrub->block--;
-            return SLICE_BYTES; /* this slice ends */
-        }
-    return bytes;
+    return true;
 }
 
 /* The session at the cursor is behind us. */
@@ -302,12 +283,12 @@ static uint64_t walk_rows(struct kv_scrub *scrub)
             continue;
         }
         struct kv_unit *unit = &part->units[scrub->unit];
-        if (scrub->block * KV_BLOCK_TOKENS < unit->committed) {
-            bytes += check_segment(scrub, part, unit);
-            continue;
+        if (scrub->block * KV_BLOCK_TOKENS >= unit->committed) {
+            scrub->unit++;
+            scrub->block = 0;
+        } else if (!check_segment(scrub, part, unit, &bytes)) {
+            break;
         }
-        scrub->unit++;
-        scrub->block = 0;
     }
     return bytes;
 }
@@ -328,7 +309,7 @@ static uint64_t walk_objects(struct kv_scrub *scrub)
     }
     const struct kv_object_piece *piece = &object->pieces[scrub->piece];
     const uint32_t left = kv_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
-    const uint32_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
+    const uint32_t n = left < SLICE_BYTES ? left : SLICE_BYTES;
 
     if (scrub->at == 0)
         scrub->crc = object->seed + scrub->piece;

@@ -9,8 +9,9 @@
  * What came after a pass began may be left to the next one.  Segments that units share are
  * verified once a pass.
  *
- * Slices of some 20 us, when nothing else waits or after every 16 others, and no more bytes a
- * second than allowed; requests pay nothing for it.
+ * It works in slices of some 20 us (a segment of the largest rows takes 150), when nothing else
+ * waits or after every 16 slices of requests, and checks no more bytes a second than allowed.
+ * No request does any of its work.
  *
  * Threads: the data thread; progress is told by its stats.  Memory: create/destroy.
  */

@@ -20,7 +20,7 @@ bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
     heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
     heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
     return heap->crc_class >= 0 && heap->record_class >= 0 &&
-           kv_codebooks_init(&heap->codebooks, arena);
+           kv_codebooks_init(&heap->codebooks, arena, &heap->health);
 }
 
 void kv_heap_fini(struct kv_heap *heap)

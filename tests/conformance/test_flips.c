@@ -424,8 +424,9 @@ static void copy_memory(void)
 
 static bool is_same_book(const struct kv_codebook *book, const struct book_copy *copy)
 {
-    if (book == NULL || book->is_broken || book->n_lost > 0 || book->n_cells_lost > 0 ||
-        book->n_celled != copy->n_celled || book->summaries.n_rows != copy->n_summarised)
+    if (book == NULL || book->is_broken || book->n_summaries_lost > 0 ||
+        book->n_cells_lost > 0 || book->n_celled != copy->n_celled ||
+        book->summaries.n_rows != copy->n_summarised)
         return false;
     if (memcmp(book->centroids, copy->centroids, n_floats(book) * sizeof(float)) != 0)
         return false;
@@ -964,7 +965,7 @@ static bool is_found(const struct flip *flip)
         return unit->segments[block]->n_lost > 0 ||
                memcmp(unit->segments[block]->codes, copy->tile, kv_tile_bytes(&book->shape)) ==
                    0;
-    return book->n_lost > 0 || book->n_cells_lost > 0 ||
+    return book->n_summaries_lost > 0 || book->n_cells_lost > 0 ||
            is_same_book(book, &it.books[flip->session][flip->layer][flip->head]
                                        [block * KV_BLOCK_TOKENS / CHAPTER]);
 }

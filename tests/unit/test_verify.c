@@ -276,7 +276,8 @@ static void what_is_lost_is_made_again(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 1024);
     index_unit(&unit, 8);
-    struct kv_codebook *book = kv_codebook_at(&heap->codebooks, unit.segments[0]->codebook);
+    const uint32_t codebook = unit.segments[0]->codebook;
+    struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
     const size_t n_cells = kv_cells_head(&book->shape) + book->n_celled;
     const size_t group_bytes = kv_rest_bytes(&book->summaries.shape);
     assert_non_null(book->cells);
@@ -290,10 +291,15 @@ static void what_is_lost_is_made_again(void **state)
 
     book->cells[n_cells - 1] ^= 8;
     assert_false(kv_codebook_cells_are_good(book));
-    book->n_cells_lost = book->n_celled;
+    assert_false(kv_codebook_verify_cells(&heap->codebooks, codebook));
+    assert_true(kv_codebook_verify_cells(&heap->codebooks, codebook)); /* that is known */
+    assert_int_equal(book->n_cells_lost, book->n_celled);
+    assert_int_equal(heap->health.found[KV_KIND_CELLS], 1);
+    assert_true(kv_codebook_verify_summaries(&heap->codebooks, codebook, 0));
     book->summaries.groups[0].bytes[group_bytes / 2] ^= 8;
     assert_false(kv_summaries_are_good(&book->summaries, 0));
-    kv_codebook_lose_summaries(&heap->codebooks, unit.segments[0]->codebook);
+    assert_false(kv_codebook_verify_summaries(&heap->codebooks, codebook, 0));
+    assert_int_equal(heap->health.found[KV_KIND_SUMMARIES], 1);
     assert_int_equal(book->summaries.n_rows, 0);
 
     /* A fork of some of the rows cannot. */
@@ -305,7 +311,7 @@ static void what_is_lost_is_made_again(void **state)
     assert_int_equal(kv_index_repair(bench.indexer, &unit, 0), KV_OK); /* a job is at it */
     work_off();
     assert_int_equal(book->n_cells_lost, 0);
-    assert_int_equal(book->n_lost, 0);
+    assert_int_equal(book->n_summaries_lost, 0);
     assert_memory_equal(book->cells, cells, n_cells * sizeof(*cells));
     assert_memory_equal(book->summaries.groups[0].bytes, group, group_bytes);
     assert_int_equal(heap->health.mended[KV_KIND_CELLS], 1);
