@@ -141,8 +141,8 @@ struct kv_lane {
     uint32_t in_flight[KV_LANE_CLASSES];
     uint32_t n_in_flight;
     const struct kv_op *mark; /* the operation that made an errand for this lane last */
-    uint32_t put_next,
-        put_settled; /* object_puts: the next one's number, the least not ended */
+    uint32_t put_next;        /* the number of the next object_put */
+    uint32_t put_settled;     /* all below it have ended */
     uint64_t puts_ended[KV_WIRE_PUTS_MAX / 64]; /* of those between */
 };
 
@@ -494,8 +494,7 @@ struct kv_fetch_part {
 
 struct kv_query_answer;
 struct kv_query_part {
-    struct kv_query
-        query; /* what it points at is in the operation's room; n_held is not used */
+    struct kv_query query; /* what it points at is in the operation's room; no n_held */
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* chosen of one head */
@@ -830,8 +829,7 @@ struct kv_client {
     struct kv_list calls;
 
     struct kv_pool *trips;
-    uint64_t
-        attempts; /* counter for ids; begins at a random number, so that nobody guesses them */
+    uint64_t attempts; /* counter for ids; begins at random, so that they cannot be guessed */
     struct kv_envelope *free_small, *free_large;
     uint32_t n_large;
     struct kv_errand *free_errands;

@@ -11,7 +11,7 @@
  * head, whatever is chosen: then nothing is kept.
  *
  * A block is told from another under the same number by its fingerprint (kvclient.h): the store
- * sends what the worker holds of another fingerprint.
+ * sends the rows of a block that the worker holds under another one.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */

@@ -97,8 +97,9 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const uint32_t *among,
                     float *state);
 
-/* As kv_attend_rows(), and makes the rows' checksums while they are in the caches: kv_crc32c()
- * of row i, from seeds[i] on. seeds, ret_crcs  (n) */
+/* As kv_attend_rows(), and makes the rows' checksums while they are in the caches:
+ *   ret_crcs  (n) kv_crc32c() of row i, from seeds[i] on
+ *   seeds     (n) */
 void kv_attend_checked(const struct kv_attend_shape *shape,
                        const float *queries,
                        const void *const *rows,

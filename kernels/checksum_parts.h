@@ -21,8 +21,10 @@
 enum {
     STREAMS = 3, /* of the crc32 instruction, side by side */
     CHECKSUM_LINE = 64,
-    ALONE_BYTES = 16 << 10, /* the same for rows that lie alone: farther away */
-    AHEAD_BYTES = 4096, /* measured: 10-25 % over none for rows in L3, flat from 4 to 8 KB */
+    /* How far ahead bytes are fetched.  Measured for a run of rows in L3: 10-25 % over none,
+     * flat from 4 to 8 KB.  Rows that lie alone come from farther away. */
+    AHEAD_BYTES = 4096,
+    ALONE_BYTES = 16 << 10,
 };
 
 /* Shifts of a state by 1, 2 and 3 streams and, where bytes are folded, by the whole part. */

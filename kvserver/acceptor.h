@@ -1,16 +1,19 @@
-/* acceptor.h - the control port: takes connections and stands between them and gRPC.
+/* acceptor.h - the control port: accepts connections and stands between them and gRPC.
  *
  *   peer <--- outer ---> acceptor <--- inner, a pair of sockets ---> gRPC
  *
- * gRPC itself neither bounds how many calls a peer begins and resets in a second, nor how long
- * a connection may say nothing, and its own listener is deaf for good once descriptors have run
- * out.  So bytes pass through here, and the frames of HTTP/2 that the peer sends are counted:
+ * gRPC bounds neither how many calls a peer begins and resets in a second nor how long a
+ * connection may be silent, and its own listener stops accepting for good once the process has
+ * run out of descriptors.  So bytes pass through here, and the HTTP/2 frames that the peer
+ * sends are counted:
  *
- *   - gRPC hears of a connection when its greeting is there (the preface of HTTP/2);
- *   - what gRPC has never answered a call of ends after some seconds, and, the oldest first,
- *     when a new one needs its place: all places, or those of one address, are taken;
- *   - calls begun beyond a rate, of a connection and of all, wait in their sockets;
- *   - a connection that resets more calls than a client ever would is closed.
+ *   - A connection is given to gRPC when its preface (HTTP/2) has arrived.
+ *   - A connection on which gRPC has answered no call is closed after ten seconds, or before,
+ *     the oldest first, when a new one needs its place.  One address has at most half of the
+ *     places.
+ *   - Frames beyond a rate, of a connection, and calls beyond a rate, of all, wait in their
+ *     sockets.
+ *   - A connection that resets calls faster than any client does is closed.
  *
  * Threads: a thread of its own, which calls `take`; create/start/stop/destroy: one thread.
  */

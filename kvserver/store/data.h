@@ -285,7 +285,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
 void kv_data_fini(struct kv_data *data);
 bool kv_data_step(struct kv_data *data);
 
-/* Refuses what the session's or the request's state forbids, in words. */
+/* NULL: the schema has no such unit, or another thread or node has it. */
 struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head);
 
 /* Compares rows of a unit with their CRCs, by the writers that the session says they have.

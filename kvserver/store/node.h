@@ -84,11 +84,11 @@ void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_
 /* `reply` is packed and lent for the call. */
 typedef void (*kv_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
 
-/* Carries out one control operation of a client; calls `reply` exactly once, now or in a later
- * control step.  Borrows the request.  false: that is no client of this node, or not its token
- * (NULL: the caller has none, which will do for hello and goodbye), nothing was done and
- * `reply` is not called.  An operation that is not of the control plane gets KV_UNSUPPORTED in
- * no form: the carrier refuses it before (kv_op_is_control()). */
+/* Runs one control operation of a client; calls `reply` exactly once, from this call or from a
+ * later control step.  Borrows the request.  `op` must be of the control plane: carriers check
+ * kv_op_is_control() first.  Hello and goodbye need no token (NULL).  For any other operation
+ * the token must be that client's, or the call returns false: nothing was done, and `reply` is
+ * not called. */
 bool kv_node_control(struct kv_node *node,
                      enum kv_op_id op,
                      uint32_t client_index,

@@ -61,8 +61,9 @@ static bool put_is_due(struct kv_work *work)
 /* ---- names --------------------------------------------------------------------------------
  */
 
-/* Reads the name off the front of the body.  The key is the name's hash, apart for each tenant:
- * the one that the client said at hello.  On failure the work has failed. */
+/* Reads the name off the front of the body, and from the header which puts the client waits for
+ * no more.  The key is the name's hash, apart for each tenant: the one that the client said at
+ * hello.  On failure the work has failed. */
 static bool
 object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
 {

@@ -11,15 +11,15 @@
  * Rows that are there already must have the same CRCs: so a put may be repeated.  They are
  * verified, and what has gone bad is written again from what came.
  *
- * A put that begins beyond what is committed waits for those before it, where there are any:
- * where not all rows up to its first one are there or landing, either its client says that it
- * has sent them (`snapshot`), or another put that is no such put itself is under way; else it
- * is refused.
+ * A put that begins beyond what is committed waits for the rows before it.  Where some of these
+ * are neither there nor landing, something must be going to bring them: messages that its
+ * client has sent before (`snapshot` says so), or a put under way that has no such gap itself.
+ * Else it fails at once.
  *
- * Read and fetch wait for rows that are not committed, and refuse those that are known to be
- * bad.  Others are not verified here: who asked for them does.  Small answers are gathered into
- * the reply; rows that lie in one piece are sent from where they lie, pinned; the rest is
- * gathered into a staging buffer in slices. */
+ * Read and fetch wait for rows that are not committed, and fail for those that are known to be
+ * bad.  They verify nothing: the client does, when the rows are there.  Small answers are
+ * gathered into the reply; rows that lie in one piece are sent from where they lie, pinned; the
+ * rest is gathered into a staging buffer in slices. */
 #include "checksum.h"
 #include "gather.h"
 #include "op.h"

@@ -1,8 +1,9 @@
 /* remainder.h - step 3 of a query: what the candidates of a unit that were not chosen would
  * have added to attention, a slice at a time.
  *
- * Rows are verified before they are attended, summaries before they are used (verify.h,
- * summaries.h): those that have gone bad are dropped, and their rows attended.
+ * Summaries are verified before they are used (codebook.h): those that have gone bad are lost,
+ * and their rows attended.  Rows are verified when they are attended (attention.h): one that is
+ * bad ends it.
  *
  * Those of which the unit's codebooks have summaries of the size asked for are estimated by
  * them (kernels/rest.h), the others are attended (kernels/attend.h): rows behind the last
@@ -47,7 +48,7 @@ struct kv_remainder {
     uint32_t pending[KV_ATTENTION_ROWS], pending_among[KV_ATTENTION_ROWS];
     uint32_t n_rest;  /* rows that summaries stand for, for some vector */
     uint32_t n_exact; /* rows attended */
-    uint32_t bad;     /* a row that would have been, and cannot; UINT32_MAX: none */
+    uint32_t bad;     /* a token whose row is bad; UINT32_MAX: none */
     uint32_t lost; /* the first block of a chapter whose summaries were bad; UINT32_MAX: none */
 
     float state[KV_QUERIES_MAX * (2 + KV_REST_D_MAX)]; /* of the summaries */
@@ -66,7 +67,7 @@ struct kv_remainder {
 void kv_remainder_begin(struct kv_remainder *remainder,
                         const struct kv_remainder_question *question);
 
-/* Works for some 50 us; true when all candidates are in it.  remainder->bad: never. */
+/* Works for some 50 us; true when all candidates are in it, which a bad row prevents. */
 bool kv_remainder_slice(struct kv_remainder *remainder,
                         struct kv_heap *heap,
                         const struct kv_clock *clock);

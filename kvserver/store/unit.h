@@ -204,9 +204,9 @@ kv_segment_coded(const struct kv_heap *heap, const struct kv_segment *segment, u
 }
 
 /* Makes codes of the segment's rows [n_coded, n_rows), which are good, by the codebook; one
- * that has codes keeps its codebook, which must be that one.  Codes that have gone bad are made
- * again: all rows before n_rows must be good for that, or KV_CORRUPT.  Keys are of `type`.
- * KV_NO_MEMORY: nothing changed. */
+ * that has codes keeps its codebook, which must be that one.  Keys are of `type`.
+ * KV_NO_MEMORY: nothing changed.  KV_CORRUPT: codes that it had are bad, and lost now, or were
+ * before: kv_segment_recode() has to come first. */
 kv_status_t kv_segment_encode(struct kv_heap *heap,
                               struct kv_segment *segment,
                               uint32_t codebook,
@@ -217,10 +217,11 @@ kv_status_t kv_segment_encode(struct kv_heap *heap,
 /* Compares the codes with the checksum that was made of them. */
 bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment);
 
-/* Codes that are bad are not used any more, and made again when kv_segment_recode() can. */
+/* Counts codes that are bad; they are not used any more, and kv_segment_recode() can make them
+ * again. */
 void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment);
 
-/* Makes lost codes again; the rows are good.  KV_NO_MEMORY cannot be: their tile is there. */
+/* Makes lost codes again, of rows that are good, in the tile that they had. */
 void kv_segment_recode(struct kv_heap *heap,
                        struct kv_segment *segment,
                        enum kv_key_type type,
