@@ -1059,6 +1059,35 @@ static void tell(_Atomic uint64_t *number, uint64_t value)
     atomic_store_explicit(number, value, memory_order_relaxed);
 }
 
+static void tell_memory(struct kv_data *data)
+{
+    struct kv_stats *stats = &data->stats;
+    const struct kv_codebooks *books = &data->heap.codebooks;
+
+    tell(&stats->memory_lent, kv_arena_bytes_lent(data->arena));
+    tell(&stats->segments, data->heap.n_segments);
+    tell(&stats->codebooks, kv_pool_lent(books->pool));
+    tell(&stats->summarised, books->rows_summarised);
+    tell(&stats->summaries_bytes, books->summaries_bytes);
+    tell(&stats->objects, kv_map_count(data->objects.map));
+    tell(&stats->object_bytes, data->objects.bytes);
+}
+
+static void tell_index(struct kv_data *data)
+{
+    struct kv_stats *stats = &data->stats;
+    struct kv_indexer_stats index;
+
+    kv_indexer_stats(data->indexer, &index);
+    tell(&stats->index_jobs, index.n_jobs);
+    tell(&stats->index_us, index.worked_us);
+    tell(&stats->index_failed, index.failed);
+    tell(&stats->codebooks_trained, index.trained);
+    tell(&stats->rows_coded, index.rows_coded);
+    tell(&stats->rows_summarised, index.rows_summarised);
+    tell(&stats->summaries_failed, index.summaries_failed);
+}
+
 static void tell_health(struct kv_data *data)
 {
     const struct kv_health *health = &data->heap.health;
@@ -1107,30 +1136,9 @@ static void timers(struct kv_data *data)
             peer_stuck(data, peer);
     }
     receipt_timers(data);
-    atomic_store_explicit(&data->stats.memory_lent, kv_arena_bytes_lent(data->arena),
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.segments, data->heap.n_segments, memory_order_relaxed);
+    tell_memory(data);
+    tell_index(data);
     tell_health(data);
-    struct kv_indexer_stats index;
-    kv_indexer_stats(data->indexer, &index);
-    atomic_store_explicit(&data->stats.codebooks, kv_pool_lent(data->heap.codebooks.pool),
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.summarised, data->heap.codebooks.rows_summarised,
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.summaries_bytes, data->heap.codebooks.summaries_bytes,
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.rows_summarised, index.rows_summarised,
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.summaries_failed, index.summaries_failed,
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.index_jobs, index.n_jobs, memory_order_relaxed);
-    atomic_store_explicit(&data->stats.codebooks_trained, index.trained, memory_order_relaxed);
-    atomic_store_explicit(&data->stats.index_failed, index.failed, memory_order_relaxed);
-    atomic_store_explicit(&data->stats.rows_coded, index.rows_coded, memory_order_relaxed);
-    atomic_store_explicit(&data->stats.index_us, index.worked_us, memory_order_relaxed);
-    atomic_store_explicit(&data->stats.objects, kv_map_count(data->objects.map),
-                          memory_order_relaxed);
-    atomic_store_explicit(&data->stats.object_bytes, data->objects.bytes, memory_order_relaxed);
 }
 
 static bool run_slice(struct kv_data *data)

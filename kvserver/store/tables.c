@@ -105,13 +105,16 @@ static void id_text(struct builder *table, Kvpb__Row *to, const struct kv_id128 
     text(table, to, hex);
 }
 
-static uint64_t memory_lent(const struct kv_node *node)
+/* The number at that offset in the statistics of all threads, added up. */
+static uint64_t stats_total(const struct kv_node *node, size_t offset)
 {
-    uint64_t bytes = 0;
+    uint64_t total =
+        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
 
     for (uint32_t i = 0; i < node->n_threads; i++)
-        bytes += kv_counted(&node->data[i].stats.memory_lent);
-    return bytes;
+        total +=
+            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
+    return total;
 }
 
 static void pair_text(struct builder *table, const char *name, const char *value)
@@ -146,12 +149,9 @@ static void table_status(struct kv_node *node, struct builder *table)
 {
     char transports[256];
     uint64_t now_us = kv_clock_now(node->config.clock);
-    uint64_t in_flight = 0;
 
     node->config.transport->row->describe(node->config.transport, transports,
                                           sizeof(transports));
-    for (uint32_t i = 0; i < node->n_threads; i++)
-        in_flight += kv_counted(&node->data[i].stats.in_flight);
     columns(table, "name value");
     pair_text(table, "name", node->name);
     pair_text(table, "state", atomic_load(&node->draining) ? "draining" : "serving");
@@ -161,11 +161,13 @@ static void table_status(struct kv_node *node, struct builder *table)
     pair_text(table, "transports", transports);
     pair_number(table, "threads", node->n_threads);
     pair_number(table, "memory_bytes", (double)node->config.memory_bytes);
-    pair_number(table, "memory_lent_bytes", (double)memory_lent(node));
+    pair_number(table, "memory_lent_bytes",
+                (double)stats_total(node, offsetof(struct kv_stats, memory_lent)));
     pair_number(table, "models", node->n_models);
     pair_number(table, "sessions", node->n_sessions);
     pair_number(table, "clients", n_clients(node));
-    pair_number(table, "requests_in_flight", (double)in_flight);
+    pair_number(table, "requests_in_flight",
+                (double)stats_total(node, offsetof(struct kv_stats, in_flight)));
 }
 
 static void table_sessions(struct kv_node *node, struct builder *table)
@@ -293,24 +295,13 @@ enum {
     N_COUNTERS = sizeof(counters) / sizeof(counters[0])
 };
 
-static uint64_t counter_total(const struct kv_node *node, size_t offset)
-{
-    uint64_t total =
-        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
-
-    for (uint32_t i = 0; i < node->n_threads; i++)
-        total +=
-            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
-    return total;
-}
-
 static void table_stats(struct kv_node *node, struct builder *table)
 {
     columns(table, "name value help");
     for (size_t i = 0; i < N_COUNTERS; i++) {
         Kvpb__Row *to = row(table);
         text(table, to, counters[i].name);
-        number(table, to, (double)counter_total(node, counters[i].offset));
+        number(table, to, (double)stats_total(node, counters[i].offset));
         text(table, to, counters[i].help);
     }
 }
@@ -340,8 +331,13 @@ static void table_scrub(struct kv_node *node, struct builder *table)
     for (uint32_t i = 0; i < node->n_threads; i++) {
         const struct kv_stats *stats = &node->data[i].stats;
         const _Atomic uint64_t *const found[KV_KINDS] = {
-            &stats->bad_rows,  &stats->bad_codes,     &stats->bad_centroids,
-            &stats->bad_cells, &stats->bad_summaries, &stats->bad_objects};
+            [KV_KIND_ROWS] = &stats->bad_rows,
+            [KV_KIND_CODES] = &stats->bad_codes,
+            [KV_KIND_CENTROIDS] = &stats->bad_centroids,
+            [KV_KIND_CELLS] = &stats->bad_cells,
+            [KV_KIND_SUMMARIES] = &stats->bad_summaries,
+            [KV_KIND_OBJECTS] = &stats->bad_objects,
+        };
         Kvpb__Row *to = row(table);
         char position[32];
 
@@ -411,67 +407,81 @@ static void metric(FILE *out, const char *name, const char *type, const char *he
     fprintf(out, "# HELP topkv_%s %s\n# TYPE topkv_%s %s\n", name, help, name, type);
 }
 
-void kv_node_metrics(struct kv_node *node, FILE *out)
+static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
 {
-    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
-    struct kv_histogram us;
-    uint64_t count, errors, in_flight = 0, segments = 0, objects = 0, object_bytes = 0;
-    uint64_t rows_bad = 0, objects_bad = 0, scrub_pass_bytes = 0, last_us = 0;
-    uint64_t codebooks = 0, summarised = 0, summaries_bytes = 0, index_jobs = 0;
+    metric(out, name, "gauge", help);
+    fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
+}
 
+static void write_counters(const struct kv_node *node, FILE *out)
+{
     for (size_t i = 0; i < N_COUNTERS; i++) {
         char name[64];
+
         snprintf(name, sizeof(name), "%s_total", counters[i].name);
         metric(out, name, "counter", counters[i].help);
         fprintf(out, "topkv_%s %llu\n", name,
-                (unsigned long long)counter_total(node, counters[i].offset));
+                (unsigned long long)stats_total(node, counters[i].offset));
     }
+}
+
+/* Of each data thread; the control thread's are 0. */
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} sums[] = {
+    {"memory_lent_bytes", "memory for rows and objects, pages in use",
+     offsetof(struct kv_stats, memory_lent)},
+    {"segments", "segments in memory", offsetof(struct kv_stats, segments)},
+    {"codebooks", "codebooks in memory", offsetof(struct kv_stats, codebooks)},
+    {"summarised_rows", "rows that summaries in memory stand for",
+     offsetof(struct kv_stats, summarised)},
+    {"summaries_bytes", "bytes of those summaries", offsetof(struct kv_stats, summaries_bytes)},
+    {"index_jobs", "chapters that wait for codes", offsetof(struct kv_stats, index_jobs)},
+    {"objects", "objects in memory", offsetof(struct kv_stats, objects)},
+    {"object_bytes", "bytes of objects in memory", offsetof(struct kv_stats, object_bytes)},
+    {"refused_rows", "bad rows in memory, refused until they are put again",
+     offsetof(struct kv_stats, rows_bad)},
+    {"refused_objects", "bad pieces of objects in memory, refused until they are put again",
+     offsetof(struct kv_stats, objects_bad)},
+    {"scrub_pass_bytes", "bytes checked so far in the passes of the scrub under way",
+     offsetof(struct kv_stats, scrub_pass_bytes)},
+    {"requests_in_flight", "data requests under way", offsetof(struct kv_stats, in_flight)},
+};
+
+static uint64_t slowest_pass_us(const struct kv_node *node)
+{
+    uint64_t slowest_us = 0;
+
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        in_flight += kv_counted(&node->data[i].stats.in_flight);
-        rows_bad += kv_counted(&node->data[i].stats.rows_bad);
-        objects_bad += kv_counted(&node->data[i].stats.objects_bad);
-        scrub_pass_bytes += kv_counted(&node->data[i].stats.scrub_pass_bytes);
-        last_us = kv_counted(&node->data[i].stats.scrub_last_us) > last_us
-                      ? kv_counted(&node->data[i].stats.scrub_last_us)
-                      : last_us;
-        segments += kv_counted(&node->data[i].stats.segments);
-        codebooks += kv_counted(&node->data[i].stats.codebooks);
-        summarised += kv_counted(&node->data[i].stats.summarised);
-        summaries_bytes += kv_counted(&node->data[i].stats.summaries_bytes);
-        index_jobs += kv_counted(&node->data[i].stats.index_jobs);
-        objects += kv_counted(&node->data[i].stats.objects);
-        object_bytes += kv_counted(&node->data[i].stats.object_bytes);
+        const uint64_t us = kv_counted(&node->data[i].stats.scrub_last_us);
+
+        slowest_us = us > slowest_us ? us : slowest_us;
     }
-    const struct {
-        const char *name, *help;
-        uint64_t value;
-    } gauges[] = {
-        {"memory_bytes", "memory for rows and objects", node->config.memory_bytes},
-        {"memory_lent_bytes", "of it, pages in use", memory_lent(node)},
-        {"segments", "segments in memory", segments},
-        {"codebooks", "codebooks in memory", codebooks},
-        {"summarised_rows", "rows that summaries in memory stand for", summarised},
-        {"summaries_bytes", "bytes of those summaries", summaries_bytes},
-        {"index_jobs", "chapters that wait for codes", index_jobs},
-        {"objects", "objects in memory", objects},
-        {"object_bytes", "bytes of objects in memory", object_bytes},
-        {"refused_rows", "bad rows in memory, refused until they are put again", rows_bad},
-        {"refused_objects", "bad pieces of objects, refused until they are put again",
-         objects_bad},
-        {"scrub_pass_bytes", "bytes checked in this pass of the scrub", scrub_pass_bytes},
-        {"scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
-         last_us / 1000000},
-        {"requests_in_flight", "data requests under way", in_flight},
-        {"sessions", "sessions open", atomic_load(&node->n_sessions_seen)},
-        {"data_threads", "data threads", node->n_threads},
-        {"draining", "1 while the node takes nothing new", atomic_load(&node->draining)},
-        {"uptime_seconds", "since the node started",
-         (kv_clock_now(node->config.clock) - node->started_us) / 1000000},
-    };
-    for (size_t i = 0; i < sizeof(gauges) / sizeof(gauges[0]); i++) {
-        metric(out, gauges[i].name, "gauge", gauges[i].help);
-        fprintf(out, "topkv_%s %llu\n", gauges[i].name, (unsigned long long)gauges[i].value);
-    }
+    return slowest_us;
+}
+
+static void write_gauges(struct kv_node *node, FILE *out)
+{
+    const uint64_t up_us = kv_clock_now(node->config.clock) - node->started_us;
+
+    gauge(out, "memory_bytes", "memory for rows and objects", node->config.memory_bytes);
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
+        gauge(out, sums[i].name, sums[i].help, stats_total(node, sums[i].offset));
+    gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
+          slowest_pass_us(node) / 1000000);
+    gauge(out, "sessions", "sessions open", atomic_load(&node->n_sessions_seen));
+    gauge(out, "data_threads", "data threads", node->n_threads);
+    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&node->draining));
+    gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
+}
+
+static void write_ops(const struct kv_node *node, FILE *out)
+{
+    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
+    struct kv_histogram us;
+    uint64_t count, errors;
+
     metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
@@ -494,4 +504,11 @@ void kv_node_metrics(struct kv_node *node, FILE *out)
         fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", kv_ops[op].name,
                 (unsigned long long)count);
     }
+}
+
+void kv_node_metrics(struct kv_node *node, FILE *out)
+{
+    write_counters(node, out);
+    write_gauges(node, out);
+    write_ops(node, out);
 }
