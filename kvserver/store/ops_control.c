@@ -118,6 +118,22 @@ static struct kv_client_record *client_by_id(struct kv_node *node, const struct 
     return NULL;
 }
 
+/* A client that is known says hello again, as the answer was lost. */
+static void hello_again(struct kv_control_call *call,
+                        const Kvpb__HelloRequest *request,
+                        struct kv_client_record *client)
+{
+    if (client->tenant != request->tenant) {
+        kv_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
+                          request->tenant, client->tenant);
+    } else if (client->state == KV_CLIENT_OPENING) {
+        kv_control_refuse(call, KV_BUSY, "hello: the client is being opened");
+    } else {
+        call->client = client;
+        hello_answer(call);
+    }
+}
+
 static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *request)
 {
     struct kv_node *node = call->node;
@@ -140,18 +156,8 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
         return;
     }
     struct kv_client_record *client = client_by_id(node, &id);
-    if (client != NULL) { /* asked again, its answer got lost */
-        if (client->tenant != request->tenant) {
-            kv_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
-                              request->tenant, client->tenant);
-            return;
-        }
-        if (client->state == KV_CLIENT_OPENING) {
-            kv_control_refuse(call, KV_BUSY, "hello: the client is being opened");
-            return;
-        }
-        call->client = client;
-        hello_answer(call);
+    if (client != NULL) {
+        hello_again(call, request, client);
         return;
     }
     client = client_place(node);
@@ -487,17 +493,65 @@ static Kvpb__WriterRun **writers_message(const struct kv_writers *writers)
     return list;
 }
 
+/* What a message says of a session, besides itself, to a client that takes it up. */
+struct session_facts {
+    struct kv_model_info info; /* copied: the message has no const */
+    Kvpb__Layer layers[KV_LAYERS_MAX], *layer_list[KV_LAYERS_MAX];
+    struct kv_lifecycle entries[KV_LIFECYCLE_LOG];
+    Kvpb__Lifecycle log[KV_LIFECYCLE_LOG], *log_list[KV_LIFECYCLE_LOG];
+};
+
+static void add_schema(Kvpb__OpenReply *reply, struct session_facts *facts)
+{
+    const kv_schema_t *schema = &facts->info.schema;
+
+    for (uint32_t i = 0; i < schema->n_layers; i++) {
+        const struct kv_layer_schema *layer = &schema->layers[i];
+
+        facts->layers[i] = (Kvpb__Layer)KVPB__LAYER__INIT;
+        facts->layers[i].kind = layer->kind;
+        facts->layers[i].dtype = layer->dtype;
+        facts->layers[i].n_kv_heads = layer->n_kv_heads;
+        facts->layers[i].d_k = layer->d_k;
+        facts->layers[i].d_v = layer->d_v;
+        facts->layer_list[i] = &facts->layers[i];
+    }
+    reply->n_layers = schema->n_layers;
+    reply->layers = facts->layer_list;
+}
+
+static void
+add_log(Kvpb__OpenReply *reply, const struct kv_session *session, struct session_facts *facts)
+{
+    const uint32_t n = session->n_log < KV_LIFECYCLE_LOG ? session->n_log : KV_LIFECYCLE_LOG;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct kv_lifecycle *entry = &facts->entries[i];
+        Kvpb__Lifecycle *told = facts->log_list[i] = &facts->log[i];
+
+        *entry = session->log[(session->n_log - n + i) % KV_LIFECYCLE_LOG];
+        *told = (Kvpb__Lifecycle)KVPB__LIFECYCLE__INIT;
+        told->op_id = entry->op_id;
+        told->kind = entry->kind;
+        told->generation = entry->generation;
+        told->tokens = entry->tokens;
+        told->child_session_id = put_id(&entry->child_id);
+        told->child_token = put_id(&entry->child_token);
+        told->writer = entry->writer;
+    }
+    reply->n_recent = n;
+    reply->recent = facts->log_list;
+}
+
 static void session_reply(struct kv_control_call *call, bool with_schema)
 {
     struct kv_session *session = call->session;
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
     Kvpb__Outcome outcome = ok_outcome();
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
-    struct kv_model_info info = session->model->info;
-    Kvpb__Layer layers[KV_LAYERS_MAX], *layer_list[KV_LAYERS_MAX];
-    Kvpb__Lifecycle log[KV_LIFECYCLE_LOG], *log_list[KV_LIFECYCLE_LOG];
-    struct kv_lifecycle entries[KV_LIFECYCLE_LOG];
+    struct session_facts facts;
 
+    facts.info = session->model->info;
     placement.epoch = session->epoch;
     placement.n_nodes = session->n_nodes;
     placement.node_index = session->node_index;
@@ -509,39 +563,15 @@ static void session_reply(struct kv_control_call *call, bool with_schema)
     reply.tokens_max = session->tokens_max;
     reply.lease_ms = (uint32_t)(session->lease_us / 1000);
     reply.placement = &placement;
-    reply.fingerprint = put_id(&info.fingerprint);
-    reply.model = info.name;
+    reply.fingerprint = put_id(&facts.info.fingerprint);
+    reply.model = facts.info.name;
     if (call->child != NULL) {
         reply.child_index = call->child->index;
         reply.child_generation = call->child->generation;
     }
     if (with_schema) {
-        for (uint32_t i = 0; i < info.schema.n_layers; i++) {
-            layers[i] = (Kvpb__Layer)KVPB__LAYER__INIT;
-            layers[i].kind = info.schema.layers[i].kind;
-            layers[i].dtype = info.schema.layers[i].dtype;
-            layers[i].n_kv_heads = info.schema.layers[i].n_kv_heads;
-            layers[i].d_k = info.schema.layers[i].d_k;
-            layers[i].d_v = info.schema.layers[i].d_v;
-            layer_list[i] = &layers[i];
-        }
-        reply.n_layers = info.schema.n_layers;
-        reply.layers = layer_list;
-        uint32_t n_log = session->n_log < KV_LIFECYCLE_LOG ? session->n_log : KV_LIFECYCLE_LOG;
-        for (uint32_t i = 0; i < n_log; i++) {
-            entries[i] = session->log[(session->n_log - n_log + i) % KV_LIFECYCLE_LOG];
-            log[i] = (Kvpb__Lifecycle)KVPB__LIFECYCLE__INIT;
-            log[i].op_id = entries[i].op_id;
-            log[i].kind = entries[i].kind;
-            log[i].generation = entries[i].generation;
-            log[i].tokens = entries[i].tokens;
-            log[i].child_session_id = put_id(&entries[i].child_id);
-            log[i].child_token = put_id(&entries[i].child_token);
-            log[i].writer = entries[i].writer;
-            log_list[i] = &log[i];
-        }
-        reply.n_recent = n_log;
-        reply.recent = log_list;
+        add_schema(&reply, &facts);
+        add_log(&reply, session, &facts);
         reply.shared_tokens = session->shared_tokens;
         reply.n_writers = session->writers->n_runs;
         reply.writers = writers_message(session->writers);

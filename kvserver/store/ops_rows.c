@@ -279,6 +279,44 @@ static bool put_may_wait(struct kv_work *work)
     return behind == NULL;
 }
 
+/* Whether all rows before the put's are there, and none are landing where they go. */
+static bool can_copy(const struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    const uint32_t begin = request->token_begin, end = begin + request->token_count;
+    bool ready = true;
+
+    for (uint32_t i = 0; i < request->n_units && ready; i++) {
+        const struct kv_unit *unit = unit_at(work, i);
+        enum standing standing = stand(unit, begin, end);
+
+        ready = standing != NOT_YET && (standing != AT_END || unit->committed == begin);
+    }
+    return ready;
+}
+
+/* Verifies rows that came.  On failure the work has failed. */
+static bool verify_put(struct kv_work *work, const uint8_t *rows)
+{
+    const struct kv_wire_header *request = &work->request;
+    const uint32_t *crcs = numbers_of(work);
+    const uint32_t begin = request->token_begin, count = request->token_count;
+
+    for (uint32_t i = 0; i < request->n_units; i++, crcs += count) {
+        const struct kv_unit *unit = unit_at(work, i);
+        uint32_t bad = kv_part_verify(work->part, unit, begin, count, rows, crcs);
+
+        if (bad < count) {
+            kv_count(&work->data->stats.corrupt_rows, 1);
+            kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
+                         work->row->name, unit->layer, unit->kv_head, begin + bad);
+            return false;
+        }
+        rows += (size_t)count * unit->row_bytes;
+    }
+    return true;
+}
+
 /* Rows in a buffer: the body's, or a staging buffer's. */
 static void put_copy(struct kv_work *work, const uint8_t *rows)
 {
@@ -287,36 +325,14 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     uint32_t begin = request->token_begin, count = request->token_count, end = begin + count;
     uint64_t n_rows = 0, bytes = 0;
     uint32_t n_bad;
-    bool ready = true;
 
-    for (uint32_t i = 0; i < request->n_units && ready; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
-        enum standing standing = stand(unit, begin, end);
-        /* What others are still landing commits first. */
-        ready = standing != NOT_YET && (standing != AT_END || unit->committed == begin);
-    }
-    if (!ready) {
+    if (!can_copy(work)) {
         if (put_may_wait(work))
             kv_work_wait(work);
         return;
     }
-    if (!same_rows(work, &n_bad))
+    if (!same_rows(work, &n_bad) || !verify_put(work, rows))
         return;
-
-    const uint8_t *from = rows;
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
-        uint32_t bad =
-            kv_part_verify(work->part, unit, begin, count, from, crcs + (size_t)i * count);
-
-        if (bad < count) {
-            kv_count(&work->data->stats.corrupt_rows, 1);
-            kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                         work->row->name, unit->layer, unit->kv_head, begin + bad);
-            return;
-        }
-        from += (size_t)count * unit->row_bytes;
-    }
     if (n_bad > 0 && !mend_rows(work, rows))
         return;
     for (uint32_t i = 0; i < request->n_units; i++) {
@@ -457,29 +473,41 @@ static void put_commit(struct kv_work *work)
     kv_part_wake(data, part);
 }
 
+/* *ret_head: bytes of the body before rows.  On failure the work has failed. */
+static bool
+check_put(struct kv_work *work, size_t *ret_head, uint64_t *ret_rows, uint64_t *ret_bytes)
+{
+    const struct kv_wire_header *request = &work->request;
+
+    if (!check_units(work, false, ret_rows, ret_bytes))
+        return false;
+    *ret_head = request->n_units * sizeof(struct kv_wire_unit) + *ret_rows * sizeof(uint32_t);
+    if (request->body_bytes != *ret_head + (request->bulk_bytes > 0 ? 0 : *ret_bytes) ||
+        (request->bulk_bytes > 0 && request->bulk_bytes != *ret_bytes)) {
+        kv_work_fail(
+            work, KV_INVALID, "%s: %llu rows of %llu bytes, yet a body of %u and bulk of %llu",
+            work->row->name, (unsigned long long)*ret_rows, (unsigned long long)*ret_bytes,
+            request->body_bytes, (unsigned long long)request->bulk_bytes);
+        return false;
+    }
+    if (request->snapshot != 0 && request->snapshot != request->token_begin) {
+        kv_work_fail(work, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
+                     work->row->name, request->snapshot, request->token_begin);
+        return false;
+    }
+    return true;
+}
+
 void kv_op_put_begin(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
     uint64_t n_rows, bytes;
     uint32_t begin = request->token_begin, end;
+    size_t head;
     bool direct = true, there = true;
 
-    if (!check_units(work, false, &n_rows, &bytes))
+    if (!check_put(work, &head, &n_rows, &bytes))
         return;
-    size_t head = request->n_units * sizeof(struct kv_wire_unit) + n_rows * sizeof(uint32_t);
-    if (request->body_bytes != head + (request->bulk_bytes > 0 ? 0 : bytes) ||
-        (request->bulk_bytes > 0 && request->bulk_bytes != bytes)) {
-        kv_work_fail(work, KV_INVALID,
-                     "%s: %llu rows of %llu bytes, yet a body of %u and bulk of %llu",
-                     work->row->name, (unsigned long long)n_rows, (unsigned long long)bytes,
-                     request->body_bytes, (unsigned long long)request->bulk_bytes);
-        return;
-    }
-    if (request->snapshot != 0 && request->snapshot != begin) {
-        kv_work_fail(work, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
-                     work->row->name, request->snapshot, begin);
-        return;
-    }
     if (request->bulk_bytes == 0) {
         put_copy(work, work->body + head);
         return;
