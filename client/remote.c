@@ -154,6 +154,21 @@ static void try_network(struct kv_remote *remote)
     kv_remote_connect(remote);
 }
 
+static void connected(struct kv_remote *remote)
+{
+    struct kv_channel *channel = remote->lanes[0].channel;
+
+    channel->row->channel_describe(channel, remote->transport, sizeof(remote->transport));
+    remote->reconnects += remote->has_connected;
+    remote->has_connected = true;
+    remote->has_attached = remote->control->row->attach != NULL;
+    remote->owed_us = 0;
+    remote->last_failure = KV_OK;
+    remote->failure_text[0] = '\0';
+    remote->state = KV_REMOTE_CONNECTED;
+    remote->client->must_pump = true;
+}
+
 static void hello_done(struct kv_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
@@ -212,17 +227,7 @@ static void hello_done(struct kv_call *call,
         kv_remote_fail(remote, KV_UNREACHABLE, text);
         return;
     }
-    struct kv_channel *channel = remote->lanes[0].channel;
-
-    channel->row->channel_describe(channel, remote->transport, sizeof(remote->transport));
-    remote->reconnects += remote->has_connected;
-    remote->has_connected = true;
-    remote->has_attached = remote->control->row->attach != NULL;
-    remote->owed_us = 0;
-    remote->last_failure = KV_OK;
-    remote->failure_text[0] = '\0';
-    remote->state = KV_REMOTE_CONNECTED;
-    remote->client->must_pump = true;
+    connected(remote);
 }
 
 void kv_remote_connect(struct kv_remote *remote)

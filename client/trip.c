@@ -313,31 +313,13 @@ static bool awaits_others(const struct kv_trip *trip)
     return trip->op != NULL && trip->op->kind->awaits != NULL && trip->op->kind->awaits(trip);
 }
 
-void kv_trip_send(struct kv_trip *trip)
+/* What every request says, besides what the operation has put into it. */
+static void address_request(struct kv_trip *trip)
 {
-    struct kv_client *client = trip->client;
-    struct kv_remote *remote = trip->remote;
-    struct kv_send *first = free_send(trip, NULL);
-    struct kv_send *second = free_send(trip, first);
-    struct kv_wire_header *header;
-    kv_status_t status;
-    bool is_pair;
+    const struct kv_client *client = trip->client;
+    const struct kv_remote *remote = trip->remote;
+    struct kv_wire_header *header = &trip->header;
 
-    /* Sending large data again while it still moves would only make it slower. */
-    trip->resend_us =
-        client->now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
-    kv_client_timer(client, trip->resend_us);
-    if (trip->lane == NULL || remote->failure != KV_OK || first == NULL || second == NULL)
-        return;
-    if (trip->is_waiting)
-        send_cancel(trip);
-    if (trip->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
-        trip->patience_us *= 2;
-
-    refuse_held(trip);
-    trip->has_reply = trip->has_bulk = false;
-    trip->id = make_id(remote, kv_pool_index(client->trips, trip));
-    header = &trip->header;
     header->kind = KV_WIRE_REQUEST;
     header->request_id = trip->id;
     header->client_index = remote->client_index;
@@ -355,6 +337,33 @@ void kv_trip_send(struct kv_trip *trip)
     }
     if (trip->op != NULL && trip->op->kind->awaits != NULL)
         header->snapshot = awaits_others(trip) ? header->token_begin : 0;
+}
+
+void kv_trip_send(struct kv_trip *trip)
+{
+    struct kv_client *client = trip->client;
+    struct kv_remote *remote = trip->remote;
+    struct kv_send *first = free_send(trip, NULL);
+    struct kv_send *second = free_send(trip, first);
+    struct kv_wire_header *header = &trip->header;
+    kv_status_t status;
+    bool is_pair;
+
+    /* Sending large data again while it still moves would only make it slower. */
+    trip->resend_us =
+        client->now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
+    kv_client_timer(client, trip->resend_us);
+    if (trip->lane == NULL || remote->failure != KV_OK || first == NULL || second == NULL)
+        return;
+    if (trip->is_waiting)
+        send_cancel(trip);
+    if (trip->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
+        trip->patience_us *= 2;
+
+    refuse_held(trip);
+    trip->has_reply = trip->has_bulk = false;
+    trip->id = make_id(remote, kv_pool_index(client->trips, trip));
+    address_request(trip);
     kv_message_seal(header, trip->envelope->body, trip->body_bytes);
     first->header = *header;
     is_pair = header->bulk_bytes > 0 &&
