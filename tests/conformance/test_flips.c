@@ -6,9 +6,9 @@
  * turns: a run repeats exactly.  In each round some bits are flipped in the node's arena: in
  * rows, their checksums, codes, centroids, cells, summaries and objects.  Then
  *
- *   - clients ask, before and while the scrub comes by: an answer is right, or KV_CORRUPT that
- *     names a flipped row.  Attention is held against the same in double precision, over rows
- * as they were written and summaries as they were made
+ *   - clients ask, before and after the scrub has come by: an answer is right, or KV_CORRUPT
+ *     that names a flipped row.  Attention is held against the same in double precision, over
+ *     rows as they were written and summaries as they were made.
  *   - the scrub goes through everything once: every flip is found
  *   - what was flipped in rows and objects is put again, and after that and another pass every
  *     byte in the arena is what it was before
@@ -422,19 +422,30 @@ static void copy_memory(void)
     assert_true(n_coded > 0 && n_celled > 0 && n_summarised > 0);
 }
 
+static bool has_same_centroids(const struct kv_codebook *book, const struct book_copy *copy)
+{
+    return !book->is_broken &&
+           memcmp(book->centroids, copy->centroids, n_floats(book) * sizeof(float)) == 0;
+}
+
+static bool has_same_cells(const struct kv_codebook *book, const struct book_copy *copy)
+{
+    return book->n_cells_lost == 0 && book->n_celled == copy->n_celled &&
+           (book->cells == NULL ||
+            memcmp(book->cells, copy->cells, n_cells(book) * sizeof(uint32_t)) == 0);
+}
+
+static bool has_same_summaries(const struct kv_codebook *book, const struct book_copy *copy)
+{
+    return book->n_summaries_lost == 0 && book->summaries.n_rows == copy->n_summarised &&
+           (copy->n_summarised == 0 || memcmp(book->summaries.groups[0].bytes, copy->group,
+                                              kv_rest_bytes(&book->summaries.shape)) == 0);
+}
+
 static bool is_same_book(const struct kv_codebook *book, const struct book_copy *copy)
 {
-    if (book == NULL || book->is_broken || book->n_summaries_lost > 0 ||
-        book->n_cells_lost > 0 || book->n_celled != copy->n_celled ||
-        book->summaries.n_rows != copy->n_summarised)
-        return false;
-    if (memcmp(book->centroids, copy->centroids, n_floats(book) * sizeof(float)) != 0)
-        return false;
-    if (book->cells != NULL &&
-        memcmp(book->cells, copy->cells, n_cells(book) * sizeof(uint32_t)) != 0)
-        return false;
-    return copy->n_summarised == 0 || memcmp(book->summaries.groups[0].bytes, copy->group,
-                                             kv_rest_bytes(&book->summaries.shape)) == 0;
+    return book != NULL && has_same_centroids(book, copy) && has_same_cells(book, copy) &&
+           has_same_summaries(book, copy);
 }
 
 /* NULL: all is as it was when it was copied. */
@@ -958,16 +969,23 @@ static bool is_found(const struct flip *flip)
     /* These are known by what became of them. */
     const uint32_t block = flip->token / KV_BLOCK_TOKENS;
     const struct block_copy *copy = &it.blocks[flip->session][flip->layer][flip->head][block];
+    const struct book_copy *book_copy =
+        &it.books[flip->session][flip->layer][flip->head][block * KV_BLOCK_TOKENS / CHAPTER];
     const struct kv_codebook *book = book_at(unit, block);
     if (book == NULL || book->is_broken)
         return true;
-    if (flip->kind == CODES)
+    switch (flip->kind) {
+    case CODES:
         return unit->segments[block]->n_lost > 0 ||
                memcmp(unit->segments[block]->codes, copy->tile, kv_tile_bytes(&book->shape)) ==
                    0;
-    return book->n_summaries_lost > 0 || book->n_cells_lost > 0 ||
-           is_same_book(book, &it.books[flip->session][flip->layer][flip->head]
-                                       [block * KV_BLOCK_TOKENS / CHAPTER]);
+    case CENTROIDS:
+        return has_same_centroids(book, book_copy);
+    case CELLS:
+        return book->n_cells_lost > 0 || has_same_cells(book, book_copy);
+    default:
+        return book->n_summaries_lost > 0 || has_same_summaries(book, book_copy);
+    }
 }
 
 /* What was flipped in rows and objects, from whoever has it. */
