@@ -63,6 +63,26 @@ bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b)
     return true;
 }
 
+static uint32_t slice_runs(const struct kv_writers *writers, uint32_t begin, uint32_t end)
+{
+    return find_run(writers, end - 1) - find_run(writers, begin) + 1;
+}
+
+size_t kv_writers_slice_bytes(const struct kv_writers *writers, uint32_t begin, uint32_t end)
+{
+    return sizeof(*writers) + slice_runs(writers, begin, end) * sizeof(writers->runs[0]);
+}
+
+void kv_writers_slice(const struct kv_writers *writers,
+                      uint32_t begin,
+                      uint32_t end,
+                      struct kv_writers *ret_slice)
+{
+    ret_slice->n_runs = slice_runs(writers, begin, end);
+    memcpy(ret_slice->runs, &writers->runs[find_run(writers, begin)],
+           ret_slice->n_runs * sizeof(writers->runs[0]));
+}
+
 uint32_t kv_writers_seed(const struct kv_writers *writers,
                          uint32_t layer,
                          uint32_t kv_head,

@@ -24,6 +24,7 @@
 #include "kv_types.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum {
     KV_WRITER_RUNS_MAX = 4096 /* of a session; a fork adds one at most */
@@ -56,6 +57,14 @@ static inline uint64_t kv_writers_own(const struct kv_writers *writers)
 }
 
 bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b);
+
+/* The runs that tokens [begin, end), one at least, lie in: bytes of a copy, and the copy, which
+ * knows of these tokens alone. */
+size_t kv_writers_slice_bytes(const struct kv_writers *writers, uint32_t begin, uint32_t end);
+void kv_writers_slice(const struct kv_writers *writers,
+                      uint32_t begin,
+                      uint32_t end,
+                      struct kv_writers *ret_slice);
 
 /* The unit_seed of kv_rows_crc() for the unit's rows [*ret_begin, *ret_end), which `token` is
  * one of. */

@@ -37,7 +37,8 @@ struct job {
     uint32_t row_bytes;
     uint16_t layer, kv_head;
     uint32_t block_begin;
-    struct kv_writers *writers; /* of its rows, behind the segments; NULL: writer 0 */
+    struct kv_writers *writers; /* of its rows, behind the segments: the session may end before
+                                   the job does; NULL: writer 0 */
 
     /* At work. */
     uint32_t codebook;
@@ -135,30 +136,6 @@ void kv_indexer_destroy(struct kv_indexer *indexer)
     free(indexer);
 }
 
-/* The writers of the unit's tokens [begin, end), as far as the session's runs go: its own may
- * end before the job does. */
-static size_t writers_bytes(const struct kv_unit *unit, uint32_t begin, uint32_t end)
-{
-    const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
-    uint32_t first, last, n_runs = 0;
-
-    for (uint32_t token = begin; writers != NULL && token < end; token = last, n_runs++)
-        kv_writers_seed(writers, 0, 0, token, &first, &last);
-    return n_runs == 0 ? 0 : sizeof(*writers) + n_runs * sizeof(writers->runs[0]);
-}
-
-static void
-copy_writers(const struct kv_unit *unit, uint32_t begin, uint32_t end, struct kv_writers *ret)
-{
-    const struct kv_writers *writers = *unit->writers;
-
-    ret->n_runs = 0;
-    for (uint32_t i = 0, from = 0; from < end && i < writers->n_runs;
-         from = writers->runs[i++].end)
-        if (writers->runs[i].end > begin)
-            ret->runs[ret->n_runs++] = writers->runs[i];
-}
-
 static kv_status_t job_create(struct kv_indexer *indexer,
                               const struct kv_unit *unit,
                               uint32_t block_begin,
@@ -170,7 +147,9 @@ static kv_status_t job_create(struct kv_indexer *indexer,
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     const size_t list_bytes = n_segments * sizeof(struct kv_segment *);
-    const size_t runs_bytes = writers_bytes(unit, first, row_end);
+    const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
+    const size_t runs_bytes =
+        writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
     int class_id = kv_arena_class_rounded(arena, list_bytes + runs_bytes);
 
     if (class_id < 0)
@@ -198,9 +177,9 @@ static kv_status_t job_create(struct kv_indexer *indexer,
         .block_begin = block_begin,
         .is_late = is_late,
     };
-    if (runs_bytes > 0) {
+    if (writers != NULL) {
         job->writers = (struct kv_writers *)(void *)(segments + n_segments);
-        copy_writers(unit, first, row_end, job->writers);
+        kv_writers_slice(writers, first, row_end, job->writers);
     }
     for (uint32_t i = 0; i < n_segments; i++) {
         segments[i] = unit->segments[block_begin + i];

@@ -91,6 +91,51 @@ static void cuts_are_those_of_single_tokens(void **state)
     }
 }
 
+static struct kv_writers *writers_of(const struct kv_writer_run *runs, uint32_t n_runs)
+{
+    struct kv_writers *writers = malloc(sizeof(*writers) + n_runs * sizeof(*runs));
+
+    assert_non_null(writers);
+    writers->n_runs = n_runs;
+    memcpy(writers->runs, runs, n_runs * sizeof(*runs));
+    return writers;
+}
+
+/* What a slice says of its tokens is what the whole says, in no more runs than they have. */
+static void slices_say_the_same(void **state)
+{
+    struct kv_writer_run runs[8];
+    uint64_t room[32];
+    struct kv_random random;
+    uint32_t n_runs = sizeof(runs) / sizeof(runs[0]);
+
+    (void)state;
+    kv_random_init(&random, 5);
+    for (uint32_t i = 0, end = 0; i < n_runs; i++) {
+        end += 1 + (uint32_t)kv_random_below(&random, 60);
+        runs[i] = (struct kv_writer_run){i + 1, i + 1 < n_runs ? end : UINT32_MAX};
+    }
+    struct kv_writers *writers = writers_of(runs, n_runs);
+    for (uint32_t begin = 0; begin < TOKENS; begin++)
+        for (uint32_t end = begin + 1; end <= TOKENS; end += 1 + end % 7) {
+            struct kv_writers *slice = (struct kv_writers *)(void *)room;
+            const size_t bytes = kv_writers_slice_bytes(writers, begin, end);
+            uint32_t n_wanted = 1;
+
+            for (uint32_t token = begin + 1; token < end; token++)
+                n_wanted += writer_of(writers, token) != writer_of(writers, token - 1);
+            assert_int_equal(bytes, sizeof(*slice) + n_wanted * sizeof(runs[0]));
+            assert_in_range(bytes, 1, sizeof(room));
+            memset(room, 0xa5, sizeof(room));
+            kv_writers_slice(writers, begin, end, slice);
+            assert_int_equal(slice->n_runs, n_wanted);
+            assert_int_equal(((const uint8_t *)room)[bytes], 0xa5);
+            for (uint32_t token = begin; token < end; token++)
+                assert_true(writer_of(slice, token) == writer_of(writers, token));
+        }
+    free(writers);
+}
+
 static void a_fork_at_the_last_token_has_a_run_of_its_own(void **state)
 {
     struct kv_writers *parent = kv_writers_create(NULL, 0, 1);
@@ -104,16 +149,6 @@ static void a_fork_at_the_last_token_has_a_run_of_its_own(void **state)
     assert_true(writer_of(child, KV_TOKENS_MAX - 1) == 1);
     free(child);
     free(parent);
-}
-
-static struct kv_writers *writers_of(const struct kv_writer_run *runs, uint32_t n_runs)
-{
-    struct kv_writers *writers = malloc(sizeof(*writers) + n_runs * sizeof(*runs));
-
-    assert_non_null(writers);
-    writers->n_runs = n_runs;
-    memcpy(writers->runs, runs, n_runs * sizeof(*runs));
-    return writers;
 }
 
 /* Rows of a session of three writers: in order and picked, each row's CRC is its writer's. */
@@ -177,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cuts_are_those_of_single_tokens),
+        cmocka_unit_test(slices_say_the_same),
         cmocka_unit_test(a_fork_at_the_last_token_has_a_run_of_its_own),
         cmocka_unit_test(rows_are_checked_by_their_writers),
         cmocka_unit_test(seeds_differ_where_they_must),
