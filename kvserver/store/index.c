@@ -58,7 +58,7 @@ struct kv_indexer {
     struct kv_heap *heap;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
-    struct job *first, **end, *last; /* the last one that was queued */
+    struct job *first, **end;
     struct job **looked; /* the next one of which is asked whether anybody wants it */
     bool ended;
     struct kv_indexer_stats stats;
@@ -136,6 +136,12 @@ void kv_indexer_destroy(struct kv_indexer *indexer)
     free(indexer);
 }
 
+/* Whether the chapter's first n_rows are enough to make the cells that it has lost. */
+static bool can_mend_cells(const struct kv_codebook *book, uint32_t n_rows)
+{
+    return book->n_cells_lost > 0 && n_rows >= book->n_cells_lost;
+}
+
 static kv_status_t job_create(struct kv_indexer *indexer,
                               const struct kv_unit *unit,
                               uint32_t block_begin,
@@ -192,8 +198,9 @@ static kv_status_t job_create(struct kv_indexer *indexer,
         job->has_codebook = true;
         job->codebook = segments[0]->codebook;
         kv_codebook_ref(&indexer->heap->codebooks, job->codebook);
+        job->wants_cells = can_mend_cells(book_of(indexer, job), n_rows);
     }
-    *indexer->end = indexer->last = job;
+    *indexer->end = job;
     indexer->end = &job->next;
     indexer->stats.n_jobs++;
     return KV_OK;
@@ -303,19 +310,15 @@ kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t
     struct kv_codebook *book = kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
     const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
-    const bool wants_cells = book->n_cells_lost > 0 && n_rows >= book->n_cells_lost;
+    const bool wants_cells = can_mend_cells(book, n_rows);
     const bool wants_rest = book->n_summaries_lost > 0 && n_rows >= book->n_summaries_lost;
     struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
-    kv_status_t status;
 
     if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
         return KV_OK;
     if (!wants_rest)
         plan.rest_bits = 0;
-    status = job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
-    if (status == KV_OK)
-        indexer->last->wants_cells = wants_cells;
-    return status;
+    return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
 }
 
 void kv_index_look(const struct kv_heap *heap,
