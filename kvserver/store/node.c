@@ -79,6 +79,31 @@ static void write_address(struct kv_node *node)
         snprintf(node->address + at, 3, "%02x", ((const uint8_t *)address)[i]);
 }
 
+static kv_status_t thread_init(struct kv_node *node, uint32_t index)
+{
+    const struct kv_node_config *config = &node->config;
+    struct kv_data_setup setup = {
+        .node = node,
+        .index = index,
+        .n_threads = config->n_threads,
+        .n_parts = config->sessions_max,
+        .n_peers = config->clients_max,
+        .n_commands = kv_node_commands_max(config),
+        .n_works = kv_node_works_max(config),
+        .memory_bytes = config->memory_bytes / config->n_threads,
+        .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
+        .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
+        .secret = kv_random_next(&node->random),
+        .clock = config->clock,
+        .transport = config->transport,
+        .answers = node->answers,
+    };
+
+    /* Clients see versions: they must not tell what the generator made before and after. */
+    kv_random_fill(&node->random, &setup.object_version, sizeof(setup.object_version));
+    return kv_data_init(&node->data[index], &setup);
+}
+
 kv_status_t kv_node_create(const struct kv_node_config *config,
                            struct kv_node **ret_node,
                            char *detail,
@@ -119,25 +144,7 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
         node->data == NULL || node->answers == NULL)
         goto err_destroy;
     for (; node->n_threads < config->n_threads; node->n_threads++) {
-        struct kv_data_setup setup = {
-            .node = node,
-            .index = node->n_threads,
-            .n_threads = config->n_threads,
-            .n_parts = config->sessions_max,
-            .n_peers = config->clients_max,
-            .n_commands = kv_node_commands_max(config),
-            .n_works = kv_node_works_max(config),
-            .memory_bytes = config->memory_bytes / config->n_threads,
-            .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
-            .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
-            .secret = kv_random_next(&node->random),
-            .clock = config->clock,
-            .transport = config->transport,
-            .answers = node->answers,
-        };
-        /* Clients see versions: they must not tell what the generator made before and after. */
-        kv_random_fill(&node->random, &setup.object_version, sizeof(setup.object_version));
-        status = kv_data_init(&node->data[node->n_threads], &setup);
+        status = thread_init(node, node->n_threads);
         if (status != KV_OK) {
             snprintf(detail, detail_bytes, "node: data thread %u: %s", node->n_threads,
                      kv_status_name(status));
