@@ -34,6 +34,26 @@ static void part_clear(struct kv_data *data, struct kv_part *part)
     part_free(data, part);
 }
 
+/* Makes the units that the part lists; on failure n_units says how many were. */
+static kv_status_t
+units_init(struct kv_data *data, struct kv_part *part, const kv_schema_t *schema)
+{
+    for (uint32_t layer = 0; layer < schema->n_layers; layer++) {
+        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++) {
+            uint16_t at = part->unit_of[kv_schema_unit(schema, layer, head)];
+            if (at == UINT16_MAX)
+                continue;
+            kv_status_t status = kv_unit_init(&part->units[at], &data->heap, layer, head,
+                                              schema->layers[layer].row_bytes);
+            part->units[at].writers = &part->writers;
+            if (status != KV_OK)
+                return status;
+            part->n_units = at + 1u; /* units come in this order */
+        }
+    }
+    return KV_OK;
+}
+
 /* Lists the units that placement gives this thread.  The part is not visible yet. */
 static kv_status_t
 part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *command)
@@ -70,20 +90,10 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
         if (part->units == NULL)
             goto err_free;
     }
-    for (uint32_t layer = 0; layer < schema->n_layers; layer++) {
-        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++) {
-            uint16_t at = part->unit_of[kv_schema_unit(schema, layer, head)];
-            if (at == UINT16_MAX)
-                continue;
-            status = kv_unit_init(&part->units[at], &data->heap, layer, head,
-                                  schema->layers[layer].row_bytes);
-            part->units[at].writers = &part->writers;
-            if (status != KV_OK) {
-                part_clear(data, part);
-                goto err_free;
-            }
-            part->n_units = at + 1u; /* units come in this order */
-        }
+    status = units_init(data, part, schema);
+    if (status != KV_OK) {
+        part_clear(data, part);
+        goto err_free;
     }
     part->schema = schema;
     part->root = command->root;
