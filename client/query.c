@@ -23,7 +23,8 @@
 #define ROUNDING 1e-3f
 /* The largest number in 16 bits. */
 #define HALF_MOST 65504.0
-/* By which the score of a summary may be above those of its rows, and more. */
+/* No summary's score is so far above those of its rows: its correction is at most 1
+ * (kernels/rest.h). */
 #define REST_CORRECTION 2
 
 /* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit

@@ -35,7 +35,7 @@ enum {
     KV_HEADS_MAX = 256,       /* kv heads of a layer */
     KV_UNITS_MAX = 16384,     /* units of a session, over all layers */
     KV_DIM_MAX = 4096,        /* d_k or d_v */
-    KV_ROW_BYTES_MAX = 16384, /* a row: a segment of them is a piece of memory */
+    KV_ROW_BYTES_MAX = 16384, /* a row: a segment of such ones is a page of a node's memory */
     KV_ROW_SIZES_MAX = 16,    /* different sizes of rows in a model */
     KV_TOKENS_MAX = 16 << 20, /* tokens of a session */
     KV_NAME_BYTES_MAX = 255,  /* name of a model or an object, without a final 0 */

@@ -50,11 +50,12 @@ static bool put_is_due(struct kv_work *work)
     if (number - settled < KV_WIRE_PUTS_MAX)
         return true;
     if (number - settled > INT32_MAX)
-        kv_work_fail(work, KV_CANCELLED, "object_put: put %u has ended: the client is at %u",
-                     number, settled);
+        kv_work_fail(work, KV_CANCELLED,
+                     "object_put: number %u: the client waits for none below %u", number,
+                     settled);
     else
-        kv_work_fail(work, KV_INVALID, "object_put: put %u, and %u may be at most %u beyond",
-                     number, settled, KV_WIRE_PUTS_MAX - 1);
+        kv_work_fail(work, KV_INVALID, "object_put: number %u: at most %u beyond %u is allowed",
+                     number, KV_WIRE_PUTS_MAX - 1, settled);
     return false;
 }
 
@@ -135,9 +136,9 @@ static void answer_there(struct kv_work *work)
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 
-/* The object is there already, and its bytes are those that came, which were not taken.  One
- * piece per slice: one that has gone bad is known then, and the client, which repeats what is
- * busy, brings it again. */
+/* The object is there already, with the checksums that came; its data was not taken.  One piece
+ * is verified per slice.  If one has gone bad the put is KV_BUSY: the client sends it again,
+ * and the node, which knows by then, takes the data. */
 static bool verify_there(struct kv_work *work)
 {
     struct kv_stored_object *object = work->object;
