@@ -29,7 +29,7 @@
  * Memory: *_begin() copies its arguments, arrays and names included: when it returns, they are
  * the caller's again.  What it goes on using are buffers, and the arrays that it fills: `crcs`
  * of kv_read_begin() and kv_fetch_begin(), `objects` of kv_objects_begin().  Those are the
- * caller's when the operation has ended; a buffer is when kv_buffer_busy() says so.  Handles
+ * caller's when the operation has ended; a buffer is once kv_buffer_busy() is false.  Handles
  * are freed with the function named at each.
  */
 #ifndef KVCLIENT_H
@@ -74,8 +74,9 @@ struct kv_client_options {
  * at most peer_timeout_ms from the begin.  The time that the system takes to look up host names
  * comes on top.
  *
- * KV_INVALID: an option, or a node that is in the list twice; KV_UNREACHABLE: no node answers;
- * KV_VERSION: a node of another version.  `detail` names the nodes. */
+ * KV_INVALID: an option, or a node that is in the list twice; KV_VERSION: a node of another
+ * version; KV_UNREACHABLE: no node answers, or as all of them fail, if that is the same
+ * (KV_DRAINING).  `detail` names the nodes. */
 KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   struct kv_client **ret_client,
                                   char *detail,

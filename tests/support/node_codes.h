@@ -10,7 +10,8 @@
 #include "node.h"
 
 /* Of the session's first n_tokens rows of a layer's kv head; false: the node does not have
- * them. ret_keys   (n_tokens, d_k) the centroids of a row's codes, side by side; zeros without
+ * them.
+ *   ret_keys   (n_tokens, d_k) the centroids of a row's codes, side by side; zeros without
  *   ret_coded  (n_tokens) the row has codes */
 bool node_codes(struct kv_node *node,
                 const struct kv_id128 *session_token,

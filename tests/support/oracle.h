@@ -2,14 +2,15 @@
  * obviously right.  It calls nothing of what it judges.
  *
  *   step 1  candidates are scored by what their codes stand for, by their keys where they have
- * no codes; weighed; the best k * factor of each group are taken.  If that is all of them,
- *           there is no step 1.
+ *           no codes; weighed; the best k * factor of each group are taken.  If that is all of
+ *           them, there is no step 1.
  *   step 2  (not with factor 1) what was taken is scored by its keys and weighed; the best k of
  *           each group are chosen, of what the group itself has taken
  *
  *   weight  softmax of scale * score over all candidates, or all that were taken, for each
- * vector group   all vectors with SUM and MAX, whose weights are merged; else each vector by
- * itself ties    to the lower token
+ *           vector
+ *   group   all vectors with SUM and MAX, whose weights are merged; else each vector by itself
+ *   ties    to the lower token
  *
  * A store computes in fp32: what it has for a number lies in a range around the exact one,
  * whose width follows from how it is computed (kernels/keys.h, pq.h, select.h, attend.h), the
@@ -89,8 +90,9 @@ const char *oracle_choice_fault(const struct oracle *oracle,
 
 /* The same of attention over what was chosen and is not held.  Where the answer does not name
  * the rows, any choice will do that the oracle allows, if there are few; *ret_undecided (may be
- * NULL) says that there are many, and nothing was checked. outputs  (n_queries, d_v)    lses
- * (n_queries) */
+ * NULL) says that there are many, and nothing was checked.
+ *   outputs  (n_queries, d_v)
+ *   lses     (n_queries) */
 const char *oracle_attention_fault(const struct oracle *oracle,
                                    const struct oracle_answer *answer,
                                    const float *outputs,
