@@ -44,8 +44,8 @@ uint32_t kv_block_cache_slot(const struct kv_block_cache *cache, uint32_t block)
 void kv_block_cache_note(struct kv_block_cache *cache, uint32_t block);
 
 /* Ends the step.  Returns how many blocks, of those below n_complete, are wanted and neither
- * held nor under way: the most chosen first.  Lent until the next call. ret_wanted  (k_cache)
- */
+ * held nor under way: the most chosen first.
+ *   ret_wanted  (k_cache) lent until the next call */
 uint32_t kv_block_cache_end(struct kv_block_cache *cache,
                             uint32_t n_complete,
                             const uint32_t **ret_wanted);

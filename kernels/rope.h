@@ -67,8 +67,8 @@ void kv_rope_turns_at(const double *frequencies,
                       float *ret_turns);
 
 /* Turns the first n_rot elements, an even number, of each head of x (n, n_heads, d), d >=
- * n_rot, in place. turns  (n_rot / 2, 2) for each of the n, turns_stride floats apart; 0: the
- * same for all */
+ * n_rot, in place.
+ *   turns  (n_rot / 2, 2) for each of the n, turns_stride floats apart; 0: the same for all */
 void kv_rope_turn(enum kv_rope_style style,
                   const float *turns,
                   size_t turns_stride,
