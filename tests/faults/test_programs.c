@@ -225,8 +225,9 @@ static void try_kvworker(const struct failure *failure)
     at = strstr(result.output, "\"token_ids\"");
     if (result.status != 0)
         return;
+    EXPECT(failure, at != NULL, "no tokens: %s", result.output);
     if (at == NULL)
-        at = "";
+        return;
     if (failure->nth == 0)
         memcpy(tokens, at, strcspn(at, "]"));
     EXPECT(failure, strncmp(at, tokens, strlen(tokens)) == 0, "other tokens: %s",
