@@ -2213,6 +2213,7 @@ static void puts_store_once(void **state)
     struct kv_wire_header headers[2];
     uint8_t body[64];
     uint32_t number = 0;
+    kv_status_t late;
     size_t bytes;
 
     (void)state;
@@ -2252,6 +2253,24 @@ static void puts_store_once(void **state)
         assert_int_equal(world.reply.status, i == 0 ? KV_OK : KV_CANCELLED);
         assert_false(was_stored());
     }
+
+    /* The same of data that is not taken, since the object is there: a number that has ended
+     * says nothing of the one that goes round to its place. */
+    number = 3000;
+    assert_int_equal(put_numbered(number, number), KV_OK);
+    headers[0] = numbered_put(number + 1, number + 1, body, &bytes);
+    send_message(channel, &headers[0], body, bytes);
+    step();
+    assert_int_equal(put_numbered(number + 2, number + 2), KV_OK);
+    send_bulk(channel, &headers[0], "x", 1);
+    for (unsigned j = 0; j < 10; j++)
+        step();
+    assert_int_equal(world.reply.request_id, headers[0].request_id);
+    late = (kv_status_t)world.reply.status;
+    assert_true(was_stored());
+    assert_int_equal(put_numbered(number + 1 + KV_WIRE_PUTS_MAX, number + 2), KV_OK);
+    assert_true(was_stored());
+    assert_int_equal(late, KV_CANCELLED);
 
     /* Numbers go around. */
     for (number = 0x7ffffff0; number != 0xfffffff0; number += 0x40000000)
