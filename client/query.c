@@ -435,7 +435,7 @@ heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
 
 /* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Else an output lies
  * between values, and a log-sum-exp is no larger than the largest product of such numbers can
- * make it. */
+ * make it.  A key with an infinite element makes it FLT_MAX (kernels/attend.h). */
 static struct fault outputs_fault(const struct kv_query_part *part,
                                   const struct unit_answer *unit)
 {
@@ -451,7 +451,7 @@ static struct fault outputs_fault(const struct kv_query_part *part,
         const bool has_none = lse == -INFINITY;
         const float most = has_none ? 0 : part->output_most;
 
-        if (!has_none && (is_empty || !(fabsf(lse) <= part->lse_most)))
+        if (!has_none && (is_empty || !(fabsf(lse) <= part->lse_most || lse == FLT_MAX)))
             return (struct fault){"log-sum-exp", (double)lse};
         for (uint32_t i = 0; i < part->d_v; i++)
             if (!(fabsf(output[i]) <= most))

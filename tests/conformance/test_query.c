@@ -22,6 +22,7 @@
 
 #include <cmocka.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1128,6 +1129,56 @@ static void attention_of_many_rows(void **state)
     close_side(&side);
 }
 
+/* Rows with an infinite key share the answer, as if there were no others: a log-sum-exp that no
+ * product of numbers makes, and right all the same. */
+static void keys_that_are_infinite(void **state)
+{
+    static const uint16_t infinite = 0x7c00;
+    const struct kv_layer_schema *layer = &models[HALVES].schema.layers[1];
+    const uint32_t n_tokens = 100, odd = 7;
+    const struct kv_rows box = {.n_layers = 2, .n_tokens = n_tokens};
+    static struct question question;
+    struct kv_session *session;
+    struct kv_found found;
+    struct side side;
+    struct kv_op *op;
+    uint8_t *row;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    make_box(kv_buffer_data(side.out), kv_session_schema(session), &box, 1);
+    row = (uint8_t *)kv_buffer_data(side.out) +
+          (layer->unit_begin * n_tokens + odd) * layer->row_bytes;
+    memcpy(row, &infinite, sizeof(infinite));
+    assert_int_equal(
+        kv_put_begin(session, &box, &(struct kv_rows_io){.buffer = side.out}, 0, &op), KV_OK);
+    expect(op, KV_OK, KV_OK, "put");
+
+    make_question(&question, 1, n_tokens, 1);
+    question.query.n_heads = 1;
+    question.query.answer = KV_ANSWER_ATTEND;
+    question.query.k = n_tokens;
+    for (uint32_t q = 0; q < question.query.n_queries; q++)
+        question.vectors[q * layer->d_k] = q == 1 ? -0.5f : 0.5f;
+    op = answered(&side, session, &question.query);
+    assert_int_equal(kv_op_found(op, 0, &found), KV_OK);
+    assert_int_equal(found.n_chosen, n_tokens);
+    for (uint32_t q = 0; q < question.query.n_queries; q++) {
+        if (q == 1) { /* to this vector it is the last of all */
+            assert_true(fabsf(found.lses[q]) < 1000);
+            continue;
+        }
+        assert_true(found.lses[q] == FLT_MAX);
+        for (uint32_t i = 0; i < layer->d_v; i++)
+            assert_true(found.outputs[q * layer->d_v + i] ==
+                        key_of(1, 1, 0, odd, layer->d_k + i));
+    }
+    kv_op_free(op);
+    close_session(session);
+    close_side(&side);
+}
+
 /* What is not chosen is estimated where there are summaries, and attended where not: near the
  * attention over all. */
 static void the_rest(void **state)
@@ -1879,6 +1930,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(held_blocks),
         cmocka_unit_test(attention_of_every_model_and_merge),
         cmocka_unit_test(attention_of_many_rows),
+        cmocka_unit_test(keys_that_are_infinite),
         cmocka_unit_test(attention_without_held_blocks),
         cmocka_unit_test(the_rest),
         cmocka_unit_test(chapters_by_cell),
