@@ -596,6 +596,15 @@ static kv_status_t check_answer(const struct kv_trip *trip,
     return KV_OK;
 }
 
+/* Whether a node may have had the operation for so long.  Its clock is another one: what it
+ * measures is near what passes here, and that is more than the operation was given where this
+ * process stood still, too. */
+static bool can_have_passed(const struct kv_op *op, uint64_t us)
+{
+    return us <= 2 * (op->deadline_us - op->begin_us) ||
+           us <= 2 * (kv_clock_now(op->client->clock) - op->begin_us);
+}
+
 /* The body's counts, and with them its size.  *ret_n_ids: of all units. */
 static kv_status_t check_counts(const struct kv_trip *trip,
                                 const uint8_t *body,
@@ -605,7 +614,6 @@ static kv_status_t check_counts(const struct kv_trip *trip,
 {
     const struct kv_wire_header *header = &trip->reply;
     const struct kv_query_part *part = &trip->op->query;
-    const uint64_t allowed_us = trip->op->deadline_us - trip->op->begin_us;
     uint32_t n_units = trip->header.n_units, n_ids = 0;
     size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
     struct kv_wire_answer times;
@@ -613,8 +621,7 @@ static kv_status_t check_counts(const struct kv_trip *trip,
     if (header->body_bytes < names_bytes(part, n_units, 0))
         return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
     memcpy(&times, body, sizeof(times));
-    /* Its clock is another one: what it measures is near what passes here. */
-    if ((uint64_t)times.waited_us + times.worked_us > 2 * allowed_us)
+    if (!can_have_passed(trip->op, (uint64_t)times.waited_us + times.worked_us))
         return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
                                (unsigned long long)times.waited_us + times.worked_us);
     for (uint32_t i = 0; i < n_units; i++) {

@@ -161,6 +161,7 @@ struct fake {
     bool is_mute;       /* lifecycle operations are carried out, and not answered */
     unsigned n_busy;    /* requests that are answered with KV_BUSY first */
     bool corrupts;      /* rows that go out have a wrong byte */
+    uint32_t stood_us;  /* queries are told that they waited for so long, and a little */
     enum lie lie;
     bool bulk_first;         /* queries: rows go before the body */
     bool no_bulk;            /* queries: rows of their own do not go at all */
@@ -774,7 +775,7 @@ static void answer_query(const struct seen *seen)
     size_t bytes;
 
     memset(&told, 0, sizeof(told));
-    told.times = (struct kv_wire_answer){.waited_us = 11, .worked_us = 22};
+    told.times = (struct kv_wire_answer){.waited_us = 11 + f.node.stood_us, .worked_us = 22};
     n_all = query_candidates(query, ranges);
     for (uint32_t i = 0; i < request->n_units; i++) {
         uint32_t n_ids = query->k < n_all ? query->k : n_all;
@@ -2752,6 +2753,19 @@ static void test_query_troubles(void **state)
     turn(0);
     for (size_t i = 4 << 20; i < 8 << 20; i++)
         assert_int_equal(f.memory[i], 0xee);
+    kv_op_free(op);
+
+    /* Both stood still for longer than the operation had: what the node measured is right. */
+    n = f.node.n_seen;
+    op = begin_query(&asked->query);
+    turn(0);
+    f.node.stood_us = 12000000;
+    f.clock.virtual_us += f.node.stood_us;
+    carry_out(&f.node.seen[n]);
+    f.node.stood_us = 0;
+    turn(0);
+    if (kv_op_status(op) != KV_OK)
+        fail_msg("%s", kv_op_detail(op));
     kv_op_free(op);
 
     /* Too late. */
