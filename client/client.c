@@ -262,6 +262,7 @@ static bool is_refused(const struct kv_remote *remote)
     case KV_UNREACHABLE:
     case KV_DEADLINE:
     case KV_BUSY:
+    case KV_NO_MEMORY:
     case KV_DRAINING:
         return false;
     default:

@@ -309,6 +309,7 @@ static void one_refuses(void **state)
         kv_status_t says, open;
     } cases[] = {
         {KV_DRAINING, KV_OK},
+        {KV_NO_MEMORY, KV_OK},
         {KV_VERSION, KV_VERSION},
         {KV_DENIED, KV_DENIED},
     };
