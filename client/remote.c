@@ -99,6 +99,11 @@ static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
     remote->memory_bytes = reply->memory_bytes;
     snprintf(remote->name, sizeof(remote->name), "%s", reply->node);
     snprintf(remote->transports, sizeof(remote->transports), "%s", reply->transports);
+}
+
+/* That it is this node.  Another one than before has none of the sessions. */
+static void keep_id(struct kv_remote *remote, const Kvpb__HelloReply *reply)
+{
     if (!remote->has_connected || memcmp(remote->node_id.bytes, reply->node_id.data, 16) != 0)
         remote->incarnation++;
     memcpy(remote->node_id.bytes, reply->node_id.data, 16);
@@ -130,7 +135,8 @@ void kv_remote_goodbye(struct kv_remote *remote)
 }
 
 /* Another entry of the list that leads to the same node; NULL: there is none. */
-static const struct kv_remote *twin_of(const struct kv_remote *remote)
+static const struct kv_remote *twin_of(const struct kv_remote *remote,
+                                       const Kvpb__HelloReply *reply)
 {
     const struct kv_client *client = remote->client;
 
@@ -138,7 +144,7 @@ static const struct kv_remote *twin_of(const struct kv_remote *remote)
         const struct kv_remote *other = &client->remotes[i];
 
         if (other != remote && other->state == KV_REMOTE_CONNECTED &&
-            memcmp(&other->node_id, &remote->node_id, sizeof(other->node_id)) == 0)
+            memcmp(other->node_id.bytes, reply->node_id.data, 16) == 0)
             return other;
     }
     return NULL;
@@ -200,7 +206,7 @@ static void hello_done(struct kv_call *call,
         return;
     }
     keep_facts(remote, reply);
-    twin = twin_of(remote);
+    twin = twin_of(remote, reply);
     if (twin != NULL) {
         kv_remote_goodbye(remote);
         snprintf(text, sizeof(text), "hello: twice in the list: it is node %.120s",
@@ -208,6 +214,7 @@ static void hello_done(struct kv_call *call,
         kv_remote_fail(remote, KV_INVALID, text);
         return;
     }
+    keep_id(remote, reply);
     status = make_lanes(remote, reply);
     if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
         remote->may_fall_back) {

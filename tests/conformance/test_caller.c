@@ -636,6 +636,43 @@ static void arguments_are_the_callers_again(void **state)
     close_side();
 }
 
+/* The nodes have the session, all of them; it is closed. */
+static void expect_there(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
+    finish(op, "length");
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+/* An address that leads to another node of the list for a while: it is refused, and the node
+ * that was there before is itself when it is there again, with its sessions. */
+static void an_address_leads_astray(void **state)
+{
+    struct kv_session *session;
+    char *address;
+    struct kv_op *op;
+
+    (void)state;
+    open_side();
+    session = open_poisoned(NO_TROUBLE);
+    address = side.client->remotes[0].address;
+    side.client->remotes[0].address = side.client->remotes[1].address;
+    lose(0);
+    assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, 0, 0, &op), KV_OK);
+    kv_wait(op);
+    side.client->remotes[0].address = address;
+    assert_int_equal(kv_op_status(op), KV_INVALID);
+    assert_non_null(strstr(kv_op_detail(op), "twice in the list"));
+    kv_op_free(op);
+
+    expect_there(session);
+    close_side();
+}
+
 /* A client is made of options that are overwritten before it is used. */
 static void options_are_the_callers_again(void **state)
 {
@@ -668,6 +705,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_node_falls_silent),
         cmocka_unit_test(a_node_does_not_connect),
         cmocka_unit_test(a_node_comes_back),
+        cmocka_unit_test(an_address_leads_astray),
         cmocka_unit_test(arguments_are_the_callers_again),
         cmocka_unit_test(options_are_the_callers_again),
         /* Last: the node stays gone. */
