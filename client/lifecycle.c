@@ -206,6 +206,20 @@ static bool is_refusal(kv_status_t status)
     return status > KV_DEADLINE && status < KV_OK;
 }
 
+/* The fork has ended before this node answered: all or nothing. */
+static void drop_child(const struct kv_call *call, const Kvpb__OpenReply *reply)
+{
+    Kvpb__ForkRequest *request =
+        kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
+    struct kv_id128 token;
+
+    if (request == NULL)
+        return;
+    memcpy(token.bytes, request->operation->child_token.data, sizeof(token.bytes));
+    kv_session_drop(call->remote, reply->child_index, &token);
+    kvpb__fork_request__free_unpacked(request, NULL);
+}
+
 static void stage_done(struct kv_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
@@ -216,8 +230,11 @@ static void stage_done(struct kv_call *call,
     struct kv_op *op = call->op;
     struct kv_session_node *node;
 
-    if (op == NULL)
+    if (op == NULL) {
+        if (status == KV_OK && call->id == KV_OP_FORK)
+            drop_child(call, reply);
         return;
+    }
     node = &op->session->nodes[remote->index];
     if (status == KV_OK && reply->generation != op->lifecycle.entry.generation + 1) {
         status = KV_STALE;

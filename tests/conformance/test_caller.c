@@ -648,6 +648,32 @@ static void expect_there(struct kv_session *session)
     kv_session_free(session);
 }
 
+/* A fork that is cancelled when the nodes have done it: nobody has the child, and no node keeps
+ * it until its lease ends. */
+static void a_fork_is_cancelled(void **state)
+{
+    struct kv_session *session;
+    struct kv_op *op;
+
+    (void)state;
+    open_side();
+    session = open_poisoned(NO_TROUBLE);
+    fault_add(side.transport,
+              &(struct fault_rule){FAULT_IN, FAULT_HOLD, KV_WIRE_REPLY, KV_OP_FORK, 0, 0});
+    assert_int_equal(kv_fork_begin(session, 0, 0, &op), KV_OK);
+    while (fault_held(side.transport) < N_NODES && kv_op_status(op) == KV_IN_PROGRESS)
+        kv_client_wait(side.client, 1000);
+    kv_cancel(op);
+    assert_int_equal(kv_op_status(op), KV_CANCELLED);
+    kv_op_free(op);
+    fault_clear(side.transport);
+    fault_release(side.transport);
+    assert_true(cluster_becomes(side.client, "status", "sessions", N_NODES));
+
+    expect_there(session);
+    close_side();
+}
+
 /* An address that leads to another node of the list for a while: it is refused, and the node
  * that was there before is itself when it is there again, with its sessions. */
 static void an_address_leads_astray(void **state)
@@ -706,6 +732,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_node_does_not_connect),
         cmocka_unit_test(a_node_comes_back),
         cmocka_unit_test(an_address_leads_astray),
+        cmocka_unit_test(a_fork_is_cancelled),
         cmocka_unit_test(arguments_are_the_callers_again),
         cmocka_unit_test(options_are_the_callers_again),
         /* Last: the node stays gone. */
