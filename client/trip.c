@@ -221,6 +221,20 @@ static uint64_t make_id(const struct kv_remote *remote, uint32_t slot)
     return id & ~KV_CONTROL_ID_BIT;
 }
 
+/* The node answers a little before the deadline, so that its answer (which rows are missing) is
+ * here in time. */
+static uint32_t node_deadline(const struct kv_client *client, const struct kv_op *op)
+{
+    uint64_t left = client->peer_timeout_us;
+    uint64_t margin;
+
+    if (op != NULL)
+        left = op->deadline_us > client->now_us ? op->deadline_us - client->now_us : 1;
+    margin = left / 16 < NODE_MARGIN_MAX_US ? left / 16 : NODE_MARGIN_MAX_US;
+    left -= margin;
+    return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
+}
+
 /* Tells the node that nobody waits for an answer; if that cannot be said now, it is not said.
  */
 static void send_cancel(struct kv_trip *trip)
@@ -244,7 +258,7 @@ static void send_cancel(struct kv_trip *trip)
         .tenant = client->tenant,
         .client_token = remote->client_token,
         .epoch = client->placement.epoch,
-        .deadline_us = (uint32_t)client->peer_timeout_us,
+        .deadline_us = node_deadline(client, NULL),
         .offset = trip->id,
     };
     kv_message_seal(&notice->header, NULL, 0);
@@ -252,20 +266,6 @@ static void send_cancel(struct kv_trip *trip)
     if (kv_channel_send(trip->lane->channel, &notice->header, sizeof(notice->header), NULL, 0,
                         notice_done, notice) != KV_IN_PROGRESS)
         notice->busy = false;
-}
-
-/* The node answers a little before the deadline, so that its answer (which rows are missing) is
- * here in time. */
-static uint32_t node_deadline(const struct kv_client *client, const struct kv_op *op)
-{
-    uint64_t left = client->peer_timeout_us;
-    uint64_t margin;
-
-    if (op != NULL)
-        left = op->deadline_us > client->now_us ? op->deadline_us - client->now_us : 1;
-    margin = left / 16 < NODE_MARGIN_MAX_US ? left / 16 : NODE_MARGIN_MAX_US;
-    left -= margin;
-    return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }
 
 static struct kv_send *free_send(struct kv_trip *trip, const struct kv_send *other)

@@ -1827,6 +1827,22 @@ static void test_silence(void **state)
     kv_op_free(op);
 }
 
+/* However long a client takes silence for life, its cancels are requests that a node takes. */
+static void test_patient(void **state)
+{
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_op *op;
+
+    (void)state;
+    f.client->peer_timeout_us = (UINT64_C(1) << 29) * 1000;
+    f.node.is_manual = true;
+    op = begin_read(&rows, 0);
+    turn(0);
+    kv_op_free(op);
+    turn(0);
+    assert_int_equal(f.node.n_cancels, 1);
+}
+
 /* A node that answers pings is slow, not dead. */
 static void test_slow(void **state)
 {
@@ -2913,6 +2929,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_forged_control, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_corrupt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_silence, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_patient, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_catch_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_lanes_share, set_up_many, tear_down),
