@@ -67,7 +67,7 @@ enum {
     KV_INLINE_WANTED = 32 << 10,  /* rows or object bytes up to this travel in the body */
     KV_OP_ROOM_KEPT = 64 << 10,   /* of an operation's room, for the next one in its place */
     KV_LIFECYCLE_LOG = 16,
-    KV_RECEIPTS_MAX = 64,
+    KV_RECEIPTS_MAX = 64, /* of a node: answers too large to come at once, on their way */
     KV_NOTICES = 64,
     KV_BULK_SLOWEST =
         16, /* bytes/us at which large data may move before it counts as silence */
@@ -194,6 +194,7 @@ struct kv_remote {
     struct kv_trip *ping;
     uint32_t n_trips;     /* not released */
     uint64_t bulk_moving; /* bytes of bulk data handed to the transport by those */
+    uint32_t n_receipts;  /* answers on their way */
     uint64_t requests, rows_in, rows_out, reconnects;
 };
 
@@ -835,7 +836,6 @@ struct kv_client {
     struct kv_errand *free_errands;
     uint32_t turn_node, turn_thread; /* the lane that may send next */
     struct kv_list receipts;
-    uint32_t n_receipts;
     struct kv_list control_messages; /* that the transport may hold, or that wait */
     struct kv_notice notices[KV_NOTICES];
 

@@ -26,7 +26,7 @@ static_assert((int)KV_NODES_MAX <= 1 << ID_REMOTE_BITS, "a node's number fits a 
 /* An answer that is too large to come with its header, on its way. */
 struct receipt {
     struct kv_list of_client;
-    struct kv_client *client;
+    struct kv_remote *remote;
     struct kv_wire_header header; /* as it came, unchecked */
     size_t bytes;
     uint8_t data[] __attribute__((aligned(16)));
@@ -468,16 +468,21 @@ static bool is_control(const struct kv_remote *remote, const struct kv_wire_head
            remote->control != NULL && remote->control->row == &kv_control_message_row;
 }
 
-/* Whether something waits for the answer that this header, unchecked, announces. */
-static bool is_awaited(struct kv_client *client, const struct kv_wire_header *header)
+/* The node whose answer this header, unchecked, announces; NULL: nothing waits for it. */
+static struct kv_remote *awaited_from(struct kv_client *client,
+                                      const struct kv_wire_header *header)
 {
-    const struct kv_remote *remote = remote_of(client, header->request_id);
+    struct kv_remote *remote = remote_of(client, header->request_id);
+    bool is_awaited;
 
     if (remote == NULL)
-        return false;
+        return NULL;
     if (header->request_id & KV_CONTROL_ID_BIT)
-        return is_control(remote, header) && kv_control_message_awaits(remote->control, header);
-    return is_from(remote, header) && find(client, header) != NULL;
+        is_awaited =
+            is_control(remote, header) && kv_control_message_awaits(remote->control, header);
+    else
+        is_awaited = is_from(remote, header) && find(client, header) != NULL;
+    return is_awaited ? remote : NULL;
 }
 
 static void trip_failed(struct kv_trip *trip, kv_status_t status, const char *text)
@@ -746,38 +751,39 @@ static void on_message(
 static void receipt_done(void *arg, kv_status_t status)
 {
     struct receipt *receipt = arg;
-    struct kv_client *client = receipt->client;
 
     kv_list_remove(&receipt->of_client);
-    client->n_receipts--;
+    receipt->remote->n_receipts--;
     if (status == KV_OK)
-        on_message(client, &receipt->header, sizeof(receipt->header), receipt->data,
-                   receipt->bytes);
+        on_message(receipt->remote->client, &receipt->header, sizeof(receipt->header),
+                   receipt->data, receipt->bytes);
     free(receipt);
 }
 
-/* An answer whose body is still with the node. */
-static void receive_reply(struct kv_client *client,
+/* An answer whose body is still with the node.  Each has places of its own for them: one that
+ * never sends what it has announced keeps no other from answering. */
+static void receive_reply(struct kv_remote *remote,
                           const struct kv_wire_header *header,
                           size_t bytes,
                           struct kv_incoming *incoming)
 {
+    struct kv_client *client = remote->client;
     struct kv_iov iov = {.bytes = bytes};
     struct receipt *receipt = NULL;
     kv_status_t status;
 
-    if (client->n_receipts < KV_RECEIPTS_MAX && bytes <= KV_WIRE_CONTROL_MAX)
+    if (remote->n_receipts < KV_RECEIPTS_MAX && bytes <= KV_WIRE_CONTROL_MAX)
         receipt = malloc(sizeof(*receipt) + bytes);
     if (receipt == NULL) {
         client->n_dropped++;
         kv_incoming_refuse(incoming);
         return;
     }
-    receipt->client = client;
+    receipt->remote = remote;
     receipt->header = *header;
     receipt->bytes = bytes;
     kv_list_append(&client->receipts, &receipt->of_client);
-    client->n_receipts++;
+    remote->n_receipts++;
     iov.base = receipt->data;
     status = kv_incoming_receive(incoming, &iov, 1, receipt_done, receipt);
     if (status != KV_IN_PROGRESS)
@@ -803,8 +809,8 @@ static void on_incoming(void *owner,
     }
     memcpy(&header, message, sizeof(header));
     if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REPLY &&
-        header.body_bytes == data_bytes && is_awaited(client, &header)) {
-        receive_reply(client, &header, data_bytes, incoming);
+        header.body_bytes == data_bytes && (remote = awaited_from(client, &header)) != NULL) {
+        receive_reply(remote, &header, data_bytes, incoming);
         return;
     }
     if (header.kind != KV_WIRE_BULK_REPLY ||

@@ -97,6 +97,13 @@ static void lose(uint32_t node)
     kv_poll(side.client);
 }
 
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
 /* ---- batches of objects ------------------------------------------------------------------ */
 
 struct batch {
@@ -267,6 +274,30 @@ static void a_node_comes_back(void **state)
     close_side();
 }
 
+/* A node that announces as many large answers as a client takes, and stops there: another one's
+ * still come. */
+static void a_node_hangs_amid_answers(void **state)
+{
+    struct kv_op *ops[KV_RECEIPTS_MAX], *op;
+
+    (void)state;
+    open_side();
+    fault_add(side.transport, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING, KV_WIRE_REPLY,
+                                                   KV_OP_PING, 0, 0});
+    for (unsigned i = 0; i < KV_RECEIPTS_MAX; i++)
+        assert_int_equal(kv_ping_begin(side.client, 1, i % 2, 0, OBJECT_BYTES, 0, &ops[i]),
+                         KV_OK);
+    while (fault_held(side.transport) < KV_RECEIPTS_MAX)
+        kv_client_wait(side.client, 1000);
+    fault_clear(side.transport);
+    assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, OBJECT_BYTES, 5000, &op), KV_OK);
+    finish(op, "ping");
+    fault_release(side.transport);
+    for (unsigned i = 0; i < KV_RECEIPTS_MAX; i++)
+        finish(ops[i], "ping");
+    close_side();
+}
+
 /* ---- what begin was given ---------------------------------------------------------------- */
 
 /* Whatever pointers and numbers were there are garbage now. */
@@ -287,13 +318,6 @@ static void prepare(enum trouble trouble)
         lose(i);
     if (trouble == ANSWERS_LOST)
         rule(FAULT_IN, KV_WIRE_REPLY, 0, 0, N_NODES);
-}
-
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
 }
 
 /* Halves of 1/8 to 1/4 and either sign: numbers, all of them. */
@@ -731,6 +755,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_node_falls_silent),
         cmocka_unit_test(a_node_does_not_connect),
         cmocka_unit_test(a_node_comes_back),
+        cmocka_unit_test(a_node_hangs_amid_answers),
         cmocka_unit_test(an_address_leads_astray),
         cmocka_unit_test(a_fork_is_cancelled),
         cmocka_unit_test(arguments_are_the_callers_again),
