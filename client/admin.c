@@ -106,11 +106,12 @@ static char *copy_text(char **text, const char *from)
     char *to = *text;
 
     memcpy(to, from, bytes);
+    kv_peer_name(to);
     *text += bytes;
     return to;
 }
 
-/* One block of memory: columns, cells, texts. */
+/* One block of memory: columns, cells, texts, which must not steer a terminal. */
 static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
 {
     size_t n_cells = reply->n_columns * reply->n_rows;

@@ -349,6 +349,9 @@ kv_status_t kv_peer_status(int32_t status);
 /* A peer's text, which must not steer a terminal; cut to fit. */
 void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes);
 
+/* The same of a name that is kept, in whatever language: control characters become '?'. */
+void kv_peer_name(char *name);
+
 /* Its operation has ended: tells the node, and releases it as soon as that is safe. */
 void kv_trip_abandon(struct kv_trip *trip);
 

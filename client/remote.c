@@ -99,6 +99,8 @@ static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
     remote->memory_bytes = reply->memory_bytes;
     snprintf(remote->name, sizeof(remote->name), "%s", reply->node);
     snprintf(remote->transports, sizeof(remote->transports), "%s", reply->transports);
+    kv_peer_name(remote->name);
+    kv_peer_name(remote->transports);
 }
 
 /* That it is this node.  Another one than before has none of the sessions. */

@@ -626,6 +626,15 @@ void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes
     to[bytes] = 0;
 }
 
+void kv_peer_name(char *name)
+{
+    for (uint8_t *at = (uint8_t *)name; at[0] != 0; at++)
+        if (at[0] < ' ' || at[0] == 0x7f)
+            at[0] = '?';
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f) /* U+0080 to U+009F */
+            at[0] = at[1] = '?';
+}
+
 static void
 on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char *body)
 {

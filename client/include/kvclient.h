@@ -527,7 +527,7 @@ struct kv_table {
 };
 
 /* A table about one node: "status", "sessions", "clients", "models", "ops", "stats" or "scrub".
- */
+ * Its texts hold no control characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,

@@ -6,7 +6,6 @@
 #include "json.h"
 #include "kvctl.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +56,7 @@ static bool counts_bytes(const char *name)
             strcmp(name + bytes - (sizeof(ending) - 1), ending) == 0);
 }
 
-/* The cell as it is shown.  What a client called itself must not steer a terminal. */
+/* The cell as it is shown. */
 static void format_cell(
     const struct kv_table *table, uint32_t row, uint32_t column, char *text, size_t text_bytes)
 {
@@ -67,9 +66,6 @@ static void format_cell(
 
     if (cell->text != NULL) {
         snprintf(text, text_bytes, "%s", cell->text);
-        for (char *at = text; *at != '\0'; at++)
-            if (iscntrl((unsigned char)*at))
-                *at = '?';
         return;
     }
     if (is_name_value(table) && column == 1 && cell_at(table, row, 0)->text != NULL)

@@ -122,6 +122,7 @@ enum lie {
     LIE_WRITERS_BACK,
     LIE_WRITERS_END,
     LIE_CELL_NAN,
+    LIE_CONTROLS, /* characters that would steer a terminal, in names */
     LIE_CELLS_FEW,
     LIE_STATUS,
     LIE_HELLO_VERSION,
@@ -263,6 +264,8 @@ static void hello(const struct kv_wire_header *request, const void *body)
         addresses[0].len = 0;
     if (f.node.lie == LIE_HELLO_CREDITS)
         reply.credits = 0;
+    if (f.node.lie == LIE_CONTROLS)
+        reply.node = reply.transports = (char *)"\x1b]0;fake\a";
     if (f.node.lie == LIE_HELLO_BULK)
         reply.bulk_bytes_max = (64 << 10) - 1;
     reply_control(request, &reply.base);
@@ -356,6 +359,10 @@ static void show_table(const struct kv_wire_header *request)
 
     cells[0].value_case = KVPB__CELL__VALUE_TEXT;
     cells[0].text = (char *)"uptime_s";
+    if (f.node.lie == LIE_CONTROLS) {
+        columns[1] = (char *)"val\x1b[2Jue";
+        cells[0].text = (char *)"up\ttime\xc2\x9b s \xc3\x9c\x7f";
+    }
     cells[1].value_case = KVPB__CELL__VALUE_NUMBER;
     cells[1].number = f.node.lie == LIE_CELL_NAN ? NAN : 7;
     row.n_cells = f.node.lie == LIE_CELLS_FEW ? 1 : 2;
@@ -2671,6 +2678,29 @@ static void test_hello_lies(void **state)
     kv_op_free(op);
 }
 
+/* Its names are shown to people, whose terminals they must not steer. */
+static void test_names(void **state)
+{
+    const struct kv_table *table;
+    struct kv_node_info info;
+    struct kv_op *op;
+
+    (void)state;
+    f.node.lie = LIE_CONTROLS;
+    kv_remote_fail(&f.client->remotes[0], KV_UNREACHABLE, "lost by the test");
+    kv_poll(f.client);
+    op = begin_control(KV_OP_TABLE);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    table = kv_op_table(op);
+    assert_string_equal(table->columns[0], "name");
+    assert_string_equal(table->columns[1], "val?[2Jue");
+    assert_string_equal(table->cells[0].text, "up?time?? s \xc3\x9c?");
+    kv_op_free(op);
+    kv_client_node(f.client, 0, &info);
+    assert_string_equal(info.name, "?]0;fake?");
+    assert_string_equal(info.transports, "?]0;fake?");
+}
+
 /* Answers with wrong bits anywhere: what is not refused is in its bounds, and nothing lands
  * where it should not. */
 static void test_query_noise(void **state)
@@ -2943,6 +2973,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_other_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_control_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hello_lies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_noise, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_troubles, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_index, set_up, tear_down),
