@@ -15,6 +15,7 @@ bool kv_objects_init(struct kv_objects *objects,
     objects->bytes = 0;
     objects->version = version;
     objects->first = objects->last = objects->looked = NULL;
+    objects->looked_begun = false;
     objects->health = health;
     objects->map = kv_map_create(secret);
     return objects->map != NULL;
@@ -122,8 +123,10 @@ bool kv_objects_remove(struct kv_objects *objects, const struct kv_id128 *key)
         object->next->prev = object->prev;
     else
         objects->last = object->prev;
-    if (objects->looked == object)
+    if (objects->looked == object) {
         objects->looked = object->next;
+        objects->looked_begun = false;
+    }
     objects->health->objects_bad -= kv_object_n_bad(object);
     if (object->pins == 0)
         object_free(objects, object);

@@ -43,6 +43,7 @@ struct kv_objects {
     uint64_t version;                      /* of the newest object */
     struct kv_stored_object *first, *last; /* the published ones, as they came */
     struct kv_stored_object *looked; /* the scrub is at it (scrub.h), NULL: behind the last */
+    bool looked_begun;               /* ... and has seen some of it */
     struct kv_health *health;
 };
 

@@ -25,8 +25,7 @@ struct kv_scrub {
     uint32_t part, serial, unit, block; /* the next segment */
     uint32_t codebook, step;            /* at one of its checks: see check_codebook() */
 
-    struct kv_stored_object *object; /* whose piece is under way, while it is looked at */
-    uint32_t piece, at, crc;         /* ... so far */
+    uint32_t piece, at, crc; /* of the object looked at, so far */
 };
 
 struct kv_scrub *kv_scrub_create(struct kv_data *data, uint64_t bytes_per_s)
@@ -266,7 +265,7 @@ static void next_part(struct kv_scrub *scrub)
     }
     scrub->progress.phase = KV_SCRUB_OBJECTS;
     scrub->data->objects.looked = scrub->data->objects.first;
-    scrub->object = NULL;
+    scrub->data->objects.looked_begun = false;
 }
 
 static uint64_t walk_rows(struct kv_scrub *scrub)
@@ -303,10 +302,10 @@ static uint64_t walk_objects(struct kv_scrub *scrub)
         scrub->progress.phase = KV_SCRUB_RESTS;
         return 0;
     }
-    if (scrub->object != object) {
-        scrub->object = object;
+    /* Another may have come to lie where one was that is gone. */
+    if (!objects->looked_begun)
         scrub->piece = scrub->at = 0;
-    }
+    objects->looked_begun = true;
     const struct kv_object_piece *piece = &object->pieces[scrub->piece];
     const uint32_t left = kv_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
     const uint32_t n = left < SLICE_BYTES ? left : SLICE_BYTES;
@@ -321,7 +320,7 @@ static uint64_t walk_objects(struct kv_scrub *scrub)
         scrub->at = 0;
         if (++scrub->piece == object->n_pieces) {
             objects->looked = object->next;
-            scrub->object = NULL;
+            objects->looked_begun = false;
         }
     }
     return n;

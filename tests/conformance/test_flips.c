@@ -1043,6 +1043,44 @@ static void round_of_flips(unsigned round)
     ask_some();
 }
 
+/* The object that the scrub is in the middle of goes, a smaller one comes to lie in its place,
+ * and what was between them in the list goes, too: the smaller one is looked at from its begin.
+ */
+static void objects_go_while_the_scrub_is_at_them(void **state)
+{
+    enum {
+        LARGE,
+        BEHIND,
+        SMALL
+    };
+    static const uint64_t sizes[] = {3 << 20, 1, 2};
+    const uint64_t begun = KV_WIRE_BULK_MAX * 3 / 2, ends = KV_WIRE_BULK_MAX * 5 / 2;
+    const struct kv_stored_object *large;
+    struct kv_scrub_progress progress;
+
+    (void)state;
+    open_node();
+    memcpy(it.object_bytes, sizes, sizeof(sizes));
+    assert_int_equal(object(KV_OBJECT_PUT, LARGE), KV_OK);
+    assert_int_equal(object(KV_OBJECT_PUT, BEHIND), KV_OK);
+    large = object_at(LARGE);
+    do {
+        step(STEP_US);
+        kv_scrub_progress(data()->scrub, &progress);
+    } while (data()->objects.looked != large || progress.pass_bytes < begun ||
+             progress.pass_bytes > ends);
+
+    assert_int_equal(object(KV_OBJECT_DELETE, LARGE), KV_OK);
+    assert_int_equal(object(KV_OBJECT_PUT, SMALL), KV_OK);
+    assert_ptr_equal(object_at(SMALL), large);
+    assert_int_equal(object(KV_OBJECT_DELETE, BEHIND), KV_OK);
+    assert_ptr_equal(data()->objects.looked, large);
+    scrub();
+    assert_int_equal(data()->heap.health.objects_bad, 0);
+    assert_int_equal(object(KV_OBJECT_GET, SMALL), KV_OK);
+    close_node();
+}
+
 static unsigned long n_wanted = FLIPS, seed = 1;
 
 static void flips_enter_no_answer(void **state)
@@ -1075,7 +1113,10 @@ static void flips_enter_no_answer(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(flips_enter_no_answer)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(flips_enter_no_answer),
+        cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
+    };
 
     if (argc > 1)
         n_wanted = strtoul(argv[1], NULL, 10);
