@@ -136,6 +136,39 @@ static void body_put(struct kv_work *work, uint8_t *body)
     kv_pool_put(work->data->bodies, body);
 }
 
+static uint32_t n_left(const struct kv_pool *pool)
+{
+    return kv_pool_size(pool) - kv_pool_lent(pool);
+}
+
+/* `kept` are for others. */
+static uint8_t *staging_get(struct kv_work *work, uint32_t kept)
+{
+    uint8_t *staging = NULL;
+
+    if (work->peer->n_stagings < KV_STAGINGS_PEER && n_left(work->data->stagings) > kept)
+        staging = kv_pool_get(work->data->stagings);
+    work->peer->n_stagings += staging != NULL;
+    return staging;
+}
+
+/* Gives the staging buffer back, to whoever waits for one. */
+static void staging_put(struct kv_work *work)
+{
+    if (work->staging == NULL)
+        return;
+    work->peer->n_stagings--;
+    kv_pool_put(work->data->stagings, work->staging);
+    work->staging = NULL;
+    for (struct kv_work *next = work->data->unstaged.first; next != NULL; next = next->next) {
+        next->staging = staging_get(next, 0);
+        if (next->staging != NULL) {
+            kv_work_queue(next);
+            return;
+        }
+    }
+}
+
 static void work_end(struct kv_work *work)
 {
     struct kv_data *data = work->data;
@@ -152,12 +185,7 @@ static void work_end(struct kv_work *work)
         kv_object_unpin(&data->objects, work->object);
     body_put(work, work->body_slot);
     body_put(work, work->answer_slot);
-    if (work->staging != NULL && data->unstaged.first != NULL) {
-        data->unstaged.first->staging = work->staging;
-        kv_work_queue(data->unstaged.first);
-    } else if (work->staging != NULL) {
-        kv_pool_put(data->stagings, work->staging);
-    }
+    staging_put(work);
 
     *work->peer_link = work->peer_next;
     if (work->peer_next != NULL)
@@ -174,11 +202,6 @@ static void work_end(struct kv_work *work)
     kv_pool_put(data->works, work);
     atomic_store_explicit(&data->stats.in_flight, kv_pool_lent(data->works),
                           memory_order_relaxed);
-}
-
-static uint32_t n_left(const struct kv_pool *pool)
-{
-    return kv_pool_size(pool) - kv_pool_lent(pool);
 }
 
 /* `kept` are for others. */
@@ -252,14 +275,13 @@ void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
 
 bool kv_work_stage_bulk(struct kv_work *work)
 {
-    if (n_left(work->data->stagings) > KV_STAGINGS_KEPT)
-        work->staging = kv_pool_get(work->data->stagings);
+    work->staging = staging_get(work, KV_STAGINGS_KEPT);
     return work->staging != NULL;
 }
 
 bool kv_work_stage(struct kv_work *work)
 {
-    work->staging = kv_pool_get(work->data->stagings);
+    work->staging = staging_get(work, 0);
     if (work->staging == NULL)
         append_work(&work->data->unstaged, work);
     return work->staging != NULL;

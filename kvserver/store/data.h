@@ -36,12 +36,13 @@ enum {
     KV_BODIES = 192,     /* bodies and answers of more than KV_MIDDLE_BYTES */
     KV_BODIES_KEPT = 64, /* of them, for requests that wait neither for rows nor for data */
     KV_BODIES_PUTS = 64, /* besides, for those that wait for data: others wait for their rows */
-    KV_BODIES_PEER = 128, /* that one client may hold */
-    KV_STAGINGS = 32,     /* requests with a staging buffer */
-    KV_STAGINGS_KEPT = 8, /* of them, for answers */
-    KV_RECEIPTS = 32,     /* requests whose body is on its way, besides */
-    KV_RECEIPTS_PEER = 8, /* of them, of one client */
-    KV_NOTES = 4,         /* replies on their way to one client that no work stands behind */
+    KV_BODIES_PEER = 128,  /* that one client may hold */
+    KV_STAGINGS = 32,      /* requests with a staging buffer */
+    KV_STAGINGS_KEPT = 8,  /* of them, for answers */
+    KV_STAGINGS_PEER = 16, /* that one client may hold */
+    KV_RECEIPTS = 32,      /* requests whose body is on its way, besides */
+    KV_RECEIPTS_PEER = 8,  /* of them, of one client */
+    KV_NOTES = 4,          /* replies on their way to one client that no work stands behind */
     KV_NOTE_BYTES = 96,
     KV_SMALL_BYTES = 512,
     KV_MIDDLE_BYTES = 4096,     /* of a body that every work has room for, besides */
@@ -140,7 +141,7 @@ struct kv_peer {
     uint32_t puts_settled;                     /* object_puts below have ended for the client */
     uint64_t puts_done[KV_WIRE_PUTS_MAX / 64]; /* from there on, which have been stored */
     struct kv_work *works;                     /* all of its works */
-    uint32_t n_works, n_bodies, n_receipts, n_notes;
+    uint32_t n_works, n_bodies, n_stagings, n_receipts, n_notes;
     uint64_t heard_us; /* a message came, or data landed */
     uint64_t due_us;   /* before, no work of it has to be looked at */
     struct kv_note notes[KV_NOTES];
@@ -257,12 +258,12 @@ struct kv_data {
     struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_pool *middles; /* one for each work, under its number */
     struct kv_work_queue queues[KV_CLASS_COUNT];
-    struct kv_work_queue
-        unstaged; /* need a staging buffer: the next that comes back is the first's */
-    struct kv_ring *commands;   /* from control */
-    struct kv_command *command; /* under way, in slices */
-    struct kv_ring *answers;    /* to control, shared by all data threads */
-    bool answers_due;           /* something went into `answers` since the driver last looked */
+    struct kv_work_queue unstaged; /* need a staging buffer: the next that comes back is the
+                                    * first's that may have it */
+    struct kv_ring *commands;      /* from control */
+    struct kv_command *command;    /* under way, in slices */
+    struct kv_ring *answers;       /* to control, shared by all data threads */
+    bool answers_due; /* something went into `answers` since the driver last looked */
     _Atomic bool draining;
     uint64_t timers_us;       /* next look at deadlines */
     _Atomic uint64_t seen_us; /* when it last looked: /health is about that */
@@ -319,10 +320,12 @@ void kv_work_queue(struct kv_work *work); /* state QUEUED */
 void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue);
 void kv_work_await_bulk(struct kv_work *work, bool discard); /* state AWAIT_BULK */
 
-/* Takes a staging buffer for data that is still to come; false: there is none for that. */
+/* Takes a staging buffer for data that is still to come; false: there is none for that, or the
+ * client has enough. */
 bool kv_work_stage_bulk(struct kv_work *work);
 
-/* Takes a staging buffer.  false: there is none, and the work is queued again with one. */
+/* Takes a staging buffer.  false: there is none, or the client has enough, and the work is
+ * queued again with one. */
 bool kv_work_stage(struct kv_work *work);
 
 /* Ends the work with an error and a text; for a request whose bulk is still to come, when that

@@ -2882,6 +2882,66 @@ static void requests_that_hang(void **state)
     good_requests_work();
 }
 
+/* A client that takes none of its answers, or sends none of its data, holds some of the buffers
+ * for them: others have theirs. */
+static void buffers_are_shared_out(void **state)
+{
+    enum {
+        N_ROWS = 300
+    }; /* of two units: more than goes with an answer */
+    const uint32_t thread = thread_of_unit(0, 0);
+    struct kv_data *data = &world.node->data[thread];
+    struct kv_wire_unit units[2];
+    struct kv_wire_header header;
+    static struct put put;
+    struct identity before;
+
+    (void)state;
+    open_session();
+    assert_int_equal(some_units(thread, 2, 0, units), 2);
+    for (unsigned i = 0; i < 2; i++)
+        fill_unit(&units[i], ROW_BYTES, 0, N_ROWS);
+    before = another(0);
+    data->peers[world.me.index].credits = KV_STAGINGS + 8;
+
+    fault_add(world.faulty, &(struct fault_rule){FAULT_OUT, FAULT_HOLD, KV_WIRE_BULK_REPLY,
+                                                 KV_OP_READ, 0, 0});
+    for (unsigned i = 0; i < KV_STAGINGS + 8; i++) {
+        header = rows_request(KV_OP_READ, 0, N_ROWS);
+        header.n_units = 2;
+        send_message(world.data[thread], &header, units, sizeof(units));
+    }
+    for (unsigned i = 0; i < 200; i++)
+        step();
+    fault_clear(world.faulty);
+    header = rows_request(KV_OP_READ, 0, N_ROWS);
+    header.client_index = before.index;
+    header.client_token = before.token;
+    header.n_units = 2;
+    send_message(world.data[thread], &header, units, sizeof(units));
+    assert_int_equal(answer_within(header.request_id, 500000), KV_OK);
+    assert_int_equal(fault_held(world.faulty), KV_STAGINGS_PEER);
+    assert_int_equal(data->peers[world.me.index].n_works, KV_STAGINGS + 8);
+    fault_release(world.faulty);
+    for (unsigned i = 0; i < 1000; i++)
+        step();
+    assert_int_equal(data->peers[world.me.index].n_works, 0);
+    assert_int_equal(kv_pool_lent(data->stagings), 0);
+
+    /* Over rows that are there, and on. */
+    for (unsigned i = 0; i < KV_STAGINGS; i++)
+        send_put(&put, N_ROWS - 5, 10, 0, true);
+    assert_int_equal(kv_pool_lent(data->stagings), KV_STAGINGS_PEER);
+    world.me = before;
+    send_put(&put, N_ROWS - 5, 10, 0, true);
+    send_rows(&put);
+    assert_int_equal(world.reply.request_id, put.header.request_id);
+    assert_int_equal(world.reply.status, KV_OK);
+    settle();
+    close_session();
+    good_requests_work();
+}
+
 /* ---- running ----------------------------------------------------------------------------- */
 
 static int open_world(void **state)
@@ -3013,7 +3073,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest waiting[] = {
         cmocka_unit_test(beyond_the_credits),    cmocka_unit_test(deadlines_have_a_most),
         cmocka_unit_test(a_transfer_that_hangs), cmocka_unit_test(a_client_that_hangs),
-        cmocka_unit_test(requests_that_hang),
+        cmocka_unit_test(requests_that_hang),    cmocka_unit_test(buffers_are_shared_out),
     };
 
     if (argc > 1)
