@@ -577,7 +577,7 @@ static void cancel(struct kv_peer *peer, const struct kv_wire_header *header)
     if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
         target->state == KV_WORK_AWAIT_BULK)
         work_end(target);
-    else if (target->state == KV_WORK_RECEIVING)
+    else if (target->state == KV_WORK_RECEIVING && !target->orphan)
         work_give_up(target);
 }
 

@@ -2882,6 +2882,36 @@ static void requests_that_hang(void **state)
     good_requests_work();
 }
 
+/* One that cancels over and over what hangs is silent in the middle of a transfer all the same.
+ */
+static void cancels_put_nothing_off(void **state)
+{
+    uint64_t n_stuck = COUNTED(stuck_clients), id;
+    uint32_t index = world.me.index;
+
+    (void)state;
+    open_session();
+    put_rows(0, FIRST_ROWS, 1);
+    fault_add(world.faulty, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING,
+                                                 KV_WIRE_BULK_REQUEST, KV_OP_PUT, 0, 1});
+    id = begin_put(FIRST_ROWS, HANGING_ROWS, 2, UINT32_MAX);
+    for (unsigned i = 0; i < 15; i++) {
+        struct kv_wire_header header = request_of(KV_OP_CANCEL);
+
+        header.offset = id;
+        send_message(world.data[thread_of_unit(0, 0)], &header, NULL, 0);
+        assert_int_equal(answer_within(id, 1000000), KV_IN_PROGRESS);
+    }
+    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    say_hello();
+    fault_release(world.faulty);
+    fault_clear(world.faulty);
+    settle();
+    assert_int_equal(world.node->data[thread_of_unit(0, 0)].peers[index].state, KV_PEER_FREE);
+    close_session();
+    good_requests_work();
+}
+
 /* A client that takes none of its answers, or sends none of its data, holds some of the buffers
  * for them: others have theirs. */
 static void buffers_are_shared_out(void **state)
@@ -3071,9 +3101,10 @@ int main(int argc, char **argv)
     };
     /* In a node of their own, whose places no stranger has taken. */
     const struct CMUnitTest waiting[] = {
-        cmocka_unit_test(beyond_the_credits),    cmocka_unit_test(deadlines_have_a_most),
-        cmocka_unit_test(a_transfer_that_hangs), cmocka_unit_test(a_client_that_hangs),
-        cmocka_unit_test(requests_that_hang),    cmocka_unit_test(buffers_are_shared_out),
+        cmocka_unit_test(beyond_the_credits),     cmocka_unit_test(deadlines_have_a_most),
+        cmocka_unit_test(a_transfer_that_hangs),  cmocka_unit_test(a_client_that_hangs),
+        cmocka_unit_test(requests_that_hang),     cmocka_unit_test(cancels_put_nothing_off),
+        cmocka_unit_test(buffers_are_shared_out),
     };
 
     if (argc > 1)
