@@ -139,6 +139,14 @@ static const char *text_of(const struct kv_table *table, const char *name)
     return NULL;
 }
 
+/* A number of bytes that the node tells; 0: it is none. */
+static uint64_t bytes_of(const struct kv_table *status, const char *column)
+{
+    double value = value_of(status, column, 0);
+
+    return value >= 0 && value < 0x1p63 ? (uint64_t)value : 0;
+}
+
 static void check_version(struct kvctl_doctor *doctor, const struct kv_table *status)
 {
     double wire = value_of(status, "wire_version", 0);
@@ -152,17 +160,18 @@ static void check_version(struct kvctl_doctor *doctor, const struct kv_table *st
 
 static void check_fill(struct kvctl_doctor *doctor, const struct kv_table *status)
 {
-    double total = value_of(status, "memory_bytes", 0);
-    double lent = value_of(status, "memory_lent_bytes", 0);
+    uint64_t total = bytes_of(status, "memory_bytes");
+    uint64_t lent = bytes_of(status, "memory_lent_bytes");
+    bool is_full = lent > total - total / 10;
     const char *state = text_of(status, "state");
     char total_text[16], lent_text[16];
 
-    kv_config_format_size((uint64_t)total, total_text, sizeof(total_text));
-    kv_config_format_size((uint64_t)lent, lent_text, sizeof(lent_text));
-    kvctl_doctor_tell(doctor, lent > 0.9 * total ? KVCTL_WARN : KVCTL_OK, "store",
-                      lent > 0.9 * total ? "puts may soon be refused: close sessions, delete "
-                                           "objects, or give it more --memory"
-                                         : NULL,
+    kv_config_format_size(total, total_text, sizeof(total_text));
+    kv_config_format_size(lent, lent_text, sizeof(lent_text));
+    kvctl_doctor_tell(doctor, is_full ? KVCTL_WARN : KVCTL_OK, "store",
+                      is_full ? "puts may soon be refused: close sessions, delete "
+                                "objects, or give it more --memory"
+                              : NULL,
                       "%s of %s in use", lent_text, total_text);
     if (state != NULL && strcmp(state, "draining") == 0)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "state", "it is about to stop", "draining");
