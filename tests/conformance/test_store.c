@@ -1353,10 +1353,21 @@ static void models_that_nobody_uses_make_room(void **state)
     cluster_close(&own);
 }
 
+static void count_record(
+    void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    (void)key;
+    (void)key_bytes;
+    (void)value;
+    (void)value_bytes;
+    ++*(unsigned *)arg;
+}
+
 /* What is on the disk is what the table has; after a restart nobody uses it. */
 static void models_outlive_a_restart(void **state)
 {
     struct kv_model_info model;
+    unsigned n_records = 0;
     struct cluster own;
     struct side side;
 
@@ -1371,6 +1382,8 @@ static void models_outlive_a_restart(void **state)
     }
     close_side(&side);
     cluster_end(&own, 0);
+    own.disks[0]->row->scan(own.disks[0], "model/", 6, count_record, &n_records);
+    assert_int_equal(n_records, 256);
     cluster_start(&own, 0);
     open_side_as(&side, &own, NULL);
     assert_int_equal(cluster_number(side.client, 0, "status", "models"), 256);

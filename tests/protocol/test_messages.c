@@ -32,6 +32,7 @@
 enum {
     N_THREADS = 2,
     CREDITS = 16,
+    CLIENTS_MAX = 16,
     MESSAGES = 200000,
     BATCH = 64,
     MEMORY_BYTES = 64 << 20,
@@ -299,7 +300,7 @@ static void leave(const struct identity *before)
     world.me = *before;
 }
 
-static void make_model(void)
+static void make_model_of(const struct kv_id128 *fingerprint)
 {
     Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
@@ -310,10 +311,15 @@ static void make_model(void)
     layer.n_kv_heads = N_HEADS;
     layer.d_k = layer.d_v = ROW_BYTES / 4;
     request.name = "model";
-    request.fingerprint = binary(&world.fingerprint);
+    request.fingerprint = binary(fingerprint);
     request.n_layers = N_LAYERS;
     request.layers = layers;
     ask_control(KV_OP_MODEL, &request.base);
+}
+
+static void make_model(void)
+{
+    make_model_of(&world.fingerprint);
 }
 
 /* Opens a session of the model and takes note of it. */
@@ -2762,6 +2768,49 @@ static void beyond_the_credits(void **state)
     good_requests_work();
 }
 
+/* However many clients come, each of their credits has a work, and none has too few. */
+static void credits_are_as_many_as_works(void **state)
+{
+    const struct kv_node_config config = {
+        .name = "crowded",
+        .memory_bytes = MEMORY_BYTES,
+        .n_threads = 1,
+        .clients_max = 64,
+        .credits = KV_CREDITS_MAX,
+        .clock = &world.clock,
+        .transport = world.transport,
+        .disk = world.disk,
+    };
+    uint32_t sum = 0;
+    struct kv_node *node;
+    char detail[256];
+
+    (void)state;
+    if (kv_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    for (uint32_t i = 0; i < config.clients_max; i++) {
+        const uint32_t credits = kv_client_grant(node);
+
+        assert_in_range(credits, KV_CREDITS_SURE, KV_CREDITS_MAX);
+        sum += credits;
+    }
+    assert_int_equal(sum, kv_pool_size(node->data[0].works));
+    kv_node_destroy(node);
+}
+
+/* What a client was granted is another's when it has gone. */
+static void credits_come_back(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2 * CLIENTS_MAX; i++) {
+        const struct identity before = another(0); /* which is granted as many as any */
+
+        leave(&before);
+        settle();
+    }
+    good_requests_work();
+}
+
 static void deadlines_have_a_most(void **state)
 {
     const struct kv_wire_unit unit = {0, 0, 0};
@@ -3001,7 +3050,7 @@ static int open_world(void **state)
         .memory_bytes = MEMORY_BYTES,
         .n_threads = N_THREADS,
         .sessions_max = 64,
-        .clients_max = 16,
+        .clients_max = CLIENTS_MAX,
         .credits = CREDITS,
         .client_lease_ms = 1000000000,
         .seed = seed | 1,
@@ -3072,6 +3121,34 @@ static void sizes_of_rows_are_bounded(void **state)
     assert_int_equal(try_control(KV_OP_MODEL, &request.base), KV_OK);
 }
 
+/* Of the models that no session uses, the one that was used longest ago makes room. */
+static void models_used_lately_stay(void **state)
+{
+    struct kv_id128 models[KV_MODELS_MAX + 1];
+    unsigned n = KV_MODELS_MAX;
+
+    (void)state;
+    kv_random_fill(&world.random, models, sizeof(models));
+    for (unsigned i = 0; i < world.node->n_models; i++)
+        n -= world.node->models[i]->n_sessions > 0;
+    assert_in_range(n, 4, KV_MODELS_MAX);
+    for (unsigned i = 0; i < n; i++)
+        make_model_of(&models[i]);
+    make_model_of(&models[0]); /* once more */
+    open_session_of(&models[1]);
+    close_session();
+    make_model_of(&models[n]);
+    assert_int_equal(try_open(&models[2]), KV_NOT_FOUND);
+    for (unsigned i = 0; i <= n; i++) {
+        if (i == 2)
+            continue;
+        open_session_of(&models[i]);
+        close_session();
+    }
+    make_model();
+    good_requests_work();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -3083,6 +3160,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(objects_are_their_tenants),
         cmocka_unit_test(sessions_are_their_tenants),
         cmocka_unit_test(sizes_of_rows_are_bounded),
+        cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),
@@ -3101,10 +3179,15 @@ int main(int argc, char **argv)
     };
     /* In a node of their own, whose places no stranger has taken. */
     const struct CMUnitTest waiting[] = {
-        cmocka_unit_test(beyond_the_credits),     cmocka_unit_test(deadlines_have_a_most),
-        cmocka_unit_test(a_transfer_that_hangs),  cmocka_unit_test(a_client_that_hangs),
-        cmocka_unit_test(requests_that_hang),     cmocka_unit_test(cancels_put_nothing_off),
+        cmocka_unit_test(beyond_the_credits),
+        cmocka_unit_test(deadlines_have_a_most),
+        cmocka_unit_test(a_transfer_that_hangs),
+        cmocka_unit_test(a_client_that_hangs),
+        cmocka_unit_test(requests_that_hang),
+        cmocka_unit_test(cancels_put_nothing_off),
         cmocka_unit_test(buffers_are_shared_out),
+        cmocka_unit_test(credits_are_as_many_as_works),
+        cmocka_unit_test(credits_come_back),
     };
 
     if (argc > 1)

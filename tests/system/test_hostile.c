@@ -17,7 +17,8 @@ enum {
     RANDOM_BYTES_MAX = 8192,
     N_SLOW = 80,
     N_CROWD = 1000,
-    CROWD_MS = 10000, /* new clients get in, beside it */
+    N_PLACES = 2 * 256 + 256, /* of the control port, with --clients as it is by itself */
+    CROWD_MS = 10000,         /* new clients get in, beside it */
     N_DRIPS = 120,
     DRIPS_US = 6000000,
     DRIP_EVERY_US = 100000,
@@ -25,7 +26,7 @@ enum {
     N_RESETTERS = 8,
     RESETS_EACH = 20000,
     RESETS_PER_SEND = 100,
-    RESETS_US = 5000000, /* at most */
+    RESETS_US = PROCESS_PATIENCE_MS * 1000,
     N_TOKENS = 100,
 };
 /* The node's memory, which it touches ahead of use and in its own time, and something for the
@@ -194,6 +195,21 @@ static void at_the_data_ports(void **state)
     end_scene(&scene);
 }
 
+/* Whether the node has closed it; what it has sent before is of no interest. */
+static bool is_closed(void *arg)
+{
+    const int *fd = arg;
+    char bytes[4096];
+    ssize_t n;
+
+    if (*fd < 0)
+        return true;
+    do
+        n = recv(*fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+    while (n > 0);
+    return n == 0 || errno != EAGAIN;
+}
+
 /* They send a byte and no more. */
 static void slow_ones(void **state)
 {
@@ -210,9 +226,11 @@ static void slow_ones(void **state)
             (void)!send(fds[i], i % 2 == 0 ? "P" : "G", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     still_serves(&scene);
-    /* Their time on both ports ends while they are still there. */
     assert_true(process_until(is_healthy, scene.node.metrics, PROCESS_PATIENCE_MS));
     assert_true(process_until(takes_clients, scene.node.control, PROCESS_PATIENCE_MS));
+    /* Their time on both ports ends while they are still there. */
+    for (unsigned i = 0; i < 2 * N_SLOW; i++)
+        assert_true(process_until(is_closed, &fds[i], PROCESS_PATIENCE_MS));
     for (unsigned i = 0; i < 2 * N_SLOW; i++)
         if (fds[i] >= 0)
             close(fds[i]);
@@ -227,6 +245,7 @@ static void a_crowd(void **state)
 {
     static const char greeting[] = PREFACE SETTINGS;
     int fds[N_CROWD];
+    unsigned n_open = 0;
     struct rlimit limit;
     struct scene scene;
 
@@ -241,6 +260,10 @@ static void a_crowd(void **state)
             (void)!send(fds[i], greeting, sizeof(greeting) - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     assert_true(process_until(takes_clients, scene.node.control, CROWD_MS));
+    /* One address has half of the places at most. */
+    for (unsigned i = 0; i < N_CROWD; i++)
+        n_open += !is_closed(&fds[i]);
+    assert_true(n_open <= N_PLACES / 2);
     still_serves(&scene);
     assert_int_equal(system_number(scene.client, 0, "stats", "clients_gone"), 0);
     for (unsigned i = 0; i < N_CROWD; i++)
@@ -387,6 +410,7 @@ static bool reset_on(struct resetter *resetter)
 static void rapid_resets(void **state)
 {
     struct resetter *resetters = calloc(N_RESETTERS, sizeof(*resetters));
+    const int small_buffer = 16 << 10;
     unsigned n_open = N_RESETTERS, n_sent = 0, n_late = 0;
     uint64_t begin_us, most = 0;
     struct scene scene;
@@ -398,6 +422,8 @@ static void rapid_resets(void **state)
         resetters[i].fd = process_connect(scene.node.control);
         resetters[i].stream = 1;
         assert_true(resetters[i].fd >= 0);
+        /* What the node does not take stays unsent. */
+        setsockopt(resetters[i].fd, SOL_SOCKET, SO_SNDBUF, &small_buffer, sizeof(small_buffer));
         assert_true(send(resetters[i].fd, PREFACE SETTINGS, sizeof(PREFACE SETTINGS) - 1,
                          MSG_NOSIGNAL) > 0);
     }
@@ -425,6 +451,8 @@ static void rapid_resets(void **state)
     }
     print_message("%u calls begun and taken back: resident %+.1f MB at most\n", n_sent,
                   ((double)most - (double)scene.rss) / 1e6);
+    assert_int_equal(n_open, 0); /* each was shut out, before it had sent all */
+    assert_true(n_sent < N_RESETTERS * RESETS_EACH);
     assert_true(most < scene.rss + RSS_GROWTH);
     assert_int_equal(n_late, 0);
     free(resetters);

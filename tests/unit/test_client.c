@@ -1369,6 +1369,24 @@ static void test_late_answer(void **state)
     kv_op_free(op);
 }
 
+/* No node is asked to keep a request for longer than any may. */
+static void test_longest_deadline(void **state)
+{
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows_io io = {.buffer = f.buffer};
+    struct kv_op *op;
+
+    (void)state;
+    put(&rows);
+    f.node.is_manual = true;
+    assert_int_equal(kv_read_begin(f.session, &rows, &io, UINT32_MAX, &op), KV_OK);
+    turn(0);
+    assert_int_equal(f.node.n_seen, 2);
+    assert_in_range(f.node.seen[1].header.deadline_us, KV_WIRE_DEADLINE_MAX_US / 2,
+                    KV_WIRE_DEADLINE_MAX_US);
+    kv_op_free(op);
+}
+
 /* A put that was given up holds its buffer while the node may still take the data. */
 static void test_quarantine(void **state)
 {
@@ -2950,6 +2968,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_small, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_arguments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_late_answer, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_longest_deadline, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_busy, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resend, set_up, tear_down),

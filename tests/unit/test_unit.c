@@ -329,6 +329,27 @@ static void pieces_are_joined(void **state)
     kv_arena_destroy(arena);
 }
 
+/* More sizes of rows than there are exact classes, one after the other: each finds one. */
+static void cleared_units_leave_their_class(void **state)
+{
+    struct kv_arena *arena = kv_arena_create(16 << 20);
+    struct kv_heap heap;
+
+    (void)state;
+    assert_true(kv_heap_init(&heap, arena));
+    for (uint32_t i = 0; i < 2 * KV_ARENA_EXACT_MAX; i++) {
+        const uint32_t row_bytes = 8 * (2 * i + 33); /* a segment of no rounded size */
+        struct kv_unit unit;
+
+        assert_int_equal(kv_unit_init(&unit, &heap, 0, 0, row_bytes), KV_OK);
+        assert_int_equal(kv_arena_class_bytes(arena, unit.row_class),
+                         row_bytes * KV_BLOCK_TOKENS);
+        kv_unit_clear(&unit, &heap);
+    }
+    kv_heap_fini(&heap);
+    kv_arena_destroy(arena);
+}
+
 /* Fails unless nothing changes: a copy of the last segment would not get the rows that are
  * landing in it. */
 static void expect_busy(struct kv_unit *unit, struct kv_heap *heap, uint32_t end)
@@ -388,6 +409,7 @@ int main(void)
         cmocka_unit_test(random_operations),
         cmocka_unit_test(refuses_whole),
         cmocka_unit_test(pieces_are_joined),
+        cmocka_unit_test(cleared_units_leave_their_class),
         cmocka_unit_test(rows_land_where_the_unit_has_them),
     };
 

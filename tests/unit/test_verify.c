@@ -2,6 +2,7 @@
  * found, marked, kept out of what is made of others, and mended to the same bytes. */
 #include "verify.h"
 
+#include "attention.h"
 #include "units.h"
 
 #include <setjmp.h>
@@ -88,6 +89,36 @@ static void a_bad_row_is_bad_until_it_is_written(void **state)
     assert_int_equal(health->mended[KV_KIND_ROWS], 1);
     kv_unit_clear(&unit, &bench.heap);
     assert_int_equal(health->rows_bad, 0);
+}
+
+static uint32_t attend(const struct kv_unit *unit, uint32_t n)
+{
+    const struct kv_attend_shape shape = {
+        .type = KV_KEY_FP32, .d_k = D_K, .d_v = D_V, .n_queries = 1, .scale = 1};
+    static struct kv_attention attention;
+    const float query[D_K] = {1};
+
+    kv_attention_begin(&attention, &shape, unit, query, false);
+    for (uint32_t token = 0; token < n; token++)
+        assert_false(kv_attention_add(&attention, token, 1));
+    return kv_attention_slice(&attention, &bench.heap);
+}
+
+/* Nor does a row that was found bad enter an output before it is written again. */
+static void attention_refuses_bad_rows(void **state)
+{
+    struct kv_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 1, D, 200);
+    assert_int_equal(attend(&unit, 200), UINT32_MAX);
+    kv_unit_row(&unit, 42)[7] ^= 0x20;
+    assert_int_equal(attend(&unit, 42), UINT32_MAX);
+    assert_int_equal(attend(&unit, 200), 42);
+    kv_unit_row(&unit, 42)[7] ^= 0x20;
+    assert_int_equal(attend(&unit, 200), 42);
+    assert_int_equal(attend(&unit, 42), UINT32_MAX);
+    kv_unit_clear(&unit, &bench.heap);
 }
 
 /* A row is checked by what its session says, not by where it lies. */
@@ -327,6 +358,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_bench, close_bench)
     const struct CMUnitTest tests[] = {
         TEST(a_bad_row_is_bad_until_it_is_written),
+        TEST(attention_refuses_bad_rows),
         TEST(writers_are_the_sessions),
         TEST(marks_follow_the_rows),
         TEST(bad_codes_are_made_again_as_they_were),
