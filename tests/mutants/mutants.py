@@ -6,10 +6,14 @@
 Each row of mutants.tsv is one small change of a product file, and the tests that must fail with
 it.  The changes are made in a copy of HEAD under BUILD, one at a time; the checkout is not touched.
 A change that no test notices survives, and the exit status is 1; one whose text is not in the
-file once, or that does not compile, is an error of the table: 2.
+file once, that does not compile, or whose tests fail without it, is an error of the table: 2.
 
 Columns, tab-separated: name, file, what is there, what takes its place (\\n: a new line), the
-programs to build, and the tests as ctest's -R has them.
+programs to build, and the tests as ctest's -R has them, or a command line that begins with the
+path of a test program in the build, which may run one test of many.
+
+It takes what cmake takes from the environment: CMAKE_C_COMPILER_LAUNCHER=ccache
+LDFLAGS=-fuse-ld=lld saves most of the time.
 """
 import pathlib
 import subprocess
@@ -18,6 +22,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parent.parent
+TIMEOUT_S = 300
 
 
 def run(command, log, **options):
@@ -37,6 +42,21 @@ def read_table():
     return rows
 
 
+def build(objects, programs, log):
+    return run(["ninja", "-C", objects, *programs.split()], log) == 0
+
+
+def passes(objects, tests, log):
+    if not tests.startswith("tests/"):
+        return run(["ctest", "--test-dir", objects, "--timeout", str(TIMEOUT_S),
+                    "--no-tests=error", "-R", tests], log) == 0
+    program, *arguments = tests.split()
+    try:
+        return run([objects / program, *arguments], log, timeout=TIMEOUT_S) == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
 def copy_head(tree):
     """A work tree of HEAD, fresh or brought up to date."""
     if tree.exists():
@@ -52,17 +72,18 @@ def main():
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         print(__doc__)
         return 2
-    build = pathlib.Path(sys.argv[1]).resolve()
+    folder = pathlib.Path(sys.argv[1]).resolve()
     wanted = set(sys.argv[2:])
     rows = read_table()
     for name in wanted - {row[0] for row in rows}:
         sys.exit(f"mutants: {name}: no such row in mutants.tsv")
-    tree, objects, log = build / "tree", build / "objects", build / "log"
-    build.mkdir(parents=True, exist_ok=True)
+    tree, objects, log = folder / "tree", folder / "objects", folder / "log"
+    folder.mkdir(parents=True, exist_ok=True)
     copy_head(tree)
     if run(["cmake", "-S", tree, "-B", objects, "-G", "Ninja", "-DKV_WERROR=OFF"], log):
         sys.exit(f"mutants: cmake failed: {log}")
     survived, broken, killed = [], [], 0
+    sound = {}  # tests: whether they pass as things are
     for name, file, there, instead, programs, tests in rows:
         if wanted and name not in wanted:
             continue
@@ -73,13 +94,18 @@ def main():
             print(f"{name}: {file}: the text is there {text.count(there)} times", flush=True)
             broken.append(name)
             continue
+        if tests not in sound:
+            sound[tests] = build(objects, programs, log) and passes(objects, tests, log)
+        if not sound[tests]:
+            print(f"{name}: {tests}: fails without the change", flush=True)
+            broken.append(name)
+            continue
         path.write_text(text.replace(there, instead))
         try:
-            if run(["ninja", "-C", objects, *programs.split()], log):
+            if not build(objects, programs, log):
                 outcome = "does not compile"
                 broken.append(name)
-            elif run(["ctest", "--test-dir", objects, "--timeout", "300", "--no-tests=error",
-                      "-R", tests], log):
+            elif not passes(objects, tests, log):
                 outcome = "killed"
                 killed += 1
             else:
