@@ -194,8 +194,9 @@ static struct kv_index_plan plan_of(const struct kv_codebook *book)
 }
 
 /* The last segment of a codebook in this unit has been checked: what is lost is made again.
- * False: it cannot be now, but soon. */
-static bool mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t end)
+ * What cannot be now, for want of memory or since a query is in the middle of the codes, is
+ * tried again in the next pass. */
+static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t end)
 {
     struct kv_data *data = scrub->data;
     const uint32_t begin = run_begin(unit, end);
@@ -204,21 +205,17 @@ static bool mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
     const struct kv_codebook *book = book_of(scrub, unit->segments[begin]);
 
     if (!book->is_broken) {
-        /* What finds no memory is tried again in the next pass. */
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kv_index_repair(data->indexer, unit, begin);
-        return true;
+        return;
     }
-    if (!may_recut(unit, begin, tokens))
-        return true;
-    if (!kv_querier_is_between(data->querier))
-        return false;
+    if (!may_recut(unit, begin, tokens) || !kv_querier_is_between(data->querier))
+        return;
     const struct kv_index_plan plan = plan_of(book);
     for (uint32_t i = end; i-- > begin;)
         kv_segment_drop_codes(&data->heap, unit->segments[i]);
     if (kv_index_cut(data->indexer, unit, tokens, &plan) == KV_OK)
         data->heap.health.mended[KV_KIND_CENTROIDS]++;
-    return true;
 }
 
 /* ---- the walk ---------------------------------------------------------------------------- */
@@ -230,28 +227,23 @@ static bool is_last_of_codebook(const struct kv_unit *unit, uint32_t end)
            unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
 }
 
-/* One segment, or one check of its codebook; adds the bytes of it to *bytes.  False: what comes
- * next cannot be done now. */
-static bool check_segment(struct kv_scrub *scrub,
-                          const struct kv_part *part,
-                          struct kv_unit *unit,
-                          uint64_t *bytes)
+/* One segment, or one check of its codebook; returns the bytes of it. */
+static uint64_t
+check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit *unit)
 {
     const struct kv_segment *segment = unit->segments[scrub->block];
     const bool has_codes = segment->codes != NULL && !segment->training;
+    uint64_t bytes = 0;
 
-    if (has_codes && book_of(scrub, segment)->pass != scrub->pass) {
-        *bytes += check_codebook(scrub, segment->codebook);
-        return true;
-    }
-    *bytes += check_rows(scrub, unit, scrub->block);
+    if (has_codes && book_of(scrub, segment)->pass != scrub->pass)
+        return check_codebook(scrub, segment->codebook);
+    bytes += check_rows(scrub, unit, scrub->block);
     if (has_codes)
-        *bytes += check_codes(scrub, part, unit, scrub->block);
-    if (has_codes && is_last_of_codebook(unit, scrub->block + 1) &&
-        !mend_codebook(scrub, unit, scrub->block + 1))
-        return false;
+        bytes += check_codes(scrub, part, unit, scrub->block);
     scrub->block++;
-    return true;
+    if (has_codes && is_last_of_codebook(unit, scrub->block))
+        mend_codebook(scrub, unit, scrub->block);
+    return bytes;
 }
 
 /* The session at the cursor is behind us. */
@@ -285,8 +277,8 @@ static uint64_t walk_rows(struct kv_scrub *scrub)
         if (scrub->block * KV_BLOCK_TOKENS >= unit->committed) {
             scrub->unit++;
             scrub->block = 0;
-        } else if (!check_segment(scrub, part, unit, &bytes)) {
-            break;
+        } else {
+            bytes += check_segment(scrub, part, unit);
         }
     }
     return bytes;

@@ -118,6 +118,8 @@ static struct {
     char corrupt[256]; /* what the last KV_CORRUPT said */
 } it;
 
+static uint64_t scrub_bytes = SCRUB_BYTES; /* of the node's own scrub */
+
 static struct {
     uint64_t flips[KINDS], answers, refusals, rest, passes;
 } counted;
@@ -176,7 +178,7 @@ static void open_node(void)
         .clients_max = 4,
         .lease_ms = 3600 * 1000 * 24,
         .client_lease_ms = 3600 * 1000,
-        .scrub_bytes = SCRUB_BYTES,
+        .scrub_bytes = scrub_bytes,
         .seed = 1,
         .clock = &it.clock,
         .transport = it.transport,
@@ -1081,6 +1083,60 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     close_node();
 }
 
+static void flip_centroid(struct kv_unit *unit)
+{
+    struct kv_codebook *book = book_at(unit, 0);
+
+    assert_non_null(book);
+    flip_bit(book->centroids, n_floats(book) * sizeof(float));
+}
+
+/* While a query is in the middle of codes, they stay; the scrub goes on all the same. */
+static void queries_do_not_stop_the_scrub(void **state)
+{
+    struct kv_scrub_progress progress = {0};
+    const struct kv_codebook *book;
+    struct kv_scrub *scrub;
+    struct kv_op *op = NULL;
+
+    (void)state;
+    kv_random_init(&it.random, 4);
+    scrub_bytes = 0;
+    open_node();
+    fill_node();
+    scrub = kv_scrub_create(data(), SCRUB_BYTES);
+    assert_non_null(scrub);
+    flip_centroid(unit_at(BY_CHAPTER, 0, 0));
+    make_query();
+    q.query.answer = KV_ANSWER_IDS;
+    q.query.names = false;
+    assert_int_equal(kv_query_begin(it.sessions[q.session], &q.query, NULL, 0, &op), KV_OK);
+    while (kv_querier_is_between(data()->querier))
+        step(STEP_US);
+    for (unsigned i = 0; i < 10000 && progress.n_passes < 2; i++) {
+        it.clock.virtual_us += 10000;
+        data()->now_us = it.clock.virtual_us;
+        kv_scrub_step(scrub);
+        kv_scrub_progress(scrub, &progress);
+    }
+    assert_int_equal(progress.n_passes, 2);
+    assert_true(book_at(unit_at(BY_CHAPTER, 0, 0), 0)->is_broken);
+    assert_int_equal(run(op), KV_OK);
+    kv_op_free(op);
+    for (unsigned i = 0; i < 10000 && progress.n_passes < 4; i++) {
+        step(10000);
+        kv_scrub_step(scrub);
+        kv_scrub_progress(scrub, &progress);
+    }
+    while (kv_indexer_step(data()->indexer))
+        ;
+    book = book_at(unit_at(BY_CHAPTER, 0, 0), 0);
+    assert_true(book != NULL && !book->is_broken);
+    kv_scrub_destroy(scrub);
+    close_node();
+    scrub_bytes = SCRUB_BYTES;
+}
+
 static unsigned long n_wanted = FLIPS, seed = 1;
 
 static void flips_enter_no_answer(void **state)
@@ -1116,6 +1172,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(flips_enter_no_answer),
         cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
+        cmocka_unit_test(queries_do_not_stop_the_scrub),
     };
 
     if (argc > 1)
