@@ -52,6 +52,8 @@ struct kv_codebook {
     bool open;       /* rows behind its segments get its codes when a query first meets them */
     bool is_broken;  /* its centroids are bad: its codes, cells and summaries are not used */
     uint16_t pass;   /* of the scrub that last came by (scrub.h) */
+    uint32_t n_most; /* full segments of its chapter that one unit has, by the pass before */
+    uint32_t n_seen; /* ... and by this one so far */
     struct kv_pq_shape shape;
     float *centroids, *half_squares; /* see kmeans.h */
     int class_id, tile_class;

@@ -136,10 +136,18 @@ void kv_indexer_destroy(struct kv_indexer *indexer)
     free(indexer);
 }
 
-/* Whether the chapter's first n_rows are enough to make the cells that it has lost. */
+/* Whether n_rows are all of the lost rows, or as many as are left of them in any unit. */
+static bool has_most(const struct kv_codebook *book, uint32_t n_rows, uint32_t n_lost)
+{
+    const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
+
+    return n_lost > 0 && n_rows >= (n_left < n_lost ? n_left : n_lost);
+}
+
 static bool can_mend_cells(const struct kv_codebook *book, uint32_t n_rows)
 {
-    return book->n_cells_lost > 0 && n_rows >= book->n_cells_lost;
+    return has_most(book, n_rows, book->n_cells_lost) &&
+           n_rows >= kv_codebook_cells_pay(&book->shape);
 }
 
 static kv_status_t job_create(struct kv_indexer *indexer,
@@ -311,7 +319,7 @@ kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t
     const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = can_mend_cells(book, n_rows);
-    const bool wants_rest = book->n_summaries_lost > 0 && n_rows >= book->n_summaries_lost;
+    const bool wants_rest = has_most(book, n_rows, book->n_summaries_lost);
     struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
 
     if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
@@ -696,8 +704,10 @@ bool kv_indexer_step(struct kv_indexer *indexer)
         break;
     case JOB_ENCODE:
         status = encode_slice(indexer, job, &done);
-        if (done)
+        if (done) {
+            book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
             job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_REST_BEGIN;
+        }
         done = false;
         break;
     case JOB_CELLS_COUNT:

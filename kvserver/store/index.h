@@ -47,7 +47,8 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
                          const struct kv_index_plan *plan);
 
 /* Queues a job for cells and summaries that the chapter which begins at the block has lost, if
- * the unit has all of their rows and no job is at them.  KV_BUSY, KV_NO_MEMORY: later, then. */
+ * the unit has all of their rows, or as many as any unit still has, and no job is at them.
+ * KV_BUSY, KV_NO_MEMORY: later, then. */
 kv_status_t
 kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block);
 

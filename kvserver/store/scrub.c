@@ -147,6 +147,9 @@ static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
         (void)kv_codebook_verify_summaries(books, codebook, scrub->step - 2);
     }
     if (++scrub->step >= 2 + kv_summaries_n_groups(summaries)) {
+        if (book->pass != 0)
+            book->n_most = book->n_seen;
+        book->n_seen = 0;
         book->pass = scrub->pass;
         scrub->step = 0;
     }
@@ -193,6 +196,17 @@ static struct kv_index_plan plan_of(const struct kv_codebook *book)
     return plan;
 }
 
+/* Full segments of the chapter that the unit has; their codes may be lost. */
+static uint32_t n_of_chapter(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+{
+    uint32_t at = begin;
+
+    while (at < end && (at + 1) * KV_BLOCK_TOKENS <= unit->committed &&
+           (unit->segments[at]->in_chapter || unit->segments[at]->lost_chapter))
+        at++;
+    return at - begin;
+}
+
 /* The last segment of a codebook in this unit has been checked: what is lost is made again.
  * What cannot be now, for want of memory or since a query is in the middle of the codes, is
  * tried again in the next pass. */
@@ -202,14 +216,19 @@ static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
     const uint32_t begin = run_begin(unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
-    const struct kv_codebook *book = book_of(scrub, unit->segments[begin]);
+    struct kv_codebook *book = book_of(scrub, unit->segments[begin]);
+    const uint32_t n_full = n_of_chapter(unit, begin, end);
 
+    if (book->n_seen < n_full)
+        book->n_seen = n_full;
     if (!book->is_broken) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kv_index_repair(data->indexer, unit, begin);
         return;
     }
-    if (!may_recut(unit, begin, tokens) || !kv_querier_is_between(data->querier))
+    /* From a fork that has only the first of the chapter, the others would get nothing. */
+    if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
+        !kv_querier_is_between(data->querier))
         return;
     const struct kv_index_plan plan = plan_of(book);
     for (uint32_t i = end; i-- > begin;)

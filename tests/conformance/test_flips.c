@@ -1137,6 +1137,81 @@ static void queries_do_not_stop_the_scrub(void **state)
     scrub_bytes = SCRUB_BYTES;
 }
 
+static void close_session(unsigned session)
+{
+    struct kv_op *op = NULL;
+    const kv_status_t status = kv_close_begin(it.sessions[session], 0, &op);
+
+    run_well(status, op, "close");
+    kv_session_free(it.sessions[session]);
+}
+
+/* A session with chapters, and a fork of less than the first, which the scrub comes to first.
+ */
+static void fork_chapter(uint32_t blocks, uint32_t forked)
+{
+    const uint16_t heads[LAYERS] = {HEADS, HEADS};
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    test_model(&it.model, "flips", LAYERS, heads, D, D);
+    make_rows();
+    status = kv_open_begin(it.client, &it.model, NULL, 0, &op);
+    it.sessions[OPEN] = session_of(status, op);
+    status = kv_open_begin(it.client, &it.model, NULL, 0, &op);
+    it.sessions[BY_CHAPTER] = session_of(status, op);
+    for (uint32_t begin = 0; begin < TOKENS; begin += 1000)
+        put(BY_CHAPTER, 0, LAYERS, begin, 1000);
+    make_index(BY_CHAPTER, blocks, 16);
+    close_session(OPEN);
+    status = kv_fork_begin(it.sessions[BY_CHAPTER], forked, 0, &op);
+    it.sessions[FORK] = session_of(status, op);
+    assert_true(it.sessions[FORK]->nodes[0].index < it.sessions[BY_CHAPTER]->nodes[0].index);
+}
+
+/* What is lost of a chapter that sessions share is made again as far as one of them has it, not
+ * as far as the first one has. */
+static void chapters_are_made_again_whole(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16,
+        FORKED_BLOCKS = 11
+    };
+    const struct kv_unit *unit;
+    struct kv_codebook *book;
+
+    (void)state;
+    kv_random_init(&it.random, 3);
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    scrub();
+    flip_centroid(unit_at(BY_CHAPTER, 0, 0));
+    scrub();
+    scrub();
+    book = book_at(unit, 0);
+    assert_true(book != NULL && !book->is_broken);
+    for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
+        assert_int_equal(unit->segments[i]->n_coded, KV_BLOCK_TOKENS);
+        assert_ptr_equal(book_at(unit, i), book);
+    }
+    assert_int_equal(book->summaries.n_rows, CHAPTER_BLOCKS * KV_BLOCK_TOKENS);
+
+    /* Nobody has the rest of it any more. */
+    close_session(BY_CHAPTER);
+    scrub();
+    flip_bit(book->summaries.groups[0].bytes, kv_rest_bytes(&book->summaries.shape));
+    flip_bit(book->cells, n_cells(book) * sizeof(uint32_t));
+    scrub();
+    scrub();
+    assert_ptr_equal(book_at(unit_at(FORK, 0, 0), 0), book);
+    assert_int_equal(book->summaries.n_rows, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    assert_int_equal(book->n_celled, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    assert_int_equal(book->n_summaries_lost, 0);
+    assert_int_equal(book->n_cells_lost, 0);
+    close_node();
+}
+
 static unsigned long n_wanted = FLIPS, seed = 1;
 
 static void flips_enter_no_answer(void **state)
@@ -1172,6 +1247,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(flips_enter_no_answer),
         cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
+        cmocka_unit_test(chapters_are_made_again_whole),
         cmocka_unit_test(queries_do_not_stop_the_scrub),
     };
 
