@@ -103,8 +103,7 @@ part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *c
     part->tenant = command->tenant;
     part->generation = command->generation;
     part->writers = command->writers;
-    part->waiters = NULL;
-    part->serial++;
+    part->serial++; /* some of the session before may not have heard yet that it ended */
     free(placement);
     return KV_OK;
 
@@ -120,7 +119,7 @@ static void part_advance(struct kv_data *data, struct kv_part *part, uint32_t ge
     part->generation = generation;
     for (uint32_t i = 0; i < part->n_units; i++)
         kv_unit_truncate(&part->units[i], &data->heap, part->units[i].committed);
-    kv_part_wake(data, part);
+    kv_part_wake(data, part, UINT32_MAX);
 }
 
 /* Each returns true when the command is done, with command->status set. */
@@ -245,7 +244,7 @@ static bool session_close(struct kv_data *data, struct kv_command *command)
     if (command->cursor == 0 && part->used) {
         part->used = false; /* stale from here on, for every work that names it */
         kv_ended_add(&data->ended, &command->ended);
-        kv_part_wake(data, part);
+        kv_part_wake(data, part, UINT32_MAX);
     }
     for (; command->cursor < part->n_units && command->cursor < end; command->cursor++)
         kv_unit_clear(&part->units[command->cursor], &data->heap);

@@ -19,6 +19,7 @@ enum {
     STASH_MAX_US = 1000000,
     MESSAGES_PER_STEP = 64,
     MESSAGES_US = 50,      /* while a query is at work, unless one message alone takes longer */
+    LOOKS_PER_STEP = 16,   /* of works that waited: each may copy what came with it */
     QUERY_SLICES = 4,      /* of queries, before messages are looked at again */
     BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
 };
@@ -250,7 +251,7 @@ bool kv_work_stale(const struct kv_work *work)
            work->part->generation != work->request.generation;
 }
 
-void kv_work_wait(struct kv_work *work)
+void kv_work_wait(struct kv_work *work, uint32_t needs)
 {
     unlink_work(work);
     /* What has landed was let in before, and others may wait for it. */
@@ -261,6 +262,7 @@ void kv_work_wait(struct kv_work *work)
     }
     link_work(&work->part->waiters, work);
     work->state = KV_WORK_WAITING;
+    work->needs = needs;
 }
 
 void kv_work_queue(struct kv_work *work)
@@ -944,21 +946,59 @@ uint32_t kv_part_verify(const struct kv_part *part,
                                        unit->row_bytes, begin, NULL, crcs);
 }
 
-void kv_part_wake(struct kv_data *data, struct kv_part *part)
+void kv_part_wake(struct kv_data *data, struct kv_part *part, uint32_t tokens)
 {
-    /* A waiter that looks again may wait again, end, or move on: take the list off first. */
-    struct kv_work *list = part->waiters;
+    if (part->waiters == NULL)
+        return;
+    if (!part->is_woken) {
+        part->is_woken = true;
+        part->woken_to = 0;
+        part->woken_next = NULL;
+        *data->woken_end = part;
+        data->woken_end = &part->woken_next;
+    }
+    if (part->woken_to < tokens)
+        part->woken_to = tokens;
+}
 
-    (void)data;
-    part->waiters = NULL;
-    if (list != NULL)
-        list->link = &list;
-    while (list != NULL) {
-        struct kv_work *work = list;
+static void take_woken(struct kv_data *data)
+{
+    struct kv_part *part = data->woken;
+
+    data->woken = part->woken_next;
+    if (data->woken == NULL)
+        data->woken_end = &data->woken;
+    part->is_woken = false;
+    for (struct kv_work *work = part->waiters, *next; work != NULL; work = next) {
+        next = work->next;
+        if (work->needs > part->woken_to)
+            continue;
+        append_work(&data->looking, work);
+        work->state = KV_WORK_WAITING; /* it may be late, or cancelled */
+    }
+}
+
+/* Works that waited look again.  One whose rows go in wakes others: these have their turn in
+ * the next step, so that a long chain of them keeps the thread from nothing. */
+static bool look_again(struct kv_data *data)
+{
+    const bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
+
+    if (data->looking.first == NULL) {
+        if (data->woken == NULL)
+            return false;
+        take_woken(data);
+    }
+    for (int i = 0; i < LOOKS_PER_STEP && data->looking.first != NULL; i++) {
+        struct kv_work *work = data->looking.first;
+
         unlink_work(work);
         work->state = KV_WORK_BEGUN;
         work->row->wake(work);
+        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+            break;
     }
+    return true;
 }
 
 /* ---- one step -----------------------------------------------------------------------------
@@ -1190,8 +1230,7 @@ static bool run_background(struct kv_data *data)
         return kv_recall_step(data->querier->recall);
     if (kv_indexer_take_ended(data->indexer))
         for (uint32_t i = 0; i < data->n_parts; i++)
-            if (data->parts[i].waiters != NULL)
-                kv_part_wake(data, &data->parts[i]);
+            kv_part_wake(data, &data->parts[i], UINT32_MAX);
     return true;
 }
 
@@ -1225,6 +1264,7 @@ bool kv_data_step(struct kv_data *data)
     if (!sliced || ++data->turns >= BACKGROUND_EVERY)
         sliced = run_background(data) || sliced;
     busy = busy || sliced;
+    busy = look_again(data) || busy;
     if (busy)
         data->moved_us = data->now_us;
     if (data->now_us >= data->timers_us) {
@@ -1258,6 +1298,8 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     for (int i = 0; i < KV_CLASS_COUNT; i++)
         data->queues[i].end = &data->queues[i].first;
     data->unstaged.end = &data->unstaged.first;
+    data->looking.end = &data->looking.first;
+    data->woken_end = &data->woken;
 
     data->arena = kv_arena_create(setup->memory_bytes);
     data->parts = calloc(setup->n_parts, sizeof(*data->parts));

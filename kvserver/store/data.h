@@ -69,6 +69,9 @@ struct kv_part {
     int units_class, unit_of_class;
     const struct kv_writers *writers; /* the control thread's, until another comes or it ends */
     struct kv_work *waiters;
+    bool is_woken; /* waiters that need woken_to tokens at most are to look again */
+    uint32_t woken_to;
+    struct kv_part *woken_next;
     _Atomic uint64_t used_us; /* when a request last named it */
 };
 
@@ -188,6 +191,7 @@ struct kv_work {
     struct kv_work *peer_next, **peer_link; /* of the peer's works */
     struct kv_work *next, **link;           /* of a part's waiters, or of a queue */
     struct kv_work_queue *queue;            /* it is in; NULL: none */
+    uint32_t needs; /* tokens that must be there before it looks again; UINT32_MAX: others */
     struct kv_wire_header request;
     uint64_t begin_us, deadline_us;
     uint64_t since_us; /* the client has to send or to take something */
@@ -260,9 +264,11 @@ struct kv_data {
     struct kv_work_queue queues[KV_CLASS_COUNT];
     struct kv_work_queue unstaged; /* need a staging buffer: the next that comes back is the
                                     * first's that may have it */
-    struct kv_ring *commands;      /* from control */
-    struct kv_command *command;    /* under way, in slices */
-    struct kv_ring *answers;       /* to control, shared by all data threads */
+    struct kv_work_queue looking;  /* woken: look again, some in each step */
+    struct kv_part *woken, **woken_end; /* parts, in the order in which they were */
+    struct kv_ring *commands;           /* from control */
+    struct kv_command *command;         /* under way, in slices */
+    struct kv_ring *answers;            /* to control, shared by all data threads */
     bool answers_due; /* something went into `answers` since the driver last looked */
     _Atomic bool draining;
     uint64_t timers_us;       /* next look at deadlines */
@@ -299,8 +305,9 @@ uint32_t kv_part_verify(const struct kv_part *part,
                         const void *rows,
                         const uint32_t *crcs);
 
-/* Every waiter of the part looks again. */
-void kv_part_wake(struct kv_data *data, struct kv_part *part);
+/* Waiters of the part that need `tokens` at most look again, in the steps to come: never inside
+ * this call.  UINT32_MAX: all of them do. */
+void kv_part_wake(struct kv_data *data, struct kv_part *part, uint32_t tokens);
 
 /* ---- data.c: what operations use ---- */
 
@@ -313,8 +320,9 @@ kv_status_t kv_work_answer_slot(struct kv_work *work, size_t bytes);
 /* The session is not the one that the work began with: closed, or another generation. */
 bool kv_work_stale(const struct kv_work *work);
 
-/* State WAITING; or the work has failed: too many wait with large bodies. */
-void kv_work_wait(struct kv_work *work);
+/* State WAITING, until so many tokens are there (`needs`); or the work has failed: too many
+ * wait with large bodies. */
+void kv_work_wait(struct kv_work *work, uint32_t needs);
 void kv_work_queue(struct kv_work *work); /* state QUEUED */
 /* The same, in a queue of the operation's own: who owns that calls kv_work_queue(). */
 void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue);

@@ -138,7 +138,7 @@ static void look(struct kv_work *work)
            look_at(work, work->cursor_row).n_pending == 0)
         work->cursor_row++;
     if (waits && work->cursor_row < work->request.n_units) {
-        kv_work_wait(work);
+        kv_work_wait(work, UINT32_MAX);
         return;
     }
     for (uint32_t i = 0; i < work->request.n_units; i++) {
@@ -146,7 +146,7 @@ static void look(struct kv_work *work)
 
         if (look.n_pending > 0 && waits) {
             work->cursor_row = i; /* somebody else asked for more */
-            kv_work_wait(work);
+            kv_work_wait(work, UINT32_MAX);
             return;
         }
         indexed.rows += tokens;
@@ -166,7 +166,7 @@ void kv_op_index_wake(struct kv_work *work)
         kv_work_fail(work, KV_STALE, "index: session %u was changed meanwhile",
                      work->request.session_index);
     } else if (!is_ready(work)) {
-        kv_work_wait(work);
+        kv_work_wait(work, work->request.token_count);
     } else if (work->cursor_unit < work->request.n_units) {
         kv_work_queue(work);
     } else {

@@ -25,7 +25,7 @@ void kv_op_query_wake(struct kv_work *work)
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
         if (kv_query_unit(work, i)->committed < request->snapshot) {
-            kv_work_wait(work);
+            kv_work_wait(work, request->snapshot);
             return;
         }
     }

@@ -228,8 +228,7 @@ static bool has_gap(const struct kv_work *work, const struct kv_unit *unit)
     return work->request.token_begin > unit->reserved;
 }
 
-/* Other puts that wait look again when the thread comes to them: this may run inside their own
- * walk. */
+/* Other puts that wait look again when the thread comes to them. */
 static void queue_waiting_puts(struct kv_work *work)
 {
     for (struct kv_work *other = work->part->waiters, *next; other != NULL; other = next) {
@@ -328,7 +327,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
 
     if (!can_copy(work)) {
         if (put_may_wait(work))
-            kv_work_wait(work);
+            kv_work_wait(work, begin);
         return;
     }
     if (!same_rows(work, &n_bad) || !verify_put(work, rows))
@@ -362,12 +361,14 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
         }
         rows += unit_bytes;
     }
+    const bool was_coming = work->coming;
     set_coming(work, false);
     count_rows_in(work, n_rows, bytes);
     struct kv_part *part = work->part;
     struct kv_data *data = work->data;
     answer_put(work);
-    kv_part_wake(data, part);
+    /* Those behind a gap counted on it. */
+    kv_part_wake(data, part, was_coming ? UINT32_MAX : end);
 }
 
 /* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces
@@ -456,7 +457,7 @@ static void put_commit(struct kv_work *work)
         ready = ready && unit->committed == begin;
     }
     if (!ready) {
-        kv_work_wait(work);
+        kv_work_wait(work, begin);
         return;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
@@ -470,7 +471,7 @@ static void put_commit(struct kv_work *work)
     struct kv_part *part = work->part;
     struct kv_data *data = work->data;
     answer_put(work);
-    kv_part_wake(data, part);
+    kv_part_wake(data, part, end);
 }
 
 /* *ret_head: bytes of the body before rows.  On failure the work has failed. */
@@ -799,7 +800,7 @@ void kv_op_read_wake(struct kv_work *work)
             least = unit->committed;
     }
     if (least < request->snapshot) {
-        kv_work_wait(work);
+        kv_work_wait(work, request->snapshot);
         return;
     }
     work->reply.layer = units_of(work)[0].layer;

@@ -425,6 +425,8 @@ static void settle(void)
         for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
             assert_null(data->queues[class].first);
         assert_null(data->unstaged.first);
+        assert_null(data->looking.first);
+        assert_null(data->woken);
         assert_null(data->querier->owner);
         assert_null(data->querier->waiting.first);
         struct kv_indexer_stats index;
@@ -2595,6 +2597,50 @@ static void puts_wait_for_what_is_under_way(void **state)
     close_session();
 }
 
+/* Puts that came in an order of which each leads to the next, by every other way through those
+ * that wait, do not all land in one step; nor do all that wait look again for each of them. */
+static void chains_of_puts_take_turns(void **state)
+{
+    enum {
+        N_PUTS = 200,
+        MOST_AT_ONCE = 16
+    };
+    const uint32_t thread = thread_of_unit(0, 0);
+    struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    uint32_t there = 0, n_steps = 0;
+    static struct put put;
+    uint64_t n_replies;
+
+    (void)state;
+    open_session();
+    n_replies = world.n_replies;
+    peer->credits = N_PUTS;
+    for (uint32_t token = 2; token < N_PUTS; token += 2)
+        send_put(&put, token, 1, token, false);
+    for (uint32_t token = N_PUTS - 1; token < N_PUTS; token -= 2)
+        send_put(&put, token, 1, token, false);
+    assert_int_equal(world.n_replies, n_replies);
+    assert_int_equal(peer->n_works, N_PUTS - 1);
+
+    put.header = session_request(KV_OP_PUT, 1);
+    put.header.n_units = 1;
+    put.header.token_count = 1;
+    put.head = put_body(&(struct kv_wire_unit){0, 0, 0}, ROW_BYTES, 0, 1, put.body);
+    send_message(world.data[thread], &put.header, put.body, put.head + ROW_BYTES);
+    for (; there < N_PUTS && n_steps < 10000; n_steps++) {
+        step();
+        if (committed() - there > MOST_AT_ONCE)
+            fail_msg("%u puts landed in one step", committed() - there);
+        there = committed();
+    }
+    /* Were all of them looked at for each, so few steps would not do. */
+    assert_true(n_steps <= N_PUTS + 2);
+    settle();
+    assert_int_equal(world.n_replies, n_replies + N_PUTS);
+    peer->credits = CREDITS;
+    close_session();
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -3175,6 +3221,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pins_are_counted_out),
         cmocka_unit_test(requests_are_counted_on),
         cmocka_unit_test(puts_wait_for_what_is_under_way),
+        cmocka_unit_test(chains_of_puts_take_turns),
         cmocka_unit_test(floods_are_bounded),
     };
     /* In a node of their own, whose places no stranger has taken. */
