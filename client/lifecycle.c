@@ -127,6 +127,10 @@ static void caught_up(struct kv_call *call,
     if (status == KV_OK && reply->generation > node->generation) {
         node->generation = reply->generation;
         kv_session_trim(session);
+    } else if (status == KV_NOT_FOUND) {
+        /* It had forked, and the child has gone since; or the session has.  Who waits looks
+         * again, and the survey says which. */
+        session->client->must_pump = true;
     } else {
         fail_waiting(session, call->remote, status != KV_OK ? status : KV_CORRUPT, detail);
     }
