@@ -300,8 +300,7 @@ void kv_calls_timers(struct kv_client *client, uint64_t *next_us)
 {
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->calls)
-    {
+    KV_LIST_EACH(link, follow, &client->calls) {
         struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
         if (call->is_out)
@@ -321,8 +320,7 @@ void kv_calls_lose(struct kv_remote *remote)
 {
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &remote->client->calls)
-    {
+    KV_LIST_EACH(link, follow, &remote->client->calls) {
         struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
         if (call->remote == remote && !call->is_out)

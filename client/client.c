@@ -421,8 +421,7 @@ void kv_client_pump(struct kv_client *client)
 
         client->must_pump = false;
         if (client->n_preparing > 0) {
-            KV_LIST_EACH(link, follow, &client->ops)
-            {
+            KV_LIST_EACH(link, follow, &client->ops) {
                 struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
                 if (op->stage == KV_STAGE_PREPARING)
@@ -439,8 +438,7 @@ static void timers(struct kv_client *client)
     struct kv_list *link, *follow;
 
     client->next_us = UINT64_MAX;
-    KV_LIST_EACH(link, follow, &client->ops)
-    {
+    KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
         if (op->deadline_us <= client->now_us)

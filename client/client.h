@@ -23,7 +23,7 @@
  *                     ^     +-> no answer, or KV_BUSY: sent again with a new id
  *                     +-----+
  *   its operation ends first: an orphan.  It is never sent again and its answers are dropped;
- * it is released when neither a send nor a landing can touch memory any more (quarantine).
+ *   it is released when neither a send nor a landing can touch memory any more (quarantine).
  *
  * Invariants:
  *   (1) A trip that is not released holds its buffer; so does an operation that has not ended.
@@ -116,8 +116,7 @@ kv_status_t kv_control_message_open(struct kv_client *client,
                                     const char *address,
                                     struct kv_control **ret_control);
 
-/* ---- nodes and lanes ----------------------------------------------------------------------
- */
+/* ---- nodes and lanes --------------------------------------------------------------------- */
 
 /* Most urgent first.  Each class is sure of some of a lane's credits: a class that waits in the
  * node for another one's rows cannot keep these from coming. */

@@ -164,8 +164,7 @@ static unsigned message_row_progress(struct kv_control *base)
     unsigned n_callbacks = 0;
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &control->calls)
-    {
+    KV_LIST_EACH(link, follow, &control->calls) {
         struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
 
         if (call->outcome == KV_IN_PROGRESS) {

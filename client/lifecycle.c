@@ -99,8 +99,7 @@ static void fail_waiting(struct kv_session *session,
     /* One that may begin anew finds out how far the node is when it looks again. */
     client->must_pump = true;
     /* A resume that fails frees the session: it is only a name in here. */
-    KV_LIST_EACH(link, follow, &client->ops)
-    {
+    KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
         if (op->stage == KV_STAGE_PREPARING && op->needs_current &&

@@ -171,8 +171,7 @@ static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
     struct kv_op *op = trip->op;
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &op->errands)
-    {
+    KV_LIST_EACH(link, follow, &op->errands) {
         struct kv_errand *errand = KV_LIST_ENTRY(link, struct kv_errand, of_op);
 
         if (errand->alone && errand->head == trip->item)

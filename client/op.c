@@ -219,13 +219,11 @@ bool kv_op_uses(const struct kv_op *op, const struct kv_remote *remote)
 {
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &op->trips)
-    {
+    KV_LIST_EACH(link, follow, &op->trips) {
         if (KV_LIST_ENTRY(link, struct kv_trip, of_op)->remote == remote)
             return true;
     }
-    KV_LIST_EACH(link, follow, &op->errands)
-    {
+    KV_LIST_EACH(link, follow, &op->errands) {
         if (KV_LIST_ENTRY(link, struct kv_errand, of_op)->lane->link.remote == remote)
             return true;
     }
@@ -237,15 +235,13 @@ void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, 
     struct kv_list *link, *follow;
 
     need_no_more(op, remote->index);
-    KV_LIST_EACH(link, follow, &op->trips)
-    {
+    KV_LIST_EACH(link, follow, &op->trips) {
         struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
 
         if (trip->remote == remote)
             kv_trip_abandon(trip);
     }
-    KV_LIST_EACH(link, follow, &op->errands)
-    {
+    KV_LIST_EACH(link, follow, &op->errands) {
         struct kv_errand *errand = KV_LIST_ENTRY(link, struct kv_errand, of_op);
 
         if (errand->lane->link.remote == remote)
@@ -335,11 +331,10 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     op->end_us = kv_clock_now(client->clock);
     kv_list_remove(&op->of_client);
     KV_LIST_EACH(link, follow, &op->errands)
-    kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
+        kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
     KV_LIST_EACH(link, follow, &op->trips)
-    kv_trip_abandon(KV_LIST_ENTRY(link, struct kv_trip, of_op));
-    KV_LIST_EACH(link, follow, &client->calls)
-    {
+        kv_trip_abandon(KV_LIST_ENTRY(link, struct kv_trip, of_op));
+    KV_LIST_EACH(link, follow, &client->calls) {
         struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
         if (call->op == op)
@@ -401,8 +396,7 @@ void kv_op_expire(struct kv_op *op)
         remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
         why = "waiting for credits";
     } else {
-        KV_LIST_EACH(link, follow, &client->calls)
-        {
+        KV_LIST_EACH(link, follow, &client->calls) {
             struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
             if (call->op == op && remote == NULL)

@@ -280,8 +280,7 @@ static void fail_ops(struct kv_remote *remote, bool was_connecting)
     struct kv_client *client = remote->client;
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->ops)
-    {
+    KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
         bool waited =
             was_connecting && op->stage == KV_STAGE_PREPARING && kv_op_needs(op, remote->index);

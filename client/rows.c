@@ -505,8 +505,7 @@ static bool awaits_rows(const struct kv_trip *trip)
 
     if (trip->header.token_begin != op->rows.box.token_begin)
         return true;
-    KV_LIST_EACH(link, follow, &op->session->ops)
-    {
+    KV_LIST_EACH(link, follow, &op->session->ops) {
         const struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
 
         if (is_put(other) && other->stage != KV_STAGE_QUEUED &&
@@ -524,14 +523,12 @@ static void ended_put(struct kv_op *op)
     struct kv_client *client = op->client;
     struct kv_list *link, *follow, *trip_link, *trip_follow;
 
-    KV_LIST_EACH(link, follow, &op->session->ops)
-    {
+    KV_LIST_EACH(link, follow, &op->session->ops) {
         struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
         if (!is_put(other) || !leads_to(box, &other->rows.box))
             continue;
         const bool is_met = op->status == KV_OK && leads_up_to(box, &other->rows.box);
-        KV_LIST_EACH(trip_link, trip_follow, &other->trips)
-        {
+        KV_LIST_EACH(trip_link, trip_follow, &other->trips) {
             struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_op);
 
             if (trip->header.snapshot == 0 || (!is_met && awaits_rows(trip)))

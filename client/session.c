@@ -68,8 +68,7 @@ void kv_session_free(struct kv_session *session)
     session->client->now_us = kv_clock_now(session->client->clock);
     while (!kv_list_empty(&session->ops))
         kv_cancel(KV_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
-    KV_LIST_EACH(link, follow, &session->client->calls)
-    {
+    KV_LIST_EACH(link, follow, &session->client->calls) {
         struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
         if (call->session == session)
@@ -99,8 +98,7 @@ void kv_session_admit(struct kv_session *session)
 
     if (session->n_queued == 0)
         return;
-    KV_LIST_EACH(link, follow, &session->ops)
-    {
+    KV_LIST_EACH(link, follow, &session->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_session);
 
         if (op->kind->is_exclusive && !is_first)
@@ -595,8 +593,7 @@ void kv_sessions_timers(struct kv_client *client, uint64_t *next_us)
 {
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->sessions)
-    {
+    KV_LIST_EACH(link, follow, &client->sessions) {
         struct kv_session *session = KV_LIST_ENTRY(link, struct kv_session, of_client);
 
         if (session->renew_us <= client->now_us)

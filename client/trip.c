@@ -65,7 +65,7 @@ void kv_trips_fini(struct kv_client *client)
         }
     }
     KV_LIST_EACH(link, follow, &client->receipts)
-    free(KV_LIST_ENTRY(link, struct receipt, of_client));
+        free(KV_LIST_ENTRY(link, struct receipt, of_client));
     kv_list_init(&client->receipts);
     free_envelopes(client->free_small);
     free_envelopes(client->free_large);
@@ -408,12 +408,10 @@ void kv_trips_timers(struct kv_client *client, uint64_t *next_us)
 {
     struct kv_list *op_link, *op_follow, *link, *follow;
 
-    KV_LIST_EACH(op_link, op_follow, &client->ops)
-    {
+    KV_LIST_EACH(op_link, op_follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(op_link, struct kv_op, of_client);
 
-        KV_LIST_EACH(link, follow, &op->trips)
-        {
+        KV_LIST_EACH(link, follow, &op->trips) {
             struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
 
             if (trip->resend_us <= client->now_us) {

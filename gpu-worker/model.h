@@ -3,9 +3,11 @@
  *
  * Architectures: llama, qwen2.  A layer is
  *
- *     h = rms_norm(x, attn_norm);  q, k, v = h Wq, h Wk, h Wv (+ biases);  q, k turned by
- * position x += attention(q, k, v) Wo h = rms_norm(x, ffn_norm);   x += (silu(h Wgate) * (h
- * Wup)) Wdown
+ *     h = rms_norm(x, attn_norm)
+ *     q, k, v = h Wq, h Wk, h Wv (+ biases);  q, k turned by position
+ *     x += attention(q, k, v) Wo
+ *     h = rms_norm(x, ffn_norm)
+ *     x += (silu(h Wgate) * (h Wup)) Wdown
  *
  * and logits are rms_norm(x, output_norm) Woutput, where Woutput is the embedding if the file
  * has no tensor of its own for it (tied).

@@ -2,10 +2,11 @@
  * encodes one by one.
  *
  *   gpt-2      contractions ('s 't 're 've 'm 'll 'd); letters, numbers or other marks, each
- * with the space before; white space, whose last one goes with the word behind smollm     the
- * same, and each digit a word of its own llama-bpe  as Llama 3: contractions in any case,
- * letters with any mark before, up to three digits, marks with the line ends behind, white
- * space up to its last line end qwen2      the same, with digits one by one
+ *              with the space before; white space, whose last one goes with the word behind
+ *   smollm     the same, and each digit a word of its own
+ *   llama-bpe  as Llama 3: contractions in any case, letters with any mark before, up to three
+ *              digits, marks with the line ends behind, white space up to its last line end
+ *   qwen2      the same, with digits one by one
  *
  * Letters and numbers are Unicode's classes L and N, as PCRE2 knows them; white space is the 25
  * characters that Unicode calls so.  This is the only file that includes PCRE2.

@@ -2,9 +2,9 @@
  *
  * Two kinds (tokenizer.ggml.model), which give the ids that llama.cpp gives for the same file:
  *   gpt2   byte-level BPE: text is split by the pattern that tokenizer.ggml.pre names
- * (split.h), then pairs of tokens are merged in the order of tokenizer.ggml.merges llama
- * SentencePiece: pairs of characters are merged in the order of tokenizer.ggml.scores, and what
- * is no token is spelled in bytes
+ *          (split.h), then pairs of tokens are merged in the order of tokenizer.ggml.merges
+ *   llama  SentencePiece: pairs of characters are merged in the order of
+ *          tokenizer.ggml.scores, and what is no token is spelled in bytes
  *
  * Before that, tokens that stand for themselves are cut out of the text: user-defined ones
  * always, control tokens (`<|im_end|>`) only where the caller says that the text may hold some.

@@ -12,6 +12,7 @@
  * Numerical contract, the same in every instruction set, to the bit:
  *   inner product       acc = 0;              acc = fma(x[i], c[i], acc),  i ascending
  *   score               table[0][code 0] + table[1][code 1] + ..., left to right
+ *
  * (Which NaN a NaN is, is left open.)
  *
  * Nothing is checked: a shape is valid and codes are below 2^bits.  Codes that came from a file

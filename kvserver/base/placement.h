@@ -2,8 +2,8 @@
  *
  *   unit   -> slot   hash of (session's root, unit number), mod KV_PLACEMENT_SLOTS
  *   slot   -> node   a table with an epoch: slots dealt evenly to the nodes of the list
- *   slot   -> thread units: the slots of a node are dealt to its threads in turn; objects: by
- * hash
+ *   slot   -> thread units: the slots of a node are dealt to its threads in turn;
+ *                    objects: by hash
  *
  * So one layer's query fans out over nodes evenly, and one session never heats one node.
  *

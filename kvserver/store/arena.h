@@ -1,7 +1,7 @@
 /* arena.h - the memory of one data thread: pages of 2 MiB, lent to size classes and given back.
  *
- *     page   free -> lent to a class when an element is wanted -> free when its last one is
- *            back
+ *     page   free -> lent to a class when an element is wanted
+ *                 -> free when its last one is back
  *     class  all elements of one size; a page holds as many as fit, one bit each
  *
  * Classes come in two kinds.  Rounded ones are few, whatever sizes are asked for, and always to

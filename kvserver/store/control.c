@@ -16,8 +16,7 @@ enum {
     CLOSE_AGAIN_US = 20000,
 };
 
-/* ---- calls --------------------------------------------------------------------------------
- */
+/* ---- calls ------------------------------------------------------------------------------- */
 
 static struct kv_control_call *
 call_create(struct kv_node *node, enum kv_op_id op, kv_node_reply_fn reply, void *arg)
@@ -223,8 +222,7 @@ static void answer(struct kv_node *node, struct kv_command *command)
         call->next(call);
 }
 
-/* ---- sessions -----------------------------------------------------------------------------
- */
+/* ---- sessions ---------------------------------------------------------------------------- */
 
 struct kv_session *
 kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model)
@@ -324,8 +322,7 @@ static void expire_sessions(struct kv_node *node, uint64_t now_us)
     }
 }
 
-/* ---- clients ------------------------------------------------------------------------------
- */
+/* ---- clients ----------------------------------------------------------------------------- */
 
 uint32_t kv_client_grant(struct kv_node *node)
 {
@@ -432,8 +429,7 @@ static void check_clients(struct kv_node *node, uint64_t now_us)
     }
 }
 
-/* ---- the message carrier ------------------------------------------------------------------
- */
+/* ---- the message carrier ----------------------------------------------------------------- */
 
 struct message_reply {
     struct kv_node *node;
@@ -586,8 +582,7 @@ kv_status_t kv_control_port_open(struct kv_node *node)
     return transport->row->port_open(transport, &events, node, &node->port);
 }
 
-/* ---- one step -----------------------------------------------------------------------------
- */
+/* ---- one step ---------------------------------------------------------------------------- */
 
 bool kv_node_control_step(struct kv_node *node)
 {

@@ -24,8 +24,7 @@ enum {
     BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
 };
 
-/* ---- the life of a work -------------------------------------------------------------------
- */
+/* ---- the life of a work ------------------------------------------------------------------ */
 
 static void link_work(struct kv_work **list, struct kv_work *work)
 {
@@ -455,8 +454,7 @@ void kv_work_fail(struct kv_work *work, kv_status_t status, const char *format, 
         answer_status(work);
 }
 
-/* ---- bulk data ----------------------------------------------------------------------------
- */
+/* ---- bulk data --------------------------------------------------------------------------- */
 
 static void receive_done(void *arg, kv_status_t status)
 {
@@ -549,8 +547,7 @@ static void stash_clear(struct kv_peer *peer, uint64_t before_us)
     }
 }
 
-/* ---- messages -----------------------------------------------------------------------------
- */
+/* ---- messages ---------------------------------------------------------------------------- */
 
 /* The session that a request names is not there, or another has its place by now. */
 static void refuse_session(struct kv_work *work, const struct kv_part *part)
@@ -924,8 +921,7 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 
 static const struct kv_port_events events = {on_message, on_incoming, on_failed};
 
-/* ---- parts --------------------------------------------------------------------------------
- */
+/* ---- parts ------------------------------------------------------------------------------- */
 
 struct kv_unit *kv_part_unit(const struct kv_part *part, uint32_t layer, uint32_t kv_head)
 {
@@ -1001,8 +997,7 @@ static bool look_again(struct kv_data *data)
     return true;
 }
 
-/* ---- one step -----------------------------------------------------------------------------
- */
+/* ---- one step ---------------------------------------------------------------------------- */
 
 static void work_late(struct kv_work *work)
 {
@@ -1278,8 +1273,7 @@ bool kv_data_step(struct kv_data *data)
     return busy;
 }
 
-/* ---- init, fini ---------------------------------------------------------------------------
- */
+/* ---- init, fini -------------------------------------------------------------------------- */
 
 kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup)
 {

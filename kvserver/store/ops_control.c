@@ -43,8 +43,7 @@ static void copy_text(char *to, size_t to_bytes, const char *from)
     to[n] = '\0';
 }
 
-/* ---- clients ------------------------------------------------------------------------------
- */
+/* ---- clients ----------------------------------------------------------------------------- */
 
 static void hello_answer(struct kv_control_call *call)
 {
@@ -229,8 +228,7 @@ void kv_control_goodbye(struct kv_control_call *call)
     kvpb__goodbye_request__free_unpacked(request, NULL);
 }
 
-/* ---- models -------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------ */
 
 static struct kv_model *model_find(struct kv_node *node, const struct kv_id128 *fingerprint)
 {
@@ -419,8 +417,7 @@ void kv_control_model(struct kv_control_call *call)
     kvpb__model_request__free_unpacked(request, NULL);
 }
 
-/* ---- sessions: what all replies say -------------------------------------------------------
- */
+/* ---- sessions: what all replies say ------------------------------------------------------ */
 
 /* Who has the token of a session that has ended is told what became of it; nobody else hears
  * whether there was one. */
@@ -585,8 +582,7 @@ static void session_reply(struct kv_control_call *call, bool with_schema)
     free(writers);
 }
 
-/* ---- open, resume -------------------------------------------------------------------------
- */
+/* ---- open, resume ------------------------------------------------------------------------ */
 
 static void open_undone(struct kv_control_call *call)
 {
@@ -750,8 +746,7 @@ void kv_control_resume(struct kv_control_call *call)
     kvpb__resume_request__free_unpacked(request, NULL);
 }
 
-/* ---- lifecycle: fork, truncate ------------------------------------------------------------
- */
+/* ---- lifecycle: fork, truncate ----------------------------------------------------------- */
 
 static void lifecycle_record(struct kv_control_call *call)
 {
@@ -976,8 +971,7 @@ void kv_control_truncate(struct kv_control_call *call)
     kvpb__truncate_request__free_unpacked(request, NULL);
 }
 
-/* ---- close, renew, session ----------------------------------------------------------------
- */
+/* ---- close, renew, session --------------------------------------------------------------- */
 
 static void close_done(struct kv_control_call *call)
 {
@@ -1066,8 +1060,7 @@ void kv_control_session(struct kv_control_call *call)
     kvpb__session_request__free_unpacked(request, NULL);
 }
 
-/* ---- table, drain -------------------------------------------------------------------------
- */
+/* ---- table, drain ------------------------------------------------------------------------ */
 
 void kv_control_table(struct kv_control_call *call)
 {

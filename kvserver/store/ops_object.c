@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- puts that come twice or late ---------------------------------------------------------
- */
+/* ---- puts that come twice or late -------------------------------------------------------- */
 
 static uint64_t *done_word(struct kv_peer *peer, uint32_t number)
 {
@@ -59,8 +58,7 @@ static bool put_is_due(struct kv_work *work)
     return false;
 }
 
-/* ---- names --------------------------------------------------------------------------------
- */
+/* ---- names ------------------------------------------------------------------------------- */
 
 /* Reads the name off the front of the body, and from the header which puts the client waits for
  * no more.  The key is the name's hash, apart for each tenant: the one that the client said at
@@ -89,8 +87,7 @@ object_key(struct kv_work *work, struct kv_id128 *ret_name, struct kv_id128 *ret
     return true;
 }
 
-/* ---- put ----------------------------------------------------------------------------------
- */
+/* ---- put --------------------------------------------------------------------------------- */
 
 /* All bytes are there and right: publish, unless another put of the name came first. */
 static void put_finish(struct kv_work *work)
@@ -265,8 +262,7 @@ void kv_op_object_put_begin(struct kv_work *work)
     }
 }
 
-/* ---- get, exists, delete ------------------------------------------------------------------
- */
+/* ---- get, exists, delete ----------------------------------------------------------------- */
 
 void kv_op_object_get_begin(struct kv_work *work)
 {
@@ -346,8 +342,7 @@ void kv_op_object_delete_begin(struct kv_work *work)
     kv_work_answer(work, NULL, 0, NULL, 0);
 }
 
-/* ---- ping ---------------------------------------------------------------------------------
- */
+/* ---- ping -------------------------------------------------------------------------------- */
 
 void kv_op_ping_begin(struct kv_work *work)
 {

@@ -2,11 +2,12 @@
  *
  * Put.  All units of a message take the same token range, all or nothing:
  *
- *     rows in the body     checked, copied, committed at once if every unit ends where they
- * begin rows by bulk         - direct: every unit's reservation ends where they begin; the data
- *                            lands in the segments, is checked there and committed in order
- *                          - staged: otherwise; the data lands in a buffer and goes on as if it
- *                            had come in the body
+ *     rows in the body   checked, copied, committed at once if every unit ends where they
+ *                        begin
+ *     rows by bulk       - direct: every unit's reservation ends where they begin; the data
+ *                          lands in the segments, is checked there and committed in order
+ *                        - staged: otherwise; the data lands in a buffer and goes on as if it
+ *                          had come in the body
  *
  * Rows that are there already must have the same CRCs: so a put may be repeated.  They are
  * verified, and what has gone bad is written again from what came.
@@ -105,8 +106,7 @@ static struct kv_unit *unit_at(const struct kv_work *work, uint32_t i)
     return kv_part_unit(work->part, unit->layer, unit->kv_head);
 }
 
-/* ---- put, append --------------------------------------------------------------------------
- */
+/* ---- put, append ------------------------------------------------------------------------- */
 
 enum standing {
     AT_END,   /* begins where the unit's reservation ends */
@@ -616,8 +616,7 @@ bool kv_op_put_run(struct kv_work *work)
     return false;
 }
 
-/* ---- read, fetch --------------------------------------------------------------------------
- */
+/* ---- read, fetch ------------------------------------------------------------------------- */
 
 static bool is_fetch(const struct kv_work *work)
 {

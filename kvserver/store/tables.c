@@ -133,8 +133,7 @@ static void pair_number(struct builder *table, const char *name, double value)
     number(table, to, value);
 }
 
-/* ---- the tables ---------------------------------------------------------------------------
- */
+/* ---- the tables -------------------------------------------------------------------------- */
 
 static uint32_t n_clients(const struct kv_node *node)
 {
@@ -399,8 +398,7 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
     free(table.columns[0]);
 }
 
-/* ---- Prometheus ---------------------------------------------------------------------------
- */
+/* ---- Prometheus -------------------------------------------------------------------------- */
 
 static void metric(FILE *out, const char *name, const char *type, const char *help)
 {

@@ -9,14 +9,15 @@
  *
  * Invariants:
  *   (1) Rows below `committed` never change, in no segment that anybody refers to or has
- * pinned. (2) A segment is shared by units (refs) after a fork, and pinned by transfers under
- * way; its memory goes back when both are 0. (3) A row is written in place only if one unit
- * refers to its segment and no transfer can still see or fill it (`n_written` is how far any
- * writer ever got); else the segment is copied first, which waits for rows that are landing in
- * it: they know no other place.
+ *       pinned.
+ *   (2) A segment is shared by units (refs) after a fork, and pinned by transfers under way;
+ *       its memory goes back when both are 0.
+ *   (3) A row is written in place only if one unit refers to its segment and no transfer can
+ *       still see or fill it (`n_written` is how far any writer ever got); else the segment is
+ *       copied first, which waits for rows that are landing in it: they know no other place.
  *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
- * unit, by one codebook.  They are the segment's: whoever refers to it has them, and they go
- * with it.
+ *       unit, by one codebook.  They are the segment's: whoever refers to it has them, and they
+ *       go with it.
  *
  * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
  * part's storage.

@@ -110,8 +110,7 @@ struct stages {
     const char *fault;        /* NULL: answers were as they should be */
 };
 
-/* ---- a head's query, as ops_query.c goes through it ----------------------------------------
- */
+/* ---- a head's query, as ops_query.c goes through it -------------------------------------- */
 
 static void score(struct stages *stages, struct kv_unit *unit, const float *queries)
 {
@@ -281,8 +280,7 @@ static double layer(void *arg, size_t i)
                                    : stages->seconds[stages->record] / stages->n_heads;
 }
 
-/* ---- data ----------------------------------------------------------------------------------
- */
+/* ---- data -------------------------------------------------------------------------------- */
 
 /* Of a number that is neither too large for fp16 nor no number; the nearest, halves away from
  * zero; tiny ones are 0. */
@@ -409,8 +407,7 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
     return is_good;
 }
 
-/* ---- records -------------------------------------------------------------------------------
- */
+/* ---- records ----------------------------------------------------------------------------- */
 
 /* Full cells of a chapter, on average; 0: it has none. */
 static double full_cells(const struct stages *stages, uint32_t chapter)

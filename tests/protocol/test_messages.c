@@ -2694,8 +2694,7 @@ static void floods_are_bounded(void **state)
     good_requests_work();
 }
 
-/* ---- what waits, and what hangs ------------------------------------------------------------
- */
+/* ---- what waits, and what hangs ---------------------------------------------------------- */
 
 enum {
     HANGING_ROWS = 2000, /* more than travel with their request */

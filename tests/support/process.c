@@ -398,8 +398,7 @@ bool process_run(const struct process_spec *spec,
     return true;
 }
 
-/* ---- what the system says about a process --------------------------------------------------
- */
+/* ---- what the system says about a process ------------------------------------------------ */
 
 uint64_t process_rss(pid_t pid)
 {

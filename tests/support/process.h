@@ -103,8 +103,7 @@ bool process_run(const struct process_spec *spec,
                  unsigned timeout_ms,
                  struct process_result *ret_result);
 
-/* ---- what the system says about a process --------------------------------------------------
- */
+/* ---- what the system says about a process ------------------------------------------------ */
 
 uint64_t process_rss(pid_t pid);    /* bytes; 0: no such process */
 uint64_t process_cpu_us(pid_t pid); /* user and system time of all threads */

@@ -2,8 +2,10 @@
  * different ways, which must agree.
  *
  *   chunks    as kvworker prefills: the logits of every position go to OUT.npy, tokens to
- * OUT.ids again     the same chunks, with another number of threads: the same bits pieces cut
- * elsewhere steps     token by token
+ *             OUT.ids
+ *   again     the same chunks, with another number of threads: the same bits
+ *   pieces    cut elsewhere
+ *   steps     token by token
  *
  * Prints the largest difference of each from the first, over the root mean square of the logits
  * of its position.  Exit status 1: the bits differ where they must not, or a difference is
