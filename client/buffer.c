@@ -1,6 +1,6 @@
-#include "client.h"
+#include "client/client.h"
 
-#include "memory.h"
+#include "kvserver/base/memory.h"
 
 #include <stdlib.h>
 

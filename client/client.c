@@ -1,8 +1,8 @@
 #define _GNU_SOURCE /* program_invocation_short_name */
-#include "client.h"
+#include "client/client.h"
 
-#include "kvstore.pb-c.h"
-#include "thread.h"
+#include "kvserver/base/thread.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -36,18 +36,18 @@
  *
  * Threads: all of a client belongs to one thread.  Memory: kv_client_create/kv_client_close.
  */
-#ifndef KV_CLIENT_H
-#define KV_CLIENT_H
+#ifndef KV_CLIENT_CLIENT_H
+#define KV_CLIENT_CLIENT_H
 
-#include "clock.h"
-#include "control.h"
-#include "kvclient.h"
-#include "list.h"
-#include "placement.h"
-#include "pool.h"
-#include "random.h"
-#include "transport.h"
-#include "writers.h"
+#include "client/control.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/pool.h"
+#include "kvserver/base/random.h"
+#include "kvserver/base/writers.h"
+#include "kvserver/cluster/placement.h"
+#include "kvserver/net/transport.h"
 
 struct ProtobufCMessage;
 struct kv_client;
@@ -230,7 +230,7 @@ kv_session_lane(const struct kv_session *session, uint32_t layer, uint32_t head)
 /* Forgets every lane's mark: an operation begins to look for its lanes. */
 void kv_lanes_unmark(struct kv_client *client);
 
-/* lane.c: turns errands into trips while there are credits. */
+/* connection.c: turns errands into trips while there are credits. */
 void kv_lanes_pump(struct kv_client *client);
 void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote);
 
@@ -872,9 +872,10 @@ void kv_client_nap(struct kv_client *client, uint64_t until_us);
 /* Turns and sleeps until the operation has ended (NULL: any) or the clock shows until_us. */
 void kv_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us);
 
-/* device.c: the network devices that lead to the nodes, comma-separated.  A node whose name is
- * not known now, or to which no device leads, is left out: it may be down.  KV_INVALID: an
- * address that is not HOST:PORT, or no name is known; KV_UNREACHABLE: no device leads to any.
+/* net_devices.c: the network devices that lead to the nodes, comma-separated.  A node whose
+ * name is not known now, or to which no device leads, is left out: it may be down.  KV_INVALID:
+ * an address that is not HOST:PORT, or no name is known; KV_UNREACHABLE: no device leads to
+ * any.
  */
 kv_status_t kv_device_find(const char *const *addresses,
                            uint32_t n_addresses,

@@ -9,10 +9,10 @@
  *
  * Threads: the client's thread; callbacks run inside progress().
  */
-#ifndef KV_CONTROL_H
-#define KV_CONTROL_H
+#ifndef KV_CLIENT_CONTROL_H
+#define KV_CLIENT_CONTROL_H
 
-#include "kv_wire.h"
+#include "proto/kv_wire.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -10,11 +10,11 @@
  *
  * An exchange is one batch with one tag, the attach call too: its batch ends when the call
  * ends, which is all there is to know of it. */
-#include "control.h"
+#include "client/control.h"
 
-#include "kv_method.h"
-#include "kvstore.pb-c.h"
-#include "thread.h"
+#include "kvserver/base/thread.h"
+#include "proto/kv_method.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>

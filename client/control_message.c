@@ -1,7 +1,7 @@
-#include "client.h"
+#include "client/client.h"
 
-#include "message.h"
-#include "token.h"
+#include "kvserver/base/token.h"
+#include "kvserver/net/message.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * A head and a link are the same struct.  A link that is in no list points at itself, so that
  * removing it twice does no harm.
  */
-#ifndef KV_LIST_H
-#define KV_LIST_H
+#ifndef KV_CLIENT_LIST_H
+#define KV_CLIENT_LIST_H
 
 #include <stdbool.h>
 #include <stddef.h>

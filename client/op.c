@@ -1,4 +1,4 @@
-#include "client.h"
+#include "client/client.h"
 
 #include <stdarg.h>
 #include <stdio.h>

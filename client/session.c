@@ -1,6 +1,6 @@
-#include "client.h"
+#include "client/client.h"
 
-#include "kvstore.pb-c.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* main.c - kvworker: options, the table of commands, signals, exit codes. */
-#include "attention.h"
-#include "crew.h"
-#include "isa.h"
-#include "log.h"
-#include "worker.h"
+#include "gpu-worker/attention/method.h"
+#include "gpu-worker/base/thread_pool.h"
+#include "gpu-worker/commands/context.h"
+#include "kernels/isa.h"
+#include "kvserver/base/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>

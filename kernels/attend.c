@@ -1,7 +1,7 @@
-#include "attend.h"
-#include "checksum.h"
-#include "exp_parts.h"
-#include "tiers.h"
+#include "kernels/attend.h"
+#include "kernels/checksum.h"
+#include "kernels/dispatch.h"
+#include "kernels/exp.h"
 
 #include <assert.h>
 #include <float.h>

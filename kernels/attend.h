@@ -13,13 +13,14 @@
  * smaller.  For each group and query, maximum M, sum S and output O being 0 and M -inf at
  * first:
  *
- *   score    p = the inner product as in keys.h (16 lanes and their tree); s = p * scale, and
- *            s of a row that does not count for the query is -inf.  A NaN becomes -inf, and
- *            what is larger than FLT_MAX becomes FLT_MAX: rows of +inf share the answer.
+ *   score    p = the inner product as in exact_scores.h (16 lanes and their tree); s = p *
+ *            scale, and s of a row that does not count for the query is -inf.  A NaN becomes
+ *            -inf, and what is larger than FLT_MAX becomes FLT_MAX: rows of +inf share the
+ *            answer.
  *   max      M' = max(M, every s) + 0 (-0 to +0)
- *   weight   w = exp(s - M'), the exp of exp_parts.h; c = exp(M - M'); NaN (-inf - -inf): 0
+ *   weight   w = exp(s - M'), the exp of exp.h; c = exp(M - M'); NaN (-inf - -inf): 0
  *   sum      S = fma(S, c, group's sum), that of w in 16 lanes, row i of the group in lane
- *            i % 16, i ascending, and then the tree of keys.h
+ *            i % 16, i ascending, and then the tree of exact_scores.h
  *   values   o = 0, then o = fma(w, value[j], o), rows ascending; O[j] = fma(O[j], c, o)
  *   then M = M'
  *
@@ -38,10 +39,10 @@
  * alignment; the other arrays need their type's.  What is read and what is written do not
  * overlap.  The shape is valid (kv_attend_shape_valid).
  */
-#ifndef KV_ATTEND_H
-#define KV_ATTEND_H
+#ifndef KV_KERNELS_ATTEND_H
+#define KV_KERNELS_ATTEND_H
 
-#include "keys.h"
+#include "kernels/exact_scores.h"
 
 #include <float.h>
 #include <stddef.h>

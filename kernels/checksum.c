@@ -1,7 +1,7 @@
-#include "checksum.h"
+#include "kernels/checksum.h"
 
-#include "checksum_parts.h"
-#include "isa.h"
+#include "kernels/isa.h"
+#include "kernels/x86/checksum_common.h"
 
 #include <assert.h>
 #include <string.h>

@@ -6,8 +6,8 @@
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept.
  */
-#ifndef KV_CHECKSUM_H
-#define KV_CHECKSUM_H
+#ifndef KV_KERNELS_CHECKSUM_H
+#define KV_KERNELS_CHECKSUM_H
 
 #include <stdbool.h>
 #include <stddef.h>

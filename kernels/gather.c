@@ -1,6 +1,6 @@
-#include "gather.h"
-#include "gather_parts.h"
-#include "tiers.h"
+#include "kernels/gather.h"
+#include "kernels/dispatch.h"
+#include "kernels/gather_common.h"
 
 #include <string.h>
 

@@ -15,8 +15,8 @@
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Rows and `dst` need no
  * alignment.  What is read and what is written do not overlap.
  */
-#ifndef KV_GATHER_H
-#define KV_GATHER_H
+#ifndef KV_KERNELS_GATHER_H
+#define KV_KERNELS_GATHER_H
 
 #include <stddef.h>
 

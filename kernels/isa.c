@@ -1,4 +1,4 @@
-#include "isa.h"
+#include "kernels/isa.h"
 
 #include <stdlib.h>
 #include <string.h>

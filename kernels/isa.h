@@ -10,8 +10,8 @@
  *
  * Threads: pure functions.  Memory: none.
  */
-#ifndef KV_ISA_H
-#define KV_ISA_H
+#ifndef KV_KERNELS_ISA_H
+#define KV_KERNELS_ISA_H
 
 #include <stdbool.h>
 

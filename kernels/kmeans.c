@@ -1,5 +1,5 @@
-#include "kmeans.h"
-#include "tiers.h"
+#include "kernels/kmeans.h"
+#include "kernels/dispatch.h"
 
 #include <math.h>
 #include <string.h>

@@ -48,7 +48,8 @@
  *                 no distance is below +inf, it is code 0
  *   sums, counts  rows added one after the other, ascending
  *   half square   acc = 0; acc = fma(c[i], c[i], acc), i ascending, its lift last; acc / 2
- *   |x|^2         in 16 lanes as keys.h sums; longest is the largest finite one, 0 of nothing
+ *   |x|^2         in 16 lanes as exact_scores.h sums; longest is the largest finite one, 0 of
+ *                 nothing
  *   lift          s = longest - |x|^2; s > 0 ? sqrt(s) : 0
  *   mean          sum / count, in fp32
  * (Which NaN a NaN is, is left open.)
@@ -58,10 +59,10 @@
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
  * of their type only.  What is read and what is written do not overlap.
  */
-#ifndef KV_KMEANS_H
-#define KV_KMEANS_H
+#ifndef KV_KERNELS_KMEANS_H
+#define KV_KERNELS_KMEANS_H
 
-#include "pq.h"
+#include "kernels/pq.h"
 
 struct kv_kmeans_book {
     float *centroids, *half_squares;

@@ -1,5 +1,5 @@
-#include "pq.h"
-#include "tiers.h"
+#include "kernels/pq.h"
+#include "kernels/dispatch.h"
 
 #include <math.h>
 

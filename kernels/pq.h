@@ -3,7 +3,7 @@
  * A key of d elements is cut into m subspaces of d / m; in each it is named by the nearest of
  * 2^bits centroids (PQCache, section 3.2; Jegou et al. 2011).  A query's score of a key is the
  * sum, over the subspaces, of the inner products with those centroids: a table look-up each.
- * kmeans.h makes centroids and codes, tile.h looks them up.
+ * kmeans.h makes centroids and codes, pq_tiles.h looks them up.
  *
  *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so
  *                 that a vector register holds centroids and nothing is ever summed across it
@@ -21,8 +21,8 @@
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
  * of their type only.  What is read and what is written do not overlap.
  */
-#ifndef KV_PQ_H
-#define KV_PQ_H
+#ifndef KV_KERNELS_PQ_H
+#define KV_KERNELS_PQ_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-#include "rope.h"
-#include "tiers.h"
+#include "kernels/rope.h"
+#include "kernels/dispatch.h"
 
 #include <math.h>
 

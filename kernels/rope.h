@@ -19,8 +19,8 @@
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
  * of their type only.  Frequencies, turns and vectors do not overlap.
  */
-#ifndef KV_ROPE_H
-#define KV_ROPE_H
+#ifndef KV_KERNELS_ROPE_H
+#define KV_KERNELS_ROPE_H
 
 #include <stddef.h>
 #include <stdint.h>

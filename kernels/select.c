@@ -1,7 +1,7 @@
-#include "select.h"
-#include "exp_parts.h"
-#include "select_parts.h"
-#include "tiers.h"
+#include "kernels/select.h"
+#include "kernels/dispatch.h"
+#include "kernels/exp.h"
+#include "kernels/select_common.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,12 +1,12 @@
 /* select.h - from scores to the chosen: softmax, merging of query heads, exact top-k.
  *
- * What is scored is an item: a row, or some rows that share a score (a cell, see cells.h).
+ * What is scored is an item: a row, or some rows that share a score (a cell, see pq_cells.h).
  * `counts` says how many rows each item is, NULL that each is one; an item of no rows is as if
  * it were not there, whatever its score.
  *
  * Numerical contract, the same in every instruction set, to the bit, and the same for c rows
  * with one score as for one item of c rows:
- *   exp(x)    one polynomial in fp32 (exp_parts.h says which); 0 below -87 and of a NaN, 1
+ *   exp(x)    one polynomial in fp32 (exp.h says which); 0 below -87 and of a NaN, 1
  *             above 0, where only rounding gets; else the relative error is at most 3e-7
  *   max       NaN counts as -inf; of nothing: -inf; a zero is +0
  *   exp sum   exp() in units of 2^-KV_EXP_SUM_BITS, rounded to the nearest, ties to even,
@@ -18,8 +18,8 @@
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
  * of their type only.  What is read and what is written do not overlap.
  */
-#ifndef KV_SELECT_H
-#define KV_SELECT_H
+#ifndef KV_KERNELS_SELECT_H
+#define KV_KERNELS_SELECT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE /* accept4 */
-#include "acceptor.h"
+#include "kvserver/acceptor.h"
 
-#include "address.h"
-#include "clock.h"
-#include "log.h"
-#include "thread.h"
+#include "kvserver/address.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/log.h"
+#include "kvserver/base/thread.h"
 
 #include <errno.h>
 #include <netinet/in.h>

@@ -17,10 +17,10 @@
  *
  * Threads: a thread of its own, which calls `take`; create/start/stop/destroy: one thread.
  */
-#ifndef KV_ACCEPTOR_H
-#define KV_ACCEPTOR_H
+#ifndef KV_KVSERVER_ACCEPTOR_H
+#define KV_KVSERVER_ACCEPTOR_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stddef.h>
 #include <stdint.h>

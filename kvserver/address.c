@@ -1,4 +1,4 @@
-#include "address.h"
+#include "kvserver/address.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

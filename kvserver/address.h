@@ -5,10 +5,10 @@
  *
  * Threads: start-up only.
  */
-#ifndef KV_ADDRESS_H
-#define KV_ADDRESS_H
+#ifndef KV_KVSERVER_ADDRESS_H
+#define KV_KVSERVER_ADDRESS_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
 /* main.c - kvserver: options, signals, exit codes. */
-#include "clock.h"
-#include "config.h"
-#include "isa.h"
-#include "log.h"
-#include "node.h"
-#include "server.h"
+#include "kernels/isa.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/config.h"
+#include "kvserver/base/log.h"
+#include "kvserver/server.h"
+#include "kvserver/store/node.h"
 
 #include <signal.h>
 #include <stddef.h>

@@ -3,11 +3,11 @@
  * wants, and before all places are taken the oldest one, of the address that has most of them,
  * is closed.  A request that comes whole, as a check of health does, is answered long before.
  */
-#include "metrics_http.h"
+#include "kvserver/metrics_http.h"
 
-#include "address.h"
-#include "clock.h"
-#include "thread.h"
+#include "kvserver/address.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/thread.h"
 
 #include <microhttpd.h>
 #include <netinet/in.h>

@@ -10,10 +10,10 @@
  * Threads: a thread of its own, which nothing else delays, calls the source's functions.
  * create/destroy: start-up.
  */
-#ifndef KV_METRICS_HTTP_H
-#define KV_METRICS_HTTP_H
+#ifndef KV_KVSERVER_METRICS_HTTP_H
+#define KV_KVSERVER_METRICS_HTTP_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

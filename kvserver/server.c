@@ -1,15 +1,15 @@
-#include "server.h"
+#include "kvserver/server.h"
 
-#include "address.h"
-#include "clock.h"
-#include "control_grpc.h"
-#include "disk.h"
-#include "folder.h"
-#include "memory.h"
-#include "metrics_http.h"
-#include "node.h"
-#include "thread.h"
-#include "transport.h"
+#include "kvserver/address.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/memory.h"
+#include "kvserver/base/thread.h"
+#include "kvserver/data_dir.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/grpc_server.h"
+#include "kvserver/metrics_http.h"
+#include "kvserver/net/transport.h"
+#include "kvserver/store/node.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -11,10 +11,10 @@
  *
  * Threads: one thread, the control thread, calls everything here.
  */
-#ifndef KV_SERVER_H
-#define KV_SERVER_H
+#ifndef KV_KVSERVER_SERVER_H
+#define KV_KVSERVER_SERVER_H
 
-#include "config.h"
+#include "kvserver/base/config.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "kv_method.h"
+#include "proto/kv_method.h"
 
 #include <string.h>
 

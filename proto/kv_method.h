@@ -2,10 +2,10 @@
  *
  * Threads: pure functions.  Memory: the strings are static.
  */
-#ifndef KV_METHOD_H
-#define KV_METHOD_H
+#ifndef KV_PROTO_KV_METHOD_H
+#define KV_PROTO_KV_METHOD_H
 
-#include "kv_wire.h"
+#include "proto/kv_wire.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 const char *kv_status_name(kv_status_t status)
 {

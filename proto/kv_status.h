@@ -3,8 +3,8 @@
  * Grouped by what the caller should do next.  The numbers go on the wire: none is ever
  * renumbered or reused.
  */
-#ifndef KV_STATUS_H
-#define KV_STATUS_H
+#ifndef KV_PROTO_KV_STATUS_H
+#define KV_PROTO_KV_STATUS_H
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 #include <stdio.h>

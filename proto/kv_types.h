@@ -17,10 +17,10 @@
  *
  * Memory: everything here is plain data, copied by assignment.
  */
-#ifndef KV_TYPES_H
-#define KV_TYPES_H
+#ifndef KV_PROTO_KV_TYPES_H
+#define KV_PROTO_KV_TYPES_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -59,13 +59,13 @@
  * drops one that does not.
  *
  * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
- * little-endian.  Nothing here is believed before kv_message_check() (base/message.h) and the
+ * little-endian.  Nothing here is believed before kv_message_check() (net/message.h) and the
  * operation's own bounds have passed.
  */
-#ifndef KV_WIRE_H
-#define KV_WIRE_H
+#ifndef KV_PROTO_KV_WIRE_H
+#define KV_PROTO_KV_WIRE_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <assert.h>
 
@@ -277,8 +277,8 @@ enum kv_wire_query_flags {
  *            where not; weights, merge, the rerank * k largest
  *   step 2   those are scored by their keys; weights over them alone, merge, the k largest
  *   step 3   if asked: attention over the chosen rows but for those held, and what the rows
- *            that were not chosen would have added, from their summaries (kernels/rest.h): one
- *            output and log-sum-exp per query vector, together
+ *            that were not chosen would have added, from their summaries (kernels/summary.h):
+ *            one output and log-sum-exp per query vector, together
  *
  * With NONE, attention of a vector is over the rows that it chose; else over all that were.
  * Only candidates are in it.  An output that is not finite, since a row holds a NaN or an

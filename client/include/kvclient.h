@@ -35,7 +35,7 @@
 #ifndef KVCLIENT_H
 #define KVCLIENT_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 

@@ -4,11 +4,11 @@
  * memory rather than looking for the setting that might forbid it.
  */
 #define _GNU_SOURCE /* process_vm_readv() */
-#include "doctor.h"
-#include "checksum.h"
-#include "isa.h"
-#include "json.h"
-#include "kv_wire.h"
+#include "client/kvctl/doctor.h"
+#include "kernels/checksum.h"
+#include "kernels/isa.h"
+#include "kvserver/base/json.h"
+#include "proto/kv_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

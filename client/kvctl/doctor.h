@@ -4,10 +4,10 @@
  *
  * Threads: none of its own.  Memory: the caller's.
  */
-#ifndef KVCTL_DOCTOR_H
-#define KVCTL_DOCTOR_H
+#ifndef KV_CLIENT_KVCTL_DOCTOR_H
+#define KV_CLIENT_KVCTL_DOCTOR_H
 
-#include "kvctl.h"
+#include "client/kvctl/kvctl.h"
 
 enum kvctl_verdict {
     KVCTL_OK,   /* as it should be */

@@ -1,7 +1,7 @@
 /* The doctor's checks of a node, in the order in which a client meets the node. */
-#include "doctor.h"
-#include "kv_wire.h"
-#include "listeners.h"
+#include "client/kvctl/doctor.h"
+#include "client/kvctl/listeners.h"
+#include "proto/kv_wire.h"
 
 #include <errno.h>
 #include <inttypes.h>

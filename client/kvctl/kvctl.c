@@ -1,6 +1,6 @@
-#include "kvctl.h"
+#include "client/kvctl/kvctl.h"
 
-#include "json.h"
+#include "kvserver/base/json.h"
 
 #include <stdarg.h>
 #include <stdio.h>

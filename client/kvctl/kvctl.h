@@ -10,11 +10,11 @@
  *
  * Threads: one.  Memory: all lives until the program ends, except as said.
  */
-#ifndef KVCTL_H
-#define KVCTL_H
+#ifndef KV_CLIENT_KVCTL_KVCTL_H
+#define KV_CLIENT_KVCTL_KVCTL_H
 
-#include "config.h"
-#include "kvclient.h"
+#include "client/include/kvclient.h"
+#include "kvserver/base/config.h"
 
 #include <stdbool.h>
 

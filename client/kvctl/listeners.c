@@ -1,6 +1,6 @@
 /* How it is found: /proc/net/tcp and tcp6 say which sockets listen, by inode; the links in
  * /proc/PID/fd say whose inode it is.  Those of other users' processes are not to be read. */
-#include "listeners.h"
+#include "client/kvctl/listeners.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>

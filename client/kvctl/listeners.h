@@ -2,8 +2,8 @@
  *
  * Threads: none of its own.  Memory: the caller's.
  */
-#ifndef KVCTL_LISTENERS_H
-#define KVCTL_LISTENERS_H
+#ifndef KV_CLIENT_KVCTL_LISTENERS_H
+#define KV_CLIENT_KVCTL_LISTENERS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* Objects: put, get, exists, delete. */
-#include "checksum.h"
-#include "json.h"
-#include "kvctl.h"
+#include "client/kvctl/kvctl.h"
+#include "kernels/checksum.h"
+#include "kvserver/base/json.h"
 
 #include <errno.h>
 #include <fcntl.h>

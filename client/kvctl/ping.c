@@ -3,8 +3,8 @@
  * One round trip at a time gives the latency, each one timed; then a window of messages of 64
  * KiB gives the rates, for a fifth of a second each way.  Both go to all data threads in turn.
  */
-#include "json.h"
-#include "kvctl.h"
+#include "client/kvctl/kvctl.h"
+#include "kvserver/base/json.h"
 
 #include <stdlib.h>
 #include <time.h>

@@ -3,8 +3,8 @@
  * A node says what its tables hold; here is only how they look.  A table of names and values
  * becomes one JSON object, any other one object per row.
  */
-#include "json.h"
-#include "kvctl.h"
+#include "client/kvctl/kvctl.h"
+#include "kvserver/base/json.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "clock.h"
+#include "kvserver/base/clock.h"
 
 #include <time.h>
 

@@ -2,8 +2,8 @@
  *
  * Threads: kv_clock_now() from any thread.  Memory: a clock is the caller's storage.
  */
-#ifndef KV_CLOCK_H
-#define KV_CLOCK_H
+#ifndef KV_KVSERVER_BASE_CLOCK_H
+#define KV_KVSERVER_BASE_CLOCK_H
 
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-#include "config.h"
+#include "kvserver/base/config.h"
 
 #include <assert.h>
 #include <ctype.h>

@@ -6,10 +6,10 @@
  *
  * Threads: start-up only.  Memory: strings are copied into the options struct's own arrays.
  */
-#ifndef KV_CONFIG_H
-#define KV_CONFIG_H
+#ifndef KV_KVSERVER_BASE_CONFIG_H
+#define KV_KVSERVER_BASE_CONFIG_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

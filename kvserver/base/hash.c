@@ -1,4 +1,4 @@
-#include "hash.h"
+#include "kvserver/base/hash.h"
 
 #include <assert.h>
 #include <openssl/evp.h>

@@ -2,10 +2,10 @@
  *
  * Threads: pure functions.
  */
-#ifndef KV_HASH_H
-#define KV_HASH_H
+#ifndef KV_KVSERVER_BASE_HASH_H
+#define KV_KVSERVER_BASE_HASH_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 /* SHA-256 of `bytes` bytes, cut to 128 bits. */
 struct kv_id128 kv_hash128(const void *data, size_t bytes);

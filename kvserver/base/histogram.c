@@ -1,4 +1,4 @@
-#include "histogram.h"
+#include "kvserver/base/histogram.h"
 
 enum {
     STEPS = 16,

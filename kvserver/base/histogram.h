@@ -3,8 +3,8 @@
  * Threads: one writer; readers on other threads see a slightly old state (relaxed atomics).
  * Memory: plain struct, zeroed to begin.
  */
-#ifndef KV_HISTOGRAM_H
-#define KV_HISTOGRAM_H
+#ifndef KV_KVSERVER_BASE_HISTOGRAM_H
+#define KV_KVSERVER_BASE_HISTOGRAM_H
 
 #include <stdatomic.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "json.h"
+#include "kvserver/base/json.h"
 
 #include <math.h>
 

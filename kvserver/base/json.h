@@ -16,8 +16,8 @@
  *
  * Threads: none of its own.  Memory: the writer keeps nothing but its FILE.
  */
-#ifndef KV_JSON_H
-#define KV_JSON_H
+#ifndef KV_KVSERVER_BASE_JSON_H
+#define KV_KVSERVER_BASE_JSON_H
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-#include "log.h"
-#include "clock.h"
+#include "kvserver/base/log.h"
+#include "kvserver/base/clock.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -5,8 +5,8 @@
  *
  * Threads: from any thread; a line is written whole.  The setters are for start-up.
  */
-#ifndef KV_LOG_H
-#define KV_LOG_H
+#ifndef KV_KVSERVER_BASE_LOG_H
+#define KV_KVSERVER_BASE_LOG_H
 
 #include <stdatomic.h>
 #include <stdint.h>

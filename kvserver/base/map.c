@@ -1,5 +1,5 @@
-#include "map.h"
-#include "hash.h"
+#include "kvserver/base/map.h"
+#include "kvserver/base/hash.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -6,10 +6,10 @@
  * Threads: one at a time.  Memory: create/destroy; the map keeps copies of keys, and values as
  * plain pointers.
  */
-#ifndef KV_MAP_H
-#define KV_MAP_H
+#ifndef KV_KVSERVER_BASE_MAP_H
+#define KV_KVSERVER_BASE_MAP_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 

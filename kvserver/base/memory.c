@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "kvserver/base/memory.h"
 
 #include <stdio.h>
 #include <sys/mman.h>

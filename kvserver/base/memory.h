@@ -2,8 +2,8 @@
  *
  * Threads: from any.
  */
-#ifndef KV_MEMORY_H
-#define KV_MEMORY_H
+#ifndef KV_KVSERVER_BASE_MEMORY_H
+#define KV_KVSERVER_BASE_MEMORY_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "kvserver/base/pool.h"
 
 #include <assert.h>
 #include <stdbool.h>

@@ -3,8 +3,8 @@
  * Threads: one at a time.  Memory: create/destroy; kv_pool_get() lends an object until
  * kv_pool_put().
  */
-#ifndef KV_POOL_H
-#define KV_POOL_H
+#ifndef KV_KVSERVER_BASE_POOL_H
+#define KV_KVSERVER_BASE_POOL_H
 
 #include <stddef.h>
 #include <stdint.h>

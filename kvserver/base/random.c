@@ -1,5 +1,5 @@
-#include "random.h"
-#include "hash.h"
+#include "kvserver/base/random.h"
+#include "kvserver/base/hash.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -3,8 +3,8 @@
  *
  * Threads: a generator belongs to one thread at a time; kv_random_bytes() from any.
  */
-#ifndef KV_RANDOM_H
-#define KV_RANDOM_H
+#ifndef KV_KVSERVER_BASE_RANDOM_H
+#define KV_KVSERVER_BASE_RANDOM_H
 
 #include <stddef.h>
 #include <stdint.h>

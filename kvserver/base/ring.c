@@ -1,4 +1,4 @@
-#include "ring.h"
+#include "kvserver/base/ring.h"
 
 #include <assert.h>
 #include <stdalign.h>

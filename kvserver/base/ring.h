@@ -7,8 +7,8 @@
  * Threads: push from any thread, pop from one.  Memory: create/destroy; the pointers stay the
  * callers'.
  */
-#ifndef KV_RING_H
-#define KV_RING_H
+#ifndef KV_KVSERVER_BASE_RING_H
+#define KV_KVSERVER_BASE_RING_H
 
 #include <stdbool.h>
 #include <stdint.h>

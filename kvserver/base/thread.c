@@ -1,5 +1,5 @@
 #define _GNU_SOURCE /* ppoll, thread names, processor sets */
-#include "thread.h"
+#include "kvserver/base/thread.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -2,10 +2,10 @@
  *
  * Threads: as said per function.  Memory: kv_thread_start() / kv_thread_join().
  */
-#ifndef KV_THREAD_H
-#define KV_THREAD_H
+#ifndef KV_KVSERVER_BASE_THREAD_H
+#define KV_KVSERVER_BASE_THREAD_H
 
-#include "kv_status.h"
+#include "proto/kv_status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

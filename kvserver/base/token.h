@@ -2,10 +2,10 @@
  *
  * Threads: pure functions.
  */
-#ifndef KV_TOKEN_H
-#define KV_TOKEN_H
+#ifndef KV_KVSERVER_BASE_TOKEN_H
+#define KV_KVSERVER_BASE_TOKEN_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 #include <string.h>

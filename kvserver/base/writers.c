@@ -1,7 +1,7 @@
-#include "writers.h"
+#include "kvserver/base/writers.h"
 
-#include "checksum.h"
-#include "kv_wire.h"
+#include "kernels/checksum.h"
+#include "proto/kv_wire.h"
 
 #include <stdlib.h>
 #include <string.h>

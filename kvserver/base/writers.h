@@ -18,10 +18,10 @@
  *
  * Threads: nothing changes after kv_writers_create(), so any may read.  Memory: free().
  */
-#ifndef KV_WRITERS_H
-#define KV_WRITERS_H
+#ifndef KV_KVSERVER_BASE_WRITERS_H
+#define KV_KVSERVER_BASE_WRITERS_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
-#include "control.h"
-#include "kvstore.pb-c.h"
-#include "log.h"
-#include "memory.h"
-#include "op.h"
+#include "kvserver/base/log.h"
+#include "kvserver/base/memory.h"
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/shard/op.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,21 +7,21 @@
  *
  * The control thread owns what a session is; a data thread owns the bytes of the units that
  * placement gives it, and nothing is shared: they pass messages over bounded rings.  A thread
- * is only what calls a step function again and again: kv_node_start() makes them (driver.c), a
- * simulation calls the steps itself.
+ * is only what calls a step function again and again: kv_node_start() makes them
+ * (node_threads.c), a simulation calls the steps itself.
  *
  * This library includes no header of UCX, gRPC or RocksDB: those are rows of the tables that
  * come in with the configuration.
  *
  * Threads: as said per function.  Memory: create/destroy.
  */
-#ifndef KV_NODE_H
-#define KV_NODE_H
+#ifndef KV_KVSERVER_STORE_NODE_H
+#define KV_KVSERVER_STORE_NODE_H
 
-#include "clock.h"
-#include "kv_wire.h"
-#include "random.h"
-#include "transport.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/random.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* Comparisons, records and time. */
 #define _GNU_SOURCE
-#include "bench.h"
+#include "tests/bench/bench.h"
 
-#include "thread.h"
+#include "kvserver/base/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>

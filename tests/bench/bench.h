@@ -13,10 +13,10 @@
  *
  * Threads: one; the peers are processes.  Memory: as said per function.
  */
-#ifndef BENCH_H
-#define BENCH_H
+#ifndef KV_TESTS_BENCH_BENCH_H
+#define KV_TESTS_BENCH_BENCH_H
 
-#include "kvclient.h"
+#include "client/include/kvclient.h"
 
 #include <stdbool.h>
 #include <stddef.h>

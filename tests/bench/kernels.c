@@ -1,9 +1,9 @@
 /* The frame of the kernels' benchmarks: memory, time and records. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "isa.h"
-#include "memory.h"
-#include "random.h"
+#include "kernels/isa.h"
+#include "kvserver/base/memory.h"
+#include "kvserver/base/random.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,10 +13,10 @@
  *
  * Threads: one.  Memory: the frame's.
  */
-#ifndef KERNELS_H
-#define KERNELS_H
+#ifndef KV_TESTS_BENCH_KERNELS_H
+#define KV_TESTS_BENCH_KERNELS_H
 
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 /* What a turn of a case cannot do without. */
 enum kernels_limit {

@@ -1,8 +1,8 @@
 /* Exact attention over chosen rows, alone, in runs, and over all of them; and over a few that
  * stay in L2, where only the arithmetic counts. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "attend.h"
+#include "kernels/attend.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Checksums: of bytes as messages have them, and of rows as blocks have them. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "checksum.h"
+#include "kernels/checksum.h"
 
 enum {
     PIECE_BYTES = 64 << 10,

@@ -1,7 +1,7 @@
 /* Gathering: some of a head's rows, alone and in runs, into a buffer that is cold too. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "gather.h"
+#include "kernels/gather.h"
 
 #include <stdlib.h>
 

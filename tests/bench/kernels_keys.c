@@ -1,8 +1,8 @@
 /* Exact scores: of a prompt that has no codes yet, and of the candidates that codes named.
  * Keys are the first halves of their rows, as the store has them. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "keys.h"
+#include "kernels/exact_scores.h"
 
 #include <stdlib.h>
 

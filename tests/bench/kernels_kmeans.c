@@ -1,8 +1,8 @@
 /* K-means, m = 2 and b = 6: codes of keys, and whole steps over a sample.  Keys are fp32, as
  * they are after kv_keys_load().  Of operations only those of the inner products count. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "kmeans.h"
+#include "kernels/kmeans.h"
 
 #include <stdlib.h>
 

@@ -3,9 +3,9 @@
  * Tricks that were worth it: reads and copies in huge pages; of isolated rows, prefetches into
  * L2 some rows ahead (into L1 its few miss buffers bound them); of FMAs, more sums than the
  * latency times the number of units. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "random.h"
+#include "kvserver/base/random.h"
 
 #include <stdlib.h>
 #include <string.h>

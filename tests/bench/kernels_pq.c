@@ -1,7 +1,7 @@
 /* Product quantisation, m = 2 and b = 6: tables of queries. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "pq.h"
+#include "kernels/pq.h"
 
 #include <stdlib.h>
 

@@ -6,11 +6,11 @@
  *   sieve      rows by rounded sums, rescored (each head by itself; one chapter)
  *
  * Queries are other ones in every turn.  Hot: one head's codes, over and over. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "cells.h"
-#include "choose.h"
-#include "sieve.h"
+#include "kernels/pq_cells.h"
+#include "kernels/pq_prefilter.h"
+#include "kvserver/store/query/selection.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* The rest: summaries of a group of rows, and what those of 32K rows add to an answer of which
  * a tenth of the rows is attended. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "rest.h"
+#include "kernels/summary.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* Rotary embedding: the keys of a piece of prefill, each by its position, and keys moved by so
  * many positions.  In place, so that every byte is read and written. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "rope.h"
+#include "kernels/rope.h"
 
 #include <stdlib.h>
 

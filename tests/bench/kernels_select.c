@@ -1,8 +1,8 @@
 /* Selection: exactly k of n scores.  Scores are other ones in every turn, so that no branch is
  * learned; they come from memory, where a query's own would come from L2. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "select.h"
+#include "kernels/select.h"
 
 #include <stdlib.h>
 

@@ -22,14 +22,14 @@
  *
  * The best run of each record counts, so that sums are at least what their stages add up to.
  * Not in it: the request's way, names in the answer, and recall, which a node samples. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "choose.h"
-#include "index.h"
-#include "pick.h"
-#include "random.h"
-#include "remainder.h"
-#include "verify.h"
+#include "kvserver/base/random.h"
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/query/estimate.h"
+#include "kvserver/store/query/expand.h"
+#include "kvserver/store/query/selection.h"
+#include "kvserver/store/rows/verify.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -110,7 +110,7 @@ struct stages {
     const char *fault;        /* NULL: answers were as they should be */
 };
 
-/* ---- a head's query, as ops_query.c goes through it -------------------------------------- */
+/* ---- a head's query, as ops/query.c goes through it -------------------------------------- */
 
 static void score(struct stages *stages, struct kv_unit *unit, const float *queries)
 {

@@ -1,8 +1,8 @@
 /* Scans of packed codes: all scores of a head, in fp32 and rounded, for one query and for the
  * query heads of a kv head together. */
-#include "kernels.h"
+#include "tests/bench/kernels.h"
 
-#include "tile.h"
+#include "kernels/pq_tiles.h"
 
 #include <stdio.h>
 #include <stdlib.h>

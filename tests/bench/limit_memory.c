@@ -1,8 +1,8 @@
 /* The limits of memory: what one processor can read, copy and gather. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
-#include "gather.h"
-#include "memory.h"
+#include "kernels/gather.h"
+#include "kvserver/base/memory.h"
 
 #include <stdlib.h>
 #include <string.h>

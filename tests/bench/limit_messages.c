@@ -4,10 +4,10 @@
  * many bytes it wants back.  Payload is sent from cold memory and put into cold memory, as rows
  * are; it is neither checked nor looked up.
  */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
-#include "memory.h"
-#include "transport.h"
+#include "kvserver/base/memory.h"
+#include "kvserver/net/transport.h"
 
 #include <assert.h>
 #include <poll.h>

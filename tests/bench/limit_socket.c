@@ -4,9 +4,9 @@
  * be no limit: a processor that fell asleep takes tens of microseconds to wake.
  */
 #define _GNU_SOURCE
-#include "bench.h"
+#include "tests/bench/bench.h"
 
-#include "memory.h"
+#include "kvserver/base/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>

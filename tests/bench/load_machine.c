@@ -1,5 +1,5 @@
 /* The machine itself: the limits alone, so that the others can be judged. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 static bool run_memory(struct bench *bench, const struct bench_load *load)
 {

@@ -1,5 +1,5 @@
 /* Objects, one request in flight: what other stores do, too. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

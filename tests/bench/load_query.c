@@ -8,7 +8,7 @@
  *
  * Keys are random: rows are scattered as they can be, and codes tell little; which rows are
  * chosen is no matter here. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <math.h>
 #include <poll.h>

@@ -4,7 +4,7 @@
  * that what is read was not just written.  Before anything is timed all rows are put, read back
  * and compared byte by byte; CRCs are on throughout.
  */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Round trips through a data thread, without rows. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <stdlib.h>
 

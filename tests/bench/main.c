@@ -1,8 +1,8 @@
 /* kv_bench: what TopKV does, against what the machine can do. */
 #define _GNU_SOURCE
-#include "bench.h"
+#include "tests/bench/bench.h"
 
-#include "config.h"
+#include "kvserver/base/config.h"
 
 #include <limits.h>
 #include <sched.h>

@@ -4,7 +4,7 @@
  *   to it     put BYTES COUNT        or  get BYTES COUNT
  *   from it   {"ready": "0.3.13"}    once; then one {"seconds": S} per line that it was sent
  */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Operations of the client library, many at a time. */
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Processes: the supervisor, the nodes and the peers. */
 #define _GNU_SOURCE
-#include "bench.h"
+#include "tests/bench/bench.h"
 
 #include <errno.h>
 #include <fcntl.h>

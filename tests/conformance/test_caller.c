@@ -4,12 +4,12 @@
  * Two embedded nodes over the loopback and the real client library, over a transport that loses
  * messages when told to.
  */
-#include "cluster.h"
-#include "rows.h"
-#include "transport_fault.h"
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+#include "tests/support/transport_fault.h"
 
-#include "hash.h"
-#include "thread.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/base/thread.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

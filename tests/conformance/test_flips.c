@@ -13,15 +13,15 @@
  *   - what was flipped in rows and objects is put again, and after that and another pass every
  *     byte in the arena is what it was before
  */
-#include "client.h"
-#include "disk.h"
-#include "index.h"
-#include "node_data.h"
-#include "querier.h"
-#include "random.h"
-#include "rest.h"
-#include "rows.h"
-#include "scrub.h"
+#include "client/client.h"
+#include "kernels/summary.h"
+#include "kvserver/base/random.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/ops/scrub.h"
+#include "kvserver/store/query/pipeline.h"
+#include "tests/support/node_data.h"
+#include "tests/support/rows.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -695,7 +695,7 @@ static void note_answer(void)
     }
     if (q.query.rest == 0 || querier->n_scored == 0)
         return;
-    /* Where query_stages.c keeps them. */
+    /* Where pipeline.c keeps them. */
     scored = (const uint32_t *)(const void *)(querier->floats +
                                               (size_t)querier->n_taken *
                                                   (2 * q.query.n_queries + KV_CHOOSE_ROOM + 1));
@@ -724,7 +724,7 @@ static double score_of(const float *vector, const float *key)
     return score * (double)q.query.scale;
 }
 
-/* A chapter's rows that were not chosen, by its summaries (kernels/rest.h). */
+/* A chapter's rows that were not chosen, by its summaries (kernels/summary.h). */
 static uint32_t add_summaries(unsigned chapter, const float *vector, struct sum *sum)
 {
     const struct kv_rest_shape shape = {KV_KEY_FP16, D, D, KV_REST_16};

@@ -8,13 +8,13 @@
  * precision. What codes stand for is taken out of the nodes, where they are in this process;
  * elsewhere choices that hang on codes are not judged.
  */
-#include "cluster.h"
-#include "node_codes.h"
-#include "oracle.h"
-#include "rows.h"
-#include "transport_fault.h"
+#include "tests/support/cluster.h"
+#include "tests/support/node_codes.h"
+#include "tests/support/oracle.h"
+#include "tests/support/rows.h"
+#include "tests/support/transport_fault.h"
 
-#include "hash.h"
+#include "kvserver/base/hash.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

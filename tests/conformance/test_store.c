@@ -5,11 +5,11 @@
  * What a row holds follows from its place and a salt (rows.h), so that every byte that comes
  * back is checked.
  */
-#include "cluster.h"
-#include "rows.h"
-#include "transport_fault.h"
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+#include "tests/support/transport_fault.h"
 
-#include "thread.h"
+#include "kvserver/base/thread.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

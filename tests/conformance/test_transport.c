@@ -4,12 +4,12 @@
  * driven by this thread, or by two, or one of them in a child process that is then killed.  All
  * data is made from numbers in the header and checked on arrival, byte by byte.
  */
-#include "transport.h"
+#include "kvserver/net/transport.h"
 
-#include "clock.h"
-#include "hash.h"
-#include "random.h"
-#include "thread.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/base/random.h"
+#include "kvserver/base/thread.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,11 +7,11 @@
  * One thread drives a node with two data threads and two clients over the loopback, on a
  * virtual clock.  Each run is a process of its own: leaks are the address sanitizer's to find.
  */
-#include "client.h"
-#include "disk.h"
-#include "failing_memory.h"
-#include "node.h"
-#include "rows.h"
+#include "client/client.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/node.h"
+#include "tests/support/failing_memory.h"
+#include "tests/support/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>

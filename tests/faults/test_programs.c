@@ -7,10 +7,10 @@
  * The _F ones are linked with failing_memory.c.  RUNS of each program and kind, evenly spread
  * from a place that the seed says; 0: every allocation.
  */
-#include "random.h"
-#include "rows.h"
-#include "system.h"
-#include "worker_files.h"
+#include "kvserver/base/random.h"
+#include "tests/support/rows.h"
+#include "tests/support/worker_files.h"
+#include "tests/system/system.h"
 
 #include <signal.h>
 #include <stdio.h>

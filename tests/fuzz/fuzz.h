@@ -1,6 +1,6 @@
 /* fuzz.h - what the fuzzing programs share. */
-#ifndef KV_FUZZ_H
-#define KV_FUZZ_H
+#ifndef KV_TESTS_FUZZ_FUZZ_H
+#define KV_TESTS_FUZZ_FUZZ_H
 
 #include <stddef.h>
 #include <stdint.h>

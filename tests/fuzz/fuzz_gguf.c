@@ -1,10 +1,10 @@
 /* Any bytes as a GGUF file: opened, read to the last byte that it shows, and its tokenizer and
  * chat template used as far as they go. */
-#include "chat_template.h"
-#include "fuzz.h"
-#include "gguf.h"
-#include "quant.h"
-#include "tokenizer.h"
+#include "gpu-worker/gguf/dequantize.h"
+#include "gpu-worker/gguf/gguf.h"
+#include "gpu-worker/text/chat_template.h"
+#include "gpu-worker/text/tokenizer.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>
 

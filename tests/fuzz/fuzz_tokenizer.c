@@ -1,10 +1,10 @@
 /* Any bytes as text, through a small tokenizer of each kind: the first byte chooses the
  * tokenizer, where the text is parted, and whether control tokens are read. What is UTF-8 comes
  * back as it went in, and what comes out of the stream of characters is UTF-8. */
-#include "fuzz.h"
-#include "tokenizer.h"
-#include "tokenizer_maker.h"
-#include "utf8_stream.h"
+#include "gpu-worker/text/tokenizer.h"
+#include "gpu-worker/text/utf8_stream.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/support/tokenizer_maker.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* write_seeds FOLDER: the files that fuzzing begins with: a model of each kind of tokenizer,
  * and one with a tensor of each type. */
-#include "gguf_maker.h"
-#include "tokenizer_maker.h"
+#include "tests/support/gguf_maker.h"
+#include "tests/support/tokenizer_maker.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,10 +4,10 @@
  *
  * Files are arrays without a head: keys (n, D) and queries (n_queries, D) of float, choices
  * (n_queries, K) of uint32. */
-#include "kmeans.h"
-#include "random.h"
-#include "select.h"
-#include "tile.h"
+#include "kernels/kmeans.h"
+#include "kernels/pq_tiles.h"
+#include "kernels/select.h"
+#include "kvserver/base/random.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,15 +4,15 @@
  * Standard output has a line for each array: its file, its element type as NumPy names it, its
  * shape.  An input is `CASE.NAME`, a result `CASE.NAME.IMPLEMENTATION`.
  */
-#include "attend.h"
-#include "keys.h"
-#include "kmeans.h"
-#include "pq.h"
-#include "random.h"
-#include "rest.h"
-#include "rope.h"
-#include "select.h"
-#include "tile.h"
+#include "kernels/attend.h"
+#include "kernels/exact_scores.h"
+#include "kernels/kmeans.h"
+#include "kernels/pq.h"
+#include "kernels/pq_tiles.h"
+#include "kernels/rope.h"
+#include "kernels/select.h"
+#include "kernels/summary.h"
+#include "kvserver/base/random.h"
 
 #include <float.h>
 #include <math.h>

@@ -6,17 +6,17 @@
  * they were, and a good request is answered.
  */
 #define _GNU_SOURCE /* memmem */
-#include "checksum.h"
-#include "control.h"
-#include "data.h"
-#include "hash.h"
-#include "index.h"
-#include "kvstore.pb-c.h"
-#include "message.h"
-#include "node.h"
-#include "op.h"
-#include "querier.h"
-#include "transport_fault.h"
+#include "kernels/checksum.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/net/message.h"
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/node.h"
+#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/shard/op.h"
+#include "kvserver/store/shard/shard.h"
+#include "proto/kvstore.pb-c.h"
+#include "tests/support/transport_fault.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

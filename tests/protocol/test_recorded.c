@@ -22,12 +22,12 @@
  * has it run for each.
  */
 #define _GNU_SOURCE /* open_memstream */
-#include "client.h"
-#include "disk.h"
-#include "node.h"
-#include "recorded.h"
-#include "recorded_messages.h"
-#include "transport_tap.h"
+#include "client/client.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/node.h"
+#include "tests/support/recorded.h"
+#include "tests/support/recorded_messages.h"
+#include "tests/support/transport_tap.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
-#include "node_look.h"
+#include "tests/sim/node_look.h"
 
-#include "../../kvserver/store/control.h"
-#include "../../kvserver/store/index.h"
-#include "../../kvserver/store/querier.h"
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/query/pipeline.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,10 +2,10 @@
  *
  * Its own file: the insides of a node and of a client use the same names.
  */
-#ifndef NODE_LOOK_H
-#define NODE_LOOK_H
+#ifndef KV_TESTS_SIM_NODE_LOOK_H
+#define KV_TESTS_SIM_NODE_LOOK_H
 
-#include "node.h"
+#include "kvserver/store/node.h"
 
 struct node_look {
     uint64_t sessions, clients, calls; /* of the control thread */

@@ -1,4 +1,4 @@
-#include "own_clock.h"
+#include "tests/sim/own_clock.h"
 
 static uint64_t own_now(const struct kv_clock *clock)
 {

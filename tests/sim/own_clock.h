@@ -3,10 +3,10 @@
  *
  * Threads: one.  Memory: the caller's storage.
  */
-#ifndef OWN_CLOCK_H
-#define OWN_CLOCK_H
+#ifndef KV_TESTS_SIM_OWN_CLOCK_H
+#define KV_TESTS_SIM_OWN_CLOCK_H
 
-#include "clock.h"
+#include "kvserver/base/clock.h"
 
 struct own_clock {
     struct kv_clock clock; /* for the process; first */

@@ -1,9 +1,9 @@
-#include "question.h"
+#include "tests/sim/question.h"
 
-#include "checksum.h"
-#include "failing_memory.h"
-#include "node_codes.h"
-#include "oracle.h"
+#include "kernels/checksum.h"
+#include "tests/support/failing_memory.h"
+#include "tests/support/node_codes.h"
+#include "tests/support/oracle.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -8,11 +8,11 @@
  *
  * Threads: one.  Memory: the caller's; a question owns its vectors.
  */
-#ifndef QUESTION_H
-#define QUESTION_H
+#ifndef KV_TESTS_SIM_QUESTION_H
+#define KV_TESTS_SIM_QUESTION_H
 
-#include "random.h"
-#include "truth.h"
+#include "kvserver/base/random.h"
+#include "tests/sim/truth.h"
 
 enum {
     QUESTION_RANGES_MAX = 6,

@@ -1,6 +1,6 @@
 /* kv_sim - runs worlds, one seed after another, until something is wrong or enough was done. */
-#include "log.h"
-#include "world.h"
+#include "kvserver/base/log.h"
+#include "tests/sim/world.h"
 
 #include <getopt.h>
 #include <inttypes.h>

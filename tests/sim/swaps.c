@@ -1,8 +1,8 @@
-#include "swaps.h"
+#include "tests/sim/swaps.h"
 
-#include "client.h"
-#include "node_look.h"
-#include "truth.h"
+#include "client/client.h"
+#include "tests/sim/node_look.h"
+#include "tests/sim/truth.h"
 
 #include <stdarg.h>
 #include <stdio.h>

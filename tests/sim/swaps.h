@@ -11,12 +11,12 @@
  *
  * Threads: one.  Memory: the caller's; its sessions are closed at the end.
  */
-#ifndef SWAPS_H
-#define SWAPS_H
+#ifndef KV_TESTS_SIM_SWAPS_H
+#define KV_TESTS_SIM_SWAPS_H
 
-#include "kvclient.h"
-#include "node.h"
-#include "random.h"
+#include "client/include/kvclient.h"
+#include "kvserver/base/random.h"
+#include "kvserver/store/node.h"
 
 enum {
     SWAPS_CONTENTS = 4

@@ -1,8 +1,8 @@
-#include "transport_sim.h"
+#include "tests/sim/transport_sim.h"
 
-#include "failing_memory.h"
-#include "hash.h"
-#include "random.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/base/random.h"
+#include "tests/support/failing_memory.h"
 
 #include <assert.h>
 #include <stdio.h>

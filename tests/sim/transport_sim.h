@@ -13,11 +13,11 @@
  * Threads: one.  Memory: create/destroy; transports, ports and channels live as long as the
  * net.
  */
-#ifndef TRANSPORT_SIM_H
-#define TRANSPORT_SIM_H
+#ifndef KV_TESTS_SIM_TRANSPORT_SIM_H
+#define KV_TESTS_SIM_TRANSPORT_SIM_H
 
-#include "clock.h"
-#include "transport.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/net/transport.h"
 
 #include <stdbool.h>
 

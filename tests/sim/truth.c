@@ -1,7 +1,7 @@
-#include "truth.h"
+#include "tests/sim/truth.h"
 
-#include "failing_memory.h"
-#include "hash.h"
+#include "kvserver/base/hash.h"
+#include "tests/support/failing_memory.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -14,10 +14,10 @@
  *
  * Threads: one.  Memory: create/destroy.
  */
-#ifndef TRUTH_H
-#define TRUTH_H
+#ifndef KV_TESTS_SIM_TRUTH_H
+#define KV_TESTS_SIM_TRUTH_H
 
-#include "kvclient.h"
+#include "client/include/kvclient.h"
 
 enum {
     TRUTH_TOKENS_MAX = 2300,

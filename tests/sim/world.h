@@ -3,8 +3,8 @@
  *
  * Threads: one.  Memory: a run owns all that it makes.
  */
-#ifndef WORLD_H
-#define WORLD_H
+#ifndef KV_TESTS_SIM_WORLD_H
+#define KV_TESTS_SIM_WORLD_H
 
 #include <stdbool.h>
 #include <stddef.h>

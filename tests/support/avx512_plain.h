@@ -1,5 +1,5 @@
 /* avx512_plain.h - AVX-512 intrinsics without AVX-512, so that kernels written for it are
- * tested on any machine with AVX2: where KV_EMULATE_AVX512 is defined, parts_avx512.h includes
+ * tested on any machine with AVX2: where KV_EMULATE_AVX512 is defined, avx512.h includes
  * this instead of <immintrin.h>.  Vectors of 512 bits are unions of arrays here, what is known
  * to AVX2 is that instruction twice, and the rest is written as the manual has it (Intel 64 and
  * IA-32 Architectures Software Developer's Manual, volume 2).  Masked loads and stores touch
@@ -14,8 +14,8 @@
  *
  * Threads: pure functions.  Memory: the caller's.
  */
-#ifndef KV_TEST_AVX512_PLAIN_H
-#define KV_TEST_AVX512_PLAIN_H
+#ifndef KV_TESTS_SUPPORT_AVX512_PLAIN_H
+#define KV_TESTS_SUPPORT_AVX512_PLAIN_H
 
 #include <immintrin.h>
 #include <stdint.h>

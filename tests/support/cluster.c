@@ -1,6 +1,6 @@
-#include "cluster.h"
+#include "tests/support/cluster.h"
 
-#include "thread.h"
+#include "kvserver/base/thread.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -5,12 +5,12 @@
  *
  * Threads: the test's.  Memory: open/close.
  */
-#ifndef KV_TEST_CLUSTER_H
-#define KV_TEST_CLUSTER_H
+#ifndef KV_TESTS_SUPPORT_CLUSTER_H
+#define KV_TESTS_SUPPORT_CLUSTER_H
 
-#include "client.h"
-#include "disk.h"
-#include "node.h"
+#include "client/client.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/node.h"
 
 enum {
     CLUSTER_NODES_MAX = 4,

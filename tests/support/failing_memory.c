@@ -1,4 +1,4 @@
-#include "failing_memory.h"
+#include "tests/support/failing_memory.h"
 
 #include <errno.h>
 #include <execinfo.h>

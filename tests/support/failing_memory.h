@@ -12,8 +12,8 @@
  *
  * Threads: any.
  */
-#ifndef FAILING_MEMORY_H
-#define FAILING_MEMORY_H
+#ifndef KV_TESTS_SUPPORT_FAILING_MEMORY_H
+#define KV_TESTS_SUPPORT_FAILING_MEMORY_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,11 +3,11 @@
  *
  * Threads: one.  Memory: floats_exact() gives, free with free() of what ret_base got.
  */
-#ifndef KV_TEST_FLOATS_H
-#define KV_TEST_FLOATS_H
+#ifndef KV_TESTS_SUPPORT_FLOATS_H
+#define KV_TESTS_SUPPORT_FLOATS_H
 
-#include "clock.h"
-#include "random.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/random.h"
 
 #include <float.h>
 #include <math.h>

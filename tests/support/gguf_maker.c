@@ -1,4 +1,4 @@
-#include "gguf_maker.h"
+#include "tests/support/gguf_maker.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* gguf_maker.h - writes GGUF files in memory, right ones and, byte by byte, wrong ones. */
-#ifndef KV_GGUF_MAKER_H
-#define KV_GGUF_MAKER_H
+#ifndef KV_TESTS_SUPPORT_GGUF_MAKER_H
+#define KV_TESTS_SUPPORT_GGUF_MAKER_H
 
-#include "gguf.h"
+#include "gpu-worker/gguf/gguf.h"
 
 /* All zeros is an empty file.  Appends; out of memory ends the process. */
 struct gguf_maker {

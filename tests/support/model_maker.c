@@ -1,6 +1,6 @@
-#include "model_maker.h"
+#include "tests/support/model_maker.h"
 
-#include "random.h"
+#include "kvserver/base/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

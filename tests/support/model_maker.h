@@ -1,10 +1,10 @@
 /* model_maker.h - GGUF files with a whole small model of random weights, right ones and ones
  * with a flaw. */
-#ifndef KV_MODEL_MAKER_H
-#define KV_MODEL_MAKER_H
+#ifndef KV_TESTS_SUPPORT_MODEL_MAKER_H
+#define KV_TESTS_SUPPORT_MODEL_MAKER_H
 
-#include "gguf_maker.h"
-#include "tokenizer_maker.h"
+#include "tests/support/gguf_maker.h"
+#include "tests/support/tokenizer_maker.h"
 
 enum {
     MADE_LAYERS = 2,

@@ -1,6 +1,6 @@
-#include "model_session.h"
+#include "tests/support/model_session.h"
 
-#include "random.h"
+#include "kvserver/base/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

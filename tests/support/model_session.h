@@ -2,12 +2,12 @@
  *
  * Threads: the caller's.  Memory: open/close.
  */
-#ifndef MODEL_SESSION_H
-#define MODEL_SESSION_H
+#ifndef KV_TESTS_SUPPORT_MODEL_SESSION_H
+#define KV_TESTS_SUPPORT_MODEL_SESSION_H
 
-#include "embedded.h"
-#include "forward.h"
-#include "model_maker.h"
+#include "gpu-worker/engine/forward.h"
+#include "gpu-worker/kvcache/embedded_node.h"
+#include "tests/support/model_maker.h"
 
 enum {
     MODEL_SESSION_TOKENS_MAX = 4096,

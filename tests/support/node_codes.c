@@ -1,10 +1,10 @@
-#include "node_codes.h"
+#include "tests/support/node_codes.h"
 
-#include "../../kvserver/store/control.h"
+#include "kvserver/store/control/control.h"
 
 #include <string.h>
 
-/* The code of a row in subspace j, as kernels/tile.h says that they lie. */
+/* The code of a row in subspace j, as kernels/pq_tiles.h says that they lie. */
 static uint32_t
 code_at(const struct kv_pq_shape *shape, const uint8_t *tile, uint32_t row, uint32_t j)
 {

@@ -4,10 +4,10 @@
  *
  * Threads: none of the node's may run meanwhile.  Memory: the caller's.
  */
-#ifndef KV_TEST_NODE_CODES_H
-#define KV_TEST_NODE_CODES_H
+#ifndef KV_TESTS_SUPPORT_NODE_CODES_H
+#define KV_TESTS_SUPPORT_NODE_CODES_H
 
-#include "node.h"
+#include "kvserver/store/node.h"
 
 /* Of the session's first n_tokens rows of a layer's kv head; false: the node does not have
  * them.

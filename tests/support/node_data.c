@@ -1,6 +1,6 @@
-#include "node_data.h"
+#include "tests/support/node_data.h"
 
-#include "../../kvserver/store/control.h"
+#include "kvserver/store/control/control.h"
 
 struct kv_data *node_data(struct kv_node *node, uint32_t thread)
 {

@@ -2,10 +2,10 @@
  *
  * Threads: the node's own, or none.  Memory: the node's.
  */
-#ifndef KV_TEST_NODE_DATA_H
-#define KV_TEST_NODE_DATA_H
+#ifndef KV_TESTS_SUPPORT_NODE_DATA_H
+#define KV_TESTS_SUPPORT_NODE_DATA_H
 
-#include "data.h"
+#include "kvserver/store/shard/shard.h"
 
 struct kv_data *node_data(struct kv_node *node, uint32_t thread);
 

@@ -1,4 +1,4 @@
-#include "oracle.h"
+#include "tests/support/oracle.h"
 
 #include <math.h>
 #include <stdarg.h>

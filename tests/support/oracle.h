@@ -13,17 +13,18 @@
  *   ties    to the lower token
  *
  * A store computes in fp32: what it has for a number lies in a range around the exact one,
- * whose width follows from how it is computed (kernels/keys.h, pq.h, select.h, attend.h), the
- * roundings of a sum of t terms being taken as independent (oracle.c).  Where ranges overlap at
- * the end of what is taken or chosen, either row may be in; nowhere else.  Rows that are scored
- * by the very same numbers have the same score, so that ties are no matter of rounding.
+ * whose width follows from how it is computed (kernels/exact_scores.h, pq.h, select.h,
+ * attend.h), the roundings of a sum of t terms being taken as independent (oracle.c).  Where
+ * ranges overlap at the end of what is taken or chosen, either row may be in; nowhere else.
+ * Rows that are scored by the very same numbers have the same score, so that ties are no matter
+ * of rounding.
  *
  * Threads: one.  Memory: make/free.
  */
-#ifndef KV_TEST_ORACLE_H
-#define KV_TEST_ORACLE_H
+#ifndef KV_TESTS_SUPPORT_ORACLE_H
+#define KV_TESTS_SUPPORT_ORACLE_H
 
-#include "kv_types.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>

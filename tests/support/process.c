@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "process.h"
+#include "tests/support/process.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

@@ -12,8 +12,8 @@
  *
  * Threads: one.  Memory: as said per function.
  */
-#ifndef PROCESS_H
-#define PROCESS_H
+#ifndef KV_TESTS_SUPPORT_PROCESS_H
+#define KV_TESTS_SUPPORT_PROCESS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE /* getline */
-#include "recorded.h"
+#include "tests/support/recorded.h"
 
 #include <stdlib.h>
 #include <string.h>

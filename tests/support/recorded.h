@@ -5,8 +5,8 @@
  *
  * Threads: pure functions.  Memory: the caller's.
  */
-#ifndef KV_TEST_RECORDED_H
-#define KV_TEST_RECORDED_H
+#ifndef KV_TESTS_SUPPORT_RECORDED_H
+#define KV_TESTS_SUPPORT_RECORDED_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 #define _GNU_SOURCE /* getline */
-#include "recorded_messages.h"
+#include "tests/support/recorded_messages.h"
 
-#include "node.h"
-#include "recorded.h"
+#include "kvserver/store/node.h"
+#include "tests/support/recorded.h"
 
 #include <stdio.h>
 #include <stdlib.h>

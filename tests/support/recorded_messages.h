@@ -11,10 +11,10 @@
  *
  * Threads: one.  Memory: recorded_free().
  */
-#ifndef KV_TEST_RECORDED_MESSAGES_H
-#define KV_TEST_RECORDED_MESSAGES_H
+#ifndef KV_TESTS_SUPPORT_RECORDED_MESSAGES_H
+#define KV_TESTS_SUPPORT_RECORDED_MESSAGES_H
 
-#include "kv_wire.h"
+#include "proto/kv_wire.h"
 
 #include <stdbool.h>
 

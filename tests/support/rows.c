@@ -1,6 +1,6 @@
-#include "rows.h"
+#include "tests/support/rows.h"
 
-#include "hash.h"
+#include "kvserver/base/hash.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,10 +2,10 @@
  *
  * Threads: pure functions.  Memory: the caller's.
  */
-#ifndef KV_TEST_ROWS_H
-#define KV_TEST_ROWS_H
+#ifndef KV_TESTS_SUPPORT_ROWS_H
+#define KV_TESTS_SUPPORT_ROWS_H
 
-#include "kvclient.h"
+#include "client/include/kvclient.h"
 
 #include <stdbool.h>
 

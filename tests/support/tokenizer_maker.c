@@ -1,4 +1,4 @@
-#include "tokenizer_maker.h"
+#include "tests/support/tokenizer_maker.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* tokenizer_maker.h - GGUF files with nothing in them but a small tokenizer. */
-#ifndef KV_TOKENIZER_MAKER_H
-#define KV_TOKENIZER_MAKER_H
+#ifndef KV_TESTS_SUPPORT_TOKENIZER_MAKER_H
+#define KV_TESTS_SUPPORT_TOKENIZER_MAKER_H
 
-#include "gguf_maker.h"
+#include "tests/support/gguf_maker.h"
 
 /* A vocabulary of control tokens, all bytes, and a few merges or pieces. */
 struct small_tokenizer {

@@ -1,7 +1,7 @@
-#include "transport_fault.h"
+#include "tests/support/transport_fault.h"
 
-#include "kv_wire.h"
-#include "message.h"
+#include "kvserver/net/message.h"
+#include "proto/kv_wire.h"
 
 #include <stdlib.h>
 #include <string.h>

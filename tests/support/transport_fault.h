@@ -8,10 +8,10 @@
  * Threads: the test's; ports of one fault transport are driven by one thread.
  * Memory: fault_open() / the row's close.
  */
-#ifndef KV_TEST_TRANSPORT_FAULT_H
-#define KV_TEST_TRANSPORT_FAULT_H
+#ifndef KV_TESTS_SUPPORT_TRANSPORT_FAULT_H
+#define KV_TESTS_SUPPORT_TRANSPORT_FAULT_H
 
-#include "transport.h"
+#include "kvserver/net/transport.h"
 
 enum fault_way {
     FAULT_OUT,

@@ -1,4 +1,4 @@
-#include "transport_tap.h"
+#include "tests/support/transport_tap.h"
 
 #include <stdio.h>
 #include <stdlib.h>

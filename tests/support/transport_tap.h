@@ -6,10 +6,10 @@
  *
  * Threads: one.  Memory: tap_open() / the row's close.
  */
-#ifndef KV_TEST_TRANSPORT_TAP_H
-#define KV_TEST_TRANSPORT_TAP_H
+#ifndef KV_TESTS_SUPPORT_TRANSPORT_TAP_H
+#define KV_TESTS_SUPPORT_TRANSPORT_TAP_H
 
-#include "transport.h"
+#include "kvserver/net/transport.h"
 
 enum {
     TAP_PORTS_MAX = 16,

@@ -3,13 +3,13 @@
  * Threads: one.  Memory: a bench owns its arena; units are the caller's, cleared with
  * kv_unit_clear().
  */
-#ifndef KV_TEST_UNITS_H
-#define KV_TEST_UNITS_H
+#ifndef KV_TESTS_SUPPORT_UNITS_H
+#define KV_TESTS_SUPPORT_UNITS_H
 
-#include "index.h"
-#include "random.h"
-#include "unit.h"
-#include "verify.h"
+#include "kvserver/base/random.h"
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/rows/unit.h"
+#include "kvserver/store/rows/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-#include "worker_files.h"
+#include "tests/support/worker_files.h"
 
-#include "model_maker.h"
+#include "tests/support/model_maker.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

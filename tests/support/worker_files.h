@@ -3,10 +3,10 @@
  *
  * Threads: one.  Memory: the caller's.  All must go well, or the test fails.
  */
-#ifndef WORKER_FILES_H
-#define WORKER_FILES_H
+#ifndef KV_TESTS_SUPPORT_WORKER_FILES_H
+#define KV_TESTS_SUPPORT_WORKER_FILES_H
 
-#include "process.h"
+#include "tests/support/process.h"
 
 /* Writes a file and says where it is. */
 void worker_file_write(char ret_path[PROCESS_PATH_BYTES],

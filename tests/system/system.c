@@ -1,6 +1,6 @@
-#include "system.h"
+#include "tests/system/system.h"
 
-#include "rows.h"
+#include "tests/support/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,11 +4,11 @@
  *
  * Threads: one client each.  Memory: all from the client.
  */
-#ifndef SYSTEM_CLIENT_H
-#define SYSTEM_CLIENT_H
+#ifndef KV_TESTS_SYSTEM_SYSTEM_H
+#define KV_TESTS_SYSTEM_SYSTEM_H
 
-#include "kvclient.h"
-#include "process.h"
+#include "client/include/kvclient.h"
+#include "tests/support/process.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

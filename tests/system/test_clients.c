@@ -1,10 +1,10 @@
 /* Clients that die or behave badly: what they held comes back, the others do not feel them, and
  * the table of clients names them. */
-#include "system.h"
+#include "tests/system/system.h"
 
-#include "client.h" /* the inside: the library itself keeps to its credits */
-#include "message.h"
-#include "rows.h"
+#include "client/client.h" /* the inside: the library itself keeps to its credits */
+#include "kvserver/net/message.h"
+#include "tests/support/rows.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* What people get wrong on a command line: one line on stderr that says what, where and which
  * value, the right exit status, nothing on stdout, and nothing left behind. */
-#include "system.h"
+#include "tests/system/system.h"
 
-#include "client.h" /* the inside: another version's hello */
-#include "kvstore.pb-c.h"
+#include "client/client.h" /* the inside: another version's hello */
+#include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>
 #include <stdlib.h>

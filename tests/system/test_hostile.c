@@ -1,8 +1,8 @@
 /* Whoever can reach a port can send it anything.  Random bytes, broken HTTP/2 and connections
  * that never get on are refused or dropped; the node serves on, in as much memory as before. */
-#include "system.h"
+#include "tests/system/system.h"
 
-#include "random.h"
+#include "kvserver/base/random.h"
 
 #include <errno.h>
 #include <stdio.h>

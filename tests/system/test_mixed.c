@@ -1,5 +1,5 @@
 /* A node in odd conditions: more data threads than cores, nothing to do, standing still. */
-#include "system.h"
+#include "tests/system/system.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* One node of three is down: killed, stopped, or behind a port that nobody serves.  A client
  * opens all the same, in a stated time, and finds on the living nodes what others put there;
  * what needs the node that is down fails, naming it, until it is back. */
-#include "rows.h"
-#include "system.h"
+#include "tests/support/rows.h"
+#include "tests/system/system.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* Retrieval from two nodes that are processes of their own, over tcp and over shared memory:
  * the suite that conformance.query runs inside one process. */
-#include "system.h"
+#include "tests/system/system.h"
 
 #include <stdio.h>
 #include <string.h>

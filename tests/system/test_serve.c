@@ -1,7 +1,7 @@
 /* One node as a user meets it: the ready line, every kind of operation over tcp and over shared
  * memory, the page that watches it, what it listens on, and that it ends without a trace. */
-#include "rows.h"
-#include "system.h"
+#include "tests/support/rows.h"
+#include "tests/system/system.h"
 
 #include <fcntl.h>
 #include <signal.h>

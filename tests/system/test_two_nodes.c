@@ -1,9 +1,9 @@
 /* Two nodes and several clients, over tcp: random operations against a model, and what is left
  * when a node is killed in the middle: the failures name it and come in time, all that lies on
  * the other node goes on, and the node is found again when it comes back. */
-#include "rows.h"
-#include "system.h"
-#include "traffic.h"
+#include "tests/support/rows.h"
+#include "tests/system/system.h"
+#include "tests/system/traffic.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* kvworker over real nodes, on a small made model: the same answer wherever its rows are, and a
  * node that is killed while it answers. */
-#include "system.h"
-#include "worker_files.h"
+#include "tests/support/worker_files.h"
+#include "tests/system/system.h"
 
 #include <stdio.h>
 #include <stdlib.h>

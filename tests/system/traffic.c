@@ -1,10 +1,10 @@
-#include "traffic.h"
+#include "tests/system/traffic.h"
 
-#include "hash.h"
-#include "kvclient.h"
-#include "process.h"
-#include "random.h"
-#include "rows.h"
+#include "client/include/kvclient.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/base/random.h"
+#include "tests/support/process.h"
+#include "tests/support/rows.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -5,8 +5,8 @@
  *
  * Threads: one.  Memory: traffic_run() frees all it made.
  */
-#ifndef SYSTEM_TRAFFIC_H
-#define SYSTEM_TRAFFIC_H
+#ifndef KV_TESTS_SYSTEM_TRAFFIC_H
+#define KV_TESTS_SYSTEM_TRAFFIC_H
 
 #include <stdbool.h>
 #include <stdint.h>

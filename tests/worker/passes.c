@@ -10,9 +10,9 @@
  * Prints the largest difference of each from the first, over the root mean square of the logits
  * of its position.  Exit status 1: the bits differ where they must not, or a difference is
  * above 1e-4 with fp32 rows, 1e-3 with fp16, 1e-2 with bf16.  2: wrong usage. */
-#include "embedded.h"
-#include "forward.h"
-#include "tokenizer.h"
+#include "gpu-worker/engine/forward.h"
+#include "gpu-worker/kvcache/embedded_node.h"
+#include "gpu-worker/text/tokenizer.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* print_tokens FILE [--special] [--bounds]: reads texts as lines of hexadecimal bytes from
  * standard input, and prints the tokens of each on a line.  print_tokens FILE --pieces prints
  * what each token stands for, in hexadecimal.  For compare_tokens.py. */
-#include "tokenizer.h"
+#include "gpu-worker/text/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* kvworker ask as a user runs it, on a small made model and a store inside of it: an object for
  * each answer and each method, a fork for each question that trains nothing anew, the same
  * answers where nothing is left out, which of them are right, and what it refuses. */
-#include "model_maker.h"
-#include "worker_files.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/worker_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* kvworker eval as a user runs it, on a small made model: its lines against what `kvworker
  * logits` says, its formats, and what it refuses. */
-#include "model_maker.h"
-#include "tokenizer.h"
-#include "worker_files.h"
+#include "gpu-worker/text/tokenizer.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/worker_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

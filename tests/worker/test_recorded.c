@@ -10,8 +10,8 @@
  *     build/tests/worker/test_worker_recorded tests/worker/recorded --record
  */
 #define _GNU_SOURCE /* open_memstream */
-#include "model_session.h"
-#include "recorded.h"
+#include "tests/support/model_session.h"
+#include "tests/support/recorded.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,233 @@
+/* Codes for the keys of a session's rows: one message to each data thread with all of its
+ * units, unless they are too many. */
+#include "client/client.h"
+
+#include <string.h>
+
+enum {
+    /* Making codes takes long, and who asks again is told of fewer that were made meanwhile. */
+    WAIT_RETRIES = 8,
+};
+
+static uint32_t layers_end(const struct kv_index_part *part)
+{
+    return part->index.layer_begin + part->index.n_layers;
+}
+
+/* Goes to the first unit at or behind (layer, head) that lives on the lane. */
+static bool
+seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
+{
+    const struct kv_session *session = op->session;
+
+    for (; *layer < layers_end(&op->index); ++*layer, *head = 0)
+        for (; *head < session->schema.layers[*layer].n_kv_heads; ++*head)
+            if (kv_session_lane(session, *layer, *head) == lane)
+                return true;
+    return false;
+}
+
+static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
+{
+    const struct kv_op *op = errand->op;
+    const struct kv_index *index = &op->index.index;
+    const struct kv_wire_index asked = {
+        .chapter_blocks = index->chapter_blocks,
+        .m = (uint16_t)index->m,
+        .bits = (uint16_t)index->bits,
+        .iterations = index->iterations,
+        .budget_us = index->budget_us,
+        .seed = index->seed,
+        .wait = index->wait,
+        .rest = index->rest,
+    };
+    struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
+    uint32_t layer = errand->layer, head = errand->head;
+    uint32_t n_units = 0;
+    bool more = true;
+
+    while (more && n_units < KV_WIRE_UNITS_MAX) {
+        units[n_units++] =
+            (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
+        head++;
+        more = seek(op, errand->lane, &layer, &head);
+    }
+    trip->body_bytes = sizeof(asked) + n_units * sizeof(units[0]);
+    if (!kv_trip_envelope(trip, trip->body_bytes))
+        return KV_BUSY;
+    memcpy(trip->envelope->body, &asked, sizeof(asked));
+    memcpy(trip->envelope->body + sizeof(asked), units, n_units * sizeof(units[0]));
+    trip->header.op = KV_OP_INDEX;
+    trip->header.n_units = n_units;
+    trip->header.layer = units[0].layer;
+    trip->header.token_count = index->tokens;
+    trip->header.snapshot = index->tokens;
+    if (index->wait)
+        trip->patience_us *= WAIT_RETRIES;
+    errand->layer = layer;
+    errand->head = head;
+    errand->finished = !more;
+    return KV_OK;
+}
+
+static void start(struct kv_op *op)
+{
+    kv_lanes_unmark(op->client);
+    for (uint32_t layer = op->index.index.layer_begin; layer < layers_end(&op->index);
+         layer++) {
+        for (uint32_t head = 0; head < op->session->schema.layers[layer].n_kv_heads; head++) {
+            struct kv_lane *lane = kv_session_lane(op->session, layer, head);
+            struct kv_errand *errand;
+
+            if (lane->mark == op)
+                continue;
+            lane->mark = op;
+            errand = kv_errand_add(op, lane);
+            if (errand == NULL) {
+                kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+                return;
+            }
+            errand->layer = layer;
+            errand->head = head;
+        }
+    }
+}
+
+/* The number that is impossible; NULL: there is none.  A unit's codebooks are at most one for
+ * each of its blocks. */
+static const char *indexed_fault(const struct kv_trip *trip,
+                                 const struct kv_wire_indexed *indexed,
+                                 uint64_t *ret_value)
+{
+    const struct kv_index *index = &trip->op->index.index;
+    const uint64_t n_units = trip->header.n_units;
+    const uint64_t n_books =
+        n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
+    const struct {
+        const char *field;
+        uint64_t value, most;
+    } fields[] = {
+        {"rows_coded", indexed->rows_coded, indexed->rows},
+        {"n_found", indexed->n_found, n_books},
+        {"n_trained", indexed->n_trained, n_books},
+        {"n_pending", indexed->n_pending, index->wait ? 0 : n_books},
+        {"iterations", indexed->iterations, (uint64_t)indexed->n_trained * KV_ITERATIONS_MAX},
+        {"train_us", indexed->train_us, indexed->n_trained * (uint64_t)UINT32_MAX},
+    };
+
+    *ret_value = indexed->rows;
+    if (indexed->rows != n_units * index->tokens)
+        return "rows";
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        *ret_value = fields[i].value;
+        if (fields[i].value > fields[i].most)
+            return fields[i].field;
+    }
+    return NULL;
+}
+
+/* All of an answer is in its body, and the trip ends with it: nothing is added twice. */
+static kv_status_t
+reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *header = &trip->reply;
+    struct kv_indexed *sum = &trip->op->index.sum;
+    struct kv_wire_indexed got;
+    const char *fault;
+    uint64_t value;
+    kv_status_t status = kv_reply_check_units(trip, trip->header.layer, trip->header.snapshot,
+                                              detail, detail_bytes);
+
+    if (status != KV_OK)
+        return status;
+    if (header->body_bytes != sizeof(got) || header->bulk_bytes != 0)
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                               header->body_bytes, (unsigned long long)header->bulk_bytes);
+    memcpy(&got, body, sizeof(got));
+    fault = indexed_fault(trip, &got, &value);
+    if (fault != NULL)
+        return kv_reply_refuse(detail, detail_bytes, "%s: %llu", fault,
+                               (unsigned long long)value);
+    sum->rows += got.rows;
+    sum->rows_coded += got.rows_coded;
+    sum->n_found += got.n_found;
+    sum->n_trained += got.n_trained;
+    sum->n_pending += got.n_pending;
+    sum->iterations += got.iterations;
+    sum->train_us += got.train_us;
+    return KV_OK;
+}
+
+static void
+describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+{
+    kv_session_describe(op->session,
+                        trip != NULL ? trip->header.layer : op->index.index.layer_begin, text,
+                        text_bytes);
+}
+
+static const struct kv_op_kind index_kind = {
+    .name = "index",
+    .id = KV_OP_INDEX,
+    .class = KV_LANE_READ,
+    .needs_current = true,
+    .start = start,
+    .build = build,
+    .reply = reply,
+    .describe = describe,
+};
+
+/* NULL: it can be asked for. */
+static const char *index_fault(const struct kv_session *session, const struct kv_index *index)
+{
+    const kv_schema_t *schema = &session->schema;
+
+    if (index->n_layers == 0 ? index->layer_begin != 0
+                             : index->layer_begin >= schema->n_layers ||
+                                   index->n_layers > schema->n_layers - index->layer_begin)
+        return "no such layers";
+    if (index->tokens == 0 || index->tokens > session->tokens_max)
+        return "tokens";
+    if (index->m == 0 || index->m > KV_SUBSPACES_MAX)
+        return "m";
+    if (index->bits == 0 || index->bits > KV_CODE_BITS_MAX)
+        return "bits";
+    if (index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX)
+        return "iterations";
+    if ((index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
+        index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS)
+        return "chapter_blocks";
+    if (index->rest != 0 && index->rest != 16 && index->rest != 64)
+        return "rest is 0, or 16 or 64 summaries";
+    return NULL;
+}
+
+kv_status_t kv_index_begin(struct kv_session *session,
+                           const struct kv_index *index,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    const char *fault = index_fault(session, index);
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (fault != NULL)
+        return kv_client_refuse(
+            session->client, KV_INVALID, "index: %s: layers %u+%u, tokens %u, m %u, bits %u",
+            fault, index->layer_begin, index->n_layers, index->tokens, index->m, index->bits);
+    status = kv_op_begin(session->client, &index_kind, session, NULL, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    op->index.index = *index;
+    if (index->n_layers == 0)
+        op->index.index.n_layers = session->schema.n_layers;
+    kv_op_need_units(op, op->index.index.layer_begin, layers_end(&op->index), 0, 0);
+    return kv_op_go(op, ret_op);
+}
+
+void kv_op_indexed(const struct kv_op *op, struct kv_indexed *ret_indexed)
+{
+    *ret_indexed = (struct kv_indexed){0};
+    if (op->kind == &index_kind && op->status == KV_OK)
+        *ret_indexed = op->index.sum;
+}

@@ -1,0 +1,851 @@
+/* Rows between the caller's memory and the nodes.
+ *
+ * A box of rows is (layer, head, token, row_bytes), dense.  A unit whose share is large goes in
+ * messages of its own, cut at multiples of KV_BLOCK_TOKENS counted from token 0, so that what
+ * lands in the node lands in whole segments; units whose shares are small travel together, one
+ * message per data thread if they fit.
+ */
+#include "client/client.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    ALONE_BYTES = 32 << 10, /* a unit's share from which it travels alone */
+};
+
+/* ---- boxes ------------------------------------------------------------------------------- */
+
+static uint32_t heads_end(const kv_schema_t *schema, const struct kv_rows *box, uint32_t layer)
+{
+    return box->n_heads > 0 ? box->head_begin + box->n_heads : schema->layers[layer].n_kv_heads;
+}
+
+static bool box_fits(const kv_schema_t *schema, const struct kv_rows *box)
+{
+    if (box->n_layers == 0 || box->layer_begin >= schema->n_layers ||
+        box->n_layers > schema->n_layers - box->layer_begin)
+        return false;
+    if (box->n_tokens == 0 || box->token_begin >= KV_TOKENS_MAX ||
+        box->n_tokens > KV_TOKENS_MAX - box->token_begin)
+        return false;
+    if (box->n_heads == 0)
+        return box->head_begin == 0;
+    for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++)
+        if (box->head_begin >= schema->layers[layer].n_kv_heads ||
+            box->n_heads > schema->layers[layer].n_kv_heads - box->head_begin)
+            return false;
+    return true;
+}
+
+size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows)
+{
+    uint64_t token_bytes = 0;
+
+    if (!box_fits(schema, rows))
+        return 0;
+    for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
+         layer++)
+        token_bytes += (uint64_t)(heads_end(schema, rows, layer) - rows->head_begin) *
+                       schema->layers[layer].row_bytes;
+    return token_bytes * rows->n_tokens;
+}
+
+static size_t n_rows(const kv_schema_t *schema, const struct kv_rows *rows)
+{
+    size_t n_units = 0;
+
+    for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
+         layer++)
+        n_units += heads_end(schema, rows, layer) - rows->head_begin;
+    return n_units * rows->n_tokens;
+}
+
+uint32_t kv_row_crc(const struct kv_session *session,
+                    const void *row,
+                    size_t row_bytes,
+                    uint32_t layer,
+                    uint32_t kv_head,
+                    uint32_t token)
+{
+    uint32_t crc;
+
+    kv_writers_crc(session->writers, layer, kv_head, row, 1, row_bytes, token, NULL, &crc);
+    return crc;
+}
+
+/* Where a unit's rows begin in the box's memory. */
+static size_t unit_offset(const struct kv_session *session,
+                          const struct kv_rows *box,
+                          uint32_t layer,
+                          uint32_t head)
+{
+    uint64_t before;
+
+    if (box->n_heads == 0)
+        before = session->bytes_before[layer] - session->bytes_before[box->layer_begin];
+    else
+        before =
+            (session->row_bytes_before[layer] - session->row_bytes_before[box->layer_begin]) *
+            box->n_heads;
+    before += (uint64_t)(head - box->head_begin) * session->schema.layers[layer].row_bytes;
+    return before * box->n_tokens;
+}
+
+/* How many units of the box come before this one. */
+static size_t unit_rank(const struct kv_session *session,
+                        const struct kv_rows *box,
+                        uint32_t layer,
+                        uint32_t head)
+{
+    const kv_schema_t *schema = &session->schema;
+
+    if (box->n_heads == 0)
+        return kv_schema_unit(schema, layer, head) -
+               kv_schema_unit(schema, box->layer_begin, 0);
+    return (size_t)(layer - box->layer_begin) * box->n_heads + (head - box->head_begin);
+}
+
+/* Goes to the first unit of the box, at or behind (layer, head), that lives on the lane. */
+static bool
+seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
+{
+    const struct kv_session *session = op->session;
+    const struct kv_rows *box = &op->rows.box;
+
+    while (*layer < box->layer_begin + box->n_layers) {
+        for (; *head < heads_end(&session->schema, box, *layer); ++*head)
+            if (kv_session_lane(session, *layer, *head) == lane)
+                return true;
+        ++*layer;
+        *head = box->head_begin;
+    }
+    return false;
+}
+
+/* ---- what an answer's rows are ----------------------------------------------------------- */
+
+/* The rows of one unit of a trip, in the caller's memory. */
+struct piece {
+    uint32_t layer, head;
+    uint8_t *rows;
+    size_t n_rows;
+    size_t row_bytes;
+    uint32_t *crcs; /* the caller's, or NULL */
+    uint32_t token; /* of the first, if ids is NULL */
+    const uint32_t *ids;
+    /* For piece_next() only. */
+    uint32_t next_unit;
+    uint32_t next_id;
+};
+
+static bool piece_next(const struct kv_trip *trip, struct piece *piece)
+{
+    const struct kv_op *op = trip->op;
+    const struct kv_wire_unit *unit =
+        (const struct kv_wire_unit *)trip->envelope->body + piece->next_unit;
+    size_t first; /* rows before in the caller's memory, fetch */
+
+    if (piece->next_unit >= trip->header.n_units)
+        return false;
+    piece->layer = unit->layer;
+    piece->head = unit->kv_head;
+    piece->row_bytes = op->session->schema.layers[unit->layer].row_bytes;
+    if (op->kind->id != KV_OP_FETCH) {
+        const struct kv_rows *box = &op->rows.box;
+        uint32_t skipped = trip->header.token_begin - box->token_begin;
+
+        piece->n_rows = trip->header.token_count;
+        piece->token = trip->header.token_begin;
+        piece->ids = NULL;
+        piece->rows = op->rows.base +
+                      unit_offset(op->session, box, unit->layer, unit->kv_head) +
+                      (size_t)skipped * piece->row_bytes;
+        piece->crcs =
+            op->rows.crcs != NULL
+                ? op->rows.crcs +
+                      unit_rank(op->session, box, unit->layer, unit->kv_head) * box->n_tokens +
+                      skipped
+                : NULL;
+    } else {
+        const uint32_t *ids =
+            (const uint32_t *)((const struct kv_wire_unit *)trip->envelope->body +
+                               trip->header.n_units);
+
+        first = op->fetch.begin[unit->kv_head - op->fetch.head_begin];
+        if (piece->next_unit == 0)
+            first += trip->position;
+        piece->n_rows = unit->n_ids;
+        piece->token = 0;
+        piece->ids = ids + piece->next_id;
+        piece->rows = op->fetch.base + first * piece->row_bytes;
+        piece->crcs = op->fetch.crcs != NULL ? op->fetch.crcs + first : NULL;
+        piece->next_id += unit->n_ids;
+    }
+    piece->next_unit++;
+    return true;
+}
+
+static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+{
+    struct piece piece = {0};
+    unsigned n_iov = 0;
+
+    if (bytes != trip->bytes)
+        return 0;
+    while (piece_next(trip, &piece)) {
+        size_t piece_bytes = piece.n_rows * piece.row_bytes;
+
+        if (n_iov > 0 &&
+            (uint8_t *)ret_iov[n_iov - 1].base + ret_iov[n_iov - 1].bytes == piece.rows) {
+            ret_iov[n_iov - 1].bytes += piece_bytes;
+            continue;
+        }
+        if (n_iov == KV_IOV_MAX)
+            return 0;
+        ret_iov[n_iov++] = (struct kv_iov){.base = piece.rows, .bytes = piece_bytes};
+    }
+    return n_iov;
+}
+
+static uint32_t first_layer(const struct kv_trip *trip)
+{
+    return ((const struct kv_wire_unit *)trip->envelope->body)->layer;
+}
+
+static kv_status_t
+reply_rows(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *reply = &trip->reply;
+    size_t crcs_bytes = (size_t)trip->n_rows * sizeof(uint32_t);
+    struct piece piece = {0};
+    kv_status_t status = kv_reply_check_units(trip, first_layer(trip), trip->header.snapshot,
+                                              detail, detail_bytes);
+
+    if (status != KV_OK)
+        return status;
+    if (reply->n_rows != trip->n_rows)
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                               trip->n_rows);
+    if (reply->bulk_bytes != 0
+            ? reply->bulk_bytes != trip->bytes || reply->body_bytes != crcs_bytes
+            : reply->body_bytes != crcs_bytes + trip->bytes)
+        return kv_reply_refuse(detail, detail_bytes,
+                               "a body of %u bytes and bulk of %llu: %u rows of %zu bytes",
+                               reply->body_bytes, (unsigned long long)reply->bulk_bytes,
+                               trip->n_rows, trip->bytes);
+    memcpy(trip->envelope->body + trip->crcs_offset, body, crcs_bytes);
+    if (reply->bulk_bytes != 0)
+        return KV_OK;
+    body += crcs_bytes;
+    while (piece_next(trip, &piece)) {
+        size_t bytes = piece.n_rows * piece.row_bytes;
+
+        memcpy(piece.rows, body, bytes);
+        body += bytes;
+    }
+    return KV_OK;
+}
+
+static kv_status_t finish_rows(struct kv_trip *trip, char *detail, size_t detail_bytes)
+{
+    const uint32_t *crcs = (const uint32_t *)(trip->envelope->body + trip->crcs_offset);
+    struct piece piece = {0};
+
+    while (piece_next(trip, &piece)) {
+        size_t bad =
+            kv_writers_verify(trip->op->session->writers, piece.layer, piece.head, piece.rows,
+                              piece.n_rows, piece.row_bytes, piece.token, piece.ids, crcs);
+
+        if (bad < piece.n_rows) {
+            snprintf(detail, detail_bytes,
+                     "the row of layer %u, kv head %u, token %u fails its "
+                     "checksum",
+                     piece.layer, piece.head,
+                     piece.ids != NULL ? piece.ids[bad] : piece.token + (uint32_t)bad);
+            return KV_CORRUPT;
+        }
+        if (piece.crcs != NULL)
+            memcpy(piece.crcs, crcs, piece.n_rows * sizeof(*crcs));
+        crcs += piece.n_rows;
+    }
+    trip->remote->rows_out += trip->n_rows;
+    return KV_OK;
+}
+
+static kv_status_t
+reply_put(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *asked = &trip->header, *reply = &trip->reply;
+    kv_status_t status = kv_reply_check_units(
+        trip, first_layer(trip), asked->token_begin + asked->token_count, detail, detail_bytes);
+
+    (void)body;
+    if (status != KV_OK)
+        return status;
+    if (reply->n_rows != trip->n_rows)
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                               trip->n_rows);
+    if (reply->body_bytes != 0 || reply->bulk_bytes != 0)
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                               reply->body_bytes, (unsigned long long)reply->bulk_bytes);
+    trip->remote->rows_in += trip->n_rows;
+    return KV_OK;
+}
+
+static void
+describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+{
+    uint32_t layer = op->kind->id == KV_OP_FETCH ? op->fetch.layer : op->rows.box.layer_begin;
+
+    if (trip != NULL && trip->envelope != NULL && trip->header.n_units > 0)
+        layer = first_layer(trip);
+    kv_session_describe(op->session, layer, text, text_bytes);
+}
+
+/* ---- put, append, read ------------------------------------------------------------------- */
+
+static bool is_write(const struct kv_op *op)
+{
+    return op->kind->id != KV_OP_READ;
+}
+
+/* Tokens of one unit in the next message, from `token` on. */
+static uint32_t cut(const struct kv_lane *lane, size_t row_bytes, uint32_t token, uint32_t end)
+{
+    uint32_t most = (uint32_t)(lane->link.remote->bulk_bytes_max / row_bytes);
+    uint32_t step = KV_BLOCK_TOKENS;
+
+    if (most > KV_WIRE_ROWS_MAX)
+        most = KV_WIRE_ROWS_MAX;
+    if (end - token <= most)
+        return end - token;
+    while (step > most)
+        step /= 2;
+    return (token + most) / step * step - token;
+}
+
+/* Whether one more unit fits a message that has some already. */
+static bool fits(const struct kv_errand *errand,
+                 uint32_t n_units,
+                 size_t bytes,
+                 size_t more,
+                 uint32_t tokens)
+{
+    size_t sum = bytes + more;
+
+    if (more >= ALONE_BYTES || n_units >= KV_WIRE_UNITS_MAX ||
+        ((uint64_t)n_units + 1) * tokens > KV_WIRE_ROWS_MAX)
+        return false;
+    if (is_write(errand->op))
+        return sum <= KV_WIRE_INLINE_MAX;
+    /* An answer's rows land piece by piece when they do not come in its body. */
+    return sum <= KV_INLINE_WANTED ||
+           (n_units < KV_IOV_MAX && sum <= errand->lane->link.remote->bulk_bytes_max);
+}
+
+/* Copies CRCs and, where they travel in the body, rows. */
+static void fill_put(struct kv_trip *trip, bool is_inline)
+{
+    uint32_t *crcs =
+        (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + trip->header.n_units);
+    uint8_t *rows = (uint8_t *)(crcs + trip->n_rows);
+    struct piece piece = {0};
+
+    while (piece_next(trip, &piece)) {
+        if (piece.crcs != NULL)
+            memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));
+        else
+            kv_writers_crc(trip->op->session->writers, piece.layer, piece.head, piece.rows,
+                           piece.n_rows, piece.row_bytes, piece.token, NULL, crcs);
+        crcs += piece.n_rows;
+        if (!is_inline) {
+            trip->bulk = piece.rows;
+            continue;
+        }
+        memcpy(rows, piece.rows, piece.n_rows * piece.row_bytes);
+        rows += piece.n_rows * piece.row_bytes;
+    }
+}
+
+static kv_status_t build_rows(struct kv_errand *errand, struct kv_trip *trip)
+{
+    struct kv_op *op = errand->op;
+    const struct kv_session *session = op->session;
+    const struct kv_rows *box = &op->rows.box;
+    struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
+    uint32_t end = box->token_begin + box->n_tokens;
+    uint32_t layer = errand->layer, head = errand->head;
+    uint32_t token = (uint32_t)errand->position;
+    size_t row_bytes = session->schema.layers[layer].row_bytes;
+    uint32_t n_tokens = cut(errand->lane, row_bytes, token, end);
+    size_t bytes = n_tokens * row_bytes;
+    bool packs = n_tokens == box->n_tokens && bytes < ALONE_BYTES;
+    bool is_inline = is_write(op);
+    uint32_t n_units = 1;
+    bool more;
+    size_t room;
+
+    units[0] = (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
+    if (token + n_tokens < end) {
+        token += n_tokens;
+        more = true;
+    } else {
+        token = box->token_begin;
+        head++;
+        more = seek(op, errand->lane, &layer, &head);
+        while (more && packs) {
+            size_t share = (size_t)session->schema.layers[layer].row_bytes * n_tokens;
+
+            if (!fits(errand, n_units, bytes, share, n_tokens))
+                break;
+            units[n_units++] =
+                (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
+            bytes += share;
+            head++;
+            more = seek(op, errand->lane, &layer, &head);
+        }
+    }
+    if (n_units == 1 && bytes > KV_INLINE_WANTED)
+        is_inline = false;
+
+    trip->n_rows = n_units * n_tokens;
+    trip->bytes = bytes;
+    trip->body_bytes = n_units * sizeof(units[0]);
+    room = trip->body_bytes + trip->n_rows * sizeof(uint32_t) + (is_inline ? bytes : 0);
+    if (!kv_trip_envelope(trip, room))
+        return KV_BUSY;
+    memcpy(trip->envelope->body, units, trip->body_bytes);
+    trip->header.op = (uint8_t)op->kind->id;
+    trip->header.n_units = n_units;
+    trip->header.token_begin = (uint32_t)errand->position;
+    trip->header.token_count = n_tokens;
+    if (is_write(op)) {
+        trip->header.bulk_bytes = is_inline ? 0 : bytes;
+        trip->body_bytes = room;
+        fill_put(trip, is_inline);
+    } else {
+        trip->header.snapshot = trip->header.token_begin + n_tokens;
+        trip->crcs_offset = trip->body_bytes;
+    }
+    errand->layer = layer;
+    errand->head = head;
+    errand->position = token;
+    errand->finished = !more;
+    return KV_OK;
+}
+
+/* One errand for each lane that owns a unit of the box. */
+static void start_rows(struct kv_op *op)
+{
+    const struct kv_rows *box = &op->rows.box;
+
+    kv_lanes_unmark(op->client);
+    for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
+        uint32_t end = heads_end(&op->session->schema, box, layer);
+
+        for (uint32_t head = box->head_begin; head < end; head++) {
+            struct kv_lane *lane = kv_session_lane(op->session, layer, head);
+            struct kv_errand *errand;
+
+            if (lane->mark == op)
+                continue;
+            lane->mark = op;
+            errand = kv_errand_add(op, lane);
+            if (errand == NULL) {
+                kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+                return;
+            }
+            errand->layer = layer;
+            errand->head = head;
+            errand->position = box->token_begin;
+        }
+    }
+}
+
+/* ---- puts that lead up to others --------------------------------------------------------- */
+
+static bool is_put(const struct kv_op *op)
+{
+    return op->kind->id == KV_OP_PUT || op->kind->id == KV_OP_APPEND;
+}
+
+static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
+{
+    return a < b + n_b && b < a + n_a;
+}
+
+/* Whether the first one has all units of the second, up to its first row. */
+static bool leads_up_to(const struct kv_rows *first, const struct kv_rows *second)
+{
+    return first->token_begin + first->n_tokens >= second->token_begin &&
+           first->layer_begin <= second->layer_begin &&
+           first->layer_begin + first->n_layers >= second->layer_begin + second->n_layers &&
+           (first->n_heads == 0 ||
+            (second->n_heads > 0 && first->head_begin <= second->head_begin &&
+             first->head_begin + first->n_heads >= second->head_begin + second->n_heads));
+}
+
+/* Whether they may have a unit in common, and the first one begins before the second. */
+static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
+{
+    return first->token_begin < second->token_begin &&
+           runs_meet(first->layer_begin, first->n_layers, second->layer_begin,
+                     second->n_layers) &&
+           (first->n_heads == 0 || second->n_heads == 0 ||
+            runs_meet(first->head_begin, first->n_heads, second->head_begin, second->n_heads));
+}
+
+/* Rows of the same box before the trip's are stored or under way; those before the box may be
+ * another put's, unless that waits for this one to end. */
+static bool awaits_rows(const struct kv_trip *trip)
+{
+    const struct kv_op *op = trip->op;
+    struct kv_list *link, *follow;
+
+    if (trip->header.token_begin != op->rows.box.token_begin)
+        return true;
+    KV_LIST_EACH(link, follow, &op->session->ops) {
+        const struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
+
+        if (is_put(other) && other->stage != KV_STAGE_QUEUED &&
+            leads_to(&other->rows.box, &op->rows.box))
+            return true;
+    }
+    return false;
+}
+
+/* Trips that told their node to wait for rows of the put that has ended: those that have no
+ * others to wait for are sent again, and hear at once what becomes of them. */
+static void ended_put(struct kv_op *op)
+{
+    const struct kv_rows *box = &op->rows.box;
+    struct kv_client *client = op->client;
+    struct kv_list *link, *follow, *trip_link, *trip_follow;
+
+    KV_LIST_EACH(link, follow, &op->session->ops) {
+        struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
+        if (!is_put(other) || !leads_to(box, &other->rows.box))
+            continue;
+        const bool is_met = op->status == KV_OK && leads_up_to(box, &other->rows.box);
+        KV_LIST_EACH(trip_link, trip_follow, &other->trips) {
+            struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_op);
+
+            if (trip->header.snapshot == 0 || (!is_met && awaits_rows(trip)))
+                continue;
+            trip->header.snapshot = 0; /* nothing is left to look at */
+            if (is_met)
+                continue;
+            trip->resend_us = client->now_us;
+            kv_client_timer(client, trip->resend_us);
+        }
+    }
+}
+
+static kv_status_t begin_rows(const struct kv_op_kind *kind,
+                              struct kv_session *session,
+                              const struct kv_rows *rows,
+                              const struct kv_rows_io *io,
+                              uint32_t deadline_ms,
+                              struct kv_op **ret_op)
+{
+    struct kv_client *client = session->client;
+    size_t bytes = kv_rows_bytes(&session->schema, rows);
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (bytes == 0)
+        return kv_client_refuse(client, KV_INVALID,
+                                "%s: rows do not fit the schema: layers %u+%u, heads %u+%u, "
+                                "tokens %u+%u",
+                                kind->name, rows->layer_begin, rows->n_layers, rows->head_begin,
+                                rows->n_heads, rows->token_begin, rows->n_tokens);
+    if ((uint64_t)rows->token_begin + rows->n_tokens > session->tokens_max)
+        return kv_client_refuse(client, KV_TOO_LARGE, "%s: token %u is beyond the session's %u",
+                                kind->name, rows->token_begin + rows->n_tokens - 1,
+                                session->tokens_max);
+    if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
+        return kv_client_refuse(client, KV_INVALID, "%s: %zu bytes do not lie in the buffer",
+                                kind->name, bytes);
+    status = kv_op_begin(client, kind, session, io->buffer, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    op->rows.box = *rows;
+    op->rows.base = io->buffer->base + io->offset;
+    op->rows.crcs = io->crcs;
+    if (io->crcs != NULL && is_write(op)) {
+        size_t crcs_bytes = n_rows(&session->schema, rows) * sizeof(*io->crcs);
+        uint8_t *room = kv_op_room(op, crcs_bytes);
+
+        if (room == NULL) {
+            kv_op_discard(op);
+            return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
+        }
+        op->rows.crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
+    }
+    kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
+                     rows->head_begin, rows->n_heads);
+    return kv_op_go(op, ret_op);
+}
+
+static const struct kv_op_kind put_kind = {
+    .name = "put",
+    .id = KV_OP_PUT,
+    .class = KV_LANE_PUT,
+    .needs_current = true,
+    .awaits = awaits_rows,
+    .start = start_rows,
+    .build = build_rows,
+    .reply = reply_put,
+    .ended = ended_put,
+    .describe = describe,
+};
+
+static const struct kv_op_kind append_kind = {
+    .name = "append",
+    .id = KV_OP_APPEND,
+    .class = KV_LANE_APPEND,
+    .needs_current = true,
+    .awaits = awaits_rows,
+    .start = start_rows,
+    .build = build_rows,
+    .reply = reply_put,
+    .ended = ended_put,
+    .describe = describe,
+};
+
+static const struct kv_op_kind read_kind = {
+    .name = "read",
+    .id = KV_OP_READ,
+    .class = KV_LANE_READ,
+    .needs_current = true,
+    .start = start_rows,
+    .build = build_rows,
+    .land = land,
+    .reply = reply_rows,
+    .finish = finish_rows,
+    .describe = describe,
+};
+
+kv_status_t kv_put_begin(struct kv_session *session,
+                         const struct kv_rows *rows,
+                         const struct kv_rows_io *io,
+                         uint32_t deadline_ms,
+                         struct kv_op **ret_op)
+{
+    return begin_rows(&put_kind, session, rows, io, deadline_ms, ret_op);
+}
+
+kv_status_t kv_append_begin(struct kv_session *session,
+                            const struct kv_rows *rows,
+                            const struct kv_rows_io *io,
+                            uint32_t deadline_ms,
+                            struct kv_op **ret_op)
+{
+    return begin_rows(&append_kind, session, rows, io, deadline_ms, ret_op);
+}
+
+kv_status_t kv_read_begin(struct kv_session *session,
+                          const struct kv_rows *rows,
+                          const struct kv_rows_io *io,
+                          uint32_t deadline_ms,
+                          struct kv_op **ret_op)
+{
+    return begin_rows(&read_kind, session, rows, io, deadline_ms, ret_op);
+}
+
+/* ---- fetch ------------------------------------------------------------------------------- */
+
+static uint32_t ids_of(const struct kv_fetch_part *fetch, uint32_t head)
+{
+    return fetch->begin[head - fetch->head_begin + 1] - fetch->begin[head - fetch->head_begin];
+}
+
+static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
+{
+    const struct kv_fetch_part *fetch = &op->fetch;
+
+    for (; *head < fetch->head_begin + fetch->n_heads; ++*head)
+        if (ids_of(fetch, *head) > 0 &&
+            kv_session_lane(op->session, fetch->layer, *head) == lane)
+            return true;
+    return false;
+}
+
+static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
+{
+    struct kv_op *op = errand->op;
+    const struct kv_fetch_part *fetch = &op->fetch;
+    size_t row_bytes = op->session->schema.layers[fetch->layer].row_bytes;
+    uint32_t rows_max = (uint32_t)(errand->lane->link.remote->bulk_bytes_max / row_bytes);
+    struct kv_wire_unit units[KV_HEADS_MAX];
+    uint32_t head = errand->head;
+    uint32_t position = (uint32_t)errand->position;
+    uint32_t n_units = 0, n_rows = 0, greatest = 0;
+    uint32_t *ids;
+    bool more = true;
+    size_t room;
+
+    if (rows_max > KV_WIRE_ROWS_MAX)
+        rows_max = KV_WIRE_ROWS_MAX;
+    while (more && n_rows < rows_max) {
+        uint32_t left = ids_of(fetch, head) - position;
+        uint32_t n_ids = left < rows_max - n_rows ? left : rows_max - n_rows;
+
+        /* More pieces than one transfer can scatter go in the answer's body or wait. */
+        if (n_units >= KV_IOV_MAX && (n_rows + n_ids) * row_bytes > KV_INLINE_WANTED)
+            break;
+        units[n_units++] = (struct kv_wire_unit){
+            .layer = (uint16_t)fetch->layer, .kv_head = (uint16_t)head, .n_ids = n_ids};
+        n_rows += n_ids;
+        position += n_ids;
+        if (n_ids == left) {
+            head++;
+            position = 0;
+            more = seek_fetch(op, errand->lane, &head);
+        }
+    }
+
+    trip->body_bytes = n_units * sizeof(units[0]) + n_rows * sizeof(uint32_t);
+    room = trip->body_bytes + n_rows * sizeof(uint32_t);
+    if (!kv_trip_envelope(trip, room))
+        return KV_BUSY;
+    trip->n_rows = n_rows;
+    trip->bytes = n_rows * row_bytes;
+    trip->position = errand->position;
+    trip->crcs_offset = trip->body_bytes;
+    memcpy(trip->envelope->body, units, n_units * sizeof(units[0]));
+    ids = (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + n_units);
+    for (uint32_t i = 0; i < n_units; i++) {
+        uint32_t first = fetch->begin[units[i].kv_head - fetch->head_begin] +
+                         (i == 0 ? (uint32_t)errand->position : 0);
+
+        memcpy(ids, fetch->ids + first, units[i].n_ids * sizeof(*ids));
+        ids += units[i].n_ids;
+    }
+    for (uint32_t i = 0; i < n_rows; i++) {
+        uint32_t id = *--ids;
+
+        greatest = id > greatest ? id : greatest;
+    }
+    trip->header.op = KV_OP_FETCH;
+    trip->header.n_units = n_units;
+    trip->header.layer = fetch->layer;
+    trip->header.snapshot = fetch->snapshot > greatest ? fetch->snapshot : greatest + 1;
+    errand->head = head;
+    errand->position = position;
+    errand->finished = !more;
+    return KV_OK;
+}
+
+static void start_fetch(struct kv_op *op)
+{
+    const struct kv_fetch_part *fetch = &op->fetch;
+
+    kv_lanes_unmark(op->client);
+    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
+        struct kv_lane *lane = kv_session_lane(op->session, fetch->layer, head);
+        struct kv_errand *errand;
+
+        if (ids_of(fetch, head) == 0 || lane->mark == op)
+            continue;
+        lane->mark = op;
+        errand = kv_errand_add(op, lane);
+        if (errand == NULL) {
+            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+            return;
+        }
+        errand->head = head;
+    }
+}
+
+static const struct kv_op_kind fetch_kind = {
+    .name = "fetch",
+    .id = KV_OP_FETCH,
+    .class = KV_LANE_FETCH,
+    .needs_current = true,
+    .start = start_fetch,
+    .build = build_fetch,
+    .land = land,
+    .reply = reply_rows,
+    .finish = finish_rows,
+    .describe = describe,
+};
+
+/* Adds up the ids.  NULL: all fits. */
+static const char *check_fetch(const struct kv_session *session,
+                               const struct kv_fetch *fetch,
+                               uint32_t *ret_n_heads,
+                               uint32_t ret_begin[KV_HEADS_MAX + 1])
+{
+    uint32_t n_heads = fetch->n_heads;
+    uint32_t n_kv_heads;
+    uint64_t n_ids = 0;
+
+    if (fetch->layer >= session->schema.n_layers)
+        return "no such layer";
+    n_kv_heads = session->schema.layers[fetch->layer].n_kv_heads;
+    if (n_heads == 0 && fetch->head_begin == 0)
+        n_heads = n_kv_heads;
+    if (n_heads == 0 || fetch->head_begin >= n_kv_heads ||
+        n_heads > n_kv_heads - fetch->head_begin)
+        return "no such kv heads";
+    for (uint32_t i = 0; i < n_heads; i++) {
+        ret_begin[i] = (uint32_t)n_ids;
+        n_ids += fetch->n_ids[i];
+        if (n_ids > UINT32_MAX)
+            return "too many ids";
+    }
+    ret_begin[n_heads] = (uint32_t)n_ids;
+    for (uint64_t i = 0; i < n_ids; i++)
+        if (fetch->ids[i] >= session->tokens_max)
+            return "an id beyond the session's tokens_max";
+    if (fetch->snapshot > session->tokens_max)
+        return "a snapshot beyond the session's tokens_max";
+    *ret_n_heads = n_heads;
+    return NULL;
+}
+
+kv_status_t kv_fetch_begin(struct kv_session *session,
+                           const struct kv_fetch *fetch,
+                           const struct kv_rows_io *io,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    struct kv_client *client = session->client;
+    uint32_t begin[KV_HEADS_MAX + 1];
+    uint32_t n_heads;
+    kv_status_t status;
+    struct kv_op *op;
+    const char *fault = check_fetch(session, fetch, &n_heads, begin);
+    size_t bytes, ids_bytes;
+    uint8_t *room;
+
+    if (fault != NULL)
+        return kv_client_refuse(client, KV_INVALID, "fetch: layer %u: %s", fetch->layer, fault);
+    bytes = (size_t)begin[n_heads] * session->schema.layers[fetch->layer].row_bytes;
+    if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
+        return kv_client_refuse(client, KV_INVALID, "fetch: %zu bytes do not lie in the buffer",
+                                bytes);
+    status = kv_op_begin(client, &fetch_kind, session, io->buffer, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    ids_bytes = begin[n_heads] * sizeof(*fetch->ids);
+    room = kv_op_room(op, ids_bytes);
+    if (room == NULL) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "fetch: out of memory");
+    }
+    op->fetch.layer = fetch->layer;
+    op->fetch.head_begin = fetch->head_begin;
+    op->fetch.n_heads = n_heads;
+    op->fetch.snapshot = fetch->snapshot;
+    op->fetch.ids = kv_op_keep(&room, fetch->ids, ids_bytes);
+    op->fetch.base = io->buffer->base + io->offset;
+    op->fetch.crcs = io->crcs;
+    memcpy(op->fetch.begin, begin, (n_heads + 1) * sizeof(begin[0]));
+    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + n_heads; head++)
+        if (ids_of(&op->fetch, head) > 0)
+            kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
+    return kv_op_go(op, ret_op);
+}

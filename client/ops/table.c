@@ -1,0 +1,247 @@
+#include "client/client.h"
+
+#include "kvserver/base/hash.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PING_BYTES_MAX = 128 << 10
+};
+
+struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
+                                     const struct kv_id128 *fingerprint,
+                                     const struct kv_id128 *salt,
+                                     const uint32_t *tokens,
+                                     size_t n_tokens)
+{
+    return kv_block_name(parent, fingerprint, salt, tokens, n_tokens);
+}
+
+const char *kv_client_version(void)
+{
+    return KV_VERSION_TEXT;
+}
+
+/* ---- ping -------------------------------------------------------------------------------- */
+
+static void start_ping(struct kv_op *op)
+{
+    struct kv_remote *remote = &op->client->remotes[op->ping.node];
+
+    if (op->ping.thread >= remote->n_lanes)
+        kv_op_fail(op, remote, NULL, KV_INVALID, "data thread %u of %u", op->ping.thread,
+                   remote->n_lanes);
+    else if (kv_errand_add(op, &remote->lanes[op->ping.thread]) == NULL)
+        kv_op_fail(op, remote, NULL, KV_NO_MEMORY, "out of memory");
+}
+
+static kv_status_t build_ping(struct kv_errand *errand, struct kv_trip *trip)
+{
+    const struct kv_op *op = errand->op;
+
+    trip->body_bytes = op->ping.bytes_out;
+    if (!kv_trip_envelope(trip, trip->body_bytes))
+        return KV_BUSY;
+    memset(trip->envelope->body, 0, trip->body_bytes);
+    trip->header.op = KV_OP_PING;
+    trip->header.token_count = op->ping.bytes_back;
+    errand->finished = true;
+    return KV_OK;
+}
+
+static kv_status_t
+reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *reply = &trip->reply;
+
+    (void)body;
+    if (reply->bulk_bytes == 0 && reply->body_bytes == trip->op->ping.bytes_back)
+        return KV_OK;
+    return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                           reply->body_bytes, (unsigned long long)reply->bulk_bytes);
+}
+
+static const struct kv_op_kind ping_kind = {
+    .name = "ping",
+    .id = KV_OP_PING,
+    .class = KV_LANE_FETCH,
+    .start = start_ping,
+    .build = build_ping,
+    .reply = reply_ping,
+};
+
+kv_status_t kv_ping_begin(struct kv_client *client,
+                          uint32_t node,
+                          uint32_t thread,
+                          uint32_t bytes_out,
+                          uint32_t bytes_back,
+                          uint32_t deadline_ms,
+                          struct kv_op **ret_op)
+{
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (node >= client->n_remotes || bytes_out > PING_BYTES_MAX || bytes_back > PING_BYTES_MAX)
+        return kv_client_refuse(client, KV_INVALID, "ping: node %u, %u bytes out, %u back",
+                                node, bytes_out, bytes_back);
+    status = kv_op_begin(client, &ping_kind, NULL, NULL, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    op->ping.node = node;
+    op->ping.thread = thread;
+    op->ping.bytes_out = bytes_out;
+    op->ping.bytes_back = bytes_back;
+    kv_op_need(op, node);
+    return kv_op_go(op, ret_op);
+}
+
+/* ---- tables ------------------------------------------------------------------------------ */
+
+static char *copy_text(char **text, const char *from)
+{
+    size_t bytes = strlen(from) + 1;
+    char *to = *text;
+
+    memcpy(to, from, bytes);
+    kv_peer_name(to);
+    *text += bytes;
+    return to;
+}
+
+/* One block of memory: columns, cells, texts, which must not steer a terminal. */
+static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
+{
+    size_t n_cells = reply->n_columns * reply->n_rows;
+    size_t text_bytes = 0;
+    const char **columns;
+    struct kv_cell *cells;
+    char *text;
+
+    for (size_t i = 0; i < reply->n_columns; i++)
+        text_bytes += strlen(reply->columns[i]) + 1;
+    for (size_t i = 0; i < reply->n_rows; i++) {
+        const Kvpb__Row *row = reply->rows[i];
+
+        for (size_t j = 0; j < row->n_cells; j++)
+            if (row->cells[j]->value_case == KVPB__CELL__VALUE_TEXT)
+                text_bytes += strlen(row->cells[j]->text) + 1;
+    }
+    op->table.memory =
+        malloc(n_cells * sizeof(*cells) + reply->n_columns * sizeof(*columns) + text_bytes + 1);
+    if (op->table.memory == NULL)
+        return KV_NO_MEMORY;
+    cells = op->table.memory;
+    columns = (const char **)(cells + n_cells);
+    text = (char *)(columns + reply->n_columns);
+    for (size_t i = 0; i < reply->n_columns; i++)
+        columns[i] = copy_text(&text, reply->columns[i]);
+    for (size_t i = 0; i < n_cells; i++) {
+        const Kvpb__Cell *cell = reply->rows[i / reply->n_columns]->cells[i % reply->n_columns];
+        bool is_text = cell->value_case == KVPB__CELL__VALUE_TEXT;
+
+        cells[i].text = is_text ? copy_text(&text, cell->text) : NULL;
+        cells[i].number = is_text ? 0 : cell->number;
+    }
+    op->table.table = (struct kv_table){
+        .n_columns = (uint32_t)reply->n_columns,
+        .n_rows = (uint32_t)reply->n_rows,
+        .columns = columns,
+        .cells = cells,
+    };
+    return KV_OK;
+}
+
+static void table_done(struct kv_call *call,
+                       kv_status_t status,
+                       const ProtobufCMessage *message,
+                       const char *detail)
+{
+    struct kv_op *op = call->op;
+
+    if (op == NULL)
+        return;
+    if (status == KV_OK && op->kind->id == KV_OP_TABLE)
+        status = keep_table(op, (const Kvpb__TableReply *)message);
+    if (status != KV_OK)
+        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+}
+
+static void start_table(struct kv_op *op)
+{
+    struct kv_remote *remote = &op->client->remotes[op->table.node];
+    Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
+    Kvpb__DrainRequest drain = KVPB__DRAIN_REQUEST__INIT;
+    kv_status_t status;
+
+    table.name = op->table.name;
+    status = kv_call_begin(remote, op, NULL, op->kind->id,
+                           op->kind->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
+    if (status != KV_OK)
+        kv_op_fail(op, remote, NULL, status, "it cannot be sent");
+}
+
+static void fini_table(struct kv_op *op)
+{
+    free(op->table.memory);
+    op->table.memory = NULL;
+}
+
+static const struct kv_op_kind table_kind = {
+    .name = "table",
+    .id = KV_OP_TABLE,
+    .start = start_table,
+    .fini = fini_table,
+};
+
+static const struct kv_op_kind drain_kind = {
+    .name = "drain",
+    .id = KV_OP_DRAIN,
+    .start = start_table,
+};
+
+static kv_status_t begin_table(struct kv_client *client,
+                               const struct kv_op_kind *kind,
+                               uint32_t node,
+                               const char *name,
+                               uint32_t deadline_ms,
+                               struct kv_op **ret_op)
+{
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (node >= client->n_remotes || strlen(name) >= sizeof(op->table.name))
+        return kv_client_refuse(client, KV_INVALID, "%s: node %u: %.32s", kind->name, node,
+                                name);
+    status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    op->table.node = node;
+    snprintf(op->table.name, sizeof(op->table.name), "%s", name);
+    kv_op_need(op, node);
+    return kv_op_go(op, ret_op);
+}
+
+kv_status_t kv_table_begin(struct kv_client *client,
+                           uint32_t node,
+                           const char *name,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    return begin_table(client, &table_kind, node, name, deadline_ms, ret_op);
+}
+
+const struct kv_table *kv_op_table(const struct kv_op *op)
+{
+    return op->kind == &table_kind && op->status == KV_OK ? &op->table.table : NULL;
+}
+
+kv_status_t kv_drain_begin(struct kv_client *client,
+                           uint32_t node,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    return begin_table(client, &drain_kind, node, "", deadline_ms, ret_op);
+}

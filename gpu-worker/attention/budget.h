@@ -1,0 +1,49 @@
+/* budget.h - how many of the rows so far a decode step attends to, and which of them always.
+ *
+ *     0 .. sinks      .. window_begin      .. n_rows - 1
+ *     sinks, always   the middle: k of it   window, always; the last is the step's own token
+ *
+ *   k = min(top_k, floor(ratio n_rows) - sinks - window)      whichever of the two are given,
+ *                                                             0 at least, the middle at most
+ *   KV_WINDOW_HALF, as PQCache splits it (1A.2), fixed when the prompt ends, with P rows:
+ *   k = window = floor((P - sinks) ratio / 2)                 k also top_k at most; without a
+ *                                                             ratio both are top_k
+ *
+ * So methods of one budget attend to the same number of rows, however they choose them.
+ *
+ * Threads: pure functions.
+ */
+#ifndef KV_GPU_WORKER_ATTENTION_BUDGET_H
+#define KV_GPU_WORKER_ATTENTION_BUDGET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KV_WINDOW_HALF UINT32_MAX
+
+struct kv_budget_options {
+    double ratio;    /* of all rows so far, sinks and window included; 0: not given */
+    uint32_t top_k;  /* rows besides sinks and window; 0: not given */
+    uint32_t sinks;  /* the first rows of a session */
+    uint32_t window; /* the last rows, the step's own among them, 1 at least; KV_WINDOW_HALF */
+};
+
+struct kv_budget {
+    uint32_t n_rows;       /* so far, the step's own among them */
+    uint32_t sinks;        /* rows [0, sinks) */
+    uint32_t window_begin; /* rows [window_begin, n_rows) */
+    uint32_t k;            /* of [sinks, window_begin) */
+};
+
+/* Of a step that makes the rows `n_rows`, 1 at least, after a prompt of `prompt_rows`. */
+struct kv_budget
+kv_budget_of(const struct kv_budget_options *options, uint32_t prompt_rows, uint32_t n_rows);
+
+/* "0.1" and "1/10"; in 0..1, 0: not given.  false: neither. */
+bool kv_budget_parse_ratio(const char *text, double *ret_ratio);
+/* "64" and "half".  false: neither. */
+bool kv_budget_parse_window(const char *text, uint32_t *ret_window);
+/* A whole number of `least`..UINT32_MAX - 1.  false: none. */
+bool kv_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count);
+
+#endif

@@ -1,0 +1,194 @@
+/* method.h - an attention method: a table of functions over (layer, q, k, v) and the store.
+ *
+ * A forward pass calls, for each run of tokens:
+ *
+ *     for each layer     attend()     takes the layer's new keys and values, gives its output
+ *     after the last     passed()     the tokens have been through all layers
+ *
+ * Tokens come in order and without gaps, as part of a prompt or as decode steps.  A prompt's
+ * tokens attend to all before them, the last one too, even if it comes alone.  In a decode
+ * step, which is one token, the method decides which cached rows it attends to, and always
+ * where rows are; sinks, windows and indexes are its own business.  It writes every row to the
+ * store, in the background of the computation: flush() waits for that.
+ *
+ * A new method is one file and one row in methods.c.
+ *
+ * Threads: one at a time.  Memory: create/destroy.
+ */
+#ifndef KV_GPU_WORKER_ATTENTION_METHOD_H
+#define KV_GPU_WORKER_ATTENTION_METHOD_H
+
+#include "client/include/kvclient.h"
+#include "gpu-worker/attention/budget.h"
+#include "gpu-worker/base/trace.h"
+#include "gpu-worker/model/model.h"
+
+struct kv_attention_row;
+
+enum kv_phase {
+    KV_PREFILL, /* tokens of a prompt */
+    KV_DECODE,  /* one token that goes on from there */
+};
+
+/* Which blocks a worker keeps, beside sinks and window. */
+enum kv_cache_policy {
+    KV_CACHE_LRU,
+    KV_CACHE_LFU,
+    KV_CACHE_OFF,
+};
+
+/* How the store answers what it is asked.  By attention, what travels is the same however many
+ * rows are chosen, so no blocks of rows are kept: to hold one saves nothing, and to fetch it
+ * costs what was saved. */
+enum kv_answer_form {
+    KV_FORM_AUTO,   /* by attention */
+    KV_FORM_ROWS,   /* rows with the answer, where they fit a message, else as by ids */
+    KV_FORM_IDS,    /* by a second question: what is chosen, then the rows */
+    KV_FORM_ATTEND, /* attention over the chosen rows, to be merged with that over near ones */
+};
+
+/* What can be chosen about a method; each takes what concerns it. */
+struct kv_attention_options {
+    struct kv_budget_options budget;
+    uint64_t seed; /* of whatever is drawn */
+
+    /* Of an index in the store. */
+    uint32_t rerank; /* candidates taken by code for each row chosen by key; 0: as many
+                        as the nodes' estimates of recall ask for */
+    enum kv_answer_form answer;
+    uint32_t rest;            /* summaries per 1,024 rows by which nodes estimate what rows that
+                                 are not chosen would have added: 0 (no estimate), 16, 64 */
+    uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
+    uint32_t subspaces, bits; /* of a code */
+    uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
+    bool wait_index;          /* no step before its index is there */
+    enum kv_cache_policy cache;
+    uint32_t cache_tokens; /* kept per layer */
+
+    uint32_t recall_every; /* recall is measured at every so manieth token; 0: never */
+};
+
+/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, a rest of 16, chapters of 128
+ * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
+extern const struct kv_attention_options kv_attention_defaults;
+
+/* Sets the option of that name, as a command line calls it, from a text.  KV_NOT_FOUND: there
+ * is none of that name; KV_INVALID: not a value of it, *ret_expected says in words what is. */
+kv_status_t kv_attention_option(struct kv_attention_options *options,
+                                const char *name,
+                                const char *value,
+                                const char **ret_expected);
+
+struct kv_attention_setup {
+    const struct kv_model *model;
+    struct kv_client *client; /* of the store; kept */
+    enum kv_dtype dtype;      /* of rows: KV_FP16, KV_BF16, KV_FP32 */
+    uint32_t capacity;        /* tokens at most */
+    uint32_t chunk_tokens;    /* of one attend() at most */
+    struct kv_attention_options options;
+    struct kv_trace *trace; /* kept; NULL: none */
+};
+
+struct kv_attention_stats {
+    uint64_t bytes_put;     /* rows sent to the store */
+    uint64_t bytes_fetched; /* rows and answers by attention got from it */
+    uint64_t rows_attended; /* (query, kv head) pairs of one row */
+    uint64_t rows_possible; /* the same, had every query attended to all before it */
+    double exposed_wait_s;  /* the computation stood still for the store */
+    /* Of the rows that exact scores would have chosen, how many were; 0 of 0: not measured. */
+    uint64_t rows_recalled, rows_to_recall;
+
+    /* Of an index in the store, as the nodes tell. */
+    double index_wait_s;                              /* of exposed_wait_s, for codebooks */
+    uint64_t rows_to_choose_from;                     /* candidates, per kv head and step */
+    uint64_t rows_scored_by_code, rows_scored_by_key; /* of them, to take some for step 2 */
+    uint64_t rows_reranked;
+    uint64_t rows_estimated;           /* that were not chosen, by summaries */
+    double nodes_worked_s;             /* of their threads, on queries */
+    uint64_t rows_chosen, rows_cached; /* of them, found in the worker's cache */
+    uint64_t rows_sent;                /* to answer queries */
+    uint32_t codebooks_trained, codebooks_found;
+    double recall_sum; /* of recall_count estimates of the nodes */
+    uint64_t recall_count;
+};
+
+/* What n tokens from token_begin on add to rows_possible in a layer. */
+static inline uint64_t
+kv_attention_rows_possible(const struct kv_rows_shape *shape, uint32_t token_begin, uint32_t n)
+{
+    return shape->n_kv_heads * ((uint64_t)n * token_begin + (uint64_t)n * (n + 1) / 2);
+}
+
+/* What every method begins with. */
+struct kv_attention {
+    const struct kv_attention_row *row;
+};
+
+struct kv_attention_row {
+    const char *name;    /* "full" */
+    const char *summary; /* for --help */
+    bool has_budget;     /* options.budget matters */
+    bool has_seed;       /* options.seed matters */
+    bool has_index;      /* what options says of an index matters */
+
+    /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
+    kv_status_t (*create)(const struct kv_attention_setup *setup,
+                          struct kv_attention **ret_attention,
+                          char *detail,
+                          size_t detail_bytes);
+    /* Closes the session, and with it the store's rows. */
+    void (*destroy)(struct kv_attention *attention);
+
+    /* q, out (n, n_q_heads, d); k, v (n, n_kv_heads, d): of the tokens from token_begin on,
+     * turned by position.  Buffers of the model's device. */
+    kv_status_t (*attend)(struct kv_attention *attention,
+                          enum kv_phase phase,
+                          uint32_t layer,
+                          uint32_t token_begin,
+                          uint32_t n,
+                          const struct kv_device_buffer *q,
+                          const struct kv_device_buffer *k,
+                          const struct kv_device_buffer *v,
+                          struct kv_device_buffer *out);
+    kv_status_t (*passed)(struct kv_attention *attention,
+                          enum kv_phase phase,
+                          uint32_t token_begin,
+                          uint32_t n);
+
+    /* Other options for the steps to come, as if they had been given to create().
+     * KV_UNSUPPORTED: that takes a new one.  NULL: it always does. */
+    kv_status_t (*retune)(struct kv_attention *attention,
+                          const struct kv_attention_options *options);
+    /* The prompt that comes ends before the token prompt_end, and some n_steps follow: a method
+     * that makes an index may begin with it early, and knows what it is worth.  NULL: no
+     * matter. */
+    void (*expect)(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_steps);
+    /* Goes on in a fork of the session, which has `tokens` tokens; unbranch() closes it and is
+     * back there.  KV_UNSUPPORTED: in a fork already. */
+    kv_status_t (*branch)(struct kv_attention *attention, uint32_t tokens);
+    kv_status_t (*unbranch)(struct kv_attention *attention, uint32_t tokens);
+    /* Forgets the tokens from `tokens` on. */
+    kv_status_t (*truncate)(struct kv_attention *attention, uint32_t tokens);
+    /* Waits until the store has every row. */
+    kv_status_t (*flush)(struct kv_attention *attention);
+    /* While nothing is computed, every second or so: keeps the session alive. */
+    void (*idle)(struct kv_attention *attention);
+
+    /* What went wrong, `what: where: value`; lent until the next call. */
+    const char *(*detail)(const struct kv_attention *attention);
+    void (*stats)(const struct kv_attention *attention, struct kv_attention_stats *ret_stats);
+};
+
+extern const struct kv_attention_row kv_attention_full;
+extern const struct kv_attention_row kv_attention_pqcache;
+/* Controls, which have all rows at hand and choose some of them. */
+extern const struct kv_attention_row kv_attention_oracle;
+extern const struct kv_attention_row kv_attention_window;
+extern const struct kv_attention_row kv_attention_random;
+
+/* By name; NULL: there is none. */
+const struct kv_attention_row *kv_attention_find(const char *name);
+/* All there are; NULL behind the last. */
+const struct kv_attention_row *kv_attention_at(unsigned index);
+
+#endif

@@ -1,0 +1,456 @@
+#include "gpu-worker/commands/context.h"
+
+#include "gpu-worker/base/thread_pool.h"
+#include "kvserver/base/memory.h"
+#include "kvserver/base/thread.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void kvworker_error(const struct kvworker *worker, const char *format, ...)
+{
+    va_list arguments;
+
+    kvworker_progress_end();
+    fflush(stdout); /* in one terminal, in the right order */
+    fputs("kvworker: ", stderr);
+    if (worker->command != NULL)
+        fprintf(stderr, "%s: ", worker->command);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+/* Input that cannot be used, or a failure? */
+static int exit_status(kv_status_t status)
+{
+    switch (status) {
+    case KV_INVALID:
+    case KV_UNSUPPORTED:
+    case KV_NOT_FOUND:
+    case KV_TOO_LARGE:
+        return KVWORKER_USAGE;
+    default:
+        return KVWORKER_FAILED;
+    }
+}
+
+void kvworker_step_error(const struct kvworker *worker, kv_status_t status)
+{
+    const char *detail =
+        worker->attention != NULL ? worker->attention->row->detail(worker->attention) : "";
+
+    kvworker_error(worker, "%s", detail[0] != '\0' ? detail : kv_status_name(status));
+}
+
+/* ---- progress ---- */
+
+static bool progress_shown;
+
+void kvworker_progress(const char *what, uint64_t done, uint64_t total)
+{
+    if (!isatty(STDERR_FILENO) || total == 0)
+        return;
+    fprintf(stderr, "\r%s: %3.0f %%", what, 100.0 * (double)done / (double)total);
+    fflush(stderr);
+    progress_shown = true;
+}
+
+void kvworker_progress_end(void)
+{
+    if (progress_shown)
+        fputs("\r\033[K", stderr);
+    progress_shown = false;
+}
+
+static bool loaded(void *arg, uint64_t done, uint64_t total)
+{
+    (void)arg;
+    kvworker_progress("loading", done, total);
+    return !kvworker_stop;
+}
+
+/* ---- opening ---- */
+
+int kvworker_open_file(struct kvworker *worker)
+{
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    kv_status_t status;
+
+    if (worker->options->model[0] == '\0') {
+        kvworker_error(worker, "option: --model: missing");
+        return KVWORKER_USAGE;
+    }
+    status = kv_gguf_open(worker->options->model, &worker->gguf, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kvworker_error(worker, "%s", detail);
+        return KVWORKER_USAGE;
+    }
+    return KVWORKER_DONE;
+}
+
+int kvworker_open_model(struct kvworker *worker)
+{
+    const struct kv_device_config config = {
+        .n_threads = worker->options->threads > 0 ? (unsigned)worker->options->threads
+                     : kv_thread_cores() < KV_CREW_THREADS_MAX ? kv_thread_cores()
+                                                               : KV_CREW_THREADS_MAX,
+    };
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    kv_status_t status;
+
+    status = kv_device_cpu.open(&config, &worker->device, detail, sizeof(detail));
+    if (status == KV_OK)
+        status =
+            kv_model_open(worker->gguf, worker->device, &worker->model, detail, sizeof(detail));
+    if (status == KV_OK)
+        status = kv_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kvworker_error(worker, "%s", detail);
+        return exit_status(status);
+    }
+    if (kv_tokenizer_n_tokens(worker->tokenizer) > worker->model->params.n_vocabulary) {
+        kvworker_error(worker,
+                       "model: %s: tokenizer: %" PRIu32 " tokens: expected at most %" PRIu32
+                       ", the embedding's rows",
+                       worker->options->model, kv_tokenizer_n_tokens(worker->tokenizer),
+                       worker->model->params.n_vocabulary);
+        return KVWORKER_USAGE;
+    }
+    kv_model_warm(worker->model, loaded, worker);
+    kvworker_progress_end();
+    return KVWORKER_DONE;
+}
+
+enum kv_dtype kvworker_dtype(const struct kvworker_options *options)
+{
+    return strcmp(options->kv_type, "fp32") == 0   ? KV_FP32
+           : strcmp(options->kv_type, "bf16") == 0 ? KV_BF16
+                                                   : KV_FP16;
+}
+
+uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory)
+{
+    const uint64_t block_bytes =
+        (kv_schema_token_bytes(schema) + schema->n_units * sizeof(uint32_t)) * KV_BLOCK_TOKENS;
+
+    return (memory - memory / 8) / block_bytes * KV_BLOCK_TOKENS;
+}
+
+/* Weights, two copies of the rows, and the rest, against what there is. */
+static bool
+memory_suffices(const struct kvworker *worker, uint64_t rows_bytes, uint64_t store_tokens)
+{
+    const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
+    const uint64_t weights = worker->model->params.weight_bytes;
+    const uint64_t total = kv_memory_total();
+    const uint64_t tokens =
+        (uint64_t)worker->capacity * (worker->sessions > 0 ? worker->sessions : 1);
+
+    if (is_embedded && tokens > store_tokens) {
+        kvworker_error(worker,
+                       "memory: %" PRIu64 " tokens: an embedded store of %" PRIu64
+                       " MiB (--memory) holds %" PRIu64,
+                       tokens, worker->options->memory >> 20, store_tokens);
+        return false;
+    }
+    if (weights > total || rows_bytes > (total - weights) / (is_embedded ? 2 : 1)) {
+        kvworker_error(worker,
+                       "memory: %" PRIu64 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
+                       " MiB of weights: this machine has %" PRIu64 " MiB",
+                       tokens, rows_bytes >> 20, is_embedded ? " twice" : "", weights >> 20,
+                       total >> 20);
+        return false;
+    }
+    return true;
+}
+
+int kvworker_attention_options(const struct kvworker *worker,
+                               struct kv_attention_options *ret_options)
+{
+    const struct kvworker_options *options = worker->options;
+    const struct {
+        const char *name, *value;
+    } given[] = {
+        {"ratio", options->ratio},     {"top-k", options->top_k},
+        {"sinks", options->sinks},     {"window", options->window},
+        {"rerank", options->rerank},   {"answer", options->answer},
+        {"chapter", options->chapter}, {"pq-m", options->pq_m},
+        {"pq-bits", options->pq_bits}, {"kmeans-iters", options->kmeans_iters},
+        {"cache", options->cache},     {"cache-tokens", options->cache_tokens},
+        {"rest", options->rest},
+    };
+
+    *ret_options = kv_attention_defaults;
+    ret_options->seed = options->seed;
+    ret_options->wait_index = options->wait_index;
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+        const char *expected = "";
+
+        if (given[i].value[0] != '\0' &&
+            kv_attention_option(ret_options, given[i].name, given[i].value, &expected) !=
+                KV_OK) {
+            kvworker_error(worker, "option: --%s: not %s: %s", given[i].name, expected,
+                           given[i].value);
+            return KVWORKER_USAGE;
+        }
+    }
+    return KVWORKER_DONE;
+}
+
+int kvworker_open_store(struct kvworker *worker, uint32_t capacity)
+{
+    const struct kvworker_options *options = worker->options;
+    const bool is_embedded = strcmp(options->store, "embedded") == 0;
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    kv_schema_t *schema;
+    uint64_t rows_bytes, store_tokens;
+    kv_status_t status;
+
+    worker->capacity = capacity;
+    worker->dtype = kvworker_dtype(options);
+    schema = malloc(sizeof(*schema));
+    if (schema == NULL ||
+        kv_model_schema(&worker->model->params, worker->dtype, schema) != KV_OK) {
+        kvworker_error(worker, "model: its rows cannot be described");
+        free(schema);
+        return KVWORKER_FAILED;
+    }
+    if (options->trace[0] != '\0' && worker->trace == NULL &&
+        kv_trace_open(options->trace, &worker->trace) != KV_OK) {
+        kvworker_error(worker, "trace: %s: %s", options->trace, strerror(errno));
+        free(schema);
+        return KVWORKER_USAGE;
+    }
+    rows_bytes = kv_schema_token_bytes(schema) * capacity *
+                 (worker->sessions > 0 ? worker->sessions : 1);
+    store_tokens = kvworker_store_tokens(schema, options->memory);
+    free(schema);
+    if (!memory_suffices(worker, rows_bytes, store_tokens))
+        return KVWORKER_USAGE;
+
+    if (is_embedded) {
+        status = kv_embedded_open(options->memory, &worker->embedded, detail, sizeof(detail));
+        if (status != KV_OK) {
+            kvworker_error(worker, "%s", detail);
+            return exit_status(status);
+        }
+    }
+
+    const struct kv_client_options client_options = {
+        .nodes = is_embedded ? kv_embedded_address(worker->embedded) : options->store,
+        /* Threads of an embedded node wait for the processors that compute. */
+        .peer_timeout_ms = is_embedded ? 10000 : 0,
+    };
+
+    status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kvworker_error(worker, "store: %s: %s", options->store,
+                       detail[0] != '\0' ? detail : kv_status_name(status));
+        return exit_status(status);
+    }
+    return KVWORKER_DONE;
+}
+
+void kvworker_close_attention(struct kvworker *worker)
+{
+    kv_forward_destroy(worker->forward);
+    if (worker->attention != NULL)
+        worker->attention->row->destroy(worker->attention);
+    worker->forward = NULL;
+    worker->attention = NULL;
+}
+
+int kvworker_open_attention(struct kvworker *worker,
+                            const struct kv_attention_row *row,
+                            const struct kv_attention_options *options)
+{
+    const struct kv_attention_setup setup = {
+        .model = worker->model,
+        .client = worker->client,
+        .dtype = worker->dtype,
+        .capacity = worker->capacity,
+        .chunk_tokens = KV_FORWARD_CHUNK,
+        .options = *options,
+        .trace = worker->trace,
+    };
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    kv_status_t status;
+
+    kvworker_close_attention(worker);
+
+    status = row->create(&setup, &worker->attention, detail, sizeof(detail));
+    if (status == KV_OK) {
+        snprintf(detail, sizeof(detail), "memory: buffers of the forward pass: refused");
+        status = kv_forward_create(worker->model, worker->attention, &worker->forward);
+    }
+    if (status != KV_OK) {
+        kvworker_error(worker, "%s", detail);
+        return exit_status(status);
+    }
+    kv_forward_trace(worker->forward, worker->trace);
+    return KVWORKER_DONE;
+}
+
+int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
+{
+    struct kv_attention_options options;
+    int outcome = kvworker_attention_options(worker, &options);
+
+    if (outcome == KVWORKER_DONE)
+        outcome = kvworker_open_store(worker, capacity);
+    return outcome == KVWORKER_DONE
+               ? kvworker_open_attention(worker, kv_attention_find(worker->options->attention),
+                                         &options)
+               : outcome;
+}
+
+void kvworker_close(struct kvworker *worker)
+{
+    kvworker_close_attention(worker);
+    kv_trace_close(worker->trace);
+    kv_client_close(worker->client);
+    kv_embedded_close(worker->embedded);
+    kv_tokenizer_destroy(worker->tokenizer);
+    kv_model_close(worker->model);
+    if (worker->device != NULL)
+        worker->device->row->close(worker->device);
+    kv_gguf_close(worker->gguf);
+}
+
+kv_status_t kvworker_prefill(const struct kvworker *worker,
+                             const char *what,
+                             const uint32_t *tokens,
+                             uint32_t n,
+                             uint32_t n_steps)
+{
+    struct kv_attention *attention = worker->attention;
+
+    if (attention->row->expect != NULL)
+        attention->row->expect(attention, n, n_steps);
+    for (uint32_t begin = 0, end; begin < n; begin = end) {
+        kv_status_t status;
+
+        end = kv_forward_chunk_end(begin, n);
+        if (kvworker_stop)
+            return KV_CANCELLED;
+        status =
+            kv_forward_step(worker->forward, KV_PREFILL, tokens + begin, begin, end - begin);
+        if (status != KV_OK)
+            return status;
+        kvworker_progress(what, end, n);
+    }
+    return KV_OK;
+}
+
+/* ---- prompt and sampler ---- */
+
+int kvworker_read_file(const struct kvworker *worker,
+                       const char *what,
+                       const char *path,
+                       char **ret_text,
+                       size_t *ret_bytes)
+{
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    size_t bytes = 0, room = 1 << 16;
+    char *text = malloc(room);
+    int result = KVWORKER_USAGE;
+
+    if (file == NULL) {
+        kvworker_error(worker, "%s: %s: %s", what, path, strerror(errno));
+        goto end;
+    }
+    while (text != NULL) {
+        char *larger;
+
+        bytes += fread(text + bytes, 1, room - bytes, file);
+        if (bytes < room || bytes > KVWORKER_PROMPT_BYTES_MAX)
+            break;
+        larger = realloc(text, room * 2);
+        if (larger == NULL) {
+            free(text);
+            text = NULL;
+            break;
+        }
+        text = larger;
+        room *= 2;
+    }
+    if (text == NULL)
+        kvworker_error(worker, "%s: %s: out of memory", what, path);
+    else if (ferror(file))
+        kvworker_error(worker, "%s: %s: cannot be read", what, path);
+    else if (bytes > KVWORKER_PROMPT_BYTES_MAX)
+        kvworker_error(worker, "%s: %s: more than %d MiB", what, path,
+                       KVWORKER_PROMPT_BYTES_MAX >> 20);
+    else
+        result = KVWORKER_DONE;
+
+end:
+    if (file != NULL && file != stdin)
+        fclose(file);
+    if (result != KVWORKER_DONE) {
+        free(text);
+        return result;
+    }
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return KVWORKER_DONE;
+}
+
+int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t *ret_bytes)
+{
+    const struct kvworker_options *options = worker->options;
+
+    if ((options->prompt_text != NULL) == (options->prompt_file[0] != '\0')) {
+        kvworker_error(worker, "option: --prompt, --prompt-file: one of them is needed%s",
+                       options->prompt_text != NULL ? ", not both" : "");
+        return KVWORKER_USAGE;
+    }
+    if (options->prompt_text == NULL)
+        return kvworker_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
+    *ret_bytes = strlen(options->prompt_text);
+    *ret_text = strdup(options->prompt_text);
+    return *ret_text != NULL ? KVWORKER_DONE : KVWORKER_FAILED;
+}
+
+/* A number in least..most. */
+static bool parse_real(const char *text, double least, double most, double *ret_value)
+{
+    char *end;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !(value >= least && value <= most))
+        return false;
+    *ret_value = value;
+    return true;
+}
+
+int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler)
+{
+    const struct kvworker_options *options = worker->options;
+    struct kv_sampler_options sampler = {
+        .top_k = (uint32_t)options->sample_top_k,
+        .seed = options->seed,
+    };
+
+    if (!parse_real(options->temperature, 0, 100, &sampler.temperature)) {
+        kvworker_error(worker, "option: --temperature: not 0..100: %s", options->temperature);
+        return KVWORKER_USAGE;
+    }
+    if (!parse_real(options->sample_top_p, 0, 1, &sampler.top_p)) {
+        kvworker_error(worker, "option: --sample-top-p: not 0..1: %s", options->sample_top_p);
+        return KVWORKER_USAGE;
+    }
+    if (kv_sampler_create(&sampler, worker->model->params.n_vocabulary, ret_sampler) != KV_OK) {
+        kvworker_error(worker, "memory: sampler: refused");
+        return KVWORKER_FAILED;
+    }
+    return KVWORKER_DONE;
+}

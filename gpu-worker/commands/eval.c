@@ -1,0 +1,523 @@
+/* eval: what methods lose at a budget, over some texts.
+ *
+ *   perplexity   the first `from` tokens pass by full attention, every later one as a decode
+ *                step; the measure is over the tokens that those steps predict.  A loss is
+ *                against full attention over the same tokens
+ *   needles      odd sentences in the text that the model is to complete: see needle_test.h
+ *   recall       as the method tells it
+ *
+ * Runs that differ in what a step asks for, not in what is stored and made of it, share what
+ * comes before the first step: the session goes back to there and takes other options. */
+#define _GNU_SOURCE /* strchrnul */
+#include "gpu-worker/commands/needle_test.h"
+#include "gpu-worker/eval/report.h"
+#include "kvserver/base/clock.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RECALL_EVERY = 16, /* tokens */
+    ANSWER_TOKENS = 64,
+    PROGRESS_EVERY = 16,
+};
+
+struct text {
+    char path[KV_CONFIG_STRING_BYTES];
+    uint32_t *tokens;
+    uint32_t n_tokens;
+    struct kvworker_questions questions;
+};
+
+struct eval {
+    struct kvworker *worker;
+    struct kv_eval_plan plan;
+    struct text *texts;
+    size_t n_texts;
+    uint32_t from;
+
+    const struct text *text; /* the one at work */
+    const uint32_t *open;    /* what passed in the worker's session; NULL: there is none */
+    struct kv_eval_result *results; /* (plan.count), over it */
+    float *logits;
+    double *full; /* (n_tokens): log likelihoods by full attention */
+
+    struct kvworker_reply reply; /* to the question under way */
+    struct kv_sampler *sampler;
+};
+
+static double since(uint64_t begin_us)
+{
+    return (double)(kv_clock_now(&kv_clock_real) - begin_us) / 1e6;
+}
+
+static bool has_text(const struct eval *eval)
+{
+    return !eval->worker->options->needles_only;
+}
+
+/* ---- sessions ---- */
+
+/* A session of the run's method in which the first n of `tokens` have passed: the one of the
+ * run before, if that will do, else a new one. */
+static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, uint32_t n)
+{
+    const struct kv_eval_run *run = &eval->plan.runs[index];
+    struct kvworker *worker = eval->worker;
+    char what[KV_EVAL_NAME_BYTES + 16];
+    kv_status_t status = KV_UNSUPPORTED;
+    int outcome;
+
+    if (eval->open == tokens && worker->attention->row == run->row && run->row->retune != NULL)
+        status = run->row->retune(worker->attention, &run->options);
+    eval->open = NULL;
+    if (status == KV_OK) {
+        status = run->row->truncate(worker->attention, n);
+    } else if (status == KV_UNSUPPORTED) {
+        outcome = kvworker_open_attention(worker, run->row, &run->options);
+        if (outcome != KVWORKER_DONE)
+            return outcome;
+        snprintf(what, sizeof(what), "%s: prompt", run->method);
+        status = kvworker_prefill(worker, what, tokens, n,
+                                  eval->text->n_tokens > n ? eval->text->n_tokens - n
+                                                           : ANSWER_TOKENS);
+        if (status == KV_OK)
+            status = run->row->flush(worker->attention);
+    }
+    if (status == KV_OK)
+        eval->open = tokens;
+    else if (!kvworker_stop)
+        kvworker_step_error(worker, status);
+    return status == KV_OK ? KVWORKER_DONE : KVWORKER_FAILED;
+}
+
+/* ---- perplexity ---- */
+
+static double log_likelihood(const float *logits, uint32_t n, uint32_t token)
+{
+    double most = -INFINITY, sum = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        most = (double)logits[i] > most ? (double)logits[i] : most;
+    for (uint32_t i = 0; i < n; i++)
+        sum += exp((double)logits[i] - most);
+    return (double)logits[token] - most - log(sum);
+}
+
+static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
+{
+    const struct kv_eval_run *run = &eval->plan.runs[index];
+    const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
+    const uint32_t end = eval->text->n_tokens - 1; /* the last token's successor is not known */
+    char what[2 * KV_EVAL_NAME_BYTES + 16];
+
+    snprintf(what, sizeof(what), "%s %s: text", run->method, run->budget);
+    for (uint32_t t = eval->from; t < end; t++) {
+        kv_status_t status;
+
+        if (kvworker_stop)
+            return KV_CANCELLED;
+        status =
+            kv_forward_step(eval->worker->forward, KV_DECODE, eval->text->tokens + t, t, 1);
+        if (status == KV_OK)
+            status = kv_forward_logits(eval->worker->forward, 0, 1, eval->logits);
+        if (status != KV_OK)
+            return status;
+        ret_found[t] = log_likelihood(eval->logits, n_vocabulary, eval->text->tokens[t + 1]);
+        if ((t - eval->from) % PROGRESS_EVERY == 0)
+            kvworker_progress(what, t - eval->from, end - eval->from);
+    }
+    return eval->worker->attention->row->flush(eval->worker->attention);
+}
+
+/* Mean and standard error of how much worse than full attention, in log likelihood. */
+static void
+compare(const struct eval *eval, const double *found, struct kv_eval_result *ret_result)
+{
+    const double n = eval->text->n_tokens - 1 - eval->from;
+    double sum = 0, squares = 0, total = 0, mean, error;
+
+    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++) {
+        total -= found[t];
+        sum += eval->full[t] - found[t];
+    }
+    mean = sum / n;
+    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++)
+        squares += pow(eval->full[t] - found[t] - mean, 2);
+    error = n > 1 ? sqrt(squares / (n - 1) / n) : NAN;
+    ret_result->perplexity = exp(total / n);
+    ret_result->loss_percent = 100 * expm1(mean);
+    ret_result->loss_error_percent = 100 * exp(mean) * error;
+}
+
+static double quotient(uint64_t part, uint64_t whole)
+{
+    return whole > 0 ? (double)part / (double)whole : NAN;
+}
+
+/* What the steps cost, by the method's counters. */
+static void take_costs(const struct kv_attention_stats *before,
+                       const struct kv_attention_stats *after,
+                       double n_steps,
+                       struct kv_eval_result *result)
+{
+#define STEPS(member) (after->member - before->member)
+    const uint64_t candidates = STEPS(rows_to_choose_from);
+
+    result->recall = quotient(STEPS(rows_recalled), STEPS(rows_to_recall));
+    result->coded_share = quotient(STEPS(rows_scored_by_code),
+                                   STEPS(rows_scored_by_code) + STEPS(rows_scored_by_key));
+    result->exact_share =
+        quotient(STEPS(rows_scored_by_key) + STEPS(rows_reranked), candidates);
+    result->rows_share = quotient(STEPS(rows_attended), STEPS(rows_possible));
+    result->exposed_wait_s = STEPS(exposed_wait_s);
+    result->bytes_fetched = (double)STEPS(bytes_fetched);
+    result->step_bytes = (double)STEPS(bytes_fetched) / n_steps;
+    if (candidates > 0) { /* nodes were asked */
+        result->estimated_share = quotient(STEPS(rows_estimated), STEPS(rows_possible));
+        result->step_node_s = STEPS(nodes_worked_s) / n_steps;
+    }
+#undef STEPS
+}
+
+static int measure_text(struct eval *eval, size_t index)
+{
+    const struct kv_eval_run *run = &eval->plan.runs[index];
+    struct kv_eval_result *result = &eval->results[index];
+    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
+    struct kv_attention_stats before, after;
+    uint64_t steps_us;
+    kv_status_t status;
+    int outcome;
+
+    if (found == NULL) {
+        kvworker_error(eval->worker, "memory: likelihoods: refused");
+        return KVWORKER_FAILED;
+    }
+    outcome = begin_run(eval, index, eval->text->tokens, eval->from);
+    if (outcome != KVWORKER_DONE)
+        goto end;
+    run->row->stats(eval->worker->attention, &before);
+    steps_us = kv_clock_now(&kv_clock_real);
+    status = run_steps(eval, index, found);
+    if (status != KV_OK) {
+        if (!kvworker_stop)
+            kvworker_step_error(eval->worker, status);
+        outcome = KVWORKER_FAILED;
+        goto end;
+    }
+    result->step_s = since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
+    run->row->stats(eval->worker->attention, &after);
+    compare(eval, found, result);
+    take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
+    result->total_s += since(begin_us);
+
+end:
+    if (index != 0)
+        free(found);
+    return outcome;
+}
+
+/* ---- needles ---- */
+
+static int measure_needles(struct eval *eval, size_t index)
+{
+    const struct kv_eval_run *run = &eval->plan.runs[index];
+    const struct kvworker_questions *questions = &eval->text->questions;
+    struct kv_eval_result *result = &eval->results[index];
+    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    char what[2 * KV_EVAL_NAME_BYTES + 16];
+    kv_status_t status = KV_OK;
+    const int outcome = begin_run(eval, index, questions->list[0].tokens, questions->n_common);
+
+    if (outcome != KVWORKER_DONE)
+        return outcome;
+    snprintf(what, sizeof(what), "%s %s: needles", run->method, run->budget);
+    result->needles_found = 0;
+    result->needles_asked = (double)questions->needles.count;
+    for (size_t i = 0; status == KV_OK && !kvworker_stop && i < questions->needles.count; i++) {
+        if (i > 0)
+            status = run->row->truncate(eval->worker->attention, questions->n_common);
+        if (status == KV_OK)
+            status = kvworker_question_ask(eval->worker, questions, i, eval->sampler,
+                                           KVWORKER_UNTIL_JUDGED, &eval->reply);
+        result->needles_found += eval->reply.verdict == KV_NEEDLE_FOUND;
+        kvworker_progress(what, i + 1, questions->needles.count);
+    }
+    if (kvworker_stop)
+        return KVWORKER_FAILED;
+    if (status != KV_OK) {
+        kvworker_step_error(eval->worker, status);
+        return KVWORKER_FAILED;
+    }
+    result->total_s += since(begin_us);
+    return KVWORKER_DONE;
+}
+
+/* ---- texts ---- */
+
+/* A text's tokens and the needles' questions; *most becomes, if it is less, the tokens of the
+ * longest session. */
+static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
+{
+    const struct kvworker *worker = eval->worker;
+    const struct kvworker_options *options = worker->options;
+    const uint32_t context = worker->model->params.context;
+    const uint64_t for_needles =
+        options->needle_tokens > 0 ? options->needle_tokens : options->tokens;
+    size_t bytes, n, longest = 0;
+    kv_status_t status;
+    char *read;
+    int outcome = kvworker_read_file(worker, "text", text->path, &read, &bytes);
+
+    if (outcome != KVWORKER_DONE)
+        return outcome;
+    status =
+        kv_tokenizer_encode(worker->tokenizer, read, bytes, false, true, &text->tokens, &n);
+    if (status != KV_OK) {
+        kvworker_error(worker, "text: tokens: %s", kv_status_name(status));
+        outcome = KVWORKER_FAILED;
+        goto end;
+    }
+    if (options->needles[0] != '\0') {
+        const size_t cut = for_needles > 0 && for_needles < n ? (size_t)for_needles : n;
+
+        outcome = kvworker_questions_read(worker, &text->questions);
+        if (outcome == KVWORKER_DONE)
+            outcome = kvworker_questions_make(
+                worker, read,
+                cut < n ? kvworker_bytes_of(worker, text->tokens, cut, bytes) : bytes,
+                ANSWER_TOKENS, &text->questions);
+        if (outcome != KVWORKER_DONE)
+            goto end;
+        longest = text->questions.most;
+    }
+    outcome = KVWORKER_USAGE;
+    if (has_text(eval)) {
+        if (options->tokens > 0 && options->tokens < n)
+            n = (size_t)options->tokens;
+        if (n < options->from + 2) {
+            kvworker_error(worker,
+                           "text: %s: %zu tokens: expected at least %" PRIu64 ", 2 more "
+                           "than --from",
+                           text->path, n, options->from + 2);
+            goto end;
+        }
+        longest = n > longest ? n : longest;
+        text->n_tokens = (uint32_t)(n <= context ? n : 0);
+    }
+    if (longest > context) {
+        kvworker_error(
+            worker,
+            "text: %s: %zu tokens%s: the model's context is %" PRIu32
+            "; --tokens takes less of it",
+            text->path, longest,
+            text->questions.needles.count > 0 ? ", needles and answers included" : "", context);
+        goto end;
+    }
+    *most = longest > *most ? (uint32_t)longest : *most;
+    outcome = KVWORKER_DONE;
+
+end:
+    free(read);
+    return outcome;
+}
+
+/* All of --text-file. */
+static int read_texts(struct eval *eval, uint32_t *ret_most)
+{
+    const char *at = eval->worker->options->text_file;
+    size_t n_max = 1;
+    int outcome = KVWORKER_DONE;
+
+    for (const char *comma = at; (comma = strchr(comma, ',')) != NULL; comma++)
+        n_max++;
+    eval->texts = calloc(n_max, sizeof(eval->texts[0]));
+    if (eval->texts == NULL) {
+        kvworker_error(eval->worker, "memory: texts: refused");
+        return KVWORKER_FAILED;
+    }
+    *ret_most = 0;
+    for (const char *end; outcome == KVWORKER_DONE && *at != '\0'; at = end + (*end == ',')) {
+        struct text *text = &eval->texts[eval->n_texts++];
+
+        end = strchrnul(at, ',');
+        snprintf(text->path, sizeof(text->path), "%.*s", (int)(end - at), at);
+        outcome = read_text(eval, text, ret_most);
+    }
+    return outcome;
+}
+
+/* ---- the runs ---- */
+
+/* All runs of one method, which are those from `begin` on, over one text or the other. */
+static int measure_method(struct eval *eval,
+                          size_t begin,
+                          size_t end,
+                          int (*measure)(struct eval *eval, size_t index))
+{
+    int outcome = KVWORKER_DONE;
+
+    for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
+        outcome = measure(eval, i);
+    return outcome;
+}
+
+static size_t longest_method(const struct kv_eval_plan *plan)
+{
+    size_t longest = 0;
+
+    for (size_t i = 0; i < plan->count; i++)
+        if (strlen(plan->runs[i].method) > longest)
+            longest = strlen(plan->runs[i].method);
+    return longest;
+}
+
+/* The plan over the text at work. */
+static int
+measure_plan(struct eval *eval, enum kv_eval_format format, const struct kv_eval_about *about)
+{
+    const struct kv_eval_plan *plan = &eval->plan;
+    int outcome = KVWORKER_DONE;
+
+    for (size_t i = 0; i < plan->count; i++)
+        eval->results[i] = (struct kv_eval_result){
+            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
+        };
+    for (size_t begin = 0, end; outcome == KVWORKER_DONE && begin < plan->count; begin = end) {
+        for (end = begin + 1; end < plan->count; end++)
+            if (strcmp(plan->runs[end].method, plan->runs[begin].method) != 0)
+                break;
+        if (has_text(eval))
+            outcome = measure_method(eval, begin, end, measure_text);
+        if (outcome == KVWORKER_DONE && eval->text->questions.needles.count > 0)
+            outcome = measure_method(eval, begin, end, measure_needles);
+        kvworker_progress_end();
+        for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
+            kv_eval_report(format, about, &plan->runs[i], &eval->results[i]);
+    }
+    return outcome;
+}
+
+static int measure_all(struct eval *eval)
+{
+    const struct kvworker *worker = eval->worker;
+    const struct kvworker_options *options = worker->options;
+    const enum kv_eval_format format = options->json  ? KV_EVAL_JSON
+                                       : options->csv ? KV_EVAL_CSV
+                                                      : KV_EVAL_TABLE;
+    char device[64];
+    struct kv_eval_about about = {
+        .from = eval->from,
+        .kv_type = options->kv_type,
+        .store = options->store,
+        .device = device,
+        .method_width = (int)longest_method(&eval->plan),
+        .has_many_texts = eval->n_texts > 1,
+    };
+    int outcome = KVWORKER_DONE;
+
+    worker->device->row->describe(worker->device, device, sizeof(device));
+    for (size_t i = 0; outcome == KVWORKER_DONE && i < eval->n_texts; i++) {
+        eval->text = &eval->texts[i];
+        about.text = eval->text->path;
+        about.tokens = eval->text->n_tokens;
+        if (i == 0 || format == KV_EVAL_TABLE)
+            kv_eval_report_head(format, &about);
+        outcome = measure_plan(eval, format, &about);
+    }
+    if (outcome == KVWORKER_FAILED && kvworker_stop)
+        kvworker_error(worker, "stopped");
+    return outcome;
+}
+
+static int make_plan(struct eval *eval)
+{
+    const struct kvworker_options *options = eval->worker->options;
+    char detail[KVWORKER_DETAIL_BYTES] = "";
+    struct kv_attention_options base;
+    kv_status_t status;
+    int outcome = kvworker_attention_options(eval->worker, &base);
+
+    if (outcome != KVWORKER_DONE)
+        return outcome;
+    base.recall_every = RECALL_EVERY;
+    status = kv_eval_plan_make(options->methods, options->budgets, options->seeds, &base,
+                               &eval->plan, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kvworker_error(eval->worker, "option: --%s", detail);
+        return status == KV_NO_MEMORY ? KVWORKER_FAILED : KVWORKER_USAGE;
+    }
+    return KVWORKER_DONE;
+}
+
+/* What the runs work with, for a session of `most` tokens at most. */
+static int make_room(struct eval *eval, uint32_t most)
+{
+    const struct kv_sampler_options greedy = {.temperature = 0, .top_p = 1};
+    const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
+
+    eval->results = calloc(eval->plan.count, sizeof(eval->results[0]));
+    eval->logits = malloc(n_vocabulary * sizeof(eval->logits[0]));
+    eval->full = calloc(most, sizeof(eval->full[0]));
+    if (eval->results == NULL || eval->logits == NULL || eval->full == NULL ||
+        kv_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
+        kvworker_error(eval->worker, "memory: logits: refused");
+        return KVWORKER_FAILED;
+    }
+    return KVWORKER_DONE;
+}
+
+int kvworker_eval_run(struct kvworker *worker)
+{
+    const struct kvworker_options *options = worker->options;
+    struct eval *eval = calloc(1, sizeof(*eval));
+    uint32_t most;
+    int outcome;
+
+    if (eval == NULL) {
+        kvworker_error(worker, "memory: refused");
+        return KVWORKER_FAILED;
+    }
+    eval->worker = worker;
+    eval->from = (uint32_t)options->from;
+    outcome = KVWORKER_USAGE;
+    if (options->text_file[0] == '\0') {
+        kvworker_error(worker, "option: --text-file: missing");
+        goto end;
+    }
+    if (options->json && options->csv) {
+        kvworker_error(worker, "option: --json, --csv: one of them, not both");
+        goto end;
+    }
+    if (options->needles_only && options->needles[0] == '\0') {
+        kvworker_error(worker, "option: --needles-only: without --needles");
+        goto end;
+    }
+    if ((outcome = make_plan(eval)) != KVWORKER_DONE ||
+        (outcome = kvworker_open_file(worker)) != KVWORKER_DONE ||
+        (outcome = kvworker_open_model(worker)) != KVWORKER_DONE ||
+        (outcome = read_texts(eval, &most)) != KVWORKER_DONE ||
+        (outcome = make_room(eval, most)) != KVWORKER_DONE ||
+        (outcome = kvworker_open_store(worker, most)) != KVWORKER_DONE)
+        goto end;
+    outcome = measure_all(eval);
+
+end:
+    for (size_t i = 0; i < eval->n_texts; i++) {
+        kvworker_questions_free(&eval->texts[i].questions);
+        free(eval->texts[i].tokens);
+    }
+    free(eval->texts);
+    kv_eval_plan_free(&eval->plan);
+    kv_sampler_destroy(eval->sampler);
+    free(eval->results);
+    free(eval->logits);
+    free(eval->full);
+    free(eval);
+    return outcome;
+}

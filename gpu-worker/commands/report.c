@@ -1,0 +1,241 @@
+/* What an answer is, as it comes, and what it cost. */
+#include "gpu-worker/commands/context.h"
+#include "gpu-worker/text/utf8_stream.h"
+#include "kvserver/base/json.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- an answer ---- */
+
+kv_status_t kvworker_answer_init(struct kvworker_answer *answer, const struct kvworker *worker)
+{
+    *answer = (struct kvworker_answer){
+        .worker = worker,
+        .room = 4096,
+        .text = calloc(1, 4096),
+        .stream = calloc(1, sizeof(*answer->stream)),
+        .is_first = kv_tokenizer_adds_space(worker->tokenizer) && !worker->options->raw,
+    };
+    if (answer->text != NULL && answer->stream != NULL)
+        return KV_OK;
+    kvworker_answer_fini(answer);
+    return KV_NO_MEMORY;
+}
+
+/* Keeps the text, and prints it unless it goes into an object.  A zero byte, which no string of
+ * C can hold, is left out of what is kept. */
+static void take(struct kvworker_answer *answer, const char *text, size_t bytes)
+{
+    if (!answer->worker->options->json) {
+        fwrite(text, 1, bytes, stdout);
+        if (fflush(stdout) != 0)
+            kvworker_stop = SIGTERM; /* nobody reads on */
+    }
+    if (answer->room - answer->bytes <= bytes) {
+        const size_t room = 2 * answer->room + bytes;
+        char *larger = realloc(answer->text, room);
+
+        if (larger == NULL)
+            return; /* what is kept ends here */
+        answer->text = larger;
+        answer->room = room;
+    }
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] != '\0')
+            answer->text[answer->bytes++] = text[i];
+    answer->text[answer->bytes] = '\0';
+}
+
+void kvworker_answer_token(struct kvworker_answer *answer, uint32_t token)
+{
+    const struct kv_tokenizer *tokenizer = answer->worker->tokenizer;
+    struct kv_text piece;
+    char *whole;
+
+    if (token >= kv_tokenizer_n_tokens(tokenizer))
+        return; /* a row that pads the vocabulary */
+    kvworker_progress_end();
+    piece = kv_tokenizer_piece(tokenizer, token, false);
+    if (answer->is_first && piece.bytes > 0 && piece.data[0] == ' ') {
+        piece.data++;
+        piece.bytes--;
+    }
+    answer->is_first = false;
+    whole = malloc(kv_utf8_stream_bytes(piece.bytes) + 1);
+    if (whole == NULL)
+        return;
+    take(answer, whole, kv_utf8_stream_push(answer->stream, piece.data, piece.bytes, whole));
+    free(whole);
+}
+
+void kvworker_answer_end(struct kvworker_answer *answer)
+{
+    char rest[64];
+
+    if (kv_utf8_stream_bytes(0) <= sizeof(rest))
+        take(answer, rest, kv_utf8_stream_end(answer->stream, rest));
+    if (!answer->worker->options->json) {
+        fputc('\n', stdout);
+        fflush(stdout);
+    }
+}
+
+void kvworker_answer_fini(struct kvworker_answer *answer)
+{
+    free(answer->text);
+    free(answer->stream);
+    answer->text = NULL;
+    answer->stream = NULL;
+}
+
+/* ---- its cost ---- */
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole > 0 ? (double)part / (double)whole : 1;
+}
+
+/* A second line: what the store was asked for, and what came. */
+static void report_retrieval(const struct kvworker *worker,
+                             const struct kv_generate_result *result,
+                             const struct kv_attention_stats *stats)
+{
+    const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
+    const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
+    const double waited_s = (stats->exposed_wait_s - stats->index_wait_s) / steps;
+    char where[64] = "attended to by the store", fetched[16], per_token[16];
+
+    if (stats->rows_sent + stats->rows_cached > 0)
+        snprintf(where, sizeof(where), "%.0f %% of them at hand",
+                 100 * share(stats->rows_cached, stats->rows_chosen));
+    fprintf(stderr,
+            "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %s; "
+            "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
+            "the time per token, and %.0f ms for the index; %" PRIu32
+            " codebooks made, %" PRIu32 " found",
+            (double)stats->rows_chosen / steps /
+                (worker->model->params.n_layers * worker->model->params.n_kv_heads),
+            100 * share(stats->rows_scored_by_code, scored), where,
+            kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
+            kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
+                                  sizeof(per_token)),
+            1000 * waited_s / worker->model->params.n_layers,
+            result->tpot_s > 0 ? 100 * waited_s / result->tpot_s : 0,
+            1000 * stats->index_wait_s, stats->codebooks_trained, stats->codebooks_found);
+    if (stats->recall_count > 0)
+        fprintf(stderr, "; recall %.2f", stats->recall_sum / (double)stats->recall_count);
+    fputc('\n', stderr);
+}
+
+void kvworker_report_text(const struct kvworker *worker,
+                          const struct kv_generate_result *result)
+{
+    const double new_tokens = result->prompt_tokens - result->reused_tokens;
+    struct kv_attention_stats stats;
+    char put[16];
+
+    worker->attention->row->stats(worker->attention, &stats);
+    fflush(stdout);
+    fprintf(stderr,
+            "kvworker: prompt %" PRIu32 " tokens (%" PRIu32
+            " reused) in %.2f s, %.0f/s; answer %" PRIu32 " tokens (%s)",
+            result->prompt_tokens, result->reused_tokens, result->prefill_s,
+            result->prefill_s > 0 ? new_tokens / result->prefill_s : 0,
+            result->generated_tokens, kv_generate_end_name(result->end));
+    if (result->tpot_s > 0)
+        fprintf(stderr, ", %.1f/s", 1 / result->tpot_s);
+    fprintf(stderr, "; attention %s, store %s: %s put, waited %.3f s\n",
+            worker->attention->row->name, worker->options->store,
+            kv_config_format_size(stats.bytes_put, put, sizeof(put)), stats.exposed_wait_s);
+    if (stats.rows_chosen > 0)
+        report_retrieval(worker, result, &stats);
+}
+
+static void write_ids(struct kv_json *json, const uint32_t *ids, uint32_t n)
+{
+    kv_json_list(json, "token_ids");
+    for (uint32_t i = 0; i < n; i++)
+        kv_json_item_number(json, ids[i]);
+    kv_json_list_end(json);
+}
+
+static void write_nodes(struct kv_json *json, struct kv_client *client)
+{
+    kv_json_list(json, "nodes");
+    for (uint32_t i = 0; i < kv_client_n_nodes(client); i++) {
+        struct kv_node_info info;
+
+        kv_client_node(client, i, &info);
+        kv_json_item(json);
+        kv_json_text(json, "node", info.address);
+        kv_json_number(json, "rows_put", (double)info.rows_in);
+        kv_json_number(json, "rows_served", (double)info.rows_out);
+        kv_json_item_end(json);
+    }
+    kv_json_list_end(json);
+}
+
+/* What the nodes told about their answers; nothing where they were not asked. */
+static void write_retrieval(struct kv_json *json, const struct kv_attention_stats *stats)
+{
+    const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
+
+    if (stats->rows_chosen == 0)
+        return;
+    kv_json_number(json, "block_cache_hit_rate", share(stats->rows_cached, stats->rows_chosen));
+    kv_json_number(json, "rows_coded_share", share(stats->rows_scored_by_code, scored));
+    kv_json_number(json, "rows_scored_by_code", (double)stats->rows_scored_by_code);
+    kv_json_number(json, "rows_scored_exactly", (double)stats->rows_scored_by_key);
+    kv_json_number(json, "rows_reranked", (double)stats->rows_reranked);
+    kv_json_number(json, "rows_estimated_share",
+                   share(stats->rows_estimated, stats->rows_possible));
+    kv_json_number(json, "rows_chosen", (double)stats->rows_chosen);
+    kv_json_number(json, "rows_sent", (double)stats->rows_sent);
+    kv_json_number(json, "codebooks_trained", stats->codebooks_trained);
+    kv_json_number(json, "codebooks_found", stats->codebooks_found);
+    kv_json_number(json, "nodes_worked_s", stats->nodes_worked_s);
+    if (stats->recall_count > 0)
+        kv_json_number(json, "recall_estimate",
+                       stats->recall_sum / (double)stats->recall_count);
+}
+
+void kvworker_report_json(const struct kvworker *worker,
+                          const struct kv_generate_result *result,
+                          const char *text,
+                          const uint32_t *ids)
+{
+    struct kv_attention_stats stats;
+    struct kv_json json;
+    char device[64];
+
+    worker->attention->row->stats(worker->attention, &stats);
+    worker->device->row->describe(worker->device, device, sizeof(device));
+    kv_json_begin(&json, stdout);
+    kv_json_text(&json, "text", text);
+    write_ids(&json, ids, result->generated_tokens);
+    kv_json_text(&json, "end", kv_generate_end_name(result->end));
+    kv_json_number(&json, "prompt_tokens", result->prompt_tokens);
+    kv_json_number(&json, "reused_tokens", result->reused_tokens);
+    kv_json_number(&json, "generated_tokens", result->generated_tokens);
+    kv_json_number(&json, "prefill_s", result->prefill_s);
+    kv_json_number(&json, "ttft_s", result->ttft_s);
+    kv_json_number(&json, "tt2t_s", result->tt2t_s);
+    kv_json_number(&json, "tpot_s", result->tpot_s);
+    kv_json_number(&json, "bytes_put", (double)stats.bytes_put);
+    kv_json_number(&json, "bytes_fetched", (double)stats.bytes_fetched);
+    kv_json_number(&json, "rows_attended_share",
+                   share(stats.rows_attended, stats.rows_possible));
+    write_retrieval(&json, &stats);
+    kv_json_number(&json, "exposed_wait_s", stats.exposed_wait_s);
+    kv_json_number(&json, "index_wait_s", stats.index_wait_s);
+    kv_json_text(&json, "attention", worker->attention->row->name);
+    kv_json_text(&json, "kv_type", worker->options->kv_type);
+    kv_json_text(&json, "store", worker->options->store);
+    write_nodes(&json, worker->client);
+    kv_json_text(&json, "device", device);
+    kv_json_end(&json);
+    fflush(stdout);
+}

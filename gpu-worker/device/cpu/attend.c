@@ -1,0 +1,474 @@
+/* Attention over cached rows, exact.  Rows are taken in runs of RUN tokens from token 0 on; a
+ * run leaves for each query its largest score, the sum of its weights and its weighted values,
+ * and runs are folded together in order, scaled by the larger maximum.
+ *
+ *   few tokens    parts are (kv head, run); folded when all are done
+ *   many tokens   parts are (kv head, some queries); each folds its runs as it goes
+ *   chosen rows   as few tokens, over the sequence of the chosen rows
+ *
+ * All do the same sums in the same order: a token's result does not depend on its company. The
+ * query heads of one kv head are computed together: its rows are read once for all of them. */
+#include "kernels/attend.h"
+#include "gpu-worker/device/cpu/cpu.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RUN = 128,
+    QUERIES_MANY = 192, /* rows of a part, tokens x query heads, about */
+};
+
+struct job {
+    struct kv_cpu *cpu;
+    const struct kv_rows_shape *shape;
+    uint32_t group; /* query heads of a kv head */
+    const float *k, *v, *q;
+    const char *rows;
+    char *rows_out;
+    uint32_t token_begin, n;
+    uint32_t n_runs;
+    uint32_t tokens; /* many: tokens of a part */
+    const struct kv_row_run *chosen;
+    const uint32_t *chosen_begin;
+    float *out, *lse; /* lse NULL: not wanted */
+};
+
+static size_t row_bytes(const struct job *job)
+{
+    return kv_rows_shape_row_bytes(job->shape);
+}
+
+/* ---- rows into the cache ---- */
+
+static void put_head(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const struct kv_rows_shape *shape = job->shape;
+    const size_t d = shape->d, bytes = row_bytes(job);
+    char *row = job->rows_out + ((size_t)part * shape->capacity + job->token_begin) * bytes;
+
+    (void)member;
+    for (size_t t = 0; t < job->n; t++, row += bytes) {
+        const size_t from = (t * shape->n_kv_heads + part) * d;
+
+        job->cpu->dot->store[shape->dtype](job->k + from, row, d);
+        job->cpu->dot->store[shape->dtype](job->v + from, row + bytes / 2, d);
+    }
+}
+
+void kv_cpu_rows_put(struct kv_device *device,
+                     const struct kv_rows_shape *shape,
+                     const struct kv_device_buffer *k,
+                     const struct kv_device_buffer *v,
+                     uint32_t token_begin,
+                     uint32_t n,
+                     struct kv_device_buffer *rows)
+{
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .k = kv_cpu_floats(k),
+        .v = kv_cpu_floats(v),
+        .rows_out = ((struct kv_cpu_buffer *)rows)->data,
+        .token_begin = token_begin,
+        .n = n,
+    };
+
+    assert(n <= shape->capacity && token_begin <= shape->capacity - n);
+    if (n == 1) /* not worth waking anybody */
+        for (unsigned head = 0; head < shape->n_kv_heads; head++)
+            put_head(&job, head, 0);
+    else
+        kv_crew_run(job.cpu->crew, put_head, &job, shape->n_kv_heads);
+}
+
+/* ---- few tokens ---- */
+
+/* What a run leaves, per query head. */
+static size_t partial_floats(const struct kv_rows_shape *shape)
+{
+    return 2 + (size_t)shape->d; /* maximum, sum, values */
+}
+
+/* Adds a run to those before it: most, sum and values of both are (1), (1), (d). */
+static void fold(float *most,
+                 float *sum,
+                 float *values,
+                 const float of_run[2],
+                 const float *run_values,
+                 size_t d)
+{
+    const float larger = of_run[0] > *most ? of_run[0] : *most;
+    const float before = expf(*most - larger), now = expf(of_run[0] - larger);
+
+    *most = larger;
+    *sum = *sum * before + of_run[1] * now;
+    for (size_t j = 0; j < d; j++)
+        values[j] = values[j] * before + run_values[j] * now;
+}
+
+static uint32_t chosen_rows(const struct job *job, uint32_t head)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = job->chosen_begin[head]; i < job->chosen_begin[head + 1]; i++)
+        n += job->chosen[i].n_rows;
+    return n;
+}
+
+static float *partial_at(const struct job *job, uint32_t head, uint32_t run)
+{
+    return job->cpu->partials +
+           ((size_t)head * job->n_runs + run) * job->group * partial_floats(job->shape);
+}
+
+/* One run of RUN rows or less, `rows` one behind the other, into its partial.  `scratch` is for
+ * attend_floats(). */
+static void attend_run(const struct job *job,
+                       uint32_t head,
+                       const char *rows,
+                       uint32_t n_rows,
+                       float *scratch,
+                       float *partial)
+{
+    const struct kv_rows_shape *shape = job->shape;
+    const struct kv_dot_table *dot = job->cpu->dot;
+    const size_t d = shape->d, bytes = row_bytes(job);
+    const float scale = 1 / sqrtf((float)d);
+    float *queries = scratch;
+    float *scores = queries + job->group * d;
+    float *values = scores + job->group * RUN;
+
+    for (size_t i = 0; i < job->group * d; i++)
+        queries[i] = job->q[(size_t)head * job->group * d + i] * scale;
+    dot->score[shape->dtype](rows, bytes, n_rows, queries, job->group, d, scores, RUN);
+    memset(values, 0, job->group * d * sizeof(values[0]));
+    for (uint32_t g = 0; g < job->group; g++) {
+        float *of_query = partial + g * partial_floats(shape);
+
+        of_query[0] = dot->max(scores + g * RUN, n_rows);
+        of_query[1] = dot->exp_sum(scores + g * RUN, n_rows, of_query[0]);
+    }
+    dot->gather[shape->dtype](rows + bytes / 2, bytes, n_rows, scores, RUN, job->group, d,
+                              values);
+    for (uint32_t g = 0; g < job->group; g++)
+        memcpy(partial + g * partial_floats(shape) + 2, values + g * d, d * sizeof(values[0]));
+}
+
+static size_t attend_floats(const struct job *job)
+{
+    return (size_t)job->group * (2 * job->shape->d + RUN);
+}
+
+static void few_tokens(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const uint32_t head = part / job->n_runs, run = part % job->n_runs;
+    const uint32_t begin = run * RUN, n_tokens = job->token_begin + 1;
+    const char *rows =
+        job->rows + ((size_t)head * job->shape->capacity + begin) * row_bytes(job);
+
+    attend_run(job, head, rows, n_tokens - begin < RUN ? n_tokens - begin : RUN,
+               kv_cpu_scratch(job->cpu, member), partial_at(job, head, run));
+}
+
+/* Runs of RUN rows that a head's rows make. */
+static uint32_t runs_of(const struct job *job, uint32_t head)
+{
+    return job->chosen == NULL ? job->n_runs : (chosen_rows(job, head) + RUN - 1) / RUN;
+}
+
+/* Partials of n_runs runs for each head.  false: no memory, which sync() tells. */
+static bool reserve_partials(const struct job *job)
+{
+    struct kv_cpu *cpu = job->cpu;
+    const size_t bytes = (size_t)job->shape->n_q_heads * job->n_runs *
+                         partial_floats(job->shape) * sizeof(float);
+    float *larger;
+
+    if (bytes <= cpu->partials_bytes)
+        return true;
+    larger = realloc(cpu->partials, bytes * 2);
+    if (larger == NULL) {
+        cpu->failure = KV_NO_MEMORY;
+        return false;
+    }
+    cpu->partials = larger;
+    cpu->partials_bytes = bytes * 2;
+    return true;
+}
+
+static void merge(const struct job *job, float *out)
+{
+    const struct kv_rows_shape *shape = job->shape;
+    const size_t d = shape->d, floats = partial_floats(shape);
+
+    for (uint32_t i = 0; i < shape->n_q_heads; i++) {
+        const float *partial = partial_at(job, i / job->group, 0) + i % job->group * floats;
+        const uint32_t n_runs = runs_of(job, i / job->group);
+        float most = -INFINITY, sum = 0;
+        float *to = out + i * d;
+
+        memset(to, 0, d * sizeof(to[0]));
+        for (uint32_t run = 0; run < n_runs; run++, partial += job->group * floats)
+            fold(&most, &sum, to, partial, partial + 2, d);
+        for (size_t j = 0; j < d; j++)
+            to[j] /= sum;
+        if (job->lse != NULL)
+            job->lse[i] = (float)((double)most + log((double)sum));
+    }
+}
+
+/* ---- many tokens ---- */
+
+static void many_tokens(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const struct kv_rows_shape *shape = job->shape;
+    const struct kv_dot_table *dot = job->cpu->dot;
+    const uint32_t head = part % shape->n_kv_heads, group = job->group;
+    const uint32_t first = part / shape->n_kv_heads * job->tokens; /* of the chunk */
+    const uint32_t n = job->n - first < job->tokens ? job->n - first : job->tokens;
+    const size_t d = shape->d, bytes = row_bytes(job), m = (size_t)n * group;
+    const uint32_t token = job->token_begin + first; /* position of the first query */
+    const float scale = 1 / sqrtf((float)d);
+    float *queries = kv_cpu_scratch(job->cpu, member);
+    float *keys = queries + m * d;
+    float *values = keys + RUN * d;
+    float *scores = values + RUN * d;
+    float *mixed = scores + m * RUN; /* of the run */
+    float *acc = mixed + m * d;
+    float *most = acc + m * d;
+    float *sums = most + m;
+    float *of_run = sums + m; /* (m, 2): maximum and sum of the run */
+
+    assert((size_t)(of_run + 2 * m - queries) * sizeof(float) <= KV_CPU_SCRATCH_BYTES);
+    for (size_t i = 0; i < m; i++) {
+        const float *from =
+            job->q + ((first + i / group) * shape->n_q_heads + head * group + i % group) * d;
+
+        for (size_t j = 0; j < d; j++)
+            queries[i * d + j] = from[j] * scale;
+        sums[i] = 0;
+        most[i] = -INFINITY;
+    }
+    memset(acc, 0, m * d * sizeof(acc[0]));
+
+    for (uint32_t begin = 0; begin < token + n; begin += RUN) {
+        const uint32_t end = token + n - begin < RUN ? token + n : begin + RUN;
+        const char *row = job->rows + ((size_t)head * shape->capacity + begin) * bytes;
+        /* Queries before `blind` see nothing of this run. */
+        const size_t blind = begin > token ? (size_t)(begin - token) * group : 0;
+
+        for (uint32_t t = 0; t < end - begin; t++, row += bytes) {
+            dot->load[shape->dtype](row, keys + t * d, d);
+            dot->load[shape->dtype](row + bytes / 2, values + t * d, d);
+        }
+        dot->products(queries + blind * d, d, m - blind, keys, d, end - begin, d,
+                      scores + blind * RUN, RUN);
+        memset(mixed, 0, m * d * sizeof(mixed[0]));
+        for (size_t i = blind; i < m; i++) {
+            const uint32_t position = token + (uint32_t)(i / group);
+            const uint32_t seen = position >= end ? end - begin : position + 1 - begin;
+            float *weights = scores + i * RUN;
+
+            of_run[2 * i] = dot->max(weights, seen);
+            of_run[2 * i + 1] = dot->exp_sum(weights, seen, of_run[2 * i]);
+            memset(weights + seen, 0, (end - begin - seen) * sizeof(weights[0]));
+        }
+        dot->gather[KV_FP32](values, d * sizeof(float), end - begin, scores + blind * RUN, RUN,
+                             m - blind, d, mixed + blind * d);
+        for (size_t i = blind; i < m; i++)
+            fold(&most[i], &sums[i], acc + i * d, of_run + 2 * i, mixed + i * d, d);
+    }
+
+    for (size_t i = 0; i < m; i++) {
+        float *to =
+            job->out + ((first + i / group) * shape->n_q_heads + head * group + i % group) * d;
+
+        for (size_t j = 0; j < d; j++)
+            to[j] = acc[i * d + j] / sums[i];
+    }
+}
+
+/* Tokens whose queries make a part.  It follows from the shape: see QUERIES_MANY, and a part's
+ * memory must fit into the scratch. */
+static uint32_t many_part(const struct kv_rows_shape *shape, uint32_t group)
+{
+    const size_t fixed = (size_t)2 * RUN * shape->d;
+    const size_t of_token = group * ((size_t)3 * shape->d + RUN + 4);
+    const size_t most = (KV_CPU_SCRATCH_BYTES / sizeof(float) - fixed) / of_token;
+    uint32_t tokens = QUERIES_MANY / group > 8 ? QUERIES_MANY / group : 8;
+
+    return tokens < most ? tokens : (uint32_t)most;
+}
+
+void kv_cpu_rows_attend(struct kv_device *device,
+                        const struct kv_rows_shape *shape,
+                        const struct kv_device_buffer *q,
+                        const struct kv_device_buffer *rows,
+                        uint32_t token_begin,
+                        uint32_t n,
+                        struct kv_device_buffer *out)
+{
+    const size_t token_floats = (size_t)shape->n_q_heads * shape->d;
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .group = shape->n_q_heads / shape->n_kv_heads,
+        .q = kv_cpu_floats(q),
+        .rows = ((const struct kv_cpu_buffer *)rows)->data,
+        .token_begin = token_begin,
+        .n = n,
+        .out = kv_cpu_floats(out),
+    };
+
+    assert(n <= shape->capacity && token_begin <= shape->capacity - n);
+    if (n >= KV_CPU_MANY) {
+        job.tokens = many_part(shape, job.group);
+        kv_crew_run(job.cpu->crew, many_tokens, &job,
+                    shape->n_kv_heads * ((n + job.tokens - 1) / job.tokens));
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++, job.q += token_floats, job.token_begin++) {
+        job.n_runs = job.token_begin / RUN + 1;
+        if (!reserve_partials(&job))
+            return;
+        kv_crew_run(job.cpu->crew, few_tokens, &job, shape->n_kv_heads * job.n_runs);
+        merge(&job, job.out + i * token_floats);
+    }
+}
+
+/* ---- one token, chosen rows ---- */
+
+static const char *run_data(const struct kv_row_run *run)
+{
+    return ((const struct kv_cpu_buffer *)run->buffer)->data;
+}
+
+/* Rows first .. first + RUN - 1 of a head's chosen ones; what does not lie together is brought
+ * together. */
+static void chosen_run(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const uint32_t head = part / job->n_runs;
+    const uint32_t end = job->chosen_begin[head + 1];
+    const size_t bytes = row_bytes(job);
+    float *scratch = kv_cpu_scratch(job->cpu, member);
+    char *gathered = (char *)(scratch + attend_floats(job));
+    uint32_t skip = part % job->n_runs * RUN, n = 0, at = job->chosen_begin[head];
+    const char *rows = gathered;
+
+    for (; at < end && job->chosen[at].n_rows <= skip; at++)
+        skip -= job->chosen[at].n_rows;
+    for (; at < end && n < RUN; at++, skip = 0) {
+        const struct kv_row_run *run = &job->chosen[at];
+        const uint32_t left = run->n_rows - skip;
+        const uint32_t count = left < RUN - n ? left : RUN - n;
+        const char *from = run_data(run) + (run->first_row + skip) * bytes;
+
+        if (n == 0 && (count == RUN || at + 1 == end))
+            rows = from;
+        else
+            memcpy(gathered + n * bytes, from, count * bytes);
+        n += count;
+    }
+    if (n > 0) /* this head may have fewer than another */
+        attend_run(job, head, rows, n, scratch, partial_at(job, head, part % job->n_runs));
+}
+
+void kv_cpu_runs_attend(struct kv_device *device,
+                        const struct kv_rows_shape *shape,
+                        const struct kv_device_buffer *q,
+                        const struct kv_row_run *runs,
+                        const uint32_t *run_begin,
+                        struct kv_device_buffer *out,
+                        struct kv_device_buffer *lse)
+{
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .group = shape->n_q_heads / shape->n_kv_heads,
+        .q = kv_cpu_floats(q),
+        .chosen = runs,
+        .chosen_begin = run_begin,
+        .out = kv_cpu_floats(out),
+        .lse = lse != NULL ? kv_cpu_floats(lse) : NULL,
+    };
+
+    assert(lse == NULL || shape->n_q_heads * sizeof(float) <= lse->bytes);
+    assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <= KV_CPU_SCRATCH_BYTES);
+    for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
+        assert(run_begin[head] < run_begin[head + 1]);
+        for (uint32_t i = run_begin[head]; i < run_begin[head + 1]; i++)
+            assert((runs[i].first_row + runs[i].n_rows) * row_bytes(&job) <=
+                   runs[i].buffer->bytes);
+        if (runs_of(&job, head) > job.n_runs)
+            job.n_runs = runs_of(&job, head);
+    }
+    if (!reserve_partials(&job))
+        return;
+    kv_crew_run(job.cpu->crew, chosen_run, &job, shape->n_kv_heads * job.n_runs);
+    merge(&job, job.out);
+}
+
+void kv_cpu_answers_merge(struct kv_device *device,
+                          const struct kv_rows_shape *shape,
+                          const float *outputs,
+                          const float *lses,
+                          struct kv_device_buffer *out,
+                          struct kv_device_buffer *lse)
+{
+    const float *const all_outputs[] = {kv_cpu_floats(out), outputs};
+    const float *const all_lses[] = {kv_cpu_floats(lse), lses};
+
+    (void)device;
+    kv_attend_merge(shape->n_q_heads, shape->d, 2, all_outputs, all_lses, kv_cpu_floats(out),
+                    kv_cpu_floats(lse));
+}
+
+static void score_run(void *arg, unsigned part, unsigned member)
+{
+    const struct job *job = arg;
+    const struct kv_rows_shape *shape = job->shape;
+    const uint32_t head = part / job->n_runs, begin = part % job->n_runs * RUN;
+    const uint32_t n = job->n - begin < RUN ? job->n - begin : RUN;
+    const size_t d = shape->d, bytes = row_bytes(job);
+    const float scale = 1 / sqrtf((float)d);
+    float *queries = kv_cpu_scratch(job->cpu, member);
+
+    for (size_t i = 0; i < job->group * d; i++)
+        queries[i] = job->q[(size_t)head * job->group * d + i] * scale;
+    job->cpu->dot->score[shape->dtype](
+        job->rows + ((size_t)head * shape->capacity + job->token_begin + begin) * bytes, bytes,
+        n, queries, job->group, d, job->out + (size_t)head * job->group * job->n + begin,
+        job->n);
+}
+
+void kv_cpu_rows_score(struct kv_device *device,
+                       const struct kv_rows_shape *shape,
+                       const struct kv_device_buffer *q,
+                       const struct kv_device_buffer *rows,
+                       uint32_t row_begin,
+                       uint32_t n,
+                       struct kv_device_buffer *out)
+{
+    struct job job = {
+        .cpu = kv_cpu_of(device),
+        .shape = shape,
+        .group = shape->n_q_heads / shape->n_kv_heads,
+        .q = kv_cpu_floats(q),
+        .rows = ((const struct kv_cpu_buffer *)rows)->data,
+        .token_begin = row_begin,
+        .n = n,
+        .n_runs = (n + RUN - 1) / RUN,
+        .out = kv_cpu_floats(out),
+    };
+
+    assert(n <= shape->capacity && row_begin <= shape->capacity - n);
+    assert((size_t)shape->n_q_heads * n * sizeof(float) <= out->bytes);
+    kv_crew_run(job.cpu->crew, score_run, &job, shape->n_kv_heads * job.n_runs);
+}

@@ -1,0 +1,95 @@
+/* dot.h - arithmetic of the processor's row of device.h: weights as they lie in a GGUF file
+ * against activations in fp32.
+ *
+ * A table of functions per instruction set, the best of which is chosen at run time.  All
+ * compute in fp32 with the weight's exact value; tables differ in the order of their sums, so
+ * they agree to a few ulps of the sum of magnitudes, not to the bit.
+ *
+ * Within one table every product of two rows is summed in one order, whichever function
+ * computes it and however many rows are computed together.  So a token gets the same bits
+ * whether it passes alone or in a chunk, and rows rounded to fp16 do not fall to the other
+ * side.
+ *
+ * Shapes: `n` is a row's elements, a whole number of the type's blocks (dequantize.h).  Rows
+ * need no alignment.  Nothing here is checked: model.c has checked the shapes.
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_GPU_WORKER_DEVICE_CPU_DOT_H
+#define KV_GPU_WORKER_DEVICE_CPU_DOT_H
+
+#include "gpu-worker/gguf/gguf.h"
+
+enum {
+    KV_DOT_TYPES = 31, /* one more than the largest enum kv_tensor_type */
+};
+
+struct kv_dot_table {
+    const char *name; /* "scalar", "avx2" */
+
+    /* Products of rows, `stride` bytes apart, with x (n): ret_products (n_rows). */
+    void (*dot[KV_DOT_TYPES])(const void *rows,
+                              size_t stride,
+                              size_t n_rows,
+                              const float *x,
+                              size_t n,
+                              float *ret_products);
+    /* The row's values, ret_values (n). */
+    void (*unpack[KV_DOT_TYPES])(const void *row, float *ret_values, size_t n);
+
+    /* Products of all rows of a (n_a, k) with all of b (n_b, k), `lda` and `ldb` floats apart:
+     * ret_products (n_a, n_b), ldc apart. */
+    void (*products)(const float *a,
+                     size_t lda,
+                     size_t n_a,
+                     const float *b,
+                     size_t ldb,
+                     size_t n_b,
+                     size_t k,
+                     float *ret_products,
+                     size_t ldc);
+
+    /* Keys of cached tokens, `stride` bytes apart, against queries:
+     *   queries (n_queries, d), ret_scores (n_queries, scores_stride) of which n_rows are set.
+     * By enum kv_dtype: fp32, fp16, bf16.  d is a multiple of 8. */
+    void (*score[4])(const void *rows,
+                     size_t stride,
+                     size_t n_rows,
+                     const float *queries,
+                     size_t n_queries,
+                     size_t d,
+                     float *ret_scores,
+                     size_t scores_stride);
+    /* Values of cached tokens, added up with weights, row after row: out (n_queries, d) +=
+     * weights (n_queries, n_rows) x rows. */
+    void (*gather[4])(const void *rows,
+                      size_t stride,
+                      size_t n_rows,
+                      const float *weights,
+                      size_t weights_stride,
+                      size_t n_queries,
+                      size_t d,
+                      float *out);
+    /* One row of a cache to fp32, and back with rounding to nearest even. */
+    void (*load[4])(const void *row, float *ret_values, size_t n);
+    void (*store[4])(const float *values, void *ret_row, size_t n);
+
+    float (*sum_of_squares)(const float *x, size_t n);
+    float (*max)(const float *x, size_t n); /* n > 0 */
+    /* x[i] = exp(x[i] - shift); returns their sum.  Below -87 the result is 0. */
+    float (*exp_sum)(float *x, size_t n, float shift);
+    /* gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i] */
+    void (*silu_gate)(float *gate, const float *up, size_t n);
+};
+
+/* The best table for this processor. */
+const struct kv_dot_table *kv_dot_table(void);
+
+/* All that this processor can run, the plainest first; NULL behind the last. */
+const struct kv_dot_table *kv_dot_table_at(unsigned index);
+
+/* dot_scalar.c, dot_avx2.c.  The second is NULL on other processors. */
+extern const struct kv_dot_table kv_dot_scalar;
+const struct kv_dot_table *kv_dot_avx2(void);
+
+#endif

@@ -1,0 +1,137 @@
+#include "gpu-worker/engine/generate.h"
+
+#include "kvserver/base/clock.h"
+
+#include <stdlib.h>
+
+const char *kv_generate_end_name(enum kv_generate_end end)
+{
+    static const char *const names[] = {
+        [KV_END_TOKEN] = "stop",
+        [KV_END_MAX] = "length",
+        [KV_END_CAPACITY] = "context",
+        [KV_END_INTERRUPT] = "interrupt",
+    };
+
+    return names[end];
+}
+
+static double since(uint64_t begin_us)
+{
+    return (double)(kv_clock_now(&kv_clock_real) - begin_us) / 1e6;
+}
+
+static kv_status_t prefill(const struct kv_generate_setup *setup,
+                           const uint32_t *tokens,
+                           uint32_t n_tokens,
+                           uint32_t *passed,
+                           float *logits)
+{
+    uint32_t n = 0;
+
+    while (*passed < n_tokens) {
+        kv_status_t status;
+
+        if (*setup->stop)
+            return KV_CANCELLED;
+        n = kv_forward_chunk_end(*passed, n_tokens) - *passed;
+        status = kv_forward_step(setup->forward, KV_PREFILL, tokens + *passed, *passed, n);
+        if (status != KV_OK)
+            return status;
+        *passed += n;
+        if (setup->prefilled != NULL)
+            setup->prefilled(setup->arg, *passed, n_tokens);
+    }
+    return kv_forward_logits(setup->forward, n - 1, 1, logits);
+}
+
+/* Samples and passes tokens until the answer ends. */
+static kv_status_t decode(const struct kv_generate_setup *setup,
+                          uint32_t *tokens,
+                          uint64_t begin_us,
+                          float *logits,
+                          struct kv_generate_result *result)
+{
+    while (true) {
+        const uint32_t n = result->prompt_tokens + result->generated_tokens;
+        kv_status_t status;
+        uint32_t token;
+
+        if (*setup->stop)
+            result->end = KV_END_INTERRUPT;
+        else if (result->generated_tokens == setup->max_tokens)
+            result->end = KV_END_MAX;
+        else
+            result->end = KV_END_TOKEN;
+        if (result->end != KV_END_TOKEN)
+            return KV_OK;
+
+        status = kv_sampler_next(setup->sampler, logits, &token);
+        if (status != KV_OK)
+            return status;
+        if (setup->is_end(setup->arg, token))
+            return KV_OK;
+        tokens[n] = token;
+        result->generated_tokens++;
+        result->last_s = since(begin_us);
+        if (result->generated_tokens == 1)
+            result->ttft_s = result->last_s;
+        else if (result->generated_tokens == 2)
+            result->tt2t_s = result->last_s;
+        if (setup->generated != NULL)
+            setup->generated(setup->arg, token);
+        if (result->generated_tokens == setup->max_tokens)
+            continue;
+        if (n == setup->capacity) {
+            result->end = KV_END_CAPACITY;
+            return KV_OK;
+        }
+
+        status = kv_forward_step(setup->forward, KV_DECODE, &tokens[n], n, 1);
+        if (status == KV_OK)
+            status = kv_forward_logits(setup->forward, 0, 1, logits);
+        if (status != KV_OK)
+            return status;
+        result->passed_tokens = n + 1;
+    }
+}
+
+kv_status_t kv_generate(const struct kv_generate_setup *setup,
+                        uint32_t *tokens,
+                        uint32_t n_tokens,
+                        uint32_t n_passed,
+                        struct kv_generate_result *ret_result)
+{
+    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    struct kv_generate_result result = {.prompt_tokens = n_tokens, .reused_tokens = n_passed};
+    float *logits;
+    kv_status_t status;
+
+    if (n_tokens > setup->capacity)
+        return KV_TOO_LARGE;
+    if (n_tokens == 0 || n_passed >= n_tokens)
+        return KV_INVALID;
+    logits = malloc(setup->n_vocabulary * sizeof(logits[0]));
+    if (logits == NULL)
+        return KV_NO_MEMORY;
+    result.passed_tokens = n_passed;
+    if (setup->attention->row->expect != NULL)
+        setup->attention->row->expect(setup->attention, n_tokens, setup->max_tokens);
+    status = prefill(setup, tokens, n_tokens, &result.passed_tokens, logits);
+    result.prefill_s = since(begin_us);
+    if (status == KV_OK)
+        status = decode(setup, tokens, begin_us, logits, &result);
+    if (status == KV_CANCELLED && *setup->stop) {
+        result.end = KV_END_INTERRUPT;
+        status = KV_OK;
+    }
+    free(logits);
+    if (result.generated_tokens > 1)
+        result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
+    if (status == KV_OK)
+        status = setup->attention->row->flush(setup->attention);
+    result.total_s = since(begin_us);
+    if (status == KV_OK)
+        *ret_result = result;
+    return status;
+}

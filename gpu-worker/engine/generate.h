@@ -1,0 +1,67 @@
+/* generate.h - one run: tokens in, tokens out, and what it cost.
+ *
+ *     prefill   the prompt's tokens that have not passed yet, in chunks
+ *     decode    sample a token, hand it out, pass it; until one ends the answer
+ *
+ * Threads: one at a time.  Memory: the caller's; keeps nothing.
+ */
+#ifndef KV_GPU_WORKER_ENGINE_GENERATE_H
+#define KV_GPU_WORKER_ENGINE_GENERATE_H
+
+#include "gpu-worker/engine/forward.h"
+#include "gpu-worker/engine/sampler.h"
+
+#include <signal.h>
+#include <stdbool.h>
+
+struct kv_generate_setup {
+    struct kv_forward *forward;
+    struct kv_attention *attention;
+    struct kv_sampler *sampler;
+    uint32_t n_vocabulary;
+    uint32_t capacity;       /* tokens that there is room for, prompt and answer */
+    uint32_t max_tokens;     /* of the answer */
+    const _Atomic int *stop; /* becomes true: end soon */
+
+    void *arg;
+    /* After each chunk of the prompt; may be NULL. */
+    void (*prefilled)(void *arg, uint32_t done, uint32_t total);
+    /* Each token of the answer, those that end it not; may be NULL. */
+    void (*generated)(void *arg, uint32_t token);
+    bool (*is_end)(void *arg, uint32_t token);
+};
+
+enum kv_generate_end {
+    KV_END_TOKEN,     /* the model ended its answer */
+    KV_END_MAX,       /* max_tokens */
+    KV_END_CAPACITY,  /* no room for another token */
+    KV_END_INTERRUPT, /* `stop` */
+};
+
+/* "stop", "length", "context", "interrupt" */
+const char *kv_generate_end_name(enum kv_generate_end end);
+
+struct kv_generate_result {
+    enum kv_generate_end end;
+    uint32_t prompt_tokens;
+    uint32_t reused_tokens;    /* of the prompt: had passed before */
+    uint32_t generated_tokens; /* handed out */
+    uint32_t passed_tokens;    /* in the cache now: a beginning of prompt and answer */
+    double prefill_s;
+    double ttft_s; /* from the call to the first token; 0: there is none */
+    double tt2t_s; /* to the second */
+    double last_s; /* from the beginning to the last token */
+    double tpot_s; /* per token after the first */
+    double total_s;
+};
+
+/* Generates after tokens (n_tokens), n_tokens > 0, of which the first n_passed have passed.
+ * Room for setup->max_tokens more behind them is filled with the answer. KV_TOO_LARGE: the
+ * prompt is longer than the capacity; else what a step failed with. */
+kv_status_t kv_generate(const struct kv_generate_setup *setup,
+                        uint32_t *tokens,
+                        uint32_t n_tokens,
+                        uint32_t n_passed,
+                        struct kv_generate_result *ret_result);
+
+#endif

@@ -1,0 +1,69 @@
+/* needles.h - odd sentences in a long text, which a model is asked to complete.
+ *
+ * A file lists them, one in a line, `beginning|completion`; empty lines and those that begin
+ * with # are passed over:
+ *
+ *     The lighthouse keeper's parrot is called|Marmalade
+ *
+ * Placed, they are paragraphs of their own, evenly spread.  Asked, the text is followed by a
+ * sentence's beginning alone: an answer that begins with its completion has found it.
+ *
+ * Threads: pure functions.  Memory: read/free.
+ */
+#ifndef KV_GPU_WORKER_EVAL_NEEDLES_H
+#define KV_GPU_WORKER_EVAL_NEEDLES_H
+
+#include "proto/kv_status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum {
+    KV_NEEDLES_MAX = 1024,
+    KV_NEEDLE_BYTES_MAX = 4096, /* of a line */
+};
+
+struct kv_needle {
+    char *beginning, *completion; /* without blanks around; neither is empty */
+};
+
+struct kv_needles {
+    struct kv_needle *list;
+    size_t count;
+};
+
+/* KV_INVALID: line *ret_line (from 1) is none.  KV_NOT_FOUND: there is none at all.
+ * KV_TOO_LARGE: a line of more bytes, or more lines.  KV_NO_MEMORY. */
+kv_status_t kv_needles_read(const char *text,
+                            size_t bytes,
+                            struct kv_needles *ret_needles,
+                            size_t *ret_line);
+/* All zeros is allowed. */
+void kv_needles_free(struct kv_needles *needles);
+
+/* The text with all sentences in it: number i of n behind (2 i + 1) / 2n of it, where the next
+ * paragraph, line or word ends.  Free it with free(). */
+kv_status_t kv_needles_place(const struct kv_needles *needles,
+                             const char *text,
+                             size_t bytes,
+                             char **ret_text,
+                             size_t *ret_bytes);
+
+/* The text and, after an empty line, the sentence's beginning.  Free it with free(). */
+kv_status_t kv_needle_ask(const struct kv_needle *needle,
+                          const char *text,
+                          size_t bytes,
+                          char **ret_text,
+                          size_t *ret_bytes);
+
+enum kv_needle_verdict {
+    KV_NEEDLE_OPEN, /* right so far */
+    KV_NEEDLE_FOUND,
+    KV_NEEDLE_MISSED,
+};
+
+/* Of an answer as far as it has come; blanks before it do not count. */
+enum kv_needle_verdict
+kv_needle_judge(const struct kv_needle *needle, const char *answer, size_t bytes);
+
+#endif

@@ -1,0 +1,178 @@
+#define _GNU_SOURCE /* strchrnul */
+#include "gpu-worker/eval/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One item of a list on its way through. */
+struct item {
+    char text[KV_EVAL_NAME_BYTES];
+};
+
+struct maker {
+    struct kv_eval_plan plan;
+    const char *budgets, *seeds;
+    const struct kv_attention_options *base;
+    char *detail;
+    size_t detail_bytes;
+};
+
+static kv_status_t
+refuse(const struct maker *maker, const char *what, const char *where, const char *value)
+{
+    snprintf(maker->detail, maker->detail_bytes, "%s: %s: %s", what, where, value);
+    return KV_INVALID;
+}
+
+/* Takes the next of what `mark` separates; false: there is none. */
+static bool next_item(const char **at, char mark, struct item *ret_item)
+{
+    const char *end = strchr(*at, mark);
+    const size_t bytes = end != NULL ? (size_t)(end - *at) : strlen(*at);
+
+    if (**at == '\0')
+        return false;
+    snprintf(ret_item->text, sizeof(ret_item->text), "%.*s", (int)bytes, *at);
+    *at += end != NULL ? bytes + 1 : bytes;
+    return true;
+}
+
+static bool has_long_item(const char *list)
+{
+    for (const char *end; *list != '\0'; list = end + (*end == ',')) {
+        end = strchrnul(list, ',');
+        if (end - list >= KV_EVAL_NAME_BYTES)
+            return true;
+    }
+    return false;
+}
+
+/* A share bounds by itself, and so does a number: nothing else does. */
+static bool set_budget(struct kv_attention_options *options, const char *text)
+{
+    options->budget.ratio = 0;
+    options->budget.top_k = 0;
+    return strncmp(text, "k=", 2) == 0
+               ? kv_budget_parse_count(text + 2, 1, &options->budget.top_k)
+               : kv_budget_parse_ratio(text, &options->budget.ratio) &&
+                     options->budget.ratio > 0;
+}
+
+/* The options behind an entry's name. */
+static kv_status_t
+set_options(const struct maker *maker, const char *list, struct kv_attention_options *options)
+{
+    struct item item;
+
+    while (next_item(&list, ':', &item)) {
+        char *value = strchr(item.text, '=');
+        const char *expected = "";
+        kv_status_t status;
+
+        if (value == NULL)
+            return refuse(maker, "methods", "expected option=value", item.text);
+        *value++ = '\0';
+        status = kv_attention_option(options, item.text, value, &expected);
+        if (status == KV_NOT_FOUND)
+            return refuse(maker, "methods", "unknown option", item.text);
+        if (status != KV_OK) {
+            snprintf(maker->detail, maker->detail_bytes, "methods: %s: not %s: %s", item.text,
+                     expected, value);
+            return status;
+        }
+    }
+    return KV_OK;
+}
+
+static kv_status_t add_run(struct maker *maker, const struct kv_eval_run *run)
+{
+    struct kv_eval_plan *plan = &maker->plan;
+    void *larger;
+
+    if (plan->count == KV_EVAL_RUNS_MAX)
+        return refuse(maker, "methods", "runs", "too many");
+    larger = realloc(plan->runs, (plan->count + 1) * sizeof(plan->runs[0]));
+    if (larger == NULL)
+        return KV_NO_MEMORY;
+    plan->runs = larger;
+    plan->runs[plan->count++] = *run;
+    return KV_OK;
+}
+
+/* All budgets and seeds of one entry of the methods. */
+static kv_status_t add_method(struct maker *maker, const char *entry)
+{
+    struct kv_eval_run run = {.row = NULL};
+    const char *options = strchrnul(entry, ':');
+    struct item name, budget, seed;
+    const char *budgets, *seeds;
+    kv_status_t status;
+
+    snprintf(name.text, sizeof(name.text), "%.*s", (int)(options - entry), entry);
+    run.row = kv_attention_find(name.text);
+    if (run.row == NULL)
+        return refuse(maker, "methods", "unknown", name.text);
+    snprintf(run.method, sizeof(run.method), "%s", entry);
+    seeds = run.row->has_seed ? maker->seeds : "0";
+    while (next_item(&seeds, ',', &seed)) {
+        budgets = run.row->has_budget ? maker->budgets : "1";
+        while (next_item(&budgets, ',', &budget)) {
+            const char *expected;
+
+            run.options = *maker->base;
+            if (!set_budget(&run.options, budget.text))
+                return refuse(maker, "budgets", "not a share or k=rows", budget.text);
+            if (kv_attention_option(&run.options, "seed", seed.text, &expected) != KV_OK)
+                return refuse(maker, "seeds", "not a number", seed.text);
+            if (run.row->has_budget)
+                snprintf(run.budget, sizeof(run.budget), "%s", budget.text);
+            status = set_options(maker, *options == ':' ? options + 1 : options, &run.options);
+            if (status == KV_OK)
+                status = add_run(maker, &run);
+            if (status != KV_OK)
+                return status;
+        }
+    }
+    return KV_OK;
+}
+
+kv_status_t kv_eval_plan_make(const char *methods,
+                              const char *budgets,
+                              const char *seeds,
+                              const struct kv_attention_options *base,
+                              struct kv_eval_plan *ret_plan,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    struct maker maker = {.budgets = budgets,
+                          .seeds = seeds,
+                          .base = base,
+                          .detail = detail,
+                          .detail_bytes = detail_bytes};
+    struct item item;
+    kv_status_t status;
+
+    if (*methods == '\0' || *budgets == '\0' || *seeds == '\0')
+        return refuse(&maker, "methods, budgets, seeds", "expected", "at least one of each");
+    if (has_long_item(methods) || has_long_item(budgets) || has_long_item(seeds))
+        return refuse(&maker, "methods, budgets, seeds", "an entry", "too long");
+    status = add_method(&maker, kv_attention_full.name);
+    while (status == KV_OK && next_item(&methods, ',', &item))
+        if (strcmp(item.text, kv_attention_full.name) != 0)
+            status = add_method(&maker, item.text);
+    if (status == KV_NO_MEMORY)
+        snprintf(detail, detail_bytes, "memory: runs: refused");
+    if (status != KV_OK) {
+        kv_eval_plan_free(&maker.plan);
+        return status;
+    }
+    *ret_plan = maker.plan;
+    return KV_OK;
+}
+
+void kv_eval_plan_free(struct kv_eval_plan *plan)
+{
+    free(plan->runs);
+    *plan = (struct kv_eval_plan){.runs = NULL};
+}

@@ -1,0 +1,176 @@
+#include "gpu-worker/eval/report.h"
+
+#include "kvserver/base/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    VALUES = 17,
+    METHOD_WIDTH_MIN = 12,
+};
+
+struct value {
+    const char *name; /* of the member and the column */
+    const char *head; /* of the table's column; NULL: not in it */
+    double scale;     /* of the table */
+    int width, digits;
+    double value;
+};
+
+static void list_values(const struct kv_eval_result *result, struct value *ret_values)
+{
+    const struct value values[VALUES] = {
+        {"perplexity", "perplexity", 1, 10, 3, result->perplexity},
+        {"loss_percent", "loss %", 1, 7, 2, result->loss_percent},
+        {"loss_error_percent", "+-", 1, 5, 2, result->loss_error_percent},
+        {"recall", "recall", 1, 6, 3, result->recall},
+        {"rows_coded_share", "coded %", 100, 7, 1, result->coded_share},
+        {"rows_scored_exactly_share", "exact %", 100, 7, 1, result->exact_share},
+        {"rows_attended_share", "rows %", 100, 6, 2, result->rows_share},
+        {"rows_estimated_share", "rest %", 100, 6, 1, result->estimated_share},
+        {"needles_found", "found", 1, 5, 0, result->needles_found},
+        {"needles_asked", "of", 1, 4, 0, result->needles_asked},
+        {"tpot_s", "ms/step", 1000, 7, 2, result->step_s},
+        {"step_node_s", "node ms", 1000, 7, 2, result->step_node_s},
+        {"step_bytes_fetched", "KiB/step", 1.0 / 1024, 8, 1, result->step_bytes},
+        {"exposed_wait_s", "waited s", 1, 8, 3, result->exposed_wait_s},
+        {"bytes_fetched", NULL, 1, 0, 0, result->bytes_fetched},
+        {"seconds", "seconds", 1, 7, 1, result->total_s},
+    };
+
+    memcpy(ret_values, values, sizeof(values));
+}
+
+/* A field of RFC 4180: a list of options holds no quotes, but may hold a comma. */
+static void print_field(const char *text)
+{
+    if (strpbrk(text, ",\"\n") == NULL) {
+        fputs(text, stdout);
+        return;
+    }
+    putchar('"');
+    for (; *text != '\0'; text++) {
+        if (*text == '"')
+            putchar('"');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
+static int method_width(const struct kv_eval_about *about)
+{
+    return about->method_width > METHOD_WIDTH_MIN ? about->method_width : METHOD_WIDTH_MIN;
+}
+
+void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about)
+{
+    const struct kv_eval_result none = {.perplexity = 0};
+    struct value values[VALUES];
+
+    list_values(&none, values);
+    if (format == KV_EVAL_TABLE) {
+        if (about->has_many_texts)
+            printf("%s, %" PRIu32 " tokens\n", about->text, about->tokens);
+        printf("%-*s %-7s %4s", method_width(about), "method", "budget", "seed");
+        for (unsigned i = 0; values[i].name != NULL; i++)
+            if (values[i].head != NULL)
+                printf(" %*s", values[i].width, values[i].head);
+        putchar('\n');
+    } else if (format == KV_EVAL_CSV) {
+        fputs("method,budget,seed,tokens,from", stdout);
+        for (unsigned i = 0; values[i].name != NULL; i++)
+            printf(",%s", values[i].name);
+        puts(",kv_type,store,device,text");
+    }
+    fflush(stdout);
+}
+
+static void print_table(const struct kv_eval_about *about,
+                        const struct kv_eval_run *run,
+                        const struct value *values)
+{
+    printf("%-*s %-7s", method_width(about), run->method, run->budget);
+    if (run->row->has_seed)
+        printf(" %4" PRIu64, run->options.seed);
+    else
+        printf(" %4s", "");
+    for (; values->name != NULL; values++) {
+        if (values->head == NULL)
+            continue;
+        if (isnan(values->value))
+            printf(" %*s", values->width, "-");
+        else
+            printf(" %*.*f", values->width, values->digits, values->value * values->scale);
+    }
+    putchar('\n');
+}
+
+static void print_csv(const struct kv_eval_about *about,
+                      const struct kv_eval_run *run,
+                      const struct value *values)
+{
+    print_field(run->method);
+    printf(",%s,", run->budget);
+    if (run->row->has_seed)
+        printf("%" PRIu64, run->options.seed);
+    printf(",%" PRIu32 ",%" PRIu32, about->tokens, about->from);
+    for (; values->name != NULL; values++) {
+        putchar(',');
+        if (!isnan(values->value))
+            printf("%.9g", values->value);
+    }
+    printf(",%s,", about->kv_type);
+    print_field(about->store);
+    putchar(',');
+    print_field(about->device);
+    putchar(',');
+    print_field(about->text);
+    putchar('\n');
+}
+
+static void print_json(const struct kv_eval_about *about,
+                       const struct kv_eval_run *run,
+                       const struct value *values)
+{
+    struct kv_json json;
+
+    kv_json_begin(&json, stdout);
+    kv_json_text(&json, "method", run->method);
+    kv_json_text(&json, "attention", run->row->name);
+    kv_json_text(&json, "budget", run->budget);
+    kv_json_number(&json, "seed", run->row->has_seed ? (double)run->options.seed : NAN);
+    kv_json_number(&json, "tokens", about->tokens);
+    kv_json_number(&json, "from", about->from);
+    for (; values->name != NULL; values++)
+        kv_json_number(&json, values->name, values->value);
+    kv_json_text(&json, "kv_type", about->kv_type);
+    kv_json_text(&json, "store", about->store);
+    kv_json_text(&json, "device", about->device);
+    kv_json_text(&json, "text", about->text);
+    kv_json_end(&json);
+}
+
+void kv_eval_report(enum kv_eval_format format,
+                    const struct kv_eval_about *about,
+                    const struct kv_eval_run *run,
+                    const struct kv_eval_result *result)
+{
+    struct value values[VALUES];
+
+    list_values(result, values);
+    switch (format) {
+    case KV_EVAL_TABLE:
+        print_table(about, run, values);
+        break;
+    case KV_EVAL_JSON:
+        print_json(about, run, values);
+        break;
+    case KV_EVAL_CSV:
+        print_csv(about, run, values);
+        break;
+    }
+    fflush(stdout);
+}

@@ -1,0 +1,51 @@
+/* report.h - the table, objects or lines that `kvworker eval` prints.
+ *
+ * Threads: one.
+ */
+#ifndef KV_GPU_WORKER_EVAL_REPORT_H
+#define KV_GPU_WORKER_EVAL_REPORT_H
+
+#include "gpu-worker/eval/plan.h"
+
+enum kv_eval_format {
+    KV_EVAL_TABLE, /* aligned, under a head */
+    KV_EVAL_JSON,  /* an object in each line */
+    KV_EVAL_CSV,   /* RFC 4180, the head in the first line */
+};
+
+/* What does not change between the lines. */
+struct kv_eval_about {
+    uint32_t tokens, from;
+    const char *kv_type, *store, *device;
+    const char *text;    /* its file */
+    bool has_many_texts; /* it is one of some */
+    int method_width;    /* the longest method's name */
+};
+
+/* NAN: not measured. */
+struct kv_eval_result {
+    double perplexity;
+    double loss_percent;       /* perplexity above full attention's */
+    double loss_error_percent; /* its standard error, tokens taken as independent */
+    double recall;             /* of the rows that exact scores would have chosen */
+    double coded_share;        /* of the candidates of queries, scored by their codes */
+    double exact_share;        /* keys read to score candidates, of each candidate's one */
+    double rows_share;         /* of the rows so far, attended to by a step */
+    double estimated_share;    /* of the rows so far, in estimates */
+    double needles_found, needles_asked;
+    double step_s;         /* a step of the text, its logits too */
+    double step_node_s;    /* nodes at work on the queries of a step */
+    double step_bytes;     /* that came for a step */
+    double exposed_wait_s; /* of them all */
+    double bytes_fetched;  /* by them all */
+    double total_s;
+};
+
+/* With some texts, a table has a head for each. */
+void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about);
+void kv_eval_report(enum kv_eval_format format,
+                    const struct kv_eval_about *about,
+                    const struct kv_eval_run *run,
+                    const struct kv_eval_result *result);
+
+#endif

@@ -1,0 +1,214 @@
+/* gguf.h - reads a GGUF file: named values about the model, and named tensors.
+ *
+ * GGUF versions 2 and 3, little endian.  The file is mapped read-only, and nothing that it says
+ * is believed before it is checked: counts against the bytes there are, lengths, types,
+ * nesting, products that overflow, names given twice, tensors that overlap, lie askew or end
+ * outside of the file.  What opens without an error can be read at every pointer that this
+ * header hands out, and the tables made while opening take memory in proportion to the file's
+ * size.
+ *
+ *   "GGUF" | version u32 | n_tensors u64 | n_values u64
+ *   n_values x  { key: string, type: u32, value }
+ *   n_tensors x { name: string, n_dims: u32, dims: u64 each, type: u32, offset: u64 }
+ *   zeros up to a multiple of the alignment (general.alignment, or 32)
+ *   the tensors' data; offsets count from here
+ *
+ *   string = length u64, bytes (no zero at the end); array = type u32, count u64, elements
+ *
+ * The format is documented in the ggml project, docs/gguf.md.
+ *
+ * Threads: a file that is open never changes: read it from any number of threads.
+ * Memory: everything handed out is lent until kv_gguf_close().
+ */
+#ifndef KV_GPU_WORKER_GGUF_GGUF_H
+#define KV_GPU_WORKER_GGUF_GGUF_H
+
+#include "gpu-worker/base/file_error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    KV_GGUF_DIMS_MAX = 4,
+    KV_GGUF_DETAIL_BYTES = 512, /* enough for any line of detail */
+};
+
+/* The numbers are the file's. */
+enum kv_tensor_type {
+    KV_TENSOR_F32 = 0,
+    KV_TENSOR_F16 = 1,
+    KV_TENSOR_Q4_0 = 2,
+    KV_TENSOR_Q4_1 = 3,
+    KV_TENSOR_Q5_0 = 6,
+    KV_TENSOR_Q5_1 = 7,
+    KV_TENSOR_Q8_0 = 8,
+    KV_TENSOR_Q4_K = 12,
+    KV_TENSOR_Q5_K = 13,
+    KV_TENSOR_Q6_K = 14,
+    KV_TENSOR_BF16 = 30,
+};
+
+/* How a type lays out the elements of a row: in blocks, each of so many elements and bytes.  A
+ * row is a whole number of blocks. */
+struct kv_tensor_layout {
+    enum kv_tensor_type type;
+    const char *name; /* "Q4_K" */
+    uint32_t block_elements;
+    uint32_t block_bytes;
+};
+
+/* NULL: a type that this reader does not know.  `type` is any number. */
+const struct kv_tensor_layout *kv_tensor_layout(uint32_t type);
+
+/* All of them, in the order of their numbers; NULL behind the last.  Begin with index 0. */
+const struct kv_tensor_layout *kv_tensor_layout_at(size_t index);
+
+/* The bytes of a row of `n_elements`, which must be a whole number of blocks. */
+size_t kv_tensor_row_bytes(enum kv_tensor_type type, size_t n_elements);
+
+struct kv_tensor {
+    struct kv_text name;
+    enum kv_tensor_type type;
+    uint32_t n_dims; /* 1 to 4 */
+    uint64_t
+        dims[KV_GGUF_DIMS_MAX]; /* dims[0] is the row's length; unused ones are 1; none is 0 */
+    const void *data;           /* in the mapping, at a multiple of the file's alignment */
+    uint64_t bytes;
+    uint64_t offset; /* of `data` in the file */
+};
+
+/* The rows of a tensor: the product of its dimensions above the first. */
+uint64_t kv_tensor_rows(const struct kv_tensor *tensor);
+
+struct kv_gguf;
+
+/* Maps and checks the file.  KV_NOT_FOUND: no such file.  KV_IO: it cannot be read. KV_INVALID:
+ * it is broken or no GGUF file.  KV_UNSUPPORTED: a version, byte order or tensor type that is
+ * not read.  KV_NO_MEMORY.  On failure `detail` gets one line that names the file, and the key
+ * or tensor with the value that is wrong; without a newline, ended by a zero, cut to
+ * `detail_bytes` (which is not 0).  Bytes of the file that are no printable ASCII appear in it
+ * as `?`. */
+kv_status_t
+kv_gguf_open(const char *path, struct kv_gguf **ret_gguf, char *detail, size_t detail_bytes);
+
+/* The same over `bytes` bytes of memory that the caller keeps until the close; `name` is what
+ * `detail` calls it.  `data` is aligned to 8 bytes. */
+kv_status_t kv_gguf_open_memory(const void *data,
+                                size_t bytes,
+                                const char *name,
+                                struct kv_gguf **ret_gguf,
+                                char *detail,
+                                size_t detail_bytes);
+
+/* NULL is allowed. */
+void kv_gguf_close(struct kv_gguf *gguf);
+
+const char *kv_gguf_path(const struct kv_gguf *gguf);
+uint32_t kv_gguf_version(const struct kv_gguf *gguf);
+/* Every tensor's data lies at a multiple of this: a power of two from 8 to 2^20. */
+uint32_t kv_gguf_alignment(const struct kv_gguf *gguf);
+/* The whole file as mapped, for madvise() and statistics. */
+const void *kv_gguf_data(const struct kv_gguf *gguf);
+uint64_t kv_gguf_bytes(const struct kv_gguf *gguf);
+
+/* --- Tensors --- */
+
+size_t kv_gguf_n_tensors(const struct kv_gguf *gguf);
+/* In the file's order; index < kv_gguf_n_tensors(). */
+const struct kv_tensor *kv_gguf_tensor_at(const struct kv_gguf *gguf, size_t index);
+/* By name; NULL: there is none. */
+const struct kv_tensor *kv_gguf_tensor(const struct kv_gguf *gguf, const char *name);
+
+/* --- Values --- */
+
+/* The numbers are the file's. */
+enum kv_gguf_type {
+    KV_GGUF_U8 = 0,
+    KV_GGUF_I8 = 1,
+    KV_GGUF_U16 = 2,
+    KV_GGUF_I16 = 3,
+    KV_GGUF_U32 = 4,
+    KV_GGUF_I32 = 5,
+    KV_GGUF_F32 = 6,
+    KV_GGUF_BOOL = 7,
+    KV_GGUF_STRING = 8,
+    KV_GGUF_ARRAY = 9,
+    KV_GGUF_U64 = 10,
+    KV_GGUF_I64 = 11,
+    KV_GGUF_F64 = 12,
+};
+
+/* "u32"; "unknown" for a number that is no type. */
+const char *kv_gguf_type_name(uint32_t type);
+
+/* The look-ups by key all answer the same way:
+ *   KV_OK         found, and the value fits what was asked for
+ *   KV_NOT_FOUND  there is no such key; the usual answer is a default
+ *   KV_INVALID    there is one, but of another type or outside of the range asked for
+ * Out-parameters are untouched unless KV_OK.  Integers may be stored in any integer type: what
+ * counts is whether the value fits.  kv_gguf_f32() takes a float or a double, never an integer.
+ */
+kv_status_t kv_gguf_u32(const struct kv_gguf *gguf, const char *key, uint32_t *ret_value);
+kv_status_t kv_gguf_i32(const struct kv_gguf *gguf, const char *key, int32_t *ret_value);
+kv_status_t kv_gguf_u64(const struct kv_gguf *gguf, const char *key, uint64_t *ret_value);
+kv_status_t kv_gguf_f32(const struct kv_gguf *gguf, const char *key, float *ret_value);
+kv_status_t kv_gguf_bool(const struct kv_gguf *gguf, const char *key, bool *ret_value);
+kv_status_t
+kv_gguf_text(const struct kv_gguf *gguf, const char *key, struct kv_text *ret_value);
+
+/* An array whose elements are no arrays (those are checked, and can only be skipped). */
+struct kv_gguf_array {
+    enum kv_gguf_type type; /* of the elements */
+    uint64_t count;
+    const void *elements; /* packed as in the file, at any address: use the functions below */
+    const uint64_t
+        *string_offsets; /* of each string's length field from `elements`; else NULL */
+};
+
+/* An array of integers of any width, of floats (32 or 64 bits), of texts.  An array of booleans
+ * is none of them. */
+kv_status_t kv_gguf_array_ints(const struct kv_gguf *gguf,
+                               const char *key,
+                               struct kv_gguf_array *ret_array);
+kv_status_t kv_gguf_array_floats(const struct kv_gguf *gguf,
+                                 const char *key,
+                                 struct kv_gguf_array *ret_array);
+kv_status_t kv_gguf_array_texts(const struct kv_gguf *gguf,
+                                const char *key,
+                                struct kv_gguf_array *ret_array);
+
+/* Elements of such arrays; index < count.  A u64 above the largest i64 reads as that. */
+int64_t kv_gguf_array_int(const struct kv_gguf_array *array, uint64_t index);
+float kv_gguf_array_float(const struct kv_gguf_array *array, uint64_t index);
+struct kv_text kv_gguf_array_text(const struct kv_gguf_array *array, uint64_t index);
+
+/* All values in the file's order, for messages and lists; index < kv_gguf_n_values(). */
+size_t kv_gguf_n_values(const struct kv_gguf *gguf);
+void kv_gguf_value_at(const struct kv_gguf *gguf,
+                      size_t index,
+                      struct kv_text *ret_key,
+                      enum kv_gguf_type *ret_type);
+
+/* Writes one value as it would be shown to a person into `text`, cut to `text_bytes` (which is
+ * not 0), ended by a zero: numbers, quoted texts, arrays as `[i32 x 49152]`; unprintable bytes
+ * as `?`. KV_NOT_FOUND: no such key, and `text` is empty. */
+kv_status_t
+kv_gguf_format(const struct kv_gguf *gguf, const char *key, char *text, size_t text_bytes);
+
+/* True for the same bytes as the zero-ended `string` has. */
+bool kv_text_is(struct kv_text text, const char *string);
+
+/* --- A file that changes while it is mapped --- */
+
+/* Pages of a mapped file that was truncated, or whose disk failed, raise SIGBUS.  This installs
+ * a handler for the program: a fault inside of a file opened by kv_gguf_open() prints one line
+ * to standard error, `PROGRAM: model file changed or unreadable while in use: PATH`, and ends
+ * the process with status 1; any other fault gets what it would have got before.  Only a few
+ * files open at once are known to it (KV_GGUF_GUARDED_MAX); `program` is kept. */
+enum {
+    KV_GGUF_GUARDED_MAX = 8
+};
+void kv_gguf_guard(const char *program);
+
+#endif

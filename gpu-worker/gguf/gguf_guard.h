@@ -1,0 +1,15 @@
+/* gguf_guard.h - which mapped files the handler of kv_gguf_guard() knows.  For gguf.c.
+ *
+ * Threads: from any.
+ */
+#ifndef KV_GPU_WORKER_GGUF_GGUF_GUARD_H
+#define KV_GPU_WORKER_GGUF_GGUF_GUARD_H
+
+#include <stddef.h>
+
+/* Keeps `path` until the removal.  Beyond KV_GGUF_GUARDED_MAX files: not known, and no message.
+ */
+void kv_gguf_guard_add(const void *data, size_t bytes, const char *path);
+void kv_gguf_guard_remove(const void *data);
+
+#endif

@@ -1,0 +1,189 @@
+#include "gpu-worker/kvcache/block_policy.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum slot_state {
+    SLOT_FREE,
+    SLOT_COMING,
+    SLOT_HELD,
+};
+
+struct slot {
+    enum slot_state state;
+    uint32_t block;
+    uint64_t touched; /* the step in which it was last among the most chosen */
+    uint32_t n_touched;
+};
+
+struct kv_block_cache {
+    enum kv_block_policy policy;
+    uint32_t n_blocks, n_slots, k_cache;
+    uint64_t step;
+    struct slot *slots; /* (n_slots) */
+    uint32_t *slot_of;  /* (n_blocks) */
+    uint32_t *n_chosen; /* (n_blocks) in this step */
+    uint32_t *noted;    /* (n_blocks) blocks with chosen rows in this step */
+    uint32_t n_noted;
+    uint32_t *wanted; /* (k_cache) */
+};
+
+kv_status_t kv_block_cache_create(enum kv_block_policy policy,
+                                  uint32_t n_blocks,
+                                  uint32_t n_slots,
+                                  uint32_t k_cache,
+                                  struct kv_block_cache **ret_cache)
+{
+    struct kv_block_cache *cache = calloc(1, sizeof(*cache));
+
+    if (cache == NULL)
+        return KV_NO_MEMORY;
+    cache->policy = policy;
+    cache->n_blocks = n_blocks;
+    cache->n_slots = n_slots;
+    cache->k_cache = k_cache;
+    cache->step = 1;
+    cache->slots = calloc(n_slots + 1, sizeof(cache->slots[0]));
+    cache->slot_of = malloc((n_blocks + 1) * sizeof(cache->slot_of[0]));
+    cache->n_chosen = calloc(n_blocks + 1, sizeof(cache->n_chosen[0]));
+    cache->noted = calloc(n_blocks + 1, sizeof(cache->noted[0]));
+    cache->wanted = calloc(k_cache + 1, sizeof(cache->wanted[0]));
+    if (cache->slots == NULL || cache->slot_of == NULL || cache->n_chosen == NULL ||
+        cache->noted == NULL || cache->wanted == NULL) {
+        kv_block_cache_destroy(cache);
+        return KV_NO_MEMORY;
+    }
+    memset(cache->slot_of, 0xff, (n_blocks + 1) * sizeof(cache->slot_of[0]));
+    *ret_cache = cache;
+    return KV_OK;
+}
+
+void kv_block_cache_destroy(struct kv_block_cache *cache)
+{
+    if (cache == NULL)
+        return;
+    free(cache->slots);
+    free(cache->slot_of);
+    free(cache->n_chosen);
+    free(cache->noted);
+    free(cache->wanted);
+    free(cache);
+}
+
+uint32_t kv_block_cache_slot(const struct kv_block_cache *cache, uint32_t block)
+{
+    const uint32_t slot = cache->slot_of[block];
+
+    return slot != KV_BLOCK_NO_SLOT && cache->slots[slot].state == SLOT_HELD ? slot
+                                                                             : KV_BLOCK_NO_SLOT;
+}
+
+void kv_block_cache_note(struct kv_block_cache *cache, uint32_t block)
+{
+    assert(block < cache->n_blocks);
+    if (cache->n_chosen[block]++ == 0)
+        cache->noted[cache->n_noted++] = block;
+}
+
+/* Of the noted blocks, which is to be looked at first? */
+static bool comes_before(const struct kv_block_cache *cache, uint32_t a, uint32_t b)
+{
+    return cache->n_chosen[a] != cache->n_chosen[b] ? cache->n_chosen[a] > cache->n_chosen[b]
+                                                    : a < b;
+}
+
+uint32_t kv_block_cache_end(struct kv_block_cache *cache,
+                            uint32_t n_complete,
+                            const uint32_t **ret_wanted)
+{
+    uint32_t n_top = 0, n_wanted = 0;
+
+    /* The most chosen ones, in order; few, so they are inserted one by one. */
+    for (uint32_t i = 0; i < cache->n_noted; i++) {
+        const uint32_t block = cache->noted[i];
+        uint32_t at = n_top;
+
+        if (block >= n_complete)
+            continue;
+        while (at > 0 && comes_before(cache, block, cache->wanted[at - 1]))
+            at--;
+        if (at == cache->k_cache)
+            continue;
+        if (n_top < cache->k_cache)
+            n_top++;
+        memmove(&cache->wanted[at + 1], &cache->wanted[at],
+                (n_top - at - 1) * sizeof(cache->wanted[0]));
+        cache->wanted[at] = block;
+    }
+    for (uint32_t i = 0; i < cache->n_noted; i++)
+        cache->n_chosen[cache->noted[i]] = 0;
+    cache->n_noted = 0;
+    cache->step++;
+    for (uint32_t i = 0; i < n_top; i++) {
+        const uint32_t slot = cache->slot_of[cache->wanted[i]];
+
+        if (slot == KV_BLOCK_NO_SLOT) {
+            cache->wanted[n_wanted++] = cache->wanted[i];
+        } else {
+            cache->slots[slot].touched = cache->step;
+            cache->slots[slot].n_touched++;
+        }
+    }
+    *ret_wanted = cache->wanted;
+    return n_wanted;
+}
+
+/* Does a go rather than b? */
+static bool
+goes_before(const struct kv_block_cache *cache, const struct slot *a, const struct slot *b)
+{
+    if (cache->policy == KV_BLOCKS_LFU && a->n_touched != b->n_touched)
+        return a->n_touched < b->n_touched;
+    return a->touched < b->touched;
+}
+
+uint32_t kv_block_cache_admit(struct kv_block_cache *cache, uint32_t block)
+{
+    struct slot *best = NULL;
+
+    assert(cache->slot_of[block] == KV_BLOCK_NO_SLOT);
+    for (uint32_t i = 0; i < cache->n_slots; i++) {
+        struct slot *slot = &cache->slots[i];
+
+        if (slot->state == SLOT_FREE) {
+            best = slot;
+            break;
+        }
+        if (slot->state == SLOT_HELD && slot->touched != cache->step &&
+            (best == NULL || goes_before(cache, slot, best)))
+            best = slot;
+    }
+    if (best == NULL)
+        return KV_BLOCK_NO_SLOT;
+    if (best->state == SLOT_HELD)
+        cache->slot_of[best->block] = KV_BLOCK_NO_SLOT;
+    *best = (struct slot){
+        .state = SLOT_COMING, .block = block, .touched = cache->step, .n_touched = 1};
+    cache->slot_of[block] = (uint32_t)(best - cache->slots);
+    return cache->slot_of[block];
+}
+
+void kv_block_cache_landed(struct kv_block_cache *cache, uint32_t slot)
+{
+    assert(cache->slots[slot].state == SLOT_COMING);
+    cache->slots[slot].state = SLOT_HELD;
+}
+
+void kv_block_cache_drop(struct kv_block_cache *cache, uint32_t block)
+{
+    for (uint32_t i = 0; i < cache->n_slots; i++) {
+        struct slot *slot = &cache->slots[i];
+
+        if (slot->state == SLOT_FREE || slot->block < block)
+            continue;
+        assert(slot->state == SLOT_HELD);
+        slot->state = SLOT_FREE;
+        cache->slot_of[slot->block] = KV_BLOCK_NO_SLOT;
+    }
+}

@@ -1,0 +1,343 @@
+#include "gpu-worker/kvcache/device_rows.h"
+
+#include "kvserver/base/clock.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum {
+    READ_TOKENS = 1024, /* of a layer, in one read of the store */
+    READS = 4,          /* under way at once */
+    READ_DEADLINE_MS = 30000,
+};
+
+struct kv_near_rows {
+    struct kv_client *client;
+    struct kv_device *device;
+    struct kv_store_session *store;
+    uint32_t n_layers;
+    struct kv_rows_shape shape;
+    size_t row_bytes;
+    struct kv_device_buffer **all;  /* (n_layers) whole; NULL: narrow */
+    struct kv_device_buffer **some; /* (n_layers) narrow: sinks, then the ring; NULL: whole */
+    uint32_t sinks, window;         /* of narrow */
+    uint32_t n_tokens;              /* of the session */
+    uint32_t begin; /* narrow: rows [begin, n_tokens) and sinks are there; whole: 0 */
+};
+
+const struct kv_rows_shape *kv_near_rows_shape(const struct kv_near_rows *rows)
+{
+    return &rows->shape;
+}
+
+const struct kv_device_buffer *kv_near_rows_all(const struct kv_near_rows *rows, uint32_t layer)
+{
+    return rows->all[layer];
+}
+
+/* ---- buffers ----------------------------------------------------------------------------- */
+
+static void buffers_destroy(struct kv_near_rows *rows, struct kv_device_buffer **buffers)
+{
+    for (uint32_t i = 0; buffers != NULL && i < rows->n_layers; i++)
+        rows->device->row->buffer_destroy(buffers[i]);
+    free(buffers);
+}
+
+/* NULL: refused. */
+static struct kv_device_buffer **buffers_create(struct kv_near_rows *rows, size_t capacity)
+{
+    struct kv_device_buffer **buffers = calloc(rows->n_layers, sizeof(buffers[0]));
+
+    for (uint32_t i = 0; buffers != NULL && i < rows->n_layers; i++) {
+        if (rows->device->row->buffer_create(
+                rows->device, rows->shape.n_kv_heads * capacity * rows->row_bytes,
+                &buffers[i]) != KV_OK) {
+            buffers_destroy(rows, buffers);
+            return NULL;
+        }
+    }
+    return buffers;
+}
+
+kv_status_t kv_near_rows_create(const struct kv_attention_setup *setup,
+                                struct kv_store_session *store,
+                                struct kv_near_rows **ret_rows)
+{
+    const struct kv_model_params *params = &setup->model->params;
+    struct kv_near_rows *rows = calloc(1, sizeof(*rows));
+
+    if (rows == NULL)
+        return KV_NO_MEMORY;
+    rows->client = setup->client;
+    rows->device = setup->model->device;
+    rows->store = store;
+    rows->n_layers = params->n_layers;
+    rows->shape = (struct kv_rows_shape){
+        .n_q_heads = params->n_q_heads,
+        .n_kv_heads = params->n_kv_heads,
+        .d = params->d,
+        .capacity = setup->capacity,
+        .dtype = setup->dtype,
+    };
+    rows->row_bytes = kv_rows_shape_row_bytes(&rows->shape);
+    rows->all = buffers_create(rows, setup->capacity);
+    if (rows->all == NULL) {
+        kv_near_rows_destroy(rows);
+        return KV_NO_MEMORY;
+    }
+    *ret_rows = rows;
+    return KV_OK;
+}
+
+void kv_near_rows_destroy(struct kv_near_rows *rows)
+{
+    if (rows == NULL)
+        return;
+    buffers_destroy(rows, rows->all);
+    buffers_destroy(rows, rows->some);
+    free(rows);
+}
+
+/* Where a token is in each head of a narrow buffer. */
+static uint32_t place_of(const struct kv_near_rows *rows, uint32_t token)
+{
+    return token < rows->sinks ? token : rows->sinks + token % rows->window;
+}
+
+static uint32_t n_places(const struct kv_near_rows *rows)
+{
+    return rows->sinks + rows->window;
+}
+
+/* ---- from the store ---------------------------------------------------------------------- */
+
+struct reading {
+    struct kv_op *op;
+    struct kv_rows box;
+    size_t offset;
+};
+
+/* Rows that have landed, onto the device, token by token if that is narrow. */
+static void
+take(struct kv_near_rows *rows, const struct reading *reading, const uint8_t *landed)
+{
+    const struct kv_rows *box = &reading->box;
+    const struct kv_device_row *device = rows->device->row;
+
+    for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
+        const uint8_t *from =
+            landed + reading->offset + (size_t)head * box->n_tokens * rows->row_bytes;
+
+        if (rows->all != NULL) {
+            device->write(rows->all[box->layer_begin],
+                          ((size_t)head * rows->shape.capacity + box->token_begin) *
+                              rows->row_bytes,
+                          from, box->n_tokens * rows->row_bytes);
+            continue;
+        }
+        for (uint32_t i = 0; i < box->n_tokens; i++)
+            device->write(
+                rows->some[box->layer_begin],
+                ((size_t)head * n_places(rows) + place_of(rows, box->token_begin + i)) *
+                    rows->row_bytes,
+                from + i * rows->row_bytes, rows->row_bytes);
+    }
+}
+
+static kv_status_t
+finish(struct kv_near_rows *rows, struct reading *reading, const uint8_t *landed)
+{
+    kv_status_t status;
+
+    if (reading->op == NULL)
+        return KV_OK;
+    status = kv_finish(reading->op);
+    reading->op = NULL;
+    if (status == KV_OK)
+        take(rows, reading, landed);
+    return status;
+}
+
+/* Reads [begin, end) of all layers from the store, some pieces at a time. */
+static kv_status_t
+read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret_wait_us)
+{
+    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const size_t piece_bytes = READ_TOKENS * rows->shape.n_kv_heads * rows->row_bytes;
+    struct reading readings[READS] = {{NULL}};
+    struct kv_buffer *buffer;
+    kv_status_t status;
+    unsigned next = 0;
+
+    if (begin >= end)
+        return KV_OK;
+    status = kv_store_session_flush(rows->store);
+    if (status != KV_OK)
+        return status;
+    status = kv_buffer_alloc(rows->client, piece_bytes * READS, &buffer);
+    if (status != KV_OK)
+        return kv_store_session_fail(rows->store, status);
+    for (uint32_t layer = 0; status == KV_OK && layer < rows->n_layers; layer++) {
+        for (uint32_t token = begin; status == KV_OK && token < end; token += READ_TOKENS) {
+            struct reading *reading = &readings[next++ % READS];
+
+            status = finish(rows, reading, kv_buffer_data(buffer));
+            if (status != KV_OK)
+                break;
+            reading->offset = (size_t)(reading - readings) * piece_bytes;
+            reading->box = (struct kv_rows){
+                .layer_begin = layer,
+                .n_layers = 1,
+                .token_begin = token,
+                .n_tokens = end - token < READ_TOKENS ? end - token : READ_TOKENS,
+            };
+            status =
+                kv_read_begin(kv_store_session_handle(rows->store), &reading->box,
+                              &(struct kv_rows_io){.buffer = buffer, .offset = reading->offset},
+                              READ_DEADLINE_MS, &reading->op);
+        }
+    }
+    for (unsigned i = 0; i < READS; i++) {
+        const kv_status_t last = finish(rows, &readings[i], kv_buffer_data(buffer));
+
+        if (status == KV_OK)
+            status = last;
+    }
+    kv_store_session_fail(rows->store, status);
+    /* What is in quarantine is freed with its client. */
+    kv_buffer_free(buffer);
+    *ret_wait_us += kv_clock_now(&kv_clock_real) - begin_us;
+    return status;
+}
+
+/* ---- forms ------------------------------------------------------------------------------- */
+
+kv_status_t
+kv_near_rows_whole(struct kv_near_rows *rows, uint32_t tokens, uint64_t *ret_wait_us)
+{
+    assert(tokens == rows->n_tokens);
+    if (rows->all != NULL)
+        return KV_OK;
+    rows->all = buffers_create(rows, rows->shape.capacity);
+    if (rows->all == NULL)
+        return KV_NO_MEMORY;
+    buffers_destroy(rows, rows->some);
+    rows->some = NULL;
+    rows->begin = 0;
+    return read_rows(rows, 0, tokens, ret_wait_us);
+}
+
+/* From whole rows: what stays is here. */
+static void copy_narrow(struct kv_near_rows *rows)
+{
+    for (uint32_t layer = 0; layer < rows->n_layers; layer++) {
+        for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
+            for (uint32_t token = 0; token < rows->n_tokens; token++) {
+                if (token == rows->sinks && rows->begin > token)
+                    token = rows->begin;
+                rows->device->row->copy(
+                    rows->some[layer],
+                    ((size_t)head * n_places(rows) + place_of(rows, token)) * rows->row_bytes,
+                    rows->all[layer],
+                    ((size_t)head * rows->shape.capacity + token) * rows->row_bytes,
+                    rows->row_bytes);
+            }
+        }
+    }
+}
+
+kv_status_t kv_near_rows_narrow(struct kv_near_rows *rows,
+                                uint32_t sinks,
+                                uint32_t window,
+                                uint32_t tokens,
+                                uint64_t *ret_wait_us)
+{
+    const uint32_t begin = tokens > window ? tokens - window : 0;
+    kv_status_t status = KV_OK;
+
+    assert(tokens == rows->n_tokens && window > 0);
+    if (rows->some != NULL && rows->sinks == sinks && rows->window == window &&
+        rows->begin <= begin)
+        return KV_OK;
+    buffers_destroy(rows, rows->some);
+    rows->sinks = sinks;
+    rows->window = window;
+    rows->begin = begin;
+    rows->some = buffers_create(rows, n_places(rows));
+    if (rows->some == NULL)
+        return KV_NO_MEMORY;
+    if (rows->all != NULL) {
+        copy_narrow(rows);
+        buffers_destroy(rows, rows->all);
+        rows->all = NULL;
+        return KV_OK;
+    }
+    if (begin > sinks)
+        status = read_rows(rows, 0, sinks < tokens ? sinks : tokens, ret_wait_us);
+    if (status == KV_OK)
+        status = read_rows(rows, begin > sinks ? begin : 0, tokens, ret_wait_us);
+    return status;
+}
+
+void kv_near_rows_truncate(struct kv_near_rows *rows, uint32_t tokens)
+{
+    assert(tokens <= rows->n_tokens);
+    rows->n_tokens = tokens;
+    /* The ring holds later rows in place of earlier ones: none of it can be relied on. */
+    if (rows->some != NULL && tokens > 0)
+        rows->begin = UINT32_MAX;
+}
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+kv_status_t kv_near_rows_put(struct kv_near_rows *rows,
+                             enum kv_phase phase,
+                             uint32_t layer,
+                             uint32_t token_begin,
+                             uint32_t n,
+                             const struct kv_device_buffer *k,
+                             const struct kv_device_buffer *v)
+{
+    struct kv_rows_shape shape = rows->shape;
+    struct kv_device_buffer *to = rows->all != NULL ? rows->all[layer] : rows->some[layer];
+    uint32_t first = token_begin;
+
+    if (rows->all == NULL) {
+        assert(n == 1);
+        shape.capacity = n_places(rows);
+        first = place_of(rows, token_begin);
+        if (token_begin + 1 > rows->window && rows->begin < token_begin + 1 - rows->window)
+            rows->begin = token_begin + 1 - rows->window;
+    }
+    rows->device->row->rows_put(rows->device, &shape, k, v, first, n, to);
+    if (rows->n_tokens < token_begin + n)
+        rows->n_tokens = token_begin + n;
+    return kv_store_session_put(rows->store, phase, layer, token_begin, n, to, shape.capacity,
+                                first);
+}
+
+uint32_t kv_near_rows_runs(const struct kv_near_rows *rows,
+                           uint32_t layer,
+                           uint32_t head,
+                           uint32_t begin,
+                           uint32_t end,
+                           struct kv_row_run *runs,
+                           uint32_t n_runs)
+{
+    while (begin < end) {
+        const uint32_t place = place_of(rows, begin);
+        const uint32_t room =
+            begin < rows->sinks ? rows->sinks - begin : n_places(rows) - place;
+        const uint32_t n = end - begin < room ? end - begin : room;
+
+        assert(begin < rows->sinks || begin >= rows->begin);
+        runs[n_runs++] = (struct kv_row_run){
+            .buffer = rows->some[layer],
+            .first_row = (size_t)head * n_places(rows) + place,
+            .n_rows = n,
+        };
+        begin += n;
+    }
+    return n_runs;
+}

@@ -1,0 +1,87 @@
+#include "gpu-worker/kvcache/embedded_node.h"
+
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/node.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    SCRUB_BYTES = 64 << 20, /* a second: kvserver's default */
+};
+
+struct kv_embedded {
+    struct kv_transport *transport;
+    struct kv_disk *disk;
+    struct kv_node *node;
+};
+
+void kv_embedded_close(struct kv_embedded *embedded)
+{
+    if (embedded == NULL)
+        return;
+    if (embedded->node != NULL)
+        kv_node_stop(embedded->node);
+    kv_node_destroy(embedded->node);
+    if (embedded->disk != NULL)
+        embedded->disk->row->close(embedded->disk);
+    if (embedded->transport != NULL)
+        embedded->transport->row->close(embedded->transport);
+    free(embedded);
+}
+
+kv_status_t kv_embedded_open(uint64_t memory_bytes,
+                             struct kv_embedded **ret_embedded,
+                             char *detail,
+                             size_t detail_bytes)
+{
+    const struct kv_transport_config transport_config = {0};
+    struct kv_embedded *embedded = calloc(1, sizeof(*embedded));
+    kv_status_t status = KV_NO_MEMORY;
+
+    snprintf(detail, detail_bytes, "store: embedded: out of memory");
+    if (embedded == NULL)
+        return KV_NO_MEMORY;
+    status = kv_transport_loopback.open(&transport_config, &embedded->transport, detail,
+                                        detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    embedded->disk = kv_disk_memory_open(&kv_clock_real, 0);
+    if (embedded->disk == NULL) {
+        status = KV_NO_MEMORY;
+        goto err;
+    }
+
+    /* One data thread: more would only take processors from the computation. */
+    const struct kv_node_config config = {
+        .name = "embedded",
+        .memory_bytes = memory_bytes,
+        .scrub_bytes = SCRUB_BYTES,
+        .n_threads = 1,
+        .clock = &kv_clock_real,
+        .transport = embedded->transport,
+        .message_control = true,
+        .disk = embedded->disk,
+    };
+
+    status = kv_node_create(&config, &embedded->node, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err;
+    status = kv_node_start(embedded->node, true);
+    if (status != KV_OK) {
+        snprintf(detail, detail_bytes, "store: embedded: threads: %s", kv_status_name(status));
+        goto err;
+    }
+    detail[0] = '\0';
+    *ret_embedded = embedded;
+    return KV_OK;
+
+err:
+    kv_embedded_close(embedded);
+    return status;
+}
+
+const char *kv_embedded_address(const struct kv_embedded *embedded)
+{
+    return kv_node_address(embedded->node);
+}

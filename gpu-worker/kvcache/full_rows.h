@@ -1,0 +1,54 @@
+/* full_rows.h - all rows of a session on the model's device, and behind them in the store.
+ *
+ * What the methods share that do not fetch: rows are rounded to the element type, kept by layer
+ * as device.h has them, and go to the store behind the computation.  So what another method
+ * fetches from the store is, bit for bit, what these attend to.
+ *
+ * Threads: one at a time.  Memory: create/destroy; keeps what the setup names.
+ */
+#ifndef KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
+#define KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
+
+#include "gpu-worker/attention/method.h"
+
+struct kv_local_rows;
+
+/* Opens a session of the model in the store.  `detail`: `what: where: value`. */
+kv_status_t kv_local_rows_create(const struct kv_attention_setup *setup,
+                                 struct kv_local_rows **ret_local,
+                                 char *detail,
+                                 size_t detail_bytes);
+/* Closes the session.  NULL is allowed. */
+void kv_local_rows_destroy(struct kv_local_rows *local);
+
+const struct kv_rows_shape *kv_local_rows_shape(const struct kv_local_rows *local);
+/* (n_kv_heads, capacity, 2 d) */
+const struct kv_device_buffer *kv_local_rows_of(const struct kv_local_rows *local,
+                                                uint32_t layer);
+
+/* A layer's new keys and values (n, n_kv_heads, d): onto the device, and on their way. */
+kv_status_t kv_local_rows_put(struct kv_local_rows *local,
+                              enum kv_phase phase,
+                              uint32_t layer,
+                              uint32_t token_begin,
+                              uint32_t n,
+                              const struct kv_device_buffer *k,
+                              const struct kv_device_buffer *v);
+/* Lets rows move, without waiting. */
+kv_status_t kv_local_rows_poll(struct kv_local_rows *local);
+
+/* As in method.h. */
+kv_status_t
+kv_local_rows_passed(struct kv_local_rows *local, enum kv_phase phase, uint32_t token_begin);
+kv_status_t kv_local_rows_truncate(struct kv_local_rows *local, uint32_t tokens);
+kv_status_t kv_local_rows_flush(struct kv_local_rows *local);
+kv_status_t kv_local_rows_branch(struct kv_local_rows *local, uint32_t tokens);
+kv_status_t kv_local_rows_unbranch(struct kv_local_rows *local);
+
+/* What went wrong, "" if nothing did. */
+const char *kv_local_rows_detail(const struct kv_local_rows *local);
+/* Fills in bytes_put and exposed_wait_s. */
+void kv_local_rows_stats(const struct kv_local_rows *local,
+                         struct kv_attention_stats *ret_stats);
+
+#endif

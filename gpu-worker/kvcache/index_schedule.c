@@ -1,0 +1,281 @@
+#include "gpu-worker/kvcache/index_schedule.h"
+
+#include "gpu-worker/kvcache/kmeans_budget.h"
+#include "kvserver/base/clock.h"
+
+#include <stdlib.h>
+
+enum {
+    DEADLINE_MS = 600000,
+};
+
+/* Of a prompt's time, what clustering may add where it shares the processors with it. */
+static const double CLUSTERING_SHARE = 0.05;
+/* Bytes of keys that a node scores in a second without an index, about: what waiting for one is
+ * weighed against. */
+static const double EXACT_BYTES_PER_S = 4e9;
+
+struct kv_layer_index {
+    struct kv_client *client;
+    struct kv_store_session *store;
+    struct kv_trace *trace;
+    struct kv_attention_options options;
+    uint32_t n_layers, n_kv_heads, d;
+    size_t key_bytes;
+
+    struct kv_op **ops;   /* (n_layers) under way; NULL: none */
+    uint32_t n_rows;      /* that all layers were asked for */
+    uint32_t n_tokens;    /* that have passed */
+    uint32_t prompt_rows; /* see kv_layer_index_prompt_rows() */
+
+    /* What is expected. */
+    uint32_t prompt_end, n_steps;
+    uint64_t prompt_begin_us; /* 0: not begun */
+    double row_s;             /* of k-means, per row and kv head; 0: not measured */
+
+    uint64_t wait_us;
+    uint32_t n_trained, n_found;
+};
+
+static uint64_t now_us(void)
+{
+    return kv_clock_now(&kv_clock_real);
+}
+
+kv_status_t kv_layer_index_create(const struct kv_attention_setup *setup,
+                                  struct kv_store_session *store,
+                                  struct kv_layer_index **ret_index)
+{
+    const struct kv_model_params *params = &setup->model->params;
+    struct kv_layer_index *index = calloc(1, sizeof(*index));
+
+    if (index == NULL)
+        return KV_NO_MEMORY;
+    index->client = setup->client;
+    index->store = store;
+    index->trace = setup->trace;
+    index->options = setup->options;
+    index->n_layers = params->n_layers;
+    index->n_kv_heads = params->n_kv_heads;
+    index->d = params->d;
+    index->key_bytes = params->d * kv_dtype_bytes(setup->dtype);
+    index->ops = calloc(index->n_layers, sizeof(index->ops[0]));
+    if (index->ops == NULL) {
+        free(index);
+        return KV_NO_MEMORY;
+    }
+    *ret_index = index;
+    return KV_OK;
+}
+
+void kv_layer_index_destroy(struct kv_layer_index *index)
+{
+    if (index == NULL)
+        return;
+    for (uint32_t i = 0; i < index->n_layers; i++)
+        kv_op_free(index->ops[i]);
+    free(index->ops);
+    free(index);
+}
+
+void kv_layer_index_expect(struct kv_layer_index *index, uint32_t prompt_end, uint32_t n_steps)
+{
+    index->prompt_end = prompt_end;
+    index->n_steps = n_steps;
+    index->prompt_begin_us = now_us();
+}
+
+void kv_layer_index_wait(struct kv_layer_index *index, bool wait_index)
+{
+    index->options.wait_index = wait_index;
+}
+
+uint32_t kv_layer_index_prompt_rows(const struct kv_layer_index *index)
+{
+    return index->prompt_rows;
+}
+
+/* Iterations that the prompt so far hides: its computation and the clustering may share the
+ * processors, so a part of its time is what there is. */
+static uint32_t iterations_for(struct kv_layer_index *index, uint32_t tokens)
+{
+    if (index->options.iterations > 0)
+        return index->options.iterations;
+    if (index->row_s <= 0)
+        index->row_s = kv_kmeans_row_s(index->d, index->options.subspaces, index->options.bits);
+    const double layer_s =
+        CLUSTERING_SHARE * (double)(now_us() - index->prompt_begin_us) / 1e6 / index->n_layers;
+    const double iteration_s = (double)tokens * index->n_kv_heads * index->row_s;
+
+    return kv_kmeans_iterations(layer_s, KV_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
+}
+
+/* Takes the outcome of a layer's index, which has ended.  A node that has no memory for codes
+ * scores rows by their keys: that is slower, not wrong. */
+static kv_status_t ended(struct kv_layer_index *index, uint32_t layer)
+{
+    struct kv_op **op = &index->ops[layer];
+    kv_status_t status = kv_op_status(*op);
+    struct kv_indexed indexed;
+    struct kv_trip_times times;
+
+    kv_op_indexed(*op, &indexed);
+    kv_op_trip_times(*op, &times);
+    const struct kv_trace_arg args[] = {{"layer", layer},
+                                        {"codebooks", indexed.n_trained},
+                                        {"iterations", indexed.iterations},
+                                        {"node_us", (int64_t)indexed.train_us}};
+    kv_trace_span(index->trace, KV_TRACE_INDEX, "cluster", times.begun_us, times.ended_us, args,
+                  4);
+    index->n_trained += indexed.n_trained;
+    index->n_found += indexed.n_found;
+    if (status == KV_NO_MEMORY || status == KV_BUSY)
+        status = KV_OK;
+    kv_store_session_fail(index->store, status);
+    kv_op_free(*op);
+    *op = NULL;
+    return status;
+}
+
+static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t tokens)
+{
+    const struct kv_index asked = {
+        .layer_begin = layer,
+        .n_layers = 1,
+        .tokens = tokens,
+        .chapter_blocks = index->options.chapter_blocks,
+        .m = index->options.subspaces,
+        .bits = index->options.bits,
+        .iterations = iterations_for(index, tokens),
+        .seed = index->options.seed,
+        .rest = index->options.rest,
+        .wait = true,
+    };
+    kv_status_t status = KV_OK;
+
+    /* One at a time for a layer: the one before is of earlier rows, and nearly over. */
+    if (index->ops[layer] != NULL) {
+        kv_wait(index->ops[layer]);
+        status = ended(index, layer);
+    }
+    if (status != KV_OK)
+        return status;
+    status = kv_index_begin(kv_store_session_handle(index->store), &asked, DEADLINE_MS,
+                            &index->ops[layer]);
+    return kv_store_session_fail(index->store, status);
+}
+
+static kv_status_t ask_all(struct kv_layer_index *index, uint32_t rows)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++)
+        status = ask(index, i, rows);
+    index->n_rows = rows;
+    return status;
+}
+
+/* Rows worth an index, of the first `tokens`: whole chapters while the prompt goes on, all that
+ * may have codes at its end. */
+static uint32_t rows_of(const struct kv_layer_index *index, uint32_t tokens, bool is_end)
+{
+    const uint32_t chapter = index->options.chapter_blocks * KV_BLOCK_TOKENS;
+
+    if (chapter == 0)
+        return is_end ? tokens : 0;
+    return is_end ? tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS : tokens / chapter * chapter;
+}
+
+kv_status_t kv_layer_index_rows(struct kv_layer_index *index, uint32_t layer, uint32_t tokens)
+{
+    const uint32_t rows = rows_of(index, tokens, tokens == index->prompt_end);
+
+    if (index->prompt_begin_us == 0)
+        index->prompt_begin_us = now_us();
+    return rows > index->n_rows ? ask(index, layer, rows) : KV_OK;
+}
+
+kv_status_t
+kv_layer_index_passed(struct kv_layer_index *index, enum kv_phase phase, uint32_t tokens)
+{
+    const bool is_end = phase == KV_DECODE || tokens == index->prompt_end;
+    const uint32_t rows = rows_of(index, tokens, is_end);
+
+    index->n_tokens = tokens;
+    if (phase == KV_PREFILL) {
+        index->prompt_rows = is_end ? tokens : 0;
+        if (index->n_rows < rows)
+            index->n_rows = rows;
+        return KV_OK;
+    }
+    if (index->options.chapter_blocks == 0 ||
+        rows < index->n_rows + KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS)
+        return KV_OK;
+    return ask_all(index, rows);
+}
+
+kv_status_t kv_layer_index_end_prompt(struct kv_layer_index *index)
+{
+    const uint32_t rows = rows_of(index, index->n_tokens, true);
+
+    index->prompt_rows = index->n_tokens;
+    return rows > index->n_rows ? ask_all(index, rows) : KV_OK;
+}
+
+kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
+{
+    const uint64_t begin_us = now_us();
+    /* What scoring by keys would cost in all steps to come. */
+    const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
+                           (double)index->key_bytes / EXACT_BYTES_PER_S;
+    const uint64_t limit_us = begin_us + (uint64_t)(exact_s * 1e6);
+    struct kv_op *op = index->ops[layer];
+    kv_status_t status = KV_OK;
+    uint64_t end_us = begin_us;
+
+    if (op == NULL)
+        return KV_OK;
+    if (index->options.wait_index)
+        kv_wait(op);
+    while (kv_op_status(op) == KV_IN_PROGRESS && end_us < limit_us) {
+        kv_client_wait(index->client, limit_us - end_us);
+        end_us = now_us();
+    }
+    if (kv_op_status(op) != KV_IN_PROGRESS)
+        status = ended(index, layer);
+    end_us = now_us();
+    index->wait_us += end_us - begin_us;
+    kv_trace_span(index->trace, KV_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
+    return status;
+}
+
+kv_status_t kv_layer_index_settle(struct kv_layer_index *index)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++) {
+        if (index->ops[i] == NULL)
+            continue;
+        kv_wait(index->ops[i]);
+        status = ended(index, i);
+    }
+    return status;
+}
+
+void kv_layer_index_truncate(struct kv_layer_index *index, uint32_t tokens)
+{
+    index->n_tokens = tokens;
+    if (index->prompt_rows > tokens)
+        index->prompt_rows = tokens;
+    if (index->n_rows > tokens)
+        index->n_rows = tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    index->prompt_begin_us = 0;
+}
+
+void kv_layer_index_stats(const struct kv_layer_index *index,
+                          struct kv_attention_stats *ret_stats)
+{
+    ret_stats->index_wait_s = (double)index->wait_us / 1e6;
+    ret_stats->codebooks_trained = index->n_trained;
+    ret_stats->codebooks_found = index->n_found;
+}

@@ -1,0 +1,155 @@
+#include "gpu-worker/text/bpe_merge.h"
+
+#include <stdlib.h>
+
+struct kv_merge_pair {
+    uint64_t order; /* priority, then the left symbol's index: smaller first */
+    int32_t right;
+    uint32_t
+        bytes; /* of both together: if they have other lengths now, they are other symbols */
+    int32_t token;
+};
+
+/* Room for one more. */
+static bool grow(void **array, size_t count, size_t *capacity, size_t element_bytes)
+{
+    size_t wanted = *capacity > 0 ? *capacity * 2 : 64;
+    void *grown;
+
+    if (count < *capacity)
+        return true;
+    grown = realloc(*array, wanted * element_bytes);
+    if (grown == NULL)
+        return false;
+    *array = grown;
+    *capacity = wanted;
+    return true;
+}
+
+static bool push(struct kv_merger *merger, struct kv_merge_pair pair)
+{
+    size_t at = merger->n_pairs;
+
+    if (!grow((void **)&merger->pairs, at, &merger->pairs_capacity, sizeof(*merger->pairs)))
+        return false;
+    while (at > 0 && merger->pairs[(at - 1) / 2].order > pair.order) {
+        merger->pairs[at] = merger->pairs[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    merger->pairs[at] = pair;
+    merger->n_pairs++;
+    return true;
+}
+
+static struct kv_merge_pair pop(struct kv_merger *merger)
+{
+    struct kv_merge_pair top = merger->pairs[0];
+    struct kv_merge_pair last = merger->pairs[--merger->n_pairs];
+    size_t at = 0;
+
+    for (;;) {
+        size_t child = at * 2 + 1;
+
+        if (child >= merger->n_pairs)
+            break;
+        if (child + 1 < merger->n_pairs &&
+            merger->pairs[child + 1].order < merger->pairs[child].order)
+            child++;
+        if (merger->pairs[child].order >= last.order)
+            break;
+        merger->pairs[at] = merger->pairs[child];
+        at = child;
+    }
+    merger->pairs[at] = last;
+    return top;
+}
+
+void kv_merger_clear(struct kv_merger *merger)
+{
+    merger->n_symbols = 0;
+    merger->n_pairs = 0;
+}
+
+bool kv_merger_add(struct kv_merger *merger, size_t bytes, int32_t token)
+{
+    size_t at = merger->n_symbols;
+    struct kv_symbol *symbol;
+
+    if (!grow((void **)&merger->symbols, at, &merger->symbols_capacity, sizeof(*symbol)))
+        return false;
+    symbol = &merger->symbols[at];
+    *symbol = (struct kv_symbol){
+        .bytes = (uint32_t)bytes,
+        .token = token,
+        .previous = KV_SYMBOL_NONE,
+        .next = KV_SYMBOL_NONE,
+    };
+    if (at > 0) {
+        symbol->begin = symbol[-1].begin + symbol[-1].bytes;
+        symbol->previous = (int32_t)at - 1;
+        symbol[-1].next = (int32_t)at;
+    }
+    merger->n_symbols++;
+    return true;
+}
+
+struct run {
+    struct kv_merger *merger;
+    kv_merge_find find;
+    const void *context;
+    const char *text;
+};
+
+static bool consider(const struct run *run, int32_t left, int32_t right)
+{
+    const struct kv_symbol *symbols = run->merger->symbols;
+    struct kv_merge_pair pair = {.right = right};
+    uint32_t priority;
+
+    if (left == KV_SYMBOL_NONE || right == KV_SYMBOL_NONE ||
+        !run->find(run->context, run->text, &symbols[left], &symbols[right], &pair.token,
+                   &priority))
+        return true;
+    pair.order = (uint64_t)priority << 32 | (uint32_t)left;
+    pair.bytes = symbols[left].bytes + symbols[right].bytes;
+    return push(run->merger, pair);
+}
+
+bool kv_merger_run(struct kv_merger *merger,
+                   kv_merge_find find,
+                   const void *context,
+                   const char *text)
+{
+    const struct run run = {merger, find, context, text};
+
+    for (size_t i = 1; i < merger->n_symbols; i++) {
+        if (!consider(&run, (int32_t)i - 1, (int32_t)i))
+            return false;
+    }
+    while (merger->n_pairs > 0) {
+        struct kv_merge_pair pair = pop(merger);
+        struct kv_symbol *left = &merger->symbols[(uint32_t)pair.order];
+        struct kv_symbol *right = &merger->symbols[pair.right];
+
+        /* A symbol only ever grows: the same length is the same symbol. */
+        if (left->bytes == 0 || right->bytes == 0 || left->bytes + right->bytes != pair.bytes)
+            continue;
+        left->bytes = pair.bytes;
+        left->token = pair.token;
+        left->next = right->next;
+        right->bytes = 0;
+        if (left->next != KV_SYMBOL_NONE)
+            merger->symbols[left->next].previous = (int32_t)(uint32_t)pair.order;
+        if (!consider(&run, left->previous, (int32_t)(uint32_t)pair.order) ||
+            !consider(&run, (int32_t)(uint32_t)pair.order, left->next))
+            return false;
+    }
+    return true;
+}
+
+void kv_merger_fini(struct kv_merger *merger)
+{
+    free(merger->symbols);
+    free(merger->pairs);
+    *merger = (struct kv_merger){0};
+}

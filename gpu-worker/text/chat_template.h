@@ -1,0 +1,86 @@
+/* chat_template.h - a conversation as the tokens that a model was trained on.
+ *
+ * A GGUF file carries its template as a program in Jinja.  It is not run: three families are
+ * told apart by the marks that they use, and written here as they are published.
+ *
+ *   chatml  <|im_start|>ROLE\nTEXT<|im_end|>\n ...              <|im_start|>assistant\n
+ *   llama2  BOS [INST] <<SYS>>\nTEXT\n<</SYS>>\n\nTEXT [/INST] TEXT EOS ...
+ *   llama3  BOS <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|> ...
+ *           <|start_header_id|>assistant<|end_header_id|>\n\n
+ *
+ * The llama families trim white space around each text, chatml does not.  A chatml template
+ * that puts a system message of its own where the conversation has none (SmolLM2, Qwen2) has it
+ * read out of the template; dates, tools and the like are not supported.
+ *
+ * Only the marks can become control tokens: a mark that a user types is text.
+ *
+ * Threads: pure functions; a template never changes.
+ */
+#ifndef KV_GPU_WORKER_TEXT_CHAT_TEMPLATE_H
+#define KV_GPU_WORKER_TEXT_CHAT_TEMPLATE_H
+
+#include "gpu-worker/text/tokenizer.h"
+
+enum kv_chat_family {
+    KV_CHAT_CHATML,
+    KV_CHAT_LLAMA2,
+    KV_CHAT_LLAMA3,
+};
+
+struct kv_chat_template;
+
+/* Recognises the file's tokenizer.chat_template, or takes the family that `name` names
+ * ("chatml", "llama2", "llama3"; NULL: as the file says).  The marks must be tokens of this
+ * tokenizer (llama2: BOS and EOS must be known), which the template keeps, as it does the file.
+ * KV_NOT_FOUND: the file has no template.  KV_UNSUPPORTED: it is of none of these families, or
+ * the tokenizer lacks a mark. KV_INVALID: `name` is no family, or the key is no text.
+ * KV_NO_MEMORY.  On failure `detail` gets one line as in kv_gguf_open(). */
+kv_status_t kv_chat_template_create(const struct kv_gguf *gguf,
+                                    const struct kv_tokenizer *tokenizer,
+                                    const char *name,
+                                    struct kv_chat_template **ret_template,
+                                    char *detail,
+                                    size_t detail_bytes);
+
+/* NULL is allowed. */
+void kv_chat_template_destroy(struct kv_chat_template *chat);
+
+enum kv_chat_family kv_chat_template_family(const struct kv_chat_template *chat);
+/* "chatml" */
+const char *kv_chat_template_name(const struct kv_chat_template *chat);
+
+/* What the model is told where the conversation has no system message; no bytes: nothing. */
+struct kv_text kv_chat_template_system(const struct kv_chat_template *chat);
+
+enum kv_chat_role {
+    KV_CHAT_SYSTEM,
+    KV_CHAT_USER,
+    KV_CHAT_ASSISTANT,
+};
+
+struct kv_chat_message {
+    enum kv_chat_role role;
+    const char *text;
+    size_t bytes;
+};
+
+/* Encodes a conversation up to where the assistant's next answer begins.  A system message may
+ * only come first, then user and assistant take turns, the user first and last; KV_INVALID
+ * otherwise. Pass the whole conversation each time: its tokens begin with those of the turns
+ * before wherever the tokenizer gives an answer's text the tokens that the model chose. Gives
+ * *ret_tokens (*ret_count), free it with free().  KV_TOO_LARGE, KV_NO_MEMORY as encoding. */
+kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
+                                    const struct kv_chat_message *messages,
+                                    size_t n_messages,
+                                    uint32_t **ret_tokens,
+                                    size_t *ret_count);
+
+/* The same up to the end of the last text, whose turn stays open: what comes next goes on with
+ * what the user says. */
+kv_status_t kv_chat_template_encode_open(const struct kv_chat_template *chat,
+                                         const struct kv_chat_message *messages,
+                                         size_t n_messages,
+                                         uint32_t **ret_tokens,
+                                         size_t *ret_count);
+
+#endif

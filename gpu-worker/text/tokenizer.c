@@ -1,0 +1,575 @@
+/* The vocabulary and one of two encoders, and what both share: cutting out the tokens that
+ * stand for themselves, begin and end of a text, and the bytes of each token. */
+#define _GNU_SOURCE /* memmem, memrchr */
+#include "gpu-worker/text/tokenizer.h"
+
+#include "gpu-worker/text/tokenizer_bpe.h"
+#include "gpu-worker/text/tokenizer_spm.h"
+#include "gpu-worker/text/vocabulary.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ENDS_MAX = 32,
+    TEXT_BYTES_MAX = 1 << 28,
+};
+
+struct kv_tokenizer {
+    struct kv_vocabulary vocabulary;
+    struct kv_bpe *bpe; /* one of the two */
+    struct kv_spm *spm;
+
+    int32_t bos, eos, unknown;
+    bool add_bos, add_eos, add_space;
+    uint32_t ends[ENDS_MAX];
+    size_t n_ends;
+
+    uint32_t *specials; /* tokens that are cut out, the longest spelling first */
+    size_t n_specials;
+    char *piece_bytes;      /* the pieces that are not their spelling */
+    struct kv_text *pieces; /* (n_tokens) */
+};
+
+/* Control tokens by name, whatever kind a file gives them: some files make them normal ones,
+ * and forget to say which end an answer. */
+static const struct {
+    const char *name;
+    bool is_end;
+} known[] = {
+    {"<|im_end|>", true},      {"<|eot_id|>", true},         {"<|eom_id|>", true},
+    {"<|end_of_text|>", true}, {"<|endoftext|>", true},      {"<|end|>", true},
+    {"<end_of_turn>", true},   {"<end_of_utterance>", true},
+};
+
+/* --- Creation --- */
+
+static kv_status_t read_flag(const struct kv_gguf *gguf,
+                             const char *key,
+                             const struct kv_detail *detail,
+                             bool *flag)
+{
+    kv_status_t status = kv_gguf_bool(gguf, key, flag);
+
+    if (status == KV_INVALID)
+        return kv_detail(detail, KV_INVALID, "key '%s': not a boolean", key);
+    return KV_OK;
+}
+
+/* `*token` stays what it is where the file does not say. */
+static kv_status_t read_id(const struct kv_tokenizer *tokenizer,
+                           const struct kv_gguf *gguf,
+                           const char *key,
+                           const struct kv_detail *detail,
+                           int32_t *token)
+{
+    uint32_t id;
+    kv_status_t status = kv_gguf_u32(gguf, key, &id);
+
+    if (status == KV_NOT_FOUND)
+        return KV_OK;
+    if (status != KV_OK)
+        return kv_detail(detail, KV_INVALID, "key '%s': not a token's number", key);
+    if (id >= tokenizer->vocabulary.n_tokens)
+        return kv_detail(detail, KV_INVALID, "key '%s': %" PRIu32 " of %" PRIu32 " tokens", key,
+                         id, tokenizer->vocabulary.n_tokens);
+    *token = (int32_t)id;
+    return KV_OK;
+}
+
+static void add_end(struct kv_tokenizer *tokenizer, int32_t token)
+{
+    if (token == KV_TOKEN_NONE || kv_tokenizer_is_end(tokenizer, (uint32_t)token))
+        return;
+    assert(tokenizer->n_ends < ENDS_MAX);
+    tokenizer->ends[tokenizer->n_ends++] = (uint32_t)token;
+}
+
+static kv_status_t read_ids(struct kv_tokenizer *tokenizer,
+                            const struct kv_gguf *gguf,
+                            const struct kv_detail *detail)
+{
+    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    int32_t end_of_turn = KV_TOKEN_NONE, end_of_message = KV_TOKEN_NONE;
+    const struct {
+        const char *key;
+        int32_t *token;
+    } ids[] = {
+        {"tokenizer.ggml.bos_token_id", &tokenizer->bos},
+        {"tokenizer.ggml.eos_token_id", &tokenizer->eos},
+        {"tokenizer.ggml.unknown_token_id", &tokenizer->unknown},
+        {"tokenizer.ggml.eot_token_id", &end_of_turn},
+        {"tokenizer.ggml.eom_token_id", &end_of_message},
+    };
+    kv_status_t status = KV_OK;
+
+    for (size_t i = 0; i < sizeof(ids) / sizeof(*ids) && status == KV_OK; i++)
+        status = read_id(tokenizer, gguf, ids[i].key, detail, ids[i].token);
+    if (status == KV_OK)
+        status = read_flag(gguf, "tokenizer.ggml.add_bos_token", detail, &tokenizer->add_bos);
+    if (status == KV_OK)
+        status = read_flag(gguf, "tokenizer.ggml.add_eos_token", detail, &tokenizer->add_eos);
+    if (status == KV_OK && tokenizer->spm != NULL)
+        status =
+            read_flag(gguf, "tokenizer.ggml.add_space_prefix", detail, &tokenizer->add_space);
+    if (status != KV_OK)
+        return status;
+    add_end(tokenizer, tokenizer->eos);
+    add_end(tokenizer, end_of_turn);
+    add_end(tokenizer, end_of_message);
+    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
+        int32_t token = kv_vocabulary_find(vocabulary, known[i].name, strlen(known[i].name));
+
+        if (token == KV_TOKEN_NONE)
+            continue;
+        vocabulary->kinds[token] = KV_TOKEN_CONTROL;
+        if (known[i].is_end)
+            add_end(tokenizer, token);
+    }
+    return KV_OK;
+}
+
+struct special {
+    size_t bytes;
+    uint32_t token;
+};
+
+static int compare_specials(const void *a, const void *b)
+{
+    const struct special *left = a, *right = b;
+
+    if (left->bytes != right->bytes)
+        return left->bytes > right->bytes ? -1 : 1;
+    return (left->token > right->token) - (left->token < right->token);
+}
+
+static bool is_special(const struct kv_vocabulary *vocabulary, uint32_t token)
+{
+    uint8_t kind = vocabulary->kinds[token];
+
+    return vocabulary->texts[token].bytes > 0 &&
+           (kind == KV_TOKEN_CONTROL || kind == KV_TOKEN_USER_DEFINED ||
+            kind == KV_TOKEN_UNKNOWN);
+}
+
+static bool list_specials(struct kv_tokenizer *tokenizer)
+{
+    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    struct special *specials;
+    size_t count = 0;
+
+    for (uint32_t i = 0; i < vocabulary->n_tokens; i++)
+        count += is_special(vocabulary, i);
+    specials = calloc(count + 1, sizeof(*specials));
+    tokenizer->specials = calloc(count + 1, sizeof(*tokenizer->specials));
+    if (specials == NULL || tokenizer->specials == NULL) {
+        free(specials);
+        return false;
+    }
+    count = 0;
+    for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
+        if (is_special(vocabulary, i))
+            specials[count++] = (struct special){vocabulary->texts[i].bytes, i};
+    }
+    qsort(specials, count, sizeof(*specials), compare_specials);
+    for (size_t i = 0; i < count; i++)
+        tokenizer->specials[i] = specials[i].token;
+    tokenizer->n_specials = count;
+    free(specials);
+    return true;
+}
+
+/* The pieces of normal tokens and of bytes; the others' are their spelling. */
+static bool decode_pieces(struct kv_tokenizer *tokenizer)
+{
+    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    size_t bytes = 1, at = 0;
+
+    for (uint32_t i = 0; i < vocabulary->n_tokens; i++)
+        bytes += vocabulary->texts[i].bytes;
+    tokenizer->piece_bytes = malloc(bytes);
+    tokenizer->pieces = calloc(vocabulary->n_tokens, sizeof(*tokenizer->pieces));
+    if (tokenizer->piece_bytes == NULL || tokenizer->pieces == NULL)
+        return false;
+    for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
+        char *piece = tokenizer->piece_bytes + at;
+        size_t piece_bytes;
+
+        if (vocabulary->kinds[i] == KV_TOKEN_BYTE && tokenizer->spm != NULL) {
+            piece[0] = (char)kv_spm_byte(vocabulary->texts[i]);
+            piece_bytes = 1;
+        } else if (vocabulary->kinds[i] == KV_TOKEN_UNUSED) {
+            piece_bytes = 0;
+        } else if (vocabulary->kinds[i] != KV_TOKEN_NORMAL) {
+            tokenizer->pieces[i] = vocabulary->texts[i];
+            continue;
+        } else {
+            piece_bytes = tokenizer->spm != NULL ? kv_spm_decode(vocabulary->texts[i], piece)
+                                                 : kv_bpe_decode(vocabulary->texts[i], piece);
+        }
+        tokenizer->pieces[i] = (struct kv_text){piece, piece_bytes};
+        at += piece_bytes;
+    }
+    return true;
+}
+
+static kv_status_t read_model(struct kv_tokenizer *tokenizer,
+                              const struct kv_gguf *gguf,
+                              const struct kv_detail *detail)
+{
+    static const char key[] = "tokenizer.ggml.model";
+    struct kv_text model;
+    kv_status_t status = kv_gguf_text(gguf, key, &model);
+
+    if (status != KV_OK)
+        return kv_detail(detail, KV_INVALID, "key '%s': %s", key,
+                         status == KV_NOT_FOUND ? "missing" : "not a string");
+    if (kv_text_is(model, "gpt2")) {
+        status = kv_vocabulary_init(&tokenizer->vocabulary, gguf, false, detail);
+        if (status == KV_OK)
+            status = kv_bpe_create(&tokenizer->vocabulary, gguf, detail, &tokenizer->bpe);
+        if (status == KV_OK)
+            tokenizer->add_bos = strcmp(kv_bpe_pre(tokenizer->bpe), "llama-bpe") == 0;
+        return status;
+    }
+    if (!kv_text_is(model, "llama"))
+        return kv_detail(detail, KV_UNSUPPORTED,
+                         "key '%s': '%s' is not supported; these are: gpt2, llama", key,
+                         kv_show(model).text);
+    status = kv_vocabulary_init(&tokenizer->vocabulary, gguf, true, detail);
+    if (status != KV_OK)
+        return status;
+    /* SentencePiece's own places for these. */
+    if (tokenizer->vocabulary.n_tokens > 2) {
+        tokenizer->unknown = 0;
+        tokenizer->bos = 1;
+        tokenizer->eos = 2;
+    }
+    tokenizer->add_bos = true;
+    tokenizer->add_space = true;
+    status = read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", detail,
+                     &tokenizer->unknown);
+    if (status == KV_OK)
+        status =
+            kv_spm_create(&tokenizer->vocabulary, tokenizer->unknown, detail, &tokenizer->spm);
+    return status;
+}
+
+kv_status_t kv_tokenizer_create(const struct kv_gguf *gguf,
+                                struct kv_tokenizer **ret_tokenizer,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    const struct kv_detail where = {detail, detail_bytes, kv_gguf_path(gguf)};
+    struct kv_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
+    kv_status_t status;
+
+    if (tokenizer == NULL)
+        return kv_detail(&where, KV_NO_MEMORY, "no memory for the tokenizer");
+    tokenizer->bos = tokenizer->eos = tokenizer->unknown = KV_TOKEN_NONE;
+    status = read_model(tokenizer, gguf, &where);
+    if (status == KV_OK)
+        status = read_ids(tokenizer, gguf, &where);
+    if (status == KV_OK && !(list_specials(tokenizer) && decode_pieces(tokenizer)))
+        status = kv_detail(&where, KV_NO_MEMORY, "no memory for the tokenizer");
+    if (status != KV_OK) {
+        kv_tokenizer_destroy(tokenizer);
+        return status;
+    }
+    *ret_tokenizer = tokenizer;
+    return KV_OK;
+}
+
+void kv_tokenizer_destroy(struct kv_tokenizer *tokenizer)
+{
+    if (tokenizer == NULL)
+        return;
+    kv_bpe_destroy(tokenizer->bpe);
+    kv_spm_destroy(tokenizer->spm);
+    free(tokenizer->specials);
+    free(tokenizer->piece_bytes);
+    free(tokenizer->pieces);
+    kv_vocabulary_fini(&tokenizer->vocabulary);
+    free(tokenizer);
+}
+
+/* --- Looking --- */
+
+const char *kv_tokenizer_model(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->bpe != NULL ? "gpt2" : "llama";
+}
+
+const char *kv_tokenizer_pre(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->bpe != NULL ? kv_bpe_pre(tokenizer->bpe) : "";
+}
+
+uint32_t kv_tokenizer_n_tokens(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->vocabulary.n_tokens;
+}
+
+int32_t kv_tokenizer_bos(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->bos;
+}
+
+int32_t kv_tokenizer_eos(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->eos;
+}
+
+bool kv_tokenizer_adds_bos(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->add_bos && tokenizer->bos != KV_TOKEN_NONE;
+}
+
+bool kv_tokenizer_adds_space(const struct kv_tokenizer *tokenizer)
+{
+    return tokenizer->add_space;
+}
+
+bool kv_tokenizer_is_end(const struct kv_tokenizer *tokenizer, uint32_t token)
+{
+    for (size_t i = 0; i < tokenizer->n_ends; i++) {
+        if (tokenizer->ends[i] == token)
+            return true;
+    }
+    return false;
+}
+
+enum kv_token_kind kv_tokenizer_kind(const struct kv_tokenizer *tokenizer, uint32_t token)
+{
+    assert(token < tokenizer->vocabulary.n_tokens);
+    return tokenizer->vocabulary.kinds[token];
+}
+
+struct kv_text kv_tokenizer_text(const struct kv_tokenizer *tokenizer, uint32_t token)
+{
+    assert(token < tokenizer->vocabulary.n_tokens);
+    return tokenizer->vocabulary.texts[token];
+}
+
+int32_t kv_tokenizer_find(const struct kv_tokenizer *tokenizer, const char *text, size_t bytes)
+{
+    return kv_vocabulary_find(&tokenizer->vocabulary, text, bytes);
+}
+
+struct kv_text
+kv_tokenizer_piece(const struct kv_tokenizer *tokenizer, uint32_t token, bool special)
+{
+    uint8_t kind;
+
+    assert(token < tokenizer->vocabulary.n_tokens);
+    kind = tokenizer->vocabulary.kinds[token];
+    if (!special && (kind == KV_TOKEN_CONTROL || kind == KV_TOKEN_UNKNOWN))
+        return (struct kv_text){"", 0};
+    return tokenizer->pieces[token];
+}
+
+/* --- Encoding --- */
+
+/* A token found in the text. */
+struct hit {
+    size_t begin;
+    uint32_t token;
+};
+
+/* All parts as one text, and the tokens cut out of it. */
+struct cut {
+    char *text;
+    size_t bytes;
+    unsigned char *taken; /* (bytes) 1: belongs to a token that was cut out */
+    struct hit *hits;
+    size_t n_hits, capacity;
+};
+
+static bool add_hit(struct cut *cut, size_t begin, uint32_t token)
+{
+    if (cut->n_hits == cut->capacity) {
+        size_t capacity = cut->capacity > 0 ? cut->capacity * 2 : 16;
+        struct hit *hits = realloc(cut->hits, capacity * sizeof(*hits));
+
+        if (hits == NULL)
+            return false;
+        cut->hits = hits;
+        cut->capacity = capacity;
+    }
+    cut->hits[cut->n_hits++] = (struct hit){begin, token};
+    return true;
+}
+
+/* Where the taken bytes end that are the last of these, or `begin` if none is taken. */
+static size_t last_taken(const struct cut *cut, size_t begin, size_t end)
+{
+    const unsigned char *last = memrchr(cut->taken + begin, 1, end - begin);
+
+    return last != NULL ? (size_t)(last - cut->taken) + 1 : begin;
+}
+
+/* Cuts one token out of the stretch wherever it is spelled with no byte taken. */
+static bool
+cut_token(struct cut *cut, struct kv_text spelling, uint32_t token, size_t begin, size_t end)
+{
+    while (end - begin >= spelling.bytes) {
+        const char *found =
+            memmem(cut->text + begin, end - begin, spelling.data, spelling.bytes);
+        size_t at, free_from;
+
+        if (found == NULL)
+            return true;
+        at = (size_t)(found - cut->text);
+        free_from = last_taken(cut, at, at + spelling.bytes);
+        if (free_from > at) {
+            begin = free_from;
+            continue;
+        }
+        if (!add_hit(cut, at, token))
+            return false;
+        begin = at + spelling.bytes;
+        memset(cut->taken + at, 1, spelling.bytes);
+    }
+    return true;
+}
+
+static bool cut_part(const struct kv_tokenizer *tokenizer,
+                     struct cut *cut,
+                     size_t begin,
+                     size_t end,
+                     bool special)
+{
+    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+
+    for (size_t i = 0; i < tokenizer->n_specials; i++) {
+        uint32_t token = tokenizer->specials[i];
+
+        if (!special && vocabulary->kinds[token] != KV_TOKEN_USER_DEFINED)
+            continue;
+        if (!cut_token(cut, vocabulary->texts[token], token, begin, end))
+            return false;
+    }
+    return true;
+}
+
+static int compare_hits(const void *a, const void *b)
+{
+    const struct hit *left = a, *right = b;
+
+    return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+static kv_status_t cut_parts(const struct kv_tokenizer *tokenizer,
+                             const struct kv_text_part *parts,
+                             size_t n_parts,
+                             struct cut *cut)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < n_parts; i++) {
+        if (parts[i].bytes > TEXT_BYTES_MAX - bytes)
+            return KV_TOO_LARGE;
+        bytes += parts[i].bytes;
+    }
+    cut->text = malloc(bytes + 1);
+    cut->taken = calloc(1, bytes + 1);
+    if (cut->text == NULL || cut->taken == NULL)
+        return KV_NO_MEMORY;
+    for (size_t i = 0; i < n_parts; i++) {
+        if (parts[i].bytes == 0)
+            continue;
+        memcpy(cut->text + cut->bytes, parts[i].text, parts[i].bytes);
+        cut->bytes += parts[i].bytes;
+        if (!cut_part(tokenizer, cut, cut->bytes - parts[i].bytes, cut->bytes,
+                      parts[i].special))
+            return KV_NO_MEMORY;
+    }
+    if (cut->n_hits > 0)
+        qsort(cut->hits, cut->n_hits, sizeof(*cut->hits), compare_hits);
+    return KV_OK;
+}
+
+/* The text between two tokens that were cut out.  SentencePiece puts a space before each. */
+static kv_status_t encode_text(const struct kv_tokenizer *tokenizer,
+                               const struct cut *cut,
+                               size_t begin,
+                               size_t end,
+                               struct kv_token_list *list)
+{
+    if (begin == end)
+        return KV_OK;
+    if (tokenizer->bpe != NULL)
+        return kv_bpe_encode(tokenizer->bpe, cut->text + begin, end - begin, list);
+    return kv_spm_encode(tokenizer->spm, cut->text + begin, end - begin, tokenizer->add_space,
+                         list);
+}
+
+static kv_status_t encode_cut(const struct kv_tokenizer *tokenizer,
+                              const struct cut *cut,
+                              struct kv_token_list *list)
+{
+    size_t begin = 0;
+
+    for (size_t i = 0; i < cut->n_hits; i++) {
+        const struct hit *hit = &cut->hits[i];
+        kv_status_t status = encode_text(tokenizer, cut, begin, hit->begin, list);
+
+        if (status != KV_OK)
+            return status;
+        if (!kv_token_list_add(list, hit->token))
+            return KV_NO_MEMORY;
+        begin = hit->begin + tokenizer->vocabulary.texts[hit->token].bytes;
+    }
+    return encode_text(tokenizer, cut, begin, cut->bytes, list);
+}
+
+kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
+                                      const struct kv_text_part *parts,
+                                      size_t n_parts,
+                                      bool bounds,
+                                      uint32_t **ret_tokens,
+                                      size_t *ret_count)
+{
+    struct kv_token_list list = {0};
+    struct cut cut = {0};
+    kv_status_t status = cut_parts(tokenizer, parts, n_parts, &cut);
+
+    if (status == KV_OK && bounds && kv_tokenizer_adds_bos(tokenizer) &&
+        !kv_token_list_add(&list, (uint32_t)tokenizer->bos))
+        status = KV_NO_MEMORY;
+    if (status == KV_OK)
+        status = encode_cut(tokenizer, &cut, &list);
+    if (status == KV_OK && bounds && tokenizer->add_eos && tokenizer->eos != KV_TOKEN_NONE &&
+        !kv_token_list_add(&list, (uint32_t)tokenizer->eos))
+        status = KV_NO_MEMORY;
+    if (status == KV_OK && list.tokens == NULL) {
+        list.tokens = malloc(sizeof(*list.tokens));
+        if (list.tokens == NULL)
+            status = KV_NO_MEMORY;
+    }
+    free(cut.text);
+    free(cut.taken);
+    free(cut.hits);
+    if (status != KV_OK) {
+        free(list.tokens);
+        return status;
+    }
+    *ret_tokens = list.tokens;
+    *ret_count = list.count;
+    return KV_OK;
+}
+
+kv_status_t kv_tokenizer_encode(const struct kv_tokenizer *tokenizer,
+                                const char *text,
+                                size_t bytes,
+                                bool special,
+                                bool bounds,
+                                uint32_t **ret_tokens,
+                                size_t *ret_count)
+{
+    const struct kv_text_part part = {text, bytes, special};
+
+    return kv_tokenizer_encode_parts(tokenizer, &part, 1, bounds, ret_tokens, ret_count);
+}

@@ -1,0 +1,121 @@
+/* tokenizer.h - text to tokens and back, with the tokenizer that a GGUF file brings.
+ *
+ * Two kinds (tokenizer.ggml.model), which give the ids that llama.cpp gives for the same file:
+ *   gpt2   byte-level BPE: text is split by the pattern that tokenizer.ggml.pre names
+ *          (pretokenizer.h), then pairs of tokens are merged in the order of
+ *          tokenizer.ggml.merges
+ *   llama  SentencePiece: pairs of characters are merged in the order of
+ *          tokenizer.ggml.scores, and what is no token is spelled in bytes
+ *
+ * Before that, tokens that stand for themselves are cut out of the text: user-defined ones
+ * always, control tokens (`<|im_end|>`) only where the caller says that the text may hold some.
+ * Of two that overlap the longer one wins, and then the one with the smaller id.
+ *
+ * Text is bytes with a length; it may hold zeros and need not be UTF-8.  BPE takes a byte that
+ * belongs to no character for U+FFFD (decoding as in UTF-8 but for too long forms, which stand
+ * for the character they spell); SentencePiece spells such bytes as they are.  Bytes that the
+ * vocabulary cannot spell are left out, or become the unknown token where SentencePiece has
+ * one.
+ *
+ * Threads: a tokenizer never changes: use it from any number of threads.
+ * Memory: create/destroy; it borrows texts from the GGUF file, which must stay open.
+ */
+#ifndef KV_GPU_WORKER_TEXT_TOKENIZER_H
+#define KV_GPU_WORKER_TEXT_TOKENIZER_H
+
+#include "gpu-worker/gguf/gguf.h"
+
+struct kv_tokenizer;
+
+enum {
+    KV_TOKEN_NONE = -1, /* where a model has no such token */
+};
+
+/* The numbers are the file's (tokenizer.ggml.token_type). */
+enum kv_token_kind {
+    KV_TOKEN_NORMAL = 1,
+    KV_TOKEN_UNKNOWN = 2,
+    KV_TOKEN_CONTROL = 3,
+    KV_TOKEN_USER_DEFINED = 4,
+    KV_TOKEN_UNUSED = 5,
+    KV_TOKEN_BYTE = 6,
+};
+
+/* Checks all that the file says about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
+ * that is not known.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure
+ * `detail` gets one line as in kv_gguf_open(). */
+kv_status_t kv_tokenizer_create(const struct kv_gguf *gguf,
+                                struct kv_tokenizer **ret_tokenizer,
+                                char *detail,
+                                size_t detail_bytes);
+
+/* NULL is allowed. */
+void kv_tokenizer_destroy(struct kv_tokenizer *tokenizer);
+
+/* "gpt2" or "llama"; "smollm" (the empty string for llama). */
+const char *kv_tokenizer_model(const struct kv_tokenizer *tokenizer);
+const char *kv_tokenizer_pre(const struct kv_tokenizer *tokenizer);
+
+/* Tokens are 0 to this - 1. */
+uint32_t kv_tokenizer_n_tokens(const struct kv_tokenizer *tokenizer);
+
+/* KV_TOKEN_NONE: the file names none. */
+int32_t kv_tokenizer_bos(const struct kv_tokenizer *tokenizer);
+int32_t kv_tokenizer_eos(const struct kv_tokenizer *tokenizer);
+
+/* True for tokens that end an answer: the file's end of text, turn or message (keys
+ * tokenizer.ggml.eos_token_id, eot_token_id, eom_token_id), and those known by their names,
+ * such as
+ * `<|im_end|>`.  Any number may be asked. */
+bool kv_tokenizer_is_end(const struct kv_tokenizer *tokenizer, uint32_t token);
+
+/* token < kv_tokenizer_n_tokens() */
+enum kv_token_kind kv_tokenizer_kind(const struct kv_tokenizer *tokenizer, uint32_t token);
+
+/* The token as the file spells it, for lists and messages. */
+struct kv_text kv_tokenizer_text(const struct kv_tokenizer *tokenizer, uint32_t token);
+
+/* The token with exactly this spelling, or KV_TOKEN_NONE. */
+int32_t kv_tokenizer_find(const struct kv_tokenizer *tokenizer, const char *text, size_t bytes);
+
+/* The bytes that the token stands for in text.  They may begin or end inside of a character
+ * (see utf8_stream.h).  Control and unknown tokens stand for nothing, or for their spelling if
+ * `special` is set.  SentencePiece texts begin with a space that the tokenizer put there:
+ * whoever prints a text from its first token on drops it if kv_tokenizer_adds_space(). */
+struct kv_text
+kv_tokenizer_piece(const struct kv_tokenizer *tokenizer, uint32_t token, bool special);
+bool kv_tokenizer_adds_space(const struct kv_tokenizer *tokenizer);
+
+/* A stretch of text.  `special`: control tokens spelled in it are meant as such.  What a user
+ * typed has it off, so that no typed text can end a turn. */
+struct kv_text_part {
+    const char *text;
+    size_t bytes;
+    bool special;
+};
+
+/* Encodes parts that lie one behind the other as one text; tokens other than control tokens may
+ * span two parts.  `bounds`: with the tokens that the file wants at the begin and end of a text
+ * (add_bos_token, add_eos_token).  Gives *ret_tokens (*ret_count), free it with free(); it is
+ * never NULL.  The time is that of sorting the text's bytes, whatever they are.  KV_TOO_LARGE:
+ * more than 2^28 bytes.  KV_NO_MEMORY. */
+kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
+                                      const struct kv_text_part *parts,
+                                      size_t n_parts,
+                                      bool bounds,
+                                      uint32_t **ret_tokens,
+                                      size_t *ret_count);
+
+/* The same for one part. */
+kv_status_t kv_tokenizer_encode(const struct kv_tokenizer *tokenizer,
+                                const char *text,
+                                size_t bytes,
+                                bool special,
+                                bool bounds,
+                                uint32_t **ret_tokens,
+                                size_t *ret_count);
+
+/* Whether encoding with `bounds` puts the begin token first. */
+bool kv_tokenizer_adds_bos(const struct kv_tokenizer *tokenizer);
+
+#endif

@@ -1,0 +1,39 @@
+/* tokenizer_bpe.h - byte-level byte-pair encoding: the `gpt2` half of tokenizer.h.
+ *
+ * A vocabulary of this kind spells every byte as one letter: printable bytes of Latin-1 as
+ * themselves, the 68 others as U+0100 and on, in their order.  What is spelled so never leaves
+ * this file: texts are bytes, and so are the pieces that it decodes.
+ *
+ * Threads: never changes.  Memory: create/destroy; it borrows the vocabulary.
+ */
+#ifndef KV_GPU_WORKER_TEXT_TOKENIZER_BPE_H
+#define KV_GPU_WORKER_TEXT_TOKENIZER_BPE_H
+
+#include "gpu-worker/text/vocabulary.h"
+
+struct kv_bpe;
+
+/* Reads tokenizer.ggml.pre and tokenizer.ggml.merges; statuses as kv_tokenizer_create(). */
+kv_status_t kv_bpe_create(const struct kv_vocabulary *vocabulary,
+                          const struct kv_gguf *gguf,
+                          const struct kv_detail *detail,
+                          struct kv_bpe **ret_bpe);
+/* NULL is allowed. */
+void kv_bpe_destroy(struct kv_bpe *bpe);
+
+/* Canonical name of the pre-tokenizer. */
+const char *kv_bpe_pre(const struct kv_bpe *bpe);
+
+/* Appends the tokens of a text without control tokens.  KV_NO_MEMORY: some may have been added.
+ */
+kv_status_t kv_bpe_encode(const struct kv_bpe *bpe,
+                          const char *text,
+                          size_t bytes,
+                          struct kv_token_list *list);
+
+/* Turns the spelling of a normal token into the bytes that it stands for, never more than it
+ * has: `ret_bytes` (spelling.bytes) may be the spelling itself.  Letters that spell no byte
+ * stay. */
+size_t kv_bpe_decode(struct kv_text spelling, char *ret_bytes);
+
+#endif

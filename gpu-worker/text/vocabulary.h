@@ -1,0 +1,47 @@
+/* vocabulary.h - the tokens of a GGUF file: spelling, kind and score by id, and ids by
+ * spelling.
+ *
+ * Checked when made: arrays of one length, kinds that exist, scores that are numbers, no
+ * spelling twice.  Tokens without a spelling are allowed; nothing finds them.
+ *
+ * Threads: never changes.  Memory: create/destroy; texts are borrowed from the GGUF file.
+ */
+#ifndef KV_GPU_WORKER_TEXT_VOCABULARY_H
+#define KV_GPU_WORKER_TEXT_VOCABULARY_H
+
+#include "gpu-worker/text/tokenizer.h"
+
+struct kv_vocabulary {
+    uint32_t n_tokens;
+    struct kv_text *texts; /* (n_tokens) */
+    uint8_t *kinds;        /* (n_tokens) enum kv_token_kind */
+    float *scores;         /* (n_tokens), or NULL if they were not asked for */
+    size_t longest;        /* bytes of the longest spelling */
+
+    uint64_t secret; /* so that a file cannot choose spellings that collide */
+    uint32_t *slots; /* (slot_mask + 1) id + 1, or 0 */
+    uint64_t slot_mask;
+};
+
+/* Statuses as kv_tokenizer_create(); on failure the vocabulary is empty and needs no fini. */
+kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
+                               const struct kv_gguf *gguf,
+                               bool with_scores,
+                               const struct kv_detail *detail);
+void kv_vocabulary_fini(struct kv_vocabulary *vocabulary);
+
+/* KV_TOKEN_NONE: no token is spelled so. */
+int32_t
+kv_vocabulary_find(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes);
+
+/* Token ids on their way out.  All zeros is an empty list; freed by whoever has it last. */
+struct kv_token_list {
+    uint32_t *tokens;
+    size_t count;
+    size_t capacity;
+};
+
+/* false: out of memory, nothing changed. */
+bool kv_token_list_add(struct kv_token_list *list, uint32_t token);
+
+#endif

@@ -1,0 +1,182 @@
+#include "kernels/exact_scores.h"
+#include "kernels/dispatch.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    LANES = 16
+};
+
+static const struct kv_keys_kernels *best;
+
+static int always(void)
+{
+    return 1;
+}
+
+static float from_bits(uint32_t bits)
+{
+    float value;
+
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+/* A signalling NaN becomes a quiet one, as the processors' conversions make it. */
+static float from_fp16(uint16_t half)
+{
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
+
+    if (exponent == 0) {
+        const float value = (float)fraction * 0x1p-24f;
+
+        return sign != 0 ? -value : value;
+    }
+    if (exponent == 31)
+        return from_bits(sign | 0x7f800000 | (fraction != 0 ? 0x400000 : 0) | fraction << 13);
+    return from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13);
+}
+
+static size_t element_bytes(enum kv_key_type type)
+{
+    return type == KV_KEY_FP32 ? 4 : 2;
+}
+
+static float element(enum kv_key_type type, const void *key, size_t i)
+{
+    const uint8_t *at = (const uint8_t *)key + i * element_bytes(type);
+    uint16_t half;
+    float value;
+
+    if (type == KV_KEY_FP32) {
+        memcpy(&value, at, sizeof(value));
+        return value;
+    }
+    memcpy(&half, at, sizeof(half));
+    return type == KV_KEY_FP16 ? from_fp16(half) : from_bits((uint32_t)half << 16);
+}
+
+static void scalar_load(enum kv_key_type type,
+                        const void *keys,
+                        size_t stride,
+                        size_t n,
+                        size_t d,
+                        float *ret_values)
+{
+    for (size_t row = 0; row < n; row++)
+        for (size_t i = 0; i < d; i++)
+            ret_values[row * d + i] = element(type, (const uint8_t *)keys + row * stride, i);
+}
+
+static float
+scalar_product(enum kv_key_type type, const void *key, const float *query, size_t d)
+{
+    float lanes[LANES] = {0};
+
+    for (size_t i = 0; i < d; i++)
+        lanes[i % LANES] = fmaf(query[i], element(type, key, i), lanes[i % LANES]);
+    for (size_t half = LANES / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+static void scalar_score(enum kv_key_type type,
+                         const void *keys,
+                         size_t stride,
+                         size_t n,
+                         size_t d,
+                         const float *queries,
+                         size_t n_queries,
+                         float *ret_scores,
+                         size_t scores_stride)
+{
+    for (size_t row = 0; row < n; row++)
+        for (size_t query = 0; query < n_queries; query++)
+            ret_scores[query * scores_stride + row] = scalar_product(
+                type, (const uint8_t *)keys + row * stride, queries + query * d, d);
+}
+
+static void scalar_score_list(enum kv_key_type type,
+                              const void *const *keys,
+                              size_t n,
+                              size_t d,
+                              const float *queries,
+                              size_t n_queries,
+                              float *ret_scores,
+                              size_t scores_stride)
+{
+    for (size_t row = 0; row < n; row++)
+        for (size_t query = 0; query < n_queries; query++)
+            ret_scores[query * scores_stride + row] =
+                scalar_product(type, keys[row], queries + query * d, d);
+}
+
+static const struct kv_keys_kernels scalar = {
+    .name = "scalar",
+    .supported = always,
+    .load = scalar_load,
+    .score = scalar_score,
+    .score_list = scalar_score_list,
+};
+
+/* Slowest first. */
+static const struct kv_keys_kernels *const tiers[] = {
+    &scalar,
+#if defined(__x86_64__)
+    &kv_keys_avx2,
+    &kv_keys_avx512,
+#endif
+};
+
+__attribute__((constructor)) static void choose(void)
+{
+    for (unsigned i = 0; i < sizeof(tiers) / sizeof(tiers[0]); i++)
+        if (tiers[i]->supported())
+            best = tiers[i];
+}
+
+const struct kv_keys_kernels *kv_keys_kernels_at(unsigned i)
+{
+    for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
+        if (tiers[tier]->supported() && i-- == 0)
+            return tiers[tier];
+    return NULL;
+}
+
+void kv_keys_load(enum kv_key_type type,
+                  const void *keys,
+                  size_t stride,
+                  size_t n,
+                  size_t d,
+                  float *ret_values)
+{
+    best->load(type, keys, stride, n, d, ret_values);
+}
+
+void kv_keys_score(enum kv_key_type type,
+                   const void *keys,
+                   size_t stride,
+                   size_t n,
+                   size_t d,
+                   const float *queries,
+                   size_t n_queries,
+                   float *ret_scores,
+                   size_t scores_stride)
+{
+    best->score(type, keys, stride, n, d, queries, n_queries, ret_scores, scores_stride);
+}
+
+void kv_keys_score_list(enum kv_key_type type,
+                        const void *const *keys,
+                        size_t n,
+                        size_t d,
+                        const float *queries,
+                        size_t n_queries,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    best->score_list(type, keys, n, d, queries, n_queries, ret_scores, scores_stride);
+}

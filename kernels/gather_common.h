@@ -1,0 +1,36 @@
+/* gather_common.h - private to kernels/: how far ahead rows are asked for, the same for every
+ * implementation of gather.h.
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_KERNELS_GATHER_COMMON_H
+#define KV_KERNELS_GATHER_COMMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    GATHER_LINE_BYTES = 64,
+    GATHER_AHEAD_ROWS = 8,
+    /* Of long rows: what was asked for must still be in L2 when it is used. */
+    GATHER_AHEAD_BYTES = 16 << 10,
+};
+
+/* How many rows ahead, row_bytes > 0. */
+static inline size_t gather_ahead(size_t row_bytes)
+{
+    if (row_bytes <= GATHER_AHEAD_BYTES / GATHER_AHEAD_ROWS)
+        return GATHER_AHEAD_ROWS;
+    return row_bytes < GATHER_AHEAD_BYTES ? GATHER_AHEAD_BYTES / row_bytes : 1;
+}
+
+static inline void gather_ask(const void *row, size_t row_bytes)
+{
+    const uintptr_t end = (uintptr_t)row + row_bytes;
+
+    for (uintptr_t line = (uintptr_t)row & ~(uintptr_t)(GATHER_LINE_BYTES - 1); line < end;
+         line += GATHER_LINE_BYTES)
+        __builtin_prefetch((const void *)line, 0, 2);
+}
+
+#endif

@@ -1,0 +1,222 @@
+#include "kernels/pq_prefilter.h"
+#include "kernels/dispatch.h"
+#include "kernels/select.h"
+
+#include <string.h>
+
+static const struct kv_sieve_kernels *best;
+
+static int always(void)
+{
+    return 1;
+}
+
+/* ---- the reference ----------------------------------------------------------------------- */
+
+/* Rows from their sums and the k-th largest of them. */
+static size_t part(const uint16_t *sums16,
+                   const uint8_t *sums8,
+                   size_t n,
+                   uint32_t bound,
+                   uint32_t margin,
+                   uint32_t *ret_sure,
+                   size_t *ret_n_sure,
+                   uint32_t *ret_open)
+{
+    size_t n_sure = 0, n_open = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t sum = sums8 != NULL ? sums8[i] : sums16[i];
+
+        if (sum > bound + margin)
+            ret_sure[n_sure++] = (uint32_t)i;
+        else if (sum + margin >= bound)
+            ret_open[n_open++] = (uint32_t)i;
+    }
+    *ret_n_sure = n_sure;
+    return n_open;
+}
+
+static size_t scalar_sieve8(const uint8_t *sums,
+                            size_t n,
+                            size_t k,
+                            uint32_t margin,
+                            uint32_t *ret_sure,
+                            size_t *ret_n_sure,
+                            uint32_t *ret_open)
+{
+    size_t bins[UINT8_MAX + 1] = {0};
+    uint32_t bound = UINT8_MAX;
+
+    for (size_t i = 0; i < n; i++)
+        bins[sums[i]]++;
+    for (; bins[bound] < k; bound--)
+        k -= bins[bound];
+    return part(NULL, sums, n, bound, margin, ret_sure, ret_n_sure, ret_open);
+}
+
+static size_t scalar_sieve16(const uint16_t *sums,
+                             size_t n,
+                             size_t k,
+                             uint32_t margin,
+                             uint32_t *ret_sure,
+                             size_t *ret_n_sure,
+                             uint32_t *ret_open)
+{
+    size_t bins[UINT8_MAX + 1] = {0};
+    uint32_t high = UINT8_MAX, low = UINT8_MAX;
+
+    for (size_t i = 0; i < n; i++)
+        bins[sums[i] >> 8]++;
+    for (; bins[high] < k; high--)
+        k -= bins[high];
+    memset(bins, 0, sizeof(bins));
+    for (size_t i = 0; i < n; i++)
+        if (sums[i] >> 8 == high)
+            bins[sums[i] & UINT8_MAX]++;
+    for (; bins[low] < k; low--)
+        k -= bins[low];
+    return part(sums, NULL, n, high << 8 | low, margin, ret_sure, ret_n_sure, ret_open);
+}
+
+static const struct kv_sieve_kernels scalar = {
+    .name = "scalar",
+    .supported = always,
+    .sieve8 = scalar_sieve8,
+    .sieve16 = scalar_sieve16,
+};
+
+/* Slowest first. */
+static const struct kv_sieve_kernels *const tiers[] = {
+    &scalar,
+#if defined(__x86_64__)
+    &kv_sieve_avx2,
+    &kv_sieve_avx512,
+#endif
+};
+
+__attribute__((constructor)) static void choose(void)
+{
+    for (unsigned i = 0; i < sizeof(tiers) / sizeof(tiers[0]); i++)
+        if (tiers[i]->supported())
+            best = tiers[i];
+}
+
+const struct kv_sieve_kernels *kv_sieve_kernels_at(unsigned i)
+{
+    for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
+        if (tiers[tier]->supported() && i-- == 0)
+            return tiers[tier];
+    return NULL;
+}
+
+size_t kv_sieve8(const uint8_t *sums,
+                 size_t n,
+                 size_t k,
+                 uint32_t margin,
+                 uint32_t *ret_sure,
+                 size_t *ret_n_sure,
+                 uint32_t *ret_open)
+{
+    return best->sieve8(sums, n, k, margin, ret_sure, ret_n_sure, ret_open);
+}
+
+size_t kv_sieve16(const uint16_t *sums,
+                  size_t n,
+                  size_t k,
+                  uint32_t margin,
+                  uint32_t *ret_sure,
+                  size_t *ret_n_sure,
+                  uint32_t *ret_open)
+{
+    return best->sieve16(sums, n, k, margin, ret_sure, ret_n_sure, ret_open);
+}
+
+/* ---- all of it --------------------------------------------------------------------------- */
+
+enum {
+    NARROW_SUBSPACES = 4, /* with more of them, steps of 8 bits leave too many rows open */
+};
+
+static size_t tiles_of(size_t n)
+{
+    return (n + KV_PQ_TILE - 1) / KV_PQ_TILE;
+}
+
+/* Exact scores of all rows, or what comes before: sums of 16 bits, open rows, their scores,
+ * which of them are chosen. */
+size_t kv_tiles_top_bytes(size_t n)
+{
+    const size_t n_rows = tiles_of(n) * KV_PQ_TILE;
+
+    return n_rows * sizeof(uint32_t) + 3 * (n + 8) * sizeof(uint32_t);
+}
+
+/* Merges the sure rows, which are in `rows`, with the chosen of the open ones, from behind. */
+static void merge(uint32_t *rows,
+                  size_t n_rows,
+                  const uint32_t *open,
+                  const uint32_t *chosen,
+                  size_t n_chosen)
+{
+    size_t to = n_rows + n_chosen;
+
+    while (n_chosen > 0) {
+        const uint32_t row = open[chosen[n_chosen - 1]];
+
+        if (n_rows > 0 && rows[n_rows - 1] > row) {
+            rows[--to] = rows[--n_rows];
+        } else {
+            rows[--to] = row;
+            n_chosen--;
+        }
+    }
+}
+
+size_t kv_tiles_top(const struct kv_pq_shape *shape,
+                    const float *table,
+                    const uint8_t *const *tiles,
+                    size_t n,
+                    size_t k,
+                    void *scratch,
+                    uint32_t *ret_rows,
+                    size_t *ret_n_exact)
+{
+    const size_t n_tiles = tiles_of(n);
+    uint16_t rounded[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
+    uint32_t *open = scratch, *chosen = open + n + 8;
+    float *scores = (float *)(void *)(chosen + n + 8);
+    float *exact = scores + n + 8; /* of choosing: the sums are no longer needed then */
+    void *sums = exact;
+    struct kv_table_rounding rounding;
+    size_t n_sure = 0, n_open = 0, n_exact = n;
+    bool is_sieved = true;
+
+    k = k < n ? k : n;
+    if (k == 0) {
+        n_exact = 0;
+        is_sieved = false;
+    } else if (shape->m <= NARROW_SUBSPACES &&
+               kv_table_round8(shape, table, (uint8_t *)rounded, &rounding)) {
+        kv_tiles_scan8(shape, (const uint8_t *)rounded, 1, tiles, n_tiles, sums, 0);
+        n_exact = n_open = kv_sieve8(sums, n, k, rounding.margin, ret_rows, &n_sure, open);
+    } else if (kv_table_round16(shape, table, rounded, &rounding)) {
+        kv_tiles_scan16(shape, rounded, 1, tiles, n_tiles, sums, 0);
+        n_exact = n_open = kv_sieve16(sums, n, k, rounding.margin, ret_rows, &n_sure, open);
+    } else {
+        for (size_t tile = 0; tile < n_tiles; tile++)
+            kv_tile_score(shape, table, 1, tiles[tile], 0,
+                          n - tile * KV_PQ_TILE < KV_PQ_TILE ? n - tile * KV_PQ_TILE
+                                                             : KV_PQ_TILE,
+                          scores + tile * KV_PQ_TILE, 0);
+        kv_select(scores, n, k, ret_rows, exact);
+        is_sieved = false;
+    }
+    if (ret_n_exact != NULL)
+        *ret_n_exact = n_exact;
+    if (!is_sieved)
+        return k;
+    kv_tiles_score_rows(shape, table, tiles, open, n_open, scores);
+    merge(ret_rows, n_sure, open, chosen, kv_select(scores, n_open, k - n_sure, chosen, exact));
+    return k;
+}

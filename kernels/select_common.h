@@ -1,0 +1,40 @@
+/* select_common.h - private to kernels/: what select.c and select_avx2.c have in common.
+ *
+ *   choice   the image of the k-th largest score, found by its highest 11 bits, the next 11,
+ *            the last 10: each time the images that agree so far are counted by their next bits
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_KERNELS_SELECT_COMMON_H
+#define KV_KERNELS_SELECT_COMMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* 1.5 * 2^(52 - KV_EXP_SUM_BITS): a double between this and a third more has units of
+ * 2^-KV_EXP_SUM_BITS in its last bit. */
+#define EXP_SUM_ROUNDER (1.5 * ((uint64_t)1 << (52 - KV_EXP_SUM_BITS)))
+
+enum {
+    SELECT_HIGH_BITS = 11, /* of an image, the first pass's */
+    SELECT_LOW_BITS = 10,
+};
+
+/* The bits of an image that a pass counts by. */
+static inline unsigned select_shift(uint32_t pass)
+{
+    return pass == 0 ? 32 - SELECT_HIGH_BITS : pass == 1 ? SELECT_LOW_BITS : 0;
+}
+
+/* Bits above those, which agree with the bound; 32 in the first pass. */
+static inline unsigned select_above(uint32_t pass)
+{
+    return pass == 0 ? 32 : select_shift(pass - 1);
+}
+
+static inline uint32_t select_mask(uint32_t pass)
+{
+    return pass == 2 ? (1u << SELECT_LOW_BITS) - 1 : (1u << SELECT_HIGH_BITS) - 1;
+}
+
+#endif

@@ -1,0 +1,692 @@
+#include "kernels/summary.h"
+#include "kernels/dispatch.h"
+#include "kernels/exp.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+enum {
+    LANES = 16,
+};
+
+enum build_state {
+    BUILD_SPREAD, /* how far keys and values spread; the first centroids on the way */
+    BUILD_SCALE,
+    BUILD_PLACE,
+    BUILD_UPDATE,
+    BUILD_MEANS,
+    BUILD_DISTANCE,
+    BUILD_DONE,
+};
+
+_Static_assert(sizeof(struct kv_rest_head) == KV_REST_HEAD_BYTES, "it is written as it is");
+
+static const float DAMPING = 0.15f;
+static const float FACTOR_MOST = 1e15f;
+
+static const struct kv_rest_kernels *best;
+
+static int always(void)
+{
+    return 1;
+}
+
+static float tree(float *lanes)
+{
+    for (size_t half = LANES / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+static const void *at(const void *group, size_t offset)
+{
+    return (const uint8_t *)group + offset;
+}
+
+/* ---- the layout -------------------------------------------------------------------------- */
+
+static bool are_scales(const float *scales, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!(scales[i] >= 0 && scales[i] <= KV_REST_MOST))
+            return false;
+    return true;
+}
+
+bool kv_rest_valid(const struct kv_rest_shape *shape, const void *group)
+{
+    static const uint8_t zero[3];
+    const size_t n_summaries = kv_rest_n_summaries(shape);
+    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
+    uint16_t counts[KV_REST_SUMMARIES_MAX] = {0};
+    struct kv_rest_head head;
+
+    memcpy(&head, group, sizeof(head));
+    if (head.format != KV_REST_FORMAT || head.n_rows < 1 || head.n_rows > KV_REST_ROWS ||
+        head.d_k != shape->d_k || head.d_v != shape->d_v || head.bits != shape->bits ||
+        memcmp(head.zero, zero, sizeof(zero)) != 0 ||
+        !(head.variance >= 0 && head.variance <= FLT_MAX))
+        return false;
+    for (size_t row = 0; row < KV_REST_ROWS; row++)
+        if (numbers[row] != KV_REST_NONE) {
+            if (row >= head.n_rows || numbers[row] >= n_summaries)
+                return false;
+            counts[numbers[row]]++;
+        }
+    return memcmp(counts, at(group, kv_rest_at_counts(shape)),
+                  n_summaries * sizeof(counts[0])) == 0 &&
+           are_scales(at(group, kv_rest_at_key_scales(shape)), n_summaries) &&
+           are_scales(at(group, kv_rest_at_value_scales(shape)), n_summaries);
+}
+
+/* ---- building ---------------------------------------------------------------------------- */
+
+static void scalar_prepare(float *vectors, size_t n, size_t d_k, size_t d, float factor)
+{
+    for (size_t row = 0; row < n; row++, vectors += d) {
+        bool fits = true;
+
+        for (size_t i = 0; i < d; i++)
+            fits &= fabsf(vectors[i]) <= KV_REST_MOST;
+        for (size_t i = fits ? d_k : 0; i < d; i++)
+            vectors[i] = fits ? vectors[i] * factor : NAN;
+    }
+}
+
+static size_t scalar_spread(
+    const float *vectors, size_t n, size_t d, const float *origin, float *sums, float *squares)
+{
+    size_t n_added = 0;
+
+    for (size_t row = 0; row < n; row++, vectors += d) {
+        if (isnan(vectors[0]))
+            continue;
+        for (size_t i = 0; i < d; i++) {
+            const float x = vectors[i] - origin[i];
+
+            sums[i] += x;
+            squares[i] = fmaf(x, x, squares[i]);
+        }
+        n_added++;
+    }
+    return n_added;
+}
+
+static double scalar_distance(const float *keys,
+                              size_t n,
+                              size_t d_k,
+                              const float *means,
+                              size_t stride,
+                              const uint8_t *numbers)
+{
+    double sum = 0;
+
+    for (size_t row = 0; row < n; row++, keys += d_k) {
+        float lanes[LANES] = {0};
+
+        if (numbers[row] == KV_REST_NONE)
+            continue;
+        for (size_t i = 0; i < d_k; i++) {
+            const float x = keys[i] - means[numbers[row] * stride + i];
+
+            lanes[i % LANES] = fmaf(x, x, lanes[i % LANES]);
+        }
+        sum += (double)tree(lanes);
+    }
+    return sum;
+}
+
+void kv_rest_load(const struct kv_rest_shape *shape,
+                  const void *rows,
+                  size_t stride,
+                  size_t n,
+                  float factor,
+                  float *ret_vectors)
+{
+    const size_t d = (size_t)shape->d_k + shape->d_v;
+
+    kv_keys_load(shape->type, rows, stride, n, d, ret_vectors);
+    best->prepare(ret_vectors, n, shape->d_k, d, factor);
+}
+
+/* Floats of the scratch: vectors, three of one vector's size, centroids, sums, half squares and
+ * counts; numbers behind them. */
+static size_t scratch_floats(const struct kv_rest_shape *shape)
+{
+    const size_t d = (size_t)shape->d_k + shape->d_v;
+
+    return (KV_REST_SLICE + 3 + 2 * kv_rest_n_summaries(shape)) * d +
+           2 * kv_rest_n_summaries(shape);
+}
+
+size_t kv_rest_scratch_bytes(const struct kv_rest_shape *shape)
+{
+    return scratch_floats(shape) * sizeof(float) + KV_REST_ROWS;
+}
+
+void kv_rest_build_begin(struct kv_rest_build *build,
+                         const struct kv_rest_shape *shape,
+                         uint32_t n_rows,
+                         uint64_t seed,
+                         void *scratch)
+{
+    const size_t d = (size_t)shape->d_k + shape->d_v, n_summaries = kv_rest_n_summaries(shape);
+    float *next = scratch;
+
+    memset(scratch, 0, kv_rest_scratch_bytes(shape));
+    *build = (struct kv_rest_build){
+        .shape = *shape,
+        .clusters = {.d = (uint32_t)d, .m = 1, .bits = shape->bits},
+        .seed = seed,
+        .n_rows = n_rows,
+        .factor = 1,
+        .vectors = next,
+    };
+    build->origin = next += KV_REST_SLICE * d;
+    build->added = next += d;
+    build->squares = next += d;
+    build->book.centroids = next += d;
+    build->sums.sums = next += n_summaries * d;
+    build->book.half_squares = next += n_summaries * d;
+    build->sums.counts = (uint32_t *)(void *)(next += n_summaries);
+    build->numbers = (uint8_t *)(next + n_summaries);
+}
+
+bool kv_rest_build_next(const struct kv_rest_build *build, uint32_t *ret_first, uint32_t *ret_n)
+{
+    const uint32_t left = build->n_rows - build->cursor;
+
+    if (build->state == BUILD_DONE)
+        return false;
+    *ret_first = build->cursor;
+    *ret_n = left < KV_REST_SLICE ? left : KV_REST_SLICE;
+    if (build->state == BUILD_SCALE || build->state == BUILD_UPDATE ||
+        build->state == BUILD_MEANS)
+        *ret_n = 0;
+    return true;
+}
+
+/* Numbers that look like random ones, of a seed and a place (SplitMix64; Steele et al.
+ * 2014). */
+static uint64_t mixed(uint64_t seed, uint64_t place)
+{
+    uint64_t x = seed + (place + 1) * 0x9e3779b97f4a7c15u;
+
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* The row that is the first centroid number c: one of the c-th part of the rows; behind the
+ * last row where there are fewer rows than centroids. */
+static uint32_t seed_row(const struct kv_rest_build *build, uint32_t c)
+{
+    const uint32_t n_summaries = (uint32_t)kv_rest_n_summaries(&build->shape);
+    const uint32_t begin = c * build->n_rows / n_summaries;
+    const uint32_t end = (c + 1) * build->n_rows / n_summaries;
+
+    if (build->n_rows < n_summaries)
+        return c;
+    return begin + (uint32_t)(mixed(build->seed, c) % (end - begin));
+}
+
+static void spread_slice(struct kv_rest_build *build, const float *vectors, uint32_t n)
+{
+    const size_t d = build->clusters.d;
+
+    for (uint32_t row = 0; row < n && build->n_spread == 0; row++)
+        if (!isnan(vectors[row * d])) {
+            memcpy(build->origin, vectors + row * d, d * sizeof(float));
+            break;
+        }
+    build->n_spread +=
+        (uint32_t)best->spread(vectors, n, d, build->origin, build->added, build->squares);
+    while (build->n_seeded < kv_rest_n_summaries(&build->shape) &&
+           seed_row(build, build->n_seeded) < build->cursor + n) {
+        const uint32_t row = seed_row(build, build->n_seeded) - build->cursor;
+
+        kv_kmeans_set_centroid(&build->clusters, &build->book, build->n_seeded++,
+                               vectors + row * d);
+    }
+}
+
+/* Squared deviations of elements [begin, end), summed. */
+static double total_spread(const struct kv_rest_build *build, size_t begin, size_t end)
+{
+    const double n = build->n_spread;
+    double total = 0;
+
+    for (size_t i = begin; i < end; i++) {
+        const double mean = build->added[i] / n;
+
+        total += build->squares[i] / n - mean * mean;
+    }
+    return total;
+}
+
+/* Values are not scaled beyond what a row may have. */
+static void choose_factor(struct kv_rest_build *build)
+{
+    const size_t d_k = build->shape.d_k, d = build->clusters.d;
+    const double keys = total_spread(build, 0, d_k), values = total_spread(build, d_k, d);
+    double factor = sqrt(keys / values);
+    float most = 0;
+
+    if (!(keys > 0 && values > 0))
+        return;
+    for (size_t i = d_k; i < d; i++) {
+        const float end = fabsf(build->origin[i]) + sqrtf(build->squares[i]);
+
+        most = end > most ? end : most;
+    }
+    if (factor > (double)KV_REST_MOST / most)
+        factor = (double)KV_REST_MOST / most;
+    if (factor > FACTOR_MOST)
+        factor = FACTOR_MOST;
+    if (factor < 1 / FACTOR_MOST)
+        factor = 1 / FACTOR_MOST;
+    build->factor = (float)factor;
+}
+
+/* Some centroid must win the first step's rows: where there were fewer rows than centroids, or
+ * the row is in no summary, it is the origin. */
+static void finish_seeds(struct kv_rest_build *build)
+{
+    const uint32_t n_summaries = (uint32_t)kv_rest_n_summaries(&build->shape);
+    const size_t d_k = build->shape.d_k, d = build->clusters.d;
+
+    for (uint32_t c = 0; c < n_summaries; c++)
+        if (c >= build->n_seeded || isnan(build->book.centroids[c]))
+            kv_kmeans_set_centroid(&build->clusters, &build->book, c, build->origin);
+    for (size_t i = d_k * n_summaries; i < d * n_summaries; i++)
+        build->book.centroids[i] *= build->factor;
+    kv_kmeans_half_squares(&build->clusters, &build->book);
+}
+
+static void place_slice(struct kv_rest_build *build, const float *vectors, uint32_t n)
+{
+    uint8_t *numbers = build->numbers + build->cursor;
+
+    kv_kmeans_step(&build->clusters, &build->book, vectors, n, numbers, KV_REST_ROWS,
+                   &build->sums);
+    for (uint32_t row = 0; row < n; row++)
+        if (isnan(vectors[row * build->clusters.d]))
+            numbers[row] = KV_REST_NONE;
+}
+
+/* Sums become means, values as they were. */
+static void set_means(struct kv_rest_build *build)
+{
+    const size_t d_k = build->shape.d_k, d = build->clusters.d;
+
+    for (size_t c = 0; c < kv_rest_n_summaries(&build->shape); c++) {
+        float *mean = build->sums.sums + c * d;
+        const float count = (float)build->sums.counts[c];
+
+        if (build->sums.counts[c] == 0)
+            continue;
+        for (size_t i = 0; i < d; i++)
+            mean[i] = i < d_k ? mean[i] / count : mean[i] / count / build->factor;
+    }
+}
+
+/* Behind a pass: what comes next. */
+static void next_state(struct kv_rest_build *build)
+{
+    build->cursor = 0;
+    if (build->state == BUILD_PLACE)
+        build->state = ++build->iteration < KV_REST_ITERATIONS ? BUILD_UPDATE : BUILD_MEANS;
+    else if (build->state == BUILD_UPDATE)
+        build->state = BUILD_PLACE;
+    else
+        build->state++;
+}
+
+void kv_rest_build_slice(struct kv_rest_build *build, const void *rows, size_t stride)
+{
+    const struct kv_rest_shape *shape = &build->shape;
+    uint32_t first, n;
+
+    if (!kv_rest_build_next(build, &first, &n))
+        return;
+    switch ((enum build_state)build->state) {
+    case BUILD_SPREAD:
+        kv_rest_load(shape, rows, stride, n, 1, build->vectors);
+        spread_slice(build, build->vectors, n);
+        break;
+    case BUILD_SCALE:
+        choose_factor(build);
+        finish_seeds(build);
+        break;
+    case BUILD_PLACE:
+        kv_rest_load(shape, rows, stride, n, build->factor, build->vectors);
+        place_slice(build, build->vectors, n);
+        break;
+    case BUILD_UPDATE:
+        kv_kmeans_update(&build->clusters, &build->book, &build->sums);
+        break;
+    case BUILD_MEANS:
+        set_means(build);
+        break;
+    case BUILD_DISTANCE:
+        kv_keys_load(shape->type, rows, stride, n, shape->d_k, build->vectors);
+        build->distance += best->distance(build->vectors, n, shape->d_k, build->sums.sums,
+                                          build->clusters.d, build->numbers + first);
+        break;
+    case BUILD_DONE:
+        break;
+    }
+    build->cursor += n;
+    if (n == 0 || build->cursor == build->n_rows)
+        next_state(build);
+}
+
+/* To the nearest integer, the even one of two, |x| < 2^22. */
+static float nearest_integer(float x)
+{
+    const float ulp_is_one = 12582912; /* 1.5 * 2^23 */
+
+    return x + ulp_is_one - ulp_is_one;
+}
+
+/* One mean: returns its scale. */
+static float quantise(const float *mean, size_t n, int8_t *ret_elements)
+{
+    float most = 0, scale;
+
+    for (size_t i = 0; i < n; i++)
+        most = fabsf(mean[i]) > most ? fabsf(mean[i]) : most;
+    scale = most / 127;
+    for (size_t i = 0; i < n; i++) {
+        const float x = scale > 0 ? nearest_integer(mean[i] / scale) : 0;
+
+        ret_elements[i] = (int8_t)(x > 127 ? 127 : x < -127 ? -127 : x);
+    }
+    return scale;
+}
+
+void kv_rest_build_end(struct kv_rest_build *build, void *ret_group)
+{
+    const struct kv_rest_shape *shape = &build->shape;
+    const size_t n_summaries = kv_rest_n_summaries(shape), d_k = shape->d_k, d_v = shape->d_v;
+    struct kv_rest_head head = {
+        .format = KV_REST_FORMAT,
+        .n_rows = (uint16_t)build->n_rows,
+        .d_k = (uint16_t)d_k,
+        .d_v = (uint16_t)d_v,
+        .bits = (uint8_t)shape->bits,
+    };
+    uint8_t *group = ret_group;
+    uint16_t *counts = (void *)(group + kv_rest_at_counts(shape));
+    float *key_scales = (void *)(group + kv_rest_at_key_scales(shape));
+    float *value_scales = (void *)(group + kv_rest_at_value_scales(shape));
+    int8_t *keys = (void *)(group + kv_rest_at_keys(shape));
+    int8_t *values = (void *)(group + kv_rest_at_values(shape));
+
+    memset(group, 0, kv_rest_bytes(shape));
+    if (build->n_spread > 0)
+        head.variance = (float)(build->distance / ((double)build->n_spread * (double)d_k));
+    memcpy(group, &head, sizeof(head));
+    for (size_t c = 0; c < n_summaries; c++) {
+        const float *mean = build->sums.sums + c * (d_k + d_v);
+
+        counts[c] = (uint16_t)build->sums.counts[c];
+        if (counts[c] == 0)
+            continue;
+        key_scales[c] = quantise(mean, d_k, keys + c * kv_rest_up(d_k));
+        value_scales[c] = quantise(mean + d_k, d_v, values + c * kv_rest_up(d_v));
+    }
+    memset(group + kv_rest_at_numbers(shape), KV_REST_NONE, KV_REST_ROWS);
+    memcpy(group + kv_rest_at_numbers(shape), build->numbers, build->n_rows);
+}
+
+/* ---- answering --------------------------------------------------------------------------- */
+
+/* The first place whose token is not below; often that is the first one. */
+static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
+{
+    size_t begin = 0;
+
+    if (n == 0 || tokens[0] >= token)
+        return 0;
+    while (begin < n) {
+        const size_t middle = begin + (n - begin) / 2;
+
+        if (tokens[middle] < token)
+            begin = middle + 1;
+        else
+            n = middle;
+    }
+    return begin;
+}
+
+/* Of rows [begin, end) of the group, the counts by number, also of KV_REST_NONE. */
+static void count_rows(const struct kv_rest_shape *shape,
+                       const void *group,
+                       uint32_t begin,
+                       uint32_t end,
+                       uint32_t n_rows,
+                       uint16_t ret_counts[KV_REST_NONE + 1])
+{
+    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
+    const size_t bytes = kv_rest_n_summaries(shape) * sizeof(*ret_counts);
+
+    ret_counts[KV_REST_NONE] = 0;
+    if (end - begin < n_rows / 2) {
+        memset(ret_counts, 0, bytes);
+        for (uint32_t row = begin; row < end; row++)
+            ret_counts[numbers[row]]++;
+        return;
+    }
+    memcpy(ret_counts, at(group, kv_rest_at_counts(shape)), bytes);
+    for (uint32_t row = 0; row < begin; row++)
+        ret_counts[numbers[row]]--;
+    for (uint32_t row = end; row < n_rows; row++)
+        ret_counts[numbers[row]]--;
+}
+
+/* Which rows are taken is a set of bits; then no step depends on what a row turns out to be:
+ * that cannot be foretold.  What is left of KV_REST_NONE is nobody's. */
+size_t kv_rest_count(const struct kv_rest_shape *shape,
+                     const void *group,
+                     uint32_t first,
+                     uint32_t begin,
+                     uint32_t end,
+                     const uint32_t *taken,
+                     size_t n_taken,
+                     const uint32_t *scored,
+                     size_t n_scored,
+                     uint16_t *ret_counts,
+                     uint32_t *ret_places,
+                     uint8_t *ret_numbers)
+{
+    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
+    uint64_t is_taken[KV_REST_ROWS / 64] = {0};
+    uint16_t left[KV_REST_NONE + 1];
+    struct kv_rest_head head;
+    size_t n_over = 0;
+
+    memcpy(&head, group, sizeof(head));
+    begin = begin > first ? begin - first : 0;
+    end = end > first ? end - first : 0;
+    end = end < head.n_rows ? end : head.n_rows;
+    begin = begin < end ? begin : end;
+    count_rows(shape, group, begin, end, head.n_rows, left);
+    for (size_t t = place_of(taken, n_taken, first + begin); t < n_taken; t++) {
+        const uint32_t row = taken[t] - first;
+
+        if (row >= end)
+            break;
+        left[numbers[row]]--;
+        is_taken[row / 64] |= (uint64_t)1 << row % 64;
+    }
+    for (size_t s = place_of(scored, n_scored, first + begin); s < n_scored; s++) {
+        const uint32_t row = scored[s] - first;
+
+        if (row >= end)
+            break;
+        const unsigned is_over = ~(is_taken[row / 64] >> row % 64) & 1;
+
+        left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
+        ret_places[n_over] = (uint32_t)s;
+        ret_numbers[n_over] = numbers[row];
+        n_over += is_over & (numbers[row] != KV_REST_NONE);
+    }
+    memcpy(ret_counts, left, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
+    return n_over;
+}
+
+void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
+{
+    for (size_t query = 0; query < n; query++, queries += d_k)
+        kv_keys_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query, 1);
+}
+
+void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state)
+{
+    memset(state, 0, kv_rest_floats(shape, n_queries) * sizeof(*state));
+    for (size_t query = 0; query < n_queries; query++)
+        state[query] = -INFINITY;
+}
+
+void kv_rest_end(const struct kv_rest_shape *shape,
+                 size_t n_queries,
+                 const float *state,
+                 float *ret_output,
+                 float *ret_lse)
+{
+    const float *sums = state + n_queries, *outputs = sums + n_queries;
+
+    for (size_t query = 0; query < n_queries; query++) {
+        const float *output = outputs + query * shape->d_v;
+        const float by = sums[query] > 0 ? 1 / sums[query] : 0;
+
+        for (size_t i = 0; i < shape->d_v; i++)
+            ret_output[query * shape->d_v + i] = sums[query] > 0 ? output[i] * by : 0;
+        ret_lse[query] = sums[query] > 0 ? (float)(state[query] + log(sums[query])) : -INFINITY;
+    }
+}
+
+static float without_nan(float s)
+{
+    return s > FLT_MAX ? FLT_MAX : s >= -FLT_MAX ? s : -INFINITY;
+}
+
+static void add_query(const struct kv_rest_shape *shape,
+                      const void *group,
+                      const struct kv_rest_question *question,
+                      size_t index,
+                      float *max,
+                      float *sum,
+                      float *output)
+{
+    const size_t n_summaries = kv_rest_n_summaries(shape), d_k = shape->d_k, d_v = shape->d_v;
+    const float *key_scales = at(group, kv_rest_at_key_scales(shape));
+    const float *value_scales = at(group, kv_rest_at_value_scales(shape));
+    const int8_t *keys = at(group, kv_rest_at_keys(shape));
+    const int8_t *values = at(group, kv_rest_at_values(shape));
+    const float *query = question->queries + index * d_k;
+    const uint16_t *counts = question->counts + index * question->counts_stride;
+    const float *scores =
+        question->n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
+    float weights[KV_REST_SUMMARIES_MAX], lanes[LANES] = {0};
+    float corr, most = *max, shrink;
+    struct kv_rest_head head;
+
+    memcpy(&head, group, sizeof(head));
+    corr = DAMPING *
+           (question->squares[index] * (question->scale * question->scale) * head.variance);
+    corr = corr < 1 ? corr : 1;
+    for (size_t c = 0; c < n_summaries; c++) {
+        float product[LANES] = {0};
+
+        for (size_t i = 0; i < d_k; i++)
+            product[i % LANES] =
+                fmaf(query[i], keys[c * kv_rest_up(d_k) + i], product[i % LANES]);
+        weights[c] =
+            counts[c] == 0
+                ? -INFINITY
+                : without_nan(fmaf(tree(product) * key_scales[c], question->scale, corr));
+        most = weights[c] > most ? weights[c] : most;
+    }
+    for (size_t row = 0; row < question->n_scored; row++) {
+        const float s = without_nan(scores[row] * question->scale);
+
+        most = s > most ? s : most;
+    }
+    most += 0.0f;
+
+    memset(lanes, 0, sizeof(lanes));
+    for (size_t c = 0; c < n_summaries; c++)
+        weights[c] = counts[c] * exp_scalar(weights[c] - most);
+    for (size_t row = 0; row < question->n_scored; row++)
+        weights[question->numbers[row]] +=
+            exp_scalar(without_nan(scores[row] * question->scale) - most);
+    for (size_t c = 0; c < n_summaries; c++)
+        lanes[c % LANES] += weights[c];
+    shrink = exp_scalar(*max - most);
+    *sum = fmaf(*sum, shrink, tree(lanes));
+    *max = most;
+    for (size_t i = 0; i < d_v; i++) {
+        float o = 0;
+
+        for (size_t c = 0; c < n_summaries; c++)
+            o = fmaf(weights[c] * value_scales[c], values[c * kv_rest_up(d_v) + i], o);
+        output[i] = fmaf(output[i], shrink, o);
+    }
+}
+
+static void scalar_add(const struct kv_rest_shape *shape,
+                       const void *group,
+                       const struct kv_rest_question *question,
+                       float *state)
+{
+    float *sums = state + question->n_queries, *outputs = sums + question->n_queries;
+
+    for (size_t query = 0; query < question->n_queries; query++)
+        add_query(shape, group, question, query, state + query, sums + query,
+                  outputs + query * shape->d_v);
+}
+
+static const struct kv_rest_kernels scalar = {
+    .name = "scalar",
+    .supported = always,
+    .prepare = scalar_prepare,
+    .spread = scalar_spread,
+    .distance = scalar_distance,
+    .add = scalar_add,
+};
+
+/* Slowest first. */
+static const struct kv_rest_kernels *const tiers[] = {
+    &scalar,
+#if defined(__x86_64__)
+    &kv_rest_avx2,
+    &kv_rest_avx512,
+#endif
+};
+
+__attribute__((constructor)) static void choose(void)
+{
+    for (unsigned i = 0; i < sizeof(tiers) / sizeof(tiers[0]); i++)
+        if (tiers[i]->supported())
+            best = tiers[i];
+}
+
+const struct kv_rest_kernels *kv_rest_kernels_at(unsigned i)
+{
+    for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
+        if (tiers[tier]->supported() && i-- == 0)
+            return tiers[tier];
+    return NULL;
+}
+
+void kv_rest_add(const struct kv_rest_shape *shape,
+                 const void *group,
+                 const struct kv_rest_question *question,
+                 float *state)
+{
+    best->add(shape, group, question, state);
+}

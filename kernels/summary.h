@@ -1,0 +1,321 @@
+/* summary.h - what rows that are not attended would have added to attention, estimated from
+ * summaries of them.
+ *
+ * KV_REST_ROWS rows of a unit are a group, the last one of fewer.  A row is a key and then its
+ * value, adjacent, both of one type.  One k-means (kmeans.h, 3 iterations) over key and value
+ * side by side, the value scaled so that values spread as far as keys, puts each row into one
+ * of 16 or 64 summaries, which is a mean key, a mean value, and how many rows.  To a query such
+ * a summary stands for those of its rows that are not attended exactly:
+ *
+ *   weight = n exp(scale q.key + corr) + sum of exp(scale q.k) over the rows that were scored
+ *            exactly all the same and then not taken; n is how many are neither
+ *   corr   = min(1, 0.15 |scale q|^2 s2), s2 being the mean of (k[i] - key[i])^2 over rows and
+ *            elements of the group.  Were the rows normal about their mean key, it would be
+ *            0.5 without a bound; that overshoots where they are not.
+ *
+ * and its mean value is what has this weight.  The answer is, per query, an output and its
+ * natural log-sum-exp, to be merged with that of the rows that are attended.
+ *
+ *   kv_rest_build_begin()                             for each group, once
+ *   kv_rest_build_next(), kv_rest_build_slice() ...   until there is nothing next
+ *   kv_rest_build_end() -> the group
+ *
+ *   kv_rest_begin(), kv_rest_squares()                for each question
+ *   kv_rest_count(), kv_rest_add() ...                for each group
+ *   kv_rest_end() -> outputs, log-sum-exps
+ *
+ * Layout of a group, format KV_REST_FORMAT, little-endian, S = 2^bits, an element count `up` to
+ * the next multiple of 16 having zeros behind the elements:
+ *
+ *   at 0                    struct kv_rest_head
+ *   KV_REST_HEAD_BYTES      uint16 (S)         counts: how many rows
+ *   + 2 S                   float  (S)         key scales
+ *   + 4 S                   float  (S)         value scales
+ *   + 4 S                   int8   (S, up d_k) mean keys, over their scales
+ *   + S up d_k              int8   (S, up d_v) mean values, over theirs
+ *   + S up d_v              uint8  (KV_REST_ROWS) of each row its summary's number, or
+ *                           KV_REST_NONE; KV_REST_NONE behind the last row
+ *
+ * A scale is the largest magnitude among the elements / 127, 0 where they are all 0.  An empty
+ * summary is all zeros.  A row with an element that is a NaN, or beyond KV_REST_MOST, is in no
+ * summary and counts nowhere.
+ *
+ * Numerical contract, the same in every instruction set, to the bit ("in 16 lanes" is the sum
+ * of exact_scores.h; fp32 unless said otherwise):
+ *   spread     x = vector[i] - origin[i]; sums[i] += x; squares[i] = fma(x, x, squares[i]),
+ *              rows ascending
+ *   distance   of one key to its mean: x = key[i] - mean[i], x x in 16 lanes; rows in double
+ *   |q|^2      in 16 lanes
+ *   corr       x = 0.15 * (|q|^2 * (scale * scale) * s2); x < 1 ? x : 1
+ *   score      p = q[i] * mean key[i] in 16 lanes, of the integers; s = fma(p * key scale,
+ *              scale, corr), -inf where n = 0
+ *   of a row   s = score * scale
+ *              Of both: a NaN becomes -inf, and what is larger than FLT_MAX becomes FLT_MAX.
+ *   max        M' = max(M, every s) + 0 (-0 to +0)
+ *   weight     w = n * exp(s - M'), the exp of exp.h; then w += exp(s - M') for the rows,
+ *              ascending; c = exp(M - M'); exp of a NaN (-inf - -inf): 0
+ *   sum        S = fma(S, c, w in 16 lanes: summary i is added to lane i % 16)
+ *   values     o = 0, then o = fma(w * value scale, mean value[j], o), summaries ascending;
+ *              O[j] = fma(O[j], c, o)
+ * At the end output[j] = O[j] * (1 / S) and lse = M + ln S in double, rounded once; output is 0
+ * and lse -inf where S = 0: of the empty set.
+ *
+ * Nothing is checked but by kv_rest_valid(): what came from a file or a peer is the caller's to
+ * ask it about, once.
+ *
+ * Threads: pure functions.  Memory: the caller's; nothing is kept but in a build, its scratch,
+ * and a state.  Rows need no alignment, a group that of a float, other arrays that of their
+ * type.  What is read and what is written do not overlap.
+ */
+#ifndef KV_KERNELS_SUMMARY_H
+#define KV_KERNELS_SUMMARY_H
+
+#include "kernels/exact_scores.h"
+#include "kernels/kmeans.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    KV_REST_FORMAT = 1,
+    KV_REST_ROWS = 1024, /* of a group */
+    KV_REST_16 = 4,      /* bits of a summary's number */
+    KV_REST_64 = 6,
+    KV_REST_SUMMARIES_MAX = 64,
+    KV_REST_D_MAX = 1024, /* elements of a key, and of a value */
+    KV_REST_NONE = 255,   /* the number of a row that is in no summary */
+    KV_REST_HEAD_BYTES = 16,
+    KV_REST_SLICE = 64, /* rows of a slice at most; divides a block's */
+    KV_REST_ITERATIONS = 3,
+};
+
+#define KV_REST_MOST 1e15f /* of which squares still are far from the end of fp32 */
+
+struct kv_rest_shape {
+    enum kv_key_type type; /* of rows */
+    uint32_t d_k, d_v;     /* 1..KV_REST_D_MAX */
+    uint32_t bits;         /* KV_REST_16, KV_REST_64 */
+};
+
+static inline bool kv_rest_shape_valid(const struct kv_rest_shape *shape)
+{
+    return kv_key_type_valid(shape->type) && shape->d_k >= 1 && shape->d_k <= KV_REST_D_MAX &&
+           shape->d_v >= 1 && shape->d_v <= KV_REST_D_MAX &&
+           (shape->bits == KV_REST_16 || shape->bits == KV_REST_64);
+}
+
+struct kv_rest_head {
+    uint16_t format;
+    uint16_t n_rows; /* 1..KV_REST_ROWS */
+    uint16_t d_k, d_v;
+    uint8_t bits;
+    uint8_t zero[3];
+    float variance; /* s2 */
+};
+
+static inline size_t kv_rest_n_summaries(const struct kv_rest_shape *shape)
+{
+    return (size_t)1 << shape->bits;
+}
+
+static inline size_t kv_rest_up(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+/* Where the arrays of a group begin, and where it ends. */
+static inline size_t kv_rest_at_counts(const struct kv_rest_shape *shape)
+{
+    (void)shape;
+    return KV_REST_HEAD_BYTES;
+}
+
+static inline size_t kv_rest_at_key_scales(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_counts(shape) + 2 * kv_rest_n_summaries(shape);
+}
+
+static inline size_t kv_rest_at_value_scales(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_key_scales(shape) + 4 * kv_rest_n_summaries(shape);
+}
+
+static inline size_t kv_rest_at_keys(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_value_scales(shape) + 4 * kv_rest_n_summaries(shape);
+}
+
+static inline size_t kv_rest_at_values(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_keys(shape) + kv_rest_n_summaries(shape) * kv_rest_up(shape->d_k);
+}
+
+static inline size_t kv_rest_at_numbers(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_values(shape) + kv_rest_n_summaries(shape) * kv_rest_up(shape->d_v);
+}
+
+static inline size_t kv_rest_bytes(const struct kv_rest_shape *shape)
+{
+    return kv_rest_at_numbers(shape) + KV_REST_ROWS;
+}
+
+/* Whether these kv_rest_bytes() are a group of this shape, such as kv_rest_build_end() writes:
+ * nothing that is read here later leads out of an array or is not finite. */
+bool kv_rest_valid(const struct kv_rest_shape *shape, const void *group);
+
+/* ---- building ---------------------------------------------------------------------------- */
+
+/* n rows, `stride` bytes apart -> ret_vectors (n, d_k + d_v), the values times `factor`; rows
+ * that are in no summary become NaN. */
+void kv_rest_load(const struct kv_rest_shape *shape,
+                  const void *rows,
+                  size_t stride,
+                  size_t n,
+                  float factor,
+                  float *ret_vectors);
+
+/* The summaries of one group, as they come to be.  Read by nobody else. */
+struct kv_rest_build {
+    struct kv_rest_shape shape;
+    struct kv_pq_shape clusters;
+    struct kv_kmeans_book book;
+    struct kv_kmeans_sums sums;
+    uint64_t seed;
+    uint32_t n_rows, cursor, n_seeded, n_spread;
+    int state, iteration;
+    float factor;
+    double distance;
+    float *vectors;                  /* (KV_REST_SLICE, d_k + d_v) */
+    float *origin, *added, *squares; /* (d_k + d_v) */
+    uint8_t *numbers;                /* (KV_REST_ROWS) */
+};
+
+/* Of kv_rest_build_begin(). */
+size_t kv_rest_scratch_bytes(const struct kv_rest_shape *shape);
+
+/* The summaries of n_rows >= 1 rows.  The same rows and seed make the same ones, however they
+ * were cut by the caller's blocks.  `scratch` (kv_rest_scratch_bytes()), as aligned as a float,
+ * is the build's until its end. */
+void kv_rest_build_begin(struct kv_rest_build *build,
+                         const struct kv_rest_shape *shape,
+                         uint32_t n_rows,
+                         uint64_t seed,
+                         void *scratch);
+
+/* The rows that the next slice is about: ret_n of them, at most KV_REST_SLICE, from row
+ * ret_first on, all of them between two multiples of KV_REST_SLICE; 0: it needs none.  False:
+ * there is no next slice. */
+bool kv_rest_build_next(const struct kv_rest_build *build,
+                        uint32_t *ret_first,
+                        uint32_t *ret_n);
+
+/* Some tens of us of work at d_k = d_v = 128.  rows: those that kv_rest_build_next() said,
+ * `stride` bytes apart. */
+void kv_rest_build_slice(struct kv_rest_build *build, const void *rows, size_t stride);
+
+/* Behind the last slice: writes the group, kv_rest_bytes() of it. */
+void kv_rest_build_end(struct kv_rest_build *build, void *ret_group);
+
+/* ---- answering --------------------------------------------------------------------------- */
+
+/* How many rows of a group are left to its summaries, and which rows were scored in vain.  Row
+ * 0 of the group is token `first`; what counts are tokens [begin, end): what a snapshot, a
+ * prefix or a range leaves of it.
+ *   taken, scored  tokens, ascending, each once; any others besides those of the group; a token
+ *                  may be in both
+ *   ret_counts     (2^bits) rows that count and are in neither
+ *   ret_places     (n) places in `scored` of rows that count and are not in `taken`; room for
+ *                  as many as the group has rows
+ *   ret_numbers    (n) their summaries
+ * Returns n. */
+size_t kv_rest_count(const struct kv_rest_shape *shape,
+                     const void *group,
+                     uint32_t first,
+                     uint32_t begin,
+                     uint32_t end,
+                     const uint32_t *taken,
+                     size_t n_taken,
+                     const uint32_t *scored,
+                     size_t n_scored,
+                     uint16_t *ret_counts,
+                     uint32_t *ret_places,
+                     uint8_t *ret_numbers);
+
+/* What is asked of one group. */
+struct kv_rest_question {
+    const float *queries; /* (n_queries, d_k) */
+    const float *squares; /* (n_queries) their |q|^2: kv_rest_squares() */
+    size_t n_queries;
+    float scale;            /* finite, above 0 */
+    const uint16_t *counts; /* (n_queries, 2^bits), counts_stride apart: 0 if they are shared */
+    size_t counts_stride;
+    const uint8_t *numbers; /* (n_scored) summaries of rows scored and not taken */
+    const float *scores;    /* (n_queries, n_scored), scores_stride apart: inner products, not
+                             * scaled; -inf: not left over for this query */
+    size_t n_scored, scores_stride;
+    const void *next; /* the group that will be asked next, which is fetched meanwhile, and not
+                       * read; NULL: not known */
+};
+
+/* |q|^2 of queries (n, d_k), once for all groups. */
+void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares);
+
+/* How many floats a state is: M (n_queries), S (n_queries), O (n_queries, d_v), as in a state
+ * of attend.h. */
+static inline size_t kv_rest_floats(const struct kv_rest_shape *shape, size_t n_queries)
+{
+    return n_queries * (2 + (size_t)shape->d_v);
+}
+
+/* state (kv_rest_floats()): nothing yet. */
+void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state);
+
+/* Adds what is left of a group. */
+void kv_rest_add(const struct kv_rest_shape *shape,
+                 const void *group,
+                 const struct kv_rest_question *question,
+                 float *state);
+
+/* ret_output (n_queries, d_v), ret_lse (n_queries); the state stays as it is. */
+void kv_rest_end(const struct kv_rest_shape *shape,
+                 size_t n_queries,
+                 const float *state,
+                 float *ret_output,
+                 float *ret_lse);
+
+/* One implementation of the family.  Slowest first: the last one that this CPU supports is
+ * used. */
+struct kv_rest_kernels {
+    const char *name; /* "scalar", "avx2", "avx512" */
+    int (*supported)(void);
+    /* Vectors (n, d), d_k of them a key's: NaN where they are in no summary, elements from d_k
+     * on times `factor`. */
+    void (*prepare)(float *vectors, size_t n, size_t d_k, size_t d, float factor);
+    /* Adds vectors (n, d) that are not NaN to sums (d) and squares (d), about `origin`; returns
+     * how many. */
+    size_t (*spread)(const float *vectors,
+                     size_t n,
+                     size_t d,
+                     const float *origin,
+                     float *sums,
+                     float *squares);
+    /* The sum of squared distances of keys (n, d_k) to the means, `stride` apart, of their
+     * numbers; those of KV_REST_NONE are left out. */
+    double (*distance)(const float *keys,
+                       size_t n,
+                       size_t d_k,
+                       const float *means,
+                       size_t stride,
+                       const uint8_t *numbers);
+    void (*add)(const struct kv_rest_shape *shape,
+                const void *group,
+                const struct kv_rest_question *question,
+                float *state);
+};
+
+/* The i-th implementation that this CPU supports, slowest first; NULL after the last. */
+const struct kv_rest_kernels *kv_rest_kernels_at(unsigned i);
+
+#endif

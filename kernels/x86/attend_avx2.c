@@ -1,0 +1,421 @@
+/* A group goes through three steps: scores of all its keys, weights, and its values; in the
+ * first and the last the next group's rows are asked for (share_asking()).
+ *
+ * Scores: inner_products_avx2.h.  Values: up to four vectors of elements of every row at a
+ * time, so that what is added up stays in registers.
+ *
+ * Did not help (Zen 3): asking for L1 instead of L2 (the same here; on others slower by far),
+ * or for consecutive rows line by line; sizes of slices that leave no lone vector; keys of a
+ * tail in the tile itself, whose arrays then went through memory (a sixth slower); the trees of
+ * a whole group at once, behind its tiles; the exp of 32 scores side by side; all maxima before
+ * all weights. */
+#include "kernels/attend.h"
+#include "kernels/checksum.h"
+#include "kernels/dispatch.h"
+#include "kernels/x86/inner_products_avx2.h"
+
+#if defined(__x86_64__)
+
+#include <float.h>
+#include <stdbool.h>
+
+enum {
+    SLICE = 4, /* vectors of a value at a time, at most */
+};
+
+struct group {
+    unsigned n;
+    const uint8_t *rows[KV_ATTEND_GROUP];
+    const uint8_t *ahead[KV_ATTEND_GROUP]; /* of the next group; no row there: of this one */
+    /* What is asked for meanwhile: with row i's score as many bytes as a key has, with its
+     * value as many as a value has. */
+    const uint8_t *with_scores[KV_ATTEND_GROUP], *with_values[KV_ATTEND_GROUP];
+    bool is_consecutive;
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP]; /* then weights */
+    float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
+};
+
+/* Into L2: requests that wait there are more than those that can wait in L1. */
+INLINE void ask_for(const uint8_t *from, size_t bytes)
+{
+    const char *at = (const char *)from, *end = at + bytes;
+
+    for (; at + 4 * LINE_BYTES <= end; at += 4 * LINE_BYTES) {
+        _mm_prefetch(at, _MM_HINT_T1);
+        _mm_prefetch(at + LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 2 * LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 3 * LINE_BYTES, _MM_HINT_T1);
+    }
+    for (; at < end; at += LINE_BYTES)
+        _mm_prefetch(at, _MM_HINT_T1);
+}
+
+/* The first n elements, 0 behind. */
+INLINE __m256 load_few(enum kv_key_type type, const uint8_t *at, size_t n)
+{
+    uint8_t bytes[LANES * sizeof(float)] = {0};
+
+    memcpy(bytes, at, n * element_bytes(type));
+    return load8(type, bytes);
+}
+
+/* All keys of a group with a block of queries. */
+INLINE void score_block(enum kv_key_type type,
+                        const struct group *group,
+                        const float *queries,
+                        unsigned n_queries,
+                        size_t d,
+                        bool ask,
+                        float (*ret_scores)[KV_ATTEND_GROUP])
+{
+    const unsigned n_keys = tile_keys(n_queries);
+    const size_t bytes = d * element_bytes(type);
+    unsigned row = 0;
+
+    for (; row + n_keys <= group->n; row += n_keys) {
+        if (ask && group->is_consecutive)
+            for (unsigned i = 0; i < n_keys; i++)
+                ask_for(group->with_scores[row + i], bytes);
+        score_tile(type, group->rows + row, n_keys, queries, n_queries, d,
+                   ask && !group->is_consecutive ? group->with_scores + row : NULL,
+                   &ret_scores[0][row], KV_ATTEND_GROUP);
+    }
+    for (; row < group->n; row++) {
+        if (ask)
+            ask_for(group->with_scores[row], bytes);
+        score_tile(type, group->rows + row, 1, queries, n_queries, d, NULL, &ret_scores[0][row],
+                   KV_ATTEND_GROUP);
+    }
+}
+
+/* attend.h's weights of one query. */
+INLINE void weigh(const struct group *group,
+                  float scale,
+                  const uint32_t *among,
+                  unsigned query,
+                  float *scores,
+                  float *max,
+                  float *sum,
+                  float *ret_old)
+{
+    const __m256 none = _mm256_set1_ps(-__builtin_inff()), by = _mm256_set1_ps(scale);
+    const __m256 limit = _mm256_set1_ps(FLT_MAX);
+    __m256 most = none, sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, shift;
+    float larger;
+
+    for (unsigned i = group->n; i < KV_ATTEND_GROUP; i++)
+        scores[i] = -__builtin_inff();
+    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+        /* The instructions answer their second operand if one is a NaN. */
+        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(scores + i), by);
+
+        s = _mm256_min_ps(_mm256_max_ps(s, none), limit);
+        if (among != NULL && i < group->n) {
+            const __m256i has =
+                i + LANES <= group->n
+                    ? _mm256_loadu_si256((const __m256i *)(const void *)(among + i))
+                    : _mm256_maskload_epi32((const int *)(const void *)(among + i),
+                                            first_lanes(group->n - i));
+
+            s = _mm256_blendv_ps(
+                none, s,
+                _mm256_castsi256_ps(_mm256_sll_epi32(
+                    has, _mm_cvtsi32_si128((int)(KV_ATTEND_QUERIES_MAX - 1 - query)))));
+        }
+        most = _mm256_max_ps(s, most);
+        _mm256_storeu_ps(scores + i, s);
+    }
+    larger = max8(most);
+    larger = (larger > *max ? larger : *max) + 0.0f;
+    shift = _mm256_set1_ps(larger);
+    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += STEP)
+        for (unsigned half = 0; half < 2; half++) {
+            float *at = scores + i + half * LANES;
+            const __m256 weights = exp8(_mm256_sub_ps(_mm256_loadu_ps(at), shift));
+
+            sums[half] = _mm256_add_ps(sums[half], weights);
+            _mm256_storeu_ps(at, weights);
+        }
+    *ret_old = _mm256_cvtss_f32(exp8(_mm256_set1_ps(*max - larger)));
+    *sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(*sum), _mm_set_ss(*ret_old),
+                                      _mm_set_ss(sum16(sums[0], sums[1]))));
+    *max = larger;
+}
+
+/* Elements of the values that begin `at` bytes behind a row's begin, for a block of queries.
+ * `few` of them, less than a vector, or 0: n_vectors whole ones.  All but `at` and `few` are
+ * constants where this is called. */
+INLINE void add_slice(enum kv_key_type type,
+                      const struct group *group,
+                      size_t at,
+                      unsigned n_vectors,
+                      size_t few,
+                      unsigned n_queries,
+                      bool ask,
+                      size_t ask_at,
+                      const float (*weights)[KV_ATTEND_GROUP],
+                      const float *old,
+                      float *output,
+                      size_t d_v)
+{
+    const size_t bytes = LANES * element_bytes(type);
+    const __m256i has = first_lanes(few);
+    __m256 sums[BLOCK][SLICE];
+
+    for (unsigned query = 0; query < n_queries; query++)
+        for (unsigned i = 0; i < n_vectors; i++)
+            sums[query][i] = _mm256_setzero_ps();
+    for (unsigned row = 0; row < group->n; row++) {
+        const uint8_t *value = group->rows[row] + at;
+        __m256 held[SLICE];
+
+        if (ask)
+            ask_for(group->with_values[row] + ask_at, n_vectors * bytes);
+        if (n_queries == BLOCK) {
+            for (unsigned i = 0; i < n_vectors; i++)
+                held[i] = few > 0 ? load_few(type, value, few) : load8(type, value + i * bytes);
+            for (unsigned query = 0; query < n_queries; query++) {
+                const __m256 weight = _mm256_broadcast_ss(&weights[query][row]);
+
+                for (unsigned i = 0; i < n_vectors; i++)
+                    sums[query][i] = _mm256_fmadd_ps(weight, held[i], sums[query][i]);
+            }
+        } else {
+            for (unsigned query = 0; query < n_queries; query++)
+                held[query] = _mm256_broadcast_ss(&weights[query][row]);
+            for (unsigned i = 0; i < n_vectors; i++) {
+                const __m256 element =
+                    few > 0 ? load_few(type, value, few) : load8(type, value + i * bytes);
+
+                for (unsigned query = 0; query < n_queries; query++)
+                    sums[query][i] = _mm256_fmadd_ps(held[query], element, sums[query][i]);
+            }
+        }
+    }
+    for (unsigned query = 0; query < n_queries; query++)
+        for (unsigned i = 0; i < n_vectors; i++) {
+            float *to = output + query * d_v + i * LANES;
+            const __m256 by = _mm256_broadcast_ss(&old[query]);
+
+            if (few > 0)
+                _mm256_maskstore_ps(
+                    to, has, _mm256_fmadd_ps(_mm256_maskload_ps(to, has), by, sums[query][i]));
+            else
+                _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_loadu_ps(to), by, sums[query][i]));
+        }
+}
+
+/* The values of a group with the weights of a block of queries. */
+INLINE void add_block(enum kv_key_type type,
+                      const struct group *group,
+                      size_t key_bytes,
+                      unsigned n_queries,
+                      bool ask,
+                      const float (*weights)[KV_ATTEND_GROUP],
+                      const float *old,
+                      float *output,
+                      size_t d_v)
+{
+    const unsigned most = n_queries == BLOCK ? 3 : SLICE;
+    size_t j = 0;
+
+    while (j + LANES <= d_v) {
+        const size_t left = (d_v - j) / LANES, ask_at = j * element_bytes(type);
+        const size_t n = left < most ? left : most, at = key_bytes + ask_at;
+
+        if (n == 4)
+            add_slice(type, group, at, 4, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
+        else if (n == 3)
+            add_slice(type, group, at, 3, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
+        else if (n == 2)
+            add_slice(type, group, at, 2, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
+        else
+            add_slice(type, group, at, 1, 0, n_queries, ask, ask_at, weights, old, output + j,
+                      d_v);
+        j += n * LANES;
+    }
+    if (j < d_v)
+        add_slice(type, group, key_bytes + j * element_bytes(type), 1, d_v - j, n_queries, ask,
+                  j * element_bytes(type), weights, old, output + j, d_v);
+}
+
+INLINE void add_group(enum kv_key_type type,
+                      const struct kv_attend_shape *shape,
+                      const float *queries,
+                      struct group *group,
+                      const uint32_t *among,
+                      float *state)
+{
+    const unsigned n_queries = shape->n_queries;
+    const size_t d_k = shape->d_k, d_v = shape->d_v, key_bytes = d_k * element_bytes(type);
+    float *output = state + 2 * (size_t)n_queries;
+
+    if (d_k % STEP != 0)
+        kv_keys_avx2.score_list(type, (const void *const *)group->rows, group->n, d_k, queries,
+                                n_queries, group->scores[0], KV_ATTEND_GROUP);
+    for (unsigned from = 0, n; d_k % STEP == 0 && from < n_queries; from += n) {
+        n = block_of(n_queries - from);
+#define SCORE(N) \
+    score_block(type, group, queries + from * d_k, N, d_k, from == 0, group->scores + from)
+        FOR_SIZE(n, SCORE);
+#undef SCORE
+    }
+    for (unsigned query = 0; query < n_queries; query++)
+        weigh(group, shape->scale, among, query, group->scores[query], &state[query],
+              &state[n_queries + query], &group->old[query]);
+    for (unsigned from = 0, n; from < n_queries; from += n) {
+        n = block_of(n_queries - from);
+#define ADD(N)                                                                          \
+    add_block(type, group, key_bytes, N, from == 0,                                     \
+              (const float(*)[KV_ATTEND_GROUP])group->scores + from, group->old + from, \
+              output + from * d_v, d_v)
+        FOR_SIZE(n, ADD);
+#undef ADD
+    }
+}
+
+AVX2 __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
+                                                    const float *queries,
+                                                    struct group *group,
+                                                    const uint32_t *among,
+                                                    float *state)
+{
+    add_group(KV_KEY_FP32, shape, queries, group, among, state);
+}
+
+AVX2 __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
+                                                    const float *queries,
+                                                    struct group *group,
+                                                    const uint32_t *among,
+                                                    float *state)
+{
+    add_group(KV_KEY_FP16, shape, queries, group, among, state);
+}
+
+AVX2 __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
+                                                    const float *queries,
+                                                    struct group *group,
+                                                    const uint32_t *among,
+                                                    float *state)
+{
+    add_group(KV_KEY_BF16, shape, queries, group, among, state);
+}
+
+/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
+INLINE unsigned find_rows(const void *const *list,
+                          const uint8_t *run,
+                          size_t stride,
+                          size_t from,
+                          size_t n,
+                          const uint8_t **ret_rows)
+{
+    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
+
+    for (unsigned i = 0; i < count; i++)
+        ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
+    return count;
+}
+
+/* Which part of the next group is asked for when.
+ *
+ * Isolated rows: their keys with the scores, line by line, their values with the values.  Asked
+ * for as a whole they make the processor bring what lies behind them, too.
+ *
+ * Consecutive rows: half of the rows with the scores, some rows at a time, the other half with
+ * the values.  Asked for the keys alone, the processor brings the values with them by itself,
+ * and memory would rest while values are added up. */
+INLINE void
+share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
+{
+    const unsigned half = KV_ATTEND_GROUP / 2;
+    unsigned n_consecutive = 0;
+
+    for (unsigned i = 1; i < n_ahead; i++)
+        n_consecutive += group->ahead[i] == group->ahead[i - 1] + row_bytes;
+    group->is_consecutive = n_ahead == KV_ATTEND_GROUP && n_consecutive > half;
+    if (group->is_consecutive)
+        for (unsigned i = 0; i < half; i++) {
+            group->with_scores[2 * i] = group->ahead[i];
+            group->with_scores[2 * i + 1] = group->ahead[i] + row_bytes - key_bytes;
+            group->with_values[2 * i] = group->ahead[half + i];
+            group->with_values[2 * i + 1] = group->ahead[half + i] + key_bytes;
+        }
+    else
+        for (unsigned i = 0; i < group->n; i++) {
+            group->with_scores[i] = group->ahead[i];
+            group->with_values[i] = group->ahead[i] + key_bytes;
+        }
+}
+
+AVX2 static void attend(const struct kv_attend_shape *shape,
+                        const float *queries,
+                        const void *const *list,
+                        const uint8_t *run,
+                        size_t stride,
+                        size_t n,
+                        const uint32_t *among,
+                        const uint32_t *seeds,
+                        uint32_t *ret_crcs,
+                        float *state)
+{
+    const size_t row_bytes = kv_attend_row_bytes(shape);
+    const size_t key_bytes = row_bytes / (shape->d_k + shape->d_v) * shape->d_k;
+    struct group group;
+    unsigned n_ahead;
+
+    if (n == 0)
+        return;
+    n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
+    for (unsigned i = 0; i < n_ahead; i++)
+        ask_for(group.ahead[i], row_bytes);
+    for (size_t from = 0; from < n; from += group.n) {
+        group.n = n_ahead;
+        memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
+        n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        if (seeds != NULL)
+            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
+                             ret_crcs + from);
+        share_asking(&group, n_ahead, row_bytes, key_bytes);
+        if (shape->type == KV_KEY_FP32)
+            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else if (shape->type == KV_KEY_FP16)
+            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else
+            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+    }
+}
+
+AVX2 static void attend_rows(const struct kv_attend_shape *shape,
+                             const float *queries,
+                             const void *const *rows,
+                             size_t n,
+                             const uint32_t *among,
+                             const uint32_t *seeds,
+                             uint32_t *ret_crcs,
+                             float *state)
+{
+    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
+}
+
+AVX2 static void attend_run(const struct kv_attend_shape *shape,
+                            const float *queries,
+                            const void *rows,
+                            size_t stride,
+                            size_t n,
+                            const uint32_t *among,
+                            float *state)
+{
+    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
+}
+
+const struct kv_attend_kernels kv_attend_avx2 = {
+    .name = "avx2",
+    .supported = tiers_has_avx2,
+    .rows = attend_rows,
+    .run = attend_run,
+};
+
+#endif

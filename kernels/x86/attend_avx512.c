@@ -1,0 +1,360 @@
+/* A group goes through three steps: scores of all its keys, weights, and its values; in the
+ * first the next group's keys are asked for, in the last its values.
+ *
+ * Scores: four rows by four queries are sixteen sums (inner_products_avx512.h), and every
+ * converted element serves all of a block of queries.  Values: four vectors of elements of
+ * every row at a time, for four queries, so that what is added up stays in registers too. */
+#include "kernels/attend.h"
+#include "kernels/checksum.h"
+#include "kernels/dispatch.h"
+#include "kernels/x86/inner_products_avx512.h"
+
+#if defined(__x86_64__)
+
+#include <float.h>
+#include <stdbool.h>
+
+enum {
+    SLICE = 4, /* vectors of a value at a time, at most */
+    LINE_BYTES = 64,
+};
+
+struct group {
+    unsigned n;
+    const uint8_t *rows[KV_ATTEND_GROUP];
+    const uint8_t *ahead[KV_ATTEND_GROUP]; /* of the next group; no row there: of this one */
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP]; /* then weights */
+    float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
+};
+
+INLINE void ask_for(const uint8_t *from, size_t bytes)
+{
+    const char *at = (const char *)from, *end = at + bytes;
+
+    for (; at + 4 * LINE_BYTES <= end; at += 4 * LINE_BYTES) {
+        _mm_prefetch(at, _MM_HINT_T1);
+        _mm_prefetch(at + LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 2 * LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 3 * LINE_BYTES, _MM_HINT_T1);
+    }
+    for (; at < end; at += LINE_BYTES)
+        _mm_prefetch(at, _MM_HINT_T1);
+}
+
+/* All keys of a group with a block of queries, whose number is a constant where this is
+ * called. */
+INLINE void score_block(enum kv_key_type type,
+                        const struct group *group,
+                        const float *queries,
+                        unsigned n_queries,
+                        size_t d,
+                        bool ask,
+                        float (*ret_scores)[KV_ATTEND_GROUP])
+{
+    const size_t bytes = d * element_bytes(type);
+    unsigned row = 0;
+
+    for (; row + TILE <= group->n; row += TILE) {
+        if (ask)
+            for (unsigned i = 0; i < TILE; i++)
+                ask_for(group->ahead[row + i], bytes);
+        score_tile(type, group->rows + row, TILE, queries, n_queries, d, &ret_scores[0][row],
+                   KV_ATTEND_GROUP);
+    }
+    for (; row < group->n; row++) {
+        if (ask)
+            ask_for(group->ahead[row], bytes);
+        score_tile(type, group->rows + row, 1, queries, n_queries, d, &ret_scores[0][row],
+                   KV_ATTEND_GROUP);
+    }
+}
+
+/* attend.h's weights of one query. */
+INLINE void weigh(const struct group *group,
+                  float scale,
+                  const uint32_t *among,
+                  unsigned query,
+                  float *scores,
+                  float *max,
+                  float *sum,
+                  float *ret_old)
+{
+    const __m512 none = _mm512_set1_ps(-__builtin_inff()), by = _mm512_set1_ps(scale);
+    const __m512 limit = _mm512_set1_ps(FLT_MAX);
+    const __m512i bit = _mm512_set1_epi32((int)(1u << query));
+    __m512 most = none, sums = _mm512_setzero_ps(), shift;
+    float larger;
+
+    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+        const __mmask16 here = first_lanes(i < group->n ? group->n - i : 0);
+        __m512 s = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, scores + i), by);
+        __mmask16 has = here;
+
+        if (among != NULL)
+            has = _mm512_mask_test_epi32_mask(here, _mm512_maskz_loadu_epi32(here, among + i),
+                                              bit);
+        /* The instructions answer their second operand if one is a NaN. */
+        s = _mm512_min_ps(_mm512_max_ps(s, none), limit);
+        s = _mm512_mask_mov_ps(none, has, s);
+        most = _mm512_max_ps(s, most);
+        _mm512_storeu_ps(scores + i, s);
+    }
+    larger = max16(most);
+    larger = (larger > *max ? larger : *max) + 0.0f;
+    shift = _mm512_set1_ps(larger);
+    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+        const __m512 weights = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), shift));
+
+        sums = _mm512_add_ps(sums, weights);
+        _mm512_storeu_ps(scores + i, weights);
+    }
+    *ret_old = _mm512_cvtss_f32(exp16(_mm512_set1_ps(*max - larger)));
+    *sum = _mm_cvtss_f32(
+        _mm_fmadd_ss(_mm_set_ss(*sum), _mm_set_ss(*ret_old), _mm_set_ss(sum16(sums))));
+    *max = larger;
+}
+
+/* Elements of the values that begin `at` bytes behind a row's begin, for a block of queries:
+ * n_vectors of them, of the last one these lanes.  All but `at` and `last` are constants where
+ * this is called; `whole` says that the last one has all lanes. */
+INLINE void add_slice(enum kv_key_type type,
+                      const struct group *group,
+                      size_t at,
+                      unsigned n_vectors,
+                      bool whole,
+                      __mmask16 last,
+                      unsigned n_queries,
+                      bool ask,
+                      const float (*weights)[KV_ATTEND_GROUP],
+                      const float *old,
+                      float *output,
+                      size_t d_v)
+{
+    const size_t bytes = LANES * element_bytes(type);
+    __m512 sums[TILE][SLICE];
+
+    for (unsigned query = 0; query < n_queries; query++)
+        for (unsigned i = 0; i < n_vectors; i++)
+            sums[query][i] = _mm512_setzero_ps();
+    for (unsigned row = 0; row < group->n; row++) {
+        const uint8_t *value = group->rows[row] + at;
+        __m512 held[SLICE];
+
+        if (ask)
+            ask_for(group->ahead[row] + at, n_vectors * bytes);
+        for (unsigned i = 0; i < n_vectors; i++)
+            held[i] = whole || i + 1 < n_vectors ? load16(type, value + i * bytes)
+                                                 : load_some(type, last, value + i * bytes);
+        for (unsigned query = 0; query < n_queries; query++) {
+            const __m512 weight = _mm512_set1_ps(weights[query][row]);
+
+            for (unsigned i = 0; i < n_vectors; i++)
+                sums[query][i] = _mm512_fmadd_ps(weight, held[i], sums[query][i]);
+        }
+    }
+    for (unsigned query = 0; query < n_queries; query++)
+        for (unsigned i = 0; i < n_vectors; i++) {
+            float *to = output + query * d_v + i * LANES;
+            const __m512 by = _mm512_set1_ps(old[query]);
+
+            if (whole || i + 1 < n_vectors)
+                _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), by, sums[query][i]));
+            else
+                _mm512_mask_storeu_ps(
+                    to, last,
+                    _mm512_fmadd_ps(_mm512_maskz_loadu_ps(last, to), by, sums[query][i]));
+        }
+}
+
+/* The values of a group with the weights of a block of queries. */
+INLINE void add_block(enum kv_key_type type,
+                      const struct group *group,
+                      size_t key_bytes,
+                      unsigned n_queries,
+                      bool ask,
+                      const float (*weights)[KV_ATTEND_GROUP],
+                      const float *old,
+                      float *output,
+                      size_t d_v)
+{
+    const __mmask16 all = first_lanes(LANES);
+    size_t j = 0;
+
+    for (; j + SLICE * LANES <= d_v; j += SLICE * LANES)
+        add_slice(type, group, key_bytes + j * element_bytes(type), SLICE, true, all, n_queries,
+                  ask, weights, old, output + j, d_v);
+    if (j + 2 * LANES <= d_v) {
+        add_slice(type, group, key_bytes + j * element_bytes(type), 2, true, all, n_queries,
+                  ask, weights, old, output + j, d_v);
+        j += 2 * LANES;
+    }
+    if (j + LANES <= d_v) {
+        add_slice(type, group, key_bytes + j * element_bytes(type), 1, true, all, n_queries,
+                  ask, weights, old, output + j, d_v);
+        j += LANES;
+    }
+    if (j < d_v)
+        add_slice(type, group, key_bytes + j * element_bytes(type), 1, false,
+                  first_lanes(d_v - j), n_queries, ask, weights, old, output + j, d_v);
+}
+
+/* The one place where a block's size becomes a constant. */
+#define FOR_SIZE(n, CALL) \
+    do {                  \
+        switch (n) {      \
+        case 4:           \
+            CALL(4);      \
+            break;        \
+        case 3:           \
+            CALL(3);      \
+            break;        \
+        case 2:           \
+            CALL(2);      \
+            break;        \
+        default:          \
+            CALL(1);      \
+        }                 \
+    } while (0)
+
+INLINE void add_group(enum kv_key_type type,
+                      const struct kv_attend_shape *shape,
+                      const float *queries,
+                      struct group *group,
+                      const uint32_t *among,
+                      float *state)
+{
+    const unsigned n_queries = shape->n_queries, n_blocks = (n_queries + TILE - 1) / TILE;
+    const size_t d_k = shape->d_k, d_v = shape->d_v, key_bytes = d_k * element_bytes(type);
+    float *output = state + 2 * (size_t)n_queries;
+
+    /* Blocks as even as can be: 5 queries are 3 and 2. */
+    for (unsigned block = 0, from = 0, n; block < n_blocks; block++, from += n) {
+        n = (n_queries - from + n_blocks - block - 1) / (n_blocks - block);
+#define SCORE(N) \
+    score_block(type, group, queries + from * d_k, N, d_k, block == 0, group->scores + from)
+        FOR_SIZE(n, SCORE);
+#undef SCORE
+    }
+    for (unsigned query = 0; query < n_queries; query++)
+        weigh(group, shape->scale, among, query, group->scores[query], &state[query],
+              &state[n_queries + query], &group->old[query]);
+    for (unsigned block = 0, from = 0, n; block < n_blocks; block++, from += n) {
+        n = (n_queries - from + n_blocks - block - 1) / (n_blocks - block);
+#define ADD(N)                                                                          \
+    add_block(type, group, key_bytes, N, block == 0,                                    \
+              (const float(*)[KV_ATTEND_GROUP])group->scores + from, group->old + from, \
+              output + from * d_v, d_v)
+        FOR_SIZE(n, ADD);
+#undef ADD
+    }
+}
+
+AVX512 __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_FP32, shape, queries, group, among, state);
+}
+
+AVX512 __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_FP16, shape, queries, group, among, state);
+}
+
+AVX512 __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_BF16, shape, queries, group, among, state);
+}
+
+/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
+INLINE unsigned find_rows(const void *const *list,
+                          const uint8_t *run,
+                          size_t stride,
+                          size_t from,
+                          size_t n,
+                          const uint8_t **ret_rows)
+{
+    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
+
+    for (unsigned i = 0; i < count; i++)
+        ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
+    return count;
+}
+
+AVX512 static void attend(const struct kv_attend_shape *shape,
+                          const float *queries,
+                          const void *const *list,
+                          const uint8_t *run,
+                          size_t stride,
+                          size_t n,
+                          const uint32_t *among,
+                          const uint32_t *seeds,
+                          uint32_t *ret_crcs,
+                          float *state)
+{
+    const size_t row_bytes = kv_attend_row_bytes(shape);
+    struct group group;
+    unsigned n_ahead;
+
+    if (n == 0)
+        return;
+    n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
+    for (unsigned i = 0; i < n_ahead; i++)
+        ask_for(group.ahead[i], row_bytes);
+    for (size_t from = 0; from < n; from += group.n) {
+        group.n = n_ahead;
+        memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
+        n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        if (seeds != NULL)
+            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
+                             ret_crcs + from);
+        if (shape->type == KV_KEY_FP32)
+            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else if (shape->type == KV_KEY_FP16)
+            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else
+            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+    }
+}
+
+AVX512 static void attend_rows(const struct kv_attend_shape *shape,
+                               const float *queries,
+                               const void *const *rows,
+                               size_t n,
+                               const uint32_t *among,
+                               const uint32_t *seeds,
+                               uint32_t *ret_crcs,
+                               float *state)
+{
+    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
+}
+
+AVX512 static void attend_run(const struct kv_attend_shape *shape,
+                              const float *queries,
+                              const void *rows,
+                              size_t stride,
+                              size_t n,
+                              const uint32_t *among,
+                              float *state)
+{
+    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
+}
+
+const struct kv_attend_kernels kv_attend_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .rows = attend_rows,
+    .run = attend_run,
+};
+
+#endif

@@ -1,0 +1,139 @@
+/* avx2.h - private to kernels/: what the AVX2 files have in common.
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_KERNELS_X86_AVX2_H
+#define KV_KERNELS_X86_AVX2_H
+
+#if defined(__x86_64__)
+
+#include "kernels/exact_scores.h"
+#include "kernels/exp.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define AVX2   __attribute__((target("avx2,fma,f16c")))
+#define INLINE AVX2 __attribute__((always_inline)) static inline
+
+enum {
+    LANES = 8,
+    STEP = 2 * LANES, /* of the sums in 16 lanes */
+    EXP_VECTORS = 4,  /* at once, at most */
+};
+
+INLINE size_t element_bytes(enum kv_key_type type)
+{
+    return type == KV_KEY_FP32 ? 4 : 2;
+}
+
+/* For each set of eight lanes their numbers, ascending, a byte each (avx2.c). */
+extern uint64_t kv_lanes_of[256];
+
+/* Writes base + lane for each lane of the set, ascending; eight numbers are overwritten.
+ * Returns how many there are then. */
+INLINE size_t write_lanes(uint32_t *to, size_t n, unsigned set, uint32_t base)
+{
+    const __m256i lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
+
+    _mm256_storeu_si256((__m256i *)(void *)(to + n),
+                        _mm256_add_epi32(lanes, _mm256_set1_epi32((int)base)));
+    return n + (size_t)__builtin_popcount(set);
+}
+
+/* Eight stored elements. */
+INLINE __m256 load8(enum kv_key_type type, const uint8_t *at)
+{
+    if (type == KV_KEY_FP32)
+        return _mm256_loadu_ps((const float *)(const void *)at);
+
+    const __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)at);
+
+    if (type == KV_KEY_FP16)
+        return _mm256_cvtph_ps(halves);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+/* All ones in the first n lanes. */
+INLINE __m256i first_lanes(size_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* The sum of 16 lanes, as exact_scores.h has it, up to the last four: lanes[i] + lanes[i + 8],
+ * then + 4. */
+INLINE __m128 half_sum(__m256 low, __m256 high)
+{
+    const __m256 eight = _mm256_add_ps(low, high);
+
+    return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+}
+
+/* The whole sum. */
+INLINE float sum16(__m256 low, __m256 high)
+{
+    __m128 four = half_sum(low, high);
+
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+/* Four half sums to the sums. */
+INLINE __m128 sums4(__m128 a, __m128 b, __m128 c, __m128 d)
+{
+    const __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+    const __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+
+    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
+}
+
+INLINE float max8(__m256 v)
+{
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+
+/* exp.h's, of n vectors in place, n a constant: each step of all of them before the next,
+ * because a CPU does not look far enough ahead to find other vectors' steps itself.  With 127
+ * added to the rounder, 2^k is there with one step less; t is never in the middle of two
+ * numbers, where that would matter. */
+INLINE void exps8(__m256 *x, unsigned n)
+{
+    static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+    const __m256 rounder = _mm256_set1_ps(EXP_ROUNDER + 127);
+    __m256 has[EXP_VECTORS], p[EXP_VECTORS], power[EXP_VECTORS];
+
+    for (unsigned i = 0; i < n; i++) {
+        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
+        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(EXP_MOST));
+        power[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(EXP_LOG2_E), rounder);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        const __m256 k = _mm256_sub_ps(power[i], rounder);
+
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_HIGH), x[i]);
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_LOW), x[i]);
+        p[i] = _mm256_set1_ps(1.0f / 5040);
+    }
+    for (unsigned step = 0; step < sizeof(factors) / sizeof(factors[0]); step++)
+        for (unsigned i = 0; i < n; i++)
+            p[i] = _mm256_fmadd_ps(p[i], x[i], _mm256_set1_ps(factors[step]));
+    for (unsigned i = 0; i < n; i++) {
+        const __m256i to = _mm256_slli_epi32(_mm256_castps_si256(power[i]), 23);
+
+        x[i] = _mm256_and_ps(has[i], _mm256_mul_ps(p[i], _mm256_castsi256_ps(to)));
+    }
+}
+
+INLINE __m256 exp8(__m256 x)
+{
+    exps8(&x, 1);
+    return x;
+}
+
+#endif
+
+#endif

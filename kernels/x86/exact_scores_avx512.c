@@ -1,0 +1,169 @@
+/* Four keys meet four queries at a time (inner_products_avx512.h); the elements behind the last
+ * sixteen are loaded with masks. */
+#include "kernels/dispatch.h"
+#include "kernels/exact_scores.h"
+#include "kernels/x86/inner_products_avx512.h"
+
+#if defined(__x86_64__)
+
+enum {
+    LINE_BYTES = 64,
+    AHEAD_BYTES = 4096, /* of keys in a list */
+    AHEAD_ROWS_MAX = 16,
+};
+
+INLINE void score_rows(enum kv_key_type type,
+                       const uint8_t *keys,
+                       size_t stride,
+                       size_t n,
+                       size_t d,
+                       const float *queries,
+                       size_t n_queries,
+                       float *ret_scores,
+                       size_t scores_stride)
+{
+    for (; n >= TILE; n -= TILE, keys += TILE * stride, ret_scores += TILE)
+        score_keys(type,
+                   (const uint8_t *const[TILE]){keys, keys + stride, keys + 2 * stride,
+                                                keys + 3 * stride},
+                   TILE, queries, n_queries, d, ret_scores, scores_stride);
+    for (; n > 0; n--, keys += stride, ret_scores++)
+        score_keys(type, &keys, 1, queries, n_queries, d, ret_scores, scores_stride);
+}
+
+/* Into L2: requests that wait there are more than those that can wait in L1. */
+INLINE void ask_for(const void *key, size_t bytes)
+{
+    const uintptr_t end = (uintptr_t)key + bytes;
+
+    for (uintptr_t line = (uintptr_t)key & ~(uintptr_t)(LINE_BYTES - 1); line < end;
+         line += LINE_BYTES)
+        _mm_prefetch((const char *)line, _MM_HINT_T1);
+}
+
+INLINE void score_pointers(enum kv_key_type type,
+                           const void *const *keys,
+                           size_t n,
+                           size_t d,
+                           const float *queries,
+                           size_t n_queries,
+                           float *ret_scores,
+                           size_t scores_stride)
+{
+    const size_t bytes = d * element_bytes(type);
+    size_t ahead = bytes > 0 ? AHEAD_BYTES / bytes : 0, row = 0;
+
+    ahead = ahead < TILE ? TILE : ahead > AHEAD_ROWS_MAX ? AHEAD_ROWS_MAX : ahead;
+    for (size_t i = 0; i < ahead && i < n; i++)
+        ask_for(keys[i], bytes);
+    for (; row + TILE <= n; row += TILE) {
+        for (size_t i = row + ahead; i < row + ahead + TILE && i < n; i++)
+            ask_for(keys[i], bytes);
+        score_keys(type,
+                   (const uint8_t *const[TILE]){keys[row], keys[row + 1], keys[row + 2],
+                                                keys[row + 3]},
+                   TILE, queries, n_queries, d, ret_scores + row, scores_stride);
+    }
+    for (; row < n; row++)
+        score_keys(type, (const uint8_t *const[1]){keys[row]}, 1, queries, n_queries, d,
+                   ret_scores + row, scores_stride);
+}
+
+INLINE void load_rows(enum kv_key_type type,
+                      const uint8_t *keys,
+                      size_t stride,
+                      size_t n,
+                      size_t d,
+                      float *ret_values)
+{
+    for (size_t row = 0; row < n; row++, keys += stride, ret_values += d) {
+        size_t i = 0;
+
+        for (; i + LANES <= d; i += LANES)
+            _mm512_storeu_ps(ret_values + i, load16(type, keys + i * element_bytes(type)));
+        if (i < d) {
+            const __mmask16 rest = first_lanes(d - i);
+
+            _mm512_mask_storeu_ps(ret_values + i, rest,
+                                  load_some(type, rest, keys + i * element_bytes(type)));
+        }
+    }
+}
+
+AVX512 static void load(enum kv_key_type type,
+                        const void *keys,
+                        size_t stride,
+                        size_t n,
+                        size_t d,
+                        float *ret_values)
+{
+    switch (type) {
+    case KV_KEY_FP32:
+        load_rows(KV_KEY_FP32, keys, stride, n, d, ret_values);
+        break;
+    case KV_KEY_FP16:
+        load_rows(KV_KEY_FP16, keys, stride, n, d, ret_values);
+        break;
+    case KV_KEY_BF16:
+        load_rows(KV_KEY_BF16, keys, stride, n, d, ret_values);
+        break;
+    }
+}
+
+AVX512 static void score(enum kv_key_type type,
+                         const void *keys,
+                         size_t stride,
+                         size_t n,
+                         size_t d,
+                         const float *queries,
+                         size_t n_queries,
+                         float *ret_scores,
+                         size_t scores_stride)
+{
+    switch (type) {
+    case KV_KEY_FP32:
+        score_rows(KV_KEY_FP32, keys, stride, n, d, queries, n_queries, ret_scores,
+                   scores_stride);
+        break;
+    case KV_KEY_FP16:
+        score_rows(KV_KEY_FP16, keys, stride, n, d, queries, n_queries, ret_scores,
+                   scores_stride);
+        break;
+    case KV_KEY_BF16:
+        score_rows(KV_KEY_BF16, keys, stride, n, d, queries, n_queries, ret_scores,
+                   scores_stride);
+        break;
+    }
+}
+
+AVX512 static void score_list(enum kv_key_type type,
+                              const void *const *keys,
+                              size_t n,
+                              size_t d,
+                              const float *queries,
+                              size_t n_queries,
+                              float *ret_scores,
+                              size_t scores_stride)
+{
+    switch (type) {
+    case KV_KEY_FP32:
+        score_pointers(KV_KEY_FP32, keys, n, d, queries, n_queries, ret_scores, scores_stride);
+        break;
+    case KV_KEY_FP16:
+        score_pointers(KV_KEY_FP16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
+        break;
+    case KV_KEY_BF16:
+        score_pointers(KV_KEY_BF16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
+        break;
+    }
+}
+
+const struct kv_keys_kernels kv_keys_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .load = load,
+    .score = score,
+    .score_list = score_list,
+};
+
+#endif

@@ -1,0 +1,74 @@
+/* Two lines of a row are asked for, then two of an earlier one are copied, and so on: a whole
+ * row asked for at once fills the queues of misses, and the copy behind it waits.  Writes past
+ * the caches where that pays. */
+#include "kernels/dispatch.h"
+#include "kernels/gather.h"
+#include "kernels/gather_common.h"
+#include "kernels/x86/avx2.h"
+
+#if defined(__x86_64__)
+
+#include <stdbool.h>
+
+enum {
+    VECTOR_BYTES = 32,
+    PIECE_BYTES = 2 * GATHER_LINE_BYTES,
+};
+
+INLINE void copy_vectors(uint8_t *to, const uint8_t *from, size_t bytes, bool is_stream)
+{
+    for (size_t at = 0; at < bytes; at += VECTOR_BYTES) {
+        const __m256i vector = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
+
+        if (is_stream)
+            _mm256_stream_si256((__m256i *)(void *)(to + at), vector);
+        else
+            _mm256_storeu_si256((__m256i *)(void *)(to + at), vector);
+    }
+}
+
+INLINE void
+copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes, bool is_stream)
+{
+    const size_t n_ahead = gather_ahead(row_bytes);
+    const size_t whole = row_bytes - row_bytes % PIECE_BYTES;
+
+    for (size_t i = 0; i < n_ahead && i < n_rows; i++)
+        gather_ask(rows[i], row_bytes);
+    for (size_t i = 0; i < n_rows; i++, to += row_bytes) {
+        const uint8_t *from = rows[i];
+        /* At the end, a row that is there already. */
+        const uint8_t *ahead = rows[n_ahead < n_rows - i ? i + n_ahead : i];
+
+        for (size_t at = 0; at < whole; at += PIECE_BYTES) {
+            __builtin_prefetch(ahead + at, 0, 2);
+            __builtin_prefetch(ahead + at + GATHER_LINE_BYTES, 0, 2);
+            copy_vectors(to + at, from + at, PIECE_BYTES, is_stream);
+        }
+        if (whole < row_bytes) {
+            gather_ask(ahead + whole, row_bytes - whole);
+            copy_vectors(to + whole, from + whole, row_bytes - whole, is_stream);
+        }
+    }
+    /* Such stores are not ordered with others: whoever is told of them must see them. */
+    if (is_stream)
+        _mm_sfence();
+}
+
+AVX2 static void gather(void *dst, const void *const *rows, size_t n_rows, size_t row_bytes)
+{
+    if (row_bytes == 0 || row_bytes % VECTOR_BYTES != 0)
+        kv_gather_kernels_at(0)->gather(dst, rows, n_rows, row_bytes);
+    else if (n_rows * row_bytes >= KV_GATHER_STREAM_BYTES && (uintptr_t)dst % VECTOR_BYTES == 0)
+        copy_rows(dst, rows, n_rows, row_bytes, true);
+    else
+        copy_rows(dst, rows, n_rows, row_bytes, false);
+}
+
+const struct kv_gather_kernels kv_gather_avx2 = {
+    .name = "avx2",
+    .supported = tiers_has_avx2,
+    .gather = gather,
+};
+
+#endif

@@ -1,0 +1,365 @@
+/* Lanes are centroids.  Six rows meet two vectors of them at a time: twelve sums, which is more
+ * than are in flight, and a load serves six products or two.
+ *
+ * Of one or two bits there are fewer centroids than lanes: the last lanes are then masked out
+ * of loads and stores, and their distances are infinite. */
+#include "kernels/dispatch.h"
+#include "kernels/kmeans.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define AVX2   __attribute__((target("avx2,fma,f16c")))
+#define INLINE AVX2 __attribute__((always_inline)) static inline
+
+enum {
+    LANES = 8,
+    STEP = 2 * LANES, /* elements of a square at once */
+    ROWS = 6,
+    VECTORS = 2,
+    ALONE_VECTORS = 8, /* of centroids that one row meets at a time */
+    VECTORS_MAX = ALONE_VECTORS,
+    TILE = 96, /* rows that stay in a near cache while the subspaces pass by */
+};
+
+/* A mask of the first n lanes. */
+INLINE __m256i first_lanes(size_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < LANES ? (int)n : LANES),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE __m256 load(const float *at, int full, __m256i lanes)
+{
+    return full ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, lanes);
+}
+
+/* The first n elements, 0 behind. */
+INLINE __m256 load_first(const float *at, size_t n)
+{
+    return _mm256_maskload_ps(at, first_lanes(n));
+}
+
+INLINE float square_of(const float *x, size_t width)
+{
+    __m256 low = _mm256_setzero_ps(), high = low, eight;
+    __m128 four;
+    size_t i = 0;
+
+    for (; i + STEP <= width; i += STEP) {
+        const __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + LANES);
+
+        low = _mm256_fmadd_ps(a, a, low);
+        high = _mm256_fmadd_ps(b, b, high);
+    }
+    if (i < width) {
+        const __m256 a = load_first(x + i, width - i);
+
+        low = _mm256_fmadd_ps(a, a, low);
+        i += LANES;
+    }
+    if (i < width) {
+        const __m256 b = load_first(x + i, width - i);
+
+        high = _mm256_fmadd_ps(b, b, high);
+    }
+    eight = _mm256_add_ps(low, high);
+    four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+INLINE float lift_of(const float *x, size_t width, float longest)
+{
+    const float left = longest - square_of(x, width);
+
+    return left > 0 ? _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(left))) : 0;
+}
+
+AVX2 static void
+longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret_longest)
+{
+    const size_t width = shape->d / shape->m;
+
+    for (size_t row = 0; row < n; row++)
+        for (size_t j = 0; j < shape->m; j++) {
+            const float square = square_of(keys + row * shape->d + j * width, width);
+
+            if (square > ret_longest[j] && square < __builtin_inff())
+                ret_longest[j] = square;
+        }
+}
+
+AVX2 static void half_squares(const struct kv_pq_shape *shape,
+                              const struct kv_kmeans_book *book)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+    const int full = n_centroids >= LANES;
+    const __m256i lanes = first_lanes(n_centroids);
+    const __m256 half = _mm256_set1_ps(0.5f);
+
+    for (size_t j = 0; j < shape->m; j++)
+        for (size_t c = 0; c < n_centroids; c += LANES) {
+            const float *at = book->centroids + j * width * n_centroids + c;
+            const size_t row = j * n_centroids + c;
+            __m256 sum = _mm256_setzero_ps();
+
+            for (size_t i = 0; i < width; i++, at += n_centroids) {
+                const __m256 x = load(at, full, lanes);
+
+                sum = _mm256_fmadd_ps(x, x, sum);
+            }
+            if (book->lifts != NULL) {
+                const __m256 x = load(book->lifts + row, full, lanes);
+
+                sum = _mm256_fmadd_ps(x, x, sum);
+            }
+            if (full)
+                _mm256_storeu_ps(book->half_squares + row, _mm256_mul_ps(sum, half));
+            else
+                _mm256_maskstore_ps(book->half_squares + row, lanes, _mm256_mul_ps(sum, half));
+        }
+}
+
+/* One subspace. */
+struct space {
+    const float *centroids, *half_squares;
+    const float *lifts; /* NULL: none */
+    float longest;
+    size_t n_centroids, width;
+    /* Where rows are added; NULL: nowhere. */
+    float *sums, *lift_sums;
+    uint32_t *counts;
+};
+
+struct nearest {
+    uint8_t code;
+    float distance;
+};
+
+/* The lane with the least distance, the lower code of equals; code 0 where all are infinite. */
+INLINE struct nearest nearest_lane(__m256 distances, __m256i codes)
+{
+    __m256 least = _mm256_min_ps(distances, _mm256_permute2f128_ps(distances, distances, 1));
+    __m256i others;
+    __m128i packed;
+
+    least = _mm256_min_ps(least, _mm256_permute_ps(least, 0x4e));
+    least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xb1));
+    /* 0xffff where it is not the least */
+    others = _mm256_castps_si256(_mm256_cmp_ps(distances, least, _CMP_NEQ_UQ));
+    codes = _mm256_or_si256(codes, others);
+    packed = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+    return (struct nearest){
+        .code = (uint8_t)_mm_cvtsi128_si32(_mm_minpos_epu16(packed)),
+        .distance = _mm_cvtss_f32(_mm256_castps256_ps128(least)),
+    };
+}
+
+/* n_rows rows, `stride` floats apart; n_rows and n_vectors are constants where this is
+ * called. */
+INLINE void find_rows(const struct space *space,
+                      const float *x,
+                      size_t stride,
+                      const float *lifts,
+                      unsigned n_rows,
+                      unsigned n_vectors,
+                      int full,
+                      struct nearest *ret_nearest)
+{
+    const __m256 infinite = _mm256_set1_ps(__builtin_inff());
+    const size_t n_centroids = space->n_centroids, width = space->width;
+    const __m256i lanes = first_lanes(n_centroids);
+    __m256 least[ROWS];
+    __m256i nearest[ROWS];
+    __m256i codes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+
+    for (unsigned row = 0; row < n_rows; row++) {
+        least[row] = infinite;
+        nearest[row] = _mm256_setzero_si256();
+    }
+    for (size_t c = 0; c < n_centroids; c += n_vectors * LANES) {
+        const float *at = space->centroids + c;
+        __m256 distances[ROWS][VECTORS_MAX];
+
+        for (unsigned v = 0; v < n_vectors; v++) {
+            __m256 half = load(space->half_squares + c + v * LANES, full, lanes);
+
+            if (!full)
+                half = _mm256_blendv_ps(infinite, half, _mm256_castsi256_ps(lanes));
+            for (unsigned row = 0; row < n_rows; row++)
+                distances[row][v] = half;
+        }
+        if (space->lifts != NULL)
+            for (unsigned v = 0; v < n_vectors; v++) {
+                const __m256 lift = load(space->lifts + c + v * LANES, full, lanes);
+
+                for (unsigned row = 0; row < n_rows; row++)
+                    distances[row][v] = _mm256_fnmadd_ps(_mm256_broadcast_ss(lifts + row), lift,
+                                                         distances[row][v]);
+            }
+        for (size_t i = 0; i < width; i++, at += n_centroids) {
+            __m256 centroid[VECTORS_MAX];
+
+            for (unsigned v = 0; v < n_vectors; v++)
+                centroid[v] = load(at + v * LANES, full, lanes);
+            for (unsigned row = 0; row < n_rows; row++) {
+                const __m256 element = _mm256_broadcast_ss(x + row * stride + i);
+
+                for (unsigned v = 0; v < n_vectors; v++)
+                    distances[row][v] =
+                        _mm256_fnmadd_ps(element, centroid[v], distances[row][v]);
+            }
+        }
+        for (unsigned v = 0; v < n_vectors; v++) {
+            for (unsigned row = 0; row < n_rows; row++) {
+                const __m256 less = _mm256_cmp_ps(distances[row][v], least[row], _CMP_LT_OQ);
+
+                least[row] = _mm256_blendv_ps(least[row], distances[row][v], less);
+                nearest[row] =
+                    _mm256_blendv_epi8(nearest[row], codes, _mm256_castps_si256(less));
+            }
+            codes = _mm256_add_epi32(codes, _mm256_set1_epi32(LANES));
+        }
+    }
+    for (unsigned row = 0; row < n_rows; row++)
+        ret_nearest[row] = nearest_lane(least[row], nearest[row]);
+}
+
+INLINE void
+add_row(const struct space *space, const float *x, struct nearest nearest, float lift)
+{
+    const size_t width = space->width;
+    float *sum = space->sums + nearest.code * width;
+    size_t i = 0;
+
+    if (!(nearest.distance > -__builtin_inff() && nearest.distance < __builtin_inff()))
+        return;
+    for (; i + LANES <= width; i += LANES)
+        _mm256_storeu_ps(sum + i,
+                         _mm256_add_ps(_mm256_loadu_ps(sum + i), _mm256_loadu_ps(x + i)));
+    for (; i < width; i++)
+        sum[i] += x[i];
+    space->counts[nearest.code]++;
+    if (space->lifts != NULL)
+        space->lift_sums[nearest.code] += lift;
+}
+
+/* As find_rows(); the first `n_done` rows have been added before. */
+INLINE void place_rows(const struct space *space,
+                       const float *x,
+                       size_t stride,
+                       unsigned n_rows,
+                       unsigned n_vectors,
+                       int full,
+                       unsigned n_done,
+                       uint8_t *ret_codes)
+{
+    struct nearest nearest[ROWS];
+    float lifts[ROWS] = {0};
+
+    if (space->lifts != NULL)
+        for (unsigned row = 0; row < n_rows; row++)
+            lifts[row] = lift_of(x + row * stride, space->width, space->longest);
+    find_rows(space, x, stride, lifts, n_rows, n_vectors, full, nearest);
+    for (unsigned row = n_done; row < n_rows; row++) {
+        ret_codes[row] = nearest[row].code;
+        if (space->sums != NULL)
+            add_row(space, x + row * stride, nearest[row], lifts[row]);
+    }
+}
+
+/* The last rows go together with some that have been before them. */
+INLINE void place_many(const struct space *space,
+                       const float *x,
+                       size_t stride,
+                       size_t n,
+                       unsigned n_vectors,
+                       unsigned n_vectors_alone,
+                       int full,
+                       uint8_t *ret_codes)
+{
+    size_t row = 0;
+
+    if (n < ROWS) {
+        for (; row < n; row++)
+            place_rows(space, x + row * stride, stride, 1, n_vectors_alone, full, 0,
+                       ret_codes + row);
+        return;
+    }
+    for (; row < n; row += ROWS) {
+        const unsigned n_done = n - row < ROWS ? ROWS - (unsigned)(n - row) : 0;
+
+        row -= n_done;
+        place_rows(space, x + row * stride, stride, ROWS, n_vectors, full, n_done,
+                   ret_codes + row);
+    }
+}
+
+AVX2 static void
+place(const struct space *space, const float *x, size_t stride, size_t n, uint8_t *ret_codes)
+{
+    if (space->n_centroids >= ALONE_VECTORS * LANES)
+        place_many(space, x, stride, n, VECTORS, ALONE_VECTORS, 1, ret_codes);
+    else if (space->n_centroids >= 2 * LANES)
+        place_many(space, x, stride, n, 2, 2, 1, ret_codes);
+    else
+        place_many(space, x, stride, n, 1, 1, 0, ret_codes);
+}
+
+AVX2 static void place_keys(const struct kv_pq_shape *shape,
+                            const struct kv_kmeans_book *book,
+                            const float *keys,
+                            size_t n,
+                            uint8_t *ret_codes,
+                            size_t codes_stride,
+                            const struct kv_kmeans_sums *sums)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+
+    for (size_t row = 0, n_rows; row < n; row += n_rows) {
+        n_rows = n - row < 2 * TILE ? n - row : TILE;
+        for (size_t j = 0; j < shape->m; j++) {
+            struct space space = {
+                .centroids = book->centroids + j * width * n_centroids,
+                .half_squares = book->half_squares + j * n_centroids,
+                .n_centroids = n_centroids,
+                .width = width,
+            };
+
+            if (book->lifts != NULL) {
+                space.lifts = book->lifts + j * n_centroids;
+                space.longest = book->longest[j];
+            }
+            if (sums != NULL) {
+                space.sums = sums->sums + j * width * n_centroids;
+                space.counts = sums->counts + j * n_centroids;
+                space.lift_sums = sums->lifts == NULL ? NULL : sums->lifts + j * n_centroids;
+            }
+            place(&space, keys + row * shape->d + j * width, shape->d, n_rows,
+                  ret_codes + j * codes_stride + row);
+        }
+    }
+}
+
+AVX2 static void encode(const struct kv_pq_shape *shape,
+                        const struct kv_kmeans_book *book,
+                        const float *keys,
+                        size_t n,
+                        uint8_t *ret_codes,
+                        size_t codes_stride)
+{
+    place_keys(shape, book, keys, n, ret_codes, codes_stride, NULL);
+}
+
+const struct kv_kmeans_kernels kv_kmeans_avx2 = {
+    .name = "avx2",
+    .supported = tiers_has_avx2,
+    .longest = longest,
+    .half_squares = half_squares,
+    .encode = encode,
+    .step = place_keys,
+};
+
+#endif

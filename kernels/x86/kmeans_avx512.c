@@ -1,0 +1,331 @@
+/* Lanes are centroids.  Six rows meet four vectors of them at a time: 24 sums, four registers
+ * of centroids, and every element of a row that is loaded serves four products.  The nearest of
+ * 64 centroids is found without a loop: the least of all lanes, and then the first lane that is
+ * equal to it.
+ *
+ * Of few bits there are fewer centroids than lanes: the last lanes are then masked out of loads
+ * and stores, and their distances are infinite. */
+#include "kernels/dispatch.h"
+#include "kernels/kmeans.h"
+#include "kernels/x86/avx512.h"
+
+#if defined(__x86_64__)
+
+#include <stdbool.h>
+
+enum {
+    ROWS = 6,
+    VECTORS = 4,
+    TILE = 96, /* rows that stay in a near cache while the subspaces pass by */
+};
+
+INLINE float square_of(const float *x, size_t width)
+{
+    __m512 lanes = _mm512_setzero_ps();
+    size_t i = 0;
+
+    for (; i + LANES <= width; i += LANES) {
+        const __m512 a = _mm512_loadu_ps(x + i);
+
+        lanes = _mm512_fmadd_ps(a, a, lanes);
+    }
+    if (i < width) {
+        const __m512 a = _mm512_maskz_loadu_ps(first_lanes(width - i), x + i);
+
+        lanes = _mm512_fmadd_ps(a, a, lanes);
+    }
+    return sum16(lanes);
+}
+
+INLINE float lift_of(const float *x, size_t width, float longest)
+{
+    const float left = longest - square_of(x, width);
+
+    return left > 0 ? _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(left))) : 0;
+}
+
+AVX512 static void
+longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret_longest)
+{
+    const size_t width = shape->d / shape->m;
+
+    for (size_t row = 0; row < n; row++)
+        for (size_t j = 0; j < shape->m; j++) {
+            const float square = square_of(keys + row * shape->d + j * width, width);
+
+            if (square > ret_longest[j] && square < __builtin_inff())
+                ret_longest[j] = square;
+        }
+}
+
+AVX512 static void half_squares(const struct kv_pq_shape *shape,
+                                const struct kv_kmeans_book *book)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+    const __mmask16 lanes = first_lanes(n_centroids);
+    const __m512 half = _mm512_set1_ps(0.5f);
+
+    for (size_t j = 0; j < shape->m; j++)
+        for (size_t c = 0; c < n_centroids; c += LANES) {
+            const float *at = book->centroids + j * width * n_centroids + c;
+            const size_t row = j * n_centroids + c;
+            __m512 sum = _mm512_setzero_ps();
+
+            for (size_t i = 0; i < width; i++, at += n_centroids) {
+                const __m512 x = _mm512_maskz_loadu_ps(lanes, at);
+
+                sum = _mm512_fmadd_ps(x, x, sum);
+            }
+            if (book->lifts != NULL) {
+                const __m512 x = _mm512_maskz_loadu_ps(lanes, book->lifts + row);
+
+                sum = _mm512_fmadd_ps(x, x, sum);
+            }
+            _mm512_mask_storeu_ps(book->half_squares + row, lanes, _mm512_mul_ps(sum, half));
+        }
+}
+
+/* One subspace. */
+struct space {
+    const float *centroids, *half_squares;
+    const float *lifts; /* NULL: none */
+    float longest;
+    size_t n_centroids, width;
+    /* Where rows are added; NULL: nowhere. */
+    float *sums, *lift_sums;
+    uint32_t *counts;
+};
+
+struct nearest {
+    unsigned code;
+    float distance;
+};
+
+/* Every lane is the least one. */
+INLINE __m512 least_of(__m512 v)
+{
+    v = _mm512_min_ps(v, _mm512_shuffle_f32x4(v, v, 0x4e));
+    v = _mm512_min_ps(v, _mm512_shuffle_f32x4(v, v, 0xb1));
+    v = _mm512_min_ps(v, _mm512_shuffle_ps(v, v, 0x4e));
+    return _mm512_min_ps(v, _mm512_shuffle_ps(v, v, 0xb1));
+}
+
+/* One row's distances of n_vectors vectors of centroids, from number c on. */
+INLINE void
+take_nearest(const __m512 *distances, unsigned n_vectors, unsigned c, struct nearest *nearest)
+{
+    __m512 least = _mm512_set1_ps(__builtin_inff());
+    uint64_t equal = 0;
+    float distance;
+
+    /* The instruction answers its second operand if one is a NaN. */
+    for (unsigned v = 0; v < n_vectors; v++)
+        least = _mm512_min_ps(distances[v], least);
+    least = least_of(least);
+    distance = _mm512_cvtss_f32(least);
+    if (!(distance < nearest->distance))
+        return;
+    for (unsigned v = 0; v < n_vectors; v++)
+        equal |= (uint64_t)_mm512_cmp_ps_mask(distances[v], least, _CMP_EQ_OQ) << v * LANES;
+    nearest->distance = distance;
+    nearest->code = c + (unsigned)__builtin_ctzll(equal);
+}
+
+INLINE __m512 load(const float *at, bool full, __mmask16 lanes)
+{
+    return full ? _mm512_loadu_ps(at) : _mm512_maskz_loadu_ps(lanes, at);
+}
+
+/* n_rows rows, `stride` floats apart; n_rows, n_vectors and `full` are constants where this is
+ * called. */
+INLINE void find_rows(const struct space *space,
+                      const float *x,
+                      size_t stride,
+                      const float *lifts,
+                      unsigned n_rows,
+                      unsigned n_vectors,
+                      bool full,
+                      struct nearest *ret_nearest)
+{
+    const size_t n_centroids = space->n_centroids, width = space->width;
+    const __mmask16 lanes = first_lanes(n_centroids);
+
+    for (unsigned row = 0; row < n_rows; row++)
+        ret_nearest[row] = (struct nearest){.distance = __builtin_inff()};
+    for (size_t c = 0; c < n_centroids; c += n_vectors * LANES) {
+        const float *at = space->centroids + c;
+        __m512 distances[ROWS][VECTORS];
+
+        for (unsigned v = 0; v < n_vectors; v++) {
+            __m512 half = load(space->half_squares + c + v * LANES, full, lanes);
+
+            if (!full)
+                half = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_inff()), lanes, half);
+            for (unsigned row = 0; row < n_rows; row++)
+                distances[row][v] = half;
+        }
+        if (space->lifts != NULL)
+            for (unsigned v = 0; v < n_vectors; v++) {
+                const __m512 lift = load(space->lifts + c + v * LANES, full, lanes);
+
+                for (unsigned row = 0; row < n_rows; row++)
+                    distances[row][v] =
+                        _mm512_fnmadd_ps(_mm512_set1_ps(lifts[row]), lift, distances[row][v]);
+            }
+        for (size_t i = 0; i < width; i++, at += n_centroids) {
+            __m512 centroid[VECTORS];
+
+            for (unsigned v = 0; v < n_vectors; v++)
+                centroid[v] = load(at + v * LANES, full, lanes);
+            for (unsigned row = 0; row < n_rows; row++) {
+                const __m512 element = _mm512_set1_ps(x[row * stride + i]);
+
+                for (unsigned v = 0; v < n_vectors; v++)
+                    distances[row][v] =
+                        _mm512_fnmadd_ps(element, centroid[v], distances[row][v]);
+            }
+        }
+        for (unsigned row = 0; row < n_rows; row++)
+            take_nearest(distances[row], n_vectors, (unsigned)c, &ret_nearest[row]);
+    }
+}
+
+INLINE void
+add_row(const struct space *space, const float *x, struct nearest nearest, float lift)
+{
+    const size_t width = space->width;
+    float *sum = space->sums + nearest.code * width;
+    size_t i = 0;
+
+    if (!(nearest.distance > -__builtin_inff() && nearest.distance < __builtin_inff()))
+        return;
+    for (; i + LANES <= width; i += LANES)
+        _mm512_storeu_ps(sum + i,
+                         _mm512_add_ps(_mm512_loadu_ps(sum + i), _mm512_loadu_ps(x + i)));
+    if (i < width) {
+        const __mmask16 lanes = first_lanes(width - i);
+
+        _mm512_mask_storeu_ps(sum + i, lanes,
+                              _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sum + i),
+                                            _mm512_maskz_loadu_ps(lanes, x + i)));
+    }
+    space->counts[nearest.code]++;
+    if (space->lifts != NULL)
+        space->lift_sums[nearest.code] += lift;
+}
+
+/* As find_rows(); the first `n_done` rows have been added before. */
+INLINE void place_rows(const struct space *space,
+                       const float *x,
+                       size_t stride,
+                       unsigned n_rows,
+                       unsigned n_vectors,
+                       bool full,
+                       unsigned n_done,
+                       uint8_t *ret_codes)
+{
+    struct nearest nearest[ROWS];
+    float lifts[ROWS] = {0};
+
+    if (space->lifts != NULL)
+        for (unsigned row = 0; row < n_rows; row++)
+            lifts[row] = lift_of(x + row * stride, space->width, space->longest);
+    find_rows(space, x, stride, lifts, n_rows, n_vectors, full, nearest);
+    for (unsigned row = n_done; row < n_rows; row++) {
+        ret_codes[row] = (uint8_t)nearest[row].code;
+        if (space->sums != NULL)
+            add_row(space, x + row * stride, nearest[row], lifts[row]);
+    }
+}
+
+/* The last rows go together with some that have been before them. */
+INLINE void place_many(const struct space *space,
+                       const float *x,
+                       size_t stride,
+                       size_t n,
+                       unsigned n_vectors,
+                       bool full,
+                       uint8_t *ret_codes)
+{
+    size_t row = 0;
+
+    if (n < ROWS) {
+        for (; row < n; row++)
+            place_rows(space, x + row * stride, stride, 1, n_vectors, full, 0, ret_codes + row);
+        return;
+    }
+    for (; row < n; row += ROWS) {
+        const unsigned n_done = n - row < ROWS ? ROWS - (unsigned)(n - row) : 0;
+
+        row -= n_done;
+        place_rows(space, x + row * stride, stride, ROWS, n_vectors, full, n_done,
+                   ret_codes + row);
+    }
+}
+
+AVX512 static void
+place(const struct space *space, const float *x, size_t stride, size_t n, uint8_t *ret_codes)
+{
+    if (space->n_centroids >= 4 * LANES)
+        place_many(space, x, stride, n, 4, true, ret_codes);
+    else if (space->n_centroids >= 2 * LANES)
+        place_many(space, x, stride, n, 2, true, ret_codes);
+    else
+        place_many(space, x, stride, n, 1, false, ret_codes);
+}
+
+AVX512 static void place_keys(const struct kv_pq_shape *shape,
+                              const struct kv_kmeans_book *book,
+                              const float *keys,
+                              size_t n,
+                              uint8_t *ret_codes,
+                              size_t codes_stride,
+                              const struct kv_kmeans_sums *sums)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
+
+    for (size_t row = 0, n_rows; row < n; row += n_rows) {
+        n_rows = n - row < 2 * TILE ? n - row : TILE;
+        for (size_t j = 0; j < shape->m; j++) {
+            struct space space = {
+                .centroids = book->centroids + j * width * n_centroids,
+                .half_squares = book->half_squares + j * n_centroids,
+                .n_centroids = n_centroids,
+                .width = width,
+            };
+
+            if (book->lifts != NULL) {
+                space.lifts = book->lifts + j * n_centroids;
+                space.longest = book->longest[j];
+            }
+            if (sums != NULL) {
+                space.sums = sums->sums + j * width * n_centroids;
+                space.counts = sums->counts + j * n_centroids;
+                space.lift_sums = sums->lifts == NULL ? NULL : sums->lifts + j * n_centroids;
+            }
+            place(&space, keys + row * shape->d + j * width, shape->d, n_rows,
+                  ret_codes + j * codes_stride + row);
+        }
+    }
+}
+
+AVX512 static void encode(const struct kv_pq_shape *shape,
+                          const struct kv_kmeans_book *book,
+                          const float *keys,
+                          size_t n,
+                          uint8_t *ret_codes,
+                          size_t codes_stride)
+{
+    place_keys(shape, book, keys, n, ret_codes, codes_stride, NULL);
+}
+
+const struct kv_kmeans_kernels kv_kmeans_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .longest = longest,
+    .half_squares = half_squares,
+    .encode = encode,
+    .step = place_keys,
+};
+
+#endif

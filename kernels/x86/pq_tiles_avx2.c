@@ -1,0 +1,524 @@
+/* A tile is unpacked to a byte per code once, in the first cache, and then looked up for every
+ * query.  Look-ups of bytes are shuffles of tables in registers: 16 entries each, of which the
+ * code's higher bits choose one, by the sign of a byte that they are shifted to.  fp32 look-ups
+ * are loads: AVX2's gathers take over twice as long (1.2 ns against 0.5 for two subspaces,
+ * Zen 3).  A load has the values of four or eight queries, whose tables are ordered for it. */
+#include "kernels/dispatch.h"
+#include "kernels/pq_tiles.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define AVX2   __attribute__((target("avx2,fma,f16c")))
+#define INLINE AVX2 __attribute__((always_inline)) static inline
+
+enum {
+    BYTES = 32, /* of a register */
+    HALF = KV_PQ_TILE / 2,
+    PARTS = KV_PQ_TILE / BYTES,
+    AHEAD_BYTES = 4096, /* of tiles asked for */
+
+    /* fp32 */
+    ROWS = 8,      /* at once */
+    GROUP_MAX = 8, /* queries at once */
+    ORDERED_MAX = 4 * (KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX),
+};
+
+INLINE __m256i load(const uint8_t *at)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)at);
+}
+
+INLINE void store(void *at, __m256i value)
+{
+    _mm256_storeu_si256((__m256i *)at, value);
+}
+
+INLINE __m256i table16(const uint8_t *at)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at));
+}
+
+/* ---- codes ------------------------------------------------------------------------------- */
+
+INLINE void unpack4(const uint8_t *at, uint8_t *ret_codes)
+{
+    const __m256i low = _mm256_set1_epi8(15);
+
+    for (unsigned i = 0; i < HALF; i += BYTES) {
+        const __m256i both = load(at + i);
+
+        store(ret_codes + i, _mm256_and_si256(both, low));
+        store(ret_codes + HALF + i, _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
+    }
+}
+
+INLINE void unpack6(const uint8_t *at, uint8_t *ret_first, uint8_t *ret_second)
+{
+    const __m256i low = _mm256_set1_epi8(63);
+
+    for (unsigned i = 0; i < HALF; i += BYTES) {
+        const __m256i a = load(at + i), b = load(at + HALF + i), c = load(at + 2 * HALF + i);
+        const __m256i x = _mm256_or_si256(
+            _mm256_and_si256(_mm256_srli_epi16(a, 6), _mm256_set1_epi8(3)),
+            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(12)),
+                            _mm256_and_si256(_mm256_srli_epi16(c, 2), _mm256_set1_epi8(48))));
+
+        store(ret_first + i, _mm256_and_si256(a, low));
+        store(ret_first + HALF + i, _mm256_and_si256(b, low));
+        store(ret_second + i, _mm256_and_si256(c, low));
+        store(ret_second + HALF + i, x);
+    }
+}
+
+/* The codes of subspace j at ret_codes + j * KV_PQ_TILE; those of width 8 are where they are.
+ */
+INLINE const uint8_t *
+unpack(const struct kv_pq_shape *shape, uint32_t width, const uint8_t *tile, uint8_t *codes)
+{
+    if (width == 8)
+        return tile;
+    if (width == 4) {
+        for (size_t j = 0; j < shape->m; j++)
+            unpack4(tile + j * HALF, codes + j * KV_PQ_TILE);
+        return codes;
+    }
+    for (size_t j = 0; j + 2 <= shape->m; j += 2, tile += 3 * HALF)
+        unpack6(tile, codes + j * KV_PQ_TILE, codes + (j + 1) * KV_PQ_TILE);
+    if (shape->m % 2 != 0)
+        for (unsigned i = 0; i < KV_PQ_TILE; i += BYTES)
+            store(codes + (shape->m - 1) * KV_PQ_TILE + i, load(tile + i));
+    return codes;
+}
+
+/* ---- look-ups of bytes ------------------------------------------------------------------- */
+
+/* Table entries of 32 codes: the table is 16, 64 or 256 bytes, by width. */
+INLINE __m256i look_up(const uint8_t *table, uint32_t width, __m256i codes)
+{
+    if (width == 4)
+        return _mm256_shuffle_epi8(table16(table), codes);
+
+    const __m256i low = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+    const __m256i by4 = _mm256_slli_epi16(codes, 3), by5 = _mm256_slli_epi16(codes, 2);
+    __m256i quarters[4];
+    unsigned n_quarters = width == 6 ? 1 : 4;
+
+    for (unsigned i = 0; i < n_quarters; i++, table += 64) {
+        const __m256i a =
+            _mm256_blendv_epi8(_mm256_shuffle_epi8(table16(table), low),
+                               _mm256_shuffle_epi8(table16(table + 16), low), by4);
+        const __m256i b =
+            _mm256_blendv_epi8(_mm256_shuffle_epi8(table16(table + 32), low),
+                               _mm256_shuffle_epi8(table16(table + 48), low), by4);
+
+        quarters[i] = _mm256_blendv_epi8(a, b, by5);
+    }
+    if (width == 6)
+        return quarters[0];
+
+    const __m256i by6 = _mm256_slli_epi16(codes, 1);
+    return _mm256_blendv_epi8(_mm256_blendv_epi8(quarters[0], quarters[1], by6),
+                              _mm256_blendv_epi8(quarters[2], quarters[3], by6), codes);
+}
+
+INLINE void ask_for(const uint8_t *tile, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)tile + i, _MM_HINT_T1);
+}
+
+INLINE void scan8_width(const struct kv_pq_shape *shape,
+                        uint32_t m,
+                        uint32_t width,
+                        const uint8_t *tables,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t n_tiles,
+                        uint8_t *ret_sums,
+                        size_t sums_stride)
+{
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
+    const size_t size = (size_t)1 << width;
+    uint8_t unpacked[KV_TILE_BYTES_MAX];
+
+    for (size_t tile = 0; tile < n_tiles; tile++, ret_sums += KV_PQ_TILE) {
+        const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked);
+
+        if (ahead < n_tiles - tile)
+            ask_for(tiles[tile + ahead], bytes);
+        for (size_t query = 0; query < n_queries; query++) {
+            const uint8_t *table = tables + query * m * size;
+            __m256i sums[PARTS];
+
+            for (unsigned part = 0; part < PARTS; part++)
+                sums[part] = look_up(table, width, load(codes + part * BYTES));
+            for (size_t j = 1; j < m; j++)
+                for (unsigned part = 0; part < PARTS; part++)
+                    sums[part] = _mm256_add_epi8(
+                        sums[part], look_up(table + j * size, width,
+                                            load(codes + j * KV_PQ_TILE + part * BYTES)));
+            for (unsigned part = 0; part < PARTS; part++)
+                store(ret_sums + query * sums_stride + part * BYTES, sums[part]);
+        }
+    }
+}
+
+AVX2 static void scan8(const struct kv_pq_shape *shape,
+                       const uint8_t *tables,
+                       size_t n_queries,
+                       const uint8_t *const *tiles,
+                       size_t n_tiles,
+                       uint8_t *ret_sums,
+                       size_t sums_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        scan8_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
+    else if (width == 6)
+        scan8_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+    else if (width == 4)
+        scan8_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+    else
+        scan8_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+}
+
+/* A table of 16 bits is one of low and one of high bytes. */
+INLINE void scan16_width(const struct kv_pq_shape *shape,
+                         uint32_t m,
+                         uint32_t width,
+                         const uint16_t *tables,
+                         size_t n_queries,
+                         const uint8_t *const *tiles,
+                         size_t n_tiles,
+                         uint16_t *ret_sums,
+                         size_t sums_stride)
+{
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
+    const size_t size = (size_t)1 << width;
+    uint8_t low[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
+    uint8_t high[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
+    uint8_t unpacked[KV_TILE_BYTES_MAX];
+
+    for (size_t query = 0; query < n_queries; query++, tables += m * size) {
+        for (size_t i = 0; i < m * size; i++) {
+            low[i] = (uint8_t)tables[i];
+            high[i] = (uint8_t)(tables[i] >> 8);
+        }
+        for (size_t tile = 0; tile < n_tiles; tile++) {
+            const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked);
+            uint16_t *to = ret_sums + query * sums_stride + tile * KV_PQ_TILE;
+
+            if (ahead < n_tiles - tile)
+                ask_for(tiles[tile + ahead], bytes);
+            for (unsigned part = 0; part < PARTS; part++) {
+                __m256i a = _mm256_setzero_si256(), b = a;
+
+                for (size_t j = 0; j < m; j++) {
+                    const __m256i at = load(codes + j * KV_PQ_TILE + part * BYTES);
+                    const __m256i l = look_up(low + j * size, width, at);
+                    const __m256i h = look_up(high + j * size, width, at);
+
+                    a = _mm256_add_epi16(a, _mm256_unpacklo_epi8(l, h));
+                    b = _mm256_add_epi16(b, _mm256_unpackhi_epi8(l, h));
+                }
+                store(to + part * BYTES, _mm256_permute2x128_si256(a, b, 0x20));
+                store(to + part * BYTES + BYTES / 2, _mm256_permute2x128_si256(a, b, 0x31));
+            }
+        }
+    }
+}
+
+AVX2 static void scan16(const struct kv_pq_shape *shape,
+                        const uint16_t *tables,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t n_tiles,
+                        uint16_t *ret_sums,
+                        size_t sums_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        scan16_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
+    else if (width == 6)
+        scan16_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+    else if (width == 4)
+        scan16_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+    else
+        scan16_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+}
+
+/* ---- fp32 -------------------------------------------------------------------------------- */
+
+/* Tables of up to `group` queries, a centroid's values of all of them one after the other; of
+ * queries that there are not, the last one's. */
+INLINE void order_tables(
+    const float *tables, size_t size, size_t n_queries, unsigned group, float *ret_ordered)
+{
+    const float *at[GROUP_MAX];
+
+    for (unsigned query = 0; query < group; query++)
+        at[query] = tables + (query < n_queries ? query : n_queries - 1) * size;
+    for (unsigned query = 0; query < group; query += 4) {
+        float *to = ret_ordered + query;
+        size_t i = 0;
+
+        for (; i + 4 <= size; i += 4, to += 4 * group) {
+            __m128 a = _mm_loadu_ps(at[query] + i), b = _mm_loadu_ps(at[query + 1] + i),
+                   c = _mm_loadu_ps(at[query + 2] + i), d = _mm_loadu_ps(at[query + 3] + i);
+
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            _mm_storeu_ps(to, a);
+            _mm_storeu_ps(to + group, b);
+            _mm_storeu_ps(to + 2 * group, c);
+            _mm_storeu_ps(to + 3 * group, d);
+        }
+        for (; i < size; i++, to += group)
+            for (unsigned of = 0; of < 4; of++)
+                to[of] = at[query + of][i];
+    }
+}
+
+/* Eight rows of four queries, a row in each of v: lane i of ret[q] is row i's. */
+INLINE void turn4(const __m128 v[ROWS], __m256 ret[4])
+{
+    __m256 pairs[4];
+
+    for (unsigned i = 0; i < 4; i++)
+        pairs[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(v[i]), v[i + 4], 1);
+
+    const __m256 a = _mm256_unpacklo_ps(pairs[0], pairs[1]);
+    const __m256 b = _mm256_unpackhi_ps(pairs[0], pairs[1]);
+    const __m256 c = _mm256_unpacklo_ps(pairs[2], pairs[3]);
+    const __m256 d = _mm256_unpackhi_ps(pairs[2], pairs[3]);
+
+    ret[0] = _mm256_shuffle_ps(a, c, 0x44);
+    ret[1] = _mm256_shuffle_ps(a, c, 0xee);
+    ret[2] = _mm256_shuffle_ps(b, d, 0x44);
+    ret[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+
+/* Of eight queries. */
+INLINE void turn8(const __m256 v[ROWS], __m256 ret[8])
+{
+    for (unsigned half = 0; half < 2; half++) {
+        __m256 pairs[4];
+
+        for (unsigned i = 0; i < 4; i++)
+            pairs[i] = half == 0 ? _mm256_permute2f128_ps(v[i], v[i + 4], 0x20)
+                                 : _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
+
+        const __m256 a = _mm256_unpacklo_ps(pairs[0], pairs[1]);
+        const __m256 b = _mm256_unpackhi_ps(pairs[0], pairs[1]);
+        const __m256 c = _mm256_unpacklo_ps(pairs[2], pairs[3]);
+        const __m256 d = _mm256_unpackhi_ps(pairs[2], pairs[3]);
+
+        ret[4 * half] = _mm256_shuffle_ps(a, c, 0x44);
+        ret[4 * half + 1] = _mm256_shuffle_ps(a, c, 0xee);
+        ret[4 * half + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        ret[4 * half + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+}
+
+/* Scores of eight rows, n_queries of a group of four or eight. */
+INLINE void score8(const float *ordered,
+                   size_t n_centroids,
+                   size_t m,
+                   unsigned group,
+                   size_t n_queries,
+                   const uint8_t *codes,
+                   float *ret_scores,
+                   size_t scores_stride)
+{
+    __m256 turned[GROUP_MAX];
+
+    if (group == 4) {
+        __m128 sums[ROWS];
+
+        for (unsigned row = 0; row < ROWS; row++)
+            sums[row] = _mm_loadu_ps(ordered + (size_t)codes[row] * 4);
+        for (size_t j = 1; j < m; j++) {
+            ordered += n_centroids * 4;
+            codes += KV_PQ_TILE;
+            for (unsigned row = 0; row < ROWS; row++)
+                sums[row] =
+                    _mm_add_ps(sums[row], _mm_loadu_ps(ordered + (size_t)codes[row] * 4));
+        }
+        turn4(sums, turned);
+    } else {
+        __m256 sums[ROWS];
+
+        for (unsigned row = 0; row < ROWS; row++)
+            sums[row] = _mm256_loadu_ps(ordered + (size_t)codes[row] * 8);
+        for (size_t j = 1; j < m; j++) {
+            ordered += n_centroids * 8;
+            codes += KV_PQ_TILE;
+            for (unsigned row = 0; row < ROWS; row++)
+                sums[row] =
+                    _mm256_add_ps(sums[row], _mm256_loadu_ps(ordered + (size_t)codes[row] * 8));
+        }
+        turn8(sums, turned);
+    }
+    for (unsigned query = 0; query < group; query++)
+        if (query < n_queries)
+            _mm256_storeu_ps(ret_scores + query * scores_stride, turned[query]);
+}
+
+/* The last rows once more where they are not eight. */
+INLINE void score_group(const float *ordered,
+                        size_t n_centroids,
+                        size_t m,
+                        unsigned group,
+                        size_t n_queries,
+                        const uint8_t *codes,
+                        size_t n,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    for (size_t row = 0; row < n; row += ROWS) {
+        if (n - row < ROWS)
+            row = n - ROWS;
+        score8(ordered, n_centroids, m, group, n_queries, codes + row, ret_scores + row,
+               scores_stride);
+    }
+}
+
+INLINE void score_rows(const float *table,
+                       size_t n_centroids,
+                       size_t m,
+                       const uint8_t *codes,
+                       size_t n,
+                       float *ret_scores)
+{
+    for (size_t row = 0; row < n; row++) {
+        float sum = table[codes[row]];
+
+        for (size_t j = 1; j < m; j++)
+            sum += table[j * n_centroids + codes[j * KV_PQ_TILE + row]];
+        ret_scores[row] = sum;
+    }
+}
+
+/* m is a constant where this is called for the usual one, and `group` always: 1 takes each
+ * query by itself. */
+INLINE void score_tiles(const struct kv_pq_shape *shape,
+                        uint32_t width,
+                        size_t m,
+                        unsigned group,
+                        const float *tables,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t begin,
+                        size_t n,
+                        float *ret_scores,
+                        size_t scores_stride)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape), bytes = kv_tile_bytes(shape);
+    const size_t ahead = 1 + AHEAD_BYTES / bytes;
+    float ordered[ORDERED_MAX];
+    uint8_t unpacked[KV_TILE_BYTES_MAX];
+
+    if (group > 1)
+        order_tables(tables, kv_pq_table_size(shape), n_queries, group, ordered);
+    for (size_t row = begin, n_rows; row < begin + n; row += n_rows) {
+        const size_t tile = row / KV_PQ_TILE, in_tile = row % KV_PQ_TILE;
+        const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked) + in_tile;
+        float *to = ret_scores + (row - begin);
+
+        n_rows =
+            begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
+        if ((tile + ahead) * KV_PQ_TILE < begin + n)
+            ask_for(tiles[tile + ahead], bytes);
+        if (group > 1 && n_rows >= ROWS)
+            score_group(ordered, n_centroids, m, group, n_queries, codes, n_rows, to,
+                        scores_stride);
+        else
+            for (size_t query = 0; query < n_queries; query++)
+                score_rows(tables + query * kv_pq_table_size(shape), n_centroids, m, codes,
+                           n_rows, to + query * scores_stride);
+    }
+}
+
+INLINE void score_by(const struct kv_pq_shape *shape,
+                     unsigned group,
+                     const float *tables,
+                     size_t n_queries,
+                     const uint8_t *const *tiles,
+                     size_t begin,
+                     size_t n,
+                     float *ret_scores,
+                     size_t scores_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        score_tiles(shape, 6, 2, group, tables, n_queries, tiles, begin, n, ret_scores,
+                    scores_stride);
+    else
+        score_tiles(shape, width, shape->m, group, tables, n_queries, tiles, begin, n,
+                    ret_scores, scores_stride);
+}
+
+AVX2 static void score(const struct kv_pq_shape *shape,
+                       const float *tables,
+                       size_t n_queries,
+                       const uint8_t *const *tiles,
+                       size_t begin,
+                       size_t n,
+                       float *ret_scores,
+                       size_t scores_stride)
+{
+    const size_t size = kv_pq_table_size(shape);
+    const bool pays = n >= kv_pq_n_centroids(shape); /* to order tables */
+
+    for (size_t left = n_queries, taken; left > 0; left -= taken) {
+        taken = 1;
+        if (pays && left > 4 && 8 * size <= ORDERED_MAX) {
+            taken = left < 8 ? left : 8;
+            score_by(shape, 8, tables, taken, tiles, begin, n, ret_scores, scores_stride);
+        } else if (pays && left > 1) {
+            taken = left < 4 ? left : 4;
+            score_by(shape, 4, tables, taken, tiles, begin, n, ret_scores, scores_stride);
+        } else {
+            score_by(shape, 1, tables, 1, tiles, begin, n, ret_scores, scores_stride);
+        }
+        tables += taken * size;
+        ret_scores += taken * scores_stride;
+    }
+}
+
+AVX2 static void cells(const struct kv_pq_shape *shape,
+                       const uint8_t *tile,
+                       size_t begin,
+                       size_t n,
+                       uint16_t *ret_cells)
+{
+    uint8_t unpacked[KV_TILE_BYTES_MAX];
+    const uint8_t *codes = unpack(shape, kv_tile_width(shape), tile, unpacked) + begin;
+
+    for (size_t i = 0; i < n; i++)
+        ret_cells[i] = codes[i];
+    for (size_t j = 1; j < shape->m; j++)
+        for (size_t i = 0; i < n; i++)
+            ret_cells[i] = (uint16_t)(ret_cells[i] << shape->bits | codes[j * KV_PQ_TILE + i]);
+}
+
+const struct kv_tile_kernels kv_tile_avx2 = {
+    .name = "avx2",
+    .supported = tiers_has_avx2,
+    .score = score,
+    .cells = cells,
+    .scan8 = scan8,
+    .scan16 = scan16,
+};
+
+#endif

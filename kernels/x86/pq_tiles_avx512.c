@@ -1,0 +1,447 @@
+/* A register has the codes of 64 rows, or a look-up table of 64 bytes: look-ups by six bits are
+ * one instruction, which pays no heed to the bits above.  Of eight bits they are two by seven
+ * bits, from tables of two registers, and the highest bit chooses.
+ *
+ * Exact scores of up to six bits are looked up 16 at a time, the table being one, two or four
+ * registers; of more bits loads are faster than anything that registers do. */
+#include "kernels/dispatch.h"
+#include "kernels/pq_tiles.h"
+#include "kernels/x86/avx512.h"
+
+#if defined(__x86_64__)
+
+enum {
+    ROWS = 64, /* of a register of codes */
+    HALF = KV_PQ_TILE / 2,
+    VECTORS = KV_PQ_TILE / LANES,
+    CODES = 2 * KV_PQ_SUBSPACES_MAX, /* registers of a tile's codes */
+    AHEAD_BYTES = 4096,              /* of tiles asked for */
+    REGISTERS_MAX = 4,               /* of 64 floats, of 256 bytes */
+};
+
+/* ---- codes ------------------------------------------------------------------------------- */
+
+/* Bits of a where the mask has them, else of b. */
+INLINE __m512i choose_bits(char mask, __m512i a, __m512i b)
+{
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(mask), a, b, 0xca);
+}
+
+/* The codes of all subspaces, rows 0..63 and 64..127 of each.  Of width 6 the two bits above a
+ * code may be anything, unless they are cleared. */
+INLINE void
+unpack(uint32_t m, uint32_t width, int clear, const uint8_t *tile, __m512i *ret_codes)
+{
+    if (width == 8) {
+        for (size_t i = 0; i < 2 * (size_t)m; i++)
+            ret_codes[i] = _mm512_loadu_si512(tile + i * ROWS);
+        return;
+    }
+    if (width == 4) {
+        const __m512i low = _mm512_set1_epi8(15);
+
+        for (size_t j = 0; j < m; j++, ret_codes += 2) {
+            const __m512i both = _mm512_loadu_si512(tile + j * HALF);
+
+            ret_codes[0] = _mm512_and_si512(both, low);
+            ret_codes[1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+        return;
+    }
+
+    const __m512i low = _mm512_set1_epi8(63);
+
+    for (size_t j = 0; j + 2 <= m; j += 2, tile += 3 * HALF, ret_codes += 4) {
+        const __m512i a = _mm512_loadu_si512(tile), b = _mm512_loadu_si512(tile + HALF),
+                      c = _mm512_loadu_si512(tile + 2 * HALF);
+        const __m512i x =
+            choose_bits(3, _mm512_srli_epi16(a, 6),
+                        choose_bits(12, _mm512_srli_epi16(b, 4), _mm512_srli_epi16(c, 2)));
+
+        ret_codes[0] = clear ? _mm512_and_si512(a, low) : a;
+        ret_codes[1] = clear ? _mm512_and_si512(b, low) : b;
+        ret_codes[2] = clear ? _mm512_and_si512(c, low) : c;
+        ret_codes[3] = clear ? _mm512_and_si512(x, low) : x;
+    }
+    if (m % 2 != 0) {
+        ret_codes[0] = _mm512_loadu_si512(tile);
+        ret_codes[1] = _mm512_loadu_si512(tile + ROWS);
+    }
+}
+
+INLINE void ask_for(const uint8_t *tile, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)tile + i, _MM_HINT_T1);
+}
+
+/* ---- look-ups of bytes ------------------------------------------------------------------- */
+
+/* A table of 16, 64 or 256 bytes, by width. */
+INLINE void load_table(const uint8_t *at, uint32_t width, __m512i *ret_table)
+{
+    if (width == 4) {
+        ret_table[0] =
+            _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)at));
+        return;
+    }
+    for (unsigned i = 0; i < (width == 6 ? 1 : 4); i++)
+        ret_table[i] = _mm512_loadu_si512(at + 64 * i);
+}
+
+INLINE __m512i look_up(const __m512i *table, uint32_t width, __m512i codes)
+{
+    if (width == 4)
+        return _mm512_shuffle_epi8(table[0], codes);
+    if (width == 6)
+        return _mm512_permutexvar_epi8(codes, table[0]);
+    return _mm512_mask_mov_epi8(_mm512_permutex2var_epi8(table[0], codes, table[1]),
+                                _mm512_movepi8_mask(codes),
+                                _mm512_permutex2var_epi8(table[2], codes, table[3]));
+}
+
+INLINE void scan8_width(const struct kv_pq_shape *shape,
+                        uint32_t m,
+                        uint32_t width,
+                        const uint8_t *tables,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t n_tiles,
+                        uint8_t *ret_sums,
+                        size_t sums_stride)
+{
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
+    const size_t size = (size_t)1 << width;
+
+    for (size_t tile = 0; tile < n_tiles; tile++, ret_sums += KV_PQ_TILE) {
+        __m512i codes[CODES];
+
+        unpack(m, width, 0, tiles[tile], codes);
+        if (ahead < n_tiles - tile)
+            ask_for(tiles[tile + ahead], bytes);
+        for (size_t query = 0; query < n_queries; query++) {
+            const uint8_t *at = tables + query * m * size;
+            __m512i table[REGISTERS_MAX], low, high;
+
+            load_table(at, width, table);
+            low = look_up(table, width, codes[0]);
+            high = look_up(table, width, codes[1]);
+            for (size_t j = 1; j < m; j++) {
+                load_table(at + j * size, width, table);
+                low = _mm512_add_epi8(low, look_up(table, width, codes[2 * j]));
+                high = _mm512_add_epi8(high, look_up(table, width, codes[2 * j + 1]));
+            }
+            _mm512_storeu_si512(ret_sums + query * sums_stride, low);
+            _mm512_storeu_si512(ret_sums + query * sums_stride + ROWS, high);
+        }
+    }
+}
+
+AVX512 static void scan8(const struct kv_pq_shape *shape,
+                         const uint8_t *tables,
+                         size_t n_queries,
+                         const uint8_t *const *tiles,
+                         size_t n_tiles,
+                         uint8_t *ret_sums,
+                         size_t sums_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        scan8_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
+    else if (width == 6)
+        scan8_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+    else if (width == 4)
+        scan8_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+    else
+        scan8_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
+                    sums_stride);
+}
+
+/* ---- look-ups of words ------------------------------------------------------------------- */
+
+/* Sums of even rows and of odd ones are kept apart: a word of codes is an index by its lower
+ * byte as it is, and by its upper one when shifted. */
+struct words {
+    __m512i even, odd;
+};
+
+/* Of width 4 the 16 words are there twice, of 6 they are two registers; of width 8 there is a
+ * table of low and one of high bytes. */
+INLINE void load_words(const uint16_t *at, uint32_t width, __m512i *ret_table)
+{
+    if (width == 4) {
+        ret_table[0] =
+            _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)at));
+        return;
+    }
+    ret_table[0] = _mm512_loadu_si512(at);
+    ret_table[1] = _mm512_loadu_si512(at + 32);
+}
+
+INLINE struct words
+look_up_words(const uint16_t *at, const uint8_t *planes, uint32_t width, __m512i codes)
+{
+    const __m512i shifted = _mm512_srli_epi16(codes, 8);
+    __m512i table[REGISTERS_MAX];
+    struct words words;
+
+    if (width == 8) {
+        __m512i low, high;
+
+        load_table(planes, width, table);
+        low = look_up(table, width, codes);
+        load_table(planes + 256, width, table);
+        high = look_up(table, width, codes);
+        words.even = _mm512_mask_mov_epi8(low, 0xaaaaaaaaaaaaaaaa, _mm512_slli_epi16(high, 8));
+        words.odd = _mm512_mask_mov_epi8(high, 0x5555555555555555, _mm512_srli_epi16(low, 8));
+        return words;
+    }
+    load_words(at, width, table);
+    if (width == 4) {
+        words.even = _mm512_permutexvar_epi16(codes, table[0]);
+        words.odd = _mm512_permutexvar_epi16(shifted, table[0]);
+    } else {
+        words.even = _mm512_permutex2var_epi16(table[0], codes, table[1]);
+        words.odd = _mm512_permutex2var_epi16(table[0], shifted, table[1]);
+    }
+    return words;
+}
+
+/* Where words of 64 rows, in order, are among even and odd ones. */
+static const uint16_t in_order[2][32] = {
+    {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+     24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63},
+};
+
+INLINE void store_words(uint16_t *to, struct words words)
+{
+    for (unsigned i = 0; i < 2; i++)
+        _mm512_storeu_si512(
+            to + 32 * i,
+            _mm512_permutex2var_epi16(words.even, _mm512_loadu_si512(in_order[i]), words.odd));
+}
+
+INLINE void scan16_width(const struct kv_pq_shape *shape,
+                         uint32_t m,
+                         uint32_t width,
+                         const uint16_t *tables,
+                         size_t n_queries,
+                         const uint8_t *const *tiles,
+                         size_t n_tiles,
+                         uint16_t *ret_sums,
+                         size_t sums_stride)
+{
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
+    const size_t size = (size_t)1 << width;
+    uint8_t planes[2 * KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
+
+    for (size_t query = 0; query < n_queries; query++, tables += m * size) {
+        if (width == 8)
+            for (size_t i = 0; i < m * size; i++) {
+                planes[i / size * 2 * size + i % size] = (uint8_t)tables[i];
+                planes[(i / size * 2 + 1) * size + i % size] = (uint8_t)(tables[i] >> 8);
+            }
+        for (size_t tile = 0; tile < n_tiles; tile++) {
+            uint16_t *to = ret_sums + query * sums_stride + tile * KV_PQ_TILE;
+            __m512i codes[CODES];
+
+            unpack(m, width, 0, tiles[tile], codes);
+            if (ahead < n_tiles - tile)
+                ask_for(tiles[tile + ahead], bytes);
+            for (unsigned half = 0; half < 2; half++) {
+                struct words sums = look_up_words(tables, planes, width, codes[half]);
+
+                for (size_t j = 1; j < m; j++) {
+                    const struct words more = look_up_words(
+                        tables + j * size, planes + 2 * j * size, width, codes[2 * j + half]);
+
+                    sums.even = _mm512_add_epi16(sums.even, more.even);
+                    sums.odd = _mm512_add_epi16(sums.odd, more.odd);
+                }
+                store_words(to + half * ROWS, sums);
+            }
+        }
+    }
+}
+
+AVX512 static void scan16(const struct kv_pq_shape *shape,
+                          const uint16_t *tables,
+                          size_t n_queries,
+                          const uint8_t *const *tiles,
+                          size_t n_tiles,
+                          uint16_t *ret_sums,
+                          size_t sums_stride)
+{
+    const uint32_t width = kv_tile_width(shape);
+
+    if (width == 6 && shape->m == 2)
+        scan16_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
+    else if (width == 6)
+        scan16_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+    else if (width == 4)
+        scan16_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+    else
+        scan16_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
+                     sums_stride);
+}
+
+/* ---- fp32 -------------------------------------------------------------------------------- */
+
+/* Table values of 16 rows, of which those of the mask are read; the table is 1, 2 or 4
+ * registers. */
+INLINE __m512 values(const __m512 *table,
+                     unsigned n_registers,
+                     __mmask16 rows,
+                     const uint8_t *at)
+{
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(rows, at));
+
+    if (n_registers == 1)
+        return _mm512_permutexvar_ps(codes, table[0]);
+    if (n_registers == 2)
+        return _mm512_permutex2var_ps(table[0], codes, table[1]);
+    return _mm512_mask_mov_ps(_mm512_permutex2var_ps(table[0], codes, table[1]),
+                              _mm512_test_epi32_mask(codes, _mm512_set1_epi32(32)),
+                              _mm512_permutex2var_ps(table[2], codes, table[3]));
+}
+
+/* Scores of n_vectors times 16 rows, the last ones masked; constants are n_registers and
+ * n_vectors. */
+INLINE void score_vectors(const float *table,
+                          size_t n_centroids,
+                          size_t m,
+                          unsigned n_registers,
+                          unsigned n_vectors,
+                          __mmask16 rows,
+                          const uint8_t *codes,
+                          float *ret_scores)
+{
+    __m512 sums[VECTORS];
+
+    for (unsigned v = 0; v < n_vectors; v++)
+        sums[v] = _mm512_set1_ps(-0.0f); /* -0 + x is x, also where x is -0 */
+    for (size_t j = 0; j < m; j++, table += n_centroids, codes += KV_PQ_TILE) {
+        __m512 registers[REGISTERS_MAX];
+
+        for (unsigned i = 0; i < n_registers; i++)
+            registers[i] = n_registers == 1
+                               ? _mm512_maskz_loadu_ps(first_lanes(n_centroids), table)
+                               : _mm512_loadu_ps(table + i * LANES);
+        for (unsigned v = 0; v < n_vectors; v++)
+            sums[v] =
+                _mm512_add_ps(sums[v], values(registers, n_registers, rows, codes + v * LANES));
+    }
+    for (unsigned v = 0; v < n_vectors; v++)
+        _mm512_mask_storeu_ps(ret_scores + v * LANES, rows, sums[v]);
+}
+
+INLINE void score_queries(const struct kv_pq_shape *shape,
+                          const float *tables,
+                          size_t n_queries,
+                          unsigned n_registers,
+                          const uint8_t *codes,
+                          size_t n,
+                          float *ret_scores,
+                          size_t scores_stride)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape);
+
+    for (; n_queries > 0; n_queries--) {
+        if (n == KV_PQ_TILE)
+            score_vectors(tables, n_centroids, shape->m, n_registers, VECTORS, 0xffff, codes,
+                          ret_scores);
+        else
+            for (size_t i = 0; i < n; i += LANES)
+                score_vectors(tables, n_centroids, shape->m, n_registers, 1, first_lanes(n - i),
+                              codes + i, ret_scores + i);
+        tables += kv_pq_table_size(shape);
+        ret_scores += scores_stride;
+    }
+}
+
+AVX512 static void score(const struct kv_pq_shape *shape,
+                         const float *tables,
+                         size_t n_queries,
+                         const uint8_t *const *tiles,
+                         size_t begin,
+                         size_t n,
+                         float *ret_scores,
+                         size_t scores_stride)
+{
+    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
+    __m512i unpacked[CODES];
+
+    if (kv_tile_width(shape) == 8) {
+        kv_tile_avx2.score(shape, tables, n_queries, tiles, begin, n, ret_scores,
+                           scores_stride);
+        return;
+    }
+    for (size_t row = begin, n_rows; row < begin + n; row += n_rows) {
+        const size_t tile = row / KV_PQ_TILE, in_tile = row % KV_PQ_TILE;
+        const uint8_t *codes = (const uint8_t *)unpacked + in_tile;
+        float *to = ret_scores + (row - begin);
+
+        n_rows =
+            begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
+        if ((tile + ahead) * KV_PQ_TILE < begin + n)
+            ask_for(tiles[tile + ahead], bytes);
+        if (shape->bits <= 4) {
+            unpack(shape->m, 4, 1, tiles[tile], unpacked);
+            score_queries(shape, tables, n_queries, 1, codes, n_rows, to, scores_stride);
+            continue;
+        }
+        unpack(shape->m, 6, 1, tiles[tile], unpacked);
+        if (shape->bits == 5)
+            score_queries(shape, tables, n_queries, 2, codes, n_rows, to, scores_stride);
+        else
+            score_queries(shape, tables, n_queries, 4, codes, n_rows, to, scores_stride);
+    }
+}
+
+AVX512 static void cells(const struct kv_pq_shape *shape,
+                         const uint8_t *tile,
+                         size_t begin,
+                         size_t n,
+                         uint16_t *ret_cells)
+{
+    const __m128i bits = _mm_cvtsi32_si128((int)shape->bits);
+    const uint32_t width = kv_tile_width(shape);
+    const size_t at_once = 32;
+    __m512i unpacked[CODES];
+
+    if (width == 4)
+        unpack(shape->m, 4, 1, tile, unpacked);
+    else if (width == 6)
+        unpack(shape->m, 6, 1, tile, unpacked);
+    else
+        unpack(shape->m, 8, 1, tile, unpacked);
+    for (size_t i = 0; i < n; i += at_once) {
+        const uint8_t *codes = (const uint8_t *)unpacked + begin + i;
+        const __mmask32 rows = n - i < at_once ? (1u << (n - i)) - 1 : UINT32_MAX;
+        __m512i numbers = _mm512_setzero_si512();
+
+        for (size_t j = 0; j < shape->m; j++)
+            numbers = _mm512_or_si512(
+                _mm512_sll_epi16(numbers, bits),
+                _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(rows, codes + j * KV_PQ_TILE)));
+        _mm512_mask_storeu_epi16(ret_cells + i, rows, numbers);
+    }
+}
+
+const struct kv_tile_kernels kv_tile_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .score = score,
+    .cells = cells,
+    .scan8 = scan8,
+    .scan16 = scan16,
+};
+
+#endif

@@ -1,0 +1,611 @@
+/* Eight scores at a time.  The last ones are loaded with a mask, and what is behind them is
+ * -inf: it adds 0 to a sum of weights and is never the larger one. */
+#include "kernels/dispatch.h"
+#include "kernels/select.h"
+#include "kernels/select_common.h"
+#include "kernels/x86/avx2.h"
+
+#if defined(__x86_64__)
+
+enum {
+    FEW = 4, /* vectors that are looked at together */
+};
+
+/* The first n < LANES of scores, -inf behind them. */
+INLINE __m256 load_rest(const float *scores, size_t n)
+{
+    const __m256i lanes = first_lanes(n);
+
+    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()),
+                            _mm256_maskload_ps(scores, lanes), _mm256_castsi256_ps(lanes));
+}
+
+/* Scores of items of no rows are -inf. */
+INLINE __m256 among(__m256 scores, const uint32_t *counts)
+{
+    const __m256i rows = _mm256_loadu_si256((const __m256i *)(const void *)counts);
+
+    return _mm256_blendv_ps(
+        scores, _mm256_set1_ps(-__builtin_inff()),
+        _mm256_castsi256_ps(_mm256_cmpeq_epi32(rows, _mm256_setzero_si256())));
+}
+
+/* The instruction answers its second operand if one is a NaN. */
+AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
+{
+    __m256 a = _mm256_set1_ps(-__builtin_inff()), b = a, c = a, d = a;
+
+    for (; counts != NULL && n >= LANES; n -= LANES, scores += LANES, counts += LANES)
+        a = _mm256_max_ps(among(_mm256_loadu_ps(scores), counts), a);
+    for (; n >= 4 * LANES; n -= 4 * LANES, scores += 4 * LANES) {
+        a = _mm256_max_ps(_mm256_loadu_ps(scores), a);
+        b = _mm256_max_ps(_mm256_loadu_ps(scores + LANES), b);
+        c = _mm256_max_ps(_mm256_loadu_ps(scores + 2 * LANES), c);
+        d = _mm256_max_ps(_mm256_loadu_ps(scores + 3 * LANES), d);
+    }
+    for (; n >= LANES; n -= LANES, scores += LANES)
+        a = _mm256_max_ps(_mm256_loadu_ps(scores), a);
+    for (size_t i = 0; i < n; i++)
+        if (counts == NULL || counts[i] > 0)
+            b = _mm256_max_ps(_mm256_set1_ps(scores[i]), b);
+    return max8(_mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d))) + 0.0f;
+}
+
+/* Four numbers in units of the exp sum, but for the units of the rounder. */
+INLINE __m256i with_rounder(__m128 exps)
+{
+    return _mm256_castpd_si256(
+        _mm256_add_pd(_mm256_cvtps_pd(exps), _mm256_set1_pd(EXP_SUM_ROUNDER)));
+}
+
+/* Four such numbers, the rounder's units taken off, times counts of less than 2^32: numbers
+ * are below 2^40, so that two products of 32 bits do. */
+INLINE __m256i times(__m256i numbers, __m128i counts)
+{
+    const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(EXP_SUM_ROUNDER));
+    const __m256i units = _mm256_sub_epi64(numbers, zero), by = _mm256_cvtepu32_epi64(counts);
+
+    return _mm256_add_epi64(
+        _mm256_mul_epu32(units, by),
+        _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(units, 32), by), 32));
+}
+
+INLINE uint64_t sum4(__m256i numbers)
+{
+    uint64_t lanes[4];
+
+    _mm256_storeu_si256((__m256i *)(void *)lanes, numbers);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+/* n_vectors in place, and what they add to two vectors of sums: without counts the rounder's
+ * units, too. */
+INLINE void exps_at(float *scores,
+                    const uint32_t *counts,
+                    unsigned n_vectors,
+                    __m256 scale,
+                    __m256 shift,
+                    int counted,
+                    __m256i *low,
+                    __m256i *high)
+{
+    __m256 exps[EXP_VECTORS];
+
+    for (unsigned v = 0; v < n_vectors; v++)
+        exps[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + v * LANES), scale, shift);
+    exps8(exps, n_vectors);
+    for (unsigned v = 0; v < n_vectors; v++) {
+        __m256i a = with_rounder(_mm256_castps256_ps128(exps[v]));
+        __m256i b = with_rounder(_mm256_extractf128_ps(exps[v], 1));
+
+        _mm256_storeu_ps(scores + v * LANES, exps[v]);
+        if (counted) {
+            const __m256i by =
+                _mm256_loadu_si256((const __m256i *)(const void *)(counts + v * LANES));
+
+            a = times(a, _mm256_castsi256_si128(by));
+            b = times(b, _mm256_extracti128_si256(by, 1));
+        }
+        *low = _mm256_add_epi64(*low, a);
+        *high = _mm256_add_epi64(*high, b);
+    }
+}
+
+INLINE uint64_t exps_of(
+    float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift, int counted)
+{
+    const size_t step = EXP_VECTORS * LANES;
+    const double rounder = EXP_SUM_ROUNDER;
+    __m256i low = _mm256_setzero_si256(), high = low;
+    uint64_t zero, sum;
+    size_t i = 0;
+
+    for (; i + step <= n; i += step)
+        exps_at(scores + i, counted ? counts + i : NULL, EXP_VECTORS, scale, shift, counted,
+                &low, &high);
+    for (; i + LANES <= n; i += LANES)
+        exps_at(scores + i, counted ? counts + i : NULL, 1, scale, shift, counted, &low, &high);
+    memcpy(&zero, &rounder, sizeof(zero));
+    sum = counted ? 0 : 0 - zero * i;
+    if (i < n) {
+        const __m256i lanes = first_lanes(n - i);
+        const __m256 exps = exp8(_mm256_fmadd_ps(load_rest(scores + i, n - i), scale, shift));
+        const __m256i by = counted ? _mm256_maskload_epi32((const int *)(counts + i), lanes)
+                                   : _mm256_srli_epi32(lanes, 31);
+
+        _mm256_maskstore_ps(scores + i, lanes, exps);
+        low = _mm256_add_epi64(
+            low, times(with_rounder(_mm256_castps256_ps128(exps)), _mm256_castsi256_si128(by)));
+        high = _mm256_add_epi64(high, times(with_rounder(_mm256_extractf128_ps(exps, 1)),
+                                            _mm256_extracti128_si256(by, 1)));
+    }
+    return sum + sum4(_mm256_add_epi64(low, high));
+}
+
+enum {
+    HALF_BITS = KV_EXP_SUM_BITS / 2,
+};
+
+/* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of
+ * HALF_BITS bits to sums[0], low ones to sums[1].  What is left of an exp behind its high half
+ * is exact, so that rounding it is rounding the whole. */
+INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
+{
+    const __m256 up = _mm256_set1_ps((float)(1 << HALF_BITS));
+    const __m256i high = _mm256_cvttps_epi32(_mm256_mul_ps(exps, up));
+    const __m256 left = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(high),
+                                         _mm256_set1_ps(1.0f / (float)(1 << HALF_BITS)), exps);
+    const __m256i low = _mm256_cvtps_epi32(
+        _mm256_mul_ps(left, _mm256_set1_ps((float)((uint64_t)1 << KV_EXP_SUM_BITS))));
+    const __m256i odd = _mm256_srli_epi64(by, 32);
+
+    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(high, by));
+    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(low, by));
+    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(_mm256_srli_epi64(high, 32), odd));
+    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(_mm256_srli_epi64(low, 32), odd));
+}
+
+/* Of items, a multiple of four vectors. */
+INLINE uint64_t
+exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
+{
+    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+
+    for (size_t i = 0; i < n; i += EXP_VECTORS * LANES) {
+        __m256 x[EXP_VECTORS];
+
+        for (unsigned v = 0; v < EXP_VECTORS; v++)
+            x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i + v * LANES), scale, shift);
+        exps8(x, EXP_VECTORS);
+        for (unsigned v = 0; v < EXP_VECTORS; v++) {
+            _mm256_storeu_ps(scores + i + v * LANES, x[v]);
+            add_halves(
+                x[v],
+                _mm256_loadu_si256((const __m256i *)(const void *)(counts + i + v * LANES)),
+                sums);
+        }
+    }
+    return (sum4(sums[0]) << HALF_BITS) + sum4(sums[1]);
+}
+
+AVX2 static uint64_t
+exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, float max)
+{
+    const __m256 by = _mm256_set1_ps(scale), shift = _mm256_set1_ps(-max * scale);
+
+    if (max == -__builtin_inff()) {
+        memset(scores, 0, n * sizeof(*scores));
+        return 0;
+    }
+    if (counts != NULL) {
+        const size_t step = EXP_VECTORS * LANES, n_four = n / step * step;
+        const uint64_t sum = exps_of_items(scores, counts, n_four, by, shift);
+
+        return sum + exps_of(scores + n_four, counts + n_four, n - n_four, by, shift, 1);
+    }
+    return exps_of(scores, NULL, n, by, shift, 0);
+}
+
+enum {
+    MERGED = 4, /* query heads at once */
+};
+
+INLINE __m256 merge(__m256 exps, __m256 factor, __m256 merged, int is_sum)
+{
+    return is_sum ? _mm256_fmadd_ps(exps, factor, merged)
+                  : _mm256_max_ps(_mm256_mul_ps(exps, factor), merged);
+}
+
+/* n_queries and is_sum are constants where this is called. */
+INLINE void merge_some(const float *exps,
+                       size_t exps_stride,
+                       const float *factors,
+                       unsigned n_queries,
+                       size_t n,
+                       float *merged,
+                       int is_sum)
+{
+    __m256 by[MERGED];
+    size_t i = 0;
+
+    for (unsigned q = 0; q < n_queries; q++)
+        by[q] = _mm256_set1_ps(factors[q]);
+    for (; i + LANES <= n; i += LANES) {
+        __m256 sum = _mm256_loadu_ps(merged + i);
+
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm256_loadu_ps(exps + q * exps_stride + i), by[q], sum, is_sum);
+        _mm256_storeu_ps(merged + i, sum);
+    }
+    if (i < n) {
+        const __m256i lanes = first_lanes(n - i);
+        __m256 sum = _mm256_maskload_ps(merged + i, lanes);
+
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm256_maskload_ps(exps + q * exps_stride + i, lanes), by[q], sum,
+                        is_sum);
+        _mm256_maskstore_ps(merged + i, lanes, sum);
+    }
+}
+
+INLINE void merge_all(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged,
+                      int is_sum)
+{
+    for (; n_queries >= MERGED; n_queries -= MERGED) {
+        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
+        exps += MERGED * exps_stride;
+        factors += MERGED;
+    }
+    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
+        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
+}
+
+AVX2 static void merge_sum(const float *exps,
+                           size_t exps_stride,
+                           const float *factors,
+                           size_t n_queries,
+                           size_t n,
+                           float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
+}
+
+AVX2 static void merge_max(const float *exps,
+                           size_t exps_stride,
+                           const float *factors,
+                           size_t n_queries,
+                           size_t n,
+                           float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
+}
+
+/* Images with their highest bit turned, so that they compare as signed numbers. */
+INLINE __m256i images(__m256 scores)
+{
+    const __m256 plain = _mm256_add_ps(scores, _mm256_setzero_ps()); /* -0 to +0 */
+    const __m256i bits = _mm256_castps_si256(plain);
+    const __m256i turned =
+        _mm256_xor_si256(bits, _mm256_srli_epi32(_mm256_srai_epi32(bits, 31), 1));
+    const __m256 is_nan = _mm256_cmp_ps(plain, plain, _CMP_UNORD_Q);
+
+    return _mm256_blendv_epi8(turned, _mm256_set1_epi32(INT32_MIN),
+                              _mm256_castps_si256(is_nan));
+}
+
+INLINE __m256i plain_images(__m256 scores)
+{
+    return _mm256_xor_si256(images(scores), _mm256_set1_epi32(INT32_MIN));
+}
+
+INLINE unsigned lanes_that(__m256i equal)
+{
+    return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(equal));
+}
+
+/* The images of a vector that agree with the bound: after the first pass they are few in most
+ * vectors. */
+INLINE void count_vector(uint32_t *bins,
+                         __m256 scores,
+                         const uint32_t *counts,
+                         unsigned lanes,
+                         __m256i bound,
+                         uint32_t pass)
+{
+    const __m256i all = plain_images(scores);
+    uint32_t at[LANES];
+
+    if (pass > 0)
+        lanes &= lanes_that(
+            _mm256_cmpeq_epi32(_mm256_srli_epi32(all, (int)select_above(pass)), bound));
+    if (lanes == 0)
+        return;
+    _mm256_storeu_si256((__m256i *)(void *)at,
+                        _mm256_and_si256(_mm256_srli_epi32(all, (int)select_shift(pass)),
+                                         _mm256_set1_epi32((int)select_mask(pass))));
+    if (lanes == 0xff) {
+        for (unsigned lane = 0; lane < LANES; lane++)
+            bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+        return;
+    }
+    for (; lanes != 0; lanes &= lanes - 1) {
+        const unsigned lane = (unsigned)__builtin_ctz(lanes);
+
+        bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+    }
+}
+
+INLINE void count_pass(struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t pass,
+                       int counted)
+{
+    const __m256i bound =
+        _mm256_set1_epi32(pass > 0 ? (int)(selector->bound >> select_above(pass)) : 0);
+    size_t i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        count_vector(selector->bins, _mm256_loadu_ps(scores + i), counted ? counts + i : NULL,
+                     0xff, bound, pass);
+    if (i < n)
+        count_vector(selector->bins, load_rest(scores + i, n - i), counted ? counts + i : NULL,
+                     (1u << (n - i)) - 1, bound, pass);
+}
+
+AVX2 static void
+count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
+{
+    const int counted = counts != NULL;
+
+    switch (selector->pass) {
+    case 0:
+        if (counted)
+            count_pass(selector, scores, counts, n, 0, 1);
+        else
+            count_pass(selector, scores, counts, n, 0, 0);
+        break;
+    case 1:
+        count_pass(selector, scores, counts, n, 1, counted);
+        break;
+    default:
+        count_pass(selector, scores, counts, n, 2, counted);
+    }
+}
+
+/* Which of up to eight items from i on are there, above the bound, at it. */
+INLINE void compare(const float *scores,
+                    const uint32_t *counts,
+                    size_t n,
+                    size_t i,
+                    __m256i bound,
+                    unsigned *ret_above,
+                    unsigned *ret_equal)
+{
+    const size_t rest = n - i;
+    const __m256i turned =
+        images(rest >= LANES ? _mm256_loadu_ps(scores + i) : load_rest(scores + i, rest));
+    unsigned there = rest >= LANES ? 0xff : (1u << rest) - 1;
+
+    if (counts != NULL && rest >= LANES) {
+        there = lanes_that(_mm256_cmpeq_epi32(
+                    _mm256_loadu_si256((const __m256i *)(const void *)(counts + i)),
+                    _mm256_setzero_si256())) ^
+                0xff;
+    } else if (counts != NULL) {
+        for (unsigned lane = 0; lane < rest; lane++)
+            if (counts[i + lane] == 0)
+                there &= ~(1u << lane);
+    }
+    *ret_above = lanes_that(_mm256_cmpgt_epi32(turned, bound)) & there;
+    *ret_equal = lanes_that(_mm256_cmpeq_epi32(turned, bound)) & there;
+}
+
+/* Numbers of the lanes of a set first, as indices of a permutation. */
+INLINE __m256i first_of(unsigned set)
+{
+    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
+}
+
+/* Scores compare as their images do, but for NaN: where a bound is the image of a number, which
+ * 0x7fffffff, -0's, is not. */
+INLINE int is_number(uint32_t image)
+{
+    return image >= 0x007fffff && image <= 0xff800000 && image != 0x7fffffff;
+}
+
+INLINE __m256 number_of(uint32_t image)
+{
+    return _mm256_castsi256_ps(
+        _mm256_set1_epi32((int)(image & 0x80000000 ? image ^ 0x80000000 : ~image)));
+}
+
+INLINE unsigned lanes_of(__m256 mask)
+{
+    return (unsigned)_mm256_movemask_ps(mask);
+}
+
+/* Appends the lanes of the set; eight floats are overwritten. */
+INLINE size_t append(float *to, size_t n, __m256 scores, unsigned set)
+{
+    _mm256_storeu_ps(to + n, _mm256_permutevar8x32_ps(scores, first_of(set)));
+    return n + (size_t)__builtin_popcount(set);
+}
+
+/* Both bounds are numbers.  Whether a vector has any lane that is wanted is as chance has it,
+ * with four it is mostly clear: all four are written, or none. */
+INLINE size_t between_numbers(const float *scores,
+                              size_t n,
+                              __m256 least,
+                              __m256 most,
+                              float *ret_scores,
+                              size_t *ret_n_above)
+{
+    size_t n_between = 0, n_above = 0;
+
+    for (size_t i = 0; i + FEW * LANES <= n; i += FEW * LANES) {
+        __m256 at[FEW];
+        unsigned sets[FEW], any = 0;
+
+        for (unsigned v = 0; v < FEW; v++) {
+            at[v] = _mm256_loadu_ps(scores + i + v * LANES);
+            const unsigned above = lanes_of(_mm256_cmp_ps(at[v], most, _CMP_GT_OQ));
+
+            sets[v] = lanes_of(_mm256_cmp_ps(at[v], least, _CMP_GE_OQ)) ^ above;
+            n_above += (size_t)__builtin_popcount(above);
+            any |= sets[v];
+        }
+        if (any != 0)
+            for (unsigned v = 0; v < FEW; v++)
+                n_between = append(ret_scores, n_between, at[v], sets[v]);
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
+AVX2 static size_t between(const float *scores,
+                           size_t n,
+                           uint32_t least,
+                           uint32_t most,
+                           float *ret_scores,
+                           size_t *ret_n_above)
+{
+    const __m256i from = _mm256_set1_epi32((int)(least ^ 0x80000000));
+    const __m256i to = _mm256_set1_epi32((int)(most ^ 0x80000000));
+    const uint32_t limit = most == UINT32_MAX ? 0xff800000 : most; /* infinity's */
+    size_t n_between = 0, n_above = 0, i = 0;
+
+    /* What is written is never ahead of what has been read, in as many floats. */
+    if (is_number(least) && is_number(limit)) {
+        n_between = between_numbers(scores, n, number_of(least), number_of(limit), ret_scores,
+                                    &n_above);
+        i = n - n % (FEW * LANES);
+    }
+    for (; i + LANES <= n; i += LANES) {
+        const __m256 at = _mm256_loadu_ps(scores + i);
+        const __m256i turned = images(at);
+        const unsigned above = lanes_that(_mm256_cmpgt_epi32(turned, to));
+        const unsigned in = (lanes_that(_mm256_cmpgt_epi32(from, turned)) | above) ^ 0xff;
+
+        n_above += (size_t)__builtin_popcount(above);
+        n_between = append(ret_scores, n_between, at, in);
+    }
+    for (; i < n; i++) {
+        const uint32_t image = kv_score_image(scores[i]);
+
+        n_above += image > most;
+        if (image >= least && image <= most)
+            ret_scores[n_between++] = scores[i];
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
+/* Those of FEW vectors of rows from i on; the bound is a number. */
+INLINE size_t collect_few(const float *scores,
+                          size_t i,
+                          __m256 bound,
+                          uint64_t *ties,
+                          uint32_t base,
+                          uint32_t *ret_indices,
+                          size_t n_chosen)
+{
+    unsigned sets[FEW], any = 0, any_equal = 0;
+
+    for (unsigned v = 0; v < FEW; v++) {
+        const __m256 at = _mm256_loadu_ps(scores + i + v * LANES);
+
+        sets[v] = lanes_of(_mm256_cmp_ps(at, bound, _CMP_GE_OQ));
+        any |= sets[v];
+        any_equal |= lanes_of(_mm256_cmp_ps(at, bound, _CMP_EQ_OQ));
+    }
+    if (any == 0)
+        return n_chosen;
+    for (unsigned v = 0; any_equal != 0 && v < FEW; v++) {
+        unsigned equal =
+            lanes_of(_mm256_cmp_ps(_mm256_loadu_ps(scores + i + v * LANES), bound, _CMP_EQ_OQ));
+
+        for (; equal != 0 && *ties > 0; equal &= equal - 1)
+            --*ties;
+        sets[v] ^= equal; /* for which there are no ties left */
+    }
+    for (unsigned v = 0; v < FEW; v++)
+        n_chosen =
+            write_lanes(ret_indices, n_chosen, sets[v], base + (uint32_t)(i + v * LANES));
+    return n_chosen;
+}
+
+AVX2 static size_t collect(struct kv_selector *selector,
+                           const float *scores,
+                           const uint32_t *counts,
+                           size_t n,
+                           uint32_t base,
+                           uint32_t *ret_indices)
+{
+    const __m256i bound = _mm256_set1_epi32((int)(selector->bound ^ 0x80000000));
+    uint64_t ties = selector->ties;
+    size_t n_chosen = 0, i = 0;
+
+    if (counts == NULL && is_number(selector->bound)) {
+        const __m256 number = number_of(selector->bound);
+
+        for (; i + FEW * LANES <= n; i += FEW * LANES)
+            n_chosen = collect_few(scores, i, number, &ties, base, ret_indices, n_chosen);
+    }
+    for (; i < n; i += LANES) {
+        unsigned chosen, equal;
+
+        compare(scores, counts, n, i, bound, &chosen, &equal);
+        for (; equal != 0 && ties > 0; equal &= equal - 1, ties--)
+            chosen |= equal & -equal;
+        n_chosen = write_lanes(ret_indices, n_chosen, chosen, base + (uint32_t)i);
+    }
+    selector->ties = ties;
+    return n_chosen;
+}
+
+AVX2 static void items(const struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t *ret_above,
+                       size_t *ret_n_above,
+                       uint32_t *ret_equal,
+                       size_t *ret_n_equal)
+{
+    const __m256i bound = _mm256_set1_epi32((int)(selector->bound ^ 0x80000000));
+    size_t n_above = 0, n_equal = 0;
+
+    for (size_t i = 0; i < n; i += LANES) {
+        unsigned above, equal;
+
+        compare(scores, counts, n, i, bound, &above, &equal);
+        if (above != 0)
+            n_above = write_lanes(ret_above, n_above, above, (uint32_t)i);
+        if (equal != 0)
+            n_equal = write_lanes(ret_equal, n_equal, equal, (uint32_t)i);
+    }
+    *ret_n_above = n_above;
+    *ret_n_equal = n_equal;
+}
+
+const struct kv_select_kernels kv_select_avx2 = {
+    .name = "avx2",
+    .supported = tiers_has_avx2,
+    .max = max_of,
+    .exps = exps_in_place,
+    .merge_sum = merge_sum,
+    .merge_max = merge_max,
+    .count = count,
+    .between = between,
+    .collect = collect,
+    .items = items,
+};
+
+#endif

@@ -1,0 +1,392 @@
+/* 16 scores at a time; of the last ones as many as there are, by a mask. */
+#include "kernels/dispatch.h"
+#include "kernels/select.h"
+#include "kernels/select_common.h"
+#include "kernels/x86/avx512.h"
+
+#if defined(__x86_64__)
+
+/* Of the items from i on, up to 16: those there are, and of these those of any rows. */
+INLINE __mmask16 items_at(const uint32_t *counts, size_t n, size_t i)
+{
+    const __mmask16 there = first_lanes(n - i);
+
+    if (counts == NULL)
+        return there;
+    return _mm512_mask_cmpneq_epi32_mask(there, _mm512_maskz_loadu_epi32(there, counts + i),
+                                         _mm512_setzero_si512());
+}
+
+/* The instruction answers its second operand if one is a NaN. */
+AVX512 static float max_of(const float *scores, const uint32_t *counts, size_t n)
+{
+    const __m512 least = _mm512_set1_ps(-__builtin_inff());
+    __m512 a = least, b = a, c = a, d = a;
+    size_t i = 0;
+
+    for (; counts == NULL && i + 4 * LANES <= n; i += 4 * LANES) {
+        a = _mm512_max_ps(_mm512_loadu_ps(scores + i), a);
+        b = _mm512_max_ps(_mm512_loadu_ps(scores + i + LANES), b);
+        c = _mm512_max_ps(_mm512_loadu_ps(scores + i + 2 * LANES), c);
+        d = _mm512_max_ps(_mm512_loadu_ps(scores + i + 3 * LANES), d);
+    }
+    for (; i < n; i += LANES)
+        a = _mm512_max_ps(_mm512_mask_loadu_ps(least, items_at(counts, n, i), scores + i), a);
+    return max16(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d))) + 0.0f;
+}
+
+/* Eight numbers in units of the exp sum. */
+INLINE __m512i in_units(__m256 exps)
+{
+    const __m512d rounder = _mm512_set1_pd(EXP_SUM_ROUNDER);
+
+    return _mm512_sub_epi64(_mm512_castpd_si512(_mm512_add_pd(_mm512_cvtps_pd(exps), rounder)),
+                            _mm512_castpd_si512(rounder));
+}
+
+/* Times counts of less than 2^32: numbers are below 2^40, so that two products of 32 bits do.
+ */
+INLINE __m512i times(__m512i units, __m256i counts)
+{
+    const __m512i by = _mm512_cvtepu32_epi64(counts);
+
+    return _mm512_add_epi64(
+        _mm512_mul_epu32(units, by),
+        _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(units, 32), by), 32));
+}
+
+/* Up to 16 of them in place; what they add to two vectors of sums. */
+INLINE void exps_at(float *scores,
+                    const uint32_t *counts,
+                    __mmask16 lanes,
+                    __m512 scale,
+                    __m512 shift,
+                    __m512i *low,
+                    __m512i *high)
+{
+    const __m512 x = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, scores), scale, shift);
+    const __m512 exps = _mm512_maskz_mov_ps(lanes, exp16(x));
+    __m512i a = in_units(_mm512_castps512_ps256(exps));
+    __m512i b = in_units(_mm512_extractf32x8_ps(exps, 1));
+
+    _mm512_mask_storeu_ps(scores, lanes, exps);
+    if (counts != NULL) {
+        const __m512i by = _mm512_maskz_loadu_epi32(lanes, counts);
+
+        a = times(a, _mm512_castsi512_si256(by));
+        b = times(b, _mm512_extracti64x4_epi64(by, 1));
+    }
+    *low = _mm512_add_epi64(*low, a);
+    *high = _mm512_add_epi64(*high, b);
+}
+
+INLINE uint64_t
+exps_of(float *scores, const uint32_t *counts, size_t n, __m512 scale, __m512 shift)
+{
+    __m512i low = _mm512_setzero_si512(), high = low;
+    size_t i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        exps_at(scores + i, counts != NULL ? counts + i : NULL, 0xffff, scale, shift, &low,
+                &high);
+    if (i < n)
+        exps_at(scores + i, counts != NULL ? counts + i : NULL, first_lanes(n - i), scale,
+                shift, &low, &high);
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+}
+
+AVX512 static uint64_t
+exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, float max)
+{
+    const __m512 by = _mm512_set1_ps(scale), shift = _mm512_set1_ps(-max * scale);
+
+    if (max == -__builtin_inff()) {
+        memset(scores, 0, n * sizeof(*scores));
+        return 0;
+    }
+    if (counts != NULL)
+        return exps_of(scores, counts, n, by, shift);
+    return exps_of(scores, NULL, n, by, shift);
+}
+
+enum {
+    MERGED = 4, /* query heads at once */
+};
+
+/* Up to MERGED heads; n_queries and is_sum are constants where this is called. */
+INLINE void merge_some(const float *exps,
+                       size_t exps_stride,
+                       const float *factors,
+                       unsigned n_queries,
+                       size_t n,
+                       float *merged,
+                       int is_sum)
+{
+    __m512 by[MERGED];
+
+    for (unsigned q = 0; q < n_queries; q++)
+        by[q] = _mm512_set1_ps(factors[q]);
+    for (size_t i = 0; i < n; i += LANES) {
+        const __mmask16 lanes = first_lanes(n - i);
+        __m512 sum = _mm512_maskz_loadu_ps(lanes, merged + i);
+
+        for (unsigned q = 0; q < n_queries; q++) {
+            const __m512 at = _mm512_maskz_loadu_ps(lanes, exps + q * exps_stride + i);
+
+            sum = is_sum ? _mm512_fmadd_ps(at, by[q], sum)
+                         : _mm512_max_ps(_mm512_mul_ps(at, by[q]), sum);
+        }
+        _mm512_mask_storeu_ps(merged + i, lanes, sum);
+    }
+}
+
+INLINE void merge_all(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged,
+                      int is_sum)
+{
+    for (; n_queries >= MERGED; n_queries -= MERGED) {
+        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
+        exps += MERGED * exps_stride;
+        factors += MERGED;
+    }
+    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
+        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
+}
+
+AVX512 static void merge_sum(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
+}
+
+AVX512 static void merge_max(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
+}
+
+INLINE __m512i images(__m512 scores)
+{
+    const __m512 plain = _mm512_add_ps(scores, _mm512_setzero_ps()); /* -0 to +0 */
+    const __m512i bits = _mm512_castps_si512(plain);
+    const __m512i turned = _mm512_xor_si512(
+        bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN)));
+
+    return _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(plain, plain, _CMP_ORD_Q), turned);
+}
+
+INLINE __m512i shifted(__m512i images_of, unsigned by)
+{
+    return _mm512_srlv_epi32(images_of, _mm512_set1_epi32((int)by));
+}
+
+/* The images of a vector that agree with the bound: after the first pass they are few in most
+ * vectors. */
+INLINE void count_vector(uint32_t *bins,
+                         __m512 scores,
+                         const uint32_t *counts,
+                         __mmask16 lanes,
+                         __m512i bound,
+                         uint32_t pass)
+{
+    const __m512i all = images(scores);
+    uint32_t at[LANES];
+
+    if (pass > 0)
+        lanes = _mm512_mask_cmpeq_epi32_mask(lanes, shifted(all, select_above(pass)), bound);
+    if (lanes == 0)
+        return;
+    _mm512_storeu_si512(at, _mm512_and_si512(shifted(all, select_shift(pass)),
+                                             _mm512_set1_epi32((int)select_mask(pass))));
+    if (lanes == 0xffff) {
+        for (unsigned lane = 0; lane < LANES; lane++)
+            bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+        return;
+    }
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+        const unsigned lane = (unsigned)__builtin_ctz(rest);
+
+        bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+    }
+}
+
+/* `pass` and whether there are counts are constants where this is called. */
+INLINE void count_pass(struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t pass,
+                       int counted)
+{
+    const __m512i bound =
+        _mm512_set1_epi32(pass > 0 ? (int)(selector->bound >> select_above(pass)) : 0);
+    size_t i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        count_vector(selector->bins, _mm512_loadu_ps(scores + i), counted ? counts + i : NULL,
+                     0xffff, bound, pass);
+    if (i < n) {
+        const __mmask16 lanes = first_lanes(n - i);
+
+        count_vector(selector->bins, _mm512_maskz_loadu_ps(lanes, scores + i),
+                     counted ? counts + i : NULL, lanes, bound, pass);
+    }
+}
+
+AVX512 static void
+count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
+{
+    const int counted = counts != NULL;
+
+    switch (selector->pass) {
+    case 0:
+        if (counted)
+            count_pass(selector, scores, counts, n, 0, 1);
+        else
+            count_pass(selector, scores, counts, n, 0, 0);
+        break;
+    case 1:
+        count_pass(selector, scores, counts, n, 1, counted);
+        break;
+    default:
+        count_pass(selector, scores, counts, n, 2, counted);
+    }
+}
+
+AVX512 static size_t between(const float *scores,
+                             size_t n,
+                             uint32_t least,
+                             uint32_t most,
+                             float *ret_scores,
+                             size_t *ret_n_above)
+{
+    const __m512i from = _mm512_set1_epi32((int)least), to = _mm512_set1_epi32((int)most);
+    size_t n_between = 0, n_above = 0;
+
+    for (size_t i = 0; i < n; i += LANES) {
+        const __mmask16 there = first_lanes(n - i);
+        const __m512 at = _mm512_maskz_loadu_ps(there, scores + i);
+        const __m512i image = images(at);
+        const __mmask16 reach = _mm512_mask_cmpge_epu32_mask(there, image, from);
+        const __mmask16 in = _mm512_mask_cmple_epu32_mask(reach, image, to);
+        const size_t n_in = (size_t)__builtin_popcount(in);
+
+        n_above += (size_t)__builtin_popcount(_mm512_mask_cmpgt_epu32_mask(there, image, to));
+        if (in == 0)
+            continue;
+        _mm512_mask_storeu_ps(ret_scores + n_between, first_lanes(n_in),
+                              _mm512_maskz_compress_ps(in, at));
+        n_between += n_in;
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
+/* base + lane for each lane of the set, ascending; nothing is written behind them. */
+INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
+{
+    const __m512i lanes =
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const size_t n_lanes = (size_t)__builtin_popcount(set);
+
+    _mm512_mask_storeu_epi32(to + n, first_lanes(n_lanes),
+                             _mm512_maskz_compress_epi32(
+                                 set, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)base))));
+    return n + n_lanes;
+}
+
+/* Which of up to 16 items from i on are there, above the bound, at it. */
+INLINE void compare(const float *scores,
+                    const uint32_t *counts,
+                    size_t n,
+                    size_t i,
+                    __m512i bound,
+                    __mmask16 *ret_above,
+                    __mmask16 *ret_equal)
+{
+    const __mmask16 there = items_at(counts, n, i);
+    const __m512i image = images(_mm512_maskz_loadu_ps(there, scores + i));
+
+    *ret_above = _mm512_mask_cmpgt_epu32_mask(there, image, bound);
+    *ret_equal = _mm512_mask_cmpeq_epi32_mask(there, image, bound);
+}
+
+AVX512 static size_t collect(struct kv_selector *selector,
+                             const float *scores,
+                             const uint32_t *counts,
+                             size_t n,
+                             uint32_t base,
+                             uint32_t *ret_indices)
+{
+    const __m512i bound = _mm512_set1_epi32((int)selector->bound);
+    uint64_t ties = selector->ties;
+    size_t n_chosen = 0;
+
+    for (size_t i = 0; i < n; i += LANES) {
+        __mmask16 above, equal;
+
+        compare(scores, counts, n, i, bound, &above, &equal);
+
+        unsigned chosen = above, rest = equal;
+
+        for (; rest != 0 && ties > 0; rest &= rest - 1, ties--)
+            chosen |= rest & -rest;
+        if (chosen != 0)
+            n_chosen =
+                write_lanes(ret_indices, n_chosen, (__mmask16)chosen, base + (uint32_t)i);
+    }
+    selector->ties = ties;
+    return n_chosen;
+}
+
+AVX512 static void items(const struct kv_selector *selector,
+                         const float *scores,
+                         const uint32_t *counts,
+                         size_t n,
+                         uint32_t *ret_above,
+                         size_t *ret_n_above,
+                         uint32_t *ret_equal,
+                         size_t *ret_n_equal)
+{
+    const __m512i bound = _mm512_set1_epi32((int)selector->bound);
+    size_t n_above = 0, n_equal = 0;
+
+    for (size_t i = 0; i < n; i += LANES) {
+        __mmask16 above, equal;
+
+        compare(scores, counts, n, i, bound, &above, &equal);
+        if (above != 0)
+            n_above = write_lanes(ret_above, n_above, above, (uint32_t)i);
+        if (equal != 0)
+            n_equal = write_lanes(ret_equal, n_equal, equal, (uint32_t)i);
+    }
+    *ret_n_above = n_above;
+    *ret_n_equal = n_equal;
+}
+
+const struct kv_select_kernels kv_select_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .max = max_of,
+    .exps = exps_in_place,
+    .merge_sum = merge_sum,
+    .merge_max = merge_max,
+    .count = count,
+    .between = between,
+    .collect = collect,
+    .items = items,
+};
+
+#endif

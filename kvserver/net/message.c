@@ -1,0 +1,123 @@
+#include "kvserver/net/message.h"
+#include "kernels/checksum.h"
+#include "kvserver/base/hash.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+enum {
+    SEALED_BYTES = offsetof(struct kv_wire_header, header_crc)
+};
+
+void kv_message_seal(struct kv_wire_header *header, const void *body, size_t body_bytes)
+{
+    header->version = KV_WIRE_VERSION;
+    header->body_bytes = (uint32_t)body_bytes;
+    header->body_crc = kv_crc32c(0, body, body_bytes);
+    header->header_crc = kv_crc32c(0, header, SEALED_BYTES);
+}
+
+static bool is_bulk(const struct kv_wire_header *header)
+{
+    return header->kind == KV_WIRE_BULK_REQUEST || header->kind == KV_WIRE_BULK_REPLY;
+}
+
+static uint64_t body_max(unsigned op)
+{
+    return op >= KV_OP_HELLO ? KV_WIRE_CONTROL_MAX : KV_WIRE_BODY_MAX;
+}
+
+static uint64_t bulk_max(unsigned op)
+{
+    return op >= KV_OP_OBJECT_PUT && op <= KV_OP_OBJECT_DELETE ? KV_OBJECT_BYTES_MAX
+                                                               : KV_WIRE_BULK_MAX;
+}
+
+/* NULL: every field is in bounds. */
+static const char *fields_fault(const struct kv_wire_header *header, size_t data_bytes)
+{
+    if (header->kind < KV_WIRE_REQUEST || header->kind > KV_WIRE_BULK_REPLY)
+        return "message: unknown kind";
+    if (header->op == 0 || header->op >= KV_OP_COUNT)
+        return "message: unknown op";
+    if (header->flags != 0)
+        return "message: flags are not 0";
+    if (header->kind == KV_WIRE_REQUEST && header->deadline_us == 0)
+        return "message: a request without a deadline";
+    if (header->bulk_bytes > bulk_max(header->op))
+        return "message: bulk_bytes are too many";
+    if (is_bulk(header)) {
+        if (header->body_bytes != 0)
+            return "message: a body in a bulk message";
+        if (header->bulk_bytes != data_bytes)
+            return "message: bulk_bytes are not what arrived";
+        return NULL;
+    }
+    if (header->body_bytes > body_max(header->op))
+        return "message: body_bytes are too many";
+    if (header->body_bytes != data_bytes &&
+        (header->bulk_bytes == 0 || header->body_bytes + header->bulk_bytes != data_bytes))
+        return "message: body_bytes are not what arrived";
+    return NULL;
+}
+
+kv_status_t kv_message_check_header(const void *message,
+                                    size_t message_bytes,
+                                    size_t body_bytes,
+                                    struct kv_wire_header *ret_header,
+                                    const char **ret_why)
+{
+    struct kv_wire_header header;
+    const char *fault;
+
+    if (message_bytes != sizeof(header)) {
+        *ret_why = "message: the header is not 160 bytes";
+        return KV_INVALID;
+    }
+    memcpy(&header, message, sizeof(header));
+    /* Another version may have its checksum elsewhere: the version comes first. */
+    if (header.version != KV_WIRE_VERSION) {
+        *ret_why = "message: another version of the protocol";
+        return KV_VERSION;
+    }
+    if (header.header_crc != kv_crc32c(0, &header, SEALED_BYTES)) {
+        *ret_why = "message: checksum of the header";
+        return KV_CORRUPT;
+    }
+    fault = fields_fault(&header, body_bytes);
+    if (fault != NULL) {
+        *ret_why = fault;
+        return KV_INVALID;
+    }
+    *ret_header = header;
+    return KV_OK;
+}
+
+kv_status_t kv_message_check(const void *message,
+                             size_t message_bytes,
+                             const void *body,
+                             size_t body_bytes,
+                             struct kv_wire_header *ret_header,
+                             const char **ret_why)
+{
+    struct kv_wire_header header;
+    kv_status_t status =
+        kv_message_check_header(message, message_bytes, body_bytes, &header, ret_why);
+
+    if (status != KV_OK)
+        return status;
+    if (header.body_crc != kv_crc32c(0, body, header.body_bytes)) {
+        *ret_why = "message: checksum of the body";
+        return KV_CORRUPT;
+    }
+    *ret_header = header;
+    return KV_OK;
+}
+
+uint32_t kv_object_seed(const struct kv_id128 *name_hash)
+{
+    uint64_t half[2];
+
+    memcpy(half, name_hash->bytes, sizeof(half));
+    return (uint32_t)kv_mix64(kv_mix64(half[0]) + half[1]);
+}

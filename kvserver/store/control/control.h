@@ -1,0 +1,222 @@
+/* control.h - the control thread's side of a node: models, clients, sessions, and the calls
+ * that change them.
+ *
+ *   request -> kv_control_call -> handler (ops_session.c)
+ *                                   |  asks every data thread (kv_control_ask)
+ *                                   v
+ *                                 next step, when all have answered ... -> kv_control_reply
+ *
+ * A session or client is changed by one call at a time (`busy`); a second one is told KV_BUSY.
+ *
+ * Threads: the control thread, except where said.
+ */
+#ifndef KV_KVSERVER_STORE_CONTROL_CONTROL_H
+#define KV_KVSERVER_STORE_CONTROL_CONTROL_H
+
+#include "kvserver/base/map.h"
+#include "kvserver/base/writers.h"
+#include "kvserver/cluster/placement.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/shard/shard.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+enum {
+    KV_MODELS_MAX = 256,
+    KV_CALLS_MAX = 1024,   /* control requests under way */
+    KV_LIFECYCLE_LOG = 16, /* lifecycle operations that a session remembers */
+    KV_CLIENT_NAME_BYTES = 64,
+};
+
+/* Stays known, on the disk too, while sessions use it; after that until another model needs its
+ * place, and then the one that was used longest ago goes.  So a client may take its time
+ * between making a model known and opening a session of it. */
+struct kv_model {
+    struct kv_model_info info;
+    bool saving; /* the disk has not said yes */
+    uint32_t n_sessions;
+    uint64_t used_us; /* when it was last asked for, or its last session ended */
+};
+
+/* A fork or a truncate that was done. */
+struct kv_lifecycle {
+    uint64_t op_id;
+    uint32_t kind;       /* KV_OP_FORK, KV_OP_TRUNCATE */
+    uint32_t generation; /* before it */
+    uint32_t tokens;
+    struct kv_id128 child_id, child_token;
+    uint64_t writer;      /* fork: the child's; truncate: the session's own from then on */
+    uint32_t child_index; /* as it was then; the child may be gone */
+};
+
+struct kv_session {
+    bool used;
+    bool busy;
+    uint32_t index;
+    struct kv_id128 id, token;
+    struct kv_model *model; /* which counts the session */
+    uint32_t generation;
+    uint32_t tenant;
+    uint32_t tokens_max;
+    uint64_t lease_us;
+    uint64_t renewed_us;
+    uint64_t root;
+    uint32_t epoch, n_nodes, node_index;
+    struct kv_writers *writers; /* data threads use it, too, until they have answered to what
+                                   replaces it */
+    uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
+    struct kv_lifecycle log[KV_LIFECYCLE_LOG];
+    uint32_t n_log; /* ever done; the last KV_LIFECYCLE_LOG are kept */
+};
+
+enum kv_client_state {
+    KV_CLIENT_FREE = 0,
+    KV_CLIENT_OPENING,
+    KV_CLIENT_OPEN,
+    KV_CLIENT_CLOSING,
+};
+
+struct kv_client_record {
+    enum kv_client_state state;
+    uint32_t index;
+    uint32_t n_asked; /* threads that still have to close it */
+    struct kv_id128 id, token;
+    char name[KV_CLIENT_NAME_BYTES];
+    enum kv_channel_mode mode;
+    uint32_t tenant;
+    uint32_t credits; /* granted until the place is free again */
+    bool attached;    /* a carrier watches its process */
+    uint64_t since_us, heard_us;
+    uint64_t requests_seen;     /* of all data threads, when it was last heard */
+    uint64_t closing_us;        /* of the last attempt */
+    struct kv_channel *channel; /* of the control port: message carrier only */
+};
+
+struct kv_control_call {
+    struct kv_node *node;
+    enum kv_op_id op;
+    uint32_t tenant;        /* of the client that asks, as it said at hello */
+    const uint8_t *request; /* only until the handler returns */
+    size_t request_bytes;
+    kv_node_reply_fn reply; /* NULL: nobody waits */
+    void *arg;
+    void (*next)(struct kv_control_call *call);
+    uint32_t n_pending; /* answers of data threads, or the disk's */
+    kv_status_t status; /* first failure among them */
+
+    struct kv_session *session, *child;
+    struct kv_client_record *client;
+    struct kv_model *model;
+    struct kv_lifecycle lifecycle;
+    struct kv_writers *writers; /* truncate: the session's, when it is done */
+    uint32_t tokens;
+    uint64_t bytes;
+    uint8_t *address; /* hello: of the client's port; the call's */
+    struct kv_control_call *list_next, **list_link;
+    struct kv_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
+};
+
+struct kv_node {
+    struct kv_node_config config;
+    char name[64];
+    char address[2 * KV_WIRE_ADDRESS_MAX + 16];
+    struct kv_id128 id;
+    struct kv_random random;
+    uint64_t started_us;
+    struct kv_data *data; /* (n_threads) */
+    uint32_t n_threads;
+    struct kv_ring *answers;
+    void (*wake_control)(void *arg);
+    void *wake_arg;
+
+    struct kv_model *models[KV_MODELS_MAX];
+    uint32_t n_models;
+    struct kv_session *sessions; /* (sessions_max) */
+    struct kv_map *session_of_id;
+    uint32_t n_sessions;
+    struct kv_ended_list ended;       /* of those */
+    struct kv_client_record *clients; /* (clients_max) */
+    uint32_t credits_sure;            /* of every client */
+    uint32_t credits_spare;           /* not granted to any, besides those */
+    struct kv_control_call *calls;
+    uint32_t n_calls;
+    uint64_t tick_us;
+    struct kv_stats stats; /* the control thread's */
+    _Atomic bool draining, drain_requested;
+    _Atomic uint32_t n_sessions_seen; /* for metrics */
+
+    struct kv_port *port; /* message carrier */
+    bool port_closes;     /* and with it all of its channels */
+    struct kv_thread **threads;
+    _Atomic bool stopping;
+};
+
+/* ---- control.c ---- */
+
+/* Sends `command` to every data thread, then call->next runs when all have answered;
+ * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
+void kv_control_ask(struct kv_control_call *call,
+                    const struct kv_command *command,
+                    void (*next)(struct kv_control_call *call));
+
+/* Ends the call with the packed message, whose outcome the caller has set. */
+void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
+/* Ends the call with an outcome alone. */
+void kv_control_refuse(struct kv_control_call *call,
+                       kv_status_t status,
+                       const char *format,
+                       ...) __attribute__((format(printf, 3, 4)));
+/* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
+struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
+void kv_control_call_end(struct kv_control_call *call);
+
+/* NULL: there are too many. */
+struct kv_session *
+kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model);
+void kv_session_destroy(struct kv_node *node, struct kv_session *session);
+/* Has every data thread give up its part; why tells those who come too late. */
+void kv_session_close(struct kv_control_call *call,
+                      const struct kv_session *session,
+                      enum kv_ended_why why,
+                      void (*next)(struct kv_control_call *call));
+/* Credits for a new client: what the configuration says while there are works for so many, and
+ * always credits_sure. */
+uint32_t kv_client_grant(struct kv_node *node);
+void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
+uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
+
+/* What is left of the lease at that moment; 0: it has ended. */
+uint64_t kv_session_lease_left_us(const struct kv_node *node,
+                                  const struct kv_session *session,
+                                  uint64_t now_us);
+
+/* Works that each data thread has: one for each credit that can be granted. */
+static inline uint32_t kv_node_works_max(const struct kv_node_config *config)
+{
+    uint64_t all = (uint64_t)config->clients_max * config->credits;
+    uint64_t sure = (uint64_t)config->clients_max *
+                    (config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE);
+
+    if (all <= KV_WORKS_MAX)
+        return (uint32_t)all;
+    return sure > KV_WORKS_MAX ? (uint32_t)sure : KV_WORKS_MAX;
+}
+
+/* Commands that can be under way to one data thread at once: one per session, two per client,
+ * and one per call. */
+static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
+{
+    return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;
+}
+
+/* Adds a model from its saved request (ModelRequest, packed).  false: it is none. */
+bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes);
+
+kv_status_t kv_control_port_open(struct kv_node *node);
+void kv_control_fini(struct kv_node *node);
+
+/* ---- tables.c ---- */
+
+void kv_tables_reply(struct kv_control_call *call, const char *name);
+
+#endif

@@ -1,0 +1,512 @@
+/* What a node tells about itself: tables for kvctl, and Prometheus text. */
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/ops/scrub.h"
+#include "kvserver/store/shard/op.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A table that grows row by row; `failed` after the first allocation that fails. */
+struct builder {
+    char *columns[32];
+    uint32_t n_columns;
+    Kvpb__Row **rows;
+    size_t n_rows, room;
+    bool failed;
+};
+
+static void columns(struct builder *table, const char *names)
+{
+    /* Space-separated; the strings live in one copy, freed with the first column. */
+    char *copy = strdup(names), *state = NULL;
+
+    if (copy == NULL) {
+        table->failed = true;
+        return;
+    }
+    for (char *name = strtok_r(copy, " ", &state); name != NULL;
+         name = strtok_r(NULL, " ", &state))
+        table->columns[table->n_columns++] = name;
+}
+
+static Kvpb__Row *row(struct builder *table)
+{
+    if (table->failed)
+        return NULL;
+    if (table->n_rows == table->room) {
+        size_t room = table->room > 0 ? 2 * table->room : 64;
+        Kvpb__Row **rows = realloc(table->rows, room * sizeof(*rows));
+        if (rows == NULL) {
+            table->failed = true;
+            return NULL;
+        }
+        table->rows = rows;
+        table->room = room;
+    }
+    Kvpb__Row *added = calloc(1, sizeof(*added));
+    Kvpb__Cell **cells = calloc(table->n_columns, sizeof(*cells));
+    if (added == NULL || cells == NULL) {
+        free(added);
+        free(cells);
+        table->failed = true;
+        return NULL;
+    }
+    kvpb__row__init(added);
+    added->cells = cells;
+    table->rows[table->n_rows++] = added;
+    return added;
+}
+
+static Kvpb__Cell *cell(struct builder *table, Kvpb__Row *to)
+{
+    Kvpb__Cell *added = to == NULL ? NULL : calloc(1, sizeof(*added));
+
+    if (added == NULL) {
+        table->failed = true;
+        return NULL;
+    }
+    kvpb__cell__init(added);
+    to->cells[to->n_cells++] = added;
+    return added;
+}
+
+static void number(struct builder *table, Kvpb__Row *to, double value)
+{
+    Kvpb__Cell *added = cell(table, to);
+
+    if (added != NULL) {
+        added->value_case = KVPB__CELL__VALUE_NUMBER;
+        added->number = value;
+    }
+}
+
+static void text(struct builder *table, Kvpb__Row *to, const char *value)
+{
+    Kvpb__Cell *added = cell(table, to);
+
+    if (added == NULL)
+        return;
+    added->value_case = KVPB__CELL__VALUE_TEXT;
+    added->text = strdup(value);
+    if (added->text == NULL) {
+        added->value_case = KVPB__CELL__VALUE__NOT_SET;
+        table->failed = true;
+    }
+}
+
+static void id_text(struct builder *table, Kvpb__Row *to, const struct kv_id128 *id)
+{
+    char hex[33];
+
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", id->bytes[i]);
+    text(table, to, hex);
+}
+
+/* The number at that offset in the statistics of all threads, added up. */
+static uint64_t stats_total(const struct kv_node *node, size_t offset)
+{
+    uint64_t total =
+        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
+
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        total +=
+            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
+    return total;
+}
+
+static void pair_text(struct builder *table, const char *name, const char *value)
+{
+    Kvpb__Row *to = row(table);
+
+    text(table, to, name);
+    text(table, to, value);
+}
+
+static void pair_number(struct builder *table, const char *name, double value)
+{
+    Kvpb__Row *to = row(table);
+
+    text(table, to, name);
+    number(table, to, value);
+}
+
+/* ---- the tables -------------------------------------------------------------------------- */
+
+static uint32_t n_clients(const struct kv_node *node)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < node->config.clients_max; i++)
+        n += node->clients[i].state == KV_CLIENT_OPEN;
+    return n;
+}
+
+static void table_status(struct kv_node *node, struct builder *table)
+{
+    char transports[256];
+    uint64_t now_us = kv_clock_now(node->config.clock);
+
+    node->config.transport->row->describe(node->config.transport, transports,
+                                          sizeof(transports));
+    columns(table, "name value");
+    pair_text(table, "name", node->name);
+    pair_text(table, "state", atomic_load(&node->draining) ? "draining" : "serving");
+    pair_number(table, "uptime_s", (double)(now_us - node->started_us) / 1e6);
+    pair_text(table, "version", TOPKV_VERSION);
+    pair_number(table, "wire_version", KV_WIRE_VERSION);
+    pair_text(table, "transports", transports);
+    pair_number(table, "threads", node->n_threads);
+    pair_number(table, "memory_bytes", (double)node->config.memory_bytes);
+    pair_number(table, "memory_lent_bytes",
+                (double)stats_total(node, offsetof(struct kv_stats, memory_lent)));
+    pair_number(table, "models", node->n_models);
+    pair_number(table, "sessions", node->n_sessions);
+    pair_number(table, "clients", n_clients(node));
+    pair_number(table, "requests_in_flight",
+                (double)stats_total(node, offsetof(struct kv_stats, in_flight)));
+}
+
+static void table_sessions(struct kv_node *node, struct builder *table)
+{
+    uint64_t now_us = kv_clock_now(node->config.clock);
+
+    columns(table, "session id model generation tenant lease_left_ms nodes node_index");
+    for (uint32_t i = 0; i < node->config.sessions_max; i++) {
+        const struct kv_session *session = &node->sessions[i];
+        if (!session->used)
+            continue;
+        Kvpb__Row *to = row(table);
+        number(table, to, session->index);
+        id_text(table, to, &session->id);
+        text(table, to, session->model->info.name);
+        number(table, to, session->generation);
+        number(table, to, session->tenant);
+        number(table, to, (double)(kv_session_lease_left_us(node, session, now_us) / 1000));
+        number(table, to, session->n_nodes);
+        number(table, to, session->node_index);
+    }
+}
+
+static void table_clients(struct kv_node *node, struct builder *table)
+{
+    static const char *const states[] = {"free", "opening", "open", "closing"};
+    uint64_t now_us = kv_clock_now(node->config.clock);
+
+    columns(table, "client name state transport tenant age_s requests in_flight busy dropped "
+                   "rows_in rows_out");
+    for (uint32_t i = 0; i < node->config.clients_max; i++) {
+        const struct kv_client_record *client = &node->clients[i];
+        uint64_t requests = 0, in_flight = 0, busy = 0, dropped = 0, in = 0, out = 0;
+        if (client->state == KV_CLIENT_FREE)
+            continue;
+        for (uint32_t j = 0; j < node->n_threads; j++) {
+            const struct kv_peer *peer = &node->data[j].peers[i];
+            requests += kv_counted(&peer->requests);
+            in_flight += kv_counted(&peer->in_flight);
+            busy += kv_counted(&peer->busy);
+            dropped += kv_counted(&peer->dropped);
+            in += kv_counted(&peer->rows_in);
+            out += kv_counted(&peer->rows_out);
+        }
+        Kvpb__Row *to = row(table);
+        number(table, to, client->index);
+        text(table, to, client->name);
+        text(table, to, states[client->state]);
+        text(table, to, client->mode == KV_CHANNEL_SHARED ? "shm" : "tcp");
+        number(table, to, client->tenant);
+        number(table, to, (double)(now_us - client->since_us) / 1e6);
+        number(table, to, (double)requests);
+        number(table, to, (double)in_flight);
+        number(table, to, (double)busy);
+        number(table, to, (double)dropped);
+        number(table, to, (double)in);
+        number(table, to, (double)out);
+    }
+}
+
+static void table_models(struct kv_node *node, struct builder *table)
+{
+    columns(table, "model fingerprint layers units bytes_per_token");
+    for (uint32_t i = 0; i < node->n_models; i++) {
+        const struct kv_model_info *info = &node->models[i]->info;
+        Kvpb__Row *to = row(table);
+        text(table, to, info->name);
+        id_text(table, to, &info->fingerprint);
+        number(table, to, info->schema.n_layers);
+        number(table, to, info->schema.n_units);
+        number(table, to, (double)kv_schema_token_bytes(&info->schema));
+    }
+}
+
+/* All threads' numbers of one operation, in one histogram. */
+static void op_totals(const struct kv_node *node,
+                      unsigned op,
+                      uint64_t *ret_count,
+                      uint64_t *ret_errors,
+                      struct kv_histogram *ret_us)
+{
+    memset(ret_us, 0, sizeof(*ret_us));
+    *ret_count = kv_counted(&node->stats.ops[op].count);
+    *ret_errors = kv_counted(&node->stats.ops[op].errors);
+    kv_histogram_merge(ret_us, &node->stats.ops[op].us);
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_op_stats *stats = &node->data[i].stats.ops[op];
+        *ret_count += kv_counted(&stats->count);
+        *ret_errors += kv_counted(&stats->errors);
+        kv_histogram_merge(ret_us, &stats->us);
+    }
+}
+
+static void table_ops(struct kv_node *node, struct builder *table)
+{
+    struct kv_histogram us;
+    uint64_t count, errors;
+
+    columns(table, "op plane count errors p50_us p99_us max_us");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        Kvpb__Row *to = row(table);
+        text(table, to, kv_ops[op].name);
+        text(table, to, kv_op_is_control(op) ? "control" : "data");
+        number(table, to, (double)count);
+        number(table, to, (double)errors);
+        number(table, to, (double)kv_histogram_quantile(&us, 0.5));
+        number(table, to, (double)kv_histogram_quantile(&us, 0.99));
+        number(table, to, (double)kv_histogram_quantile(&us, 1));
+    }
+}
+
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} counters[] = {
+#define COUNTER_ROW(name, help) {#name, help, offsetof(struct kv_stats, name)},
+    KV_COUNTERS(COUNTER_ROW)
+#undef COUNTER_ROW
+};
+
+enum {
+    N_COUNTERS = sizeof(counters) / sizeof(counters[0])
+};
+
+static void table_stats(struct kv_node *node, struct builder *table)
+{
+    columns(table, "name value help");
+    for (size_t i = 0; i < N_COUNTERS; i++) {
+        Kvpb__Row *to = row(table);
+        text(table, to, counters[i].name);
+        number(table, to, (double)stats_total(node, counters[i].offset));
+        text(table, to, counters[i].help);
+    }
+}
+
+/* Where a data thread's scrub is. */
+static void scrub_position(const struct kv_stats *stats, char *text, size_t text_bytes)
+{
+    switch ((enum kv_scrub_phase)kv_counted(&stats->scrub_phase)) {
+    case KV_SCRUB_ROWS:
+        snprintf(text, text_bytes, "session %llu",
+                 (unsigned long long)kv_counted(&stats->scrub_session));
+        break;
+    case KV_SCRUB_OBJECTS:
+        snprintf(text, text_bytes, "objects");
+        break;
+    case KV_SCRUB_RESTS:
+        snprintf(text, text_bytes, "rests");
+        break;
+    }
+}
+
+static void table_scrub(struct kv_node *node, struct builder *table)
+{
+    columns(table, "thread rate_bytes checked_bytes passes position pass_bytes last_pass_bytes "
+                   "last_pass_s bad_rows bad_codes bad_centroids bad_cells bad_summaries "
+                   "bad_objects refused_rows refused_objects");
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kv_stats *stats = &node->data[i].stats;
+        const _Atomic uint64_t *const found[KV_KINDS] = {
+            [KV_KIND_ROWS] = &stats->bad_rows,
+            [KV_KIND_CODES] = &stats->bad_codes,
+            [KV_KIND_CENTROIDS] = &stats->bad_centroids,
+            [KV_KIND_CELLS] = &stats->bad_cells,
+            [KV_KIND_SUMMARIES] = &stats->bad_summaries,
+            [KV_KIND_OBJECTS] = &stats->bad_objects,
+        };
+        Kvpb__Row *to = row(table);
+        char position[32];
+
+        number(table, to, i);
+        number(table, to, (double)node->config.scrub_bytes / node->n_threads);
+        number(table, to, (double)kv_counted(&stats->scrub_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_passes));
+        scrub_position(stats, position, sizeof(position));
+        text(table, to, node->config.scrub_bytes == 0 ? "off" : position);
+        number(table, to, (double)kv_counted(&stats->scrub_pass_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_last_bytes));
+        number(table, to, (double)kv_counted(&stats->scrub_last_us) / 1e6);
+        for (unsigned kind = 0; kind < KV_KINDS; kind++)
+            number(table, to, (double)kv_counted(found[kind]));
+        number(table, to, (double)kv_counted(&stats->rows_bad));
+        number(table, to, (double)kv_counted(&stats->objects_bad));
+    }
+}
+
+static const struct {
+    const char *name;
+    void (*fill)(struct kv_node *node, struct builder *table);
+} tables[] = {
+    {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
+    {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
+    {"scrub", table_scrub},
+};
+
+void kv_tables_reply(struct kv_control_call *call, const char *name)
+{
+    struct builder table = {0};
+    Kvpb__TableReply reply = KVPB__TABLE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    size_t which = 0;
+
+    while (which < sizeof(tables) / sizeof(tables[0]) && strcmp(tables[which].name, name) != 0)
+        which++;
+    if (which == sizeof(tables) / sizeof(tables[0])) {
+        kv_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
+        return;
+    }
+    tables[which].fill(call->node, &table);
+    reply.outcome = &outcome;
+    reply.n_columns = table.n_columns;
+    reply.columns = table.columns;
+    reply.n_rows = table.n_rows;
+    reply.rows = table.rows;
+    if (table.failed)
+        kv_control_refuse(call, KV_NO_MEMORY, "table: out of memory");
+    else if (kvpb__table_reply__get_packed_size(&reply) > KV_WIRE_CONTROL_MAX)
+        kv_control_refuse(call, KV_TOO_LARGE, "table: %zu rows do not fit an answer",
+                          table.n_rows);
+    else
+        kv_control_reply(call, &reply.base);
+
+    for (size_t i = 0; i < table.n_rows; i++)
+        kvpb__row__free_unpacked(table.rows[i], NULL);
+    free(table.rows);
+    free(table.columns[0]);
+}
+
+/* ---- Prometheus -------------------------------------------------------------------------- */
+
+static void metric(FILE *out, const char *name, const char *type, const char *help)
+{
+    fprintf(out, "# HELP topkv_%s %s\n# TYPE topkv_%s %s\n", name, help, name, type);
+}
+
+static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
+{
+    metric(out, name, "gauge", help);
+    fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
+}
+
+static void write_counters(const struct kv_node *node, FILE *out)
+{
+    for (size_t i = 0; i < N_COUNTERS; i++) {
+        char name[64];
+
+        snprintf(name, sizeof(name), "%s_total", counters[i].name);
+        metric(out, name, "counter", counters[i].help);
+        fprintf(out, "topkv_%s %llu\n", name,
+                (unsigned long long)stats_total(node, counters[i].offset));
+    }
+}
+
+/* Of each data thread; the control thread's are 0. */
+static const struct {
+    const char *name, *help;
+    size_t offset;
+} sums[] = {
+    {"memory_lent_bytes", "memory for rows and objects, pages in use",
+     offsetof(struct kv_stats, memory_lent)},
+    {"segments", "segments in memory", offsetof(struct kv_stats, segments)},
+    {"codebooks", "codebooks in memory", offsetof(struct kv_stats, codebooks)},
+    {"summarised_rows", "rows that summaries in memory stand for",
+     offsetof(struct kv_stats, summarised)},
+    {"summaries_bytes", "bytes of those summaries", offsetof(struct kv_stats, summaries_bytes)},
+    {"index_jobs", "chapters that wait for codes", offsetof(struct kv_stats, index_jobs)},
+    {"objects", "objects in memory", offsetof(struct kv_stats, objects)},
+    {"object_bytes", "bytes of objects in memory", offsetof(struct kv_stats, object_bytes)},
+    {"refused_rows", "bad rows in memory, refused until they are put again",
+     offsetof(struct kv_stats, rows_bad)},
+    {"refused_objects", "bad pieces of objects in memory, refused until they are put again",
+     offsetof(struct kv_stats, objects_bad)},
+    {"scrub_pass_bytes", "bytes checked so far in the passes of the scrub under way",
+     offsetof(struct kv_stats, scrub_pass_bytes)},
+    {"requests_in_flight", "data requests under way", offsetof(struct kv_stats, in_flight)},
+};
+
+static uint64_t slowest_pass_us(const struct kv_node *node)
+{
+    uint64_t slowest_us = 0;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const uint64_t us = kv_counted(&node->data[i].stats.scrub_last_us);
+
+        slowest_us = us > slowest_us ? us : slowest_us;
+    }
+    return slowest_us;
+}
+
+static void write_gauges(struct kv_node *node, FILE *out)
+{
+    const uint64_t up_us = kv_clock_now(node->config.clock) - node->started_us;
+
+    gauge(out, "memory_bytes", "memory for rows and objects", node->config.memory_bytes);
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
+        gauge(out, sums[i].name, sums[i].help, stats_total(node, sums[i].offset));
+    gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
+          slowest_pass_us(node) / 1000000);
+    gauge(out, "sessions", "sessions open", atomic_load(&node->n_sessions_seen));
+    gauge(out, "data_threads", "data threads", node->n_threads);
+    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&node->draining));
+    gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
+}
+
+static void write_ops(const struct kv_node *node, FILE *out)
+{
+    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
+    struct kv_histogram us;
+    uint64_t count, errors;
+
+    metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
+                (unsigned long long)errors);
+    }
+    metric(out, "op_seconds", "summary",
+           "from a request's arrival to its answer, by operation");
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (kv_ops[op].name == NULL)
+            continue;
+        op_totals(node, op, &count, &errors, &us);
+        for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
+            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n", kv_ops[op].name,
+                    quantiles[i], (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
+        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", kv_ops[op].name,
+                (double)kv_counted(&us.sum) / 1e6);
+        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", kv_ops[op].name,
+                (unsigned long long)count);
+    }
+}
+
+void kv_node_metrics(struct kv_node *node, FILE *out)
+{
+    write_counters(node, out);
+    write_gauges(node, out);
+    write_ops(node, out);
+}

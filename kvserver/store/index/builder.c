@@ -1,0 +1,752 @@
+#include "kvserver/store/index/builder.h"
+
+#include "kvserver/base/random.h"
+#include "kvserver/store/rows/verify.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SLICE_OPERATIONS = 1 << 21, /* multiply-adds of one slice: some 50 us */
+    SLICE_TILES = 64,           /* whose codes become cells: likewise */
+    JOBS_PER_LOOK = 16,
+};
+
+/* K-means ends when its centroids move by less than this share of their squares, together. */
+static const double TOLERANCE = 1e-5;
+
+enum job_state {
+    JOB_QUEUED,
+    JOB_LLOYD,
+    JOB_ENCODE,
+    JOB_CELLS_COUNT, /* where the chapter is long enough for cells */
+    JOB_CELLS_PLACE,
+    JOB_REST_BEGIN, /* where summaries are asked for */
+    JOB_REST,
+};
+
+struct job {
+    struct job *next;
+    enum job_state state;
+    struct kv_index_plan plan;
+    struct kv_segment **segments; /* pinned, of the arena */
+    int segments_class;
+    uint32_t n_segments;
+    uint32_t n_rows; /* from the first one's row 0 on */
+    uint32_t row_bytes;
+    uint16_t layer, kv_head;
+    uint32_t block_begin;
+    struct kv_writers *writers; /* of its rows, behind the segments: the session may end before
+                                   the job does; NULL: writer 0 */
+
+    /* At work. */
+    uint32_t codebook;
+    bool has_codebook;
+    void *sums; /* then counts; of the arena */
+    int sums_class;
+    uint32_t stride, n_sample; /* every stride-th row is looked at */
+    uint32_t cursor;           /* sample, or segment */
+    uint32_t *cells;           /* of the arena, until it is the codebook's */
+    int cells_class;
+    uint32_t n_celled; /* rows */
+    bool is_late;      /* its chapter has codes: only summaries are wanted, or cells */
+    bool wants_cells;  /* late ones */
+};
+
+struct kv_indexer {
+    struct kv_heap *heap;
+    const struct kv_clock *clock;
+    struct kv_pool *jobs;
+    struct job *first, **end;
+    struct job **looked; /* the next one of which is asked whether anybody wants it */
+    bool ended;
+    struct kv_indexer_stats stats;
+    struct kv_summariser summariser; /* of the first job, in JOB_REST */
+    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_CODEBOOK_KEYS / 8];
+    float keys[KV_CODEBOOK_KEYS];
+};
+
+struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock *clock)
+{
+    struct kv_indexer *indexer = calloc(1, sizeof(*indexer));
+
+    if (indexer == NULL)
+        return NULL;
+    indexer->heap = heap;
+    indexer->clock = clock;
+    indexer->end = indexer->looked = &indexer->first;
+    indexer->jobs = kv_pool_create(KV_INDEX_JOBS_MAX, sizeof(struct job));
+    if (indexer->jobs == NULL) {
+        free(indexer);
+        return NULL;
+    }
+    return indexer;
+}
+
+static struct kv_codebook *book_of(const struct kv_indexer *indexer, const struct job *job)
+{
+    return kv_codebook_at(&indexer->heap->codebooks, job->codebook);
+}
+
+static uint32_t *counts_of(const struct job *job)
+{
+    return (uint32_t *)(void *)((float *)job->sums + kv_pq_centroids_size(&job->plan.shape));
+}
+
+/* ---- jobs -------------------------------------------------------------------------------- */
+
+static void job_end(struct kv_indexer *indexer, struct job **link)
+{
+    struct kv_arena *arena = indexer->heap->arena;
+    struct job *job = *link;
+
+    *link = job->next;
+    if (indexer->end == &job->next)
+        indexer->end = link;
+    if (indexer->looked == &job->next)
+        indexer->looked = link;
+    if (job->state == JOB_REST)
+        kv_summarise_drop(&indexer->summariser);
+    job->segments[0]->begins_job = false;
+    for (uint32_t i = 0; i < job->n_segments; i++) {
+        if (!job->is_late)
+            job->segments[i]->training = false;
+        kv_segment_unpin(indexer->heap, job->segments[i]);
+    }
+    kv_arena_free(arena, job->segments_class, job->segments);
+    if (job->sums != NULL)
+        kv_arena_free(arena, job->sums_class, job->sums);
+    if (job->cells != NULL)
+        kv_arena_free(arena, job->cells_class, job->cells);
+    if (job->has_codebook)
+        kv_codebook_unref(&indexer->heap->codebooks, job->codebook);
+    kv_pool_put(indexer->jobs, job);
+    indexer->ended = true;
+    indexer->stats.n_jobs--;
+}
+
+void kv_indexer_destroy(struct kv_indexer *indexer)
+{
+    if (indexer == NULL)
+        return;
+    while (indexer->first != NULL)
+        job_end(indexer, &indexer->first);
+    kv_pool_destroy(indexer->jobs);
+    free(indexer);
+}
+
+/* Whether n_rows are all of the lost rows, or as many as are left of them in any unit. */
+static bool has_most(const struct kv_codebook *book, uint32_t n_rows, uint32_t n_lost)
+{
+    const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
+
+    return n_lost > 0 && n_rows >= (n_left < n_lost ? n_left : n_lost);
+}
+
+static bool can_mend_cells(const struct kv_codebook *book, uint32_t n_rows)
+{
+    return has_most(book, n_rows, book->n_cells_lost) &&
+           n_rows >= kv_codebook_cells_pay(&book->shape);
+}
+
+static kv_status_t job_create(struct kv_indexer *indexer,
+                              const struct kv_unit *unit,
+                              uint32_t block_begin,
+                              uint32_t row_end,
+                              const struct kv_index_plan *plan,
+                              bool is_late)
+{
+    struct kv_arena *arena = indexer->heap->arena;
+    uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
+    uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const size_t list_bytes = n_segments * sizeof(struct kv_segment *);
+    const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
+    const size_t runs_bytes =
+        writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
+    int class_id = kv_arena_class_rounded(arena, list_bytes + runs_bytes);
+
+    if (class_id < 0)
+        return KV_NO_MEMORY;
+    for (uint32_t i = 0; i < n_segments; i++)
+        if (unit->segments[block_begin + i]->pins == UINT16_MAX)
+            return KV_BUSY;
+    struct job *job = kv_pool_get(indexer->jobs);
+    if (job == NULL)
+        return KV_BUSY;
+    struct kv_segment **segments = kv_arena_alloc(arena, class_id);
+    if (segments == NULL) {
+        kv_pool_put(indexer->jobs, job);
+        return KV_NO_MEMORY;
+    }
+    *job = (struct job){
+        .plan = *plan,
+        .segments = segments,
+        .segments_class = class_id,
+        .n_segments = n_segments,
+        .n_rows = n_rows,
+        .row_bytes = unit->row_bytes,
+        .layer = unit->layer,
+        .kv_head = unit->kv_head,
+        .block_begin = block_begin,
+        .is_late = is_late,
+    };
+    if (writers != NULL) {
+        job->writers = (struct kv_writers *)(void *)(segments + n_segments);
+        kv_writers_slice(writers, first, row_end, job->writers);
+    }
+    for (uint32_t i = 0; i < n_segments; i++) {
+        segments[i] = unit->segments[block_begin + i];
+        segments[i]->pins++;
+        if (!is_late)
+            segments[i]->training = true;
+    }
+    segments[0]->begins_job = true;
+    if (is_late) {
+        job->has_codebook = true;
+        job->codebook = segments[0]->codebook;
+        kv_codebook_ref(&indexer->heap->codebooks, job->codebook);
+        job->wants_cells = can_mend_cells(book_of(indexer, job), n_rows);
+    }
+    *indexer->end = job;
+    indexer->end = &job->next;
+    indexer->stats.n_jobs++;
+    return KV_OK;
+}
+
+static bool is_bare(const struct kv_segment *segment)
+{
+    return segment->codes == NULL && !segment->training;
+}
+
+/* One codebook for everything: made once, by whoever comes first; what is behind it gets its
+ * codes from queries. */
+static kv_status_t cut_whole(struct kv_indexer *indexer,
+                             const struct kv_unit *unit,
+                             uint32_t tokens,
+                             const struct kv_index_plan *plan)
+{
+    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
+
+    while (begin > 0 && is_bare(unit->segments[begin - 1]))
+        begin--;
+    if (begin > 0) {
+        const struct kv_segment *before = unit->segments[begin - 1];
+        if (before->training ||
+            kv_codebook_at(&indexer->heap->codebooks, before->codebook)->open)
+            return KV_OK;
+    }
+    /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
+    if (tokens < begin * KV_BLOCK_TOKENS + 2 * kv_pq_n_centroids(&plan->shape))
+        return KV_OK;
+    return job_create(indexer, unit, begin, tokens, plan, false);
+}
+
+static struct kv_rest_shape rest_shape(const struct kv_index_plan *plan)
+{
+    return (struct kv_rest_shape){
+        .type = plan->type, .d_k = plan->shape.d, .d_v = plan->d_v, .bits = plan->rest_bits};
+}
+
+/* Summaries of chapters that have codes. */
+static kv_status_t cut_late(struct kv_indexer *indexer,
+                            const struct kv_unit *unit,
+                            uint32_t n_blocks,
+                            const struct kv_index_plan *plan)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
+        const struct kv_segment *segment = unit->segments[begin];
+
+        end = begin + 1;
+        if (!segment->in_chapter)
+            continue;
+        const struct kv_codebook *book =
+            kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+        end = kv_unit_chapter_end(unit, begin, n_blocks);
+        if (begin != book->block_begin || segment->training || segment->begins_job ||
+            book->is_broken)
+            continue;
+        uint32_t n_rows = book->summaries.shape.bits == plan->rest_bits &&
+                                  book->summaries.shape.d_v == plan->d_v
+                              ? book->summaries.n_rows
+                              : 0;
+        if ((end - begin) * KV_BLOCK_TOKENS > n_rows)
+            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, true);
+    }
+    return status;
+}
+
+kv_status_t kv_index_cut(struct kv_indexer *indexer,
+                         const struct kv_unit *unit,
+                         uint32_t tokens,
+                         const struct kv_index_plan *plan)
+{
+    const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
+    kv_status_t status = KV_OK;
+
+    assert(tokens <= unit->committed);
+    if (plan->chapter_blocks == 0)
+        status = cut_whole(indexer, unit, tokens, plan);
+    for (uint32_t begin = 0, end;
+         plan->chapter_blocks > 0 && begin < n_blocks && status == KV_OK; begin = end) {
+        uint32_t chapter_end =
+            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
+                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
+                : n_blocks;
+
+        for (end = begin; end < chapter_end && is_bare(unit->segments[end]); end++)
+            ;
+        if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
+            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, false);
+        if (end == begin)
+            end++;
+    }
+    if (status == KV_OK && plan->rest_bits != 0)
+        status = cut_late(indexer, unit, n_blocks, plan);
+    return status;
+}
+
+kv_status_t
+kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block)
+{
+    const struct kv_segment *segment = unit->segments[block];
+
+    if (!segment->in_chapter || segment->training || segment->begins_job)
+        return KV_OK;
+    struct kv_codebook *book = kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+    const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
+    const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
+    const bool wants_cells = can_mend_cells(book, n_rows);
+    const bool wants_rest = has_most(book, n_rows, book->n_summaries_lost);
+    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
+
+    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
+        return KV_OK;
+    if (!wants_rest)
+        plan.rest_bits = 0;
+    return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
+}
+
+void kv_index_look(const struct kv_heap *heap,
+                   const struct kv_unit *unit,
+                   uint32_t tokens,
+                   uint64_t serial,
+                   struct kv_index_look *ret_look)
+{
+    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const struct kv_codebook *last = NULL;
+
+    *ret_look = (struct kv_index_look){0};
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        const struct kv_segment *segment = unit->segments[i];
+        uint32_t n_rows = tokens - i * KV_BLOCK_TOKENS;
+
+        ret_look->n_pending += segment->begins_job;
+        if (segment->codes == NULL)
+            continue;
+        ret_look->n_coded += kv_segment_coded(heap, segment, n_rows);
+        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+        if (book == last || segment->training)
+            continue; /* counted, or still to come */
+        last = book;
+        if (book->serial <= serial) {
+            ret_look->n_old++;
+        } else {
+            ret_look->n_new++;
+            ret_look->iterations += book->iterations;
+            ret_look->train_us += book->train_us;
+        }
+    }
+}
+
+/* ---- slices ------------------------------------------------------------------------------ */
+
+static const uint8_t *row_at(const struct job *job, uint32_t row)
+{
+    return job->segments[row / KV_BLOCK_TOKENS]->rows +
+           (size_t)(row % KV_BLOCK_TOKENS) * job->row_bytes;
+}
+
+/* Rows that are about to be read, every `stride`-th: what is made of them stays. */
+static bool are_good(struct kv_indexer *indexer,
+                     const struct job *job,
+                     uint32_t first,
+                     uint32_t stride,
+                     uint32_t n)
+{
+    const struct kv_row_set rows = {
+        .segments = job->segments,
+        .block = job->block_begin,
+        .row_bytes = job->row_bytes,
+        .layer = job->layer,
+        .kv_head = job->kv_head,
+        .writers = job->writers,
+    };
+
+    return kv_verify_run(indexer->heap, &rows, job->block_begin * KV_BLOCK_TOKENS + first,
+                         stride, n) == n;
+}
+
+/* Rows of one slice, of which each costs an inner product with every centroid. */
+static uint32_t rows_at_once(const struct job *job)
+{
+    const struct kv_pq_shape *shape = &job->plan.shape;
+    uint32_t n = SLICE_OPERATIONS / (uint32_t)kv_pq_centroids_size(shape);
+    uint32_t max = KV_CODEBOOK_KEYS / shape->d;
+
+    if (max > KV_CODEBOOK_KEYS / 8)
+        max = KV_CODEBOOK_KEYS / 8;
+    return n < 1 ? 1 : n < max ? n : max;
+}
+
+static uint64_t seed_of(const struct job *job)
+{
+    return job->plan.seed ^ ((uint64_t)job->layer << 48) ^ ((uint64_t)job->kv_head << 32) ^
+           job->block_begin;
+}
+
+/* The first centroids are keys: as many different rows of the sample, each as likely as any. */
+static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
+{
+    struct kv_heap *heap = indexer->heap;
+    const struct kv_pq_shape *shape = &job->plan.shape;
+    const size_t sums_bytes = kv_pq_centroids_size(shape) * sizeof(float) +
+                              kv_pq_table_size(shape) * sizeof(uint32_t);
+    const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(shape);
+    struct kv_kmeans_book kmeans;
+    struct kv_random random;
+    kv_status_t status;
+
+    job->sums_class = kv_arena_class_rounded(heap->arena, sums_bytes);
+    job->sums = job->sums_class < 0 ? NULL : kv_arena_alloc(heap->arena, job->sums_class);
+    if (job->sums == NULL)
+        return KV_NO_MEMORY;
+    memset(job->sums, 0, sums_bytes);
+    status = kv_codebook_create(&heap->codebooks, shape, &job->codebook);
+    if (status != KV_OK)
+        return status;
+    job->has_codebook = true;
+    book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
+    book_of(indexer, job)->block_begin = job->block_begin;
+    book_of(indexer, job)->plan = job->plan;
+    kmeans = kv_codebook_kmeans(book_of(indexer, job));
+
+    job->stride = (job->n_rows + KV_INDEX_SAMPLE_MAX - 1) / KV_INDEX_SAMPLE_MAX;
+    job->n_sample = (job->n_rows + job->stride - 1) / job->stride;
+    assert(job->n_sample >= n_centroids);
+    kv_random_init(&random, seed_of(job));
+    for (uint32_t i = 0, n = 0; n < n_centroids; i++) {
+        if (kv_random_below(&random, job->n_sample - i) >= n_centroids - n)
+            continue;
+        if (!are_good(indexer, job, i * job->stride, 1, 1))
+            return KV_CORRUPT;
+        kv_keys_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1, shape->d,
+                     indexer->keys);
+        kv_kmeans_set_centroid(shape, &kmeans, n++, indexer->keys);
+    }
+    kv_kmeans_half_squares(shape, &kmeans);
+    kv_codebook_seal(book_of(indexer, job));
+    job->state = job->plan.iterations > 0 ? JOB_LLOYD : JOB_ENCODE;
+    return KV_OK;
+}
+
+static double sum_of_squares(const float *half_squares, size_t n)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += 2.0 * half_squares[i];
+    return sum;
+}
+
+/* Some rows to their centroids; behind the last row, the centroids to their rows. */
+static kv_status_t lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t begin_us)
+{
+    const struct kv_pq_shape *shape = &job->plan.shape;
+    struct kv_codebook *book = book_of(indexer, job);
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const struct kv_kmeans_sums sums = {.sums = job->sums, .counts = counts_of(job)};
+    const uint32_t at_once = rows_at_once(job);
+    uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
+
+    if (!are_good(indexer, job, job->cursor * job->stride, job->stride, n))
+        return KV_CORRUPT;
+    for (uint32_t i = 0, run; i < n; i += run) {
+        uint32_t row = (job->cursor + i) * job->stride;
+
+        run = (KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS + job->stride - 1) / job->stride;
+        if (run > n - i)
+            run = n - i;
+        kv_keys_load(job->plan.type, row_at(job, row), (size_t)job->row_bytes * job->stride,
+                     run, shape->d, indexer->keys + (size_t)i * shape->d);
+    }
+    kv_kmeans_step(shape, &kmeans, indexer->keys, n, indexer->codes, n, &sums);
+    job->cursor += n;
+    if (job->cursor < job->n_sample)
+        return KV_OK;
+
+    double moved = kv_kmeans_update(shape, &kmeans, &sums);
+    job->cursor = 0;
+    book->iterations++;
+    uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
+    if (book->iterations >= job->plan.iterations ||
+        (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) ||
+        !(moved > TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(shape)))) {
+        kv_codebook_seal(book);
+        job->state = JOB_ENCODE;
+    }
+    return KV_OK;
+}
+
+/* Some rows of a segment; true behind the last. */
+static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, bool *ret_done)
+{
+    struct kv_segment *segment = job->segments[job->cursor];
+    uint32_t n_rows = job->n_rows - job->cursor * KV_BLOCK_TOKENS;
+    uint32_t begin = segment->n_coded, end = begin + rows_at_once(job);
+    kv_status_t status;
+
+    *ret_done = segment->refs == 0; /* nobody has this one any more, nor those behind it */
+    if (*ret_done)
+        return KV_OK;
+    if (n_rows > KV_BLOCK_TOKENS)
+        n_rows = KV_BLOCK_TOKENS;
+    if (end > n_rows)
+        end = n_rows;
+    if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
+        return KV_CORRUPT;
+    status = kv_segment_encode(indexer->heap, segment, job->codebook, job->plan.type,
+                               job->row_bytes, end);
+    if (status != KV_OK)
+        return status;
+    indexer->stats.rows_coded += end - begin;
+    if (end == KV_BLOCK_TOKENS)
+        segment->in_chapter = true;
+    job->cursor += end == n_rows;
+    *ret_done = job->cursor == job->n_segments;
+    return KV_OK;
+}
+
+/* Rows of the chapter's first full segments. */
+static uint32_t rows_in_chapter(const struct job *job)
+{
+    uint32_t n_full = 0;
+
+    while (n_full < job->n_segments && job->segments[n_full]->in_chapter)
+        n_full++;
+    return n_full * KV_BLOCK_TOKENS;
+}
+
+/* Cells, if they pay. */
+static bool begin_cells(struct kv_indexer *indexer, struct job *job)
+{
+    const struct kv_codebook *book = book_of(indexer, job);
+
+    job->n_celled = rows_in_chapter(job);
+    job->cells = kv_codebook_alloc_cells(&indexer->heap->codebooks, book, &job->n_celled,
+                                         &job->cells_class);
+    job->cursor = 0;
+    return job->cells != NULL;
+}
+
+/* There will be no cells yet: some codes are bad. */
+static void give_up_cells(struct kv_indexer *indexer, struct job *job)
+{
+    book_of(indexer, job)->n_cells_lost = job->n_celled;
+    kv_arena_free(indexer->heap->arena, job->cells_class, job->cells);
+    job->cells = NULL;
+}
+
+/* The book has its cells. */
+static void end_cells(struct kv_indexer *indexer, struct job *job)
+{
+    struct kv_codebook *book = book_of(indexer, job);
+    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
+
+    kv_cells_end(&book->shape, &cells);
+    kv_codebook_set_cells(&indexer->heap->codebooks, job->codebook, job->cells,
+                          job->cells_class, job->n_celled);
+    job->cells = NULL;
+    if (job->wants_cells)
+        indexer->heap->health.mended[KV_KIND_CELLS]++;
+    book->n_cells_lost = 0;
+}
+
+/* Some segments are counted, or placed; true behind the last one placed, or where that ends. */
+static bool cells_slice(struct kv_indexer *indexer, struct job *job)
+{
+    struct kv_codebook *book = book_of(indexer, job);
+    const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
+    const uint32_t end =
+        n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
+    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
+
+    for (; job->cursor < end; job->cursor++) {
+        const struct kv_segment *segment = job->segments[job->cursor];
+
+        if (!segment->in_chapter || !kv_segment_codes_are_good(indexer->heap, segment)) {
+            give_up_cells(indexer, job);
+            return true;
+        }
+        if (job->state == JOB_CELLS_COUNT)
+            kv_cells_count(&book->shape, segment->codes, KV_PQ_TILE, &cells);
+        else
+            kv_cells_place(&book->shape, segment->codes, KV_PQ_TILE,
+                           job->cursor * KV_BLOCK_TOKENS, &cells);
+    }
+    if (end < n_segments)
+        return false;
+    job->cursor = 0;
+    if (job->state == JOB_CELLS_COUNT) {
+        kv_cells_sum(&book->shape, &cells);
+        job->state = JOB_CELLS_PLACE;
+        return false;
+    }
+    end_cells(indexer, job);
+    return true;
+}
+
+/* Room for summaries; false: there will be none. */
+static bool begin_rest(struct kv_indexer *indexer, struct job *job)
+{
+    const struct kv_rest_shape shape = rest_shape(&job->plan);
+    const uint32_t n_rows = rows_in_chapter(job);
+
+    if (n_rows == 0)
+        return false;
+    if (kv_summarise_begin(&indexer->summariser, indexer->heap->arena, &shape, n_rows,
+                           seed_of(job)) != KV_OK) {
+        indexer->stats.summaries_failed++;
+        return false;
+    }
+    return true;
+}
+
+/* *ret_done: the codebook has them. */
+static kv_status_t rest_slice(struct kv_indexer *indexer, struct job *job, bool *ret_done)
+{
+    struct kv_codebook *book = book_of(indexer, job);
+    uint32_t first, n;
+
+    kv_summarise_next(&indexer->summariser, &first, &n);
+    if (!are_good(indexer, job, first, 1, n))
+        return KV_CORRUPT;
+    *ret_done = !kv_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
+                                    job->row_bytes);
+    if (!*ret_done)
+        return KV_OK;
+    struct kv_summaries made = kv_summarise_end(&indexer->summariser);
+    made.seed = job->plan.seed;
+    kv_codebook_set_summaries(&indexer->heap->codebooks, job->codebook, &made);
+    if (book->n_summaries_lost > 0)
+        indexer->heap->health.mended[KV_KIND_SUMMARIES]++;
+    book->n_summaries_lost = 0;
+    indexer->stats.rows_summarised += made.n_rows;
+    job->state = JOB_REST_BEGIN;
+    return KV_OK;
+}
+
+/* Somebody still has as many of its first segments as he would get codes for. */
+static bool is_wanted(const struct job *job)
+{
+    uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
+
+    assert(least <= job->n_segments);
+    return job->segments[least - 1]->refs > 0;
+}
+
+static void drop(struct kv_indexer *indexer, struct job **link)
+{
+    indexer->stats.dropped++;
+    job_end(indexer, link);
+}
+
+/* Jobs far from their turn have segments pinned: some of them are looked at in each step. */
+static void drop_unwanted(struct kv_indexer *indexer)
+{
+    for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {
+        if (*indexer->looked == NULL)
+            indexer->looked = &indexer->first;
+        if (*indexer->looked == NULL)
+            return;
+        if (is_wanted(*indexer->looked))
+            indexer->looked = &(*indexer->looked)->next;
+        else
+            drop(indexer, indexer->looked);
+    }
+}
+
+bool kv_indexer_step(struct kv_indexer *indexer)
+{
+    struct job *job = indexer->first;
+    kv_status_t status = KV_OK;
+    bool done = false;
+
+    if (job == NULL)
+        return false;
+    if (!is_wanted(job)) {
+        drop(indexer, &indexer->first);
+        return true;
+    }
+    uint64_t begin_us = kv_clock_now(indexer->clock);
+    switch (job->state) {
+    case JOB_QUEUED:
+        if (job->is_late)
+            job->state = job->wants_cells && begin_cells(indexer, job) ? JOB_CELLS_COUNT
+                                                                       : JOB_REST_BEGIN;
+        else
+            status = seed_job(indexer, job);
+        break;
+    case JOB_LLOYD:
+        status = lloyd_slice(indexer, job, begin_us);
+        break;
+    case JOB_ENCODE:
+        status = encode_slice(indexer, job, &done);
+        if (done) {
+            book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
+            job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_REST_BEGIN;
+        }
+        done = false;
+        break;
+    case JOB_CELLS_COUNT:
+    case JOB_CELLS_PLACE:
+        if (cells_slice(indexer, job))
+            job->state = JOB_REST_BEGIN;
+        break;
+    case JOB_REST_BEGIN:
+        done = job->plan.rest_bits == 0 || !begin_rest(indexer, job);
+        if (!done)
+            job->state = JOB_REST;
+        break;
+    case JOB_REST:
+        status = rest_slice(indexer, job, &done);
+        break;
+    }
+    uint64_t spent_us = kv_clock_now(indexer->clock) - begin_us;
+    indexer->stats.worked_us += spent_us;
+    if (job->has_codebook)
+        book_of(indexer, job)->train_us += spent_us;
+    if (done && !job->is_late)
+        indexer->stats.trained++;
+    if (status != KV_OK)
+        indexer->stats.failed++;
+    if (done || status != KV_OK)
+        job_end(indexer, &indexer->first);
+    drop_unwanted(indexer);
+    return true;
+}
+
+bool kv_indexer_take_ended(struct kv_indexer *indexer)
+{
+    bool ended = indexer->ended;
+
+    indexer->ended = false;
+    return ended;
+}
+
+void kv_indexer_stats(const struct kv_indexer *indexer, struct kv_indexer_stats *ret_stats)
+{
+    *ret_stats = indexer->stats;
+}

@@ -1,0 +1,115 @@
+#include "kvserver/store/index/summaries.h"
+
+#include <assert.h>
+#include <string.h>
+
+void kv_summaries_clear(struct kv_summaries *summaries, struct kv_arena *arena)
+{
+    for (uint32_t i = 0; i < kv_summaries_n_groups(summaries); i++)
+        if (summaries->groups[i].bytes != NULL)
+            kv_arena_free(arena, summaries->group_class, summaries->groups[i].bytes);
+    if (summaries->groups != NULL)
+        kv_arena_free(arena, summaries->list_class, summaries->groups);
+    *summaries = (struct kv_summaries){0};
+}
+
+static void *alloc_rounded(struct kv_arena *arena, size_t bytes, int *ret_class)
+{
+    *ret_class = kv_arena_class_rounded(arena, bytes);
+    return *ret_class < 0 ? NULL : kv_arena_alloc(arena, *ret_class);
+}
+
+kv_status_t kv_summarise_begin(struct kv_summariser *summariser,
+                               struct kv_arena *arena,
+                               const struct kv_rest_shape *shape,
+                               uint32_t n_rows,
+                               uint64_t seed)
+{
+    struct kv_summariser begun = {
+        .arena = arena,
+        .made = {.shape = *shape, .n_rows = n_rows},
+        .seed = seed,
+    };
+    struct kv_summaries *made = &begun.made;
+    const size_t list_bytes = kv_summaries_n_groups(made) * sizeof(*made->groups);
+
+    assert(n_rows > 0);
+    begun.scratch = alloc_rounded(arena, kv_rest_scratch_bytes(shape), &begun.scratch_class);
+    if (begun.scratch == NULL)
+        return KV_NO_MEMORY;
+    made->groups = alloc_rounded(arena, list_bytes, &made->list_class);
+    if (made->groups == NULL) {
+        kv_arena_free(arena, begun.scratch_class, begun.scratch);
+        return KV_NO_MEMORY;
+    }
+    memset(made->groups, 0, list_bytes);
+    /* All of them now: what cannot be kept in the end need not be made. */
+    for (uint32_t i = 0; i < kv_summaries_n_groups(made); i++) {
+        made->groups[i].bytes = alloc_rounded(arena, kv_rest_bytes(shape), &made->group_class);
+        if (made->groups[i].bytes == NULL) {
+            kv_summarise_drop(&begun);
+            return KV_NO_MEMORY;
+        }
+    }
+    *summariser = begun;
+    return KV_OK;
+}
+
+static uint32_t rows_of_group(const struct kv_summariser *summariser)
+{
+    const uint32_t left = summariser->made.n_rows - summariser->group * KV_REST_ROWS;
+
+    return left < KV_REST_ROWS ? left : KV_REST_ROWS;
+}
+
+void kv_summarise_next(const struct kv_summariser *summariser,
+                       uint32_t *ret_first,
+                       uint32_t *ret_n)
+{
+    uint32_t first = 0, n = 0;
+
+    if (summariser->begun)
+        (void)kv_rest_build_next(&summariser->build, &first, &n);
+    *ret_first = summariser->group * KV_REST_ROWS + first;
+    *ret_n = n;
+}
+
+bool kv_summarise_slice(struct kv_summariser *summariser, const void *rows, size_t stride)
+{
+    struct kv_summaries *made = &summariser->made;
+    uint32_t first, n;
+
+    if (!summariser->begun) {
+        kv_rest_build_begin(&summariser->build, &made->shape, rows_of_group(summariser),
+                            summariser->seed + summariser->group, summariser->scratch);
+        summariser->begun = true;
+        return true;
+    }
+    if (kv_rest_build_next(&summariser->build, &first, &n)) {
+        kv_rest_build_slice(&summariser->build, rows, stride);
+        return true;
+    }
+    struct kv_summary_group *group = &made->groups[summariser->group];
+    kv_rest_build_end(&summariser->build, group->bytes);
+    group->crc = kv_crc32c(0, group->bytes, kv_rest_bytes(&made->shape));
+    summariser->begun = false;
+    return ++summariser->group < kv_summaries_n_groups(made);
+}
+
+struct kv_summaries kv_summarise_end(struct kv_summariser *summariser)
+{
+    const struct kv_summaries made = summariser->made;
+
+    assert(summariser->group == kv_summaries_n_groups(&made));
+    kv_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
+    summariser->scratch = NULL;
+    summariser->made = (struct kv_summaries){0};
+    return made;
+}
+
+void kv_summarise_drop(struct kv_summariser *summariser)
+{
+    kv_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
+    summariser->scratch = NULL;
+    kv_summaries_clear(&summariser->made, summariser->arena);
+}

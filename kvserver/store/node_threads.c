@@ -1,0 +1,136 @@
+/* The threads of a node: each only calls a step function again and again, and sleeps when there
+ * is nothing to do. */
+#include "kvserver/store/control/control.h"
+
+#include "kvserver/base/thread.h"
+
+#include <stdlib.h>
+
+enum {
+    SPIN_US = 50,            /* how long an idle thread looks before it sleeps */
+    SPIN_WORKING_US = 500,   /* the same after something moved for a request that is not over */
+    SLEEP_US = 50000,        /* deadlines of waiting requests are looked at so often at least */
+    SLEEP_WORKING_US = 1000, /* the same, while requests are under way */
+};
+
+struct driven {
+    struct kv_node *node;
+    uint32_t index;
+};
+
+void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_us)
+{
+    struct kv_data *data = &node->data[thread];
+    int fd = -1;
+
+    /* Armed first, looked again after: what comes in between is not slept through. */
+    if (data->port->row->port_arm(data->port, &fd) != KV_OK || kv_ring_ready(data->commands))
+        return;
+    kv_sleep_fds(&fd, 1, timeout_us);
+}
+
+bool kv_node_data_step(struct kv_node *node, uint32_t thread)
+{
+    return kv_data_step(&node->data[thread]);
+}
+
+static void drive_data(void *arg)
+{
+    struct driven *driven = arg;
+    struct kv_node *node = driven->node;
+    struct kv_data *data = &node->data[driven->index];
+    uint64_t idle_since_us = 0;
+
+    while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
+        if (kv_data_step(data)) {
+            idle_since_us = 0;
+            if (data->answers_due) {
+                data->answers_due = false;
+                if (node->wake_control != NULL)
+                    node->wake_control(node->wake_arg);
+            }
+            continue;
+        }
+        if (idle_since_us == 0)
+            idle_since_us = data->now_us;
+        if (data->now_us - idle_since_us < SPIN_US ||
+            (kv_pool_lent(data->works) > 0 &&
+             data->now_us - data->moved_us < SPIN_WORKING_US)) {
+            kv_relax();
+            continue;
+        }
+        kv_node_data_sleep(node, driven->index,
+                           kv_pool_lent(data->works) > 0 ? SLEEP_WORKING_US : SLEEP_US);
+        idle_since_us = 0;
+    }
+    free(driven);
+}
+
+static void wake_port(void *arg)
+{
+    struct kv_port *port = arg;
+
+    port->row->port_wake(port);
+}
+
+static void drive_control(void *arg)
+{
+    struct driven *driven = arg;
+    struct kv_node *node = driven->node;
+
+    while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
+        bool waiting = kv_node_control_step(node);
+        int fd = -1;
+        if (node->port->row->port_arm(node->port, &fd) == KV_OK &&
+            !kv_ring_ready(node->answers))
+            kv_sleep_fds(&fd, 1, waiting ? 1000 : 20000);
+    }
+    free(driven);
+}
+
+kv_status_t kv_node_start(struct kv_node *node, bool with_control)
+{
+    uint32_t n_threads = node->n_threads + (with_control ? 1 : 0);
+
+    if (with_control && node->port == NULL)
+        return KV_INVALID;
+    node->threads = calloc(n_threads + 1, sizeof(*node->threads));
+    if (node->threads == NULL)
+        return KV_NO_MEMORY;
+    atomic_store(&node->stopping, false);
+    if (with_control)
+        kv_node_set_control_waker(node, wake_port, node->port);
+    for (uint32_t i = 0; i < n_threads; i++) {
+        struct driven *driven = malloc(sizeof(*driven));
+        char name[16];
+        kv_status_t status = KV_NO_MEMORY;
+
+        if (driven != NULL) {
+            *driven = (struct driven){node, i};
+            snprintf(name, sizeof(name), i < node->n_threads ? "kv-data-%u" : "kv-control", i);
+            status = kv_thread_start(name, i < node->n_threads ? drive_data : drive_control,
+                                     driven, &node->threads[i]);
+        }
+        if (status != KV_OK) {
+            free(driven);
+            kv_node_stop(node);
+            return status;
+        }
+    }
+    return KV_OK;
+}
+
+void kv_node_stop(struct kv_node *node)
+{
+    if (node->threads == NULL)
+        return;
+    atomic_store_explicit(&node->stopping, true, memory_order_release);
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        node->data[i].port->row->port_wake(node->data[i].port);
+    if (node->port != NULL)
+        node->port->row->port_wake(node->port);
+    for (uint32_t i = 0; node->threads[i] != NULL; i++)
+        kv_thread_join(node->threads[i]);
+    free(node->threads);
+    node->threads = NULL;
+}

@@ -1,0 +1,212 @@
+/* index: make codes for what a session has.
+ *
+ *   begin ..... checked; waits for the rows
+ *   run ....... a unit per slice: its chapters become jobs (builder.h)
+ *   wake ...... when a job has ended: answered once none is left, if the asker waits for that
+ */
+#include "kvserver/store/index/builder.h"
+
+#include "kvserver/store/shard/op.h"
+
+#include <string.h>
+
+static const struct kv_wire_index *index_of(const struct kv_work *work)
+{
+    return (const struct kv_wire_index *)(const void *)work->body;
+}
+
+static const struct kv_wire_unit *units_of(const struct kv_work *work)
+{
+    return (const struct kv_wire_unit *)(const void *)(work->body +
+                                                       sizeof(struct kv_wire_index));
+}
+
+static struct kv_unit *unit_at(const struct kv_work *work, uint32_t i)
+{
+    return kv_part_unit(work->part, units_of(work)[i].layer, units_of(work)[i].kv_head);
+}
+
+static bool is_ready(const struct kv_work *work)
+{
+    for (uint32_t i = 0; i < work->request.n_units; i++)
+        if (unit_at(work, i)->committed < work->request.token_count)
+            return false;
+    return true;
+}
+
+static struct kv_index_plan plan_of(const struct kv_work *work, uint32_t unit)
+{
+    const struct kv_wire_index *index = index_of(work);
+    const struct kv_layer_schema *layer =
+        &work->part->schema->layers[units_of(work)[unit].layer];
+
+    return (struct kv_index_plan){
+        .chapter_blocks = index->chapter_blocks,
+        .shape = {.d = layer->d_k, .m = index->m, .bits = index->bits},
+        .type = (enum kv_key_type)layer->dtype,
+        .d_v = layer->d_v,
+        .rest_bits = kv_summaries_bits(index->rest),
+        .iterations = index->iterations,
+        .budget_us = index->budget_us,
+        .seed = index->seed,
+    };
+}
+
+/* On failure the work has failed. */
+static bool check(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_index *index = index_of(work);
+    const struct kv_wire_unit *units = units_of(work);
+
+    if (request->n_units == 0 || request->n_units > KV_WIRE_UNITS_MAX ||
+        request->body_bytes != sizeof(*index) + request->n_units * sizeof(*units)) {
+        kv_work_fail(work, KV_INVALID, "index: %u units in a body of %u bytes",
+                     request->n_units, request->body_bytes);
+        return false;
+    }
+    if (request->token_begin != 0 || request->token_count > work->part->tokens_max ||
+        index->wait > 1 || (index->rest != 0 && kv_summaries_bits(index->rest) == 0) ||
+        index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX ||
+        (index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
+        index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
+        kv_work_fail(work, KV_INVALID,
+                     "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
+                     "wait %u, rest %u: out of bounds",
+                     request->token_count, work->part->tokens_max, index->chapter_blocks,
+                     index->iterations, index->wait, index->rest);
+        return false;
+    }
+    for (uint32_t i = 0; i < request->n_units; i++) {
+        bool known = units[i].layer < work->part->schema->n_layers &&
+                     units[i].kv_head < work->part->schema->layers[units[i].layer].n_kv_heads;
+        if (!known || units[i].n_ids != 0 || unit_at(work, i) == NULL) {
+            kv_work_fail(work, known && units[i].n_ids == 0 ? KV_MOVED : KV_INVALID,
+                         "index: layer %u head %u: %s", units[i].layer, units[i].kv_head,
+                         !known                ? "not in the schema"
+                         : units[i].n_ids != 0 ? "ids given"
+                                               : "not on this data thread");
+            return false;
+        }
+        struct kv_index_plan plan = plan_of(work, i);
+        if (!kv_key_type_valid(plan.type) || plan.shape.d > KV_CODEBOOK_DIM_MAX ||
+            !kv_pq_shape_valid(&plan.shape)) {
+            kv_work_fail(work, KV_UNSUPPORTED,
+                         "index: layer %u: keys of type %u with %u elements, %u subspaces of "
+                         "%u bits: no such codes",
+                         units[i].layer, plan.type, plan.shape.d, plan.shape.m,
+                         plan.shape.bits);
+            return false;
+        }
+        const struct kv_rest_shape rest = {plan.type, plan.shape.d, plan.d_v, plan.rest_bits};
+        if (index->rest != 0 && !kv_rest_shape_valid(&rest)) {
+            kv_work_fail(work, KV_UNSUPPORTED,
+                         "index: layer %u: values of %u elements: no summaries of such rows",
+                         units[i].layer, plan.d_v);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void answer(struct kv_work *work, const struct kv_wire_indexed *indexed)
+{
+    work->reply.layer = units_of(work)[0].layer;
+    memcpy(work->small, indexed, sizeof(*indexed)); /* where the request may be */
+    work->reply.snapshot = work->request.token_count;
+    kv_work_answer(work, work->small, sizeof(*indexed), NULL, 0);
+}
+
+static struct kv_index_look look_at(const struct kv_work *work, uint32_t i)
+{
+    struct kv_index_look look;
+
+    kv_index_look(&work->data->heap, unit_at(work, i), work->request.token_count, work->serial,
+                  &look);
+    return look;
+}
+
+/* All units have been cut.  Jobs end in the order of the units: those that were ready once are
+ * not looked at again before all are. */
+static void look(struct kv_work *work)
+{
+    struct kv_wire_indexed indexed = {0};
+    const uint32_t tokens = work->request.token_count;
+    const bool waits = index_of(work)->wait;
+
+    while (waits && work->cursor_row < work->request.n_units &&
+           look_at(work, work->cursor_row).n_pending == 0)
+        work->cursor_row++;
+    if (waits && work->cursor_row < work->request.n_units) {
+        kv_work_wait(work, UINT32_MAX);
+        return;
+    }
+    for (uint32_t i = 0; i < work->request.n_units; i++) {
+        struct kv_index_look look = look_at(work, i);
+
+        if (look.n_pending > 0 && waits) {
+            work->cursor_row = i; /* somebody else asked for more */
+            kv_work_wait(work, UINT32_MAX);
+            return;
+        }
+        indexed.rows += tokens;
+        indexed.rows_coded += look.n_coded;
+        indexed.n_found += look.n_old;
+        indexed.n_trained += look.n_new;
+        indexed.n_pending += look.n_pending;
+        indexed.iterations += look.iterations;
+        indexed.train_us += look.train_us;
+    }
+    answer(work, &indexed);
+}
+
+void kv_op_index_wake(struct kv_work *work)
+{
+    if (kv_work_stale(work)) {
+        kv_work_fail(work, KV_STALE, "index: session %u was changed meanwhile",
+                     work->request.session_index);
+    } else if (!is_ready(work)) {
+        kv_work_wait(work, work->request.token_count);
+    } else if (work->cursor_unit < work->request.n_units) {
+        kv_work_queue(work);
+    } else {
+        look(work);
+    }
+}
+
+bool kv_op_index_run(struct kv_work *work)
+{
+    struct kv_index_plan plan;
+    kv_status_t status;
+
+    if (kv_work_stale(work)) {
+        kv_op_index_wake(work);
+        return false;
+    }
+    if (work->cursor_unit == work->request.n_units) {
+        look(work);
+        return false;
+    }
+    plan = plan_of(work, work->cursor_unit);
+    status = kv_index_cut(work->data->indexer, unit_at(work, work->cursor_unit),
+                          work->request.token_count, &plan);
+    if (status != KV_OK) {
+        kv_work_fail(work, status, "index: layer %u head %u: %s",
+                     units_of(work)[work->cursor_unit].layer,
+                     units_of(work)[work->cursor_unit].kv_head,
+                     status == KV_BUSY ? "too many chapters wait already"
+                                       : "the store's memory is full");
+        return false;
+    }
+    work->cursor_unit++;
+    return true;
+}
+
+void kv_op_index_begin(struct kv_work *work)
+{
+    if (!check(work))
+        return;
+    /* What is newer was made for this request, or while it waited. */
+    work->serial = work->data->heap.codebooks.serial;
+    kv_op_index_wake(work);
+}

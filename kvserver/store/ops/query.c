@@ -1,0 +1,209 @@
+/* query: which rows matter to some query vectors?
+ *
+ *   begin ......... checked; waits for its snapshot
+ *   run, run, ..... takes a staging buffer (for rows) and the querier, then for each unit
+ *                   score -> take -> pick -> rerank -> choose -> gather or attend -> rest
+ *   answer ........ ids and what was asked besides; rows behind them, or by bulk
+ *
+ * Step 1 is left out where it takes every candidate; both are where every candidate is chosen
+ * and nobody asked for weights. */
+#include "kvserver/store/ops/query_parse.h"
+#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/shard/op.h"
+
+#include <math.h>
+#include <string.h>
+
+void kv_op_query_wake(struct kv_work *work)
+{
+    const struct kv_wire_header *request = &work->request;
+
+    if (kv_work_stale(work)) {
+        kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",
+                     request->session_index);
+        return;
+    }
+    for (uint32_t i = 0; i < request->n_units; i++) {
+        if (kv_query_unit(work, i)->committed < request->snapshot) {
+            kv_work_wait(work, request->snapshot);
+            return;
+        }
+    }
+    kv_work_queue(work);
+}
+
+void kv_op_query_begin(struct kv_work *work)
+{
+    struct kv_wire_header *request = &work->request;
+
+    if (!kv_query_check(work))
+        return;
+    uint32_t need = kv_query_ranges(work)[kv_query_of(work)->n_ranges - 1].end;
+    if (request->snapshot > work->part->tokens_max) {
+        kv_work_fail(work, KV_INVALID, "query: snapshot %u, at most %u tokens in a session",
+                     request->snapshot, work->part->tokens_max);
+        return;
+    }
+    if (request->snapshot < need)
+        request->snapshot = need;
+    kv_op_query_wake(work);
+}
+
+void kv_op_query_release(struct kv_work *work)
+{
+    struct kv_querier *querier = work->data->querier;
+
+    if (querier->owner != work)
+        return;
+    /* Handed on at once: should the next one end before its turn, it comes by here, too. */
+    querier->owner = querier->waiting.first;
+    querier->begun = false;
+    if (querier->owner != NULL)
+        kv_work_queue(querier->owner);
+}
+
+/* ---- the answer -------------------------------------------------------------------------- */
+
+static uint8_t *append(uint8_t *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    return to + bytes;
+}
+
+static void count(struct kv_work *work, const struct kv_querier *querier)
+{
+    struct kv_stats *stats = &work->data->stats;
+
+    for (uint32_t i = 0; i < work->request.n_units; i++) {
+        kv_count(&stats->rows_scored_by_code, querier->found[i].n_coded);
+        kv_count(&stats->rows_scored_by_key, querier->found[i].n_exact);
+        kv_count(&stats->rows_reranked, querier->found[i].n_reranked);
+        kv_count(&stats->rows_chosen, querier->found[i].n_chosen);
+        kv_count(&stats->rows_rest, querier->found[i].n_rest);
+    }
+    kv_count(&stats->rows_attended, querier->n_attended);
+    kv_count(&stats->rows_rest_exact, querier->n_rest_exact);
+    kv_count(&stats->rows_out, querier->n_rows);
+    kv_count(&stats->rows_out_bytes, work->cursor_bytes);
+    kv_count(&work->peer->rows_out, querier->n_rows);
+}
+
+/* Whether every output is a number: one row with a value that is none spoils a whole element,
+ * and the asker could not tell that from a node that answers nonsense.  On failure the work has
+ * failed. */
+static bool check_outputs(struct kv_work *work, const struct kv_querier *querier)
+{
+    const float *output = querier->outputs;
+
+    if (!kv_query_has_outputs(kv_query_of(work)))
+        return true;
+    for (uint32_t unit = 0; unit < work->request.n_units; unit++) {
+        const float *end =
+            output + (size_t)kv_query_of(work)->n_queries * kv_query_layer(work, unit)->d_v;
+
+        for (; output < end; output++) {
+            if (isfinite(*output))
+                continue;
+            kv_work_fail(work, KV_INVALID,
+                         "query: layer %u head %u: the output is no number: a row attended "
+                         "holds a NaN, an infinity, or values too large to add",
+                         kv_query_units(work)[unit].layer, kv_query_units(work)[unit].kv_head);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void answer(struct kv_work *work, struct kv_querier *querier)
+{
+    const struct kv_wire_query *query = kv_query_of(work);
+    const size_t ids_bytes = querier->n_ids * sizeof(uint32_t);
+    const struct kv_wire_answer times = {
+        .waited_us = (uint32_t)(querier->begun_us - work->begin_us),
+        .worked_us = (uint32_t)(kv_clock_now(work->data->clock) - querier->begun_us),
+    };
+    const size_t bytes = work->cursor_bytes;
+    uint32_t committed = UINT32_MAX;
+    uint8_t *to = work->answer;
+
+    to = append(to, &times, sizeof(times));
+    to = append(to, querier->found, work->request.n_units * sizeof(querier->found[0]));
+    to = append(to, querier->ids, ids_bytes);
+    if (query->flags & KV_WIRE_SCORES)
+        to = append(to, querier->scores, ids_bytes);
+    if (query->merge == KV_MERGE_NONE)
+        to = append(to, querier->heads, ids_bytes);
+    to = append(to, querier->outputs, querier->n_outputs * sizeof(float));
+    to = append(to, querier->lses, querier->n_lses * sizeof(float));
+    to = append(to, querier->crcs, querier->n_rows * sizeof(uint32_t));
+    for (uint32_t i = 0; i < work->request.n_units; i++)
+        if (querier->found[i].committed < committed)
+            committed = querier->found[i].committed;
+    work->reply.layer = kv_query_units(work)[0].layer;
+    work->reply.snapshot = committed;
+    work->reply.n_rows = querier->n_rows;
+    count(work, querier);
+
+    bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2 &&
+                   (size_t)(to - work->answer) + bytes <= KV_WIRE_BODY_MAX;
+    if (in_body && bytes > 0)
+        to = append(to, work->staging, bytes);
+    kv_op_query_release(work);
+    kv_work_answer(work, work->answer, (size_t)(to - work->answer), work->staging,
+                   in_body ? 0 : bytes);
+}
+
+static bool take_querier(struct kv_work *work, struct kv_querier *querier)
+{
+    if (querier->owner == work && querier->begun)
+        return true;
+    if (querier->owner != NULL && querier->owner != work) {
+        kv_work_queue_at(work, &querier->waiting);
+        return false;
+    }
+    const struct kv_wire_query *query = kv_query_of(work);
+    querier->owner = work;
+    querier->begun = true;
+    querier->begun_us = kv_clock_now(work->data->clock);
+    querier->unit = querier->n_ids = querier->n_rows = querier->n_again = 0;
+    querier->n_outputs = querier->n_lses = 0;
+    querier->n_attended = querier->n_rest_exact = 0;
+    querier->stage = KV_QUERY_UNIT;
+    querier->choice = kv_query_choice(query, 1);
+    querier->choice.selection = KV_SELECT_TOP; /* step 1 says how many */
+    querier->take = kv_query_choice(query, query->rerank);
+    querier->queries = kv_query_vectors(work);
+    const float *held = querier->queries;
+    for (uint32_t i = 0; i < work->request.n_units; i++)
+        held += (size_t)query->n_queries * kv_query_layer(work, i)->d_k;
+    querier->held = (const struct kv_wire_held *)(const void *)held;
+    work->cursor_bytes = 0;
+    return true;
+}
+
+bool kv_op_query_run(struct kv_work *work)
+{
+    struct kv_querier *querier = work->data->querier;
+
+    if (kv_work_stale(work)) {
+        kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",
+                     work->request.session_index);
+        return false;
+    }
+    if (kv_query_of(work)->answer == KV_ANSWER_ROWS && work->staging == NULL &&
+        !kv_work_stage(work))
+        return false;
+    if (work->answer == NULL && kv_work_answer_slot(work, KV_WIRE_BODY_MAX) != KV_OK) {
+        kv_work_fail(work, KV_BUSY, "query: no buffer for the answer");
+        return false;
+    }
+    if (!take_querier(work, querier))
+        return false;
+    if (!kv_querier_slice(querier, work))
+        return false;
+    if (querier->unit < work->request.n_units)
+        return true;
+    if (check_outputs(work, querier))
+        answer(work, querier);
+    return false;
+}

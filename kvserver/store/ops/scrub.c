@@ -1,0 +1,383 @@
+#include "kvserver/store/ops/scrub.h"
+
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/rows/verify.h"
+
+#include <stdlib.h>
+
+enum {
+    SLICE_BYTES = 256 << 10, /* some 20 us; a segment of large rows may be more */
+    PARTS_PER_SLICE = 256,   /* sessions that are not there */
+    SLICE_COST = 4 << 10,    /* of a slice that checks little, in bytes */
+    LAG_US = 200 * 1000,     /* what a busy or sleeping thread may make up for */
+    PASS_US = 50 * 1000,     /* from one pass's begin to the next one's, at least */
+};
+
+struct kv_scrub {
+    struct kv_data *data;
+    uint64_t bytes_per_s;
+    uint64_t due_us;   /* of the next slice */
+    uint64_t begun_us; /* the pass */
+    uint16_t pass;     /* its number: never 0 */
+    struct kv_scrub_progress progress;
+
+    uint32_t part, serial, unit, block; /* the next segment */
+    uint32_t codebook, step;            /* at one of its checks: see check_codebook() */
+
+    uint32_t piece, at, crc; /* of the object looked at, so far */
+};
+
+struct kv_scrub *kv_scrub_create(struct kv_data *data, uint64_t bytes_per_s)
+{
+    struct kv_scrub *scrub = calloc(1, sizeof(*scrub));
+
+    if (scrub == NULL)
+        return NULL;
+    scrub->data = data;
+    scrub->bytes_per_s = bytes_per_s;
+    scrub->begun_us = scrub->due_us = kv_clock_now(data->clock);
+    scrub->pass = 1;
+    scrub->serial = data->parts[0].serial;
+    return scrub;
+}
+
+void kv_scrub_destroy(struct kv_scrub *scrub)
+{
+    free(scrub);
+}
+
+void kv_scrub_progress(const struct kv_scrub *scrub, struct kv_scrub_progress *ret_progress)
+{
+    *ret_progress = scrub->progress;
+    ret_progress->session = scrub->part;
+}
+
+static struct kv_codebook *book_of(const struct kv_scrub *scrub,
+                                   const struct kv_segment *segment)
+{
+    return kv_codebook_at(&scrub->data->heap.codebooks, segment->codebook);
+}
+
+/* ---- rows and codes ---------------------------------------------------------------------- */
+
+/* Rows of the segment that the unit has. */
+static uint32_t rows_of(const struct kv_unit *unit, uint32_t block)
+{
+    const uint32_t n = unit->committed - block * KV_BLOCK_TOKENS;
+
+    return n < KV_BLOCK_TOKENS ? n : KV_BLOCK_TOKENS;
+}
+
+static uint64_t check_rows(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t block)
+{
+    struct kv_segment *segment = unit->segments[block];
+    const struct kv_row_set rows = kv_unit_rows(unit);
+    const uint32_t begin = segment->pass == scrub->pass ? segment->n_checked : 0;
+    const uint32_t end = rows_of(unit, block);
+
+    if (begin >= end)
+        return 0;
+    kv_verify_run(&scrub->data->heap, &rows, block * KV_BLOCK_TOKENS + begin, 1, end - begin);
+    segment->pass = scrub->pass;
+    segment->n_checked = (uint8_t)end;
+    return (uint64_t)(end - begin) * (unit->row_bytes + sizeof(uint32_t));
+}
+
+/* Whether all rows that have lost their codes are good. */
+static bool can_recode(const struct kv_scrub *scrub, struct kv_unit *unit, uint32_t block)
+{
+    const struct kv_segment *segment = unit->segments[block];
+    const struct kv_row_set rows = kv_unit_rows(unit);
+    const uint32_t n = segment->n_lost;
+
+    return rows_of(unit, block) >= n &&
+           kv_verify_run(&scrub->data->heap, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
+}
+
+/* Codes of a codebook that is broken go with it; no job is at these. */
+static uint64_t check_codes(struct kv_scrub *scrub,
+                            const struct kv_part *part,
+                            struct kv_unit *unit,
+                            uint32_t block)
+{
+    struct kv_heap *heap = &scrub->data->heap;
+    struct kv_segment *segment = unit->segments[block];
+    const struct kv_codebook *book = book_of(scrub, segment);
+
+    if (segment->n_coded > 0 && !kv_segment_codes_are_good(heap, segment))
+        kv_segment_lose_codes(heap, segment);
+    if (segment->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
+        kv_segment_recode(heap, segment,
+                          (enum kv_key_type)part->schema->layers[unit->layer].dtype,
+                          unit->row_bytes);
+    return kv_tile_bytes(&book->shape);
+}
+
+/* ---- codebooks --------------------------------------------------------------------------- */
+
+static void check_centroids(struct kv_scrub *scrub, struct kv_codebook *book)
+{
+    if (book->is_broken || kv_codebook_centroids_are_good(book))
+        return;
+    scrub->data->heap.health.found[KV_KIND_CENTROIDS]++;
+    book->is_broken = true;
+}
+
+/* One of its checks: centroids, cells, then group by group of its summaries.  Returns how many
+ * bytes it was. */
+static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
+{
+    struct kv_codebooks *books = &scrub->data->heap.codebooks;
+    struct kv_codebook *book = kv_codebook_at(books, codebook);
+    const struct kv_summaries *summaries = &book->summaries;
+    uint64_t bytes = 0;
+
+    if (scrub->codebook != codebook)
+        scrub->step = 0;
+    scrub->codebook = codebook;
+    if (scrub->step == 0) {
+        bytes = kv_pq_centroids_size(&book->shape) * sizeof(float);
+        check_centroids(scrub, book);
+    } else if (scrub->step == 1) {
+        bytes = book->n_celled * sizeof(uint32_t);
+        (void)kv_codebook_verify_cells(books, codebook);
+    } else if (scrub->step - 2 < kv_summaries_n_groups(summaries)) {
+        bytes = kv_rest_bytes(&summaries->shape);
+        (void)kv_codebook_verify_summaries(books, codebook, scrub->step - 2);
+    }
+    if (++scrub->step >= 2 + kv_summaries_n_groups(summaries)) {
+        if (book->pass != 0)
+            book->n_most = book->n_seen;
+        book->n_seen = 0;
+        book->pass = scrub->pass;
+        scrub->step = 0;
+    }
+    return bytes;
+}
+
+/* ---- what is made again ------------------------------------------------------------------ */
+
+/* The unit's segments before `end` whose codes are by the codebook of the last of them. */
+static uint32_t run_begin(const struct kv_unit *unit, uint32_t end)
+{
+    const uint32_t codebook = unit->segments[end - 1]->codebook;
+    uint32_t begin = end - 1;
+
+    while (begin > 0 && unit->segments[begin - 1]->codes != NULL &&
+           unit->segments[begin - 1]->codebook == codebook)
+        begin--;
+    return begin;
+}
+
+/* Whether codes of the segments may be made anew: no job is at them, and the rows are good. */
+static bool may_recut(const struct kv_unit *unit, uint32_t begin, uint32_t tokens)
+{
+    const uint32_t first = begin * KV_BLOCK_TOKENS;
+
+    for (uint32_t i = begin; i * KV_BLOCK_TOKENS < tokens; i++)
+        if (unit->segments[i]->training || unit->segments[i]->begins_job)
+            return false;
+    return kv_unit_known_bad(unit, first, tokens - first) == tokens;
+}
+
+/* To make what the codebook was, and its summaries, from the same rows. */
+static struct kv_index_plan plan_of(const struct kv_codebook *book)
+{
+    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
+
+    if (book->summaries.n_rows > 0) {
+        plan.rest_bits = book->summaries.shape.bits;
+        plan.d_v = book->summaries.shape.d_v;
+    }
+    plan.seed = book->plan.seed;
+    plan.iterations = book->iterations;
+    plan.budget_us = 0;
+    return plan;
+}
+
+/* Full segments of the chapter that the unit has; their codes may be lost. */
+static uint32_t n_of_chapter(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+{
+    uint32_t at = begin;
+
+    while (at < end && (at + 1) * KV_BLOCK_TOKENS <= unit->committed &&
+           (unit->segments[at]->in_chapter || unit->segments[at]->lost_chapter))
+        at++;
+    return at - begin;
+}
+
+/* The last segment of a codebook in this unit has been checked: what is lost is made again.
+ * What cannot be now, for want of memory or since a query is in the middle of the codes, is
+ * tried again in the next pass. */
+static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t end)
+{
+    struct kv_data *data = scrub->data;
+    const uint32_t begin = run_begin(unit, end);
+    const uint32_t tokens =
+        unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
+    struct kv_codebook *book = book_of(scrub, unit->segments[begin]);
+    const uint32_t n_full = n_of_chapter(unit, begin, end);
+
+    if (book->n_seen < n_full)
+        book->n_seen = n_full;
+    if (!book->is_broken) {
+        if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
+            (void)kv_index_repair(data->indexer, unit, begin);
+        return;
+    }
+    /* From a fork that has only the first of the chapter, the others would get nothing. */
+    if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
+        !kv_querier_is_between(data->querier))
+        return;
+    const struct kv_index_plan plan = plan_of(book);
+    for (uint32_t i = end; i-- > begin;)
+        kv_segment_drop_codes(&data->heap, unit->segments[i]);
+    if (kv_index_cut(data->indexer, unit, tokens, &plan) == KV_OK)
+        data->heap.health.mended[KV_KIND_CENTROIDS]++;
+}
+
+/* ---- the walk ---------------------------------------------------------------------------- */
+
+/* Whether the segment before `end` is the unit's last one by its codebook. */
+static bool is_last_of_codebook(const struct kv_unit *unit, uint32_t end)
+{
+    return end * KV_BLOCK_TOKENS >= unit->committed || unit->segments[end]->codes == NULL ||
+           unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
+}
+
+/* One segment, or one check of its codebook; returns the bytes of it. */
+static uint64_t
+check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit *unit)
+{
+    const struct kv_segment *segment = unit->segments[scrub->block];
+    const bool has_codes = segment->codes != NULL && !segment->training;
+    uint64_t bytes = 0;
+
+    if (has_codes && book_of(scrub, segment)->pass != scrub->pass)
+        return check_codebook(scrub, segment->codebook);
+    bytes += check_rows(scrub, unit, scrub->block);
+    if (has_codes)
+        bytes += check_codes(scrub, part, unit, scrub->block);
+    scrub->block++;
+    if (has_codes && is_last_of_codebook(unit, scrub->block))
+        mend_codebook(scrub, unit, scrub->block);
+    return bytes;
+}
+
+/* The session at the cursor is behind us. */
+static void next_part(struct kv_scrub *scrub)
+{
+    scrub->part++;
+    scrub->unit = scrub->block = scrub->step = 0;
+    if (scrub->part < scrub->data->n_parts) {
+        scrub->serial = scrub->data->parts[scrub->part].serial;
+        return;
+    }
+    scrub->progress.phase = KV_SCRUB_OBJECTS;
+    scrub->data->objects.looked = scrub->data->objects.first;
+    scrub->data->objects.looked_begun = false;
+}
+
+static uint64_t walk_rows(struct kv_scrub *scrub)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t n = 0; n < PARTS_PER_SLICE && bytes < SLICE_BYTES &&
+                         scrub->progress.phase == KV_SCRUB_ROWS;) {
+        const struct kv_part *part = &scrub->data->parts[scrub->part];
+
+        if (!part->used || scrub->unit >= part->n_units || part->serial != scrub->serial) {
+            next_part(scrub);
+            n++;
+            continue;
+        }
+        struct kv_unit *unit = &part->units[scrub->unit];
+        if (scrub->block * KV_BLOCK_TOKENS >= unit->committed) {
+            scrub->unit++;
+            scrub->block = 0;
+        } else {
+            bytes += check_segment(scrub, part, unit);
+        }
+    }
+    return bytes;
+}
+
+/* A piece's next bytes; one that ends is good or bad. */
+static uint64_t walk_objects(struct kv_scrub *scrub)
+{
+    struct kv_objects *objects = &scrub->data->objects;
+    struct kv_stored_object *object = objects->looked;
+
+    if (object == NULL) {
+        scrub->progress.phase = KV_SCRUB_RESTS;
+        return 0;
+    }
+    /* Another may have come to lie where one was that is gone. */
+    if (!objects->looked_begun)
+        scrub->piece = scrub->at = 0;
+    objects->looked_begun = true;
+    const struct kv_object_piece *piece = &object->pieces[scrub->piece];
+    const uint32_t left = kv_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
+    const uint32_t n = left < SLICE_BYTES ? left : SLICE_BYTES;
+
+    if (scrub->at == 0)
+        scrub->crc = object->seed + scrub->piece;
+    scrub->crc = kv_crc32c(scrub->crc, piece->bytes + scrub->at, n);
+    scrub->at += n;
+    if (n == left) {
+        if (scrub->crc != piece->crc)
+            kv_object_mark_bad(objects, object, scrub->piece);
+        scrub->at = 0;
+        if (++scrub->piece == object->n_pieces) {
+            objects->looked = object->next;
+            objects->looked_begun = false;
+        }
+    }
+    return n;
+}
+
+static void begin_pass(struct kv_scrub *scrub, uint64_t now_us)
+{
+    scrub->begun_us = now_us;
+    if (++scrub->pass == 0)
+        scrub->pass = 1;
+    scrub->part = scrub->unit = scrub->block = scrub->step = 0;
+    scrub->serial = scrub->data->parts[0].serial;
+    scrub->progress.pass_bytes = 0;
+    scrub->progress.phase = KV_SCRUB_ROWS;
+}
+
+static void end_pass(struct kv_scrub *scrub, uint64_t now_us)
+{
+    scrub->progress.n_passes++;
+    scrub->progress.last_pass_us = now_us - scrub->begun_us;
+    scrub->progress.last_pass_bytes = scrub->progress.pass_bytes;
+    if (scrub->due_us < scrub->begun_us + PASS_US)
+        scrub->due_us = scrub->begun_us + PASS_US;
+}
+
+bool kv_scrub_step(struct kv_scrub *scrub)
+{
+    struct kv_scrub_progress *progress = &scrub->progress;
+    const uint64_t now_us = scrub->data->now_us;
+    uint64_t bytes = 0;
+
+    if (scrub->bytes_per_s == 0 || now_us < scrub->due_us)
+        return false;
+    if (progress->phase == KV_SCRUB_RESTS)
+        begin_pass(scrub, now_us);
+    if (progress->phase == KV_SCRUB_ROWS)
+        bytes = walk_rows(scrub);
+    else
+        bytes = walk_objects(scrub);
+    progress->bytes += bytes;
+    progress->pass_bytes += bytes;
+    if (scrub->due_us + LAG_US < now_us)
+        scrub->due_us = now_us - LAG_US;
+    scrub->due_us +=
+        (bytes < SLICE_COST ? SLICE_COST : bytes) * UINT64_C(1000000) / scrub->bytes_per_s;
+    if (progress->phase == KV_SCRUB_RESTS)
+        end_pass(scrub, now_us);
+    return true;
+}

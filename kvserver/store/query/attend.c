@@ -1,0 +1,82 @@
+#include "kvserver/store/query/attend.h"
+
+#include "kvserver/store/rows/verify.h"
+
+enum {
+    SLICE_PRODUCTS = 1 << 20, /* multiplications and additions: 16 or more a cycle */
+    SLICE_BYTES = 512 << 10,  /* of rows that come from memory, one by one */
+};
+
+const char *kv_attention_shape(const struct kv_layer_schema *layer,
+                               uint32_t n_queries,
+                               float scale,
+                               struct kv_attend_shape *ret_shape)
+{
+    const struct kv_attend_shape shape = {.type = (enum kv_key_type)layer->dtype,
+                                          .d_k = layer->d_k,
+                                          .d_v = layer->d_v,
+                                          .n_queries = n_queries,
+                                          .scale = scale};
+
+    if (layer->kind != KV_LAYER_KV)
+        return "rows are keys without values";
+    if (!kv_attend_shape_valid(&shape))
+        return "no attention over rows of this type and size, at this scale";
+    *ret_shape = shape;
+    return NULL;
+}
+
+static uint32_t slice_rows(const struct kv_attend_shape *shape)
+{
+    const size_t products = (size_t)shape->n_queries * (shape->d_k + shape->d_v);
+    size_t n = SLICE_PRODUCTS / products;
+
+    if (n > SLICE_BYTES / kv_attend_row_bytes(shape))
+        n = SLICE_BYTES / kv_attend_row_bytes(shape);
+    if (n > KV_ATTENTION_ROWS)
+        n = KV_ATTENTION_ROWS;
+    n -= n % KV_ATTEND_GROUP;
+    return n == 0 ? KV_ATTEND_GROUP : (uint32_t)n;
+}
+
+void kv_attention_begin(struct kv_attention *attention,
+                        const struct kv_attend_shape *shape,
+                        const struct kv_unit *unit,
+                        const float *queries,
+                        bool each)
+{
+    attention->unit = unit;
+    attention->shape = *shape;
+    attention->queries = queries;
+    attention->each = each;
+    attention->slice_rows = slice_rows(shape);
+    attention->n = 0;
+    attention->has_bad = false;
+    kv_attend_begin(shape, attention->state);
+}
+
+uint32_t kv_attention_slice(struct kv_attention *attention, struct kv_heap *heap)
+{
+    const struct kv_row_set rows = kv_unit_rows(attention->unit);
+    const uint32_t n = attention->n;
+    uint32_t differs = 0;
+
+    if (n == 0)
+        return UINT32_MAX;
+    kv_verify_seeds(&rows, attention->tokens, n, attention->seeds);
+    kv_attend_checked(&attention->shape, attention->queries, attention->rows, n,
+                      attention->each ? attention->among : NULL, attention->seeds,
+                      attention->crcs, attention->state);
+    attention->n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        differs |= attention->crcs[i] ^ *attention->stored[i];
+    if (differs == 0 && !attention->has_bad)
+        return UINT32_MAX;
+    const uint32_t bad = kv_verify_crcs(heap, &rows, attention->tokens, attention->crcs, n);
+    return bad < n ? attention->tokens[bad] : UINT32_MAX;
+}
+
+void kv_attention_end(const struct kv_attention *attention, float *ret_output, float *ret_lse)
+{
+    kv_attend_end(&attention->shape, attention->state, ret_output, ret_lse);
+}

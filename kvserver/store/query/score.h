@@ -1,0 +1,97 @@
+/* score.h - scores of a unit's candidates, in slices: by their codes where they have some, by
+ * their keys where not.
+ *
+ *     kv_scan_begin();  while (!kv_scan_slice(...)) other work;
+ *
+ * What is scored are items: candidates, or all full cells (kernels/pq_cells.h) of a chapter
+ * that is long enough for that to be faster.  A part is a run of candidates whose items are one
+ * or the other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].
+ * Rows that follow an open codebook (codebook.h) and have no codes yet get them here.
+ *
+ * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
+ * grow, or kv_scan_begin() starts anew.
+ */
+#ifndef KV_KVSERVER_STORE_QUERY_SCORE_H
+#define KV_KVSERVER_STORE_QUERY_SCORE_H
+
+#include "kvserver/base/clock.h"
+#include "kvserver/store/rows/unit.h"
+#include "proto/kv_wire.h"
+
+enum {
+    KV_SCAN_TABLE = KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX,
+    KV_SCAN_PARTS_MAX = 4096,
+};
+
+#define KV_SCAN_ROWS UINT32_MAX
+
+/* Candidates of which each is an item, or those of one codebook's cells. */
+struct kv_scan_part {
+    uint32_t token_begin, token_end;
+    uint32_t item; /* the first */
+    uint32_t n_items;
+    uint32_t codebook; /* whose cells they are; KV_SCAN_ROWS: each is an item */
+};
+
+/* One unit and what is asked of it. */
+struct kv_scan {
+    struct kv_unit *unit;
+    enum kv_key_type type;
+    uint32_t d;
+    const struct kv_wire_range *ranges; /* below unit->committed */
+    uint32_t n_ranges;
+    uint32_t n_queries;
+    const float *queries; /* (n_queries, d) */
+    bool by_code;         /* false: all by their keys */
+    bool by_cell;         /* cells are allowed */
+    uint32_t n;           /* candidates */
+    float *room;          /* of the caller, for scores, counts, and whatever comes after */
+    size_t room_floats;   /* at least n * (n_queries + KV_SCAN_SPARE) */
+    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) of the caller */
+    float *tables;              /* (n_queries, KV_SCAN_TABLE) of the caller */
+
+    /* Known when it has begun. */
+    uint32_t n_parts, n_items;
+    float *scores;    /* (n_queries, n_items), in `room` */
+    uint32_t *counts; /* (n_items), in `room` behind KV_SCAN_SPARE - 1 arrays; NULL: all 1 */
+
+    /* A row known to be bad (verify.h), whose key would have decided; UINT32_MAX: none. */
+    uint32_t bad;
+
+    /* Known when it has ended: the largest of each vector's scores, as kv_scores_max() has
+     * them. */
+    float maxima[KV_QUERIES_MAX];
+
+    uint32_t part, token; /* where the next slice begins */
+    uint32_t n_coded, n_exact, n_chapters;
+    uint64_t serial; /* of the codebook that `tables` is for; 0: none */
+};
+
+enum {
+    KV_SCAN_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
+};
+
+/* Tokens in the ranges. */
+uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
+
+/* Cuts the candidates into parts, sets the cursor and the counts to the begin. */
+void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap);
+
+/* Works for some 50 us; true when all items are scored. */
+bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock);
+
+/* Goes through tokens of the ranges by their numbers, which ascend from call to call. */
+struct kv_range_walk {
+    const struct kv_wire_range *ranges;
+    uint32_t before; /* candidates before the range that it is in */
+};
+static inline uint32_t kv_range_walk_to(struct kv_range_walk *walk, uint32_t index)
+{
+    while (index - walk->before >= walk->ranges->end - walk->ranges->begin) {
+        walk->before += walk->ranges->end - walk->ranges->begin;
+        walk->ranges++;
+    }
+    return walk->ranges->begin + (index - walk->before);
+}
+
+#endif

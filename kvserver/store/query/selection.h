@@ -1,0 +1,137 @@
+/* selection.h - from the scores of some items to the chosen rows: weights, merge, how many,
+ * which.
+ *
+ *   item     a row, or some rows that share a score (a cell); `counts` says how many
+ *   weight   softmax over all rows of scale * score, for each query vector
+ *   merge    SUM: the largest sums of weights;  MAX: the largest of the largest weights;
+ *            UNION, NONE: the largest scores of each vector, together
+ *   group    what is chosen for together: all vectors with SUM and MAX, else each by itself
+ *   how many TOP: k;  MASS: as few of the heaviest as have `share` of the group's weight;
+ *            FROM: those with at least `share` of the largest weight;  never more than k
+ *
+ * Ties go to the lower row.  See kernels/select.h for the arithmetic: it does not matter how
+ * rows are made items, nor how the work is cut into slices.
+ *
+ *     kv_choose_begin();  while (!kv_choose_slice(...)) other work;  kv_choose_rows();
+ *
+ * Threads: pure functions of the chooser.  Memory: the caller's.
+ */
+#ifndef KV_KVSERVER_STORE_QUERY_SELECTION_H
+#define KV_KVSERVER_STORE_QUERY_SELECTION_H
+
+#include "kernels/select.h"
+#include "proto/kv_types.h"
+
+#include <stdbool.h>
+
+struct kv_choice {
+    enum kv_merge merge;
+    enum kv_selection selection;
+    uint32_t n_queries;
+    float scale;
+    float share; /* MASS, FROM */
+    uint32_t k;
+    const uint32_t *each; /* (kv_choice_groups()) k of each group, at most k; NULL: k */
+    uint32_t factor;      /* so many times as many rows are taken, at most KV_CHOSEN_MAX */
+};
+
+/* How a choice among some items goes on. */
+struct kv_chooser {
+    struct kv_choice choice;
+    float *scores;                 /* (n_queries, n) */
+    const uint32_t *counts, *from; /* (n); see kv_choose_begin() */
+    uint32_t n;
+    bool wants_weights;
+    float *weights, *spare; /* (n) */
+    uint32_t *own; /* (n) counts of one group, where `from` is given, or scores of its bound */
+    uint32_t least, most, n_between; /* of those; 0: it is looked for among all */
+    uint64_t n_above;
+
+    uint32_t step, query, cursor, pass;
+    bool knows_maxima;
+    float max, maxima[KV_QUERIES_MAX],
+        factors[KV_QUERIES_MAX]; /* of a query vector's weights */
+    uint64_t sum;
+    struct kv_mass mass;
+
+    uint32_t k[KV_QUERIES_MAX]; /* rows of each group that the selection wants */
+    struct kv_selector groups[KV_QUERIES_MAX];
+};
+
+static inline bool kv_choice_merges(const struct kv_choice *choice)
+{
+    return choice->merge == KV_MERGE_SUM || choice->merge == KV_MERGE_MAX;
+}
+
+static inline uint32_t kv_choice_groups(const struct kv_choice *choice)
+{
+    return kv_choice_merges(choice) ? 1 : choice->n_queries;
+}
+
+/* Rows that each group takes where the selection wants k of it. */
+static inline uint32_t kv_choice_takes(const struct kv_choice *choice, uint32_t k)
+{
+    const uint64_t takes = (uint64_t)k * choice->factor;
+
+    return takes < KV_CHOSEN_MAX ? (uint32_t)takes : KV_CHOSEN_MAX;
+}
+
+/* Rows that a choice among n may take. */
+uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n);
+
+enum {
+    KV_CHOOSE_ROOM = 3, /* arrays of n floats */
+};
+
+/* Begins a choice among n items.
+ *   scores  (n_queries, n), whose values are lost with SUM and MAX
+ *   maxima  (n_queries) the largest of each vector's, as kv_scores_max() has them; NULL: they
+ *           are looked for
+ *   counts  (n), NULL: all are 1
+ *   among   (n) bit g: group g may choose the row; NULL: all may.  UNION and NONE only, without
+ *           counts
+ *   weights the merged weights are wanted; SUM and MAX make them anyway
+ *   room    (KV_CHOOSE_ROOM, n), also for the weights: its first n when all is done */
+void kv_choose_begin(struct kv_chooser *chooser,
+                     const struct kv_choice *choice,
+                     float *scores,
+                     const float *maxima,
+                     const uint32_t *counts,
+                     const uint32_t *among,
+                     uint32_t n,
+                     bool weights,
+                     float *room);
+
+/* Works for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
+bool kv_choose_slice(struct kv_chooser *chooser);
+
+/* The scores that group g chooses by. */
+static inline const float *kv_chooser_scores(const struct kv_chooser *chooser, uint32_t group)
+{
+    return kv_choice_merges(&chooser->choice) ? chooser->weights
+                                              : chooser->scores + (size_t)group * chooser->n;
+}
+
+/* Where all items are rows: the chosen ones.  Returns how many, at most kv_choice_max().
+ *   ret_indices  ascending; room for KV_SELECT_SPARE more
+ *   ret_heads    bit q: vector q chose it; SUM and MAX: all; may be NULL */
+uint32_t kv_choose_rows(struct kv_chooser *chooser, uint32_t *ret_indices, uint32_t *ret_heads);
+
+/* All at once, of rows. */
+static inline uint32_t kv_choose(struct kv_chooser *chooser,
+                                 const struct kv_choice *choice,
+                                 float *scores,
+                                 const uint32_t *among,
+                                 uint32_t n,
+                                 bool weights,
+                                 float *room,
+                                 uint32_t *ret_indices,
+                                 uint32_t *ret_heads)
+{
+    kv_choose_begin(chooser, choice, scores, NULL, NULL, among, n, weights, room);
+    while (!kv_choose_slice(chooser))
+        ;
+    return kv_choose_rows(chooser, ret_indices, ret_heads);
+}
+
+#endif

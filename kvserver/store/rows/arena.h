@@ -1,0 +1,67 @@
+/* arena.h - the memory of one data thread: pages of 2 MiB, lent to size classes and given back.
+ *
+ *     page   free -> lent to a class when an element is wanted
+ *                 -> free when its last one is back
+ *     class  all elements of one size; a page holds as many as fit, one bit each
+ *
+ * Classes come in two kinds.  Rounded ones are few, whatever sizes are asked for, and always to
+ * be had.  Exact ones waste nothing and keep neighbours adjacent, but there are only so many:
+ * one that nobody holds and that no page is lent to gives its place to another size, and while
+ * all are in use the rounded class serves instead.
+ *
+ * Neighbours matter: rows that lie side by side are sent and received in one piece, so a run of
+ * elements is taken from one page where possible.
+ *
+ * Threads: the data thread.  Memory: elements are lent until kv_arena_free(); the bytes of a
+ * free page are whatever they were.
+ */
+#ifndef KV_KVSERVER_STORE_ROWS_ARENA_H
+#define KV_KVSERVER_STORE_ROWS_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    KV_ARENA_PAGE = 2 << 20,
+    KV_ARENA_ELEMENT_MIN = 256,
+    KV_ARENA_CLASSES_MAX = 192,
+    KV_ARENA_EXACT_MAX = 128, /* of them, of sizes that are not rounded ones */
+};
+
+struct kv_arena;
+
+/* Reserves `bytes`, rounded down to whole pages, at least one.  NULL: refused. */
+struct kv_arena *kv_arena_create(uint64_t bytes);
+void kv_arena_destroy(struct kv_arena *arena);
+
+/* Holds the exact class of elements of `bytes`, or the rounded one if too many sizes are in
+ * use. The class is that size's until its last holder releases it and its last element is back.
+ * Negative: larger than a page. */
+int kv_arena_class_hold(struct kv_arena *arena, size_t bytes);
+void kv_arena_class_release(struct kv_arena *arena, int class_id);
+
+/* The rounded class: `bytes` rounded up by at most a fifth.  It stays.  Negative: larger than a
+ * page. */
+int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes);
+
+/* The size of its elements, and the distance of neighbours. */
+size_t kv_arena_class_bytes(const struct kv_arena *arena, int class_id);
+
+/* Up to `want` adjacent elements; *ret_count says how many, at least one.  NULL: full. */
+void *
+kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count);
+void *kv_arena_alloc(struct kv_arena *arena, int class_id);
+void kv_arena_free(struct kv_arena *arena, int class_id, void *element);
+
+/* Elements of that class that could be had now. */
+uint64_t kv_arena_room(const struct kv_arena *arena, int class_id);
+
+/* Touches a part of a page more ahead of need, so that the first to use it does not pay for the
+ * system clearing it.  Returns 0 when enough are ready. */
+unsigned kv_arena_touch_ahead(struct kv_arena *arena);
+
+void *kv_arena_base(const struct kv_arena *arena);
+uint64_t kv_arena_bytes(const struct kv_arena *arena);
+uint64_t kv_arena_bytes_lent(const struct kv_arena *arena); /* whole pages */
+
+#endif

@@ -1,0 +1,516 @@
+#include "kvserver/store/rows/unit.h"
+
+#include "kernels/checksum.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+enum {
+    ARRAY_BYTES_MIN = 512,
+    NO_CLASS = UINT8_MAX, /* of a unit that was cleared */
+};
+
+bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
+{
+    heap->arena = arena;
+    heap->free_records = NULL;
+    heap->n_segments = 0;
+    heap->health = (struct kv_health){0};
+    heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
+    heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
+    return heap->crc_class >= 0 && heap->record_class >= 0 &&
+           kv_codebooks_init(&heap->codebooks, arena, &heap->health);
+}
+
+void kv_heap_fini(struct kv_heap *heap)
+{
+    kv_codebooks_fini(&heap->codebooks);
+}
+
+static struct kv_segment *record_get(struct kv_heap *heap)
+{
+    if (heap->free_records == NULL) {
+        /* Records are small and many; what was carved for them once stays theirs. */
+        struct kv_segment *records = kv_arena_alloc(heap->arena, heap->record_class);
+        if (records == NULL)
+            return NULL;
+        for (size_t i = (16 << 10) / sizeof(*records); i-- > 0;) {
+            records[i].rows = (uint8_t *)heap->free_records;
+            heap->free_records = &records[i];
+        }
+    }
+    struct kv_segment *record = heap->free_records;
+    heap->free_records = (struct kv_segment *)(void *)record->rows;
+    return record;
+}
+
+static void record_put(struct kv_heap *heap, struct kv_segment *record)
+{
+    record->rows = (uint8_t *)heap->free_records;
+    heap->free_records = record;
+}
+
+/* Nobody refers to the rows from `filled` on any more: they are not bad, not lost. */
+static void forget_rows(struct kv_heap *heap, struct kv_segment *segment, uint32_t filled)
+{
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
+        const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
+        const uint64_t kept = n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+
+        heap->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
+        segment->bad[i] &= kept;
+    }
+    if (segment->n_checked > filled)
+        segment->n_checked = (uint8_t)filled;
+    if (segment->n_coded > filled) {
+        segment->n_coded = (uint8_t)filled;
+        segment->in_chapter = false;
+    }
+    if (segment->n_lost > filled) {
+        segment->n_lost = (uint8_t)filled;
+        segment->lost_chapter = false;
+    }
+}
+
+void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    kv_arena_free(heap->arena, book->tile_class, segment->codes);
+    kv_codebook_unref(&heap->codebooks, segment->codebook);
+    segment->codes = NULL;
+    segment->n_coded = segment->n_lost = 0;
+    segment->in_chapter = segment->lost_chapter = false;
+}
+
+static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
+{
+    assert(segment->refs == 0 && segment->pins == 0);
+    forget_rows(heap, segment, 0);
+    kv_arena_free(heap->arena, segment->row_class, segment->rows);
+    kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
+    if (segment->codes != NULL)
+        kv_segment_drop_codes(heap, segment);
+    record_put(heap, segment);
+    heap->n_segments--;
+}
+
+static void segment_unref(struct kv_heap *heap, struct kv_segment *segment)
+{
+    assert(segment->refs > 0);
+    if (--segment->refs == 0 && segment->pins == 0)
+        segment_free(heap, segment);
+}
+
+void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment)
+{
+    assert(segment->pins > 0);
+    if (--segment->pins == 0 && segment->refs == 0)
+        segment_free(heap, segment);
+}
+
+/* `count` segments at `at` of the unit's array, side by side where the arena can. */
+static kv_status_t
+segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count)
+{
+    const size_t stride = kv_arena_class_bytes(heap->arena, unit->row_class);
+    uint32_t n_done = 0;
+
+    while (n_done < count) {
+        uint32_t run;
+        uint8_t *rows = kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
+        if (rows == NULL)
+            goto err_drop;
+        for (uint32_t i = 0; i < run; i++, rows += stride) {
+            struct kv_segment *segment = record_get(heap);
+            uint32_t *crcs = kv_arena_alloc(heap->arena, heap->crc_class);
+
+            if (segment == NULL || crcs == NULL) {
+                if (segment != NULL)
+                    record_put(heap, segment);
+                kv_arena_free(heap->arena, heap->crc_class, crcs);
+                for (; i < run; i++, rows += stride)
+                    kv_arena_free(heap->arena, unit->row_class, rows);
+                goto err_drop;
+            }
+            *segment = (struct kv_segment){
+                .rows = rows, .crcs = crcs, .refs = 1, .row_class = unit->row_class};
+            heap->n_segments++;
+            unit->segments[at + n_done++] = segment;
+        }
+    }
+    return KV_OK;
+
+err_drop:
+    while (n_done-- > 0)
+        segment_unref(heap, unit->segments[at + n_done]);
+    return KV_NO_MEMORY;
+}
+
+static kv_status_t array_grow(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
+{
+    if (n_segments <= unit->capacity)
+        return KV_OK;
+    size_t bytes = ARRAY_BYTES_MIN;
+    while (bytes < n_segments * sizeof(*unit->segments))
+        bytes *= 2;
+    int class_id = kv_arena_class_rounded(heap->arena, bytes);
+    if (class_id < 0)
+        return KV_NO_MEMORY;
+    struct kv_segment **segments = kv_arena_alloc(heap->arena, class_id);
+    if (segments == NULL)
+        return KV_NO_MEMORY;
+    if (unit->segments != NULL) {
+        memcpy(segments, unit->segments, unit->n_segments * sizeof(*segments));
+        kv_arena_free(heap->arena, unit->array_class, unit->segments);
+    }
+    unit->segments = segments;
+    unit->capacity = (uint32_t)(bytes / sizeof(*segments));
+    unit->array_class = (uint8_t)class_id;
+    return KV_OK;
+}
+
+kv_status_t kv_unit_init(struct kv_unit *unit,
+                         struct kv_heap *heap,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         uint32_t row_bytes)
+{
+    int row_class = kv_arena_class_hold(heap->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
+
+    if (row_class < 0)
+        return KV_TOO_LARGE;
+    *unit = (struct kv_unit){
+        .layer = (uint16_t)layer,
+        .kv_head = (uint16_t)kv_head,
+        .row_bytes = row_bytes,
+        .row_class = (uint8_t)row_class,
+        .recall = NAN,
+    };
+    return KV_OK;
+}
+
+static uint32_t segments_for(uint32_t tokens)
+{
+    return (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+}
+
+static void segments_cut(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
+{
+    while (unit->n_segments > n_segments)
+        segment_unref(heap, unit->segments[--unit->n_segments]);
+}
+
+void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
+{
+    segments_cut(unit, heap, 0);
+    kv_arena_free(heap->arena, unit->array_class, unit->segments);
+    unit->segments = NULL;
+    unit->capacity = unit->committed = unit->reserved = 0;
+    unit->n_landings = unit->n_coming = 0;
+    unit->broken = false;
+    if (unit->row_class != NO_CLASS)
+        kv_arena_class_release(heap->arena, unit->row_class);
+    unit->row_class = NO_CLASS;
+}
+
+/* Replaces the half-filled last segment by a copy that is the unit's alone.  KV_BUSY: rows are
+ * landing in it, and would go on to land in the old one. */
+static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
+{
+    uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
+
+    if (filled == 0)
+        return KV_OK;
+    uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
+    struct kv_segment *old = unit->segments[at];
+    if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
+        forget_rows(heap, old, filled); /* the others are about to be overwritten */
+        return KV_OK;
+    }
+    if (unit->committed < unit->reserved)
+        return KV_BUSY;
+    kv_status_t status = segments_add(unit, heap, at, 1);
+    if (status != KV_OK) {
+        unit->segments[at] = old;
+        return status;
+    }
+    struct kv_segment *copy = unit->segments[at];
+    memcpy(copy->rows, old->rows, (size_t)filled * unit->row_bytes);
+    memcpy(copy->crcs, old->crcs, filled * sizeof(*copy->crcs));
+    copy->n_written = (uint8_t)filled;
+    for (uint32_t row = 0; row < filled; row++)
+        if (kv_segment_is_bad(old, row)) {
+            copy->bad[row / 64] |= (uint64_t)1 << row % 64;
+            heap->health.rows_bad++;
+        }
+    segment_unref(heap, old);
+    return KV_OK;
+}
+
+kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end)
+{
+    uint32_t n_segments = segments_for(end);
+    kv_status_t status = array_grow(unit, heap, n_segments);
+
+    assert(end > unit->reserved);
+    if (status == KV_OK)
+        status = tail_own(unit, heap);
+    if (status == KV_OK && n_segments > unit->n_segments)
+        status = segments_add(unit, heap, unit->n_segments, n_segments - unit->n_segments);
+    if (status != KV_OK)
+        return status;
+    unit->n_segments = n_segments;
+    for (uint32_t i = unit->reserved / KV_BLOCK_TOKENS; i < n_segments; i++) {
+        uint32_t filled = end - i * KV_BLOCK_TOKENS;
+        if (filled > KV_BLOCK_TOKENS)
+            filled = KV_BLOCK_TOKENS;
+        if (unit->segments[i]->n_written < filled)
+            unit->segments[i]->n_written = (uint8_t)filled;
+    }
+    unit->reserved = end;
+    return KV_OK;
+}
+
+void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begin)
+{
+    assert(begin >= unit->committed);
+    if (begin < unit->reserved) {
+        unit->reserved = begin;
+        segments_cut(unit, heap, segments_for(begin));
+    }
+}
+
+void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens)
+{
+    if (tokens < unit->committed)
+        unit->committed = tokens;
+    kv_unit_unreserve(unit, heap, unit->committed);
+    unit->n_landings = unit->n_coming = 0;
+    unit->broken = false;
+}
+
+kv_status_t kv_unit_fork(const struct kv_unit *unit,
+                         struct kv_unit *child,
+                         struct kv_heap *heap,
+                         uint32_t tokens)
+{
+    uint32_t n_segments = segments_for(tokens);
+    kv_status_t status = array_grow(child, heap, n_segments);
+
+    assert(tokens <= unit->committed && child->n_segments == 0);
+    if (status != KV_OK)
+        return status;
+    for (uint32_t i = 0; i < n_segments; i++) {
+        child->segments[i] = unit->segments[i];
+        child->segments[i]->refs++;
+    }
+    child->n_segments = n_segments;
+    child->committed = child->reserved = tokens;
+    return KV_OK;
+}
+
+/* Rows of [begin, end) that lie in begin's segment. */
+static uint32_t in_segment(uint32_t begin, uint32_t end)
+{
+    uint32_t left = KV_BLOCK_TOKENS - begin % KV_BLOCK_TOKENS;
+
+    return end - begin < left ? end - begin : left;
+}
+
+unsigned kv_unit_pieces(const struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        struct kv_iov *iov,
+                        unsigned n_iov,
+                        unsigned max)
+{
+    uint32_t end = begin + count, step;
+
+    for (; begin < end; begin += step) {
+        step = in_segment(begin, end);
+        uint8_t *rows = kv_unit_row(unit, begin);
+        size_t bytes = (size_t)step * unit->row_bytes;
+
+        if (n_iov > 0 && (uint8_t *)iov[n_iov - 1].base + iov[n_iov - 1].bytes == rows) {
+            iov[n_iov - 1].bytes += bytes;
+        } else {
+            if (n_iov == max)
+                return max + 1;
+            iov[n_iov++] = (struct kv_iov){rows, bytes};
+        }
+    }
+    return n_iov;
+}
+
+void kv_unit_write(struct kv_unit *unit, uint32_t begin, uint32_t count, const void *rows)
+{
+    const uint8_t *from = rows;
+    uint32_t end = begin + count, step;
+
+    for (; begin < end; begin += step) {
+        step = in_segment(begin, end);
+        memcpy(kv_unit_row(unit, begin), from, (size_t)step * unit->row_bytes);
+        from += (size_t)step * unit->row_bytes;
+    }
+}
+
+void kv_unit_write_crcs(struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        const uint32_t *crcs)
+{
+    uint32_t end = begin + count, step;
+
+    for (; begin < end; begin += step, crcs += step) {
+        step = in_segment(begin, end);
+        memcpy(kv_unit_crc(unit, begin), crcs, step * sizeof(*crcs));
+    }
+}
+
+void kv_unit_read_crcs(const struct kv_unit *unit,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint32_t *ret_crcs)
+{
+    uint32_t end = begin + count, step;
+
+    for (; begin < end; begin += step, ret_crcs += step) {
+        step = in_segment(begin, end);
+        memcpy(ret_crcs, kv_unit_crc(unit, begin), step * sizeof(*ret_crcs));
+    }
+}
+
+bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count)
+{
+    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS; i++)
+        if (unit->segments[i]->pins == UINT16_MAX)
+            return false;
+    return true;
+}
+
+unsigned kv_unit_pin(const struct kv_unit *unit,
+                     uint32_t begin,
+                     uint32_t count,
+                     struct kv_segment **pins)
+{
+    unsigned n_pins = 0;
+
+    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS;
+         i++) {
+        assert(unit->segments[i]->pins < UINT16_MAX);
+        unit->segments[i]->pins++;
+        pins[n_pins++] = unit->segments[i];
+    }
+    return n_pins;
+}
+
+void kv_unit_mend(
+    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc)
+{
+    struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    const uint32_t at = token % KV_BLOCK_TOKENS;
+
+    assert(kv_segment_is_bad(segment, at));
+    kv_unit_write(unit, token, 1, row);
+    kv_unit_write_crcs(unit, token, 1, &crc);
+    segment->bad[at / 64] &= ~((uint64_t)1 << at % 64);
+    heap->health.rows_bad--;
+    heap->health.mended[KV_KIND_ROWS]++;
+}
+
+/* ---- codes ------------------------------------------------------------------------------- */
+
+static uint32_t tile_crc(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
+}
+
+bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    return tile_crc(heap, segment) == segment->codes_crc;
+}
+
+void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
+{
+    heap->health.found[KV_KIND_CODES]++;
+    segment->n_lost = segment->n_coded;
+    segment->lost_chapter = segment->in_chapter;
+    segment->n_coded = 0;
+    segment->in_chapter = false;
+}
+
+/* Codes of rows [n_coded, n_rows). */
+static void encode(struct kv_heap *heap,
+                   struct kv_segment *segment,
+                   enum kv_key_type type,
+                   uint32_t row_bytes,
+                   uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
+    float keys[KV_CODEBOOK_KEYS];
+    uint8_t codes[KV_TILE_BYTES_MAX];
+
+    while (segment->n_coded < n_rows) {
+        uint32_t begin = segment->n_coded;
+        uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
+
+        kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
+                     book->shape.d, keys);
+        kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
+        kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
+        segment->n_coded = (uint8_t)(begin + n);
+    }
+    segment->codes_crc = tile_crc(heap, segment);
+}
+
+void kv_segment_recode(struct kv_heap *heap,
+                       struct kv_segment *segment,
+                       enum kv_key_type type,
+                       uint32_t row_bytes)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    assert(segment->n_coded == 0 && segment->n_lost > 0);
+    memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+    encode(heap, segment, type, row_bytes, segment->n_lost);
+    segment->in_chapter = segment->lost_chapter;
+    segment->n_lost = 0;
+    segment->lost_chapter = false;
+    heap->health.mended[KV_KIND_CODES]++;
+}
+
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+
+    assert(n_rows <= segment->n_written);
+    if (segment->codes == NULL) {
+        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
+        if (segment->codes == NULL)
+            return KV_NO_MEMORY;
+        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+        segment->codebook = codebook;
+        segment->n_coded = 0;
+        kv_codebook_ref(&heap->codebooks, codebook);
+    } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
+               !kv_segment_codes_are_good(heap, segment)) {
+        /* A new checksum would make them good. */
+        kv_segment_lose_codes(heap, segment);
+    }
+    assert(segment->codebook == codebook);
+    if (segment->n_lost > 0)
+        return KV_CORRUPT;
+    encode(heap, segment, type, row_bytes, n_rows);
+    return KV_OK;
+}

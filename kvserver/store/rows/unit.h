@@ -1,0 +1,234 @@
+/* unit.h - the rows of one (layer, kv head): segments of KV_BLOCK_TOKENS rows, their CRCs, and
+ * codes of their keys.
+ *
+ *        0            committed          reserved
+ *        |-- readable ----|-- being written --|          committed <= reserved
+ *
+ * A segment's rows lie in one piece of the arena, its CRCs in another; segments that were
+ * reserved together often lie side by side, so that many are sent or received as one piece.
+ *
+ * Invariants:
+ *   (1) Rows below `committed` never change, in no segment that anybody refers to or has
+ *       pinned.
+ *   (2) A segment is shared by units (refs) after a fork, and pinned by transfers under way;
+ *       its memory goes back when both are 0.
+ *   (3) A row is written in place only if one unit refers to its segment and no transfer can
+ *       still see or fill it (`n_written` is how far any writer ever got); else the segment is
+ *       copied first, which waits for rows that are landing in it: they know no other place.
+ *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
+ *       unit, by one codebook.  They are the segment's: whoever refers to it has them, and they
+ *       go with it.
+ *
+ * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
+ * part's storage.
+ */
+#ifndef KV_KVSERVER_STORE_ROWS_UNIT_H
+#define KV_KVSERVER_STORE_ROWS_UNIT_H
+
+#include "kvserver/base/writers.h"
+#include "kvserver/net/transport.h"
+#include "kvserver/store/index/codebook.h"
+#include "kvserver/store/rows/arena.h"
+#include "kvserver/store/rows/health.h"
+#include "proto/kv_types.h"
+
+#include <assert.h>
+#include <stdbool.h>
+
+/* 64 bytes, and 8 in each unit that refers to it. */
+struct kv_segment {
+    uint8_t *rows;                      /* (KV_BLOCK_TOKENS, row_bytes) */
+    uint32_t *crcs;                     /* (KV_BLOCK_TOKENS) */
+    uint8_t *codes;                     /* a tile, see kernels/pq_tiles.h; NULL: none */
+    uint64_t bad[KV_BLOCK_TOKENS / 64]; /* bit: the row failed its CRC (verify.h) */
+    uint32_t refs;
+    uint32_t codebook;  /* of `codes` */
+    uint32_t codes_crc; /* of the whole tile */
+    uint16_t pins;
+    uint16_t pass;         /* of the scrub that last came by (scrub.h) */
+    uint8_t n_checked;     /* rows that it verified then */
+    uint8_t n_written;     /* 0..KV_BLOCK_TOKENS */
+    uint8_t n_coded;       /* 0..n_written */
+    uint8_t n_lost;        /* rows whose codes were bad, and cannot be made again yet */
+    uint8_t row_class;     /* of `rows` */
+    bool training : 1;     /* an index job will give it codes */
+    bool begins_job : 1;   /* a job's rows begin here: that one's, or one's for summaries */
+    bool in_chapter : 1;   /* its codes are all the codebook's own job's: it is the only segment
+                            * that the codebook's cells and summaries have in this place */
+    bool lost_chapter : 1; /* it was in_chapter when its codes were lost */
+};
+static_assert(sizeof(struct kv_segment) == 64, "bookkeeping of a segment");
+static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
+
+/* Where segments come from: one per data thread. */
+struct kv_heap {
+    struct kv_arena *arena;
+    int crc_class;
+    int record_class;                /* pages of segment records */
+    struct kv_segment *free_records; /* linked through `rows` */
+    uint64_t n_segments;
+    struct kv_codebooks codebooks;
+    struct kv_health health;
+};
+
+struct kv_unit {
+    struct kv_segment **segments;
+    uint32_t n_segments, capacity;
+    uint32_t committed, reserved;
+    uint32_t n_landings; /* transfers under way into [committed, reserved) */
+    uint32_t n_coming;   /* puts under way that will write from `reserved` on, or across it */
+    bool broken;         /* one of them failed: none after it can be committed */
+    uint8_t array_class; /* of `segments` */
+    uint8_t row_class;
+    uint16_t layer, kv_head;
+    uint32_t row_bytes;
+    uint64_t mark; /* of the last request that named it: finds doubles */
+    const struct kv_writers *const *writers; /* where its session's are; NULL: writer 0 */
+
+    /* Retrieval: queries answered, and how many of the rows that exact top-k takes they found,
+     * a moving average; NaN: not known. */
+    uint32_t n_queries;
+    float recall;
+};
+
+/* false: the arena has no page for it. */
+bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
+void kv_heap_fini(struct kv_heap *heap);
+
+/* KV_TOO_LARGE: a segment of such rows does not fit a page. */
+kv_status_t kv_unit_init(struct kv_unit *unit,
+                         struct kv_heap *heap,
+                         uint32_t layer,
+                         uint32_t kv_head,
+                         uint32_t row_bytes);
+/* Gives back all that it has; it may be cleared again, and not used before kv_unit_init(). */
+void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap);
+
+/* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed;
+ * KV_BUSY: nor did it, for the last segment has to be copied and rows are landing in it. */
+kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end);
+
+/* Gives up what is reserved from `begin` on. */
+void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begin);
+
+/* Forgets all rows from `tokens` on, and every reservation. */
+void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens);
+
+/* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens`
+ * rows. KV_NO_MEMORY: the child is empty. */
+kv_status_t kv_unit_fork(const struct kv_unit *unit,
+                         struct kv_unit *child,
+                         struct kv_heap *heap,
+                         uint32_t tokens);
+
+/* A row that is reserved; its CRC. */
+static inline uint8_t *kv_unit_row(const struct kv_unit *unit, uint32_t token)
+{
+    return unit->segments[token / KV_BLOCK_TOKENS]->rows +
+           (size_t)(token % KV_BLOCK_TOKENS) * unit->row_bytes;
+}
+
+static inline uint32_t *kv_unit_crc(const struct kv_unit *unit, uint32_t token)
+{
+    return &unit->segments[token / KV_BLOCK_TOKENS]->crcs[token % KV_BLOCK_TOKENS];
+}
+
+static inline bool kv_segment_is_bad(const struct kv_segment *segment, uint32_t row)
+{
+    return segment->bad[row / 64] >> row % 64 & 1;
+}
+
+/* Whether the row is known to be bad; its segment's record is all that is read. */
+static inline bool kv_unit_is_bad(const struct kv_unit *unit, uint32_t token)
+{
+    return kv_segment_is_bad(unit->segments[token / KV_BLOCK_TOKENS], token % KV_BLOCK_TOKENS);
+}
+
+/* Writes a bad row again, and its CRC: it is good then, in every unit that has it. */
+void kv_unit_mend(
+    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc);
+
+/* Appends the pieces of memory of rows [begin, begin + count) to iov, joining neighbours; n_iov
+ * pieces are there already.  Returns how many there are then; `max` + 1: they do not fit. */
+unsigned kv_unit_pieces(const struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        struct kv_iov *iov,
+                        unsigned n_iov,
+                        unsigned max);
+
+/* Copies rows or CRCs in and out; [begin, begin + count) is reserved. */
+void kv_unit_write(struct kv_unit *unit, uint32_t begin, uint32_t count, const void *rows);
+void kv_unit_write_crcs(struct kv_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        const uint32_t *crcs);
+void kv_unit_read_crcs(const struct kv_unit *unit,
+                       uint32_t begin,
+                       uint32_t count,
+                       uint32_t *ret_crcs);
+
+/* Whether none of the segments of [begin, begin + count) has as many pins as it can count. */
+bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count);
+
+/* Pins the segments of [begin, begin + count), which can be, and writes them to `pins`; returns
+ * how many, at most count / KV_BLOCK_TOKENS + 2. */
+unsigned kv_unit_pin(const struct kv_unit *unit,
+                     uint32_t begin,
+                     uint32_t count,
+                     struct kv_segment **pins);
+void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment);
+
+/* Where the chapter of segment `at`, which is `in_chapter`, ends among the unit's first
+ * `end` segments: the unit may have only the first of the chapter's.  `end` or less: `at`. */
+static inline uint32_t
+kv_unit_chapter_end(const struct kv_unit *unit, uint32_t at, uint32_t end)
+{
+    const uint32_t codebook = unit->segments[at]->codebook;
+
+    if (end > unit->n_segments)
+        end = unit->n_segments;
+    while (at < end && unit->segments[at]->in_chapter &&
+           unit->segments[at]->codebook == codebook)
+        at++;
+    return at;
+}
+
+/* Rows of the segment, of the first n_rows, that have codes which may be used. */
+static inline uint32_t
+kv_segment_coded(const struct kv_heap *heap, const struct kv_segment *segment, uint32_t n_rows)
+{
+    if (segment->codes == NULL ||
+        kv_codebook_at(&heap->codebooks, segment->codebook)->is_broken)
+        return 0;
+    return segment->n_coded < n_rows ? segment->n_coded : n_rows;
+}
+
+/* Makes codes of the segment's rows [n_coded, n_rows), which are good, by the codebook; one
+ * that has codes keeps its codebook, which must be that one.  Keys are of `type`.
+ * KV_NO_MEMORY: nothing changed.  KV_CORRUPT: codes that it had are bad, and lost now, or were
+ * before: kv_segment_recode() has to come first. */
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows);
+
+/* Compares the codes with the checksum that was made of them. */
+bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment);
+
+/* Counts codes that are bad; they are not used any more, and kv_segment_recode() can make them
+ * again. */
+void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment);
+
+/* Makes lost codes again, of rows that are good, in the tile that they had. */
+void kv_segment_recode(struct kv_heap *heap,
+                       struct kv_segment *segment,
+                       enum kv_key_type type,
+                       uint32_t row_bytes);
+
+/* Gives the codes back, and the segment's share of the codebook. */
+void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment);
+
+#endif

@@ -1,0 +1,119 @@
+#include "kvserver/store/rows/verify.h"
+
+#include "kernels/checksum.h"
+#include "proto/kv_wire.h"
+
+enum {
+    SOME_ROWS = 256, /* whose places are kept at once */
+};
+
+/* The seeds of rows whose tokens mostly have one writer. */
+struct seeds {
+    const struct kv_row_set *rows;
+    uint32_t unit_seed, begin, end; /* of these tokens */
+};
+
+static uint32_t seed_of(struct seeds *seeds, uint32_t token)
+{
+    const struct kv_row_set *rows = seeds->rows;
+
+    if (token < seeds->begin || token >= seeds->end) {
+        if (rows->writers != NULL) {
+            seeds->unit_seed = kv_writers_seed(rows->writers, rows->layer, rows->kv_head, token,
+                                               &seeds->begin, &seeds->end);
+        } else {
+            seeds->unit_seed = kv_row_seed(0, rows->layer, rows->kv_head, 0);
+            seeds->begin = 0;
+            seeds->end = UINT32_MAX;
+        }
+    }
+    return seeds->unit_seed + token * KV_ROW_SEED_STEP;
+}
+
+void kv_verify_seeds(const struct kv_row_set *rows,
+                     const uint32_t *tokens,
+                     uint32_t n,
+                     uint32_t *ret_seeds)
+{
+    struct seeds seeds = {.rows = rows};
+
+    for (uint32_t i = 0; i < n; i++)
+        ret_seeds[i] = seed_of(&seeds, tokens[i]);
+}
+
+void kv_segment_mark_bad(struct kv_heap *heap, struct kv_segment *segment, uint32_t row)
+{
+    if (kv_segment_is_bad(segment, row))
+        return;
+    segment->bad[row / 64] |= (uint64_t)1 << row % 64;
+    heap->health.found[KV_KIND_ROWS]++;
+    heap->health.rows_bad++;
+}
+
+static struct kv_segment *segment_of(const struct kv_row_set *rows, uint32_t token)
+{
+    return rows->segments[token / KV_BLOCK_TOKENS - rows->block];
+}
+
+uint32_t kv_verify_crcs(struct kv_heap *heap,
+                        const struct kv_row_set *rows,
+                        const uint32_t *tokens,
+                        const uint32_t *computed,
+                        uint32_t n)
+{
+    uint32_t first = n;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct kv_segment *segment = segment_of(rows, tokens[i]);
+        const uint32_t row = tokens[i] % KV_BLOCK_TOKENS;
+
+        if (computed[i] != segment->crcs[row])
+            kv_segment_mark_bad(heap, segment, row);
+        if (first == n && kv_segment_is_bad(segment, row))
+            first = i;
+    }
+    return first;
+}
+
+uint32_t kv_verify_run(struct kv_heap *heap,
+                       const struct kv_row_set *rows,
+                       uint32_t begin,
+                       uint32_t stride,
+                       uint32_t n)
+{
+    uint32_t tokens[SOME_ROWS], seeds[SOME_ROWS], computed[SOME_ROWS], first = n;
+    const void *at[SOME_ROWS];
+
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = n - done < SOME_ROWS ? n - done : SOME_ROWS;
+        for (uint32_t i = 0; i < some; i++) {
+            tokens[i] = begin + (done + i) * stride;
+            at[i] = segment_of(rows, tokens[i])->rows +
+                    (size_t)(tokens[i] % KV_BLOCK_TOKENS) * rows->row_bytes;
+        }
+        kv_verify_seeds(rows, tokens, some, seeds);
+        kv_rows_crc_list(at, some, rows->row_bytes, seeds, computed);
+        const uint32_t bad = kv_verify_crcs(heap, rows, tokens, computed, some);
+        if (first == n && bad < some)
+            first = done + bad;
+    }
+    return first;
+}
+
+uint32_t kv_unit_known_bad(const struct kv_unit *unit, uint32_t begin, uint32_t n)
+{
+    const uint32_t end = begin + n;
+
+    for (uint32_t token = begin; token < end;) {
+        const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+
+        if ((segment->bad[0] | segment->bad[1]) == 0) {
+            token = (token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
+            continue;
+        }
+        if (kv_segment_is_bad(segment, token % KV_BLOCK_TOKENS))
+            return token;
+        token++;
+    }
+    return end;
+}

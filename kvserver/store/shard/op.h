@@ -1,0 +1,90 @@
+/* op.h - the operation table: one row per operation of both planes.
+ *
+ * Dispatch, size checks, statistics, --list-ops and the protocol tests walk it.
+ */
+#ifndef KV_KVSERVER_STORE_SHARD_OP_H
+#define KV_KVSERVER_STORE_SHARD_OP_H
+
+#include "kvserver/store/shard/shard.h"
+
+struct kv_control_call;
+
+enum kv_op_flags {
+    KV_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
+    KV_OP_TAKES_BULK = 1 << 1,    /* its data may come by bulk */
+    KV_OP_WRITES = 1 << 2,        /* refused while draining */
+    KV_OP_KEEPS_BODY = 1 << 3,    /* needs its body after begin() or aligned: copied first */
+};
+
+struct kv_op_row {
+    const char *name;    /* as in logs, statistics and --list-ops */
+    const char *summary; /* one line */
+    uint32_t flags;
+    enum kv_class class;
+    uint32_t body_min;     /* smallest body accepted */
+    const char *waits_for; /* in words, for one that waited too long; NULL: rows */
+
+    /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
+     * is where work->iov said.  discarded: it came and was not taken, as begin() wanted; NULL:
+     * the answer leaves.  run: a slice of queued work; true while there is more.  wake:
+     * rows came or went.  release: the work ends, however; undo what it holds on units. */
+    void (*begin)(struct kv_work *work);
+    void (*landed)(struct kv_work *work);
+    void (*discarded)(struct kv_work *work);
+    bool (*run)(struct kv_work *work);
+    void (*wake)(struct kv_work *work);
+    void (*release)(struct kv_work *work);
+
+    /* Control plane, on the control thread. */
+    void (*control)(struct kv_control_call *call);
+};
+
+/* (KV_OP_COUNT) by number; rows without a name are no operation. */
+extern const struct kv_op_row kv_ops[KV_OP_COUNT];
+
+/* put.c */
+void kv_op_put_begin(struct kv_work *work);
+void kv_op_put_landed(struct kv_work *work);
+void kv_op_put_wake(struct kv_work *work);
+bool kv_op_put_run(struct kv_work *work);
+void kv_op_put_release(struct kv_work *work);
+void kv_op_read_begin(struct kv_work *work);
+bool kv_op_read_run(struct kv_work *work);
+void kv_op_read_wake(struct kv_work *work);
+
+/* ops/index.c */
+void kv_op_index_begin(struct kv_work *work);
+bool kv_op_index_run(struct kv_work *work);
+void kv_op_index_wake(struct kv_work *work);
+
+/* ops/query.c */
+void kv_op_query_begin(struct kv_work *work);
+bool kv_op_query_run(struct kv_work *work);
+void kv_op_query_wake(struct kv_work *work);
+void kv_op_query_release(struct kv_work *work);
+
+/* ops/object.c */
+void kv_op_object_put_begin(struct kv_work *work);
+void kv_op_object_put_landed(struct kv_work *work);
+void kv_op_object_put_discarded(struct kv_work *work);
+bool kv_op_object_put_run(struct kv_work *work);
+void kv_op_object_get_begin(struct kv_work *work);
+void kv_op_object_exists_begin(struct kv_work *work);
+void kv_op_object_delete_begin(struct kv_work *work);
+void kv_op_ping_begin(struct kv_work *work);
+
+/* ops_session.c */
+void kv_control_hello(struct kv_control_call *call);
+void kv_control_goodbye(struct kv_control_call *call);
+void kv_control_model(struct kv_control_call *call);
+void kv_control_open(struct kv_control_call *call);
+void kv_control_resume(struct kv_control_call *call);
+void kv_control_fork(struct kv_control_call *call);
+void kv_control_truncate(struct kv_control_call *call);
+void kv_control_close(struct kv_control_call *call);
+void kv_control_renew(struct kv_control_call *call);
+void kv_control_session(struct kv_control_call *call);
+void kv_control_table(struct kv_control_call *call);
+void kv_control_drain(struct kv_control_call *call);
+
+#endif

@@ -1,0 +1,138 @@
+/* The map agrees with a plain array of keys over random operations; it grows to millions; keys
+ * that share their home slots are found after any of them is removed. */
+#include "kvserver/base/hash.h"
+#include "kvserver/base/map.h"
+#include "kvserver/base/random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static struct kv_id128 key_of(uint64_t number)
+{
+    struct kv_id128 key = {{0}};
+
+    memcpy(key.bytes + (number & 8), &number, sizeof(number));
+    return key;
+}
+
+static void random_operations(void **state)
+{
+    enum {
+        KEYS = 300,
+        OPERATIONS = 200000
+    };
+    uint64_t seed = (uint64_t)time(NULL);
+    void *model[KEYS] = {0};
+    size_t count = 0;
+    struct kv_random random;
+    struct kv_map *map;
+
+    (void)state;
+    print_message("map: seed %llu\n", (unsigned long long)seed);
+    kv_random_init(&random, seed);
+    map = kv_map_create(kv_random_next(&random));
+    assert_non_null(map);
+    for (int i = 0; i < OPERATIONS; i++) {
+        size_t k = kv_random_below(&random, KEYS);
+        struct kv_id128 key = key_of(k);
+        /* Long runs of one kind fill and empty the map. */
+        bool filling = i / 5000 % 2 == 0;
+
+        switch (kv_random_below(&random, 4)) {
+        case 0:
+            assert_ptr_equal(kv_map_get(map, &key), model[k]);
+            break;
+        case 1:
+        case 2:
+            if (filling) {
+                count += model[k] == NULL;
+                model[k] = (char *)model + 1 + kv_random_below(&random, 1000);
+                assert_true(kv_map_set(map, &key, model[k]));
+                break;
+            }
+            /* fall through */
+        default:
+            assert_ptr_equal(kv_map_remove(map, &key), model[k]);
+            count -= model[k] != NULL;
+            model[k] = NULL;
+        }
+        assert_int_equal(kv_map_count(map), count);
+        if (i % 1000 == 0) {
+            size_t cursor = 0, walked = 0;
+
+            while (kv_map_next(map, &cursor) != NULL)
+                walked++;
+            assert_int_equal(walked, count);
+            assert_null(kv_map_next(map, &cursor));
+            for (k = 0; k < KEYS; k++) {
+                key = key_of(k);
+                assert_ptr_equal(kv_map_get(map, &key), model[k]);
+            }
+        }
+    }
+    kv_map_destroy(map);
+}
+
+static void millions(void **state)
+{
+    enum {
+        KEYS = 2000000
+    };
+    struct kv_map *map = kv_map_create(42);
+    char base;
+
+    (void)state;
+    assert_non_null(map);
+    for (uint64_t i = 0; i < KEYS; i++) {
+        struct kv_id128 key = key_of(i);
+
+        assert_true(kv_map_set(map, &key, (void *)((uintptr_t)&base + i)));
+    }
+    assert_int_equal(kv_map_count(map), KEYS);
+    for (uint64_t i = 0; i < KEYS; i += 2) {
+        struct kv_id128 key = key_of(i);
+
+        assert_true(kv_map_remove(map, &key) == (void *)((uintptr_t)&base + i));
+    }
+    for (uint64_t i = 0; i < KEYS; i++) {
+        struct kv_id128 key = key_of(i);
+        void *want = i % 2 == 0 ? NULL : (void *)((uintptr_t)&base + i);
+
+        assert_true(kv_map_get(map, &key) == want);
+    }
+    assert_int_equal(kv_map_count(map), KEYS / 2);
+    kv_map_destroy(map);
+}
+
+static void nothing(void **state)
+{
+    struct kv_id128 key = {{0}};
+    struct kv_map *map = kv_map_create(0);
+    size_t cursor = 0;
+
+    (void)state;
+    kv_map_destroy(NULL);
+    assert_non_null(map);
+    assert_null(kv_map_get(map, &key));
+    assert_null(kv_map_remove(map, &key));
+    assert_null(kv_map_next(map, &cursor));
+    kv_map_destroy(map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_operations),
+        cmocka_unit_test(millions),
+        cmocka_unit_test(nothing),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,135 @@
+/* plan.h: lists become runs. */
+#include "gpu-worker/eval/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+static void test_runs(void **state)
+{
+    static const struct {
+        const char *method, *budget;
+        double ratio;
+        uint32_t top_k, sinks;
+        uint64_t seed;
+    } wanted[] = {
+        {"full", "", 1, 0, 4, 0},
+        {"random:sinks=7", "1/4", 0.25, 0, 7, 3},
+        {"random:sinks=7", "k=9", 0, 9, 7, 3},
+        {"random:sinks=7", "1/4", 0.25, 0, 7, 5},
+        {"random:sinks=7", "k=9", 0, 9, 7, 5},
+        {"oracle:top-k=2:window=half", "1/4", 0.25, 2, 4, 0},
+        {"oracle:top-k=2:window=half", "k=9", 0, 2, 4, 0},
+    };
+    struct kv_eval_plan plan;
+    char detail[256] = "";
+
+    (void)state;
+    assert_int_equal(kv_eval_plan_make("random:sinks=7,full,oracle:top-k=2:window=half",
+                                       "1/4,k=9", "3,5", &kv_attention_defaults, &plan, detail,
+                                       sizeof(detail)),
+                     KV_OK);
+    assert_int_equal(plan.count, sizeof(wanted) / sizeof(wanted[0]));
+    for (size_t i = 0; i < plan.count; i++) {
+        const struct kv_eval_run *run = &plan.runs[i];
+
+        assert_string_equal(run->method, wanted[i].method);
+        assert_string_equal(run->budget, wanted[i].budget);
+        assert_memory_equal(run->row->name, run->method, strlen(run->row->name));
+        assert_true(run->options.budget.ratio == wanted[i].ratio);
+        assert_int_equal(run->options.budget.top_k, wanted[i].top_k);
+        assert_int_equal(run->options.budget.sinks, wanted[i].sinks);
+        assert_int_equal(run->options.budget.window, i > 4 ? KV_WINDOW_HALF : 64);
+        assert_int_equal(run->options.seed, wanted[i].seed);
+    }
+    kv_eval_plan_free(&plan);
+}
+
+static void test_index_options(void **state)
+{
+    static const char methods[] = "pqcache:rerank=8:rest=16:chapter=8:answer=attend,pqcache";
+    struct kv_eval_plan plan;
+    char detail[256] = "";
+
+    (void)state;
+    assert_int_equal(kv_eval_plan_make(methods, "1/10,1/20", "1,2,3", &kv_attention_defaults,
+                                       &plan, detail, sizeof(detail)),
+                     KV_OK);
+    assert_int_equal(plan.count, 1 + 6 + 6);
+    for (size_t i = 1; i < plan.count; i++) {
+        const struct kv_attention_options *options = &plan.runs[i].options;
+
+        assert_int_equal(options->seed, 1 + (i - 1) / 2 % 3);
+        assert_true(options->budget.ratio == ((i - 1) % 2 == 0 ? 0.1 : 0.05));
+        assert_int_equal(options->rerank, i <= 6 ? 8 : 4);
+        assert_int_equal(options->rest, i <= 6 ? 16 : kv_attention_defaults.rest);
+        assert_int_equal(options->chapter_blocks, i <= 6 ? 8 : 128);
+        assert_int_equal(options->answer, i <= 6 ? KV_FORM_ATTEND : KV_FORM_AUTO);
+    }
+    kv_eval_plan_free(&plan);
+}
+
+static void test_refused(void **state)
+{
+    static const struct {
+        const char *methods, *budgets, *seeds, *expected;
+    } cases[] = {
+        {"", "1/10", "0", "at least one"},
+        {"full", "", "0", "at least one"},
+        {"full", "1/10", "", "at least one"},
+        {"all", "1/10", "0", "methods: unknown: all"},
+        {"random:", "2", "0", "budgets: not a share or k=rows: 2"},
+        {"random", "0", "0", "budgets: not a share or k=rows: 0"},
+        {"random", "k=0", "0", "budgets: not a share or k=rows: k=0"},
+        {"random", "1/10", "0,x", "seeds: not a number: x"},
+        {"random:sinks", "1/10", "0", "methods: expected option=value: sinks"},
+        {"random:colour=red", "1/10", "0", "methods: unknown option: colour"},
+        {"random:sinks=-1", "1/10", "0", "methods: sinks: not a number of rows: -1"},
+        {"pqcache:rest=32", "1/10", "0", "methods: rest: not 0, 16 or 64: 32"},
+        {"pqcache:answer=all", "1/10", "0",
+         "methods: answer: not auto, rows, ids or attend: all"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kv_eval_plan plan;
+        char detail[256] = "";
+
+        assert_int_equal(kv_eval_plan_make(cases[i].methods, cases[i].budgets, cases[i].seeds,
+                                           &kv_attention_defaults, &plan, detail,
+                                           sizeof(detail)),
+                         KV_INVALID);
+        if (strstr(detail, cases[i].expected) == NULL)
+            fail_msg("%zu: %s", i, detail);
+    }
+}
+
+static void test_long(void **state)
+{
+    struct kv_eval_plan plan;
+    char list[KV_EVAL_NAME_BYTES + 1], detail[256] = "";
+
+    (void)state;
+    memset(list, '1', sizeof(list) - 1);
+    list[sizeof(list) - 1] = '\0';
+    assert_int_equal(kv_eval_plan_make("random", "1/10", list, &kv_attention_defaults, &plan,
+                                       detail, sizeof(detail)),
+                     KV_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_index_options),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_long),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

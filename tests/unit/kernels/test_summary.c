@@ -1,0 +1,791 @@
+/* summary.h: every implementation that this CPU has gives the bits of the scalar one, of any
+ * shape, place and values, and writes nothing else.  Groups are built from rows of any kind and
+ * say what their rows are, computed in double.  Then what the header promises: with tight
+ * clusters the estimate is attention over the rows, what was scored exactly weighs exactly, and
+ * where nothing is left there is nothing. */
+#include "kernels/summary.h"
+#include "tests/support/floats.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum {
+    ROUNDS = 400,
+    QUERIES_MAX = 9,
+    SCORED_MAX = 200,
+    GUARD = 0x5a,
+};
+
+static uint64_t seed;
+static struct kv_random dice;
+
+#define EXPECT(condition)                                                                    \
+    do {                                                                                     \
+        if (!(condition)) {                                                                  \
+            print_error("KV_TEST_SEED=%llu round %d: %s\n", (unsigned long long)seed, round, \
+                        #condition);                                                         \
+            fail();                                                                          \
+        }                                                                                    \
+    } while (0)
+
+static float *some_floats(size_t n, void **ret_base)
+{
+    return floats_exact(&dice, n * sizeof(float), sizeof(float), ret_base);
+}
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)kv_random_below(&dice, n);
+}
+
+static struct kv_rest_shape some_shape(uint32_t d_max)
+{
+    return (struct kv_rest_shape){
+        .type = KV_KEY_FP32,
+        .d_k = 1 + below(d_max),
+        .d_v = 1 + below(d_max),
+        .bits = below(2) == 0 ? KV_REST_16 : KV_REST_64,
+    };
+}
+
+static size_t elements_of(const struct kv_rest_shape *shape)
+{
+    return (size_t)shape->d_k + shape->d_v;
+}
+
+/* Builds from rows that lie `stride` bytes apart; returns the group, free with free(). */
+static void *build(const struct kv_rest_shape *shape,
+                   const void *rows,
+                   size_t stride,
+                   uint32_t n_rows,
+                   uint64_t build_seed)
+{
+    void *bases[2], *group = malloc(kv_rest_bytes(shape));
+    float *scratch = floats_exact(&dice, kv_rest_scratch_bytes(shape), 4, &bases[0]);
+    struct kv_rest_build work;
+    uint32_t first, n, n_slices = 0;
+
+    assert_non_null(group);
+    memset(scratch, GUARD, kv_rest_scratch_bytes(shape));
+    kv_rest_build_begin(&work, shape, n_rows, build_seed, scratch);
+    for (; kv_rest_build_next(&work, &first, &n); n_slices++) {
+        /* Only those rows. */
+        const size_t row_bytes = elements_of(shape) * (shape->type == KV_KEY_FP32 ? 4 : 2);
+        const size_t bytes = n == 0 ? 0 : (n - 1) * stride + row_bytes;
+        uint8_t *slice = floats_exact(&dice, bytes, 1, &bases[1]);
+
+        assert_true(first + n <= n_rows && n <= KV_REST_SLICE);
+        assert_true(n == 0 || first / KV_REST_SLICE == (first + n - 1) / KV_REST_SLICE);
+        if (n > 0)
+            memcpy(slice, (const uint8_t *)rows + first * stride, bytes);
+        kv_rest_build_slice(&work, n > 0 ? slice : NULL, stride);
+        free(bases[1]);
+    }
+    assert_true(n_slices <= 5 * (KV_REST_ROWS / KV_REST_SLICE) + 4);
+    kv_rest_build_end(&work, group);
+    free(bases[0]);
+    assert_true(kv_rest_valid(shape, group));
+    return group;
+}
+
+static void *build_floats(const struct kv_rest_shape *shape, const float *rows, uint32_t n_rows)
+{
+    return build(shape, rows, elements_of(shape) * sizeof(float), n_rows, 1);
+}
+
+static const uint8_t *numbers_of(const struct kv_rest_shape *shape, const void *group)
+{
+    return (const uint8_t *)group + kv_rest_at_numbers(shape);
+}
+
+static const uint16_t *counts_of(const struct kv_rest_shape *shape, const void *group)
+{
+    return (const void *)((const uint8_t *)group + kv_rest_at_counts(shape));
+}
+
+static double key_of(const struct kv_rest_shape *shape, const void *group, size_t c, size_t i)
+{
+    const uint8_t *at = group;
+    float scale;
+
+    memcpy(&scale, at + kv_rest_at_key_scales(shape) + 4 * c, 4);
+    return (double)scale * (int8_t)at[kv_rest_at_keys(shape) + c * kv_rest_up(shape->d_k) + i];
+}
+
+static double value_of(const struct kv_rest_shape *shape, const void *group, size_t c, size_t i)
+{
+    const uint8_t *at = group;
+    float scale;
+
+    memcpy(&scale, at + kv_rest_at_value_scales(shape) + 4 * c, 4);
+    return (double)scale *
+           (int8_t)at[kv_rest_at_values(shape) + c * kv_rest_up(shape->d_v) + i];
+}
+
+static struct kv_rest_head head_of(const void *group)
+{
+    struct kv_rest_head head;
+
+    memcpy(&head, group, sizeof(head));
+    return head;
+}
+
+static void tiers(void **state)
+{
+    unsigned n = 0;
+
+    (void)state;
+    for (; kv_rest_kernels_at(n) != NULL; n++)
+        print_message("rest: %s\n", kv_rest_kernels_at(n)->name);
+    assert_true(n >= 1);
+    assert_string_equal(kv_rest_kernels_at(0)->name, "scalar");
+    assert_null(kv_rest_kernels_at(~0u));
+}
+
+/* ---- implementations --------------------------------------------------------------------- */
+
+static void check_vectors(int round,
+                          const struct kv_rest_kernels *plain,
+                          const struct kv_rest_kernels *kernels)
+{
+    const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+    const size_t n = below(20), d_k = 1 + below(40), d = d_k + 1 + below(40), stride = d;
+    const float factor = below(4) == 0 ? 1 : 0.3f + (float)below(9);
+    float *vectors[2], *sums[2], *squares[2], *origin, *means;
+    void *bases[8];
+    uint8_t numbers[20];
+
+    for (int i = 0; i < 2; i++) {
+        vectors[i] = some_floats(n * d, &bases[i]);
+        sums[i] = some_floats(d, &bases[2 + i]);
+        squares[i] = some_floats(d, &bases[4 + i]);
+    }
+    origin = some_floats(d, &bases[6]);
+    means = some_floats(7 * stride, &bases[7]);
+    floats_fill(&dice, kind, vectors[0], n * d);
+    floats_fill(&dice, kind, sums[0], d);
+    floats_fill(&dice, kind, squares[0], d);
+    floats_fill(&dice, kind, origin, d);
+    floats_fill(&dice, kind, means, 7 * stride);
+    if (n > 0)
+        memcpy(vectors[1], vectors[0], n * d * sizeof(float));
+    memcpy(sums[1], sums[0], d * sizeof(float));
+    memcpy(squares[1], squares[0], d * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = (uint8_t)(below(8) == 0 ? KV_REST_NONE : below(7));
+
+    const double distance =
+        plain->distance(vectors[0], n * d / d_k < n ? 0 : n, d_k, means, stride, numbers);
+    const double of_other =
+        kernels->distance(vectors[0], n * d / d_k < n ? 0 : n, d_k, means, stride, numbers);
+    EXPECT(memcmp(&distance, &of_other, sizeof(distance)) == 0 ||
+           (isnan(distance) && isnan(of_other)));
+    plain->prepare(vectors[0], n, d_k, d, factor);
+    kernels->prepare(vectors[1], n, d_k, d, factor);
+    EXPECT(floats_all_same(vectors[1], vectors[0], n * d));
+    const size_t n_added = plain->spread(vectors[0], n, d, origin, sums[0], squares[0]);
+    EXPECT(kernels->spread(vectors[0], n, d, origin, sums[1], squares[1]) == n_added);
+    EXPECT(floats_all_same(sums[1], sums[0], d));
+    EXPECT(floats_all_same(squares[1], squares[0], d));
+    for (int i = 0; i < 8; i++)
+        free(bases[i]);
+}
+
+/* A group of random numbers, which no rows need have made. */
+static void *some_group(const struct kv_rest_shape *shape, void **ret_base)
+{
+    uint8_t *group = floats_exact(&dice, kv_rest_bytes(shape), 4, ret_base);
+    const size_t n_summaries = kv_rest_n_summaries(shape);
+    const struct kv_rest_head head = {.variance = (float)below(100) / 64};
+    float *scales = (void *)(group + kv_rest_at_key_scales(shape));
+
+    kv_random_fill(&dice, group, kv_rest_bytes(shape));
+    memcpy(group, &head, sizeof(head));
+    for (size_t i = 0; i < 2 * n_summaries; i++)
+        scales[i] = (float)below(1000) / 20000;
+    return group;
+}
+
+static void
+check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_kernels *kernels)
+{
+    const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+    const struct kv_rest_shape shape = some_shape(round % 7 == 0 ? 200 : 40);
+    const size_t n_summaries = kv_rest_n_summaries(&shape), n_queries = below(QUERIES_MAX + 1);
+    const size_t n_scored = below(3) == 0 ? 0 : below(SCORED_MAX);
+    const size_t stride = n_scored + below(4);
+    const bool shared = below(2) == 0;
+    const size_t n_state = kv_rest_floats(&shape, n_queries);
+    void *bases[8];
+    float *queries = some_floats(n_queries * shape.d_k, &bases[0]);
+    float *scores = some_floats(n_queries * stride, &bases[1]);
+    uint8_t *numbers = floats_exact(&dice, n_scored, 1, &bases[2]);
+    uint16_t *counts =
+        floats_exact(&dice, (shared ? 1 : n_queries) * n_summaries * 2, 2, &bases[3]);
+    float *expected = some_floats(n_state, &bases[4]), *state = some_floats(n_state, &bases[5]);
+    float *squares = some_floats(n_queries, &bases[7]);
+
+    floats_fill(&dice, kind, queries, n_queries * shape.d_k);
+    kv_rest_squares(shape.d_k, queries, n_queries, squares);
+    floats_fill(&dice, kind, scores, n_queries * stride);
+    for (size_t i = 0; i < n_scored; i++)
+        numbers[i] = (uint8_t)below((uint32_t)n_summaries);
+    for (size_t i = 0; i < (shared ? 1 : n_queries) * n_summaries; i++)
+        counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(KV_REST_ROWS + 1));
+    kv_rest_begin(&shape, n_queries, expected);
+    kv_rest_begin(&shape, n_queries, state);
+    for (int i = 0; i < 3; i++) {
+        const struct kv_rest_question question = {
+            .queries = queries,
+            .squares = squares,
+            .n_queries = n_queries,
+            .scale = i == 0 ? 0.125f : 1.5f,
+            .counts = counts,
+            .counts_stride = shared ? 0 : n_summaries,
+            .numbers = numbers,
+            .scores = scores,
+            .n_scored = n_scored,
+            .scores_stride = stride,
+            .next = i == 1 ? NULL : queries, /* whatever is there is not read */
+        };
+        const void *group = some_group(&shape, &bases[6]);
+
+        plain->add(&shape, group, &question, expected);
+        kernels->add(&shape, group, &question, state);
+        EXPECT(floats_all_same(state, expected, n_state));
+        free(bases[6]);
+    }
+    free(bases[7]);
+    for (int i = 0; i < 6; i++)
+        free(bases[i]);
+}
+
+static void same(void **state)
+{
+    const struct kv_rest_kernels *plain = kv_rest_kernels_at(0), *kernels;
+
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++)
+        for (unsigned i = 1; (kernels = kv_rest_kernels_at(i)) != NULL; i++) {
+            check_vectors(round, plain, kernels);
+            check_add(round, plain, kernels);
+        }
+}
+
+/* ---- groups ------------------------------------------------------------------------------ */
+
+static bool is_in(const float *row, size_t d)
+{
+    for (size_t i = 0; i < d; i++)
+        if (!(fabsf(row[i]) <= KV_REST_MOST))
+            return false;
+    return true;
+}
+
+/* What a group says is what its rows are. */
+static void check_group(int round,
+                        const struct kv_rest_shape *shape,
+                        const void *group,
+                        const float *rows,
+                        uint32_t n_rows)
+{
+    const size_t d_k = shape->d_k, d = elements_of(shape);
+    const uint8_t *numbers = numbers_of(shape, group);
+    double variance = 0, magnitude = 0;
+    size_t n_in = 0;
+
+    EXPECT(head_of(group).n_rows == n_rows);
+    for (size_t c = 0; c < kv_rest_n_summaries(shape); c++) {
+        const size_t count = counts_of(shape, group)[c];
+
+        for (size_t half = 0; half < 2; half++) {
+            const size_t begin = half == 0 ? 0 : d_k, end = half == 0 ? d_k : d;
+            double means[80], most = 0, size = 0;
+
+            for (size_t i = begin; i < end; i++) {
+                means[i] = 0;
+                for (size_t row = 0; row < n_rows; row++)
+                    if (numbers[row] == c) {
+                        const double x = (double)rows[row * d + i];
+
+                        means[i] += x / (double)count;
+                        size = fabs(x) > size ? fabs(x) : size;
+                    }
+                most = fabs(means[i]) > most ? fabs(means[i]) : most;
+            }
+            for (size_t i = begin; i < end; i++) {
+                const double mean =
+                    half == 0 ? key_of(shape, group, c, i) : value_of(shape, group, c, i - d_k);
+
+                /* Half a step of the integers, and the sum of `count` rows in fp32. */
+                EXPECT(fabs(mean - means[i]) <=
+                       most / 127 * 0.501 + ((double)count + 4) * 0x1p-23 * size + 1e-38);
+            }
+            for (size_t row = 0; row < n_rows && half == 0; row++)
+                for (size_t i = 0; i < d_k && numbers[row] == c; i++) {
+                    const double x = (double)rows[row * d + i];
+
+                    variance += (x - means[i]) * (x - means[i]);
+                    magnitude += x * x;
+                }
+        }
+    }
+    for (size_t row = 0; row < n_rows; row++) {
+        EXPECT((numbers[row] != KV_REST_NONE) == is_in(rows + row * d, d));
+        n_in += numbers[row] != KV_REST_NONE;
+    }
+    if (n_in > 0) {
+        variance /= (double)(n_in * d_k);
+        magnitude /= (double)(n_in * d_k);
+    }
+    EXPECT(fabs((double)head_of(group).variance - variance) <=
+           1e-4 * variance + 1e-8 * magnitude + 1e-38);
+}
+
+static void groups(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS / 4; round++) {
+        static const uint32_t lengths[] = {1, 2, 5, 15, 16, 17, 63, 64, 65, 1023, 1024};
+        const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+        const struct kv_rest_shape shape = some_shape(40);
+        const size_t d = elements_of(&shape);
+        const uint32_t n_rows = below(2) == 0
+                                    ? lengths[below(sizeof(lengths) / sizeof(lengths[0]))]
+                                    : 1 + below(300);
+        float *rows = malloc(n_rows * d * sizeof(float));
+        void *group;
+
+        assert_non_null(rows);
+        floats_fill(&dice, kind, rows, n_rows * d);
+        group = build_floats(&shape, rows, n_rows);
+        check_group(round, &shape, group, rows, n_rows);
+        free(group);
+        free(rows);
+    }
+}
+
+/* The same rows in other strides, and as another type, make the same group; another seed
+ * another one. */
+static void same_rows_same_group(void **state)
+{
+    enum {
+        D = 24,
+        N = 700
+    };
+    struct kv_rest_shape shape = {.type = KV_KEY_FP32, .d_k = 16, .d_v = 8, .bits = KV_REST_16};
+    static float rows[N][D];
+    static uint16_t halves[N][D];
+    static uint8_t apart[N * 131];
+    const size_t bytes = kv_rest_bytes(&shape);
+    void *plain, *other;
+
+    (void)state;
+    for (size_t row = 0; row < N; row++)
+        for (size_t i = 0; i < D; i++) {
+            const float x = floats_uniform(&dice);
+            uint32_t bits;
+
+            memcpy(&bits, &x, sizeof(bits));
+            bits &= 0xffff0000;
+            memcpy(&rows[row][i], &bits, sizeof(bits));
+            halves[row][i] = (uint16_t)(bits >> 16);
+        }
+    for (size_t row = 0; row < N; row++)
+        memcpy(apart + row * 131, rows[row], sizeof(rows[row]));
+    plain = build(&shape, rows, sizeof(rows[0]), N, 5);
+    other = build(&shape, apart, 131, N, 5);
+    assert_memory_equal(plain, other, bytes);
+    free(other);
+    other = build(&shape, rows, sizeof(rows[0]), N, 6);
+    assert_memory_not_equal(plain, other, bytes);
+    free(other);
+    shape.type = KV_KEY_BF16;
+    other = build(&shape, halves, sizeof(halves[0]), N, 5);
+    assert_memory_equal(plain, other, bytes);
+    free(other);
+    free(plain);
+}
+
+/* Rows of a NaN among the first of each part are in no summary, and all others are. */
+static void rows_that_are_none(void **state)
+{
+    enum {
+        D = 12,
+        N = 256
+    };
+    const struct kv_rest_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 4, .d_v = 8, .bits = KV_REST_64};
+    static float rows[N][D];
+
+    (void)state;
+    for (int kept = 0; kept < 3; kept++) {
+        void *group;
+        size_t n_none = 0;
+
+        floats_fill(&dice, FLOATS_UNIFORM, rows[0], (size_t)N * D);
+        for (size_t row = 0; row < N; row++)
+            if (kept == 0 || row != N - 1 || kept == 2)
+                if (kept != 2 || row % 2 == 0)
+                    rows[row][row % D] = row % 3 == 0 ? NAN : row % 3 == 1 ? -INFINITY : 2e15f;
+        group = build_floats(&shape, rows[0], N);
+        for (size_t row = 0; row < N; row++)
+            n_none += numbers_of(&shape, group)[row] == KV_REST_NONE;
+        assert_int_equal(n_none, kept == 0 ? N : kept == 1 ? N - 1 : N / 2);
+        check_group(kept, &shape, group, rows[0], N);
+        free(group);
+    }
+}
+
+static void validity(void **state)
+{
+    const struct kv_rest_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_REST_16};
+    const struct kv_rest_shape other = {
+        .type = KV_KEY_FP32, .d_k = 6, .d_v = 7, .bits = KV_REST_16};
+    float rows[100 * 12], huge = INFINITY;
+    uint8_t *group, *copy = malloc(kv_rest_bytes(&shape));
+    const size_t numbers = kv_rest_at_numbers(&shape);
+
+    (void)state;
+    assert_non_null(copy);
+    assert_false(kv_rest_shape_valid(&(struct kv_rest_shape){KV_KEY_FP32, 0, 7, KV_REST_16}));
+    assert_false(kv_rest_shape_valid(&(struct kv_rest_shape){KV_KEY_FP32, 5, 7, 5}));
+    assert_true(kv_rest_shape_valid(&shape));
+    /* What is on disk stays where it is. */
+    assert_int_equal(kv_rest_at_counts(&shape), 16);
+    assert_int_equal(kv_rest_at_key_scales(&shape), 48);
+    assert_int_equal(kv_rest_at_value_scales(&shape), 112);
+    assert_int_equal(kv_rest_at_keys(&shape), 176);
+    assert_int_equal(kv_rest_at_values(&shape), 432);
+    assert_int_equal(kv_rest_at_numbers(&shape), 688);
+    assert_int_equal(kv_rest_bytes(&shape), 1712);
+    assert_int_equal(offsetof(struct kv_rest_head, variance), 12);
+    floats_fill(&dice, FLOATS_UNIFORM, rows, 100 * 12);
+    group = build_floats(&shape, rows, 100);
+    assert_false(kv_rest_valid(&other, group));
+    for (size_t i = 0; i < 12; i++) {
+        memcpy(copy, group, kv_rest_bytes(&shape));
+        copy[i] ^= 0x80;
+        /* 128 rows more, which are in no summary, are nothing bad. */
+        assert_int_equal(kv_rest_valid(&shape, copy), i == 2);
+    }
+    for (size_t i = 0; i < 5; i++) {
+        const size_t places[] = {12, 16, kv_rest_at_key_scales(&shape) + 8,
+                                 kv_rest_at_value_scales(&shape) + 60, 48};
+
+        memcpy(copy, group, kv_rest_bytes(&shape));
+        memcpy(copy + places[i], &huge, sizeof(huge));
+        assert_false(kv_rest_valid(&shape, copy));
+    }
+    memcpy(copy, group, kv_rest_bytes(&shape));
+    copy[numbers + 3] = 16;
+    assert_false(kv_rest_valid(&shape, copy));
+    copy[numbers + 3] = KV_REST_NONE; /* its count is one too many */
+    assert_false(kv_rest_valid(&shape, copy));
+    memcpy(copy, group, kv_rest_bytes(&shape));
+    copy[numbers + 100] = 0;
+    assert_false(kv_rest_valid(&shape, copy));
+    free(group);
+    free(copy);
+}
+
+/* ---- answers ----------------------------------------------------------------------------- */
+
+/* Tokens of [0, end), each with a chance of 1 in `of`. */
+static size_t some_tokens(uint32_t end, uint32_t of, uint32_t *ret_tokens)
+{
+    size_t n = 0;
+
+    for (uint32_t token = 0; token < end; token++)
+        if (below(of) == 0)
+            ret_tokens[n++] = token;
+    return n;
+}
+
+static bool has(const uint32_t *tokens, size_t n, uint32_t token)
+{
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] == token)
+            return true;
+    return false;
+}
+
+static void counting(void **state)
+{
+    enum {
+        END = 900
+    };
+    static uint32_t taken[END], scored[END], places[KV_REST_ROWS];
+    static float rows[400 * 8];
+
+    (void)state;
+    for (int round = 0; round < ROUNDS / 4; round++) {
+        const struct kv_rest_shape shape = {
+            .type = KV_KEY_FP32, .d_k = 4, .d_v = 4, .bits = KV_REST_16};
+        const uint32_t n_rows = 1 + below(400), first = below(END - n_rows);
+        const uint32_t begin = below(3) == 0 ? below(END) : 0;
+        const uint32_t end = below(3) == 0 ? begin + below(END) : UINT32_MAX;
+        const size_t n_taken = some_tokens(END, 1 + below(20), taken);
+        const size_t n_scored = some_tokens(END, 1 + below(9), scored);
+        uint16_t counts[16], expected[16] = {0};
+        uint8_t numbers[KV_REST_ROWS];
+        size_t n, n_expected = 0;
+        void *group;
+
+        floats_fill(&dice, FLOATS_UNIFORM, rows, 400 * 8);
+        rows[below(n_rows) * 8] = NAN;
+        group = build_floats(&shape, rows, n_rows);
+        n = kv_rest_count(&shape, group, first, begin, end, taken, n_taken, scored, n_scored,
+                          counts, places, numbers);
+        for (uint32_t row = 0; row < n_rows; row++) {
+            const uint32_t token = first + row;
+            const uint8_t number = numbers_of(&shape, group)[row];
+
+            if (token < begin || token >= end || number == KV_REST_NONE ||
+                has(taken, n_taken, token))
+                continue;
+            if (!has(scored, n_scored, token)) {
+                expected[number]++;
+                continue;
+            }
+            EXPECT(n_expected < n && scored[places[n_expected]] == token &&
+                   numbers[n_expected] == number);
+            n_expected++;
+        }
+        EXPECT(n == n_expected);
+        EXPECT(memcmp(counts, expected, sizeof(counts)) == 0);
+        free(group);
+    }
+}
+
+enum {
+    DK = 24,
+    DV = 20,
+    POINTS = 16,
+    N = 56 * POINTS,
+    G = 5,
+};
+
+static const struct kv_rest_shape answered = {
+    .type = KV_KEY_FP32, .d_k = DK, .d_v = DV, .bits = KV_REST_16};
+
+/* Rows about points, `spread` from them, one point after the other: so that the first
+ * centroids, one from each part of the rows, are of all points. */
+static void tight_rows(float rows[N][DK + DV], float spread)
+{
+    float points[POINTS][DK + DV];
+
+    floats_fill(&dice, FLOATS_UNIFORM, points[0], sizeof(points) / sizeof(float));
+    for (size_t row = 0; row < N; row++)
+        for (size_t i = 0; i < DK + DV; i++)
+            rows[row][i] = points[row * POINTS / N][i] + spread * floats_uniform(&dice);
+}
+
+static double score_of(const float *query, const float *row)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < DK; i++)
+        sum += (double)query[i] * (double)row[i];
+    return sum;
+}
+
+/* Attention in double over rows that `among` says. */
+static double exact(const float rows[N][DK + DV],
+                    const float *query,
+                    double scale,
+                    const bool *among,
+                    double *ret_output)
+{
+    double sum = 0;
+
+    memset(ret_output, 0, DV * sizeof(*ret_output));
+    for (size_t row = 0; row < N; row++)
+        if (among[row]) {
+            const double weight = exp(scale * score_of(query, rows[row]));
+
+            sum += weight;
+            for (size_t i = 0; i < DV; i++)
+                ret_output[i] += weight * (double)rows[row][DK + i];
+        }
+    for (size_t i = 0; i < DV && sum > 0; i++)
+        ret_output[i] /= sum;
+    return log(sum);
+}
+
+/* One question of all heads, in two parts of the scored ones if asked. */
+static void ask(const void *group,
+                const float *queries,
+                const uint16_t *counts,
+                const uint8_t *numbers,
+                const float *scores,
+                size_t n_scored,
+                float ret_output[G][DV],
+                float *ret_lse)
+{
+    float squares[G];
+    const struct kv_rest_question question = {
+        .queries = queries,
+        .squares = squares,
+        .n_queries = G,
+        .scale = 0.5f,
+        .counts = counts,
+        .numbers = numbers,
+        .scores = scores,
+        .n_scored = n_scored,
+        .scores_stride = n_scored,
+    };
+    float state[G * (2 + DV)];
+
+    kv_rest_begin(&answered, G, state);
+    kv_rest_squares(DK, queries, G, squares);
+    kv_rest_add(&answered, group, &question, state);
+    kv_rest_end(&answered, G, state, ret_output[0], ret_lse);
+}
+
+static void estimate_is_near(void **state)
+{
+    static float rows[N][DK + DV];
+    static const float spreads[] = {0, 0.01f, 0.1f};
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        float queries[G][DK], output[G][DV], lse[G];
+        bool all[N];
+        void *group;
+
+        tight_rows(rows, spreads[round]);
+        floats_fill(&dice, FLOATS_UNIFORM, queries[0], (size_t)G * DK);
+        memset(all, 1, sizeof(all));
+        group = build_floats(&answered, rows[0], N);
+        ask(group, queries[0], counts_of(&answered, group), NULL, NULL, 0, output, lse);
+        for (size_t query = 0; query < G; query++) {
+            double values[DV];
+            const double exact_lse = exact(rows, queries[query], 0.5, all, values);
+
+            /* Integers of 8 bits, up to 1/254 of 1, in 24 elements. */
+            EXPECT(fabs((double)lse[query] - exact_lse) <= 0.03 + (double)spreads[round] / 4);
+            for (size_t i = 0; i < DV; i++)
+                EXPECT(fabs((double)output[query][i] - values[i]) <=
+                       0.03 + (double)spreads[round] / 4);
+        }
+        free(group);
+    }
+}
+
+/* All rows taken: nothing.  All scored and none taken: exactly their weights, of mean values.
+ * Some of each, in two groups: the parts add up. */
+static void leftovers(void **state)
+{
+    static float rows[N][DK + DV], scores[G][N];
+    static uint32_t tokens[N], places[KV_REST_ROWS];
+    static uint8_t numbers[KV_REST_ROWS];
+    float queries[G][DK], output[G][DV], lse[G];
+    uint16_t counts[16];
+    bool all[N];
+    void *group;
+    size_t n;
+    int round = 0;
+
+    (void)state;
+    tight_rows(rows, 0.3f);
+    floats_fill(&dice, FLOATS_UNIFORM, queries[0], (size_t)G * DK);
+    memset(all, 1, sizeof(all));
+    for (uint32_t row = 0; row < N; row++)
+        tokens[row] = 70 + row;
+    group = build_floats(&answered, rows[0], N);
+
+    n = kv_rest_count(&answered, group, 70, 0, 70 + N, tokens, N, NULL, 0, counts, places,
+                      numbers);
+    assert_int_equal(n, 0);
+    ask(group, queries[0], counts, NULL, NULL, 0, output, lse);
+    for (size_t query = 0; query < G; query++) {
+        EXPECT(lse[query] == -INFINITY);
+        for (size_t i = 0; i < DV; i++)
+            EXPECT(output[query][i] == 0);
+    }
+
+    n = kv_rest_count(&answered, group, 70, 0, 70 + N, NULL, 0, tokens, N, counts, places,
+                      numbers);
+    assert_int_equal(n, N);
+    for (size_t i = 0; i < 16; i++)
+        assert_int_equal(counts[i], 0);
+    for (size_t query = 0; query < G; query++)
+        for (size_t row = 0; row < N; row++)
+            scores[query][row] = (float)score_of(queries[query], rows[places[row]]);
+    ask(group, queries[0], counts, numbers, scores[0], N, output, lse);
+    for (size_t query = 0; query < G; query++) {
+        double values[DV], expected[DV] = {0}, sum = 0;
+
+        EXPECT(fabs((double)lse[query] - exact(rows, queries[query], 0.5, all, values)) < 1e-5);
+        for (size_t row = 0; row < N; row++) {
+            const double weight = exp(0.5 * (double)scores[query][row]);
+
+            sum += weight;
+            for (size_t i = 0; i < DV; i++)
+                expected[i] += weight * value_of(&answered, group, numbers[row], i);
+        }
+        for (size_t i = 0; i < DV; i++)
+            EXPECT(fabs((double)output[query][i] - expected[i] / sum) < 1e-4);
+    }
+    free(group);
+}
+
+/* corr as the header says, and never above 1: one summary of two rows. */
+static void correction(void **state)
+{
+    const struct kv_rest_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_REST_16};
+    float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
+    float work[3], square;
+    void *group = build_floats(&shape, vectors[0], 2);
+    struct kv_rest_question question = {.queries = query,
+                                        .squares = &square,
+                                        .n_queries = 1,
+                                        .scale = 1,
+                                        .counts = counts_of(&shape, group)};
+    struct kv_rest_head head = head_of(group);
+    int round = 0;
+
+    (void)state;
+    head.variance = 0.5f;
+    memcpy(group, &head, sizeof(head));
+    for (round = 0; round < 9; round++) {
+        const double corr = 0.15 * round * round * 0.5;
+
+        query[0] = (float)round * 2;
+        query[1] = -(float)round; /* its product with the key is 0 */
+        kv_rest_squares(2, query, 1, &square);
+        kv_rest_begin(&shape, 1, work);
+        kv_rest_add(&shape, group, &question, work);
+        kv_rest_end(&shape, 1, work, output, lse);
+        EXPECT(fabs((double)lse[0] - log(2) - fmin(1, corr * 5)) < 0.02 + 0.03 * round);
+        EXPECT(fabs((double)output[0] - 3) < 1e-5);
+    }
+    free(group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiers),
+        cmocka_unit_test(same),
+        cmocka_unit_test(groups),
+        cmocka_unit_test(same_rows_same_group),
+        cmocka_unit_test(rows_that_are_none),
+        cmocka_unit_test(validity),
+        cmocka_unit_test(counting),
+        cmocka_unit_test(estimate_is_near),
+        cmocka_unit_test(leftovers),
+        cmocka_unit_test(correction),
+    };
+
+    seed = floats_seed();
+    print_message("seed %llu (KV_TEST_SEED)\n", (unsigned long long)seed);
+    kv_random_init(&dice, seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,80 @@
+/* Who has the querier, and who is next. */
+#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/shard/op.h"
+#include "kvserver/store/shard/shard.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+
+enum {
+    N_WORKS = 4
+};
+
+static struct kv_data *data;
+static struct kv_work *works;
+
+static int set_up(void **state)
+{
+    (void)state;
+    data = calloc(1, sizeof(*data));
+    works = calloc(N_WORKS, sizeof(*works));
+    if (data == NULL || works == NULL)
+        return -1;
+    for (int i = 0; i < KV_CLASS_COUNT; i++)
+        data->queues[i].end = &data->queues[i].first;
+    data->querier = kv_querier_create(data);
+    if (data->querier == NULL)
+        return -1;
+    for (int i = 0; i < N_WORKS; i++) {
+        works[i].data = data;
+        works[i].row = &kv_ops[KV_OP_QUERY];
+        if (i > 0)
+            kv_work_queue_at(&works[i], &data->querier->waiting);
+    }
+    data->querier->owner = &works[0];
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kv_querier_destroy(data->querier);
+    free(works);
+    free(data);
+    return 0;
+}
+
+static bool has_turn(const struct kv_work *work)
+{
+    return work->queue == &data->queues[KV_CLASS_QUERY] && data->querier->owner == work;
+}
+
+/* One after the other, in the order in which they came, also where one ends before its turn. */
+static void passes_on(void **state)
+{
+    (void)state;
+    kv_op_query_release(&works[2]); /* not his */
+    assert_ptr_equal(data->querier->owner, &works[0]);
+    for (int i = 0; i + 1 < N_WORKS; i++) {
+        kv_op_query_release(&works[i]);
+        assert_true(has_turn(&works[i + 1]));
+        assert_int_equal(data->querier->waiting.first != NULL, i + 2 < N_WORKS);
+    }
+    kv_op_query_release(&works[N_WORKS - 1]);
+    assert_null(data->querier->owner);
+    assert_null(data->querier->waiting.first);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(passes_on, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
