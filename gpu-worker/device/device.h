@@ -17,7 +17,7 @@
 #ifndef KV_GPU_WORKER_DEVICE_DEVICE_H
 #define KV_GPU_WORKER_DEVICE_DEVICE_H
 
-#include "gpu-worker/gguf/gguf.h"
+#include "gpu-worker/gguf/tensor_type.h"
 #include "kernels/rope.h"
 #include "proto/kv_types.h"
 

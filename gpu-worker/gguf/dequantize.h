@@ -21,7 +21,7 @@
 #ifndef KV_GPU_WORKER_GGUF_DEQUANTIZE_H
 #define KV_GPU_WORKER_GGUF_DEQUANTIZE_H
 
-#include "gpu-worker/gguf/gguf.h"
+#include "gpu-worker/gguf/tensor_type.h"
 
 /* fp16 (IEEE binary16) and bf16.  To fp32 exact; from fp32 to the nearest, ties to even,
  * infinity beyond the largest; NaN stays NaN. */

@@ -21,6 +21,7 @@
 #define KV_GPU_WORKER_MODEL_MODEL_H
 
 #include "gpu-worker/device/device.h"
+#include "gpu-worker/gguf/gguf.h"
 
 enum {
     KV_MODEL_NAME_BYTES = 128,

@@ -16,6 +16,8 @@
 #include "gpu-worker/device/cpu/dot.h"
 #include "gpu-worker/device/device.h"
 
+#include <stdbool.h>
+
 enum {
     KV_CPU_MANY = 16, /* rows from which on work is worth waking the other threads */
     KV_CPU_SCRATCH_BYTES = 2 << 20, /* of each thread */

@@ -18,7 +18,7 @@
 #ifndef KV_GPU_WORKER_DEVICE_CPU_DOT_H
 #define KV_GPU_WORKER_DEVICE_CPU_DOT_H
 
-#include "gpu-worker/gguf/gguf.h"
+#include "gpu-worker/gguf/tensor_type.h"
 
 enum {
     KV_DOT_TYPES = 31, /* one more than the largest enum kv_tensor_type */
