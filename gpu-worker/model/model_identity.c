@@ -1,0 +1,66 @@
+/* What identifies a model in a store: its name, the shape of its rows, and a fingerprint of its
+ * file. */
+#include "gpu-worker/model/model.h"
+
+#include "kvserver/base/hash.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    SAMPLE_BYTES = 4096,
+    SAMPLES = 3, /* of each tensor */
+};
+
+kv_status_t kv_model_schema(const struct kv_model_params *params,
+                            enum kv_dtype dtype,
+                            kv_schema_t *ret_schema)
+{
+    return kv_schema_uniform(ret_schema, params->n_layers, params->n_kv_heads, params->d,
+                             params->d, dtype);
+}
+
+kv_status_t
+kv_model_info(const struct kv_model *model, enum kv_dtype dtype, struct kv_model_info *ret_info)
+{
+    const struct kv_gguf *gguf = model->gguf;
+    const struct kv_model_params *params = &model->params;
+    const size_t n_tensors = kv_gguf_n_tensors(gguf);
+    const char *file = kv_gguf_data(gguf);
+    uint64_t values_bytes = kv_gguf_bytes(gguf);
+    struct kv_id128 *names;
+    const uint64_t type = dtype;
+    size_t n = 0;
+    kv_status_t status;
+
+    /* The values, the list of tensors, the samples, the element type. */
+    names = calloc(2 + n_tensors * SAMPLES, sizeof(*names));
+    if (names == NULL)
+        return KV_NO_MEMORY;
+    status = kv_model_schema(params, dtype, &ret_info->schema);
+    if (status != KV_OK)
+        goto end;
+    snprintf(ret_info->name, sizeof(ret_info->name), "%s",
+             params->name[0] != '\0' ? params->name : params->architecture);
+    for (size_t i = 0; i < n_tensors; i++) {
+        const uint64_t offset = kv_gguf_tensor_at(gguf, i)->offset;
+
+        values_bytes = offset < values_bytes ? offset : values_bytes;
+    }
+    names[n++] = kv_hash128(file, values_bytes);
+    names[n++] = kv_hash128(&type, sizeof(type));
+    for (size_t i = 0; i < n_tensors; i++) {
+        const struct kv_tensor *tensor = kv_gguf_tensor_at(gguf, i);
+        const uint64_t bytes = tensor->bytes < SAMPLE_BYTES ? tensor->bytes : SAMPLE_BYTES;
+
+        for (unsigned j = 0; j < SAMPLES; j++)
+            names[n++] = kv_hash128((const char *)tensor->data +
+                                        (tensor->bytes - bytes) / (SAMPLES - 1) * j,
+                                    bytes);
+    }
+    ret_info->fingerprint = kv_hash128(names, n * sizeof(*names));
+
+end:
+    free(names);
+    return status;
+}
