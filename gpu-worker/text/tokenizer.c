@@ -1,37 +1,15 @@
-/* The vocabulary and one of two encoders, and what both share: cutting out the tokens that
- * stand for themselves, begin and end of a text, and the bytes of each token. */
-#define _GNU_SOURCE /* memmem, memrchr */
+/* The vocabulary and one of two encoders, and what both share: begin and end of a text, the
+ * text between the tokens that are cut out of it, and the bytes of each token. */
 #include "gpu-worker/text/tokenizer.h"
 
 #include "gpu-worker/text/tokenizer_bpe.h"
+#include "gpu-worker/text/tokenizer_private.h"
 #include "gpu-worker/text/tokenizer_spm.h"
-#include "gpu-worker/text/vocabulary.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    ENDS_MAX = 32,
-    TEXT_BYTES_MAX = 1 << 28,
-};
-
-struct kv_tokenizer {
-    struct kv_vocabulary vocabulary;
-    struct kv_bpe *bpe; /* one of the two */
-    struct kv_spm *spm;
-
-    int32_t bos, eos, unknown;
-    bool add_bos, add_eos, add_space;
-    uint32_t ends[ENDS_MAX];
-    size_t n_ends;
-
-    uint32_t *specials; /* tokens that are cut out, the longest spelling first */
-    size_t n_specials;
-    char *piece_bytes;      /* the pieces that are not their spelling */
-    struct kv_text *pieces; /* (n_tokens) */
-};
 
 /* Control tokens by name, whatever kind a file gives them: some files make them normal ones,
  * and forget to say which end an answer. */
@@ -131,56 +109,6 @@ static kv_status_t read_ids(struct kv_tokenizer *tokenizer,
     return KV_OK;
 }
 
-struct special {
-    size_t bytes;
-    uint32_t token;
-};
-
-static int compare_specials(const void *a, const void *b)
-{
-    const struct special *left = a, *right = b;
-
-    if (left->bytes != right->bytes)
-        return left->bytes > right->bytes ? -1 : 1;
-    return (left->token > right->token) - (left->token < right->token);
-}
-
-static bool is_special(const struct kv_vocabulary *vocabulary, uint32_t token)
-{
-    uint8_t kind = vocabulary->kinds[token];
-
-    return vocabulary->texts[token].bytes > 0 &&
-           (kind == KV_TOKEN_CONTROL || kind == KV_TOKEN_USER_DEFINED ||
-            kind == KV_TOKEN_UNKNOWN);
-}
-
-static bool list_specials(struct kv_tokenizer *tokenizer)
-{
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
-    struct special *specials;
-    size_t count = 0;
-
-    for (uint32_t i = 0; i < vocabulary->n_tokens; i++)
-        count += is_special(vocabulary, i);
-    specials = calloc(count + 1, sizeof(*specials));
-    tokenizer->specials = calloc(count + 1, sizeof(*tokenizer->specials));
-    if (specials == NULL || tokenizer->specials == NULL) {
-        free(specials);
-        return false;
-    }
-    count = 0;
-    for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
-        if (is_special(vocabulary, i))
-            specials[count++] = (struct special){vocabulary->texts[i].bytes, i};
-    }
-    qsort(specials, count, sizeof(*specials), compare_specials);
-    for (size_t i = 0; i < count; i++)
-        tokenizer->specials[i] = specials[i].token;
-    tokenizer->n_specials = count;
-    free(specials);
-    return true;
-}
-
 /* The pieces of normal tokens and of bytes; the others' are their spelling. */
 static bool decode_pieces(struct kv_tokenizer *tokenizer)
 {
@@ -272,7 +200,7 @@ kv_status_t kv_tokenizer_create(const struct kv_gguf *gguf,
     status = read_model(tokenizer, gguf, &where);
     if (status == KV_OK)
         status = read_ids(tokenizer, gguf, &where);
-    if (status == KV_OK && !(list_specials(tokenizer) && decode_pieces(tokenizer)))
+    if (status == KV_OK && !(kv_tokenizer_list_specials(tokenizer) && decode_pieces(tokenizer)))
         status = kv_detail(&where, KV_NO_MEMORY, "no memory for the tokenizer");
     if (status != KV_OK) {
         kv_tokenizer_destroy(tokenizer);
@@ -372,125 +300,6 @@ kv_tokenizer_piece(const struct kv_tokenizer *tokenizer, uint32_t token, bool sp
 
 /* --- Encoding --- */
 
-/* A token found in the text. */
-struct hit {
-    size_t begin;
-    uint32_t token;
-};
-
-/* All parts as one text, and the tokens cut out of it. */
-struct cut {
-    char *text;
-    size_t bytes;
-    unsigned char *taken; /* (bytes) 1: belongs to a token that was cut out */
-    struct hit *hits;
-    size_t n_hits, capacity;
-};
-
-static bool add_hit(struct cut *cut, size_t begin, uint32_t token)
-{
-    if (cut->n_hits == cut->capacity) {
-        size_t capacity = cut->capacity > 0 ? cut->capacity * 2 : 16;
-        struct hit *hits = realloc(cut->hits, capacity * sizeof(*hits));
-
-        if (hits == NULL)
-            return false;
-        cut->hits = hits;
-        cut->capacity = capacity;
-    }
-    cut->hits[cut->n_hits++] = (struct hit){begin, token};
-    return true;
-}
-
-/* Where the taken bytes end that are the last of these, or `begin` if none is taken. */
-static size_t last_taken(const struct cut *cut, size_t begin, size_t end)
-{
-    const unsigned char *last = memrchr(cut->taken + begin, 1, end - begin);
-
-    return last != NULL ? (size_t)(last - cut->taken) + 1 : begin;
-}
-
-/* Cuts one token out of the stretch wherever it is spelled with no byte taken. */
-static bool
-cut_token(struct cut *cut, struct kv_text spelling, uint32_t token, size_t begin, size_t end)
-{
-    while (end - begin >= spelling.bytes) {
-        const char *found =
-            memmem(cut->text + begin, end - begin, spelling.data, spelling.bytes);
-        size_t at, free_from;
-
-        if (found == NULL)
-            return true;
-        at = (size_t)(found - cut->text);
-        free_from = last_taken(cut, at, at + spelling.bytes);
-        if (free_from > at) {
-            begin = free_from;
-            continue;
-        }
-        if (!add_hit(cut, at, token))
-            return false;
-        begin = at + spelling.bytes;
-        memset(cut->taken + at, 1, spelling.bytes);
-    }
-    return true;
-}
-
-static bool cut_part(const struct kv_tokenizer *tokenizer,
-                     struct cut *cut,
-                     size_t begin,
-                     size_t end,
-                     bool special)
-{
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
-
-    for (size_t i = 0; i < tokenizer->n_specials; i++) {
-        uint32_t token = tokenizer->specials[i];
-
-        if (!special && vocabulary->kinds[token] != KV_TOKEN_USER_DEFINED)
-            continue;
-        if (!cut_token(cut, vocabulary->texts[token], token, begin, end))
-            return false;
-    }
-    return true;
-}
-
-static int compare_hits(const void *a, const void *b)
-{
-    const struct hit *left = a, *right = b;
-
-    return (left->begin > right->begin) - (left->begin < right->begin);
-}
-
-static kv_status_t cut_parts(const struct kv_tokenizer *tokenizer,
-                             const struct kv_text_part *parts,
-                             size_t n_parts,
-                             struct cut *cut)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < n_parts; i++) {
-        if (parts[i].bytes > TEXT_BYTES_MAX - bytes)
-            return KV_TOO_LARGE;
-        bytes += parts[i].bytes;
-    }
-    cut->text = malloc(bytes + 1);
-    cut->taken = calloc(1, bytes + 1);
-    if (cut->text == NULL || cut->taken == NULL)
-        return KV_NO_MEMORY;
-    for (size_t i = 0; i < n_parts; i++) {
-        if (parts[i].bytes == 0)
-            continue;
-        memcpy(cut->text + cut->bytes, parts[i].text, parts[i].bytes);
-        cut->bytes += parts[i].bytes;
-        if (!cut_part(tokenizer, cut, cut->bytes - parts[i].bytes, cut->bytes,
-                      parts[i].special))
-            return KV_NO_MEMORY;
-    }
-    if (cut->n_hits > 0)
-        qsort(cut->hits, cut->n_hits, sizeof(*cut->hits), compare_hits);
-    return KV_OK;
-}
-
 /* The text between two tokens that were cut out.  SentencePiece puts a space before each. */
 static kv_status_t encode_text(const struct kv_tokenizer *tokenizer,
                                const struct cut *cut,
@@ -534,7 +343,7 @@ kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
 {
     struct kv_token_list list = {0};
     struct cut cut = {0};
-    kv_status_t status = cut_parts(tokenizer, parts, n_parts, &cut);
+    kv_status_t status = kv_tokenizer_cut_parts(tokenizer, parts, n_parts, &cut);
 
     if (status == KV_OK && bounds && kv_tokenizer_adds_bos(tokenizer) &&
         !kv_token_list_add(&list, (uint32_t)tokenizer->bos))
