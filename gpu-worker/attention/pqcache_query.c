@@ -1,0 +1,269 @@
+/* A decode step of pqcache: it queries the store, fetches the rows that did not come with the
+ * answer, attends to what is here, and merges both.  --rerank auto is adapted here, too. */
+#include "gpu-worker/attention/pqcache_private.h"
+
+#include "kvserver/base/clock.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    QUERY_DEADLINE_MS = 10000,
+    RERANK_MOST = 16,
+    MESSAGE_BYTES = 1 << 20, /* as kvclient.h says: rows of one head in an answer */
+};
+
+/* Between these --rerank auto keeps the recall of a layer's kv heads. */
+static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
+
+static uint64_t now_us(void)
+{
+    return kv_clock_now(&kv_clock_real);
+}
+
+/* Waits for what the store is asked in a layer's attention. */
+static kv_status_t
+wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32_t layer)
+{
+    static const char *const names[KV_TRACE_TRACKS] = {
+        [KV_TRACE_QUERY] = "query", [KV_TRACE_FETCH] = "fetch"};
+    const struct kv_trace_arg args[] = {{"layer", layer}};
+    const uint64_t begin_us = now_us();
+    const kv_status_t status = kv_wait(op);
+    const uint64_t end_us = now_us();
+    struct kv_trip_times times;
+
+    pq->wait_us += end_us - begin_us;
+    kv_op_trip_times(op, &times);
+    kv_trace_span(pq->setup.trace, track, names[track], times.begun_us, times.ended_us, args,
+                  1);
+    kv_trace_span(pq->setup.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args, 1);
+    return kv_store_session_fail(pq->store, status);
+}
+
+/* Rows that the query named and could not send: they are more than a message takes. */
+static kv_status_t fetch_rows(struct pqcache *pq,
+                              uint32_t layer,
+                              const struct kv_found *found,
+                              uint32_t *rows_before)
+{
+    const uint32_t n_heads = pq->setup.model->params.n_kv_heads;
+    const struct kv_rows_io io = {.buffer = pq->landing};
+    struct kv_fetch fetch = {.layer = layer, .n_ids = pq->fetch_n, .ids = pq->fetch_ids};
+    uint32_t n = 0;
+    struct kv_op *op;
+    kv_status_t status;
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        rows_before[head] = n;
+        for (uint32_t i = 0; i < found[head].n_ids; i++)
+            if (pq->held == NULL || !kv_held_blocks_has(pq->held, layer, found[head].ids[i]))
+                pq->fetch_ids[n++] = found[head].ids[i];
+        pq->fetch_n[head] = n - rows_before[head];
+    }
+    if (n == 0)
+        return KV_OK;
+    status =
+        kv_fetch_begin(kv_store_session_handle(pq->store), &fetch, &io, QUERY_DEADLINE_MS, &op);
+    if (status != KV_OK)
+        return kv_store_session_fail(pq->store, status);
+    status = wait_for(pq, op, KV_TRACE_FETCH, layer);
+    kv_op_free(op);
+    pq->told.rows_sent += n;
+    pq->bytes_fetched += n * pq->row_bytes;
+    return status;
+}
+
+/* --rerank auto: more candidates where the nodes find that codes alone miss too much. */
+static void adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_found *found)
+{
+    float least = 1;
+
+    /* Estimates come when a node has time: with a seed, a run is to repeat. */
+    if (pq->options.rerank > 0 || pq->options.seed > 0)
+        return;
+    for (uint32_t head = 0; head < pq->setup.model->params.n_kv_heads; head++)
+        if (found[head].recall < least) /* not if it is not known */
+            least = found[head].recall;
+    if (least < RECALL_WANTED && pq->rerank[layer] < RERANK_MOST)
+        pq->rerank[layer]++;
+    else if (least > RECALL_PLENTY && pq->rerank[layer] > RERANK_USUAL)
+        pq->rerank[layer]--;
+}
+
+/* Runs of a head's chosen rows that are here, behind n_runs others; returns how many there are
+ * then.  Rows that were sent lie one after the other from `first` on. */
+static uint32_t chosen_runs(struct pqcache *pq,
+                            uint32_t layer,
+                            uint32_t head,
+                            const struct kv_found *found,
+                            size_t first,
+                            uint32_t n_runs)
+{
+    bool goes_on = false;
+
+    for (uint32_t i = 0; i < found->n_ids; i++) {
+        const uint32_t token = found->ids[i];
+        const bool is_held =
+            pq->answer == KV_ANSWER_IDS
+                ? pq->held != NULL && kv_held_blocks_has(pq->held, layer, token)
+                : found->row_of[i] == KV_ROW_HELD;
+
+        if (is_held) {
+            pq->runs[n_runs++] = kv_held_blocks_run(pq->held, layer, head, token);
+            pq->told.rows_cached++;
+        } else if (goes_on) {
+            pq->runs[n_runs - 1].n_rows++;
+            first++;
+        } else {
+            pq->runs[n_runs++] = (struct kv_row_run){pq->landed, first++, 1};
+        }
+        goes_on = !is_held;
+        if (pq->held != NULL)
+            kv_held_blocks_note(pq->held, layer, token);
+    }
+    return n_runs;
+}
+
+/* Where the first of a head's rows that came is, in rows of the landing memory. */
+static size_t
+first_row(const struct pqcache *pq, const struct kv_found *found, uint32_t rows_before)
+{
+    if (pq->answer == KV_ANSWER_IDS)
+        return rows_before;
+    return (size_t)((const char *)found->rows - (const char *)kv_buffer_data(pq->landing)) /
+           pq->row_bytes;
+}
+
+/* What came of rows that are not here joins what came of those that are. */
+static void
+merge_found(struct pqcache *pq, const struct kv_found *found, struct kv_device_buffer *out)
+{
+    const uint32_t n_heads = pq->setup.model->params.n_kv_heads, group = group_of(pq);
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        memcpy(pq->outputs + (size_t)head * group * pq->d, found[head].outputs,
+               (size_t)group * pq->d * sizeof(pq->outputs[0]));
+        memcpy(pq->lses + head * group, found[head].lses, group * sizeof(pq->lses[0]));
+    }
+    pq->device->row->answers_merge(pq->device, kv_near_rows_shape(pq->near), pq->outputs,
+                                   pq->lses, out, pq->lse);
+}
+
+/* Attention over sinks, what was found, and the window.  `op` NULL: nothing was asked. */
+static kv_status_t attend_found(struct pqcache *pq,
+                                uint32_t layer,
+                                const struct kv_budget *budget,
+                                const struct kv_op *op,
+                                const struct kv_device_buffer *q,
+                                struct kv_device_buffer *out)
+{
+    const uint32_t n_heads = pq->setup.model->params.n_kv_heads;
+    struct kv_found found[KV_HEADS_MAX];
+    uint32_t rows_before[KV_HEADS_MAX] = {0};
+    uint32_t n_runs = 0;
+    bool is_merged;
+    kv_status_t status = KV_OK;
+
+    for (uint32_t head = 0; op != NULL && head < n_heads; head++) {
+        kv_op_found(op, head, &found[head]);
+        kv_pqcache_count_found(pq, budget, &found[head]);
+    }
+    if (op != NULL) {
+        pq->told.nodes_worked_s += (double)kv_pqcache_worked_us(found, n_heads) / 1e6;
+        adapt_rerank(pq, layer, found);
+    }
+    if (op != NULL && pq->answer == KV_ANSWER_IDS)
+        status = fetch_rows(pq, layer, found, rows_before);
+    for (uint32_t head = 0; status == KV_OK && head < n_heads; head++) {
+        pq->run_begin[head] = n_runs;
+        n_runs = kv_near_rows_runs(pq->near, layer, head, 0, budget->sinks, pq->runs, n_runs);
+        if (op != NULL && pq->answer != KV_ANSWER_ATTEND)
+            n_runs = chosen_runs(pq, layer, head, &found[head],
+                                 first_row(pq, &found[head], rows_before[head]), n_runs);
+        n_runs = kv_near_rows_runs(pq->near, layer, head, budget->window_begin, budget->n_rows,
+                                   pq->runs, n_runs);
+        pq->rows_attended += budget->sinks + budget->n_rows - budget->window_begin;
+    }
+    if (status != KV_OK)
+        return status;
+    pq->run_begin[n_heads] = n_runs;
+    is_merged = op != NULL && found[0].outputs != NULL;
+    pq->device->row->runs_attend(pq->device, kv_near_rows_shape(pq->near), q, pq->runs,
+                                 pq->run_begin, out, is_merged ? pq->lse : NULL);
+    if (is_merged)
+        merge_found(pq, found, out);
+    /* The answer's memory is used again at once. */
+    return pq->device->row->sync(pq->device);
+}
+
+/* How the store is to answer a query for k rows: more than a message takes are fetched by their
+ * ids. */
+static enum kv_answer answer_for(const struct pqcache *pq, uint32_t k)
+{
+    if (is_attended_there(&pq->options))
+        return KV_ANSWER_ATTEND;
+    return pq->options.answer == KV_FORM_IDS || k * pq->row_bytes > MESSAGE_BYTES
+               ? KV_ANSWER_IDS
+               : KV_ANSWER_ROWS;
+}
+
+static kv_status_t begin_query(struct pqcache *pq,
+                               uint32_t layer,
+                               const struct kv_budget *budget,
+                               const struct kv_device_buffer *q,
+                               struct kv_op **ret_op)
+{
+    const struct kv_model_params *params = &pq->setup.model->params;
+    const struct kv_range middle = {budget->sinks, budget->window_begin};
+    const struct kv_rows_io io = {.buffer = pq->landing};
+    struct kv_query query = {
+        .layer = layer,
+        .n_queries = group_of(pq),
+        .queries = pq->q,
+        .scale = 1 / sqrtf((float)pq->d),
+        .merge = KV_MERGE_SUM,
+        .k = smaller(budget->k, KV_CHOSEN_MAX),
+        .rerank = pq->rerank[layer],
+        .rest = pq->options.rest,
+        .n_ranges = 1,
+        .ranges = &middle,
+    };
+    kv_status_t status;
+
+    query.answer = pq->answer = answer_for(pq, query.k);
+    pq->device->row->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
+    if (pq->answer == KV_ANSWER_ROWS && pq->held != NULL)
+        kv_held_blocks_list(pq->held, layer, &query.n_held, &query.held);
+    status =
+        kv_query_begin(kv_store_session_handle(pq->store), &query,
+                       pq->answer == KV_ANSWER_ROWS ? &io : NULL, QUERY_DEADLINE_MS, ret_op);
+    return kv_store_session_fail(pq->store, status);
+}
+
+kv_status_t kv_pqcache_step_layer(struct pqcache *pq,
+                                  uint32_t layer,
+                                  uint32_t token,
+                                  const struct kv_device_buffer *q,
+                                  struct kv_device_buffer *out)
+{
+    const struct kv_budget budget =
+        kv_budget_of(&pq->options.budget, kv_layer_index_prompt_rows(pq->index), token + 1);
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    if (budget.k == 0 || budget.window_begin == budget.sinks)
+        return attend_found(pq, layer, &budget, NULL, q, out);
+    status = kv_layer_index_await(pq->index, layer);
+    if (status == KV_OK)
+        status = begin_query(pq, layer, &budget, q, &op);
+    if (status != KV_OK)
+        return status;
+    status = wait_for(pq, op, KV_TRACE_QUERY, layer);
+    if (status == KV_OK)
+        status = attend_found(pq, layer, &budget, op, q, out);
+    kv_op_free(op);
+    if (status == KV_OK && pq->held != NULL)
+        status = kv_held_blocks_end(pq->held, layer, budget.window_begin);
+    return status;
+}

@@ -1,0 +1,61 @@
+/* What pqcache counts: rows, bytes, and what the nodes told of their work. */
+#include "gpu-worker/attention/pqcache_private.h"
+
+#include <math.h>
+
+void kv_pqcache_count_found(struct pqcache *pq,
+                            const struct kv_budget *budget,
+                            const struct kv_found *found)
+{
+    pq->told.rows_to_choose_from += budget->window_begin - budget->sinks;
+    pq->told.rows_scored_by_code += found->n_coded;
+    pq->told.rows_scored_by_key += found->n_exact;
+    pq->told.rows_reranked += found->n_reranked;
+    pq->told.rows_estimated += found->n_rest;
+    pq->told.rows_chosen += found->n_chosen;
+    pq->told.rows_sent += found->n_rows;
+    pq->rows_attended += found->n_chosen;
+    pq->bytes_fetched += found->n_rows * pq->row_bytes;
+    if (found->outputs != NULL)
+        pq->bytes_fetched += (size_t)group_of(pq) * (pq->d + 1) * sizeof(found->outputs[0]);
+    if (!isnan(found->recall)) {
+        pq->told.recall_sum += (double)found->recall;
+        pq->told.recall_count++;
+    }
+}
+
+/* What nodes worked on a query: heads that one message answered tell the same of all of it. */
+uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < n_heads; i++) {
+        bool is_told = false;
+
+        for (uint32_t j = 0; j < i; j++)
+            is_told = is_told || (found[j].node == found[i].node &&
+                                  found[j].worked_us == found[i].worked_us &&
+                                  found[j].waited_us == found[i].waited_us);
+        sum += is_told ? 0 : found[i].worked_us;
+    }
+    return sum;
+}
+
+void kv_pqcache_stats(const struct kv_attention *attention,
+                      struct kv_attention_stats *ret_stats)
+{
+    const struct pqcache *pq = (const struct pqcache *)attention;
+
+    *ret_stats = pq->told;
+    ret_stats->bytes_put = kv_store_session_bytes_put(pq->store);
+    ret_stats->bytes_fetched = pq->bytes_fetched;
+    if (pq->held != NULL)
+        ret_stats->bytes_fetched += kv_held_blocks_bytes_fetched(pq->held);
+    ret_stats->rows_attended = pq->rows_attended;
+    ret_stats->rows_possible = pq->rows_possible;
+    ret_stats->rows_recalled = (uint64_t)(pq->told.recall_sum * 1000);
+    ret_stats->rows_to_recall = pq->told.recall_count * 1000;
+    kv_layer_index_stats(pq->index, ret_stats);
+    ret_stats->exposed_wait_s = (double)pq->wait_us / 1e6 + ret_stats->index_wait_s +
+                                kv_store_session_wait_s(pq->store);
+}
