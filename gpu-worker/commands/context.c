@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+_Atomic int kvworker_stop;
+
 void kvworker_error(const struct kvworker *worker, const char *format, ...)
 {
     va_list arguments;

@@ -1,6 +1,7 @@
-/* context.h - the inside of kvworker: options, and all that a command works with.
+/* context.h - the inside of kvworker: all that a command works with.
  *
- *   main.c           options, the table of commands, signals, exit codes
+ *   main.c           the table of commands, signals, exit codes
+ *   options.c        the table of options
  *   context.c        opens file, device, model, tokenizer, store, attention; progress; messages
  *   report.c         what a run cost, as text and as JSON
  *   info.c           info
@@ -16,10 +17,10 @@
 #ifndef KV_GPU_WORKER_COMMANDS_CONTEXT_H
 #define KV_GPU_WORKER_COMMANDS_CONTEXT_H
 
+#include "gpu-worker/commands/options.h"
 #include "gpu-worker/engine/generate.h"
 #include "gpu-worker/kvcache/embedded_node.h"
 #include "gpu-worker/text/tokenizer.h"
-#include "kvserver/base/config.h"
 
 enum {
     KVWORKER_DONE = 0,
@@ -28,57 +29,6 @@ enum {
 
     KVWORKER_DETAIL_BYTES = 1024,
     KVWORKER_PROMPT_BYTES_MAX = 16 << 20,
-};
-
-struct kvworker_options {
-    char model[KV_CONFIG_STRING_BYTES];
-    char store[KV_CONFIG_STRING_BYTES];
-    char attention[KV_CONFIG_STRING_BYTES];
-    char ratio[KV_CONFIG_STRING_BYTES];
-    char top_k[KV_CONFIG_STRING_BYTES];
-    char sinks[KV_CONFIG_STRING_BYTES];
-    char window[KV_CONFIG_STRING_BYTES];
-    char rerank[KV_CONFIG_STRING_BYTES];
-    char answer[KV_CONFIG_STRING_BYTES];
-    char rest[KV_CONFIG_STRING_BYTES];
-    char chapter[KV_CONFIG_STRING_BYTES];
-    char pq_m[KV_CONFIG_STRING_BYTES];
-    char pq_bits[KV_CONFIG_STRING_BYTES];
-    char kmeans_iters[KV_CONFIG_STRING_BYTES];
-    char cache[KV_CONFIG_STRING_BYTES];
-    char cache_tokens[KV_CONFIG_STRING_BYTES];
-    bool wait_index;
-    char trace[KV_CONFIG_STRING_BYTES];
-    char kv_type[KV_CONFIG_STRING_BYTES];
-    char device[KV_CONFIG_STRING_BYTES];
-    uint64_t threads; /* 0 becomes the processors there are */
-    uint64_t memory;  /* of an embedded store */
-    bool json;
-
-    char prompt[KV_CONFIG_STRING_BYTES];
-    char prompt_file[KV_CONFIG_STRING_BYTES];
-    bool raw;
-    uint64_t max_tokens;
-    char temperature[KV_CONFIG_STRING_BYTES];
-    uint64_t sample_top_k;
-    char sample_top_p[KV_CONFIG_STRING_BYTES];
-    uint64_t seed;
-
-    char out[KV_CONFIG_STRING_BYTES];
-    uint64_t from;
-
-    char text_file[KV_CONFIG_STRING_BYTES];
-    uint64_t tokens; /* 0: all of the text */
-    char methods[KV_CONFIG_STRING_BYTES];
-    char budgets[KV_CONFIG_STRING_BYTES];
-    char seeds[KV_CONFIG_STRING_BYTES];
-    char needles[KV_CONFIG_STRING_BYTES];
-    uint64_t needle_tokens; /* 0: as `tokens` */
-    bool needles_only;
-    bool csv;
-
-    bool help;
-    const char *prompt_text; /* --prompt as it was typed: of any length; NULL: not given */
 };
 
 struct kvworker {

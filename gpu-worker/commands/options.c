@@ -1,0 +1,373 @@
+/* The options of kvworker's commands: one table, of which each command takes its rows. */
+#include "gpu-worker/commands/options_private.h"
+
+#include "gpu-worker/base/thread_pool.h"
+#include "proto/kv_types.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+#define FIELD(name) offsetof(struct kvworker_options, name)
+
+static const struct {
+    unsigned commands;
+    struct kv_config_row row;
+} options[] = {
+    {ALL,
+     {.name = "model",
+      .help = "the model, a GGUF file",
+      .offset = FIELD(model),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE,
+     {.name = "prompt",
+      .help = "the prompt",
+      .offset = FIELD(prompt),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE | LOGITS,
+     {.name = "prompt-file",
+      .help = "a file with the prompt; - is standard input",
+      .offset = FIELD(prompt_file),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE,
+     {.name = "raw",
+      .help = "no chat template: the prompt is the beginning of a text",
+      .offset = FIELD(raw),
+      .type = KV_CONFIG_FLAG}},
+    {LOGITS,
+     {.name = "out",
+      .help = "the NumPy file to write, float32: a row of the vocabulary for each position",
+      .offset = FIELD(out),
+      .type = KV_CONFIG_STRING}},
+    {LOGITS,
+     {.name = "from",
+      .fallback = "0",
+      .help = "first position written; tokens before it pass in chunks, later ones one by one",
+      .offset = FIELD(from),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {EVAL,
+     {.name = "text-file",
+      .help = "the text, or some, comma-separated; - is standard input",
+      .offset = FIELD(text_file),
+      .type = KV_CONFIG_STRING}},
+    {ASK,
+     {.name = "text-file",
+      .help = "the text; - is standard input",
+      .offset = FIELD(text_file),
+      .type = KV_CONFIG_STRING}},
+    {EVAL,
+     {.name = "tokens",
+      .fallback = "4096",
+      .help = "of the text, at most; 0: all",
+      .offset = FIELD(tokens),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {ASK,
+     {.name = "tokens",
+      .fallback = "7000",
+      .help = "of the text, at most, and at most what the model's context takes; 0: all",
+      .offset = FIELD(tokens),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {EVAL,
+     {.name = "from",
+      .fallback = "2048",
+      .help = "tokens that pass by full attention; every later one is a decode step, whose "
+              "guess of the next one is measured",
+      .offset = FIELD(from),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {EVAL,
+     {.name = "methods",
+      .fallback = "full,oracle,window,random",
+      .help = "attention methods, comma-separated, each NAME[:OPTION=VALUE...]; full always is "
+              "one of them",
+      .offset = FIELD(methods),
+      .type = KV_CONFIG_STRING}},
+    {ASK,
+     {.name = "methods",
+      .fallback = "full,pqcache",
+      .help = "attention methods, comma-separated, each NAME[:OPTION=VALUE...]; full always is "
+              "one of them",
+      .offset = FIELD(methods),
+      .type = KV_CONFIG_STRING}},
+    {ASK,
+     {.name = "budgets",
+      .fallback = "1/10",
+      .help = "what a step may attend to: a share of all rows so far, or k=ROWS besides sinks "
+              "and window",
+      .offset = FIELD(budgets),
+      .type = KV_CONFIG_STRING}},
+    {EVAL,
+     {.name = "budgets",
+      .fallback = "1/10",
+      .help = "what a step may attend to, comma-separated: a share of all rows so far, or "
+              "k=ROWS besides sinks and window",
+      .offset = FIELD(budgets),
+      .type = KV_CONFIG_STRING}},
+    {EVAL,
+     {.name = "seeds",
+      .fallback = "0",
+      .help = "comma-separated: a run for each, of methods that draw",
+      .offset = FIELD(seeds),
+      .type = KV_CONFIG_STRING}},
+    {EVAL | ASK,
+     {.name = "needles",
+      .help = "a file of odd sentences, a line each, BEGINNING|COMPLETION: spread through the "
+              "text, and asked for by their beginnings",
+      .offset = FIELD(needles),
+      .type = KV_CONFIG_STRING}},
+    {EVAL,
+     {.name = "needle-tokens",
+      .fallback = "0",
+      .help = "of the text that the sentences are put into; 0: as --tokens",
+      .offset = FIELD(needle_tokens),
+      .type = KV_CONFIG_UINT,
+      .max = KV_TOKENS_MAX}},
+    {EVAL,
+     {.name = "needles-only",
+      .help = "no perplexity",
+      .offset = FIELD(needles_only),
+      .type = KV_CONFIG_FLAG}},
+    {EVAL,
+     {.name = "csv",
+      .help = "print lines of comma-separated values",
+      .offset = FIELD(csv),
+      .type = KV_CONFIG_FLAG}},
+    {GENERATE | CHAT,
+     {.name = "max-tokens",
+      .fallback = "512",
+      .help = "the longest answer",
+      .offset = FIELD(max_tokens),
+      .type = KV_CONFIG_UINT,
+      .min = 1,
+      .max = KV_TOKENS_MAX}},
+    {ASK,
+     {.name = "max-tokens",
+      .fallback = "16",
+      .help = "the longest answer; it ends with its first line",
+      .offset = FIELD(max_tokens),
+      .type = KV_CONFIG_UINT,
+      .min = 1,
+      .max = KV_TOKENS_MAX}},
+    {GENERATE | CHAT,
+     {.name = "temperature",
+      .fallback = "0",
+      .help = "0: always the most likely token; higher: more variety",
+      .offset = FIELD(temperature),
+      .type = KV_CONFIG_STRING}},
+    {GENERATE | CHAT,
+     {.name = "sample-top-k",
+      .fallback = "40",
+      .help = "draw from so many of the most likely tokens; 0: from all",
+      .offset = FIELD(sample_top_k),
+      .type = KV_CONFIG_UINT,
+      .max = 1 << 24}},
+    {GENERATE | CHAT,
+     {.name = "sample-top-p",
+      .fallback = "0.95",
+      .help = "draw from the most likely tokens that together reach this share; 1: from all",
+      .offset = FIELD(sample_top_p),
+      .type = KV_CONFIG_STRING}},
+    {RUNS | ASK,
+     {.name = "seed",
+      .fallback = "0",
+      .help = "of whatever is drawn: the same seed repeats it",
+      .offset = FIELD(seed),
+      .type = KV_CONFIG_UINT}},
+    {RUNS,
+     {.name = "attention",
+      .fallback = "full",
+      .help =
+          "the attention method: full: every token attends to all before it; in answers, of "
+          "the rows between sinks and window, pqcache: to those that the store finds by codes; "
+          "oracle: to exactly the best; window: to the last; random: to any",
+      .offset = FIELD(attention),
+      .type = KV_CONFIG_STRING,
+      .choices = "full|pqcache|oracle|window|random"}},
+    {RUNS,
+     {.name = "ratio",
+      .fallback = "0.1",
+      .help = "share of all rows so far that a step attends to, 0.1 or 1/10; 0: no such bound",
+      .offset = FIELD(ratio),
+      .type = KV_CONFIG_STRING}},
+    {RUNS,
+     {.name = "top-k",
+      .fallback = "1024",
+      .help = "rows that a step chooses besides sinks and window, at most; 0: no such bound",
+      .offset = FIELD(top_k),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "sinks",
+      .fallback = "4",
+      .help = "rows at the begin that every step attends to",
+      .offset = FIELD(sinks),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "window",
+      .fallback = "64",
+      .help = "last rows that every step attends to; half: as many as are chosen, both fixed "
+              "by --ratio when the prompt ends",
+      .offset = FIELD(window),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "rerank",
+      .fallback = "4",
+      .help =
+          "candidates that the store takes by code, and scores by key, for each row chosen; "
+          "auto: 4, and more in layers whose recall, as the nodes estimate it, is low, unless "
+          "--seed is given",
+      .offset = FIELD(rerank),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "answer",
+      .fallback = "auto",
+      .help =
+          "how the store answers: attend: by attention over the chosen rows; rows: by the "
+          "rows, where they fit a message; ids: by their numbers, and rows come by a second "
+          "question; auto: attend",
+      .offset = FIELD(answer),
+      .type = KV_CONFIG_STRING,
+      .choices = "rows|attend|ids|auto"}},
+    {COMPUTES,
+     {.name = "rest",
+      .fallback = "16",
+      .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
+              "that are not chosen would have added; 0: nothing",
+      .offset = FIELD(rest),
+      .type = KV_CONFIG_STRING,
+      .choices = "0|16|64"}},
+    {COMPUTES,
+     {.name = "chapter",
+      .fallback = "128",
+      .help = "blocks of 128 tokens that share a codebook; prompt: one for everything",
+      .offset = FIELD(chapter),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "pq-m",
+      .fallback = "2",
+      .help = "subspaces that a key is cut into",
+      .offset = FIELD(pq_m),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "pq-bits",
+      .fallback = "6",
+      .help = "bits of a code in each",
+      .offset = FIELD(pq_bits),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "kmeans-iters",
+      .fallback = "auto",
+      .help = "iterations of k-means at most; auto: what the prompt's time hides, 3 to 300",
+      .offset = FIELD(kmeans_iters),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "wait-index",
+      .help = "no step before the codebooks of its rows are there; with --kmeans-iters and "
+              "--seed a run repeats exactly",
+      .offset = FIELD(wait_index),
+      .type = KV_CONFIG_FLAG}},
+    {COMPUTES,
+     {.name = "cache",
+      .fallback = "lru",
+      .help = "which blocks of rows the worker keeps, where rows come: those used last, most "
+              "often, or none",
+      .offset = FIELD(cache),
+      .type = KV_CONFIG_STRING,
+      .choices = "lru|lfu|off"}},
+    {COMPUTES,
+     {.name = "cache-tokens",
+      .fallback = "4096",
+      .help = "tokens of each layer that it keeps",
+      .offset = FIELD(cache_tokens),
+      .type = KV_CONFIG_STRING}},
+    {COMPUTES,
+     {.name = "trace",
+      .help = "a file for chrome://tracing or ui.perfetto.dev: computation, puts, queries, "
+              "fetches and clustering side by side",
+      .offset = FIELD(trace),
+      .type = KV_CONFIG_STRING}},
+    {ALL,
+     {.name = "kv-type",
+      .fallback = "fp16",
+      .help = "the type that keys and values are rounded to",
+      .offset = FIELD(kv_type),
+      .type = KV_CONFIG_STRING,
+      .choices = "fp16|bf16|fp32"}},
+    {ALL,
+     {.name = "store",
+      .fallback = "embedded",
+      .help = "HOST:PORT of storage nodes, comma-separated, or embedded: one in this process",
+      .offset = FIELD(store),
+      .type = KV_CONFIG_STRING}},
+    {ALL,
+     {.name = "memory",
+      .fallback = "1G",
+      .help = "memory of an embedded store",
+      .offset = FIELD(memory),
+      .type = KV_CONFIG_SIZE,
+      .min = 16 << 20}},
+    {COMPUTES,
+     {.name = "device",
+      .fallback = "auto",
+      .help = "what computes; auto: the best there is",
+      .offset = FIELD(device),
+      .type = KV_CONFIG_STRING,
+      .choices = "cpu|auto"}},
+    {COMPUTES,
+     {.name = "threads",
+      .fallback = "0",
+      .help = "threads that compute; 0: one per core",
+      .offset = FIELD(threads),
+      .type = KV_CONFIG_UINT,
+      .max = KV_CREW_THREADS_MAX}},
+    {ALL,
+     {.name = "json",
+      .help = "print one JSON object (chat: one per answer; bytes and nodes since its begin; "
+              "eval: one per run; ask: one per answer, then one per method)",
+      .offset = FIELD(json),
+      .type = KV_CONFIG_FLAG}},
+    {ALL,
+     {.name = "help",
+      .help = "print this, and end",
+      .offset = FIELD(help),
+      .type = KV_CONFIG_FLAG}},
+};
+
+enum {
+    N_OPTIONS = sizeof(options) / sizeof(options[0])
+};
+
+static_assert((int)N_OPTIONS <= (int)KVWORKER_OPTIONS_MAX, "a command may take every option");
+
+void kvworker_option_rows(enum command_set command,
+                          struct kv_config_row rows[KVWORKER_OPTIONS_MAX + 1])
+{
+    unsigned n_rows = 0;
+
+    for (unsigned i = 0; i < N_OPTIONS; i++)
+        if (options[i].commands & command)
+            rows[n_rows++] = options[i].row;
+    rows[n_rows] = (struct kv_config_row){.name = NULL};
+}
+
+/* A prompt may be longer than a string of the table: --prompt is taken out of argv before. */
+bool kvworker_take_prompt(struct kvworker_options *to, int *argc, char **argv)
+{
+    int kept = 1;
+
+    for (int i = 1; i < *argc; i++) {
+        if (strncmp(argv[i], "--prompt=", strlen("--prompt=")) == 0)
+            to->prompt_text = argv[i] + strlen("--prompt=");
+        else if (strcmp(argv[i], "--prompt") == 0) {
+            if (++i == *argc)
+                return false;
+            to->prompt_text = argv[i];
+        } else
+            argv[kept++] = argv[i];
+    }
+    argv[kept] = NULL;
+    *argc = kept;
+    return true;
+}

@@ -1,0 +1,64 @@
+/* options.h - what the command line and the environment of a kvworker command say.
+ *
+ * Texts are as they were given; whoever uses one checks it.
+ */
+#ifndef KV_GPU_WORKER_COMMANDS_OPTIONS_H
+#define KV_GPU_WORKER_COMMANDS_OPTIONS_H
+
+#include "kvserver/base/config.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvworker_options {
+    char model[KV_CONFIG_STRING_BYTES];
+    char store[KV_CONFIG_STRING_BYTES];
+    char attention[KV_CONFIG_STRING_BYTES];
+    char ratio[KV_CONFIG_STRING_BYTES];
+    char top_k[KV_CONFIG_STRING_BYTES];
+    char sinks[KV_CONFIG_STRING_BYTES];
+    char window[KV_CONFIG_STRING_BYTES];
+    char rerank[KV_CONFIG_STRING_BYTES];
+    char answer[KV_CONFIG_STRING_BYTES];
+    char rest[KV_CONFIG_STRING_BYTES];
+    char chapter[KV_CONFIG_STRING_BYTES];
+    char pq_m[KV_CONFIG_STRING_BYTES];
+    char pq_bits[KV_CONFIG_STRING_BYTES];
+    char kmeans_iters[KV_CONFIG_STRING_BYTES];
+    char cache[KV_CONFIG_STRING_BYTES];
+    char cache_tokens[KV_CONFIG_STRING_BYTES];
+    bool wait_index;
+    char trace[KV_CONFIG_STRING_BYTES];
+    char kv_type[KV_CONFIG_STRING_BYTES];
+    char device[KV_CONFIG_STRING_BYTES];
+    uint64_t threads; /* 0 becomes the processors there are */
+    uint64_t memory;  /* of an embedded store */
+    bool json;
+
+    char prompt[KV_CONFIG_STRING_BYTES];
+    char prompt_file[KV_CONFIG_STRING_BYTES];
+    bool raw;
+    uint64_t max_tokens;
+    char temperature[KV_CONFIG_STRING_BYTES];
+    uint64_t sample_top_k;
+    char sample_top_p[KV_CONFIG_STRING_BYTES];
+    uint64_t seed;
+
+    char out[KV_CONFIG_STRING_BYTES];
+    uint64_t from;
+
+    char text_file[KV_CONFIG_STRING_BYTES];
+    uint64_t tokens; /* 0: all of the text */
+    char methods[KV_CONFIG_STRING_BYTES];
+    char budgets[KV_CONFIG_STRING_BYTES];
+    char seeds[KV_CONFIG_STRING_BYTES];
+    char needles[KV_CONFIG_STRING_BYTES];
+    uint64_t needle_tokens; /* 0: as `tokens` */
+    bool needles_only;
+    bool csv;
+
+    bool help;
+    const char *prompt_text; /* --prompt as it was typed: of any length; NULL: not given */
+};
+
+#endif
