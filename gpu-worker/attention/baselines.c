@@ -8,6 +8,7 @@
  *
  * So the oracle is the best that an index which ranks rows as PQCache does (1A.6) can do, and
  * random shows what is lost if it fails.  Recall is measured against the oracle's choice. */
+#include "gpu-worker/attention/method.h"
 #include "gpu-worker/device/cpu/dot.h"
 #include "gpu-worker/kvcache/full_rows.h"
 #include "kvserver/base/hash.h"

@@ -1,4 +1,5 @@
 /* full - every query attends to every row before it. */
+#include "gpu-worker/attention/method.h"
 #include "gpu-worker/kvcache/full_rows.h"
 
 #include <stdlib.h>

@@ -18,99 +18,10 @@
 #ifndef KV_GPU_WORKER_ATTENTION_METHOD_H
 #define KV_GPU_WORKER_ATTENTION_METHOD_H
 
-#include "client/include/kvclient.h"
-#include "gpu-worker/attention/budget.h"
-#include "gpu-worker/base/trace.h"
-#include "gpu-worker/model/model.h"
+#include "gpu-worker/attention/options.h"
+#include "gpu-worker/kvcache/setup.h"
 
 struct kv_attention_row;
-
-enum kv_phase {
-    KV_PREFILL, /* tokens of a prompt */
-    KV_DECODE,  /* one token that goes on from there */
-};
-
-/* Which blocks a worker keeps, beside sinks and window. */
-enum kv_cache_policy {
-    KV_CACHE_LRU,
-    KV_CACHE_LFU,
-    KV_CACHE_OFF,
-};
-
-/* How the store answers what it is asked.  By attention, what travels is the same however many
- * rows are chosen, so no blocks of rows are kept: to hold one saves nothing, and to fetch it
- * costs what was saved. */
-enum kv_answer_form {
-    KV_FORM_AUTO,   /* by attention */
-    KV_FORM_ROWS,   /* rows with the answer, where they fit a message, else as by ids */
-    KV_FORM_IDS,    /* by a second question: what is chosen, then the rows */
-    KV_FORM_ATTEND, /* attention over the chosen rows, to be merged with that over near ones */
-};
-
-/* What can be chosen about a method; each takes what concerns it. */
-struct kv_attention_options {
-    struct kv_budget_options budget;
-    uint64_t seed; /* of whatever is drawn */
-
-    /* Of an index in the store. */
-    uint32_t rerank; /* candidates taken by code for each row chosen by key; 0: as many
-                        as the nodes' estimates of recall ask for */
-    enum kv_answer_form answer;
-    uint32_t rest;            /* summaries per 1,024 rows by which nodes estimate what rows that
-                                 are not chosen would have added: 0 (no estimate), 16, 64 */
-    uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
-    uint32_t subspaces, bits; /* of a code */
-    uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
-    bool wait_index;          /* no step before its index is there */
-    enum kv_cache_policy cache;
-    uint32_t cache_tokens; /* kept per layer */
-
-    uint32_t recall_every; /* recall is measured at every so manieth token; 0: never */
-};
-
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, a rest of 16, chapters of 128
- * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
-extern const struct kv_attention_options kv_attention_defaults;
-
-/* Sets the option of that name, as a command line calls it, from a text.  KV_NOT_FOUND: there
- * is none of that name; KV_INVALID: not a value of it, *ret_expected says in words what is. */
-kv_status_t kv_attention_option(struct kv_attention_options *options,
-                                const char *name,
-                                const char *value,
-                                const char **ret_expected);
-
-struct kv_attention_setup {
-    const struct kv_model *model;
-    struct kv_client *client; /* of the store; kept */
-    enum kv_dtype dtype;      /* of rows: KV_FP16, KV_BF16, KV_FP32 */
-    uint32_t capacity;        /* tokens at most */
-    uint32_t chunk_tokens;    /* of one attend() at most */
-    struct kv_attention_options options;
-    struct kv_trace *trace; /* kept; NULL: none */
-};
-
-struct kv_attention_stats {
-    uint64_t bytes_put;     /* rows sent to the store */
-    uint64_t bytes_fetched; /* rows and answers by attention got from it */
-    uint64_t rows_attended; /* (query, kv head) pairs of one row */
-    uint64_t rows_possible; /* the same, had every query attended to all before it */
-    double exposed_wait_s;  /* the computation stood still for the store */
-    /* Of the rows that exact scores would have chosen, how many were; 0 of 0: not measured. */
-    uint64_t rows_recalled, rows_to_recall;
-
-    /* Of an index in the store, as the nodes tell. */
-    double index_wait_s;                              /* of exposed_wait_s, for codebooks */
-    uint64_t rows_to_choose_from;                     /* candidates, per kv head and step */
-    uint64_t rows_scored_by_code, rows_scored_by_key; /* of them, to take some for step 2 */
-    uint64_t rows_reranked;
-    uint64_t rows_estimated;           /* that were not chosen, by summaries */
-    double nodes_worked_s;             /* of their threads, on queries */
-    uint64_t rows_chosen, rows_cached; /* of them, found in the worker's cache */
-    uint64_t rows_sent;                /* to answer queries */
-    uint32_t codebooks_trained, codebooks_found;
-    double recall_sum; /* of recall_count estimates of the nodes */
-    uint64_t recall_count;
-};
 
 /* What n tokens from token_begin on add to rows_possible in a layer. */
 static inline uint64_t

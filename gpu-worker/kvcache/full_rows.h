@@ -9,7 +9,7 @@
 #ifndef KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
 #define KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
 
-#include "gpu-worker/attention/method.h"
+#include "gpu-worker/kvcache/setup.h"
 
 struct kv_local_rows;
 
