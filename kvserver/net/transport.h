@@ -176,7 +176,7 @@ enum {
 extern const struct kv_transport_row kv_transport_loopback;
 
 #ifdef KV_WITH_UCX
-/* ucx.c, target kv_transport_ucx: the only file that includes ucp.h. */
+/* ucx/, target kv_transport_ucx: only ucx_private.h there includes ucp.h. */
 extern const struct kv_transport_row kv_transport_ucx;
 #endif
 

@@ -16,7 +16,7 @@ finish() {
     rm -rf "$work"
 }
 trap finish EXIT
-# Without it UCX has no network (kvserver/net/ucx/ucx.c), and there is no tcp to try.
+# Without it UCX has no network (kvserver/net/ucx/ucx_context.c), and there is no tcp to try.
 transports="tcp auto"
 [ -d /sys/class/net ] || transports=auto
 unset KVCTL_SERVER KVCTL_JSON 2>/dev/null || true

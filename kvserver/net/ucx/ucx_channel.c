@@ -1,0 +1,236 @@
+/* ucx_channel.c - connects and closes channels, and notices dead peers of this host.
+ *
+ * A channel is a UCX endpoint.  A channel that is closed during kv_port_progress() waits in
+ * `to_close` until UCX is no longer in the middle of its own work.
+ */
+#include "kvserver/net/ucx/ucx_private.h"
+
+#include "kernels/checksum.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs)
+{
+    struct ucx_channel *channel = arg;
+
+    (void)endpoint;
+    if (channel->failed)
+        return;
+    channel->failed = true;
+    channel->status = status_of(ucs);
+    channel->port->n_failures++;
+}
+
+static void channel_unlink(struct ucx_channel *channel)
+{
+    if (channel->previous != NULL)
+        channel->previous->next = channel->next;
+    else
+        channel->port->channels = channel->next;
+    if (channel->next != NULL)
+        channel->next->previous = channel->previous;
+}
+
+static void end_watch(struct ucx_channel *channel)
+{
+    if (channel->process_fd < 0)
+        return;
+    epoll_ctl(channel->port->watch_fd, EPOLL_CTL_DEL, channel->process_fd, NULL);
+    close(channel->process_fd);
+    channel->process_fd = -1;
+}
+
+/* Without it (a kernel before 5.3, no descriptor left) nobody reports a dead peer. */
+static void begin_watch(struct ucx_channel *channel, uint32_t process)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};
+
+    channel->process_fd = (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
+    if (channel->process_fd >= 0 &&
+        epoll_ctl(channel->port->watch_fd, EPOLL_CTL_ADD, channel->process_fd, &event) != 0)
+        end_watch(channel);
+}
+
+void kv_ucx_look_for_dead_peers(struct ucx_port *port)
+{
+    struct epoll_event ready[WATCH_EVENTS_MAX];
+    int n = epoll_wait(port->watch_fd, ready, WATCH_EVENTS_MAX, 0);
+
+    for (int i = 0; i < n; i++) {
+        struct ucx_channel *channel = ready[i].data.ptr;
+
+        end_watch(channel);
+        kv_ucx_on_failure(channel, channel->endpoint, UCS_ERR_CONNECTION_RESET);
+    }
+}
+
+static void close_endpoint(struct ucx_channel *channel)
+{
+    struct ucx_port *port = channel->port;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    ucs_status_ptr_t request = ucp_ep_close_nbx(channel->endpoint, &param);
+
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+    port->settle = SETTLE_ROUNDS;
+    channel->wire->n_channels--;
+    if (channel->wire->kind == WIRE_SHARED)
+        port->must_probe = true;
+    free(channel);
+}
+
+void kv_ucx_channel_close(struct kv_channel *base)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+    struct ucx_port *port = channel->port;
+
+    channel_unlink(channel);
+    for (struct flight *flight = port->flights; flight != NULL; flight = flight->next)
+        if (flight->channel == channel)
+            flight->channel = NULL;
+    if (channel->failed && !channel->reported)
+        port->n_failures--;
+    end_watch(channel);
+    /* Nothing may name it from now on, not even a failure that comes before it is closed. */
+    channel->failed = true;
+    if (!port->in_progress) {
+        close_endpoint(channel);
+        return;
+    }
+    channel->next = port->to_close;
+    port->to_close = channel;
+}
+
+static kv_status_t read_address(const void *address,
+                                size_t address_bytes,
+                                const unsigned char *ret_parts[N_WIRES],
+                                struct address_prefix *ret_prefix)
+{
+    const unsigned char *at = address;
+    struct address_prefix prefix;
+    size_t bytes = sizeof(prefix);
+    size_t crc_begin = offsetof(struct address_prefix, process);
+
+    if (address_bytes < sizeof(prefix) || address_bytes > ADDRESS_BYTES_MAX)
+        return KV_INVALID;
+    memcpy(&prefix, at, sizeof(prefix));
+    for (unsigned kind = 0; kind < N_WIRES; kind++)
+        bytes += prefix.bytes[kind];
+    if (prefix.magic != ADDRESS_MAGIC || bytes != address_bytes ||
+        prefix.crc != kv_crc32c(0, at + crc_begin, address_bytes - crc_begin))
+        return KV_INVALID;
+    at += sizeof(prefix);
+    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+        ret_parts[kind] = at;
+        at += prefix.bytes[kind];
+    }
+    *ret_prefix = prefix;
+    return KV_OK;
+}
+
+kv_status_t kv_ucx_connect(struct kv_port *base,
+                           const void *address,
+                           size_t address_bytes,
+                           enum kv_channel_mode mode,
+                           void *channel_arg,
+                           struct kv_channel **ret_channel)
+{
+    struct ucx_port *port = port_of(base);
+    const unsigned char *parts[N_WIRES];
+    struct address_prefix prefix;
+    struct ucx_channel *channel;
+    char lanes[256] = "";
+    enum wire_kind kind;
+    void *part;
+    ucs_status_t ucs;
+    kv_status_t status;
+
+    status = read_address(address, address_bytes, parts, &prefix);
+    if (status != KV_OK)
+        return status;
+    /* With one kind of wire, both modes use it. */
+    kind = mode == KV_CHANNEL_SHARED ? WIRE_SHARED : WIRE_NETWORK;
+    if (port->wires[kind] == NULL)
+        kind = kind == WIRE_SHARED ? WIRE_NETWORK : WIRE_SHARED;
+    if (prefix.bytes[kind] == 0)
+        return KV_UNREACHABLE;
+
+    channel = calloc(1, sizeof(*channel));
+    part = malloc(prefix.bytes[kind]);
+    if (channel == NULL || part == NULL) {
+        free(part);
+        free(channel);
+        return KV_NO_MEMORY;
+    }
+    memcpy(part, parts[kind], prefix.bytes[kind]); /* aligned, as UCX gave it */
+    channel->base.row = port->base.row;
+    channel->port = port;
+    channel->wire = port->wires[kind];
+    channel->process_fd = -1;
+    channel->channel_arg = channel_arg;
+    ucs = ucp_ep_create(channel->wire->worker,
+                        &(ucp_ep_params_t){
+                            .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                            .address = part,
+                            .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                            .err_handler = {kv_ucx_on_failure, channel},
+                        },
+                        &channel->endpoint);
+    free(part);
+    if (ucs != UCS_OK) {
+        free(channel);
+        return ucs == UCS_ERR_NO_MEMORY ? KV_NO_MEMORY : KV_UNREACHABLE;
+    }
+
+    channel->base.pair_max = kind == WIRE_SHARED ? SHARED_EAGER_MAX : NETWORK_EAGER_MAX;
+    channel->wire->n_channels++;
+    channel->next = port->channels;
+    if (port->channels != NULL)
+        port->channels->previous = channel;
+    port->channels = channel;
+    if (mode == KV_CHANNEL_SHARED && kind != WIRE_SHARED) {
+        /* Only the user's own choice of transports can make this shared memory. */
+        kv_ucx_describe_endpoint(channel->endpoint, lanes, sizeof(lanes));
+        if (strstr(lanes, "/memory") == NULL) {
+            kv_ucx_channel_close(&channel->base);
+            return KV_UNREACHABLE;
+        }
+    }
+    if (kind == WIRE_SHARED)
+        begin_watch(channel, prefix.process);
+    *ret_channel = &channel->base;
+    return KV_OK;
+}
+
+void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_bytes)
+{
+    struct ucx_channel *channel = (struct ucx_channel *)base;
+
+    if (text_bytes == 0)
+        return;
+    text[0] = '\0';
+    kv_ucx_describe_endpoint(channel->endpoint, text, text_bytes);
+    /* Large data goes beside UCX (ucx.c). */
+    if (channel->wire->kind == WIRE_SHARED)
+        kv_ucx_add_word(text, text_bytes, "cma/memory", strlen("cma/memory"));
+}
+
+void kv_ucx_close_endpoints(struct ucx_port *port)
+{
+    while (port->to_close != NULL) {
+        struct ucx_channel *channel = port->to_close;
+
+        port->to_close = channel->next;
+        close_endpoint(channel);
+    }
+}

@@ -1,0 +1,318 @@
+/* ucx_private.h - what the files of the UCX transport share.  ucx.c says how it works.
+ *
+ * This is the only file that includes ucp.h, and only ucx*.c of this folder include this one.
+ *
+ * Threads: a port, with everything that hangs on it, is used by its owner's thread alone.  Only
+ * its address and kv_port_wake() are for every thread.
+ */
+#ifndef KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
+#define KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
+
+#include "kvserver/net/transport.h"
+#include "kvserver/net/ucx/offer.h"
+
+#include <stdatomic.h>
+#include <ucp/api/ucp.h>
+
+enum wire_kind {
+    WIRE_SHARED, /* first: it is the faster one to look at */
+    WIRE_NETWORK,
+    N_WIRES,
+};
+
+enum {
+    AM_ID = 1,
+    PROBE_ID = 2,
+    ADDRESS_MAGIC = 0x7563766b,
+    ADDRESS_BYTES_MAX = 4096,
+    LANES_MAX = 16, /* of an endpoint, to describe */
+    DEVICES_BYTES_MAX = 256,
+
+    /* Larger data is offered.  Measured on one machine, 64 KB fetches: over tcp a rendezvous
+     * costs a round trip and a half, over shared memory less than the second copy. */
+    NETWORK_EAGER_MAX = 192 << 10,
+    SHARED_EAGER_MAX = 8 << 10,
+
+    /* Progress calls after a close, in which UCX lets go of an endpoint's requests. */
+    SETTLE_ROUNDS = 64,
+    CLOSE_ROUNDS_MAX = 20000,
+    /* A look at the network costs a system call: where shared memory is busy, one in so many.
+     */
+    NETWORK_TURNS = 8,
+    /* Rounds of progress between two looks for dead peers on this host. */
+    WATCH_ROUNDS = 4096,
+    WATCH_EVENTS_MAX = 16,
+    PROBE_EVERY_US = 1000000,
+    PROBE_LOST_US = 1000000,
+};
+
+/* The envelope of a port's address: this, then the network address, then the shared one. */
+struct address_prefix {
+    uint32_t magic;
+    uint32_t crc; /* CRC32C of what follows it */
+    uint32_t process;
+    uint16_t bytes[N_WIRES];
+};
+
+struct kv_mapping {
+    ucp_mem_h handles[N_WIRES];
+};
+
+struct ucx_transport {
+    struct kv_transport base;
+    ucp_context_h contexts[N_WIRES]; /* NULL: not in use */
+    bool has_cuda;
+};
+
+/* A send in flight; lives in the space that UCX keeps for us in front of each request. */
+struct flight {
+    struct ucx_port *port; /* NULL: given up, its owner knows */
+    struct wire *wire;
+    struct ucx_channel *channel; /* NULL: closed since */
+    kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
+    void *arg;
+    struct kv_offer *offer; /* NULL: none, the data went as a message */
+    struct flight *previous, *next;
+};
+
+/* A worker of a port, and what goes over it. */
+struct wire {
+    struct ucx_port *port;
+    enum wire_kind kind;
+    ucp_worker_h worker;
+    ucp_ep_h probe; /* to the wire itself; NULL: none yet */
+    unsigned n_channels;
+    struct wire *next; /* of those that are retired */
+};
+
+/* What others connect to.  Replaced, never changed: any thread may be reading the one before.
+ */
+struct address {
+    struct address *before;
+    size_t bytes;
+    unsigned char data[];
+};
+
+struct ucx_incoming {
+    struct kv_incoming base;
+    struct wire *wire;
+    void *descriptor;
+    size_t data_bytes;
+    struct kv_offer_tail tail; /* WIRE_SHARED */
+    ucs_status_t *answer;      /* what the handler will return; NULL: it has returned */
+    bool receiving;            /* UCX has the descriptor */
+    bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
+    bool over;                 /* completed while in_call */
+    bool is_dead;              /* given up, its owner knows */
+    kv_status_t status;
+    kv_transport_done_fn done;
+    void *arg;
+    struct ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
+    ucp_dt_iov_t pieces[KV_IOV_MAX];
+};
+
+struct ucx_channel {
+    struct kv_channel base;
+    struct ucx_port *port;
+    struct wire *wire;
+    ucp_ep_h endpoint;
+    int process_fd; /* readable when the peer's process is dead; -1: not watched */
+    void *channel_arg;
+    bool failed;
+    bool reported;
+    kv_status_t status;
+    struct ucx_channel *previous, *next; /* of the port; `next` also of those to close */
+};
+
+struct ucx_port {
+    struct kv_port base;
+    struct ucx_transport *transport;
+    struct kv_port_events events;
+    void *owner;
+    struct wire *wires[N_WIRES]; /* NULL: not in use */
+    struct wire *retired;        /* until nobody holds anything of them */
+    uint32_t process;            /* this one */
+    int watch_fd;                /* over the process_fd of channels; -1 without shared memory */
+    int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */
+    int wake_fd;  /* kv_port_wake(), where there is epoll_fd */
+    int fd;       /* what kv_port_arm() gives */
+    _Atomic(struct address *) address;
+
+    struct ucx_channel *channels;
+    struct ucx_channel *to_close;
+    struct flight *flights;
+    struct ucx_incoming *incomings; /* held by the owner, or being received */
+    struct ucx_incoming *spare_incomings;
+    struct kv_offers offers;
+    unsigned n_failures; /* not reported yet */
+    unsigned settle;     /* rounds of progress due after a close */
+    unsigned turns;
+    unsigned watch;    /* rounds until the next look at watch_fd, and at the queue */
+    uint64_t probe_us; /* when the last probe was sent */
+    bool is_probing;   /* it has not come back */
+    bool must_probe;   /* a peer may have left the queue half written */
+    bool in_progress;
+    bool closing;
+};
+
+static inline struct ucx_port *port_of(struct kv_port *port)
+{
+    return (struct ucx_port *)port;
+}
+
+static inline kv_status_t status_of(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK:
+        return KV_OK;
+    case UCS_INPROGRESS:
+        return KV_IN_PROGRESS;
+    case UCS_ERR_NO_MEMORY:
+        return KV_NO_MEMORY;
+    case UCS_ERR_NO_RESOURCE:
+    case UCS_ERR_BUSY:
+        return KV_BUSY;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+        return KV_INVALID;
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NO_DEVICE:
+        return KV_UNSUPPORTED;
+    case UCS_ERR_IO_ERROR:
+        return KV_IO;
+    default:
+        /* Cancelled, reset, timed out, not connected, rejected: for the owner it is one thing.
+         */
+        return KV_UNREACHABLE;
+    }
+}
+
+/* ucx_context.c */
+
+kv_status_t kv_ucx_open(const struct kv_transport_config *config,
+                        struct kv_transport **ret_transport,
+                        char *detail,
+                        size_t detail_bytes);
+void kv_ucx_close(struct kv_transport *base);
+kv_status_t kv_ucx_map(struct kv_transport *base,
+                       void *memory,
+                       size_t bytes,
+                       enum kv_memory_type type,
+                       struct kv_mapping **ret_mapping);
+void kv_ucx_unmap(struct kv_transport *base, struct kv_mapping *mapping);
+void kv_ucx_describe(struct kv_transport *base, char *text, size_t text_bytes);
+
+/* Appends `word` to `text` unless it is there or there is no room for it. */
+void kv_ucx_add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes);
+
+/* Appends the transports and devices of an endpoint, as "tcp/lo", to `text`. */
+void kv_ucx_describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes);
+
+/* ucx_send.c */
+
+kv_status_t kv_ucx_send(struct kv_channel *base,
+                        const void *header,
+                        size_t header_bytes,
+                        const void *data,
+                        size_t data_bytes,
+                        kv_transport_done_fn done,
+                        void *arg);
+kv_status_t kv_ucx_send_pair(struct kv_channel *base,
+                             const void *header,
+                             size_t header_bytes,
+                             const struct kv_iov pieces[2],
+                             kv_transport_done_fn done,
+                             void *arg);
+
+/* Ends the sends of closed channels whose data was offered; UCX may keep the requests. */
+void kv_ucx_abandon_offers(struct ucx_port *port);
+
+/* Ends all sends of a wire that is about to be closed. */
+void kv_ucx_give_up_flights(const struct wire *wire);
+
+/* ucx_receive.c */
+
+kv_status_t kv_ucx_receive(struct kv_incoming *base,
+                           const struct kv_iov *iov,
+                           unsigned n_iov,
+                           kv_transport_done_fn done,
+                           void *arg);
+void kv_ucx_refuse(struct kv_incoming *base);
+
+/* UCX's callback for messages. */
+ucs_status_t kv_ucx_on_message(void *arg,
+                               const void *header,
+                               size_t header_bytes,
+                               void *data,
+                               size_t data_bytes,
+                               const ucp_am_recv_param_t *param);
+
+/* Ends an incoming that is not being received. */
+void kv_ucx_incoming_release(struct ucx_incoming *incoming);
+
+/* Keeps the memory of an incoming that is not in the port's list for reuse. */
+void kv_ucx_incoming_spare(struct ucx_port *port, struct ucx_incoming *incoming);
+
+/* Ends all receives of a wire that is about to be closed.  Returns a list of those that must
+ * outlive the worker, for kv_ucx_incoming_spare(). */
+struct ucx_incoming *kv_ucx_give_up_incomings(const struct wire *wire);
+
+/* ucx_channel.c */
+
+kv_status_t kv_ucx_connect(struct kv_port *base,
+                           const void *address,
+                           size_t address_bytes,
+                           enum kv_channel_mode mode,
+                           void *channel_arg,
+                           struct kv_channel **ret_channel);
+void kv_ucx_channel_close(struct kv_channel *base);
+void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_bytes);
+
+/* UCX's callback for endpoints that fail.  The failure is reported by kv_port_progress(). */
+void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs);
+
+/* Fails the channels whose peer's process is dead. */
+void kv_ucx_look_for_dead_peers(struct ucx_port *port);
+
+/* Closes the endpoints in `to_close`. */
+void kv_ucx_close_endpoints(struct ucx_port *port);
+
+/* ucx_port.c */
+
+kv_status_t kv_ucx_port_open(struct kv_transport *base,
+                             const struct kv_port_events *events,
+                             void *owner,
+                             struct kv_port **ret_port);
+void kv_ucx_port_close(struct kv_port *base);
+void kv_ucx_port_address(struct kv_port *port, const void **ret_address, size_t *ret_bytes);
+unsigned kv_ucx_port_progress(struct kv_port *base);
+kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd);
+void kv_ucx_port_wake(struct kv_port *base);
+
+kv_status_t
+kv_ucx_open_wire(struct ucx_port *port, enum wire_kind kind, struct wire **ret_wire);
+void kv_ucx_close_wire(struct wire *wire);
+
+/* Gives the port an address that names its present wires. */
+kv_status_t kv_ucx_make_address(struct ucx_port *port);
+
+/* Has the port's descriptor wake for the wire. */
+kv_status_t kv_ucx_watch_wire(const struct ucx_port *port, const struct wire *wire);
+
+/* ucx_probe.c */
+
+/* UCX's callback for probes. */
+ucs_status_t kv_ucx_on_probe(void *arg,
+                             const void *header,
+                             size_t header_bytes,
+                             void *data,
+                             size_t data_bytes,
+                             const ucp_am_recv_param_t *param);
+
+/* Sends a probe of the shared queue when one is due; replaces a queue that lost one. */
+void kv_ucx_look_at_queue(struct ucx_port *port);
+
+/* Closes the retired wires of which nothing is held. */
+void kv_ucx_bury_wires(struct ucx_port *port);
+
+#endif

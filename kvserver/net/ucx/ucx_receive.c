@@ -1,0 +1,216 @@
+/* ucx_receive.c - delivers messages to the port's owner, and receives large data.
+ *
+ * Small data is handed over inside UCX's callback.  Large data is an incoming, which the owner
+ * holds until it receives or refuses it.  Over shared memory it is read from the sender's
+ * memory (offer.h); UCX moves it where the system forbids that, and over tcp.
+ */
+#include "kvserver/net/ucx/ucx_private.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct ucx_incoming *incoming_get(struct ucx_port *port)
+{
+    struct ucx_incoming *incoming = port->spare_incomings;
+
+    if (incoming != NULL)
+        port->spare_incomings = incoming->next;
+    else
+        incoming = malloc(sizeof(*incoming));
+    if (incoming == NULL)
+        return NULL;
+    memset(incoming, 0, offsetof(struct ucx_incoming, pieces));
+    incoming->base.row = port->base.row;
+    incoming->next = port->incomings;
+    if (port->incomings != NULL)
+        port->incomings->previous = incoming;
+    port->incomings = incoming;
+    return incoming;
+}
+
+static void incoming_unlink(struct ucx_incoming *incoming)
+{
+    struct ucx_port *port = incoming->wire->port;
+
+    if (incoming->previous != NULL)
+        incoming->previous->next = incoming->next;
+    else
+        port->incomings = incoming->next;
+    if (incoming->next != NULL)
+        incoming->next->previous = incoming->previous;
+}
+
+void kv_ucx_incoming_spare(struct ucx_port *port, struct ucx_incoming *incoming)
+{
+    incoming->next = port->spare_incomings;
+    port->spare_incomings = incoming;
+}
+
+static void incoming_put(struct ucx_incoming *incoming)
+{
+    struct ucx_port *port = incoming->wire->port;
+
+    incoming_unlink(incoming);
+    kv_ucx_incoming_spare(port, incoming);
+}
+
+/* Tells the sender that its data is needed no longer. */
+void kv_ucx_incoming_release(struct ucx_incoming *incoming)
+{
+    /* Inside the handler UCX still owns the descriptor and does this itself. */
+    if (incoming->answer != NULL)
+        *incoming->answer = UCS_OK;
+    else
+        ucp_am_data_release(incoming->wire->worker, incoming->descriptor);
+    incoming_put(incoming);
+}
+
+static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *user_data)
+{
+    struct ucx_incoming *incoming = user_data;
+    kv_transport_done_fn done = incoming->done;
+    void *arg = incoming->arg;
+
+    (void)bytes;
+    ucp_request_free(request);
+    if (incoming->is_dead)
+        return;
+    if (incoming->in_call) {
+        incoming->over = true;
+        incoming->status = status_of(ucs);
+        return;
+    }
+    incoming_put(incoming);
+    done(arg, status_of(ucs));
+}
+
+kv_status_t kv_ucx_receive(struct kv_incoming *base,
+                           const struct kv_iov *iov,
+                           unsigned n_iov,
+                           kv_transport_done_fn done,
+                           void *arg)
+{
+    struct ucx_incoming *incoming = (struct ucx_incoming *)base;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_DATATYPE,
+        .cb.recv_am = on_received,
+        .user_data = incoming,
+        .datatype = n_iov == 1 ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+    };
+    ucs_status_ptr_t request;
+    kv_status_t status;
+    size_t bytes = 0;
+
+    assert(n_iov >= 1 && n_iov <= KV_IOV_MAX && !incoming->receiving);
+    for (unsigned i = 0; i < n_iov; i++) {
+        incoming->pieces[i].buffer = iov[i].base;
+        incoming->pieces[i].length = iov[i].bytes;
+        bytes += iov[i].bytes;
+    }
+    assert(bytes == incoming->data_bytes);
+
+    if (incoming->wire->kind == WIRE_SHARED) {
+        enum kv_offer_outcome outcome =
+            kv_offer_read(&incoming->tail, incoming->data_bytes, iov, n_iov);
+
+        if (outcome != KV_OFFER_REFUSED) {
+            kv_ucx_incoming_release(incoming);
+            return outcome == KV_OFFER_WHOLE ? KV_OK : KV_UNREACHABLE;
+        }
+    }
+
+    incoming->done = done;
+    incoming->arg = arg;
+    incoming->receiving = true;
+    incoming->in_call = true;
+    request = ucp_am_recv_data_nbx(incoming->wire->worker, incoming->descriptor,
+                                   n_iov == 1 ? iov[0].base : (void *)incoming->pieces,
+                                   n_iov == 1 ? iov[0].bytes : n_iov, &param);
+    incoming->in_call = false;
+    if (UCS_PTR_IS_PTR(request) && !incoming->over)
+        return KV_IN_PROGRESS;
+    status = incoming->over ? incoming->status : status_of(UCS_PTR_STATUS(request));
+    incoming_put(incoming);
+    return status;
+}
+
+void kv_ucx_refuse(struct kv_incoming *base)
+{
+    kv_ucx_incoming_release((struct ucx_incoming *)base);
+}
+
+/* The header and the data of a small message lie wherever UCX has them, at any alignment. */
+ucs_status_t kv_ucx_on_message(void *arg,
+                               const void *header,
+                               size_t header_bytes,
+                               void *data,
+                               size_t data_bytes,
+                               const ucp_am_recv_param_t *param)
+{
+    struct wire *wire = arg;
+    struct ucx_port *port = wire->port;
+    struct ucx_incoming *incoming;
+    ucs_status_t answer = UCS_INPROGRESS;
+
+    if (port->closing)
+        return UCS_OK;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+        if (header_bytes <= KV_TRANSPORT_HEADER_MAX)
+            port->events.message(port->owner, header, header_bytes, data, data_bytes);
+        return UCS_OK;
+    }
+
+    if (wire->kind == WIRE_SHARED) {
+        if (header_bytes < sizeof(struct kv_offer_tail))
+            return UCS_OK;
+        header_bytes -= sizeof(struct kv_offer_tail);
+    }
+    if (header_bytes > KV_TRANSPORT_HEADER_MAX)
+        return UCS_OK;
+    incoming = incoming_get(port);
+    if (incoming == NULL)
+        return UCS_OK; /* the sender is told that it is over; its owner's deadline does the rest
+                        */
+    incoming->wire = wire;
+    incoming->descriptor = data;
+    incoming->data_bytes = data_bytes;
+    if (wire->kind == WIRE_SHARED)
+        memcpy(&incoming->tail, (const char *)header + header_bytes,
+               sizeof(struct kv_offer_tail));
+    incoming->answer = &answer;
+    port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
+    /* It may be gone, and its memory another's; only if nothing answered it is surely this one.
+     */
+    for (struct ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
+        if (held->answer == &answer) {
+            held->answer = NULL;
+            break;
+        }
+    }
+    return answer;
+}
+
+/* Returns a list of those that must outlive the worker. */
+struct ucx_incoming *kv_ucx_give_up_incomings(const struct wire *wire)
+{
+    struct ucx_port *port = wire->port;
+    struct ucx_incoming *incoming = port->incomings, *dead = NULL;
+
+    while (incoming != NULL) {
+        if (incoming->wire != wire) {
+            incoming = incoming->next;
+            continue;
+        }
+        assert(incoming->receiving);
+        incoming_unlink(incoming);
+        incoming->is_dead = true;
+        incoming->next = dead;
+        dead = incoming;
+        incoming->done(incoming->arg, KV_UNREACHABLE);
+        incoming = port->incomings;
+    }
+    return dead;
+}
