@@ -172,7 +172,7 @@ enum {
     KV_IOV_MAX = 64
 };
 
-/* In-process: ports of one process by number.  Its own file: loopback.c. */
+/* In-process: ports of one process by number.  Its own folder: loopback/. */
 extern const struct kv_transport_row kv_transport_loopback;
 
 #ifdef KV_WITH_UCX

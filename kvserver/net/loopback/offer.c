@@ -1,0 +1,203 @@
+/* offer.c - large data that a receiver copies from the sender's memory.
+ *
+ * loopback.c draws the states of an offer, and says who frees it.
+ */
+#include "kvserver/net/loopback/loopback_private.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SPARE_OFFERS_MAX = 256, /* offers kept for reuse, per port */
+};
+
+struct offer *kv_loopback_offer_get(struct loopback_port *port)
+{
+    struct offer *offer = port->spare;
+
+    if (offer != NULL) {
+        port->spare = offer->next;
+        port->n_spare--;
+    } else {
+        offer = malloc(sizeof(*offer));
+        if (offer == NULL)
+            return NULL;
+    }
+    memset(offer, 0, sizeof(*offer));
+    atomic_init(&offer->state, OFFERED);
+    return offer;
+}
+
+void kv_loopback_offer_put(struct loopback_port *port, struct offer *offer)
+{
+    if (port->n_spare >= SPARE_OFFERS_MAX) {
+        free(offer);
+        return;
+    }
+    offer->next = port->spare;
+    port->spare = offer;
+    port->n_spare++;
+}
+
+void kv_loopback_offer_link(struct loopback_port *port, struct offer *offer)
+{
+    offer->previous = NULL;
+    offer->next = port->offers;
+    if (port->offers != NULL)
+        port->offers->previous = offer;
+    port->offers = offer;
+}
+
+void kv_loopback_offer_unlink(struct loopback_port *port, struct offer *offer)
+{
+    if (offer->previous != NULL)
+        offer->previous->next = offer->next;
+    else
+        port->offers = offer->next;
+    if (offer->next != NULL)
+        offer->next->previous = offer->previous;
+}
+
+static bool offer_leave(struct offer *offer, enum offer_state state)
+{
+    int expected = OFFERED;
+
+    return atomic_compare_exchange_strong(&offer->state, &expected, state);
+}
+
+/* The receiver has no more to do with the offer, which left OFFERED by its hand. */
+static void offer_finish(struct offer *offer, kv_status_t status)
+{
+    struct inbox *sender = offer->sender;
+    bool raise;
+
+    offer->status = status;
+    offer->next_finished = NULL;
+    kv_lock_take(sender->lock);
+    atomic_store(&offer->state, FINISHED);
+    if (sender->last_finished != NULL)
+        sender->last_finished->next_finished = offer;
+    else
+        sender->first_finished = offer;
+    sender->last_finished = offer;
+    atomic_fetch_add_explicit(&sender->n_waiting, 1, memory_order_relaxed);
+    raise = kv_loopback_must_raise(sender);
+    kv_lock_release(sender->lock);
+    /* The offer is the sender's now; its reference to the inbox is still ours. */
+    if (raise)
+        kv_signal_raise(sender->signal);
+    kv_loopback_inbox_unref(sender);
+}
+
+/* Receiver's side: the sender took the offer back. */
+void kv_loopback_offer_bury(struct offer *offer)
+{
+    assert(atomic_load(&offer->state) == WITHDRAWN);
+    kv_loopback_inbox_unref(offer->sender);
+    free(offer);
+}
+
+/* Receiver's side, from any state that it can meet. */
+void kv_loopback_offer_decline(struct offer *offer, kv_status_t status)
+{
+    if (offer_leave(offer, COPYING))
+        offer_finish(offer, status);
+    else
+        kv_loopback_offer_bury(offer);
+}
+
+/* Sender's side.  Returns false where the receiver has answered already, or is copying. */
+bool kv_loopback_offer_withdraw(struct loopback_port *port, struct offer *offer)
+{
+    kv_transport_done_fn done = offer->done;
+    void *arg = offer->arg;
+
+    /* Unlinked first: from the swap on the receiver may free it. */
+    kv_loopback_offer_unlink(port, offer);
+    if (!offer_leave(offer, WITHDRAWN)) {
+        kv_loopback_offer_link(port, offer);
+        return false;
+    }
+    done(arg, KV_UNREACHABLE);
+    return true;
+}
+
+bool kv_loopback_complete_one(struct loopback_port *port)
+{
+    struct inbox *inbox = port->inbox;
+    struct offer *offer;
+    kv_status_t status;
+
+    kv_lock_take(inbox->lock);
+    offer = inbox->first_finished;
+    if (offer != NULL) {
+        inbox->first_finished = offer->next_finished;
+        if (inbox->first_finished == NULL)
+            inbox->last_finished = NULL;
+        atomic_fetch_sub_explicit(&inbox->n_waiting, 1, memory_order_relaxed);
+    }
+    kv_lock_release(inbox->lock);
+    if (offer == NULL)
+        return false;
+
+    kv_transport_done_fn done = offer->done;
+    void *arg = offer->arg;
+
+    status = offer->channel != NULL ? offer->status : KV_UNREACHABLE;
+    kv_loopback_offer_unlink(port, offer);
+    kv_loopback_offer_put(port, offer);
+    done(arg, status);
+    return true;
+}
+
+void kv_loopback_held_unlink(struct offer *offer)
+{
+    struct loopback_port *port = offer->receiver;
+
+    if (offer->previous_held != NULL)
+        offer->previous_held->next_held = offer->next_held;
+    else
+        port->held = offer->next_held;
+    if (offer->next_held != NULL)
+        offer->next_held->previous_held = offer->previous_held;
+}
+
+kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
+                                const struct kv_iov *iov,
+                                unsigned n_iov,
+                                kv_transport_done_fn done,
+                                void *arg)
+{
+    struct offer *offer = (struct offer *)incoming;
+    const unsigned char *from;
+    size_t bytes = 0;
+
+    (void)done; /* a copy is over at once */
+    (void)arg;
+    assert(n_iov <= KV_IOV_MAX);
+    for (unsigned i = 0; i < n_iov; i++)
+        bytes += iov[i].bytes;
+    assert(bytes == offer->data_bytes);
+
+    kv_loopback_held_unlink(offer);
+    if (!offer_leave(offer, COPYING)) {
+        kv_loopback_offer_bury(offer);
+        return KV_UNREACHABLE;
+    }
+    from = offer->data;
+    for (unsigned i = 0; i < n_iov; i++) {
+        memcpy(iov[i].base, from, iov[i].bytes);
+        from += iov[i].bytes;
+    }
+    offer_finish(offer, KV_OK);
+    return KV_OK;
+}
+
+void kv_loopback_refuse(struct kv_incoming *incoming)
+{
+    struct offer *offer = (struct offer *)incoming;
+
+    kv_loopback_held_unlink(offer);
+    kv_loopback_offer_decline(offer, KV_OK);
+}
