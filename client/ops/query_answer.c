@@ -1,0 +1,482 @@
+/* What comes back from a query.
+ *
+ * What a body says is checked as a whole before any of it is kept: every field against what was
+ * asked, and outputs of attention, which have no checksum, against what such values can make.
+ * Rows are checked against their CRCs when they have landed.
+ */
+#include "client/client.h"
+
+#include "client/ops/query_private.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
+{
+    return (const struct kv_wire_unit *)(trip->envelope->body + sizeof(struct kv_wire_query));
+}
+
+/* Where the trip's rows are in the caller's buffer. */
+static uint8_t *place_of(const struct kv_trip *trip)
+{
+    const struct kv_query_part *part = &trip->op->query;
+
+    return part->base + trip->position * head_room(part);
+}
+
+unsigned kv_query_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+{
+    if (bytes == 0 || bytes > trip->bytes || bytes % trip->op->query.row_bytes != 0)
+        return 0;
+    ret_iov[0] = (struct kv_iov){.base = place_of(trip), .bytes = bytes};
+    return 1;
+}
+
+/* Rows that summaries may stand for: those not chosen, with NONE by one vector at least. */
+static uint32_t n_rest_max(const struct kv_query_part *part, const struct kv_wire_found *found)
+{
+    if (part->query.rest == 0)
+        return 0;
+    return part->query.merge == KV_MERGE_NONE ? part->n_candidates
+                                              : part->n_candidates - found->n_chosen;
+}
+
+/* The number in a unit's answer that is impossible, or of another unit than was asked for. */
+static struct fault found_fault(const struct kv_trip *trip,
+                                const struct kv_wire_unit *unit,
+                                const struct kv_wire_found *found)
+{
+    const struct kv_query_part *part = &trip->op->query;
+    const bool is_part = names_held_only(&part->query);
+    const uint64_t n_scored = (uint64_t)found->n_coded + found->n_exact;
+    const uint64_t n_ids_max =
+        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_chosen;
+    const struct {
+        struct fault fault;
+        bool is_right;
+    } fields[] = {
+        {{"layer", found->layer}, found->layer == unit->layer},
+        {{"kv head", found->kv_head}, found->kv_head == unit->kv_head},
+        {{"n_chosen", found->n_chosen},
+         found->n_chosen >= part->n_ids_min && found->n_chosen <= part->n_ids_max},
+        {{"n_ids", found->n_ids},
+         found->n_ids <= found->n_chosen && found->n_ids <= n_ids_max &&
+             (is_part || found->n_ids == found->n_chosen)},
+        {{"n_rest", found->n_rest}, found->n_rest <= n_rest_max(part, found)},
+        {{"n_coded + n_exact", (double)n_scored}, n_scored == part->n_scored},
+        {{"n_reranked", found->n_reranked},
+         part->n_reranked_max == 0 ? found->n_reranked == 0
+                                   : found->n_reranked >= found->n_chosen &&
+                                         found->n_reranked <= part->n_reranked_max},
+        {{"n_chapters", found->n_chapters},
+         found->n_chapters <= part->n_blocks && found->n_chapters <= found->n_coded &&
+             (found->n_chapters > 0) == (found->n_coded > 0)},
+        {{"recall", (double)found->recall},
+         isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
+        {{"committed", found->committed},
+         found->committed >= trip->header.snapshot &&
+             found->committed <= trip->op->session->tokens_max},
+    };
+
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (!fields[i].is_right)
+            return fields[i].fault;
+    return (struct fault){0};
+}
+
+/* Looks for a block among those held, from *at on: both ascend. */
+static bool is_held(const struct kv_held *held, uint32_t n_held, uint32_t block, uint32_t *at)
+{
+    while (*at < n_held && held[*at].block < block)
+        ++*at;
+    return *at < n_held && held[*at].block == block;
+}
+
+/* One unit of an answer, the pointers being to its first of each. */
+struct unit_answer {
+    const struct kv_wire_found *found;
+    uint32_t *ids, *row_of;
+    const float *scores;
+    const uint32_t *heads;
+    const float *outputs, *lses;
+    uint32_t *tokens; /* of the rows that came */
+};
+
+/* Takes the flags off a unit's ids and tells the rows apart that were sent, *n_rows of them, at
+ * most n_rows_max.  The fault: no choice among the candidates, or more rows than were
+ * announced.
+ */
+static struct fault take_ids(const struct kv_query_part *part,
+                             const struct unit_answer *unit,
+                             uint32_t n_rows_max,
+                             uint32_t *n_rows)
+{
+    const struct kv_query *query = &part->query;
+    const uint32_t rank = unit->found->kv_head - query->head_begin;
+    const struct kv_held *held = query->held + part->held_begin[rank];
+    const uint32_t n_held = part->held_begin[rank + 1] - part->held_begin[rank];
+    uint32_t range = 0, at = 0, *ids = unit->ids;
+
+    *n_rows = 0;
+    for (uint32_t i = 0; i < unit->found->n_ids; i++) {
+        const uint32_t token = ids[i] & ~KV_WIRE_ID_HELD;
+        const bool keeps = ids[i] & KV_WIRE_ID_HELD;
+
+        if (i > 0 && token <= ids[i - 1])
+            return (struct fault){"ids: not ascending", token};
+        while (range < query->n_ranges && token >= query->ranges[range].end)
+            range++;
+        if (range == query->n_ranges || token < query->ranges[range].begin)
+            return (struct fault){"ids: no candidate", token};
+        if (keeps ? unit->row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at)
+                  : names_held_only(query))
+            return (struct fault){keeps ? "ids: not held" : "ids: not asked for", token};
+        ids[i] = token;
+        if (keeps) {
+            unit->row_of[i] = KV_ROW_HELD;
+        } else if (attends(query)) {
+            unit->row_of[i] = 0;
+        } else if (unit->row_of != NULL) {
+            if (*n_rows == n_rows_max)
+                return (struct fault){"n_rows: fewer than ids", token};
+            unit->row_of[i] = *n_rows;
+            unit->tokens[(*n_rows)++] = token;
+        }
+    }
+    return (struct fault){0};
+}
+
+/* Merged weights: each vector's sum up to 1, but for rounding. */
+static struct fault
+scores_fault(const struct kv_query_part *part, const float *scores, uint32_t n)
+{
+    const float most = (float)part->query.n_queries * (1 + ROUNDING);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (!(scores[i] >= 0 && scores[i] <= most))
+            return (struct fault){"scores", (double)scores[i]};
+    return (struct fault){0};
+}
+
+/* Which vectors chose each row: some did, and none chose more than k. */
+static struct fault
+heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
+{
+    const struct kv_query *query = &part->query;
+    const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - query->n_queries);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (heads[i] == 0 || (heads[i] & ~all) != 0)
+            return (struct fault){"heads", heads[i]};
+    for (uint32_t q = 0; q < query->n_queries; q++) {
+        uint32_t n_chosen = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+            n_chosen += heads[i] >> q & 1;
+        if (n_chosen > query->k)
+            return (struct fault){"heads: rows of one vector", n_chosen};
+    }
+    return (struct fault){0};
+}
+
+/* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Else an output lies
+ * between values, and a log-sum-exp is no larger than the largest product of such numbers can
+ * make it.  A key with an infinite element makes it FLT_MAX (kernels/attend.h). */
+static struct fault outputs_fault(const struct kv_query_part *part,
+                                  const struct unit_answer *unit)
+{
+    const float *output = unit->outputs;
+    uint32_t n_held = 0;
+
+    for (uint32_t i = 0; unit->row_of != NULL && i < unit->found->n_ids; i++)
+        n_held += unit->row_of[i] == KV_ROW_HELD;
+    const bool is_empty = n_rest_max(part, unit->found) == 0 &&
+                          (!attends(&part->query) || n_held == unit->found->n_chosen);
+    for (uint32_t q = 0; q < part->query.n_queries; q++, output += part->d_v) {
+        const float lse = unit->lses[q];
+        const bool has_none = lse == -INFINITY;
+        const float most = has_none ? 0 : part->output_most;
+
+        if (!has_none && (is_empty || !(fabsf(lse) <= part->lse_most || lse == FLT_MAX)))
+            return (struct fault){"log-sum-exp", (double)lse};
+        for (uint32_t i = 0; i < part->d_v; i++)
+            if (!(fabsf(output[i]) <= most))
+                return (struct fault){"output", (double)output[i]};
+    }
+    return (struct fault){0};
+}
+
+/* NULL: out of memory. */
+static struct kv_query_answer *
+make_answer(const struct kv_query_part *part, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
+{
+    const struct kv_query *query = &part->query;
+    struct kv_query_answer *answer = malloc(
+        sizeof(*answer) + n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) +
+        (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
+        (size_t)n_rows * 2 * sizeof(uint32_t));
+    uint8_t *at = (uint8_t *)(answer + 1);
+
+    if (answer == NULL)
+        return NULL;
+    *answer = (struct kv_query_answer){0};
+    answer->found = carve(&at, n_units, sizeof(struct kv_wire_found));
+    answer->ids = carve(&at, n_ids, sizeof(uint32_t));
+    if (heeds_held(query))
+        answer->row_of = carve(&at, n_ids, sizeof(uint32_t));
+    if (has_rows(query)) {
+        answer->tokens = carve(&at, n_rows, sizeof(uint32_t));
+        answer->crcs = carve(&at, n_rows, sizeof(uint32_t));
+    }
+    if (query->scores)
+        answer->scores = carve(&at, n_ids, sizeof(float));
+    if (query->merge == KV_MERGE_NONE)
+        answer->heads = carve(&at, n_ids, sizeof(uint32_t));
+    if (has_outputs(query)) {
+        answer->outputs =
+            carve(&at, (size_t)n_units * query->n_queries * part->d_v, sizeof(float));
+        answer->lses = carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
+    }
+    return answer;
+}
+
+static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
+{
+    if (to == NULL || bytes == 0)
+        return from;
+    memcpy(to, from, bytes);
+    return from + bytes;
+}
+
+/* Copies what comes before the rows; its size is right. */
+static void take_body(struct kv_query_answer *answer,
+                      const struct kv_query_part *part,
+                      uint32_t n_units,
+                      uint32_t n_ids,
+                      uint32_t n_rows,
+                      const uint8_t *body)
+{
+    const size_t n_lses = (size_t)n_units * part->query.n_queries;
+
+    body = take(&answer->times, body, sizeof(answer->times));
+    body = take(answer->found, body, n_units * sizeof(*answer->found));
+    body = take(answer->ids, body, n_ids * sizeof(*answer->ids));
+    body = take(answer->scores, body, n_ids * sizeof(*answer->scores));
+    body = take(answer->heads, body, n_ids * sizeof(*answer->heads));
+    body = take(answer->outputs, body, n_lses * part->d_v * sizeof(*answer->outputs));
+    body = take(answer->lses, body, n_lses * sizeof(*answer->lses));
+    take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
+}
+
+/* What is behind a unit's counts, which are right.  *n_rows: of it. */
+static struct fault unit_fault(const struct kv_query_part *part,
+                               const struct unit_answer *unit,
+                               uint32_t n_rows_max,
+                               uint32_t *n_rows)
+{
+    const uint32_t n_ids = unit->found->n_ids;
+    struct fault fault = take_ids(part, unit, n_rows_max, n_rows);
+
+    if (fault.field == NULL && unit->scores != NULL)
+        fault = scores_fault(part, unit->scores, n_ids);
+    if (fault.field == NULL && unit->heads != NULL)
+        fault = heads_fault(part, unit->heads, n_ids);
+    if (fault.field == NULL && unit->lses != NULL)
+        fault = outputs_fault(part, unit);
+    return fault;
+}
+
+static kv_status_t refuse_unit(const struct kv_wire_unit *unit,
+                               struct fault fault,
+                               char *detail,
+                               size_t detail_bytes)
+{
+    return kv_reply_refuse(detail, detail_bytes, "layer %u head %u: %s: %.10g", unit->layer,
+                           unit->kv_head, fault.field, fault.value);
+}
+
+/* Checks what was taken of the body, unit by unit. */
+static kv_status_t check_answer(const struct kv_trip *trip,
+                                const struct kv_query_answer *answer,
+                                uint32_t n_rows,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    const struct kv_query_part *part = &trip->op->query;
+    uint32_t first = 0, row = 0;
+
+    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+        const size_t n_before = (size_t)i * part->query.n_queries;
+        struct unit_answer unit = {.found = &answer->found[i], .ids = answer->ids + first};
+        struct fault fault;
+        uint32_t n;
+
+        if (answer->row_of != NULL)
+            unit.row_of = answer->row_of + first;
+        if (answer->scores != NULL)
+            unit.scores = answer->scores + first;
+        if (answer->heads != NULL)
+            unit.heads = answer->heads + first;
+        if (answer->lses != NULL) {
+            unit.outputs = answer->outputs + n_before * part->d_v;
+            unit.lses = answer->lses + n_before;
+        }
+        if (answer->tokens != NULL)
+            unit.tokens = answer->tokens + row;
+        fault = unit_fault(part, &unit, n_rows - row, &n);
+        if (fault.field != NULL)
+            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
+        first += unit.found->n_ids;
+        row += n;
+    }
+    if (row != n_rows)
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", n_rows, row);
+    return KV_OK;
+}
+
+/* Whether a node may have had the operation for so long.  Its clock is another one: what it
+ * measures is near what passes here, and that is more than the operation was given where this
+ * process stood still, too. */
+static bool can_have_passed(const struct kv_op *op, uint64_t us)
+{
+    return us <= 2 * (op->deadline_us - op->begin_us) ||
+           us <= 2 * (kv_clock_now(op->client->clock) - op->begin_us);
+}
+
+/* The body's counts, and with them its size.  *ret_n_ids: of all units. */
+static kv_status_t check_counts(const struct kv_trip *trip,
+                                const uint8_t *body,
+                                uint32_t *ret_n_ids,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    const struct kv_wire_header *header = &trip->reply;
+    const struct kv_query_part *part = &trip->op->query;
+    uint32_t n_units = trip->header.n_units, n_ids = 0;
+    size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
+    struct kv_wire_answer times;
+
+    if (header->body_bytes < names_bytes(part, n_units, 0))
+        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
+    memcpy(&times, body, sizeof(times));
+    if (!can_have_passed(trip->op, (uint64_t)times.waited_us + times.worked_us))
+        return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
+                               (unsigned long long)times.waited_us + times.worked_us);
+    for (uint32_t i = 0; i < n_units; i++) {
+        struct kv_wire_found found;
+        struct fault fault;
+
+        memcpy(&found, body + sizeof(times) + i * sizeof(found), sizeof(found));
+        fault = found_fault(trip, &units_of(trip)[i], &found);
+        if (fault.field != NULL)
+            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
+        n_ids += found.n_ids; /* each at most n_ids_max, and these fit one body */
+    }
+    if (header->n_rows > (has_rows(&part->query) ? n_ids : 0))
+        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", header->n_rows,
+                               n_ids);
+    bytes = names_bytes(part, n_units, n_ids) + header->n_rows * sizeof(uint32_t);
+    if (header->bulk_bytes != 0
+            ? header->bulk_bytes != rows_bytes || header->body_bytes != bytes
+            : header->body_bytes != bytes + rows_bytes)
+        return kv_reply_refuse(
+            detail, detail_bytes, "a body of %u bytes and bulk of %llu: %u ids, %u rows",
+            header->body_bytes, (unsigned long long)header->bulk_bytes, n_ids, header->n_rows);
+    *ret_n_ids = n_ids;
+    return KV_OK;
+}
+
+kv_status_t
+kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    const struct kv_wire_header *header = &trip->reply;
+    const struct kv_query_part *part = &trip->op->query;
+    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids;
+    size_t rows_bytes = n_rows * part->row_bytes;
+    struct kv_query_answer *answer;
+    kv_status_t status = kv_reply_check_units(trip, units_of(trip)[0].layer,
+                                              trip->header.snapshot, detail, detail_bytes);
+
+    if (status == KV_OK)
+        status = check_counts(trip, body, &n_ids, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+    answer = make_answer(part, n_units, n_ids, n_rows);
+    if (answer == NULL)
+        return KV_NO_MEMORY;
+    take_body(answer, part, n_units, n_ids, n_rows, body);
+    status = check_answer(trip, answer, n_rows, detail, detail_bytes);
+    if (status != KV_OK) {
+        free(answer);
+        return status;
+    }
+    free(part->answers[trip->position]); /* of an attempt whose rows did not come */
+    part->answers[trip->position] = answer;
+    if (header->bulk_bytes == 0 && rows_bytes > 0)
+        memcpy(place_of(trip), body + header->body_bytes - rows_bytes, rows_bytes);
+    return KV_OK;
+}
+
+kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
+{
+    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_wire_unit *units = units_of(trip);
+    const struct kv_query_answer *answer = part->answers[trip->position];
+    const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;
+    uint32_t first = 0, first_row = 0;
+
+    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+        const struct kv_wire_found *wire = &answer->found[i];
+        struct kv_found found = {
+            .n_ids = wire->n_ids,
+            .ids = answer->ids + first,
+            .scores = answer->scores != NULL ? answer->scores + first : NULL,
+            .heads = answer->heads != NULL ? answer->heads + first : NULL,
+            .n_chosen = wire->n_chosen,
+            .n_rest = wire->n_rest,
+            .n_coded = wire->n_coded,
+            .n_exact = wire->n_exact,
+            .n_reranked = wire->n_reranked,
+            .n_chapters = wire->n_chapters,
+            .recall = wire->recall,
+            .node = trip->remote->index,
+            .waited_us = answer->times.waited_us,
+            .worked_us = answer->times.worked_us,
+        };
+
+        if (answer->row_of != NULL)
+            found.row_of = answer->row_of + first;
+        if (answer->lses != NULL) {
+            const size_t n_before = (size_t)i * part->query.n_queries;
+
+            found.outputs = answer->outputs + n_before * part->d_v;
+            found.lses = answer->lses + n_before;
+        }
+        if (rows != NULL) {
+            size_t bad;
+
+            for (uint32_t j = 0; j < found.n_ids; j++)
+                found.n_rows += found.row_of[j] != KV_ROW_HELD;
+            found.rows = rows;
+            found.crcs = answer->crcs + first_row;
+            bad = kv_writers_verify(trip->op->session->writers, units[i].layer,
+                                    units[i].kv_head, rows, found.n_rows, part->row_bytes, 0,
+                                    answer->tokens + first_row, found.crcs);
+            if (bad < found.n_rows) {
+                snprintf(detail, detail_bytes,
+                         "the row of layer %u, kv head %u, token %u fails its checksum",
+                         units[i].layer, units[i].kv_head, answer->tokens[first_row + bad]);
+                return KV_CORRUPT;
+            }
+            rows += found.n_rows * part->row_bytes;
+            first_row += found.n_rows;
+        }
+        part->found[units[i].kv_head - part->query.head_begin] = found;
+        first += found.n_ids;
+    }
+    trip->remote->rows_out += first_row;
+    return KV_OK;
+}
