@@ -1,0 +1,205 @@
+/* Rows of single tokens, read by their ids.
+ *
+ * The kv heads of a layer go to the data threads that own them, as many in one message as its
+ * body and its answer have room for; a head with many ids takes several.  Rows land dense, in
+ * the order of the ids, and are checked as those of a read are (rows.c).
+ */
+#include "client/client.h"
+
+#include "client/ops/rows_private.h"
+
+#include <string.h>
+
+static uint32_t ids_of(const struct kv_fetch_part *fetch, uint32_t head)
+{
+    return fetch->begin[head - fetch->head_begin + 1] - fetch->begin[head - fetch->head_begin];
+}
+
+static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
+{
+    const struct kv_fetch_part *fetch = &op->fetch;
+
+    for (; *head < fetch->head_begin + fetch->n_heads; ++*head)
+        if (ids_of(fetch, *head) > 0 &&
+            kv_session_lane(op->session, fetch->layer, *head) == lane)
+            return true;
+    return false;
+}
+
+static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
+{
+    struct kv_op *op = errand->op;
+    const struct kv_fetch_part *fetch = &op->fetch;
+    size_t row_bytes = op->session->schema.layers[fetch->layer].row_bytes;
+    uint32_t rows_max = (uint32_t)(errand->lane->link.remote->bulk_bytes_max / row_bytes);
+    struct kv_wire_unit units[KV_HEADS_MAX];
+    uint32_t head = errand->head;
+    uint32_t position = (uint32_t)errand->position;
+    uint32_t n_units = 0, n_rows = 0, greatest = 0;
+    uint32_t *ids;
+    bool more = true;
+    size_t room;
+
+    if (rows_max > KV_WIRE_ROWS_MAX)
+        rows_max = KV_WIRE_ROWS_MAX;
+    while (more && n_rows < rows_max) {
+        uint32_t left = ids_of(fetch, head) - position;
+        uint32_t n_ids = left < rows_max - n_rows ? left : rows_max - n_rows;
+
+        /* More pieces than one transfer can scatter go in the answer's body or wait. */
+        if (n_units >= KV_IOV_MAX && (n_rows + n_ids) * row_bytes > KV_INLINE_WANTED)
+            break;
+        units[n_units++] = (struct kv_wire_unit){
+            .layer = (uint16_t)fetch->layer, .kv_head = (uint16_t)head, .n_ids = n_ids};
+        n_rows += n_ids;
+        position += n_ids;
+        if (n_ids == left) {
+            head++;
+            position = 0;
+            more = seek_fetch(op, errand->lane, &head);
+        }
+    }
+
+    trip->body_bytes = n_units * sizeof(units[0]) + n_rows * sizeof(uint32_t);
+    room = trip->body_bytes + n_rows * sizeof(uint32_t);
+    if (!kv_trip_envelope(trip, room))
+        return KV_BUSY;
+    trip->n_rows = n_rows;
+    trip->bytes = n_rows * row_bytes;
+    trip->position = errand->position;
+    trip->crcs_offset = trip->body_bytes;
+    memcpy(trip->envelope->body, units, n_units * sizeof(units[0]));
+    ids = (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + n_units);
+    for (uint32_t i = 0; i < n_units; i++) {
+        uint32_t first = fetch->begin[units[i].kv_head - fetch->head_begin] +
+                         (i == 0 ? (uint32_t)errand->position : 0);
+
+        memcpy(ids, fetch->ids + first, units[i].n_ids * sizeof(*ids));
+        ids += units[i].n_ids;
+    }
+    for (uint32_t i = 0; i < n_rows; i++) {
+        uint32_t id = *--ids;
+
+        greatest = id > greatest ? id : greatest;
+    }
+    trip->header.op = KV_OP_FETCH;
+    trip->header.n_units = n_units;
+    trip->header.layer = fetch->layer;
+    trip->header.snapshot = fetch->snapshot > greatest ? fetch->snapshot : greatest + 1;
+    errand->head = head;
+    errand->position = position;
+    errand->finished = !more;
+    return KV_OK;
+}
+
+static void start_fetch(struct kv_op *op)
+{
+    const struct kv_fetch_part *fetch = &op->fetch;
+
+    kv_lanes_unmark(op->client);
+    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
+        struct kv_lane *lane = kv_session_lane(op->session, fetch->layer, head);
+        struct kv_errand *errand;
+
+        if (ids_of(fetch, head) == 0 || lane->mark == op)
+            continue;
+        lane->mark = op;
+        errand = kv_errand_add(op, lane);
+        if (errand == NULL) {
+            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+            return;
+        }
+        errand->head = head;
+    }
+}
+
+static const struct kv_op_kind fetch_kind = {
+    .name = "fetch",
+    .id = KV_OP_FETCH,
+    .class = KV_LANE_FETCH,
+    .needs_current = true,
+    .start = start_fetch,
+    .build = build_fetch,
+    .land = kv_rows_land,
+    .reply = kv_rows_reply,
+    .finish = kv_rows_finish,
+    .describe = kv_rows_describe,
+};
+
+/* Adds up the ids.  NULL: all fits. */
+static const char *check_fetch(const struct kv_session *session,
+                               const struct kv_fetch *fetch,
+                               uint32_t *ret_n_heads,
+                               uint32_t ret_begin[KV_HEADS_MAX + 1])
+{
+    uint32_t n_heads = fetch->n_heads;
+    uint32_t n_kv_heads;
+    uint64_t n_ids = 0;
+
+    if (fetch->layer >= session->schema.n_layers)
+        return "no such layer";
+    n_kv_heads = session->schema.layers[fetch->layer].n_kv_heads;
+    if (n_heads == 0 && fetch->head_begin == 0)
+        n_heads = n_kv_heads;
+    if (n_heads == 0 || fetch->head_begin >= n_kv_heads ||
+        n_heads > n_kv_heads - fetch->head_begin)
+        return "no such kv heads";
+    for (uint32_t i = 0; i < n_heads; i++) {
+        ret_begin[i] = (uint32_t)n_ids;
+        n_ids += fetch->n_ids[i];
+        if (n_ids > UINT32_MAX)
+            return "too many ids";
+    }
+    ret_begin[n_heads] = (uint32_t)n_ids;
+    for (uint64_t i = 0; i < n_ids; i++)
+        if (fetch->ids[i] >= session->tokens_max)
+            return "an id beyond the session's tokens_max";
+    if (fetch->snapshot > session->tokens_max)
+        return "a snapshot beyond the session's tokens_max";
+    *ret_n_heads = n_heads;
+    return NULL;
+}
+
+kv_status_t kv_fetch_begin(struct kv_session *session,
+                           const struct kv_fetch *fetch,
+                           const struct kv_rows_io *io,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    struct kv_client *client = session->client;
+    uint32_t begin[KV_HEADS_MAX + 1];
+    uint32_t n_heads;
+    kv_status_t status;
+    struct kv_op *op;
+    const char *fault = check_fetch(session, fetch, &n_heads, begin);
+    size_t bytes, ids_bytes;
+    uint8_t *room;
+
+    if (fault != NULL)
+        return kv_client_refuse(client, KV_INVALID, "fetch: layer %u: %s", fetch->layer, fault);
+    bytes = (size_t)begin[n_heads] * session->schema.layers[fetch->layer].row_bytes;
+    if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
+        return kv_client_refuse(client, KV_INVALID, "fetch: %zu bytes do not lie in the buffer",
+                                bytes);
+    status = kv_op_begin(client, &fetch_kind, session, io->buffer, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    ids_bytes = begin[n_heads] * sizeof(*fetch->ids);
+    room = kv_op_room(op, ids_bytes);
+    if (room == NULL) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "fetch: out of memory");
+    }
+    op->fetch.layer = fetch->layer;
+    op->fetch.head_begin = fetch->head_begin;
+    op->fetch.n_heads = n_heads;
+    op->fetch.snapshot = fetch->snapshot;
+    op->fetch.ids = kv_op_keep(&room, fetch->ids, ids_bytes);
+    op->fetch.base = io->buffer->base + io->offset;
+    op->fetch.crcs = io->crcs;
+    memcpy(op->fetch.begin, begin, (n_heads + 1) * sizeof(begin[0]));
+    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + n_heads; head++)
+        if (ids_of(&op->fetch, head) > 0)
+            kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
+    return kv_op_go(op, ret_op);
+}
