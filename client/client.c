@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "client/client.h"
 
+#include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 #include "proto/kvstore.pb-c.h"
 
@@ -611,4 +612,18 @@ void kv_client_node(const struct kv_client *client,
         .rows_out = remote->rows_out,
         .reconnects = remote->reconnects,
     };
+}
+
+struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
+                                     const struct kv_id128 *fingerprint,
+                                     const struct kv_id128 *salt,
+                                     const uint32_t *tokens,
+                                     size_t n_tokens)
+{
+    return kv_block_name(parent, fingerprint, salt, tokens, n_tokens);
+}
+
+const char *kv_client_version(void)
+{
+    return KV_VERSION_TEXT;
 }

@@ -1,104 +1,11 @@
+/* The tables that a node tells of itself (kvstore.proto, TableReply), and drain. */
 #include "client/client.h"
 
-#include "kvserver/base/hash.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    PING_BYTES_MAX = 128 << 10
-};
-
-struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
-                                     const struct kv_id128 *fingerprint,
-                                     const struct kv_id128 *salt,
-                                     const uint32_t *tokens,
-                                     size_t n_tokens)
-{
-    return kv_block_name(parent, fingerprint, salt, tokens, n_tokens);
-}
-
-const char *kv_client_version(void)
-{
-    return KV_VERSION_TEXT;
-}
-
-/* ---- ping -------------------------------------------------------------------------------- */
-
-static void start_ping(struct kv_op *op)
-{
-    struct kv_remote *remote = &op->client->remotes[op->ping.node];
-
-    if (op->ping.thread >= remote->n_lanes)
-        kv_op_fail(op, remote, NULL, KV_INVALID, "data thread %u of %u", op->ping.thread,
-                   remote->n_lanes);
-    else if (kv_errand_add(op, &remote->lanes[op->ping.thread]) == NULL)
-        kv_op_fail(op, remote, NULL, KV_NO_MEMORY, "out of memory");
-}
-
-static kv_status_t build_ping(struct kv_errand *errand, struct kv_trip *trip)
-{
-    const struct kv_op *op = errand->op;
-
-    trip->body_bytes = op->ping.bytes_out;
-    if (!kv_trip_envelope(trip, trip->body_bytes))
-        return KV_BUSY;
-    memset(trip->envelope->body, 0, trip->body_bytes);
-    trip->header.op = KV_OP_PING;
-    trip->header.token_count = op->ping.bytes_back;
-    errand->finished = true;
-    return KV_OK;
-}
-
-static kv_status_t
-reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
-{
-    const struct kv_wire_header *reply = &trip->reply;
-
-    (void)body;
-    if (reply->bulk_bytes == 0 && reply->body_bytes == trip->op->ping.bytes_back)
-        return KV_OK;
-    return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
-                           reply->body_bytes, (unsigned long long)reply->bulk_bytes);
-}
-
-static const struct kv_op_kind ping_kind = {
-    .name = "ping",
-    .id = KV_OP_PING,
-    .class = KV_LANE_FETCH,
-    .start = start_ping,
-    .build = build_ping,
-    .reply = reply_ping,
-};
-
-kv_status_t kv_ping_begin(struct kv_client *client,
-                          uint32_t node,
-                          uint32_t thread,
-                          uint32_t bytes_out,
-                          uint32_t bytes_back,
-                          uint32_t deadline_ms,
-                          struct kv_op **ret_op)
-{
-    kv_status_t status;
-    struct kv_op *op;
-
-    if (node >= client->n_remotes || bytes_out > PING_BYTES_MAX || bytes_back > PING_BYTES_MAX)
-        return kv_client_refuse(client, KV_INVALID, "ping: node %u, %u bytes out, %u back",
-                                node, bytes_out, bytes_back);
-    status = kv_op_begin(client, &ping_kind, NULL, NULL, deadline_ms, &op);
-    if (status != KV_OK)
-        return status;
-    op->ping.node = node;
-    op->ping.thread = thread;
-    op->ping.bytes_out = bytes_out;
-    op->ping.bytes_back = bytes_back;
-    kv_op_need(op, node);
-    return kv_op_go(op, ret_op);
-}
-
-/* ---- tables ------------------------------------------------------------------------------ */
 
 static char *copy_text(char **text, const char *from)
 {
