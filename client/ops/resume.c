@@ -1,0 +1,342 @@
+/* Resume: a session's handle made anew from its ticket.
+ *
+ * Every node is asked for the session as it has it.  What they say of it has to agree.  The node
+ * with the latest generation has the log from which those that lag are brought to it; then all
+ * are asked for their lengths again, and the least is the session's.
+ */
+#include "client/client.h"
+
+#include "client/session_private.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a node knows of a session that is resumed. */
+struct kv_resumed {
+    uint32_t index, generation, incarnation, tokens;
+    uint32_t n_recent;
+    struct kv_lifecycle recent[KV_LIFECYCLE_LOG]; /* oldest first */
+};
+
+static bool read_schema(const Kvpb__OpenReply *reply, kv_schema_t *ret_schema)
+{
+    memset(ret_schema, 0, sizeof(*ret_schema));
+    if (reply->n_layers == 0 || reply->n_layers > KV_LAYERS_MAX)
+        return false;
+    ret_schema->n_layers = (uint32_t)reply->n_layers;
+    for (uint32_t i = 0; i < ret_schema->n_layers; i++) {
+        const Kvpb__Layer *layer = reply->layers[i];
+
+        if (layer->kind > UINT8_MAX || layer->dtype > UINT8_MAX ||
+            layer->n_kv_heads > KV_HEADS_MAX || layer->d_k > KV_DIM_MAX ||
+            layer->d_v > KV_DIM_MAX)
+            return false;
+        ret_schema->layers[i] = (struct kv_layer_schema){
+            .kind = (uint8_t)layer->kind,
+            .dtype = (uint8_t)layer->dtype,
+            .n_kv_heads = (uint16_t)layer->n_kv_heads,
+            .d_k = (uint16_t)layer->d_k,
+            .d_v = (uint16_t)layer->d_v,
+        };
+    }
+    return kv_schema_finish(ret_schema, NULL, 0) == KV_OK;
+}
+
+static bool read_recent(const Kvpb__OpenReply *reply, struct kv_resumed *resumed)
+{
+    size_t first = reply->n_recent > KV_LIFECYCLE_LOG ? reply->n_recent - KV_LIFECYCLE_LOG : 0;
+
+    resumed->n_recent = 0;
+    for (size_t i = first; i < reply->n_recent; i++) {
+        const Kvpb__Lifecycle *operation = reply->recent[i];
+        struct kv_lifecycle *entry = &resumed->recent[resumed->n_recent++];
+
+        *entry = (struct kv_lifecycle){
+            .op_id = operation->op_id,
+            .kind = operation->kind,
+            .generation = operation->generation,
+            .tokens = operation->tokens,
+            .writer = operation->writer,
+        };
+        if (entry->kind == KV_OP_FORK) {
+            if (operation->child_session_id.len != 16 || operation->child_token.len != 16)
+                return false;
+            memcpy(entry->child_id.bytes, operation->child_session_id.data, 16);
+            memcpy(entry->child_token.bytes, operation->child_token.data, 16);
+        } else if (entry->kind != KV_OP_TRUNCATE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Takes whose rows the session has from the node with the latest generation; all that have that
+ * must say the same.  *ret_fault: why it cannot. */
+static kv_status_t
+merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const char **ret_fault)
+{
+    const size_t n_runs = reply->n_writers;
+    struct kv_writers *told;
+
+    if (session->writers != NULL && reply->generation < session->generation)
+        return KV_OK;
+    told = malloc(sizeof(*told) + n_runs * sizeof(told->runs[0]));
+    if (told == NULL) {
+        *ret_fault = "out of memory";
+        return KV_NO_MEMORY;
+    }
+    told->n_runs = (uint32_t)n_runs;
+    for (size_t i = 0; i < n_runs; i++)
+        told->runs[i] = (struct kv_writer_run){.writer = reply->writers[i]->writer,
+                                               .end = reply->writers[i]->end};
+    if (session->writers != NULL && reply->generation == session->generation &&
+        !kv_writers_same(told, session->writers)) {
+        free(told);
+        *ret_fault = "the nodes tell different stories of the session's writers";
+        return KV_INVALID;
+    }
+    free(session->writers);
+    session->writers = told;
+    session->generation = reply->generation;
+    return KV_OK;
+}
+
+/* Makes the session of the first reply, and takes from the others what they add.  *ret_fault:
+ * why not. */
+static kv_status_t merge(struct kv_op *op,
+                         const struct kv_remote *remote,
+                         const Kvpb__OpenReply *reply,
+                         const char **ret_fault)
+{
+    const Kvpb__Placement *placement = reply->placement;
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->result;
+    kv_schema_t schema;
+
+    *ret_fault = NULL;
+    if (placement == NULL || reply->fingerprint.len != 16 || !read_schema(reply, &schema))
+        *ret_fault = "an answer that does not describe a session";
+    else if (placement->n_nodes != client->n_remotes ||
+             placement->epoch != client->placement.epoch)
+        *ret_fault = "the session was opened with another number of nodes";
+    else if (placement->node_index != remote->index)
+        *ret_fault = "the session was opened with the nodes in another order";
+    else if (session != NULL &&
+             (session->root != placement->root ||
+              memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
+              memcmp(&session->schema, &schema, sizeof(schema)) != 0))
+        *ret_fault = "the nodes tell different stories of the session";
+    if (*ret_fault != NULL)
+        return KV_INVALID;
+    if (session == NULL) {
+        session = op->result = kv_session_make(client, &schema, placement->root);
+        if (session == NULL) {
+            *ret_fault = "out of memory";
+            return KV_NO_MEMORY;
+        }
+        session->ticket = op->resume.ticket;
+        session->lease_ms = UINT32_MAX;
+        memcpy(session->fingerprint.bytes, reply->fingerprint.data, 16);
+    }
+    if (reply->lease_ms < session->lease_ms)
+        session->lease_ms = reply->lease_ms;
+    if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
+        session->tokens_max = reply->tokens_max;
+    if (reply->shared_tokens > session->shared_tokens)
+        session->shared_tokens = reply->shared_tokens;
+    return merge_writers(session, reply, ret_fault);
+}
+
+/* All nodes have answered: those that lag are brought to the generation of the others. */
+static void settle(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+    struct kv_resumed *nodes = op->resume.nodes;
+    uint32_t leader = 0, laggard = 0;
+
+    for (uint32_t i = 0; i < op->client->n_remotes; i++) {
+        session->nodes[i] = (struct kv_session_node){
+            .index = nodes[i].index,
+            .generation = nodes[i].generation,
+            .incarnation = nodes[i].incarnation,
+        };
+        if (nodes[i].tokens < op->tokens)
+            op->tokens = nodes[i].tokens;
+        if (nodes[i].generation > nodes[leader].generation)
+            leader = i;
+        if (nodes[i].generation < nodes[laggard].generation)
+            laggard = i;
+    }
+    if (session->tokens_max < op->tokens)
+        op->tokens = session->tokens_max;
+    session->generation = nodes[leader].generation;
+    for (uint32_t i = 0; i < nodes[leader].n_recent; i++)
+        if (nodes[leader].recent[i].generation >= nodes[laggard].generation &&
+            nodes[leader].recent[i].generation < session->generation)
+            kv_session_log(session, &nodes[leader].recent[i]);
+    if (session->n_log != session->generation - nodes[laggard].generation) {
+        kv_op_fail(op, NULL, NULL, KV_STALE,
+                   "node %s is at generation %u, node %s at %u, and no log says how to go on",
+                   op->client->remotes[laggard].address, nodes[laggard].generation,
+                   op->client->remotes[leader].address, nodes[leader].generation);
+        return;
+    }
+    if (session->n_log == 0)
+        return;
+    op->phase = 1;
+    op->needs_current = true;
+    kv_op_again(op);
+}
+
+/* While a node was to catch up, another client took it beyond what the others had told. */
+static void overtaken_resume(struct kv_op *op)
+{
+    kv_session_free(op->result);
+    op->result = NULL;
+    op->needs_current = false;
+    op->phase = 0;
+    op->resume.is_overtaken = false;
+    op->tokens = UINT32_MAX;
+    memset(op->resume.nodes, 0, op->client->n_remotes * sizeof(*op->resume.nodes));
+}
+
+/* The nodes have caught up: a truncate may have made the session shorter. */
+static void relength_done(struct kv_call *call,
+                          kv_status_t status,
+                          const ProtobufCMessage *message,
+                          const char *detail)
+{
+    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
+    struct kv_op *op = call->op;
+
+    if (op == NULL)
+        return;
+    if (status != KV_OK)
+        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+    else if (reply->generation != op->result->generation)
+        op->resume.is_overtaken = true;
+    else if (reply->tokens < op->tokens)
+        op->tokens = reply->tokens;
+    if (status == KV_OK && op->n_calls == 0 && op->resume.is_overtaken) {
+        overtaken_resume(op);
+        kv_op_again(op);
+    }
+}
+
+static void ask_lengths(struct kv_op *op)
+{
+    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
+    const struct kv_session *session = op->result;
+
+    request.token = binary(&session->ticket.token);
+    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
+        kv_status_t status;
+
+        request.session_index = session->nodes[i].index;
+        status = kv_call_begin(&op->client->remotes[i], op, NULL, KV_OP_SESSION, &request.base,
+                               relength_done);
+        if (status != KV_OK)
+            kv_op_fail(op, &op->client->remotes[i], NULL, status, "it cannot be sent");
+    }
+}
+
+static void resume_done(struct kv_call *call,
+                        kv_status_t status,
+                        const ProtobufCMessage *message,
+                        const char *detail)
+{
+    const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
+    struct kv_remote *remote = call->remote;
+    struct kv_op *op = call->op;
+    const char *fault;
+
+    if (op == NULL)
+        return;
+    if (status != KV_OK) {
+        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        return;
+    }
+    struct kv_resumed *resumed = &op->resume.nodes[remote->index];
+
+    status = merge(op, remote, reply, &fault);
+    if (status == KV_OK && !read_recent(reply, resumed)) {
+        status = KV_INVALID;
+        fault = "a log of operations that are none";
+    }
+    if (status != KV_OK) {
+        kv_op_fail(op, remote, NULL, status, "%s", fault);
+        return;
+    }
+    resumed->index = reply->session_index;
+    resumed->generation = reply->generation;
+    resumed->incarnation = remote->incarnation;
+    resumed->tokens = reply->tokens;
+    if (op->n_calls == 0)
+        settle(op);
+}
+
+static void start_resume(struct kv_op *op)
+{
+    Kvpb__ResumeRequest request = KVPB__RESUME_REQUEST__INIT;
+    struct kv_client *client = op->client;
+
+    if (op->phase == 1) {
+        ask_lengths(op);
+        return;
+    }
+    request.session_id = binary(&op->resume.ticket.session_id);
+    request.token = binary(&op->resume.ticket.token);
+    for (uint32_t i = 0; i < client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
+        kv_status_t status = kv_call_begin(&client->remotes[i], op, NULL, KV_OP_RESUME,
+                                           &request.base, resume_done);
+
+        if (status != KV_OK)
+            kv_op_fail(op, &client->remotes[i], NULL, status, "resume cannot be sent");
+    }
+}
+
+static void ended_resume(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+
+    if (op->status == KV_OK) {
+        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kv_client_timer(op->client, session->renew_us);
+    } else {
+        op->result = NULL;
+        kv_session_free(session);
+    }
+    free(op->resume.nodes);
+    op->resume.nodes = NULL;
+}
+
+static const struct kv_op_kind resume_kind = {
+    .name = "resume",
+    .id = KV_OP_RESUME,
+    .start = start_resume,
+    .overtaken = overtaken_resume,
+    .ended = ended_resume,
+    .describe = kv_lifecycle_describe,
+};
+
+kv_status_t kv_resume_begin(struct kv_client *client,
+                            const struct kv_ticket *ticket,
+                            uint32_t deadline_ms,
+                            struct kv_op **ret_op)
+{
+    struct kv_op *op;
+    kv_status_t status = kv_op_begin(client, &resume_kind, NULL, NULL, deadline_ms, &op);
+
+    if (status != KV_OK)
+        return status;
+    op->tokens = UINT32_MAX;
+    op->resume.ticket = *ticket;
+    op->resume.nodes = calloc(client->n_remotes, sizeof(*op->resume.nodes));
+    if (op->resume.nodes == NULL) {
+        kv_op_discard(op);
+        return kv_client_refuse(client, KV_NO_MEMORY, "resume: out of memory");
+    }
+    kv_op_need_all(op);
+    return kv_op_go(op, ret_op);
+}

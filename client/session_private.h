@@ -1,0 +1,19 @@
+/* session_private.h - what the operations of a session's life share. */
+#ifndef KV_CLIENT_SESSION_PRIVATE_H
+#define KV_CLIENT_SESSION_PRIVATE_H
+
+#include "client/client.h"
+#include "proto/kvstore.pb-c.h"
+
+static inline ProtobufCBinaryData binary(const struct kv_id128 *id)
+{
+    return (ProtobufCBinaryData){.data = (uint8_t *)id->bytes, .len = sizeof(id->bytes)};
+}
+
+/* session_catchup.c: what fork, truncate and resume are about, for texts. */
+void kv_lifecycle_describe(const struct kv_op *op,
+                           const struct kv_trip *trip,
+                           char *text,
+                           size_t text_bytes);
+
+#endif
