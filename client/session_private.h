@@ -16,4 +16,10 @@ void kv_lifecycle_describe(const struct kv_op *op,
                            char *text,
                            size_t text_bytes);
 
+/* session.c: the same of open, close, renew and length. */
+void kv_session_describe_op(const struct kv_op *op,
+                            const struct kv_trip *trip,
+                            char *text,
+                            size_t text_bytes);
+
 #endif

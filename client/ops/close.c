@@ -1,0 +1,206 @@
+/* Close, renew and length: questions about a session that go to all its nodes alike. */
+#include "client/client.h"
+
+#include "client/session_private.h"
+#include "proto/kvstore.pb-c.h"
+
+/* ---- close ------------------------------------------------------------------------------- */
+
+static void close_done(struct kv_call *call,
+                       kv_status_t status,
+                       const ProtobufCMessage *message,
+                       const char *detail)
+{
+    const struct kv_remote *remote = call->remote;
+
+    (void)message;
+    if (call->op == NULL || status == KV_OK)
+        return;
+    /* A session that is gone is closed; its place may be another one's by now. */
+    if (status == KV_NOT_FOUND ||
+        call->op->session->nodes[remote->index].incarnation != remote->incarnation)
+        return;
+    kv_op_note(call->op, remote, status, detail);
+}
+
+/* Asks every node that the operation needs the same: close, renew, session. */
+static void ask_all(struct kv_op *op, kv_call_done_fn done)
+{
+    struct kv_session *session = op->session;
+    Kvpb__CloseRequest close_request = KVPB__CLOSE_REQUEST__INIT;
+    Kvpb__RenewRequest renew_request = KVPB__RENEW_REQUEST__INIT;
+    Kvpb__SessionRequest session_request = KVPB__SESSION_REQUEST__INIT;
+
+    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
+        struct kv_remote *remote = &op->client->remotes[i];
+        uint32_t index = session->nodes[i].index;
+        const ProtobufCMessage *request = &session_request.base;
+        kv_status_t status;
+
+        if (!kv_op_needs(op, i))
+            continue;
+        session_request.session_index = close_request.session_index =
+            renew_request.session_index = index;
+        session_request.token = close_request.token = renew_request.token =
+            binary(&session->ticket.token);
+        renew_request.lease_ms = op->lease_wanted_ms;
+        if (op->kind->id == KV_OP_CLOSE)
+            request = &close_request.base;
+        else if (op->kind->id == KV_OP_RENEW)
+            request = &renew_request.base;
+        status = kv_call_begin(remote, op, session, op->kind->id, request, done);
+        if (status != KV_OK)
+            kv_op_note(op, remote, status, "it cannot be sent");
+    }
+}
+
+static void start_close(struct kv_op *op)
+{
+    ask_all(op, close_done);
+}
+
+static void ended_close(struct kv_op *op)
+{
+    if (op->status == KV_OK) {
+        op->session->is_closed = true;
+        op->session->renew_us = UINT64_MAX;
+        /* What was begun behind it has nothing to work on. */
+        while (!kv_list_empty(&op->session->ops)) {
+            struct kv_op *late = KV_LIST_ENTRY(op->session->ops.next, struct kv_op, of_session);
+
+            kv_op_fail(late, NULL, NULL, KV_NOT_FOUND, "the session was closed");
+        }
+    }
+}
+
+static const struct kv_op_kind close_kind = {
+    .name = "close",
+    .id = KV_OP_CLOSE,
+    .is_exclusive = true,
+    .is_tolerant = true,
+    .start = start_close,
+    .ended = ended_close,
+    .describe = kv_session_describe_op,
+};
+
+kv_status_t
+kv_close_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
+{
+    struct kv_op *op;
+    kv_status_t status =
+        kv_op_begin(session->client, &close_kind, session, NULL, deadline_ms, &op);
+
+    if (status != KV_OK)
+        return status;
+    kv_op_need_all(op);
+    return kv_op_go(op, ret_op);
+}
+
+/* ---- renew ------------------------------------------------------------------------------- */
+
+static void renew_done(struct kv_call *call,
+                       kv_status_t status,
+                       const ProtobufCMessage *message,
+                       const char *detail)
+{
+    const Kvpb__RenewReply *reply = (const Kvpb__RenewReply *)message;
+    struct kv_session *session = call->session;
+
+    if (call->op == NULL || session == NULL)
+        return;
+    if (status != KV_OK)
+        kv_op_note(call->op, call->remote, status, detail);
+    else if (reply->lease_ms > 0 &&
+             (call->op->tokens == 0 || reply->lease_ms < call->op->tokens))
+        call->op->tokens = reply->lease_ms;
+}
+
+static void start_renew(struct kv_op *op)
+{
+    ask_all(op, renew_done);
+}
+
+static void ended_renew(struct kv_op *op)
+{
+    struct kv_session *session = op->session;
+
+    /* `tokens` held the least lease granted. */
+    if (op->status == KV_OK && op->tokens > 0) {
+        session->lease_ms = op->tokens;
+        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kv_client_timer(op->client, session->renew_us);
+    }
+    op->tokens = 0;
+}
+
+static const struct kv_op_kind renew_kind = {
+    .name = "renew",
+    .id = KV_OP_RENEW,
+    .start = start_renew,
+    .ended = ended_renew,
+    .describe = kv_session_describe_op,
+};
+
+kv_status_t kv_renew_begin(struct kv_session *session,
+                           uint32_t lease_ms,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    struct kv_op *op;
+    kv_status_t status =
+        kv_op_begin(session->client, &renew_kind, session, NULL, deadline_ms, &op);
+
+    if (status != KV_OK)
+        return status;
+    op->lease_wanted_ms = lease_ms;
+    kv_op_need_all(op);
+    return kv_op_go(op, ret_op);
+}
+
+/* ---- length ------------------------------------------------------------------------------ */
+
+static void length_done(struct kv_call *call,
+                        kv_status_t status,
+                        const ProtobufCMessage *message,
+                        const char *detail)
+{
+    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
+    struct kv_op *op = call->op;
+
+    if (op == NULL)
+        return;
+    if (status != KV_OK)
+        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+    else if (reply->generation != op->session->generation)
+        kv_op_fail(op, call->remote, NULL, KV_STALE, "generation %u there, %u here",
+                   reply->generation, op->session->generation);
+    else if (reply->tokens < op->tokens)
+        op->tokens = reply->tokens;
+}
+
+static void start_length(struct kv_op *op)
+{
+    ask_all(op, length_done);
+}
+
+static const struct kv_op_kind length_kind = {
+    .name = "length",
+    .id = KV_OP_SESSION,
+    .needs_current = true,
+    .start = start_length,
+    .describe = kv_session_describe_op,
+};
+
+kv_status_t
+kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
+{
+    struct kv_op *op;
+    kv_status_t status =
+        kv_op_begin(session->client, &length_kind, session, NULL, deadline_ms, &op);
+
+    if (status != KV_OK)
+        return status;
+    op->tokens = session->tokens_max;
+    kv_op_need_all(op);
+    return kv_op_go(op, ret_op);
+}

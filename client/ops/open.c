@@ -1,0 +1,216 @@
+/* Open: a new session on every node, all or nothing. */
+#include "client/client.h"
+
+#include "client/session_private.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void open_done(struct kv_call *call,
+                      kv_status_t status,
+                      const ProtobufCMessage *message,
+                      const char *detail)
+{
+    const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
+    struct kv_remote *remote = call->remote;
+    struct kv_op *op = call->op;
+
+    if (op == NULL) {
+        /* The open has failed meanwhile: all or nothing. */
+        Kvpb__OpenRequest *request =
+            status == KV_OK
+                ? kvpb__open_request__unpack(NULL, call->request_bytes, call->request)
+                : NULL;
+
+        if (request != NULL) {
+            struct kv_id128 token;
+
+            memcpy(token.bytes, request->token.data, sizeof(token.bytes));
+            kv_session_drop(remote, reply->session_index, &token);
+            kvpb__open_request__free_unpacked(request, NULL);
+        }
+        return;
+    }
+    if (status != KV_OK) {
+        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        return;
+    }
+    struct kv_session *session = op->result;
+
+    session->nodes[remote->index] = (struct kv_session_node){
+        .index = reply->session_index,
+        .generation = reply->generation,
+        .incarnation = remote->incarnation,
+    };
+    if (op->phase == 0)
+        session->generation = reply->generation;
+    op->phase = 1;
+    op->open.opened[remote->index] = true;
+    if (reply->lease_ms < session->lease_ms)
+        session->lease_ms = reply->lease_ms;
+    if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
+        session->tokens_max = reply->tokens_max;
+    if (reply->generation != session->generation)
+        kv_op_fail(op, remote, NULL, KV_CORRUPT, "the nodes begin with different generations");
+}
+
+static void model_done(struct kv_call *call,
+                       kv_status_t status,
+                       const ProtobufCMessage *message,
+                       const char *detail)
+{
+    Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    struct kv_remote *remote = call->remote;
+    struct kv_client *client = remote->client;
+    struct kv_op *op = call->op;
+    const struct kv_session *session;
+
+    (void)message;
+    if (op == NULL)
+        return;
+    if (status != KV_OK) {
+        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        return;
+    }
+    session = op->result;
+    request.session_id = binary(&session->ticket.session_id);
+    request.token = binary(&session->ticket.token);
+    request.fingerprint = binary(&session->fingerprint);
+    request.lease_ms = op->lease_wanted_ms;
+    request.tokens_max = op->tokens_max_wanted;
+    request.writer = kv_writers_own(session->writers);
+    placement.epoch = client->placement.epoch;
+    placement.n_nodes = client->n_remotes;
+    placement.node_index = remote->index;
+    placement.root = session->root;
+    request.placement = &placement;
+    status = kv_call_begin(remote, op, NULL, KV_OP_OPEN, &request.base, open_done);
+    if (status != KV_OK)
+        kv_op_fail(op, remote, NULL, status, "open cannot be sent");
+}
+
+static void start_open(struct kv_op *op)
+{
+    const struct kv_model_info *model = op->open.model;
+    Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__Layer layers[KV_LAYERS_MAX];
+    Kvpb__Layer *pointers[KV_LAYERS_MAX];
+
+    for (uint32_t i = 0; i < model->schema.n_layers; i++) {
+        const struct kv_layer_schema *layer = &model->schema.layers[i];
+
+        kvpb__layer__init(&layers[i]);
+        layers[i].kind = layer->kind;
+        layers[i].dtype = layer->dtype;
+        layers[i].n_kv_heads = layer->n_kv_heads;
+        layers[i].d_k = layer->d_k;
+        layers[i].d_v = layer->d_v;
+        pointers[i] = &layers[i];
+    }
+    request.name = (char *)model->name;
+    request.fingerprint = binary(&model->fingerprint);
+    request.n_layers = model->schema.n_layers;
+    request.layers = pointers;
+    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
+        struct kv_remote *remote = &op->client->remotes[i];
+        kv_status_t status =
+            kv_call_begin(remote, op, NULL, KV_OP_MODEL, &request.base, model_done);
+
+        if (status != KV_OK)
+            kv_op_fail(op, remote, NULL, status, "model cannot be sent");
+    }
+}
+
+static void ended_open(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+
+    if (op->status == KV_OK) {
+        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kv_client_timer(op->client, session->renew_us);
+    } else if (session != NULL) {
+        for (uint32_t i = 0; i < op->client->n_remotes; i++)
+            if (op->open.opened[i])
+                kv_session_drop(&op->client->remotes[i], session->nodes[i].index,
+                                &session->ticket.token);
+        op->result = NULL;
+        kv_session_free(session);
+    }
+    free(op->open.model);
+    free(op->open.opened);
+}
+
+static const struct kv_op_kind open_kind = {
+    .name = "open",
+    .id = KV_OP_OPEN,
+    .start = start_open,
+    .ended = ended_open,
+    .describe = kv_session_describe_op,
+};
+
+kv_status_t kv_open_begin(struct kv_client *client,
+                          const struct kv_model_info *model,
+                          const struct kv_session_options *options,
+                          uint32_t deadline_ms,
+                          struct kv_op **ret_op)
+{
+    struct kv_model_info *copy;
+    struct kv_session *session;
+    char text[120] = "";
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (memchr(model->name, 0, sizeof(model->name)) == NULL || model->name[0] == 0)
+        return kv_client_refuse(client, KV_INVALID, "open: the model's name");
+    if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
+        return kv_client_refuse(client, KV_INVALID, "open: tokens_max: %u",
+                                options->tokens_max);
+    status = kv_op_begin(client, &open_kind, NULL, NULL, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    copy = malloc(sizeof(*copy));
+    op->open.model = copy;
+    op->open.opened = calloc(client->n_remotes, sizeof(bool));
+    if (copy == NULL || op->open.opened == NULL) {
+        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        goto err;
+    }
+    *copy = *model;
+    status = kv_schema_finish(&copy->schema, text, sizeof(text));
+    if (status != KV_OK) {
+        kv_client_refuse(client, status, "open: %s", text);
+        goto err;
+    }
+    session = kv_session_make(client, &copy->schema, kv_random_next(&client->random));
+    if (session == NULL) {
+        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        goto err;
+    }
+    session->writers = kv_writers_create(NULL, 0, kv_client_draw_writer(client));
+    if (session->writers == NULL) {
+        kv_session_free(session);
+        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        goto err;
+    }
+    kv_random_fill(&client->random, &session->ticket.session_id, sizeof(struct kv_id128));
+    kv_random_fill(&client->random, &session->ticket.token, sizeof(struct kv_id128));
+    session->fingerprint = model->fingerprint;
+    session->lease_ms = UINT32_MAX;
+    if (options != NULL) {
+        op->lease_wanted_ms = options->lease_ms;
+        op->tokens_max_wanted = options->tokens_max;
+        if (options->tokens_max > 0)
+            session->tokens_max = options->tokens_max;
+    }
+    op->result = session;
+    kv_op_need_all(op);
+    return kv_op_go(op, ret_op);
+
+err:
+    free(op->open.model);
+    free(op->open.opened);
+    kv_op_discard(op);
+    return status;
+}
