@@ -1,11 +1,10 @@
-#define _GNU_SOURCE /* program_invocation_short_name */
+/* The client: making and ending it, and its turns. */
 #include "client/client.h"
 
+#include "client/deadlines.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
-#include "proto/kvstore.pb-c.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,264 +154,6 @@ void kv_client_close(struct kv_client *client)
     destroy(client);
 }
 
-/* ---- opening by options ------------------------------------------------------------------ */
-
-/* Cuts "A,B" in place; returns how many, 0: too many or an empty one. */
-static uint32_t split(char *text, const char *ret_parts[KV_NODES_MAX])
-{
-    uint32_t n_parts = 0;
-    char *rest = text;
-
-    while (rest != NULL) {
-        char *comma = strchr(rest, ',');
-
-        if (comma != NULL)
-            *comma = 0;
-        if (rest[0] == 0 || n_parts == KV_NODES_MAX)
-            return 0;
-        ret_parts[n_parts++] = rest;
-        rest = comma != NULL ? comma + 1 : NULL;
-    }
-    return n_parts;
-}
-
-static bool is_loopback(const char *address)
-{
-    return strncmp(address, "loopback:", 9) == 0;
-}
-
-#ifdef KV_WITH_GRPC
-static kv_status_t open_grpc(struct kv_client *client,
-                             uint32_t node,
-                             const char *address,
-                             struct kv_control **ret_control)
-{
-    (void)client;
-    (void)node;
-    return kv_control_grpc_open(address, ret_control);
-}
-#endif
-
-/* The rows of the tables that the options name. */
-static kv_status_t choose_rows(const struct kv_client_options *options,
-                               const char *const *addresses,
-                               struct kv_client_setup *setup,
-                               struct kv_remote_setup *nodes,
-                               char *detail,
-                               size_t detail_bytes)
-{
-    const char *wanted = options->transport != NULL ? options->transport : "auto";
-
-    if (strcmp(wanted, "auto") != 0 && strcmp(wanted, "tcp") != 0 &&
-        strcmp(wanted, "shm") != 0) {
-        snprintf(detail, detail_bytes, "transport: not auto, tcp or shm: %s", wanted);
-        return KV_INVALID;
-    }
-    for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        nodes[i] =
-            (struct kv_remote_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
-        if (is_loopback(addresses[i]) != is_loopback(addresses[0])) {
-            snprintf(detail, detail_bytes, "nodes: embedded and others in one list: %s",
-                     addresses[i]);
-            return KV_INVALID;
-        }
-        for (uint32_t j = 0; j < i; j++) {
-            if (strcmp(addresses[i], addresses[j]) == 0) {
-                snprintf(detail, detail_bytes, "nodes: twice in the list: %s", addresses[i]);
-                return KV_INVALID;
-            }
-        }
-    }
-    if (is_loopback(addresses[0])) {
-        const struct kv_transport_config config = {0};
-
-        setup->open_control = kv_control_message_open;
-        return kv_transport_loopback.open(&config, &setup->transport, detail, detail_bytes);
-    }
-#if defined(KV_WITH_UCX) && defined(KV_WITH_GRPC)
-    char devices[512];
-    struct kv_transport_config config = {.transports = wanted, .devices = options->net_devices};
-
-    if (config.devices == NULL) {
-        kv_status_t status = kv_device_find(addresses, setup->n_nodes, devices, sizeof(devices),
-                                            detail, detail_bytes);
-        if (status != KV_OK)
-            return status;
-        config.devices = devices;
-    }
-    for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        bool is_guess = strcmp(wanted, "auto") == 0 && kv_device_is_local(addresses[i]);
-
-        if (is_guess || strcmp(wanted, "shm") == 0)
-            nodes[i].mode = KV_CHANNEL_SHARED;
-        nodes[i].may_fall_back = is_guess;
-    }
-    setup->open_control = open_grpc;
-    return kv_transport_ucx.open(&config, &setup->transport, detail, detail_bytes);
-#else
-    snprintf(detail, detail_bytes, "nodes: this build has no network: %s", addresses[0]);
-    return KV_UNSUPPORTED;
-#endif
-}
-
-/* Another node does not make up for it: this one answers, but not as one of this list would. */
-static bool is_refused(const struct kv_remote *remote)
-{
-    switch (remote->last_failure) {
-    case KV_OK:
-    case KV_UNREACHABLE:
-    case KV_DEADLINE:
-    case KV_BUSY:
-    case KV_NO_MEMORY:
-    case KV_DRAINING:
-        return false;
-    default:
-        return true;
-    }
-}
-
-/* Appends what became of a node to the texts of those before it. */
-static void tell_failure(const struct kv_remote *remote,
-                         uint64_t begin_us,
-                         char *detail,
-                         size_t detail_bytes)
-{
-    bool is_over = remote->last_failure != KV_OK && remote->state == KV_REMOTE_IDLE;
-    size_t used = strlen(detail);
-
-    snprintf(detail + used, detail_bytes - used, "%snode %s: open: %s: after %.3f s: %s",
-             used > 0 ? "; " : "", remote->address,
-             kv_status_name(is_over ? remote->last_failure : KV_UNREACHABLE),
-             (double)(remote->client->now_us - begin_us) / 1e6,
-             is_over ? remote->failure_text : "no answer");
-}
-
-/* How open ends when no node has answered: as each of them, if that is the same. */
-static kv_status_t tell_failures(const struct kv_client *client,
-                                 uint64_t begin_us,
-                                 char *detail,
-                                 size_t detail_bytes)
-{
-    kv_status_t status = client->remotes[0].last_failure;
-
-    detail[0] = '\0';
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        tell_failure(&client->remotes[i], begin_us, detail, detail_bytes);
-        if (client->remotes[i].last_failure != status)
-            status = KV_UNREACHABLE;
-    }
-    return status != KV_OK ? status : KV_UNREACHABLE;
-}
-
-/* A node that has failed is tried once more: gRPC takes a connection for failed when a library
- * call between its own changes errno, as malloc() does where there is no /sys. */
-static bool try_again(struct kv_remote *remote)
-{
-    if (remote->last_failure != KV_UNREACHABLE || remote->is_second_try)
-        return false;
-    remote->is_second_try = true;
-    kv_remote_connect(remote);
-    return true;
-}
-
-/* Begins to connect to all nodes and waits until each has answered or failed: for as long as
- * the deadline allows, but once one is connected not beyond the time after which silence is a
- * failure.  Connections that are not made by then are on their way, as any other later. */
-static kv_status_t connect_all(struct kv_client *client, char *detail, size_t detail_bytes)
-{
-    uint64_t begin_us = client->now_us;
-    uint64_t until_us = begin_us + client->deadline_us;
-
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        kv_remote_connect(&client->remotes[i]);
-    while (true) {
-        uint32_t n_connected = 0, n_pending = 0;
-
-        kv_client_step(client);
-        kv_remotes_step(client);
-        for (uint32_t i = 0; i < client->n_remotes; i++) {
-            struct kv_remote *remote = &client->remotes[i];
-
-            if (is_refused(remote)) {
-                detail[0] = '\0';
-                tell_failure(remote, begin_us, detail, detail_bytes);
-                return remote->last_failure;
-            }
-            n_connected += remote->state == KV_REMOTE_CONNECTED;
-            n_pending += remote->state == KV_REMOTE_CONNECTING || try_again(remote);
-        }
-        if (n_connected > 0 && until_us > begin_us + client->peer_timeout_us)
-            until_us = begin_us + client->peer_timeout_us;
-        if (n_pending == 0 || client->now_us >= until_us)
-            return n_connected > 0 ? KV_OK
-                                   : tell_failures(client, begin_us, detail, detail_bytes);
-        kv_client_nap(client, until_us);
-    }
-}
-
-kv_status_t kv_client_open(const struct kv_client_options *options,
-                           struct kv_client **ret_client,
-                           char *detail,
-                           size_t detail_bytes)
-{
-    const char *addresses[KV_NODES_MAX];
-    struct kv_remote_setup nodes[KV_NODES_MAX];
-    struct kv_client_setup setup = {
-        .nodes = nodes,
-        .clock = &kv_clock_real,
-        .name = options->name,
-        .tenant = options->tenant,
-        .ops_max = options->ops_max,
-        .deadline_ms = options->deadline_ms,
-        .peer_timeout_ms = options->peer_timeout_ms,
-    };
-    char name[KV_NAME_BYTES_MAX + 1];
-    char none[1];
-    char *list = strdup(options->nodes != NULL ? options->nodes : "");
-    struct kv_client *client = NULL;
-    kv_status_t status = KV_NO_MEMORY;
-
-    if (detail_bytes == 0) {
-        detail = none;
-        detail_bytes = sizeof(none);
-    }
-    snprintf(detail, detail_bytes, "open: out of memory");
-    if (list == NULL)
-        goto out;
-    setup.n_nodes = split(list, addresses);
-    if (setup.n_nodes == 0) {
-        snprintf(detail, detail_bytes, "nodes: not HOST:PORT,...: %.200s",
-                 options->nodes != NULL ? options->nodes : "");
-        status = KV_INVALID;
-        goto out;
-    }
-    if (setup.name == NULL) {
-        snprintf(name, sizeof(name), "%s %ld", program_invocation_short_name, (long)getpid());
-        setup.name = name;
-    }
-    status = choose_rows(options, addresses, &setup, nodes, detail, detail_bytes);
-    if (status != KV_OK)
-        goto out;
-    status = kv_client_create(&setup, &client);
-    if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "open: %s", kv_status_name(status));
-        setup.transport->row->close(setup.transport);
-        goto out;
-    }
-    client->owns_transport = true;
-    status = connect_all(client, detail, detail_bytes);
-    if (status != KV_OK) {
-        kv_client_close(client);
-        goto out;
-    }
-    snprintf(detail, detail_bytes, "%s", "");
-    *ret_client = client;
-
-out:
-    free(list);
-    return status;
-}
-
 /* ---- turning ----------------------------------------------------------------------------- */
 
 void kv_client_pump(struct kv_client *client)
@@ -433,55 +174,10 @@ void kv_client_pump(struct kv_client *client)
     }
 }
 
-static void timers(struct kv_client *client)
-{
-    uint64_t next_us = UINT64_MAX;
-    struct kv_list *link, *follow;
-
-    client->next_us = UINT64_MAX;
-    KV_LIST_EACH(link, follow, &client->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
-
-        if (op->deadline_us <= client->now_us)
-            kv_op_expire(op);
-        else if (op->deadline_us < next_us)
-            next_us = op->deadline_us;
-    }
-    kv_trips_timers(client, &next_us);
-    kv_calls_timers(client, &next_us);
-    kv_sessions_timers(client, &next_us);
-    kv_remotes_timers(client);
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        if (client->remotes[i].owed_us != 0)
-            kv_client_timer(client, client->now_us + client->peer_timeout_us / 8);
-    kv_client_timer(client, next_us);
-}
-
-/* `from` moved on by `us`, at most to `now`: it may have begun within the gap. */
-static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
-{
-    return us < now_us - from_us ? from_us + us : now_us;
-}
-
-/* Time in which the caller did not poll is not a node's silence. */
-static void forgive(struct kv_client *client)
-{
-    uint64_t gap_us = client->now_us - client->polled_us;
-    uint64_t most_us = client->peer_timeout_us / 8;
-
-    client->polled_us = client->now_us;
-    if (gap_us <= most_us)
-        return;
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        if (client->remotes[i].owed_us != 0)
-            client->remotes[i].owed_us =
-                later(client->remotes[i].owed_us, gap_us - most_us, client->now_us);
-}
-
 void kv_client_step(struct kv_client *client)
 {
     client->now_us = kv_clock_now(client->clock);
-    forgive(client);
+    kv_client_forgive(client);
     for (unsigned i = 0; i < PROGRESS_MAX; i++)
         if (kv_port_progress(client->port) > 0)
             client->moved_us = client->now_us;
@@ -498,7 +194,7 @@ void kv_client_step(struct kv_client *client)
         remote->control->row->progress(remote->control);
     }
     if (client->now_us >= client->next_us)
-        timers(client);
+        kv_client_timers(client);
     kv_client_pump(client);
 }
 

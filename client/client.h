@@ -668,9 +668,6 @@ void kv_op_note(struct kv_op *op,
                 kv_status_t status,
                 const char *text);
 
-/* Ends the operation by its deadline. */
-void kv_op_expire(struct kv_op *op);
-
 /* Refuses arguments: sets the client's detail. */
 kv_status_t
 kv_client_refuse(struct kv_client *client, kv_status_t status, const char *format, ...)

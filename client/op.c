@@ -353,59 +353,6 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     client->must_pump = true;
 }
 
-/* The share of every node that is not done has come to nothing. */
-static void expire_shares(struct kv_op *op)
-{
-    struct kv_client *client = op->client;
-
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
-
-        if (kv_op_needs(op, i))
-            kv_op_lose(op, remote, KV_DEADLINE, "connecting");
-        else if (kv_op_uses(op, remote))
-            kv_op_lose(op, remote, KV_DEADLINE, "");
-    }
-    if (op->stage == KV_STAGE_PREPARING)
-        kv_op_prepare(op);
-}
-
-void kv_op_expire(struct kv_op *op)
-{
-    struct kv_client *client = op->client;
-    const struct kv_remote *remote = NULL;
-    const struct kv_trip *trip = NULL;
-    const char *why = "";
-    struct kv_list *link, *follow;
-
-    if (op->kind->lost != NULL) {
-        expire_shares(op);
-        return;
-    }
-    if (op->stage == KV_STAGE_QUEUED) {
-        why = "waiting for an operation of the session";
-    } else if (op->stage == KV_STAGE_PREPARING) {
-        for (uint32_t i = client->n_remotes; i-- > 0;)
-            if (kv_op_needs(op, i) && client->remotes[i].state != KV_REMOTE_CONNECTED)
-                remote = &client->remotes[i];
-        why = remote != NULL ? "connecting" : "waiting for a node to catch up";
-    } else if (!kv_list_empty(&op->trips)) {
-        trip = KV_LIST_ENTRY(op->trips.next, struct kv_trip, of_op);
-        remote = trip->remote;
-    } else if (!kv_list_empty(&op->errands)) {
-        remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
-        why = "waiting for credits";
-    } else {
-        KV_LIST_EACH(link, follow, &client->calls) {
-            struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
-
-            if (call->op == op && remote == NULL)
-                remote = call->remote;
-        }
-    }
-    kv_op_fail(op, remote, trip, KV_DEADLINE, "%s", why);
-}
-
 /* ---- the caller's ------------------------------------------------------------------------ */
 
 kv_status_t kv_op_status(const struct kv_op *op)

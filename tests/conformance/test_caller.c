@@ -8,6 +8,7 @@
 #include "tests/support/rows.h"
 #include "tests/support/transport_fault.h"
 
+#include "client/deadlines.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 

@@ -1,0 +1,99 @@
+/* What ends by the clock: operations at their deadlines, and everything else that has a timer. */
+#include "client/deadlines.h"
+
+/* The share of every node that is not done has come to nothing. */
+static void expire_shares(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+
+    for (uint32_t i = 0; i < client->n_remotes; i++) {
+        struct kv_remote *remote = &client->remotes[i];
+
+        if (kv_op_needs(op, i))
+            kv_op_lose(op, remote, KV_DEADLINE, "connecting");
+        else if (kv_op_uses(op, remote))
+            kv_op_lose(op, remote, KV_DEADLINE, "");
+    }
+    if (op->stage == KV_STAGE_PREPARING)
+        kv_op_prepare(op);
+}
+
+void kv_op_expire(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+    const struct kv_remote *remote = NULL;
+    const struct kv_trip *trip = NULL;
+    const char *why = "";
+    struct kv_list *link, *follow;
+
+    if (op->kind->lost != NULL) {
+        expire_shares(op);
+        return;
+    }
+    if (op->stage == KV_STAGE_QUEUED) {
+        why = "waiting for an operation of the session";
+    } else if (op->stage == KV_STAGE_PREPARING) {
+        for (uint32_t i = client->n_remotes; i-- > 0;)
+            if (kv_op_needs(op, i) && client->remotes[i].state != KV_REMOTE_CONNECTED)
+                remote = &client->remotes[i];
+        why = remote != NULL ? "connecting" : "waiting for a node to catch up";
+    } else if (!kv_list_empty(&op->trips)) {
+        trip = KV_LIST_ENTRY(op->trips.next, struct kv_trip, of_op);
+        remote = trip->remote;
+    } else if (!kv_list_empty(&op->errands)) {
+        remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
+        why = "waiting for credits";
+    } else {
+        KV_LIST_EACH(link, follow, &client->calls) {
+            struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+            if (call->op == op && remote == NULL)
+                remote = call->remote;
+        }
+    }
+    kv_op_fail(op, remote, trip, KV_DEADLINE, "%s", why);
+}
+
+void kv_client_timers(struct kv_client *client)
+{
+    uint64_t next_us = UINT64_MAX;
+    struct kv_list *link, *follow;
+
+    client->next_us = UINT64_MAX;
+    KV_LIST_EACH(link, follow, &client->ops) {
+        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
+
+        if (op->deadline_us <= client->now_us)
+            kv_op_expire(op);
+        else if (op->deadline_us < next_us)
+            next_us = op->deadline_us;
+    }
+    kv_trips_timers(client, &next_us);
+    kv_calls_timers(client, &next_us);
+    kv_sessions_timers(client, &next_us);
+    kv_remotes_timers(client);
+    for (uint32_t i = 0; i < client->n_remotes; i++)
+        if (client->remotes[i].owed_us != 0)
+            kv_client_timer(client, client->now_us + client->peer_timeout_us / 8);
+    kv_client_timer(client, next_us);
+}
+
+/* `from` moved on by `us`, at most to `now`: it may have begun within the gap. */
+static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
+{
+    return us < now_us - from_us ? from_us + us : now_us;
+}
+
+void kv_client_forgive(struct kv_client *client)
+{
+    uint64_t gap_us = client->now_us - client->polled_us;
+    uint64_t most_us = client->peer_timeout_us / 8;
+
+    client->polled_us = client->now_us;
+    if (gap_us <= most_us)
+        return;
+    for (uint32_t i = 0; i < client->n_remotes; i++)
+        if (client->remotes[i].owed_us != 0)
+            client->remotes[i].owed_us =
+                later(client->remotes[i].owed_us, gap_us - most_us, client->now_us);
+}
