@@ -1,6 +1,7 @@
 /* kvctl.h - the inside of the operator's command line.
  *
- *   kvctl.c     options, the table of commands, exit codes
+ *   main.c      options, the table of commands, exit codes
+ *   kvctl.c     what commands share: clients of the nodes, how a failure is told
  *   table.c     status, sessions, clients, ops, stats, models; drain
  *   object.c    put, get, exists, delete
  *   ping.c      ping
