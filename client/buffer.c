@@ -1,6 +1,11 @@
-#include "client/client.h"
+#include "client/buffer.h"
 
+#include "client/client.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/op.h"
 #include "kvserver/base/memory.h"
+#include "kvserver/net/transport.h"
 
 #include <stdlib.h>
 

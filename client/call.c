@@ -1,5 +1,14 @@
-#include "client/client.h"
+#include "client/call.h"
 
+#include "client/client.h"
+#include "client/control.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/base/writers.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <math.h>

@@ -1,9 +1,23 @@
 /* The client: making and ending it, and its turns. */
 #include "client/client.h"
 
+#include "client/buffer.h"
+#include "client/connection.h"
+#include "client/control.h"
+#include "client/control_message.h"
 #include "client/deadlines.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
+#include "kvserver/base/pool.h"
+#include "kvserver/base/random.h"
 #include "kvserver/base/thread.h"
+#include "kvserver/cluster/placement.h"
+#include "kvserver/net/transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>

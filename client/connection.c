@@ -1,4 +1,13 @@
+#include "client/connection.h"
+
 #include "client/client.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/cluster/placement.h"
+#include "proto/kv_wire.h"
 
 #include <stdlib.h>
 

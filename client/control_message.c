@@ -1,7 +1,16 @@
-#include "client/client.h"
+#include "client/control_message.h"
 
+#include "client/call.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/control.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/request.h"
 #include "kvserver/base/token.h"
 #include "kvserver/net/message.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <stdlib.h>
 #include <string.h>

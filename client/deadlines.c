@@ -1,6 +1,15 @@
 /* What ends by the clock: operations at their deadlines, and everything else that has a timer. */
 #include "client/deadlines.h"
 
+#include "client/call.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "client/session.h"
+
 /* The share of every node that is not done has come to nothing. */
 static void expire_shares(struct kv_op *op)
 {

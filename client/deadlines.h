@@ -2,7 +2,8 @@
 #ifndef KV_CLIENT_DEADLINES_H
 #define KV_CLIENT_DEADLINES_H
 
-#include "client/client.h"
+struct kv_op;
+struct kv_client;
 
 /* Ends the operation by its deadline. */
 void kv_op_expire(struct kv_op *op);

@@ -1,5 +1,5 @@
 /* Which network devices lead to the nodes: asked of the system once, by kv_client_open(). */
-#include "client/client.h"
+#include "client/net_devices.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>

@@ -1,5 +1,16 @@
-#include "client/client.h"
+#include "client/node.h"
 
+#include "client/call.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/control.h"
+#include "client/list.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "kvserver/base/pool.h"
+#include "kvserver/base/random.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

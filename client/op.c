@@ -1,4 +1,17 @@
+#include "client/op.h"
+
+#include "client/buffer.h"
+#include "client/call.h"
 #include "client/client.h"
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/pool.h"
+#include "proto/kv_wire.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,14 @@
 /* kv_client_open(): from options to transports, carriers and nodes. */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "client/client.h"
+#include "client/control.h"
+#include "client/control_message.h"
+#include "client/include/kvclient.h"
+#include "client/net_devices.h"
+#include "client/node.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/cluster/placement.h"
+#include "kvserver/net/transport.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,10 +1,22 @@
 /* Requests on their way out: the memory of trips and their messages, sending, sending again, and
  * releasing what nothing can touch any more.  What comes back: request_receive.c.
  */
-#include "client/client.h"
+#include "client/request.h"
 
+#include "client/buffer.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
 #include "client/request_private.h"
+#include "client/session.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/pool.h"
+#include "kvserver/cluster/placement.h"
 #include "kvserver/net/message.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -2,7 +2,15 @@
 #ifndef KV_CLIENT_REQUEST_PRIVATE_H
 #define KV_CLIENT_REQUEST_PRIVATE_H
 
-#include "client/client.h"
+#include "client/list.h"
+#include "proto/kv_wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kv_remote;
+struct kv_trip;
 
 /* A request id: the attempt's number, the node's, the trip's slot in its pool. */
 enum {

@@ -5,10 +5,21 @@
  * says.  A trip whose answer and data are there ends, or fails, or waits and is sent again.
  */
 #include "client/client.h"
-
+#include "client/connection.h"
+#include "client/control.h"
+#include "client/control_message.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
 #include "client/request_private.h"
+#include "client/session.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/pool.h"
 #include "kvserver/base/token.h"
 #include "kvserver/net/message.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <stdarg.h>
 #include <stdio.h>

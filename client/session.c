@@ -1,7 +1,17 @@
 /* A session's handle: what it is made of, who waits for whom, its lease. */
-#include "client/client.h"
+#include "client/session.h"
 
+#include "client/call.h"
+#include "client/client.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
 #include "client/session_private.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/random.h"
+#include "kvserver/cluster/placement.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

@@ -11,9 +11,14 @@
  * The handle's generation is the log's end.  An operation that some node may have done is in
  * the log, whatever its caller was told; a node that lags is sent the rest before it is used.
  */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "client/session_private.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

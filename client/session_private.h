@@ -2,8 +2,11 @@
 #ifndef KV_CLIENT_SESSION_PRIVATE_H
 #define KV_CLIENT_SESSION_PRIVATE_H
 
-#include "client/client.h"
+#include "proto/kv_types.h"
 #include "proto/kvstore.pb-c.h"
+
+struct kv_op;
+struct kv_trip;
 
 static inline ProtobufCBinaryData binary(const struct kv_id128 *id)
 {

@@ -1,7 +1,13 @@
 /* Close, renew and length: questions about a session that go to all its nodes alike. */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "client/session_private.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 /* ---- close ------------------------------------------------------------------------------- */

@@ -4,9 +4,17 @@
  * body and its answer have room for; a head with many ids takes several.  Rows land dense, in
  * the order of the ids, and are checked as those of a read are (rows.c).
  */
-#include "client/client.h"
-
+#include "client/buffer.h"
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/ops/rows.h"
 #include "client/ops/rows_private.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <string.h>
 

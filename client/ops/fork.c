@@ -4,9 +4,16 @@
  * session's log and sent to all.  It succeeds when each has done it; what some node may have done
  * stays in the log, and the others are sent it before they are used again.
  */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "client/session_private.h"
+#include "kvserver/base/random.h"
+#include "kvserver/base/writers.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

@@ -1,6 +1,11 @@
 /* Codes for the keys of a session's rows: one message to each data thread with all of its
  * units, unless they are too many. */
-#include "client/client.h"
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "proto/kv_wire.h"
 
 #include <string.h>
 

@@ -1,8 +1,17 @@
+#include "client/buffer.h"
 #include "client/client.h"
-
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
+#include "kvserver/cluster/placement.h"
 #include "kvserver/net/message.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>

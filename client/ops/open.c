@@ -1,7 +1,14 @@
 /* Open: a new session on every node, all or nothing. */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "client/session_private.h"
+#include "kvserver/base/random.h"
+#include "kvserver/base/writers.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>

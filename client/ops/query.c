@@ -5,9 +5,17 @@
  * rows land there, dense, before or after the body that says which they are, so that a node
  * which says one thing and sends another does harm to nobody but its own answer.
  */
-#include "client/client.h"
+#include "client/ops/query.h"
 
+#include "client/buffer.h"
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
 #include "client/ops/query_private.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "proto/kv_wire.h"
 
 #include <float.h>
 #include <math.h>

@@ -5,8 +5,17 @@
  * Rows are checked against their CRCs when they have landed.
  */
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/ops/query.h"
 #include "client/ops/query_private.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/base/clock.h"
+#include "kvserver/base/writers.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <float.h>
 #include <math.h>

@@ -2,7 +2,11 @@
 #ifndef KV_CLIENT_OPS_QUERY_PRIVATE_H
 #define KV_CLIENT_OPS_QUERY_PRIVATE_H
 
-#include "client/client.h"
+#include "client/ops/query.h"
+#include "proto/kv_wire.h"
+
+struct kv_trip;
+struct kv_iov;
 
 /* Of sums in single precision. */
 #define ROUNDING 1e-3f

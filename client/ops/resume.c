@@ -4,9 +4,15 @@
  * with the latest generation has the log from which those that lag are brought to it; then all
  * are asked for their lengths again, and the least is the session's.
  */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "client/session_private.h"
+#include "kvserver/base/writers.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>

@@ -5,9 +5,21 @@
  * lands in the node lands in whole segments; units whose shares are small travel together, one
  * message per data thread if they fit.
  */
-#include "client/client.h"
+#include "client/ops/rows.h"
 
+#include "client/buffer.h"
+#include "client/client.h"
+#include "client/connection.h"
+#include "client/include/kvclient.h"
+#include "client/list.h"
+#include "client/node.h"
+#include "client/op.h"
 #include "client/ops/rows_private.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "kvserver/base/writers.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
 
 #include <stdio.h>
 #include <string.h>

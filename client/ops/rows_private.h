@@ -2,7 +2,14 @@
 #ifndef KV_CLIENT_OPS_ROWS_PRIVATE_H
 #define KV_CLIENT_OPS_ROWS_PRIVATE_H
 
-#include "client/client.h"
+#include "proto/kv_status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct kv_trip;
+struct kv_iov;
+struct kv_op;
 
 /* For the rows of operations' kinds (struct kv_op_kind). */
 unsigned kv_rows_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov);

@@ -1,6 +1,11 @@
 /* The tables that a node tells of itself (kvstore.proto, TableReply), and drain. */
+#include "client/call.h"
 #include "client/client.h"
-
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

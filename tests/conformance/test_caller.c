@@ -9,6 +9,7 @@
 #include "tests/support/transport_fault.h"
 
 #include "client/deadlines.h"
+#include "client/node.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 

@@ -14,7 +14,9 @@
  *     byte in the arena is what it was before
  */
 #include "client/client.h"
+#include "client/control_message.h"
 #include "kernels/summary.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/index/builder.h"

@@ -9,7 +9,9 @@
 #include "tests/support/rows.h"
 #include "tests/support/transport_fault.h"
 
+#include "kvserver/base/clock.h"
 #include "kvserver/base/thread.h"
+#include "kvserver/base/writers.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

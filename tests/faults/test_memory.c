@@ -8,6 +8,8 @@
  * virtual clock.  Each run is a process of its own: leaks are the address sanitizer's to find.
  */
 #include "client/client.h"
+#include "client/control_message.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
 #include "tests/support/failing_memory.h"

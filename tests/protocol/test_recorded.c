@@ -23,6 +23,8 @@
  */
 #define _GNU_SOURCE /* open_memstream */
 #include "client/client.h"
+#include "client/control_message.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
 #include "tests/support/recorded.h"

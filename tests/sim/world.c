@@ -1,7 +1,10 @@
 #include "tests/sim/world.h"
 
 #include "client/client.h"
+#include "client/control_message.h"
+#include "client/node.h"
 #include "kernels/checksum.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"

@@ -1,5 +1,7 @@
 #include "tests/support/cluster.h"
 
+#include "client/control_message.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/base/thread.h"
 
 #include <setjmp.h>

@@ -3,6 +3,7 @@
 #include "tests/system/system.h"
 
 #include "client/client.h" /* the inside: the library itself keeps to its credits */
+#include "client/node.h"
 #include "kvserver/net/message.h"
 #include "tests/support/rows.h"
 

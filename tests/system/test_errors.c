@@ -3,6 +3,7 @@
 #include "tests/system/system.h"
 
 #include "client/client.h" /* the inside: another version's hello */
+#include "client/node.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdio.h>

@@ -2,8 +2,12 @@
  * virtual clock: what goes over the wire, and what happens when answers are late, lost, refused
  * or wrong. */
 #include "client/client.h"
+#include "client/control_message.h"
+#include "client/node.h"
 #include "kernels/checksum.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
+#include "kvserver/base/writers.h"
 #include "kvserver/net/message.h"
 #include "proto/kvstore.pb-c.h"
 

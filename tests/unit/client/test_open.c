@@ -1,5 +1,6 @@
 /* kv_client_open() and a list of which some nodes are down, silent, or not what they should be:
  * two nodes that serve, and doors that say whatever the test wants to hello. */
+#include "kvserver/base/clock.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/net/message.h"
 #include "proto/kvstore.pb-c.h"

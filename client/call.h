@@ -1,0 +1,60 @@
+/* call.h - kv_call: one control operation on one node.
+ *
+ * A call goes to the node's carrier (control.h), again when the node was busy, and ends once.
+ *
+ * Threads: the client's.  Memory: from kv_call_begin() until its handler has returned.
+ */
+#ifndef KV_CLIENT_CALL_H
+#define KV_CLIENT_CALL_H
+
+#include "client/list.h"
+#include "proto/kv_wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kv_call;
+struct ProtobufCMessage;
+struct kv_client;
+struct kv_remote;
+struct kv_op;
+struct kv_session;
+
+/* How a control operation on one node ended.  KV_OK: `reply` is the unpacked reply, whose
+ * outcome is KV_OK, lent for the call.  call->op is NULL if the operation has ended before. */
+typedef void (*kv_call_done_fn)(struct kv_call *call,
+                                kv_status_t status,
+                                const struct ProtobufCMessage *reply,
+                                const char *detail);
+
+struct kv_call {
+    struct kv_list of_client;
+    struct kv_client *client;
+    struct kv_remote *remote;
+    struct kv_op *op;
+    struct kv_session *session; /* for the handler; NULL once the handle is freed */
+    kv_call_done_fn done;
+    enum kv_op_id id;
+    uint64_t deadline_us;
+    uint64_t resend_us; /* KV_BUSY was the answer */
+    uint64_t patience_us;
+    bool is_out;   /* with the carrier */
+    bool has_left; /* once, at least */
+    size_t request_bytes;
+    uint8_t request[];
+};
+
+/* Borrows `request`.  `op` and `session` may be NULL.  Nothing is called on failure. */
+kv_status_t kv_call_begin(struct kv_remote *remote,
+                          struct kv_op *op,
+                          struct kv_session *session,
+                          enum kv_op_id id,
+                          const struct ProtobufCMessage *request,
+                          kv_call_done_fn done);
+void kv_calls_timers(struct kv_client *client, uint64_t *next_us);
+
+/* The node is lost: ends the calls that wait for another try. */
+void kv_calls_lose(struct kv_remote *remote);
+
+#endif

@@ -1,0 +1,25 @@
+/* query.h - what a query keeps in its operation. */
+#ifndef KV_CLIENT_OPS_QUERY_H
+#define KV_CLIENT_OPS_QUERY_H
+
+#include "client/include/kvclient.h"
+
+struct kv_query_answer;
+struct kv_query_part {
+    struct kv_query query; /* what it points at is in the operation's room; no n_held */
+    uint32_t n_heads, d_k, d_v;
+    uint32_t n_candidates;
+    uint32_t n_ids_min, n_ids_max; /* chosen of one head */
+    uint32_t n_blocks;             /* that the candidates lie in */
+    uint32_t n_scored;             /* by step 1; 0: it is left out */
+    uint32_t n_reranked_max;       /* by step 2; 0: it is left out */
+    float output_most, lse_most;   /* without their signs */
+    size_t row_bytes;
+    uint32_t n_placed;                /* heads whose rows have their place in the buffer */
+    uint8_t *base;                    /* of all rows */
+    struct kv_found *found;           /* (n_heads) */
+    struct kv_query_answer **answers; /* (n_heads) of the message that begins at that place */
+    uint32_t *held_begin;             /* (n_heads + 1) of each head's blocks in query.held */
+};
+
+#endif

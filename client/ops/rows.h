@@ -1,0 +1,21 @@
+/* rows.h - what put, append, read and fetch keep in their operation. */
+#ifndef KV_CLIENT_OPS_ROWS_H
+#define KV_CLIENT_OPS_ROWS_H
+
+#include "client/include/kvclient.h"
+
+struct kv_rows_part {
+    struct kv_rows box;
+    uint8_t *base;  /* of the first row */
+    uint32_t *crcs; /* may be NULL; read: the caller's, else in the operation's room */
+};
+
+struct kv_fetch_part {
+    uint32_t layer, head_begin, n_heads, snapshot;
+    const uint32_t *ids; /* in the operation's room */
+    uint8_t *base;
+    uint32_t *crcs;                   /* the caller's */
+    uint32_t begin[KV_HEADS_MAX + 1]; /* of each head's ids in `ids` */
+};
+
+#endif

@@ -1,0 +1,151 @@
+/* request.h - trips: one message to a data thread and its answer.
+ *
+ * A trip:
+ *
+ *   taken -> built -> sent -+-> answered, its data landed ------------> released
+ *                     ^     +-> no answer, or KV_BUSY: sent again with a new id
+ *                     +-----+
+ *   its operation ends first: an orphan.  It is never sent again and its answers are dropped;
+ *   it is released when neither a send nor a landing can touch memory any more (quarantine).
+ *
+ * Threads: the client's.  Memory: kv_trips_init() / kv_trips_fini(); trips come from a pool,
+ * envelopes are kept for the next trip.
+ */
+#ifndef KV_CLIENT_REQUEST_H
+#define KV_CLIENT_REQUEST_H
+
+#include "client/connection.h"
+#include "client/list.h"
+#include "kvserver/net/transport.h"
+#include "proto/kv_wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kv_trip;
+struct kv_buffer;
+
+enum {
+    KV_TRIPS_MAX = 4096,          /* messages in flight, over all nodes */
+    KV_ENVELOPE_SMALL = 16 << 10, /* body of a small envelope */
+    KV_ENVELOPES_LARGE_MAX = 128, /* of KV_WIRE_BODY_MAX, made when they are needed */
+    KV_SENDS = 8,                 /* messages of one trip that the transport holds at most */
+    KV_INLINE_WANTED = 32 << 10,  /* rows or object bytes up to this travel in the body */
+    KV_NOTICES = 64,
+    KV_BULK_SLOWEST =
+        16, /* bytes/us at which large data may move before it counts as silence */
+};
+
+/* One message that the transport may hold. */
+struct kv_send {
+    struct kv_trip *trip;
+    bool busy;
+    struct kv_wire_header header;
+    struct kv_iov pair[2]; /* body and bulk in one message */
+};
+
+struct kv_envelope {
+    struct kv_envelope *next; /* free */
+    bool is_large;
+    struct kv_send sends[KV_SENDS];
+    uint8_t body[] __attribute__((aligned(16)));
+};
+
+struct kv_trip {
+    struct kv_list of_op;
+    struct kv_op *op; /* NULL: an orphan, or the library's own ping */
+    struct kv_client *client;
+    struct kv_remote *remote;
+    struct kv_lane *lane; /* NULL: lost, and the credit with it */
+    enum kv_lane_class class;
+    struct kv_buffer *buffer; /* held until release; may be NULL */
+    struct kv_envelope *envelope;
+
+    /* What is asked.  The header's ids are filled when it is sent. */
+    struct kv_wire_header header;
+    size_t body_bytes;
+    const void *bulk; /* header.bulk_bytes of it */
+
+    /* What is expected, and where in the operation it belongs. */
+    uint32_t n_rows;
+    size_t bytes;       /* of rows, or of an object's piece at most */
+    uint64_t position;  /* fetch: ids of the first unit before these; object: offset; query:
+                           heads with their place in the caller's buffer before these */
+    uint32_t item;      /* object: its number */
+    size_t crcs_offset; /* in the envelope's body: room for the answer's CRCs */
+    bool lands_late;    /* data is taken only when the answer's header is known */
+
+    uint64_t id; /* of the last attempt; 0: none */
+    uint64_t resend_us;
+    uint64_t patience_us; /* from an attempt to the next */
+    uint64_t backoff_us;  /* from KV_BUSY to the next attempt */
+    bool is_live;         /* lent by the pool */
+    bool is_moving;       /* its bulk counts in remote->bulk_moving */
+    bool is_over;         /* nothing is expected any more */
+    bool is_waiting;      /* an answer is owed */
+    bool has_left;        /* once, at least */
+    bool is_landing;
+    bool has_reply;
+    bool has_bulk;
+    struct kv_wire_header reply;
+    uint64_t bulk_got;
+    struct kv_incoming *held; /* data that waits for the reply */
+};
+
+kv_status_t kv_trips_init(struct kv_client *client);
+void kv_trips_fini(struct kv_client *client); /* the port is closed */
+
+/* A trip of the operation (NULL: the library's) to a lane.  NULL: all are in use. */
+struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_lane_class class, struct kv_op *op);
+
+/* Gives it an envelope with room for `bytes` of body, at most KV_WIRE_BODY_MAX.  false: there
+ * is none now. */
+bool kv_trip_envelope(struct kv_trip *trip, size_t bytes);
+
+/* Sends it, or sends it again.  A failure shows later, as no answer. */
+void kv_trip_send(struct kv_trip *trip);
+
+/* Refuses an answer: KV_CORRUPT, and why. */
+kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* What answers about units say in their headers: the first one's layer, and how many tokens are
+ * committed, at least `tokens`. */
+kv_status_t kv_reply_check_units(const struct kv_trip *trip,
+                                 uint32_t layer,
+                                 uint32_t tokens,
+                                 char *detail,
+                                 size_t detail_bytes);
+
+/* A failure as a peer says it; KV_CORRUPT where it says none that exists. */
+kv_status_t kv_peer_status(int32_t status);
+
+/* A peer's text, which must not steer a terminal; cut to fit. */
+void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes);
+
+/* The same of a name that is kept, in whatever language: control characters become '?'. */
+void kv_peer_name(char *name);
+
+/* Its operation has ended: tells the node, and releases it as soon as that is safe. */
+void kv_trip_abandon(struct kv_trip *trip);
+
+/* The answer is complete and dealt with. */
+void kv_trip_end(struct kv_trip *trip);
+
+/* Sends again what has waited long enough; *next_us becomes the time of the next if earlier. */
+void kv_trips_timers(struct kv_client *client, uint64_t *next_us);
+
+/* What the client's port calls. */
+extern const struct kv_port_events kv_client_events;
+
+/* The least request id that is no trip's: control messages. */
+#define KV_CONTROL_ID_BIT (UINT64_C(1) << 63)
+
+/* A message that tells and expects nothing: cancel. */
+struct kv_notice {
+    bool busy;
+    struct kv_wire_header header;
+};
+
+#endif
