@@ -1,7 +1,7 @@
 /* control.h - the control thread's side of a node: models, clients, sessions, and the calls
  * that change them.
  *
- *   request -> kv_control_call -> handler (ops_session.c)
+ *   request -> kv_control_call -> handler (ops_*.c)
  *                                   |  asks every data thread (kv_control_ask)
  *                                   v
  *                                 next step, when all have answered ... -> kv_control_reply

@@ -73,7 +73,7 @@ void kv_op_object_exists_begin(struct kv_work *work);
 void kv_op_object_delete_begin(struct kv_work *work);
 void kv_op_ping_begin(struct kv_work *work);
 
-/* ops_session.c */
+/* control/ops_*.c */
 void kv_control_hello(struct kv_control_call *call);
 void kv_control_goodbye(struct kv_control_call *call);
 void kv_control_model(struct kv_control_call *call);

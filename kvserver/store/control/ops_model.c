@@ -1,0 +1,196 @@
+/* ops_model.c - models: what a client says of one, checked, saved on the disk and kept. */
+#include "kvserver/base/log.h"
+#include "kvserver/base/token.h"
+#include "kvserver/store/control/ops_private.h"
+#include "kvserver/store/control/protobuf.h"
+#include "kvserver/store/shard/op.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kv_model *kv_model_find(struct kv_node *node, const struct kv_id128 *fingerprint)
+{
+    for (uint32_t i = 0; i < node->n_models; i++)
+        if (kv_token_equal(&node->models[i]->info.fingerprint, fingerprint))
+            return node->models[i];
+    return NULL;
+}
+
+static bool same_schema(const kv_schema_t *a, const kv_schema_t *b)
+{
+    return a->n_layers == b->n_layers && a->n_units == b->n_units &&
+           memcmp(a->layers, b->layers, a->n_layers * sizeof(a->layers[0])) == 0;
+}
+
+static void model_saved(void *arg, kv_status_t status)
+{
+    struct kv_control_call *call = arg;
+
+    struct kv_node *node = call->node;
+
+    call->model->saving = false;
+    if (status == KV_OK) {
+        kv_control_refuse(call, KV_OK, "%s", "");
+        return;
+    }
+    for (uint32_t i = 0; i < node->n_models; i++)
+        if (node->models[i] == call->model)
+            node->models[i] = node->models[--node->n_models];
+    free(call->model);
+    kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
+}
+
+static kv_status_t model_from(const Kvpb__ModelRequest *request,
+                              struct kv_model_info *info,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    memset(info, 0, sizeof(*info));
+    if (!kv_pb_get_id(&request->fingerprint, &info->fingerprint) || request->name[0] == '\0' ||
+        strlen(request->name) > KV_NAME_BYTES_MAX || request->n_layers > KV_LAYERS_MAX) {
+        snprintf(detail, detail_bytes,
+                 "model: a name of %zu bytes, a fingerprint of %zu, %zu layers",
+                 strlen(request->name), request->fingerprint.len, request->n_layers);
+        return KV_INVALID;
+    }
+    kv_pb_copy_text(info->name, sizeof(info->name), request->name);
+    info->schema.n_layers = (uint32_t)request->n_layers;
+    for (size_t i = 0; i < request->n_layers; i++) {
+        const Kvpb__Layer *layer = request->layers[i];
+
+        if (layer->kind > UINT8_MAX || layer->dtype > UINT8_MAX ||
+            layer->n_kv_heads > UINT16_MAX || layer->d_k > UINT16_MAX ||
+            layer->d_v > UINT16_MAX) {
+            snprintf(detail, detail_bytes, "model: layer %zu: a number is out of bounds", i);
+            return KV_INVALID;
+        }
+        info->schema.layers[i] = (struct kv_layer_schema){
+            .kind = (uint8_t)layer->kind,
+            .dtype = (uint8_t)layer->dtype,
+            .n_kv_heads = (uint16_t)layer->n_kv_heads,
+            .d_k = (uint16_t)layer->d_k,
+            .d_v = (uint16_t)layer->d_v,
+        };
+    }
+    return kv_schema_finish(&info->schema, detail, detail_bytes);
+}
+
+/* The record of a model on the disk. */
+struct model_key {
+    char bytes[6 + sizeof(struct kv_id128)];
+};
+
+static struct model_key model_key(const struct kv_id128 *fingerprint)
+{
+    struct model_key key;
+
+    memcpy(key.bytes, "model/", 6);
+    memcpy(key.bytes + 6, fingerprint, sizeof(*fingerprint));
+    return key;
+}
+
+/* Forgets the model that was used longest ago, if the table is full.  false: sessions use all.
+ */
+static bool model_make_room(struct kv_node *node)
+{
+    uint32_t oldest = KV_MODELS_MAX;
+
+    if (node->n_models < KV_MODELS_MAX)
+        return true;
+    for (uint32_t i = 0; i < node->n_models; i++) {
+        const struct kv_model *model = node->models[i];
+
+        if (model->n_sessions == 0 && !model->saving &&
+            (oldest == KV_MODELS_MAX || model->used_us < node->models[oldest]->used_us))
+            oldest = i;
+    }
+    if (oldest == KV_MODELS_MAX)
+        return false;
+    struct model_key key = model_key(&node->models[oldest]->info.fingerprint);
+    kv_log(KV_LOG_INFO, "model: %s: forgotten, no session uses it",
+           node->models[oldest]->info.name);
+    node->config.disk->row->remove(node->config.disk, key.bytes, sizeof(key.bytes));
+    free(node->models[oldest]);
+    node->models[oldest] = node->models[--node->n_models];
+    return true;
+}
+
+static void model(struct kv_control_call *call, const Kvpb__ModelRequest *request)
+{
+    struct kv_node *node = call->node;
+    struct kv_model_info info;
+    char detail[256] = "";
+
+    kv_status_t status = model_from(request, &info, detail, sizeof(detail));
+    if (status != KV_OK) {
+        kv_control_refuse(call, status, "%s", detail);
+        return;
+    }
+    struct kv_model *known = kv_model_find(node, &info.fingerprint);
+    if (known != NULL) {
+        known->used_us = kv_clock_now(node->config.clock);
+        if (!same_schema(&known->info.schema, &info.schema))
+            kv_control_refuse(call, KV_EXISTS,
+                              "model: %s: its fingerprint is %s's, with another schema",
+                              info.name, known->info.name);
+        else if (known->saving)
+            kv_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
+        else
+            kv_control_refuse(call, KV_OK, "%s", "");
+        return;
+    }
+    if (!model_make_room(node)) {
+        kv_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
+                          info.name, KV_MODELS_MAX);
+        return;
+    }
+    struct kv_model *added = calloc(1, sizeof(*added));
+    if (added == NULL) {
+        kv_control_refuse(call, KV_NO_MEMORY, "model: out of memory");
+        return;
+    }
+    added->info = info;
+    added->saving = true;
+    added->used_us = kv_clock_now(node->config.clock);
+    call->model = added;
+    struct model_key key = model_key(&info.fingerprint);
+    status = node->config.disk->row->put(node->config.disk, key.bytes, sizeof(key.bytes),
+                                         call->request, call->request_bytes, model_saved, call);
+    if (status != KV_OK) {
+        free(added);
+        kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
+        return;
+    }
+    node->models[node->n_models++] = added;
+    kv_log(KV_LOG_INFO, "model: %s: %u layers, %u units, %llu bytes per token", info.name,
+           info.schema.n_layers, info.schema.n_units,
+           (unsigned long long)kv_schema_token_bytes(&info.schema));
+}
+
+bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes)
+{
+    Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
+    struct kv_model *added = calloc(1, sizeof(*added));
+    char detail[256];
+    bool good = request != NULL && added != NULL &&
+                model_from(request, &added->info, detail, sizeof(detail)) == KV_OK;
+
+    if (good)
+        node->models[node->n_models++] = added;
+    else
+        free(added);
+    kvpb__model_request__free_unpacked(request, NULL);
+    return good;
+}
+
+void kv_control_model(struct kv_control_call *call)
+{
+    Kvpb__ModelRequest *request =
+        kvpb__model_request__unpack(NULL, call->request_bytes, call->request);
+
+    if (request == NULL)
+        kv_control_refuse(call, KV_INVALID, "model: not a request of this protocol");
+    else
+        model(call, request);
+    kvpb__model_request__free_unpacked(request, NULL);
+}

@@ -1,0 +1,25 @@
+/* ops_node.c - the node itself: its tables, and drain. */
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/shard/op.h"
+#include "proto/kvstore.pb-c.h"
+
+void kv_control_table(struct kv_control_call *call)
+{
+    Kvpb__TableRequest *request =
+        kvpb__table_request__unpack(NULL, call->request_bytes, call->request);
+
+    if (request == NULL)
+        kv_control_refuse(call, KV_INVALID, "table: not a request of this protocol");
+    else
+        kv_tables_reply(call, request->name);
+    kvpb__table_request__free_unpacked(request, NULL);
+}
+
+void kv_control_drain(struct kv_control_call *call)
+{
+    struct kv_node *node = call->node;
+
+    kv_node_drain(node);
+    atomic_store(&node->drain_requested, true);
+    kv_control_refuse(call, KV_OK, "%s", "");
+}

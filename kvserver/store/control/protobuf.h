@@ -1,0 +1,23 @@
+/* protobuf.h - what the operations of the control plane read from and write to messages.
+ *
+ * Threads: any; nothing is kept.
+ */
+#ifndef KV_KVSERVER_STORE_CONTROL_PROTOBUF_H
+#define KV_KVSERVER_STORE_CONTROL_PROTOBUF_H
+
+#include "proto/kv_types.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* false: of another size. */
+bool kv_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id);
+/* Not copied. */
+ProtobufCBinaryData kv_pb_put_id(struct kv_id128 *id);
+Kvpb__Outcome kv_pb_ok_outcome(void);
+
+/* Cuts what does not fit. */
+void kv_pb_copy_text(char *to, size_t to_bytes, const char *from);
+
+#endif
