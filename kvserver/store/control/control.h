@@ -151,45 +151,6 @@ struct kv_node {
     _Atomic bool stopping;
 };
 
-/* ---- control.c ---- */
-
-/* Sends `command` to every data thread, then call->next runs when all have answered;
- * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
-void kv_control_ask(struct kv_control_call *call,
-                    const struct kv_command *command,
-                    void (*next)(struct kv_control_call *call));
-
-/* Ends the call with the packed message, whose outcome the caller has set. */
-void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
-/* Ends the call with an outcome alone. */
-void kv_control_refuse(struct kv_control_call *call,
-                       kv_status_t status,
-                       const char *format,
-                       ...) __attribute__((format(printf, 3, 4)));
-/* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
-struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
-void kv_control_call_end(struct kv_control_call *call);
-
-/* NULL: there are too many. */
-struct kv_session *
-kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model);
-void kv_session_destroy(struct kv_node *node, struct kv_session *session);
-/* Has every data thread give up its part; why tells those who come too late. */
-void kv_session_close(struct kv_control_call *call,
-                      const struct kv_session *session,
-                      enum kv_ended_why why,
-                      void (*next)(struct kv_control_call *call));
-/* Credits for a new client: what the configuration says while there are works for so many, and
- * always credits_sure. */
-uint32_t kv_client_grant(struct kv_node *node);
-void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
-uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
-
-/* What is left of the lease at that moment; 0: it has ended. */
-uint64_t kv_session_lease_left_us(const struct kv_node *node,
-                                  const struct kv_session *session,
-                                  uint64_t now_us);
-
 /* Works that each data thread has: one for each credit that can be granted. */
 static inline uint32_t kv_node_works_max(const struct kv_node_config *config)
 {
@@ -209,11 +170,68 @@ static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
     return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;
 }
 
-/* Adds a model from its saved request (ModelRequest, packed).  false: it is none. */
-bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes);
+/* ---- control.c ---- */
+
+/* Sends `command` to every data thread, then call->next runs when all have answered;
+ * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
+void kv_control_ask(struct kv_control_call *call,
+                    const struct kv_command *command,
+                    void (*next)(struct kv_control_call *call));
+
+/* Ends the call with the packed message, whose outcome the caller has set. */
+void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
+/* Ends the call with an outcome alone. */
+void kv_control_refuse(struct kv_control_call *call,
+                       kv_status_t status,
+                       const char *format,
+                       ...) __attribute__((format(printf, 3, 4)));
+/* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
+struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
+void kv_control_call_end(struct kv_control_call *call);
+void kv_control_fini(struct kv_node *node);
+
+/* ---- sessions.c ---- */
+
+/* NULL: there are too many. */
+struct kv_session *
+kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model);
+void kv_session_destroy(struct kv_node *node, struct kv_session *session);
+/* Has every data thread give up its part; why tells those who come too late. */
+void kv_session_close(struct kv_control_call *call,
+                      const struct kv_session *session,
+                      enum kv_ended_why why,
+                      void (*next)(struct kv_control_call *call));
+uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
+
+/* What is left of the lease at that moment; 0: it has ended. */
+uint64_t kv_session_lease_left_us(const struct kv_node *node,
+                                  const struct kv_session *session,
+                                  uint64_t now_us);
+/* Closes those whose lease has ended. */
+void kv_sessions_expire(struct kv_node *node, uint64_t now_us);
+
+/* ---- clients.c ---- */
+
+/* NULL: it is no client of this node, or not its token. */
+struct kv_client_record *
+kv_client_of(struct kv_node *node, uint32_t index, const struct kv_id128 *token);
+/* Credits for a new client: what the configuration says while there are works for so many, and
+ * always credits_sure. */
+uint32_t kv_client_grant(struct kv_node *node);
+void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
+/* A data thread says that its channel to the client stands still or has failed. */
+void kv_client_stuck(struct kv_node *node, const struct kv_command *notice);
+/* Removes those that were not heard for too long, and goes on with those that are going. */
+void kv_clients_check(struct kv_node *node, uint64_t now_us);
+
+/* ---- message_port.c ---- */
 
 kv_status_t kv_control_port_open(struct kv_node *node);
-void kv_control_fini(struct kv_node *node);
+
+/* ---- ops_model.c ---- */
+
+/* Adds a model from its saved request (ModelRequest, packed).  false: it is none. */
+bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes);
 
 /* ---- tables.c ---- */
 

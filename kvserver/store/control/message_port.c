@@ -1,0 +1,161 @@
+/* message_port.c - the control plane over messages, where there is no gRPC: a port of the control
+ * thread takes requests and answers them. */
+#include "kvserver/base/log.h"
+#include "kvserver/net/message.h"
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/shard/op.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct message_reply {
+    struct kv_node *node;
+    struct kv_wire_header request, header;
+    struct kv_channel *channel; /* made for the answer to a hello; closed with this struct */
+    uint8_t *body;
+};
+
+static void message_sent(void *arg, kv_status_t status)
+{
+    struct message_reply *reply = arg;
+
+    (void)status;
+    if (reply->channel != NULL && !reply->node->port_closes)
+        reply->channel->row->channel_close(reply->channel);
+    free(reply->body);
+    free(reply);
+}
+
+/* A hello that succeeds leaves its channel with the client's record. */
+static struct kv_channel *
+hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
+{
+    Kvpb__HelloReply *hello = kvpb__hello_reply__unpack(NULL, n_bytes, bytes);
+    struct kv_channel *channel = reply->channel;
+
+    if (hello != NULL && hello->outcome != NULL && hello->outcome->status == KV_OK) {
+        struct kv_client_record *client = &reply->node->clients[hello->client_index];
+        if (client->channel == NULL) {
+            client->channel = channel;
+            reply->channel = NULL;
+        }
+        channel = client->channel;
+    }
+    kvpb__hello_reply__free_unpacked(hello, NULL);
+    return channel;
+}
+
+static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
+{
+    struct message_reply *reply = arg;
+    struct kv_channel *channel = NULL;
+
+    if (reply->channel != NULL) {
+        channel = hello_channel(reply, bytes, n_bytes);
+    } else {
+        const struct kv_client_record *client = kv_client_of(
+            reply->node, reply->request.client_index, &reply->request.client_token);
+        if (client != NULL)
+            channel = client->channel;
+    }
+    if (channel == NULL) {
+        message_sent(reply, KV_OK);
+        return;
+    }
+    reply->body = malloc(n_bytes > 0 ? n_bytes : 1);
+    if (reply->body != NULL)
+        memcpy(reply->body, bytes, n_bytes);
+    else
+        n_bytes = 0;
+    reply->header = (struct kv_wire_header){
+        .kind = KV_WIRE_REPLY,
+        .op = reply->request.op,
+        .status = reply->body != NULL ? KV_OK : KV_BUSY, /* the client asks again */
+        .request_id = reply->request.request_id,
+        .client_index = reply->request.client_index,
+        .client_token = reply->request.client_token,
+    };
+    kv_message_seal(&reply->header, reply->body, n_bytes);
+    if (kv_channel_send(channel, &reply->header, sizeof(reply->header), reply->body, n_bytes,
+                        message_sent, reply) != KV_IN_PROGRESS)
+        message_sent(reply, KV_OK);
+}
+
+static kv_status_t connect_hello(struct kv_node *node,
+                                 const void *body,
+                                 size_t body_bytes,
+                                 struct kv_channel **ret_channel)
+{
+    Kvpb__HelloRequest *hello = kvpb__hello_request__unpack(NULL, body_bytes, body);
+    kv_status_t status = KV_INVALID;
+
+    if (hello != NULL && hello->address.len <= KV_WIRE_ADDRESS_MAX)
+        status = node->port->row->connect(node->port, hello->address.data, hello->address.len,
+                                          KV_CHANNEL_SHARED, NULL, ret_channel);
+    kvpb__hello_request__free_unpacked(hello, NULL);
+    return status;
+}
+
+static void on_message(
+    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
+{
+    struct kv_node *node = owner;
+    struct kv_wire_header header;
+    const char *why = "not a control request";
+
+    if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK ||
+        header.kind != KV_WIRE_REQUEST || !kv_op_is_control(header.op)) {
+        kv_count(&node->stats.bad_messages, 1);
+        KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
+        return;
+    }
+    /* Control requests have no bulk data: nothing behind the body is checked. */
+    body_bytes = header.body_bytes;
+    struct message_reply *reply = calloc(1, sizeof(*reply));
+    if (reply == NULL)
+        return;
+    reply->node = node;
+    reply->request = header;
+    if (header.op == KV_OP_HELLO &&
+        connect_hello(node, body, body_bytes, &reply->channel) != KV_OK) {
+        kv_count(&node->stats.bad_messages, 1);
+        free(reply);
+        return;
+    }
+    if (!kv_node_control(node, header.op, header.client_index, &header.client_token, body,
+                         body_bytes, message_reply, reply))
+        free(reply);
+}
+
+static void on_incoming(void *owner,
+                        const void *message,
+                        size_t message_bytes,
+                        size_t bytes,
+                        struct kv_incoming *incoming)
+{
+    /* Control messages are small; what is not is nobody's. */
+    struct kv_node *node = owner;
+
+    (void)message;
+    (void)message_bytes;
+    (void)bytes;
+    kv_count(&node->stats.bad_messages, 1);
+    kv_incoming_refuse(incoming);
+}
+
+static void on_failed(void *owner, void *channel_arg, kv_status_t status)
+{
+    (void)owner;
+    (void)channel_arg;
+    (void)status;
+}
+
+static const struct kv_port_events events = {on_message, on_incoming, on_failed};
+
+kv_status_t kv_control_port_open(struct kv_node *node)
+{
+    struct kv_transport *transport = node->config.transport;
+
+    return transport->row->port_open(transport, &events, node, &node->port);
+}
