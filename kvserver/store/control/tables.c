@@ -1,5 +1,6 @@
-/* What a node tells about itself: tables for kvctl, and Prometheus text. */
+/* tables.c - what a node tells about itself in tables, for kvctl. */
 #include "kvserver/store/control/control.h"
+#include "kvserver/store/control/metrics.h"
 #include "kvserver/store/ops/scrub.h"
 #include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
@@ -105,18 +106,6 @@ static void id_text(struct builder *table, Kvpb__Row *to, const struct kv_id128 
     text(table, to, hex);
 }
 
-/* The number at that offset in the statistics of all threads, added up. */
-static uint64_t stats_total(const struct kv_node *node, size_t offset)
-{
-    uint64_t total =
-        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
-
-    for (uint32_t i = 0; i < node->n_threads; i++)
-        total +=
-            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
-    return total;
-}
-
 static void pair_text(struct builder *table, const char *name, const char *value)
 {
     Kvpb__Row *to = row(table);
@@ -161,12 +150,12 @@ static void table_status(struct kv_node *node, struct builder *table)
     pair_number(table, "threads", node->n_threads);
     pair_number(table, "memory_bytes", (double)node->config.memory_bytes);
     pair_number(table, "memory_lent_bytes",
-                (double)stats_total(node, offsetof(struct kv_stats, memory_lent)));
+                (double)kv_stats_total(node, offsetof(struct kv_stats, memory_lent)));
     pair_number(table, "models", node->n_models);
     pair_number(table, "sessions", node->n_sessions);
     pair_number(table, "clients", n_clients(node));
     pair_number(table, "requests_in_flight",
-                (double)stats_total(node, offsetof(struct kv_stats, in_flight)));
+                (double)kv_stats_total(node, offsetof(struct kv_stats, in_flight)));
 }
 
 static void table_sessions(struct kv_node *node, struct builder *table)
@@ -241,25 +230,6 @@ static void table_models(struct kv_node *node, struct builder *table)
     }
 }
 
-/* All threads' numbers of one operation, in one histogram. */
-static void op_totals(const struct kv_node *node,
-                      unsigned op,
-                      uint64_t *ret_count,
-                      uint64_t *ret_errors,
-                      struct kv_histogram *ret_us)
-{
-    memset(ret_us, 0, sizeof(*ret_us));
-    *ret_count = kv_counted(&node->stats.ops[op].count);
-    *ret_errors = kv_counted(&node->stats.ops[op].errors);
-    kv_histogram_merge(ret_us, &node->stats.ops[op].us);
-    for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_op_stats *stats = &node->data[i].stats.ops[op];
-        *ret_count += kv_counted(&stats->count);
-        *ret_errors += kv_counted(&stats->errors);
-        kv_histogram_merge(ret_us, &stats->us);
-    }
-}
-
 static void table_ops(struct kv_node *node, struct builder *table)
 {
     struct kv_histogram us;
@@ -269,7 +239,7 @@ static void table_ops(struct kv_node *node, struct builder *table)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
             continue;
-        op_totals(node, op, &count, &errors, &us);
+        kv_op_totals(node, op, &count, &errors, &us);
         Kvpb__Row *to = row(table);
         text(table, to, kv_ops[op].name);
         text(table, to, kv_op_is_control(op) ? "control" : "data");
@@ -281,27 +251,14 @@ static void table_ops(struct kv_node *node, struct builder *table)
     }
 }
 
-static const struct {
-    const char *name, *help;
-    size_t offset;
-} counters[] = {
-#define COUNTER_ROW(name, help) {#name, help, offsetof(struct kv_stats, name)},
-    KV_COUNTERS(COUNTER_ROW)
-#undef COUNTER_ROW
-};
-
-enum {
-    N_COUNTERS = sizeof(counters) / sizeof(counters[0])
-};
-
 static void table_stats(struct kv_node *node, struct builder *table)
 {
     columns(table, "name value help");
-    for (size_t i = 0; i < N_COUNTERS; i++) {
+    for (size_t i = 0; i < kv_n_counters; i++) {
         Kvpb__Row *to = row(table);
-        text(table, to, counters[i].name);
-        number(table, to, (double)stats_total(node, counters[i].offset));
-        text(table, to, counters[i].help);
+        text(table, to, kv_counters[i].name);
+        number(table, to, (double)kv_stats_total(node, kv_counters[i].offset));
+        text(table, to, kv_counters[i].help);
     }
 }
 
@@ -396,117 +353,4 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
         kvpb__row__free_unpacked(table.rows[i], NULL);
     free(table.rows);
     free(table.columns[0]);
-}
-
-/* ---- Prometheus -------------------------------------------------------------------------- */
-
-static void metric(FILE *out, const char *name, const char *type, const char *help)
-{
-    fprintf(out, "# HELP topkv_%s %s\n# TYPE topkv_%s %s\n", name, help, name, type);
-}
-
-static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
-{
-    metric(out, name, "gauge", help);
-    fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
-}
-
-static void write_counters(const struct kv_node *node, FILE *out)
-{
-    for (size_t i = 0; i < N_COUNTERS; i++) {
-        char name[64];
-
-        snprintf(name, sizeof(name), "%s_total", counters[i].name);
-        metric(out, name, "counter", counters[i].help);
-        fprintf(out, "topkv_%s %llu\n", name,
-                (unsigned long long)stats_total(node, counters[i].offset));
-    }
-}
-
-/* Of each data thread; the control thread's are 0. */
-static const struct {
-    const char *name, *help;
-    size_t offset;
-} sums[] = {
-    {"memory_lent_bytes", "memory for rows and objects, pages in use",
-     offsetof(struct kv_stats, memory_lent)},
-    {"segments", "segments in memory", offsetof(struct kv_stats, segments)},
-    {"codebooks", "codebooks in memory", offsetof(struct kv_stats, codebooks)},
-    {"summarised_rows", "rows that summaries in memory stand for",
-     offsetof(struct kv_stats, summarised)},
-    {"summaries_bytes", "bytes of those summaries", offsetof(struct kv_stats, summaries_bytes)},
-    {"index_jobs", "chapters that wait for codes", offsetof(struct kv_stats, index_jobs)},
-    {"objects", "objects in memory", offsetof(struct kv_stats, objects)},
-    {"object_bytes", "bytes of objects in memory", offsetof(struct kv_stats, object_bytes)},
-    {"refused_rows", "bad rows in memory, refused until they are put again",
-     offsetof(struct kv_stats, rows_bad)},
-    {"refused_objects", "bad pieces of objects in memory, refused until they are put again",
-     offsetof(struct kv_stats, objects_bad)},
-    {"scrub_pass_bytes", "bytes checked so far in the passes of the scrub under way",
-     offsetof(struct kv_stats, scrub_pass_bytes)},
-    {"requests_in_flight", "data requests under way", offsetof(struct kv_stats, in_flight)},
-};
-
-static uint64_t slowest_pass_us(const struct kv_node *node)
-{
-    uint64_t slowest_us = 0;
-
-    for (uint32_t i = 0; i < node->n_threads; i++) {
-        const uint64_t us = kv_counted(&node->data[i].stats.scrub_last_us);
-
-        slowest_us = us > slowest_us ? us : slowest_us;
-    }
-    return slowest_us;
-}
-
-static void write_gauges(struct kv_node *node, FILE *out)
-{
-    const uint64_t up_us = kv_clock_now(node->config.clock) - node->started_us;
-
-    gauge(out, "memory_bytes", "memory for rows and objects", node->config.memory_bytes);
-    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
-        gauge(out, sums[i].name, sums[i].help, stats_total(node, sums[i].offset));
-    gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
-          slowest_pass_us(node) / 1000000);
-    gauge(out, "sessions", "sessions open", atomic_load(&node->n_sessions_seen));
-    gauge(out, "data_threads", "data threads", node->n_threads);
-    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&node->draining));
-    gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
-}
-
-static void write_ops(const struct kv_node *node, FILE *out)
-{
-    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
-    struct kv_histogram us;
-    uint64_t count, errors;
-
-    metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
-    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (kv_ops[op].name == NULL)
-            continue;
-        op_totals(node, op, &count, &errors, &us);
-        fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
-                (unsigned long long)errors);
-    }
-    metric(out, "op_seconds", "summary",
-           "from a request's arrival to its answer, by operation");
-    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (kv_ops[op].name == NULL)
-            continue;
-        op_totals(node, op, &count, &errors, &us);
-        for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
-            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n", kv_ops[op].name,
-                    quantiles[i], (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
-        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", kv_ops[op].name,
-                (double)kv_counted(&us.sum) / 1e6);
-        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", kv_ops[op].name,
-                (unsigned long long)count);
-    }
-}
-
-void kv_node_metrics(struct kv_node *node, FILE *out)
-{
-    write_counters(node, out);
-    write_gauges(node, out);
-    write_ops(node, out);
 }

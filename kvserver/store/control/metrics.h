@@ -1,0 +1,30 @@
+/* metrics.h - what a node has counted: the numbers of all threads together.  metrics.c writes
+ * them as Prometheus text (kv_node_metrics()), tables.c puts them into tables.
+ *
+ * Threads: any; numbers may be a little old.
+ */
+#ifndef KV_KVSERVER_STORE_CONTROL_METRICS_H
+#define KV_KVSERVER_STORE_CONTROL_METRICS_H
+
+#include "kvserver/store/control/control.h"
+
+struct kv_counter {
+    const char *name, *help;
+    size_t offset; /* in struct kv_stats */
+};
+
+/* (kv_n_counters) KV_COUNTERS, one by one. */
+extern const struct kv_counter kv_counters[];
+extern const size_t kv_n_counters;
+
+/* The number at that offset in the statistics of all threads, added up. */
+uint64_t kv_stats_total(const struct kv_node *node, size_t offset);
+
+/* All threads' numbers of one operation, in one histogram. */
+void kv_op_totals(const struct kv_node *node,
+                  unsigned op,
+                  uint64_t *ret_count,
+                  uint64_t *ret_errors,
+                  struct kv_histogram *ret_us);
+
+#endif
