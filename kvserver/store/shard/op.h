@@ -42,12 +42,14 @@ struct kv_op_row {
 /* (KV_OP_COUNT) by number; rows without a name are no operation. */
 extern const struct kv_op_row kv_ops[KV_OP_COUNT];
 
-/* put.c */
+/* ops/put.c */
 void kv_op_put_begin(struct kv_work *work);
 void kv_op_put_landed(struct kv_work *work);
 void kv_op_put_wake(struct kv_work *work);
 bool kv_op_put_run(struct kv_work *work);
 void kv_op_put_release(struct kv_work *work);
+
+/* ops/read.c */
 void kv_op_read_begin(struct kv_work *work);
 bool kv_op_read_run(struct kv_work *work);
 void kv_op_read_wake(struct kv_work *work);
