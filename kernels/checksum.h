@@ -52,6 +52,13 @@ size_t kv_rows_verify(const void *rows,
                       const uint32_t *tokens,
                       const uint32_t *crcs);
 
+/* For the implementations' constants: a polynomial times x.  Polynomials modulo P = 0x11edc6f41
+ * are kept reflected, as the CRC itself is: bit 31 of a word holds the coefficient of x^0. */
+static inline uint32_t kv_crc32c_times_x(uint32_t a)
+{
+    return a >> 1 ^ (a & 1 ? 0x82f63b78u : 0);
+}
+
 /* One implementation of the family.  An instruction set that lacks a function points at the one
  * below.  Slowest first: the last row that this CPU supports is used. */
 struct kv_checksum_kernels {

@@ -12,6 +12,7 @@
 #define KV_KERNELS_DISPATCH_H
 
 #include "kernels/attend.h"
+#include "kernels/checksum.h"
 #include "kernels/exact_scores.h"
 #include "kernels/gather.h"
 #include "kernels/isa.h"
@@ -25,6 +26,12 @@
 #include "kernels/summary.h"
 
 #if defined(__x86_64__)
+
+/* The functions may be called where the table's own supported() says so: what they need is older
+ * than AVX2, or is no part of it. */
+extern const struct kv_checksum_kernels kv_checksum_sse42;
+extern const struct kv_checksum_kernels kv_checksum_fold;
+extern const struct kv_checksum_kernels kv_checksum_fold512;
 
 /* The functions may be called where tiers_has_avx2(). */
 extern const struct kv_attend_kernels kv_attend_avx2;

@@ -1,6 +1,7 @@
-/* As the "fold" row of checksum.c, four lanes of 128 bits at a time.  The crc32 instruction and
+/* As "fold" of checksum_x86.c, four lanes of 128 bits at a time.  The crc32 instruction and
  * the carry-less multiplier are different units of the core: measured (Zen 4), 24 and 48 GB/s,
  * so that a third of the bytes goes to the first and two thirds to the second. */
+#include "kernels/dispatch.h"
 #include "kernels/x86/checksum_common.h"
 
 #if defined(__x86_64__)
@@ -23,7 +24,8 @@ static struct checksum_join joins[N_PARTS];
 static struct checksum_fold fold_512, fold_2048;
 static uint64_t lanes_by[8]; /* moves three lanes to the last one */
 
-void checksum_avx512_init(void)
+/* Before main(), as checksum.c's tables. */
+__attribute__((constructor)) static void avx512_init(void)
 {
     for (unsigned i = 0; i < N_PARTS; i++)
         joins[i] = checksum_join_of(part_turns[i] * STREAM, part_turns[i] * TURN_BYTES);
@@ -105,7 +107,7 @@ TARGET INLINE uint64_t fold_part(uint64_t state,
                                 shift(first, join->by_2) ^ shift(second, join->by_1));
 }
 
-TARGET uint32_t checksum_avx512_crc32c(uint32_t seed, const void *data, size_t bytes)
+TARGET static uint32_t fold512_crc32c(uint32_t seed, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
     uint64_t state = ~seed;
@@ -163,12 +165,12 @@ TARGET INLINE void fold_nine_rows(const uint8_t *const *rows,
             ~(uint32_t)state_bytes(states[row], streams[row] + lanes_bytes, rest);
 }
 
-TARGET void checksum_avx512_list(const void *const *rows,
-                                 size_t n_rows,
-                                 bool is_run,
-                                 size_t row_bytes,
-                                 const uint32_t *seeds,
-                                 uint32_t *ret_crcs)
+TARGET static void fold512_list_crc(const void *const *rows,
+                                    size_t n_rows,
+                                    bool is_run,
+                                    size_t row_bytes,
+                                    const uint32_t *seeds,
+                                    uint32_t *ret_crcs)
 {
     const uint8_t *const *at = (const uint8_t *const *)rows;
     const size_t rest = row_bytes & 63;
@@ -183,5 +185,17 @@ TARGET void checksum_avx512_list(const void *const *rows,
     checksum_sse42_list(rows + row, n_rows - row, is_run, row_bytes, seeds + row,
                         ret_crcs + row);
 }
+
+static int has_fold512(void)
+{
+    return checksum_has_fold() && kv_isa() >= KV_ISA_AVX512;
+}
+
+const struct kv_checksum_kernels kv_checksum_fold512 = {
+    .name = "fold512",
+    .supported = has_fold512,
+    .crc32c = fold512_crc32c,
+    .list_crc = fold512_list_crc,
+};
 
 #endif

@@ -1,7 +1,7 @@
-/* checksum_common.h - private to kernels/: what checksum.c and checksum_avx512.c have in
- * common.
+/* checksum_common.h - private to kernels/: what checksum_x86.c and checksum_avx512.c have
+ * in common.
  *
- * Threads: pure functions; the init runs once, before main().  Memory: the caller's.
+ * Threads: pure functions once main() runs: constants are made before it.  Memory: the caller's.
  */
 #ifndef KV_KERNELS_X86_CHECKSUM_COMMON_H
 #define KV_KERNELS_X86_CHECKSUM_COMMON_H
@@ -117,6 +117,9 @@ INLINE void ask_ahead(struct checksum_ahead *ahead, unsigned n)
     }
 }
 
+/* Whether there is the crc32 instruction, AVX2 and VPCLMULQDQ. */
+int checksum_has_fold(void);
+
 /* By the crc32 instruction alone. */
 uint64_t checksum_sse42_state(uint64_t state, const uint8_t *at, size_t bytes);
 void checksum_sse42_list(const void *const *rows,
@@ -125,16 +128,6 @@ void checksum_sse42_list(const void *const *rows,
                          size_t row_bytes,
                          const uint32_t *seeds,
                          uint32_t *ret_crcs);
-
-/* checksum_avx512.c: may be called where there is AVX-512 and VPCLMULQDQ; init anywhere. */
-void checksum_avx512_init(void);
-uint32_t checksum_avx512_crc32c(uint32_t seed, const void *data, size_t bytes);
-void checksum_avx512_list(const void *const *rows,
-                          size_t n_rows,
-                          bool is_run,
-                          size_t row_bytes,
-                          const uint32_t *seeds,
-                          uint32_t *ret_crcs);
 
 #endif
 
