@@ -43,7 +43,7 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
                     .begin = kv_op_read_begin,
                     .run = kv_op_read_run,
                     .wake = kv_op_read_wake},
-    /* Looked at before any work is made for it (shard.c): it frees work, and takes none. */
+    /* Looked at before any work is made for it (dispatch.c): it frees work, and takes none. */
     [KV_OP_CANCEL] = {.name = "cancel", .summary = "drops a request that still waits"},
     [KV_OP_OBJECT_PUT] = {.name = "object_put",
                           .summary = "stores immutable bytes under a name",

@@ -1,126 +1,13 @@
 /* What the control thread asks of a data thread, done in slices. */
-#include "kvserver/store/shard/shard.h"
-
-#include "kvserver/cluster/placement.h"
+#include "kvserver/store/shard/shard_private.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
     UNITS_PER_SLICE = 16,
     SEGMENTS_PER_SLICE = 4096,
 };
-
-static_assert(KV_UNITS_MAX * sizeof(struct kv_unit) <= KV_ARENA_PAGE,
-              "any session's units fit a page of the arena");
-
-static void part_free(struct kv_data *data, struct kv_part *part)
-{
-    if (part->units != NULL)
-        kv_arena_free(data->arena, part->units_class, part->units);
-    if (part->unit_of != NULL)
-        kv_arena_free(data->arena, part->unit_of_class, part->unit_of);
-    part->units = NULL;
-    part->unit_of = NULL;
-    part->writers = NULL;
-    part->n_units = 0;
-}
-
-static void part_clear(struct kv_data *data, struct kv_part *part)
-{
-    for (uint32_t i = 0; i < part->n_units; i++)
-        kv_unit_clear(&part->units[i], &data->heap);
-    part_free(data, part);
-}
-
-/* Makes the units that the part lists; on failure n_units says how many were. */
-static kv_status_t
-units_init(struct kv_data *data, struct kv_part *part, const kv_schema_t *schema)
-{
-    for (uint32_t layer = 0; layer < schema->n_layers; layer++) {
-        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++) {
-            uint16_t at = part->unit_of[kv_schema_unit(schema, layer, head)];
-            if (at == UINT16_MAX)
-                continue;
-            kv_status_t status = kv_unit_init(&part->units[at], &data->heap, layer, head,
-                                              schema->layers[layer].row_bytes);
-            part->units[at].writers = &part->writers;
-            if (status != KV_OK)
-                return status;
-            part->n_units = at + 1u; /* units come in this order */
-        }
-    }
-    return KV_OK;
-}
-
-/* Lists the units that placement gives this thread.  The part is not visible yet. */
-static kv_status_t
-part_init(struct kv_data *data, struct kv_part *part, const struct kv_command *command)
-{
-    const kv_schema_t *schema = command->schema;
-    struct kv_placement *placement = malloc(sizeof(*placement));
-    kv_status_t status = KV_NO_MEMORY;
-    uint32_t n_units = 0;
-
-    assert(!part->used && part->units == NULL && part->n_units == 0);
-    if (placement == NULL)
-        return KV_NO_MEMORY;
-    kv_placement_init(placement, command->n_nodes);
-
-    part->unit_of_class =
-        kv_arena_class_rounded(data->arena, schema->n_units * sizeof(*part->unit_of));
-    if (part->unit_of_class < 0)
-        goto err_free;
-    part->unit_of = kv_arena_alloc(data->arena, part->unit_of_class);
-    if (part->unit_of == NULL)
-        goto err_free;
-    for (uint32_t i = 0; i < schema->n_units; i++) {
-        uint32_t slot = kv_placement_unit_slot(command->root, i);
-        bool here =
-            placement->node_of[slot] == command->node_index &&
-            kv_placement_unit_thread(slot, command->n_nodes, data->n_threads) == data->index;
-        part->unit_of[i] = here ? (uint16_t)n_units++ : UINT16_MAX;
-    }
-    if (n_units > 0) {
-        part->units_class = kv_arena_class_rounded(data->arena, n_units * sizeof(*part->units));
-        if (part->units_class < 0)
-            goto err_free;
-        part->units = kv_arena_alloc(data->arena, part->units_class);
-        if (part->units == NULL)
-            goto err_free;
-    }
-    status = units_init(data, part, schema);
-    if (status != KV_OK) {
-        part_clear(data, part);
-        goto err_free;
-    }
-    part->schema = schema;
-    part->root = command->root;
-    part->epoch = command->epoch;
-    part->tokens_max = command->tokens_max;
-    part->token = command->token;
-    part->tenant = command->tenant;
-    part->generation = command->generation;
-    part->writers = command->writers;
-    part->serial++; /* some of the session before may not have heard yet that it ended */
-    free(placement);
-    return KV_OK;
-
-err_free:
-    part_free(data, part);
-    free(placement);
-    return status;
-}
-
-/* The session changed: what was under way belongs to the generation before. */
-static void part_advance(struct kv_data *data, struct kv_part *part, uint32_t generation)
-{
-    part->generation = generation;
-    for (uint32_t i = 0; i < part->n_units; i++)
-        kv_unit_truncate(&part->units[i], &data->heap, part->units[i].committed);
-    kv_part_wake(data, part, UINT32_MAX);
-}
 
 /* Each returns true when the command is done, with command->status set. */
 
@@ -169,7 +56,7 @@ static bool session_open(struct kv_data *data, struct kv_command *command)
 {
     struct kv_part *part = &data->parts[command->index];
 
-    command->status = part_init(data, part, command);
+    command->status = kv_part_init(data, part, command);
     if (command->status == KV_OK)
         part->used = true;
     return true;
@@ -188,7 +75,7 @@ static bool session_fork(struct kv_data *data, struct kv_command *command)
                 return true;
             }
         }
-        command->status = part_init(data, child, command);
+        command->status = kv_part_init(data, child, command);
         if (command->status != KV_OK)
             return true;
     }
@@ -198,7 +85,7 @@ static bool session_fork(struct kv_data *data, struct kv_command *command)
             kv_unit_fork(&part->units[command->cursor], &child->units[command->cursor],
                          &data->heap, command->tokens);
         if (command->status != KV_OK) {
-            part_clear(data, child);
+            kv_part_clear(data, child);
             return true;
         }
         n_segments += child->units[command->cursor].n_segments + 1;
@@ -211,7 +98,7 @@ static bool session_fork(struct kv_data *data, struct kv_command *command)
 
 static bool session_generation(struct kv_data *data, struct kv_command *command)
 {
-    part_advance(data, &data->parts[command->index], command->generation);
+    kv_part_advance(data, &data->parts[command->index], command->generation);
     return true;
 }
 
@@ -224,7 +111,7 @@ static bool session_truncate(struct kv_data *data, struct kv_command *command)
      * nobody may use them as they will be. */
     if (command->cursor == 0) {
         part->changing = true;
-        part_advance(data, part, command->generation);
+        kv_part_advance(data, part, command->generation);
     }
     for (; command->cursor < part->n_units && command->cursor < end; command->cursor++)
         kv_unit_truncate(&part->units[command->cursor], &data->heap, command->tokens);
@@ -250,7 +137,7 @@ static bool session_close(struct kv_data *data, struct kv_command *command)
         kv_unit_clear(&part->units[command->cursor], &data->heap);
     if (command->cursor < part->n_units)
         return false;
-    part_free(data, part);
+    kv_part_free(data, part);
     return true;
 }
 

@@ -1,0 +1,57 @@
+/* command.h - what the control thread asks of a data thread, and the data thread tells it. */
+#ifndef KV_KVSERVER_STORE_SHARD_COMMAND_H
+#define KV_KVSERVER_STORE_SHARD_COMMAND_H
+
+#include "kvserver/base/writers.h"
+#include "kvserver/net/transport.h"
+#include "kvserver/store/shard/ended.h"
+#include "proto/kv_types.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What the control thread asks of a data thread; answered with the same struct.  Its memory is
+ * the control call's, or the peer's that it is about. */
+enum kv_command_kind {
+    KV_COMMAND_PEER_OPEN,
+    KV_COMMAND_PEER_CLOSE,
+    KV_COMMAND_SESSION_OPEN,
+    KV_COMMAND_SESSION_FORK,
+    KV_COMMAND_SESSION_GENERATION,
+    KV_COMMAND_SESSION_TRUNCATE,
+    KV_COMMAND_SESSION_CLOSE,
+    KV_COMMAND_SESSION_LENGTH,
+    KV_COMMAND_PEER_STUCK, /* data -> control: a client lost its channel */
+};
+
+struct kv_command {
+    enum kv_command_kind kind;
+    uint32_t thread;
+    kv_status_t status; /* answer */
+    void *owner;        /* the control thread's */
+
+    uint32_t index, child_index; /* of sessions, or of a client */
+    struct kv_id128 token;
+    uint32_t tenant;
+    uint32_t generation;
+    uint32_t tokens;
+
+    uint64_t root; /* session_open */
+    uint32_t epoch, n_nodes, node_index, tokens_max;
+    const kv_schema_t *schema;
+    const struct kv_writers *writers; /* session_open, _fork: the new one's; _truncate: what is
+                                         left */
+
+    struct kv_ended ended; /* session_close: what later requests are told */
+
+    enum kv_channel_mode mode; /* peer_open */
+    uint32_t credits;
+    uint32_t address_bytes;
+    const uint8_t *address;
+
+    uint32_t cursor; /* data thread's: units done */
+    uint64_t bytes;  /* session_length answer */
+    bool has_units;
+};
+
+#endif

@@ -1,0 +1,142 @@
+/* What a step of a data thread does next: messages, slices of requests, work in the background,
+ * and works that waited. */
+#include "kvserver/store/shard/shard_private.h"
+
+#include "kvserver/store/index/builder.h"
+#include "kvserver/store/ops/scrub.h"
+#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/shard/op.h"
+
+enum {
+    MESSAGES_PER_STEP = 64,
+    MESSAGES_US = 50,    /* while a query is at work, unless one message alone takes longer */
+    LOOKS_PER_STEP = 16, /* of works that waited: each may copy what came with it */
+    QUERY_SLICES = 4,    /* of queries, before messages are looked at again */
+};
+
+void kv_work_link(struct kv_work **list, struct kv_work *work)
+{
+    work->link = list;
+    work->next = *list;
+    if (work->next != NULL)
+        work->next->link = &work->next;
+    *list = work;
+}
+
+void kv_work_unlink(struct kv_work *work)
+{
+    if (work->link == NULL)
+        return;
+    if (work->queue != NULL && work->queue->end == &work->next)
+        work->queue->end = work->link;
+    work->queue = NULL;
+    *work->link = work->next;
+    if (work->next != NULL)
+        work->next->link = work->link;
+    work->link = NULL;
+    work->next = NULL;
+}
+
+static void append_work(struct kv_work_queue *queue, struct kv_work *work)
+{
+    kv_work_unlink(work);
+    work->state = KV_WORK_QUEUED;
+    work->queue = queue;
+    work->next = NULL;
+    work->link = queue->end;
+    *queue->end = work;
+    queue->end = &work->next;
+}
+
+void kv_work_queue(struct kv_work *work)
+{
+    append_work(&work->data->queues[work->row->class], work);
+}
+
+void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
+{
+    append_work(queue, work);
+}
+
+static void take_woken(struct kv_data *data)
+{
+    struct kv_part *part = data->woken;
+
+    data->woken = part->woken_next;
+    if (data->woken == NULL)
+        data->woken_end = &data->woken;
+    part->is_woken = false;
+    for (struct kv_work *work = part->waiters, *next; work != NULL; work = next) {
+        next = work->next;
+        if (work->needs > part->woken_to)
+            continue;
+        append_work(&data->looking, work);
+        work->state = KV_WORK_WAITING; /* it may be late, or cancelled */
+    }
+}
+
+bool kv_data_look_again(struct kv_data *data)
+{
+    const bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
+
+    if (data->looking.first == NULL) {
+        if (data->woken == NULL)
+            return false;
+        take_woken(data);
+    }
+    for (int i = 0; i < LOOKS_PER_STEP && data->looking.first != NULL; i++) {
+        struct kv_work *work = data->looking.first;
+
+        kv_work_unlink(work);
+        work->state = KV_WORK_BEGUN;
+        work->row->wake(work);
+        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+            break;
+    }
+    return true;
+}
+
+bool kv_data_run_slice(struct kv_data *data)
+{
+    for (int class = 0; class < KV_CLASS_COUNT; class ++) {
+        struct kv_work *work = data->queues[class].first;
+        if (work != NULL) {
+            kv_work_unlink(work);
+            work->state = KV_WORK_BEGUN;
+            if (work->row->run(work) && work->state == KV_WORK_BEGUN)
+                kv_work_queue(work);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool kv_data_run_background(struct kv_data *data)
+{
+    data->turns = 0;
+    data->scrub_is_next = !data->scrub_is_next;
+    if (data->scrub_is_next && kv_scrub_step(data->scrub))
+        return true;
+    if (!kv_indexer_step(data->indexer))
+        return kv_recall_step(data->querier->recall);
+    if (kv_indexer_take_ended(data->indexer))
+        for (uint32_t i = 0; i < data->n_parts; i++)
+            kv_part_wake(data, &data->parts[i], UINT32_MAX);
+    return true;
+}
+
+bool kv_data_take_messages(struct kv_data *data)
+{
+    bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
+    bool busy = false;
+
+    if (querying && ++data->query_slices < QUERY_SLICES)
+        return false;
+    data->query_slices = 0;
+    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(data->port) > 0; i++) {
+        busy = true;
+        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+            break;
+    }
+    return busy;
+}
