@@ -1,7 +1,5 @@
 #include "kvserver/store/rows/unit.h"
 
-#include "kernels/checksum.h"
-
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -10,143 +8,6 @@ enum {
     ARRAY_BYTES_MIN = 512,
     NO_CLASS = UINT8_MAX, /* of a unit that was cleared */
 };
-
-bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
-{
-    heap->arena = arena;
-    heap->free_records = NULL;
-    heap->n_segments = 0;
-    heap->health = (struct kv_health){0};
-    heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
-    heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
-    return heap->crc_class >= 0 && heap->record_class >= 0 &&
-           kv_codebooks_init(&heap->codebooks, arena, &heap->health);
-}
-
-void kv_heap_fini(struct kv_heap *heap)
-{
-    kv_codebooks_fini(&heap->codebooks);
-}
-
-static struct kv_segment *record_get(struct kv_heap *heap)
-{
-    if (heap->free_records == NULL) {
-        /* Records are small and many; what was carved for them once stays theirs. */
-        struct kv_segment *records = kv_arena_alloc(heap->arena, heap->record_class);
-        if (records == NULL)
-            return NULL;
-        for (size_t i = (16 << 10) / sizeof(*records); i-- > 0;) {
-            records[i].rows = (uint8_t *)heap->free_records;
-            heap->free_records = &records[i];
-        }
-    }
-    struct kv_segment *record = heap->free_records;
-    heap->free_records = (struct kv_segment *)(void *)record->rows;
-    return record;
-}
-
-static void record_put(struct kv_heap *heap, struct kv_segment *record)
-{
-    record->rows = (uint8_t *)heap->free_records;
-    heap->free_records = record;
-}
-
-/* Nobody refers to the rows from `filled` on any more: they are not bad, not lost. */
-static void forget_rows(struct kv_heap *heap, struct kv_segment *segment, uint32_t filled)
-{
-    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
-        const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
-        const uint64_t kept = n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
-
-        heap->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
-        segment->bad[i] &= kept;
-    }
-    if (segment->n_checked > filled)
-        segment->n_checked = (uint8_t)filled;
-    if (segment->n_coded > filled) {
-        segment->n_coded = (uint8_t)filled;
-        segment->in_chapter = false;
-    }
-    if (segment->n_lost > filled) {
-        segment->n_lost = (uint8_t)filled;
-        segment->lost_chapter = false;
-    }
-}
-
-void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-
-    kv_arena_free(heap->arena, book->tile_class, segment->codes);
-    kv_codebook_unref(&heap->codebooks, segment->codebook);
-    segment->codes = NULL;
-    segment->n_coded = segment->n_lost = 0;
-    segment->in_chapter = segment->lost_chapter = false;
-}
-
-static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
-{
-    assert(segment->refs == 0 && segment->pins == 0);
-    forget_rows(heap, segment, 0);
-    kv_arena_free(heap->arena, segment->row_class, segment->rows);
-    kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
-    if (segment->codes != NULL)
-        kv_segment_drop_codes(heap, segment);
-    record_put(heap, segment);
-    heap->n_segments--;
-}
-
-static void segment_unref(struct kv_heap *heap, struct kv_segment *segment)
-{
-    assert(segment->refs > 0);
-    if (--segment->refs == 0 && segment->pins == 0)
-        segment_free(heap, segment);
-}
-
-void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment)
-{
-    assert(segment->pins > 0);
-    if (--segment->pins == 0 && segment->refs == 0)
-        segment_free(heap, segment);
-}
-
-/* `count` segments at `at` of the unit's array, side by side where the arena can. */
-static kv_status_t
-segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count)
-{
-    const size_t stride = kv_arena_class_bytes(heap->arena, unit->row_class);
-    uint32_t n_done = 0;
-
-    while (n_done < count) {
-        uint32_t run;
-        uint8_t *rows = kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
-        if (rows == NULL)
-            goto err_drop;
-        for (uint32_t i = 0; i < run; i++, rows += stride) {
-            struct kv_segment *segment = record_get(heap);
-            uint32_t *crcs = kv_arena_alloc(heap->arena, heap->crc_class);
-
-            if (segment == NULL || crcs == NULL) {
-                if (segment != NULL)
-                    record_put(heap, segment);
-                kv_arena_free(heap->arena, heap->crc_class, crcs);
-                for (; i < run; i++, rows += stride)
-                    kv_arena_free(heap->arena, unit->row_class, rows);
-                goto err_drop;
-            }
-            *segment = (struct kv_segment){
-                .rows = rows, .crcs = crcs, .refs = 1, .row_class = unit->row_class};
-            heap->n_segments++;
-            unit->segments[at + n_done++] = segment;
-        }
-    }
-    return KV_OK;
-
-err_drop:
-    while (n_done-- > 0)
-        segment_unref(heap, unit->segments[at + n_done]);
-    return KV_NO_MEMORY;
-}
 
 static kv_status_t array_grow(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
 {
@@ -199,7 +60,7 @@ static uint32_t segments_for(uint32_t tokens)
 static void segments_cut(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
 {
     while (unit->n_segments > n_segments)
-        segment_unref(heap, unit->segments[--unit->n_segments]);
+        kv_segment_unref(heap, unit->segments[--unit->n_segments]);
 }
 
 void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
@@ -226,12 +87,12 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
     struct kv_segment *old = unit->segments[at];
     if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        forget_rows(heap, old, filled); /* the others are about to be overwritten */
+        kv_segment_forget_rows(heap, old, filled); /* the others are about to be overwritten */
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
         return KV_BUSY;
-    kv_status_t status = segments_add(unit, heap, at, 1);
+    kv_status_t status = kv_segments_add(unit, heap, at, 1);
     if (status != KV_OK) {
         unit->segments[at] = old;
         return status;
@@ -245,7 +106,7 @@ static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
             copy->bad[row / 64] |= (uint64_t)1 << row % 64;
             heap->health.rows_bad++;
         }
-    segment_unref(heap, old);
+    kv_segment_unref(heap, old);
     return KV_OK;
 }
 
@@ -258,7 +119,7 @@ kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t
     if (status == KV_OK)
         status = tail_own(unit, heap);
     if (status == KV_OK && n_segments > unit->n_segments)
-        status = segments_add(unit, heap, unit->n_segments, n_segments - unit->n_segments);
+        status = kv_segments_add(unit, heap, unit->n_segments, n_segments - unit->n_segments);
     if (status != KV_OK)
         return status;
     unit->n_segments = n_segments;
@@ -418,99 +279,4 @@ void kv_unit_mend(
     segment->bad[at / 64] &= ~((uint64_t)1 << at % 64);
     heap->health.rows_bad--;
     heap->health.mended[KV_KIND_ROWS]++;
-}
-
-/* ---- codes ------------------------------------------------------------------------------- */
-
-static uint32_t tile_crc(const struct kv_heap *heap, const struct kv_segment *segment)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-
-    return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
-}
-
-bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment)
-{
-    return tile_crc(heap, segment) == segment->codes_crc;
-}
-
-void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
-{
-    heap->health.found[KV_KIND_CODES]++;
-    segment->n_lost = segment->n_coded;
-    segment->lost_chapter = segment->in_chapter;
-    segment->n_coded = 0;
-    segment->in_chapter = false;
-}
-
-/* Codes of rows [n_coded, n_rows). */
-static void encode(struct kv_heap *heap,
-                   struct kv_segment *segment,
-                   enum kv_key_type type,
-                   uint32_t row_bytes,
-                   uint32_t n_rows)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
-    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
-    float keys[KV_CODEBOOK_KEYS];
-    uint8_t codes[KV_TILE_BYTES_MAX];
-
-    while (segment->n_coded < n_rows) {
-        uint32_t begin = segment->n_coded;
-        uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
-
-        kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
-                     book->shape.d, keys);
-        kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
-        kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
-        segment->n_coded = (uint8_t)(begin + n);
-    }
-    segment->codes_crc = tile_crc(heap, segment);
-}
-
-void kv_segment_recode(struct kv_heap *heap,
-                       struct kv_segment *segment,
-                       enum kv_key_type type,
-                       uint32_t row_bytes)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-
-    assert(segment->n_coded == 0 && segment->n_lost > 0);
-    memset(segment->codes, 0, kv_tile_bytes(&book->shape));
-    encode(heap, segment, type, row_bytes, segment->n_lost);
-    segment->in_chapter = segment->lost_chapter;
-    segment->n_lost = 0;
-    segment->lost_chapter = false;
-    heap->health.mended[KV_KIND_CODES]++;
-}
-
-kv_status_t kv_segment_encode(struct kv_heap *heap,
-                              struct kv_segment *segment,
-                              uint32_t codebook,
-                              enum kv_key_type type,
-                              uint32_t row_bytes,
-                              uint32_t n_rows)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
-
-    assert(n_rows <= segment->n_written);
-    if (segment->codes == NULL) {
-        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
-        if (segment->codes == NULL)
-            return KV_NO_MEMORY;
-        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
-        segment->codebook = codebook;
-        segment->n_coded = 0;
-        kv_codebook_ref(&heap->codebooks, codebook);
-    } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
-               !kv_segment_codes_are_good(heap, segment)) {
-        /* A new checksum would make them good. */
-        kv_segment_lose_codes(heap, segment);
-    }
-    assert(segment->codebook == codebook);
-    if (segment->n_lost > 0)
-        return KV_CORRUPT;
-    encode(heap, segment, type, row_bytes, n_rows);
-    return KV_OK;
 }

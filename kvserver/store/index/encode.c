@@ -1,0 +1,99 @@
+/* Codes of a segment's keys: made, compared with their checksum, lost and made again. */
+#include "kernels/checksum.h"
+#include "kvserver/store/rows/segment.h"
+
+#include <assert.h>
+#include <string.h>
+
+static uint32_t tile_crc(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
+}
+
+bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment)
+{
+    return tile_crc(heap, segment) == segment->codes_crc;
+}
+
+void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
+{
+    heap->health.found[KV_KIND_CODES]++;
+    segment->n_lost = segment->n_coded;
+    segment->lost_chapter = segment->in_chapter;
+    segment->n_coded = 0;
+    segment->in_chapter = false;
+}
+
+/* Codes of rows [n_coded, n_rows). */
+static void encode(struct kv_heap *heap,
+                   struct kv_segment *segment,
+                   enum kv_key_type type,
+                   uint32_t row_bytes,
+                   uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
+    float keys[KV_CODEBOOK_KEYS];
+    uint8_t codes[KV_TILE_BYTES_MAX];
+
+    while (segment->n_coded < n_rows) {
+        uint32_t begin = segment->n_coded;
+        uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
+
+        kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
+                     book->shape.d, keys);
+        kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
+        kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
+        segment->n_coded = (uint8_t)(begin + n);
+    }
+    segment->codes_crc = tile_crc(heap, segment);
+}
+
+void kv_segment_recode(struct kv_heap *heap,
+                       struct kv_segment *segment,
+                       enum kv_key_type type,
+                       uint32_t row_bytes)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+
+    assert(segment->n_coded == 0 && segment->n_lost > 0);
+    memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+    encode(heap, segment, type, row_bytes, segment->n_lost);
+    segment->in_chapter = segment->lost_chapter;
+    segment->n_lost = 0;
+    segment->lost_chapter = false;
+    heap->health.mended[KV_KIND_CODES]++;
+}
+
+kv_status_t kv_segment_encode(struct kv_heap *heap,
+                              struct kv_segment *segment,
+                              uint32_t codebook,
+                              enum kv_key_type type,
+                              uint32_t row_bytes,
+                              uint32_t n_rows)
+{
+    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+
+    assert(n_rows <= segment->n_written);
+    if (segment->codes == NULL) {
+        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
+        if (segment->codes == NULL)
+            return KV_NO_MEMORY;
+        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+        segment->codebook = codebook;
+        segment->n_coded = 0;
+        kv_codebook_ref(&heap->codebooks, codebook);
+    } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
+               !kv_segment_codes_are_good(heap, segment)) {
+        /* A new checksum would make them good. */
+        kv_segment_lose_codes(heap, segment);
+    }
+    assert(segment->codebook == codebook);
+    if (segment->n_lost > 0)
+        return KV_CORRUPT;
+    encode(heap, segment, type, row_bytes, n_rows);
+    return KV_OK;
+}
