@@ -227,8 +227,8 @@ check(struct trio *trio, const struct swap *swap, unsigned i, bool is_swapped, b
             continue;
         status = get(trio, swap, i, token, 1, (enum way)(j % n_ways));
         if (status != wanted)
-            complain(trio, "token %u: %s, not %s", token, kv_status_name(status),
-                     kv_status_name(wanted));
+            complain(trio, "token %u: %s, not %s: %s", token, kv_status_name(status),
+                     kv_status_name(wanted), kv_client_detail(trio->swaps->client));
         if (status == KV_OK && truth_row_content(kv_buffer_data(trio->buffer), layer->row_bytes,
                                                  place->layer, place->head, token) != own)
             complain(trio, "token %u: another session's row was served", token);

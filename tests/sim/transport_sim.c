@@ -40,6 +40,7 @@ struct message {
     bool is_large;
     bool withdrawn; /* the sender's memory is not ours any more */
     bool corrupts;
+    bool is_lost;        /* its sender will hear of it */
     bool breaks;         /* its data ceases to come in the middle */
     uint64_t done_bytes; /* of large data, copied */
     const uint8_t *data; /* the sender's, or our copy */
@@ -650,8 +651,9 @@ static void send_twin(struct sim_net *net, const struct message *message, uint64
 /* What is lost stays with its sender until that gives it up. */
 static kv_status_t send_large(struct sim_net *net, struct message *message)
 {
-    bool is_lost = happens(net, net->faults.large_lost);
+    const bool is_lost = happens(net, net->faults.large_lost);
 
+    message->is_lost = is_lost;
     if (happens(net, net->faults.large_doubled))
         send_twin(net, message, large_time(net));
     sending_begin(message->channel->port, message);
@@ -1077,6 +1079,11 @@ void sim_net_cut(struct sim_net *net, unsigned from, unsigned to, uint64_t until
 void sim_net_heal(struct sim_net *net)
 {
     memset(net->cuts, 0, sizeof(net->cuts));
+    for (struct net_port *port = net->ports; port != NULL; port = port->next)
+        for (struct message *message = port->sending; message != NULL;
+             message = message->next_sending)
+            if (message->is_lost)
+                on_lost(message);
 }
 
 uint64_t sim_net_hash(const struct sim_net *net)

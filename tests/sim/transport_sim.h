@@ -57,6 +57,9 @@ void sim_transport_kill(struct kv_transport *transport);
  * data, which moves only while both hear each other, waits. */
 void sim_net_cut(
     struct sim_net *net, unsigned from, unsigned to, uint64_t until_us, bool loses);
+
+/* Ends all cuts, and tells the senders of large messages that were lost: none hears of a loss
+ * any more. */
 void sim_net_heal(struct sim_net *net);
 
 /* Does what is due by the clock.  Returns when the next event is due; UINT64_MAX: there is
