@@ -53,6 +53,7 @@ enum {
     CLOCK_JUMP_US = 3000000,
     CLOCK_JUMP_EVERY_US = 10000000, /* so that no lease that is renewed ends by jumps */
     DRAIN_US = 10000000,            /* a node that drains stops by then, as kvserver does */
+    DRAIN_HEARD_US = 1000000,       /* answers of one that stopped are on their way */
 };
 
 enum task_kind {
@@ -181,7 +182,8 @@ struct world {
     struct sim_net *net;
     struct node nodes[WORLD_NODES_MAX];
     unsigned n_nodes;
-    uint64_t n_drains; /* begun so far */
+    uint64_t n_drains;       /* begun so far */
+    uint64_t drain_heard_us; /* until then, nodes are heard that drained and stopped */
     struct client clients[N_CLIENTS];
     struct kv_model_info models[N_MODELS];
     struct truth *truths;
@@ -325,6 +327,8 @@ static void node_begin(struct world *world, unsigned place)
         abort();
     }
     snprintf(node->address, sizeof(node->address), "%s", kv_node_address(node->node));
+    if (node->drained_us != 0)
+        world->drain_heard_us = world->clock.virtual_us + DRAIN_HEARD_US;
     node->drained_us = 0;
     say(world, "node %u begins", place);
 }
@@ -397,6 +401,15 @@ static bool is_draining(const struct world *world)
         if (world->nodes[i].node != NULL && world->nodes[i].drained_us != 0)
             return true;
     return false;
+}
+
+/* Whether a node drains, or did until it stopped: its answers may still be on their way. */
+static bool may_hear_of_drain(const struct world *world)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        if (world->nodes[i].drained_us != 0)
+            return true;
+    return world->clock.virtual_us < world->drain_heard_us;
 }
 
 /* ---- clients ----------------------------------------------------------------------------- */
@@ -657,7 +670,7 @@ static struct task *task_new(struct world *world, struct client *client, enum ta
         task->since = world->at;
         for (unsigned node = 0; node < world->n_nodes; node++)
             task->n_deaths[node] = world->nodes[node].n_deaths;
-        task->n_drains = world->n_drains - is_draining(world);
+        task->n_drains = world->n_drains - may_hear_of_drain(world);
         task->deadline_ms = one_in(world, 20) ? 1 + (uint32_t)below(world, 30)
                                               : 3000 + (uint32_t)below(world, 4000);
         if (one_in(world, 25))
