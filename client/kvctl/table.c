@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    WIDE = 120, /* columns; more are not read as lines on a terminal */
+};
+
 kv_status_t kvctl_table(struct kv_client *client,
                         const char *name,
                         struct kv_op **ret_op,
@@ -106,39 +110,82 @@ static void print_cell(const char *text, size_t width, bool is_right, bool is_la
     fputs(is_last ? "\n" : "  ", stdout);
 }
 
+/* A table as it is shown: a line of names, then its rows; or, on its side, a line for each column,
+ * which begins with its name. */
+struct view {
+    const struct kv_table *table;
+    bool is_turned;
+    uint32_t n_lines, n_fields;
+    size_t *widths; /* (n_fields) */
+    size_t width;
+};
+
+static void format_field(
+    const struct view *view, uint32_t line, uint32_t field, char *text, size_t text_bytes)
+{
+    const uint32_t row = view->is_turned ? field : line;
+    const uint32_t column = view->is_turned ? line : field;
+
+    if (row == 0)
+        snprintf(text, text_bytes, "%s", view->table->columns[column]);
+    else
+        format_cell(view->table, row - 1, column, text, text_bytes);
+}
+
+static bool is_right(const struct view *view, uint32_t field)
+{
+    const struct kv_table *table = view->table;
+
+    if (view->is_turned)
+        return field > 0;
+    for (uint32_t r = 0; r < table->n_rows; r++)
+        if (cell_at(table, r, field)->text != NULL)
+            return false;
+    return table->n_rows > 0;
+}
+
+static struct view view_of(const struct kv_table *table, bool is_turned, size_t *widths)
+{
+    struct view view = {.table = table, .is_turned = is_turned, .widths = widths};
+    char text[KVCTL_DETAIL_BYTES];
+
+    view.n_lines = is_turned ? table->n_columns : table->n_rows + 1;
+    view.n_fields = is_turned ? table->n_rows + 1 : table->n_columns;
+    for (uint32_t field = 0; field < view.n_fields; field++) {
+        widths[field] = 0;
+        for (uint32_t line = 0; line < view.n_lines; line++) {
+            format_field(&view, line, field, text, sizeof(text));
+            if (columns_of(text) > widths[field])
+                widths[field] = columns_of(text);
+        }
+        view.width += widths[field] + (field > 0 ? 2 : 0);
+    }
+    return view;
+}
+
+/* A wide table lies on its side, if that is narrower. */
 static kv_status_t print_text(const struct kv_table *table)
 {
-    size_t *widths = calloc(table->n_columns, sizeof(*widths));
-    bool *are_numbers = calloc(table->n_columns, sizeof(*are_numbers));
+    size_t *widths = calloc((size_t)table->n_columns + table->n_rows + 1, sizeof(*widths));
     char text[KVCTL_DETAIL_BYTES];
-    kv_status_t status = KV_NO_MEMORY;
+    struct view view, turned;
 
-    if (widths == NULL || are_numbers == NULL)
-        goto out;
-    for (uint32_t c = 0; c < table->n_columns; c++) {
-        widths[c] = columns_of(table->columns[c]);
-        are_numbers[c] = table->n_rows > 0;
-        for (uint32_t r = 0; r < table->n_rows; r++) {
-            format_cell(table, r, c, text, sizeof(text));
-            if (columns_of(text) > widths[c])
-                widths[c] = columns_of(text);
-            if (cell_at(table, r, c)->text != NULL)
-                are_numbers[c] = false;
-        }
+    if (widths == NULL)
+        return KV_NO_MEMORY;
+    view = view_of(table, false, widths);
+    if (view.width > WIDE) {
+        turned = view_of(table, true, widths + table->n_columns);
+        if (turned.width < view.width)
+            view = turned;
     }
-    for (uint32_t c = 0; c < table->n_columns; c++)
-        print_cell(table->columns[c], widths[c], are_numbers[c], c + 1 == table->n_columns);
-    for (uint32_t r = 0; r < table->n_rows; r++)
-        for (uint32_t c = 0; c < table->n_columns; c++) {
-            format_cell(table, r, c, text, sizeof(text));
-            print_cell(text, widths[c], are_numbers[c], c + 1 == table->n_columns);
+    for (uint32_t line = 0; line < view.n_lines; line++)
+        for (uint32_t field = 0; field < view.n_fields; field++) {
+            format_field(&view, line, field, text, sizeof(text));
+            print_cell(text, view.widths[field], is_right(&view, field),
+                       field + 1 == view.n_fields);
         }
-    status = KV_OK;
-
-out:
     free(widths);
-    free(are_numbers);
-    return status;
+    return KV_OK;
 }
 
 /* ---- JSON -------------------------------------------------------------------------------- */

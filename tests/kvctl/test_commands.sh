@@ -129,6 +129,10 @@ for table in status clients ops stats scrub; do
     is_json
     has "^\\{\"node\": \"$one\", " out
 done
+# A line for each column: a line for each thread would be 200 characters long.
+expect 0 scrub
+has '^thread +0 +1$' out
+has '^bad_rows +0 +0$' out
 expect 0 status
 has '^memory_bytes +268435456 \(256M\)$' out
 expect 0 ping
