@@ -110,6 +110,51 @@ static void fail_waiting(struct kv_session *session,
     }
 }
 
+/* Asks the node for its generation. */
+static kv_status_t
+survey(struct kv_session *session, struct kv_remote *remote, kv_call_done_fn done)
+{
+    struct kv_session_node *node = &session->nodes[remote->index];
+    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
+    kv_status_t status;
+
+    request.session_index = node->index;
+    request.token = binary(&session->ticket.token);
+    status = kv_call_begin(remote, NULL, session, KV_OP_SESSION, &request.base, done);
+    node->is_catching_up = status == KV_OK;
+    return status;
+}
+
+/* Whether the node is at another generation than it was known to be. */
+static bool has_moved(const struct kv_call *call, const Kvpb__SessionReply *reply)
+{
+    struct kv_session_node *node = &call->session->nodes[call->remote->index];
+
+    if (reply->generation == node->generation)
+        return false;
+    node->generation = reply->generation;
+    kv_session_trim(call->session);
+    return true;
+}
+
+/* The node did not find what it was to do. */
+static void surveyed_again(struct kv_call *call,
+                           kv_status_t status,
+                           const ProtobufCMessage *message,
+                           const char *detail)
+{
+    struct kv_session *session = call->session;
+
+    if (session == NULL)
+        return;
+    session->nodes[call->remote->index].is_catching_up = false;
+    if (status != KV_OK)
+        fail_waiting(session, call->remote, status, detail);
+    else if (!has_moved(call, (const Kvpb__SessionReply *)message))
+        fail_waiting(session, call->remote, KV_CORRUPT,
+                     "a session that is there was not found");
+}
+
 static void caught_up(struct kv_call *call,
                       kv_status_t status,
                       const ProtobufCMessage *message,
@@ -126,13 +171,12 @@ static void caught_up(struct kv_call *call,
     if (status == KV_OK && reply->generation > node->generation) {
         node->generation = reply->generation;
         kv_session_trim(session);
-    } else if (status == KV_NOT_FOUND) {
-        /* It had forked, and the child has gone since; or the session has.  Who waits looks
-         * again, and the survey says which. */
-        session->client->must_pump = true;
-    } else {
-        fail_waiting(session, call->remote, status != KV_OK ? status : KV_CORRUPT, detail);
+        return;
     }
+    /* It had forked, and the child has gone since; or the session has. */
+    if (status == KV_NOT_FOUND && survey(session, call->remote, surveyed_again) == KV_OK)
+        return;
+    fail_waiting(session, call->remote, status != KV_OK ? status : KV_CORRUPT, detail);
 }
 
 /* The node may have done what it did not get to answer to. */
@@ -141,7 +185,6 @@ static void surveyed(struct kv_call *call,
                      const ProtobufCMessage *message,
                      const char *detail)
 {
-    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
     struct kv_session *session = call->session;
     const struct kv_lifecycle *entry;
     struct kv_session_node *node;
@@ -150,11 +193,8 @@ static void surveyed(struct kv_call *call,
         return;
     node = &session->nodes[call->remote->index];
     node->is_catching_up = false;
-    if (status == KV_OK && reply->generation != node->generation) {
-        node->generation = reply->generation;
-        kv_session_trim(session);
+    if (status == KV_OK && has_moved(call, (const Kvpb__SessionReply *)message))
         return;
-    }
     entry = find_entry(session, node->generation);
     if (status == KV_OK && entry != NULL) {
         status = kv_lifecycle_send(session, call->remote, NULL, entry, caught_up);
@@ -174,7 +214,6 @@ kv_status_t kv_session_ready(struct kv_session *session,
                              size_t detail_bytes)
 {
     struct kv_session_node *node = &session->nodes[remote->index];
-    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
     kv_status_t status;
 
     if (node->incarnation != remote->incarnation) {
@@ -190,14 +229,11 @@ kv_status_t kv_session_ready(struct kv_session *session,
                  session->generation);
         return KV_STALE;
     }
-    request.session_index = node->index;
-    request.token = binary(&session->ticket.token);
-    status = kv_call_begin(remote, NULL, session, KV_OP_SESSION, &request.base, surveyed);
+    status = survey(session, remote, surveyed);
     if (status != KV_OK) {
         snprintf(detail, detail_bytes, "it cannot be asked for its generation");
         return status;
     }
-    node->is_catching_up = true;
     return KV_IN_PROGRESS;
 }
 

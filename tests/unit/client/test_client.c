@@ -164,6 +164,8 @@ struct fake {
     bool is_manual;     /* requests are kept, the test answers them */
     bool is_deaf;       /* nothing is answered */
     bool is_mute;       /* lifecycle operations are carried out, and not answered */
+    bool loses_child;   /* they are carried out, and what they made is gone when it answers */
+    bool denies;        /* they are not carried out: there is no such session */
     unsigned n_busy;    /* requests that are answered with KV_BUSY first */
     bool corrupts;      /* rows that go out have a wrong byte */
     uint32_t stood_us;  /* queries are told that they waited for so long, and a little */
@@ -398,11 +400,13 @@ static void lifecycle(const struct kv_wire_header *request, const void *body)
     }
     f.node.n_lifecycle++;
     f.node.last_kind = operation->kind;
-    if (operation->op_id != f.node.last_op_id && !f.node.is_deaf) {
+    if (operation->op_id != f.node.last_op_id && !f.node.is_deaf && !f.node.denies) {
         assert_int_equal(operation->generation, f.node.generation);
         f.node.generation++;
         f.node.last_op_id = operation->op_id;
     }
+    if (f.node.loses_child || f.node.denies)
+        outcome.status = KV_NOT_FOUND;
     reply.outcome = &outcome;
     reply.generation = f.node.generation;
     reply.child_index = 5;
@@ -1945,6 +1949,37 @@ static void test_catch_up(void **state)
     kv_session_free(child);
 }
 
+/* A node that does not find what a lifecycle operation names is asked how far it is.  It may have
+ * done the operation after all; if not, what it says cannot be, and it is not asked for ever. */
+static void test_catch_up_not_found(void **state)
+{
+    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_op *op;
+
+    (void)state;
+    put(&rows);
+    for (unsigned i = 0; i < 2; i++) {
+        f.node.is_deaf = true;
+        assert_int_equal(kv_fork_begin(f.session, 5, 1000, &op), KV_OK);
+        assert_int_equal(run(op, 3000000), KV_DEADLINE);
+        kv_op_free(op);
+        f.node.is_deaf = false;
+        f.node.loses_child = i == 0;
+        f.node.denies = i == 1;
+        f.node.n_lifecycle = 0;
+        op = begin_read(&rows, 4 << 20);
+        assert_int_equal(run(op, 1000000), i == 0 ? KV_OK : KV_CORRUPT);
+        if (i == 1)
+            assert_non_null(strstr(kv_op_detail(op), "it cannot catch up"));
+        kv_op_free(op);
+        assert_int_equal(f.node.n_lifecycle, 1);
+        f.node.loses_child = f.node.denies = false;
+    }
+    op = begin_read(&rows, 4 << 20);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    kv_op_free(op);
+}
+
 /* A ping of a large or a small message; the bytes that are to come back tell its lane. */
 static void begin_ping(uint32_t lane, bool is_large)
 {
@@ -2985,6 +3020,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_patient, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_catch_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_catch_up_not_found, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_lanes_share, set_up_many, tear_down),
         cmocka_unit_test_setup_teardown(test_query, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_all_held, set_up, tear_down),
