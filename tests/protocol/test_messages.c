@@ -2641,6 +2641,61 @@ static void chains_of_puts_take_turns(void **state)
     close_session();
 }
 
+/* Where rows of many sessions come in one step, what waits for them takes no more steps than if
+ * all were of one session. */
+static void sessions_do_not_queue_for_a_look(void **state)
+{
+    enum {
+        N_SESSIONS = 32,
+        MOST_STEPS = 8
+    };
+    const uint32_t thread = thread_of_unit(0, 0);
+    const struct kv_wire_unit unit = {0, 0, 0};
+    struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    uint32_t sessions[N_SESSIONS], n_steps = 0;
+    struct kv_wire_header header;
+    static struct put put;
+    uint64_t n_replies;
+
+    (void)state;
+    peer->credits = 2 * N_SESSIONS;
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        open_session();
+        sessions[i] = world.session_index;
+    }
+    n_replies = world.n_replies;
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        world.session_index = sessions[i];
+        header = session_request(KV_OP_READ, 1);
+        header.n_units = 1;
+        header.token_count = 1;
+        send_message(world.data[thread], &header, &unit, sizeof(unit));
+    }
+    for (unsigned i = 0; i < 4; i++)
+        step();
+    assert_int_equal(peer->n_works, N_SESSIONS);
+
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        world.session_index = sessions[i];
+        header = session_request(KV_OP_PUT, 1);
+        header.n_units = 1;
+        header.token_count = 1;
+        put.head = put_body(&unit, ROW_BYTES, 0, 1, put.body);
+        send_message(world.data[thread], &header, put.body, put.head + ROW_BYTES);
+    }
+    while (world.n_replies < n_replies + 2 * N_SESSIONS && n_steps < MOST_STEPS) {
+        step();
+        n_steps++;
+    }
+    assert_int_equal(world.n_replies, n_replies + 2 * N_SESSIONS);
+    settle();
+    peer->credits = CREDITS;
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        world.session_index = sessions[i];
+        close_session();
+    }
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -3221,6 +3276,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(requests_are_counted_on),
         cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(chains_of_puts_take_turns),
+        cmocka_unit_test(sessions_do_not_queue_for_a_look),
         cmocka_unit_test(floods_are_bounded),
     };
     /* In a node of their own, whose places no stranger has taken. */

@@ -58,13 +58,8 @@ void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
     append_work(queue, work);
 }
 
-static void take_woken(struct kv_data *data)
+static void take_waiters(struct kv_data *data, struct kv_part *part)
 {
-    struct kv_part *part = data->woken;
-
-    data->woken = part->woken_next;
-    if (data->woken == NULL)
-        data->woken_end = &data->woken;
     part->is_woken = false;
     for (struct kv_work *work = part->waiters, *next; work != NULL; work = next) {
         next = work->next;
@@ -75,15 +70,24 @@ static void take_woken(struct kv_data *data)
     }
 }
 
+/* Of all sessions that were woken: with one of them in each step, the last of many would wait for
+ * as many steps. */
+static void take_woken(struct kv_data *data)
+{
+    for (struct kv_part *part = data->woken; part != NULL; part = part->woken_next)
+        take_waiters(data, part);
+    data->woken = NULL;
+    data->woken_end = &data->woken;
+}
+
 bool kv_data_look_again(struct kv_data *data)
 {
     const bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
 
-    if (data->looking.first == NULL) {
-        if (data->woken == NULL)
-            return false;
+    if (data->looking.first == NULL && data->woken == NULL)
+        return false;
+    if (data->looking.first == NULL)
         take_woken(data);
-    }
     for (int i = 0; i < LOOKS_PER_STEP && data->looking.first != NULL; i++) {
         struct kv_work *work = data->looking.first;
 
