@@ -76,12 +76,13 @@ static void body_put(struct kv_work *work, uint8_t *body)
     kv_pool_put(work->data->bodies, body);
 }
 
-/* `kept` are for others. */
+/* `kept` are for others, and half of them for others of the client, which may hold half. */
 static uint8_t *staging_get(struct kv_work *work, uint32_t kept)
 {
     uint8_t *staging = NULL;
 
-    if (work->peer->n_stagings < KV_STAGINGS_PEER && n_left(work->data->stagings) > kept)
+    if (work->peer->n_stagings + kept / 2 < KV_STAGINGS_PEER &&
+        n_left(work->data->stagings) > kept)
         staging = kv_pool_get(work->data->stagings);
     work->peer->n_stagings += staging != NULL;
     return staging;
