@@ -208,8 +208,9 @@ static uint32_t n_of_chapter(const struct kv_unit *unit, uint32_t begin, uint32_
 }
 
 /* The last segment of a codebook in this unit has been checked: what is lost is made again.
- * What cannot be now, for want of memory or since a query is in the middle of the codes, is
- * tried again in the next pass. */
+ * Cells and summaries for which there is no memory, and codes that a query is in the middle of,
+ * are tried again in the next pass.  Codes whose job finds no memory are gone: these rows are
+ * scored by key until somebody asks for an index. */
 static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t end)
 {
     struct kv_data *data = scrub->data;
