@@ -23,6 +23,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
+ * after the other. */
+struct kv_query_answer {
+    struct kv_wire_answer times;
+    struct kv_wire_found *found; /* (n_units) */
+    uint32_t *ids;               /* (n_ids) tokens */
+    uint32_t *row_of;            /* (n_ids) counted from the unit's first; rows only */
+    uint32_t *tokens;            /* (n_rows) of the rows that came */
+    uint32_t *crcs;              /* (n_rows) */
+    float *scores;               /* (n_ids) if asked for */
+    uint32_t *heads;             /* (n_ids) with KV_MERGE_NONE */
+    float *outputs;              /* (n_units, n_queries, d_v) where has_outputs() */
+    float *lses;                 /* (n_units, n_queries) */
+};
+
+/* A field of an answer that cannot be what it says.  No name: there is none. */
+struct fault {
+    const char *field;
+    double value;
+};
+
 static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
 {
     return (const struct kv_wire_unit *)(trip->envelope->body + sizeof(struct kv_wire_query));

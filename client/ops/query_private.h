@@ -11,21 +11,6 @@ struct kv_iov;
 /* Of sums in single precision. */
 #define ROUNDING 1e-3f
 
-/* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
- * after the other. */
-struct kv_query_answer {
-    struct kv_wire_answer times;
-    struct kv_wire_found *found; /* (n_units) */
-    uint32_t *ids;               /* (n_ids) tokens */
-    uint32_t *row_of;            /* (n_ids) counted from the unit's first; rows only */
-    uint32_t *tokens;            /* (n_rows) of the rows that came */
-    uint32_t *crcs;              /* (n_rows) */
-    float *scores;               /* (n_ids) if asked for */
-    uint32_t *heads;             /* (n_ids) with KV_MERGE_NONE */
-    float *outputs;              /* (n_units, n_queries, d_v) where has_outputs() */
-    float *lses;                 /* (n_units, n_queries) */
-};
-
 static inline bool has_rows(const struct kv_query *query)
 {
     return query->answer == KV_ANSWER_ROWS;
@@ -78,12 +63,6 @@ static inline size_t names_bytes(const struct kv_query_part *part, size_t n_unit
     return sizeof(struct kv_wire_answer) +
            n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) + n_ids * id_bytes;
 }
-
-/* A field of an answer that cannot be what it says.  No name: there is none. */
-struct fault {
-    const char *field;
-    double value;
-};
 
 static inline void *carve(uint8_t **at, size_t n, size_t bytes)
 {
