@@ -1,4 +1,4 @@
-/* What the commands share: clients of the nodes, and how a failure is told. */
+/* What the commands share: clients of the nodes, how a failure is told, a clock. */
 #include "client/kvctl/kvctl.h"
 
 #include "kvserver/base/json.h"
@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 void kvctl_error(const struct kvctl *ctl, const char *format, ...)
 {
@@ -94,4 +95,12 @@ void kvctl_node_failed(const struct kvctl *ctl,
     kv_json_text(&json, "state", kvctl_state_name(status));
     kv_json_text(&json, "detail", kvctl_without_node(node, detail));
     kv_json_end(&json);
+}
+
+double kvctl_now_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }

@@ -1,7 +1,7 @@
 /* kvctl.h - the inside of the operator's command line.
  *
  *   main.c      options, the table of commands, exit codes
- *   kvctl.c     what commands share: clients of the nodes, how a failure is told
+ *   kvctl.c     what commands share: clients of the nodes, how a failure is told, a clock
  *   table.c     status, sessions, clients, ops, stats, models; drain
  *   object.c    put, get, exists, delete
  *   ping.c      ping
@@ -76,6 +76,9 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                struct kv_client **ret_client,
                                char *detail,
                                size_t detail_bytes);
+
+/* Seconds, of a clock that never goes back. */
+double kvctl_now_s(void);
 
 /* A table of node 0.  KV_OK: *ret_table is lent until *ret_op is freed. */
 kv_status_t kvctl_table(struct kv_client *client,

@@ -8,20 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
     STREAM_BYTES = 1 << 20, /* room for the first bytes of what has no known size */
 };
-
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 static const char *name_of(const struct kvctl *ctl)
 {
@@ -202,10 +193,10 @@ int kvctl_put_run(const struct kvctl *ctl)
         (struct kv_object){.name = name_of(ctl), .buffer = input.buffer, .bytes = input.bytes};
     /* Connects to the data thread first, so that the time is the store's. */
     (void)carry_out(input.client, KV_OBJECT_EXISTS, &(struct kv_object){.name = name_of(ctl)});
-    start_s = now_s();
+    start_s = kvctl_now_s();
     status = carry_out(input.client, KV_OBJECT_PUT, &object);
     if (status == KV_OK)
-        report(ctl, kv_buffer_data(input.buffer), input.bytes, now_s() - start_s);
+        report(ctl, kv_buffer_data(input.buffer), input.bytes, kvctl_now_s() - start_s);
     else {
         tell(ctl, input.client, status);
         result = KVCTL_FAILED;
@@ -239,9 +230,9 @@ fetch(struct kv_client *client, const char *name, struct kv_object *object, doub
     object->buffer = buffer;
     /* The pages are touched now, so that the time is the store's. */
     memset(kv_buffer_data(buffer), 0, kv_buffer_bytes(buffer));
-    start_s = now_s();
+    start_s = kvctl_now_s();
     status = carry_out(client, KV_OBJECT_GET, object);
-    *ret_seconds = now_s() - start_s;
+    *ret_seconds = kvctl_now_s() - start_s;
     return status;
 }
 

@@ -7,7 +7,6 @@
 #include "kvserver/base/json.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 enum {
     PINGS = 1000,
@@ -24,14 +23,6 @@ struct result {
     double out_bytes_per_s, back_bytes_per_s;
 };
 
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 static int by_size(const void *a, const void *b)
 {
     double left = *(const double *)a, right = *(const double *)b;
@@ -45,7 +36,7 @@ measure_latency(struct kv_client *client, uint32_t n_threads, struct result *res
     static double times[PINGS];
 
     for (uint32_t i = 0; i < WARM_PINGS + PINGS; i++) {
-        double start_s = now_s();
+        double start_s = kvctl_now_s();
         struct kv_op *op;
         kv_status_t status =
             kv_ping_begin(client, 0, i % n_threads, PING_BYTES, PING_BYTES, 0, &op);
@@ -55,7 +46,7 @@ measure_latency(struct kv_client *client, uint32_t n_threads, struct result *res
         if (status != KV_OK)
             return status;
         if (i >= WARM_PINGS)
-            times[i - WARM_PINGS] = (now_s() - start_s) * 1e6;
+            times[i - WARM_PINGS] = (kvctl_now_s() - start_s) * 1e6;
     }
     qsort(times, PINGS, sizeof(times[0]), by_size);
     result->p50_us = times[PINGS / 2];
@@ -74,7 +65,7 @@ static kv_status_t measure_rate(struct kv_client *client,
     struct kv_op *ops[WINDOW] = {NULL};
     kv_status_t status = KV_OK;
     uint32_t n_begun = 0, n_ended = 0;
-    double start_s = now_s(), elapsed_s = 0;
+    double start_s = kvctl_now_s(), elapsed_s = 0;
 
     while (status == KV_OK && (elapsed_s < RATE_S || n_ended < n_begun)) {
         struct kv_op **oldest = &ops[n_ended % WINDOW];
@@ -87,7 +78,7 @@ static kv_status_t measure_rate(struct kv_client *client,
             status = kv_finish(*oldest);
             *oldest = NULL;
             n_ended++;
-            elapsed_s = now_s() - start_s;
+            elapsed_s = kvctl_now_s() - start_s;
         }
     }
     for (uint32_t i = 0; i < WINDOW; i++)
