@@ -1,3 +1,9 @@
+/* Objects: put, get, exists and delete of some at once.
+ *
+ * Each goes to the data thread that owns its name's slot.  A put is one message; a get asks for
+ * the first piece, learns by it how large the object is, and asks for the others.  An object that
+ * fails leaves those beside it as they are.
+ */
 #include "client/buffer.h"
 #include "client/client.h"
 #include "client/connection.h"
