@@ -16,7 +16,6 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -14,7 +14,6 @@
 #include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,9 +4,7 @@
 #include "gpu-worker/text/utf8_stream.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static void prefilled(void *arg, uint32_t done, uint32_t total)
 {

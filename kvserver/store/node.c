@@ -5,7 +5,6 @@
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     MEMORY_PER_THREAD_MIN = 16 << 20

@@ -5,7 +5,6 @@
 #include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -21,9 +21,6 @@
 #include "kvserver/store/rows/verify.h"
 #include "kvserver/store/shard/op.h"
 
-#include <assert.h>
-#include <string.h>
-
 enum standing {
     AT_END,   /* begins where the unit's reservation ends */
     THERE,    /* wholly committed already */

@@ -3,7 +3,6 @@
 #include "kernels/checksum.h"
 
 #include <assert.h>
-#include <string.h>
 
 bool kv_objects_init(struct kv_objects *objects,
                      struct kv_arena *arena,
