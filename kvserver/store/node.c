@@ -83,6 +83,7 @@ static kv_status_t thread_init(struct kv_node *node, uint32_t index)
     const struct kv_node_config *config = &node->config;
     struct kv_data_setup setup = {
         .node = node,
+        .ops = kv_ops,
         .index = index,
         .n_threads = config->n_threads,
         .n_parts = config->sessions_max,

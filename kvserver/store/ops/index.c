@@ -5,8 +5,7 @@
  *   wake ...... when a job has ended: answered once none is left, if the asker waits for that
  */
 #include "kvserver/store/index/builder.h"
-
-#include "kvserver/store/shard/op.h"
+#include "kvserver/store/ops/ops.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #include "kvserver/base/hash.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/net/message.h"
-#include "kvserver/store/shard/op.h"
+#include "kvserver/store/ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "kvserver/store/shard/op.h"
+#include "kvserver/store/ops/ops.h"
 
 const struct kv_op_row kv_ops[KV_OP_COUNT] = {
     [KV_OP_PING] = {.name = "ping",

@@ -17,9 +17,9 @@
  * client has sent before (`snapshot` says so), or a put under way that has no such gap itself.
  * Else it fails at once. */
 #include "kernels/checksum.h"
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
-#include "kvserver/store/shard/op.h"
 
 enum standing {
     AT_END,   /* begins where the unit's reservation ends */

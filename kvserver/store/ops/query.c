@@ -7,9 +7,9 @@
  *
  * Step 1 is left out where it takes every candidate; both are where every candidate is chosen
  * and nobody asked for weights. */
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query_parse.h"
 #include "kvserver/store/query/pipeline.h"
-#include "kvserver/store/shard/op.h"
 
 #include <math.h>
 #include <string.h>

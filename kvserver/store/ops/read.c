@@ -5,9 +5,9 @@
  * the reply; rows that lie in one piece are sent from where they lie, pinned; the rest is
  * gathered into a staging buffer in slices. */
 #include "kernels/gather.h"
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
-#include "kvserver/store/shard/op.h"
 
 static bool is_fetch(const struct kv_work *work)
 {

@@ -44,7 +44,7 @@ static void cancel(struct kv_peer *peer, const struct kv_wire_header *header)
 static struct kv_work *
 admit(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_header *header)
 {
-    const char *name = kv_ops[header->op].name;
+    const char *name = data->ops[header->op].name;
 
     /* Two works that wait for one bulk would keep each other's rows from coming. */
     if (header->bulk_bytes > 0 && kv_peer_find_work(peer, header->request_id) != NULL) {
@@ -106,7 +106,7 @@ static void begin_request(struct kv_data *data,
                           const struct kv_wire_header *header,
                           const uint8_t *body)
 {
-    const struct kv_op_row *row = &kv_ops[header->op];
+    const struct kv_op_row *row = &data->ops[header->op];
 
     if (header->op == KV_OP_CANCEL) {
         cancel(peer, header);
@@ -249,6 +249,7 @@ static void receive_request(struct kv_peer *peer,
                             struct kv_incoming *incoming)
 {
     struct receipt *receipt = NULL;
+    const char *name = data->ops[header->op].name;
 
     peer->heard_us = data->now_us;
     if (bytes <= KV_WIRE_BODY_MAX && peer->n_receipts < KV_RECEIPTS_PEER &&
@@ -257,8 +258,7 @@ static void receive_request(struct kv_peer *peer,
     if (receipt == NULL) {
         kv_incoming_refuse(incoming);
         kv_peer_note(data, peer, header, KV_BUSY, "%s: no buffer for a request of %zu bytes",
-                     kv_op_name(header->op) != NULL ? kv_op_name(header->op) : "request",
-                     bytes);
+                     name != NULL ? name : "request", bytes);
         return;
     }
     *receipt = (struct receipt){

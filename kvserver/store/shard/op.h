@@ -1,6 +1,7 @@
-/* op.h - the operation table: one row per operation of both planes.
+/* op.h - a row of the operation table: one per operation of both planes.
  *
- * Dispatch, size checks, statistics, --list-ops and the protocol tests walk it.
+ * Dispatch, size checks, statistics, --list-ops and the protocol tests walk the table.  A data
+ * thread gets it when it is set up: it knows no operation by name.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_OP_H
 #define KV_KVSERVER_STORE_SHARD_OP_H
@@ -41,39 +42,6 @@ struct kv_op_row {
 
 /* (KV_OP_COUNT) by number; rows without a name are no operation. */
 extern const struct kv_op_row kv_ops[KV_OP_COUNT];
-
-/* ops/put.c */
-void kv_op_put_begin(struct kv_work *work);
-void kv_op_put_landed(struct kv_work *work);
-void kv_op_put_wake(struct kv_work *work);
-bool kv_op_put_run(struct kv_work *work);
-void kv_op_put_release(struct kv_work *work);
-
-/* ops/read.c */
-void kv_op_read_begin(struct kv_work *work);
-bool kv_op_read_run(struct kv_work *work);
-void kv_op_read_wake(struct kv_work *work);
-
-/* ops/index.c */
-void kv_op_index_begin(struct kv_work *work);
-bool kv_op_index_run(struct kv_work *work);
-void kv_op_index_wake(struct kv_work *work);
-
-/* ops/query.c */
-void kv_op_query_begin(struct kv_work *work);
-bool kv_op_query_run(struct kv_work *work);
-void kv_op_query_wake(struct kv_work *work);
-void kv_op_query_release(struct kv_work *work);
-
-/* ops/object.c */
-void kv_op_object_put_begin(struct kv_work *work);
-void kv_op_object_put_landed(struct kv_work *work);
-void kv_op_object_put_discarded(struct kv_work *work);
-bool kv_op_object_put_run(struct kv_work *work);
-void kv_op_object_get_begin(struct kv_work *work);
-void kv_op_object_exists_begin(struct kv_work *work);
-void kv_op_object_delete_begin(struct kv_work *work);
-void kv_op_ping_begin(struct kv_work *work);
 
 /* control/ops_*.c */
 void kv_control_hello(struct kv_control_call *call);

@@ -32,7 +32,7 @@ kv_work_create(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_
         return NULL;
     work->state = KV_WORK_BEGUN;
     work->data = data;
-    work->row = &kv_ops[request->op];
+    work->row = &data->ops[request->op];
     work->peer = peer;
     work->next = NULL;
     work->link = NULL;

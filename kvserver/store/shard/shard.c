@@ -43,6 +43,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
 
     memset(data, 0, sizeof(*data));
     data->node = setup->node;
+    data->ops = setup->ops;
     data->index = setup->index;
     data->n_threads = setup->n_threads;
     data->stuck_send_us = setup->stuck_send_us;

@@ -32,11 +32,13 @@
 #include "kvserver/store/shard/stats.h"
 
 struct kv_indexer;
+struct kv_op_row;
 struct kv_querier;
 struct kv_scrub;
 
 struct kv_data {
     struct kv_node *node;
+    const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
     uint32_t index;
     uint32_t n_threads;
     uint64_t stuck_send_us;
@@ -78,6 +80,7 @@ struct kv_data {
 
 struct kv_data_setup {
     struct kv_node *node;
+    const struct kv_op_row *ops;
     uint32_t index, n_threads, n_parts, n_peers, n_commands, n_works;
     uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;

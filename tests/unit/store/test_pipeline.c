@@ -1,6 +1,6 @@
 /* Who has the querier, and who is next. */
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/query/pipeline.h"
-#include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 
 #include <setjmp.h>
