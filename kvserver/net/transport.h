@@ -23,6 +23,7 @@
 #ifndef KV_KVSERVER_NET_TRANSPORT_H
 #define KV_KVSERVER_NET_TRANSPORT_H
 
+#include "kvserver/base/iov.h"
 #include "proto/kv_status.h"
 
 #include <stdbool.h>
@@ -41,11 +42,6 @@ enum kv_memory_type {
 enum kv_channel_mode {
     KV_CHANNEL_NETWORK, /* any host; a dead peer is reported by events->failed() */
     KV_CHANNEL_SHARED,  /* same host, shared memory; nobody reports a dead peer */
-};
-
-struct kv_iov {
-    void *base;
-    size_t bytes;
 };
 
 struct kv_transport_config {

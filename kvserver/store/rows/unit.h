@@ -25,8 +25,8 @@
 #ifndef KV_KVSERVER_STORE_ROWS_UNIT_H
 #define KV_KVSERVER_STORE_ROWS_UNIT_H
 
+#include "kvserver/base/iov.h"
 #include "kvserver/base/writers.h"
-#include "kvserver/net/transport.h"
 #include "kvserver/store/rows/segment.h"
 
 struct kv_unit {
