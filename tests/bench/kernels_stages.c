@@ -81,6 +81,7 @@ struct stages {
     struct kernels *kernels;
     struct kv_arena *arena;
     struct kv_heap heap;
+    struct kv_codebooks codebooks;
     bool has_heap;
     struct kv_indexer *indexer;
     struct kv_unit units[HEADS];
@@ -130,8 +131,8 @@ static void score(struct stages *stages, struct kv_unit *unit, const float *quer
         .parts = stages->parts,
         .tables = stages->tables,
     };
-    kv_scan_begin(&stages->scan, &stages->heap);
-    while (!kv_scan_slice(&stages->scan, &stages->heap, &kv_clock_real))
+    kv_scan_begin(&stages->scan, &stages->codebooks);
+    while (!kv_scan_slice(&stages->scan, &stages->codebooks, &kv_clock_real))
         ;
 }
 
@@ -148,7 +149,7 @@ static void take(struct stages *stages)
 static void pick(struct stages *stages)
 {
     kv_pick_begin(stages->picker, &stages->scan, stages->chooser, stages->taken, stages->among);
-    while (!kv_pick_slice(stages->picker, &stages->heap))
+    while (!kv_pick_slice(stages->picker, &stages->codebooks))
         ;
 }
 
@@ -219,7 +220,7 @@ static void rest(struct stages *stages, uint32_t n_chosen)
     };
 
     kv_remainder_begin(stages->remainder, &question);
-    while (!kv_remainder_slice(stages->remainder, &stages->heap, &kv_clock_real))
+    while (!kv_remainder_slice(stages->remainder, &stages->codebooks, &kv_clock_real))
         ;
     kv_remainder_end(stages->remainder, true, stages->output, stages->lse);
 }
@@ -357,7 +358,7 @@ static void close_units(struct stages *stages)
             if (stages->units[head].row_bytes > 0)
                 kv_unit_clear(&stages->units[head], &stages->heap);
         kv_indexer_destroy(stages->indexer);
-        kv_heap_fini(&stages->heap);
+        kv_codebooks_fini(&stages->codebooks);
     }
     if (stages->arena != NULL)
         kv_arena_destroy(stages->arena);
@@ -383,9 +384,10 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
     bool is_good;
 
     stages->arena = kv_arena_create(2 * rows_bytes + (64 << 20));
-    stages->has_heap = stages->arena != NULL && kv_heap_init(&stages->heap, stages->arena);
+    stages->has_heap = stages->arena != NULL && kv_heap_init(&stages->heap, stages->arena) &&
+                       kv_codebooks_init(&stages->codebooks, &stages->heap);
     if (stages->has_heap)
-        stages->indexer = kv_indexer_create(&stages->heap, &kv_clock_real);
+        stages->indexer = kv_indexer_create(&stages->codebooks, &kv_clock_real);
     is_good = stages->indexer != NULL;
     for (unsigned head = 0; is_good && head < stages->n_heads; head++) {
         struct kv_unit *unit = &stages->units[head];
@@ -419,7 +421,7 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
             const struct kv_segment *segment =
                 stages->units[head].segments[token / KV_BLOCK_TOKENS];
             const struct kv_codebook *book =
-                kv_codebook_at(&stages->heap.codebooks, segment->codebook);
+                kv_codebook_at(&stages->codebooks, segment->codebook);
             const struct kv_cells cells = kv_codebook_cells(book);
 
             sum += book->cells != NULL ? kv_cells_n_full(&codes, &cells) : 0;

@@ -366,7 +366,7 @@ static struct kv_codebook *book_at(const struct kv_unit *unit, uint32_t block)
     const struct kv_segment *segment = unit->segments[block];
 
     return segment->codes == NULL ? NULL
-                                  : kv_codebook_at(&data()->heap.codebooks, segment->codebook);
+                                  : kv_codebook_at(&data()->codebooks, segment->codebook);
 }
 
 static size_t n_floats(const struct kv_codebook *book)

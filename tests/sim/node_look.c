@@ -44,7 +44,7 @@ void node_look(struct kv_node *node, struct node_look *ret_look)
         look.segments += data->heap.n_segments;
         struct kv_indexer_stats index;
         kv_indexer_stats(data->indexer, &index);
-        look.codebooks += kv_pool_lent(data->heap.codebooks.pool);
+        look.codebooks += kv_pool_lent(data->codebooks.pool);
         look.jobs += index.n_jobs;
         look.queriers += data->querier->owner != NULL || data->querier->waiting.first != NULL;
         look.objects += kv_map_count(data->objects.map);
@@ -91,7 +91,7 @@ unit_fault(const struct kv_data *data, const struct kv_part *part, const struct 
             why = "a job has it, and it is not pinned";
         if (segment->codes == NULL)
             continue;
-        book = kv_codebook_at(&data->heap.codebooks, segment->codebook);
+        book = kv_codebook_at(&data->codebooks, segment->codebook);
         if (segment->n_coded == 0 || segment->n_coded > segment->n_written)
             why = "its codes are too few or too many";
         else if (book->refs == 0 || book->shape.d != layer->d_k)

@@ -51,8 +51,8 @@ static void codes_of_unit(const struct kv_data *data,
 
         ret_coded[token] = segment->codes != NULL && row < segment->n_coded;
         if (ret_coded[token])
-            stand_for(kv_codebook_at(&data->heap.codebooks, segment->codebook), segment->codes,
-                      row, ret_keys + (size_t)token * d_k);
+            stand_for(kv_codebook_at(&data->codebooks, segment->codebook), segment->codes, row,
+                      ret_keys + (size_t)token * d_k);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/encode.h"
 #include "kvserver/store/rows/unit.h"
 #include "kvserver/store/rows/verify.h"
 
@@ -17,6 +18,7 @@
 struct bench {
     struct kv_arena *arena;
     struct kv_heap heap;
+    struct kv_codebooks codebooks;
     struct kv_indexer *indexer;
     struct kv_random random;
 };
@@ -24,9 +26,10 @@ struct bench {
 static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed)
 {
     bench->arena = kv_arena_create(bytes);
-    if (bench->arena == NULL || !kv_heap_init(&bench->heap, bench->arena))
+    if (bench->arena == NULL || !kv_heap_init(&bench->heap, bench->arena) ||
+        !kv_codebooks_init(&bench->codebooks, &bench->heap))
         abort();
-    bench->indexer = kv_indexer_create(&bench->heap, &kv_clock_real);
+    bench->indexer = kv_indexer_create(&bench->codebooks, &kv_clock_real);
     if (bench->indexer == NULL)
         abort();
     kv_random_init(&bench->random, seed);
@@ -35,7 +38,7 @@ static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed
 static inline void bench_close(struct bench *bench)
 {
     kv_indexer_destroy(bench->indexer);
-    kv_heap_fini(&bench->heap);
+    kv_codebooks_fini(&bench->codebooks);
     kv_arena_destroy(bench->arena);
 }
 
@@ -91,8 +94,7 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
 
         if (segment->codes == NULL)
             continue;
-        const struct kv_codebook *book =
-            kv_codebook_at(&bench->heap.codebooks, segment->codebook);
+        const struct kv_codebook *book = kv_codebook_at(&bench->codebooks, segment->codebook);
         const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
         kv_kmeans_encode(&book->shape, &kmeans, (const float *)(const void *)segment->rows,
                          segment->n_coded, codes, KV_PQ_TILE);

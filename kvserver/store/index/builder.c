@@ -1,6 +1,7 @@
 #include "kvserver/store/index/builder.h"
 
 #include "kvserver/base/random.h"
+#include "kvserver/store/index/encode.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -55,7 +56,7 @@ struct job {
 };
 
 struct kv_indexer {
-    struct kv_heap *heap;
+    struct kv_codebooks *books;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
     struct job *first, **end;
@@ -67,13 +68,13 @@ struct kv_indexer {
     float keys[KV_CODEBOOK_KEYS];
 };
 
-struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock *clock)
+struct kv_indexer *kv_indexer_create(struct kv_codebooks *books, const struct kv_clock *clock)
 {
     struct kv_indexer *indexer = calloc(1, sizeof(*indexer));
 
     if (indexer == NULL)
         return NULL;
-    indexer->heap = heap;
+    indexer->books = books;
     indexer->clock = clock;
     indexer->end = indexer->looked = &indexer->first;
     indexer->jobs = kv_pool_create(KV_INDEX_JOBS_MAX, sizeof(struct job));
@@ -86,7 +87,7 @@ struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock
 
 static struct kv_codebook *book_of(const struct kv_indexer *indexer, const struct job *job)
 {
-    return kv_codebook_at(&indexer->heap->codebooks, job->codebook);
+    return kv_codebook_at(indexer->books, job->codebook);
 }
 
 static uint32_t *counts_of(const struct job *job)
@@ -98,7 +99,7 @@ static uint32_t *counts_of(const struct job *job)
 
 static void job_end(struct kv_indexer *indexer, struct job **link)
 {
-    struct kv_arena *arena = indexer->heap->arena;
+    struct kv_arena *arena = indexer->books->heap->arena;
     struct job *job = *link;
 
     *link = job->next;
@@ -112,7 +113,7 @@ static void job_end(struct kv_indexer *indexer, struct job **link)
     for (uint32_t i = 0; i < job->n_segments; i++) {
         if (!job->is_late)
             job->segments[i]->training = false;
-        kv_segment_unpin(indexer->heap, job->segments[i]);
+        kv_segment_unpin(indexer->books->heap, job->segments[i]);
     }
     kv_arena_free(arena, job->segments_class, job->segments);
     if (job->sums != NULL)
@@ -120,7 +121,7 @@ static void job_end(struct kv_indexer *indexer, struct job **link)
     if (job->cells != NULL)
         kv_arena_free(arena, job->cells_class, job->cells);
     if (job->has_codebook)
-        kv_codebook_unref(&indexer->heap->codebooks, job->codebook);
+        kv_codebook_unref(indexer->books, job->codebook);
     kv_pool_put(indexer->jobs, job);
     indexer->ended = true;
     indexer->stats.n_jobs--;
@@ -157,7 +158,7 @@ static kv_status_t job_create(struct kv_indexer *indexer,
                               const struct kv_index_plan *plan,
                               bool is_late)
 {
-    struct kv_arena *arena = indexer->heap->arena;
+    struct kv_arena *arena = indexer->books->heap->arena;
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     const size_t list_bytes = n_segments * sizeof(struct kv_segment *);
@@ -205,7 +206,7 @@ static kv_status_t job_create(struct kv_indexer *indexer,
     if (is_late) {
         job->has_codebook = true;
         job->codebook = segments[0]->codebook;
-        kv_codebook_ref(&indexer->heap->codebooks, job->codebook);
+        kv_codebook_ref(indexer->books, job->codebook);
         job->wants_cells = can_mend_cells(book_of(indexer, job), n_rows);
     }
     *indexer->end = job;
@@ -232,8 +233,7 @@ static kv_status_t cut_whole(struct kv_indexer *indexer,
         begin--;
     if (begin > 0) {
         const struct kv_segment *before = unit->segments[begin - 1];
-        if (before->training ||
-            kv_codebook_at(&indexer->heap->codebooks, before->codebook)->open)
+        if (before->training || kv_codebook_at(indexer->books, before->codebook)->open)
             return KV_OK;
     }
     /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
@@ -262,8 +262,7 @@ static kv_status_t cut_late(struct kv_indexer *indexer,
         end = begin + 1;
         if (!segment->in_chapter)
             continue;
-        const struct kv_codebook *book =
-            kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+        const struct kv_codebook *book = kv_codebook_at(indexer->books, segment->codebook);
         end = kv_unit_chapter_end(unit, begin, n_blocks);
         if (begin != book->block_begin || segment->training || segment->begins_job ||
             book->is_broken)
@@ -315,7 +314,7 @@ kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t
 
     if (!segment->in_chapter || segment->training || segment->begins_job)
         return KV_OK;
-    struct kv_codebook *book = kv_codebook_at(&indexer->heap->codebooks, segment->codebook);
+    struct kv_codebook *book = kv_codebook_at(indexer->books, segment->codebook);
     const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = can_mend_cells(book, n_rows);
@@ -329,7 +328,7 @@ kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t
     return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
 }
 
-void kv_index_look(const struct kv_heap *heap,
+void kv_index_look(const struct kv_codebooks *books,
                    const struct kv_unit *unit,
                    uint32_t tokens,
                    uint64_t serial,
@@ -346,8 +345,8 @@ void kv_index_look(const struct kv_heap *heap,
         ret_look->n_pending += segment->begins_job;
         if (segment->codes == NULL)
             continue;
-        ret_look->n_coded += kv_segment_coded(heap, segment, n_rows);
-        const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+        ret_look->n_coded += kv_segment_coded(books, segment, n_rows);
+        const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
         if (book == last || segment->training)
             continue; /* counted, or still to come */
         last = book;
@@ -385,8 +384,8 @@ static bool are_good(struct kv_indexer *indexer,
         .writers = job->writers,
     };
 
-    return kv_verify_run(indexer->heap, &rows, job->block_begin * KV_BLOCK_TOKENS + first,
-                         stride, n) == n;
+    return kv_verify_run(indexer->books->heap, &rows,
+                         job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
 }
 
 /* Rows of one slice, of which each costs an inner product with every centroid. */
@@ -410,7 +409,7 @@ static uint64_t seed_of(const struct job *job)
 /* The first centroids are keys: as many different rows of the sample, each as likely as any. */
 static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
 {
-    struct kv_heap *heap = indexer->heap;
+    struct kv_codebooks *books = indexer->books;
     const struct kv_pq_shape *shape = &job->plan.shape;
     const size_t sums_bytes = kv_pq_centroids_size(shape) * sizeof(float) +
                               kv_pq_table_size(shape) * sizeof(uint32_t);
@@ -419,12 +418,13 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
     struct kv_random random;
     kv_status_t status;
 
-    job->sums_class = kv_arena_class_rounded(heap->arena, sums_bytes);
-    job->sums = job->sums_class < 0 ? NULL : kv_arena_alloc(heap->arena, job->sums_class);
+    job->sums_class = kv_arena_class_rounded(books->heap->arena, sums_bytes);
+    job->sums =
+        job->sums_class < 0 ? NULL : kv_arena_alloc(books->heap->arena, job->sums_class);
     if (job->sums == NULL)
         return KV_NO_MEMORY;
     memset(job->sums, 0, sums_bytes);
-    status = kv_codebook_create(&heap->codebooks, shape, &job->codebook);
+    status = kv_codebook_create(books, shape, &job->codebook);
     if (status != KV_OK)
         return status;
     job->has_codebook = true;
@@ -517,7 +517,7 @@ static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, boo
         end = n_rows;
     if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
         return KV_CORRUPT;
-    status = kv_segment_encode(indexer->heap, segment, job->codebook, job->plan.type,
+    status = kv_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
                                job->row_bytes, end);
     if (status != KV_OK)
         return status;
@@ -545,8 +545,8 @@ static bool begin_cells(struct kv_indexer *indexer, struct job *job)
     const struct kv_codebook *book = book_of(indexer, job);
 
     job->n_celled = rows_in_chapter(job);
-    job->cells = kv_codebook_alloc_cells(&indexer->heap->codebooks, book, &job->n_celled,
-                                         &job->cells_class);
+    job->cells =
+        kv_codebook_alloc_cells(indexer->books, book, &job->n_celled, &job->cells_class);
     job->cursor = 0;
     return job->cells != NULL;
 }
@@ -555,7 +555,7 @@ static bool begin_cells(struct kv_indexer *indexer, struct job *job)
 static void give_up_cells(struct kv_indexer *indexer, struct job *job)
 {
     book_of(indexer, job)->n_cells_lost = job->n_celled;
-    kv_arena_free(indexer->heap->arena, job->cells_class, job->cells);
+    kv_arena_free(indexer->books->heap->arena, job->cells_class, job->cells);
     job->cells = NULL;
 }
 
@@ -566,11 +566,11 @@ static void end_cells(struct kv_indexer *indexer, struct job *job)
     const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
 
     kv_cells_end(&book->shape, &cells);
-    kv_codebook_set_cells(&indexer->heap->codebooks, job->codebook, job->cells,
-                          job->cells_class, job->n_celled);
+    kv_codebook_set_cells(indexer->books, job->codebook, job->cells, job->cells_class,
+                          job->n_celled);
     job->cells = NULL;
     if (job->wants_cells)
-        indexer->heap->health.mended[KV_KIND_CELLS]++;
+        indexer->books->heap->health.mended[KV_KIND_CELLS]++;
     book->n_cells_lost = 0;
 }
 
@@ -586,7 +586,7 @@ static bool cells_slice(struct kv_indexer *indexer, struct job *job)
     for (; job->cursor < end; job->cursor++) {
         const struct kv_segment *segment = job->segments[job->cursor];
 
-        if (!segment->in_chapter || !kv_segment_codes_are_good(indexer->heap, segment)) {
+        if (!segment->in_chapter || !kv_segment_codes_are_good(indexer->books, segment)) {
             give_up_cells(indexer, job);
             return true;
         }
@@ -616,7 +616,7 @@ static bool begin_rest(struct kv_indexer *indexer, struct job *job)
 
     if (n_rows == 0)
         return false;
-    if (kv_summarise_begin(&indexer->summariser, indexer->heap->arena, &shape, n_rows,
+    if (kv_summarise_begin(&indexer->summariser, indexer->books->heap->arena, &shape, n_rows,
                            seed_of(job)) != KV_OK) {
         indexer->stats.summaries_failed++;
         return false;
@@ -639,9 +639,9 @@ static kv_status_t rest_slice(struct kv_indexer *indexer, struct job *job, bool 
         return KV_OK;
     struct kv_summaries made = kv_summarise_end(&indexer->summariser);
     made.seed = job->plan.seed;
-    kv_codebook_set_summaries(&indexer->heap->codebooks, job->codebook, &made);
+    kv_codebook_set_summaries(indexer->books, job->codebook, &made);
     if (book->n_summaries_lost > 0)
-        indexer->heap->health.mended[KV_KIND_SUMMARIES]++;
+        indexer->books->heap->health.mended[KV_KIND_SUMMARIES]++;
     book->n_summaries_lost = 0;
     indexer->stats.rows_summarised += made.n_rows;
     job->state = JOB_REST_BEGIN;

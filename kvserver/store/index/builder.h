@@ -24,6 +24,7 @@
 #define KV_KVSERVER_STORE_INDEX_BUILDER_H
 
 #include "kvserver/base/clock.h"
+#include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/unit.h"
 
 enum {
@@ -34,7 +35,7 @@ enum {
 struct kv_indexer;
 
 /* NULL: out of memory. */
-struct kv_indexer *kv_indexer_create(struct kv_heap *heap, const struct kv_clock *clock);
+struct kv_indexer *kv_indexer_create(struct kv_codebooks *books, const struct kv_clock *clock);
 /* Drops all jobs. */
 void kv_indexer_destroy(struct kv_indexer *indexer); /* NULL is allowed */
 
@@ -60,7 +61,7 @@ struct kv_index_look {
     uint32_t iterations;   /* of the new ones, summed */
     uint64_t train_us;
 };
-void kv_index_look(const struct kv_heap *heap,
+void kv_index_look(const struct kv_codebooks *books,
                    const struct kv_unit *unit,
                    uint32_t tokens,
                    uint64_t serial,

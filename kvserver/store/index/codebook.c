@@ -1,14 +1,20 @@
 #include "kvserver/store/index/codebook.h"
 
+#include "kvserver/store/index/encode.h"
+
 #include <assert.h>
 #include <string.h>
 
-bool kv_codebooks_init(struct kv_codebooks *books,
-                       struct kv_arena *arena,
-                       struct kv_health *health)
+static void release_codes(void *arg, struct kv_segment *segment)
 {
-    books->arena = arena;
-    books->health = health;
+    kv_segment_drop_codes(arg, segment);
+}
+
+bool kv_codebooks_init(struct kv_codebooks *books, struct kv_heap *heap)
+{
+    books->heap = heap;
+    heap->release_codes = release_codes;
+    heap->release_arg = books;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KV_CODEBOOKS_MAX, sizeof(struct kv_codebook));
     return books->pool != NULL;
@@ -25,7 +31,7 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
                                uint32_t *ret_codebook)
 {
     const size_t n_floats = kv_pq_centroids_size(shape) + kv_pq_table_size(shape);
-    int class_id = kv_arena_class_rounded(books->arena, n_floats * sizeof(float));
+    int class_id = kv_arena_class_rounded(books->heap->arena, n_floats * sizeof(float));
     struct kv_codebook *book;
 
     static_assert((int)KV_TILE_BYTES_MAX <= (int)KV_ARENA_PAGE, "a tile has a class");
@@ -34,7 +40,7 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
     book = kv_pool_get(books->pool);
     if (book == NULL)
         return KV_NO_MEMORY;
-    float *centroids = kv_arena_alloc(books->arena, class_id);
+    float *centroids = kv_arena_alloc(books->heap->arena, class_id);
     if (centroids == NULL) {
         kv_pool_put(books->pool, book);
         return KV_NO_MEMORY;
@@ -46,7 +52,7 @@ kv_status_t kv_codebook_create(struct kv_codebooks *books,
         .centroids = centroids,
         .half_squares = centroids + kv_pq_centroids_size(shape),
         .class_id = class_id,
-        .tile_class = kv_arena_class_hold(books->arena, kv_tile_bytes(shape)),
+        .tile_class = kv_arena_class_hold(books->heap->arena, kv_tile_bytes(shape)),
     };
     *ret_codebook = kv_pool_index(books->pool, book);
     return KV_OK;
@@ -66,7 +72,7 @@ void kv_codebook_set_summaries(struct kv_codebooks *books,
     books->rows_summarised += (uint64_t)summaries->n_rows - book->summaries.n_rows;
     books->summaries_bytes +=
         kv_summaries_bytes(summaries) - kv_summaries_bytes(&book->summaries);
-    kv_summaries_clear(&book->summaries, books->arena);
+    kv_summaries_clear(&book->summaries, books->heap->arena);
     book->summaries = *summaries;
 }
 
@@ -105,7 +111,7 @@ void kv_codebook_set_cells(struct kv_codebooks *books,
 {
     struct kv_codebook *book = kv_codebook_at(books, codebook);
 
-    kv_arena_free(books->arena, book->cells_class, book->cells);
+    kv_arena_free(books->heap->arena, book->cells_class, book->cells);
     book->cells = cells;
     book->cells_class = cells_class;
     book->n_celled = n_celled;
@@ -118,7 +124,7 @@ bool kv_codebook_verify_cells(struct kv_codebooks *books, uint32_t codebook)
 
     if (book->n_cells_lost > 0 || kv_codebook_cells_are_good(book))
         return true;
-    books->health->found[KV_KIND_CELLS]++;
+    books->heap->health.found[KV_KIND_CELLS]++;
     book->n_cells_lost = book->n_celled;
     return false;
 }
@@ -130,7 +136,7 @@ bool kv_codebook_verify_summaries(struct kv_codebooks *books, uint32_t codebook,
 
     if (kv_summaries_are_good(summaries, group))
         return true;
-    books->health->found[KV_KIND_SUMMARIES]++;
+    books->heap->health.found[KV_KIND_SUMMARIES]++;
     book->lost_plan = book->plan;
     book->lost_plan.d_v = summaries->shape.d_v;
     book->lost_plan.rest_bits = summaries->shape.bits;
@@ -149,8 +155,8 @@ void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook)
         return;
     kv_codebook_set_cells(books, codebook, NULL, 0, 0);
     kv_codebook_set_summaries(books, codebook, &(struct kv_summaries){0});
-    kv_arena_free(books->arena, book->class_id, book->centroids);
-    kv_arena_class_release(books->arena, book->tile_class);
+    kv_arena_free(books->heap->arena, book->class_id, book->centroids);
+    kv_arena_class_release(books->heap->arena, book->tile_class);
     kv_pool_put(books->pool, book);
 }
 
@@ -165,8 +171,8 @@ uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
 
     if (kv_cells_n(&book->shape) == 0 || n < kv_codebook_cells_pay(&book->shape))
         return NULL;
-    int class_id = kv_arena_class_rounded(books->arena, (head + n) * sizeof(uint32_t));
-    uint32_t *cells = class_id < 0 ? NULL : kv_arena_alloc(books->arena, class_id);
+    int class_id = kv_arena_class_rounded(books->heap->arena, (head + n) * sizeof(uint32_t));
+    uint32_t *cells = class_id < 0 ? NULL : kv_arena_alloc(books->heap->arena, class_id);
     if (cells == NULL)
         return NULL;
     memset(cells, 0, head * sizeof(*cells));

@@ -24,8 +24,7 @@
 #include "kernels/pq_cells.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/store/index/summaries.h"
-#include "kvserver/store/rows/arena.h"
-#include "kvserver/store/rows/health.h"
+#include "kvserver/store/rows/segment.h"
 #include "proto/kv_status.h"
 
 enum {
@@ -72,16 +71,15 @@ struct kv_codebook {
 };
 
 struct kv_codebooks {
-    struct kv_arena *arena;
-    struct kv_health *health;
+    struct kv_heap *heap; /* of the segments that have its codes */
     struct kv_pool *pool;
     uint64_t serial;                           /* of the last one made */
     uint64_t rows_summarised, summaries_bytes; /* of all there are */
 };
 
-bool kv_codebooks_init(struct kv_codebooks *books,
-                       struct kv_arena *arena,
-                       struct kv_health *health);
+/* For the segments of that heap, which must stay where it is. */
+bool kv_codebooks_init(struct kv_codebooks *books, struct kv_heap *heap);
+/* No segment has codes any more. */
 void kv_codebooks_fini(struct kv_codebooks *books);
 
 /* One with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or

@@ -1,25 +1,26 @@
-/* Codes of a segment's keys: made, compared with their checksum, lost and made again. */
+#include "kvserver/store/index/encode.h"
+
 #include "kernels/checksum.h"
-#include "kvserver/store/rows/segment.h"
 
 #include <assert.h>
 #include <string.h>
 
-static uint32_t tile_crc(const struct kv_heap *heap, const struct kv_segment *segment)
+static uint32_t tile_crc(const struct kv_codebooks *books, const struct kv_segment *segment)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
 
     return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
 }
 
-bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment)
+bool kv_segment_codes_are_good(const struct kv_codebooks *books,
+                               const struct kv_segment *segment)
 {
-    return tile_crc(heap, segment) == segment->codes_crc;
+    return tile_crc(books, segment) == segment->codes_crc;
 }
 
-void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
+void kv_segment_lose_codes(struct kv_codebooks *books, struct kv_segment *segment)
 {
-    heap->health.found[KV_KIND_CODES]++;
+    books->heap->health.found[KV_KIND_CODES]++;
     segment->n_lost = segment->n_coded;
     segment->lost_chapter = segment->in_chapter;
     segment->n_coded = 0;
@@ -27,13 +28,13 @@ void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment)
 }
 
 /* Codes of rows [n_coded, n_rows). */
-static void encode(struct kv_heap *heap,
+static void encode(struct kv_codebooks *books,
                    struct kv_segment *segment,
                    enum kv_key_type type,
                    uint32_t row_bytes,
                    uint32_t n_rows)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
     const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
     const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
     float keys[KV_CODEBOOK_KEYS];
@@ -49,51 +50,62 @@ static void encode(struct kv_heap *heap,
         kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
         segment->n_coded = (uint8_t)(begin + n);
     }
-    segment->codes_crc = tile_crc(heap, segment);
+    segment->codes_crc = tile_crc(books, segment);
 }
 
-void kv_segment_recode(struct kv_heap *heap,
+void kv_segment_recode(struct kv_codebooks *books,
                        struct kv_segment *segment,
                        enum kv_key_type type,
                        uint32_t row_bytes)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
 
     assert(segment->n_coded == 0 && segment->n_lost > 0);
     memset(segment->codes, 0, kv_tile_bytes(&book->shape));
-    encode(heap, segment, type, row_bytes, segment->n_lost);
+    encode(books, segment, type, row_bytes, segment->n_lost);
     segment->in_chapter = segment->lost_chapter;
     segment->n_lost = 0;
     segment->lost_chapter = false;
-    heap->health.mended[KV_KIND_CODES]++;
+    books->heap->health.mended[KV_KIND_CODES]++;
 }
 
-kv_status_t kv_segment_encode(struct kv_heap *heap,
+kv_status_t kv_segment_encode(struct kv_codebooks *books,
                               struct kv_segment *segment,
                               uint32_t codebook,
                               enum kv_key_type type,
                               uint32_t row_bytes,
                               uint32_t n_rows)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, codebook);
 
     assert(n_rows <= segment->n_written);
     if (segment->codes == NULL) {
-        segment->codes = kv_arena_alloc(heap->arena, book->tile_class);
+        segment->codes = kv_arena_alloc(books->heap->arena, book->tile_class);
         if (segment->codes == NULL)
             return KV_NO_MEMORY;
         memset(segment->codes, 0, kv_tile_bytes(&book->shape));
         segment->codebook = codebook;
         segment->n_coded = 0;
-        kv_codebook_ref(&heap->codebooks, codebook);
+        kv_codebook_ref(books, codebook);
     } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
-               !kv_segment_codes_are_good(heap, segment)) {
+               !kv_segment_codes_are_good(books, segment)) {
         /* A new checksum would make them good. */
-        kv_segment_lose_codes(heap, segment);
+        kv_segment_lose_codes(books, segment);
     }
     assert(segment->codebook == codebook);
     if (segment->n_lost > 0)
         return KV_CORRUPT;
-    encode(heap, segment, type, row_bytes, n_rows);
+    encode(books, segment, type, row_bytes, n_rows);
     return KV_OK;
+}
+
+void kv_segment_drop_codes(struct kv_codebooks *books, struct kv_segment *segment)
+{
+    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
+
+    kv_arena_free(books->heap->arena, book->tile_class, segment->codes);
+    kv_codebook_unref(books, segment->codebook);
+    segment->codes = NULL;
+    segment->n_coded = segment->n_lost = 0;
+    segment->in_chapter = segment->lost_chapter = false;
 }

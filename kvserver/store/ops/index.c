@@ -120,8 +120,8 @@ static struct kv_index_look look_at(const struct kv_work *work, uint32_t i)
 {
     struct kv_index_look look;
 
-    kv_index_look(&work->data->heap, unit_at(work, i), work->request.token_count, work->serial,
-                  &look);
+    kv_index_look(&work->data->codebooks, unit_at(work, i), work->request.token_count,
+                  work->serial, &look);
     return look;
 }
 
@@ -206,6 +206,6 @@ void kv_op_index_begin(struct kv_work *work)
     if (!check(work))
         return;
     /* What is newer was made for this request, or while it waited. */
-    work->serial = work->data->heap.codebooks.serial;
+    work->serial = work->data->codebooks.serial;
     kv_op_index_wake(work);
 }

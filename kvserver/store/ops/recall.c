@@ -98,7 +98,7 @@ void kv_recall_note(struct kv_recall *recall,
         memcpy(recall->k, choice->each, kv_choice_groups(choice) * sizeof(*recall->k));
         recall->choice.each = recall->k;
     }
-    kv_scan_begin(&recall->scan, &recall->data->heap);
+    kv_scan_begin(&recall->scan, &recall->data->codebooks);
 }
 
 /* Tokens that are in both lists, which ascend. */
@@ -132,7 +132,7 @@ bool kv_recall_step(struct kv_recall *recall)
     /* The part's units may have moved to another place. */
     scan->unit = kv_part_unit(part, recall->layer, recall->kv_head);
     if (!recall->choosing) {
-        if (!kv_scan_slice(scan, &recall->data->heap, recall->data->clock))
+        if (!kv_scan_slice(scan, &recall->data->codebooks, recall->data->clock))
             return true;
         kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, scan->maxima, NULL,
                         NULL, scan->n, false, scan->scores + (size_t)scan->n * scan->n_queries);

@@ -1,6 +1,7 @@
 #include "kvserver/store/ops/scrub.h"
 
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/encode.h"
 #include "kvserver/store/query/pipeline.h"
 #include "kvserver/store/rows/verify.h"
 
@@ -56,7 +57,7 @@ void kv_scrub_progress(const struct kv_scrub *scrub, struct kv_scrub_progress *r
 static struct kv_codebook *book_of(const struct kv_scrub *scrub,
                                    const struct kv_segment *segment)
 {
-    return kv_codebook_at(&scrub->data->heap.codebooks, segment->codebook);
+    return kv_codebook_at(&scrub->data->codebooks, segment->codebook);
 }
 
 /* ---- rows and codes ---------------------------------------------------------------------- */
@@ -101,14 +102,14 @@ static uint64_t check_codes(struct kv_scrub *scrub,
                             struct kv_unit *unit,
                             uint32_t block)
 {
-    struct kv_heap *heap = &scrub->data->heap;
+    struct kv_codebooks *books = &scrub->data->codebooks;
     struct kv_segment *segment = unit->segments[block];
     const struct kv_codebook *book = book_of(scrub, segment);
 
-    if (segment->n_coded > 0 && !kv_segment_codes_are_good(heap, segment))
-        kv_segment_lose_codes(heap, segment);
+    if (segment->n_coded > 0 && !kv_segment_codes_are_good(books, segment))
+        kv_segment_lose_codes(books, segment);
     if (segment->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
-        kv_segment_recode(heap, segment,
+        kv_segment_recode(books, segment,
                           (enum kv_key_type)part->schema->layers[unit->layer].dtype,
                           unit->row_bytes);
     return kv_tile_bytes(&book->shape);
@@ -128,7 +129,7 @@ static void check_centroids(struct kv_scrub *scrub, struct kv_codebook *book)
  * bytes it was. */
 static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
 {
-    struct kv_codebooks *books = &scrub->data->heap.codebooks;
+    struct kv_codebooks *books = &scrub->data->codebooks;
     struct kv_codebook *book = kv_codebook_at(books, codebook);
     const struct kv_summaries *summaries = &book->summaries;
     uint64_t bytes = 0;
@@ -233,7 +234,7 @@ static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
         return;
     const struct kv_index_plan plan = plan_of(book);
     for (uint32_t i = end; i-- > begin;)
-        kv_segment_drop_codes(&data->heap, unit->segments[i]);
+        kv_segment_drop_codes(&data->codebooks, unit->segments[i]);
     if (kv_index_cut(data->indexer, unit, tokens, &plan) == KV_OK)
         data->heap.health.mended[KV_KIND_CENTROIDS]++;
 }

@@ -47,7 +47,7 @@ static uint32_t lower(uint32_t a, uint32_t b)
 /* The summaries of the group that a block of the unit is in, and which blocks that has; NULL:
  * there are none of that size. */
 static const uint8_t *group_of(const struct kv_remainder *remainder,
-                               const struct kv_heap *heap,
+                               const struct kv_codebooks *books,
                                uint32_t block,
                                uint32_t *ret_begin,
                                uint32_t *ret_end)
@@ -56,7 +56,7 @@ static const uint8_t *group_of(const struct kv_remainder *remainder,
 
     if (!segment->in_chapter)
         return NULL;
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
     const struct kv_summaries *summaries = &book->summaries;
     const uint32_t blocks = KV_REST_ROWS / KV_BLOCK_TOKENS;
     const uint32_t group = (block - book->block_begin) / blocks;
@@ -73,15 +73,14 @@ static const uint8_t *group_of(const struct kv_remainder *remainder,
 
 /* Whether the summaries of the next candidate's group are good: if not, the chapter has none
  * any more. */
-static bool check_group(struct kv_remainder *remainder, struct kv_heap *heap)
+static bool check_group(struct kv_remainder *remainder, struct kv_codebooks *books)
 {
     const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
     const uint32_t codebook = remainder->question.scan->unit->segments[block]->codebook;
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, codebook);
 
-    if (kv_codebook_verify_summaries(&heap->codebooks, codebook,
-                                     (block - book->block_begin) /
-                                         (KV_REST_ROWS / KV_BLOCK_TOKENS)))
+    if (kv_codebook_verify_summaries(
+            books, codebook, (block - book->block_begin) / (KV_REST_ROWS / KV_BLOCK_TOKENS)))
         return true;
     remainder->lost = book->block_begin;
     return false;
@@ -90,16 +89,16 @@ static bool check_group(struct kv_remainder *remainder, struct kv_heap *heap)
 /* The summaries of the group that the next candidate is in, its first token, and where
  * candidates of it end; NULL: there are none of that size. */
 static const uint8_t *group_at(struct kv_remainder *remainder,
-                               struct kv_heap *heap,
+                               struct kv_codebooks *books,
                                uint32_t *ret_first,
                                uint32_t *ret_end)
 {
     const struct kv_scan *scan = remainder->question.scan;
     const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
     uint32_t begin, end;
-    const uint8_t *group = group_of(remainder, heap, block, &begin, &end);
+    const uint8_t *group = group_of(remainder, books, block, &begin, &end);
 
-    if (group == NULL || !check_group(remainder, heap))
+    if (group == NULL || !check_group(remainder, books))
         return NULL;
     *ret_first = begin * KV_BLOCK_TOKENS;
     *ret_end = lower(kv_unit_chapter_end(scan->unit, block, end) * KV_BLOCK_TOKENS,
@@ -108,14 +107,15 @@ static const uint8_t *group_at(struct kv_remainder *remainder,
 }
 
 /* The group behind one whose candidates end at `end`, to be fetched ahead; NULL: none. */
-static const uint8_t *
-group_behind(const struct kv_remainder *remainder, const struct kv_heap *heap, uint32_t end)
+static const uint8_t *group_behind(const struct kv_remainder *remainder,
+                                   const struct kv_codebooks *books,
+                                   uint32_t end)
 {
     uint32_t next_begin, next_end;
 
     if (end == remainder->question.scan->ranges[remainder->range].end)
         return NULL;
-    return group_of(remainder, heap, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
+    return group_of(remainder, books, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
 }
 
 /* The scores of rows scored and not taken, from their places. */
@@ -235,19 +235,19 @@ static void add_group(struct kv_remainder *remainder,
 }
 
 /* Rows that wait to be attended. */
-static void attend_pending(struct kv_remainder *remainder, struct kv_heap *heap)
+static void attend_pending(struct kv_remainder *remainder, struct kv_codebooks *books)
 {
     for (uint32_t i = 0; i < remainder->n_pending; i++)
         kv_attention_add(&remainder->attention, remainder->pending[i],
                          remainder->pending_among[i]);
     remainder->n_exact += remainder->n_pending;
     remainder->n_pending = 0;
-    remainder->bad = kv_attention_slice(&remainder->attention, heap);
+    remainder->bad = kv_attention_slice(&remainder->attention, books->heap);
 }
 
 /* Candidates of the next block that have no summaries; true: a slice of them has been
  * attended. */
-static bool add_rows(struct kv_remainder *remainder, struct kv_heap *heap)
+static bool add_rows(struct kv_remainder *remainder, struct kv_codebooks *books)
 {
     const struct kv_remainder_question *question = &remainder->question;
     const uint32_t all = UINT32_MAX >> (32 - question->shape.n_queries);
@@ -270,7 +270,7 @@ static bool add_rows(struct kv_remainder *remainder, struct kv_heap *heap)
         remainder->pending[remainder->n_pending] = token;
         remainder->pending_among[remainder->n_pending++] = among;
         if (remainder->n_pending == remainder->attention.slice_rows) {
-            attend_pending(remainder, heap);
+            attend_pending(remainder, books);
             return true;
         }
     }
@@ -278,7 +278,7 @@ static bool add_rows(struct kv_remainder *remainder, struct kv_heap *heap)
 }
 
 bool kv_remainder_slice(struct kv_remainder *remainder,
-                        struct kv_heap *heap,
+                        struct kv_codebooks *books,
                         const struct kv_clock *clock)
 {
     const struct kv_scan *scan = remainder->question.scan;
@@ -291,20 +291,20 @@ bool kv_remainder_slice(struct kv_remainder *remainder,
         if (step == SLICE_STEPS ||
             (step > 0 && step % clock_steps == 0 && kv_clock_now(clock) >= end_us))
             return false;
-        const uint8_t *group = group_at(remainder, heap, &first, &end);
+        const uint8_t *group = group_at(remainder, books, &first, &end);
         bool is_full = false;
 
         if (group != NULL)
-            add_group(remainder, group, first, end, group_behind(remainder, heap, end));
+            add_group(remainder, group, first, end, group_behind(remainder, books, end));
         else
-            is_full = add_rows(remainder, heap);
+            is_full = add_rows(remainder, books);
         if (remainder->token == scan->ranges[remainder->range].end &&
             ++remainder->range < scan->n_ranges)
             remainder->token = scan->ranges[remainder->range].begin;
         if (is_full)
             return false;
     }
-    attend_pending(remainder, heap);
+    attend_pending(remainder, books);
     return remainder->bad == UINT32_MAX;
 }
 

@@ -69,7 +69,7 @@ void kv_remainder_begin(struct kv_remainder *remainder,
 
 /* Works for some 50 us; true when all candidates are in it, which a bad row prevents. */
 bool kv_remainder_slice(struct kv_remainder *remainder,
-                        struct kv_heap *heap,
+                        struct kv_codebooks *books,
                         const struct kv_clock *clock);
 
 /* What they amount to.

@@ -55,11 +55,11 @@ void kv_pick_begin(struct kv_picker *picker,
 
 /* Rows of the group's chosen cells, counted from the part's first row on. */
 static size_t pick_cells(struct kv_picker *picker,
-                         const struct kv_heap *heap,
+                         const struct kv_codebooks *books,
                          const struct kv_scan_part *part,
                          uint32_t group)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, part->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, part->codebook);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
     const uint32_t begin = part->token_begin - first, end = part->token_end - first;
     const uint32_t *counts = picker->scan->counts + part->item;
@@ -93,7 +93,7 @@ static size_t pick_cells(struct kv_picker *picker,
     return n;
 }
 
-bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap)
+bool kv_pick_slice(struct kv_picker *picker, const struct kv_codebooks *books)
 {
     const struct kv_scan_part *part = &picker->scan->parts[picker->part];
     const bool is_cells = part->codebook != KV_SCAN_ROWS;
@@ -108,7 +108,7 @@ bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap)
         memset(picker->marks, 0, n_rows * sizeof(*picker->marks));
     for (uint32_t group = 0; group < n_groups; group++) {
         const size_t n = is_cells
-                             ? pick_cells(picker, heap, part, group)
+                             ? pick_cells(picker, books, part, group)
                              : kv_selector_collect(&picker->chooser->groups[group],
                                                    kv_chooser_scores(picker->chooser, group) +
                                                        part->item + picker->done,
@@ -154,11 +154,11 @@ bool kv_pick_is_whole(const struct kv_picker *picker)
  * may have got a copy of its last segment to write behind what that was filled to, and the copy
  * has no codes, or other ones: those of the key are made again. */
 static uint32_t item_of(const struct kv_scan *scan,
-                        const struct kv_heap *heap,
+                        const struct kv_codebooks *books,
                         const struct kv_scan_part *part,
                         uint32_t token)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, part->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, part->codebook);
     const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
     const struct kv_segment *segment = scan->unit->segments[token / KV_BLOCK_TOKENS];
     const uint32_t row = token % KV_BLOCK_TOKENS;
@@ -184,7 +184,7 @@ static uint32_t item_of(const struct kv_scan *scan,
 
 void kv_pick_weights(const struct kv_scan *scan,
                      const struct kv_chooser *chooser,
-                     const struct kv_heap *heap,
+                     const struct kv_codebooks *books,
                      const uint32_t *tokens,
                      uint32_t n,
                      float *ret_weights)
@@ -197,7 +197,7 @@ void kv_pick_weights(const struct kv_scan *scan,
         while (tokens[i] >= part->token_end)
             part++;
         item = part->codebook == KV_SCAN_ROWS ? tokens[i] - part->token_begin
-                                              : item_of(scan, heap, part, tokens[i]);
+                                              : item_of(scan, books, part, tokens[i]);
         ret_weights[i] = chooser->weights[part->item + item];
     }
 }

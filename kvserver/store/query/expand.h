@@ -43,7 +43,7 @@ void kv_pick_begin(struct kv_picker *picker,
                    uint32_t *heads);
 
 /* Some rows, or one chapter's cells; true when picker->n tokens are there. */
-bool kv_pick_slice(struct kv_picker *picker, const struct kv_heap *heap);
+bool kv_pick_slice(struct kv_picker *picker, const struct kv_codebooks *books);
 
 /* Whether each group chose as many rows as it was to: lists of cells that have gone bad may
  * make it more or fewer. */
@@ -52,7 +52,7 @@ bool kv_pick_is_whole(const struct kv_picker *picker);
 /* The merged weights, which the chooser has made, of n tokens that it chose, ascending. */
 void kv_pick_weights(const struct kv_scan *scan,
                      const struct kv_chooser *chooser,
-                     const struct kv_heap *heap,
+                     const struct kv_codebooks *books,
                      const uint32_t *tokens,
                      uint32_t n,
                      float *ret_weights);

@@ -93,7 +93,7 @@ static bool stage_unit(struct kv_work *work, struct kv_querier *querier)
         .parts = querier->parts,
         .tables = querier->tables,
     };
-    kv_scan_begin(&querier->scan, &work->data->heap);
+    kv_scan_begin(&querier->scan, &work->data->codebooks);
     querier->cursor = 0;
     querier->n_taken = querier->n_chosen = querier->n_scored = 0;
     querier->held_end = querier->held + kv_query_units(work)[querier->unit].n_ids;
@@ -112,7 +112,7 @@ static bool stage_score(struct kv_work *work, struct kv_querier *querier)
 {
     struct kv_scan *scan = &querier->scan;
 
-    if (!kv_scan_slice(scan, &work->data->heap, work->data->clock))
+    if (!kv_scan_slice(scan, &work->data->codebooks, work->data->clock))
         return true;
     if (scan->bad != UINT32_MAX)
         return fail_bad(work, querier, scan->bad);
@@ -142,7 +142,7 @@ static bool stage_take(struct kv_work *work, struct kv_querier *querier)
 static void verify_cells(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
-    struct kv_codebooks *books = &work->data->heap.codebooks;
+    struct kv_codebooks *books = &work->data->codebooks;
 
     for (uint32_t i = 0; i < scan->n_parts; i++) {
         const uint32_t codebook = scan->parts[i].codebook;
@@ -159,7 +159,7 @@ static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
 {
     const bool is_last = kv_query_of(work)->rerank == 1;
 
-    if (!kv_pick_slice(querier->picker, &work->data->heap))
+    if (!kv_pick_slice(querier->picker, &work->data->codebooks))
         return true;
     if (!kv_pick_is_whole(querier->picker) && querier->scan.by_cell) {
         /* Once more: without the bad ones, or with those that were made in their place since
@@ -175,8 +175,8 @@ static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
     if (is_last && (kv_query_of(work)->flags & KV_WIRE_SCORES)) {
         float *weights = (float *)(void *)querier->indices; /* step 2's, which there is not */
 
-        kv_pick_weights(&querier->scan, querier->chooser, &work->data->heap, querier->taken,
-                        querier->n_taken, weights);
+        kv_pick_weights(&querier->scan, querier->chooser, &work->data->codebooks,
+                        querier->taken, querier->n_taken, weights);
         memcpy(querier->floats, weights, querier->n_taken * sizeof(*weights));
     }
     querier->stage = is_last ? chosen_stage(work) : KV_QUERY_RERANK;
@@ -406,7 +406,7 @@ static bool stage_rest(struct kv_work *work, struct kv_querier *querier)
     float *output = querier->outputs + querier->n_outputs;
     float *lse = querier->lses + querier->n_lses;
 
-    if (!kv_remainder_slice(querier->remainder, &work->data->heap, work->data->clock) &&
+    if (!kv_remainder_slice(querier->remainder, &work->data->codebooks, work->data->clock) &&
         querier->remainder->bad == UINT32_MAX)
         return true;
     if (querier->remainder->bad != UINT32_MAX)

@@ -1,6 +1,7 @@
 #include "kvserver/store/query/score.h"
 
 #include "kernels/select.h"
+#include "kvserver/store/index/encode.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -44,15 +45,17 @@ static void add_rows(struct kv_scan *scan, uint32_t begin, uint32_t end)
  * only the first of the chapter's segments, or in `most`, whichever is first; `token` itself:
  * there are no cells.  Segments behind `most` are not looked at: that would be a chapter's
  * length for each range in it. */
-static uint32_t
-cells_end(const struct kv_scan *scan, const struct kv_heap *heap, uint32_t token, uint32_t most)
+static uint32_t cells_end(const struct kv_scan *scan,
+                          const struct kv_codebooks *books,
+                          uint32_t token,
+                          uint32_t most)
 {
     struct kv_segment *const *segments = scan->unit->segments;
     const uint32_t at = token / KV_BLOCK_TOKENS;
 
     if (!segments[at]->in_chapter)
         return token;
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segments[at]->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, segments[at]->codebook);
     if (book->is_broken || book->cells == NULL || book->n_cells_lost > 0)
         return token;
     const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
@@ -67,7 +70,7 @@ cells_end(const struct kv_scan *scan, const struct kv_heap *heap, uint32_t token
 }
 
 static void add_range(struct kv_scan *scan,
-                      const struct kv_heap *heap,
+                      const struct kv_codebooks *books,
                       const struct kv_wire_range *range,
                       uint32_t n_left)
 {
@@ -79,9 +82,10 @@ static void add_range(struct kv_scan *scan,
         uint32_t n_full = 0;
         bool pays = false;
 
-        end = scan->by_code && scan->by_cell ? cells_end(scan, heap, token, range->end) : token;
+        end =
+            scan->by_code && scan->by_cell ? cells_end(scan, books, token, range->end) : token;
         if (end > token) {
-            const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+            const struct kv_codebook *book = kv_codebook_at(books, codebook);
             const struct kv_cells cells = kv_codebook_cells(book);
 
             n_full = kv_cells_n_full(&book->shape, &cells);
@@ -105,14 +109,14 @@ static void add_range(struct kv_scan *scan,
     }
 }
 
-void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
+void kv_scan_begin(struct kv_scan *scan, const struct kv_codebooks *books)
 {
     bool has_cells = false;
     uint32_t n_left = scan->n;
 
     scan->n_parts = scan->n_items = 0;
     for (uint32_t i = 0; i < scan->n_ranges; i++) {
-        add_range(scan, heap, &scan->ranges[i], n_left);
+        add_range(scan, books, &scan->ranges[i], n_left);
         n_left -= scan->ranges[i].end - scan->ranges[i].begin;
     }
     for (uint32_t i = 0; i < scan->n_parts; i++)
@@ -135,27 +139,29 @@ void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap)
 
 /* ---- slices ------------------------------------------------------------------------------ */
 
-static bool is_open(const struct kv_heap *heap, uint32_t codebook)
+static bool is_open(const struct kv_codebooks *books, uint32_t codebook)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, codebook);
 
     return book->open && !book->is_broken;
 }
 
 /* Those of the segment, of the first n_rows, that have no codes: what is made of them stays. */
-static bool
-rows_are_good(const struct kv_scan *scan, struct kv_heap *heap, uint32_t at, uint32_t n_rows)
+static bool rows_are_good(const struct kv_scan *scan,
+                          struct kv_codebooks *books,
+                          uint32_t at,
+                          uint32_t n_rows)
 {
     const uint32_t n_coded = scan->unit->segments[at]->n_coded, n = n_rows - n_coded;
     const struct kv_row_set rows = kv_unit_rows(scan->unit);
 
-    return kv_verify_run(heap, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
+    return kv_verify_run(books->heap, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
 }
 
 /* Rows of the segment, of the first n_rows, that have codes; makes them where an open codebook
  * says so, and then says that it did. */
 static uint32_t coded_rows(const struct kv_scan *scan,
-                           struct kv_heap *heap,
+                           struct kv_codebooks *books,
                            uint32_t at,
                            uint32_t n_rows,
                            bool *ret_made)
@@ -163,16 +169,16 @@ static uint32_t coded_rows(const struct kv_scan *scan,
     struct kv_segment *segment = scan->unit->segments[at];
     const struct kv_segment *from = segment;
 
-    if (segment->training || kv_segment_coded(heap, segment, n_rows) == n_rows)
-        return kv_segment_coded(heap, segment, n_rows);
+    if (segment->training || kv_segment_coded(books, segment, n_rows) == n_rows)
+        return kv_segment_coded(books, segment, n_rows);
     if (segment->codes == NULL && at > 0)
         from = scan->unit->segments[at - 1];
-    if (from->codes != NULL && is_open(heap, from->codebook) &&
-        rows_are_good(scan, heap, at, n_rows))
+    if (from->codes != NULL && is_open(books, from->codebook) &&
+        rows_are_good(scan, books, at, n_rows))
         /* Where memory is short, the rows are scored by their keys. */
-        *ret_made = kv_segment_encode(heap, segment, from->codebook, scan->type,
+        *ret_made = kv_segment_encode(books, segment, from->codebook, scan->type,
                                       scan->unit->row_bytes, n_rows) == KV_OK;
-    return kv_segment_coded(heap, segment, n_rows);
+    return kv_segment_coded(books, segment, n_rows);
 }
 
 static void make_tables(struct kv_scan *scan, const struct kv_codebook *book)
@@ -222,7 +228,7 @@ static void leave_out(const struct kv_scan *scan,
 /* Rows of each full cell in [begin, end) of the chapter.  Where little of it is cut off, sinks
  * in front and a window behind, that is counted; else every list is searched. */
 static void count_cells(const struct kv_scan *scan,
-                        const struct kv_heap *heap,
+                        const struct kv_codebooks *books,
                         const struct kv_codebook *book,
                         uint32_t begin,
                         uint32_t end,
@@ -233,7 +239,7 @@ static void count_cells(const struct kv_scan *scan,
     const uint32_t all_end = first + book->n_celled;
     const bool is_little = begin + book->n_celled - end <= CUT_ROWS;
 
-    if (is_little && cells_end(scan, heap, first, all_end) == all_end) {
+    if (is_little && cells_end(scan, books, first, all_end) == all_end) {
         kv_cells_counts(&book->shape, &cells, 0, book->n_celled, ret_counts);
         leave_out(scan, book, 0, begin, ret_counts);
         leave_out(scan, book, end, book->n_celled, ret_counts);
@@ -243,9 +249,9 @@ static void count_cells(const struct kv_scan *scan,
 }
 
 static void
-score_cells(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+score_cells(struct kv_scan *scan, struct kv_codebooks *books, const struct kv_scan_part *part)
 {
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, part->codebook);
+    const struct kv_codebook *book = kv_codebook_at(books, part->codebook);
     const struct kv_cells cells = kv_codebook_cells(book);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
 
@@ -253,7 +259,7 @@ score_cells(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_par
     if (kv_cells_n_full(&book->shape, &cells) == part->n_items) {
         kv_cells_score(&book->shape, scan->tables, scan->n_queries, &cells,
                        scan->scores + part->item, scan->n_items);
-        count_cells(scan, heap, book, part->token_begin - first, part->token_end - first,
+        count_cells(scan, books, book, part->token_begin - first, part->token_end - first,
                     scan->counts + part->item);
     } else { /* they went bad since the scan began: there is room for as many as there were */
         memset(scan->counts + part->item, 0, part->n_items * sizeof(*scan->counts));
@@ -274,7 +280,7 @@ static uint32_t rows_end(const struct kv_scan_part *part, uint32_t at)
  * scores.  Returns how many.  Codes are made for one segment at most, which takes longer than
  * scoring all of a run. */
 static uint32_t
-score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+score_coded(struct kv_scan *scan, struct kv_codebooks *books, const struct kv_scan_part *part)
 {
     struct kv_segment *const *segments = scan->unit->segments;
     uint32_t at = scan->token / KV_BLOCK_TOKENS, n_tiles = 0, n = 0;
@@ -287,7 +293,7 @@ score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_par
     for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < RUN_SEGMENTS &&
                                          !has_made && at * KV_BLOCK_TOKENS < part->token_end;
          at++) {
-        end = coded_rows(scan, heap, at, rows_end(part, at), &has_made);
+        end = coded_rows(scan, books, at, rows_end(part, at), &has_made);
         if (end <= (n_tiles == 0 ? begin : 0) ||
             (n_tiles > 0 && segments[at]->codebook != codebook))
             break;
@@ -298,7 +304,7 @@ score_coded(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_par
     if (n_tiles == 0)
         return 0;
     n -= begin;
-    book = kv_codebook_at(&heap->codebooks, codebook);
+    book = kv_codebook_at(books, codebook);
     make_tables(scan, book);
     kv_tiles_score(&book->shape, scan->tables, scan->n_queries, tiles, begin, n,
                    scan->scores + (part->item + scan->token - part->token_begin),
@@ -325,10 +331,10 @@ static uint32_t score_exactly(struct kv_scan *scan, const struct kv_scan_part *p
 
 /* Some of the part's rows, from scan->token on.  Returns how many. */
 static uint32_t
-score_rows(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part *part)
+score_rows(struct kv_scan *scan, struct kv_codebooks *books, const struct kv_scan_part *part)
 {
     const uint32_t item = part->item + scan->token - part->token_begin;
-    uint32_t n = scan->by_code ? score_coded(scan, heap, part) : 0;
+    uint32_t n = scan->by_code ? score_coded(scan, books, part) : 0;
 
     if (n == 0)
         n = score_exactly(scan, part);
@@ -339,7 +345,9 @@ score_rows(struct kv_scan *scan, struct kv_heap *heap, const struct kv_scan_part
     return n;
 }
 
-bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock)
+bool kv_scan_slice(struct kv_scan *scan,
+                   struct kv_codebooks *books,
+                   const struct kv_clock *clock)
 {
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
 
@@ -349,9 +357,9 @@ bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_c
         if (n_segments >= SLICE_SEGMENTS || (n_segments > 0 && kv_clock_now(clock) >= end_us))
             return false;
         if (part->codebook != KV_SCAN_ROWS)
-            score_cells(scan, heap, part);
+            score_cells(scan, books, part);
         else
-            n_segments += score_rows(scan, heap, part) / KV_BLOCK_TOKENS;
+            n_segments += score_rows(scan, books, part) / KV_BLOCK_TOKENS;
         if (part->codebook != KV_SCAN_ROWS || scan->token == part->token_end)
             if (++scan->part < scan->n_parts)
                 scan->token = scan->parts[scan->part].token_begin;

@@ -15,6 +15,7 @@
 #define KV_KVSERVER_STORE_QUERY_SCORE_H
 
 #include "kvserver/base/clock.h"
+#include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/unit.h"
 #include "proto/kv_wire.h"
 
@@ -75,10 +76,12 @@ enum {
 uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
 /* Cuts the candidates into parts, sets the cursor and the counts to the begin. */
-void kv_scan_begin(struct kv_scan *scan, const struct kv_heap *heap);
+void kv_scan_begin(struct kv_scan *scan, const struct kv_codebooks *books);
 
 /* Works for some 50 us; true when all items are scored. */
-bool kv_scan_slice(struct kv_scan *scan, struct kv_heap *heap, const struct kv_clock *clock);
+bool kv_scan_slice(struct kv_scan *scan,
+                   struct kv_codebooks *books,
+                   const struct kv_clock *clock);
 
 /* Goes through tokens of the ranges by their numbers, which ascend from call to call. */
 struct kv_range_walk {

@@ -12,13 +12,9 @@ bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
     heap->health = (struct kv_health){0};
     heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
     heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
-    return heap->crc_class >= 0 && heap->record_class >= 0 &&
-           kv_codebooks_init(&heap->codebooks, arena, &heap->health);
-}
-
-void kv_heap_fini(struct kv_heap *heap)
-{
-    kv_codebooks_fini(&heap->codebooks);
+    heap->release_codes = NULL;
+    heap->release_arg = NULL;
+    return heap->crc_class >= 0 && heap->record_class >= 0;
 }
 
 static struct kv_segment *record_get(struct kv_heap *heap)
@@ -65,17 +61,6 @@ void kv_segment_forget_rows(struct kv_heap *heap, struct kv_segment *segment, ui
     }
 }
 
-void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment)
-{
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
-
-    kv_arena_free(heap->arena, book->tile_class, segment->codes);
-    kv_codebook_unref(&heap->codebooks, segment->codebook);
-    segment->codes = NULL;
-    segment->n_coded = segment->n_lost = 0;
-    segment->in_chapter = segment->lost_chapter = false;
-}
-
 static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
 {
     assert(segment->refs == 0 && segment->pins == 0);
@@ -83,7 +68,7 @@ static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
     kv_arena_free(heap->arena, segment->row_class, segment->rows);
     kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
     if (segment->codes != NULL)
-        kv_segment_drop_codes(heap, segment);
+        heap->release_codes(heap->release_arg, segment);
     record_put(heap, segment);
     heap->n_segments--;
 }

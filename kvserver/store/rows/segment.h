@@ -1,18 +1,20 @@
 /* segment.h - KV_BLOCK_TOKENS rows with their CRCs and the codes of their keys, and where they
  * come from.  unit.h says what holds of them.
  *
- * rows/segment.c has their life, index/encode.c their codes.
+ * A segment keeps the bytes of its codes, whatever they mean: who makes them (index/encode.h)
+ * is told by the heap when they go.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
 
-#include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/arena.h"
 #include "kvserver/store/rows/health.h"
+#include "proto/kv_status.h"
 #include "proto/kv_types.h"
 
 #include <assert.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 /* 64 bytes, and 8 in each unit that refers to it. */
 struct kv_segment {
@@ -46,13 +48,15 @@ struct kv_heap {
     int record_class;                /* pages of segment records */
     struct kv_segment *free_records; /* linked through `rows` */
     uint64_t n_segments;
-    struct kv_codebooks codebooks;
     struct kv_health health;
+
+    /* Gives back the codes of a segment that goes.  Who makes codes sets it before the first. */
+    void (*release_codes)(void *arg, struct kv_segment *segment);
+    void *release_arg;
 };
 
 /* false: the arena has no page for it. */
 bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
-void kv_heap_fini(struct kv_heap *heap);
 
 struct kv_unit;
 
@@ -73,42 +77,5 @@ static inline bool kv_segment_is_bad(const struct kv_segment *segment, uint32_t 
 {
     return segment->bad[row / 64] >> row % 64 & 1;
 }
-
-/* Rows of the segment, of the first n_rows, that have codes which may be used. */
-static inline uint32_t
-kv_segment_coded(const struct kv_heap *heap, const struct kv_segment *segment, uint32_t n_rows)
-{
-    if (segment->codes == NULL ||
-        kv_codebook_at(&heap->codebooks, segment->codebook)->is_broken)
-        return 0;
-    return segment->n_coded < n_rows ? segment->n_coded : n_rows;
-}
-
-/* Makes codes of the segment's rows [n_coded, n_rows), which are good, by the codebook; one
- * that has codes keeps its codebook, which must be that one.  Keys are of `type`.
- * KV_NO_MEMORY: nothing changed.  KV_CORRUPT: codes that it had are bad, and lost now, or were
- * before: kv_segment_recode() has to come first. */
-kv_status_t kv_segment_encode(struct kv_heap *heap,
-                              struct kv_segment *segment,
-                              uint32_t codebook,
-                              enum kv_key_type type,
-                              uint32_t row_bytes,
-                              uint32_t n_rows);
-
-/* Compares the codes with the checksum that was made of them. */
-bool kv_segment_codes_are_good(const struct kv_heap *heap, const struct kv_segment *segment);
-
-/* Counts codes that are bad; they are not used any more, and kv_segment_recode() can make them
- * again. */
-void kv_segment_lose_codes(struct kv_heap *heap, struct kv_segment *segment);
-
-/* Makes lost codes again, of rows that are good, in the tile that they had. */
-void kv_segment_recode(struct kv_heap *heap,
-                       struct kv_segment *segment,
-                       enum kv_key_type type,
-                       uint32_t row_bytes);
-
-/* Gives the codes back, and the segment's share of the codebook. */
-void kv_segment_drop_codes(struct kv_heap *heap, struct kv_segment *segment);
 
 #endif

@@ -71,10 +71,11 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         data->works == NULL || data->middles == NULL || data->bodies == NULL ||
         data->stagings == NULL || data->receipts == NULL || data->commands == NULL ||
         !kv_heap_init(&data->heap, data->arena) ||
+        !kv_codebooks_init(&data->codebooks, &data->heap) ||
         !kv_objects_init(&data->objects, data->arena, &data->heap.health, setup->secret,
                          setup->object_version))
         goto err_fini;
-    data->indexer = kv_indexer_create(&data->heap, data->clock);
+    data->indexer = kv_indexer_create(&data->codebooks, data->clock);
     data->querier = kv_querier_create(data);
     data->scrub = kv_scrub_create(data, setup->scrub_bytes);
     if (data->indexer == NULL || data->querier == NULL || data->scrub == NULL)
@@ -102,7 +103,7 @@ void kv_data_fini(struct kv_data *data)
     kv_scrub_destroy(data->scrub);
     kv_querier_destroy(data->querier);
     kv_indexer_destroy(data->indexer);
-    kv_heap_fini(&data->heap);
+    kv_codebooks_fini(&data->codebooks);
     kv_objects_fini(&data->objects);
     kv_pool_destroy(data->receipts);
     kv_pool_destroy(data->stagings);

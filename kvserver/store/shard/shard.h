@@ -22,6 +22,7 @@
 #include "kvserver/base/map.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/ring.h"
+#include "kvserver/store/index/codebook.h"
 #include "kvserver/store/node.h"
 #include "kvserver/store/rows/object.h"
 #include "kvserver/store/shard/client.h"
@@ -48,6 +49,7 @@ struct kv_data {
     struct kv_port *port;
     struct kv_arena *arena;
     struct kv_heap heap;
+    struct kv_codebooks codebooks;
     struct kv_objects objects;
     struct kv_indexer *indexer;
     struct kv_querier *querier;

@@ -12,7 +12,7 @@ static void tell(_Atomic uint64_t *number, uint64_t value)
 static void tell_memory(struct kv_data *data)
 {
     struct kv_stats *stats = &data->stats;
-    const struct kv_codebooks *books = &data->heap.codebooks;
+    const struct kv_codebooks *books = &data->codebooks;
 
     tell(&stats->memory_lent, kv_arena_bytes_lent(data->arena));
     tell(&stats->segments, data->heap.n_segments);

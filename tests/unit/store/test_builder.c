@@ -81,7 +81,7 @@ static void check_bare(const struct kv_unit *unit, uint32_t begin, uint32_t end)
 static void check_empty(void)
 {
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.heap.codebooks.pool), 0);
+    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
 }
 
 static void chapters(void **state)
@@ -94,7 +94,7 @@ static void chapters(void **state)
     assert_int_equal(cut(&unit, 7 * KV_BLOCK_TOKENS + 127, 8), 0);
     assert_int_equal(cut(&unit, unit.committed, 8), 2); /* four blocks are left */
     assert_int_equal(cut(&unit, unit.committed, 8), 0);
-    kv_index_look(&bench.heap, &unit, unit.committed, 0, &look);
+    kv_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 0);
     finish_jobs();
@@ -112,7 +112,7 @@ static void chapters(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 16, 30);
     check_bare(&unit, 30, 31);
-    kv_index_look(&bench.heap, &unit, unit.committed, 2, &look);
+    kv_index_look(&bench.codebooks, &unit, unit.committed, 2, &look);
     assert_int_equal(look.n_coded, 30 * KV_BLOCK_TOKENS);
     assert_int_equal(look.n_old, 2);
     assert_int_equal(look.n_new, 1);
@@ -200,7 +200,7 @@ static void overwritten_rows(void **state)
     check_chapter(&unit, 0, 7);
     assert_null(unit.segments[7]->codes);
     /* In place. */
-    assert_int_equal(kv_segment_encode(&bench.heap, unit.segments[7],
+    assert_int_equal(kv_segment_encode(&bench.codebooks, unit.segments[7],
                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
                                        970 - 896),
                      KV_OK);
@@ -239,7 +239,7 @@ static void seeds(void **state)
         finish_jobs();
         check_chapter(&units[i], 0, 8);
         centroids[i] =
-            kv_codebook_at(&bench.heap.codebooks, units[i].segments[0]->codebook)->centroids;
+            kv_codebook_at(&bench.codebooks, units[i].segments[0]->codebook)->centroids;
     }
     assert_memory_equal(centroids[0], centroids[1], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 8; i++)
@@ -283,7 +283,7 @@ check_summaries(const struct kv_unit *unit, uint32_t begin, uint32_t end, uint32
     static uint8_t rows[KV_REST_ROWS * (D + D_V) * sizeof(float)];
     const struct kv_rest_shape shape = {KV_KEY_FP32, D, D_V, bits};
     const struct kv_codebook *book =
-        kv_codebook_at(&bench.heap.codebooks, unit->segments[begin]->codebook);
+        kv_codebook_at(&bench.codebooks, unit->segments[begin]->codebook);
     void *scratch = malloc(kv_rest_scratch_bytes(&shape)),
          *group = malloc(kv_rest_bytes(&shape));
 
@@ -332,12 +332,12 @@ static void summaries(void **state)
     check_summaries(&unit, 0, 10, KV_REST_16);
     check_summaries(&unit, 10, 20, KV_REST_16);
     assert_int_equal(stats_of().rows_summarised, 20 * KV_BLOCK_TOKENS);
-    assert_int_equal(bench.heap.codebooks.rows_summarised, 20 * KV_BLOCK_TOKENS);
+    assert_int_equal(bench.codebooks.rows_summarised, 20 * KV_BLOCK_TOKENS);
     assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_16), 0);
     assert_int_equal(cut(&unit, unit.committed, 10), 0);
     /* Others take their place. */
     assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_REST_64), 2);
-    kv_index_look(&bench.heap, &unit, unit.committed, 0, &look);
+    kv_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 20 * KV_BLOCK_TOKENS);
     finish_jobs();
@@ -355,11 +355,11 @@ static void summaries(void **state)
     assert_int_equal(stats_of().dropped, 0);
     check_summaries(&fork, 0, 10, KV_REST_64);
     assert_int_equal(
-        kv_codebook_at(&bench.heap.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
+        kv_codebook_at(&bench.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
         10 * KV_BLOCK_TOKENS);
     kv_unit_clear(&fork, &bench.heap);
     check_empty();
-    assert_int_equal(bench.heap.codebooks.summaries_bytes, 0);
+    assert_int_equal(bench.codebooks.summaries_bytes, 0);
 }
 
 /* An open codebook's are of the full segments that its job coded, however often they are
@@ -374,7 +374,7 @@ static void summaries_of_open_codebooks(void **state)
     finish_jobs();
     check_summaries(&unit, 0, 7, KV_REST_16);
     assert_int_equal(unit_append(&bench, &unit, 600), KV_OK);
-    assert_int_equal(kv_segment_encode(&bench.heap, unit.segments[7],
+    assert_int_equal(kv_segment_encode(&bench.codebooks, unit.segments[7],
                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
                                        KV_BLOCK_TOKENS),
                      KV_OK);
@@ -386,7 +386,7 @@ static void summaries_of_open_codebooks(void **state)
     finish_jobs();
     assert_int_equal(stats_of().dropped, 1);
     check_empty();
-    assert_int_equal(bench.heap.codebooks.summaries_bytes, 0);
+    assert_int_equal(bench.codebooks.summaries_bytes, 0);
 }
 
 /* A full arena: codes without summaries, which can be made when there is room again. */

@@ -140,7 +140,7 @@ static void answer(void)
     uint32_t n_slices = 0;
 
     kv_remainder_begin(&left, &it.asked);
-    while (!kv_remainder_slice(&left, &bench.heap, &kv_clock_real))
+    while (!kv_remainder_slice(&left, &bench.codebooks, &kv_clock_real))
         assert_true(++n_slices < 10 * ROWS_MAX);
     kv_remainder_end(&left, false, it.output, it.lse);
 }
@@ -156,7 +156,7 @@ group_of(const struct kv_unit *unit, uint32_t token, uint32_t bits, uint32_t *re
 
     if (!segment->in_chapter)
         return NULL;
-    const struct kv_codebook *book = kv_codebook_at(&bench.heap.codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
     const uint32_t row = token - book->block_begin * KV_BLOCK_TOKENS;
 
     if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
@@ -311,20 +311,20 @@ static void parts_of_groups(void **state)
     assert_true(ask(&fork, ROUNDS) > 0);
     /* The fork's codes are the codebook's, too, but its own rows are not the chapter's. */
     for (uint32_t i = 11; i < 2400 / KV_BLOCK_TOKENS; i++)
-        assert_int_equal(kv_segment_encode(&bench.heap, fork.segments[i],
+        assert_int_equal(kv_segment_encode(&bench.codebooks, fork.segments[i],
                                            fork.segments[0]->codebook, KV_KEY_FP32,
                                            fork.row_bytes, KV_BLOCK_TOKENS),
                          KV_OK);
     train(&fork, 2400, 0, KV_REST_64);
     assert_int_equal(
-        kv_codebook_at(&bench.heap.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
+        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
         11 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
     /* The unit asks for all of its own again. */
     train(&unit, 3000, 0, KV_REST_64);
     assert_int_equal(
-        kv_codebook_at(&bench.heap.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
+        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
         23 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
@@ -406,7 +406,7 @@ static void summaries_change_meanwhile(void **state)
             n += it.is_candidate[token] && it.by[token] == 0;
         assert_int_equal(kv_index_cut(bench.indexer, &unit, 3300, &plan), KV_OK);
         kv_remainder_begin(&left, &it.asked);
-        while (!kv_remainder_slice(&left, &bench.heap, &kv_clock_real))
+        while (!kv_remainder_slice(&left, &bench.codebooks, &kv_clock_real))
             for (uint32_t i = below(500); i > 0; i--)
                 kv_indexer_step(bench.indexer);
         kv_remainder_end(&left, false, it.output, it.lse);
@@ -444,7 +444,7 @@ static void slices_of_many_vectors(void **state)
     while (!is_done) {
         const uint32_t before = left.token;
 
-        is_done = kv_remainder_slice(&left, &bench.heap, &hurried);
+        is_done = kv_remainder_slice(&left, &bench.codebooks, &hurried);
         assert_in_range(left.token - before, 1, KV_REST_ROWS);
     }
     assert_int_equal(left.n_rest + left.n_exact, 3 * KV_REST_ROWS);
@@ -464,9 +464,9 @@ static int tear_down(void **state)
 {
     (void)state;
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.heap.codebooks.pool), 0);
-    assert_int_equal(bench.heap.codebooks.rows_summarised, 0);
-    assert_int_equal(bench.heap.codebooks.summaries_bytes, 0);
+    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
+    assert_int_equal(bench.codebooks.rows_summarised, 0);
+    assert_int_equal(bench.codebooks.summaries_bytes, 0);
     bench_close(&bench);
     return 0;
 }

@@ -49,7 +49,7 @@ score_of(const struct kv_unit *unit, uint32_t token, const float *query, bool by
                       &score, 1);
         return score;
     }
-    const struct kv_codebook *book = kv_codebook_at(&bench.heap.codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
     const size_t n_centroids = kv_pq_n_centroids(&book->shape);
     kv_pq_tables(&book->shape, book->centroids, query, 1, table);
     for (uint32_t j = 0; j < book->shape.m; j++) {
@@ -97,7 +97,7 @@ static uint32_t item_of(const struct kv_scan *scan, uint32_t token)
     assert_true(token >= part->token_begin && part < scan->parts + scan->n_parts);
     if (part->codebook == KV_SCAN_ROWS)
         return part->item + token - part->token_begin;
-    const struct kv_codebook *book = kv_codebook_at(&bench.heap.codebooks, part->codebook);
+    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, part->codebook);
     const struct kv_cells cells = kv_codebook_cells(book);
     kv_tile_cells(&book->shape, scan->unit->segments[token / KV_BLOCK_TOKENS]->codes,
                   token % KV_BLOCK_TOKENS, 1, &cell);
@@ -116,8 +116,8 @@ check(struct kv_unit *unit, const struct kv_wire_range *ranges, uint32_t n_range
     uint32_t n_slices = 0, i = 0;
 
     memset(counts, 0, sizeof(counts));
-    kv_scan_begin(&scan, &bench.heap);
-    while (!kv_scan_slice(&scan, &bench.heap, &kv_clock_real))
+    kv_scan_begin(&scan, &bench.codebooks);
+    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
         assert_true(++n_slices < ROWS_MAX);
     assert_int_equal(scan.n_coded + scan.n_exact, scan.n);
     for (uint32_t r = 0; r < n_ranges; r++) {
@@ -157,18 +157,18 @@ static uint32_t pick(struct kv_unit *unit,
     uint32_t n;
 
     assert_non_null(picker);
-    kv_scan_begin(&scan, &bench.heap);
-    while (!kv_scan_slice(&scan, &bench.heap, &kv_clock_real))
+    kv_scan_begin(&scan, &bench.codebooks);
+    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
         ;
     kv_choose_begin(&chooser, choice, scan.scores, scan.maxima, scan.counts, NULL, scan.n_items,
                     true, scan.scores + (size_t)scan.n_items * scan.n_queries);
     while (!kv_choose_slice(&chooser))
         ;
     kv_pick_begin(picker, &scan, &chooser, ret_tokens, ret_heads);
-    while (!kv_pick_slice(picker, &bench.heap))
+    while (!kv_pick_slice(picker, &bench.codebooks))
         ;
     n = picker->n;
-    kv_pick_weights(&scan, &chooser, &bench.heap, ret_tokens, n, ret_weights);
+    kv_pick_weights(&scan, &chooser, &bench.codebooks, ret_tokens, n, ret_weights);
     kv_picker_destroy(picker);
     *ret_cells = scan.counts != NULL;
     return n;
@@ -252,7 +252,7 @@ static void open_codebook(void **state)
     whole(&fork, 727, 1);
     kv_unit_clear(&fork, &bench.heap);
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.heap.codebooks.pool), 0);
+    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
 }
 
 static uint64_t hurried_now(const struct kv_clock *clock)
@@ -285,9 +285,9 @@ static void codes_are_made_in_slices(void **state)
     train(&unit, 290, 0, 3);
     assert_int_equal(unit_append(&bench, &unit, ROWS_MAX - 300), KV_OK);
     struct kv_scan scan = scan_of(&unit, &all, 1, 2, true, true);
-    kv_scan_begin(&scan, &bench.heap);
+    kv_scan_begin(&scan, &bench.codebooks);
     for (uint32_t before = n_with_codes(&unit), after; !is_done; before = after) {
-        is_done = kv_scan_slice(&scan, &bench.heap, &hurried);
+        is_done = kv_scan_slice(&scan, &bench.codebooks, &hurried);
         after = n_with_codes(&unit);
         assert_in_range(after - before, 0, 1);
     }
@@ -346,7 +346,7 @@ static void cells_choose_as_rows(void **state)
         check(&fork, ranges, some_ranges(ranges, 8, 1400), true);
     kv_unit_clear(&fork, &bench.heap);
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.heap.codebooks.pool), 0);
+    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
 }
 
 /* Weights are asked for when the last segment, which is in cells, has been copied meanwhile:
@@ -371,8 +371,8 @@ static void weights_of_a_copied_segment(void **state)
     kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, TOKENS), KV_OK);
     struct kv_scan scan = scan_of(&fork, &all, 1, choice.n_queries, true, true);
-    kv_scan_begin(&scan, &bench.heap);
-    while (!kv_scan_slice(&scan, &bench.heap, &kv_clock_real))
+    kv_scan_begin(&scan, &bench.codebooks);
+    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
         ;
     assert_non_null(scan.counts);
     assert_int_equal(scan.n_parts, 1);
@@ -381,16 +381,16 @@ static void weights_of_a_copied_segment(void **state)
     while (!kv_choose_slice(&chooser))
         ;
     kv_pick_begin(picker, &scan, &chooser, tokens, heads);
-    while (!kv_pick_slice(picker, &bench.heap))
+    while (!kv_pick_slice(picker, &bench.codebooks))
         ;
     assert_int_equal(picker->n, TOKENS);
-    kv_pick_weights(&scan, &chooser, &bench.heap, tokens, picker->n, weights[0]);
+    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
     assert_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
-    kv_pick_weights(&scan, &chooser, &bench.heap, tokens, picker->n, weights[1]);
+    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[1]);
     train(&fork, fork.committed, 0, 3);
     assert_non_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
-    kv_pick_weights(&scan, &chooser, &bench.heap, tokens, picker->n, weights[2]);
+    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[2]);
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
     assert_memory_equal(weights[0], weights[2], sizeof(weights[0]));
     kv_picker_destroy(picker);

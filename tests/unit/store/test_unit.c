@@ -257,7 +257,6 @@ static void random_operations(void **state)
         }
     }
     assert_int_equal(world.heap.n_segments, 0);
-    kv_heap_fini(&world.heap);
     kv_arena_destroy(world.arena);
 }
 
@@ -302,7 +301,6 @@ static void refuses_whole(void **state)
     kv_unit_clear(&child, &heap);
     kv_unit_clear(&unit, &heap);
     assert_int_equal(heap.n_segments, 0);
-    kv_heap_fini(&heap);
     kv_arena_destroy(arena);
 }
 
@@ -325,7 +323,6 @@ static void pieces_are_joined(void **state)
     assert_int_equal(iov[0].bytes, 990 * 256);
     assert_int_equal(kv_unit_pieces(&unit, 0, 10, iov, 1, 1), 2);
     kv_unit_clear(&unit, &heap);
-    kv_heap_fini(&heap);
     kv_arena_destroy(arena);
 }
 
@@ -346,7 +343,6 @@ static void cleared_units_leave_their_class(void **state)
                          row_bytes * KV_BLOCK_TOKENS);
         kv_unit_clear(&unit, &heap);
     }
-    kv_heap_fini(&heap);
     kv_arena_destroy(arena);
 }
 
@@ -399,7 +395,6 @@ static void rows_land_where_the_unit_has_them(void **state)
         kv_unit_clear(&unit, &heap);
     }
     assert_int_equal(heap.n_segments, 0);
-    kv_heap_fini(&heap);
     kv_arena_destroy(arena);
 }
 

@@ -221,26 +221,26 @@ static void bad_codes_are_made_again_as_they_were(void **state)
     unit_make(&bench, &unit, 0, D, 1000);
     index_unit(&unit, 0);
     segment = unit.segments[7]; /* of 104 rows */
-    const struct kv_codebook *book = kv_codebook_at(&heap->codebooks, segment->codebook);
+    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
     const size_t bytes = kv_tile_bytes(&book->shape);
     assert_int_equal(segment->n_coded, 104);
-    assert_true(kv_segment_codes_are_good(heap, segment));
+    assert_true(kv_segment_codes_are_good(&bench.codebooks, segment));
     assert_int_equal(unit_append(&bench, &unit, 10), KV_OK);
     memcpy(tile, segment->codes, bytes);
     segment->codes[3] ^= 4;
-    assert_false(kv_segment_codes_are_good(heap, segment));
-    assert_int_equal(
-        kv_segment_encode(heap, segment, segment->codebook, KV_KEY_FP32, unit.row_bytes, 110),
-        KV_CORRUPT);
+    assert_false(kv_segment_codes_are_good(&bench.codebooks, segment));
+    assert_int_equal(kv_segment_encode(&bench.codebooks, segment, segment->codebook,
+                                       KV_KEY_FP32, unit.row_bytes, 110),
+                     KV_CORRUPT);
     assert_int_equal(heap->health.found[KV_KIND_CODES], 1);
-    assert_int_equal(kv_segment_coded(heap, segment, 128), 0);
-    kv_segment_recode(heap, segment, KV_KEY_FP32, unit.row_bytes);
-    assert_int_equal(kv_segment_coded(heap, segment, 128), 104);
+    assert_int_equal(kv_segment_coded(&bench.codebooks, segment, 128), 0);
+    kv_segment_recode(&bench.codebooks, segment, KV_KEY_FP32, unit.row_bytes);
+    assert_int_equal(kv_segment_coded(&bench.codebooks, segment, 128), 104);
     assert_memory_equal(segment->codes, tile, bytes);
-    assert_int_equal(
-        kv_segment_encode(heap, segment, segment->codebook, KV_KEY_FP32, unit.row_bytes, 110),
-        KV_OK);
-    assert_true(kv_segment_codes_are_good(heap, segment));
+    assert_int_equal(kv_segment_encode(&bench.codebooks, segment, segment->codebook,
+                                       KV_KEY_FP32, unit.row_bytes, 110),
+                     KV_OK);
+    assert_true(kv_segment_codes_are_good(&bench.codebooks, segment));
     assert_int_equal(segment->n_coded, 110);
     kv_unit_clear(&unit, heap);
 }
@@ -264,7 +264,7 @@ static void a_job_that_meets_a_bad_row_fails(void **state)
         assert_int_equal(stats.failed, n_failed + 1);
         assert_int_equal(stats.n_jobs, 0);
         assert_int_equal(kv_unit_known_bad(&unit, 0, 1024), row);
-        kv_index_look(&bench.heap, &unit, 1024, 0, &look);
+        kv_index_look(&bench.codebooks, &unit, 1024, 0, &look);
         assert_true(look.n_coded <= row / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
         kv_unit_clear(&unit, &bench.heap);
     }
@@ -291,7 +291,7 @@ static void summaries_are_of_good_rows(void **state)
     kv_indexer_stats(bench.indexer, &stats);
     assert_true(kv_unit_is_bad(&unit, 1000));
     const struct kv_codebook *book =
-        kv_codebook_at(&bench.heap.codebooks, unit.segments[0]->codebook);
+        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook);
     assert_int_equal(book->summaries.n_rows, 0);
     kv_unit_clear(&unit, &bench.heap);
 }
@@ -308,7 +308,7 @@ static void what_is_lost_is_made_again(void **state)
     unit_make(&bench, &unit, 0, D, 1024);
     index_unit(&unit, 8);
     const uint32_t codebook = unit.segments[0]->codebook;
-    struct kv_codebook *book = kv_codebook_at(&heap->codebooks, codebook);
+    struct kv_codebook *book = kv_codebook_at(&bench.codebooks, codebook);
     const size_t n_cells = kv_cells_head(&book->shape) + book->n_celled;
     const size_t group_bytes = kv_rest_bytes(&book->summaries.shape);
     assert_non_null(book->cells);
@@ -322,14 +322,14 @@ static void what_is_lost_is_made_again(void **state)
 
     book->cells[n_cells - 1] ^= 8;
     assert_false(kv_codebook_cells_are_good(book));
-    assert_false(kv_codebook_verify_cells(&heap->codebooks, codebook));
-    assert_true(kv_codebook_verify_cells(&heap->codebooks, codebook)); /* that is known */
+    assert_false(kv_codebook_verify_cells(&bench.codebooks, codebook));
+    assert_true(kv_codebook_verify_cells(&bench.codebooks, codebook)); /* that is known */
     assert_int_equal(book->n_cells_lost, book->n_celled);
     assert_int_equal(heap->health.found[KV_KIND_CELLS], 1);
-    assert_true(kv_codebook_verify_summaries(&heap->codebooks, codebook, 0));
+    assert_true(kv_codebook_verify_summaries(&bench.codebooks, codebook, 0));
     book->summaries.groups[0].bytes[group_bytes / 2] ^= 8;
     assert_false(kv_summaries_are_good(&book->summaries, 0));
-    assert_false(kv_codebook_verify_summaries(&heap->codebooks, codebook, 0));
+    assert_false(kv_codebook_verify_summaries(&bench.codebooks, codebook, 0));
     assert_int_equal(heap->health.found[KV_KIND_SUMMARIES], 1);
     assert_int_equal(book->summaries.n_rows, 0);
 
