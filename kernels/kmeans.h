@@ -42,7 +42,7 @@
  * centroid that is not finite wins no row; one whose sum has overflowed counts as empty.
  *
  * Numerical contract, the same in every instruction set, to the bit:
- *   distance      acc = half_square; acc = fma(-lift of x, lift of c, acc) if there are lifts;
+ *   distance      acc = half square; acc = fma(-lift of x, lift of c, acc) if there are lifts;
  *                 acc = fma(-x[i], c[i], acc), i ascending
  *   nearest       least distance, ties to the lower code; a NaN is never the least, and where
  *                 no distance is below +inf, it is code 0

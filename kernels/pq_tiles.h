@@ -16,7 +16,7 @@
  *
  * Scores from codes:
  *   fp32     table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
- *   8 bits   the sum of one byte per subspace, from kv_table_round(): where all scores are
+ *   8 bits   the sum of one byte per subspace, from kv_table_round8(): where all scores are
  *            wanted roughly, to find the few whose exact ones matter
  *   16 bits  the same with finer steps
  *

@@ -1,6 +1,6 @@
-/* A call's life: armed -> reading its message -> with the node -> answering -> free. RECV_CLOSE
- * is a tag of its own that comes back when the call has ended, however it did; a slot is free
- * again when all of its tags are back and the node owes it no reply. */
+/* A call's life: armed -> reading its message -> with the node -> answering -> free.  To
+ * receive its close has a tag of its own, that comes back when the call has ended, however it
+ * did; a slot is free again when all of its tags are back and the node owes it no reply. */
 #include "kvserver/grpc_server.h"
 
 #include "kvserver/acceptor.h"

@@ -251,8 +251,7 @@ static void expect_work(struct kv_query_part *part, uint32_t n_groups)
                                                        : part->n_candidates;
 }
 
-/* Checks what the sizes depend on, and fills those of `ret_part`.  NULL: all fits the schema.
- */
+/* Checks what the sizes depend on, and fills those of `part`.  NULL: all fits the schema. */
 static const char *
 shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_query_part *part)
 {

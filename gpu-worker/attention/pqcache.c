@@ -1,5 +1,5 @@
 /* pqcache - a decode step attends to sinks, a window, and the rows between them that the store
- * finds by product-quantised keys (PQCache; methods.md 1A).
+ * finds by product-quantised keys (PQCache).
  *
  *   prompt   attends to everything, and needs every row here; each layer's rows go to the store
  *            while the next one computes, and when the last of a chapter have gone the store is

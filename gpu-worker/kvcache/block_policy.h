@@ -1,5 +1,5 @@
 /* block_policy.h - which blocks of a layer a worker keeps beside its device (PQCache,
- * section 3.4; methods.md 1A.6 step 8): which to hold, not the rows.
+ * section 3.4): which to hold, not the rows.
  *
  *   step:   kv_block_cache_note()   for every chosen row, of a held block or not
  *           kv_block_cache_end()    the blocks with the most chosen rows are touched, or wanted

@@ -1,7 +1,7 @@
 /* kmeans_budget.h - how many iterations of k-means the prompt's computation hides (PQCache,
- * section 3.3; methods.md 1A.5).
+ * section 3.3).
  *
- *   T = clamp(floor((t_layer - t_base) / t_iteration + 3), 3, 300)
+ *   T = clamp(floor((layer_s - base_s) / iteration_s + 3), 3, 300)
  *
  * with the time in which a layer's part of the prompt is computed, the time of clustering that
  * layer's keys with 3 iterations, and the time of one more.

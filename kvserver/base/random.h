@@ -1,7 +1,7 @@
 /* random.h - random numbers: a seeded generator for what must repeat, and bytes from the system
  * for tokens and ids.
  *
- * Threads: a generator belongs to one thread at a time; kv_random_bytes() from any.
+ * Threads: a generator belongs to one thread at a time.
  */
 #ifndef KV_KVSERVER_BASE_RANDOM_H
 #define KV_KVSERVER_BASE_RANDOM_H

@@ -16,9 +16,10 @@
  * Messages of one channel may overtake each other.
  *
  * Threads: a port, its channels and incomings belong to the thread that drives it; only
- * kv_port_wake() may be called from another.  Callbacks run inside kv_port_progress(), or
- * inside the call that completes at once where that is said. Memory: as said per call, with
- * style words: borrows (during the call), keeps (until done).
+ * port_wake() may be called from another.  Callbacks run inside kv_port_progress(), or
+ * inside the call that completes at once where that is said.
+ *
+ * Memory: each call says whether it borrows (during the call) or keeps (until done).
  */
 #ifndef KV_KVSERVER_NET_TRANSPORT_H
 #define KV_KVSERVER_NET_TRANSPORT_H
@@ -72,7 +73,7 @@ struct kv_port_events {
                      size_t data_bytes,
                      struct kv_incoming *incoming);
     /* The peer is gone (network mode only).  All sends of the channel are completed with
-     * KV_UNREACHABLE, before or after; the owner calls kv_channel_close(). */
+     * KV_UNREACHABLE, before or after; the owner calls channel_close(). */
     void (*failed)(void *owner, void *channel_arg, kv_status_t status);
 };
 

@@ -16,7 +16,7 @@ enum {
     OBJECT_BYTES = 3 << 20,
 };
 
-/* design.md: ready control=HOST:PORT metrics=HOST:PORT transport=NAMES threads=N memory=SIZE
+/* ready control=HOST:PORT metrics=HOST:PORT transport=NAMES threads=N memory=SIZE
  * dir=PATH */
 static void ready_line(void **state)
 {

@@ -3,7 +3,7 @@
  * This is the only file that includes ucp.h, and only ucx*.c of this folder include this one.
  *
  * Threads: a port, with everything that hangs on it, is used by its owner's thread alone.  Only
- * its address and kv_port_wake() are for every thread.
+ * its address and port_wake() are for every thread.
  */
 #ifndef KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
 #define KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
@@ -134,8 +134,8 @@ struct ucx_port {
     uint32_t process;            /* this one */
     int watch_fd;                /* over the process_fd of channels; -1 without shared memory */
     int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */
-    int wake_fd;  /* kv_port_wake(), where there is epoll_fd */
-    int fd;       /* what kv_port_arm() gives */
+    int wake_fd;  /* port_wake(), where there is epoll_fd */
+    int fd;       /* what port_arm() gives */
     _Atomic(struct address *) address;
 
     struct ucx_channel *channels;

@@ -178,7 +178,7 @@ bool kv_data_command_step(struct kv_data *data)
         data->command->status = KV_OK;
     }
     if (run[data->command->kind](data, data->command)) {
-        /* The ring has room for every command there is: see kv_control_send(). */
+        /* The ring has room for every command there is, as the one that brings them. */
         bool pushed = kv_ring_push(data->answers, data->command);
         assert(pushed);
         (void)pushed;

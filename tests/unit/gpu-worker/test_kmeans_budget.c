@@ -1,4 +1,4 @@
-/* kmeans_budget.h: the bounds of methods.md 1A.11, check 6, and a measure that is one. */
+/* kmeans_budget.h: the bounds of iterations, and a measure that is one. */
 #include "gpu-worker/kvcache/kmeans_budget.h"
 
 #include <setjmp.h>

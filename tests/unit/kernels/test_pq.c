@@ -153,7 +153,7 @@ static float centroid_at(const struct world *world, size_t j, size_t code, size_
     return world->centroids[(j * width + i) * n_centroids + code];
 }
 
-/* The first of methods.md's checks: the sum of look-ups is the product with the centroids. */
+/* The sum of look-ups is the product with the centroids. */
 static void check_products(const struct world *world, const struct kv_pq_kernels *kernels)
 {
     const uint32_t d = world->shape.d;
@@ -203,7 +203,7 @@ static void right(void **state)
     }
 }
 
-/* The second of methods.md's checks.  Keys are made of few different sub-vectors of small
+/* Keys are made of few different sub-vectors of small
  * integers, so that all sums are exact; the first keys, moved a little, are the centroids to
  * begin with, and hold every sub-vector. */
 static void few_sub_vectors(void **state)
