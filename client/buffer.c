@@ -3,6 +3,7 @@
 #include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/op.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/net/transport.h"
@@ -26,15 +27,16 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
     kv_status_t status;
 
     if (buffer == NULL)
-        return kv_client_refuse(client, KV_NO_MEMORY, "buffer: out of memory");
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: out of memory");
     buffer->client = client;
     buffer->base = base;
     buffer->bytes = bytes;
     status = transport->row->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
     if (status != KV_OK) {
         free(buffer);
-        return kv_client_refuse(client, status, "buffer: %zu bytes: %s: the transport refuses",
-                                bytes, kv_status_name(status));
+        return kvc_set_error(&client->loop, status,
+                             "buffer: %zu bytes: %s: the transport refuses", bytes,
+                             kv_status_name(status));
     }
     kv_list_append(&client->buffers, &buffer->of_client);
     *ret_buffer = buffer;
@@ -48,10 +50,10 @@ kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_b
     void *base;
 
     if (bytes == 0 || padded(bytes) < bytes)
-        return kv_client_refuse(client, KV_INVALID, "buffer: %zu bytes", bytes);
+        return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes", bytes);
     base = kv_memory_reserve(padded(bytes));
     if (base == NULL)
-        return kv_client_refuse(client, KV_NO_MEMORY, "buffer: %zu bytes", bytes);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: %zu bytes", bytes);
     status = make(client, base, bytes, ret_buffer);
     if (status == KV_OK)
         (*ret_buffer)->is_owned = true;
@@ -67,10 +69,10 @@ kv_status_t kv_buffer_map(struct kv_client *client,
                           struct kv_buffer **ret_buffer)
 {
     if (base == NULL || bytes == 0 || bytes > SIZE_MAX - (uintptr_t)base)
-        return kv_client_refuse(client, KV_INVALID, "buffer: %zu bytes at %p", bytes, base);
+        return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes at %p", bytes, base);
     /* Rows are checked where they land, which takes memory that the processor reads. */
     if (memory != KV_HOST_MEMORY)
-        return kv_client_refuse(client, KV_UNSUPPORTED, "buffer: memory of another device");
+        return kvc_set_error(&client->loop, KV_UNSUPPORTED, "buffer: memory of another device");
     return make(client, base, bytes, ret_buffer);
 }
 
@@ -106,8 +108,8 @@ kv_status_t kv_buffer_free(struct kv_buffer *buffer)
     if (buffer == NULL)
         return KV_OK;
     if (buffer->n_holds > 0)
-        return kv_client_refuse(buffer->client, KV_BUSY,
-                                "buffer: a transfer may still touch it");
+        return kvc_set_error(&buffer->client->loop, KV_BUSY,
+                             "buffer: a transfer may still touch it");
     kv_buffer_destroy(buffer);
     return KV_OK;
 }

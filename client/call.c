@@ -3,6 +3,7 @@
 #include "client/client.h"
 #include "client/control.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -185,7 +186,7 @@ static void deliver(struct kv_call *call,
 {
     if (call->op != NULL) {
         call->op->n_calls--;
-        call->op->arrived_us = call->client->now_us;
+        call->op->arrived_us = call->client->loop.now_us;
     }
     /* Still in the list: whoever ends the operation or the session clears the pointers. */
     call->done(call, status, reply, detail != NULL ? detail : "");
@@ -208,8 +209,8 @@ static void carried(void *arg,
 
     call->is_out = false;
     call->remote->n_calls--;
-    client->must_pump = true;
-    if (client->is_closing) {
+    client->loop.must_dispatch = true;
+    if (client->loop.is_closing) {
         kv_list_remove(&call->of_client);
         free(call);
         return;
@@ -234,12 +235,12 @@ static void carried(void *arg,
         if (fault != NULL)
             status = kv_reply_refuse(text, sizeof(text), "%s: not what was asked for", fault);
     }
-    if (status == KV_BUSY && client->now_us + call->patience_us < call->deadline_us) {
-        call->resend_us = client->now_us + call->patience_us;
+    if (status == KV_BUSY && client->loop.now_us + call->patience_us < call->deadline_us) {
+        call->resend_us = client->loop.now_us + call->patience_us;
         call->patience_us *= 2;
         if (call->patience_us > BACKOFF_MAX_US)
             call->patience_us = BACKOFF_MAX_US;
-        kv_client_timer(client, call->resend_us);
+        kvc_loop_set_timer(&client->loop, call->resend_us);
     } else {
         deliver(call, status, reply, text);
     }
@@ -251,7 +252,7 @@ static kv_status_t send(struct kv_call *call)
 {
     struct kv_client *client = call->client;
     struct kv_control *control = call->remote->control;
-    uint64_t left = call->deadline_us > client->now_us ? call->deadline_us - client->now_us : 1;
+    uint64_t left = kvc_loop_left_us(&client->loop, call->deadline_us);
     kv_status_t status;
 
     if (control == NULL)
@@ -263,7 +264,7 @@ static kv_status_t send(struct kv_call *call)
     call->is_out = true;
     call->remote->n_calls++;
     if (call->op != NULL && !call->has_left)
-        call->op->sent_us = client->now_us;
+        call->op->sent_us = client->loop.now_us;
     call->has_left = true;
     return KV_OK;
 }
@@ -291,7 +292,8 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
     call->session = session;
     call->done = done;
     call->id = id;
-    call->deadline_us = op != NULL ? op->deadline_us : client->now_us + client->deadline_us;
+    call->deadline_us =
+        op != NULL ? op->deadline_us : client->loop.now_us + client->deadline_us;
     call->patience_us = BACKOFF_MIN_US;
     call->request_bytes = protobuf_c_message_pack(request, call->request);
     status = send(call);
@@ -305,7 +307,7 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
     return KV_OK;
 }
 
-void kv_calls_timers(struct kv_client *client, uint64_t *next_us)
+void kv_calls_timers(struct kv_client *client)
 {
     struct kv_list *link, *follow;
 
@@ -314,9 +316,8 @@ void kv_calls_timers(struct kv_client *client, uint64_t *next_us)
 
         if (call->is_out)
             continue;
-        if (call->resend_us > client->now_us) {
-            if (call->resend_us < *next_us)
-                *next_us = call->resend_us;
+        if (call->resend_us > client->loop.now_us) {
+            kvc_loop_set_timer(&client->loop, call->resend_us);
             continue;
         }
         kv_status_t status = send(call);

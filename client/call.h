@@ -52,7 +52,7 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
                           enum kv_op_id id,
                           const struct ProtobufCMessage *request,
                           kv_call_done_fn done);
-void kv_calls_timers(struct kv_client *client, uint64_t *next_us);
+void kv_calls_timers(struct kv_client *client);
 
 /* The node is lost: ends the calls that wait for another try. */
 void kv_calls_lose(struct kv_remote *remote);

@@ -8,6 +8,7 @@
 #include "client/deadlines.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -92,7 +93,7 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
     kv_list_init(&client->calls);
     kv_list_init(&client->receipts);
     kv_list_init(&client->control_messages);
-    client->clock = setup->clock;
+    kvc_loop_init(&client->loop, setup->clock);
     client->transport = setup->transport;
     client->open_control = setup->open_control;
     client->tenant = setup->tenant;
@@ -100,8 +101,7 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
     client->deadline_us = micros(setup->deadline_ms, DEADLINE_MS);
     client->peer_timeout_us = micros(setup->peer_timeout_ms, PEER_TIMEOUT_MS);
     client->retry_us = micros(setup->retry_ms, RETRY_MS);
-    client->next_us = UINT64_MAX;
-    client->now_us = client->polled_us = kv_clock_now(client->clock);
+    client->polled_us = client->loop.now_us;
     snprintf(client->name, sizeof(client->name), "%s", setup->name != NULL ? setup->name : "");
     if (setup->seed != 0)
         kv_random_init(&client->random, setup->seed);
@@ -148,7 +148,7 @@ void kv_client_close(struct kv_client *client)
 {
     if (client == NULL)
         return;
-    client->is_closing = true;
+    client->loop.is_closing = true;
     for (uint32_t i = 0; i < kv_pool_size(client->op_pool); i++) {
         struct kv_op *op = kv_pool_at(client->op_pool, i);
 
@@ -171,10 +171,10 @@ void kv_client_close(struct kv_client *client)
 
 void kv_client_pump(struct kv_client *client)
 {
-    while (client->must_pump) {
+    while (client->loop.must_dispatch) {
         struct kv_list *link, *follow;
 
-        client->must_pump = false;
+        client->loop.must_dispatch = false;
         if (client->n_preparing > 0) {
             KV_LIST_EACH(link, follow, &client->ops) {
                 struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
@@ -189,11 +189,11 @@ void kv_client_pump(struct kv_client *client)
 
 void kv_client_step(struct kv_client *client)
 {
-    client->now_us = kv_clock_now(client->clock);
+    kvc_loop_update_time(&client->loop);
     kv_client_forgive(client);
     for (unsigned i = 0; i < PROGRESS_MAX; i++)
         if (kv_port_progress(client->port) > 0)
-            client->moved_us = client->now_us;
+            client->moved_us = client->loop.now_us;
         else
             break;
     for (uint32_t i = 0; i < client->n_remotes; i++) {
@@ -201,12 +201,13 @@ void kv_client_step(struct kv_client *client)
 
         if (remote->control == NULL ||
             (remote->n_calls == 0 &&
-             (!remote->has_attached || client->now_us - remote->control_us < CONTROL_EVERY_US)))
+             (!remote->has_attached ||
+              client->loop.now_us - remote->control_us < CONTROL_EVERY_US)))
             continue;
-        remote->control_us = client->now_us;
+        remote->control_us = client->loop.now_us;
         remote->control->row->progress(remote->control);
     }
-    if (client->now_us >= client->next_us)
+    if (client->loop.now_us >= client->loop.next_due_us)
         kv_client_timers(client);
     kv_client_pump(client);
 }
@@ -218,15 +219,16 @@ unsigned kv_poll(struct kv_client *client)
     kv_client_step(client);
     kv_remotes_step(client);
     kv_client_pump(client);
-    n_ended = client->n_ended;
-    client->n_ended = 0;
+    n_ended = client->loop.n_ended;
+    client->loop.n_ended = 0;
     return n_ended;
 }
 
 void kv_client_nap(struct kv_client *client, uint64_t until_us)
 {
-    uint64_t now_us = kv_clock_now(client->clock);
-    uint64_t wake_us = until_us < client->next_us ? until_us : client->next_us;
+    uint64_t now_us = kv_clock_now(client->loop.clock);
+    uint64_t wake_us =
+        until_us < client->loop.next_due_us ? until_us : client->loop.next_due_us;
     uint64_t nap_us = wake_us > now_us ? wake_us - now_us : 0;
     int fd = -1;
 
@@ -240,25 +242,25 @@ void kv_client_nap(struct kv_client *client, uint64_t until_us)
         if (remote->has_attached && nap_us > NAP_ATTACHED_US)
             nap_us = NAP_ATTACHED_US;
     }
-    if (nap_us == 0 || client->n_failed > 0 || client->must_pump ||
+    if (nap_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
         client->port->row->port_arm(client->port, &fd) != KV_OK)
         return;
     if (fd < 0 && nap_us > NAP_BLIND_US)
         nap_us = NAP_BLIND_US;
     kv_sleep_fds(&fd, 1, nap_us);
     /* The nodes could have woken us. */
-    client->polled_us = kv_clock_now(client->clock);
+    client->polled_us = kv_clock_now(client->loop.clock);
 }
 
 static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
 {
     unsigned n_ended = kv_poll(client);
-    uint64_t spin_us = client->now_us + SPIN_US;
+    uint64_t spin_us = client->loop.now_us + SPIN_US;
 
     while (op != NULL ? op->stage != KV_STAGE_ENDED : n_ended == 0) {
-        if (client->now_us >= until_us)
+        if (client->loop.now_us >= until_us)
             break;
-        if (client->now_us < spin_us || client->now_us - client->moved_us < SPIN_US) {
+        if (client->loop.now_us < spin_us || client->loop.now_us - client->moved_us < SPIN_US) {
             kv_relax();
         } else {
             kv_client_nap(client, until_us);
@@ -276,7 +278,7 @@ void kv_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t 
 
 unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 {
-    uint64_t now_us = kv_clock_now(client->clock);
+    uint64_t now_us = kv_clock_now(client->loop.clock);
 
     return wait(client, NULL,
                 timeout_us < UINT64_MAX - now_us ? now_us + timeout_us : UINT64_MAX);
@@ -286,12 +288,12 @@ unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 
 uint64_t kv_client_now_us(const struct kv_client *client)
 {
-    return kv_clock_now(client->clock);
+    return kv_clock_now(client->loop.clock);
 }
 
 const char *kv_client_detail(const struct kv_client *client)
 {
-    return client->detail;
+    return client->loop.detail;
 }
 
 uint32_t kv_client_n_nodes(const struct kv_client *client)

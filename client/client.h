@@ -31,6 +31,7 @@
 #include "client/control.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "kvserver/base/random.h"
@@ -75,8 +76,7 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup,
                              struct kv_client **ret_client);
 
 struct kv_client {
-    const struct kv_clock *clock;
-    uint64_t now_us; /* of this call */
+    struct kvc_loop loop;
     struct kv_transport *transport;
     bool owns_transport;
     struct kv_port *port;
@@ -109,24 +109,12 @@ struct kv_client {
     struct kv_list control_messages; /* that the transport may hold, or that wait */
     struct kv_notice notices[KV_NOTICES];
 
-    bool must_pump; /* something may be able to move on */
-    bool is_closing;
-    uint64_t next_us;  /* the earliest moment at which a timer is due */
     uint64_t moved_us; /* when the port last had something to do */
     uint64_t polled_us;
-    uint32_t n_ended; /* since the last poll */
 
     uint64_t n_dropped; /* messages that failed their checks, or that nobody waited for */
     uint64_t n_corrupt; /* answers that failed their checksums */
-    char detail[KV_DETAIL_BYTES];
 };
-
-/* Makes sure that timers are looked at by then. */
-static inline void kv_client_timer(struct kv_client *client, uint64_t at_us)
-{
-    if (at_us < client->next_us)
-        client->next_us = at_us;
-}
 
 /* Moves everything on that can be; called where something was begun. */
 void kv_client_pump(struct kv_client *client);

@@ -2,6 +2,7 @@
 
 #include "client/client.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -86,7 +87,7 @@ struct kv_errand *kv_errand_add(struct kv_op *op, struct kv_lane *lane)
     *errand = (struct kv_errand){.op = op, .lane = lane};
     kv_list_append(&lane->errands[op->kind->class], &errand->of_lane);
     kv_list_append(&op->errands, &errand->of_op);
-    client->must_pump = true;
+    client->loop.must_dispatch = true;
     return errand;
 }
 
@@ -121,7 +122,7 @@ static bool may_take(const struct kv_lane *lane, enum kv_lane_class class)
 static bool lane_send(struct kv_lane *lane)
 {
     struct kv_client *client = lane->link.remote->client;
-    const bool must_pump = client->must_pump;
+    const bool must_dispatch = client->loop.must_dispatch;
 
     for (unsigned class = 0; class < KV_LANE_CLASSES; class ++) {
         struct kv_list *errands = &lane->errands[class];
@@ -142,7 +143,7 @@ static bool lane_send(struct kv_lane *lane)
         }
         kv_trip_end(trip);
         /* That one came back is no reason to try again at once. */
-        client->must_pump = must_pump;
+        client->loop.must_dispatch = must_dispatch;
     }
     return false;
 }

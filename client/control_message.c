@@ -5,6 +5,7 @@
 #include "client/connection.h"
 #include "client/control.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/request.h"
 #include "kvserver/base/token.h"
@@ -75,10 +76,10 @@ static kv_status_t send(struct message_call *call)
     struct message_control *control = call->control;
     struct kv_client *client = control->client;
     const struct kv_remote *remote = control->remote;
-    uint64_t left = call->deadline_us > client->now_us ? call->deadline_us - client->now_us : 1;
+    uint64_t left = kvc_loop_left_us(&client->loop, call->deadline_us);
     kv_status_t status;
 
-    call->resend_us = client->now_us + call->patience_us;
+    call->resend_us = client->loop.now_us + call->patience_us;
     if (call->busy)
         return KV_OK;
     if (call->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
@@ -105,7 +106,7 @@ static kv_status_t send(struct message_call *call)
     if (status != KV_IN_PROGRESS)
         call->busy = false;
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
-        call->resend_us = client->now_us + SOON_US;
+        call->resend_us = client->loop.now_us + SOON_US;
         status = KV_OK;
     }
     return status < KV_OK ? status : KV_OK;
@@ -136,7 +137,7 @@ static kv_status_t message_row_call(struct kv_control *base,
     call->id = KV_CONTROL_ID_BIT |
                ((++client->attempts << ID_CALL_SHIFT) & ~KV_CONTROL_ID_BIT) |
                (uint64_t)control->remote->index << ID_REMOTE_SHIFT;
-    call->deadline_us = client->now_us + deadline_us;
+    call->deadline_us = client->loop.now_us + deadline_us;
     call->patience_us = client->retry_us;
     call->outcome = KV_IN_PROGRESS;
     call->body_bytes = request_bytes;
@@ -177,9 +178,9 @@ static unsigned message_row_progress(struct kv_control *base)
         struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
 
         if (call->outcome == KV_IN_PROGRESS) {
-            if (call->deadline_us <= client->now_us) {
+            if (call->deadline_us <= client->loop.now_us) {
                 call->outcome = KV_DEADLINE;
-            } else if (call->resend_us <= client->now_us) {
+            } else if (call->resend_us <= client->loop.now_us) {
                 kv_status_t status = send(call);
 
                 if (status != KV_OK)

@@ -5,6 +5,7 @@
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -65,26 +66,25 @@ void kv_op_expire(struct kv_op *op)
 
 void kv_client_timers(struct kv_client *client)
 {
-    uint64_t next_us = UINT64_MAX;
     struct kv_list *link, *follow;
 
-    client->next_us = UINT64_MAX;
+    client->loop.next_due_us = UINT64_MAX;
     KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
-        if (op->deadline_us <= client->now_us)
+        if (op->deadline_us <= client->loop.now_us)
             kv_op_expire(op);
-        else if (op->deadline_us < next_us)
-            next_us = op->deadline_us;
+        else
+            kvc_loop_set_timer(&client->loop, op->deadline_us);
     }
-    kv_trips_timers(client, &next_us);
-    kv_calls_timers(client, &next_us);
-    kv_sessions_timers(client, &next_us);
+    kv_trips_timers(client);
+    kv_calls_timers(client);
+    kv_sessions_timers(client);
     kv_remotes_timers(client);
     for (uint32_t i = 0; i < client->n_remotes; i++)
         if (client->remotes[i].owed_us != 0)
-            kv_client_timer(client, client->now_us + client->peer_timeout_us / 8);
-    kv_client_timer(client, next_us);
+            kvc_loop_set_timer(&client->loop,
+                               client->loop.now_us + client->peer_timeout_us / 8);
 }
 
 /* `from` moved on by `us`, at most to `now`: it may have begun within the gap. */
@@ -95,14 +95,14 @@ static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
 
 void kv_client_forgive(struct kv_client *client)
 {
-    uint64_t gap_us = client->now_us - client->polled_us;
+    uint64_t gap_us = client->loop.now_us - client->polled_us;
     uint64_t most_us = client->peer_timeout_us / 8;
 
-    client->polled_us = client->now_us;
+    client->polled_us = client->loop.now_us;
     if (gap_us <= most_us)
         return;
     for (uint32_t i = 0; i < client->n_remotes; i++)
         if (client->remotes[i].owed_us != 0)
             client->remotes[i].owed_us =
-                later(client->remotes[i].owed_us, gap_us - most_us, client->now_us);
+                later(client->remotes[i].owed_us, gap_us - most_us, client->loop.now_us);
 }

@@ -5,6 +5,7 @@
 #include "client/connection.h"
 #include "client/control.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "kvserver/base/pool.h"
@@ -32,7 +33,7 @@ void kv_remote_fail(struct kv_remote *remote, kv_status_t status, const char *wh
 
 void kv_remote_heard(struct kv_remote *remote)
 {
-    remote->owed_us = remote->n_trips > 0 ? remote->client->now_us : 0;
+    remote->owed_us = remote->n_trips > 0 ? remote->client->loop.now_us : 0;
 }
 
 /* ---- connecting -------------------------------------------------------------------------- */
@@ -185,7 +186,7 @@ static void connected(struct kv_remote *remote)
     remote->last_failure = KV_OK;
     remote->failure_text[0] = '\0';
     remote->state = KV_REMOTE_CONNECTED;
-    remote->client->must_pump = true;
+    remote->client->loop.must_dispatch = true;
 }
 
 static void hello_done(struct kv_call *call,
@@ -299,7 +300,7 @@ static void fail_ops(struct kv_remote *remote, bool was_connecting)
         if (waited && op->kind->is_tolerant) {
             kv_op_note(op, remote, remote->failure, remote->failure_text);
             op->needs[remote->index / 64] &= ~(UINT64_C(1) << remote->index % 64);
-            client->must_pump = true;
+            client->loop.must_dispatch = true;
         } else if (!waited && !kv_op_uses(op, remote)) {
             continue;
         } else if (op->kind->lost != NULL) {
@@ -343,7 +344,7 @@ static void lose(struct kv_remote *remote)
     kv_remote_close(remote);
     remote->last_failure = remote->failure;
     remote->failure = KV_OK;
-    remote->client->must_pump = true;
+    remote->client->loop.must_dispatch = true;
 }
 
 void kv_remotes_step(struct kv_client *client)
@@ -387,14 +388,14 @@ void kv_remotes_timers(struct kv_client *client)
 
         if (remote->state != KV_REMOTE_CONNECTED || remote->owed_us == 0)
             continue;
-        silent_us = client->now_us - remote->owed_us;
+        silent_us = client->loop.now_us - remote->owed_us;
         if (silent_us >= most_us) {
             snprintf(text, sizeof(text), "silent for %.3f s", (double)silent_us / 1e6);
             kv_remote_fail(remote, KV_UNREACHABLE, text);
         } else if (silent_us >= client->peer_timeout_us / 4) {
             if (remote->ping == NULL)
                 ping(remote);
-            else if (remote->ping->resend_us <= client->now_us)
+            else if (remote->ping->resend_us <= client->loop.now_us)
                 kv_trip_send(remote->ping);
         }
     }

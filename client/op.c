@@ -6,6 +6,7 @@
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/request.h"
 #include "client/session.h"
@@ -19,17 +20,6 @@
 #include <string.h>
 
 /* ---- words ------------------------------------------------------------------------------- */
-
-kv_status_t
-kv_client_refuse(struct kv_client *client, kv_status_t status, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(client->detail, sizeof(client->detail), format, args);
-    va_end(args);
-    return status;
-}
 
 void kv_op_fail(struct kv_op *op,
                 const struct kv_remote *remote,
@@ -58,7 +48,7 @@ void kv_op_fail(struct kv_op *op,
     snprintf(op->detail, sizeof(op->detail), "%s%s%s%s: %s: after %.3f s%s%s%s%s",
              remote != NULL ? "node " : "", remote != NULL ? remote->address : "",
              remote != NULL ? ": " : "", op->kind->name, kv_status_name(status),
-             (double)(client->now_us - op->begin_us) / 1e6, why[0] != 0 ? ": " : "", why,
+             (double)(client->loop.now_us - op->begin_us) / 1e6, why[0] != 0 ? ": " : "", why,
              about[0] != 0 ? ": " : "", about);
     kv_op_end(op, status);
 }
@@ -90,12 +80,13 @@ kv_status_t kv_op_begin(struct kv_client *client,
     void *room;
 
     if (session != NULL && session->is_closed)
-        return kv_client_refuse(client, KV_NOT_FOUND, "%s: the session was closed", kind->name);
+        return kvc_set_error(&client->loop, KV_NOT_FOUND, "%s: the session was closed",
+                             kind->name);
     op = kv_pool_get(client->op_pool);
     if (op == NULL)
-        return kv_client_refuse(client, KV_BUSY, "%s: %u operations exist already", kind->name,
-                                kv_pool_size(client->op_pool));
-    client->now_us = kv_clock_now(client->clock);
+        return kvc_set_error(&client->loop, KV_BUSY, "%s: %u operations exist already",
+                             kind->name, kv_pool_size(client->op_pool));
+    kvc_loop_update_time(&client->loop);
     room = op->room;
     room_bytes = op->room_bytes;
     memset(op, 0, sizeof(*op));
@@ -109,9 +100,9 @@ kv_status_t kv_op_begin(struct kv_client *client,
     op->client = client;
     op->kind = kind;
     op->status = KV_IN_PROGRESS;
-    op->begin_us = client->now_us;
+    op->begin_us = client->loop.now_us;
     op->deadline_us =
-        client->now_us +
+        client->loop.now_us +
         (within_us < KV_WIRE_DEADLINE_MAX_US ? within_us : KV_WIRE_DEADLINE_MAX_US);
     op->session = session;
     op->needs_current = kind->needs_current;
@@ -177,7 +168,7 @@ kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op)
             session->n_queued++;
         }
     }
-    kv_client_timer(client, op->deadline_us);
+    kvc_loop_set_timer(&client->loop, op->deadline_us);
     if (op->stage == KV_STAGE_PREPARING) {
         client->n_preparing++;
         kv_op_prepare(op);
@@ -261,7 +252,7 @@ void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, 
             kv_errand_free(errand);
     }
     op->kind->lost(op, remote, status, why);
-    op->client->must_pump = true; /* it may have been the last node */
+    op->client->loop.must_dispatch = true; /* it may have been the last node */
     kv_op_check(op);
 }
 
@@ -269,7 +260,7 @@ void kv_op_again(struct kv_op *op)
 {
     op->stage = KV_STAGE_PREPARING;
     op->client->n_preparing++;
-    op->client->must_pump = true;
+    op->client->loop.must_dispatch = true;
 }
 
 void kv_op_prepare(struct kv_op *op)
@@ -298,7 +289,7 @@ void kv_op_prepare(struct kv_op *op)
             is_ready = false;
         } else if (status == KV_STALE && op->kind->overtaken != NULL) {
             op->kind->overtaken(op);
-            client->must_pump = true;
+            client->loop.must_dispatch = true;
             return;
         } else if (status != KV_OK) {
             kv_op_fail(op, remote, NULL, status, "%s", text);
@@ -341,7 +332,7 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     }
     op->stage = KV_STAGE_ENDED;
     op->status = status;
-    op->end_us = kv_clock_now(client->clock);
+    op->end_us = kv_clock_now(client->loop.clock);
     kv_list_remove(&op->of_client);
     KV_LIST_EACH(link, follow, &op->errands)
         kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
@@ -361,9 +352,9 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     if (session != NULL)
         kv_session_admit(session);
     if (status != KV_OK)
-        memcpy(client->detail, op->detail, sizeof(client->detail));
-    client->n_ended++;
-    client->must_pump = true;
+        memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
+    client->loop.n_ended++;
+    client->loop.must_dispatch = true;
 }
 
 /* ---- the caller's ------------------------------------------------------------------------ */
@@ -383,7 +374,7 @@ void kv_cancel(struct kv_op *op)
 {
     if (op->stage == KV_STAGE_ENDED)
         return;
-    op->client->now_us = kv_clock_now(op->client->clock);
+    kvc_loop_update_time(&op->client->loop);
     kv_op_fail(op, NULL, NULL, KV_CANCELLED, "%s", "");
 }
 

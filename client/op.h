@@ -15,6 +15,7 @@
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/ops/query.h"
 #include "client/ops/rows.h"
 #include "client/session.h"
@@ -26,7 +27,6 @@ struct kv_iov;
 struct kv_resumed;
 
 enum {
-    KV_DETAIL_BYTES = 512,
     KV_OP_ROOM_KEPT = 64 << 10, /* of an operation's room, for the next one in its place */
 };
 
@@ -237,10 +237,5 @@ void kv_op_note(struct kv_op *op,
                 const struct kv_remote *remote,
                 kv_status_t status,
                 const char *text);
-
-/* Refuses arguments: sets the client's detail. */
-kv_status_t
-kv_client_refuse(struct kv_client *client, kv_status_t status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 
 #endif

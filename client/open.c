@@ -4,6 +4,7 @@
 #include "client/control.h"
 #include "client/control_message.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/net_devices.h"
 #include "client/node.h"
 #include "kvserver/base/clock.h"
@@ -142,7 +143,7 @@ static void tell_failure(const struct kv_remote *remote,
     snprintf(detail + used, detail_bytes - used, "%snode %s: open: %s: after %.3f s: %s",
              used > 0 ? "; " : "", remote->address,
              kv_status_name(is_over ? remote->last_failure : KV_UNREACHABLE),
-             (double)(remote->client->now_us - begin_us) / 1e6,
+             (double)(remote->client->loop.now_us - begin_us) / 1e6,
              is_over ? remote->failure_text : "no answer");
 }
 
@@ -179,7 +180,7 @@ static bool try_again(struct kv_remote *remote)
  * failure.  Connections that are not made by then are on their way, as any other later. */
 static kv_status_t connect_all(struct kv_client *client, char *detail, size_t detail_bytes)
 {
-    uint64_t begin_us = client->now_us;
+    uint64_t begin_us = client->loop.now_us;
     uint64_t until_us = begin_us + client->deadline_us;
 
     for (uint32_t i = 0; i < client->n_remotes; i++)
@@ -202,7 +203,7 @@ static kv_status_t connect_all(struct kv_client *client, char *detail, size_t de
         }
         if (n_connected > 0 && until_us > begin_us + client->peer_timeout_us)
             until_us = begin_us + client->peer_timeout_us;
-        if (n_pending == 0 || client->now_us >= until_us)
+        if (n_pending == 0 || client->loop.now_us >= until_us)
             return n_connected > 0 ? KV_OK
                                    : tell_failures(client, begin_us, detail, detail_bytes);
         kv_client_nap(client, until_us);

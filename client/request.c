@@ -7,6 +7,7 @@
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request_private.h"
@@ -161,7 +162,7 @@ void kv_trip_release(struct kv_trip *trip)
     trip->is_live = false;
     trip->envelope = NULL;
     kv_pool_put(client->trips, trip);
-    client->must_pump = true;
+    client->loop.must_dispatch = true;
 }
 
 static void refuse_held(struct kv_trip *trip)
@@ -226,7 +227,7 @@ static uint32_t node_deadline(const struct kv_client *client, const struct kv_op
     uint64_t margin;
 
     if (op != NULL)
-        left = op->deadline_us > client->now_us ? op->deadline_us - client->now_us : 1;
+        left = kvc_loop_left_us(&client->loop, op->deadline_us);
     margin = left / 16 < NODE_MARGIN_MAX_US ? left / 16 : NODE_MARGIN_MAX_US;
     left -= margin;
     return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
@@ -240,7 +241,7 @@ static void send_cancel(struct kv_trip *trip)
     struct kv_remote *remote = trip->remote;
     struct kv_notice *notice = NULL;
 
-    if (trip->lane == NULL || remote->state != KV_REMOTE_CONNECTED || client->is_closing)
+    if (trip->lane == NULL || remote->state != KV_REMOTE_CONNECTED || client->loop.is_closing)
         return;
     for (unsigned i = 0; i < KV_NOTICES && notice == NULL; i++)
         if (!client->notices[i].busy)
@@ -348,8 +349,8 @@ void kv_trip_send(struct kv_trip *trip)
 
     /* Sending large data again while it still moves would only make it slower. */
     trip->resend_us =
-        client->now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
-    kv_client_timer(client, trip->resend_us);
+        client->loop.now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
+    kvc_loop_set_timer(&client->loop, trip->resend_us);
     if (trip->lane == NULL || remote->failure != KV_OK || first == NULL || second == NULL)
         return;
     if (trip->is_waiting)
@@ -378,20 +379,20 @@ void kv_trip_send(struct kv_trip *trip)
     }
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
         /* The transport is full: soon again. */
-        trip->resend_us = client->now_us + BACKOFF_MAX_US;
-        kv_client_timer(client, trip->resend_us);
+        trip->resend_us = client->loop.now_us + BACKOFF_MAX_US;
+        kvc_loop_set_timer(&client->loop, trip->resend_us);
     } else if (status < KV_OK) {
         kv_remote_fail(remote, status, "a message cannot be sent");
         return;
     }
     if (status >= KV_OK && trip->op != NULL && !trip->has_left)
-        trip->op->sent_us = kv_clock_now(client->clock);
+        trip->op->sent_us = kv_clock_now(client->loop.clock);
     trip->has_left = trip->has_left || status >= KV_OK;
     trip->is_waiting = true;
     remote->requests++;
     if (remote->owed_us == 0)
-        remote->owed_us = client->now_us;
-    kv_client_timer(client, client->now_us + client->peer_timeout_us / 8);
+        remote->owed_us = client->loop.now_us;
+    kvc_loop_set_timer(&client->loop, client->loop.now_us + client->peer_timeout_us / 8);
 }
 
 void kv_trip_abandon(struct kv_trip *trip)
@@ -401,7 +402,7 @@ void kv_trip_abandon(struct kv_trip *trip)
     kv_trip_end(trip);
 }
 
-void kv_trips_timers(struct kv_client *client, uint64_t *next_us)
+void kv_trips_timers(struct kv_client *client)
 {
     struct kv_list *op_link, *op_follow, *link, *follow;
 
@@ -411,15 +412,14 @@ void kv_trips_timers(struct kv_client *client, uint64_t *next_us)
         KV_LIST_EACH(link, follow, &op->trips) {
             struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
 
-            if (trip->resend_us <= client->now_us) {
+            if (trip->resend_us <= client->loop.now_us) {
                 /* What lands is an answer: it will be there, or the node is lost. */
                 if (trip->is_landing)
-                    trip->resend_us = client->now_us + trip->patience_us;
+                    trip->resend_us = client->loop.now_us + trip->patience_us;
                 else
                     kv_trip_send(trip);
             }
-            if (trip->resend_us < *next_us)
-                *next_us = trip->resend_us;
+            kvc_loop_set_timer(&client->loop, trip->resend_us);
         }
     }
 }

@@ -133,8 +133,8 @@ void kv_trip_abandon(struct kv_trip *trip);
 /* The answer is complete and dealt with. */
 void kv_trip_end(struct kv_trip *trip);
 
-/* Sends again what has waited long enough; *next_us becomes the time of the next if earlier. */
-void kv_trips_timers(struct kv_client *client, uint64_t *next_us);
+/* Sends again what has waited long enough. */
+void kv_trips_timers(struct kv_client *client);
 
 /* What the client's port calls. */
 extern const struct kv_port_events kv_client_events;

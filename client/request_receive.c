@@ -9,6 +9,7 @@
 #include "client/control.h"
 #include "client/control_message.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -122,7 +123,7 @@ static void check_complete(struct kv_trip *trip)
         kv_trip_end(trip);
         return;
     }
-    op->arrived_us = kv_clock_now(trip->client->clock);
+    op->arrived_us = kv_clock_now(trip->client->loop.clock);
     status = op->kind->finish != NULL ? op->kind->finish(trip, text, sizeof(text)) : KV_OK;
     if (status != KV_OK) {
         trip_failed(trip, status, text);
@@ -176,8 +177,9 @@ static bool is_passing(const struct kv_trip *trip, kv_status_t status)
 
     if (op == NULL || status != KV_NOT_READY || !kv_trip_awaits_others(trip))
         return op != NULL && status == KV_BUSY;
-    left_us =
-        op->deadline_us > trip->client->now_us ? op->deadline_us - trip->client->now_us : 0;
+    left_us = op->deadline_us > trip->client->loop.now_us
+                  ? op->deadline_us - trip->client->loop.now_us
+                  : 0;
     share_us = (op->deadline_us - op->begin_us) / 8;
     if (share_us > 2 * NODE_MARGIN_MAX_US)
         share_us = 2 * NODE_MARGIN_MAX_US;
@@ -247,8 +249,8 @@ on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char
             trip->backoff_us = BACKOFF_MAX_US;
         trip->is_waiting = false;
         trip->patience_us = client->retry_us;
-        trip->resend_us = client->now_us + trip->backoff_us;
-        kv_client_timer(client, trip->resend_us);
+        trip->resend_us = client->loop.now_us + trip->backoff_us;
+        kvc_loop_set_timer(&client->loop, trip->resend_us);
         return;
     }
     kv_peer_text(text, sizeof(text), body, header->body_bytes);

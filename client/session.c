@@ -5,6 +5,7 @@
 #include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session_private.h"
@@ -76,7 +77,7 @@ void kv_session_free(struct kv_session *session)
 
     if (session == NULL)
         return;
-    session->client->now_us = kv_clock_now(session->client->clock);
+    kvc_loop_update_time(&session->client->loop);
     while (!kv_list_empty(&session->ops))
         kv_cancel(KV_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
     KV_LIST_EACH(link, follow, &session->client->calls) {
@@ -118,7 +119,7 @@ void kv_session_admit(struct kv_session *session)
             op->stage = KV_STAGE_PREPARING;
             session->n_queued--;
             client->n_preparing++;
-            client->must_pump = true;
+            client->loop.must_dispatch = true;
         }
         if (op->kind->is_exclusive)
             return;
@@ -177,7 +178,7 @@ void kv_session_drop(struct kv_remote *remote, uint32_t index, const struct kv_i
 
     request.session_index = index;
     request.token = binary(token);
-    if (remote->client->is_closing)
+    if (remote->client->loop.is_closing)
         return;
     (void)kv_call_begin(remote, NULL, NULL, KV_OP_CLOSE, &request.base, nobody_waits);
 }
@@ -198,11 +199,11 @@ static void background_done(struct kv_call *call,
     session->n_renewing--;
     /* A session that a node does not have is reported by the operations that need it. */
     if (status != KV_OK && !session->is_closed) {
-        uint64_t soon = session->client->now_us + (uint64_t)session->lease_ms * 1000 / 12;
+        uint64_t soon = session->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 12;
 
         if (soon < session->renew_us)
             session->renew_us = soon;
-        kv_client_timer(session->client, session->renew_us);
+        kvc_loop_set_timer(&session->client->loop, session->renew_us);
     }
 }
 
@@ -212,7 +213,7 @@ static void renew(struct kv_session *session)
     Kvpb__RenewRequest request = KVPB__RENEW_REQUEST__INIT;
     uint64_t lease_us = (uint64_t)session->lease_ms * 1000;
 
-    session->renew_us = client->now_us + lease_us / 3;
+    session->renew_us = client->loop.now_us + lease_us / 3;
     if (session->n_renewing > 0)
         return;
     for (uint32_t i = 0; i < client->n_remotes; i++) {
@@ -220,7 +221,7 @@ static void renew(struct kv_session *session)
 
         if (remote->state != KV_REMOTE_CONNECTED) {
             kv_remote_connect(remote);
-            session->renew_us = client->now_us + lease_us / 12;
+            session->renew_us = client->loop.now_us + lease_us / 12;
             continue;
         }
         if (session->nodes[i].incarnation != remote->incarnation)
@@ -232,20 +233,19 @@ static void renew(struct kv_session *session)
             KV_OK)
             session->n_renewing++;
         else
-            session->renew_us = client->now_us + lease_us / 12;
+            session->renew_us = client->loop.now_us + lease_us / 12;
     }
 }
 
-void kv_sessions_timers(struct kv_client *client, uint64_t *next_us)
+void kv_sessions_timers(struct kv_client *client)
 {
     struct kv_list *link, *follow;
 
     KV_LIST_EACH(link, follow, &client->sessions) {
         struct kv_session *session = KV_LIST_ENTRY(link, struct kv_session, of_client);
 
-        if (session->renew_us <= client->now_us)
+        if (session->renew_us <= client->loop.now_us)
             renew(session);
-        if (session->renew_us < *next_us)
-            *next_us = session->renew_us;
+        kvc_loop_set_timer(&client->loop, session->renew_us);
     }
 }

@@ -95,7 +95,7 @@ kv_status_t kv_lifecycle_send(struct kv_session *session,
                               kv_call_done_fn done);
 
 /* Renews leases in the background. */
-void kv_sessions_timers(struct kv_client *client, uint64_t *next_us);
+void kv_sessions_timers(struct kv_client *client);
 
 /* The first digits of a session's id, for texts.  Returns `text`. */
 enum {

@@ -14,6 +14,7 @@
 #include "client/call.h"
 #include "client/client.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -97,7 +98,7 @@ static void fail_waiting(struct kv_session *session,
     struct kv_list *link, *follow;
 
     /* One that may begin anew finds out how far the node is when it looks again. */
-    client->must_pump = true;
+    client->loop.must_dispatch = true;
     /* A resume that fails frees the session: it is only a name in here. */
     KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);

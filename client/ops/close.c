@@ -3,6 +3,7 @@
 #include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -133,8 +134,8 @@ static void ended_renew(struct kv_op *op)
     /* `tokens` held the least lease granted. */
     if (op->status == KV_OK && op->tokens > 0) {
         session->lease_ms = op->tokens;
-        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kv_client_timer(op->client, session->renew_us);
+        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kvc_loop_set_timer(&op->client->loop, session->renew_us);
     }
     op->tokens = 0;
 }

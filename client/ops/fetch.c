@@ -5,8 +5,10 @@
  * the order of the ids, and are checked as those of a read are (rows.c).
  */
 #include "client/buffer.h"
+#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/rows.h"
@@ -184,11 +186,12 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     uint8_t *room;
 
     if (fault != NULL)
-        return kv_client_refuse(client, KV_INVALID, "fetch: layer %u: %s", fetch->layer, fault);
+        return kvc_set_error(&client->loop, KV_INVALID, "fetch: layer %u: %s", fetch->layer,
+                             fault);
     bytes = (size_t)begin[n_heads] * session->schema.layers[fetch->layer].row_bytes;
     if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
-        return kv_client_refuse(client, KV_INVALID, "fetch: %zu bytes do not lie in the buffer",
-                                bytes);
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "fetch: %zu bytes do not lie in the buffer", bytes);
     status = kv_op_begin(client, &fetch_kind, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
@@ -196,7 +199,7 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     room = kv_op_room(op, ids_bytes);
     if (room == NULL) {
         kv_op_discard(op);
-        return kv_client_refuse(client, KV_NO_MEMORY, "fetch: out of memory");
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "fetch: out of memory");
     }
     op->fetch.layer = fetch->layer;
     op->fetch.head_begin = fetch->head_begin;

@@ -7,6 +7,7 @@
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -259,8 +260,8 @@ static void ended_lifecycle(struct kv_op *op)
     if (is_done) {
         op->tokens = op->lifecycle.entry.tokens;
         if (child != NULL) {
-            child->renew_us = op->client->now_us + (uint64_t)child->lease_ms * 1000 / 3;
-            kv_client_timer(op->client, child->renew_us);
+            child->renew_us = op->client->loop.now_us + (uint64_t)child->lease_ms * 1000 / 3;
+            kvc_loop_set_timer(&op->client->loop, child->renew_us);
         }
     } else if (child != NULL) {
         for (uint32_t i = 0; i < op->client->n_remotes; i++)
@@ -302,10 +303,10 @@ static kv_status_t begin_lifecycle(const struct kv_op_kind *kind,
     struct kv_op *op;
 
     if (tokens > session->tokens_max)
-        return kv_client_refuse(session->client, KV_INVALID,
-                                "%s: token %u is beyond the "
-                                "session's %u",
-                                kind->name, tokens, session->tokens_max);
+        return kvc_set_error(&session->client->loop, KV_INVALID,
+                             "%s: token %u is beyond the "
+                             "session's %u",
+                             kind->name, tokens, session->tokens_max);
     status = kv_op_begin(session->client, kind, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

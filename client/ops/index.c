@@ -1,7 +1,9 @@
 /* Codes for the keys of a session's rows: one message to each data thread with all of its
  * units, unless they are too many. */
+#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"
@@ -217,9 +219,10 @@ kv_status_t kv_index_begin(struct kv_session *session,
     struct kv_op *op;
 
     if (fault != NULL)
-        return kv_client_refuse(
-            session->client, KV_INVALID, "index: %s: layers %u+%u, tokens %u, m %u, bits %u",
-            fault, index->layer_begin, index->n_layers, index->tokens, index->m, index->bits);
+        return kvc_set_error(&session->client->loop, KV_INVALID,
+                             "index: %s: layers %u+%u, tokens %u, m %u, bits %u", fault,
+                             index->layer_begin, index->n_layers, index->tokens, index->m,
+                             index->bits);
     status = kv_op_begin(session->client, &index_kind, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

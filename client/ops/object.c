@@ -9,6 +9,7 @@
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -521,25 +522,25 @@ kv_status_t kv_objects_begin(struct kv_client *client,
     struct kv_op *op;
 
     if ((unsigned)verb > KV_OBJECT_DELETE || n_objects >= UINT32_MAX)
-        return kv_client_refuse(client, KV_INVALID, "objects: verb %d, %zu objects", (int)verb,
-                                n_objects);
+        return kvc_set_error(&client->loop, KV_INVALID, "objects: verb %d, %zu objects",
+                             (int)verb, n_objects);
     kind = &kinds[verb];
     for (size_t i = 0; i < n_objects; i++) {
         const char *fault = object_fault(client, kind, &objects[i]);
 
         if (fault != NULL)
-            return kv_client_refuse(client, KV_INVALID, "%s: object %zu: %s", kind->name, i,
-                                    fault);
+            return kvc_set_error(&client->loop, KV_INVALID, "%s: object %zu: %s", kind->name, i,
+                                 fault);
         if (verb == KV_OBJECT_PUT && objects[i].bytes > KV_OBJECT_BYTES_MAX)
-            return kv_client_refuse(client, KV_TOO_LARGE, "%s: object %.64s: %zu bytes",
-                                    kind->name, objects[i].name, objects[i].bytes);
+            return kvc_set_error(&client->loop, KV_TOO_LARGE, "%s: object %.64s: %zu bytes",
+                                 kind->name, objects[i].name, objects[i].bytes);
     }
     status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     if (!keep(op, objects, (uint32_t)n_objects)) {
         kv_op_discard(op);
-        return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", kind->name);
     }
     return kv_op_go(op, ret_op);
 }

@@ -2,6 +2,7 @@
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -135,8 +136,8 @@ static void ended_open(struct kv_op *op)
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
-        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kv_client_timer(op->client, session->renew_us);
+        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else if (session != NULL) {
         for (uint32_t i = 0; i < op->client->n_remotes; i++)
             if (op->open.opened[i])
@@ -170,10 +171,10 @@ kv_status_t kv_open_begin(struct kv_client *client,
     struct kv_op *op;
 
     if (memchr(model->name, 0, sizeof(model->name)) == NULL || model->name[0] == 0)
-        return kv_client_refuse(client, KV_INVALID, "open: the model's name");
+        return kvc_set_error(&client->loop, KV_INVALID, "open: the model's name");
     if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
-        return kv_client_refuse(client, KV_INVALID, "open: tokens_max: %u",
-                                options->tokens_max);
+        return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u",
+                             options->tokens_max);
     status = kv_op_begin(client, &open_kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
@@ -181,24 +182,24 @@ kv_status_t kv_open_begin(struct kv_client *client,
     op->open.model = copy;
     op->open.opened = calloc(client->n_remotes, sizeof(bool));
     if (copy == NULL || op->open.opened == NULL) {
-        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
     *copy = *model;
     status = kv_schema_finish(&copy->schema, text, sizeof(text));
     if (status != KV_OK) {
-        kv_client_refuse(client, status, "open: %s", text);
+        kvc_set_error(&client->loop, status, "open: %s", text);
         goto err;
     }
     session = kv_session_make(client, &copy->schema, kv_random_next(&client->random));
     if (session == NULL) {
-        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
     session->writers = kv_writers_create(NULL, 0, kv_client_draw_writer(client));
     if (session->writers == NULL) {
         kv_session_free(session);
-        status = kv_client_refuse(client, KV_NO_MEMORY, "open: out of memory");
+        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
     kv_random_fill(&client->random, &session->ticket.session_id, sizeof(struct kv_id128));

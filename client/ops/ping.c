@@ -2,6 +2,7 @@
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -71,8 +72,8 @@ kv_status_t kv_ping_begin(struct kv_client *client,
     struct kv_op *op;
 
     if (node >= client->n_remotes || bytes_out > PING_BYTES_MAX || bytes_back > PING_BYTES_MAX)
-        return kv_client_refuse(client, KV_INVALID, "ping: node %u, %u bytes out, %u back",
-                                node, bytes_out, bytes_back);
+        return kvc_set_error(&client->loop, KV_INVALID, "ping: node %u, %u bytes out, %u back",
+                             node, bytes_out, bytes_back);
     status = kv_op_begin(client, &ping_kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -8,8 +8,10 @@
 #include "client/ops/query.h"
 
 #include "client/buffer.h"
+#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/query_private.h"
@@ -444,17 +446,20 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (fault == NULL)
         fault = values_fault(session, &part);
     if (fault != NULL)
-        return kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
+        return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
+                             fault);
     if (has_rows(query) && (io == NULL || !kv_buffer_holds(client, io->buffer, io->offset,
                                                            part.n_heads * head_room(&part))))
-        return kv_client_refuse(client, KV_INVALID, "query: %zu bytes do not lie in the buffer",
-                                part.n_heads * head_room(&part));
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "query: %zu bytes do not lie in the buffer",
+                             part.n_heads * head_room(&part));
     fault = held_fault(&part, &n_held, &most_held);
     if (fault != NULL)
-        return kv_client_refuse(client, KV_INVALID, "query: layer %u: %s", query->layer, fault);
+        return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
+                             fault);
     if (!fits(&part, 1, most_held, KV_WIRE_BULK_MAX))
-        return kv_client_refuse(
-            client, KV_TOO_LARGE,
+        return kvc_set_error(
+            &client->loop, KV_TOO_LARGE,
             "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
             query->layer, request_bytes(&part, 1, most_held),
             answer_bytes_max(&part, 1, most_held), head_room(&part));
@@ -469,7 +474,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
     op->query = part;
     if (!keep(op, n_held)) {
         kv_op_discard(op);
-        return kv_client_refuse(client, KV_NO_MEMORY, "query: out of memory");
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "query: out of memory");
     }
     kv_op_need_units(op, query->layer, query->layer + 1, query->head_begin, part.n_heads);
     return kv_op_go(op, ret_op);

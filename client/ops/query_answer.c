@@ -6,6 +6,7 @@
  */
 #include "client/client.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/query.h"
@@ -373,7 +374,7 @@ static kv_status_t check_answer(const struct kv_trip *trip,
 static bool can_have_passed(const struct kv_op *op, uint64_t us)
 {
     return us <= 2 * (op->deadline_us - op->begin_us) ||
-           us <= 2 * (kv_clock_now(op->client->clock) - op->begin_us);
+           us <= 2 * (kv_clock_now(op->client->loop.clock) - op->begin_us);
 }
 
 /* The body's counts, and with them its size.  *ret_n_ids: of all units. */

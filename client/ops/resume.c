@@ -7,6 +7,7 @@
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -307,8 +308,8 @@ static void ended_resume(struct kv_op *op)
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
-        session->renew_us = op->client->now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kv_client_timer(op->client, session->renew_us);
+        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
+        kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else {
         op->result = NULL;
         kv_session_free(session);
@@ -341,7 +342,7 @@ kv_status_t kv_resume_begin(struct kv_client *client,
     op->resume.nodes = calloc(client->n_remotes, sizeof(*op->resume.nodes));
     if (op->resume.nodes == NULL) {
         kv_op_discard(op);
-        return kv_client_refuse(client, KV_NO_MEMORY, "resume: out of memory");
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "resume: out of memory");
     }
     kv_op_need_all(op);
     return kv_op_go(op, ret_op);

@@ -12,6 +12,7 @@
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/rows_private.h"
@@ -552,8 +553,8 @@ static void ended_put(struct kv_op *op)
             trip->header.snapshot = 0; /* nothing is left to look at */
             if (is_met)
                 continue;
-            trip->resend_us = client->now_us;
-            kv_client_timer(client, trip->resend_us);
+            trip->resend_us = client->loop.now_us;
+            kvc_loop_set_timer(&client->loop, trip->resend_us);
         }
     }
 }
@@ -571,18 +572,18 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
     struct kv_op *op;
 
     if (bytes == 0)
-        return kv_client_refuse(client, KV_INVALID,
-                                "%s: rows do not fit the schema: layers %u+%u, heads %u+%u, "
-                                "tokens %u+%u",
-                                kind->name, rows->layer_begin, rows->n_layers, rows->head_begin,
-                                rows->n_heads, rows->token_begin, rows->n_tokens);
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "%s: rows do not fit the schema: layers %u+%u, heads %u+%u, "
+                             "tokens %u+%u",
+                             kind->name, rows->layer_begin, rows->n_layers, rows->head_begin,
+                             rows->n_heads, rows->token_begin, rows->n_tokens);
     if ((uint64_t)rows->token_begin + rows->n_tokens > session->tokens_max)
-        return kv_client_refuse(client, KV_TOO_LARGE, "%s: token %u is beyond the session's %u",
-                                kind->name, rows->token_begin + rows->n_tokens - 1,
-                                session->tokens_max);
+        return kvc_set_error(&client->loop, KV_TOO_LARGE,
+                             "%s: token %u is beyond the session's %u", kind->name,
+                             rows->token_begin + rows->n_tokens - 1, session->tokens_max);
     if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
-        return kv_client_refuse(client, KV_INVALID, "%s: %zu bytes do not lie in the buffer",
-                                kind->name, bytes);
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "%s: %zu bytes do not lie in the buffer", kind->name, bytes);
     status = kv_op_begin(client, kind, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
@@ -595,7 +596,7 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
 
         if (room == NULL) {
             kv_op_discard(op);
-            return kv_client_refuse(client, KV_NO_MEMORY, "%s: out of memory", kind->name);
+            return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", kind->name);
         }
         op->rows.crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
     }

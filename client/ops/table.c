@@ -2,6 +2,7 @@
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
+#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
@@ -125,8 +126,8 @@ static kv_status_t begin_table(struct kv_client *client,
     struct kv_op *op;
 
     if (node >= client->n_remotes || strlen(name) >= sizeof(op->table.name))
-        return kv_client_refuse(client, KV_INVALID, "%s: node %u: %.32s", kind->name, node,
-                                name);
+        return kvc_set_error(&client->loop, KV_INVALID, "%s: node %u: %.32s", kind->name, node,
+                             name);
     status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

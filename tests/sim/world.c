@@ -420,7 +420,7 @@ static kv_status_t open_control(struct kv_client *client,
                                 const char *address,
                                 struct kv_control **ret_control)
 {
-    const struct client *own = (const struct client *)(const void *)client->clock;
+    const struct client *own = (const struct client *)(const void *)client->loop.clock;
 
     (void)address;
     return kv_control_message_open(client, place, own->world->nodes[place].address,
@@ -1736,7 +1736,7 @@ static void client_check(struct world *world, struct client *client)
         }
         if (kv_op_status(task->op) != KV_IN_PROGRESS)
             task_end(world, client, task);
-        else if (task->op->deadline_us <= client->client->now_us)
+        else if (task->op->deadline_us <= client->client->loop.now_us)
             complain(world, task, "it did not end by its deadline");
     }
     for (unsigned i = 0; i < SLOTS_MAX; i++)
