@@ -1,7 +1,7 @@
 #include "kvserver/base/log.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/store/control/control.h"
-#include "kvserver/store/shard/op.h"
+#include "kvserver/store/ops/ops.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
@@ -84,6 +84,8 @@ static kv_status_t thread_init(struct kv_node *node, uint32_t index)
     struct kv_data_setup setup = {
         .node = node,
         .ops = kv_ops,
+        .background = kvs_background,
+        .n_background = KVS_BACKGROUND_COUNT,
         .index = index,
         .n_threads = config->n_threads,
         .n_parts = config->sessions_max,

@@ -20,6 +20,7 @@
 #include "kvserver/base/random.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/scrub.h"
 #include "kvserver/store/query/pipeline.h"
 #include "tests/support/node_data.h"
@@ -953,11 +954,11 @@ static void scrub(void)
     struct kv_scrub_progress progress;
     struct kv_indexer_stats jobs;
 
-    kv_scrub_progress(data()->scrub, &progress);
+    kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     const uint64_t end = progress.n_passes + 2;
     do {
         step(500);
-        kv_scrub_progress(data()->scrub, &progress);
+        kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
         kv_indexer_stats(data()->indexer, &jobs);
     } while (progress.n_passes < end || jobs.n_jobs > 0);
     counted.passes++;
@@ -1070,7 +1071,7 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     large = object_at(LARGE);
     do {
         step(STEP_US);
-        kv_scrub_progress(data()->scrub, &progress);
+        kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     } while (data()->objects.looked != large || progress.pass_bytes < begun ||
              progress.pass_bytes > ends);
 

@@ -1,7 +1,6 @@
 /* tables.c - what a node tells about itself in tables, for kvctl. */
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/metrics.h"
-#include "kvserver/store/ops/scrub.h"
 #include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 

@@ -1,12 +1,23 @@
-/* ops.h - what the rows of the operation table (ops.c) call on the data plane: shard/op.h says
- * what each is asked for.
+/* ops.h - the tables that a data thread is set up with: its operations (ops.c), whose row's
+ * functions are declared here, and what it does in the background (background.c).
  *
  * Threads: the data thread.
  */
 #ifndef KV_KVSERVER_STORE_OPS_OPS_H
 #define KV_KVSERVER_STORE_OPS_OPS_H
 
+#include "kvserver/store/shard/background.h"
 #include "kvserver/store/shard/op.h"
+
+/* In the order of service. */
+enum kvs_background_id {
+    KVS_BACKGROUND_SCRUB,
+    KVS_BACKGROUND_INDEX,
+    KVS_BACKGROUND_RECALL,
+    KVS_BACKGROUND_COUNT,
+};
+
+extern const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT];
 
 /* ops/put.c */
 void kv_op_put_begin(struct kv_work *work);

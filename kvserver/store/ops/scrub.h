@@ -29,12 +29,6 @@ void kv_scrub_destroy(struct kv_scrub *scrub); /* NULL is allowed */
 /* A slice, if one is due; false: none is. */
 bool kv_scrub_step(struct kv_scrub *scrub);
 
-enum kv_scrub_phase {
-    KV_SCRUB_ROWS,
-    KV_SCRUB_OBJECTS,
-    KV_SCRUB_RESTS, /* a pass has ended, and the next one has not begun */
-};
-
 struct kv_scrub_progress {
     enum kv_scrub_phase phase;
     uint32_t session;      /* KV_SCRUB_ROWS: at it */

@@ -2,9 +2,6 @@
  * and works that waited. */
 #include "kvserver/store/shard/shard_private.h"
 
-#include "kvserver/store/index/builder.h"
-#include "kvserver/store/ops/scrub.h"
-#include "kvserver/store/query/pipeline.h"
 #include "kvserver/store/shard/op.h"
 
 enum {
@@ -117,16 +114,16 @@ bool kv_data_run_slice(struct kv_data *data)
 
 bool kv_data_run_background(struct kv_data *data)
 {
+    const uint32_t turn = data->background_turns++;
+
     data->turns = 0;
-    data->scrub_is_next = !data->scrub_is_next;
-    if (data->scrub_is_next && kv_scrub_step(data->scrub))
-        return true;
-    if (!kv_indexer_step(data->indexer))
-        return kv_recall_step(data->querier->recall);
-    if (kv_indexer_take_ended(data->indexer))
-        for (uint32_t i = 0; i < data->n_parts; i++)
-            kv_part_wake(data, &data->parts[i], UINT32_MAX);
-    return true;
+    for (uint32_t i = 0; i < data->n_background; i++) {
+        const struct kvs_background_row *row = &data->background[i];
+
+        if (turn % row->every == 0 && row->step(data, data->background_state[i]))
+            return true;
+    }
+    return false;
 }
 
 bool kv_data_take_messages(struct kv_data *data)

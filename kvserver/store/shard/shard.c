@@ -1,9 +1,9 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
-#include "kvserver/store/ops/scrub.h"
 #include "kvserver/store/query/pipeline.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +37,26 @@ bool kv_data_step(struct kv_data *data)
     return busy;
 }
 
+static bool background_open(struct kv_data *data, const struct kv_data_setup *setup)
+{
+    assert(data->n_background <= KVS_BACKGROUND_MAX);
+    for (uint32_t i = 0; i < data->n_background; i++) {
+        if (data->background[i].open == NULL)
+            continue;
+        data->background_state[i] = data->background[i].open(data, setup);
+        if (data->background_state[i] == NULL)
+            return false;
+    }
+    return true;
+}
+
+static void background_close(struct kv_data *data)
+{
+    for (uint32_t i = 0; i < data->n_background; i++)
+        if (data->background_state[i] != NULL)
+            data->background[i].close(data->background_state[i]);
+}
+
 kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup)
 {
     kv_status_t status = KV_NO_MEMORY;
@@ -44,6 +64,8 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     memset(data, 0, sizeof(*data));
     data->node = setup->node;
     data->ops = setup->ops;
+    data->background = setup->background;
+    data->n_background = setup->n_background;
     data->index = setup->index;
     data->n_threads = setup->n_threads;
     data->stuck_send_us = setup->stuck_send_us;
@@ -77,8 +99,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
         goto err_fini;
     data->indexer = kv_indexer_create(&data->codebooks, data->clock);
     data->querier = kv_querier_create(data);
-    data->scrub = kv_scrub_create(data, setup->scrub_bytes);
-    if (data->indexer == NULL || data->querier == NULL || data->scrub == NULL)
+    if (data->indexer == NULL || data->querier == NULL || !background_open(data, setup))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
@@ -100,7 +121,7 @@ void kv_data_fini(struct kv_data *data)
     if (data->port != NULL)
         data->port->row->port_close(data->port);
     kv_ring_destroy(data->commands);
-    kv_scrub_destroy(data->scrub);
+    background_close(data);
     kv_querier_destroy(data->querier);
     kv_indexer_destroy(data->indexer);
     kv_codebooks_fini(&data->codebooks);

@@ -25,6 +25,7 @@
 #include "kvserver/store/index/codebook.h"
 #include "kvserver/store/node.h"
 #include "kvserver/store/rows/object.h"
+#include "kvserver/store/shard/background.h"
 #include "kvserver/store/shard/client.h"
 #include "kvserver/store/shard/command.h"
 #include "kvserver/store/shard/ended.h"
@@ -35,7 +36,6 @@
 struct kv_indexer;
 struct kv_op_row;
 struct kv_querier;
-struct kv_scrub;
 
 struct kv_data {
     struct kv_node *node;
@@ -53,10 +53,12 @@ struct kv_data {
     struct kv_objects objects;
     struct kv_indexer *indexer;
     struct kv_querier *querier;
-    struct kv_scrub *scrub;
-    bool scrub_is_next;    /* when something in the background has its turn */
+    const struct kvs_background_row *background; /* (n_background) in the order of service */
+    uint32_t n_background;
+    void *background_state[KVS_BACKGROUND_MAX]; /* what each row keeps */
+    uint32_t background_turns;
     uint32_t query_slices; /* since messages were last looked at */
-    uint32_t turns;        /* steps since the last slice in the background */
+    uint32_t turns;        /* steps since the background last had one of its turns */
     struct kv_part *parts; /* (sessions_max) */
     uint32_t n_parts;
     struct kv_ended_list ended; /* of those */
@@ -83,6 +85,8 @@ struct kv_data {
 struct kv_data_setup {
     struct kv_node *node;
     const struct kv_op_row *ops;
+    const struct kvs_background_row *background;
+    uint32_t n_background;
     uint32_t index, n_threads, n_parts, n_peers, n_commands, n_works;
     uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;

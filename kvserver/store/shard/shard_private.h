@@ -106,8 +106,7 @@ bool kv_data_take_messages(struct kv_data *data);
 /* A slice of the most urgent work; false: there was none. */
 bool kv_data_run_slice(struct kv_data *data);
 
-/* What nobody waits for, or waits patiently: codebooks, then looks at how good they are.  The
- * scrub takes turns with them: it is told how little it may do. */
+/* A slice of what nobody waits for, or waits patiently; false: there was none. */
 bool kv_data_run_background(struct kv_data *data);
 
 /* Works that waited look again.  One whose rows go in wakes others: these have their turn in

@@ -2,25 +2,19 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
-#include "kvserver/store/ops/scrub.h"
-
-static void tell(_Atomic uint64_t *number, uint64_t value)
-{
-    atomic_store_explicit(number, value, memory_order_relaxed);
-}
 
 static void tell_memory(struct kv_data *data)
 {
     struct kv_stats *stats = &data->stats;
     const struct kv_codebooks *books = &data->codebooks;
 
-    tell(&stats->memory_lent, kv_arena_bytes_lent(data->arena));
-    tell(&stats->segments, data->heap.n_segments);
-    tell(&stats->codebooks, kv_pool_lent(books->pool));
-    tell(&stats->summarised, books->rows_summarised);
-    tell(&stats->summaries_bytes, books->summaries_bytes);
-    tell(&stats->objects, kv_map_count(data->objects.map));
-    tell(&stats->object_bytes, data->objects.bytes);
+    kvs_stat_set(&stats->memory_lent, kv_arena_bytes_lent(data->arena));
+    kvs_stat_set(&stats->segments, data->heap.n_segments);
+    kvs_stat_set(&stats->codebooks, kv_pool_lent(books->pool));
+    kvs_stat_set(&stats->summarised, books->rows_summarised);
+    kvs_stat_set(&stats->summaries_bytes, books->summaries_bytes);
+    kvs_stat_set(&stats->objects, kv_map_count(data->objects.map));
+    kvs_stat_set(&stats->object_bytes, data->objects.bytes);
 }
 
 static void tell_index(struct kv_data *data)
@@ -29,13 +23,13 @@ static void tell_index(struct kv_data *data)
     struct kv_indexer_stats index;
 
     kv_indexer_stats(data->indexer, &index);
-    tell(&stats->index_jobs, index.n_jobs);
-    tell(&stats->index_us, index.worked_us);
-    tell(&stats->index_failed, index.failed);
-    tell(&stats->codebooks_trained, index.trained);
-    tell(&stats->rows_coded, index.rows_coded);
-    tell(&stats->rows_summarised, index.rows_summarised);
-    tell(&stats->summaries_failed, index.summaries_failed);
+    kvs_stat_set(&stats->index_jobs, index.n_jobs);
+    kvs_stat_set(&stats->index_us, index.worked_us);
+    kvs_stat_set(&stats->index_failed, index.failed);
+    kvs_stat_set(&stats->codebooks_trained, index.trained);
+    kvs_stat_set(&stats->rows_coded, index.rows_coded);
+    kvs_stat_set(&stats->rows_summarised, index.rows_summarised);
+    kvs_stat_set(&stats->summaries_failed, index.summaries_failed);
 }
 
 static void tell_health(struct kv_data *data)
@@ -55,22 +49,13 @@ static void tell_health(struct kv_data *data)
         [KV_KIND_SUMMARIES] = &stats->mended_summaries,
         [KV_KIND_OBJECTS] = &stats->mended_objects,
     };
-    struct kv_scrub_progress progress;
 
-    kv_scrub_progress(data->scrub, &progress);
     for (unsigned kind = 0; kind < KV_KINDS; kind++) {
-        tell(found[kind], health->found[kind]);
-        tell(mended[kind], health->mended[kind]);
+        kvs_stat_set(found[kind], health->found[kind]);
+        kvs_stat_set(mended[kind], health->mended[kind]);
     }
-    tell(&stats->rows_bad, health->rows_bad);
-    tell(&stats->objects_bad, health->objects_bad);
-    tell(&stats->scrub_bytes, progress.bytes);
-    tell(&stats->scrub_passes, progress.n_passes);
-    tell(&stats->scrub_phase, progress.phase);
-    tell(&stats->scrub_session, progress.session);
-    tell(&stats->scrub_pass_bytes, progress.pass_bytes);
-    tell(&stats->scrub_last_us, progress.last_pass_us);
-    tell(&stats->scrub_last_bytes, progress.last_pass_bytes);
+    kvs_stat_set(&stats->rows_bad, health->rows_bad);
+    kvs_stat_set(&stats->objects_bad, health->objects_bad);
 }
 
 void kv_data_tell_stats(struct kv_data *data)
@@ -78,4 +63,7 @@ void kv_data_tell_stats(struct kv_data *data)
     tell_memory(data);
     tell_index(data);
     tell_health(data);
+    for (uint32_t i = 0; i < data->n_background; i++)
+        if (data->background[i].tell != NULL)
+            data->background[i].tell(data, data->background_state[i]);
 }

@@ -69,6 +69,13 @@
     X(clients_seen, "clients that said hello")                                               \
     X(clients_gone, "clients that were lost or left without goodbye")
 
+/* What the scrub is at. */
+enum kv_scrub_phase {
+    KV_SCRUB_ROWS,
+    KV_SCRUB_OBJECTS,
+    KV_SCRUB_RESTS, /* a pass has ended, and the next one has not begun */
+};
+
 struct kv_op_stats {
     _Atomic uint64_t count;
     _Atomic uint64_t errors;
@@ -102,6 +109,12 @@ static inline void kv_count(_Atomic uint64_t *counter, uint64_t n)
     /* One writer: a plain add, made visible whole. */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                           memory_order_relaxed);
+}
+
+/* A number that another keeps. */
+static inline void kvs_stat_set(_Atomic uint64_t *number, uint64_t value)
+{
+    atomic_store_explicit(number, value, memory_order_relaxed);
 }
 
 static inline uint64_t kv_counted(const _Atomic uint64_t *counter)
