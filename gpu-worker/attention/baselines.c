@@ -300,8 +300,8 @@ static kv_status_t create(const struct kv_attention_setup *setup,
                           char *detail,
                           size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    const size_t capacity = setup->capacity;
+    const struct kv_model_params *params = &setup->session.model->params;
+    const size_t capacity = setup->session.capacity;
     const size_t scores_bytes = params->n_q_heads * capacity * sizeof(float);
     struct chosen *chosen = calloc(1, sizeof(*chosen));
     kv_status_t status = KV_NO_MEMORY;
@@ -312,7 +312,7 @@ static kv_status_t create(const struct kv_attention_setup *setup,
     chosen->base.row = row;
     chosen->choose = choose;
     chosen->options = setup->options;
-    chosen->device = setup->model->device;
+    chosen->device = setup->session.model->device;
     chosen->dot = kv_dot_table();
     chosen->scores_host = malloc(scores_bytes);
     chosen->sums = malloc(capacity * sizeof(chosen->sums[0]));
@@ -328,7 +328,7 @@ static kv_status_t create(const struct kv_attention_setup *setup,
         status =
             chosen->device->row->buffer_create(chosen->device, scores_bytes, &chosen->scores);
     if (status == KV_OK)
-        status = kv_local_rows_create(setup, &chosen->local, detail, detail_bytes);
+        status = kv_local_rows_create(&setup->session, &chosen->local, detail, detail_bytes);
     if (status != KV_OK) {
         chosen_destroy(&chosen->base);
         return status;
@@ -456,12 +456,13 @@ static void chosen_stats(const struct kv_attention *attention,
     const struct chosen *chosen = (const struct chosen *)attention;
 
     *ret_stats = (struct kv_attention_stats){
+        .bytes_put = kv_local_rows_bytes_put(chosen->local),
+        .exposed_wait_s = kv_local_rows_wait_s(chosen->local),
         .rows_attended = chosen->rows_attended,
         .rows_possible = chosen->rows_possible,
         .rows_recalled = chosen->rows_recalled,
         .rows_to_recall = chosen->rows_to_recall,
     };
-    kv_local_rows_stats(chosen->local, ret_stats);
 }
 
 #define CHOSEN_FUNCTIONS                                                           \

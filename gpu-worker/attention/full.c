@@ -33,8 +33,8 @@ static kv_status_t full_create(const struct kv_attention_setup *setup,
     if (full == NULL)
         return KV_NO_MEMORY;
     full->base.row = &kv_attention_full;
-    full->device = setup->model->device;
-    status = kv_local_rows_create(setup, &full->local, detail, detail_bytes);
+    full->device = setup->session.model->device;
+    status = kv_local_rows_create(&setup->session, &full->local, detail, detail_bytes);
     if (status != KV_OK) {
         free(full);
         return status;
@@ -120,10 +120,11 @@ static void full_stats(const struct kv_attention *attention,
     const struct full *full = (const struct full *)attention;
 
     *ret_stats = (struct kv_attention_stats){
+        .bytes_put = kv_local_rows_bytes_put(full->local),
+        .exposed_wait_s = kv_local_rows_wait_s(full->local),
         .rows_attended = full->rows_attended,
         .rows_possible = full->rows_attended,
     };
-    kv_local_rows_stats(full->local, ret_stats);
 }
 
 const struct kv_attention_row kv_attention_full = {

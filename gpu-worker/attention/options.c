@@ -9,11 +9,8 @@
 
 const struct kv_attention_options kv_attention_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
+    .index = {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6},
     .rerank = 4,
-    .rest = 16,
-    .chapter_blocks = 128,
-    .subspaces = 2,
-    .bits = 6,
     .cache = KV_CACHE_LRU,
     .cache_tokens = 4096,
 };
@@ -89,39 +86,43 @@ static bool set_answer(struct kv_attention_options *options, const char *value)
 
 static bool set_rest(struct kv_attention_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 0, &options->rest) &&
-           (options->rest == 0 || options->rest == 16 || options->rest == 64);
+    uint32_t *summaries = &options->index.summaries;
+
+    return kv_budget_parse_count(value, 0, summaries) &&
+           (*summaries == 0 || *summaries == 16 || *summaries == 64);
 }
 
 static bool set_chapter(struct kv_attention_options *options, const char *value)
 {
     if (strcmp(value, "prompt") == 0) {
-        options->chapter_blocks = 0;
+        options->index.chapter_blocks = 0;
         return true;
     }
-    return kv_budget_parse_count(value, KV_CHAPTER_BLOCKS_MIN, &options->chapter_blocks) &&
-           options->chapter_blocks <= KV_TOKENS_MAX / KV_BLOCK_TOKENS;
+    return kv_budget_parse_count(value, KV_CHAPTER_BLOCKS_MIN,
+                                 &options->index.chapter_blocks) &&
+           options->index.chapter_blocks <= KV_TOKENS_MAX / KV_BLOCK_TOKENS;
 }
 
 static bool set_subspaces(struct kv_attention_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 1, &options->subspaces) &&
-           options->subspaces <= KV_SUBSPACES_MAX;
+    return kv_budget_parse_count(value, 1, &options->index.subspaces) &&
+           options->index.subspaces <= KV_SUBSPACES_MAX;
 }
 
 static bool set_bits(struct kv_attention_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 1, &options->bits) && options->bits <= KV_CODE_BITS_MAX;
+    return kv_budget_parse_count(value, 1, &options->index.bits) &&
+           options->index.bits <= KV_CODE_BITS_MAX;
 }
 
 static bool set_iterations(struct kv_attention_options *options, const char *value)
 {
     if (strcmp(value, "auto") == 0) {
-        options->iterations = 0;
+        options->index.iterations = 0;
         return true;
     }
-    return kv_budget_parse_count(value, 1, &options->iterations) &&
-           options->iterations <= KV_ITERATIONS_MAX;
+    return kv_budget_parse_count(value, 1, &options->index.iterations) &&
+           options->index.iterations <= KV_ITERATIONS_MAX;
 }
 
 static bool set_cache(struct kv_attention_options *options, const char *value)

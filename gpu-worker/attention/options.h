@@ -6,6 +6,7 @@
 #define KV_GPU_WORKER_ATTENTION_OPTIONS_H
 
 #include "gpu-worker/attention/budget.h"
+#include "gpu-worker/kvcache/index_schedule.h"
 #include "proto/kv_status.h"
 
 /* Which blocks a worker keeps, beside sinks and window. */
@@ -31,15 +32,10 @@ struct kv_attention_options {
     uint64_t seed; /* of whatever is drawn */
 
     /* Of an index in the store. */
+    struct kvw_index_options index;
     uint32_t rerank; /* candidates taken by code for each row chosen by key; 0: as many
                         as the nodes' estimates of recall ask for */
     enum kv_answer_form answer;
-    uint32_t rest;            /* summaries per 1,024 rows by which nodes estimate what rows that
-                                 are not chosen would have added: 0 (no estimate), 16, 64 */
-    uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
-    uint32_t subspaces, bits; /* of a code */
-    uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
-    bool wait_index;          /* no step before its index is there */
     enum kv_cache_policy cache;
     uint32_t cache_tokens; /* kept per layer */
 

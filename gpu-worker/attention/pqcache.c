@@ -52,12 +52,13 @@ static void pqcache_destroy(struct kv_attention *attention)
 /* Rows of each kv head that may come in a step. */
 static uint32_t rows_max(const struct kv_attention_setup *setup)
 {
-    return is_attended_there(&setup->options) ? 0 : smaller(setup->capacity, KV_CHOSEN_MAX);
+    return is_attended_there(&setup->options) ? 0
+                                              : smaller(setup->session.capacity, KV_CHOSEN_MAX);
 }
 
 static kv_status_t query_memory(struct pqcache *pq)
 {
-    const struct kv_model_params *params = &pq->setup.model->params;
+    const struct kv_model_params *params = &pq->setup.session.model->params;
     const size_t n_rows = params->n_kv_heads * (size_t)rows_max(&pq->setup);
     const size_t output_floats = (size_t)params->n_q_heads * pq->d;
     kv_status_t status;
@@ -77,7 +78,7 @@ static kv_status_t query_memory(struct pqcache *pq)
                                             &pq->lse);
     if (status != KV_OK || n_rows == 0)
         return status;
-    status = kv_buffer_alloc(pq->setup.client, n_rows * pq->row_bytes, &pq->landing);
+    status = kv_buffer_alloc(pq->setup.session.client, n_rows * pq->row_bytes, &pq->landing);
     if (status == KV_OK)
         status = pq->device->row->buffer_wrap(pq->device, kv_buffer_data(pq->landing),
                                               kv_buffer_bytes(pq->landing), &pq->landed);
@@ -89,24 +90,24 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
                                   char *detail,
                                   size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->model->params;
+    const struct kv_model_params *params = &setup->session.model->params;
     const struct kv_attention_options *options = &setup->options;
     struct pqcache *pq = calloc(1, sizeof(*pq));
     kv_status_t status;
 
-    snprintf(detail, detail_bytes, "memory: %u tokens: refused", setup->capacity);
+    snprintf(detail, detail_bytes, "memory: %u tokens: refused", setup->session.capacity);
     if (pq == NULL)
         return KV_NO_MEMORY;
     pq->base.row = &kv_attention_pqcache;
     pq->setup = *setup;
     pq->options = *options;
-    pq->device = setup->model->device;
+    pq->device = setup->session.model->device;
     pq->n_layers = params->n_layers;
     pq->d = params->d;
-    pq->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
-    if (params->d % options->subspaces != 0) {
+    pq->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->session.dtype);
+    if (params->d % options->index.subspaces != 0) {
         snprintf(detail, detail_bytes, "pq-m: %u subspaces do not divide keys of %u elements",
-                 options->subspaces, params->d);
+                 options->index.subspaces, params->d);
         pqcache_destroy(&pq->base);
         return KV_INVALID;
     }
@@ -115,15 +116,17 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
         pq->rerank[i] = options->rerank > 0 ? options->rerank : RERANK_USUAL;
     if (status == KV_OK)
-        status = kv_store_session_create(setup, &pq->store, detail, detail_bytes);
+        status = kv_store_session_create(&setup->session, &pq->store, detail, detail_bytes);
     if (status == KV_OK)
-        status = kv_near_rows_create(setup, pq->store, &pq->near);
+        status = kv_near_rows_create(&setup->session, pq->store, &pq->near);
     if (status == KV_OK)
-        status = kv_layer_index_create(setup, pq->store, &pq->index);
+        status = kv_layer_index_create(&setup->session, pq->store, &options->index,
+                                       options->seed, &pq->index);
     if (status == KV_OK && options->cache != KV_CACHE_OFF && !is_attended_there(options))
-        status = kv_held_blocks_create(
-            setup, pq->store, options->cache == KV_CACHE_LFU ? KV_BLOCKS_LFU : KV_BLOCKS_LRU,
-            options->cache_tokens, &pq->held);
+        status = kv_held_blocks_create(&setup->session, pq->store,
+                                       options->cache == KV_CACHE_LFU ? KV_BLOCKS_LFU
+                                                                      : KV_BLOCKS_LRU,
+                                       options->cache_tokens, &pq->held);
     if (status != KV_OK) {
         pqcache_destroy(&pq->base);
         return status;
@@ -151,8 +154,9 @@ static kv_status_t begin_pass(struct pqcache *pq, enum kv_phase phase, uint32_t 
     const uint32_t window = options->window == KV_WINDOW_HALF
                                 ? budget.n_rows - budget.window_begin
                                 : options->window;
-    return kv_near_rows_narrow(pq->near, smaller(options->sinks, pq->setup.capacity),
-                               smaller(window, pq->setup.capacity), token_begin, &pq->wait_us);
+    return kv_near_rows_narrow(pq->near, smaller(options->sinks, pq->setup.session.capacity),
+                               smaller(window, pq->setup.session.capacity), token_begin,
+                               &pq->wait_us);
 }
 
 static kv_status_t pqcache_attend(struct kv_attention *attention,
@@ -267,16 +271,17 @@ static kv_status_t pqcache_retune(struct kv_attention *attention,
 {
     struct pqcache *pq = pqcache_of(attention);
     const struct kv_attention_options *now = &pq->options;
+    const struct kvw_index_options *index = &options->index;
 
-    if (options->seed != now->seed || options->chapter_blocks != now->chapter_blocks ||
-        options->subspaces != now->subspaces || options->bits != now->bits ||
-        options->iterations != now->iterations ||
-        (options->rest != 0 && options->rest != pq->setup.options.rest) ||
+    if (options->seed != now->seed || index->chapter_blocks != now->index.chapter_blocks ||
+        index->subspaces != now->index.subspaces || index->bits != now->index.bits ||
+        index->iterations != now->index.iterations ||
+        (index->summaries != 0 && index->summaries != pq->setup.options.index.summaries) ||
         options->answer != now->answer || options->cache != now->cache ||
         options->cache_tokens != now->cache_tokens)
         return KV_UNSUPPORTED;
     pq->options = *options;
-    kv_layer_index_wait(pq->index, options->wait_index);
+    kv_layer_index_wait(pq->index, index->wait);
     for (uint32_t i = 0; i < pq->n_layers; i++)
         pq->rerank[i] = options->rerank > 0 ? options->rerank : RERANK_USUAL;
     return KV_OK;

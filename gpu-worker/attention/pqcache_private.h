@@ -60,7 +60,7 @@ static inline bool is_attended_there(const struct kv_attention_options *options)
 /* The query vectors of a kv head. */
 static inline uint32_t group_of(const struct pqcache *pq)
 {
-    const struct kv_model_params *params = &pq->setup.model->params;
+    const struct kv_model_params *params = &pq->setup.session.model->params;
 
     return params->n_q_heads / params->n_kv_heads;
 }

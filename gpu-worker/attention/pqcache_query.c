@@ -35,9 +35,10 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
 
     pq->wait_us += end_us - begin_us;
     kv_op_trip_times(op, &times);
-    kv_trace_span(pq->setup.trace, track, names[track], times.begun_us, times.ended_us, args,
+    kv_trace_span(pq->setup.session.trace, track, names[track], times.begun_us, times.ended_us,
+                  args, 1);
+    kv_trace_span(pq->setup.session.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args,
                   1);
-    kv_trace_span(pq->setup.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args, 1);
     return kv_store_session_fail(pq->store, status);
 }
 
@@ -47,7 +48,7 @@ static kv_status_t fetch_rows(struct pqcache *pq,
                               const struct kv_found *found,
                               uint32_t *rows_before)
 {
-    const uint32_t n_heads = pq->setup.model->params.n_kv_heads;
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
     const struct kv_rows_io io = {.buffer = pq->landing};
     struct kv_fetch fetch = {.layer = layer, .n_ids = pq->fetch_n, .ids = pq->fetch_ids};
     uint32_t n = 0;
@@ -82,7 +83,7 @@ static void adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_fou
     /* Estimates come when a node has time: with a seed, a run is to repeat. */
     if (pq->options.rerank > 0 || pq->options.seed > 0)
         return;
-    for (uint32_t head = 0; head < pq->setup.model->params.n_kv_heads; head++)
+    for (uint32_t head = 0; head < pq->setup.session.model->params.n_kv_heads; head++)
         if (found[head].recall < least) /* not if it is not known */
             least = found[head].recall;
     if (least < RECALL_WANTED && pq->rerank[layer] < RERANK_MOST)
@@ -139,7 +140,7 @@ first_row(const struct pqcache *pq, const struct kv_found *found, uint32_t rows_
 static void
 merge_found(struct pqcache *pq, const struct kv_found *found, struct kv_device_buffer *out)
 {
-    const uint32_t n_heads = pq->setup.model->params.n_kv_heads, group = group_of(pq);
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads, group = group_of(pq);
 
     for (uint32_t head = 0; head < n_heads; head++) {
         memcpy(pq->outputs + (size_t)head * group * pq->d, found[head].outputs,
@@ -158,7 +159,7 @@ static kv_status_t attend_found(struct pqcache *pq,
                                 const struct kv_device_buffer *q,
                                 struct kv_device_buffer *out)
 {
-    const uint32_t n_heads = pq->setup.model->params.n_kv_heads;
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
     struct kv_found found[KV_HEADS_MAX];
     uint32_t rows_before[KV_HEADS_MAX] = {0};
     uint32_t n_runs = 0;
@@ -214,7 +215,7 @@ static kv_status_t begin_query(struct pqcache *pq,
                                const struct kv_device_buffer *q,
                                struct kv_op **ret_op)
 {
-    const struct kv_model_params *params = &pq->setup.model->params;
+    const struct kv_model_params *params = &pq->setup.session.model->params;
     const struct kv_range middle = {budget->sinks, budget->window_begin};
     const struct kv_rows_io io = {.buffer = pq->landing};
     struct kv_query query = {
@@ -225,7 +226,7 @@ static kv_status_t begin_query(struct pqcache *pq,
         .merge = KV_MERGE_SUM,
         .k = smaller(budget->k, KV_CHOSEN_MAX),
         .rerank = pq->rerank[layer],
-        .rest = pq->options.rest,
+        .rest = pq->options.index.summaries,
         .n_ranges = 1,
         .ranges = &middle,
     };

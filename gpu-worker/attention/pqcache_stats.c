@@ -45,7 +45,9 @@ void kv_pqcache_stats(const struct kv_attention *attention,
                       struct kv_attention_stats *ret_stats)
 {
     const struct pqcache *pq = (const struct pqcache *)attention;
+    struct kvw_index_stats index;
 
+    kv_layer_index_stats(pq->index, &index);
     *ret_stats = pq->told;
     ret_stats->bytes_put = kv_store_session_bytes_put(pq->store);
     ret_stats->bytes_fetched = pq->bytes_fetched;
@@ -55,7 +57,9 @@ void kv_pqcache_stats(const struct kv_attention *attention,
     ret_stats->rows_possible = pq->rows_possible;
     ret_stats->rows_recalled = (uint64_t)(pq->told.recall_sum * 1000);
     ret_stats->rows_to_recall = pq->told.recall_count * 1000;
-    kv_layer_index_stats(pq->index, ret_stats);
+    ret_stats->index_wait_s = index.wait_s;
+    ret_stats->codebooks_trained = index.codebooks_trained;
+    ret_stats->codebooks_found = index.codebooks_found;
     ret_stats->exposed_wait_s = (double)pq->wait_us / 1e6 + ret_stats->index_wait_s +
                                 kv_store_session_wait_s(pq->store);
 }

@@ -192,7 +192,7 @@ int kvworker_attention_options(const struct kvworker *worker,
 
     *ret_options = kv_attention_defaults;
     ret_options->seed = options->seed;
-    ret_options->wait_index = options->wait_index;
+    ret_options->index.wait = options->wait_index;
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
         const char *expected = "";
 
@@ -275,13 +275,16 @@ int kvworker_open_attention(struct kvworker *worker,
                             const struct kv_attention_options *options)
 {
     const struct kv_attention_setup setup = {
-        .model = worker->model,
-        .client = worker->client,
-        .dtype = worker->dtype,
-        .capacity = worker->capacity,
-        .chunk_tokens = KV_FORWARD_CHUNK,
+        .session =
+            {
+                .model = worker->model,
+                .client = worker->client,
+                .dtype = worker->dtype,
+                .capacity = worker->capacity,
+                .chunk_tokens = KV_FORWARD_CHUNK,
+                .trace = worker->trace,
+            },
         .options = *options,
-        .trace = worker->trace,
     };
     char detail[KVWORKER_DETAIL_BYTES] = "";
     kv_status_t status;

@@ -78,7 +78,7 @@ static kv_status_t layers_create(struct kv_held_blocks *held, enum kv_block_poli
     return status;
 }
 
-kv_status_t kv_held_blocks_create(const struct kv_attention_setup *setup,
+kv_status_t kv_held_blocks_create(const struct kvw_session_setup *setup,
                                   struct kv_store_session *store,
                                   enum kv_block_policy policy,
                                   uint32_t n_tokens,

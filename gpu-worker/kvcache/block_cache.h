@@ -25,7 +25,7 @@ struct kv_held_blocks;
 
 /* n_tokens of each layer, rounded down to blocks.  KV_NO_MEMORY, KV_UNSUPPORTED: the device
  * cannot read memory where rows land. */
-kv_status_t kv_held_blocks_create(const struct kv_attention_setup *setup,
+kv_status_t kv_held_blocks_create(const struct kvw_session_setup *setup,
                                   struct kv_store_session *store,
                                   enum kv_block_policy policy,
                                   uint32_t n_tokens,

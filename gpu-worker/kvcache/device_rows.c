@@ -60,7 +60,7 @@ static struct kv_device_buffer **buffers_create(struct kv_near_rows *rows, size_
     return buffers;
 }
 
-kv_status_t kv_near_rows_create(const struct kv_attention_setup *setup,
+kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
                                 struct kv_store_session *store,
                                 struct kv_near_rows **ret_rows)
 {

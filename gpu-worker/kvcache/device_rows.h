@@ -17,7 +17,7 @@
 struct kv_near_rows;
 
 /* No tokens, whole.  KV_NO_MEMORY. */
-kv_status_t kv_near_rows_create(const struct kv_attention_setup *setup,
+kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
                                 struct kv_store_session *store,
                                 struct kv_near_rows **ret_rows);
 void kv_near_rows_destroy(struct kv_near_rows *rows); /* NULL is allowed */

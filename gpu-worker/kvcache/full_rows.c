@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 struct kv_local_rows {
-    struct kv_attention_setup setup;
+    struct kvw_session_setup setup;
     struct kv_device *device;
     struct kv_rows_shape shape;
     struct kv_store_session *store;
@@ -29,7 +29,7 @@ void kv_local_rows_destroy(struct kv_local_rows *local)
     free(local);
 }
 
-kv_status_t kv_local_rows_create(const struct kv_attention_setup *setup,
+kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
                                  struct kv_local_rows **ret_local,
                                  char *detail,
                                  size_t detail_bytes)
@@ -136,9 +136,12 @@ const char *kv_local_rows_detail(const struct kv_local_rows *local)
     return kv_store_session_detail(local->store);
 }
 
-void kv_local_rows_stats(const struct kv_local_rows *local,
-                         struct kv_attention_stats *ret_stats)
+uint64_t kv_local_rows_bytes_put(const struct kv_local_rows *local)
 {
-    ret_stats->bytes_put = kv_store_session_bytes_put(local->store);
-    ret_stats->exposed_wait_s = kv_store_session_wait_s(local->store);
+    return kv_store_session_bytes_put(local->store);
+}
+
+double kv_local_rows_wait_s(const struct kv_local_rows *local)
+{
+    return kv_store_session_wait_s(local->store);
 }

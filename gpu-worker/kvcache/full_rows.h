@@ -14,7 +14,7 @@
 struct kv_local_rows;
 
 /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
-kv_status_t kv_local_rows_create(const struct kv_attention_setup *setup,
+kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
                                  struct kv_local_rows **ret_local,
                                  char *detail,
                                  size_t detail_bytes);
@@ -47,8 +47,7 @@ kv_status_t kv_local_rows_unbranch(struct kv_local_rows *local);
 
 /* What went wrong, "" if nothing did. */
 const char *kv_local_rows_detail(const struct kv_local_rows *local);
-/* Fills in bytes_put and exposed_wait_s. */
-void kv_local_rows_stats(const struct kv_local_rows *local,
-                         struct kv_attention_stats *ret_stats);
+uint64_t kv_local_rows_bytes_put(const struct kv_local_rows *local);
+double kv_local_rows_wait_s(const struct kv_local_rows *local);
 
 #endif

@@ -19,7 +19,8 @@ struct kv_layer_index {
     struct kv_client *client;
     struct kv_store_session *store;
     struct kv_trace *trace;
-    struct kv_attention_options options;
+    struct kvw_index_options options;
+    uint64_t seed;
     uint32_t n_layers, n_kv_heads, d;
     size_t key_bytes;
 
@@ -42,8 +43,10 @@ static uint64_t now_us(void)
     return kv_clock_now(&kv_clock_real);
 }
 
-kv_status_t kv_layer_index_create(const struct kv_attention_setup *setup,
+kv_status_t kv_layer_index_create(const struct kvw_session_setup *setup,
                                   struct kv_store_session *store,
+                                  const struct kvw_index_options *options,
+                                  uint64_t seed,
                                   struct kv_layer_index **ret_index)
 {
     const struct kv_model_params *params = &setup->model->params;
@@ -54,7 +57,8 @@ kv_status_t kv_layer_index_create(const struct kv_attention_setup *setup,
     index->client = setup->client;
     index->store = store;
     index->trace = setup->trace;
-    index->options = setup->options;
+    index->options = *options;
+    index->seed = seed;
     index->n_layers = params->n_layers;
     index->n_kv_heads = params->n_kv_heads;
     index->d = params->d;
@@ -87,7 +91,7 @@ void kv_layer_index_expect(struct kv_layer_index *index, uint32_t prompt_end, ui
 
 void kv_layer_index_wait(struct kv_layer_index *index, bool wait_index)
 {
-    index->options.wait_index = wait_index;
+    index->options.wait = wait_index;
 }
 
 uint32_t kv_layer_index_prompt_rows(const struct kv_layer_index *index)
@@ -147,8 +151,8 @@ static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t to
         .m = index->options.subspaces,
         .bits = index->options.bits,
         .iterations = iterations_for(index, tokens),
-        .seed = index->options.seed,
-        .rest = index->options.rest,
+        .seed = index->seed,
+        .rest = index->options.summaries,
         .wait = true,
     };
     kv_status_t status = KV_OK;
@@ -235,7 +239,7 @@ kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
 
     if (op == NULL)
         return KV_OK;
-    if (index->options.wait_index)
+    if (index->options.wait)
         kv_wait(op);
     while (kv_op_status(op) == KV_IN_PROGRESS && end_us < limit_us) {
         kv_client_wait(index->client, limit_us - end_us);
@@ -272,10 +276,11 @@ void kv_layer_index_truncate(struct kv_layer_index *index, uint32_t tokens)
     index->prompt_begin_us = 0;
 }
 
-void kv_layer_index_stats(const struct kv_layer_index *index,
-                          struct kv_attention_stats *ret_stats)
+void kv_layer_index_stats(const struct kv_layer_index *index, struct kvw_index_stats *ret_stats)
 {
-    ret_stats->index_wait_s = (double)index->wait_us / 1e6;
-    ret_stats->codebooks_trained = index->n_trained;
-    ret_stats->codebooks_found = index->n_found;
+    *ret_stats = (struct kvw_index_stats){
+        .wait_s = (double)index->wait_us / 1e6,
+        .codebooks_trained = index->n_trained,
+        .codebooks_found = index->n_found,
+    };
 }

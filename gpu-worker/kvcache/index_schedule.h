@@ -18,14 +18,31 @@
 
 struct kv_layer_index;
 
-/* KV_NO_MEMORY. */
-kv_status_t kv_layer_index_create(const struct kv_attention_setup *setup,
+/* What can be chosen about an index. */
+struct kvw_index_options {
+    uint32_t summaries;       /* per 1,024 rows, by which nodes estimate what rows that are not
+                                 chosen would have added: 0 (no estimate), 16, 64 */
+    uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
+    uint32_t subspaces, bits; /* of a code */
+    uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
+    bool wait;                /* no step before its index is there */
+};
+
+struct kvw_index_stats {
+    double wait_s; /* of steps, for codebooks */
+    uint32_t codebooks_trained, codebooks_found;
+};
+
+/* `seed` is the codebooks'.  KV_NO_MEMORY. */
+kv_status_t kv_layer_index_create(const struct kvw_session_setup *setup,
                                   struct kv_store_session *store,
+                                  const struct kvw_index_options *options,
+                                  uint64_t seed,
                                   struct kv_layer_index **ret_index);
 /* Cancels what is under way.  NULL is allowed. */
 void kv_layer_index_destroy(struct kv_layer_index *index);
 
-/* As method.h's expect(). */
+/* The prompt that comes ends before the token prompt_end, and some n_steps follow. */
 void kv_layer_index_expect(struct kv_layer_index *index, uint32_t prompt_end, uint32_t n_steps);
 /* Whether codes for steps may be waited for to the end. */
 void kv_layer_index_wait(struct kv_layer_index *index, bool wait_index);
@@ -51,8 +68,7 @@ kv_status_t kv_layer_index_settle(struct kv_layer_index *index);
  * nothing is under way. */
 void kv_layer_index_truncate(struct kv_layer_index *index, uint32_t tokens);
 
-/* Fills in index_wait_s, codebooks_trained and codebooks_found. */
 void kv_layer_index_stats(const struct kv_layer_index *index,
-                          struct kv_attention_stats *ret_stats);
+                          struct kvw_index_stats *ret_stats);
 
 #endif

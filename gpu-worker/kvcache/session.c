@@ -36,7 +36,7 @@ void kv_store_session_destroy(struct kv_store_session *store)
 }
 
 static kv_status_t open_session(struct kv_store_session *store,
-                                const struct kv_attention_setup *setup)
+                                const struct kvw_session_setup *setup)
 {
     const struct kv_session_options options = {.tokens_max = setup->capacity};
     struct kv_model_info *info = calloc(1, sizeof(*info));
@@ -57,7 +57,7 @@ static kv_status_t open_session(struct kv_store_session *store,
     return status;
 }
 
-kv_status_t kv_store_session_create(const struct kv_attention_setup *setup,
+kv_status_t kv_store_session_create(const struct kvw_session_setup *setup,
                                     struct kv_store_session **ret_store,
                                     char *detail,
                                     size_t detail_bytes)

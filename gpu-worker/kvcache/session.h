@@ -14,7 +14,7 @@
 struct kv_store_session;
 
 /* Opens a session of the model.  `detail`: `what: where: value`. */
-kv_status_t kv_store_session_create(const struct kv_attention_setup *setup,
+kv_status_t kv_store_session_create(const struct kvw_session_setup *setup,
                                     struct kv_store_session **ret_store,
                                     char *detail,
                                     size_t detail_bytes);

@@ -43,11 +43,14 @@ void model_session_open(struct model_session *session,
                      KV_OK);
 
     const struct kv_attention_setup setup = {
-        .model = session->model,
-        .client = session->client,
-        .dtype = dtype,
-        .capacity = n_tokens,
-        .chunk_tokens = KV_FORWARD_CHUNK,
+        .session =
+            {
+                .model = session->model,
+                .client = session->client,
+                .dtype = dtype,
+                .capacity = n_tokens,
+                .chunk_tokens = KV_FORWARD_CHUNK,
+            },
         .options = *options,
     };
 

@@ -70,11 +70,14 @@ static void open_session(struct session *session,
     check(kv_client_open(&options, &session->client, detail, sizeof(detail)), "client");
 
     const struct kv_attention_setup setup = {
-        .model = session->model,
-        .client = session->client,
-        .dtype = dtype,
-        .capacity = capacity,
-        .chunk_tokens = KV_FORWARD_CHUNK,
+        .session =
+            {
+                .model = session->model,
+                .client = session->client,
+                .dtype = dtype,
+                .capacity = capacity,
+                .chunk_tokens = KV_FORWARD_CHUNK,
+            },
     };
 
     check(kv_attention_full.create(&setup, &session->attention, detail, sizeof(detail)),

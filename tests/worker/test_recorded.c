@@ -51,13 +51,13 @@ static struct kv_attention_options options_of(const struct variant *variant)
     struct kv_attention_options options = kv_attention_defaults;
 
     options.budget = (struct kv_budget_options){.top_k = 60, .sinks = 4, .window = 16};
-    options.chapter_blocks = 8;
-    options.bits = 4;
-    options.iterations = 4;
-    options.wait_index = true;
+    options.index.chapter_blocks = 8;
+    options.index.bits = 4;
+    options.index.iterations = 4;
+    options.index.wait = true;
     options.rerank = 2;
     options.answer = variant->answer;
-    options.rest = variant->rest;
+    options.index.summaries = variant->rest;
     return options;
 }
 

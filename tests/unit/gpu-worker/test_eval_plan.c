@@ -67,8 +67,9 @@ static void test_index_options(void **state)
         assert_int_equal(options->seed, 1 + (i - 1) / 2 % 3);
         assert_true(options->budget.ratio == ((i - 1) % 2 == 0 ? 0.1 : 0.05));
         assert_int_equal(options->rerank, i <= 6 ? 8 : 4);
-        assert_int_equal(options->rest, i <= 6 ? 16 : kv_attention_defaults.rest);
-        assert_int_equal(options->chapter_blocks, i <= 6 ? 8 : 128);
+        assert_int_equal(options->index.summaries,
+                         i <= 6 ? 16 : kv_attention_defaults.index.summaries);
+        assert_int_equal(options->index.chapter_blocks, i <= 6 ? 8 : 128);
         assert_int_equal(options->answer, i <= 6 ? KV_FORM_ATTEND : KV_FORM_AUTO);
     }
     kv_eval_plan_free(&plan);

@@ -163,11 +163,14 @@ static void compute(const struct made_model *made,
     assert_int_equal(kv_client_open(&options, &client, detail, sizeof(detail)), KV_OK);
 
     const struct kv_attention_setup setup = {
-        .model = model,
-        .client = client,
-        .dtype = dtype,
-        .capacity = TOKENS,
-        .chunk_tokens = KV_FORWARD_CHUNK,
+        .session =
+            {
+                .model = model,
+                .client = client,
+                .dtype = dtype,
+                .capacity = TOKENS,
+                .chunk_tokens = KV_FORWARD_CHUNK,
+            },
     };
 
     assert_int_equal(kv_attention_full.create(&setup, &attention, detail, sizeof(detail)),

@@ -28,13 +28,13 @@ static struct kv_attention_options options_of(uint32_t k)
     struct kv_attention_options options = kv_attention_defaults;
 
     options.budget = (struct kv_budget_options){.top_k = k, .sinks = 4, .window = 16};
-    options.chapter_blocks = 8;
-    options.bits = 4;
-    options.iterations = 4;
-    options.wait_index = true;
+    options.index.chapter_blocks = 8;
+    options.index.bits = 4;
+    options.index.iterations = 4;
+    options.index.wait = true;
     options.rerank = 2;
     options.answer = KV_FORM_ROWS;
-    options.rest = 0;
+    options.index.summaries = 0;
     return options;
 }
 
@@ -207,7 +207,7 @@ static void the_rest_is_estimated(void **state)
     assert_int_equal(stats().rows_estimated, 0);
     model_session_close(&s);
     for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++) {
-        options.rest = rests[i];
+        options.index.summaries = rests[i];
         options.answer = KV_FORM_ROWS;
         run(&kv_attention_pqcache, &options, got);
         told = stats();
@@ -221,13 +221,13 @@ static void the_rest_is_estimated(void **state)
                              steps * MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
 
         /* Back to the prompt, and summaries are there but not asked for. */
-        options.rest = 0;
+        options.index.summaries = 0;
         assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
         assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
         model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
         assert_memory_equal(by_none[1], got[1], bytes_of(TOKENS - PROMPT - 1));
         model_session_close(&s);
-        options.rest = rests[i];
+        options.index.summaries = rests[i];
 
         options.answer = KV_FORM_IDS;
         run(&kv_attention_pqcache, &options, got);
@@ -248,7 +248,7 @@ static void the_rest_is_estimated(void **state)
         options = options_of(TOKENS);
         run(&kv_attention_full, &options, wanted);
         model_session_close(&s);
-        options.rest = rests[i];
+        options.index.summaries = rests[i];
         run(&kv_attention_pqcache, &options, got);
         assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
         assert_int_equal(stats().rows_estimated, 0);
@@ -270,7 +270,7 @@ static void a_form_stays(void **state)
     options.answer = KV_FORM_ATTEND;
     assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
     options.answer = KV_FORM_ROWS;
-    options.rest = 16;
+    options.index.summaries = 16;
     assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
     model_session_close(&s);
 }
@@ -284,7 +284,7 @@ static void rerank_follows_recall(void **state)
 
     (void)state;
     options.rerank = 0;
-    options.bits = 1;
+    options.index.bits = 1;
     model_session_open(&s, &kv_attention_pqcache, &options, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, LONG, got);
     assert_true(stats().recall_count > 0);
@@ -397,7 +397,7 @@ static void generated_text_gets_codes(void **state)
 
     (void)state;
     for (unsigned whole = 0; whole < 2; whole++) {
-        options.chapter_blocks = whole ? 0 : 8;
+        options.index.chapter_blocks = whole ? 0 : 8;
         model_session_open(&s, &kv_attention_pqcache, &options, KV_FP16, LONG);
         model_session_pass(&s, 0, PROMPT, LONG, got);
         after = stats();
