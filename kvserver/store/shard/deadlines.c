@@ -135,5 +135,4 @@ void kv_data_timers(struct kv_data *data)
             peer_stuck(data, peer);
     }
     receipt_timers(data);
-    kv_data_tell_stats(data);
 }

@@ -30,6 +30,7 @@ bool kv_data_step(struct kv_data *data)
         data->timers_us = data->now_us + TIMERS_EVERY_US;
         atomic_store_explicit(&data->seen_us, data->now_us, memory_order_relaxed);
         kv_data_timers(data);
+        kv_data_tell_stats(data);
         busy = busy || kv_pool_lent(data->works) > 0;
     }
     if (!busy)
