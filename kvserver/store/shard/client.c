@@ -42,8 +42,7 @@ void kv_peer_lost(struct kv_data *data, struct kv_peer *peer)
             .index = peer->index,
             .token = peer->token,
         };
-        peer->is_told = kv_ring_push(data->answers, &peer->notice);
-        data->answers_due = true;
+        peer->is_told = kvs_shard_notify(data, &peer->notice);
     }
     kv_peer_close(data, peer);
 }

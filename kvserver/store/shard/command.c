@@ -179,10 +179,9 @@ bool kv_data_command_step(struct kv_data *data)
     }
     if (run[data->command->kind](data, data->command)) {
         /* The ring has room for every command there is, as the one that brings them. */
-        bool pushed = kv_ring_push(data->answers, data->command);
-        assert(pushed);
-        (void)pushed;
-        data->answers_due = true;
+        bool is_told = kvs_shard_notify(data, data->command);
+        assert(is_told);
+        (void)is_told;
         data->command = NULL;
     }
     return true;

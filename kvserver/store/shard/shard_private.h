@@ -16,6 +16,15 @@
 
 #include "kvserver/store/shard/shard.h"
 
+/* To the control thread: an answer, or news.  false: the ring is full. */
+static inline bool kvs_shard_notify(struct kv_data *data, struct kv_command *command)
+{
+    bool is_pushed = kv_ring_push(data->answers, command);
+
+    data->answers_due = true;
+    return is_pushed;
+}
+
 /* ---- dispatch.c ---- */
 
 /* A request whose body was too large to come with its header, on its way. */
@@ -115,7 +124,7 @@ bool kv_data_look_again(struct kv_data *data);
 
 /* ---- deadlines.c ---- */
 
-/* Ends what is late, closes who is stuck, and tells numbers. */
+/* Ends what is late, and closes who is stuck. */
 void kv_data_timers(struct kv_data *data);
 
 /* ---- session.c ---- */
