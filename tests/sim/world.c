@@ -1633,8 +1633,9 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
             if (task->verb != KV_OBJECT_PUT || name->n_contents < 2)
                 complain(world, task, "object %s", name->text);
         } else if (object->status == KV_CONFLICT) {
-            /* Replaced between two pieces. */
-            if (task->verb != KV_OBJECT_GET || name->n_contents < 2)
+            /* Replaced between two pieces, if only by the same bytes: a put was under way. */
+            bool was_put = !is_unchanged || !is_long_ago(world, name->put_doubted_us);
+            if (task->verb != KV_OBJECT_GET || (name->n_contents < 2 && !was_put))
                 complain(world, task, "object %s: conflict", name->text);
         } else if (!may_end(world, task, object->status)) {
             complain(world, task, "object %s: %s: not so", name->text,
