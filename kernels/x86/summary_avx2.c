@@ -1,29 +1,15 @@
 /* Sixteen elements are two vectors, and the means in a group end at such a border.  Four
  * queries meet a mean at a time, so that an element is made a float once for all of them. */
 #include "kernels/dispatch.h"
-#include "kernels/exp.h"
 #include "kernels/summary.h"
+#include "kernels/x86/avx2.h"
 #include "kernels/x86/estimate_common.h"
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-#include <string.h>
-
-#define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define INLINE AVX2 __attribute__((always_inline)) static inline
-
 enum {
-    LANES = 8,
-    STEP = 2 * LANES,
     QUERIES = 4,
 };
-
-INLINE __m256i first_lanes(size_t n)
-{
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < LANES ? (int)n : LANES),
-                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
 
 /* Two vectors of the first n elements, 0 behind them. */
 INLINE void load_first(const float *at, size_t n, __m256 ret_x[2])
@@ -47,46 +33,6 @@ INLINE __m256 load_integers(const int8_t *at)
 {
     return _mm256_cvtepi32_ps(
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)at)));
-}
-
-INLINE float sum16(const __m256 lanes[2])
-{
-    const __m256 eight = _mm256_add_ps(lanes[0], lanes[1]);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-INLINE __m256 exp8(__m256 x)
-{
-    const __m256 one = _mm256_set1_ps(1), rounder = _mm256_set1_ps(EXP_ROUNDER);
-    const __m256 has = _mm256_cmp_ps(x, _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
-    const __m256 most = _mm256_min_ps(x, _mm256_set1_ps(EXP_MOST));
-    const __m256 t = _mm256_fmadd_ps(most, _mm256_set1_ps(EXP_LOG2_E), rounder);
-    const __m256 k = _mm256_sub_ps(t, rounder);
-    const __m256i power =
-        _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23);
-    __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_HIGH), most);
-    __m256 p = _mm256_set1_ps(1.0f / 5040);
-
-    r = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_LOW), r);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 720));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, one);
-    p = _mm256_fmadd_ps(p, r, one);
-    return _mm256_and_ps(has, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
-}
-
-INLINE float max8(__m256 v)
-{
-    __m128 most = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-
-    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
 /* A NaN to -inf, +inf to FLT_MAX. */
@@ -195,7 +141,7 @@ AVX2 static double distance(const float *keys,
                 lanes[half] = _mm256_fmadd_ps(x, x, lanes[half]);
             }
         }
-        sum += (double)sum16(lanes);
+        sum += (double)sum16(lanes[0], lanes[1]);
     }
     return sum;
 }
