@@ -2,6 +2,7 @@
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
 #include "kernels/exp.h"
+#include "kernels/lanes.h"
 
 #include <assert.h>
 #include <float.h>
@@ -9,7 +10,6 @@
 #include <string.h>
 
 enum {
-    LANES = 16,
     MERGE_PIECE = 64, /* elements of an output at a time */
 };
 
@@ -32,7 +32,7 @@ void kv_attend_begin(const struct kv_attend_shape *shape, float *state)
 static void
 weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret_old)
 {
-    float lanes[LANES] = {0}, most = *max;
+    float lanes[KV_SUM_LANES] = {0}, most = *max;
 
     for (unsigned i = 0; i < n; i++) {
         float score = scores[i] * scale;
@@ -45,13 +45,10 @@ weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret
     most += 0.0f;
     for (unsigned i = 0; i < n; i++) {
         scores[i] = exp_scalar(scores[i] - most);
-        lanes[i % LANES] += scores[i];
+        lanes[i % KV_SUM_LANES] += scores[i];
     }
-    for (unsigned half = LANES / 2; half > 0; half /= 2)
-        for (unsigned i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
     *ret_old = exp_scalar(*max - most);
-    *sum = fmaf(*sum, *ret_old, lanes[0]);
+    *sum = fmaf(*sum, *ret_old, kv_sum_lanes(lanes));
     *max = most;
 }
 

@@ -13,6 +13,7 @@
 
 #include "kernels/attend.h"
 #include "kernels/checksum.h"
+#include "kernels/estimate.h"
 #include "kernels/exact_scores.h"
 #include "kernels/gather.h"
 #include "kernels/isa.h"
@@ -36,6 +37,7 @@ extern const struct kv_checksum_kernels kv_checksum_fold512;
 /* The functions may be called where tiers_has_avx2(). */
 extern const struct kv_attend_kernels kv_attend_avx2;
 extern const struct kv_cells_kernels kv_cells_avx2;
+extern const struct kv_estimate_kernels kv_estimate_avx2;
 extern const struct kv_gather_kernels kv_gather_avx2;
 extern const struct kv_keys_kernels kv_keys_avx2;
 extern const struct kv_kmeans_kernels kv_kmeans_avx2;
@@ -54,6 +56,7 @@ static inline int tiers_has_avx2(void)
 /* The functions may be called where tiers_has_avx512(). */
 extern const struct kv_attend_kernels kv_attend_avx512;
 extern const struct kv_cells_kernels kv_cells_avx512;
+extern const struct kv_estimate_kernels kv_estimate_avx512;
 extern const struct kv_keys_kernels kv_keys_avx512;
 extern const struct kv_kmeans_kernels kv_kmeans_avx512;
 extern const struct kv_pq_kernels kv_pq_avx512;

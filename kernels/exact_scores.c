@@ -1,12 +1,9 @@
 #include "kernels/exact_scores.h"
 #include "kernels/dispatch.h"
+#include "kernels/lanes.h"
 
 #include <math.h>
 #include <string.h>
-
-enum {
-    LANES = 16
-};
 
 static const struct kv_keys_kernels *best;
 
@@ -73,14 +70,12 @@ static void scalar_load(enum kv_key_type type,
 static float
 scalar_product(enum kv_key_type type, const void *key, const float *query, size_t d)
 {
-    float lanes[LANES] = {0};
+    float lanes[KV_SUM_LANES] = {0};
 
     for (size_t i = 0; i < d; i++)
-        lanes[i % LANES] = fmaf(query[i], element(type, key, i), lanes[i % LANES]);
-    for (size_t half = LANES / 2; half > 0; half /= 2)
-        for (size_t i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
-    return lanes[0];
+        lanes[i % KV_SUM_LANES] =
+            fmaf(query[i], element(type, key, i), lanes[i % KV_SUM_LANES]);
+    return kv_sum_lanes(lanes);
 }
 
 static void scalar_score(enum kv_key_type type,

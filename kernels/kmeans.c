@@ -1,12 +1,9 @@
 #include "kernels/kmeans.h"
 #include "kernels/dispatch.h"
+#include "kernels/lanes.h"
 
 #include <math.h>
 #include <string.h>
-
-enum {
-    LANES = 16, /* of a sub-vector's square */
-};
 
 static const float SPLIT = 1.0f / 256;
 
@@ -19,14 +16,11 @@ static int always(void)
 
 static float square_of(const float *x, size_t width)
 {
-    float lanes[LANES] = {0};
+    float lanes[KV_SUM_LANES] = {0};
 
     for (size_t i = 0; i < width; i++)
-        lanes[i % LANES] = fmaf(x[i], x[i], lanes[i % LANES]);
-    for (size_t half = LANES / 2; half > 0; half /= 2)
-        for (size_t i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
-    return lanes[0];
+        lanes[i % KV_SUM_LANES] = fmaf(x[i], x[i], lanes[i % KV_SUM_LANES]);
+    return kv_sum_lanes(lanes);
 }
 
 static float lift_of(const float *x, size_t width, float longest)

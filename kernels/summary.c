@@ -1,14 +1,11 @@
 #include "kernels/summary.h"
 #include "kernels/dispatch.h"
-#include "kernels/exp.h"
+#include "kernels/lanes.h"
+#include "kernels/summary_common.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
-
-enum {
-    LANES = 16,
-};
 
 enum build_state {
     BUILD_SPREAD, /* how far keys and values spread; the first centroids on the way */
@@ -22,7 +19,6 @@ enum build_state {
 
 _Static_assert(sizeof(struct kv_rest_head) == KV_REST_HEAD_BYTES, "it is written as it is");
 
-static const float DAMPING = 0.15f;
 static const float FACTOR_MOST = 1e15f;
 
 static const struct kv_rest_kernels *best;
@@ -30,19 +26,6 @@ static const struct kv_rest_kernels *best;
 static int always(void)
 {
     return 1;
-}
-
-static float tree(float *lanes)
-{
-    for (size_t half = LANES / 2; half > 0; half /= 2)
-        for (size_t i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
-static const void *at(const void *group, size_t offset)
-{
-    return (const uint8_t *)group + offset;
 }
 
 /* ---- the layout -------------------------------------------------------------------------- */
@@ -59,7 +42,7 @@ bool kv_rest_valid(const struct kv_rest_shape *shape, const void *group)
 {
     static const uint8_t zero[3];
     const size_t n_summaries = kv_rest_n_summaries(shape);
-    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
+    const uint8_t *numbers = kv_summary_at(group, kv_rest_at_numbers(shape));
     uint16_t counts[KV_REST_SUMMARIES_MAX] = {0};
     struct kv_rest_head head;
 
@@ -75,10 +58,10 @@ bool kv_rest_valid(const struct kv_rest_shape *shape, const void *group)
                 return false;
             counts[numbers[row]]++;
         }
-    return memcmp(counts, at(group, kv_rest_at_counts(shape)),
+    return memcmp(counts, kv_summary_at(group, kv_rest_at_counts(shape)),
                   n_summaries * sizeof(counts[0])) == 0 &&
-           are_scales(at(group, kv_rest_at_key_scales(shape)), n_summaries) &&
-           are_scales(at(group, kv_rest_at_value_scales(shape)), n_summaries);
+           are_scales(kv_summary_at(group, kv_rest_at_key_scales(shape)), n_summaries) &&
+           are_scales(kv_summary_at(group, kv_rest_at_value_scales(shape)), n_summaries);
 }
 
 /* ---- building ---------------------------------------------------------------------------- */
@@ -124,16 +107,16 @@ static double scalar_distance(const float *keys,
     double sum = 0;
 
     for (size_t row = 0; row < n; row++, keys += d_k) {
-        float lanes[LANES] = {0};
+        float lanes[KV_SUM_LANES] = {0};
 
         if (numbers[row] == KV_REST_NONE)
             continue;
         for (size_t i = 0; i < d_k; i++) {
             const float x = keys[i] - means[numbers[row] * stride + i];
 
-            lanes[i % LANES] = fmaf(x, x, lanes[i % LANES]);
+            lanes[i % KV_SUM_LANES] = fmaf(x, x, lanes[i % KV_SUM_LANES]);
         }
-        sum += (double)tree(lanes);
+        sum += (double)kv_sum_lanes(lanes);
     }
     return sum;
 }
@@ -442,221 +425,12 @@ void kv_rest_build_end(struct kv_rest_build *build, void *ret_group)
     memcpy(group + kv_rest_at_numbers(shape), build->numbers, build->n_rows);
 }
 
-/* ---- answering --------------------------------------------------------------------------- */
-
-/* The first place whose token is not below; often that is the first one. */
-static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
-{
-    size_t begin = 0;
-
-    if (n == 0 || tokens[0] >= token)
-        return 0;
-    while (begin < n) {
-        const size_t middle = begin + (n - begin) / 2;
-
-        if (tokens[middle] < token)
-            begin = middle + 1;
-        else
-            n = middle;
-    }
-    return begin;
-}
-
-/* Of rows [begin, end) of the group, the counts by number, also of KV_REST_NONE. */
-static void count_rows(const struct kv_rest_shape *shape,
-                       const void *group,
-                       uint32_t begin,
-                       uint32_t end,
-                       uint32_t n_rows,
-                       uint16_t ret_counts[KV_REST_NONE + 1])
-{
-    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
-    const size_t bytes = kv_rest_n_summaries(shape) * sizeof(*ret_counts);
-
-    ret_counts[KV_REST_NONE] = 0;
-    if (end - begin < n_rows / 2) {
-        memset(ret_counts, 0, bytes);
-        for (uint32_t row = begin; row < end; row++)
-            ret_counts[numbers[row]]++;
-        return;
-    }
-    memcpy(ret_counts, at(group, kv_rest_at_counts(shape)), bytes);
-    for (uint32_t row = 0; row < begin; row++)
-        ret_counts[numbers[row]]--;
-    for (uint32_t row = end; row < n_rows; row++)
-        ret_counts[numbers[row]]--;
-}
-
-/* Which rows are taken is a set of bits; then no step depends on what a row turns out to be:
- * that cannot be foretold.  What is left of KV_REST_NONE is nobody's. */
-size_t kv_rest_count(const struct kv_rest_shape *shape,
-                     const void *group,
-                     uint32_t first,
-                     uint32_t begin,
-                     uint32_t end,
-                     const uint32_t *taken,
-                     size_t n_taken,
-                     const uint32_t *scored,
-                     size_t n_scored,
-                     uint16_t *ret_counts,
-                     uint32_t *ret_places,
-                     uint8_t *ret_numbers)
-{
-    const uint8_t *numbers = at(group, kv_rest_at_numbers(shape));
-    uint64_t is_taken[KV_REST_ROWS / 64] = {0};
-    uint16_t left[KV_REST_NONE + 1];
-    struct kv_rest_head head;
-    size_t n_over = 0;
-
-    memcpy(&head, group, sizeof(head));
-    begin = begin > first ? begin - first : 0;
-    end = end > first ? end - first : 0;
-    end = end < head.n_rows ? end : head.n_rows;
-    begin = begin < end ? begin : end;
-    count_rows(shape, group, begin, end, head.n_rows, left);
-    for (size_t t = place_of(taken, n_taken, first + begin); t < n_taken; t++) {
-        const uint32_t row = taken[t] - first;
-
-        if (row >= end)
-            break;
-        left[numbers[row]]--;
-        is_taken[row / 64] |= (uint64_t)1 << row % 64;
-    }
-    for (size_t s = place_of(scored, n_scored, first + begin); s < n_scored; s++) {
-        const uint32_t row = scored[s] - first;
-
-        if (row >= end)
-            break;
-        const unsigned is_over = ~(is_taken[row / 64] >> row % 64) & 1;
-
-        left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
-        ret_places[n_over] = (uint32_t)s;
-        ret_numbers[n_over] = numbers[row];
-        n_over += is_over & (numbers[row] != KV_REST_NONE);
-    }
-    memcpy(ret_counts, left, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
-    return n_over;
-}
-
-void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
-{
-    for (size_t query = 0; query < n; query++, queries += d_k)
-        kv_keys_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query, 1);
-}
-
-void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state)
-{
-    memset(state, 0, kv_rest_floats(shape, n_queries) * sizeof(*state));
-    for (size_t query = 0; query < n_queries; query++)
-        state[query] = -INFINITY;
-}
-
-void kv_rest_end(const struct kv_rest_shape *shape,
-                 size_t n_queries,
-                 const float *state,
-                 float *ret_output,
-                 float *ret_lse)
-{
-    const float *sums = state + n_queries, *outputs = sums + n_queries;
-
-    for (size_t query = 0; query < n_queries; query++) {
-        const float *output = outputs + query * shape->d_v;
-        const float by = sums[query] > 0 ? 1 / sums[query] : 0;
-
-        for (size_t i = 0; i < shape->d_v; i++)
-            ret_output[query * shape->d_v + i] = sums[query] > 0 ? output[i] * by : 0;
-        ret_lse[query] = sums[query] > 0 ? (float)(state[query] + log(sums[query])) : -INFINITY;
-    }
-}
-
-static float without_nan(float s)
-{
-    return s > FLT_MAX ? FLT_MAX : s >= -FLT_MAX ? s : -INFINITY;
-}
-
-static void add_query(const struct kv_rest_shape *shape,
-                      const void *group,
-                      const struct kv_rest_question *question,
-                      size_t index,
-                      float *max,
-                      float *sum,
-                      float *output)
-{
-    const size_t n_summaries = kv_rest_n_summaries(shape), d_k = shape->d_k, d_v = shape->d_v;
-    const float *key_scales = at(group, kv_rest_at_key_scales(shape));
-    const float *value_scales = at(group, kv_rest_at_value_scales(shape));
-    const int8_t *keys = at(group, kv_rest_at_keys(shape));
-    const int8_t *values = at(group, kv_rest_at_values(shape));
-    const float *query = question->queries + index * d_k;
-    const uint16_t *counts = question->counts + index * question->counts_stride;
-    const float *scores =
-        question->n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
-    float weights[KV_REST_SUMMARIES_MAX], lanes[LANES] = {0};
-    float corr, most = *max, shrink;
-    struct kv_rest_head head;
-
-    memcpy(&head, group, sizeof(head));
-    corr = DAMPING *
-           (question->squares[index] * (question->scale * question->scale) * head.variance);
-    corr = corr < 1 ? corr : 1;
-    for (size_t c = 0; c < n_summaries; c++) {
-        float product[LANES] = {0};
-
-        for (size_t i = 0; i < d_k; i++)
-            product[i % LANES] =
-                fmaf(query[i], keys[c * kv_rest_up(d_k) + i], product[i % LANES]);
-        weights[c] =
-            counts[c] == 0
-                ? -INFINITY
-                : without_nan(fmaf(tree(product) * key_scales[c], question->scale, corr));
-        most = weights[c] > most ? weights[c] : most;
-    }
-    for (size_t row = 0; row < question->n_scored; row++) {
-        const float s = without_nan(scores[row] * question->scale);
-
-        most = s > most ? s : most;
-    }
-    most += 0.0f;
-
-    memset(lanes, 0, sizeof(lanes));
-    for (size_t c = 0; c < n_summaries; c++)
-        weights[c] = counts[c] * exp_scalar(weights[c] - most);
-    for (size_t row = 0; row < question->n_scored; row++)
-        weights[question->numbers[row]] +=
-            exp_scalar(without_nan(scores[row] * question->scale) - most);
-    for (size_t c = 0; c < n_summaries; c++)
-        lanes[c % LANES] += weights[c];
-    shrink = exp_scalar(*max - most);
-    *sum = fmaf(*sum, shrink, tree(lanes));
-    *max = most;
-    for (size_t i = 0; i < d_v; i++) {
-        float o = 0;
-
-        for (size_t c = 0; c < n_summaries; c++)
-            o = fmaf(weights[c] * value_scales[c], values[c * kv_rest_up(d_v) + i], o);
-        output[i] = fmaf(output[i], shrink, o);
-    }
-}
-
-static void scalar_add(const struct kv_rest_shape *shape,
-                       const void *group,
-                       const struct kv_rest_question *question,
-                       float *state)
-{
-    float *sums = state + question->n_queries, *outputs = sums + question->n_queries;
-
-    for (size_t query = 0; query < question->n_queries; query++)
-        add_query(shape, group, question, query, state + query, sums + query,
-                  outputs + query * shape->d_v);
-}
-
 static const struct kv_rest_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .prepare = scalar_prepare,
     .spread = scalar_spread,
     .distance = scalar_distance,
-    .add = scalar_add,
 };
 
 /* Slowest first. */
@@ -681,12 +455,4 @@ const struct kv_rest_kernels *kv_rest_kernels_at(unsigned i)
         if (tiers[tier]->supported() && i-- == 0)
             return tiers[tier];
     return NULL;
-}
-
-void kv_rest_add(const struct kv_rest_shape *shape,
-                 const void *group,
-                 const struct kv_rest_question *question,
-                 float *state)
-{
-    best->add(shape, group, question, state);
 }

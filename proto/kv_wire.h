@@ -277,7 +277,7 @@ enum kv_wire_query_flags {
  *            where not; weights, merge, the rerank * k largest
  *   step 2   those are scored by their keys; weights over them alone, merge, the k largest
  *   step 3   if asked: attention over the chosen rows but for those held, and what the rows
- *            that were not chosen would have added, from their summaries (kernels/summary.h):
+ *            that were not chosen would have added, from their summaries (kernels/estimate.h):
  *            one output and log-sum-exp per query vector, together
  *
  * With NONE, attention of a vector is over the rows that it chose; else over all that were.

@@ -27,7 +27,7 @@
 /* The largest number in 16 bits. */
 #define HALF_MOST 65504.0
 /* No summary's score is so far above those of its rows: its correction is at most 1
- * (kernels/summary.h). */
+ * (kernels/estimate.h). */
 #define REST_CORRECTION 2
 
 /* ---- sizes ------------------------------------------------------------------------------- */

@@ -78,6 +78,13 @@ INLINE __m512 load_some(enum kv_key_type type, __mmask16 lanes, const uint8_t *a
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
+/* Elements from i on of n, 0 behind them. */
+INLINE __m512 load_step(const float *at, size_t i, size_t n)
+{
+    return i + LANES <= n ? _mm512_loadu_ps(at + i)
+                          : _mm512_maskz_loadu_ps(first_lanes(n - i), at + i);
+}
+
 /* The sum of 16 lanes, as exact_scores.h has it, up to the last four: lanes[i] + lanes[i + 8],
  * then + 4. */
 INLINE __m128 half_sum(__m512 v)

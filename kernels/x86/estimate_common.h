@@ -1,4 +1,4 @@
-/* estimate_common.h - private to kernels/: what summary_avx2.c and summary_avx512.c have in
+/* estimate_common.h - private to kernels/: what estimate_avx2.c and estimate_avx512.c have in
  * common: the next group is asked for while this one is worked on, a few cache lines with each
  * step, so that the memory has time for them.
  *
@@ -7,7 +7,7 @@
 #ifndef KV_KERNELS_X86_ESTIMATE_COMMON_H
 #define KV_KERNELS_X86_ESTIMATE_COMMON_H
 
-#include "kernels/summary.h"
+#include "kernels/estimate.h"
 
 enum {
     REST_LINE = 64, /* bytes */

@@ -2,7 +2,7 @@
  * a tenth of the rows is attended. */
 #include "tests/bench/kernels.h"
 
-#include "kernels/summary.h"
+#include "kernels/estimate.h"
 
 #include <math.h>
 #include <stdlib.h>

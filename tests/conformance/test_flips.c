@@ -727,7 +727,7 @@ static double score_of(const float *vector, const float *key)
     return score * (double)q.query.scale;
 }
 
-/* A chapter's rows that were not chosen, by its summaries (kernels/summary.h). */
+/* A chapter's rows that were not chosen, by its summaries (kernels/estimate.h). */
 static uint32_t add_summaries(unsigned chapter, const float *vector, struct sum *sum)
 {
     const struct kv_rest_shape shape = {KV_KEY_FP16, D, D, KV_REST_16};

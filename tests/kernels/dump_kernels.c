@@ -5,13 +5,13 @@
  * shape.  An input is `CASE.NAME`, a result `CASE.NAME.IMPLEMENTATION`.
  */
 #include "kernels/attend.h"
+#include "kernels/estimate.h"
 #include "kernels/exact_scores.h"
 #include "kernels/kmeans.h"
 #include "kernels/pq.h"
 #include "kernels/pq_tiles.h"
 #include "kernels/rope.h"
 #include "kernels/select.h"
-#include "kernels/summary.h"
 #include "kvserver/base/random.h"
 
 #include <float.h>
@@ -428,7 +428,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
     void *scratch = get(kv_rest_scratch_bytes(shape), 1);
     const void *stored = shape->type == KV_KEY_FP32 ? (const void *)rows : halves;
     const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, index};
-    const struct kv_rest_kernels *kernels;
+    const struct kv_estimate_kernels *kernels;
     size_t n_taken = 0, n_scored = 0, n_over;
     struct kv_rest_build build;
 
@@ -471,7 +471,7 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
         put("<u2", shape_of(n_summaries, 0, 0), counts, n_summaries, 2, "rest%u.counts%u",
             index, part);
         put("<u4", shape_of(n_over, 0, 0), places, n_over, 4, "rest%u.places%u", index, part);
-        for (unsigned i = 0; (kernels = kv_rest_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 0; (kernels = kv_estimate_kernels_at(i)) != NULL; i++) {
             const struct kv_rest_question question = {
                 .queries = queries,
                 .squares = squares,

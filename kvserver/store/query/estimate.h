@@ -6,7 +6,7 @@
  * bad ends it.
  *
  * Those of which the unit's codebooks have summaries of the size asked for are estimated by
- * them (kernels/summary.h), the others are attended (kernels/attend.h): rows behind the last
+ * them (kernels/estimate.h), the others are attended (kernels/attend.h): rows behind the last
  * chapter, or a chapter whose summaries found no memory.  Which rows are which is found out
  * group by group, as summaries may come and go meanwhile; each row is one or the other.
  *
@@ -18,7 +18,7 @@
 #ifndef KV_KVSERVER_STORE_QUERY_ESTIMATE_H
 #define KV_KVSERVER_STORE_QUERY_ESTIMATE_H
 
-#include "kernels/summary.h"
+#include "kernels/estimate.h"
 #include "kvserver/store/query/attend.h"
 #include "kvserver/store/query/score.h"
 #include "proto/kv_wire.h"

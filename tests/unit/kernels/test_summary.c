@@ -1,9 +1,9 @@
-/* summary.h: every implementation that this CPU has gives the bits of the scalar one, of any
+/* summary.h and estimate.h: every implementation that this CPU has gives the bits of the scalar one, of any
  * shape, place and values, and writes nothing else.  Groups are built from rows of any kind and
  * say what their rows are, computed in double.  Then what the header promises: with tight
  * clusters the estimate is attention over the rows, what was scored exactly weighs exactly, and
  * where nothing is left there is nothing. */
-#include "kernels/summary.h"
+#include "kernels/estimate.h"
 #include "tests/support/floats.h"
 
 #include <setjmp.h>
@@ -135,14 +135,18 @@ static struct kv_rest_head head_of(const void *group)
 
 static void tiers(void **state)
 {
-    unsigned n = 0;
+    unsigned n = 0, n_estimate = 0;
 
     (void)state;
     for (; kv_rest_kernels_at(n) != NULL; n++)
-        print_message("rest: %s\n", kv_rest_kernels_at(n)->name);
-    assert_true(n >= 1);
+        print_message("summary: %s\n", kv_rest_kernels_at(n)->name);
+    for (; kv_estimate_kernels_at(n_estimate) != NULL; n_estimate++)
+        print_message("estimate: %s\n", kv_estimate_kernels_at(n_estimate)->name);
+    assert_true(n >= 1 && n_estimate >= 1);
     assert_string_equal(kv_rest_kernels_at(0)->name, "scalar");
+    assert_string_equal(kv_estimate_kernels_at(0)->name, "scalar");
     assert_null(kv_rest_kernels_at(~0u));
+    assert_null(kv_estimate_kernels_at(~0u));
 }
 
 /* ---- implementations --------------------------------------------------------------------- */
@@ -209,8 +213,9 @@ static void *some_group(const struct kv_rest_shape *shape, void **ret_base)
     return group;
 }
 
-static void
-check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_kernels *kernels)
+static void check_add(int round,
+                      const struct kv_estimate_kernels *plain,
+                      const struct kv_estimate_kernels *kernels)
 {
     const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
     const struct kv_rest_shape shape = some_shape(round % 7 == 0 ? 200 : 40);
@@ -265,14 +270,16 @@ check_add(int round, const struct kv_rest_kernels *plain, const struct kv_rest_k
 
 static void same(void **state)
 {
-    const struct kv_rest_kernels *plain = kv_rest_kernels_at(0), *kernels;
+    const struct kv_rest_kernels *kernels;
+    const struct kv_estimate_kernels *estimate;
 
     (void)state;
-    for (int round = 0; round < ROUNDS; round++)
-        for (unsigned i = 1; (kernels = kv_rest_kernels_at(i)) != NULL; i++) {
-            check_vectors(round, plain, kernels);
-            check_add(round, plain, kernels);
-        }
+    for (int round = 0; round < ROUNDS; round++) {
+        for (unsigned i = 1; (kernels = kv_rest_kernels_at(i)) != NULL; i++)
+            check_vectors(round, kv_rest_kernels_at(0), kernels);
+        for (unsigned i = 1; (estimate = kv_estimate_kernels_at(i)) != NULL; i++)
+            check_add(round, kv_estimate_kernels_at(0), estimate);
+    }
 }
 
 /* ---- groups ------------------------------------------------------------------------------ */

@@ -1,0 +1,272 @@
+/* Sixteen elements are one vector, and the means in a group end at such a border.  Four queries
+ * meet four means at a time (inner_products_avx512.h has how their sums come out), and in the
+ * values four vectors of elements, so that an element is made a float once for all of them. */
+#include "kernels/dispatch.h"
+#include "kernels/estimate.h"
+#include "kernels/summary_common.h"
+#include "kernels/x86/estimate_common.h"
+#include "kernels/x86/inner_products_avx512.h"
+
+#if defined(__x86_64__)
+
+enum {
+    QUERIES = TILE,
+    SLICE = 4, /* vectors of a mean value at a time */
+};
+
+INLINE __m512 load_integers(const int8_t *at)
+{
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)));
+}
+
+INLINE __m512i load_counts(const uint16_t *at)
+{
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at));
+}
+
+/* A NaN to -inf, +inf to FLT_MAX. */
+INLINE __m512 without_nan(__m512 s)
+{
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()),
+                              _mm512_cmp_ps_mask(s, s, _CMP_ORD_Q),
+                              _mm512_min_ps(s, _mm512_set1_ps(__FLT_MAX__)));
+}
+
+/* Up to four queries of a question: their number is a constant where this is used. */
+struct part {
+    const struct kv_rest_question *question;
+    size_t first; /* query */
+    struct rest_ahead ahead;
+    float corr[QUERIES], shrink[QUERIES];
+    float weights[QUERIES][KV_REST_SUMMARIES_MAX];
+};
+
+static inline float corr_of(float square, float scale, float variance)
+{
+    const float corr = 0.15f * (square * (scale * scale) * variance);
+
+    return corr < 1 ? corr : 1;
+}
+
+/* Products with all mean keys, as weights.  Where a query has ended, + 0 changes nothing: no
+ * lane is -0, as it is 0 at first and products with integers do not vanish. */
+INLINE void
+score(struct part *part, const struct kv_rest_shape *shape, const int8_t *keys, unsigned n)
+{
+    const size_t d_k = shape->d_k, stride = kv_rest_up(d_k);
+    const float *queries = part->question->queries + part->first * d_k;
+
+    for (size_t c = 0; c < kv_rest_n_summaries(shape); c += TILE, keys += TILE * stride) {
+        __m512 sums[TILE][TILE];
+        float all[TILE * TILE];
+
+        for (unsigned key = 0; key < TILE; key++)
+            for (unsigned query = 0; query < n; query++)
+                sums[key][query] = _mm512_setzero_ps();
+        for (size_t i = 0; i < d_k; i += LANES) {
+            __m512 elements[TILE];
+
+            for (unsigned key = 0; key < TILE; key++)
+                elements[key] = load_integers(keys + key * stride + i);
+            for (unsigned query = 0; query < n; query++) {
+                const __m512 x = load_step(queries + query * d_k, i, d_k);
+
+                for (unsigned key = 0; key < TILE; key++)
+                    sums[key][query] = _mm512_fmadd_ps(x, elements[key], sums[key][query]);
+            }
+        }
+        _mm512_storeu_ps(all, sums_of((const __m512(*)[TILE])sums, TILE, n));
+        for (unsigned query = 0; query < n; query++)
+            memcpy(part->weights[query] + c, all + query * TILE, TILE * sizeof(float));
+        rest_ahead_step(&part->ahead);
+    }
+}
+
+/* Products become weights; returns their sum. */
+INLINE float weigh(const struct part *part,
+                   const struct kv_rest_shape *shape,
+                   const float *key_scales,
+                   unsigned query,
+                   float *weights,
+                   float *max,
+                   float *ret_shrink)
+{
+    const struct kv_rest_question *question = part->question;
+    const size_t n_summaries = kv_rest_n_summaries(shape), index = part->first + query;
+    const uint16_t *counts = question->counts + index * question->counts_stride;
+    const size_t n_scored = question->n_scored;
+    const float *scores =
+        n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
+    const __m512 infinite = _mm512_set1_ps(-__builtin_inff());
+    const __m512 scale = _mm512_set1_ps(question->scale);
+    __m512 most = _mm512_set1_ps(*max), lanes = _mm512_setzero_ps();
+
+    for (size_t c = 0; c < n_summaries; c += LANES) {
+        const __m512i n = load_counts(counts + c);
+        const __m512 product =
+            _mm512_mul_ps(_mm512_loadu_ps(weights + c), _mm512_loadu_ps(key_scales + c));
+        __m512 s =
+            without_nan(_mm512_fmadd_ps(product, scale, _mm512_set1_ps(part->corr[query])));
+
+        s = _mm512_mask_mov_ps(infinite, _mm512_test_epi32_mask(n, n), s);
+        _mm512_storeu_ps(weights + c, s);
+        most = _mm512_max_ps(most, s);
+    }
+    for (size_t row = 0; row < n_scored; row += LANES) {
+        const __m512 s = without_nan(_mm512_mul_ps(load_step(scores, row, n_scored), scale));
+
+        most =
+            _mm512_max_ps(most, _mm512_mask_mov_ps(infinite, first_lanes(n_scored - row), s));
+    }
+    most = _mm512_set1_ps(max16(most) + 0.0f);
+
+    for (size_t c = 0; c < n_summaries; c += LANES) {
+        const __m512 n = _mm512_cvtepi32_ps(load_counts(counts + c));
+
+        _mm512_storeu_ps(
+            weights + c,
+            _mm512_mul_ps(n, exp16(_mm512_sub_ps(_mm512_loadu_ps(weights + c), most))));
+    }
+    for (size_t row = 0; row < n_scored; row += LANES) {
+        const __m512 s = without_nan(_mm512_mul_ps(load_step(scores, row, n_scored), scale));
+        float exps[LANES];
+
+        _mm512_storeu_ps(exps, exp16(_mm512_sub_ps(s, most)));
+        for (size_t i = 0; i < LANES && row + i < n_scored; i++)
+            weights[question->numbers[row + i]] += exps[i];
+    }
+    for (size_t c = 0; c < n_summaries; c += LANES)
+        lanes = _mm512_add_ps(lanes, _mm512_loadu_ps(weights + c));
+    *ret_shrink = _mm512_cvtss_f32(exp16(_mm512_sub_ps(_mm512_set1_ps(*max), most)));
+    *max = _mm512_cvtss_f32(most);
+    return sum16(lanes);
+}
+
+/* Weighted means of n_vectors vectors of elements from i on are added to the outputs (n, d_v);
+ * n and n_vectors are constants where this is called. */
+INLINE void add_slice(const struct part *part,
+                      const struct kv_rest_shape *shape,
+                      const int8_t *values,
+                      size_t i,
+                      unsigned n_vectors,
+                      unsigned n,
+                      float *outputs)
+{
+    const size_t d_v = shape->d_v, stride = kv_rest_up(d_v);
+    __m512 sums[QUERIES][SLICE];
+
+    for (unsigned query = 0; query < n; query++)
+        for (unsigned v = 0; v < n_vectors; v++)
+            sums[query][v] = _mm512_setzero_ps();
+    values += i;
+    for (size_t c = 0; c < kv_rest_n_summaries(shape); c++, values += stride) {
+        __m512 elements[SLICE];
+
+        for (unsigned v = 0; v < n_vectors; v++)
+            elements[v] = load_integers(values + v * LANES);
+        for (unsigned query = 0; query < n; query++) {
+            const __m512 weight = _mm512_set1_ps(part->weights[query][c]);
+
+            for (unsigned v = 0; v < n_vectors; v++)
+                sums[query][v] = _mm512_fmadd_ps(weight, elements[v], sums[query][v]);
+        }
+    }
+    for (unsigned query = 0; query < n; query++)
+        for (unsigned v = 0; v < n_vectors; v++) {
+            float *output = outputs + query * d_v;
+            const size_t from = i + v * LANES;
+            const __m512 shrink = _mm512_set1_ps(part->shrink[query]);
+
+            _mm512_mask_storeu_ps(
+                output + from, first_lanes(d_v - from),
+                _mm512_fmadd_ps(load_step(output, from, d_v), shrink, sums[query][v]));
+        }
+}
+
+INLINE void add_values(struct part *part,
+                       const struct kv_rest_shape *shape,
+                       const int8_t *values,
+                       unsigned n,
+                       float *outputs)
+{
+    const size_t end = kv_rest_up(shape->d_v);
+    size_t i = 0;
+
+    for (; i + SLICE * LANES <= end; i += SLICE * LANES) {
+        add_slice(part, shape, values, i, SLICE, n, outputs);
+        rest_ahead_step(&part->ahead);
+    }
+    for (; i < end; i += LANES)
+        add_slice(part, shape, values, i, 1, n, outputs);
+}
+
+INLINE void add_part(const struct kv_rest_shape *shape,
+                     const void *group,
+                     const struct kv_rest_question *question,
+                     size_t first,
+                     unsigned n,
+                     float *state)
+{
+    const float *key_scales = kv_summary_at(group, kv_rest_at_key_scales(shape));
+    const float *value_scales = kv_summary_at(group, kv_rest_at_value_scales(shape));
+    float *maxes = state + first, *sums = maxes + question->n_queries;
+    float *outputs = state + 2 * question->n_queries + first * shape->d_v;
+    struct kv_rest_head head;
+    struct part part;
+
+    part.question = question;
+    part.first = first;
+    part.ahead =
+        rest_ahead_begin(shape, question, first,
+                         kv_rest_n_summaries(shape) / TILE + shape->d_v / (SLICE * LANES));
+    memcpy(&head, group, sizeof(head));
+    for (unsigned query = 0; query < n; query++)
+        part.corr[query] =
+            corr_of(question->squares[first + query], question->scale, head.variance);
+    score(&part, shape, kv_summary_at(group, kv_rest_at_keys(shape)), n);
+    for (unsigned query = 0; query < n; query++) {
+        float *weights = part.weights[query];
+        const float sum =
+            weigh(&part, shape, key_scales, query, weights, maxes + query, &part.shrink[query]);
+
+        sums[query] = _mm_cvtss_f32(_mm_fmadd_ss(
+            _mm_set_ss(sums[query]), _mm_set_ss(part.shrink[query]), _mm_set_ss(sum)));
+        for (size_t c = 0; c < kv_rest_n_summaries(shape); c += LANES)
+            _mm512_storeu_ps(weights + c, _mm512_mul_ps(_mm512_loadu_ps(weights + c),
+                                                        _mm512_loadu_ps(value_scales + c)));
+    }
+    add_values(&part, shape, kv_summary_at(group, kv_rest_at_values(shape)), n, outputs);
+}
+
+AVX512 static void add(const struct kv_rest_shape *shape,
+                       const void *group,
+                       const struct kv_rest_question *question,
+                       float *state)
+{
+    size_t query = 0;
+
+    for (; query + QUERIES <= question->n_queries; query += QUERIES)
+        add_part(shape, group, question, query, QUERIES, state);
+    switch (question->n_queries - query) {
+    case 3:
+        add_part(shape, group, question, query, 3, state);
+        break;
+    case 2:
+        add_part(shape, group, question, query, 2, state);
+        break;
+    case 1:
+        add_part(shape, group, question, query, 1, state);
+        break;
+    default:
+        break;
+    }
+}
+
+const struct kv_estimate_kernels kv_estimate_avx512 = {
+    .name = "avx512",
+    .supported = tiers_has_avx512,
+    .add = add,
+};
+
+#endif
