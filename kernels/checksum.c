@@ -31,7 +31,7 @@ static int always(void)
     return 1;
 }
 
-static uint32_t serial_crc32c(uint32_t seed, const void *data, size_t bytes)
+static uint32_t scalar_crc32c(uint32_t seed, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
     uint32_t state = ~seed;
@@ -51,7 +51,7 @@ static uint32_t serial_crc32c(uint32_t seed, const void *data, size_t bytes)
     return ~state;
 }
 
-static void serial_list_crc(const void *const *rows,
+static void scalar_list_crc(const void *const *rows,
                             size_t n_rows,
                             bool is_run,
                             size_t row_bytes,
@@ -60,19 +60,19 @@ static void serial_list_crc(const void *const *rows,
 {
     (void)is_run;
     for (size_t i = 0; i < n_rows; i++)
-        ret_crcs[i] = serial_crc32c(seeds[i], rows[i], row_bytes);
+        ret_crcs[i] = scalar_crc32c(seeds[i], rows[i], row_bytes);
 }
 
-static const struct kv_checksum_kernels serial = {
-    .name = "serial",
+static const struct kv_checksum_kernels scalar = {
+    .name = "scalar",
     .supported = always,
-    .crc32c = serial_crc32c,
-    .list_crc = serial_list_crc,
+    .crc32c = scalar_crc32c,
+    .list_crc = scalar_list_crc,
 };
 
 /* Slowest first. */
 static const struct kv_checksum_kernels *const tiers[] = {
-    &serial,
+    &scalar,
 #if defined(__x86_64__)
     &kv_checksum_sse42,
     &kv_checksum_fold,

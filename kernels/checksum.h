@@ -62,7 +62,7 @@ static inline uint32_t kv_crc32c_times_x(uint32_t a)
 /* One implementation of the family.  An instruction set that lacks a function points at the one
  * below.  Slowest first: the last row that this CPU supports is used. */
 struct kv_checksum_kernels {
-    const char *name; /* "serial", "sse42", "fold", "fold512" */
+    const char *name; /* "scalar", "sse42", "fold", "fold512" */
     int (*supported)(void);
     uint32_t (*crc32c)(uint32_t seed, const void *data, size_t bytes);
     /* As kv_rows_crc_list(); is_run: the rows lie side by side, and what is behind them may be

@@ -1,7 +1,8 @@
 /* dispatch.h - private to kernels/: what the files of one family share.
  *
  * A family's x.c has its scalar table and chooses; x86/x_avx2.c and, where there is one,
- * x86/x_avx512.c have the others.  Those are declared, and used, on x86 only.
+ * x86/x_avx512.c have the others.  Those are declared, and used, on x86 only.  Who uses a table
+ * includes the family's header, too, a change of which is then built by that family alone.
  *
  * KV_EMULATE_AVX512, of tests: the functions of the AVX-512 tables are built from AVX2, and a
  * CPU without AVX-512 has them whatever KV_ISA says.
@@ -11,22 +12,23 @@
 #ifndef KV_KERNELS_DISPATCH_H
 #define KV_KERNELS_DISPATCH_H
 
-#include "kernels/attend.h"
-#include "kernels/checksum.h"
-#include "kernels/estimate.h"
-#include "kernels/exact_scores.h"
-#include "kernels/gather.h"
 #include "kernels/isa.h"
-#include "kernels/kmeans.h"
-#include "kernels/pq.h"
-#include "kernels/pq_cells.h"
-#include "kernels/pq_prefilter.h"
-#include "kernels/pq_tiles.h"
-#include "kernels/rope.h"
-#include "kernels/select.h"
-#include "kernels/summary.h"
 
 #if defined(__x86_64__)
+
+struct kv_attend_kernels;
+struct kv_cells_kernels;
+struct kv_checksum_kernels;
+struct kv_estimate_kernels;
+struct kv_gather_kernels;
+struct kv_keys_kernels;
+struct kv_kmeans_kernels;
+struct kv_pq_kernels;
+struct kv_rest_kernels;
+struct kv_rope_kernels;
+struct kv_select_kernels;
+struct kv_sieve_kernels;
+struct kv_tile_kernels;
 
 /* The functions may be called where the table's own supported() says so: what they need is older
  * than AVX2, or is no part of it. */

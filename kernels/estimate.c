@@ -1,5 +1,6 @@
 #include "kernels/estimate.h"
 #include "kernels/dispatch.h"
+#include "kernels/exact_scores.h"
 #include "kernels/exp.h"
 #include "kernels/lanes.h"
 #include "kernels/summary_common.h"

@@ -95,7 +95,7 @@ static void check_program(struct kvctl_doctor *doctor)
         kernel = row->name;
     kvctl_doctor_tell(doctor, KVCTL_OK, "client", NULL, "version %s, protocol %d",
                       kv_client_version(), KV_WIRE_VERSION);
-    if (strcmp(kernel, "serial") == 0)
+    if (strcmp(kernel, "scalar") == 0)
         kvctl_doctor_tell(
             doctor, KVCTL_WARN, "processor", "checksums will cost more than the copying",
             "%ld online, no instruction for CRC32C", sysconf(_SC_NPROCESSORS_ONLN));

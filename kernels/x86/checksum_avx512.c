@@ -1,6 +1,7 @@
 /* As "fold" of checksum_x86.c, four lanes of 128 bits at a time.  The crc32 instruction and
  * the carry-less multiplier are different units of the core: measured (Zen 4), 24 and 48 GB/s,
  * so that a third of the bytes goes to the first and two thirds to the second. */
+#include "kernels/checksum.h"
 #include "kernels/dispatch.h"
 #include "kernels/x86/checksum_common.h"
 

@@ -68,7 +68,7 @@ static void tiers(void **state)
         n++;
     }
     assert_true(n >= 1);
-    assert_string_equal(kv_checksum_kernels_at(0)->name, "serial");
+    assert_string_equal(kv_checksum_kernels_at(0)->name, "scalar");
     assert_null(kv_checksum_kernels_at(n));
     assert_null(kv_checksum_kernels_at(~0u));
 }
