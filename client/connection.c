@@ -15,8 +15,8 @@
 void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote)
 {
     lane->link.remote = remote;
-    for (unsigned class = 0; class < KV_LANE_CLASSES; class ++)
-        kv_list_init(&lane->errands[class]);
+    for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++)
+        kv_list_init(&lane->errands[i]);
 }
 
 bool kv_lane_put_begin(struct kv_lane *lane, uint32_t *ret_number)
@@ -85,7 +85,7 @@ struct kv_errand *kv_errand_add(struct kv_op *op, struct kv_lane *lane)
             return NULL;
     }
     *errand = (struct kv_errand){.op = op, .lane = lane};
-    kv_list_append(&lane->errands[op->kind->class], &errand->of_lane);
+    kv_list_append(&lane->errands[kv_op_priority(op->kind->id)], &errand->of_lane);
     kv_list_append(&op->errands, &errand->of_op);
     client->loop.must_dispatch = true;
     return errand;
@@ -101,38 +101,38 @@ void kv_errand_free(struct kv_errand *errand)
     client->free_errands = errand;
 }
 
-/* Whether a credit is left for the class besides those that the others are sure of. */
-static bool may_take(const struct kv_lane *lane, enum kv_lane_class class)
+/* Whether a credit is left for the priority besides those that the others are sure of. */
+static bool may_take(const struct kv_lane *lane, enum kv_priority priority)
 {
     uint32_t credits = lane->link.remote->credits;
-    uint32_t sure = credits >= 4 ? (credits + 15) / 16 : 0;
+    uint32_t sure = credits >= KV_PRIORITY_COUNT ? (credits + 15) / 16 : 0;
     uint32_t reserved = 0;
 
-    for (unsigned other = 0; other < KV_LANE_CLASSES; other++)
-        if (other != class && lane->in_flight[other] < sure)
+    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++)
+        if (other != priority && lane->in_flight[other] < sure)
             reserved += sure - lane->in_flight[other];
-    if (lane->in_flight[class] < sure)
+    if (lane->in_flight[priority] < sure)
         return lane->n_in_flight < credits;
     return lane->n_in_flight + reserved < credits;
 }
 
-/* Sends one message, of the most urgent class that has one and can.  An errand that finds no
- * trip or envelope stays where it is, and keeps those of its class behind it in order.  false:
+/* Sends one message, the most urgent that there is and that can.  An errand that finds no
+ * trip or envelope stays where it is, and keeps those of its priority behind it in order.  false:
  * nothing was sent. */
 static bool lane_send(struct kv_lane *lane)
 {
     struct kv_client *client = lane->link.remote->client;
     const bool must_dispatch = client->loop.must_dispatch;
 
-    for (unsigned class = 0; class < KV_LANE_CLASSES; class ++) {
-        struct kv_list *errands = &lane->errands[class];
+    for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++) {
+        struct kv_list *errands = &lane->errands[i];
         struct kv_errand *errand;
         struct kv_trip *trip;
 
-        if (kv_list_empty(errands) || !may_take(lane, class))
+        if (kv_list_empty(errands) || !may_take(lane, i))
             continue;
         errand = KV_LIST_ENTRY(errands->next, struct kv_errand, of_lane);
-        trip = kv_trip_take(lane, class, errand->op);
+        trip = kv_trip_take(lane, i, errand->op);
         if (trip == NULL)
             return false;
         if (errand->op->kind->build(errand, trip) == KV_OK) {

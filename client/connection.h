@@ -11,6 +11,7 @@
 #define KV_CLIENT_CONNECTION_H
 
 #include "client/list.h"
+#include "proto/kv_priority.h"
 #include "proto/kv_wire.h"
 
 #include <stdbool.h>
@@ -22,16 +23,6 @@ struct kv_op;
 struct kv_client;
 struct kv_session;
 
-/* Most urgent first.  Each class is sure of some of a lane's credits: a class that waits in the
- * node for another one's rows cannot keep these from coming. */
-enum kv_lane_class {
-    KV_LANE_FETCH,
-    KV_LANE_APPEND,
-    KV_LANE_READ,
-    KV_LANE_PUT,
-    KV_LANE_CLASSES,
-};
-
 /* What a channel's events name: the first member of what the channel is for. */
 struct kv_link {
     struct kv_remote *remote;
@@ -40,8 +31,10 @@ struct kv_link {
 struct kv_lane {
     struct kv_link link;
     struct kv_channel *channel;
-    struct kv_list errands[KV_LANE_CLASSES];
-    uint32_t in_flight[KV_LANE_CLASSES];
+    /* By priority.  Each is sure of some of the credits: operations that wait in the node for
+     * another one's rows cannot keep these from coming. */
+    struct kv_list errands[KV_PRIORITY_COUNT];
+    uint32_t in_flight[KV_PRIORITY_COUNT];
     uint32_t n_in_flight;
     const struct kv_op *mark; /* the operation that made an errand for this lane last */
     uint32_t put_next;        /* the number of the next object_put */

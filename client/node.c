@@ -366,7 +366,7 @@ static void ping(struct kv_remote *remote)
     for (uint32_t i = 0; i < remote->n_lanes; i++)
         if (remote->lanes[i].n_in_flight > 0)
             lane = &remote->lanes[i];
-    remote->ping = kv_trip_take(lane, KV_LANE_FETCH, NULL);
+    remote->ping = kv_trip_take(lane, kv_op_priority(KV_OP_PING), NULL);
     if (remote->ping == NULL)
         return;
     if (!kv_trip_envelope(remote->ping, 0)) {

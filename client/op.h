@@ -41,7 +41,6 @@ enum kv_op_stage {
 struct kv_op_kind {
     const char *name;
     enum kv_op_id id;
-    enum kv_lane_class class;
     bool is_exclusive;  /* the session's other operations wait for it, and it for them */
     bool needs_current; /* the session's nodes must have seen every lifecycle operation */
     bool is_tolerant;   /* a node that cannot be reached does not end it */

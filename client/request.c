@@ -108,7 +108,7 @@ static void envelope_put(struct kv_client *client, struct kv_envelope *envelope)
     *free_list = envelope;
 }
 
-struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_lane_class class, struct kv_op *op)
+struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kv_op *op)
 {
     struct kv_client *client = lane->link.remote->client;
     uint32_t n_left = kv_pool_size(client->trips) - kv_pool_lent(client->trips);
@@ -124,10 +124,10 @@ struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_lane_class class, str
     trip->client = client;
     trip->remote = lane->link.remote;
     trip->lane = lane;
-    trip->class = class;
+    trip->priority = priority;
     trip->is_live = true;
     trip->patience_us = client->retry_us;
-    lane->in_flight[class]++;
+    lane->in_flight[priority]++;
     lane->n_in_flight++;
     trip->remote->n_trips++;
     if (op != NULL) {
@@ -150,7 +150,7 @@ void kv_trip_release(struct kv_trip *trip)
             if (trip->envelope->sends[i].busy)
                 return;
     if (trip->lane != NULL) {
-        trip->lane->in_flight[trip->class]--;
+        trip->lane->in_flight[trip->priority]--;
         trip->lane->n_in_flight--;
     }
     if (trip->envelope != NULL)

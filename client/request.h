@@ -58,7 +58,7 @@ struct kv_trip {
     struct kv_client *client;
     struct kv_remote *remote;
     struct kv_lane *lane; /* NULL: lost, and the credit with it */
-    enum kv_lane_class class;
+    enum kv_priority priority;
     struct kv_buffer *buffer; /* held until release; may be NULL */
     struct kv_envelope *envelope;
 
@@ -97,7 +97,7 @@ kv_status_t kv_trips_init(struct kv_client *client);
 void kv_trips_fini(struct kv_client *client); /* the port is closed */
 
 /* A trip of the operation (NULL: the library's) to a lane.  NULL: all are in use. */
-struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_lane_class class, struct kv_op *op);
+struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kv_op *op);
 
 /* Gives it an envelope with room for `bytes` of body, at most KV_WIRE_BODY_MAX.  false: there
  * is none now. */

@@ -126,7 +126,6 @@ static void start_fetch(struct kv_op *op)
 static const struct kv_op_kind fetch_kind = {
     .name = "fetch",
     .id = KV_OP_FETCH,
-    .class = KV_LANE_FETCH,
     .needs_current = true,
     .start = start_fetch,
     .build = build_fetch,

@@ -176,7 +176,6 @@ describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t 
 static const struct kv_op_kind index_kind = {
     .name = "index",
     .id = KV_OP_INDEX,
-    .class = KV_LANE_READ,
     .needs_current = true,
     .start = start,
     .build = build,

@@ -400,7 +400,6 @@ static const struct kv_op_kind kinds[] = {
         {
             .name = "object_put",
             .id = KV_OP_OBJECT_PUT,
-            .class = KV_LANE_PUT,
             .start_node = start_node,
             .lost = lost,
             .build = build,
@@ -414,7 +413,6 @@ static const struct kv_op_kind kinds[] = {
         {
             .name = "object_get",
             .id = KV_OP_OBJECT_GET,
-            .class = KV_LANE_READ,
             .start_node = start_node,
             .lost = lost,
             .build = build,
@@ -429,7 +427,6 @@ static const struct kv_op_kind kinds[] = {
         {
             .name = "object_exists",
             .id = KV_OP_OBJECT_EXISTS,
-            .class = KV_LANE_FETCH,
             .start_node = start_node,
             .lost = lost,
             .build = build,
@@ -443,7 +440,6 @@ static const struct kv_op_kind kinds[] = {
         {
             .name = "object_delete",
             .id = KV_OP_OBJECT_DELETE,
-            .class = KV_LANE_FETCH,
             .start_node = start_node,
             .lost = lost,
             .build = build,

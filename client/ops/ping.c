@@ -54,7 +54,6 @@ reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detai
 static const struct kv_op_kind ping_kind = {
     .name = "ping",
     .id = KV_OP_PING,
-    .class = KV_LANE_FETCH,
     .start = start_ping,
     .build = build_ping,
     .reply = reply_ping,

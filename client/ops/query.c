@@ -210,7 +210,6 @@ static void fini(struct kv_op *op)
 static const struct kv_op_kind query_kind = {
     .name = "query",
     .id = KV_OP_QUERY,
-    .class = KV_LANE_FETCH,
     .needs_current = true,
     .start = start,
     .build = build,

@@ -422,8 +422,8 @@ static void settle(void)
         assert_int_equal(kv_pool_lent(data->bodies), 0);
         assert_int_equal(kv_pool_lent(data->stagings), 0);
         assert_int_equal(kv_pool_lent(data->receipts), 0);
-        for (unsigned class = 0; class < KV_CLASS_COUNT; class ++)
-            assert_null(data->queues[class].first);
+        for (unsigned j = 0; j < KV_PRIORITY_COUNT; j++)
+            assert_null(data->queues[j].first);
         assert_null(data->unstaged.first);
         assert_null(data->looking.first);
         assert_null(data->woken);

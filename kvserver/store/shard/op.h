@@ -21,7 +21,6 @@ struct kv_op_row {
     const char *name;    /* as in logs, statistics and --list-ops */
     const char *summary; /* one line */
     uint32_t flags;
-    enum kv_class class;
     uint32_t body_min;     /* smallest body accepted */
     const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 

@@ -35,15 +35,6 @@ enum kv_work_state {
     KV_WORK_SENDING,
 };
 
-/* Service classes, most urgent first. */
-enum kv_class {
-    KV_CLASS_QUERY,
-    KV_CLASS_READ,
-    KV_CLASS_APPEND,
-    KV_CLASS_PUT,
-    KV_CLASS_COUNT,
-};
-
 /* Works in the order in which they came. */
 struct kv_work_queue {
     struct kv_work *first, **end;

@@ -47,7 +47,7 @@ static void append_work(struct kv_work_queue *queue, struct kv_work *work)
 
 void kv_work_queue(struct kv_work *work)
 {
-    append_work(&work->data->queues[work->row->class], work);
+    append_work(&work->data->queues[kv_op_priority(work->request.op)], work);
 }
 
 void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
@@ -79,7 +79,7 @@ static void take_woken(struct kv_data *data)
 
 bool kv_data_look_again(struct kv_data *data)
 {
-    const bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
+    const bool querying = data->queues[KV_PRIORITY_QUERY].first != NULL;
 
     if (data->looking.first == NULL && data->woken == NULL)
         return false;
@@ -99,8 +99,9 @@ bool kv_data_look_again(struct kv_data *data)
 
 bool kv_data_run_slice(struct kv_data *data)
 {
-    for (int class = 0; class < KV_CLASS_COUNT; class ++) {
-        struct kv_work *work = data->queues[class].first;
+    for (int i = 0; i < KV_PRIORITY_COUNT; i++) {
+        struct kv_work *work = data->queues[i].first;
+
         if (work != NULL) {
             kv_work_unlink(work);
             work->state = KV_WORK_BEGUN;
@@ -128,7 +129,7 @@ bool kv_data_run_background(struct kv_data *data)
 
 bool kv_data_take_messages(struct kv_data *data)
 {
-    bool querying = data->queues[KV_CLASS_QUERY].first != NULL;
+    bool querying = data->queues[KV_PRIORITY_QUERY].first != NULL;
     bool busy = false;
 
     if (querying && ++data->query_slices < QUERY_SLICES)

@@ -75,7 +75,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     data->answers = setup->answers;
     data->n_parts = setup->n_parts;
     data->n_peers = setup->n_peers;
-    for (int i = 0; i < KV_CLASS_COUNT; i++)
+    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
         data->queues[i].end = &data->queues[i].first;
     data->unstaged.end = &data->unstaged.first;
     data->looking.end = &data->looking.first;

@@ -7,7 +7,7 @@
  *
  * One request is one kv_work from its arrival until its answer has left; no other memory is
  * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices
- * of at most some 100 us, most urgent class first, so no request keeps the thread from others.
+ * of at most some 100 us, the most urgent first, so no request keeps the thread from others.
  *
  * Every client has works for all credits that it was granted, whatever others do.  What it asks
  * for beyond them, or beyond the buffers that there are, is answered KV_BUSY by a note, which
@@ -32,6 +32,7 @@
 #include "kvserver/store/shard/request.h"
 #include "kvserver/store/shard/session.h"
 #include "kvserver/store/shard/stats.h"
+#include "proto/kv_priority.h"
 
 struct kv_indexer;
 struct kv_op_row;
@@ -66,7 +67,7 @@ struct kv_data {
     uint32_t n_peers;
     struct kv_pool *works, *bodies, *stagings, *receipts;
     struct kv_pool *middles; /* one for each work, under its number */
-    struct kv_work_queue queues[KV_CLASS_COUNT];
+    struct kv_work_queue queues[KV_PRIORITY_COUNT];
     struct kv_work_queue unstaged; /* need a staging buffer: the next that comes back is the
                                     * first's that may have it */
     struct kv_work_queue looking;  /* woken: look again, some in each step */

@@ -25,7 +25,7 @@ static int set_up(void **state)
     works = calloc(N_WORKS, sizeof(*works));
     if (data == NULL || works == NULL)
         return -1;
-    for (int i = 0; i < KV_CLASS_COUNT; i++)
+    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
         data->queues[i].end = &data->queues[i].first;
     data->querier = kv_querier_create(data);
     if (data->querier == NULL)
@@ -33,6 +33,7 @@ static int set_up(void **state)
     for (int i = 0; i < N_WORKS; i++) {
         works[i].data = data;
         works[i].row = &kv_ops[KV_OP_QUERY];
+        works[i].request.op = KV_OP_QUERY;
         if (i > 0)
             kv_work_queue_at(&works[i], &data->querier->waiting);
     }
@@ -51,7 +52,7 @@ static int tear_down(void **state)
 
 static bool has_turn(const struct kv_work *work)
 {
-    return work->queue == &data->queues[KV_CLASS_QUERY] && data->querier->owner == work;
+    return work->queue == &data->queues[KV_PRIORITY_QUERY] && data->querier->owner == work;
 }
 
 /* One after the other, in the order in which they came, also where one ends before its turn. */
