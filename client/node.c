@@ -52,7 +52,7 @@ static const char *reply_fault(const Kvpb__HelloReply *reply)
         return "it speaks another version of the protocol";
     if (reply->client_token.len != 16 || reply->node_id.len != 16)
         return "hello: an id that is not 16 bytes";
-    if (reply->n_addresses == 0 || reply->n_addresses > KV_REMOTE_THREADS_MAX)
+    if (reply->n_addresses == 0 || reply->n_addresses > KV_THREADS_MAX)
         return "hello: the number of its data threads";
     for (size_t i = 0; i < reply->n_addresses; i++)
         if (reply->addresses[i].len == 0 || reply->addresses[i].len > KV_WIRE_ADDRESS_MAX)
@@ -102,8 +102,8 @@ static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
     remote->client_index = reply->client_index;
     memcpy(remote->client_token.bytes, reply->client_token.data, 16);
     remote->credits = reply->credits;
-    if (remote->credits > KV_REMOTE_CREDITS_MAX)
-        remote->credits = KV_REMOTE_CREDITS_MAX;
+    if (remote->credits > KV_CREDITS_MAX)
+        remote->credits = KV_CREDITS_MAX;
     if (client->credits > 0 && remote->credits > client->credits)
         remote->credits = client->credits;
     remote->bulk_bytes_max =

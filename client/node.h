@@ -20,8 +20,6 @@ struct kv_lane;
 struct kv_trip;
 
 enum {
-    KV_REMOTE_THREADS_MAX = 64,  /* data threads of a node */
-    KV_REMOTE_CREDITS_MAX = 256, /* used of what hello grants, per data thread */
     KV_RECEIPTS_MAX = 64, /* of a node: answers too large to come at once, on their way */
 };
 

@@ -86,6 +86,9 @@ enum {
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 
+    KV_THREADS_MAX = 64,  /* data threads of a node: hello's addresses */
+    KV_CREDITS_MAX = 256, /* requests of one client in flight to one data thread */
+
     /* No request waits for longer: a node takes a later deadline as this one. */
     KV_WIRE_DEADLINE_MAX_US = 10 * 60 * 1000 * 1000,
 };

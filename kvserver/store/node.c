@@ -4,11 +4,14 @@
 #include "kvserver/store/ops/ops.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum {
     MEMORY_PER_THREAD_MIN = 16 << 20
 };
+
+static_assert(KV_THREADS_MAX == 64 && KV_CREDITS_MAX == 256, "bounds that texts here name");
 
 static kv_status_t
 refuse(char *detail, size_t bytes, const char *what, unsigned long long value)

@@ -29,19 +29,15 @@
 struct kv_node;
 struct kv_disk;
 
-enum {
-    KV_THREADS_MAX = 64
-};
-
 struct kv_node_config {
     const char *name;         /* how the node calls itself; copied */
     uint64_t memory_bytes;    /* for rows and objects of all threads, reserved at start */
     uint32_t n_threads;       /* data threads, 1..KV_THREADS_MAX */
     uint32_t sessions_max;    /* 0: 4096 */
     uint32_t clients_max;     /* 0: 256 */
-    uint32_t credits;         /* requests in flight per client and data thread, 1..256; hello
-                                 grants fewer, not below 8, where many clients share a node;
-                                 0: 64 */
+    uint32_t credits;         /* requests in flight per client and data thread, at most
+                                 KV_CREDITS_MAX; hello grants fewer, not below 8, where many
+                                 clients share a node; 0: 64 */
     uint32_t lease_ms;        /* default and longest; 0: 60000 */
     uint32_t client_lease_ms; /* silence after which a client is forgotten that nothing reports
                                  dead (message carrier); 0: 30000 */

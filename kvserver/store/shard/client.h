@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 
 enum {
-    KV_CREDITS_MAX = 256,
     KV_CREDITS_SURE = 8, /* of a client that comes when others have all the rest */
     KV_NOTES = 4,        /* replies on their way to one client that no work stands behind */
     KV_NOTE_BYTES = 96,

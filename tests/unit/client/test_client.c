@@ -233,7 +233,7 @@ static void hello(const struct kv_wire_header *request, const void *body)
     Kvpb__HelloRequest *asked = kvpb__hello_request__unpack(NULL, request->body_bytes, body);
     Kvpb__HelloReply reply = KVPB__HELLO_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
-    ProtobufCBinaryData addresses[KV_REMOTE_THREADS_MAX + 1];
+    ProtobufCBinaryData addresses[KV_THREADS_MAX + 1];
     const void *bytes;
     size_t n_bytes;
 
@@ -246,7 +246,7 @@ static void hello(const struct kv_wire_header *request, const void *body)
                      KV_OK);
     kvpb__hello_request__free_unpacked(asked, NULL);
     f.node.data->row->port_address(f.node.data, &bytes, &n_bytes);
-    for (uint32_t i = 0; i <= KV_REMOTE_THREADS_MAX; i++)
+    for (uint32_t i = 0; i <= KV_THREADS_MAX; i++)
         addresses[i] = (ProtobufCBinaryData){.data = (uint8_t *)bytes, .len = n_bytes};
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
@@ -265,7 +265,7 @@ static void hello(const struct kv_wire_header *request, const void *body)
     if (f.node.lie == LIE_HELLO_LANES_NONE)
         reply.n_addresses = 0;
     if (f.node.lie == LIE_HELLO_LANES_MANY)
-        reply.n_addresses = KV_REMOTE_THREADS_MAX + 1;
+        reply.n_addresses = KV_THREADS_MAX + 1;
     if (f.node.lie == LIE_HELLO_ADDRESS)
         addresses[0].len = 0;
     if (f.node.lie == LIE_HELLO_CREDITS)
