@@ -1,8 +1,7 @@
-#include "kvserver/base/log.h"
 #include "kvserver/base/memory.h"
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/control/metrics.h"
+#include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/ops.h"
-#include "proto/kvstore.pb-c.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -54,36 +53,10 @@ config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
     return KV_OK;
 }
 
-/* A model that an earlier node wrote to the disk. */
-static void
-model_load(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
-{
-    struct kv_node *node = arg;
-
-    (void)key;
-    (void)key_bytes;
-    if (node->n_models == KV_MODELS_MAX)
-        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KV_MODELS_MAX);
-    else if (!kv_model_restore(node, value, value_bytes))
-        kv_log(KV_LOG_WARN, "model: a record of the disk is not a model, left out: %zu bytes",
-               value_bytes);
-}
-
-static void write_address(struct kv_node *node)
-{
-    const void *address;
-    size_t bytes;
-
-    node->port->row->port_address(node->port, &address, &bytes);
-    size_t at = (size_t)snprintf(node->address, sizeof(node->address),
-                                 "%s:", node->config.transport->row->name);
-    for (size_t i = 0; i < bytes && at + 2 < sizeof(node->address); i++, at += 2)
-        snprintf(node->address + at, 3, "%02x", ((const uint8_t *)address)[i]);
-}
-
 static kv_status_t thread_init(struct kv_node *node, uint32_t index)
 {
-    const struct kv_node_config *config = &node->config;
+    struct kvs_control *control = &node->control;
+    const struct kv_node_config *config = &control->config;
     struct kv_data_setup setup = {
         .node = node,
         .ops = kv_ops,
@@ -98,14 +71,14 @@ static kv_status_t thread_init(struct kv_node *node, uint32_t index)
         .memory_bytes = config->memory_bytes / config->n_threads,
         .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
         .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
-        .secret = kv_random_next(&node->random),
+        .secret = kv_random_next(&control->random),
         .clock = config->clock,
         .transport = config->transport,
-        .answers = node->answers,
+        .answers = control->answers,
     };
 
     /* Clients see versions: they must not tell what the generator made before and after. */
-    kv_random_fill(&node->random, &setup.object_version, sizeof(setup.object_version));
+    kv_random_fill(&control->random, &setup.object_version, sizeof(setup.object_version));
     return kv_data_init(&node->data[index], &setup);
 }
 
@@ -115,40 +88,23 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
                            size_t detail_bytes)
 {
     struct kv_node *node = calloc(1, sizeof(*node));
-    kv_status_t status = KV_NO_MEMORY;
+    struct kv_node_config checked = *config;
 
     if (node == NULL)
         return KV_NO_MEMORY;
-    node->config = *config;
-    status = config_check(&node->config, detail, detail_bytes);
+    kv_status_t status = config_check(&checked, detail, detail_bytes);
     if (status != KV_OK)
         goto err_destroy;
 
-    config = &node->config;
-    snprintf(node->name, sizeof(node->name), "%s",
-             config->name != NULL ? config->name : "node");
-    if (config->seed != 0)
-        kv_random_init(&node->random, config->seed);
-    else
-        kv_random_init_secure(&node->random);
-    kv_random_fill(&node->random, &node->id, sizeof(node->id));
-    node->started_us = kv_clock_now(config->clock);
-
-    node->credits_sure = config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
-    node->credits_spare = kv_node_works_max(config) - config->clients_max * node->credits_sure;
-
     snprintf(detail, detail_bytes, "node: memory refused: %llu bytes",
-             (unsigned long long)config->memory_bytes);
-    status = KV_NO_MEMORY;
-    node->sessions = calloc(config->sessions_max, sizeof(*node->sessions));
-    node->clients = calloc(config->clients_max, sizeof(*node->clients));
-    node->session_of_id = kv_map_create(kv_random_next(&node->random));
-    node->data = calloc(config->n_threads, sizeof(*node->data));
-    node->answers = kv_ring_create(config->n_threads * kv_node_commands_max(config));
-    if (node->sessions == NULL || node->clients == NULL || node->session_of_id == NULL ||
-        node->data == NULL || node->answers == NULL)
+             (unsigned long long)checked.memory_bytes);
+    node->data = calloc(checked.n_threads, sizeof(*node->data));
+    status = kvs_control_init(&node->control, &checked, node->data);
+    if (node->data == NULL)
+        status = KV_NO_MEMORY;
+    if (status != KV_OK)
         goto err_destroy;
-    for (; node->n_threads < config->n_threads; node->n_threads++) {
+    for (; node->n_threads < checked.n_threads; node->n_threads++) {
         status = thread_init(node, node->n_threads);
         if (status != KV_OK) {
             snprintf(detail, detail_bytes, "node: data thread %u: %s", node->n_threads,
@@ -156,15 +112,14 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
             goto err_destroy;
         }
     }
-    if (config->message_control) {
-        status = kv_control_port_open(node);
+    if (checked.message_control) {
+        status = kv_control_port_open(&node->control);
         if (status != KV_OK) {
             snprintf(detail, detail_bytes, "node: control port: %s", kv_status_name(status));
             goto err_destroy;
         }
-        write_address(node);
     }
-    config->disk->row->scan(config->disk, "model/", 6, model_load, node);
+    kvs_models_load(&node->control);
     detail[0] = '\0';
     *ret_node = node;
     return KV_OK;
@@ -181,38 +136,61 @@ void kv_node_destroy(struct kv_node *node)
     kv_node_stop(node);
     for (uint32_t i = 0; i < node->n_threads; i++)
         kv_data_fini(&node->data[i]);
-    kv_control_fini(node);
-    kv_ring_destroy(node->answers);
+    kv_control_fini(&node->control);
     free(node->data);
     free(node);
 }
 
-void kv_node_set_control_waker(struct kv_node *node, void (*wake)(void *arg), void *arg)
+bool kv_node_data_step(struct kv_node *node, uint32_t thread)
 {
-    node->wake_control = wake;
-    node->wake_arg = arg;
+    return kv_data_step(&node->data[thread]);
+}
+
+bool kv_node_control(struct kv_node *node,
+                     enum kv_op_id op,
+                     uint32_t client_index,
+                     const struct kv_id128 *client_token,
+                     const uint8_t *request,
+                     size_t request_bytes,
+                     kv_node_reply_fn reply,
+                     void *arg)
+{
+    return kvs_control_request(&node->control, op, client_index, client_token, request,
+                               request_bytes, reply, arg);
+}
+
+bool kv_node_control_step(struct kv_node *node)
+{
+    return kvs_control_step(&node->control);
+}
+
+void kv_node_client_gone(struct kv_node *node,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token)
+{
+    kvs_control_client_gone(&node->control, client_index, client_token);
+}
+
+bool kv_node_client_known(struct kv_node *node,
+                          uint32_t client_index,
+                          const struct kv_id128 *client_token)
+{
+    return kvs_control_attach_client(&node->control, client_index, client_token);
 }
 
 void kv_node_drain(struct kv_node *node)
 {
-    atomic_store(&node->draining, true);
-    for (uint32_t i = 0; i < node->n_threads; i++)
-        atomic_store(&node->data[i].draining, true);
+    kvs_control_drain(&node->control);
 }
 
 bool kv_node_drained(struct kv_node *node)
 {
-    if (!atomic_load(&node->draining) || node->n_calls > 0)
-        return false;
-    for (uint32_t i = 0; i < node->n_threads; i++)
-        if (kv_counted(&node->data[i].stats.in_flight) > 0)
-            return false;
-    return true;
+    return kvs_control_drained(&node->control);
 }
 
 bool kv_node_drain_requested(const struct kv_node *node)
 {
-    return atomic_load((_Atomic bool *)&node->drain_requested);
+    return atomic_load((_Atomic bool *)&node->control.drain_requested);
 }
 
 uint64_t kv_node_last_step_us(const struct kv_node *node)
@@ -230,5 +208,18 @@ uint64_t kv_node_last_step_us(const struct kv_node *node)
 
 const char *kv_node_address(const struct kv_node *node)
 {
-    return node->address;
+    return node->control.address;
+}
+
+void kv_node_metrics(struct kv_node *node, FILE *out)
+{
+    kvs_control_metrics(&node->control, out);
+}
+
+void kv_node_list_ops(FILE *out)
+{
+    for (unsigned op = 0; op < KV_OP_COUNT; op++)
+        if (kv_ops[op].name != NULL)
+            fprintf(out, "%s\t%s\t%s\n", kv_ops[op].name,
+                    kv_op_is_control(op) ? "control" : "data", kv_ops[op].summary);
 }

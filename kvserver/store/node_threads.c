@@ -1,6 +1,6 @@
 /* The threads of a node: each only calls a step function again and again, and sleeps when there
  * is nothing to do. */
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/node_private.h"
 
 #include "kvserver/base/thread.h"
 
@@ -27,11 +27,6 @@ void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_
     if (data->port->row->port_arm(data->port, &fd) != KV_OK || kv_ring_ready(data->commands))
         return;
     kv_sleep_fds(&fd, 1, timeout_us);
-}
-
-bool kv_node_data_step(struct kv_node *node, uint32_t thread)
-{
-    return kv_data_step(&node->data[thread]);
 }
 
 static void drive_data(void *arg)
@@ -81,25 +76,31 @@ static void drive_control(void *arg)
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
         bool waiting = kv_node_control_step(node);
         int fd = -1;
-        if (node->port->row->port_arm(node->port, &fd) == KV_OK &&
-            !kv_ring_ready(node->answers))
+        if (node->control.port->row->port_arm(node->control.port, &fd) == KV_OK &&
+            !kv_ring_ready(node->control.answers))
             kv_sleep_fds(&fd, 1, waiting ? 1000 : 20000);
     }
     free(driven);
+}
+
+void kv_node_set_control_waker(struct kv_node *node, void (*wake)(void *arg), void *arg)
+{
+    node->wake_control = wake;
+    node->wake_arg = arg;
 }
 
 kv_status_t kv_node_start(struct kv_node *node, bool with_control)
 {
     uint32_t n_threads = node->n_threads + (with_control ? 1 : 0);
 
-    if (with_control && node->port == NULL)
+    if (with_control && node->control.port == NULL)
         return KV_INVALID;
     node->threads = calloc(n_threads + 1, sizeof(*node->threads));
     if (node->threads == NULL)
         return KV_NO_MEMORY;
     atomic_store(&node->stopping, false);
     if (with_control)
-        kv_node_set_control_waker(node, wake_port, node->port);
+        kv_node_set_control_waker(node, wake_port, node->control.port);
     for (uint32_t i = 0; i < n_threads; i++) {
         struct driven *driven = malloc(sizeof(*driven));
         char name[16];
@@ -127,8 +128,8 @@ void kv_node_stop(struct kv_node *node)
     atomic_store_explicit(&node->stopping, true, memory_order_release);
     for (uint32_t i = 0; i < node->n_threads; i++)
         node->data[i].port->row->port_wake(node->data[i].port);
-    if (node->port != NULL)
-        node->port->row->port_wake(node->port);
+    if (node->control.port != NULL)
+        node->control.port->row->port_wake(node->control.port);
     for (uint32_t i = 0; node->threads[i] != NULL; i++)
         kv_thread_join(node->threads[i]);
     free(node->threads);

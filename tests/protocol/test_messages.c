@@ -9,7 +9,7 @@
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/net/message.h"
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/node_private.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/node.h"
 #include "kvserver/store/query/pipeline.h"
@@ -443,7 +443,7 @@ static void settle(void)
             }
         }
     }
-    assert_int_equal(world.node->n_calls, 0);
+    assert_int_equal(world.node->control.n_calls, 0);
 }
 
 /* A good put, read and object round trip in a session of its own. */
@@ -508,7 +508,7 @@ static void clear_objects(void)
 static uint64_t counted(size_t offset)
 {
     uint64_t n = kv_counted(
-        (const _Atomic uint64_t *)(const void *)((const char *)&world.node->stats + offset));
+        (const _Atomic uint64_t *)(const void *)((const char *)&world.node->control.stats + offset));
 
     for (uint32_t i = 0; i < N_THREADS; i++)
         n += kv_counted(
@@ -1356,7 +1356,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     placement.root = 99;
     lifecycle.op_id = kv_random_next(random);
     lifecycle.kind = op;
-    lifecycle.generation = world.node->sessions[world.session_index].generation;
+    lifecycle.generation = world.node->control.sessions[world.session_index].generation;
     lifecycle.tokens = kv_random_below(random, 4) == 0 ? (uint32_t)boundary(0) : 0;
     lifecycle.child_session_id = binary(&other);
     lifecycle.child_token = binary(&other);
@@ -1495,7 +1495,7 @@ static void every_number_of_every_control_message(void **state)
                 is_there = send_spoiled_control(op, number, which);
             world.clock.virtual_us += LEASE_US;
             settle();
-            assert_int_equal(world.node->n_sessions, 0);
+            assert_int_equal(world.node->control.n_sessions, 0);
         }
         print_message("%s: %u numbers\n", kv_op_name(op), number);
         assert_true(number > 0);
@@ -1558,7 +1558,7 @@ static void control_thread_takes_anything(void **state)
         world.clock.virtual_us += 1000000;
         settle();
     }
-    assert_int_equal(world.node->n_sessions, 0);
+    assert_int_equal(world.node->control.n_sessions, 0);
     assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
 }
 
@@ -1930,10 +1930,10 @@ static void rows_land_while_the_session_forks(void **state)
     }
     for (unsigned i = 0; i < 10; i++)
         step();
-    assert_int_equal(world.node->n_sessions, 2);
+    assert_int_equal(world.node->control.n_sessions, 2);
     settle();
-    assert_int_equal(world.node->n_sessions, 1);
-    assert_int_equal(world.node->sessions[world.session_index].generation, 2);
+    assert_int_equal(world.node->control.n_sessions, 1);
+    assert_int_equal(world.node->control.sessions[world.session_index].generation, 2);
     close_session();
 }
 
@@ -2090,7 +2090,7 @@ static void control_needs_a_client(void **state)
 
     (void)state;
     open_session();
-    n_sessions = world.node->n_sessions;
+    n_sessions = world.node->control.n_sessions;
     n_unknown = COUNTED(unknown_clients);
     world.n_replies = 0;
     for (unsigned i = 0; i < 200; i++) {
@@ -2108,9 +2108,9 @@ static void control_needs_a_client(void **state)
         step();
     assert_int_equal(world.n_replies, 0);
     assert_true(COUNTED(unknown_clients) > n_unknown);
-    assert_int_equal(world.node->n_sessions, n_sessions);
+    assert_int_equal(world.node->control.n_sessions, n_sessions);
     assert_false(kv_node_drain_requested(world.node));
-    assert_int_equal(world.node->clients[me.index].state, KV_CLIENT_OPEN);
+    assert_int_equal(world.node->control.clients[me.index].state, KV_CLIENT_OPEN);
     close_session();
 }
 
@@ -2889,7 +2889,7 @@ static void credits_are_as_many_as_works(void **state)
     if (kv_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     for (uint32_t i = 0; i < config.clients_max; i++) {
-        const uint32_t credits = kv_client_grant(node);
+        const uint32_t credits = kv_client_grant(&node->control);
 
         assert_in_range(credits, KV_CREDITS_SURE, KV_CREDITS_MAX);
         sum += credits;
@@ -3170,7 +3170,7 @@ static int open_world(void **state)
 
     const void *address;
     size_t bytes;
-    world.node->port->row->port_address(world.node->port, &address, &bytes);
+    world.node->control.port->row->port_address(world.node->control.port, &address, &bytes);
     connect_to(address, bytes, &world.control);
     say_hello();
     make_model();
@@ -3234,8 +3234,8 @@ static void models_used_lately_stay(void **state)
 
     (void)state;
     kv_random_fill(&world.random, models, sizeof(models));
-    for (unsigned i = 0; i < world.node->n_models; i++)
-        n -= world.node->models[i]->n_sessions > 0;
+    for (unsigned i = 0; i < world.node->control.n_models; i++)
+        n -= world.node->control.models[i]->n_sessions > 0;
     assert_in_range(n, 4, KV_MODELS_MAX);
     for (unsigned i = 0; i < n; i++)
         make_model_of(&models[i]);

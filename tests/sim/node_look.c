@@ -1,6 +1,6 @@
 #include "tests/sim/node_look.h"
 
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/node_private.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/query/pipeline.h"
 
@@ -29,10 +29,10 @@ static uint64_t record_bytes(const struct kv_heap *heap)
 
 void node_look(struct kv_node *node, struct node_look *ret_look)
 {
-    struct node_look look = {.sessions = node->n_sessions, .calls = node->n_calls};
+    struct node_look look = {.sessions = node->control.n_sessions, .calls = node->control.n_calls};
 
-    for (uint32_t i = 0; i < node->config.clients_max; i++)
-        look.clients += node->clients[i].state != KV_CLIENT_FREE;
+    for (uint32_t i = 0; i < node->control.config.clients_max; i++)
+        look.clients += node->control.clients[i].state != KV_CLIENT_FREE;
     for (uint32_t i = 0; i < node->n_threads; i++) {
         const struct kv_data *data = &node->data[i];
         uint64_t lent = kv_arena_bytes_lent(data->arena);

@@ -1,6 +1,6 @@
 #include "tests/support/node_codes.h"
 
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/node_private.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 #include "tests/support/node_data.h"
 
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/node_private.h"
 
 struct kv_data *node_data(struct kv_node *node, uint32_t thread)
 {

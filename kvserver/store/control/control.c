@@ -14,23 +14,23 @@ enum {
 /* ---- calls ------------------------------------------------------------------------------- */
 
 static struct kv_control_call *
-call_create(struct kv_node *node, enum kv_op_id op, kv_node_reply_fn reply, void *arg)
+call_create(struct kvs_control *control, enum kv_op_id op, kv_node_reply_fn reply, void *arg)
 {
     struct kv_control_call *call =
-        calloc(1, sizeof(*call) + node->n_threads * sizeof(call->commands[0]));
+        calloc(1, sizeof(*call) + control->n_threads * sizeof(call->commands[0]));
 
     if (call == NULL)
         return NULL;
-    call->node = node;
+    call->control = control;
     call->op = op;
     call->reply = reply;
     call->arg = arg;
-    call->list_next = node->calls;
-    call->list_link = &node->calls;
+    call->list_next = control->calls;
+    call->list_link = &control->calls;
     if (call->list_next != NULL)
         call->list_next->list_link = &call->list_next;
-    node->calls = call;
-    node->n_calls++;
+    control->calls = call;
+    control->n_calls++;
     return call;
 }
 
@@ -39,15 +39,15 @@ void kv_control_call_end(struct kv_control_call *call)
     *call->list_link = call->list_next;
     if (call->list_next != NULL)
         call->list_next->list_link = call->list_link;
-    call->node->n_calls--;
+    call->control->n_calls--;
     free(call->address);
     free(call->writers);
     free(call);
 }
 
-struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op)
+struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op)
 {
-    return call_create(node, op, NULL, NULL);
+    return call_create(control, op, NULL, NULL);
 }
 
 /* What can always be said: that there is no memory for the answer, and the client asks again.
@@ -100,13 +100,13 @@ void kv_control_refuse(struct kv_control_call *call,
     outcome.detail = detail;
     reply.outcome = &outcome;
     if (status != KV_OK) {
-        kv_count(&call->node->stats.control_refused, 1);
-        kv_count(&call->node->stats.ops[call->op].errors, 1);
+        kv_count(&call->control->stats.control_refused, 1);
+        kv_count(&call->control->stats.ops[call->op].errors, 1);
     }
     kv_control_reply(call, &reply.base);
 }
 
-bool kv_node_control(struct kv_node *node,
+bool kvs_control_request(struct kvs_control *control,
                      enum kv_op_id op,
                      uint32_t client_index,
                      const struct kv_id128 *client_token,
@@ -115,27 +115,27 @@ bool kv_node_control(struct kv_node *node,
                      kv_node_reply_fn reply,
                      void *arg)
 {
-    struct kv_client_record *client = kv_client_of(node, client_index, client_token);
+    struct kv_client_record *client = kv_client_of(control, client_index, client_token);
 
     assert(kv_op_is_control(op));
     if (client == NULL && op != KV_OP_HELLO && op != KV_OP_GOODBYE) {
-        kv_count(&node->stats.unknown_clients, 1);
+        kv_count(&control->stats.unknown_clients, 1);
         return false;
     }
-    struct kv_control_call *call = call_create(node, op, reply, arg);
+    struct kv_control_call *call = call_create(control, op, reply, arg);
     if (call == NULL) {
         reply_busy(reply, arg);
         return true;
     }
-    kv_count(&node->stats.control_requests, 1);
-    kv_count(&node->stats.ops[op].count, 1);
+    kv_count(&control->stats.control_requests, 1);
+    kv_count(&control->stats.ops[op].count, 1);
     if (client != NULL) {
-        client->heard_us = kv_clock_now(node->config.clock);
+        client->heard_us = kv_clock_now(control->config.clock);
         call->tenant = client->tenant;
     }
     call->request = request;
     call->request_bytes = request_bytes;
-    if (node->n_calls > KV_CALLS_MAX)
+    if (control->n_calls > KV_CALLS_MAX)
         kv_control_refuse(call, KV_BUSY, "more than %d control requests under way",
                           KV_CALLS_MAX);
     else if (request_bytes > KV_WIRE_CONTROL_MAX)
@@ -150,12 +150,12 @@ void kv_control_ask(struct kv_control_call *call,
                     const struct kv_command *command,
                     void (*next)(struct kv_control_call *call))
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
 
     call->next = next;
     call->status = KV_OK;
     call->n_pending = 1; /* not zero before all are asked */
-    for (uint32_t i = 0; i < node->n_threads; i++) {
+    for (uint32_t i = 0; i < control->n_threads; i++) {
         struct kv_command *copy = &call->commands[i];
 
         *copy = *command;
@@ -164,22 +164,22 @@ void kv_control_ask(struct kv_control_call *call,
         copy->bytes = 0;
         /* The ring has room for all commands that sessions, clients and calls can have under
          * way at once. */
-        bool pushed = kv_ring_push(node->data[i].commands, copy);
+        bool pushed = kv_ring_push(control->data[i].commands, copy);
         assert(pushed);
         (void)pushed;
         call->n_pending++;
-        node->data[i].port->row->port_wake(node->data[i].port);
+        control->data[i].port->row->port_wake(control->data[i].port);
     }
     if (--call->n_pending == 0)
         call->next(call);
 }
 
-static void answer(struct kv_node *node, struct kv_command *command)
+static void answer(struct kvs_control *control, struct kv_command *command)
 {
     struct kv_control_call *call = command->owner;
 
     if (command->kind == KV_COMMAND_PEER_STUCK) {
-        kv_client_stuck(node, command);
+        kv_client_stuck(control, command);
         return;
     }
     if (command->status != KV_OK && call->status == KV_OK)
@@ -193,44 +193,94 @@ static void answer(struct kv_node *node, struct kv_command *command)
         call->next(call);
 }
 
-/* ---- one step ---------------------------------------------------------------------------- */
+/* ---- drain ------------------------------------------------------------------------------- */
 
-bool kv_node_control_step(struct kv_node *node)
+void kvs_control_drain(struct kvs_control *control)
 {
-    struct kv_command *command;
-    uint64_t now_us = kv_clock_now(node->config.clock);
-
-    while ((command = kv_ring_pop(node->answers)) != NULL)
-        answer(node, command);
-    if (node->port != NULL)
-        while (kv_port_progress(node->port) > 0)
-            ;
-    node->config.disk->row->progress(node->config.disk);
-    if (now_us >= node->tick_us) {
-        node->tick_us = now_us + TICK_US;
-        kv_sessions_expire(node, now_us);
-        kv_clients_check(node, now_us);
-    }
-    return node->n_calls > 0;
+    atomic_store(&control->draining, true);
+    for (uint32_t i = 0; i < control->n_threads; i++)
+        atomic_store(&control->data[i].draining, true);
 }
 
-void kv_control_fini(struct kv_node *node)
+bool kvs_control_drained(struct kvs_control *control)
 {
-    while (node->calls != NULL)
-        kv_control_refuse(node->calls, KV_UNREACHABLE, "the node stops");
-    if (node->clients != NULL)
-        for (uint32_t i = 0; i < node->config.clients_max; i++)
-            if (node->clients[i].channel != NULL)
-                node->clients[i].channel->row->channel_close(node->clients[i].channel);
-    node->port_closes = true;
-    if (node->port != NULL)
-        node->port->row->port_close(node->port);
-    kv_map_destroy(node->session_of_id);
-    if (node->sessions != NULL)
-        for (uint32_t i = 0; i < node->config.sessions_max; i++)
-            free(node->sessions[i].writers);
-    free(node->sessions);
-    free(node->clients);
-    for (uint32_t i = 0; i < node->n_models; i++)
-        free(node->models[i]);
+    if (!atomic_load(&control->draining) || control->n_calls > 0)
+        return false;
+    for (uint32_t i = 0; i < control->n_threads; i++)
+        if (kv_counted(&control->data[i].stats.in_flight) > 0)
+            return false;
+    return true;
+}
+
+/* ---- one step ---------------------------------------------------------------------------- */
+
+bool kvs_control_step(struct kvs_control *control)
+{
+    struct kv_command *command;
+    uint64_t now_us = kv_clock_now(control->config.clock);
+
+    while ((command = kv_ring_pop(control->answers)) != NULL)
+        answer(control, command);
+    if (control->port != NULL)
+        while (kv_port_progress(control->port) > 0)
+            ;
+    control->config.disk->row->progress(control->config.disk);
+    if (now_us >= control->tick_us) {
+        control->tick_us = now_us + TICK_US;
+        kv_sessions_expire(control, now_us);
+        kv_clients_check(control, now_us);
+    }
+    return control->n_calls > 0;
+}
+
+kv_status_t kvs_control_init(struct kvs_control *control,
+                             const struct kv_node_config *config,
+                             struct kv_data *data)
+{
+    control->config = *config;
+    control->data = data;
+    control->n_threads = config->n_threads;
+    snprintf(control->name, sizeof(control->name), "%s",
+             config->name != NULL ? config->name : "node");
+    if (config->seed != 0)
+        kv_random_init(&control->random, config->seed);
+    else
+        kv_random_init_secure(&control->random);
+    kv_random_fill(&control->random, &control->id, sizeof(control->id));
+    control->started_us = kv_clock_now(config->clock);
+
+    control->credits_sure = config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
+    control->credits_spare =
+        kv_node_works_max(config) - config->clients_max * control->credits_sure;
+
+    control->sessions = calloc(config->sessions_max, sizeof(*control->sessions));
+    control->clients = calloc(config->clients_max, sizeof(*control->clients));
+    control->session_of_id = kv_map_create(kv_random_next(&control->random));
+    control->answers = kv_ring_create(config->n_threads * kv_node_commands_max(config));
+    return control->sessions != NULL && control->clients != NULL &&
+                   control->session_of_id != NULL && control->answers != NULL
+               ? KV_OK
+               : KV_NO_MEMORY;
+}
+
+void kv_control_fini(struct kvs_control *control)
+{
+    while (control->calls != NULL)
+        kv_control_refuse(control->calls, KV_UNREACHABLE, "the node stops");
+    if (control->clients != NULL)
+        for (uint32_t i = 0; i < control->config.clients_max; i++)
+            if (control->clients[i].channel != NULL)
+                control->clients[i].channel->row->channel_close(control->clients[i].channel);
+    control->port_closes = true;
+    if (control->port != NULL)
+        control->port->row->port_close(control->port);
+    kv_map_destroy(control->session_of_id);
+    if (control->sessions != NULL)
+        for (uint32_t i = 0; i < control->config.sessions_max; i++)
+            free(control->sessions[i].writers);
+    free(control->sessions);
+    free(control->clients);
+    kv_ring_destroy(control->answers);
+    for (uint32_t i = 0; i < control->n_models; i++)
+        free(control->models[i]);
 }

@@ -14,9 +14,11 @@
 #define KV_KVSERVER_STORE_CONTROL_CONTROL_H
 
 #include "kvserver/base/map.h"
+#include "kvserver/base/random.h"
 #include "kvserver/base/writers.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/disk/disk.h"
+#include "kvserver/store/control/config.h"
 #include "kvserver/store/shard/shard.h"
 
 #include <protobuf-c/protobuf-c.h>
@@ -93,7 +95,7 @@ struct kv_client_record {
 };
 
 struct kv_control_call {
-    struct kv_node *node;
+    struct kvs_control *control;
     enum kv_op_id op;
     uint32_t tenant;        /* of the client that asks, as it said at hello */
     const uint8_t *request; /* only until the handler returns */
@@ -116,18 +118,16 @@ struct kv_control_call {
     struct kv_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
 };
 
-struct kv_node {
+struct kvs_control {
     struct kv_node_config config;
     char name[64];
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     struct kv_id128 id;
     struct kv_random random;
     uint64_t started_us;
-    struct kv_data *data; /* (n_threads) */
+    struct kv_data *data; /* (n_threads) the node's */
     uint32_t n_threads;
     struct kv_ring *answers;
-    void (*wake_control)(void *arg);
-    void *wake_arg;
 
     struct kv_model *models[KV_MODELS_MAX];
     uint32_t n_models;
@@ -147,8 +147,6 @@ struct kv_node {
 
     struct kv_port *port; /* message carrier */
     bool port_closes;     /* and with it all of its channels */
-    struct kv_thread **threads;
-    _Atomic bool stopping;
 };
 
 /* Works that each data thread has: one for each credit that can be granted. */
@@ -172,6 +170,26 @@ static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
 
 /* ---- control.c ---- */
 
+/* For the node's n_threads data threads, which are made after it: they need its ring.  The
+ * configuration is whole and checked.  KV_NO_MEMORY: kv_control_fini() all the same. */
+kv_status_t kvs_control_init(struct kvs_control *control,
+                             const struct kv_node_config *config,
+                             struct kv_data *data);
+void kv_control_fini(struct kvs_control *control);
+
+/* As node.h says of kv_node_control() and so on. */
+bool kvs_control_request(struct kvs_control *control,
+                         enum kv_op_id op,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token,
+                         const uint8_t *request,
+                         size_t request_bytes,
+                         kv_node_reply_fn reply,
+                         void *arg);
+bool kvs_control_step(struct kvs_control *control);
+void kvs_control_drain(struct kvs_control *control);
+bool kvs_control_drained(struct kvs_control *control);
+
 /* Sends `command` to every data thread, then call->next runs when all have answered;
  * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
 void kv_control_ask(struct kv_control_call *call,
@@ -186,52 +204,60 @@ void kv_control_refuse(struct kv_control_call *call,
                        const char *format,
                        ...) __attribute__((format(printf, 3, 4)));
 /* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
-struct kv_control_call *kv_control_call_internal(struct kv_node *node, enum kv_op_id op);
+struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op);
 void kv_control_call_end(struct kv_control_call *call);
-void kv_control_fini(struct kv_node *node);
 
 /* ---- sessions.c ---- */
 
 /* NULL: there are too many. */
 struct kv_session *
-kv_session_create(struct kv_node *node, const struct kv_id128 *id, struct kv_model *model);
-void kv_session_destroy(struct kv_node *node, struct kv_session *session);
+kv_session_create(struct kvs_control *control, const struct kv_id128 *id, struct kv_model *model);
+void kv_session_destroy(struct kvs_control *control, struct kv_session *session);
 /* Has every data thread give up its part; why tells those who come too late. */
 void kv_session_close(struct kv_control_call *call,
                       const struct kv_session *session,
                       enum kv_ended_why why,
                       void (*next)(struct kv_control_call *call));
-uint64_t kv_session_used_us(const struct kv_node *node, const struct kv_session *session);
+uint64_t kv_session_used_us(const struct kvs_control *control, const struct kv_session *session);
 
 /* What is left of the lease at that moment; 0: it has ended. */
-uint64_t kv_session_lease_left_us(const struct kv_node *node,
+uint64_t kv_session_lease_left_us(const struct kvs_control *control,
                                   const struct kv_session *session,
                                   uint64_t now_us);
 /* Closes those whose lease has ended. */
-void kv_sessions_expire(struct kv_node *node, uint64_t now_us);
+void kv_sessions_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */
 
+/* As node.h says of kv_node_client_gone() and kv_node_client_known(). */
+void kvs_control_client_gone(struct kvs_control *control,
+                             uint32_t client_index,
+                             const struct kv_id128 *client_token);
+bool kvs_control_attach_client(struct kvs_control *control,
+                               uint32_t client_index,
+                               const struct kv_id128 *client_token);
+
 /* NULL: it is no client of this node, or not its token. */
 struct kv_client_record *
-kv_client_of(struct kv_node *node, uint32_t index, const struct kv_id128 *token);
+kv_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token);
 /* Credits for a new client: what the configuration says while there are works for so many, and
  * always credits_sure. */
-uint32_t kv_client_grant(struct kv_node *node);
-void kv_client_remove(struct kv_node *node, struct kv_client_record *client);
+uint32_t kv_client_grant(struct kvs_control *control);
+void kv_client_remove(struct kvs_control *control, struct kv_client_record *client);
 /* A data thread says that its channel to the client stands still or has failed. */
-void kv_client_stuck(struct kv_node *node, const struct kv_command *notice);
+void kv_client_stuck(struct kvs_control *control, const struct kv_command *notice);
 /* Removes those that were not heard for too long, and goes on with those that are going. */
-void kv_clients_check(struct kv_node *node, uint64_t now_us);
+void kv_clients_check(struct kvs_control *control, uint64_t now_us);
 
 /* ---- message_port.c ---- */
 
-kv_status_t kv_control_port_open(struct kv_node *node);
+/* And writes its address, as a client in the same process is given it. */
+kv_status_t kv_control_port_open(struct kvs_control *control);
 
 /* ---- ops_model.c ---- */
 
-/* Adds a model from its saved request (ModelRequest, packed).  false: it is none. */
-bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes);
+/* Reads the models that an earlier node wrote to the disk. */
+void kvs_models_load(struct kvs_control *control);
 
 /* ---- tables.c ---- */
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 struct message_reply {
-    struct kv_node *node;
+    struct kvs_control *control;
     struct kv_wire_header request, header;
     struct kv_channel *channel; /* made for the answer to a hello; closed with this struct */
     uint8_t *body;
@@ -21,7 +21,7 @@ static void message_sent(void *arg, kv_status_t status)
     struct message_reply *reply = arg;
 
     (void)status;
-    if (reply->channel != NULL && !reply->node->port_closes)
+    if (reply->channel != NULL && !reply->control->port_closes)
         reply->channel->row->channel_close(reply->channel);
     free(reply->body);
     free(reply);
@@ -35,7 +35,7 @@ hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
     struct kv_channel *channel = reply->channel;
 
     if (hello != NULL && hello->outcome != NULL && hello->outcome->status == KV_OK) {
-        struct kv_client_record *client = &reply->node->clients[hello->client_index];
+        struct kv_client_record *client = &reply->control->clients[hello->client_index];
         if (client->channel == NULL) {
             client->channel = channel;
             reply->channel = NULL;
@@ -55,7 +55,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         channel = hello_channel(reply, bytes, n_bytes);
     } else {
         const struct kv_client_record *client = kv_client_of(
-            reply->node, reply->request.client_index, &reply->request.client_token);
+            reply->control, reply->request.client_index, &reply->request.client_token);
         if (client != NULL)
             channel = client->channel;
     }
@@ -82,7 +82,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         message_sent(reply, KV_OK);
 }
 
-static kv_status_t connect_hello(struct kv_node *node,
+static kv_status_t connect_hello(struct kvs_control *control,
                                  const void *body,
                                  size_t body_bytes,
                                  struct kv_channel **ret_channel)
@@ -91,7 +91,7 @@ static kv_status_t connect_hello(struct kv_node *node,
     kv_status_t status = KV_INVALID;
 
     if (hello != NULL && hello->address.len <= KV_WIRE_ADDRESS_MAX)
-        status = node->port->row->connect(node->port, hello->address.data, hello->address.len,
+        status = control->port->row->connect(control->port, hello->address.data, hello->address.len,
                                           KV_CHANNEL_SHARED, NULL, ret_channel);
     kvpb__hello_request__free_unpacked(hello, NULL);
     return status;
@@ -100,13 +100,13 @@ static kv_status_t connect_hello(struct kv_node *node,
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
-    struct kv_node *node = owner;
+    struct kvs_control *control = owner;
     struct kv_wire_header header;
     const char *why = "not a control request";
 
     if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK ||
         header.kind != KV_WIRE_REQUEST || !kv_op_is_control(header.op)) {
-        kv_count(&node->stats.bad_messages, 1);
+        kv_count(&control->stats.bad_messages, 1);
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
     }
@@ -115,15 +115,15 @@ static void on_message(
     struct message_reply *reply = calloc(1, sizeof(*reply));
     if (reply == NULL)
         return;
-    reply->node = node;
+    reply->control = control;
     reply->request = header;
     if (header.op == KV_OP_HELLO &&
-        connect_hello(node, body, body_bytes, &reply->channel) != KV_OK) {
-        kv_count(&node->stats.bad_messages, 1);
+        connect_hello(control, body, body_bytes, &reply->channel) != KV_OK) {
+        kv_count(&control->stats.bad_messages, 1);
         free(reply);
         return;
     }
-    if (!kv_node_control(node, header.op, header.client_index, &header.client_token, body,
+    if (!kvs_control_request(control, header.op, header.client_index, &header.client_token, body,
                          body_bytes, message_reply, reply))
         free(reply);
 }
@@ -135,12 +135,12 @@ static void on_incoming(void *owner,
                         struct kv_incoming *incoming)
 {
     /* Control messages are small; what is not is nobody's. */
-    struct kv_node *node = owner;
+    struct kvs_control *control = owner;
 
     (void)message;
     (void)message_bytes;
     (void)bytes;
-    kv_count(&node->stats.bad_messages, 1);
+    kv_count(&control->stats.bad_messages, 1);
     kv_incoming_refuse(incoming);
 }
 
@@ -153,9 +153,25 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 
 static const struct kv_port_events events = {on_message, on_incoming, on_failed};
 
-kv_status_t kv_control_port_open(struct kv_node *node)
+static void write_address(struct kvs_control *control)
 {
-    struct kv_transport *transport = node->config.transport;
+    const void *address;
+    size_t bytes;
 
-    return transport->row->port_open(transport, &events, node, &node->port);
+    control->port->row->port_address(control->port, &address, &bytes);
+    size_t at = (size_t)snprintf(control->address, sizeof(control->address),
+                                 "%s:", control->config.transport->row->name);
+    for (size_t i = 0; i < bytes && at + 2 < sizeof(control->address); i++, at += 2)
+        snprintf(control->address + at, 3, "%02x", ((const uint8_t *)address)[i]);
+}
+
+kv_status_t kv_control_port_open(struct kvs_control *control)
+{
+    struct kv_transport *transport = control->config.transport;
+    kv_status_t status =
+        transport->row->port_open(transport, &events, control, &control->port);
+
+    if (status == KV_OK)
+        write_address(control);
+    return status;
 }

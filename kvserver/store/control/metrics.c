@@ -12,29 +12,29 @@ const struct kv_counter kv_counters[] = {
 
 const size_t kv_n_counters = sizeof(kv_counters) / sizeof(kv_counters[0]);
 
-uint64_t kv_stats_total(const struct kv_node *node, size_t offset)
+uint64_t kv_stats_total(const struct kvs_control *control, size_t offset)
 {
     uint64_t total =
-        kv_counted((const _Atomic uint64_t *)((const char *)&node->stats + offset));
+        kv_counted((const _Atomic uint64_t *)((const char *)&control->stats + offset));
 
-    for (uint32_t i = 0; i < node->n_threads; i++)
+    for (uint32_t i = 0; i < control->n_threads; i++)
         total +=
-            kv_counted((const _Atomic uint64_t *)((const char *)&node->data[i].stats + offset));
+            kv_counted((const _Atomic uint64_t *)((const char *)&control->data[i].stats + offset));
     return total;
 }
 
-void kv_op_totals(const struct kv_node *node,
+void kv_op_totals(const struct kvs_control *control,
                   unsigned op,
                   uint64_t *ret_count,
                   uint64_t *ret_errors,
                   struct kv_histogram *ret_us)
 {
     memset(ret_us, 0, sizeof(*ret_us));
-    *ret_count = kv_counted(&node->stats.ops[op].count);
-    *ret_errors = kv_counted(&node->stats.ops[op].errors);
-    kv_histogram_merge(ret_us, &node->stats.ops[op].us);
-    for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_op_stats *stats = &node->data[i].stats.ops[op];
+    *ret_count = kv_counted(&control->stats.ops[op].count);
+    *ret_errors = kv_counted(&control->stats.ops[op].errors);
+    kv_histogram_merge(ret_us, &control->stats.ops[op].us);
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        const struct kv_op_stats *stats = &control->data[i].stats.ops[op];
         *ret_count += kv_counted(&stats->count);
         *ret_errors += kv_counted(&stats->errors);
         kv_histogram_merge(ret_us, &stats->us);
@@ -52,7 +52,7 @@ static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
     fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
 }
 
-static void write_counters(const struct kv_node *node, FILE *out)
+static void write_counters(const struct kvs_control *control, FILE *out)
 {
     for (size_t i = 0; i < kv_n_counters; i++) {
         char name[64];
@@ -60,7 +60,7 @@ static void write_counters(const struct kv_node *node, FILE *out)
         snprintf(name, sizeof(name), "%s_total", kv_counters[i].name);
         metric(out, name, "counter", kv_counters[i].help);
         fprintf(out, "topkv_%s %llu\n", name,
-                (unsigned long long)kv_stats_total(node, kv_counters[i].offset));
+                (unsigned long long)kv_stats_total(control, kv_counters[i].offset));
     }
 }
 
@@ -88,34 +88,34 @@ static const struct {
     {"requests_in_flight", "data requests under way", offsetof(struct kv_stats, in_flight)},
 };
 
-static uint64_t slowest_pass_us(const struct kv_node *node)
+static uint64_t slowest_pass_us(const struct kvs_control *control)
 {
     uint64_t slowest_us = 0;
 
-    for (uint32_t i = 0; i < node->n_threads; i++) {
-        const uint64_t us = kv_counted(&node->data[i].stats.scrub_last_us);
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        const uint64_t us = kv_counted(&control->data[i].stats.scrub_last_us);
 
         slowest_us = us > slowest_us ? us : slowest_us;
     }
     return slowest_us;
 }
 
-static void write_gauges(struct kv_node *node, FILE *out)
+static void write_gauges(struct kvs_control *control, FILE *out)
 {
-    const uint64_t up_us = kv_clock_now(node->config.clock) - node->started_us;
+    const uint64_t up_us = kv_clock_now(control->config.clock) - control->started_us;
 
-    gauge(out, "memory_bytes", "memory for rows and objects", node->config.memory_bytes);
+    gauge(out, "memory_bytes", "memory for rows and objects", control->config.memory_bytes);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
-        gauge(out, sums[i].name, sums[i].help, kv_stats_total(node, sums[i].offset));
+        gauge(out, sums[i].name, sums[i].help, kv_stats_total(control, sums[i].offset));
     gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
-          slowest_pass_us(node) / 1000000);
-    gauge(out, "sessions", "sessions open", atomic_load(&node->n_sessions_seen));
-    gauge(out, "data_threads", "data threads", node->n_threads);
-    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&node->draining));
+          slowest_pass_us(control) / 1000000);
+    gauge(out, "sessions", "sessions open", atomic_load(&control->n_sessions_seen));
+    gauge(out, "data_threads", "data threads", control->n_threads);
+    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&control->draining));
     gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
 }
 
-static void write_ops(const struct kv_node *node, FILE *out)
+static void write_ops(const struct kvs_control *control, FILE *out)
 {
     static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
     struct kv_histogram us;
@@ -125,7 +125,7 @@ static void write_ops(const struct kv_node *node, FILE *out)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
             continue;
-        kv_op_totals(node, op, &count, &errors, &us);
+        kv_op_totals(control, op, &count, &errors, &us);
         fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
                 (unsigned long long)errors);
     }
@@ -134,7 +134,7 @@ static void write_ops(const struct kv_node *node, FILE *out)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
             continue;
-        kv_op_totals(node, op, &count, &errors, &us);
+        kv_op_totals(control, op, &count, &errors, &us);
         for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
             fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n", kv_ops[op].name,
                     quantiles[i], (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
@@ -145,9 +145,9 @@ static void write_ops(const struct kv_node *node, FILE *out)
     }
 }
 
-void kv_node_metrics(struct kv_node *node, FILE *out)
+void kvs_control_metrics(struct kvs_control *control, FILE *out)
 {
-    write_counters(node, out);
-    write_gauges(node, out);
-    write_ops(node, out);
+    write_counters(control, out);
+    write_gauges(control, out);
+    write_ops(control, out);
 }

@@ -1,5 +1,5 @@
 /* metrics.h - what a node has counted: the numbers of all threads together.  metrics.c writes
- * them as Prometheus text (kv_node_metrics()), tables.c puts them into tables.
+ * them as Prometheus text (kvs_control_metrics()), tables.c puts them into tables.
  *
  * Threads: any; numbers may be a little old.
  */
@@ -7,6 +7,8 @@
 #define KV_KVSERVER_STORE_CONTROL_METRICS_H
 
 #include "kvserver/store/control/control.h"
+
+#include <stdio.h>
 
 struct kv_counter {
     const char *name, *help;
@@ -18,13 +20,16 @@ extern const struct kv_counter kv_counters[];
 extern const size_t kv_n_counters;
 
 /* The number at that offset in the statistics of all threads, added up. */
-uint64_t kv_stats_total(const struct kv_node *node, size_t offset);
+uint64_t kv_stats_total(const struct kvs_control *control, size_t offset);
 
 /* All threads' numbers of one operation, in one histogram. */
-void kv_op_totals(const struct kv_node *node,
+void kv_op_totals(const struct kvs_control *control,
                   unsigned op,
                   uint64_t *ret_count,
                   uint64_t *ret_errors,
                   struct kv_histogram *ret_us);
+
+/* Writes all statistics as Prometheus text. */
+void kvs_control_metrics(struct kvs_control *control, FILE *out);
 
 #endif

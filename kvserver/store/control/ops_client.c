@@ -9,33 +9,33 @@
 
 static void hello_answer(struct kv_control_call *call)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_client_record *client = call->client;
     Kvpb__HelloReply reply = KVPB__HELLO_REPLY__INIT;
     Kvpb__Outcome outcome = kv_pb_ok_outcome();
     ProtobufCBinaryData addresses[KV_THREADS_MAX];
     char transports[256];
 
-    for (uint32_t i = 0; i < node->n_threads; i++) {
+    for (uint32_t i = 0; i < control->n_threads; i++) {
         const void *address;
-        struct kv_port *port = node->data[i].port;
+        struct kv_port *port = control->data[i].port;
         port->row->port_address(port, &address, &addresses[i].len);
         addresses[i].data = (uint8_t *)address;
     }
-    node->config.transport->row->describe(node->config.transport, transports,
+    control->config.transport->row->describe(control->config.transport, transports,
                                           sizeof(transports));
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
     reply.client_index = client->index;
     reply.client_token = kv_pb_put_id(&client->token);
-    reply.n_addresses = node->n_threads;
+    reply.n_addresses = control->n_threads;
     reply.addresses = addresses;
     reply.credits = client->credits;
     reply.bulk_bytes_max = KV_WIRE_BULK_MAX;
-    reply.lease_ms = node->config.lease_ms;
-    reply.node = node->name;
-    reply.node_id = kv_pb_put_id(&node->id);
-    reply.memory_bytes = node->config.memory_bytes;
+    reply.lease_ms = control->config.lease_ms;
+    reply.node = control->name;
+    reply.node_id = kv_pb_put_id(&control->id);
+    reply.memory_bytes = control->config.memory_bytes;
     reply.transports = transports;
     kv_control_reply(call, &reply.base);
 }
@@ -49,33 +49,33 @@ static void hello_opened(struct kv_control_call *call)
         return;
     }
     if (call->status != KV_OK) {
-        kv_client_remove(call->node, client);
+        kv_client_remove(call->control, client);
         kv_control_refuse(call, call->status, "hello: cannot reach the client's data port: %s",
                           kv_status_name(call->status));
         return;
     }
     client->state = KV_CLIENT_OPEN;
-    client->heard_us = kv_clock_now(call->node->config.clock);
+    client->heard_us = kv_clock_now(call->control->config.clock);
     client->requests_seen = 0;
-    kv_count(&call->node->stats.clients_seen, 1);
+    kv_count(&call->control->stats.clients_seen, 1);
     hello_answer(call);
 }
 
-static struct kv_client_record *client_place(struct kv_node *node)
+static struct kv_client_record *client_place(struct kvs_control *control)
 {
-    for (uint32_t i = 0; i < node->config.clients_max; i++)
-        if (node->clients[i].state == KV_CLIENT_FREE)
-            return &node->clients[i];
+    for (uint32_t i = 0; i < control->config.clients_max; i++)
+        if (control->clients[i].state == KV_CLIENT_FREE)
+            return &control->clients[i];
     return NULL;
 }
 
-static struct kv_client_record *client_by_id(struct kv_node *node, const struct kv_id128 *id)
+static struct kv_client_record *client_by_id(struct kvs_control *control, const struct kv_id128 *id)
 {
-    for (uint32_t i = 0; i < node->config.clients_max; i++)
-        if ((node->clients[i].state == KV_CLIENT_OPEN ||
-             node->clients[i].state == KV_CLIENT_OPENING) &&
-            kv_token_equal(&node->clients[i].id, id))
-            return &node->clients[i];
+    for (uint32_t i = 0; i < control->config.clients_max; i++)
+        if ((control->clients[i].state == KV_CLIENT_OPEN ||
+             control->clients[i].state == KV_CLIENT_OPENING) &&
+            kv_token_equal(&control->clients[i].id, id))
+            return &control->clients[i];
     return NULL;
 }
 
@@ -97,7 +97,7 @@ static void hello_again(struct kv_control_call *call,
 
 static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *request)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_command command = {.kind = KV_COMMAND_PEER_OPEN};
     struct kv_id128 id;
 
@@ -112,18 +112,18 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
                           request->client_id.len, request->address.len);
         return;
     }
-    if (atomic_load(&node->draining)) {
+    if (atomic_load(&control->draining)) {
         kv_control_refuse(call, KV_DRAINING, "hello: the node is about to stop");
         return;
     }
-    struct kv_client_record *client = client_by_id(node, &id);
+    struct kv_client_record *client = client_by_id(control, &id);
     if (client != NULL) {
         hello_again(call, request, client);
         return;
     }
-    client = client_place(node);
+    client = client_place(control);
     if (client == NULL) {
-        kv_control_refuse(call, KV_BUSY, "hello: %u clients already", node->config.clients_max);
+        kv_control_refuse(call, KV_BUSY, "hello: %u clients already", control->config.clients_max);
         return;
     }
     call->address = malloc(request->address.len);
@@ -132,19 +132,19 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
         return;
     }
     memcpy(call->address, request->address.data, request->address.len);
-    uint32_t index = (uint32_t)(client - node->clients);
+    uint32_t index = (uint32_t)(client - control->clients);
     *client = (struct kv_client_record){
         .state = KV_CLIENT_OPENING,
         .index = index,
         .id = id,
         .mode = request->shared_memory ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK,
         .tenant = request->tenant,
-        .since_us = kv_clock_now(node->config.clock),
+        .since_us = kv_clock_now(control->config.clock),
     };
     kv_pb_copy_text(client->name, sizeof(client->name), request->name);
-    kv_random_fill(&node->random, &client->token, sizeof(client->token));
+    kv_random_fill(&control->random, &client->token, sizeof(client->token));
 
-    client->credits = kv_client_grant(node);
+    client->credits = kv_client_grant(control);
     command.index = index;
     command.token = client->token;
     command.tenant = client->tenant;
@@ -172,20 +172,20 @@ void kv_control_goodbye(struct kv_control_call *call)
 {
     Kvpb__GoodbyeRequest *request =
         kvpb__goodbye_request__unpack(NULL, call->request_bytes, call->request);
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_id128 token;
 
     if (request == NULL || !kv_pb_get_id(&request->client_token, &token) ||
-        request->client_index >= node->config.clients_max) {
+        request->client_index >= control->config.clients_max) {
         kv_control_refuse(call, KV_INVALID, "goodbye: not a request of this protocol");
     } else {
-        struct kv_client_record *client = &node->clients[request->client_index];
+        struct kv_client_record *client = &control->clients[request->client_index];
         bool known = client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
         kv_control_refuse(call, known ? KV_OK : KV_NOT_FOUND, "%s",
                           known ? "" : "goodbye: no such client");
         if (known)
-            kv_client_remove(node, client);
+            kv_client_remove(control, client);
     }
     kvpb__goodbye_request__free_unpacked(request, NULL);
 }

@@ -21,7 +21,7 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
                                           const ProtobufCBinaryData *token,
                                           const Kvpb__Lifecycle *operation)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_session *session = kv_session_of(call, index, token);
 
     if (session == NULL)
@@ -38,7 +38,7 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
             continue;
         call->session = session;
         if (done->kind == KV_OP_FORK) {
-            call->child = kv_map_get(node->session_of_id, &done->child_id);
+            call->child = kv_map_get(control->session_of_id, &done->child_id);
             if (call->child == NULL) {
                 kv_control_refuse(call, KV_NOT_FOUND, "fork: was done, but the child is gone");
                 return NULL;
@@ -83,9 +83,9 @@ static void fork_advanced(struct kv_control_call *call)
         session->shared_tokens = call->lifecycle.tokens;
 
     child->busy = false;
-    child->renewed_us = kv_clock_now(call->node->config.clock);
+    child->renewed_us = kv_clock_now(call->control->config.clock);
     lifecycle_record(call);
-    kv_count(&call->node->stats.sessions_opened, 1);
+    kv_count(&call->control->stats.sessions_opened, 1);
     kv_session_reply(call, false);
 }
 
@@ -94,7 +94,7 @@ static void fork_undone(struct kv_control_call *call)
     kv_status_t status = (kv_status_t)(int)call->bytes;
 
     call->session->busy = false;
-    kv_session_destroy(call->node, call->child);
+    kv_session_destroy(call->control, call->child);
     if (status == KV_INVALID)
         kv_control_refuse(call, status, "fork: fewer than %u tokens are committed",
                           call->lifecycle.tokens);
@@ -120,7 +120,7 @@ static void fork_done(struct kv_control_call *call)
 
 static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *request)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_session *session =
         lifecycle_begin(call, request->session_index, &request->token, request->operation);
 
@@ -128,31 +128,31 @@ static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *
         return;
     if (!kv_pb_get_id(&request->operation->child_session_id, &call->lifecycle.child_id) ||
         !kv_pb_get_id(&request->operation->child_token, &call->lifecycle.child_token) ||
-        kv_map_get(node->session_of_id, &call->lifecycle.child_id) != NULL) {
+        kv_map_get(control->session_of_id, &call->lifecycle.child_id) != NULL) {
         kv_control_refuse(call, KV_INVALID, "fork: the child's id or token");
         return;
     }
-    if (atomic_load(&node->draining)) {
+    if (atomic_load(&control->draining)) {
         kv_control_refuse(call, KV_DRAINING, "fork: the node is about to stop");
         return;
     }
     struct kv_session *child =
-        kv_session_create(node, &call->lifecycle.child_id, session->model);
+        kv_session_create(control, &call->lifecycle.child_id, session->model);
     if (child == NULL) {
-        kv_control_refuse(call, KV_BUSY, "fork: %u sessions already", node->n_sessions);
+        kv_control_refuse(call, KV_BUSY, "fork: %u sessions already", control->n_sessions);
         return;
     }
     child->writers =
         kv_writers_create(session->writers, call->lifecycle.tokens, call->lifecycle.writer);
     if (child->writers == NULL) {
-        kv_session_destroy(node, child);
+        kv_session_destroy(control, child);
         kv_control_refuse(call, KV_NO_MEMORY, "fork: out of memory");
         return;
     }
     child->token = call->lifecycle.child_token;
     child->tenant = session->tenant;
     child->tokens_max = session->tokens_max;
-    child->lease_us = kv_lease_of(node, request->lease_ms);
+    child->lease_us = kv_lease_of(control, request->lease_ms);
     child->root = session->root;
     child->epoch = session->epoch;
     child->n_nodes = session->n_nodes;

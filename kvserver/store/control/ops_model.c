@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kv_model *kv_model_find(struct kv_node *node, const struct kv_id128 *fingerprint)
+struct kv_model *kv_model_find(struct kvs_control *control, const struct kv_id128 *fingerprint)
 {
-    for (uint32_t i = 0; i < node->n_models; i++)
-        if (kv_token_equal(&node->models[i]->info.fingerprint, fingerprint))
-            return node->models[i];
+    for (uint32_t i = 0; i < control->n_models; i++)
+        if (kv_token_equal(&control->models[i]->info.fingerprint, fingerprint))
+            return control->models[i];
     return NULL;
 }
 
@@ -26,16 +26,16 @@ static void model_saved(void *arg, kv_status_t status)
 {
     struct kv_control_call *call = arg;
 
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
 
     call->model->saving = false;
     if (status == KV_OK) {
         kv_control_refuse(call, KV_OK, "%s", "");
         return;
     }
-    for (uint32_t i = 0; i < node->n_models; i++)
-        if (node->models[i] == call->model)
-            node->models[i] = node->models[--node->n_models];
+    for (uint32_t i = 0; i < control->n_models; i++)
+        if (control->models[i] == call->model)
+            control->models[i] = control->models[--control->n_models];
     free(call->model);
     kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
 }
@@ -91,33 +91,33 @@ static struct model_key model_key(const struct kv_id128 *fingerprint)
 
 /* Forgets the model that was used longest ago, if the table is full.  false: sessions use all.
  */
-static bool model_make_room(struct kv_node *node)
+static bool model_make_room(struct kvs_control *control)
 {
     uint32_t oldest = KV_MODELS_MAX;
 
-    if (node->n_models < KV_MODELS_MAX)
+    if (control->n_models < KV_MODELS_MAX)
         return true;
-    for (uint32_t i = 0; i < node->n_models; i++) {
-        const struct kv_model *model = node->models[i];
+    for (uint32_t i = 0; i < control->n_models; i++) {
+        const struct kv_model *model = control->models[i];
 
         if (model->n_sessions == 0 && !model->saving &&
-            (oldest == KV_MODELS_MAX || model->used_us < node->models[oldest]->used_us))
+            (oldest == KV_MODELS_MAX || model->used_us < control->models[oldest]->used_us))
             oldest = i;
     }
     if (oldest == KV_MODELS_MAX)
         return false;
-    struct model_key key = model_key(&node->models[oldest]->info.fingerprint);
+    struct model_key key = model_key(&control->models[oldest]->info.fingerprint);
     kv_log(KV_LOG_INFO, "model: %s: forgotten, no session uses it",
-           node->models[oldest]->info.name);
-    node->config.disk->row->remove(node->config.disk, key.bytes, sizeof(key.bytes));
-    free(node->models[oldest]);
-    node->models[oldest] = node->models[--node->n_models];
+           control->models[oldest]->info.name);
+    control->config.disk->row->remove(control->config.disk, key.bytes, sizeof(key.bytes));
+    free(control->models[oldest]);
+    control->models[oldest] = control->models[--control->n_models];
     return true;
 }
 
 static void model(struct kv_control_call *call, const Kvpb__ModelRequest *request)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_model_info info;
     char detail[256] = "";
 
@@ -126,9 +126,9 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
         kv_control_refuse(call, status, "%s", detail);
         return;
     }
-    struct kv_model *known = kv_model_find(node, &info.fingerprint);
+    struct kv_model *known = kv_model_find(control, &info.fingerprint);
     if (known != NULL) {
-        known->used_us = kv_clock_now(node->config.clock);
+        known->used_us = kv_clock_now(control->config.clock);
         if (!same_schema(&known->info.schema, &info.schema))
             kv_control_refuse(call, KV_EXISTS,
                               "model: %s: its fingerprint is %s's, with another schema",
@@ -139,7 +139,7 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
             kv_control_refuse(call, KV_OK, "%s", "");
         return;
     }
-    if (!model_make_room(node)) {
+    if (!model_make_room(control)) {
         kv_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
                           info.name, KV_MODELS_MAX);
         return;
@@ -151,23 +151,24 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
     }
     added->info = info;
     added->saving = true;
-    added->used_us = kv_clock_now(node->config.clock);
+    added->used_us = kv_clock_now(control->config.clock);
     call->model = added;
     struct model_key key = model_key(&info.fingerprint);
-    status = node->config.disk->row->put(node->config.disk, key.bytes, sizeof(key.bytes),
+    status = control->config.disk->row->put(control->config.disk, key.bytes, sizeof(key.bytes),
                                          call->request, call->request_bytes, model_saved, call);
     if (status != KV_OK) {
         free(added);
         kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
         return;
     }
-    node->models[node->n_models++] = added;
+    control->models[control->n_models++] = added;
     kv_log(KV_LOG_INFO, "model: %s: %u layers, %u units, %llu bytes per token", info.name,
            info.schema.n_layers, info.schema.n_units,
            (unsigned long long)kv_schema_token_bytes(&info.schema));
 }
 
-bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_bytes)
+/* Adds a model from its saved request.  false: it is none. */
+static bool restore(struct kvs_control *control, const void *packed, size_t packed_bytes)
 {
     Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
     struct kv_model *added = calloc(1, sizeof(*added));
@@ -176,11 +177,30 @@ bool kv_model_restore(struct kv_node *node, const void *packed, size_t packed_by
                 model_from(request, &added->info, detail, sizeof(detail)) == KV_OK;
 
     if (good)
-        node->models[node->n_models++] = added;
+        control->models[control->n_models++] = added;
     else
         free(added);
     kvpb__model_request__free_unpacked(request, NULL);
     return good;
+}
+
+static void
+load(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct kvs_control *control = arg;
+
+    (void)key;
+    (void)key_bytes;
+    if (control->n_models == KV_MODELS_MAX)
+        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KV_MODELS_MAX);
+    else if (!restore(control, value, value_bytes))
+        kv_log(KV_LOG_WARN, "model: a record of the disk is not a model, left out: %zu bytes",
+               value_bytes);
+}
+
+void kvs_models_load(struct kvs_control *control)
+{
+    control->config.disk->row->scan(control->config.disk, "model/", 6, load, control);
 }
 
 void kv_control_model(struct kv_control_call *call)

@@ -17,9 +17,9 @@ void kv_control_table(struct kv_control_call *call)
 
 void kv_control_drain(struct kv_control_call *call)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
 
-    kv_node_drain(node);
-    atomic_store(&node->drain_requested, true);
+    kvs_control_drain(control);
+    atomic_store(&control->drain_requested, true);
     kv_control_refuse(call, KV_OK, "%s", "");
 }

@@ -18,7 +18,7 @@
 /* ---- ops_model.c ---- */
 
 /* NULL: there is none. */
-struct kv_model *kv_model_find(struct kv_node *node, const struct kv_id128 *fingerprint);
+struct kv_model *kv_model_find(struct kvs_control *control, const struct kv_id128 *fingerprint);
 
 /* ---- ops_session.c ---- */
 
@@ -26,7 +26,7 @@ struct kv_model *kv_model_find(struct kv_node *node, const struct kv_id128 *fing
 struct kv_session *
 kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token);
 /* In microseconds: what was asked for, and at most what the node grants. */
-uint64_t kv_lease_of(const struct kv_node *node, uint32_t lease_ms);
+uint64_t kv_lease_of(const struct kvs_control *control, uint32_t lease_ms);
 struct kv_command kv_session_command(enum kv_command_kind kind,
                                      const struct kv_session *session);
 /* Ends the call with what there is to say of its session. */

@@ -13,13 +13,13 @@
 static void
 refuse_session(struct kv_control_call *call, const ProtobufCBinaryData *token, const char *what)
 {
-    const struct kv_node *node = call->node;
+    const struct kvs_control *control = call->control;
     const char *name = kv_ops[call->op].name;
     char ended[KV_ENDED_TEXT];
     struct kv_id128 given;
 
     if (kv_pb_get_id(token, &given) &&
-        kv_ended_tell(&node->ended, &given, kv_clock_now(node->config.clock), ended))
+        kv_ended_tell(&control->ended, &given, kv_clock_now(control->config.clock), ended))
         kv_control_refuse(call, KV_NOT_FOUND, "%s: %s: %s", name, what, ended);
     else
         kv_control_refuse(call, KV_NOT_FOUND, "%s: no %s with that token", name, what);
@@ -28,9 +28,9 @@ refuse_session(struct kv_control_call *call, const ProtobufCBinaryData *token, c
 struct kv_session *
 kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_session *session =
-        index < node->config.sessions_max ? &node->sessions[index] : NULL;
+        index < control->config.sessions_max ? &control->sessions[index] : NULL;
     struct kv_id128 given;
     char what[32];
 
@@ -50,14 +50,14 @@ kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinar
                           kv_ops[call->op].name, index);
         return NULL;
     }
-    session->renewed_us = kv_clock_now(node->config.clock);
+    session->renewed_us = kv_clock_now(control->config.clock);
     return session;
 }
 
-uint64_t kv_lease_of(const struct kv_node *node, uint32_t lease_ms)
+uint64_t kv_lease_of(const struct kvs_control *control, uint32_t lease_ms)
 {
-    if (lease_ms == 0 || lease_ms > node->config.lease_ms)
-        lease_ms = node->config.lease_ms;
+    if (lease_ms == 0 || lease_ms > control->config.lease_ms)
+        lease_ms = control->config.lease_ms;
     return lease_ms * UINT64_C(1000);
 }
 
@@ -177,7 +177,7 @@ static void open_undone(struct kv_control_call *call)
 {
     kv_status_t status = (kv_status_t)(int)call->bytes; /* kept across the undoing */
 
-    kv_session_destroy(call->node, call->session);
+    kv_session_destroy(call->control, call->session);
     kv_control_refuse(call, status, "open: %s",
                       status == KV_NO_MEMORY ? "the store's memory is full"
                                              : kv_status_name(status));
@@ -193,8 +193,8 @@ static void open_done(struct kv_control_call *call)
         return;
     }
     session->busy = false;
-    session->renewed_us = kv_clock_now(call->node->config.clock);
-    kv_count(&call->node->stats.sessions_opened, 1);
+    session->renewed_us = kv_clock_now(call->control->config.clock);
+    kv_count(&call->control->stats.sessions_opened, 1);
     kv_session_reply(call, false);
 }
 
@@ -220,7 +220,7 @@ struct kv_command kv_session_command(enum kv_command_kind kind,
 
 static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *request)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     const Kvpb__Placement *placement = request->placement;
     struct kv_id128 id, token, fingerprint;
 
@@ -234,7 +234,7 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
                           request->tokens_max, (unsigned long long)request->writer);
         return;
     }
-    struct kv_session *session = kv_map_get(node->session_of_id, &id);
+    struct kv_session *session = kv_map_get(control->session_of_id, &id);
     if (session != NULL) { /* asked again, its answer got lost; or somebody else's id */
         if (!kv_token_equal(&session->token, &token))
             kv_control_refuse(call, KV_EXISTS, "open: the id is another session's");
@@ -248,30 +248,30 @@ static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *
         }
         return;
     }
-    if (atomic_load(&node->draining)) {
+    if (atomic_load(&control->draining)) {
         kv_control_refuse(call, KV_DRAINING, "open: the node is about to stop");
         return;
     }
-    struct kv_model *known = kv_model_find(node, &fingerprint);
+    struct kv_model *known = kv_model_find(control, &fingerprint);
     if (known == NULL || known->saving) {
         kv_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
-    session = kv_session_create(node, &id, known);
+    session = kv_session_create(control, &id, known);
     if (session == NULL) {
-        kv_control_refuse(call, KV_BUSY, "open: %u sessions already", node->n_sessions);
+        kv_control_refuse(call, KV_BUSY, "open: %u sessions already", control->n_sessions);
         return;
     }
     session->writers = kv_writers_create(NULL, 0, request->writer);
     if (session->writers == NULL) {
-        kv_session_destroy(node, session);
+        kv_session_destroy(control, session);
         kv_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
         return;
     }
     session->token = token;
     session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
-    session->lease_us = kv_lease_of(node, request->lease_ms);
+    session->lease_us = kv_lease_of(control, request->lease_ms);
     session->root = placement->root;
     session->epoch = placement->epoch;
     session->n_nodes = placement->n_nodes;
@@ -301,10 +301,10 @@ static void resume_done(struct kv_control_call *call)
 
 static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *request)
 {
-    struct kv_node *node = call->node;
+    struct kvs_control *control = call->control;
     struct kv_id128 id;
     struct kv_session *session =
-        kv_pb_get_id(&request->session_id, &id) ? kv_map_get(node->session_of_id, &id) : NULL;
+        kv_pb_get_id(&request->session_id, &id) ? kv_map_get(control->session_of_id, &id) : NULL;
 
     if (session == NULL) {
         refuse_session(call, &request->token, "session");
@@ -314,7 +314,7 @@ static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *requ
     if (session == NULL)
         return;
     if (request->lease_ms != 0)
-        session->lease_us = kv_lease_of(node, request->lease_ms);
+        session->lease_us = kv_lease_of(control, request->lease_ms);
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
@@ -339,8 +339,8 @@ void kv_control_resume(struct kv_control_call *call)
 
 static void close_done(struct kv_control_call *call)
 {
-    kv_count(&call->node->stats.sessions_closed, 1);
-    kv_session_destroy(call->node, call->session);
+    kv_count(&call->control->stats.sessions_closed, 1);
+    kv_session_destroy(call->control, call->session);
     kv_control_refuse(call, KV_OK, "%s", "");
 }
 
@@ -377,7 +377,7 @@ void kv_control_renew(struct kv_control_call *call)
         Kvpb__Outcome outcome = kv_pb_ok_outcome();
 
         if (request->lease_ms != 0)
-            session->lease_us = kv_lease_of(call->node, request->lease_ms);
+            session->lease_us = kv_lease_of(call->control, request->lease_ms);
         reply.outcome = &outcome;
         reply.lease_ms = (uint32_t)(session->lease_us / 1000);
         kv_control_reply(call, &reply.base);
@@ -396,9 +396,9 @@ static void session_told(struct kv_control_call *call)
     reply.generation = session->generation;
     reply.tokens = call->tokens;
     reply.bytes = call->bytes;
-    uint64_t now_us = kv_clock_now(call->node->config.clock);
+    uint64_t now_us = kv_clock_now(call->control->config.clock);
     reply.lease_left_ms =
-        (uint32_t)(kv_session_lease_left_us(call->node, session, now_us) / 1000);
+        (uint32_t)(kv_session_lease_left_us(call->control, session, now_us) / 1000);
     kv_control_reply(call, &reply.base);
 }
 

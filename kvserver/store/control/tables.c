@@ -122,47 +122,47 @@ static void pair_number(struct builder *table, const char *name, double value)
 
 /* ---- the tables -------------------------------------------------------------------------- */
 
-static uint32_t n_clients(const struct kv_node *node)
+static uint32_t n_clients(const struct kvs_control *control)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < node->config.clients_max; i++)
-        n += node->clients[i].state == KV_CLIENT_OPEN;
+    for (uint32_t i = 0; i < control->config.clients_max; i++)
+        n += control->clients[i].state == KV_CLIENT_OPEN;
     return n;
 }
 
-static void table_status(struct kv_node *node, struct builder *table)
+static void table_status(struct kvs_control *control, struct builder *table)
 {
     char transports[256];
-    uint64_t now_us = kv_clock_now(node->config.clock);
+    uint64_t now_us = kv_clock_now(control->config.clock);
 
-    node->config.transport->row->describe(node->config.transport, transports,
+    control->config.transport->row->describe(control->config.transport, transports,
                                           sizeof(transports));
     columns(table, "name value");
-    pair_text(table, "name", node->name);
-    pair_text(table, "state", atomic_load(&node->draining) ? "draining" : "serving");
-    pair_number(table, "uptime_s", (double)(now_us - node->started_us) / 1e6);
+    pair_text(table, "name", control->name);
+    pair_text(table, "state", atomic_load(&control->draining) ? "draining" : "serving");
+    pair_number(table, "uptime_s", (double)(now_us - control->started_us) / 1e6);
     pair_text(table, "version", TOPKV_VERSION);
     pair_number(table, "wire_version", KV_WIRE_VERSION);
     pair_text(table, "transports", transports);
-    pair_number(table, "threads", node->n_threads);
-    pair_number(table, "memory_bytes", (double)node->config.memory_bytes);
+    pair_number(table, "threads", control->n_threads);
+    pair_number(table, "memory_bytes", (double)control->config.memory_bytes);
     pair_number(table, "memory_lent_bytes",
-                (double)kv_stats_total(node, offsetof(struct kv_stats, memory_lent)));
-    pair_number(table, "models", node->n_models);
-    pair_number(table, "sessions", node->n_sessions);
-    pair_number(table, "clients", n_clients(node));
+                (double)kv_stats_total(control, offsetof(struct kv_stats, memory_lent)));
+    pair_number(table, "models", control->n_models);
+    pair_number(table, "sessions", control->n_sessions);
+    pair_number(table, "clients", n_clients(control));
     pair_number(table, "requests_in_flight",
-                (double)kv_stats_total(node, offsetof(struct kv_stats, in_flight)));
+                (double)kv_stats_total(control, offsetof(struct kv_stats, in_flight)));
 }
 
-static void table_sessions(struct kv_node *node, struct builder *table)
+static void table_sessions(struct kvs_control *control, struct builder *table)
 {
-    uint64_t now_us = kv_clock_now(node->config.clock);
+    uint64_t now_us = kv_clock_now(control->config.clock);
 
     columns(table, "session id model generation tenant lease_left_ms nodes node_index");
-    for (uint32_t i = 0; i < node->config.sessions_max; i++) {
-        const struct kv_session *session = &node->sessions[i];
+    for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+        const struct kv_session *session = &control->sessions[i];
         if (!session->used)
             continue;
         Kvpb__Row *to = row(table);
@@ -171,26 +171,26 @@ static void table_sessions(struct kv_node *node, struct builder *table)
         text(table, to, session->model->info.name);
         number(table, to, session->generation);
         number(table, to, session->tenant);
-        number(table, to, (double)(kv_session_lease_left_us(node, session, now_us) / 1000));
+        number(table, to, (double)(kv_session_lease_left_us(control, session, now_us) / 1000));
         number(table, to, session->n_nodes);
         number(table, to, session->node_index);
     }
 }
 
-static void table_clients(struct kv_node *node, struct builder *table)
+static void table_clients(struct kvs_control *control, struct builder *table)
 {
     static const char *const states[] = {"free", "opening", "open", "closing"};
-    uint64_t now_us = kv_clock_now(node->config.clock);
+    uint64_t now_us = kv_clock_now(control->config.clock);
 
     columns(table, "client name state transport tenant age_s requests in_flight busy dropped "
                    "rows_in rows_out");
-    for (uint32_t i = 0; i < node->config.clients_max; i++) {
-        const struct kv_client_record *client = &node->clients[i];
+    for (uint32_t i = 0; i < control->config.clients_max; i++) {
+        const struct kv_client_record *client = &control->clients[i];
         uint64_t requests = 0, in_flight = 0, busy = 0, dropped = 0, in = 0, out = 0;
         if (client->state == KV_CLIENT_FREE)
             continue;
-        for (uint32_t j = 0; j < node->n_threads; j++) {
-            const struct kv_peer *peer = &node->data[j].peers[i];
+        for (uint32_t j = 0; j < control->n_threads; j++) {
+            const struct kv_peer *peer = &control->data[j].peers[i];
             requests += kv_counted(&peer->requests);
             in_flight += kv_counted(&peer->in_flight);
             busy += kv_counted(&peer->busy);
@@ -214,11 +214,11 @@ static void table_clients(struct kv_node *node, struct builder *table)
     }
 }
 
-static void table_models(struct kv_node *node, struct builder *table)
+static void table_models(struct kvs_control *control, struct builder *table)
 {
     columns(table, "model fingerprint layers units bytes_per_token");
-    for (uint32_t i = 0; i < node->n_models; i++) {
-        const struct kv_model_info *info = &node->models[i]->info;
+    for (uint32_t i = 0; i < control->n_models; i++) {
+        const struct kv_model_info *info = &control->models[i]->info;
         Kvpb__Row *to = row(table);
         text(table, to, info->name);
         id_text(table, to, &info->fingerprint);
@@ -228,7 +228,7 @@ static void table_models(struct kv_node *node, struct builder *table)
     }
 }
 
-static void table_ops(struct kv_node *node, struct builder *table)
+static void table_ops(struct kvs_control *control, struct builder *table)
 {
     struct kv_histogram us;
     uint64_t count, errors;
@@ -237,7 +237,7 @@ static void table_ops(struct kv_node *node, struct builder *table)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (kv_ops[op].name == NULL)
             continue;
-        kv_op_totals(node, op, &count, &errors, &us);
+        kv_op_totals(control, op, &count, &errors, &us);
         Kvpb__Row *to = row(table);
         text(table, to, kv_ops[op].name);
         text(table, to, kv_op_is_control(op) ? "control" : "data");
@@ -249,13 +249,13 @@ static void table_ops(struct kv_node *node, struct builder *table)
     }
 }
 
-static void table_stats(struct kv_node *node, struct builder *table)
+static void table_stats(struct kvs_control *control, struct builder *table)
 {
     columns(table, "name value help");
     for (size_t i = 0; i < kv_n_counters; i++) {
         Kvpb__Row *to = row(table);
         text(table, to, kv_counters[i].name);
-        number(table, to, (double)kv_stats_total(node, kv_counters[i].offset));
+        number(table, to, (double)kv_stats_total(control, kv_counters[i].offset));
         text(table, to, kv_counters[i].help);
     }
 }
@@ -277,13 +277,13 @@ static void scrub_position(const struct kv_stats *stats, char *text, size_t text
     }
 }
 
-static void table_scrub(struct kv_node *node, struct builder *table)
+static void table_scrub(struct kvs_control *control, struct builder *table)
 {
     columns(table, "thread rate_bytes checked_bytes passes position pass_bytes last_pass_bytes "
                    "last_pass_s bad_rows bad_codes bad_centroids bad_cells bad_summaries "
                    "bad_objects refused_rows refused_objects");
-    for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_stats *stats = &node->data[i].stats;
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        const struct kv_stats *stats = &control->data[i].stats;
         const _Atomic uint64_t *const found[KV_KINDS] = {
             [KV_KIND_ROWS] = &stats->bad_rows,
             [KV_KIND_CODES] = &stats->bad_codes,
@@ -296,11 +296,11 @@ static void table_scrub(struct kv_node *node, struct builder *table)
         char position[32];
 
         number(table, to, i);
-        number(table, to, (double)node->config.scrub_bytes / node->n_threads);
+        number(table, to, (double)control->config.scrub_bytes / control->n_threads);
         number(table, to, (double)kv_counted(&stats->scrub_bytes));
         number(table, to, (double)kv_counted(&stats->scrub_passes));
         scrub_position(stats, position, sizeof(position));
-        text(table, to, node->config.scrub_bytes == 0 ? "off" : position);
+        text(table, to, control->config.scrub_bytes == 0 ? "off" : position);
         number(table, to, (double)kv_counted(&stats->scrub_pass_bytes));
         number(table, to, (double)kv_counted(&stats->scrub_last_bytes));
         number(table, to, (double)kv_counted(&stats->scrub_last_us) / 1e6);
@@ -313,7 +313,7 @@ static void table_scrub(struct kv_node *node, struct builder *table)
 
 static const struct {
     const char *name;
-    void (*fill)(struct kv_node *node, struct builder *table);
+    void (*fill)(struct kvs_control *control, struct builder *table);
 } tables[] = {
     {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
     {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
@@ -333,7 +333,7 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
         kv_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
         return;
     }
-    tables[which].fill(call->node, &table);
+    tables[which].fill(call->control, &table);
     reply.outcome = &outcome;
     reply.n_columns = table.n_columns;
     reply.columns = table.columns;

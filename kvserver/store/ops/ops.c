@@ -127,11 +127,3 @@ bool kv_op_is_control(unsigned op)
 {
     return op < KV_OP_COUNT && kv_ops[op].control != NULL;
 }
-
-void kv_node_list_ops(FILE *out)
-{
-    for (unsigned op = 0; op < KV_OP_COUNT; op++)
-        if (kv_ops[op].name != NULL)
-            fprintf(out, "%s\t%s\t%s\n", kv_ops[op].name,
-                    kv_op_is_control(op) ? "control" : "data", kv_ops[op].summary);
-}

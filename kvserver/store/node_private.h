@@ -1,0 +1,22 @@
+/* node_private.h - what a node is made of: its data threads' shards, its control thread's side,
+ * and the threads that step them (node_threads.c), where it has its own.
+ */
+#ifndef KV_KVSERVER_STORE_NODE_PRIVATE_H
+#define KV_KVSERVER_STORE_NODE_PRIVATE_H
+
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/node.h"
+
+struct kv_node {
+    struct kv_data *data; /* (n_threads) */
+    uint32_t n_threads;
+    struct kvs_control control;
+
+    /* node_threads.c */
+    void (*wake_control)(void *arg);
+    void *wake_arg;
+    struct kv_thread **threads;
+    _Atomic bool stopping;
+};
+
+#endif
