@@ -99,7 +99,7 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
     snprintf(detail, detail_bytes, "node: memory refused: %llu bytes",
              (unsigned long long)checked.memory_bytes);
     node->data = calloc(checked.n_threads, sizeof(*node->data));
-    status = kvs_control_init(&node->control, &checked, node->data);
+    status = kvs_control_init(&node->control, &checked, kv_ops, node->data);
     if (node->data == NULL)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
@@ -214,6 +214,16 @@ const char *kv_node_address(const struct kv_node *node)
 void kv_node_metrics(struct kv_node *node, FILE *out)
 {
     kvs_control_metrics(&node->control, out);
+}
+
+const char *kv_op_name(enum kv_op_id op)
+{
+    return (unsigned)op < KV_OP_COUNT ? kv_ops[op].name : NULL;
+}
+
+bool kv_op_is_control(unsigned op)
+{
+    return op < KV_OP_COUNT && kv_ops[op].control != NULL;
 }
 
 void kv_node_list_ops(FILE *out)

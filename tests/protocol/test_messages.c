@@ -9,11 +9,11 @@
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/net/message.h"
-#include "kvserver/store/node_private.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/node.h"
+#include "kvserver/store/node_private.h"
+#include "kvserver/store/ops/ops.h"
 #include "kvserver/store/query/pipeline.h"
-#include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 #include "proto/kvstore.pb-c.h"
 #include "tests/support/transport_fault.h"
@@ -508,7 +508,8 @@ static void clear_objects(void)
 static uint64_t counted(size_t offset)
 {
     uint64_t n = kv_counted(
-        (const _Atomic uint64_t *)(const void *)((const char *)&world.node->control.stats + offset));
+        (const _Atomic uint64_t *)(const void *)((const char *)&world.node->control.stats +
+                                                 offset));
 
     for (uint32_t i = 0; i < N_THREADS; i++)
         n += kv_counted(

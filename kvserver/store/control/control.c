@@ -1,6 +1,5 @@
 #include "kvserver/store/control/control.h"
 
-#include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <assert.h>
@@ -107,17 +106,17 @@ void kv_control_refuse(struct kv_control_call *call,
 }
 
 bool kvs_control_request(struct kvs_control *control,
-                     enum kv_op_id op,
-                     uint32_t client_index,
-                     const struct kv_id128 *client_token,
-                     const uint8_t *request,
-                     size_t request_bytes,
-                     kv_node_reply_fn reply,
-                     void *arg)
+                         enum kv_op_id op,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token,
+                         const uint8_t *request,
+                         size_t request_bytes,
+                         kv_node_reply_fn reply,
+                         void *arg)
 {
     struct kv_client_record *client = kv_client_of(control, client_index, client_token);
 
-    assert(kv_op_is_control(op));
+    assert(kvs_control_has_op(control, op));
     if (client == NULL && op != KV_OP_HELLO && op != KV_OP_GOODBYE) {
         kv_count(&control->stats.unknown_clients, 1);
         return false;
@@ -140,9 +139,9 @@ bool kvs_control_request(struct kvs_control *control,
                           KV_CALLS_MAX);
     else if (request_bytes > KV_WIRE_CONTROL_MAX)
         kv_control_refuse(call, KV_TOO_LARGE, "%s: a request of %zu bytes, at most %d",
-                          kv_ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
+                          control->ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
     else
-        kv_ops[op].control(call);
+        control->ops[op].control(call);
     return true;
 }
 
@@ -235,9 +234,11 @@ bool kvs_control_step(struct kvs_control *control)
 
 kv_status_t kvs_control_init(struct kvs_control *control,
                              const struct kv_node_config *config,
+                             const struct kv_op_row *ops,
                              struct kv_data *data)
 {
     control->config = *config;
+    control->ops = ops;
     control->data = data;
     control->n_threads = config->n_threads;
     snprintf(control->name, sizeof(control->name), "%s",
@@ -249,7 +250,8 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     kv_random_fill(&control->random, &control->id, sizeof(control->id));
     control->started_us = kv_clock_now(config->clock);
 
-    control->credits_sure = config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
+    control->credits_sure =
+        config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
     control->credits_spare =
         kv_node_works_max(config) - config->clients_max * control->credits_sure;
 

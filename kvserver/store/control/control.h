@@ -19,7 +19,7 @@
 #include "kvserver/cluster/placement.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/control/config.h"
-#include "kvserver/store/shard/shard.h"
+#include "kvserver/store/shard/op.h"
 
 #include <protobuf-c/protobuf-c.h>
 
@@ -120,6 +120,7 @@ struct kv_control_call {
 
 struct kvs_control {
     struct kv_node_config config;
+    const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
     char name[64];
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     struct kv_id128 id;
@@ -168,12 +169,24 @@ static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
     return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;
 }
 
+static inline bool kvs_control_has_op(const struct kvs_control *control, unsigned op)
+{
+    return op < KV_OP_COUNT && control->ops[op].control != NULL;
+}
+
+/* Of its operation. */
+static inline const char *kvs_call_name(const struct kv_control_call *call)
+{
+    return call->control->ops[call->op].name;
+}
+
 /* ---- control.c ---- */
 
 /* For the node's n_threads data threads, which are made after it: they need its ring.  The
  * configuration is whole and checked.  KV_NO_MEMORY: kv_control_fini() all the same. */
 kv_status_t kvs_control_init(struct kvs_control *control,
                              const struct kv_node_config *config,
+                             const struct kv_op_row *ops,
                              struct kv_data *data);
 void kv_control_fini(struct kvs_control *control);
 
@@ -210,15 +223,17 @@ void kv_control_call_end(struct kv_control_call *call);
 /* ---- sessions.c ---- */
 
 /* NULL: there are too many. */
-struct kv_session *
-kv_session_create(struct kvs_control *control, const struct kv_id128 *id, struct kv_model *model);
+struct kv_session *kv_session_create(struct kvs_control *control,
+                                     const struct kv_id128 *id,
+                                     struct kv_model *model);
 void kv_session_destroy(struct kvs_control *control, struct kv_session *session);
 /* Has every data thread give up its part; why tells those who come too late. */
 void kv_session_close(struct kv_control_call *call,
                       const struct kv_session *session,
                       enum kv_ended_why why,
                       void (*next)(struct kv_control_call *call));
-uint64_t kv_session_used_us(const struct kvs_control *control, const struct kv_session *session);
+uint64_t kv_session_used_us(const struct kvs_control *control,
+                            const struct kv_session *session);
 
 /* What is left of the lease at that moment; 0: it has ended. */
 uint64_t kv_session_lease_left_us(const struct kvs_control *control,
@@ -258,6 +273,21 @@ kv_status_t kv_control_port_open(struct kvs_control *control);
 
 /* Reads the models that an earlier node wrote to the disk. */
 void kvs_models_load(struct kvs_control *control);
+
+/* ---- ops_*.c: what the rows of the operation table call ---- */
+
+void kv_control_hello(struct kv_control_call *call);
+void kv_control_goodbye(struct kv_control_call *call);
+void kv_control_model(struct kv_control_call *call);
+void kv_control_open(struct kv_control_call *call);
+void kv_control_resume(struct kv_control_call *call);
+void kv_control_fork(struct kv_control_call *call);
+void kv_control_truncate(struct kv_control_call *call);
+void kv_control_close(struct kv_control_call *call);
+void kv_control_renew(struct kv_control_call *call);
+void kv_control_session(struct kv_control_call *call);
+void kv_control_table(struct kv_control_call *call);
+void kv_control_drain(struct kv_control_call *call);
 
 /* ---- tables.c ---- */
 

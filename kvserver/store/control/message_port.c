@@ -3,7 +3,6 @@
 #include "kvserver/base/log.h"
 #include "kvserver/net/message.h"
 #include "kvserver/store/control/control.h"
-#include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
@@ -91,8 +90,9 @@ static kv_status_t connect_hello(struct kvs_control *control,
     kv_status_t status = KV_INVALID;
 
     if (hello != NULL && hello->address.len <= KV_WIRE_ADDRESS_MAX)
-        status = control->port->row->connect(control->port, hello->address.data, hello->address.len,
-                                          KV_CHANNEL_SHARED, NULL, ret_channel);
+        status =
+            control->port->row->connect(control->port, hello->address.data, hello->address.len,
+                                        KV_CHANNEL_SHARED, NULL, ret_channel);
     kvpb__hello_request__free_unpacked(hello, NULL);
     return status;
 }
@@ -105,7 +105,7 @@ static void on_message(
     const char *why = "not a control request";
 
     if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK ||
-        header.kind != KV_WIRE_REQUEST || !kv_op_is_control(header.op)) {
+        header.kind != KV_WIRE_REQUEST || !kvs_control_has_op(control, header.op)) {
         kv_count(&control->stats.bad_messages, 1);
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
@@ -123,8 +123,8 @@ static void on_message(
         free(reply);
         return;
     }
-    if (!kvs_control_request(control, header.op, header.client_index, &header.client_token, body,
-                         body_bytes, message_reply, reply))
+    if (!kvs_control_request(control, header.op, header.client_index, &header.client_token,
+                             body, body_bytes, message_reply, reply))
         free(reply);
 }
 
@@ -168,8 +168,7 @@ static void write_address(struct kvs_control *control)
 kv_status_t kv_control_port_open(struct kvs_control *control)
 {
     struct kv_transport *transport = control->config.transport;
-    kv_status_t status =
-        transport->row->port_open(transport, &events, control, &control->port);
+    kv_status_t status = transport->row->port_open(transport, &events, control, &control->port);
 
     if (status == KV_OK)
         write_address(control);

@@ -1,7 +1,5 @@
 #include "kvserver/store/control/metrics.h"
 
-#include "kvserver/store/shard/op.h"
-
 #include <string.h>
 
 const struct kv_counter kv_counters[] = {
@@ -18,8 +16,8 @@ uint64_t kv_stats_total(const struct kvs_control *control, size_t offset)
         kv_counted((const _Atomic uint64_t *)((const char *)&control->stats + offset));
 
     for (uint32_t i = 0; i < control->n_threads; i++)
-        total +=
-            kv_counted((const _Atomic uint64_t *)((const char *)&control->data[i].stats + offset));
+        total += kv_counted(
+            (const _Atomic uint64_t *)((const char *)&control->data[i].stats + offset));
     return total;
 }
 
@@ -111,7 +109,8 @@ static void write_gauges(struct kvs_control *control, FILE *out)
           slowest_pass_us(control) / 1000000);
     gauge(out, "sessions", "sessions open", atomic_load(&control->n_sessions_seen));
     gauge(out, "data_threads", "data threads", control->n_threads);
-    gauge(out, "draining", "1 while the node takes nothing new", atomic_load(&control->draining));
+    gauge(out, "draining", "1 while the node takes nothing new",
+          atomic_load(&control->draining));
     gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
 }
 
@@ -123,24 +122,25 @@ static void write_ops(const struct kvs_control *control, FILE *out)
 
     metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (kv_ops[op].name == NULL)
+        if (control->ops[op].name == NULL)
             continue;
         kv_op_totals(control, op, &count, &errors, &us);
-        fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", kv_ops[op].name,
+        fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", control->ops[op].name,
                 (unsigned long long)errors);
     }
     metric(out, "op_seconds", "summary",
            "from a request's arrival to its answer, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (kv_ops[op].name == NULL)
+        if (control->ops[op].name == NULL)
             continue;
         kv_op_totals(control, op, &count, &errors, &us);
         for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
-            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n", kv_ops[op].name,
-                    quantiles[i], (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
-        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", kv_ops[op].name,
+            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n",
+                    control->ops[op].name, quantiles[i],
+                    (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
+        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", control->ops[op].name,
                 (double)kv_counted(&us.sum) / 1e6);
-        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", kv_ops[op].name,
+        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", control->ops[op].name,
                 (unsigned long long)count);
     }
 }

@@ -2,7 +2,6 @@
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
-#include "kvserver/store/shard/op.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,7 @@ static void hello_answer(struct kv_control_call *call)
         addresses[i].data = (uint8_t *)address;
     }
     control->config.transport->row->describe(control->config.transport, transports,
-                                          sizeof(transports));
+                                             sizeof(transports));
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
     reply.client_index = client->index;
@@ -69,7 +68,8 @@ static struct kv_client_record *client_place(struct kvs_control *control)
     return NULL;
 }
 
-static struct kv_client_record *client_by_id(struct kvs_control *control, const struct kv_id128 *id)
+static struct kv_client_record *client_by_id(struct kvs_control *control,
+                                             const struct kv_id128 *id)
 {
     for (uint32_t i = 0; i < control->config.clients_max; i++)
         if ((control->clients[i].state == KV_CLIENT_OPEN ||
@@ -123,7 +123,8 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     }
     client = client_place(control);
     if (client == NULL) {
-        kv_control_refuse(call, KV_BUSY, "hello: %u clients already", control->config.clients_max);
+        kv_control_refuse(call, KV_BUSY, "hello: %u clients already",
+                          control->config.clients_max);
         return;
     }
     call->address = malloc(request->address.len);

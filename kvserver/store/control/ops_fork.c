@@ -1,7 +1,6 @@
 /* ops_fork.c - the lifecycle of a session: fork and truncate, each done once. */
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
-#include "kvserver/store/shard/op.h"
 
 #include <stdlib.h>
 
@@ -27,7 +26,7 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
     if (session == NULL)
         return NULL;
     if (operation == NULL || operation->tokens > session->tokens_max) {
-        kv_control_refuse(call, KV_INVALID, "%s: tokens %u, at most %u", kv_ops[call->op].name,
+        kv_control_refuse(call, KV_INVALID, "%s: tokens %u, at most %u", kvs_call_name(call),
                           operation != NULL ? operation->tokens : 0, session->tokens_max);
         return NULL;
     }
@@ -49,19 +48,19 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
     }
     if (operation->generation != session->generation) {
         kv_control_refuse(call, KV_STALE, "%s: session %u is at generation %u, not %u",
-                          kv_ops[call->op].name, index, session->generation,
+                          kvs_call_name(call), index, session->generation,
                           operation->generation);
         return NULL;
     }
     if (operation->writer == 0) {
-        kv_control_refuse(call, KV_INVALID, "%s: writer 0", kv_ops[call->op].name);
+        kv_control_refuse(call, KV_INVALID, "%s: writer 0", kvs_call_name(call));
         return NULL;
     }
     if (kv_writers_count(session->writers, operation->tokens, operation->writer) >
         KV_WRITER_RUNS_MAX) {
         kv_control_refuse(call, KV_TOO_LARGE,
                           "%s: rows of more than %d writers: too many forks of forks",
-                          kv_ops[call->op].name, KV_WRITER_RUNS_MAX);
+                          kvs_call_name(call), KV_WRITER_RUNS_MAX);
         return NULL;
     }
     call->session = session;

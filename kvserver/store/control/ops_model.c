@@ -3,7 +3,6 @@
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
-#include "kvserver/store/shard/op.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -154,8 +153,9 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
     added->used_us = kv_clock_now(control->config.clock);
     call->model = added;
     struct model_key key = model_key(&info.fingerprint);
-    status = control->config.disk->row->put(control->config.disk, key.bytes, sizeof(key.bytes),
-                                         call->request, call->request_bytes, model_saved, call);
+    status =
+        control->config.disk->row->put(control->config.disk, key.bytes, sizeof(key.bytes),
+                                       call->request, call->request_bytes, model_saved, call);
     if (status != KV_OK) {
         free(added);
         kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));

@@ -1,6 +1,5 @@
 /* ops_node.c - the node itself: its tables, and drain. */
 #include "kvserver/store/control/control.h"
-#include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 
 void kv_control_table(struct kv_control_call *call)

@@ -2,7 +2,6 @@
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
-#include "kvserver/store/shard/op.h"
 
 #include <stdlib.h>
 
@@ -14,7 +13,7 @@ static void
 refuse_session(struct kv_control_call *call, const ProtobufCBinaryData *token, const char *what)
 {
     const struct kvs_control *control = call->control;
-    const char *name = kv_ops[call->op].name;
+    const char *name = kvs_call_name(call);
     char ended[KV_ENDED_TEXT];
     struct kv_id128 given;
 
@@ -42,12 +41,12 @@ kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinar
     }
     if (session->tenant != call->tenant) {
         kv_control_refuse(call, KV_DENIED, "%s: session %u is another tenant's",
-                          kv_ops[call->op].name, index);
+                          kvs_call_name(call), index);
         return NULL;
     }
     if (session->busy) {
-        kv_control_refuse(call, KV_BUSY, "%s: session %u is being changed",
-                          kv_ops[call->op].name, index);
+        kv_control_refuse(call, KV_BUSY, "%s: session %u is being changed", kvs_call_name(call),
+                          index);
         return NULL;
     }
     session->renewed_us = kv_clock_now(control->config.clock);
@@ -162,7 +161,7 @@ void kv_session_reply(struct kv_control_call *call, bool with_schema)
         reply.n_writers = session->writers->n_runs;
         reply.writers = writers_message(session->writers);
         if (reply.writers == NULL) {
-            kv_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kv_ops[call->op].name);
+            kv_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kvs_call_name(call));
             return;
         }
     }
@@ -303,8 +302,9 @@ static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *requ
 {
     struct kvs_control *control = call->control;
     struct kv_id128 id;
-    struct kv_session *session =
-        kv_pb_get_id(&request->session_id, &id) ? kv_map_get(control->session_of_id, &id) : NULL;
+    struct kv_session *session = kv_pb_get_id(&request->session_id, &id)
+                                     ? kv_map_get(control->session_of_id, &id)
+                                     : NULL;
 
     if (session == NULL) {
         refuse_session(call, &request->token, "session");

@@ -1,7 +1,6 @@
 /* tables.c - what a node tells about itself in tables, for kvctl. */
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/metrics.h"
-#include "kvserver/store/shard/op.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
@@ -137,7 +136,7 @@ static void table_status(struct kvs_control *control, struct builder *table)
     uint64_t now_us = kv_clock_now(control->config.clock);
 
     control->config.transport->row->describe(control->config.transport, transports,
-                                          sizeof(transports));
+                                             sizeof(transports));
     columns(table, "name value");
     pair_text(table, "name", control->name);
     pair_text(table, "state", atomic_load(&control->draining) ? "draining" : "serving");
@@ -235,12 +234,12 @@ static void table_ops(struct kvs_control *control, struct builder *table)
 
     columns(table, "op plane count errors p50_us p99_us max_us");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (kv_ops[op].name == NULL)
+        if (control->ops[op].name == NULL)
             continue;
         kv_op_totals(control, op, &count, &errors, &us);
         Kvpb__Row *to = row(table);
-        text(table, to, kv_ops[op].name);
-        text(table, to, kv_op_is_control(op) ? "control" : "data");
+        text(table, to, control->ops[op].name);
+        text(table, to, kvs_control_has_op(control, op) ? "control" : "data");
         number(table, to, (double)count);
         number(table, to, (double)errors);
         number(table, to, (double)kv_histogram_quantile(&us, 0.5));

@@ -1,5 +1,7 @@
 #include "kvserver/store/ops/ops.h"
 
+#include "kvserver/store/control/control.h"
+
 const struct kv_op_row kv_ops[KV_OP_COUNT] = {
     [KV_OP_PING] = {.name = "ping",
                     .summary = "a round trip; answers as many bytes as asked",
@@ -117,13 +119,3 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
 };
 
 static_assert(KV_OP_COUNT == 44, "operation added or removed: its row, and KV_WIRE_VERSION");
-
-const char *kv_op_name(enum kv_op_id op)
-{
-    return (unsigned)op < KV_OP_COUNT ? kv_ops[op].name : NULL;
-}
-
-bool kv_op_is_control(unsigned op)
-{
-    return op < KV_OP_COUNT && kv_ops[op].control != NULL;
-}

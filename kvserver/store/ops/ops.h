@@ -9,6 +9,9 @@
 #include "kvserver/store/shard/background.h"
 #include "kvserver/store/shard/op.h"
 
+/* (KV_OP_COUNT) by number; rows without a name are no operation. */
+extern const struct kv_op_row kv_ops[KV_OP_COUNT];
+
 /* In the order of service. */
 enum kvs_background_id {
     KVS_BACKGROUND_SCRUB,

@@ -39,21 +39,4 @@ struct kv_op_row {
     void (*control)(struct kv_control_call *call);
 };
 
-/* (KV_OP_COUNT) by number; rows without a name are no operation. */
-extern const struct kv_op_row kv_ops[KV_OP_COUNT];
-
-/* control/ops_*.c */
-void kv_control_hello(struct kv_control_call *call);
-void kv_control_goodbye(struct kv_control_call *call);
-void kv_control_model(struct kv_control_call *call);
-void kv_control_open(struct kv_control_call *call);
-void kv_control_resume(struct kv_control_call *call);
-void kv_control_fork(struct kv_control_call *call);
-void kv_control_truncate(struct kv_control_call *call);
-void kv_control_close(struct kv_control_call *call);
-void kv_control_renew(struct kv_control_call *call);
-void kv_control_session(struct kv_control_call *call);
-void kv_control_table(struct kv_control_call *call);
-void kv_control_drain(struct kv_control_call *call);
-
 #endif
