@@ -58,7 +58,6 @@ static kv_status_t thread_init(struct kv_node *node, uint32_t index)
     struct kvs_control *control = &node->control;
     const struct kv_node_config *config = &control->config;
     struct kv_data_setup setup = {
-        .node = node,
         .ops = kv_ops,
         .background = kvs_background,
         .n_background = KVS_BACKGROUND_COUNT,

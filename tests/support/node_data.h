@@ -5,6 +5,7 @@
 #ifndef KV_TESTS_SUPPORT_NODE_DATA_H
 #define KV_TESTS_SUPPORT_NODE_DATA_H
 
+#include "kvserver/store/node.h"
 #include "kvserver/store/shard/shard.h"
 
 struct kv_data *node_data(struct kv_node *node, uint32_t thread);

@@ -5,6 +5,7 @@
 #include "kvserver/store/control/control.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,6 +4,7 @@
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

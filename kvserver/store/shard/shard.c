@@ -63,7 +63,6 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
     kv_status_t status = KV_NO_MEMORY;
 
     memset(data, 0, sizeof(*data));
-    data->node = setup->node;
     data->ops = setup->ops;
     data->background = setup->background;
     data->n_background = setup->n_background;

@@ -19,11 +19,12 @@
 #ifndef KV_KVSERVER_STORE_SHARD_SHARD_H
 #define KV_KVSERVER_STORE_SHARD_SHARD_H
 
+#include "kvserver/base/clock.h"
 #include "kvserver/base/map.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/ring.h"
+#include "kvserver/net/transport.h"
 #include "kvserver/store/index/codebook.h"
-#include "kvserver/store/node.h"
 #include "kvserver/store/rows/object.h"
 #include "kvserver/store/shard/background.h"
 #include "kvserver/store/shard/client.h"
@@ -39,7 +40,6 @@ struct kv_op_row;
 struct kv_querier;
 
 struct kv_data {
-    struct kv_node *node;
     const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
     uint32_t index;
     uint32_t n_threads;
@@ -84,7 +84,6 @@ struct kv_data {
 };
 
 struct kv_data_setup {
-    struct kv_node *node;
     const struct kv_op_row *ops;
     const struct kvs_background_row *background;
     uint32_t n_background;
