@@ -134,6 +134,7 @@ struct kv_op {
     uint32_t tokens;
     uint32_t lease_wanted_ms;   /* open, renew */
     uint32_t tokens_max_wanted; /* open */
+    uint32_t lease_ms;          /* renew: the least that a node granted */
 
     union {
         struct kv_rows_part rows;

@@ -118,8 +118,8 @@ static void renew_done(struct kv_call *call,
     if (status != KV_OK)
         kv_op_note(call->op, call->remote, status, detail);
     else if (reply->lease_ms > 0 &&
-             (call->op->tokens == 0 || reply->lease_ms < call->op->tokens))
-        call->op->tokens = reply->lease_ms;
+             (call->op->lease_ms == 0 || reply->lease_ms < call->op->lease_ms))
+        call->op->lease_ms = reply->lease_ms;
 }
 
 static void start_renew(struct kv_op *op)
@@ -131,13 +131,11 @@ static void ended_renew(struct kv_op *op)
 {
     struct kv_session *session = op->session;
 
-    /* `tokens` held the least lease granted. */
-    if (op->status == KV_OK && op->tokens > 0) {
-        session->lease_ms = op->tokens;
+    if (op->status == KV_OK && op->lease_ms > 0) {
+        session->lease_ms = op->lease_ms;
         session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
         kvc_loop_set_timer(&op->client->loop, session->renew_us);
     }
-    op->tokens = 0;
 }
 
 static const struct kv_op_kind renew_kind = {
