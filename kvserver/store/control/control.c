@@ -83,27 +83,39 @@ void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *mess
     kv_control_call_end(call);
 }
 
+static void reply_status(struct kv_control_call *call, kv_status_t status, char *detail)
+{
+    Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+
+    outcome.status = status;
+    outcome.detail = detail;
+    reply.outcome = &outcome;
+    kv_control_reply(call, &reply.base);
+}
+
+void kvs_call_reply_ok(struct kv_control_call *call)
+{
+    char nothing[] = "";
+
+    reply_status(call, KV_OK, nothing);
+}
+
 void kv_control_refuse(struct kv_control_call *call,
                        kv_status_t status,
                        const char *format,
                        ...)
 {
-    Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
-    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
     char detail[512];
     va_list args;
 
+    assert(status != KV_OK);
     va_start(args, format);
     vsnprintf(detail, sizeof(detail), format, args);
     va_end(args);
-    outcome.status = status;
-    outcome.detail = detail;
-    reply.outcome = &outcome;
-    if (status != KV_OK) {
-        kv_count(&call->control->stats.control_refused, 1);
-        kv_count(&call->control->stats.ops[call->op].errors, 1);
-    }
-    kv_control_reply(call, &reply.base);
+    kv_count(&call->control->stats.control_refused, 1);
+    kv_count(&call->control->stats.ops[call->op].errors, 1);
+    reply_status(call, status, detail);
 }
 
 bool kvs_control_request(struct kvs_control *control,

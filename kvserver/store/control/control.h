@@ -111,9 +111,10 @@ struct kv_control_call {
     struct kv_model *model;
     struct kv_lifecycle lifecycle;
     struct kv_writers *writers; /* truncate: the session's, when it is done */
-    uint32_t tokens;
-    uint64_t bytes;
-    uint8_t *address; /* hello: of the client's port; the call's */
+    kv_status_t refusal;        /* that it ends with, when what it began is undone */
+    uint32_t tokens;            /* the fewest that a data thread has */
+    uint64_t bytes;             /* of all data threads */
+    uint8_t *address;           /* hello: of the client's port; the call's */
     struct kv_control_call *list_next, **list_link;
     struct kv_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
 };
@@ -211,7 +212,8 @@ void kv_control_ask(struct kv_control_call *call,
 
 /* Ends the call with the packed message, whose outcome the caller has set. */
 void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
-/* Ends the call with an outcome alone. */
+/* End the call with an outcome alone: it was done; it was not, and why. */
+void kvs_call_reply_ok(struct kv_control_call *call);
 void kv_control_refuse(struct kv_control_call *call,
                        kv_status_t status,
                        const char *format,

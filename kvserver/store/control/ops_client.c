@@ -183,10 +183,12 @@ void kv_control_goodbye(struct kv_control_call *call)
         struct kv_client_record *client = &control->clients[request->client_index];
         bool known = client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
-        kv_control_refuse(call, known ? KV_OK : KV_NOT_FOUND, "%s",
-                          known ? "" : "goodbye: no such client");
-        if (known)
+        if (known) {
+            kvs_call_reply_ok(call);
             kv_client_remove(control, client);
+        } else {
+            kv_control_refuse(call, KV_NOT_FOUND, "goodbye: no such client");
+        }
     }
     kvpb__goodbye_request__free_unpacked(request, NULL);
 }

@@ -90,7 +90,7 @@ static void fork_advanced(struct kv_control_call *call)
 
 static void fork_undone(struct kv_control_call *call)
 {
-    kv_status_t status = (kv_status_t)(int)call->bytes;
+    const kv_status_t status = call->refusal;
 
     call->session->busy = false;
     kv_session_destroy(call->control, call->child);
@@ -106,7 +106,7 @@ static void fork_undone(struct kv_control_call *call)
 static void fork_done(struct kv_control_call *call)
 {
     if (call->status != KV_OK) {
-        call->bytes = (uint64_t)(int64_t)call->status;
+        call->refusal = call->status;
         kv_session_close(call, call->child, KV_ENDED_UNSAID, fork_undone);
         return;
     }

@@ -30,7 +30,7 @@ static void model_saved(void *arg, kv_status_t status)
 
     call->model->saving = false;
     if (status == KV_OK) {
-        kv_control_refuse(call, KV_OK, "%s", "");
+        kvs_call_reply_ok(call);
         return;
     }
     for (uint32_t i = 0; i < control->n_models; i++)
@@ -136,7 +136,7 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
         else if (known->saving)
             kv_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
         else
-            kv_control_refuse(call, KV_OK, "%s", "");
+            kvs_call_reply_ok(call);
         return;
     }
     if (!model_make_room(control)) {

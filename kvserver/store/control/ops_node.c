@@ -20,5 +20,5 @@ void kv_control_drain(struct kv_control_call *call)
 
     kvs_control_drain(control);
     atomic_store(&control->drain_requested, true);
-    kv_control_refuse(call, KV_OK, "%s", "");
+    kvs_call_reply_ok(call);
 }

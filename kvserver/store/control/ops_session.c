@@ -175,12 +175,10 @@ void kv_session_reply(struct kv_control_call *call, bool with_schema)
 
 static void open_undone(struct kv_control_call *call)
 {
-    kv_status_t status = (kv_status_t)(int)call->bytes; /* kept across the undoing */
-
     kv_session_destroy(call->control, call->session);
-    kv_control_refuse(call, status, "open: %s",
-                      status == KV_NO_MEMORY ? "the store's memory is full"
-                                             : kv_status_name(status));
+    kv_control_refuse(call, call->refusal, "open: %s",
+                      call->refusal == KV_NO_MEMORY ? "the store's memory is full"
+                                                    : kv_status_name(call->refusal));
 }
 
 static void open_done(struct kv_control_call *call)
@@ -188,7 +186,7 @@ static void open_done(struct kv_control_call *call)
     struct kv_session *session = call->session;
 
     if (call->status != KV_OK) {
-        call->bytes = (uint64_t)(int64_t)call->status;
+        call->refusal = call->status;
         kv_session_close(call, session, KV_ENDED_UNSAID, open_undone);
         return;
     }
@@ -342,7 +340,7 @@ static void close_done(struct kv_control_call *call)
 {
     kv_count(&call->control->stats.sessions_closed, 1);
     kv_session_destroy(call->control, call->session);
-    kv_control_refuse(call, KV_OK, "%s", "");
+    kvs_call_reply_ok(call);
 }
 
 void kv_control_close(struct kv_control_call *call)
