@@ -228,7 +228,7 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
     }
     call->client_index = request->client_index;
     memcpy(call->client_token.bytes, request->client_token.data, request->client_token.len);
-    if (!kv_node_client_known(server->node, call->client_index, &call->client_token)) {
+    if (!kvs_node_attach_client(server->node, call->client_index, &call->client_token)) {
         answer(call, GRPC_STATUS_NOT_FOUND, "no such client", NULL, 0);
         goto out;
     }
@@ -399,7 +399,7 @@ static void sweep(struct kv_grpc_server *server, uint64_t now_us)
             now_us - call->since_us > KV_GRPC_PATIENCE_MS * 1000ull)
             grpc_call_cancel(call->grpc, NULL);
         if (call->state == CALL_ATTACHED && !call->closed &&
-            !kv_node_client_known(server->node, call->client_index, &call->client_token))
+            !kvs_node_has_client(server->node, call->client_index, &call->client_token))
             answer(call, GRPC_STATUS_NOT_FOUND, "the client has left", NULL, 0);
     }
 }

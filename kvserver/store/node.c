@@ -170,11 +170,18 @@ void kv_node_client_gone(struct kv_node *node,
     kvs_control_client_gone(&node->control, client_index, client_token);
 }
 
-bool kv_node_client_known(struct kv_node *node,
-                          uint32_t client_index,
-                          const struct kv_id128 *client_token)
+bool kvs_node_attach_client(struct kv_node *node,
+                            uint32_t client_index,
+                            const struct kv_id128 *client_token)
 {
     return kvs_control_attach_client(&node->control, client_index, client_token);
+}
+
+bool kvs_node_has_client(struct kv_node *node,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token)
+{
+    return kv_client_of(&node->control, client_index, client_token) != NULL;
 }
 
 void kv_node_drain(struct kv_node *node)

@@ -73,9 +73,14 @@ bool kv_node_control_step(struct kv_node *node);
 void kv_node_client_gone(struct kv_node *node,
                          uint32_t client_index,
                          const struct kv_id128 *client_token);
-bool kv_node_client_known(struct kv_node *node,
-                          uint32_t client_index,
-                          const struct kv_id128 *client_token);
+/* A carrier watches this client's process from now on, which so need not be heard of.  false:
+ * it is no client of the node. */
+bool kvs_node_attach_client(struct kv_node *node,
+                            uint32_t client_index,
+                            const struct kv_id128 *client_token);
+bool kvs_node_has_client(struct kv_node *node,
+                         uint32_t client_index,
+                         const struct kv_id128 *client_token);
 
 /* Called from a data thread when it has put an answer into the control thread's ring; wakes a
  * control thread that sleeps elsewhere (the gRPC loop).  Set before start. */

@@ -246,7 +246,7 @@ void kv_sessions_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */
 
-/* As node.h says of kv_node_client_gone() and kv_node_client_known(). */
+/* As node.h says of kv_node_client_gone() and kvs_node_attach_client(). */
 void kvs_control_client_gone(struct kvs_control *control,
                              uint32_t client_index,
                              const struct kv_id128 *client_token);
