@@ -204,11 +204,16 @@ bool kvs_control_step(struct kvs_control *control);
 void kvs_control_drain(struct kvs_control *control);
 bool kvs_control_drained(struct kvs_control *control);
 
+/* ---- call.c ---- */
+
 /* Sends `command` to every data thread, then call->next runs when all have answered;
  * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
 void kv_control_ask(struct kv_control_call *call,
                     const struct kv_command *command,
                     void (*next)(struct kv_control_call *call));
+
+/* A data thread has answered to the command. */
+void kvs_call_answered(struct kv_control_call *call, const struct kv_command *command);
 
 /* Ends the call with the packed message, whose outcome the caller has set. */
 void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
@@ -218,6 +223,11 @@ void kv_control_refuse(struct kv_control_call *call,
                        kv_status_t status,
                        const char *format,
                        ...) __attribute__((format(printf, 3, 4)));
+/* NULL: out of memory, and who waits for the reply has been told to ask again. */
+struct kv_control_call *kvs_call_create(struct kvs_control *control,
+                                        enum kv_op_id op,
+                                        kv_node_reply_fn reply,
+                                        void *arg);
 /* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
 struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op);
 void kv_control_call_end(struct kv_control_call *call);

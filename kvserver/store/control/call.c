@@ -1,0 +1,161 @@
+/* call.c - the life of a control call: it is made, asks the data threads and hears their answers,
+ * and replies, which ends it.
+ */
+#include "kvserver/store/control/control.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* What can always be said: that there is no memory for the answer, and the client asks again.
+ * What the call did stays done, and is told then.  Every reply has its outcome in field 1, so
+ * the smallest stands for all. */
+static void reply_busy(kv_node_reply_fn reply, void *arg)
+{
+    Kvpb__CloseReply message = KVPB__CLOSE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    uint8_t packed[64];
+
+    outcome.status = KV_BUSY;
+    outcome.detail = "no memory for the answer";
+    message.outcome = &outcome;
+    assert(kvpb__close_reply__get_packed_size(&message) <= sizeof(packed));
+    reply(arg, packed, kvpb__close_reply__pack(&message, packed));
+}
+
+struct kv_control_call *kvs_call_create(struct kvs_control *control,
+                                        enum kv_op_id op,
+                                        kv_node_reply_fn reply,
+                                        void *arg)
+{
+    struct kv_control_call *call =
+        calloc(1, sizeof(*call) + control->n_threads * sizeof(call->commands[0]));
+
+    if (call == NULL) {
+        if (reply != NULL)
+            reply_busy(reply, arg);
+        return NULL;
+    }
+    call->control = control;
+    call->op = op;
+    call->reply = reply;
+    call->arg = arg;
+    call->list_next = control->calls;
+    call->list_link = &control->calls;
+    if (call->list_next != NULL)
+        call->list_next->list_link = &call->list_next;
+    control->calls = call;
+    control->n_calls++;
+    return call;
+}
+
+void kv_control_call_end(struct kv_control_call *call)
+{
+    *call->list_link = call->list_next;
+    if (call->list_next != NULL)
+        call->list_next->list_link = call->list_link;
+    call->control->n_calls--;
+    free(call->address);
+    free(call->writers);
+    free(call);
+}
+
+struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op)
+{
+    return kvs_call_create(control, op, NULL, NULL);
+}
+
+void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message)
+{
+    if (call->reply != NULL) {
+        size_t bytes = protobuf_c_message_get_packed_size(message);
+        uint8_t *packed = malloc(bytes > 0 ? bytes : 1);
+
+        if (packed != NULL) {
+            protobuf_c_message_pack(message, packed);
+            call->reply(call->arg, packed, bytes);
+            free(packed);
+        } else {
+            reply_busy(call->reply, call->arg);
+        }
+    }
+    kv_control_call_end(call);
+}
+
+static void reply_status(struct kv_control_call *call, kv_status_t status, char *detail)
+{
+    Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+
+    outcome.status = status;
+    outcome.detail = detail;
+    reply.outcome = &outcome;
+    kv_control_reply(call, &reply.base);
+}
+
+void kvs_call_reply_ok(struct kv_control_call *call)
+{
+    char nothing[] = "";
+
+    reply_status(call, KV_OK, nothing);
+}
+
+void kv_control_refuse(struct kv_control_call *call,
+                       kv_status_t status,
+                       const char *format,
+                       ...)
+{
+    char detail[512];
+    va_list args;
+
+    assert(status != KV_OK);
+    va_start(args, format);
+    vsnprintf(detail, sizeof(detail), format, args);
+    va_end(args);
+    kv_count(&call->control->stats.control_refused, 1);
+    kv_count(&call->control->stats.ops[call->op].errors, 1);
+    reply_status(call, status, detail);
+}
+
+void kv_control_ask(struct kv_control_call *call,
+                    const struct kv_command *command,
+                    void (*next)(struct kv_control_call *call))
+{
+    struct kvs_control *control = call->control;
+
+    call->next = next;
+    call->status = KV_OK;
+    call->n_pending = 1; /* not zero before all are asked */
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        struct kv_command *copy = &call->commands[i];
+
+        *copy = *command;
+        copy->thread = i;
+        copy->owner = call;
+        copy->bytes = 0;
+        /* The ring has room for all commands that sessions, clients and calls can have under
+         * way at once. */
+        bool pushed = kv_ring_push(control->data[i].commands, copy);
+        assert(pushed);
+        (void)pushed;
+        call->n_pending++;
+        control->data[i].port->row->port_wake(control->data[i].port);
+    }
+    if (--call->n_pending == 0)
+        call->next(call);
+}
+
+void kvs_call_answered(struct kv_control_call *call, const struct kv_command *command)
+{
+    if (command->status != KV_OK && call->status == KV_OK)
+        call->status = command->status;
+    if (command->kind == KV_COMMAND_SESSION_LENGTH) {
+        if (command->has_units && command->tokens < call->tokens)
+            call->tokens = command->tokens;
+        call->bytes += command->bytes;
+    }
+    if (--call->n_pending == 0)
+        call->next(call);
+}
