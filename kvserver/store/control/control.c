@@ -7,8 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-    TICK_US = 20000,
+/* What the control thread does again and again, and how often. */
+static const struct {
+    uint64_t every_us;
+    void (*run)(struct kvs_control *control, uint64_t now_us);
+} periodic_tasks[KVS_PERIODIC_TASKS] = {
+    {20000, kv_sessions_expire},
+    {20000, kv_clients_check},
 };
 
 bool kvs_control_request(struct kvs_control *control,
@@ -89,10 +94,11 @@ bool kvs_control_step(struct kvs_control *control)
         while (kv_port_progress(control->port) > 0)
             ;
     control->config.disk->row->progress(control->config.disk);
-    if (now_us >= control->tick_us) {
-        control->tick_us = now_us + TICK_US;
-        kv_sessions_expire(control, now_us);
-        kv_clients_check(control, now_us);
+    for (int i = 0; i < KVS_PERIODIC_TASKS; i++) {
+        if (now_us < control->due_us[i])
+            continue;
+        control->due_us[i] = now_us + periodic_tasks[i].every_us;
+        periodic_tasks[i].run(control, now_us);
     }
     return control->n_calls > 0;
 }

@@ -28,6 +28,7 @@ enum {
     KV_CALLS_MAX = 1024,   /* control requests under way */
     KV_LIFECYCLE_LOG = 16, /* lifecycle operations that a session remembers */
     KV_CLIENT_NAME_BYTES = 64,
+    KVS_PERIODIC_TASKS = 2, /* control.c */
 };
 
 /* Stays known, on the disk too, while sessions use it; after that until another model needs its
@@ -142,8 +143,8 @@ struct kvs_control {
     uint32_t credits_spare;           /* not granted to any, besides those */
     struct kv_control_call *calls;
     uint32_t n_calls;
-    uint64_t tick_us;
-    struct kv_stats stats; /* the control thread's */
+    uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each is done next */
+    struct kv_stats stats;               /* the control thread's */
     _Atomic bool draining, drain_requested;
     _Atomic uint32_t n_sessions_seen; /* for metrics */
 
@@ -228,7 +229,7 @@ struct kv_control_call *kvs_call_create(struct kvs_control *control,
                                         enum kv_op_id op,
                                         kv_node_reply_fn reply,
                                         void *arg);
-/* A call that nobody waits for.  NULL: out of memory, try again at a later tick. */
+/* A call that nobody waits for.  NULL: out of memory, its task tries again the next time. */
 struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op);
 void kv_control_call_end(struct kv_control_call *call);
 
