@@ -1,7 +1,7 @@
 #include "tests/sim/node_look.h"
 
-#include "kvserver/store/node_private.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/node_private.h"
 #include "kvserver/store/query/pipeline.h"
 
 #include <stdio.h>
@@ -29,7 +29,8 @@ static uint64_t record_bytes(const struct kv_heap *heap)
 
 void node_look(struct kv_node *node, struct node_look *ret_look)
 {
-    struct node_look look = {.sessions = node->control.n_sessions, .calls = node->control.n_calls};
+    struct node_look look = {.sessions = node->control.n_sessions,
+                             .calls = node->control.n_calls};
 
     for (uint32_t i = 0; i < node->control.config.clients_max; i++)
         look.clients += node->control.clients[i].state != KV_CLIENT_FREE;

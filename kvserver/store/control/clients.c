@@ -72,8 +72,8 @@ void kv_client_remove(struct kvs_control *control, struct kv_client_record *clie
 }
 
 void kvs_control_client_gone(struct kvs_control *control,
-                         uint32_t client_index,
-                         const struct kv_id128 *client_token)
+                             uint32_t client_index,
+                             const struct kv_id128 *client_token)
 {
     struct kv_client_record *client = kv_client_of(control, client_index, client_token);
 
@@ -85,8 +85,8 @@ void kvs_control_client_gone(struct kvs_control *control,
 }
 
 bool kvs_control_attach_client(struct kvs_control *control,
-                          uint32_t client_index,
-                          const struct kv_id128 *client_token)
+                               uint32_t client_index,
+                               const struct kv_id128 *client_token)
 {
     struct kv_client_record *client = kv_client_of(control, client_index, client_token);
 

@@ -3,8 +3,9 @@
 
 #include <stdlib.h>
 
-struct kv_session *
-kv_session_create(struct kvs_control *control, const struct kv_id128 *id, struct kv_model *model)
+struct kv_session *kv_session_create(struct kvs_control *control,
+                                     const struct kv_id128 *id,
+                                     struct kv_model *model)
 {
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
         struct kv_session *session = &control->sessions[i];
