@@ -1,18 +1,16 @@
-/* The doctor: what it reports, and the checks of this machine.
+/* The doctor: the checks of this machine, then those of each node.
  *
  * Each check does what a node or a client will do, where it can: it reads another process's
  * memory rather than looking for the setting that might forbid it.
  */
 #define _GNU_SOURCE /* process_vm_readv() */
-#include "client/kvctl/doctor.h"
+#include "client/kvctl/doctor_node.h"
 #include "kernels/checksum.h"
 #include "kernels/isa.h"
-#include "kvserver/base/json.h"
 #include "proto/kv_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,45 +27,6 @@ enum {
 
 #define SHM_WANTED    (UINT64_C(256) << 20)
 #define MEMORY_WANTED (UINT64_C(1) << 30)
-
-void kvctl_doctor_tell(struct kvctl_doctor *doctor,
-                       enum kvctl_verdict verdict,
-                       const char *what,
-                       const char *advice,
-                       const char *format,
-                       ...)
-{
-    static const char *const names[] = {
-        [KVCTL_OK] = "ok",
-        [KVCTL_WARN] = "warn",
-        [KVCTL_FAIL] = "fail",
-    };
-    char detail[KVCTL_DETAIL_BYTES];
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(detail, sizeof(detail), format, arguments);
-    va_end(arguments);
-    doctor->n_failed += verdict == KVCTL_FAIL;
-    if (doctor->ctl->options.json) {
-        struct kv_json json;
-
-        kv_json_begin(&json, stdout);
-        kv_json_text(&json, "node", doctor->node != NULL ? doctor->node : "");
-        kv_json_text(&json, "verdict", names[verdict]);
-        kv_json_text(&json, "what", what);
-        kv_json_text(&json, "detail", detail);
-        kv_json_text(&json, "advice", advice != NULL ? advice : "");
-        kv_json_end(&json);
-        return;
-    }
-    printf("%-4s  ", names[verdict]);
-    if (doctor->node != NULL)
-        printf("node %s: ", doctor->node);
-    printf("%s: %s%s%s\n", what, detail, advice != NULL ? ": " : "",
-           advice != NULL ? advice : "");
-    fflush(stdout);
-}
 
 /* The first line of a small file, without its end; false: there is none to read. */
 static bool read_line(const char *path, char *text, size_t text_bytes)

@@ -1,5 +1,5 @@
-/* The doctor's checks of a node, in the order in which a client meets the node. */
-#include "client/kvctl/doctor.h"
+#include "client/kvctl/doctor_node.h"
+
 #include "client/kvctl/listeners.h"
 #include "proto/kv_wire.h"
 

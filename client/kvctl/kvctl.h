@@ -5,9 +5,10 @@
  *   table.c     status, sessions, clients, ops, stats, models; drain
  *   object.c    put, get, exists, delete
  *   ping.c      ping
- *   doctor.c    doctor: what is reported, and the checks of this machine
- *   doctor_node.c   its checks of a node
- *   listeners.c     which ports a process listens on
+ *   doctor.c    doctor: the checks of this machine, then those of each node
+ *   doctor_node.c     its checks of a node
+ *   doctor_report.c   how it tells what it found
+ *   listeners.c       which ports a process listens on
  *
  * Threads: one.  Memory: all lives until the program ends, except as said.
  */

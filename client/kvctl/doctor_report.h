@@ -1,11 +1,11 @@
-/* doctor.h - what the doctor's parts share.  A finding is one line:
+/* doctor_report.h - what the doctor tells.  A finding is one line:
  *
  *     warn  shared memory: /dev/shm has 64M: give the container more (--shm-size 1g)
  *
  * Threads: none of its own.  Memory: the caller's.
  */
-#ifndef KV_CLIENT_KVCTL_DOCTOR_H
-#define KV_CLIENT_KVCTL_DOCTOR_H
+#ifndef KV_CLIENT_KVCTL_DOCTOR_REPORT_H
+#define KV_CLIENT_KVCTL_DOCTOR_REPORT_H
 
 #include "client/kvctl/kvctl.h"
 
@@ -28,8 +28,5 @@ void kvctl_doctor_tell(struct kvctl_doctor *doctor,
                        const char *advice,
                        const char *format,
                        ...) __attribute__((format(printf, 5, 6)));
-
-/* doctor_node.c: all checks of doctor->node. */
-void kvctl_doctor_node(struct kvctl_doctor *doctor);
 
 #endif
