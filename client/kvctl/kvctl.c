@@ -97,6 +97,16 @@ void kvctl_node_failed(const struct kvctl *ctl,
     kv_json_end(&json);
 }
 
+int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run)
+{
+    int result = KVCTL_DONE;
+
+    for (unsigned i = 0; i < ctl->n_nodes; i++)
+        if (!run(ctl, i))
+            result = KVCTL_FAILED;
+    return result;
+}
+
 double kvctl_now_s(void)
 {
     struct timespec now;

@@ -78,6 +78,12 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                char *detail,
                                size_t detail_bytes);
 
+/* What a command does on one of ctl->nodes.  false: it failed, and told why. */
+typedef bool (*kvctl_node_fn)(const struct kvctl *ctl, unsigned index);
+
+/* Runs it on every node, on those after one that failed too.  Returns the exit status. */
+int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run);
+
 /* Seconds, of a clock that never goes back. */
 double kvctl_now_s(void);
 

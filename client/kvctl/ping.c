@@ -111,8 +111,9 @@ print_json(const char *node, const struct kv_node_info *info, const struct resul
     kv_json_end(&json);
 }
 
-static bool ping_node(const struct kvctl *ctl, const char *node)
+static bool ping_node(const struct kvctl *ctl, unsigned index)
 {
+    const char *node = ctl->nodes[index];
     struct kv_client *client = kvctl_open_node(ctl, node);
     struct result result = {0};
     struct kv_node_info info;
@@ -148,10 +149,5 @@ static bool ping_node(const struct kvctl *ctl, const char *node)
 
 int kvctl_ping_run(const struct kvctl *ctl)
 {
-    int result = KVCTL_DONE;
-
-    for (unsigned i = 0; i < ctl->n_nodes; i++)
-        if (!ping_node(ctl, ctl->nodes[i]))
-            result = KVCTL_FAILED;
-    return result;
+    return kvctl_each_node(ctl, ping_node);
 }

@@ -273,16 +273,12 @@ static bool show_node(const struct kvctl *ctl, unsigned node)
 
 int kvctl_tables_run(const struct kvctl *ctl)
 {
-    int result = KVCTL_DONE;
-
-    for (unsigned i = 0; i < ctl->n_nodes; i++)
-        if (!show_node(ctl, i))
-            result = KVCTL_FAILED;
-    return result;
+    return kvctl_each_node(ctl, show_node);
 }
 
-static bool drain_node(const struct kvctl *ctl, const char *node)
+static bool drain_node(const struct kvctl *ctl, unsigned index)
 {
+    const char *node = ctl->nodes[index];
     struct kv_client *client = kvctl_open_node(ctl, node);
     struct kv_json json;
     struct kv_op *op;
@@ -308,10 +304,5 @@ static bool drain_node(const struct kvctl *ctl, const char *node)
 
 int kvctl_drain_run(const struct kvctl *ctl)
 {
-    int result = KVCTL_DONE;
-
-    for (unsigned i = 0; i < ctl->n_nodes; i++)
-        if (!drain_node(ctl, ctl->nodes[i]))
-            result = KVCTL_FAILED;
-    return result;
+    return kvctl_each_node(ctl, drain_node);
 }
