@@ -2,6 +2,7 @@
 """Does every folder of the product include only what it may?
 
     python3 tests/tree/arrows.py ROOT
+    python3 tests/tree/arrows.py --self-test
 
 arrows.tsv beside this file says which folder may include what.  An #include that it does not
 allow is an error, and so are: folders that may include each other in a circle; a header that is
@@ -17,6 +18,7 @@ import fnmatch
 import pathlib
 import re
 import sys
+import tempfile
 
 PRODUCT = ["proto", "kernels", "kvserver", "client", "gpu-worker"]
 SOURCES = {".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh", ".hpp"}
@@ -199,15 +201,12 @@ def product_files(root):
         yield from sorted(path.relative_to(root).as_posix() for path in files)
 
 
-def main():
-    if len(sys.argv) != 2:
-        fail("usage: arrows.py ROOT")
-    root = pathlib.Path(sys.argv[1])
+def check_tree(root, table_path):
+    """What is wrong with the table; else with the tree, and how much there is of it."""
     files = list(product_files(root))
-    table = Table(root, TABLE)
+    table = Table(root, table_path)
     if table.errors:
-        print("\n".join(table.errors), file=sys.stderr)
-        sys.exit(2)
+        return table.errors, [], ""
     check = Check(root, table)
     n_includes = 0
     for file in files:
@@ -216,9 +215,74 @@ def main():
             check.check(include)
     check.check_exceptions()
     check.check_circles()
-    print("\n".join(check.errors + [f"{n_includes} includes in {len(files)} files, "
-                                    f"{len(check.used)} exceptions, {len(check.errors)} errors"]))
-    sys.exit(1 if check.errors else 0)
+    return [], check.errors, (f"{n_includes} includes in {len(files)} files, "
+                              f"{len(check.used)} exceptions, {len(check.errors)} errors")
+
+
+SELF_TEST_TABLE = """
+allow	proto	-
+allow	kernels	proto
+allow	kvserver	client/c.h kernels proto
+allow	client	kvserver/node.h proto
+allow	gpu-worker	client
+except	kernels/b.h	kvserver/node.h	an exception that is needed
+except	kernels/b.h	client/c.h	and one that is not
+library	pthread.h	kvserver/node.c
+system	C11	stdio.h
+"""
+SELF_TEST = {
+    "proto/a.h": "",
+    "kernels/b.h": '#include "kvserver/node.h"\n',
+    "kvserver/node.h": '#include "kernels/b.h"\n#include <stdio.h>\n',
+    "kvserver/node.c": '#include <pthread.h>\n/* #include "client/c.h" */\n#include "node.h"\n',
+    "client/c.h": '#include "kvserver/node.h"\n#include "kernels/b.h"\n#include <pthread.h>\n',
+    "gpu-worker/d.c": '#include "client/c.h"\n#include HEADER\n#include <ucx.h>\n'
+                      '#include <proto/a.h>\n#include "proto/a.h"\n',
+}
+SELF_TEST_FINDS = [
+    "arrows.tsv:8: kernels/b.h -> client/c.h: nothing needs this exception any more: remove it",
+    "client/c.h:2: kernels/b.h: client -> kernels is not allowed; client may include: "
+    "kvserver/node.h proto",
+    "client/c.h:3: pthread.h: only kvserver/node.c may include it",
+    "folders in a circle: client -> kvserver -> client",
+    "gpu-worker/d.c:2: HEADER: not the name of a header",
+    "gpu-worker/d.c:3: ucx.h: a library that arrows.tsv does not know",
+    "gpu-worker/d.c:4: proto/a.h: a header of the product in angle brackets",
+    "gpu-worker/d.c:5: proto/a.h: gpu-worker -> proto is not allowed; gpu-worker may include: "
+    "client",
+    "kvserver/node.c:3: node.h: not a path from the repository's root",
+]
+
+
+def self_test():
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for file, text in SELF_TEST.items():
+            (root / file).parent.mkdir(exist_ok=True)
+            (root / file).write_text(text)
+        table = root / "table.tsv"
+        table.write_text(SELF_TEST_TABLE)
+        wrong, found, _ = check_tree(root, table)
+        table.write_text("allow	proto	nowhere\nallow	kernels\n")
+        wrong += [f"found: {error}" for error in set(found) ^ set(SELF_TEST_FINDS)]
+        bad_rows, _, _ = check_tree(root, table)
+        if wrong or len(found) != len(SELF_TEST_FINDS) or len(bad_rows) != 2:
+            print("\n".join([*wrong, *bad_rows]))
+            sys.exit(1)
+    print("what is planted is found, and nothing else")
+
+
+def main():
+    if len(sys.argv) != 2:
+        fail("usage: arrows.py ROOT | --self-test")
+    if sys.argv[1] == "--self-test":
+        return self_test()
+    bad_rows, errors, summary = check_tree(pathlib.Path(sys.argv[1]), TABLE)
+    if bad_rows:
+        print("\n".join(bad_rows), file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(errors + [summary]))
+    sys.exit(1 if errors else 0)
 
 
 main()
