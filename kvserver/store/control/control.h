@@ -20,6 +20,7 @@
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/control/config.h"
 #include "kvserver/store/shard/op.h"
+#include "kvserver/store/shard/shard.h"
 
 #include <protobuf-c/protobuf-c.h>
 

@@ -8,6 +8,7 @@
 
 #include "kvserver/store/shard/background.h"
 #include "kvserver/store/shard/op.h"
+#include "kvserver/store/shard/shard.h"
 
 /* (KV_OP_COUNT) by number; rows without a name are no operation. */
 extern const struct kv_op_row kv_ops[KV_OP_COUNT];

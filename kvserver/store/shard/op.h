@@ -6,9 +6,12 @@
 #ifndef KV_KVSERVER_STORE_SHARD_OP_H
 #define KV_KVSERVER_STORE_SHARD_OP_H
 
-#include "kvserver/store/shard/shard.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 struct kv_control_call;
+struct kv_data;
+struct kv_work;
 
 enum kv_op_flags {
     KV_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
