@@ -16,17 +16,15 @@
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
-#include "client/ops/query.h"
-#include "client/ops/rows.h"
 #include "client/session.h"
 #include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 
 struct kv_trip;
 struct kv_iov;
-struct kv_resumed;
 
 enum {
+    KVC_OP_STATE_BYTES = 1088,  /* of what a kind keeps; fetch is the largest */
     KV_OP_ROOM_KEPT = 64 << 10, /* of an operation's room, for the next one in its place */
 };
 
@@ -91,19 +89,6 @@ struct kv_op_kind {
                      size_t text_bytes);
 };
 
-struct kv_index_part {
-    struct kv_index index; /* n_layers is not 0 any more */
-    struct kv_indexed sum;
-};
-
-struct kv_object_state;
-struct kv_objects_part {
-    struct kv_object *objects; /* the caller's, for results alone */
-    uint32_t n_objects;
-    uint32_t first_bad; /* the first object of those that failed */
-    struct kv_object_state *states;
-};
-
 struct kv_op {
     struct kv_list of_client; /* until it ends */
     struct kv_list of_session;
@@ -136,42 +121,18 @@ struct kv_op {
     uint32_t tokens_max_wanted; /* open */
     uint32_t lease_ms;          /* renew: the least that a node granted */
 
-    union {
-        struct kv_rows_part rows;
-        struct kv_fetch_part fetch;
-        struct kv_objects_part objects;
-        struct kv_query_part query;
-        struct kv_index_part index;
-        struct {
-            struct kv_model_info *model;
-            bool *opened; /* (n_nodes) */
-        } open;
-        struct {
-            struct kv_ticket ticket;
-            struct kv_resumed *nodes; /* (n_nodes) */
-            bool is_overtaken;        /* by another client, while it asked */
-        } resume;
-        struct {
-            struct kv_lifecycle entry;
-            uint32_t least; /* tokens committed on all nodes */
-            uint32_t n_acked, n_refused;
-            bool is_logged;
-            struct kv_writers *writers; /* truncate: the session's, when it is done */
-        } lifecycle;
-        struct {
-            uint32_t node, thread, bytes_out, bytes_back;
-        } ping;
-        struct {
-            uint32_t node;
-            char name[32];
-            struct kv_table table;
-            void *memory; /* of the table */
-        } table;
-    };
+    _Alignas(16) uint8_t state[KVC_OP_STATE_BYTES]; /* kvc_op_state() */
     char detail[KV_DETAIL_BYTES];
     void *room; /* kv_op_room(); kept when the operation is freed, for the next */
     size_t room_bytes;
 };
+
+/* What an operation of this kind keeps, besides what all do: its own file lays it out.  Zeros
+ * when the operation begins. */
+static inline void *kvc_op_state(const struct kv_op *op)
+{
+    return (void *)op->state;
+}
 
 /* A new operation; deadline_ms 0: the client's.  KV_BUSY: ops_max exist; KV_NOT_FOUND: the
  * session is closed. */

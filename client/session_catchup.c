@@ -237,16 +237,3 @@ kv_status_t kv_session_ready(struct kv_session *session,
     }
     return KV_IN_PROGRESS;
 }
-
-void kv_lifecycle_describe(const struct kv_op *op,
-                           const struct kv_trip *trip,
-                           char *text,
-                           size_t text_bytes)
-{
-    const struct kv_id128 *id =
-        op->session != NULL ? &op->session->ticket.session_id : &op->resume.ticket.session_id;
-    char session[KV_SESSION_TEXT];
-
-    (void)trip;
-    snprintf(text, text_bytes, "session %s", kv_session_text(id, session));
-}

@@ -13,13 +13,7 @@ static inline ProtobufCBinaryData binary(const struct kv_id128 *id)
     return (ProtobufCBinaryData){.data = (uint8_t *)id->bytes, .len = sizeof(id->bytes)};
 }
 
-/* session_catchup.c: what fork, truncate and resume are about, for texts. */
-void kv_lifecycle_describe(const struct kv_op *op,
-                           const struct kv_trip *trip,
-                           char *text,
-                           size_t text_bytes);
-
-/* session.c: the same of open, close, renew and length. */
+/* session.c: what an operation of a session's life is about, for texts. */
 void kv_session_describe_op(const struct kv_op *op,
                             const struct kv_trip *trip,
                             char *text,

@@ -27,7 +27,7 @@ static uint32_t ids_of(const struct kv_fetch_part *fetch, uint32_t head)
 
 static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
 {
-    const struct kv_fetch_part *fetch = &op->fetch;
+    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
 
     for (; *head < fetch->head_begin + fetch->n_heads; ++*head)
         if (ids_of(fetch, *head) > 0 &&
@@ -39,7 +39,7 @@ static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint3
 static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
-    const struct kv_fetch_part *fetch = &op->fetch;
+    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
     size_t row_bytes = op->session->schema.layers[fetch->layer].row_bytes;
     uint32_t rows_max = (uint32_t)(errand->lane->link.remote->bulk_bytes_max / row_bytes);
     struct kv_wire_unit units[KV_HEADS_MAX];
@@ -104,7 +104,7 @@ static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
 
 static void start_fetch(struct kv_op *op)
 {
-    const struct kv_fetch_part *fetch = &op->fetch;
+    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
 
     kv_lanes_unmark(op->client);
     for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
@@ -200,16 +200,16 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
         kv_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "fetch: out of memory");
     }
-    op->fetch.layer = fetch->layer;
-    op->fetch.head_begin = fetch->head_begin;
-    op->fetch.n_heads = n_heads;
-    op->fetch.snapshot = fetch->snapshot;
-    op->fetch.ids = kv_op_keep(&room, fetch->ids, ids_bytes);
-    op->fetch.base = io->buffer->base + io->offset;
-    op->fetch.crcs = io->crcs;
-    memcpy(op->fetch.begin, begin, (n_heads + 1) * sizeof(begin[0]));
+    kvc_fetch_of(op)->layer = fetch->layer;
+    kvc_fetch_of(op)->head_begin = fetch->head_begin;
+    kvc_fetch_of(op)->n_heads = n_heads;
+    kvc_fetch_of(op)->snapshot = fetch->snapshot;
+    kvc_fetch_of(op)->ids = kv_op_keep(&room, fetch->ids, ids_bytes);
+    kvc_fetch_of(op)->base = io->buffer->base + io->offset;
+    kvc_fetch_of(op)->crcs = io->crcs;
+    memcpy(kvc_fetch_of(op)->begin, begin, (n_heads + 1) * sizeof(begin[0]));
     for (uint32_t head = fetch->head_begin; head < fetch->head_begin + n_heads; head++)
-        if (ids_of(&op->fetch, head) > 0)
+        if (ids_of(kvc_fetch_of(op), head) > 0)
             kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
     return kv_op_go(op, ret_op);
 }

@@ -17,8 +17,24 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct lifecycle_part {
+    struct kv_lifecycle entry;
+    uint32_t least; /* tokens committed on all nodes */
+    uint32_t n_acked, n_refused;
+    bool is_logged;
+    struct kv_writers *writers; /* truncate: the session's, when it is done */
+};
+static_assert(sizeof(struct lifecycle_part) <= KVC_OP_STATE_BYTES,
+              "an operation has room for it");
+
+static struct lifecycle_part *lifecycle_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
 
 /* The node said no, so it did nothing. */
 static bool is_refusal(kv_status_t status)
@@ -56,16 +72,16 @@ static void stage_done(struct kv_call *call,
         return;
     }
     node = &op->session->nodes[remote->index];
-    if (status == KV_OK && reply->generation != op->lifecycle.entry.generation + 1) {
+    if (status == KV_OK && reply->generation != lifecycle_of(op)->entry.generation + 1) {
         status = KV_STALE;
         detail = "another client has changed the session";
     }
     if (status != KV_OK) {
-        op->lifecycle.n_refused += is_refusal(status);
+        lifecycle_of(op)->n_refused += is_refusal(status);
         kv_op_note(op, remote, status, detail);
         return;
     }
-    op->lifecycle.n_acked++;
+    lifecycle_of(op)->n_acked++;
     node->generation = reply->generation;
     if (op->result != NULL) {
         op->result->nodes[remote->index] = (struct kv_session_node){
@@ -73,7 +89,7 @@ static void stage_done(struct kv_call *call,
             .generation = reply->child_generation,
             .incarnation = remote->incarnation,
         };
-        if (op->lifecycle.n_acked == 1)
+        if (lifecycle_of(op)->n_acked == 1)
             op->result->generation = reply->child_generation;
         else if (op->result->generation != reply->child_generation)
             kv_op_note(op, remote, KV_CORRUPT, "the child's generation differs between nodes");
@@ -88,8 +104,8 @@ static struct kv_session *make_child(struct kv_op *op)
 
     if (child == NULL)
         return NULL;
-    child->writers = kv_writers_create(session->writers, op->lifecycle.entry.tokens,
-                                       op->lifecycle.entry.writer);
+    child->writers = kv_writers_create(session->writers, lifecycle_of(op)->entry.tokens,
+                                       lifecycle_of(op)->entry.writer);
     if (child->writers == NULL) {
         kv_session_free(child);
         return NULL;
@@ -99,8 +115,8 @@ static struct kv_session *make_child(struct kv_op *op)
     child->fingerprint = session->fingerprint;
     child->lease_ms = session->lease_ms;
     child->tokens_max = session->tokens_max;
-    op->lifecycle.entry.child_id = child->ticket.session_id;
-    op->lifecycle.entry.child_token = child->ticket.token;
+    lifecycle_of(op)->entry.child_id = child->ticket.session_id;
+    lifecycle_of(op)->entry.child_token = child->ticket.token;
     return child;
 }
 
@@ -109,7 +125,7 @@ static struct kv_session *make_child(struct kv_op *op)
 static bool choose_writer(struct kv_op *op)
 {
     const struct kv_session *session = op->session;
-    struct kv_lifecycle *entry = &op->lifecycle.entry;
+    struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
     bool is_fork = entry->kind == KV_OP_FORK, is_made;
 
     /* What a truncate takes away, a fork may have: what takes its place is another writer's. */
@@ -125,9 +141,9 @@ static bool choose_writer(struct kv_op *op)
         op->result = make_child(op);
         is_made = op->result != NULL;
     } else {
-        op->lifecycle.writers =
+        lifecycle_of(op)->writers =
             kv_writers_create(session->writers, entry->tokens, entry->writer);
-        is_made = op->lifecycle.writers != NULL;
+        is_made = lifecycle_of(op)->writers != NULL;
     }
     if (!is_made)
         kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
@@ -138,12 +154,12 @@ static bool choose_writer(struct kv_op *op)
 static void carry_out(struct kv_op *op)
 {
     struct kv_session *session = op->session;
-    struct kv_lifecycle *entry = &op->lifecycle.entry;
+    struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
 
     if (entry->kind == KV_OP_FORK) {
-        if (entry->tokens > op->lifecycle.least) {
+        if (entry->tokens > lifecycle_of(op)->least) {
             kv_op_fail(op, NULL, NULL, KV_INVALID, "%u tokens, %u are committed", entry->tokens,
-                       op->lifecycle.least);
+                       lifecycle_of(op)->least);
             return;
         }
     }
@@ -158,13 +174,13 @@ static void carry_out(struct kv_op *op)
         return;
     }
     op->phase = 1;
-    op->lifecycle.is_logged = true;
+    lifecycle_of(op)->is_logged = true;
     for (uint32_t i = 0; i < op->client->n_remotes; i++) {
         struct kv_remote *remote = &op->client->remotes[i];
         kv_status_t status = kv_lifecycle_send(session, remote, op, entry, stage_done);
 
         if (status != KV_OK) {
-            op->lifecycle.n_refused++;
+            lifecycle_of(op)->n_refused++;
             kv_op_note(op, remote, status, "it cannot be sent");
         }
     }
@@ -189,8 +205,8 @@ static void lengths_done(struct kv_call *call,
                    reply->generation, op->session->generation);
         return;
     }
-    if (reply->tokens < op->lifecycle.least)
-        op->lifecycle.least = reply->tokens;
+    if (reply->tokens < lifecycle_of(op)->least)
+        lifecycle_of(op)->least = reply->tokens;
     if (op->n_calls == 0)
         carry_out(op);
 }
@@ -200,7 +216,7 @@ static void start_lifecycle(struct kv_op *op)
     struct kv_session *session = op->session;
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
 
-    op->lifecycle.least = UINT32_MAX;
+    lifecycle_of(op)->least = UINT32_MAX;
     for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
         struct kv_remote *remote = &op->client->remotes[i];
         kv_status_t status;
@@ -217,7 +233,7 @@ static void start_lifecycle(struct kv_op *op)
 static void advance_writers(struct kv_op *op)
 {
     struct kv_session *session = op->session;
-    const struct kv_lifecycle *entry = &op->lifecycle.entry;
+    const struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
 
     if (entry->kind == KV_OP_FORK) {
         if (entry->tokens > session->shared_tokens)
@@ -227,8 +243,8 @@ static void advance_writers(struct kv_op *op)
     if (entry->writer != kv_writers_own(session->writers))
         session->shared_tokens = 0;
     free(session->writers);
-    session->writers = op->lifecycle.writers;
-    op->lifecycle.writers = NULL;
+    session->writers = lifecycle_of(op)->writers;
+    lifecycle_of(op)->writers = NULL;
 }
 
 static void ended_lifecycle(struct kv_op *op)
@@ -237,10 +253,10 @@ static void ended_lifecycle(struct kv_op *op)
     struct kv_session *child = op->result;
     bool is_done = op->status == KV_OK;
 
-    if (op->lifecycle.is_logged) {
+    if (lifecycle_of(op)->is_logged) {
         struct kv_lifecycle *entry = &session->log[session->n_log - 1];
 
-        if (!is_done && op->lifecycle.n_refused == op->client->n_remotes) {
+        if (!is_done && lifecycle_of(op)->n_refused == op->client->n_remotes) {
             session->n_log--;
         } else {
             session->generation = entry->generation + 1;
@@ -255,10 +271,10 @@ static void ended_lifecycle(struct kv_op *op)
         }
         kv_session_trim(session);
     }
-    free(op->lifecycle.writers);
-    op->lifecycle.writers = NULL;
+    free(lifecycle_of(op)->writers);
+    lifecycle_of(op)->writers = NULL;
     if (is_done) {
-        op->tokens = op->lifecycle.entry.tokens;
+        op->tokens = lifecycle_of(op)->entry.tokens;
         if (child != NULL) {
             child->renew_us = op->client->loop.now_us + (uint64_t)child->lease_ms * 1000 / 3;
             kvc_loop_set_timer(&op->client->loop, child->renew_us);
@@ -280,7 +296,7 @@ static const struct kv_op_kind fork_kind = {
     .needs_current = true,
     .start = start_lifecycle,
     .ended = ended_lifecycle,
-    .describe = kv_lifecycle_describe,
+    .describe = kv_session_describe_op,
 };
 
 static const struct kv_op_kind truncate_kind = {
@@ -290,7 +306,7 @@ static const struct kv_op_kind truncate_kind = {
     .needs_current = true,
     .start = start_lifecycle,
     .ended = ended_lifecycle,
-    .describe = kv_lifecycle_describe,
+    .describe = kv_session_describe_op,
 };
 
 static kv_status_t begin_lifecycle(const struct kv_op_kind *kind,
@@ -310,8 +326,8 @@ static kv_status_t begin_lifecycle(const struct kv_op_kind *kind,
     status = kv_op_begin(session->client, kind, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    op->lifecycle.entry.kind = kind->id;
-    op->lifecycle.entry.tokens = tokens;
+    lifecycle_of(op)->entry.kind = kind->id;
+    lifecycle_of(op)->entry.tokens = tokens;
     kv_op_need_all(op);
     return kv_op_go(op, ret_op);
 }

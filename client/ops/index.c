@@ -9,6 +9,7 @@
 #include "client/session.h"
 #include "proto/kv_wire.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum {
@@ -16,7 +17,18 @@ enum {
     WAIT_RETRIES = 8,
 };
 
-static uint32_t layers_end(const struct kv_index_part *part)
+struct index_part {
+    struct kv_index index; /* n_layers is not 0 any more */
+    struct kv_indexed sum;
+};
+static_assert(sizeof(struct index_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct index_part *index_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
+
+static uint32_t layers_end(const struct index_part *part)
 {
     return part->index.layer_begin + part->index.n_layers;
 }
@@ -27,7 +39,7 @@ seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32
 {
     const struct kv_session *session = op->session;
 
-    for (; *layer < layers_end(&op->index); ++*layer, *head = 0)
+    for (; *layer < layers_end(index_of(op)); ++*layer, *head = 0)
         for (; *head < session->schema.layers[*layer].n_kv_heads; ++*head)
             if (kv_session_lane(session, *layer, *head) == lane)
                 return true;
@@ -37,7 +49,7 @@ seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32
 static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     const struct kv_op *op = errand->op;
-    const struct kv_index *index = &op->index.index;
+    const struct kv_index *index = &index_of(op)->index;
     const struct kv_wire_index asked = {
         .chapter_blocks = index->chapter_blocks,
         .m = (uint16_t)index->m,
@@ -80,7 +92,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 static void start(struct kv_op *op)
 {
     kv_lanes_unmark(op->client);
-    for (uint32_t layer = op->index.index.layer_begin; layer < layers_end(&op->index);
+    for (uint32_t layer = index_of(op)->index.layer_begin; layer < layers_end(index_of(op));
          layer++) {
         for (uint32_t head = 0; head < op->session->schema.layers[layer].n_kv_heads; head++) {
             struct kv_lane *lane = kv_session_lane(op->session, layer, head);
@@ -106,7 +118,7 @@ static const char *indexed_fault(const struct kv_trip *trip,
                                  const struct kv_wire_indexed *indexed,
                                  uint64_t *ret_value)
 {
-    const struct kv_index *index = &trip->op->index.index;
+    const struct kv_index *index = &index_of(trip->op)->index;
     const uint64_t n_units = trip->header.n_units;
     const uint64_t n_books =
         n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
@@ -138,7 +150,7 @@ static kv_status_t
 reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    struct kv_indexed *sum = &trip->op->index.sum;
+    struct kv_indexed *sum = &index_of(trip->op)->sum;
     struct kv_wire_indexed got;
     const char *fault;
     uint64_t value;
@@ -169,8 +181,8 @@ static void
 describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
 {
     kv_session_describe(op->session,
-                        trip != NULL ? trip->header.layer : op->index.index.layer_begin, text,
-                        text_bytes);
+                        trip != NULL ? trip->header.layer : index_of(op)->index.layer_begin,
+                        text, text_bytes);
 }
 
 static const struct kv_op_kind index_kind = {
@@ -225,10 +237,10 @@ kv_status_t kv_index_begin(struct kv_session *session,
     status = kv_op_begin(session->client, &index_kind, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    op->index.index = *index;
+    index_of(op)->index = *index;
     if (index->n_layers == 0)
-        op->index.index.n_layers = session->schema.n_layers;
-    kv_op_need_units(op, op->index.index.layer_begin, layers_end(&op->index), 0, 0);
+        index_of(op)->index.n_layers = session->schema.n_layers;
+    kv_op_need_units(op, index_of(op)->index.layer_begin, layers_end(index_of(op)), 0, 0);
     return kv_op_go(op, ret_op);
 }
 
@@ -236,5 +248,5 @@ void kv_op_indexed(const struct kv_op *op, struct kv_indexed *ret_indexed)
 {
     *ret_indexed = (struct kv_indexed){0};
     if (op->kind == &index_kind && op->status == KV_OK)
-        *ret_indexed = op->index.sum;
+        *ret_indexed = index_of(op)->sum;
 }

@@ -20,6 +20,7 @@
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ enum {
     PIECE_BYTES = KV_WIRE_BULK_MAX
 };
 
-struct kv_object_state {
+struct object_state {
     struct kv_id128 hash;
     uint32_t slot;
     uint32_t name_bytes;
@@ -42,6 +43,20 @@ struct kv_object_state {
     uint64_t version;   /* get: of the first piece; delete: to delete, as object_exists said */
 };
 
+struct objects_part {
+    struct kv_object *objects; /* the caller's, for results alone */
+    uint32_t n_objects;
+    uint32_t first_bad; /* the first object of those that failed */
+    struct object_state *states;
+};
+static_assert(sizeof(struct objects_part) <= KVC_OP_STATE_BYTES,
+              "an operation has room for it");
+
+static struct objects_part *objects_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
+
 static uint32_t n_pieces_of(uint64_t bytes)
 {
     return bytes == 0 ? 1 : (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
@@ -52,7 +67,7 @@ static size_t piece_bytes(uint64_t size, uint64_t offset)
     return size - offset < PIECE_BYTES ? (size_t)(size - offset) : PIECE_BYTES;
 }
 
-static uint32_t piece_crc(const struct kv_object_state *state, uint64_t size, uint64_t offset)
+static uint32_t piece_crc(const struct object_state *state, uint64_t size, uint64_t offset)
 {
     return kv_crc32c(kv_object_seed(&state->hash) + (uint32_t)(offset / PIECE_BYTES),
                      state->base + offset, piece_bytes(size, offset));
@@ -60,20 +75,20 @@ static uint32_t piece_crc(const struct kv_object_state *state, uint64_t size, ui
 
 static void set_status(struct kv_op *op, uint32_t item, kv_status_t status)
 {
-    op->objects.states[item].status = op->objects.objects[item].status = status;
+    objects_of(op)->states[item].status = objects_of(op)->objects[item].status = status;
 }
 
 /* ---- asking ------------------------------------------------------------------------------ */
 
 static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *item)
 {
-    for (; *item < op->objects.n_objects; ++*item)
-        if (kv_lane_of_object(op->client, op->objects.states[*item].slot) == lane)
+    for (; *item < objects_of(op)->n_objects; ++*item)
+        if (kv_lane_of_object(op->client, objects_of(op)->states[*item].slot) == lane)
             return true;
     return false;
 }
 
-static kv_status_t build_put(struct kv_trip *trip, const struct kv_object_state *state)
+static kv_status_t build_put(struct kv_trip *trip, const struct object_state *state)
 {
     bool is_inline = state->bytes <= KV_INLINE_WANTED;
     uint32_t n_pieces = n_pieces_of(state->bytes);
@@ -115,7 +130,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
     uint32_t item = errand->head;
-    const struct kv_object_state *state = &op->objects.states[item];
+    const struct object_state *state = &objects_of(op)->states[item];
     kv_status_t status = KV_OK;
 
     trip->item = item;
@@ -161,7 +176,7 @@ static void fail_item(struct kv_op *op,
                       kv_status_t status,
                       const char *detail)
 {
-    struct kv_objects_part *part = &op->objects;
+    struct objects_part *part = objects_of(op);
 
     if (part->states[item].status == KV_IN_PROGRESS)
         set_status(op, item, status);
@@ -198,27 +213,27 @@ static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
 
 static bool lives_on(const struct kv_op *op, uint32_t item, const struct kv_remote *remote)
 {
-    return op->client->placement.node_of[op->objects.states[item].slot] == remote->index;
+    return op->client->placement.node_of[objects_of(op)->states[item].slot] == remote->index;
 }
 
 static void
 lost(struct kv_op *op, const struct kv_remote *remote, kv_status_t status, const char *why)
 {
-    for (uint32_t i = 0; i < op->objects.n_objects; i++)
-        if (lives_on(op, i, remote) && op->objects.states[i].status == KV_IN_PROGRESS)
+    for (uint32_t i = 0; i < objects_of(op)->n_objects; i++)
+        if (lives_on(op, i, remote) && objects_of(op)->states[i].status == KV_IN_PROGRESS)
             fail_item(op, remote, i, status, why);
 }
 
 static void start_node(struct kv_op *op, const struct kv_remote *remote)
 {
     kv_lanes_unmark(op->client);
-    for (uint32_t i = 0; i < op->objects.n_objects; i++) {
+    for (uint32_t i = 0; i < objects_of(op)->n_objects; i++) {
         struct kv_errand *errand;
         struct kv_lane *lane;
 
         if (!lives_on(op, i, remote))
             continue;
-        lane = kv_lane_of_object(op->client, op->objects.states[i].slot);
+        lane = kv_lane_of_object(op->client, objects_of(op)->states[i].slot);
         if (lane->mark == op)
             continue;
         lane->mark = op;
@@ -237,7 +252,7 @@ static void start_node(struct kv_op *op, const struct kv_remote *remote)
 static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
 {
     const struct kv_op *op = trip->op;
-    const struct kv_object_state *state = &op->objects.states[trip->item];
+    const struct object_state *state = &objects_of(op)->states[trip->item];
 
     if (!trip->has_reply && trip->position == 0) {
         /* Less than a piece is the whole object. */
@@ -270,7 +285,7 @@ reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail
 {
     const struct kv_wire_header *reply = &trip->reply;
     struct kv_op *op = trip->op;
-    struct kv_object_state *state = &op->objects.states[trip->item];
+    struct object_state *state = &objects_of(op)->states[trip->item];
     size_t bytes;
 
     if (reply->object_bytes > KV_OBJECT_BYTES_MAX)
@@ -280,7 +295,7 @@ reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail
                                (unsigned long long)reply->offset);
     if (trip->position == 0) {
         if (reply->object_bytes > state->bytes) {
-            op->objects.objects[trip->item].bytes = reply->object_bytes;
+            objects_of(op)->objects[trip->item].bytes = reply->object_bytes;
             return KV_TOO_LARGE;
         }
         state->size = reply->object_bytes;
@@ -303,7 +318,7 @@ static kv_status_t
 reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *reply = &trip->reply;
-    const struct kv_object_state *state = &trip->op->objects.states[trip->item];
+    const struct object_state *state = &objects_of(trip->op)->states[trip->item];
 
     (void)body;
     if (reply->bulk_bytes != 0 || reply->body_bytes != 0)
@@ -317,7 +332,7 @@ reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t deta
 static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
     struct kv_op *op = trip->op;
-    struct kv_object_state *state = &op->objects.states[trip->item];
+    struct object_state *state = &objects_of(op)->states[trip->item];
 
     if (piece_crc(state, state->size, trip->position) != trip->reply.object_crc) {
         snprintf(detail, detail_bytes, "object %s: the piece at %llu fails its checksum",
@@ -334,7 +349,7 @@ static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_
         errand->alone = true;
     }
     if (--state->n_pieces == 0 && state->status == KV_IN_PROGRESS) {
-        op->objects.objects[trip->item].bytes = state->size;
+        objects_of(op)->objects[trip->item].bytes = state->size;
         set_status(op, trip->item, KV_OK);
     }
     return KV_OK;
@@ -346,13 +361,13 @@ static kv_status_t finish_other(struct kv_trip *trip, char *detail, size_t detai
     (void)detail_bytes;
     set_status(trip->op, trip->item, KV_OK);
     if (trip->op->kind->id == KV_OP_OBJECT_EXISTS)
-        trip->op->objects.objects[trip->item].bytes = trip->reply.object_bytes;
+        objects_of(trip->op)->objects[trip->item].bytes = trip->reply.object_bytes;
     return KV_OK;
 }
 
 static kv_status_t finish_delete(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    struct kv_object_state *state = &trip->op->objects.states[trip->item];
+    struct object_state *state = &objects_of(trip->op)->states[trip->item];
     struct kv_errand *errand;
 
     if (trip->header.op == KV_OP_OBJECT_DELETE)
@@ -379,20 +394,20 @@ static bool uses_buffers(const struct kv_op_kind *kind)
 
 static void ended(struct kv_op *op)
 {
-    for (uint32_t i = 0; i < op->objects.n_objects; i++) {
-        if (op->objects.states[i].status == KV_IN_PROGRESS)
+    for (uint32_t i = 0; i < objects_of(op)->n_objects; i++) {
+        if (objects_of(op)->states[i].status == KV_IN_PROGRESS)
             set_status(op, i, op->status);
-        kv_buffer_release(op->objects.states[i].buffer);
+        kv_buffer_release(objects_of(op)->states[i].buffer);
     }
 }
 
 static void
 describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
 {
-    uint32_t item = trip != NULL ? trip->item : op->objects.first_bad;
+    uint32_t item = trip != NULL ? trip->item : objects_of(op)->first_bad;
 
-    if (item < op->objects.n_objects)
-        snprintf(text, text_bytes, "object %.64s", op->objects.states[item].name);
+    if (item < objects_of(op)->n_objects)
+        snprintf(text, text_bytes, "object %.64s", objects_of(op)->states[item].name);
 }
 
 static const struct kv_op_kind kinds[] = {
@@ -469,7 +484,7 @@ static const char *object_fault(const struct kv_client *client,
 /* Copies what is asked, names included.  false: out of memory. */
 static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects)
 {
-    struct kv_object_state *states;
+    struct object_state *states;
     size_t bytes = n_objects * sizeof(*states);
     uint8_t *names;
 
@@ -481,9 +496,9 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
     names = (uint8_t *)(states + n_objects);
     for (uint32_t i = 0; i < n_objects; i++) {
         const struct kv_object *object = &objects[i];
-        struct kv_object_state *state = &states[i];
+        struct object_state *state = &states[i];
 
-        *state = (struct kv_object_state){.name_bytes = (uint32_t)strlen(object->name)};
+        *state = (struct object_state){.name_bytes = (uint32_t)strlen(object->name)};
         state->name = kv_op_keep(&names, object->name, state->name_bytes + 1);
         state->hash = kv_hash128(state->name, state->name_bytes);
         state->slot = kv_placement_object_slot(&state->hash);
@@ -495,7 +510,7 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
         }
         kv_op_need(op, op->client->placement.node_of[state->slot]);
     }
-    op->objects = (struct kv_objects_part){
+    *objects_of(op) = (struct objects_part){
         .objects = objects,
         .n_objects = n_objects,
         .first_bad = UINT32_MAX,

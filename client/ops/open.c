@@ -12,8 +12,20 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct open_part {
+    struct kv_model_info *model;
+    bool *opened; /* (n_nodes) */
+};
+static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct open_part *open_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
 
 static void open_done(struct kv_call *call,
                       kv_status_t status,
@@ -54,7 +66,7 @@ static void open_done(struct kv_call *call,
     if (op->phase == 0)
         session->generation = reply->generation;
     op->phase = 1;
-    op->open.opened[remote->index] = true;
+    open_of(op)->opened[remote->index] = true;
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
@@ -101,7 +113,7 @@ static void model_done(struct kv_call *call,
 
 static void start_open(struct kv_op *op)
 {
-    const struct kv_model_info *model = op->open.model;
+    const struct kv_model_info *model = open_of(op)->model;
     Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
     Kvpb__Layer layers[KV_LAYERS_MAX];
     Kvpb__Layer *pointers[KV_LAYERS_MAX];
@@ -140,14 +152,14 @@ static void ended_open(struct kv_op *op)
         kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else if (session != NULL) {
         for (uint32_t i = 0; i < op->client->n_remotes; i++)
-            if (op->open.opened[i])
+            if (open_of(op)->opened[i])
                 kv_session_drop(&op->client->remotes[i], session->nodes[i].index,
                                 &session->ticket.token);
         op->result = NULL;
         kv_session_free(session);
     }
-    free(op->open.model);
-    free(op->open.opened);
+    free(open_of(op)->model);
+    free(open_of(op)->opened);
 }
 
 static const struct kv_op_kind open_kind = {
@@ -179,9 +191,9 @@ kv_status_t kv_open_begin(struct kv_client *client,
     if (status != KV_OK)
         return status;
     copy = malloc(sizeof(*copy));
-    op->open.model = copy;
-    op->open.opened = calloc(client->n_remotes, sizeof(bool));
-    if (copy == NULL || op->open.opened == NULL) {
+    open_of(op)->model = copy;
+    open_of(op)->opened = calloc(client->n_remotes, sizeof(bool));
+    if (copy == NULL || open_of(op)->opened == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
@@ -217,8 +229,8 @@ kv_status_t kv_open_begin(struct kv_client *client,
     return kv_op_go(op, ret_op);
 
 err:
-    free(op->open.model);
-    free(op->open.opened);
+    free(open_of(op)->model);
+    free(open_of(op)->opened);
     kv_op_discard(op);
     return status;
 }

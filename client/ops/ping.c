@@ -8,20 +8,31 @@
 #include "client/request.h"
 #include "proto/kv_wire.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum {
     PING_BYTES_MAX = 128 << 10
 };
 
+struct ping_part {
+    uint32_t node, thread, bytes_out, bytes_back;
+};
+static_assert(sizeof(struct ping_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct ping_part *ping_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
+
 static void start_ping(struct kv_op *op)
 {
-    struct kv_remote *remote = &op->client->remotes[op->ping.node];
+    struct kv_remote *remote = &op->client->remotes[ping_of(op)->node];
 
-    if (op->ping.thread >= remote->n_lanes)
-        kv_op_fail(op, remote, NULL, KV_INVALID, "data thread %u of %u", op->ping.thread,
+    if (ping_of(op)->thread >= remote->n_lanes)
+        kv_op_fail(op, remote, NULL, KV_INVALID, "data thread %u of %u", ping_of(op)->thread,
                    remote->n_lanes);
-    else if (kv_errand_add(op, &remote->lanes[op->ping.thread]) == NULL)
+    else if (kv_errand_add(op, &remote->lanes[ping_of(op)->thread]) == NULL)
         kv_op_fail(op, remote, NULL, KV_NO_MEMORY, "out of memory");
 }
 
@@ -29,12 +40,12 @@ static kv_status_t build_ping(struct kv_errand *errand, struct kv_trip *trip)
 {
     const struct kv_op *op = errand->op;
 
-    trip->body_bytes = op->ping.bytes_out;
+    trip->body_bytes = ping_of(op)->bytes_out;
     if (!kv_trip_envelope(trip, trip->body_bytes))
         return KV_BUSY;
     memset(trip->envelope->body, 0, trip->body_bytes);
     trip->header.op = KV_OP_PING;
-    trip->header.token_count = op->ping.bytes_back;
+    trip->header.token_count = ping_of(op)->bytes_back;
     errand->finished = true;
     return KV_OK;
 }
@@ -45,7 +56,7 @@ reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detai
     const struct kv_wire_header *reply = &trip->reply;
 
     (void)body;
-    if (reply->bulk_bytes == 0 && reply->body_bytes == trip->op->ping.bytes_back)
+    if (reply->bulk_bytes == 0 && reply->body_bytes == ping_of(trip->op)->bytes_back)
         return KV_OK;
     return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
                            reply->body_bytes, (unsigned long long)reply->bulk_bytes);
@@ -76,10 +87,10 @@ kv_status_t kv_ping_begin(struct kv_client *client,
     status = kv_op_begin(client, &ping_kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    op->ping.node = node;
-    op->ping.thread = thread;
-    op->ping.bytes_out = bytes_out;
-    op->ping.bytes_back = bytes_back;
+    ping_of(op)->node = node;
+    ping_of(op)->thread = thread;
+    ping_of(op)->bytes_out = bytes_out;
+    ping_of(op)->bytes_back = bytes_back;
     kv_op_need(op, node);
     return kv_op_go(op, ret_op);
 }

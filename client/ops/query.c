@@ -72,7 +72,7 @@ static uint32_t held_of(const struct kv_query_part *part, uint32_t head)
 
 static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
 {
-    const struct kv_query_part *part = &op->query;
+    const struct kv_query_part *part = kvc_query_of(op);
 
     for (; *head < part->query.head_begin + part->n_heads; ++*head)
         if (kv_session_lane(op->session, part->query.layer, *head) == lane)
@@ -130,7 +130,7 @@ static void fill(const struct kv_query_part *part,
 static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
-    struct kv_query_part *part = &op->query;
+    struct kv_query_part *part = kvc_query_of(op);
     const struct kv_query *query = &part->query;
     size_t bulk_bytes_max = errand->lane->link.remote->bulk_bytes_max;
     struct kv_wire_unit units[KV_HEADS_MAX];
@@ -167,7 +167,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 
 static void start(struct kv_op *op)
 {
-    const struct kv_query_part *part = &op->query;
+    const struct kv_query_part *part = kvc_query_of(op);
     uint32_t begin = part->query.head_begin;
 
     kv_lanes_unmark(op->client);
@@ -198,13 +198,13 @@ static void
 describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
 {
     (void)trip;
-    kv_session_describe(op->session, op->query.query.layer, text, text_bytes);
+    kv_session_describe(op->session, kvc_query_of(op)->query.layer, text, text_bytes);
 }
 
 static void fini(struct kv_op *op)
 {
-    for (uint32_t i = 0; i < op->query.n_heads; i++)
-        free(op->query.answers[i]);
+    for (uint32_t i = 0; i < kvc_query_of(op)->n_heads; i++)
+        free(kvc_query_of(op)->answers[i]);
 }
 
 static const struct kv_op_kind query_kind = {
@@ -395,7 +395,7 @@ held_fault(const struct kv_query_part *part, size_t *ret_n, uint32_t *ret_most)
  * memory. */
 static bool keep(struct kv_op *op, size_t n_held)
 {
-    struct kv_query_part *part = &op->query;
+    struct kv_query_part *part = kvc_query_of(op);
     struct kv_query *query = &part->query;
     const size_t n = part->n_heads;
     const size_t results_bytes = n * (sizeof(*part->found) + sizeof(*part->answers)) +
@@ -470,7 +470,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
         part.query.snapshot = end;
     if (buffer != NULL)
         part.base = buffer->base + io->offset;
-    op->query = part;
+    *kvc_query_of(op) = part;
     if (!keep(op, n_held)) {
         kv_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "query: out of memory");
@@ -481,9 +481,9 @@ kv_status_t kv_query_begin(struct kv_session *session,
 
 kv_status_t kv_op_found(const struct kv_op *op, uint32_t head, struct kv_found *ret_found)
 {
-    if (op->kind != &query_kind || op->status != KV_OK || head >= op->query.n_heads)
+    if (op->kind != &query_kind || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
         return KV_INVALID;
-    *ret_found = op->query.found[head];
+    *ret_found = kvc_query_of(op)->found[head];
     return KV_OK;
 }
 

@@ -3,6 +3,9 @@
 #define KV_CLIENT_OPS_QUERY_H
 
 #include "client/include/kvclient.h"
+#include "client/op.h"
+
+#include <assert.h>
 
 struct kv_query_answer;
 struct kv_query_part {
@@ -21,5 +24,12 @@ struct kv_query_part {
     struct kv_query_answer **answers; /* (n_heads) of the message that begins at that place */
     uint32_t *held_begin;             /* (n_heads + 1) of each head's blocks in query.held */
 };
+static_assert(sizeof(struct kv_query_part) <= KVC_OP_STATE_BYTES,
+              "an operation has room for it");
+
+static inline struct kv_query_part *kvc_query_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
 
 #endif

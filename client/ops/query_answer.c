@@ -53,14 +53,14 @@ static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
 /* Where the trip's rows are in the caller's buffer. */
 static uint8_t *place_of(const struct kv_trip *trip)
 {
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
 
     return part->base + trip->position * head_room(part);
 }
 
 unsigned kv_query_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
 {
-    if (bytes == 0 || bytes > trip->bytes || bytes % trip->op->query.row_bytes != 0)
+    if (bytes == 0 || bytes > trip->bytes || bytes % kvc_query_of(trip->op)->row_bytes != 0)
         return 0;
     ret_iov[0] = (struct kv_iov){.base = place_of(trip), .bytes = bytes};
     return 1;
@@ -80,7 +80,7 @@ static struct fault found_fault(const struct kv_trip *trip,
                                 const struct kv_wire_unit *unit,
                                 const struct kv_wire_found *found)
 {
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
     const bool is_part = names_held_only(&part->query);
     const uint64_t n_scored = (uint64_t)found->n_coded + found->n_exact;
     const uint64_t n_ids_max =
@@ -336,7 +336,7 @@ static kv_status_t check_answer(const struct kv_trip *trip,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
     uint32_t first = 0, row = 0;
 
     for (uint32_t i = 0; i < trip->header.n_units; i++) {
@@ -385,7 +385,7 @@ static kv_status_t check_counts(const struct kv_trip *trip,
                                 size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
     uint32_t n_units = trip->header.n_units, n_ids = 0;
     size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
     struct kv_wire_answer times;
@@ -424,7 +424,7 @@ kv_status_t
 kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
     uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids;
     size_t rows_bytes = n_rows * part->row_bytes;
     struct kv_query_answer *answer;
@@ -453,7 +453,7 @@ kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t d
 
 kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    const struct kv_query_part *part = &trip->op->query;
+    const struct kv_query_part *part = kvc_query_of(trip->op);
     const struct kv_wire_unit *units = units_of(trip);
     const struct kv_query_answer *answer = part->answers[trip->position];
     const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;

@@ -16,6 +16,8 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +27,18 @@ struct kv_resumed {
     uint32_t n_recent;
     struct kv_lifecycle recent[KV_LIFECYCLE_LOG]; /* oldest first */
 };
+
+struct resume_part {
+    struct kv_ticket ticket;
+    struct kv_resumed *nodes; /* (n_nodes) */
+    bool is_overtaken;        /* by another client, while it asked */
+};
+static_assert(sizeof(struct resume_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct resume_part *resume_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
 
 static bool read_schema(const Kvpb__OpenReply *reply, kv_schema_t *ret_schema)
 {
@@ -142,7 +156,7 @@ static kv_status_t merge(struct kv_op *op,
             *ret_fault = "out of memory";
             return KV_NO_MEMORY;
         }
-        session->ticket = op->resume.ticket;
+        session->ticket = resume_of(op)->ticket;
         session->lease_ms = UINT32_MAX;
         memcpy(session->fingerprint.bytes, reply->fingerprint.data, 16);
     }
@@ -159,7 +173,7 @@ static kv_status_t merge(struct kv_op *op,
 static void settle(struct kv_op *op)
 {
     struct kv_session *session = op->result;
-    struct kv_resumed *nodes = op->resume.nodes;
+    struct kv_resumed *nodes = resume_of(op)->nodes;
     uint32_t leader = 0, laggard = 0;
 
     for (uint32_t i = 0; i < op->client->n_remotes; i++) {
@@ -203,9 +217,9 @@ static void overtaken_resume(struct kv_op *op)
     op->result = NULL;
     op->needs_current = false;
     op->phase = 0;
-    op->resume.is_overtaken = false;
+    resume_of(op)->is_overtaken = false;
     op->tokens = UINT32_MAX;
-    memset(op->resume.nodes, 0, op->client->n_remotes * sizeof(*op->resume.nodes));
+    memset(resume_of(op)->nodes, 0, op->client->n_remotes * sizeof(*resume_of(op)->nodes));
 }
 
 /* The nodes have caught up: a truncate may have made the session shorter. */
@@ -222,10 +236,10 @@ static void relength_done(struct kv_call *call,
     if (status != KV_OK)
         kv_op_fail(op, call->remote, NULL, status, "%s", detail);
     else if (reply->generation != op->result->generation)
-        op->resume.is_overtaken = true;
+        resume_of(op)->is_overtaken = true;
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
-    if (status == KV_OK && op->n_calls == 0 && op->resume.is_overtaken) {
+    if (status == KV_OK && op->n_calls == 0 && resume_of(op)->is_overtaken) {
         overtaken_resume(op);
         kv_op_again(op);
     }
@@ -264,7 +278,7 @@ static void resume_done(struct kv_call *call,
         kv_op_fail(op, remote, NULL, status, "%s", detail);
         return;
     }
-    struct kv_resumed *resumed = &op->resume.nodes[remote->index];
+    struct kv_resumed *resumed = &resume_of(op)->nodes[remote->index];
 
     status = merge(op, remote, reply, &fault);
     if (status == KV_OK && !read_recent(reply, resumed)) {
@@ -292,8 +306,8 @@ static void start_resume(struct kv_op *op)
         ask_lengths(op);
         return;
     }
-    request.session_id = binary(&op->resume.ticket.session_id);
-    request.token = binary(&op->resume.ticket.token);
+    request.session_id = binary(&resume_of(op)->ticket.session_id);
+    request.token = binary(&resume_of(op)->ticket.token);
     for (uint32_t i = 0; i < client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
         kv_status_t status = kv_call_begin(&client->remotes[i], op, NULL, KV_OP_RESUME,
                                            &request.base, resume_done);
@@ -314,8 +328,21 @@ static void ended_resume(struct kv_op *op)
         op->result = NULL;
         kv_session_free(session);
     }
-    free(op->resume.nodes);
-    op->resume.nodes = NULL;
+    free(resume_of(op)->nodes);
+    resume_of(op)->nodes = NULL;
+}
+
+/* It has no session before a node has answered. */
+static void describe_resume(const struct kv_op *op,
+                            const struct kv_trip *trip,
+                            char *text,
+                            size_t text_bytes)
+{
+    char id[KV_SESSION_TEXT];
+
+    (void)trip;
+    snprintf(text, text_bytes, "session %s",
+             kv_session_text(&resume_of(op)->ticket.session_id, id));
 }
 
 static const struct kv_op_kind resume_kind = {
@@ -324,7 +351,7 @@ static const struct kv_op_kind resume_kind = {
     .start = start_resume,
     .overtaken = overtaken_resume,
     .ended = ended_resume,
-    .describe = kv_lifecycle_describe,
+    .describe = describe_resume,
 };
 
 kv_status_t kv_resume_begin(struct kv_client *client,
@@ -338,9 +365,9 @@ kv_status_t kv_resume_begin(struct kv_client *client,
     if (status != KV_OK)
         return status;
     op->tokens = UINT32_MAX;
-    op->resume.ticket = *ticket;
-    op->resume.nodes = calloc(client->n_remotes, sizeof(*op->resume.nodes));
-    if (op->resume.nodes == NULL) {
+    resume_of(op)->ticket = *ticket;
+    resume_of(op)->nodes = calloc(client->n_remotes, sizeof(*resume_of(op)->nodes));
+    if (resume_of(op)->nodes == NULL) {
         kv_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "resume: out of memory");
     }

@@ -126,7 +126,7 @@ static bool
 seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
 {
     const struct kv_session *session = op->session;
-    const struct kv_rows *box = &op->rows.box;
+    const struct kv_rows *box = &kvc_rows_of(op)->box;
 
     while (*layer < box->layer_begin + box->n_layers) {
         for (; *head < heads_end(&session->schema, box, *layer); ++*head)
@@ -167,18 +167,18 @@ static bool piece_next(const struct kv_trip *trip, struct piece *piece)
     piece->head = unit->kv_head;
     piece->row_bytes = op->session->schema.layers[unit->layer].row_bytes;
     if (op->kind->id != KV_OP_FETCH) {
-        const struct kv_rows *box = &op->rows.box;
+        const struct kv_rows *box = &kvc_rows_of(op)->box;
         uint32_t skipped = trip->header.token_begin - box->token_begin;
 
         piece->n_rows = trip->header.token_count;
         piece->token = trip->header.token_begin;
         piece->ids = NULL;
-        piece->rows = op->rows.base +
+        piece->rows = kvc_rows_of(op)->base +
                       unit_offset(op->session, box, unit->layer, unit->kv_head) +
                       (size_t)skipped * piece->row_bytes;
         piece->crcs =
-            op->rows.crcs != NULL
-                ? op->rows.crcs +
+            kvc_rows_of(op)->crcs != NULL
+                ? kvc_rows_of(op)->crcs +
                       unit_rank(op->session, box, unit->layer, unit->kv_head) * box->n_tokens +
                       skipped
                 : NULL;
@@ -187,14 +187,14 @@ static bool piece_next(const struct kv_trip *trip, struct piece *piece)
             (const uint32_t *)((const struct kv_wire_unit *)trip->envelope->body +
                                trip->header.n_units);
 
-        first = op->fetch.begin[unit->kv_head - op->fetch.head_begin];
+        first = kvc_fetch_of(op)->begin[unit->kv_head - kvc_fetch_of(op)->head_begin];
         if (piece->next_unit == 0)
             first += trip->position;
         piece->n_rows = unit->n_ids;
         piece->token = 0;
         piece->ids = ids + piece->next_id;
-        piece->rows = op->fetch.base + first * piece->row_bytes;
-        piece->crcs = op->fetch.crcs != NULL ? op->fetch.crcs + first : NULL;
+        piece->rows = kvc_fetch_of(op)->base + first * piece->row_bytes;
+        piece->crcs = kvc_fetch_of(op)->crcs != NULL ? kvc_fetch_of(op)->crcs + first : NULL;
         piece->next_id += unit->n_ids;
     }
     piece->next_unit++;
@@ -313,7 +313,8 @@ void kv_rows_describe(const struct kv_op *op,
                       char *text,
                       size_t text_bytes)
 {
-    uint32_t layer = op->kind->id == KV_OP_FETCH ? op->fetch.layer : op->rows.box.layer_begin;
+    uint32_t layer = op->kind->id == KV_OP_FETCH ? kvc_fetch_of(op)->layer
+                                                 : kvc_rows_of(op)->box.layer_begin;
 
     if (trip != NULL && trip->envelope != NULL && trip->header.n_units > 0)
         layer = first_layer(trip);
@@ -389,7 +390,7 @@ static kv_status_t build_rows(struct kv_errand *errand, struct kv_trip *trip)
 {
     struct kv_op *op = errand->op;
     const struct kv_session *session = op->session;
-    const struct kv_rows *box = &op->rows.box;
+    const struct kv_rows *box = &kvc_rows_of(op)->box;
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
     uint32_t end = box->token_begin + box->n_tokens;
     uint32_t layer = errand->layer, head = errand->head;
@@ -455,7 +456,7 @@ static kv_status_t build_rows(struct kv_errand *errand, struct kv_trip *trip)
 /* One errand for each lane that owns a unit of the box. */
 static void start_rows(struct kv_op *op)
 {
-    const struct kv_rows *box = &op->rows.box;
+    const struct kv_rows *box = &kvc_rows_of(op)->box;
 
     kv_lanes_unmark(op->client);
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
@@ -520,13 +521,13 @@ static bool awaits_rows(const struct kv_trip *trip)
     const struct kv_op *op = trip->op;
     struct kv_list *link, *follow;
 
-    if (trip->header.token_begin != op->rows.box.token_begin)
+    if (trip->header.token_begin != kvc_rows_of(op)->box.token_begin)
         return true;
     KV_LIST_EACH(link, follow, &op->session->ops) {
         const struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
 
         if (is_put(other) && other->stage != KV_STAGE_QUEUED &&
-            leads_to(&other->rows.box, &op->rows.box))
+            leads_to(&kvc_rows_of(other)->box, &kvc_rows_of(op)->box))
             return true;
     }
     return false;
@@ -536,15 +537,15 @@ static bool awaits_rows(const struct kv_trip *trip)
  * others to wait for are sent again, and hear at once what becomes of them. */
 static void ended_put(struct kv_op *op)
 {
-    const struct kv_rows *box = &op->rows.box;
+    const struct kv_rows *box = &kvc_rows_of(op)->box;
     struct kv_client *client = op->client;
     struct kv_list *link, *follow, *trip_link, *trip_follow;
 
     KV_LIST_EACH(link, follow, &op->session->ops) {
         struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
-        if (!is_put(other) || !leads_to(box, &other->rows.box))
+        if (!is_put(other) || !leads_to(box, &kvc_rows_of(other)->box))
             continue;
-        const bool is_met = op->status == KV_OK && leads_up_to(box, &other->rows.box);
+        const bool is_met = op->status == KV_OK && leads_up_to(box, &kvc_rows_of(other)->box);
         KV_LIST_EACH(trip_link, trip_follow, &other->trips) {
             struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_op);
 
@@ -587,9 +588,9 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
     status = kv_op_begin(client, kind, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    op->rows.box = *rows;
-    op->rows.base = io->buffer->base + io->offset;
-    op->rows.crcs = io->crcs;
+    kvc_rows_of(op)->box = *rows;
+    kvc_rows_of(op)->base = io->buffer->base + io->offset;
+    kvc_rows_of(op)->crcs = io->crcs;
     if (io->crcs != NULL && is_write(op)) {
         size_t crcs_bytes = n_rows(&session->schema, rows) * sizeof(*io->crcs);
         uint8_t *room = kv_op_room(op, crcs_bytes);
@@ -598,7 +599,7 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
             kv_op_discard(op);
             return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", kind->name);
         }
-        op->rows.crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
+        kvc_rows_of(op)->crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
     }
     kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
                      rows->head_begin, rows->n_heads);

@@ -9,9 +9,27 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    TABLE_NAME_BYTES = 32
+};
+
+struct table_part {
+    uint32_t node;
+    char name[TABLE_NAME_BYTES];
+    struct kv_table table;
+    void *memory; /* of the table */
+};
+static_assert(sizeof(struct table_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct table_part *table_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
 
 static char *copy_text(char **text, const char *from)
 {
@@ -42,11 +60,11 @@ static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
             if (row->cells[j]->value_case == KVPB__CELL__VALUE_TEXT)
                 text_bytes += strlen(row->cells[j]->text) + 1;
     }
-    op->table.memory =
+    table_of(op)->memory =
         malloc(n_cells * sizeof(*cells) + reply->n_columns * sizeof(*columns) + text_bytes + 1);
-    if (op->table.memory == NULL)
+    if (table_of(op)->memory == NULL)
         return KV_NO_MEMORY;
-    cells = op->table.memory;
+    cells = table_of(op)->memory;
     columns = (const char **)(cells + n_cells);
     text = (char *)(columns + reply->n_columns);
     for (size_t i = 0; i < reply->n_columns; i++)
@@ -58,7 +76,7 @@ static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
         cells[i].text = is_text ? copy_text(&text, cell->text) : NULL;
         cells[i].number = is_text ? 0 : cell->number;
     }
-    op->table.table = (struct kv_table){
+    table_of(op)->table = (struct kv_table){
         .n_columns = (uint32_t)reply->n_columns,
         .n_rows = (uint32_t)reply->n_rows,
         .columns = columns,
@@ -84,12 +102,12 @@ static void table_done(struct kv_call *call,
 
 static void start_table(struct kv_op *op)
 {
-    struct kv_remote *remote = &op->client->remotes[op->table.node];
+    struct kv_remote *remote = &op->client->remotes[table_of(op)->node];
     Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
     Kvpb__DrainRequest drain = KVPB__DRAIN_REQUEST__INIT;
     kv_status_t status;
 
-    table.name = op->table.name;
+    table.name = table_of(op)->name;
     status = kv_call_begin(remote, op, NULL, op->kind->id,
                            op->kind->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
     if (status != KV_OK)
@@ -98,8 +116,8 @@ static void start_table(struct kv_op *op)
 
 static void fini_table(struct kv_op *op)
 {
-    free(op->table.memory);
-    op->table.memory = NULL;
+    free(table_of(op)->memory);
+    table_of(op)->memory = NULL;
 }
 
 static const struct kv_op_kind table_kind = {
@@ -125,14 +143,14 @@ static kv_status_t begin_table(struct kv_client *client,
     kv_status_t status;
     struct kv_op *op;
 
-    if (node >= client->n_remotes || strlen(name) >= sizeof(op->table.name))
+    if (node >= client->n_remotes || strlen(name) >= TABLE_NAME_BYTES)
         return kvc_set_error(&client->loop, KV_INVALID, "%s: node %u: %.32s", kind->name, node,
                              name);
     status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    op->table.node = node;
-    snprintf(op->table.name, sizeof(op->table.name), "%s", name);
+    table_of(op)->node = node;
+    snprintf(table_of(op)->name, sizeof(table_of(op)->name), "%s", name);
     kv_op_need(op, node);
     return kv_op_go(op, ret_op);
 }
@@ -148,7 +166,7 @@ kv_status_t kv_table_begin(struct kv_client *client,
 
 const struct kv_table *kv_op_table(const struct kv_op *op)
 {
-    return op->kind == &table_kind && op->status == KV_OK ? &op->table.table : NULL;
+    return op->kind == &table_kind && op->status == KV_OK ? &table_of(op)->table : NULL;
 }
 
 kv_status_t kv_drain_begin(struct kv_client *client,
