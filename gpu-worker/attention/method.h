@@ -127,7 +127,5 @@ extern const struct kv_attention_row kv_attention_random;
 
 /* By name; NULL: there is none. */
 const struct kv_attention_row *kv_attention_find(const char *name);
-/* All there are; NULL behind the last. */
-const struct kv_attention_row *kv_attention_at(unsigned index);
 
 #endif

@@ -8,15 +8,10 @@ static const struct kv_attention_row *const rows[] = {
     &kv_attention_window, &kv_attention_random,
 };
 
-const struct kv_attention_row *kv_attention_at(unsigned index)
-{
-    return index < sizeof(rows) / sizeof(rows[0]) ? rows[index] : NULL;
-}
-
 const struct kv_attention_row *kv_attention_find(const char *name)
 {
-    for (unsigned i = 0; kv_attention_at(i) != NULL; i++)
-        if (strcmp(kv_attention_at(i)->name, name) == 0)
-            return kv_attention_at(i);
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        if (strcmp(rows[i]->name, name) == 0)
+            return rows[i];
     return NULL;
 }

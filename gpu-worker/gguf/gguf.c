@@ -26,11 +26,6 @@ const struct kv_gguf_value_type kv_gguf_value_types[] = {
     [KV_GGUF_F64] = {"f64", 8},
 };
 
-const char *kv_gguf_type_name(uint32_t type)
-{
-    return is_value_type(type) ? kv_gguf_value_types[type].name : "unknown";
-}
-
 static bool is_integer(uint32_t type)
 {
     return type <= KV_GGUF_I32 || type == KV_GGUF_U64 || type == KV_GGUF_I64;

@@ -107,9 +107,6 @@ enum kv_gguf_type {
     KV_GGUF_F64 = 12,
 };
 
-/* "u32"; "unknown" for a number that is no type. */
-const char *kv_gguf_type_name(uint32_t type);
-
 /* The look-ups by key all answer the same way:
  *   KV_OK         found, and the value fits what was asked for
  *   KV_NOT_FOUND  there is no such key; the usual answer is a default

@@ -41,7 +41,8 @@ void kv_verify_seeds(const struct kv_row_set *rows,
         ret_seeds[i] = seed_of(&seeds, tokens[i]);
 }
 
-void kv_segment_mark_bad(struct kv_heap *heap, struct kv_segment *segment, uint32_t row)
+/* A row that will be refused until it is written again; does nothing if it is bad already. */
+static void mark_bad(struct kv_heap *heap, struct kv_segment *segment, uint32_t row)
 {
     if (kv_segment_is_bad(segment, row))
         return;
@@ -68,7 +69,7 @@ uint32_t kv_verify_crcs(struct kv_heap *heap,
         const uint32_t row = tokens[i] % KV_BLOCK_TOKENS;
 
         if (computed[i] != segment->crcs[row])
-            kv_segment_mark_bad(heap, segment, row);
+            mark_bad(heap, segment, row);
         if (first == n && kv_segment_is_bad(segment, row))
             first = i;
     }

@@ -55,7 +55,4 @@ uint32_t kv_verify_crcs(struct kv_heap *heap,
  * Nothing is read of the rows. */
 uint32_t kv_unit_known_bad(const struct kv_unit *unit, uint32_t begin, uint32_t n);
 
-/* One that will be refused until it is written again; does nothing if it is bad already. */
-void kv_segment_mark_bad(struct kv_heap *heap, struct kv_segment *segment, uint32_t row);
-
 #endif
