@@ -35,20 +35,7 @@ struct group {
     float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
 };
 
-/* Into L2: requests that wait there are more than those that can wait in L1. */
-INLINE void ask_for(const uint8_t *from, size_t bytes)
-{
-    const char *at = (const char *)from, *end = at + bytes;
-
-    for (; at + 4 * LINE_BYTES <= end; at += 4 * LINE_BYTES) {
-        _mm_prefetch(at, _MM_HINT_T1);
-        _mm_prefetch(at + LINE_BYTES, _MM_HINT_T1);
-        _mm_prefetch(at + 2 * LINE_BYTES, _MM_HINT_T1);
-        _mm_prefetch(at + 3 * LINE_BYTES, _MM_HINT_T1);
-    }
-    for (; at < end; at += LINE_BYTES)
-        _mm_prefetch(at, _MM_HINT_T1);
-}
+#include "kernels/x86/attend_common.h"
 
 /* The first n elements, 0 behind. */
 INLINE __m256 load_few(enum kv_key_type type, const uint8_t *at, size_t n)
@@ -277,48 +264,6 @@ INLINE void add_group(enum kv_key_type type,
     }
 }
 
-AVX2 __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
-                                                    const float *queries,
-                                                    struct group *group,
-                                                    const uint32_t *among,
-                                                    float *state)
-{
-    add_group(KV_KEY_FP32, shape, queries, group, among, state);
-}
-
-AVX2 __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
-                                                    const float *queries,
-                                                    struct group *group,
-                                                    const uint32_t *among,
-                                                    float *state)
-{
-    add_group(KV_KEY_FP16, shape, queries, group, among, state);
-}
-
-AVX2 __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
-                                                    const float *queries,
-                                                    struct group *group,
-                                                    const uint32_t *among,
-                                                    float *state)
-{
-    add_group(KV_KEY_BF16, shape, queries, group, among, state);
-}
-
-/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
-INLINE unsigned find_rows(const void *const *list,
-                          const uint8_t *run,
-                          size_t stride,
-                          size_t from,
-                          size_t n,
-                          const uint8_t **ret_rows)
-{
-    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
-
-    for (unsigned i = 0; i < count; i++)
-        ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
-    return count;
-}
-
 /* Which part of the next group is asked for when.
  *
  * Isolated rows: their keys with the scores, line by line, their values with the values.  Asked
@@ -348,67 +293,6 @@ share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key
             group->with_scores[i] = group->ahead[i];
             group->with_values[i] = group->ahead[i] + key_bytes;
         }
-}
-
-AVX2 static void attend(const struct kv_attend_shape *shape,
-                        const float *queries,
-                        const void *const *list,
-                        const uint8_t *run,
-                        size_t stride,
-                        size_t n,
-                        const uint32_t *among,
-                        const uint32_t *seeds,
-                        uint32_t *ret_crcs,
-                        float *state)
-{
-    const size_t row_bytes = kv_attend_row_bytes(shape);
-    const size_t key_bytes = row_bytes / (shape->d_k + shape->d_v) * shape->d_k;
-    struct group group;
-    unsigned n_ahead;
-
-    if (n == 0)
-        return;
-    n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
-    for (unsigned i = 0; i < n_ahead; i++)
-        ask_for(group.ahead[i], row_bytes);
-    for (size_t from = 0; from < n; from += group.n) {
-        group.n = n_ahead;
-        memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
-        n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
-        if (seeds != NULL)
-            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
-                             ret_crcs + from);
-        share_asking(&group, n_ahead, row_bytes, key_bytes);
-        if (shape->type == KV_KEY_FP32)
-            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
-        else if (shape->type == KV_KEY_FP16)
-            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
-        else
-            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
-    }
-}
-
-AVX2 static void attend_rows(const struct kv_attend_shape *shape,
-                             const float *queries,
-                             const void *const *rows,
-                             size_t n,
-                             const uint32_t *among,
-                             const uint32_t *seeds,
-                             uint32_t *ret_crcs,
-                             float *state)
-{
-    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
-}
-
-AVX2 static void attend_run(const struct kv_attend_shape *shape,
-                            const float *queries,
-                            const void *rows,
-                            size_t stride,
-                            size_t n,
-                            const uint32_t *among,
-                            float *state)
-{
-    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
 }
 
 const struct kv_attend_kernels kv_attend_avx2 = {

@@ -7,6 +7,7 @@
 #include "kernels/attend.h"
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
+#include "kernels/x86/for_size.h"
 #include "kernels/x86/inner_products_avx512.h"
 
 #if defined(__x86_64__)
@@ -16,7 +17,6 @@
 
 enum {
     SLICE = 4, /* vectors of a value at a time, at most */
-    LINE_BYTES = 64,
 };
 
 struct group {
@@ -27,19 +27,7 @@ struct group {
     float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
 };
 
-INLINE void ask_for(const uint8_t *from, size_t bytes)
-{
-    const char *at = (const char *)from, *end = at + bytes;
-
-    for (; at + 4 * LINE_BYTES <= end; at += 4 * LINE_BYTES) {
-        _mm_prefetch(at, _MM_HINT_T1);
-        _mm_prefetch(at + LINE_BYTES, _MM_HINT_T1);
-        _mm_prefetch(at + 2 * LINE_BYTES, _MM_HINT_T1);
-        _mm_prefetch(at + 3 * LINE_BYTES, _MM_HINT_T1);
-    }
-    for (; at < end; at += LINE_BYTES)
-        _mm_prefetch(at, _MM_HINT_T1);
-}
+#include "kernels/x86/attend_common.h"
 
 /* All keys of a group with a block of queries, whose number is a constant where this is
  * called. */
@@ -198,24 +186,6 @@ INLINE void add_block(enum kv_key_type type,
                   first_lanes(d_v - j), n_queries, ask, weights, old, output + j, d_v);
 }
 
-/* The one place where a block's size becomes a constant. */
-#define FOR_SIZE(n, CALL) \
-    do {                  \
-        switch (n) {      \
-        case 4:           \
-            CALL(4);      \
-            break;        \
-        case 3:           \
-            CALL(3);      \
-            break;        \
-        case 2:           \
-            CALL(2);      \
-            break;        \
-        default:          \
-            CALL(1);      \
-        }                 \
-    } while (0)
-
 INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
                       const float *queries,
@@ -249,105 +219,11 @@ INLINE void add_group(enum kv_key_type type,
     }
 }
 
-AVX512 __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
-                                                      const float *queries,
-                                                      struct group *group,
-                                                      const uint32_t *among,
-                                                      float *state)
+/* Nothing to prepare: keys are asked for with the scores, values with the values. */
+INLINE void
+share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
 {
-    add_group(KV_KEY_FP32, shape, queries, group, among, state);
-}
-
-AVX512 __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
-                                                      const float *queries,
-                                                      struct group *group,
-                                                      const uint32_t *among,
-                                                      float *state)
-{
-    add_group(KV_KEY_FP16, shape, queries, group, among, state);
-}
-
-AVX512 __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
-                                                      const float *queries,
-                                                      struct group *group,
-                                                      const uint32_t *among,
-                                                      float *state)
-{
-    add_group(KV_KEY_BF16, shape, queries, group, among, state);
-}
-
-/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
-INLINE unsigned find_rows(const void *const *list,
-                          const uint8_t *run,
-                          size_t stride,
-                          size_t from,
-                          size_t n,
-                          const uint8_t **ret_rows)
-{
-    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
-
-    for (unsigned i = 0; i < count; i++)
-        ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
-    return count;
-}
-
-AVX512 static void attend(const struct kv_attend_shape *shape,
-                          const float *queries,
-                          const void *const *list,
-                          const uint8_t *run,
-                          size_t stride,
-                          size_t n,
-                          const uint32_t *among,
-                          const uint32_t *seeds,
-                          uint32_t *ret_crcs,
-                          float *state)
-{
-    const size_t row_bytes = kv_attend_row_bytes(shape);
-    struct group group;
-    unsigned n_ahead;
-
-    if (n == 0)
-        return;
-    n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
-    for (unsigned i = 0; i < n_ahead; i++)
-        ask_for(group.ahead[i], row_bytes);
-    for (size_t from = 0; from < n; from += group.n) {
-        group.n = n_ahead;
-        memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
-        n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
-        if (seeds != NULL)
-            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
-                             ret_crcs + from);
-        if (shape->type == KV_KEY_FP32)
-            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
-        else if (shape->type == KV_KEY_FP16)
-            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
-        else
-            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
-    }
-}
-
-AVX512 static void attend_rows(const struct kv_attend_shape *shape,
-                               const float *queries,
-                               const void *const *rows,
-                               size_t n,
-                               const uint32_t *among,
-                               const uint32_t *seeds,
-                               uint32_t *ret_crcs,
-                               float *state)
-{
-    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
-}
-
-AVX512 static void attend_run(const struct kv_attend_shape *shape,
-                              const float *queries,
-                              const void *rows,
-                              size_t stride,
-                              size_t n,
-                              const uint32_t *among,
-                              float *state)
-{
-    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
+    (void)group, (void)n_ahead, (void)row_bytes, (void)key_bytes;
 }
 
 const struct kv_attend_kernels kv_attend_avx512 = {

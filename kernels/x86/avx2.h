@@ -1,5 +1,26 @@
 /* avx2.h - private to kernels/: what the AVX2 files have in common.
  *
+ * What a family's AVX2 and AVX-512 files share is how a call is cut into pieces; a piece is made
+ * of vectors, and is each file's own.  The cutting is in a header that declares the pieces and
+ * that both files include:
+ *
+ *   family        shared                                  apart, beside the width of a vector
+ *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; what is
+ *                 next one's in time                      asked for when; ends by masks
+ *   estimate      estimate_common.h: blocks of queries    lanes are queries here, elements there
+ *   exact_scores  exact_scores_common.h: types of keys    registers; keys ahead; ends by masks
+ *   gather        -                                       there is no AVX-512 file
+ *   kmeans        kmeans_common.h: subspaces, blocks of   the nearest lane; ends by masks
+ *                 rows, sums of a step
+ *   pq            -                                       registers; the rest is ten lines
+ *   pq_cells      pq_cells_common.h: blocks of queries    an order by table, not by compressing
+ *   pq_prefilter  -                                       a comparison is bytes here, bits there
+ *   pq_tiles      pq_tiles_common.h: widths of codes      look-ups of 16 entries, not 64 or 128
+ *   rope          rope_common.h: rows and styles          ends by masks
+ *   select        select_common.h: blocks of heads,       sums of exps; order by table
+ *                 passes
+ *   summary       -                                       short loops, whose ends are by masks
+ *
  * Threads: pure functions.  Memory: the caller's.
  */
 #ifndef KV_KERNELS_X86_AVX2_H
@@ -14,12 +35,14 @@
 #include <string.h>
 
 #define AVX2   __attribute__((target("avx2,fma,f16c")))
+#define TARGET AVX2 /* in what the files of both instruction sets include */
 #define INLINE AVX2 __attribute__((always_inline)) static inline
 
 enum {
     LANES = 8,
     STEP = 2 * LANES, /* of the sums in 16 lanes */
     EXP_VECTORS = 4,  /* at once, at most */
+    LINE_BYTES = 64,
 };
 
 INLINE size_t element_bytes(enum kv_key_type type)

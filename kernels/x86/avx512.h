@@ -29,6 +29,8 @@
 #endif
 #include <string.h>
 
+#define TARGET AVX512 /* in what the files of both instruction sets include */
+
 /* Where it is emulated, nothing needs to be a constant, and one function for all sizes spares
  * the compiler minutes. */
 #if defined(KV_EMULATE_AVX512)
@@ -39,6 +41,7 @@
 
 enum {
     LANES = 16,
+    LINE_BYTES = 64,
 };
 
 /* The first n of 16 lanes; all of them where there are more. */

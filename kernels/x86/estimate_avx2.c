@@ -4,12 +4,12 @@
 #include "kernels/estimate.h"
 #include "kernels/summary_common.h"
 #include "kernels/x86/avx2.h"
+
 #include "kernels/x86/estimate_common.h"
 
 #if defined(__x86_64__)
 
 enum {
-    QUERIES = 4,
     BLOCK = 2 * QUERIES, /* summaries of four pairs */
     PAIRS_MAX = KV_REST_SUMMARIES_MAX / 2,
 };
@@ -396,30 +396,6 @@ INLINE void add_part(const struct kv_rest_shape *shape,
                       _mm_mul_ps(_mm_loadu_ps(weight), _mm_broadcast_ss(value_scales + c)));
     }
     add_values(&part, values, n, outputs);
-}
-
-AVX2 static void add(const struct kv_rest_shape *shape,
-                     const void *group,
-                     const struct kv_rest_question *question,
-                     float *state)
-{
-    size_t query = 0;
-
-    for (; query + QUERIES <= question->n_queries; query += QUERIES)
-        add_part(shape, group, question, query, QUERIES, state);
-    switch (question->n_queries - query) {
-    case 3:
-        add_part(shape, group, question, query, 3, state);
-        break;
-    case 2:
-        add_part(shape, group, question, query, 2, state);
-        break;
-    case 1:
-        add_part(shape, group, question, query, 1, state);
-        break;
-    default:
-        break;
-    }
 }
 
 const struct kv_estimate_kernels kv_estimate_avx2 = {

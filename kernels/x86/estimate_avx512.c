@@ -4,15 +4,17 @@
 #include "kernels/dispatch.h"
 #include "kernels/estimate.h"
 #include "kernels/summary_common.h"
-#include "kernels/x86/estimate_common.h"
 #include "kernels/x86/inner_products_avx512.h"
+
+#include "kernels/x86/estimate_common.h"
 
 #if defined(__x86_64__)
 
 enum {
-    QUERIES = TILE,
     SLICE = 4, /* vectors of a mean value at a time */
 };
+
+_Static_assert((int)QUERIES == (int)TILE, "sums_of() makes one vector of their sums");
 
 INLINE __m512 load_integers(const int8_t *at)
 {
@@ -237,30 +239,6 @@ INLINE void add_part(const struct kv_rest_shape *shape,
                                                         _mm512_loadu_ps(value_scales + c)));
     }
     add_values(&part, shape, kv_summary_at(group, kv_rest_at_values(shape)), n, outputs);
-}
-
-AVX512 static void add(const struct kv_rest_shape *shape,
-                       const void *group,
-                       const struct kv_rest_question *question,
-                       float *state)
-{
-    size_t query = 0;
-
-    for (; query + QUERIES <= question->n_queries; query += QUERIES)
-        add_part(shape, group, question, query, QUERIES, state);
-    switch (question->n_queries - query) {
-    case 3:
-        add_part(shape, group, question, query, 3, state);
-        break;
-    case 2:
-        add_part(shape, group, question, query, 2, state);
-        break;
-    case 1:
-        add_part(shape, group, question, query, 1, state);
-        break;
-    default:
-        break;
-    }
 }
 
 const struct kv_estimate_kernels kv_estimate_avx512 = {

@@ -1,6 +1,8 @@
-/* estimate_common.h - private to kernels/: what estimate_avx2.c and estimate_avx512.c have in
- * common: the next group is asked for while this one is worked on, a few cache lines with each
- * step, so that the memory has time for them.
+/* estimate_common.h - private to kernels/: blocks of queries, in estimate_avx2.c and
+ * estimate_avx512.c.  The next group is asked for while this one is worked on, a few cache lines
+ * with each step, so that the memory has time for them.
+ *
+ * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
  *
  * Threads: pure functions.  Memory: the caller's; what is asked for is not read.
  */
@@ -9,8 +11,10 @@
 
 #include "kernels/estimate.h"
 
+#if defined(__x86_64__)
+
 enum {
-    REST_LINE = 64, /* bytes */
+    QUERIES = 4, /* at once */
 };
 
 struct rest_ahead {
@@ -27,7 +31,7 @@ static inline struct rest_ahead rest_ahead_begin(const struct kv_rest_shape *sha
     struct rest_ahead ahead = {.at = question->next};
 
     if (first == 0 && question->next != NULL) {
-        ahead.n = kv_rest_bytes(shape) / REST_LINE + 1;
+        ahead.n = kv_rest_bytes(shape) / LINE_BYTES + 1;
         ahead.n_each = ahead.n / n_steps + 1;
     }
     return ahead;
@@ -38,8 +42,43 @@ __attribute__((always_inline)) static inline void rest_ahead_step(struct rest_ah
     size_t n = ahead->n < ahead->n_each ? ahead->n : ahead->n_each;
 
     ahead->n -= n;
-    for (; n > 0; n--, ahead->at += REST_LINE)
+    for (; n > 0; n--, ahead->at += LINE_BYTES)
         __builtin_prefetch(ahead->at);
 }
+
+/* What each instruction set has of its own: the queries from `first` on; n, QUERIES at most, is a
+ * constant where this is called. */
+INLINE void add_part(const struct kv_rest_shape *shape,
+                     const void *group,
+                     const struct kv_rest_question *question,
+                     size_t first,
+                     unsigned n,
+                     float *state);
+
+TARGET static void add(const struct kv_rest_shape *shape,
+                       const void *group,
+                       const struct kv_rest_question *question,
+                       float *state)
+{
+    size_t query = 0;
+
+    for (; query + QUERIES <= question->n_queries; query += QUERIES)
+        add_part(shape, group, question, query, QUERIES, state);
+    switch (question->n_queries - query) {
+    case 3:
+        add_part(shape, group, question, query, 3, state);
+        break;
+    case 2:
+        add_part(shape, group, question, query, 2, state);
+        break;
+    case 1:
+        add_part(shape, group, question, query, 1, state);
+        break;
+    default:
+        break;
+    }
+}
+
+#endif
 
 #endif

@@ -8,6 +8,8 @@
 #include "kernels/exact_scores.h"
 #include "kernels/x86/inner_products_avx2.h"
 
+#include "kernels/x86/exact_scores_common.h"
+
 #if defined(__x86_64__)
 
 #include <stdbool.h>
@@ -160,15 +162,6 @@ INLINE void score_block(enum kv_key_type type,
                    scores_stride);
 }
 
-INLINE void ask_for(const void *key, size_t bytes)
-{
-    const uintptr_t end = (uintptr_t)key + bytes;
-
-    for (uintptr_t line = (uintptr_t)key & ~(uintptr_t)(LINE_BYTES - 1); line < end;
-         line += LINE_BYTES)
-        _mm_prefetch((const char *)line, _MM_HINT_T1);
-}
-
 /* Up to CHUNK keys with all queries.  `ahead`: CHUNK keys to ask for meanwhile, or NULL. */
 INLINE void score_chunk(enum kv_key_type type,
                         const uint8_t *const *keys,
@@ -262,74 +255,6 @@ INLINE void load_rows(enum kv_key_type type,
             load_rest(type, keys + i * element_bytes(type), d - i, rest);
             memcpy(ret_values + i, &rest[0], (d - i) * sizeof(float));
         }
-    }
-}
-
-AVX2 static void load(enum kv_key_type type,
-                      const void *keys,
-                      size_t stride,
-                      size_t n,
-                      size_t d,
-                      float *ret_values)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        load_rows(KV_KEY_FP32, keys, stride, n, d, ret_values);
-        break;
-    case KV_KEY_FP16:
-        load_rows(KV_KEY_FP16, keys, stride, n, d, ret_values);
-        break;
-    case KV_KEY_BF16:
-        load_rows(KV_KEY_BF16, keys, stride, n, d, ret_values);
-        break;
-    }
-}
-
-AVX2 static void score(enum kv_key_type type,
-                       const void *keys,
-                       size_t stride,
-                       size_t n,
-                       size_t d,
-                       const float *queries,
-                       size_t n_queries,
-                       float *ret_scores,
-                       size_t scores_stride)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        score_rows(KV_KEY_FP32, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    case KV_KEY_FP16:
-        score_rows(KV_KEY_FP16, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    case KV_KEY_BF16:
-        score_rows(KV_KEY_BF16, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    }
-}
-
-AVX2 static void score_list(enum kv_key_type type,
-                            const void *const *keys,
-                            size_t n,
-                            size_t d,
-                            const float *queries,
-                            size_t n_queries,
-                            float *ret_scores,
-                            size_t scores_stride)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        score_pointers(KV_KEY_FP32, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
-    case KV_KEY_FP16:
-        score_pointers(KV_KEY_FP16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
-    case KV_KEY_BF16:
-        score_pointers(KV_KEY_BF16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
     }
 }
 

@@ -4,10 +4,11 @@
 #include "kernels/exact_scores.h"
 #include "kernels/x86/inner_products_avx512.h"
 
+#include "kernels/x86/exact_scores_common.h"
+
 #if defined(__x86_64__)
 
 enum {
-    LINE_BYTES = 64,
     AHEAD_BYTES = 4096, /* of keys in a list */
     AHEAD_ROWS_MAX = 16,
 };
@@ -29,16 +30,6 @@ INLINE void score_rows(enum kv_key_type type,
                    TILE, queries, n_queries, d, ret_scores, scores_stride);
     for (; n > 0; n--, keys += stride, ret_scores++)
         score_keys(type, &keys, 1, queries, n_queries, d, ret_scores, scores_stride);
-}
-
-/* Into L2: requests that wait there are more than those that can wait in L1. */
-INLINE void ask_for(const void *key, size_t bytes)
-{
-    const uintptr_t end = (uintptr_t)key + bytes;
-
-    for (uintptr_t line = (uintptr_t)key & ~(uintptr_t)(LINE_BYTES - 1); line < end;
-         line += LINE_BYTES)
-        _mm_prefetch((const char *)line, _MM_HINT_T1);
 }
 
 INLINE void score_pointers(enum kv_key_type type,
@@ -87,74 +78,6 @@ INLINE void load_rows(enum kv_key_type type,
             _mm512_mask_storeu_ps(ret_values + i, rest,
                                   load_some(type, rest, keys + i * element_bytes(type)));
         }
-    }
-}
-
-AVX512 static void load(enum kv_key_type type,
-                        const void *keys,
-                        size_t stride,
-                        size_t n,
-                        size_t d,
-                        float *ret_values)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        load_rows(KV_KEY_FP32, keys, stride, n, d, ret_values);
-        break;
-    case KV_KEY_FP16:
-        load_rows(KV_KEY_FP16, keys, stride, n, d, ret_values);
-        break;
-    case KV_KEY_BF16:
-        load_rows(KV_KEY_BF16, keys, stride, n, d, ret_values);
-        break;
-    }
-}
-
-AVX512 static void score(enum kv_key_type type,
-                         const void *keys,
-                         size_t stride,
-                         size_t n,
-                         size_t d,
-                         const float *queries,
-                         size_t n_queries,
-                         float *ret_scores,
-                         size_t scores_stride)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        score_rows(KV_KEY_FP32, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    case KV_KEY_FP16:
-        score_rows(KV_KEY_FP16, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    case KV_KEY_BF16:
-        score_rows(KV_KEY_BF16, keys, stride, n, d, queries, n_queries, ret_scores,
-                   scores_stride);
-        break;
-    }
-}
-
-AVX512 static void score_list(enum kv_key_type type,
-                              const void *const *keys,
-                              size_t n,
-                              size_t d,
-                              const float *queries,
-                              size_t n_queries,
-                              float *ret_scores,
-                              size_t scores_stride)
-{
-    switch (type) {
-    case KV_KEY_FP32:
-        score_pointers(KV_KEY_FP32, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
-    case KV_KEY_FP16:
-        score_pointers(KV_KEY_FP16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
-    case KV_KEY_BF16:
-        score_pointers(KV_KEY_BF16, keys, n, d, queries, n_queries, ret_scores, scores_stride);
-        break;
     }
 }
 

@@ -11,13 +11,13 @@
 #define KV_KERNELS_X86_INNER_PRODUCTS_AVX2_H
 
 #include "kernels/x86/avx2.h"
+#include "kernels/x86/for_size.h"
 
 #if defined(__x86_64__)
 
 enum {
     BLOCK = 4, /* queries at a time, at most */
     TILE = 4,  /* keys at a time, at most */
-    LINE_BYTES = 64,
 };
 
 /* How many keys a tile of so many queries has, so that there are twelve sums at most. */
@@ -156,24 +156,6 @@ INLINE unsigned block_of(size_t n_queries)
 
     return (unsigned)((n_queries + n_blocks - 1) / n_blocks);
 }
-
-/* The one place where a block's size becomes a constant. */
-#define FOR_SIZE(n, CALL) \
-    do {                  \
-        switch (n) {      \
-        case 4:           \
-            CALL(4);      \
-            break;        \
-        case 3:           \
-            CALL(3);      \
-            break;        \
-        case 2:           \
-            CALL(2);      \
-            break;        \
-        default:          \
-            CALL(1);      \
-        }                 \
-    } while (0)
 
 #endif
 

@@ -5,32 +5,19 @@
  * of loads and stores, and their distances are infinite. */
 #include "kernels/dispatch.h"
 #include "kernels/kmeans.h"
+#include "kernels/x86/avx2.h"
+
+#include "kernels/x86/kmeans_common.h"
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
-#define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define INLINE AVX2 __attribute__((always_inline)) static inline
-
 enum {
-    LANES = 8,
-    STEP = 2 * LANES, /* elements of a square at once */
-    ROWS = 6,
     VECTORS = 2,
     ALONE_VECTORS = 8, /* of centroids that one row meets at a time */
     VECTORS_MAX = ALONE_VECTORS,
-    TILE = 96, /* rows that stay in a near cache while the subspaces pass by */
 };
 
-/* A mask of the first n lanes. */
-INLINE __m256i first_lanes(size_t n)
-{
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < LANES ? (int)n : LANES),
-                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-
-INLINE __m256 load(const float *at, int full, __m256i lanes)
+INLINE __m256 load(const float *at, bool full, __m256i lanes)
 {
     return full ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, lanes);
 }
@@ -43,8 +30,7 @@ INLINE __m256 load_first(const float *at, size_t n)
 
 INLINE float square_of(const float *x, size_t width)
 {
-    __m256 low = _mm256_setzero_ps(), high = low, eight;
-    __m128 four;
+    __m256 low = _mm256_setzero_ps(), high = low;
     size_t i = 0;
 
     for (; i + STEP <= width; i += STEP) {
@@ -64,38 +50,14 @@ INLINE float square_of(const float *x, size_t width)
 
         high = _mm256_fmadd_ps(b, b, high);
     }
-    eight = _mm256_add_ps(low, high);
-    four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-INLINE float lift_of(const float *x, size_t width, float longest)
-{
-    const float left = longest - square_of(x, width);
-
-    return left > 0 ? _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(left))) : 0;
-}
-
-AVX2 static void
-longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret_longest)
-{
-    const size_t width = shape->d / shape->m;
-
-    for (size_t row = 0; row < n; row++)
-        for (size_t j = 0; j < shape->m; j++) {
-            const float square = square_of(keys + row * shape->d + j * width, width);
-
-            if (square > ret_longest[j] && square < __builtin_inff())
-                ret_longest[j] = square;
-        }
+    return sum16(low, high);
 }
 
 AVX2 static void half_squares(const struct kv_pq_shape *shape,
                               const struct kv_kmeans_book *book)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
-    const int full = n_centroids >= LANES;
+    const bool full = n_centroids >= LANES;
     const __m256i lanes = first_lanes(n_centroids);
     const __m256 half = _mm256_set1_ps(0.5f);
 
@@ -121,22 +83,6 @@ AVX2 static void half_squares(const struct kv_pq_shape *shape,
                 _mm256_maskstore_ps(book->half_squares + row, lanes, _mm256_mul_ps(sum, half));
         }
 }
-
-/* One subspace. */
-struct space {
-    const float *centroids, *half_squares;
-    const float *lifts; /* NULL: none */
-    float longest;
-    size_t n_centroids, width;
-    /* Where rows are added; NULL: nowhere. */
-    float *sums, *lift_sums;
-    uint32_t *counts;
-};
-
-struct nearest {
-    uint8_t code;
-    float distance;
-};
 
 /* The lane with the least distance, the lower code of equals; code 0 where all are infinite. */
 INLINE struct nearest nearest_lane(__m256 distances, __m256i codes)
@@ -165,7 +111,7 @@ INLINE void find_rows(const struct space *space,
                       const float *lifts,
                       unsigned n_rows,
                       unsigned n_vectors,
-                      int full,
+                      bool full,
                       struct nearest *ret_nearest)
 {
     const __m256 infinite = _mm256_set1_ps(__builtin_inff());
@@ -246,111 +192,15 @@ add_row(const struct space *space, const float *x, struct nearest nearest, float
         space->lift_sums[nearest.code] += lift;
 }
 
-/* As find_rows(); the first `n_done` rows have been added before. */
-INLINE void place_rows(const struct space *space,
-                       const float *x,
-                       size_t stride,
-                       unsigned n_rows,
-                       unsigned n_vectors,
-                       int full,
-                       unsigned n_done,
-                       uint8_t *ret_codes)
-{
-    struct nearest nearest[ROWS];
-    float lifts[ROWS] = {0};
-
-    if (space->lifts != NULL)
-        for (unsigned row = 0; row < n_rows; row++)
-            lifts[row] = lift_of(x + row * stride, space->width, space->longest);
-    find_rows(space, x, stride, lifts, n_rows, n_vectors, full, nearest);
-    for (unsigned row = n_done; row < n_rows; row++) {
-        ret_codes[row] = nearest[row].code;
-        if (space->sums != NULL)
-            add_row(space, x + row * stride, nearest[row], lifts[row]);
-    }
-}
-
-/* The last rows go together with some that have been before them. */
-INLINE void place_many(const struct space *space,
-                       const float *x,
-                       size_t stride,
-                       size_t n,
-                       unsigned n_vectors,
-                       unsigned n_vectors_alone,
-                       int full,
-                       uint8_t *ret_codes)
-{
-    size_t row = 0;
-
-    if (n < ROWS) {
-        for (; row < n; row++)
-            place_rows(space, x + row * stride, stride, 1, n_vectors_alone, full, 0,
-                       ret_codes + row);
-        return;
-    }
-    for (; row < n; row += ROWS) {
-        const unsigned n_done = n - row < ROWS ? ROWS - (unsigned)(n - row) : 0;
-
-        row -= n_done;
-        place_rows(space, x + row * stride, stride, ROWS, n_vectors, full, n_done,
-                   ret_codes + row);
-    }
-}
-
 AVX2 static void
 place(const struct space *space, const float *x, size_t stride, size_t n, uint8_t *ret_codes)
 {
     if (space->n_centroids >= ALONE_VECTORS * LANES)
-        place_many(space, x, stride, n, VECTORS, ALONE_VECTORS, 1, ret_codes);
+        place_many(space, x, stride, n, VECTORS, ALONE_VECTORS, true, ret_codes);
     else if (space->n_centroids >= 2 * LANES)
-        place_many(space, x, stride, n, 2, 2, 1, ret_codes);
+        place_many(space, x, stride, n, 2, 2, true, ret_codes);
     else
-        place_many(space, x, stride, n, 1, 1, 0, ret_codes);
-}
-
-AVX2 static void place_keys(const struct kv_pq_shape *shape,
-                            const struct kv_kmeans_book *book,
-                            const float *keys,
-                            size_t n,
-                            uint8_t *ret_codes,
-                            size_t codes_stride,
-                            const struct kv_kmeans_sums *sums)
-{
-    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
-
-    for (size_t row = 0, n_rows; row < n; row += n_rows) {
-        n_rows = n - row < 2 * TILE ? n - row : TILE;
-        for (size_t j = 0; j < shape->m; j++) {
-            struct space space = {
-                .centroids = book->centroids + j * width * n_centroids,
-                .half_squares = book->half_squares + j * n_centroids,
-                .n_centroids = n_centroids,
-                .width = width,
-            };
-
-            if (book->lifts != NULL) {
-                space.lifts = book->lifts + j * n_centroids;
-                space.longest = book->longest[j];
-            }
-            if (sums != NULL) {
-                space.sums = sums->sums + j * width * n_centroids;
-                space.counts = sums->counts + j * n_centroids;
-                space.lift_sums = sums->lifts == NULL ? NULL : sums->lifts + j * n_centroids;
-            }
-            place(&space, keys + row * shape->d + j * width, shape->d, n_rows,
-                  ret_codes + j * codes_stride + row);
-        }
-    }
-}
-
-AVX2 static void encode(const struct kv_pq_shape *shape,
-                        const struct kv_kmeans_book *book,
-                        const float *keys,
-                        size_t n,
-                        uint8_t *ret_codes,
-                        size_t codes_stride)
-{
-    place_keys(shape, book, keys, n, ret_codes, codes_stride, NULL);
+        place_many(space, x, stride, n, 1, 1, false, ret_codes);
 }
 
 const struct kv_kmeans_kernels kv_kmeans_avx2 = {

@@ -9,14 +9,12 @@
 #include "kernels/kmeans.h"
 #include "kernels/x86/avx512.h"
 
+#include "kernels/x86/kmeans_common.h"
+
 #if defined(__x86_64__)
 
-#include <stdbool.h>
-
 enum {
-    ROWS = 6,
     VECTORS = 4,
-    TILE = 96, /* rows that stay in a near cache while the subspaces pass by */
 };
 
 INLINE float square_of(const float *x, size_t width)
@@ -35,27 +33,6 @@ INLINE float square_of(const float *x, size_t width)
         lanes = _mm512_fmadd_ps(a, a, lanes);
     }
     return sum16(lanes);
-}
-
-INLINE float lift_of(const float *x, size_t width, float longest)
-{
-    const float left = longest - square_of(x, width);
-
-    return left > 0 ? _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(left))) : 0;
-}
-
-AVX512 static void
-longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret_longest)
-{
-    const size_t width = shape->d / shape->m;
-
-    for (size_t row = 0; row < n; row++)
-        for (size_t j = 0; j < shape->m; j++) {
-            const float square = square_of(keys + row * shape->d + j * width, width);
-
-            if (square > ret_longest[j] && square < __builtin_inff())
-                ret_longest[j] = square;
-        }
 }
 
 AVX512 static void half_squares(const struct kv_pq_shape *shape,
@@ -84,22 +61,6 @@ AVX512 static void half_squares(const struct kv_pq_shape *shape,
             _mm512_mask_storeu_ps(book->half_squares + row, lanes, _mm512_mul_ps(sum, half));
         }
 }
-
-/* One subspace. */
-struct space {
-    const float *centroids, *half_squares;
-    const float *lifts; /* NULL: none */
-    float longest;
-    size_t n_centroids, width;
-    /* Where rows are added; NULL: nowhere. */
-    float *sums, *lift_sums;
-    uint32_t *counts;
-};
-
-struct nearest {
-    unsigned code;
-    float distance;
-};
 
 /* Every lane is the least one. */
 INLINE __m512 least_of(__m512 v)
@@ -214,109 +175,15 @@ add_row(const struct space *space, const float *x, struct nearest nearest, float
         space->lift_sums[nearest.code] += lift;
 }
 
-/* As find_rows(); the first `n_done` rows have been added before. */
-INLINE void place_rows(const struct space *space,
-                       const float *x,
-                       size_t stride,
-                       unsigned n_rows,
-                       unsigned n_vectors,
-                       bool full,
-                       unsigned n_done,
-                       uint8_t *ret_codes)
-{
-    struct nearest nearest[ROWS];
-    float lifts[ROWS] = {0};
-
-    if (space->lifts != NULL)
-        for (unsigned row = 0; row < n_rows; row++)
-            lifts[row] = lift_of(x + row * stride, space->width, space->longest);
-    find_rows(space, x, stride, lifts, n_rows, n_vectors, full, nearest);
-    for (unsigned row = n_done; row < n_rows; row++) {
-        ret_codes[row] = (uint8_t)nearest[row].code;
-        if (space->sums != NULL)
-            add_row(space, x + row * stride, nearest[row], lifts[row]);
-    }
-}
-
-/* The last rows go together with some that have been before them. */
-INLINE void place_many(const struct space *space,
-                       const float *x,
-                       size_t stride,
-                       size_t n,
-                       unsigned n_vectors,
-                       bool full,
-                       uint8_t *ret_codes)
-{
-    size_t row = 0;
-
-    if (n < ROWS) {
-        for (; row < n; row++)
-            place_rows(space, x + row * stride, stride, 1, n_vectors, full, 0, ret_codes + row);
-        return;
-    }
-    for (; row < n; row += ROWS) {
-        const unsigned n_done = n - row < ROWS ? ROWS - (unsigned)(n - row) : 0;
-
-        row -= n_done;
-        place_rows(space, x + row * stride, stride, ROWS, n_vectors, full, n_done,
-                   ret_codes + row);
-    }
-}
-
 AVX512 static void
 place(const struct space *space, const float *x, size_t stride, size_t n, uint8_t *ret_codes)
 {
     if (space->n_centroids >= 4 * LANES)
-        place_many(space, x, stride, n, 4, true, ret_codes);
+        place_many(space, x, stride, n, 4, 4, true, ret_codes);
     else if (space->n_centroids >= 2 * LANES)
-        place_many(space, x, stride, n, 2, true, ret_codes);
+        place_many(space, x, stride, n, 2, 2, true, ret_codes);
     else
-        place_many(space, x, stride, n, 1, false, ret_codes);
-}
-
-AVX512 static void place_keys(const struct kv_pq_shape *shape,
-                              const struct kv_kmeans_book *book,
-                              const float *keys,
-                              size_t n,
-                              uint8_t *ret_codes,
-                              size_t codes_stride,
-                              const struct kv_kmeans_sums *sums)
-{
-    const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
-
-    for (size_t row = 0, n_rows; row < n; row += n_rows) {
-        n_rows = n - row < 2 * TILE ? n - row : TILE;
-        for (size_t j = 0; j < shape->m; j++) {
-            struct space space = {
-                .centroids = book->centroids + j * width * n_centroids,
-                .half_squares = book->half_squares + j * n_centroids,
-                .n_centroids = n_centroids,
-                .width = width,
-            };
-
-            if (book->lifts != NULL) {
-                space.lifts = book->lifts + j * n_centroids;
-                space.longest = book->longest[j];
-            }
-            if (sums != NULL) {
-                space.sums = sums->sums + j * width * n_centroids;
-                space.counts = sums->counts + j * n_centroids;
-                space.lift_sums = sums->lifts == NULL ? NULL : sums->lifts + j * n_centroids;
-            }
-            place(&space, keys + row * shape->d + j * width, shape->d, n_rows,
-                  ret_codes + j * codes_stride + row);
-        }
-    }
-}
-
-AVX512 static void encode(const struct kv_pq_shape *shape,
-                          const struct kv_kmeans_book *book,
-                          const float *keys,
-                          size_t n,
-                          uint8_t *ret_codes,
-                          size_t codes_stride)
-{
-    place_keys(shape, book, keys, n, ret_codes, codes_stride, NULL);
+        place_many(space, x, stride, n, 1, 1, false, ret_codes);
 }
 
 const struct kv_kmeans_kernels kv_kmeans_avx512 = {

@@ -103,8 +103,11 @@ AVX2 static void tables(const struct kv_pq_shape *shape,
         queries += QUERIES * shape->d;
         ret_tables += QUERIES * n_table;
     }
-    if (n_queries > 0)
+    for (; n_queries > 0; n_queries--) {
         some_tables(shape, centroids, queries, 1, ret_tables);
+        queries += shape->d;
+        ret_tables += n_table;
+    }
 }
 
 const struct kv_pq_kernels kv_pq_avx2 = {

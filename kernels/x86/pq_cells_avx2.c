@@ -5,11 +5,9 @@
 #include "kernels/pq_cells_common.h"
 #include "kernels/x86/avx2.h"
 
-#if defined(__x86_64__)
+#include "kernels/x86/pq_cells_common.h"
 
-enum {
-    QUERIES = 4,
-};
+#if defined(__x86_64__)
 
 /* The scores of n queries, a constant where this is used.  Eight floats are written where
  * there is room for them: what is too much is written again. */
@@ -59,24 +57,6 @@ INLINE void score_some(const struct kv_pq_shape *shape,
                 _mm256_maskstore_ps(to + query * stride, first_lanes(n_more), scores[query]);
         done += n_more;
     }
-}
-
-AVX2 static void score(const struct kv_pq_shape *shape,
-                       const float *tables,
-                       size_t n_queries,
-                       const struct kv_cells *cells,
-                       float *ret_scores,
-                       size_t scores_stride)
-{
-    const size_t table_size = kv_pq_table_size(shape);
-    size_t query = 0;
-
-    for (; query + QUERIES <= n_queries; query += QUERIES)
-        score_some(shape, tables + query * table_size, cells,
-                   ret_scores + query * scores_stride, scores_stride, QUERIES);
-    for (; query < n_queries; query++)
-        score_some(shape, tables + query * table_size, cells,
-                   ret_scores + query * scores_stride, scores_stride, 1);
 }
 
 AVX2 static void lengths(const uint32_t *offsets, size_t n, uint32_t *ret_lengths)

@@ -5,13 +5,11 @@
  * Zen 3).  A load has the values of four or eight queries, whose tables are ordered for it. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_tiles.h"
+#include "kernels/x86/avx2.h"
+
+#include "kernels/x86/pq_tiles_common.h"
 
 #if defined(__x86_64__)
-
-#include <immintrin.h>
-
-#define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define INLINE AVX2 __attribute__((always_inline)) static inline
 
 enum {
     BYTES = 32, /* of a register */
@@ -123,12 +121,6 @@ INLINE __m256i look_up(const uint8_t *table, uint32_t width, __m256i codes)
                               _mm256_blendv_epi8(quarters[2], quarters[3], by6), codes);
 }
 
-INLINE void ask_for(const uint8_t *tile, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)tile + i, _MM_HINT_T1);
-}
-
 INLINE void scan8_width(const struct kv_pq_shape *shape,
                         uint32_t m,
                         uint32_t width,
@@ -163,29 +155,6 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
                 store(ret_sums + query * sums_stride + part * BYTES, sums[part]);
         }
     }
-}
-
-AVX2 static void scan8(const struct kv_pq_shape *shape,
-                       const uint8_t *tables,
-                       size_t n_queries,
-                       const uint8_t *const *tiles,
-                       size_t n_tiles,
-                       uint8_t *ret_sums,
-                       size_t sums_stride)
-{
-    const uint32_t width = kv_tile_width(shape);
-
-    if (width == 6 && shape->m == 2)
-        scan8_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-    else if (width == 6)
-        scan8_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
-    else if (width == 4)
-        scan8_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
-    else
-        scan8_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
 }
 
 /* A table of 16 bits is one of low and one of high bytes. */
@@ -232,29 +201,6 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
             }
         }
     }
-}
-
-AVX2 static void scan16(const struct kv_pq_shape *shape,
-                        const uint16_t *tables,
-                        size_t n_queries,
-                        const uint8_t *const *tiles,
-                        size_t n_tiles,
-                        uint16_t *ret_sums,
-                        size_t sums_stride)
-{
-    const uint32_t width = kv_tile_width(shape);
-
-    if (width == 6 && shape->m == 2)
-        scan16_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-    else if (width == 6)
-        scan16_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else if (width == 4)
-        scan16_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else
-        scan16_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
 }
 
 /* ---- fp32 -------------------------------------------------------------------------------- */

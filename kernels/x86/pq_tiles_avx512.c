@@ -8,6 +8,8 @@
 #include "kernels/pq_tiles.h"
 #include "kernels/x86/avx512.h"
 
+#include "kernels/x86/pq_tiles_common.h"
+
 #if defined(__x86_64__)
 
 enum {
@@ -67,12 +69,6 @@ unpack(uint32_t m, uint32_t width, int clear, const uint8_t *tile, __m512i *ret_
         ret_codes[0] = _mm512_loadu_si512(tile);
         ret_codes[1] = _mm512_loadu_si512(tile + ROWS);
     }
-}
-
-INLINE void ask_for(const uint8_t *tile, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)tile + i, _MM_HINT_T1);
 }
 
 /* ---- look-ups of bytes ------------------------------------------------------------------- */
@@ -135,29 +131,6 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
             _mm512_storeu_si512(ret_sums + query * sums_stride + ROWS, high);
         }
     }
-}
-
-AVX512 static void scan8(const struct kv_pq_shape *shape,
-                         const uint8_t *tables,
-                         size_t n_queries,
-                         const uint8_t *const *tiles,
-                         size_t n_tiles,
-                         uint8_t *ret_sums,
-                         size_t sums_stride)
-{
-    const uint32_t width = kv_tile_width(shape);
-
-    if (width == 6 && shape->m == 2)
-        scan8_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-    else if (width == 6)
-        scan8_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
-    else if (width == 4)
-        scan8_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
-    else
-        scan8_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
-                    sums_stride);
 }
 
 /* ---- look-ups of words ------------------------------------------------------------------- */
@@ -267,29 +240,6 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
             }
         }
     }
-}
-
-AVX512 static void scan16(const struct kv_pq_shape *shape,
-                          const uint16_t *tables,
-                          size_t n_queries,
-                          const uint8_t *const *tiles,
-                          size_t n_tiles,
-                          uint16_t *ret_sums,
-                          size_t sums_stride)
-{
-    const uint32_t width = kv_tile_width(shape);
-
-    if (width == 6 && shape->m == 2)
-        scan16_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-    else if (width == 6)
-        scan16_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else if (width == 4)
-        scan16_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else
-        scan16_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
 }
 
 /* ---- fp32 -------------------------------------------------------------------------------- */

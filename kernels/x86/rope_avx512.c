@@ -7,6 +7,8 @@
 #include "kernels/rope.h"
 #include "kernels/x86/avx512.h"
 
+#include "kernels/x86/rope_common.h"
+
 #if defined(__x86_64__)
 
 INLINE __m512 turned(__m512 pairs, __m512 turn, __m512 way)
@@ -75,25 +77,6 @@ turn_halves(const float *turns, float sign, size_t n_rot, float *x, size_t n_hea
     for (size_t i = 0; i < half; i += LANES)
         turn_sixteen(turns + 2 * i, way, half - i < LANES ? half - i : LANES, x + i, half,
                      n_heads, d);
-}
-
-AVX512 static void turn(enum kv_rope_style style,
-                        int back,
-                        const float *turns,
-                        size_t turns_stride,
-                        size_t n_rot,
-                        float *x,
-                        size_t n,
-                        size_t n_heads,
-                        size_t d)
-{
-    const float sign = back ? -1 : 1;
-
-    for (size_t row = 0; row < n; row++, turns += turns_stride, x += n_heads * d)
-        if (style == KV_ROPE_ADJACENT)
-            turn_adjacent(turns, sign, n_rot, x, n_heads, d);
-        else
-            turn_halves(turns, sign, n_rot, x, n_heads, d);
 }
 
 const struct kv_rope_kernels kv_rope_avx512 = {

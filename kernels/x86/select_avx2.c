@@ -5,6 +5,8 @@
 #include "kernels/select_common.h"
 #include "kernels/x86/avx2.h"
 
+#include "kernels/x86/select_common.h"
+
 #if defined(__x86_64__)
 
 enum {
@@ -206,10 +208,6 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
     return exps_of(scores, NULL, n, by, shift, 0);
 }
 
-enum {
-    MERGED = 4, /* query heads at once */
-};
-
 INLINE __m256 merge(__m256 exps, __m256 factor, __m256 merged, int is_sum)
 {
     return is_sum ? _mm256_fmadd_ps(exps, factor, merged)
@@ -246,43 +244,6 @@ INLINE void merge_some(const float *exps,
                         is_sum);
         _mm256_maskstore_ps(merged + i, lanes, sum);
     }
-}
-
-INLINE void merge_all(const float *exps,
-                      size_t exps_stride,
-                      const float *factors,
-                      size_t n_queries,
-                      size_t n,
-                      float *merged,
-                      int is_sum)
-{
-    for (; n_queries >= MERGED; n_queries -= MERGED) {
-        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
-        exps += MERGED * exps_stride;
-        factors += MERGED;
-    }
-    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
-        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
-}
-
-AVX2 static void merge_sum(const float *exps,
-                           size_t exps_stride,
-                           const float *factors,
-                           size_t n_queries,
-                           size_t n,
-                           float *merged)
-{
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
-}
-
-AVX2 static void merge_max(const float *exps,
-                           size_t exps_stride,
-                           const float *factors,
-                           size_t n_queries,
-                           size_t n,
-                           float *merged)
-{
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
 }
 
 /* Images with their highest bit turned, so that they compare as signed numbers. */
@@ -357,26 +318,6 @@ INLINE void count_pass(struct kv_selector *selector,
     if (i < n)
         count_vector(selector->bins, load_rest(scores + i, n - i), counted ? counts + i : NULL,
                      (1u << (n - i)) - 1, bound, pass);
-}
-
-AVX2 static void
-count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
-{
-    const int counted = counts != NULL;
-
-    switch (selector->pass) {
-    case 0:
-        if (counted)
-            count_pass(selector, scores, counts, n, 0, 1);
-        else
-            count_pass(selector, scores, counts, n, 0, 0);
-        break;
-    case 1:
-        count_pass(selector, scores, counts, n, 1, counted);
-        break;
-    default:
-        count_pass(selector, scores, counts, n, 2, counted);
-    }
 }
 
 /* Which of up to eight items from i on are there, above the bound, at it. */

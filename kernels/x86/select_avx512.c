@@ -4,6 +4,8 @@
 #include "kernels/select_common.h"
 #include "kernels/x86/avx512.h"
 
+#include "kernels/x86/select_common.h"
+
 #if defined(__x86_64__)
 
 /* Of the items from i on, up to 16: those there are, and of these those of any rows. */
@@ -109,10 +111,6 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
     return exps_of(scores, NULL, n, by, shift);
 }
 
-enum {
-    MERGED = 4, /* query heads at once */
-};
-
 /* Up to MERGED heads; n_queries and is_sum are constants where this is called. */
 INLINE void merge_some(const float *exps,
                        size_t exps_stride,
@@ -138,43 +136,6 @@ INLINE void merge_some(const float *exps,
         }
         _mm512_mask_storeu_ps(merged + i, lanes, sum);
     }
-}
-
-INLINE void merge_all(const float *exps,
-                      size_t exps_stride,
-                      const float *factors,
-                      size_t n_queries,
-                      size_t n,
-                      float *merged,
-                      int is_sum)
-{
-    for (; n_queries >= MERGED; n_queries -= MERGED) {
-        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
-        exps += MERGED * exps_stride;
-        factors += MERGED;
-    }
-    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
-        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
-}
-
-AVX512 static void merge_sum(const float *exps,
-                             size_t exps_stride,
-                             const float *factors,
-                             size_t n_queries,
-                             size_t n,
-                             float *merged)
-{
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
-}
-
-AVX512 static void merge_max(const float *exps,
-                             size_t exps_stride,
-                             const float *factors,
-                             size_t n_queries,
-                             size_t n,
-                             float *merged)
-{
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
 }
 
 INLINE __m512i images(__m512 scores)
@@ -242,26 +203,6 @@ INLINE void count_pass(struct kv_selector *selector,
 
         count_vector(selector->bins, _mm512_maskz_loadu_ps(lanes, scores + i),
                      counted ? counts + i : NULL, lanes, bound, pass);
-    }
-}
-
-AVX512 static void
-count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
-{
-    const int counted = counts != NULL;
-
-    switch (selector->pass) {
-    case 0:
-        if (counted)
-            count_pass(selector, scores, counts, n, 0, 1);
-        else
-            count_pass(selector, scores, counts, n, 0, 0);
-        break;
-    case 1:
-        count_pass(selector, scores, counts, n, 1, counted);
-        break;
-    default:
-        count_pass(selector, scores, counts, n, 2, counted);
     }
 }
 

@@ -1,0 +1,148 @@
+/* attend_common.h - private to kernels/: groups of rows, in attend_avx2.c and
+ * attend_avx512.c: a group goes through all steps while the next one's rows are asked for.
+ *
+ * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are, and behind struct
+ * group, of which `n`, `rows` and `ahead` are known here.
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_KERNELS_X86_ATTEND_COMMON_H
+#define KV_KERNELS_X86_ATTEND_COMMON_H
+
+#if defined(__x86_64__)
+
+/* What each instruction set has of its own.
+ *
+ * Adds a group to the state; the type is a constant where it is called. */
+INLINE void add_group(enum kv_key_type type,
+                      const struct kv_attend_shape *shape,
+                      const float *queries,
+                      struct group *group,
+                      const uint32_t *among,
+                      float *state);
+
+/* Says which part of the next group is asked for when. */
+INLINE void
+share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes);
+
+/* Into L2: requests that wait there are more than those that can wait in L1. */
+INLINE void ask_for(const uint8_t *from, size_t bytes)
+{
+    const char *at = (const char *)from, *end = at + bytes;
+
+    for (; at + 4 * LINE_BYTES <= end; at += 4 * LINE_BYTES) {
+        _mm_prefetch(at, _MM_HINT_T1);
+        _mm_prefetch(at + LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 2 * LINE_BYTES, _MM_HINT_T1);
+        _mm_prefetch(at + 3 * LINE_BYTES, _MM_HINT_T1);
+    }
+    for (; at < end; at += LINE_BYTES)
+        _mm_prefetch(at, _MM_HINT_T1);
+}
+
+TARGET __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_FP32, shape, queries, group, among, state);
+}
+
+TARGET __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_FP16, shape, queries, group, among, state);
+}
+
+TARGET __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
+                                                      const float *queries,
+                                                      struct group *group,
+                                                      const uint32_t *among,
+                                                      float *state)
+{
+    add_group(KV_KEY_BF16, shape, queries, group, among, state);
+}
+
+/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
+INLINE unsigned find_rows(const void *const *list,
+                          const uint8_t *run,
+                          size_t stride,
+                          size_t from,
+                          size_t n,
+                          const uint8_t **ret_rows)
+{
+    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
+
+    for (unsigned i = 0; i < count; i++)
+        ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
+    return count;
+}
+
+TARGET static void attend(const struct kv_attend_shape *shape,
+                          const float *queries,
+                          const void *const *list,
+                          const uint8_t *run,
+                          size_t stride,
+                          size_t n,
+                          const uint32_t *among,
+                          const uint32_t *seeds,
+                          uint32_t *ret_crcs,
+                          float *state)
+{
+    const size_t row_bytes = kv_attend_row_bytes(shape);
+    const size_t key_bytes = row_bytes / (shape->d_k + shape->d_v) * shape->d_k;
+    struct group group;
+    unsigned n_ahead;
+
+    if (n == 0)
+        return;
+    n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
+    for (unsigned i = 0; i < n_ahead; i++)
+        ask_for(group.ahead[i], row_bytes);
+    for (size_t from = 0; from < n; from += group.n) {
+        group.n = n_ahead;
+        memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
+        n_ahead = find_rows(list, run, stride, from + group.n, n, group.ahead);
+        if (seeds != NULL)
+            kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
+                             ret_crcs + from);
+        share_asking(&group, n_ahead, row_bytes, key_bytes);
+        if (shape->type == KV_KEY_FP32)
+            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else if (shape->type == KV_KEY_FP16)
+            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+        else
+            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+    }
+}
+
+TARGET static void attend_rows(const struct kv_attend_shape *shape,
+                               const float *queries,
+                               const void *const *rows,
+                               size_t n,
+                               const uint32_t *among,
+                               const uint32_t *seeds,
+                               uint32_t *ret_crcs,
+                               float *state)
+{
+    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
+}
+
+TARGET static void attend_run(const struct kv_attend_shape *shape,
+                              const float *queries,
+                              const void *rows,
+                              size_t stride,
+                              size_t n,
+                              const uint32_t *among,
+                              float *state)
+{
+    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+/* select_common.h - private to kernels/: blocks of heads and passes, in select_avx2.c and
+ * select_avx512.c.
+ *
+ * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ *
+ * Threads: pure functions.  Memory: the caller's.
+ */
+#ifndef KV_KERNELS_X86_SELECT_COMMON_H
+#define KV_KERNELS_X86_SELECT_COMMON_H
+
+#if defined(__x86_64__)
+
+enum {
+    MERGED = 4, /* query heads at once */
+};
+
+/* What each instruction set has of its own.
+ *
+ * Up to MERGED heads; n_queries and is_sum are constants where this is called. */
+INLINE void merge_some(const float *exps,
+                       size_t exps_stride,
+                       const float *factors,
+                       unsigned n_queries,
+                       size_t n,
+                       float *merged,
+                       int is_sum);
+
+/* `pass` and whether there are counts are constants where this is called. */
+INLINE void count_pass(struct kv_selector *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t pass,
+                       int counted);
+
+INLINE void merge_all(const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged,
+                      int is_sum)
+{
+    for (; n_queries >= MERGED; n_queries -= MERGED) {
+        merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
+        exps += MERGED * exps_stride;
+        factors += MERGED;
+    }
+    for (; n_queries > 0; n_queries--, exps += exps_stride, factors++)
+        merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
+}
+
+TARGET static void merge_sum(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
+}
+
+TARGET static void merge_max(const float *exps,
+                             size_t exps_stride,
+                             const float *factors,
+                             size_t n_queries,
+                             size_t n,
+                             float *merged)
+{
+    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
+}
+
+TARGET static void
+count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
+{
+    const int counted = counts != NULL;
+
+    switch (selector->pass) {
+    case 0:
+        if (counted)
+            count_pass(selector, scores, counts, n, 0, 1);
+        else
+            count_pass(selector, scores, counts, n, 0, 0);
+        break;
+    case 1:
+        count_pass(selector, scores, counts, n, 1, counted);
+        break;
+    default:
+        count_pass(selector, scores, counts, n, 2, counted);
+    }
+}
+
+#endif
+
+#endif
