@@ -44,10 +44,10 @@ weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret
     }
     most += 0.0f;
     for (unsigned i = 0; i < n; i++) {
-        scores[i] = exp_scalar(scores[i] - most);
+        scores[i] = kv_exp(scores[i] - most);
         lanes[i % KV_SUM_LANES] += scores[i];
     }
-    *ret_old = exp_scalar(*max - most);
+    *ret_old = kv_exp(*max - most);
     *sum = fmaf(*sum, *ret_old, kv_sum_lanes(lanes));
     *max = most;
 }

@@ -44,6 +44,7 @@
 
 #include "kernels/exact_scores.h"
 
+#include <assert.h>
 #include <float.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -54,6 +55,9 @@ enum {
     KV_ATTEND_QUERIES_MAX = 32, /* as many as `among` has bits */
     KV_ATTEND_PARTS_MAX = 256,  /* of one merge */
 };
+
+static_assert(KV_ATTEND_QUERIES_MAX == 32, "a bit each");
+static_assert(KV_ATTEND_GROUP % 16 == 0, "a group is whole vectors");
 
 struct kv_attend_shape {
     enum kv_key_type type;

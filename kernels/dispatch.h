@@ -36,7 +36,7 @@ extern const struct kv_checksum_kernels kv_checksum_sse42;
 extern const struct kv_checksum_kernels kv_checksum_fold;
 extern const struct kv_checksum_kernels kv_checksum_fold512;
 
-/* The functions may be called where tiers_has_avx2(). */
+/* The functions may be called where kv_has_avx2(). */
 extern const struct kv_attend_kernels kv_attend_avx2;
 extern const struct kv_cells_kernels kv_cells_avx2;
 extern const struct kv_estimate_kernels kv_estimate_avx2;
@@ -50,12 +50,12 @@ extern const struct kv_select_kernels kv_select_avx2;
 extern const struct kv_sieve_kernels kv_sieve_avx2;
 extern const struct kv_tile_kernels kv_tile_avx2;
 
-static inline int tiers_has_avx2(void)
+static inline int kv_has_avx2(void)
 {
     return kv_isa() >= KV_ISA_AVX2;
 }
 
-/* The functions may be called where tiers_has_avx512(). */
+/* The functions may be called where kv_has_avx512(). */
 extern const struct kv_attend_kernels kv_attend_avx512;
 extern const struct kv_cells_kernels kv_cells_avx512;
 extern const struct kv_estimate_kernels kv_estimate_avx512;
@@ -68,7 +68,7 @@ extern const struct kv_select_kernels kv_select_avx512;
 extern const struct kv_sieve_kernels kv_sieve_avx512;
 extern const struct kv_tile_kernels kv_tile_avx512;
 
-static inline int tiers_has_avx512(void)
+static inline int kv_has_avx512(void)
 {
 #if defined(KV_EMULATE_AVX512)
     __builtin_cpu_init();

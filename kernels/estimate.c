@@ -193,13 +193,13 @@ static void add_query(const struct kv_rest_shape *shape,
 
     memset(lanes, 0, sizeof(lanes));
     for (size_t c = 0; c < n_summaries; c++)
-        weights[c] = counts[c] * exp_scalar(weights[c] - most);
+        weights[c] = counts[c] * kv_exp(weights[c] - most);
     for (size_t row = 0; row < question->n_scored; row++)
         weights[question->numbers[row]] +=
-            exp_scalar(without_nan(scores[row] * question->scale) - most);
+            kv_exp(without_nan(scores[row] * question->scale) - most);
     for (size_t c = 0; c < n_summaries; c++)
         lanes[c % KV_SUM_LANES] += weights[c];
-    shrink = exp_scalar(*max - most);
+    shrink = kv_exp(*max - most);
     *sum = fmaf(*sum, shrink, kv_sum_lanes(lanes));
     *max = most;
     for (size_t i = 0; i < d_v; i++) {

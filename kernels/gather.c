@@ -18,12 +18,12 @@ static void scalar_gather(void *dst, const void *const *rows, size_t n_rows, siz
 
     if (row_bytes == 0)
         return;
-    ahead = gather_ahead(row_bytes);
+    ahead = kv_gather_ahead(row_bytes);
     for (size_t i = 0; i < ahead && i < n_rows; i++)
-        gather_ask(rows[i], row_bytes);
+        kv_gather_ask(rows[i], row_bytes);
     for (size_t i = 0; i < n_rows; i++) {
         if (ahead < n_rows - i)
-            gather_ask(rows[i + ahead], row_bytes);
+            kv_gather_ask(rows[i + ahead], row_bytes);
         memcpy(to, rows[i], row_bytes);
         to += row_bytes;
     }

@@ -10,26 +10,26 @@
 #include <stdint.h>
 
 enum {
-    GATHER_LINE_BYTES = 64,
-    GATHER_AHEAD_ROWS = 8,
+    KV_GATHER_LINE_BYTES = 64,
+    KV_GATHER_AHEAD_ROWS = 8,
     /* Of long rows: what was asked for must still be in L2 when it is used. */
-    GATHER_AHEAD_BYTES = 16 << 10,
+    KV_GATHER_AHEAD_BYTES = 16 << 10,
 };
 
 /* How many rows ahead, row_bytes > 0. */
-static inline size_t gather_ahead(size_t row_bytes)
+static inline size_t kv_gather_ahead(size_t row_bytes)
 {
-    if (row_bytes <= GATHER_AHEAD_BYTES / GATHER_AHEAD_ROWS)
-        return GATHER_AHEAD_ROWS;
-    return row_bytes < GATHER_AHEAD_BYTES ? GATHER_AHEAD_BYTES / row_bytes : 1;
+    if (row_bytes <= KV_GATHER_AHEAD_BYTES / KV_GATHER_AHEAD_ROWS)
+        return KV_GATHER_AHEAD_ROWS;
+    return row_bytes < KV_GATHER_AHEAD_BYTES ? KV_GATHER_AHEAD_BYTES / row_bytes : 1;
 }
 
-static inline void gather_ask(const void *row, size_t row_bytes)
+static inline void kv_gather_ask(const void *row, size_t row_bytes)
 {
     const uintptr_t end = (uintptr_t)row + row_bytes;
 
-    for (uintptr_t line = (uintptr_t)row & ~(uintptr_t)(GATHER_LINE_BYTES - 1); line < end;
-         line += GATHER_LINE_BYTES)
+    for (uintptr_t line = (uintptr_t)row & ~(uintptr_t)(KV_GATHER_LINE_BYTES - 1); line < end;
+         line += KV_GATHER_LINE_BYTES)
         __builtin_prefetch((const void *)line, 0, 2);
 }
 

@@ -24,6 +24,7 @@
 #ifndef KV_KERNELS_PQ_H
 #define KV_KERNELS_PQ_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,6 +34,8 @@ enum {
     KV_PQ_SUBSPACES_MAX = 16,
     KV_PQ_BITS_MAX = 8,
 };
+
+static_assert(KV_PQ_BITS_MAX <= 8, "a code is a byte");
 
 struct kv_pq_shape {
     uint32_t d;    /* elements of a key, at least 1 */

@@ -163,16 +163,16 @@ static void scalar_score(const struct kv_pq_shape *shape,
                          size_t scores_stride)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
-    float room[CELLS_BEGUN_MAX];
+    float room[KV_CELLS_BEGUN_MAX];
 
     for (size_t query = 0; query < n_queries; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
-        const float *begun = cells_begun(shape, table, room);
+        const float *begun = kv_cells_begun(shape, table, room);
         const float *last = table + (shape->m - 1) * n_centroids;
         size_t n = 0;
 
         for (size_t cell = 0; cell < kv_cells_n(shape); cell++)
-            if (cells_full(cells, cell, 1))
+            if (kv_cells_full(cells, cell, 1))
                 ret_scores[query * scores_stride + n++] =
                     begun[cell / n_centroids] + last[cell % n_centroids];
     }

@@ -23,10 +23,14 @@
 
 #include "kernels/pq_tiles.h"
 
+#include <assert.h>
+
 enum {
     KV_CELLS_BITS_MAX = 12, /* of all codes of a row */
     KV_CELLS_MAX = 1 << KV_CELLS_BITS_MAX,
 };
+
+static_assert(KV_CELLS_BITS_MAX <= 16, "a cell's number is 16 bits");
 
 /* Cells of the shape; 0: too many. */
 static inline uint32_t kv_cells_n(const struct kv_pq_shape *shape)

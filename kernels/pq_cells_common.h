@@ -12,13 +12,14 @@
 #include <string.h>
 
 enum {
-    CELLS_BEGUN_MAX = KV_CELLS_MAX / 2, /* a code has a bit at least */
+    KV_CELLS_BEGUN_MAX = KV_CELLS_MAX / 2, /* a code has a bit at least */
 };
 
 /* Scores of all codes but the last one, with any number of them; of none: -0, to which what is
  * added stays what it is.  Returns where they are: in the table or in `room`. */
-static inline const float *
-cells_begun(const struct kv_pq_shape *shape, const float *table, float room[CELLS_BEGUN_MAX])
+static inline const float *kv_cells_begun(const struct kv_pq_shape *shape,
+                                          const float *table,
+                                          float room[KV_CELLS_BEGUN_MAX])
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
     size_t n = n_centroids;
@@ -42,7 +43,7 @@ cells_begun(const struct kv_pq_shape *shape, const float *table, float room[CELL
 
 /* n <= 32 cells from `cell` on, a multiple of n, which is a power of two: bit i, cell + i is
  * full. */
-static inline unsigned cells_full(const struct kv_cells *cells, size_t cell, size_t n)
+static inline unsigned kv_cells_full(const struct kv_cells *cells, size_t cell, size_t n)
 {
     return (unsigned)(cells->full[cell / 64] >> cell % 64) & (0xffffffffu >> (32 - n));
 }

@@ -30,7 +30,7 @@ static float scalar_max(const float *scores, const uint32_t *counts, size_t n)
 /* In units of the exp sum. */
 static uint64_t in_units(float exp)
 {
-    const double rounder = EXP_SUM_ROUNDER, sum = (double)exp + rounder;
+    const double rounder = KV_EXP_SUM_ROUNDER, sum = (double)exp + rounder;
     uint64_t bits, zero;
 
     memcpy(&bits, &sum, sizeof(bits));
@@ -45,7 +45,7 @@ scalar_exps(float *scores, const uint32_t *counts, size_t n, float scale, float 
     uint64_t sum = 0;
 
     for (size_t i = 0; i < n; i++) {
-        scores[i] = max == -INFINITY ? 0 : exp_scalar(fmaf(scores[i], scale, shift));
+        scores[i] = max == -INFINITY ? 0 : kv_exp(fmaf(scores[i], scale, shift));
         if (rows_of(counts, i) > 0)
             sum += in_units(scores[i]) * rows_of(counts, i);
     }
@@ -84,8 +84,9 @@ static void scalar_count(struct kv_selector *selector,
                          const uint32_t *counts,
                          size_t n)
 {
-    const unsigned above = select_above(selector->pass), shift = select_shift(selector->pass);
-    const uint32_t mask = select_mask(selector->pass);
+    const unsigned above = kv_select_above(selector->pass),
+                   shift = kv_select_shift(selector->pass);
+    const uint32_t mask = kv_select_mask(selector->pass);
 
     for (size_t i = 0; i < n; i++) {
         const uint32_t image = kv_score_image(scores[i]);
@@ -252,12 +253,12 @@ void kv_selector_count(struct kv_selector *selector,
  * rows than k that is the lowest bin each time, and everything is chosen. */
 void kv_selector_next(struct kv_selector *selector)
 {
-    uint32_t bin = select_mask(selector->pass);
+    uint32_t bin = kv_select_mask(selector->pass);
 
     if (selector->ties > 0) {
         for (; bin > 0 && selector->bins[bin] < selector->ties; bin--)
             selector->ties -= selector->bins[bin];
-        selector->bound |= bin << select_shift(selector->pass);
+        selector->bound |= bin << kv_select_shift(selector->pass);
     }
     selector->pass++;
     memset(selector->bins, 0, sizeof(selector->bins));
@@ -393,8 +394,8 @@ void kv_mass_begin(struct kv_mass *mass, uint64_t total, double share)
 
 void kv_mass_count(struct kv_mass *mass, const float *weights, const uint32_t *counts, size_t n)
 {
-    const unsigned above = select_above(mass->pass), shift = select_shift(mass->pass);
-    const uint32_t mask = select_mask(mass->pass);
+    const unsigned above = kv_select_above(mass->pass), shift = kv_select_shift(mass->pass);
+    const uint32_t mask = kv_select_mask(mass->pass);
 
     if (mass->wanted == 0)
         return;
@@ -410,14 +411,14 @@ void kv_mass_count(struct kv_mass *mass, const float *weights, const uint32_t *c
 
 void kv_mass_next(struct kv_mass *mass)
 {
-    uint32_t bin = select_mask(mass->pass);
+    uint32_t bin = kv_select_mask(mass->pass);
 
     if (mass->wanted > 0) {
         for (; bin > 0 && mass->masses[bin] < mass->wanted; bin--) {
             mass->wanted -= mass->masses[bin];
             mass->n_rows += mass->rows[bin];
         }
-        mass->bound |= bin << select_shift(mass->pass);
+        mass->bound |= bin << kv_select_shift(mass->pass);
     }
     /* What is left in the last pass's bin are rows of one weight. */
     if (mass->pass == KV_SELECTOR_PASSES - 1 && mass->wanted > 0 && mass->rows[bin] > 0) {

@@ -3,6 +3,7 @@
 #include "kernels/lanes.h"
 #include "kernels/summary_common.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -17,7 +18,7 @@ enum build_state {
     BUILD_DONE,
 };
 
-_Static_assert(sizeof(struct kv_rest_head) == KV_REST_HEAD_BYTES, "it is written as it is");
+static_assert(sizeof(struct kv_rest_head) == KV_REST_HEAD_BYTES, "it is written as it is");
 
 static const float FACTOR_MOST = 1e15f;
 

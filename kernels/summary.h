@@ -45,6 +45,7 @@
 #include "kernels/exact_scores.h"
 #include "kernels/kmeans.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -61,6 +62,12 @@ enum {
     KV_REST_SLICE = 64, /* rows of a slice at most; divides a block's */
     KV_REST_ITERATIONS = 3,
 };
+
+static_assert(KV_REST_SUMMARIES_MAX == 1 << KV_REST_64, "the most that there are");
+static_assert(KV_REST_SUMMARIES_MAX <= KV_REST_NONE, "no summary has the number of none");
+static_assert(KV_REST_ROWS <= UINT16_MAX, "counts are 16 bits");
+static_assert(KV_REST_ROWS % KV_REST_SLICE == 0, "a group is whole slices");
+static_assert(KV_REST_ROWS % 64 == 0, "a bit for each row");
 
 #define KV_REST_MOST 1e15f /* of which squares still are far from the end of fp32 */
 

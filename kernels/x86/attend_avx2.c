@@ -297,7 +297,7 @@ share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key
 
 const struct kv_attend_kernels kv_attend_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .rows = attend_rows,
     .run = attend_run,
 };

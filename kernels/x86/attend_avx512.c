@@ -228,7 +228,7 @@ share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key
 
 const struct kv_attend_kernels kv_attend_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .rows = attend_rows,
     .run = attend_run,
 };

@@ -30,7 +30,9 @@
 
 #include "kernels/exact_scores.h"
 #include "kernels/exp.h"
+#include "kernels/lanes.h"
 
+#include <assert.h>
 #include <immintrin.h>
 #include <string.h>
 
@@ -44,6 +46,8 @@ enum {
     EXP_VECTORS = 4,  /* at once, at most */
     LINE_BYTES = 64,
 };
+
+static_assert((int)STEP == (int)KV_SUM_LANES, "two vectors are the lanes of a sum");
 
 INLINE size_t element_bytes(enum kv_key_type type)
 {
@@ -126,19 +130,19 @@ INLINE float max8(__m256 v)
 INLINE void exps8(__m256 *x, unsigned n)
 {
     static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    const __m256 rounder = _mm256_set1_ps(EXP_ROUNDER + 127);
+    const __m256 rounder = _mm256_set1_ps(KV_EXP_ROUNDER + 127);
     __m256 has[EXP_VECTORS], p[EXP_VECTORS], power[EXP_VECTORS];
 
     for (unsigned i = 0; i < n; i++) {
-        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(EXP_LEAST), _CMP_GE_OQ);
-        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(EXP_MOST));
-        power[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(EXP_LOG2_E), rounder);
+        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(KV_EXP_LEAST), _CMP_GE_OQ);
+        x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(KV_EXP_MOST));
+        power[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(KV_EXP_LOG2_E), rounder);
     }
     for (unsigned i = 0; i < n; i++) {
         const __m256 k = _mm256_sub_ps(power[i], rounder);
 
-        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_HIGH), x[i]);
-        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(EXP_LN2_LOW), x[i]);
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(KV_EXP_LN2_HIGH), x[i]);
+        x[i] = _mm256_fnmadd_ps(k, _mm256_set1_ps(KV_EXP_LN2_LOW), x[i]);
         p[i] = _mm256_set1_ps(1.0f / 5040);
     }
     for (unsigned step = 0; step < sizeof(factors) / sizeof(factors[0]); step++)

@@ -17,6 +17,9 @@
 
 #include "kernels/exact_scores.h"
 #include "kernels/exp.h"
+#include "kernels/lanes.h"
+
+#include <assert.h>
 
 #if defined(KV_EMULATE_AVX512)
 #include "tests/support/avx512_plain.h"
@@ -43,6 +46,8 @@ enum {
     LANES = 16,
     LINE_BYTES = 64,
 };
+
+static_assert((int)LANES == (int)KV_SUM_LANES, "a vector is the lanes of a sum");
 
 /* The first n of 16 lanes; all of them where there are more. */
 INLINE __mmask16 first_lanes(size_t n)
@@ -128,17 +133,17 @@ INLINE float max16(__m512 v)
 /* exp.h's */
 INLINE __m512 exp16(__m512 x)
 {
-    const __m512 one = _mm512_set1_ps(1), rounder = _mm512_set1_ps(EXP_ROUNDER);
-    const __mmask16 has = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EXP_LEAST), _CMP_GE_OQ);
-    const __m512 most = _mm512_min_ps(x, _mm512_set1_ps(EXP_MOST));
-    const __m512 t = _mm512_fmadd_ps(most, _mm512_set1_ps(EXP_LOG2_E), rounder);
+    const __m512 one = _mm512_set1_ps(1), rounder = _mm512_set1_ps(KV_EXP_ROUNDER);
+    const __mmask16 has = _mm512_cmp_ps_mask(x, _mm512_set1_ps(KV_EXP_LEAST), _CMP_GE_OQ);
+    const __m512 most = _mm512_min_ps(x, _mm512_set1_ps(KV_EXP_MOST));
+    const __m512 t = _mm512_fmadd_ps(most, _mm512_set1_ps(KV_EXP_LOG2_E), rounder);
     const __m512 k = _mm512_sub_ps(t, rounder);
     const __m512i power =
         _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(127)), 23);
-    __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(EXP_LN2_HIGH), most);
+    __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(KV_EXP_LN2_HIGH), most);
     __m512 p = _mm512_set1_ps(1.0f / 5040);
 
-    r = _mm512_fnmadd_ps(k, _mm512_set1_ps(EXP_LN2_LOW), r);
+    r = _mm512_fnmadd_ps(k, _mm512_set1_ps(KV_EXP_LN2_LOW), r);
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 720));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));

@@ -400,7 +400,7 @@ INLINE void add_part(const struct kv_rest_shape *shape,
 
 const struct kv_estimate_kernels kv_estimate_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .add = add,
 };
 

@@ -14,7 +14,7 @@ enum {
     SLICE = 4, /* vectors of a mean value at a time */
 };
 
-_Static_assert((int)QUERIES == (int)TILE, "sums_of() makes one vector of their sums");
+static_assert((int)QUERIES == (int)TILE, "sums_of() makes one vector of their sums");
 
 INLINE __m512 load_integers(const int8_t *at)
 {
@@ -243,7 +243,7 @@ INLINE void add_part(const struct kv_rest_shape *shape,
 
 const struct kv_estimate_kernels kv_estimate_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .add = add,
 };
 

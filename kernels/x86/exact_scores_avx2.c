@@ -260,7 +260,7 @@ INLINE void load_rows(enum kv_key_type type,
 
 const struct kv_keys_kernels kv_keys_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .load = load,
     .score = score,
     .score_list = score_list,

@@ -83,7 +83,7 @@ INLINE void load_rows(enum kv_key_type type,
 
 const struct kv_keys_kernels kv_keys_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .load = load,
     .score = score,
     .score_list = score_list,

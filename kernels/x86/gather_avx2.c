@@ -12,7 +12,7 @@
 
 enum {
     VECTOR_BYTES = 32,
-    PIECE_BYTES = 2 * GATHER_LINE_BYTES,
+    PIECE_BYTES = 2 * KV_GATHER_LINE_BYTES,
 };
 
 INLINE void copy_vectors(uint8_t *to, const uint8_t *from, size_t bytes, bool is_stream)
@@ -30,11 +30,11 @@ INLINE void copy_vectors(uint8_t *to, const uint8_t *from, size_t bytes, bool is
 INLINE void
 copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes, bool is_stream)
 {
-    const size_t n_ahead = gather_ahead(row_bytes);
+    const size_t n_ahead = kv_gather_ahead(row_bytes);
     const size_t whole = row_bytes - row_bytes % PIECE_BYTES;
 
     for (size_t i = 0; i < n_ahead && i < n_rows; i++)
-        gather_ask(rows[i], row_bytes);
+        kv_gather_ask(rows[i], row_bytes);
     for (size_t i = 0; i < n_rows; i++, to += row_bytes) {
         const uint8_t *from = rows[i];
         /* At the end, a row that is there already. */
@@ -42,11 +42,11 @@ copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes,
 
         for (size_t at = 0; at < whole; at += PIECE_BYTES) {
             __builtin_prefetch(ahead + at, 0, 2);
-            __builtin_prefetch(ahead + at + GATHER_LINE_BYTES, 0, 2);
+            __builtin_prefetch(ahead + at + KV_GATHER_LINE_BYTES, 0, 2);
             copy_vectors(to + at, from + at, PIECE_BYTES, is_stream);
         }
         if (whole < row_bytes) {
-            gather_ask(ahead + whole, row_bytes - whole);
+            kv_gather_ask(ahead + whole, row_bytes - whole);
             copy_vectors(to + whole, from + whole, row_bytes - whole, is_stream);
         }
     }
@@ -67,7 +67,7 @@ AVX2 static void gather(void *dst, const void *const *rows, size_t n_rows, size_
 
 const struct kv_gather_kernels kv_gather_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .gather = gather,
 };
 

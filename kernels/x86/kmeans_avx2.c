@@ -205,7 +205,7 @@ place(const struct space *space, const float *x, size_t stride, size_t n, uint8_
 
 const struct kv_kmeans_kernels kv_kmeans_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .longest = longest,
     .half_squares = half_squares,
     .encode = encode,

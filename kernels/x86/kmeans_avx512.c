@@ -188,7 +188,7 @@ place(const struct space *space, const float *x, size_t stride, size_t n, uint8_
 
 const struct kv_kmeans_kernels kv_kmeans_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .longest = longest,
     .half_squares = half_squares,
     .encode = encode,

@@ -112,7 +112,7 @@ AVX2 static void tables(const struct kv_pq_shape *shape,
 
 const struct kv_pq_kernels kv_pq_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .tables = tables,
 };
 

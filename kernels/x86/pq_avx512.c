@@ -94,7 +94,7 @@ AVX512 static void tables(const struct kv_pq_shape *shape,
 
 const struct kv_pq_kernels kv_pq_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .tables = tables,
 };
 

@@ -21,14 +21,14 @@ INLINE void score_some(const struct kv_pq_shape *shape,
     const size_t n_centroids = kv_pq_n_centroids(shape), n_cells = kv_cells_n(shape);
     const size_t step = n_centroids < LANES ? n_centroids : LANES;
     const size_t n_full = kv_cells_n_full(shape, cells);
-    float room[QUERIES][CELLS_BEGUN_MAX], few[QUERIES][LANES] = {{0}};
+    float room[QUERIES][KV_CELLS_BEGUN_MAX], few[QUERIES][LANES] = {{0}};
     const float *begun[QUERIES], *last[QUERIES];
     size_t done = 0;
 
     for (unsigned query = 0; query < n; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
 
-        begun[query] = cells_begun(shape, table, room[query]);
+        begun[query] = kv_cells_begun(shape, table, room[query]);
         last[query] = table + (shape->m - 1) * n_centroids;
         if (step < LANES) {
             memcpy(few[query], last[query], step * sizeof(float));
@@ -37,7 +37,7 @@ INLINE void score_some(const struct kv_pq_shape *shape,
     }
     for (size_t cell = 0; cell < n_cells; cell += step) {
         const size_t i = cell >> shape->bits, c = cell & (n_centroids - 1);
-        const unsigned full = cells_full(cells, cell, step);
+        const unsigned full = kv_cells_full(cells, cell, step);
         const size_t n_more = (size_t)__builtin_popcount(full);
         const __m256i order =
             _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[full]));
@@ -75,7 +75,7 @@ AVX2 static void lengths(const uint32_t *offsets, size_t n, uint32_t *ret_length
 
 const struct kv_cells_kernels kv_cells_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .score = score,
     .lengths = lengths,
 };

@@ -20,19 +20,19 @@ INLINE void score_some(const struct kv_pq_shape *shape,
     const size_t n_centroids = kv_pq_n_centroids(shape), n_cells = kv_cells_n(shape);
     const size_t step = n_centroids < LANES ? n_centroids : LANES;
     const __mmask16 lanes = first_lanes(step);
-    float room[QUERIES][CELLS_BEGUN_MAX];
+    float room[QUERIES][KV_CELLS_BEGUN_MAX];
     const float *begun[QUERIES], *last[QUERIES];
     size_t done = 0;
 
     for (unsigned query = 0; query < n; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
 
-        begun[query] = cells_begun(shape, table, room[query]);
+        begun[query] = kv_cells_begun(shape, table, room[query]);
         last[query] = table + (shape->m - 1) * n_centroids;
     }
     for (size_t i = 0; i < n_cells / n_centroids; i++)
         for (size_t c = 0; c < n_centroids; c += step) {
-            const unsigned full = cells_full(cells, i * n_centroids + c, step);
+            const unsigned full = kv_cells_full(cells, i * n_centroids + c, step);
             const size_t n_more = (size_t)__builtin_popcount(full);
 
             for (unsigned query = 0; query < n; query++) {
@@ -61,7 +61,7 @@ AVX512 static void lengths(const uint32_t *offsets, size_t n, uint32_t *ret_leng
 
 const struct kv_cells_kernels kv_cells_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .score = score,
     .lengths = lengths,
 };

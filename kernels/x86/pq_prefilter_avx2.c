@@ -191,7 +191,7 @@ AVX2 static size_t sieve16(const uint16_t *sums,
 
 const struct kv_sieve_kernels kv_sieve_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .sieve8 = sieve8,
     .sieve16 = sieve16,
 };

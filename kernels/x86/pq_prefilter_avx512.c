@@ -166,7 +166,7 @@ AVX512 static size_t sieve16(const uint16_t *sums,
 
 const struct kv_sieve_kernels kv_sieve_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .sieve8 = sieve8,
     .sieve16 = sieve16,
 };

@@ -23,6 +23,8 @@ enum {
     ORDERED_MAX = 4 * (KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX),
 };
 
+static_assert(HALF % BYTES == 0, "half of a tile is whole registers");
+
 INLINE __m256i load(const uint8_t *at)
 {
     return _mm256_loadu_si256((const __m256i *)(const void *)at);
@@ -460,7 +462,7 @@ AVX2 static void cells(const struct kv_pq_shape *shape,
 
 const struct kv_tile_kernels kv_tile_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .score = score,
     .cells = cells,
     .scan8 = scan8,

@@ -21,6 +21,8 @@ enum {
     REGISTERS_MAX = 4,               /* of 64 floats, of 256 bytes */
 };
 
+static_assert((int)KV_PQ_TILE == 2 * (int)ROWS, "two registers are the codes of a subspace");
+
 /* ---- codes ------------------------------------------------------------------------------- */
 
 /* Bits of a where the mask has them, else of b. */
@@ -387,7 +389,7 @@ AVX512 static void cells(const struct kv_pq_shape *shape,
 
 const struct kv_tile_kernels kv_tile_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .score = score,
     .cells = cells,
     .scan8 = scan8,

@@ -84,7 +84,7 @@ turn_halves(const float *turns, float sign, size_t n_rot, float *x, size_t n_hea
 
 const struct kv_rope_kernels kv_rope_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .turn = turn,
 };
 

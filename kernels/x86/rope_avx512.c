@@ -81,7 +81,7 @@ turn_halves(const float *turns, float sign, size_t n_rot, float *x, size_t n_hea
 
 const struct kv_rope_kernels kv_rope_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .turn = turn,
 };
 

@@ -32,6 +32,8 @@ INLINE __m256 among(__m256 scores, const uint32_t *counts)
         _mm256_castsi256_ps(_mm256_cmpeq_epi32(rows, _mm256_setzero_si256())));
 }
 
+static_assert((int)LANES <= (int)KV_SELECT_SPARE, "write_lanes() writes all lanes");
+
 /* The instruction answers its second operand if one is a NaN. */
 AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
 {
@@ -57,14 +59,14 @@ AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
 INLINE __m256i with_rounder(__m128 exps)
 {
     return _mm256_castpd_si256(
-        _mm256_add_pd(_mm256_cvtps_pd(exps), _mm256_set1_pd(EXP_SUM_ROUNDER)));
+        _mm256_add_pd(_mm256_cvtps_pd(exps), _mm256_set1_pd(KV_EXP_SUM_ROUNDER)));
 }
 
 /* Four such numbers, the rounder's units taken off, times counts of less than 2^32: numbers
  * are below 2^40, so that two products of 32 bits do. */
 INLINE __m256i times(__m256i numbers, __m128i counts)
 {
-    const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(EXP_SUM_ROUNDER));
+    const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(KV_EXP_SUM_ROUNDER));
     const __m256i units = _mm256_sub_epi64(numbers, zero), by = _mm256_cvtepu32_epi64(counts);
 
     return _mm256_add_epi64(
@@ -117,7 +119,7 @@ INLINE uint64_t exps_of(
     float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift, int counted)
 {
     const size_t step = EXP_VECTORS * LANES;
-    const double rounder = EXP_SUM_ROUNDER;
+    const double rounder = KV_EXP_SUM_ROUNDER;
     __m256i low = _mm256_setzero_si256(), high = low;
     uint64_t zero, sum;
     size_t i = 0;
@@ -147,6 +149,8 @@ INLINE uint64_t exps_of(
 enum {
     HALF_BITS = KV_EXP_SUM_BITS / 2,
 };
+
+static_assert(KV_EXP_SUM_BITS % 2 == 0, "two halves are the whole");
 
 /* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of
  * HALF_BITS bits to sums[0], low ones to sums[1].  What is left of an exp behind its high half
@@ -283,12 +287,12 @@ INLINE void count_vector(uint32_t *bins,
 
     if (pass > 0)
         lanes &= lanes_that(
-            _mm256_cmpeq_epi32(_mm256_srli_epi32(all, (int)select_above(pass)), bound));
+            _mm256_cmpeq_epi32(_mm256_srli_epi32(all, (int)kv_select_above(pass)), bound));
     if (lanes == 0)
         return;
     _mm256_storeu_si256((__m256i *)(void *)at,
-                        _mm256_and_si256(_mm256_srli_epi32(all, (int)select_shift(pass)),
-                                         _mm256_set1_epi32((int)select_mask(pass))));
+                        _mm256_and_si256(_mm256_srli_epi32(all, (int)kv_select_shift(pass)),
+                                         _mm256_set1_epi32((int)kv_select_mask(pass))));
     if (lanes == 0xff) {
         for (unsigned lane = 0; lane < LANES; lane++)
             bins[at[lane]] += counts != NULL ? counts[lane] : 1;
@@ -309,7 +313,7 @@ INLINE void count_pass(struct kv_selector *selector,
                        int counted)
 {
     const __m256i bound =
-        _mm256_set1_epi32(pass > 0 ? (int)(selector->bound >> select_above(pass)) : 0);
+        _mm256_set1_epi32(pass > 0 ? (int)(selector->bound >> kv_select_above(pass)) : 0);
     size_t i = 0;
 
     for (; i + LANES <= n; i += LANES)
@@ -538,7 +542,7 @@ AVX2 static void items(const struct kv_selector *selector,
 
 const struct kv_select_kernels kv_select_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .max = max_of,
     .exps = exps_in_place,
     .merge_sum = merge_sum,

@@ -40,7 +40,7 @@ AVX512 static float max_of(const float *scores, const uint32_t *counts, size_t n
 /* Eight numbers in units of the exp sum. */
 INLINE __m512i in_units(__m256 exps)
 {
-    const __m512d rounder = _mm512_set1_pd(EXP_SUM_ROUNDER);
+    const __m512d rounder = _mm512_set1_pd(KV_EXP_SUM_ROUNDER);
 
     return _mm512_sub_epi64(_mm512_castpd_si512(_mm512_add_pd(_mm512_cvtps_pd(exps), rounder)),
                             _mm512_castpd_si512(rounder));
@@ -166,11 +166,11 @@ INLINE void count_vector(uint32_t *bins,
     uint32_t at[LANES];
 
     if (pass > 0)
-        lanes = _mm512_mask_cmpeq_epi32_mask(lanes, shifted(all, select_above(pass)), bound);
+        lanes = _mm512_mask_cmpeq_epi32_mask(lanes, shifted(all, kv_select_above(pass)), bound);
     if (lanes == 0)
         return;
-    _mm512_storeu_si512(at, _mm512_and_si512(shifted(all, select_shift(pass)),
-                                             _mm512_set1_epi32((int)select_mask(pass))));
+    _mm512_storeu_si512(at, _mm512_and_si512(shifted(all, kv_select_shift(pass)),
+                                             _mm512_set1_epi32((int)kv_select_mask(pass))));
     if (lanes == 0xffff) {
         for (unsigned lane = 0; lane < LANES; lane++)
             bins[at[lane]] += counts != NULL ? counts[lane] : 1;
@@ -192,7 +192,7 @@ INLINE void count_pass(struct kv_selector *selector,
                        int counted)
 {
     const __m512i bound =
-        _mm512_set1_epi32(pass > 0 ? (int)(selector->bound >> select_above(pass)) : 0);
+        _mm512_set1_epi32(pass > 0 ? (int)(selector->bound >> kv_select_above(pass)) : 0);
     size_t i = 0;
 
     for (; i + LANES <= n; i += LANES)
@@ -319,7 +319,7 @@ AVX512 static void items(const struct kv_selector *selector,
 
 const struct kv_select_kernels kv_select_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .max = max_of,
     .exps = exps_in_place,
     .merge_sum = merge_sum,

@@ -126,7 +126,7 @@ AVX2 static double distance(const float *keys,
 
 const struct kv_rest_kernels kv_rest_avx2 = {
     .name = "avx2",
-    .supported = tiers_has_avx2,
+    .supported = kv_has_avx2,
     .prepare = prepare,
     .spread = spread,
     .distance = distance,

@@ -82,7 +82,7 @@ AVX512 static double distance(const float *keys,
 
 const struct kv_rest_kernels kv_rest_avx512 = {
     .name = "avx512",
-    .supported = tiers_has_avx512,
+    .supported = kv_has_avx512,
     .prepare = prepare,
     .spread = spread,
     .distance = distance,

@@ -5,6 +5,8 @@
 #include <assert.h>
 #include <string.h>
 
+static_assert((int)KV_PQ_TILE == (int)KV_BLOCK_TOKENS, "the codes of a block are a tile");
+
 static uint32_t tile_crc(const struct kv_codebooks *books, const struct kv_segment *segment)
 {
     const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);

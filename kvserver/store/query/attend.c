@@ -2,6 +2,10 @@
 
 #include "kvserver/store/rows/verify.h"
 
+#include <assert.h>
+
+static_assert((int)KV_QUERIES_MAX <= (int)KV_ATTEND_QUERIES_MAX, "a query is attended as one");
+
 enum {
     SLICE_PRODUCTS = 1 << 20, /* multiplications and additions: 16 or more a cycle */
     SLICE_BYTES = 512 << 10,  /* of rows that come from memory, one by one */

@@ -3,6 +3,9 @@
 #include <assert.h>
 #include <math.h>
 
+static_assert((int)KV_REST_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whole blocks");
+static_assert((int)KV_BLOCK_TOKENS % (int)KV_REST_SLICE == 0, "a slice is in one block");
+
 enum {
     SLICE_US = 50,
     SLICE_STEPS = 32, /* where the clock stands still */
