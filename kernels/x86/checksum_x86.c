@@ -17,6 +17,7 @@
 enum {
     LONG_BYTES = 2048, /* of a stream, before the three are joined */
     SHORT_BYTES = 128,
+    JOIN_BYTES = 72,  /* one chain is as fast for fewer: a join takes as long as 4 words */
     FOLD_STEP = 128,  /* bytes folded per turn, in four registers */
     FOLD_STREAM = 40, /* bytes of each crc32 stream per turn: as long as one fold step takes */
     FOLD_LONG = 64,   /* turns before the parts are joined */
@@ -25,6 +26,8 @@ enum {
 };
 
 static struct checksum_join join_long, join_short, join_fold_long, join_fold_short;
+/* Shifts by n words, for what is too short for streams of SHORT_BYTES. */
+static uint32_t shift_by_words[2 * SHORT_BYTES / 8];
 static struct checksum_fold fold_128, fold_256, fold_1024;
 
 static uint32_t multiply(uint32_t a, uint32_t b)
@@ -79,6 +82,8 @@ __attribute__((constructor)) static void x86_init(void)
     join_short = checksum_join_of(SHORT_BYTES, STREAMS * SHORT_BYTES);
     join_fold_long = checksum_join_of(LONG, STREAMS * LONG + FOLD_LONG * FOLD_STEP);
     join_fold_short = checksum_join_of(SHORT, STREAMS * SHORT + FOLD_SHORT * FOLD_STEP);
+    for (uint64_t n = 1; n < sizeof(shift_by_words) / sizeof(shift_by_words[0]); n++)
+        shift_by_words[n] = (uint32_t)power_of_x(64 * n - 33);
     fold_128 = checksum_fold_of(128);
     fold_256 = checksum_fold_of(256);
     fold_1024 = checksum_fold_of(1024);
@@ -121,6 +126,16 @@ TARGET_SSE42 uint64_t checksum_sse42_state(uint64_t state, const uint8_t *at, si
     for (; bytes >= STREAMS * SHORT_BYTES; bytes -= STREAMS * SHORT_BYTES) {
         state = state_streams(state, at, SHORT_BYTES, &join_short);
         at += STREAMS * SHORT_BYTES;
+    }
+    /* Headers of messages, and what is left of rows. */
+    if (bytes >= JOIN_BYTES) {
+        const size_t words = bytes / (STREAMS * 8);
+        const struct checksum_join join = {.by_1 = shift_by_words[words],
+                                           .by_2 = shift_by_words[2 * words]};
+
+        state = state_streams(state, at, words * 8, &join);
+        at += words * STREAMS * 8;
+        bytes -= words * STREAMS * 8;
     }
     return state_bytes(state, at, bytes);
 }
