@@ -61,6 +61,37 @@ static const char *fields_fault(const struct kv_wire_header *header, size_t data
     return NULL;
 }
 
+/* Writes to `header` on failure, too. */
+static kv_status_t check_header(const void *message,
+                                size_t message_bytes,
+                                size_t body_bytes,
+                                struct kv_wire_header *header,
+                                const char **ret_why)
+{
+    const char *fault;
+
+    if (message_bytes != sizeof(*header)) {
+        *ret_why = "message: the header is not 160 bytes";
+        return KV_INVALID;
+    }
+    memcpy(header, message, sizeof(*header));
+    /* Another version may have its checksum elsewhere: the version comes first. */
+    if (header->version != KV_WIRE_VERSION) {
+        *ret_why = "message: another version of the protocol";
+        return KV_VERSION;
+    }
+    if (header->header_crc != kv_crc32c(0, header, SEALED_BYTES)) {
+        *ret_why = "message: checksum of the header";
+        return KV_CORRUPT;
+    }
+    fault = fields_fault(header, body_bytes);
+    if (fault != NULL) {
+        *ret_why = fault;
+        return KV_INVALID;
+    }
+    return KV_OK;
+}
+
 kv_status_t kv_message_check_header(const void *message,
                                     size_t message_bytes,
                                     size_t body_bytes,
@@ -68,29 +99,11 @@ kv_status_t kv_message_check_header(const void *message,
                                     const char **ret_why)
 {
     struct kv_wire_header header;
-    const char *fault;
+    kv_status_t status = check_header(message, message_bytes, body_bytes, &header, ret_why);
 
-    if (message_bytes != sizeof(header)) {
-        *ret_why = "message: the header is not 160 bytes";
-        return KV_INVALID;
-    }
-    memcpy(&header, message, sizeof(header));
-    /* Another version may have its checksum elsewhere: the version comes first. */
-    if (header.version != KV_WIRE_VERSION) {
-        *ret_why = "message: another version of the protocol";
-        return KV_VERSION;
-    }
-    if (header.header_crc != kv_crc32c(0, &header, SEALED_BYTES)) {
-        *ret_why = "message: checksum of the header";
-        return KV_CORRUPT;
-    }
-    fault = fields_fault(&header, body_bytes);
-    if (fault != NULL) {
-        *ret_why = fault;
-        return KV_INVALID;
-    }
-    *ret_header = header;
-    return KV_OK;
+    if (status == KV_OK)
+        *ret_header = header;
+    return status;
 }
 
 kv_status_t kv_message_check(const void *message,
@@ -101,8 +114,7 @@ kv_status_t kv_message_check(const void *message,
                              const char **ret_why)
 {
     struct kv_wire_header header;
-    kv_status_t status =
-        kv_message_check_header(message, message_bytes, body_bytes, &header, ret_why);
+    kv_status_t status = check_header(message, message_bytes, body_bytes, &header, ret_why);
 
     if (status != KV_OK)
         return status;
