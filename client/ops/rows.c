@@ -368,15 +368,18 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
     uint32_t *crcs =
         (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + trip->header.n_units);
     uint8_t *rows = (uint8_t *)(crcs + trip->n_rows);
+    struct kv_crc_batch batch;
     struct piece piece = {0};
 
+    kv_crc_batch_begin(&batch, trip->op->session->writers, crcs);
     while (piece_next(trip, &piece)) {
-        if (piece.crcs != NULL)
+        if (piece.crcs != NULL) {
             memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));
-        else
-            kv_writers_crc(trip->op->session->writers, piece.layer, piece.head, piece.rows,
-                           piece.n_rows, piece.row_bytes, piece.token, NULL, crcs);
-        crcs += piece.n_rows;
+            crcs += piece.n_rows;
+        } else {
+            kv_crc_batch_add(&batch, piece.layer, piece.head, piece.rows, piece.n_rows,
+                             piece.row_bytes, piece.token);
+        }
         if (!is_inline) {
             trip->bulk = piece.rows;
             continue;
@@ -384,6 +387,7 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
         memcpy(rows, piece.rows, piece.n_rows * piece.row_bytes);
         rows += piece.n_rows * piece.row_bytes;
     }
+    kv_crc_batch_end(&batch);
 }
 
 static kv_status_t build_rows(struct kv_errand *errand, struct kv_trip *trip)

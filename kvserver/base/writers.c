@@ -174,3 +174,49 @@ size_t kv_writers_verify(const struct kv_writers *writers,
     }
     return n_rows;
 }
+
+void kv_crc_batch_begin(struct kv_crc_batch *batch,
+                        const struct kv_writers *writers,
+                        uint32_t *ret_crcs)
+{
+    batch->writers = writers;
+    batch->crcs = ret_crcs;
+    batch->n = 0;
+    batch->row_bytes = 0;
+    batch->run_begin = batch->run_end = 0;
+}
+
+void kv_crc_batch_end(struct kv_crc_batch *batch)
+{
+    kv_rows_crc_list(batch->rows, batch->n, batch->row_bytes, batch->seeds, batch->crcs);
+    batch->crcs += batch->n;
+    batch->n = 0;
+}
+
+void kv_crc_batch_add(struct kv_crc_batch *batch,
+                      uint32_t layer,
+                      uint32_t kv_head,
+                      const void *rows,
+                      size_t n_rows,
+                      size_t row_bytes,
+                      uint32_t token_begin)
+{
+    const uint8_t *at = rows;
+
+    if (batch->n > 0 && row_bytes != batch->row_bytes)
+        kv_crc_batch_end(batch);
+    batch->row_bytes = row_bytes;
+    for (uint32_t token = token_begin; token < token_begin + n_rows; token++, at += row_bytes) {
+        if (token < batch->run_begin || token >= batch->run_end) {
+            const uint32_t run = find_run(batch->writers, token);
+
+            batch->writer = batch->writers->runs[run].writer;
+            batch->run_begin = run > 0 ? batch->writers->runs[run - 1].end : 0;
+            batch->run_end = batch->writers->runs[run].end;
+        }
+        batch->rows[batch->n] = at;
+        batch->seeds[batch->n++] = kv_row_seed(batch->writer, layer, kv_head, token);
+        if (batch->n == KV_CRC_BATCH)
+            kv_crc_batch_end(batch);
+    }
+}

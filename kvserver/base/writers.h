@@ -95,4 +95,38 @@ size_t kv_writers_verify(const struct kv_writers *writers,
                          const uint32_t *tokens,
                          const uint32_t *crcs);
 
+/* CRCs of rows of several units, some of each: a step has one row of a unit, and such rows are
+ * summed up side by side, as those of one unit are.
+ *
+ *     kv_crc_batch_begin();  for each unit: kv_crc_batch_add();  kv_crc_batch_end();
+ *
+ * The CRCs come in the order of the rows, all of them by kv_crc_batch_end(); the rows must stay
+ * until then. */
+enum {
+    KV_CRC_BATCH = 256, /* rows side by side */
+};
+
+struct kv_crc_batch {
+    const struct kv_writers *writers;
+    uint32_t *crcs; /* of rows[0] on */
+    size_t row_bytes;
+    uint32_t n;
+    uint64_t writer;             /* of the tokens [run_begin, run_end) */
+    uint32_t run_begin, run_end; /* equal: none is known */
+    const void *rows[KV_CRC_BATCH];
+    uint32_t seeds[KV_CRC_BATCH];
+};
+
+void kv_crc_batch_begin(struct kv_crc_batch *batch,
+                        const struct kv_writers *writers,
+                        uint32_t *ret_crcs);
+void kv_crc_batch_add(struct kv_crc_batch *batch,
+                      uint32_t layer,
+                      uint32_t kv_head,
+                      const void *rows,
+                      size_t n_rows,
+                      size_t row_bytes,
+                      uint32_t token_begin);
+void kv_crc_batch_end(struct kv_crc_batch *batch);
+
 #endif

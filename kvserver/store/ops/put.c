@@ -21,6 +21,8 @@
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
 
+#include <string.h>
+
 enum standing {
     AT_END,   /* begins where the unit's reservation ends */
     THERE,    /* wholly committed already */
@@ -213,20 +215,26 @@ static bool verify_put(struct kv_work *work, const uint8_t *rows)
     const struct kv_wire_header *request = &work->request;
     const uint32_t *crcs = numbers_of(work);
     const uint32_t begin = request->token_begin, count = request->token_count;
+    struct kv_crc_batch batch;
+    uint32_t computed[KV_WIRE_ROWS_MAX], i = 0;
 
-    for (uint32_t i = 0; i < request->n_units; i++, crcs += count) {
-        const struct kv_unit *unit = unit_at(work, i);
-        uint32_t bad = kv_part_verify(work->part, unit, begin, count, rows, crcs);
+    kv_crc_batch_begin(&batch, work->part->writers, computed);
+    for (uint32_t unit = 0; unit < request->n_units; unit++) {
+        const struct kv_unit *of = unit_at(work, unit);
 
-        if (bad < count) {
-            kv_count(&work->data->stats.corrupt_rows, 1);
-            kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                         work->row->name, unit->layer, unit->kv_head, begin + bad);
-            return false;
-        }
-        rows += (size_t)count * unit->row_bytes;
+        kv_crc_batch_add(&batch, of->layer, of->kv_head, rows, count, of->row_bytes, begin);
+        rows += (size_t)count * of->row_bytes;
     }
-    return true;
+    kv_crc_batch_end(&batch);
+    if (memcmp(computed, crcs, (size_t)request->n_units * count * sizeof(*crcs)) == 0)
+        return true;
+    while (computed[i] == crcs[i])
+        i++;
+    kv_count(&work->data->stats.corrupt_rows, 1);
+    kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
+                 work->row->name, unit_at(work, i / count)->layer,
+                 unit_at(work, i / count)->kv_head, begin + i % count);
+    return false;
 }
 
 /* Rows in a buffer: the body's, or a staging buffer's. */

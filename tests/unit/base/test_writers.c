@@ -192,6 +192,38 @@ static void rows_are_checked_by_their_writers(void **state)
     free(writers);
 }
 
+/* Rows of some units, of two sizes and more than a batch takes at once: each has the CRC that it
+ * has alone. */
+static void rows_of_several_units_are_summed_up_together(void **state)
+{
+    static uint8_t bytes[KV_CRC_BATCH * 4 * 2 * ROW_BYTES];
+    const struct kv_writer_run runs[3] = {{11, 100}, {22, 101}, {33, UINT32_MAX}};
+    const uint32_t counts[4] = {1, 3, 130, KV_CRC_BATCH};
+    struct kv_writers *writers = writers_of(runs, 3);
+    uint32_t crcs[KV_CRC_BATCH * 4], alone[KV_CRC_BATCH * 4], n = 0;
+    struct kv_crc_batch batch;
+    struct kv_random random;
+    const uint8_t *at = bytes;
+
+    (void)state;
+    kv_random_init(&random, 4);
+    kv_random_fill(&random, bytes, sizeof(bytes));
+    kv_crc_batch_begin(&batch, writers, crcs);
+    for (uint32_t unit = 0; unit < 9; unit++) {
+        const uint32_t count = counts[unit % 4], begin = 98 + unit % 2;
+        const size_t row_bytes = unit < 4 ? ROW_BYTES : 2 * ROW_BYTES;
+
+        kv_crc_batch_add(&batch, unit, 9 - unit, at, count, row_bytes, begin);
+        kv_writers_crc(writers, unit, 9 - unit, at, count, row_bytes, begin, NULL, alone + n);
+        at += count * row_bytes;
+        n += count;
+    }
+    kv_crc_batch_end(&batch);
+    kv_crc_batch_end(&batch);
+    assert_memory_equal(crcs, alone, n * sizeof(crcs[0]));
+    free(writers);
+}
+
 /* What kv_wire.h promises of seeds. */
 static void seeds_differ_where_they_must(void **state)
 {
@@ -215,6 +247,7 @@ int main(void)
         cmocka_unit_test(slices_say_the_same),
         cmocka_unit_test(a_fork_at_the_last_token_has_a_run_of_its_own),
         cmocka_unit_test(rows_are_checked_by_their_writers),
+        cmocka_unit_test(rows_of_several_units_are_summed_up_together),
         cmocka_unit_test(seeds_differ_where_they_must),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
