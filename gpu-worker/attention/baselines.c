@@ -9,7 +9,7 @@
  * So the oracle is the best that an index which ranks rows as PQCache does (1A.6) can do, and
  * random shows what is lost if it fails.  Recall is measured against the oracle's choice. */
 #include "gpu-worker/attention/method.h"
-#include "gpu-worker/device/cpu/dot.h"
+#include "gpu-worker/base/softmax.h"
 #include "gpu-worker/kvcache/full_rows.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
@@ -33,7 +33,7 @@ struct chosen {
     struct kv_attention_options options;
     struct kv_device *device;
     struct kv_local_rows *local;
-    const struct kv_dot_table *dot;
+    const struct kvw_softmax_ops *softmax;
     uint32_t prompt_rows; /* where the prompt ended */
 
     struct kv_device_buffer *scores; /* (n_q_heads, capacity) */
@@ -131,8 +131,8 @@ static void choose_exactly(struct chosen *chosen,
     memset(chosen->sums, 0, n * sizeof(chosen->sums[0]));
     for (uint32_t g = 0; n > 0 && g < group; g++) {
         float *scores = chosen->scores_host + (size_t)(head * group + g) * n;
-        const float most = chosen->dot->max(scores, n);
-        const float scale = 1 / chosen->dot->exp_sum(scores, n, most);
+        const float most = chosen->softmax->max(scores, n);
+        const float scale = 1 / chosen->softmax->exp_sum(scores, n, most);
 
         for (uint32_t i = 0; i < n; i++)
             chosen->sums[i] += scores[i] * scale;
@@ -313,7 +313,7 @@ static kv_status_t create(const struct kv_attention_setup *setup,
     chosen->choose = choose;
     chosen->options = setup->options;
     chosen->device = setup->session.model->device;
-    chosen->dot = kv_dot_table();
+    chosen->softmax = kvw_softmax();
     chosen->scores_host = malloc(scores_bytes);
     chosen->sums = malloc(capacity * sizeof(chosen->sums[0]));
     chosen->order = malloc(capacity * sizeof(chosen->order[0]));

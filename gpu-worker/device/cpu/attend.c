@@ -136,6 +136,7 @@ static void attend_run(const struct job *job,
 {
     const struct kv_rows_shape *shape = job->shape;
     const struct kv_dot_table *dot = job->cpu->dot;
+    const struct kvw_softmax_ops *softmax = job->cpu->softmax;
     const size_t d = shape->d, bytes = row_bytes(job);
     const float scale = 1 / sqrtf((float)d);
     float *queries = scratch;
@@ -149,8 +150,8 @@ static void attend_run(const struct job *job,
     for (uint32_t g = 0; g < job->group; g++) {
         float *of_query = partial + g * partial_floats(shape);
 
-        of_query[0] = dot->max(scores + g * RUN, n_rows);
-        of_query[1] = dot->exp_sum(scores + g * RUN, n_rows, of_query[0]);
+        of_query[0] = softmax->max(scores + g * RUN, n_rows);
+        of_query[1] = softmax->exp_sum(scores + g * RUN, n_rows, of_query[0]);
     }
     dot->gather[shape->dtype](rows + bytes / 2, bytes, n_rows, scores, RUN, job->group, d,
                               values);
@@ -229,6 +230,7 @@ static void many_tokens(void *arg, unsigned part, unsigned member)
     const struct job *job = arg;
     const struct kv_rows_shape *shape = job->shape;
     const struct kv_dot_table *dot = job->cpu->dot;
+    const struct kvw_softmax_ops *softmax = job->cpu->softmax;
     const uint32_t head = part % shape->n_kv_heads, group = job->group;
     const uint32_t first = part / shape->n_kv_heads * job->tokens; /* of the chunk */
     const uint32_t n = job->n - first < job->tokens ? job->n - first : job->tokens;
@@ -275,8 +277,8 @@ static void many_tokens(void *arg, unsigned part, unsigned member)
             const uint32_t seen = position >= end ? end - begin : position + 1 - begin;
             float *weights = scores + i * RUN;
 
-            of_run[2 * i] = dot->max(weights, seen);
-            of_run[2 * i + 1] = dot->exp_sum(weights, seen, of_run[2 * i]);
+            of_run[2 * i] = softmax->max(weights, seen);
+            of_run[2 * i + 1] = softmax->exp_sum(weights, seen, of_run[2 * i]);
             memset(weights + seen, 0, (end - begin - seen) * sizeof(weights[0]));
         }
         dot->gather[KV_FP32](values, d * sizeof(float), end - begin, scores + blind * RUN, RUN,

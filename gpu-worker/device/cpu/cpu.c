@@ -46,6 +46,7 @@ static kv_status_t cpu_open(const struct kv_device_config *config,
         goto err;
     cpu->base.row = &kv_device_cpu;
     cpu->dot = kv_dot_table();
+    cpu->softmax = kvw_softmax();
     status = kv_crew_create(config->n_threads, &cpu->crew);
     if (status != KV_OK)
         goto err;

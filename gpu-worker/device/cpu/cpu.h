@@ -12,6 +12,7 @@
 #ifndef KV_GPU_WORKER_DEVICE_CPU_CPU_H
 #define KV_GPU_WORKER_DEVICE_CPU_CPU_H
 
+#include "gpu-worker/base/softmax.h"
 #include "gpu-worker/base/thread_pool.h"
 #include "gpu-worker/device/cpu/dot.h"
 #include "gpu-worker/device/device.h"
@@ -27,6 +28,7 @@ struct kv_cpu {
     struct kv_device base;
     struct kv_crew *crew;
     const struct kv_dot_table *dot;
+    const struct kvw_softmax_ops *softmax;
     float *scratch;  /* (threads, KV_CPU_SCRATCH_BYTES) */
     float *partials; /* of attention; grows with the context */
     size_t partials_bytes;

@@ -75,9 +75,6 @@ struct kv_dot_table {
     void (*store[4])(const float *values, void *ret_row, size_t n);
 
     float (*sum_of_squares)(const float *x, size_t n);
-    float (*max)(const float *x, size_t n); /* n > 0 */
-    /* x[i] = exp(x[i] - shift); returns their sum.  Below -87 the result is 0. */
-    float (*exp_sum)(float *x, size_t n, float shift);
     /* gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i] */
     void (*silu_gate)(float *gate, const float *up, size_t n);
 };

@@ -8,14 +8,15 @@
 
 #if defined(__x86_64__)
 
+#include "gpu-worker/base/avx2.h"
 #include "proto/kv_types.h"
 
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define INLINE AVX2 __attribute__((always_inline)) static inline
+#define AVX2   KVW_AVX2
+#define INLINE KVW_AVX2_INLINE
 
 /* ---- 32 weights of a block ---- */
 
@@ -209,15 +210,6 @@ INLINE void q6_k_values(const uint8_t *block, unsigned part, __m256 out[4])
  *
  * The one order of sums: eight lanes, each adding its elements from first to last, then the
  * lanes as sums4() does.  Four rows at a time keep the multipliers busy. */
-
-INLINE float sum8(__m256 v)
-{
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    s = _mm_add_ss(s, _mm_movehdup_ps(s));
-    return _mm_cvtss_f32(s);
-}
 
 /* The sums of four vectors, in order. */
 INLINE __m128 sums4(__m256 a, __m256 b, __m256 c, __m256 d)
@@ -657,88 +649,13 @@ AVX2 static float sum_of_squares(const float *x, size_t n)
     return sum;
 }
 
-AVX2 static float max_of(const float *x, size_t n)
-{
-    float most = x[0];
-    size_t i = 0;
-
-    if (n >= 8) {
-        __m256 lanes = _mm256_loadu_ps(x);
-        float values[8];
-
-        for (i = 8; i + 8 <= n; i += 8)
-            lanes = _mm256_max_ps(lanes, _mm256_loadu_ps(x + i));
-        _mm256_storeu_ps(values, lanes);
-        for (unsigned j = 0; j < 8; j++)
-            most = values[j] > most ? values[j] : most;
-    }
-    for (; i < n; i++)
-        most = x[i] > most ? x[i] : most;
-    return most;
-}
-
-/* exp(x) for x <= 88: 2^k times a polynomial of the rest, whose coefficients are the Taylor
- * series' up to the sixth power: on |r| <= ln(2) / 2 what is left out is below 2^-24.
- *
- * Not the one of kernels/exp.h: that one takes nothing above 0, which silu8() has, and its
- * polynomial is a power longer, so that its last bits are others. */
-INLINE __m256 exp8(__m256 x)
-{
-    const __m256 least = _mm256_set1_ps(-87.0f);
-    const __m256 is_tiny = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
-    const __m256 k = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0.693359375f), x);
-    __m256 p = _mm256_set1_ps(1.0f / 720);
-
-    r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-2.12194440e-4f), r);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-
-    const __m256i power =
-        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127)), 23);
-
-    return _mm256_andnot_ps(is_tiny, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
-}
-
-/* One element by the same arithmetic, so that a row's end is no different. */
-INLINE float exp1(float x)
-{
-    return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x)));
-}
-
-AVX2 static float exp_sum(float *x, size_t n, float shift)
-{
-    const __m256 by = _mm256_set1_ps(shift);
-    __m256 sums = _mm256_setzero_ps();
-    size_t i = 0;
-    float sum;
-
-    for (; i + 8 <= n; i += 8) {
-        const __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), by));
-
-        _mm256_storeu_ps(x + i, e);
-        sums = _mm256_add_ps(sums, e);
-    }
-    sum = sum8(sums);
-    for (; i < n; i++) {
-        x[i] = exp1(x[i] - shift);
-        sum += x[i];
-    }
-    return sum;
-}
-
 /* -g is cut at 88, where fp32 ends; the quotient is below 1e-36 there. */
 INLINE __m256 silu8(__m256 g)
 {
     const __m256 minus =
         _mm256_min_ps(_mm256_sub_ps(_mm256_setzero_ps(), g), _mm256_set1_ps(88.0f));
 
-    return _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0f), exp8(minus)));
+    return _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0f), kvw_exp8(minus)));
 }
 
 AVX2 static void silu_gate(float *gate, const float *up, size_t n)
@@ -782,17 +699,12 @@ static const struct kv_dot_table table = {
     .load = {[KV_FP32] = load_fp32, [KV_FP16] = load_fp16, [KV_BF16] = load_bf16},
     .store = {[KV_FP32] = store_fp32, [KV_FP16] = store_fp16, [KV_BF16] = store_bf16},
     .sum_of_squares = sum_of_squares,
-    .max = max_of,
-    .exp_sum = exp_sum,
     .silu_gate = silu_gate,
 };
 
 const struct kv_dot_table *kv_dot_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                   __builtin_cpu_supports("f16c")
-               ? &table
-               : NULL;
+    return kvw_has_avx2() ? &table : NULL;
 }
 
 #else

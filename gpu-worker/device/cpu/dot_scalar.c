@@ -158,26 +158,6 @@ static float sum_of_squares(const float *x, size_t n)
     return sum8(sums);
 }
 
-static float max_of(const float *x, size_t n)
-{
-    float most = x[0];
-
-    for (size_t i = 1; i < n; i++)
-        most = x[i] > most ? x[i] : most;
-    return most;
-}
-
-static float exp_sum(float *x, size_t n, float shift)
-{
-    float sums[8] = {0};
-
-    for (size_t i = 0; i < n; i++) {
-        x[i] = x[i] - shift < -87.0f ? 0 : expf(x[i] - shift);
-        sums[i % 8] += x[i];
-    }
-    return sum8(sums);
-}
-
 static void silu_gate(float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -214,8 +194,6 @@ const struct kv_dot_table kv_dot_scalar = {
     .load = {[KV_FP32] = unpack_F32, [KV_FP16] = unpack_F16, [KV_BF16] = unpack_BF16},
     .store = {[KV_FP32] = store_fp32, [KV_FP16] = store_fp16, [KV_BF16] = store_bf16},
     .sum_of_squares = sum_of_squares,
-    .max = max_of,
-    .exp_sum = exp_sum,
     .silu_gate = silu_gate,
 };
 

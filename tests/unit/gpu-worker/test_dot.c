@@ -224,30 +224,16 @@ static void test_elementwise(void **state)
     enum {
         N = 1003
     };
-    static float x[N], up[N], e[N], gate[N];
+    static float x[N], up[N], gate[N];
 
     (void)state;
     for (size_t i = 0; i < N; i++) {
         x[i] = some() * (float)(i % 200);
         up[i] = some();
     }
-    x[5] = -INFINITY; /* a masked score */
     for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++) {
         const struct kv_dot_table *table = kv_dot_table_at(i);
-        const float most = table->max(x, N);
-        double sum = 0, squares = 0;
-        float total;
-
-        memcpy(e, x, sizeof(e));
-        total = table->exp_sum(e, N, most);
-        for (size_t j = 0; j < N; j++) {
-            const double exact = exp((double)x[j] - (double)most);
-
-            assert_true(x[j] <= most);
-            assert_true(fabs((double)e[j] - exact) <= 3e-7 * exact + 1e-37);
-            sum += exact;
-        }
-        assert_true(fabs((double)total - sum) <= 1e-5 * sum);
+        double squares = 0;
 
         memcpy(gate, x, sizeof(gate));
         gate[5] = -90;
