@@ -11,6 +11,7 @@
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/base/softmax.h"
 #include "gpu-worker/kvcache/full_rows.h"
+#include "gpu-worker/kvcache/session.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
 
@@ -333,6 +334,7 @@ static kv_status_t create(const struct kv_attention_setup *setup,
         chosen_destroy(&chosen->base);
         return status;
     }
+    chosen->base.session = kv_local_rows_session(chosen->local);
     *ret_attention = &chosen->base;
     return KV_OK;
 }
@@ -390,7 +392,7 @@ static kv_status_t chosen_attend(struct kv_attention *attention,
     chosen->device->row->rows_attend(
         chosen->device, shape, q, kv_local_rows_of(chosen->local, layer), token_begin, n, out);
     chosen->rows_attended += possible;
-    return kv_local_rows_poll(chosen->local);
+    return kv_store_session_poll(attention->session);
 }
 
 static kv_status_t chosen_passed(struct kv_attention *attention,
@@ -398,11 +400,9 @@ static kv_status_t chosen_passed(struct kv_attention *attention,
                                  uint32_t token_begin,
                                  uint32_t n)
 {
-    struct chosen *chosen = chosen_of(attention);
-
     if (phase == KV_PREFILL)
-        chosen->prompt_rows = token_begin + n;
-    return kv_local_rows_passed(chosen->local, phase, token_begin);
+        chosen_of(attention)->prompt_rows = token_begin + n;
+    return KV_OK;
 }
 
 static kv_status_t chosen_retune(struct kv_attention *attention,
@@ -412,64 +412,28 @@ static kv_status_t chosen_retune(struct kv_attention *attention,
     return KV_OK;
 }
 
-static kv_status_t chosen_truncate(struct kv_attention *attention, uint32_t tokens)
+static kv_status_t chosen_rewind(struct kv_attention *attention, uint32_t tokens)
 {
     struct chosen *chosen = chosen_of(attention);
 
     if (chosen->prompt_rows > tokens)
         chosen->prompt_rows = tokens;
-    return kv_local_rows_truncate(chosen->local, tokens);
+    return KV_OK;
 }
 
-static kv_status_t chosen_branch(struct kv_attention *attention, uint32_t tokens)
-{
-    return kv_local_rows_branch(chosen_of(attention)->local, tokens);
-}
-
-static kv_status_t chosen_unbranch(struct kv_attention *attention, uint32_t tokens)
-{
-    struct chosen *chosen = chosen_of(attention);
-
-    if (chosen->prompt_rows > tokens)
-        chosen->prompt_rows = tokens;
-    return kv_local_rows_unbranch(chosen_of(attention)->local);
-}
-
-static kv_status_t chosen_flush(struct kv_attention *attention)
-{
-    return kv_local_rows_flush(chosen_of(attention)->local);
-}
-
-static void chosen_idle(struct kv_attention *attention)
-{
-    kv_local_rows_poll(chosen_of(attention)->local);
-}
-
-static const char *chosen_detail(const struct kv_attention *attention)
-{
-    return kv_local_rows_detail(((const struct chosen *)attention)->local);
-}
-
-static void chosen_stats(const struct kv_attention *attention,
-                         struct kv_attention_stats *ret_stats)
+static void chosen_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
 {
     const struct chosen *chosen = (const struct chosen *)attention;
 
-    *ret_stats = (struct kv_attention_stats){
-        .bytes_put = kv_local_rows_bytes_put(chosen->local),
-        .exposed_wait_s = kv_local_rows_wait_s(chosen->local),
-        .rows_attended = chosen->rows_attended,
-        .rows_possible = chosen->rows_possible,
-        .rows_recalled = chosen->rows_recalled,
-        .rows_to_recall = chosen->rows_to_recall,
-    };
+    stats->rows_attended = chosen->rows_attended;
+    stats->rows_possible = chosen->rows_possible;
+    stats->rows_recalled = chosen->rows_recalled;
+    stats->rows_to_recall = chosen->rows_to_recall;
 }
 
-#define CHOSEN_FUNCTIONS                                                           \
-    .destroy = chosen_destroy, .attend = chosen_attend, .passed = chosen_passed,   \
-    .retune = chosen_retune, .truncate = chosen_truncate, .branch = chosen_branch, \
-    .unbranch = chosen_unbranch, .flush = chosen_flush, .idle = chosen_idle,       \
-    .detail = chosen_detail, .stats = chosen_stats
+#define CHOSEN_FUNCTIONS                                                         \
+    .destroy = chosen_destroy, .attend = chosen_attend, .passed = chosen_passed, \
+    .retune = chosen_retune, .rewind = chosen_rewind, .stats = chosen_stats
 
 const struct kv_attention_row kv_attention_oracle = {
     .name = "oracle",

@@ -1,6 +1,7 @@
 /* full - every query attends to every row before it. */
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/kvcache/full_rows.h"
+#include "gpu-worker/kvcache/session.h"
 
 #include <stdlib.h>
 
@@ -39,6 +40,7 @@ static kv_status_t full_create(const struct kv_attention_setup *setup,
         free(full);
         return status;
     }
+    full->base.session = kv_local_rows_session(full->local);
     *ret_attention = &full->base;
     return KV_OK;
 }
@@ -63,16 +65,7 @@ static kv_status_t full_attend(struct kv_attention *attention,
     full->device->row->rows_attend(full->device, shape, q, kv_local_rows_of(full->local, layer),
                                    token_begin, n, out);
     full->rows_attended += kv_attention_rows_possible(shape, token_begin, n);
-    return phase == KV_PREFILL ? kv_local_rows_poll(full->local) : KV_OK;
-}
-
-static kv_status_t full_passed(struct kv_attention *attention,
-                               enum kv_phase phase,
-                               uint32_t token_begin,
-                               uint32_t n)
-{
-    (void)n;
-    return kv_local_rows_passed(full_of(attention)->local, phase, token_begin);
+    return phase == KV_PREFILL ? kv_store_session_poll(attention->session) : KV_OK;
 }
 
 static kv_status_t full_retune(struct kv_attention *attention,
@@ -83,48 +76,12 @@ static kv_status_t full_retune(struct kv_attention *attention,
     return KV_OK;
 }
 
-static kv_status_t full_truncate(struct kv_attention *attention, uint32_t tokens)
-{
-    return kv_local_rows_truncate(full_of(attention)->local, tokens);
-}
-
-static kv_status_t full_branch(struct kv_attention *attention, uint32_t tokens)
-{
-    return kv_local_rows_branch(full_of(attention)->local, tokens);
-}
-
-static kv_status_t full_unbranch(struct kv_attention *attention, uint32_t tokens)
-{
-    (void)tokens;
-    return kv_local_rows_unbranch(full_of(attention)->local);
-}
-
-static kv_status_t full_flush(struct kv_attention *attention)
-{
-    return kv_local_rows_flush(full_of(attention)->local);
-}
-
-static void full_idle(struct kv_attention *attention)
-{
-    kv_local_rows_poll(full_of(attention)->local);
-}
-
-static const char *full_detail(const struct kv_attention *attention)
-{
-    return kv_local_rows_detail(((const struct full *)attention)->local);
-}
-
-static void full_stats(const struct kv_attention *attention,
-                       struct kv_attention_stats *ret_stats)
+static void full_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
 {
     const struct full *full = (const struct full *)attention;
 
-    *ret_stats = (struct kv_attention_stats){
-        .bytes_put = kv_local_rows_bytes_put(full->local),
-        .exposed_wait_s = kv_local_rows_wait_s(full->local),
-        .rows_attended = full->rows_attended,
-        .rows_possible = full->rows_attended,
-    };
+    stats->rows_attended = full->rows_attended;
+    stats->rows_possible = full->rows_attended;
 }
 
 const struct kv_attention_row kv_attention_full = {
@@ -133,13 +90,6 @@ const struct kv_attention_row kv_attention_full = {
     .create = full_create,
     .destroy = full_destroy,
     .attend = full_attend,
-    .passed = full_passed,
     .retune = full_retune,
-    .branch = full_branch,
-    .unbranch = full_unbranch,
-    .truncate = full_truncate,
-    .flush = full_flush,
-    .idle = full_idle,
-    .detail = full_detail,
     .stats = full_stats,
 };

@@ -9,9 +9,10 @@
  * tokens attend to all before them, the last one too, even if it comes alone.  In a decode
  * step, which is one token, the method decides which cached rows it attends to, and always
  * where rows are; sinks, windows and indexes are its own business.  It writes every row to the
- * store, in the background of the computation: flush() waits for that.
+ * store, in the background of the computation: kvw_attention_flush() waits for that.
  *
- * A new method is one file and one row in methods.c.
+ * What every method does with its session is done once, in methods.c; a method adds to it what
+ * is its own.  A new method is one file and one row in methods.c.
  *
  * Threads: one at a time.  Memory: create/destroy.
  */
@@ -61,6 +62,7 @@ kv_attention_rows_possible(const struct kv_rows_shape *shape, uint32_t token_beg
 /* What every method begins with. */
 struct kv_attention {
     const struct kv_attention_row *row;
+    struct kv_store_session *session; /* in which its rows are kept; the method's own */
 };
 
 struct kv_attention_row {
@@ -89,6 +91,7 @@ struct kv_attention_row {
                           const struct kv_device_buffer *k,
                           const struct kv_device_buffer *v,
                           struct kv_device_buffer *out);
+    /* The tokens are on their way to the store in all layers.  NULL: no matter. */
     kv_status_t (*passed)(struct kv_attention *attention,
                           enum kv_phase phase,
                           uint32_t token_begin,
@@ -102,20 +105,11 @@ struct kv_attention_row {
      * that makes an index may begin with it early, and knows what it is worth.  NULL: no
      * matter. */
     void (*expect)(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_steps);
-    /* Goes on in a fork of the session, which has `tokens` tokens; unbranch() closes it and is
-     * back there.  KV_UNSUPPORTED: in a fork already. */
-    kv_status_t (*branch)(struct kv_attention *attention, uint32_t tokens);
-    kv_status_t (*unbranch)(struct kv_attention *attention, uint32_t tokens);
-    /* Forgets the tokens from `tokens` on. */
-    kv_status_t (*truncate)(struct kv_attention *attention, uint32_t tokens);
-    /* Waits until the store has every row. */
-    kv_status_t (*flush)(struct kv_attention *attention);
-    /* While nothing is computed, every second or so: keeps the session alive. */
-    void (*idle)(struct kv_attention *attention);
-
-    /* What went wrong, `what: where: value`; lent until the next call. */
-    const char *(*detail)(const struct kv_attention *attention);
-    void (*stats)(const struct kv_attention *attention, struct kv_attention_stats *ret_stats);
+    /* The session is about to have only `tokens` tokens any more, or another one of as many takes
+     * its place: settles what was begun for others, and forgets them.  NULL: no matter. */
+    kv_status_t (*rewind)(struct kv_attention *attention, uint32_t tokens);
+    /* Adds to what every method counts. */
+    void (*stats)(const struct kv_attention *attention, struct kv_attention_stats *stats);
 };
 
 extern const struct kv_attention_row kv_attention_full;
@@ -124,6 +118,32 @@ extern const struct kv_attention_row kv_attention_pqcache;
 extern const struct kv_attention_row kv_attention_oracle;
 extern const struct kv_attention_row kv_attention_window;
 extern const struct kv_attention_row kv_attention_random;
+
+/* A pass is over: the tokens have been through all layers. */
+kv_status_t kvw_attention_passed(struct kv_attention *attention,
+                                 enum kv_phase phase,
+                                 uint32_t token_begin,
+                                 uint32_t n);
+/* As the table's expect(), where there is one. */
+void kvw_attention_expect(struct kv_attention *attention,
+                          uint32_t prompt_end,
+                          uint32_t n_steps);
+/* Goes on in a fork of the session, which has `tokens` tokens.  KV_UNSUPPORTED: in one
+ * already. */
+kv_status_t kvw_attention_branch(struct kv_attention *attention, uint32_t tokens);
+/* Closes it, and is back in the session that it is a fork of. */
+kv_status_t kvw_attention_unbranch(struct kv_attention *attention, uint32_t tokens);
+/* Forgets the tokens from `tokens` on. */
+kv_status_t kvw_attention_truncate(struct kv_attention *attention, uint32_t tokens);
+/* Waits until the store has every row. */
+kv_status_t kvw_attention_flush(struct kv_attention *attention);
+/* While nothing is computed, every second or so: keeps the session alive. */
+void kvw_attention_idle(struct kv_attention *attention);
+
+/* What went wrong, `what: where: value`; lent until the next call. */
+const char *kvw_attention_detail(const struct kv_attention *attention);
+void kvw_attention_stats(const struct kv_attention *attention,
+                         struct kv_attention_stats *ret_stats);
 
 /* By name; NULL: there is none. */
 const struct kv_attention_row *kv_attention_find(const char *name);

@@ -30,11 +30,11 @@ static void pqcache_destroy(struct kv_attention *attention)
     kv_layer_index_destroy(pq->index);
     free(pq->rerank);
     /* A node that still sends would take the client for lost. */
-    if (pq->held != NULL && kv_store_session_detail(pq->store)[0] == '\0')
+    if (pq->held != NULL && kv_store_session_detail(pq->base.session)[0] == '\0')
         kv_held_blocks_truncate(pq->held, 0);
     kv_held_blocks_destroy(pq->held);
     kv_near_rows_destroy(pq->near);
-    kv_store_session_destroy(pq->store);
+    kv_store_session_destroy(pq->base.session);
     pq->device->row->buffer_destroy(pq->landed);
     /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(pq->landing);
@@ -116,14 +116,15 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
         pq->rerank[i] = options->rerank > 0 ? options->rerank : RERANK_USUAL;
     if (status == KV_OK)
-        status = kv_store_session_create(&setup->session, &pq->store, detail, detail_bytes);
+        status =
+            kv_store_session_create(&setup->session, &pq->base.session, detail, detail_bytes);
     if (status == KV_OK)
-        status = kv_near_rows_create(&setup->session, pq->store, &pq->near);
+        status = kv_near_rows_create(&setup->session, pq->base.session, &pq->near);
     if (status == KV_OK)
-        status = kv_layer_index_create(&setup->session, pq->store, &options->index,
+        status = kv_layer_index_create(&setup->session, pq->base.session, &options->index,
                                        options->seed, &pq->index);
     if (status == KV_OK && options->cache != KV_CACHE_OFF && !is_attended_there(options))
-        status = kv_held_blocks_create(&setup->session, pq->store,
+        status = kv_held_blocks_create(&setup->session, pq->base.session,
                                        options->cache == KV_CACHE_LFU ? KV_BLOCKS_LFU
                                                                       : KV_BLOCKS_LRU,
                                        options->cache_tokens, &pq->held);
@@ -188,7 +189,7 @@ static kv_status_t pqcache_attend(struct kv_attention *attention,
     pq->device->row->rows_attend(pq->device, shape, q, kv_near_rows_all(pq->near, layer),
                                  token_begin, n, out);
     pq->rows_attended += possible;
-    return kv_store_session_poll(pq->store);
+    return kv_store_session_poll(pq->base.session);
 }
 
 static kv_status_t pqcache_passed(struct kv_attention *attention,
@@ -196,12 +197,7 @@ static kv_status_t pqcache_passed(struct kv_attention *attention,
                                   uint32_t token_begin,
                                   uint32_t n)
 {
-    struct pqcache *pq = pqcache_of(attention);
-    kv_status_t status = kv_store_session_passed(pq->store, phase, token_begin);
-
-    if (status == KV_OK)
-        status = kv_layer_index_passed(pq->index, phase, token_begin + n);
-    return status;
+    return kv_layer_index_passed(pqcache_of(attention)->index, phase, token_begin + n);
 }
 
 /* ---- the method's table ------------------------------------------------------------------ */
@@ -212,56 +208,18 @@ pqcache_expect(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_s
     kv_layer_index_expect(pqcache_of(attention)->index, prompt_end, n_steps);
 }
 
-/* Everything that was begun for rows that go away. */
-static kv_status_t settle(struct pqcache *pq)
+static kv_status_t pqcache_rewind(struct kv_attention *attention, uint32_t tokens)
 {
-    const kv_status_t status = kv_store_session_flush(pq->store);
+    struct pqcache *pq = pqcache_of(attention);
+    kv_status_t status = kv_store_session_flush(attention->session);
 
-    return status == KV_OK ? kv_layer_index_settle(pq->index) : status;
-}
-
-/* The session has only so many rows any more, or another one of as many takes its place. */
-static kv_status_t go_back(struct pqcache *pq, uint32_t tokens)
-{
+    if (status == KV_OK)
+        status = kv_layer_index_settle(pq->index);
+    if (status != KV_OK)
+        return status;
     kv_near_rows_truncate(pq->near, tokens);
     kv_layer_index_truncate(pq->index, tokens);
     return pq->held != NULL ? kv_held_blocks_truncate(pq->held, tokens) : KV_OK;
-}
-
-static kv_status_t pqcache_truncate(struct kv_attention *attention, uint32_t tokens)
-{
-    struct pqcache *pq = pqcache_of(attention);
-    kv_status_t status = settle(pq);
-
-    if (status == KV_OK)
-        status = go_back(pq, tokens);
-    if (status == KV_OK)
-        status = kv_store_session_truncate(pq->store, tokens);
-    return status;
-}
-
-static kv_status_t pqcache_branch(struct kv_attention *attention, uint32_t tokens)
-{
-    struct pqcache *pq = pqcache_of(attention);
-    kv_status_t status = settle(pq);
-
-    if (status == KV_OK)
-        status = go_back(pq, tokens);
-    if (status == KV_OK)
-        status = kv_store_session_branch(pq->store, tokens);
-    return status;
-}
-
-static kv_status_t pqcache_unbranch(struct kv_attention *attention, uint32_t tokens)
-{
-    struct pqcache *pq = pqcache_of(attention);
-    kv_status_t status = settle(pq);
-
-    if (status == KV_OK)
-        status = go_back(pq, tokens);
-    if (status == KV_OK)
-        status = kv_store_session_unbranch(pq->store);
-    return status;
 }
 
 /* What the codes and summaries are made with cannot be changed: rows that have them keep them;
@@ -287,21 +245,6 @@ static kv_status_t pqcache_retune(struct kv_attention *attention,
     return KV_OK;
 }
 
-static kv_status_t pqcache_flush(struct kv_attention *attention)
-{
-    return kv_store_session_flush(pqcache_of(attention)->store);
-}
-
-static void pqcache_idle(struct kv_attention *attention)
-{
-    kv_store_session_poll(pqcache_of(attention)->store);
-}
-
-static const char *pqcache_detail(const struct kv_attention *attention)
-{
-    return kv_store_session_detail(((const struct pqcache *)attention)->store);
-}
-
 const struct kv_attention_row kv_attention_pqcache = {
     .name = "pqcache",
     .summary = "a step attends to sinks, window and the k rows that the store finds",
@@ -314,11 +257,6 @@ const struct kv_attention_row kv_attention_pqcache = {
     .passed = pqcache_passed,
     .expect = pqcache_expect,
     .retune = pqcache_retune,
-    .branch = pqcache_branch,
-    .unbranch = pqcache_unbranch,
-    .truncate = pqcache_truncate,
-    .flush = pqcache_flush,
-    .idle = pqcache_idle,
-    .detail = pqcache_detail,
+    .rewind = pqcache_rewind,
     .stats = kv_pqcache_stats,
 };

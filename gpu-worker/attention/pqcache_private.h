@@ -21,7 +21,6 @@ struct pqcache {
     struct kv_attention_setup setup;
     struct kv_attention_options options;
     struct kv_device *device;
-    struct kv_store_session *store;
     struct kv_near_rows *near;
     struct kv_held_blocks *held; /* NULL: no cache */
     uint32_t n_layers, d;
@@ -80,7 +79,6 @@ void kv_pqcache_count_found(struct pqcache *pq,
 /* What nodes worked on a query, of whose heads `found` (n_heads) tells. */
 uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads);
 
-void kv_pqcache_stats(const struct kv_attention *attention,
-                      struct kv_attention_stats *ret_stats);
+void kv_pqcache_stats(const struct kv_attention *attention, struct kv_attention_stats *stats);
 
 #endif

@@ -39,7 +39,7 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
                   args, 1);
     kv_trace_span(pq->setup.session.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args,
                   1);
-    return kv_store_session_fail(pq->store, status);
+    return kv_store_session_fail(pq->base.session, status);
 }
 
 /* Rows that the query named and could not send: they are more than a message takes. */
@@ -64,10 +64,10 @@ static kv_status_t fetch_rows(struct pqcache *pq,
     }
     if (n == 0)
         return KV_OK;
-    status =
-        kv_fetch_begin(kv_store_session_handle(pq->store), &fetch, &io, QUERY_DEADLINE_MS, &op);
+    status = kv_fetch_begin(kv_store_session_handle(pq->base.session), &fetch, &io,
+                            QUERY_DEADLINE_MS, &op);
     if (status != KV_OK)
-        return kv_store_session_fail(pq->store, status);
+        return kv_store_session_fail(pq->base.session, status);
     status = wait_for(pq, op, KV_TRACE_FETCH, layer);
     kv_op_free(op);
     pq->told.rows_sent += n;
@@ -237,9 +237,9 @@ static kv_status_t begin_query(struct pqcache *pq,
     if (pq->answer == KV_ANSWER_ROWS && pq->held != NULL)
         kv_held_blocks_list(pq->held, layer, &query.n_held, &query.held);
     status =
-        kv_query_begin(kv_store_session_handle(pq->store), &query,
+        kv_query_begin(kv_store_session_handle(pq->base.session), &query,
                        pq->answer == KV_ANSWER_ROWS ? &io : NULL, QUERY_DEADLINE_MS, ret_op);
-    return kv_store_session_fail(pq->store, status);
+    return kv_store_session_fail(pq->base.session, status);
 }
 
 kv_status_t kv_pqcache_step_layer(struct pqcache *pq,

@@ -41,25 +41,24 @@ uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads)
     return sum;
 }
 
-void kv_pqcache_stats(const struct kv_attention *attention,
-                      struct kv_attention_stats *ret_stats)
+void kv_pqcache_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
 {
     const struct pqcache *pq = (const struct pqcache *)attention;
+    const struct kv_attention_stats counted = *stats;
     struct kvw_index_stats index;
 
     kv_layer_index_stats(pq->index, &index);
-    *ret_stats = pq->told;
-    ret_stats->bytes_put = kv_store_session_bytes_put(pq->store);
-    ret_stats->bytes_fetched = pq->bytes_fetched;
+    *stats = pq->told;
+    stats->bytes_put = counted.bytes_put;
+    stats->bytes_fetched = pq->bytes_fetched;
     if (pq->held != NULL)
-        ret_stats->bytes_fetched += kv_held_blocks_bytes_fetched(pq->held);
-    ret_stats->rows_attended = pq->rows_attended;
-    ret_stats->rows_possible = pq->rows_possible;
-    ret_stats->rows_recalled = (uint64_t)(pq->told.recall_sum * 1000);
-    ret_stats->rows_to_recall = pq->told.recall_count * 1000;
-    ret_stats->index_wait_s = index.wait_s;
-    ret_stats->codebooks_trained = index.codebooks_trained;
-    ret_stats->codebooks_found = index.codebooks_found;
-    ret_stats->exposed_wait_s = (double)pq->wait_us / 1e6 + ret_stats->index_wait_s +
-                                kv_store_session_wait_s(pq->store);
+        stats->bytes_fetched += kv_held_blocks_bytes_fetched(pq->held);
+    stats->rows_attended = pq->rows_attended;
+    stats->rows_possible = pq->rows_possible;
+    stats->rows_recalled = (uint64_t)(pq->told.recall_sum * 1000);
+    stats->rows_to_recall = pq->told.recall_count * 1000;
+    stats->index_wait_s = index.wait_s;
+    stats->codebooks_trained = index.codebooks_trained;
+    stats->codebooks_found = index.codebooks_found;
+    stats->exposed_wait_s = (double)pq->wait_us / 1e6 + index.wait_s + counted.exposed_wait_s;
 }

@@ -161,11 +161,11 @@ static int begin_method(struct ask *ask, size_t i)
                               ask->questions.n_answer);
     kvworker_progress_end();
     if (status == KV_OK)
-        status = run->row->flush(worker->attention);
+        status = kvw_attention_flush(worker->attention);
     if (status != KV_OK)
         return failed(ask, status);
     ask->sums[i].prefill_s = since(begin_us);
-    run->row->stats(worker->attention, &ask->methods[i].stats);
+    kvw_attention_stats(worker->attention, &ask->methods[i].stats);
     say(ask, "%s: read in %.1f s", run->method, ask->sums[i].prefill_s);
     return KVWORKER_DONE;
 }
@@ -204,7 +204,7 @@ static void take_cost(struct ask *ask, size_t method, double fork_s, struct kv_a
         .ttft_s = fork_s + (result->generated_tokens > 0 ? result->ttft_s : result->prefill_s),
         .decode_s = result->generated_tokens > 1 ? result->last_s - result->ttft_s : 0,
     };
-    attention->row->stats(attention, &now);
+    kvw_attention_stats(attention, &now);
     kv_ask_stats_add(&cost->steps_stats, &now, &ask->reply.at_first);
     kv_ask_stats_add(&cost->all_stats, &now, &asked->stats);
     asked->stats = now;
@@ -212,7 +212,6 @@ static void take_cost(struct ask *ask, size_t method, double fork_s, struct kv_a
 
 static int answer(struct ask *ask, const struct kv_ask_about *about, size_t method, size_t i)
 {
-    const struct kv_attention_row *row = ask->plan.runs[method].row;
     const uint32_t n = ask->questions.n_common;
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
     struct kv_attention *attention = ask->worker->attention;
@@ -221,13 +220,13 @@ static int answer(struct ask *ask, const struct kv_ask_about *about, size_t meth
     kv_status_t status;
 
     kvworker_progress(ask->plan.runs[method].method, i + 1, ask->questions.needles.count);
-    status = row->branch(attention, n);
+    status = kvw_attention_branch(attention, n);
     fork_s = since(begin_us);
     if (status == KV_OK)
         status = kvworker_question_ask(ask->worker, &ask->questions, i, ask->sampler,
                                        KVWORKER_UNTIL_LINE_END, &ask->reply);
     if (status == KV_OK)
-        status = row->unbranch(attention, n);
+        status = kvw_attention_unbranch(attention, n);
     kvworker_progress_end();
     if (status != KV_OK || kvworker_stop)
         return failed(ask, status);

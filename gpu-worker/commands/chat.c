@@ -79,7 +79,7 @@ static bool read_line(struct chat *chat, char **ret_line)
             return false;
         }
         if (poll(&in, 1, IDLE_MS) <= 0) {
-            chat->worker->attention->row->idle(chat->worker->attention);
+            kvw_attention_idle(chat->worker->attention);
             continue;
         }
         n = read(STDIN_FILENO, chat->input + chat->input_bytes,
@@ -141,7 +141,7 @@ static kv_status_t go_back(struct chat *chat, const uint32_t *tokens, size_t n)
     while (same < chat->n_passed && same + 1 < n && chat->tokens[same] == tokens[same])
         same++;
     if (same < chat->n_passed)
-        status = attention->row->truncate(attention, same);
+        status = kvw_attention_truncate(attention, same);
     if (status == KV_OK) {
         chat->n_passed = same;
         memcpy(chat->tokens, tokens, n * sizeof(tokens[0]));

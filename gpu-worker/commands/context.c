@@ -47,7 +47,7 @@ static int exit_status(kv_status_t status)
 void kvworker_step_error(const struct kvworker *worker, kv_status_t status)
 {
     const char *detail =
-        worker->attention != NULL ? worker->attention->row->detail(worker->attention) : "";
+        worker->attention != NULL ? kvw_attention_detail(worker->attention) : "";
 
     kvworker_error(worker, "%s", detail[0] != '\0' ? detail : kv_status_name(status));
 }
@@ -338,8 +338,7 @@ kv_status_t kvworker_prefill(const struct kvworker *worker,
 {
     struct kv_attention *attention = worker->attention;
 
-    if (attention->row->expect != NULL)
-        attention->row->expect(attention, n, n_steps);
+    kvw_attention_expect(attention, n, n_steps);
     for (uint32_t begin = 0, end; begin < n; begin = end) {
         kv_status_t status;
 

@@ -75,7 +75,7 @@ static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, ui
         status = run->row->retune(worker->attention, &run->options);
     eval->open = NULL;
     if (status == KV_OK) {
-        status = run->row->truncate(worker->attention, n);
+        status = kvw_attention_truncate(worker->attention, n);
     } else if (status == KV_UNSUPPORTED) {
         outcome = kvworker_open_attention(worker, run->row, &run->options);
         if (outcome != KVWORKER_DONE)
@@ -85,7 +85,7 @@ static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, ui
                                   eval->text->n_tokens > n ? eval->text->n_tokens - n
                                                            : ANSWER_TOKENS);
         if (status == KV_OK)
-            status = run->row->flush(worker->attention);
+            status = kvw_attention_flush(worker->attention);
     }
     if (status == KV_OK)
         eval->open = tokens;
@@ -130,7 +130,7 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
         if ((t - eval->from) % PROGRESS_EVERY == 0)
             kvworker_progress(what, t - eval->from, end - eval->from);
     }
-    return eval->worker->attention->row->flush(eval->worker->attention);
+    return kvw_attention_flush(eval->worker->attention);
 }
 
 /* Mean and standard error of how much worse than full attention, in log likelihood. */
@@ -185,7 +185,6 @@ static void take_costs(const struct kv_attention_stats *before,
 
 static int measure_text(struct eval *eval, size_t index)
 {
-    const struct kv_eval_run *run = &eval->plan.runs[index];
     struct kv_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kv_clock_now(&kv_clock_real);
     double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
@@ -201,7 +200,7 @@ static int measure_text(struct eval *eval, size_t index)
     outcome = begin_run(eval, index, eval->text->tokens, eval->from);
     if (outcome != KVWORKER_DONE)
         goto end;
-    run->row->stats(eval->worker->attention, &before);
+    kvw_attention_stats(eval->worker->attention, &before);
     steps_us = kv_clock_now(&kv_clock_real);
     status = run_steps(eval, index, found);
     if (status != KV_OK) {
@@ -211,7 +210,7 @@ static int measure_text(struct eval *eval, size_t index)
         goto end;
     }
     result->step_s = since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
-    run->row->stats(eval->worker->attention, &after);
+    kvw_attention_stats(eval->worker->attention, &after);
     compare(eval, found, result);
     take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
     result->total_s += since(begin_us);
@@ -241,7 +240,7 @@ static int measure_needles(struct eval *eval, size_t index)
     result->needles_asked = (double)questions->needles.count;
     for (size_t i = 0; status == KV_OK && !kvworker_stop && i < questions->needles.count; i++) {
         if (i > 0)
-            status = run->row->truncate(eval->worker->attention, questions->n_common);
+            status = kvw_attention_truncate(eval->worker->attention, questions->n_common);
         if (status == KV_OK)
             status = kvworker_question_ask(eval->worker, questions, i, eval->sampler,
                                            KVWORKER_UNTIL_JUDGED, &eval->reply);

@@ -65,7 +65,7 @@ static int write_rows(
     free(logits);
     kvworker_progress_end();
     if (status == KV_OK)
-        status = worker->attention->row->flush(worker->attention);
+        status = kvw_attention_flush(worker->attention);
     if (status != KV_OK) {
         kvworker_step_error(worker, status);
         return KVWORKER_FAILED;

@@ -177,7 +177,7 @@ static void generated(void *arg, uint32_t token)
     struct kv_text piece = kv_tokenizer_piece(asking->worker->tokenizer, token, false);
 
     if (reply->result.generated_tokens++ == 0)
-        asking->worker->attention->row->stats(asking->worker->attention, &reply->at_first);
+        kvw_attention_stats(asking->worker->attention, &reply->at_first);
     while (reply->bytes == 0 && piece.bytes > 0 && strchr(" \t\r\n", piece.data[0]) != NULL) {
         piece.data++;
         piece.bytes--;
@@ -243,6 +243,6 @@ kv_status_t kvworker_question_ask(const struct kvworker *worker,
     status = kv_generate(&setup, question->tokens, (uint32_t)question->count,
                          questions->n_common, &ret_reply->result);
     if (status == KV_OK && ret_reply->result.generated_tokens == 0)
-        worker->attention->row->stats(worker->attention, &ret_reply->at_first);
+        kvw_attention_stats(worker->attention, &ret_reply->at_first);
     return status;
 }

@@ -136,7 +136,7 @@ void kvworker_report_text(const struct kvworker *worker,
     struct kv_attention_stats stats;
     char put[16];
 
-    worker->attention->row->stats(worker->attention, &stats);
+    kvw_attention_stats(worker->attention, &stats);
     fflush(stdout);
     fprintf(stderr,
             "kvworker: prompt %" PRIu32 " tokens (%" PRIu32
@@ -210,7 +210,7 @@ void kvworker_report_json(const struct kvworker *worker,
     struct kv_json json;
     char device[64];
 
-    worker->attention->row->stats(worker->attention, &stats);
+    kvw_attention_stats(worker->attention, &stats);
     worker->device->row->describe(worker->device, device, sizeof(device));
     kv_json_begin(&json, stdout);
     kv_json_text(&json, "text", text);

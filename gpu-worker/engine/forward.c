@@ -182,7 +182,7 @@ kv_status_t kv_forward_step(struct kv_forward *forward,
     for (uint32_t layer = 0; status == KV_OK && layer < params->n_layers; layer++)
         status = run_layer(forward, phase, layer, token_begin, n);
     if (status == KV_OK)
-        status = forward->attention->row->passed(forward->attention, phase, token_begin, n);
+        status = kvw_attention_passed(forward->attention, phase, token_begin, n);
     if (status == KV_OK)
         status = device->row->sync(device);
     return status;

@@ -115,8 +115,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     if (logits == NULL)
         return KV_NO_MEMORY;
     result.passed_tokens = n_passed;
-    if (setup->attention->row->expect != NULL)
-        setup->attention->row->expect(setup->attention, n_tokens, setup->max_tokens);
+    kvw_attention_expect(setup->attention, n_tokens, setup->max_tokens);
     status = prefill(setup, tokens, n_tokens, &result.passed_tokens, logits);
     result.prefill_s = since(begin_us);
     if (status == KV_OK)
@@ -129,7 +128,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     if (result.generated_tokens > 1)
         result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
     if (status == KV_OK)
-        status = setup->attention->row->flush(setup->attention);
+        status = kvw_attention_flush(setup->attention);
     result.total_s = since(begin_us);
     if (status == KV_OK)
         *ret_result = result;

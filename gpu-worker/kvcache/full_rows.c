@@ -1,7 +1,5 @@
 #include "gpu-worker/kvcache/full_rows.h"
 
-#include "gpu-worker/kvcache/session.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -75,6 +73,11 @@ err:
     return status;
 }
 
+struct kv_store_session *kv_local_rows_session(const struct kv_local_rows *local)
+{
+    return local->store;
+}
+
 const struct kv_rows_shape *kv_local_rows_shape(const struct kv_local_rows *local)
 {
     return &local->shape;
@@ -98,50 +101,4 @@ kv_status_t kv_local_rows_put(struct kv_local_rows *local,
                                  local->rows[layer]);
     return kv_store_session_put(local->store, phase, layer, token_begin, n, local->rows[layer],
                                 local->shape.capacity, token_begin);
-}
-
-kv_status_t kv_local_rows_poll(struct kv_local_rows *local)
-{
-    return kv_store_session_poll(local->store);
-}
-
-kv_status_t
-kv_local_rows_passed(struct kv_local_rows *local, enum kv_phase phase, uint32_t token_begin)
-{
-    return kv_store_session_passed(local->store, phase, token_begin);
-}
-
-kv_status_t kv_local_rows_flush(struct kv_local_rows *local)
-{
-    return kv_store_session_flush(local->store);
-}
-
-kv_status_t kv_local_rows_truncate(struct kv_local_rows *local, uint32_t tokens)
-{
-    return kv_store_session_truncate(local->store, tokens);
-}
-
-kv_status_t kv_local_rows_branch(struct kv_local_rows *local, uint32_t tokens)
-{
-    return kv_store_session_branch(local->store, tokens);
-}
-
-kv_status_t kv_local_rows_unbranch(struct kv_local_rows *local)
-{
-    return kv_store_session_unbranch(local->store);
-}
-
-const char *kv_local_rows_detail(const struct kv_local_rows *local)
-{
-    return kv_store_session_detail(local->store);
-}
-
-uint64_t kv_local_rows_bytes_put(const struct kv_local_rows *local)
-{
-    return kv_store_session_bytes_put(local->store);
-}
-
-double kv_local_rows_wait_s(const struct kv_local_rows *local)
-{
-    return kv_store_session_wait_s(local->store);
 }

@@ -9,7 +9,7 @@
 #ifndef KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
 #define KV_GPU_WORKER_KVCACHE_FULL_ROWS_H
 
-#include "gpu-worker/kvcache/setup.h"
+#include "gpu-worker/kvcache/session.h"
 
 struct kv_local_rows;
 
@@ -20,6 +20,9 @@ kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
                                  size_t detail_bytes);
 /* Closes the session.  NULL is allowed. */
 void kv_local_rows_destroy(struct kv_local_rows *local);
+
+/* Which it opened, and closes. */
+struct kv_store_session *kv_local_rows_session(const struct kv_local_rows *local);
 
 const struct kv_rows_shape *kv_local_rows_shape(const struct kv_local_rows *local);
 /* (n_kv_heads, capacity, 2 d) */
@@ -34,20 +37,5 @@ kv_status_t kv_local_rows_put(struct kv_local_rows *local,
                               uint32_t n,
                               const struct kv_device_buffer *k,
                               const struct kv_device_buffer *v);
-/* Lets rows move, without waiting. */
-kv_status_t kv_local_rows_poll(struct kv_local_rows *local);
-
-/* As in method.h. */
-kv_status_t
-kv_local_rows_passed(struct kv_local_rows *local, enum kv_phase phase, uint32_t token_begin);
-kv_status_t kv_local_rows_truncate(struct kv_local_rows *local, uint32_t tokens);
-kv_status_t kv_local_rows_flush(struct kv_local_rows *local);
-kv_status_t kv_local_rows_branch(struct kv_local_rows *local, uint32_t tokens);
-kv_status_t kv_local_rows_unbranch(struct kv_local_rows *local);
-
-/* What went wrong, "" if nothing did. */
-const char *kv_local_rows_detail(const struct kv_local_rows *local);
-uint64_t kv_local_rows_bytes_put(const struct kv_local_rows *local);
-double kv_local_rows_wait_s(const struct kv_local_rows *local);
 
 #endif

@@ -42,10 +42,13 @@ kv_status_t kv_store_session_passed(struct kv_store_session *store,
 /* Lets rows move, without waiting. */
 kv_status_t kv_store_session_poll(struct kv_store_session *store);
 
-/* As in method.h. */
+/* Forgets the tokens from `tokens` on. */
 kv_status_t kv_store_session_truncate(struct kv_store_session *store, uint32_t tokens);
+/* Waits until the store has every row. */
 kv_status_t kv_store_session_flush(struct kv_store_session *store);
+/* Goes on in a fork, which has `tokens` tokens.  KV_UNSUPPORTED: in one already. */
 kv_status_t kv_store_session_branch(struct kv_store_session *store, uint32_t tokens);
+/* Closes it, and is back in the session that it is a fork of. */
 kv_status_t kv_store_session_unbranch(struct kv_store_session *store);
 
 /* Keeps a failure that a method met in its own operations, to be told by detail(). */

@@ -85,12 +85,11 @@ void model_session_pass(struct model_session *session,
         status = kv_forward_step(session->forward, phase, session->tokens + begin, begin,
                                  next - begin);
         if (status != KV_OK)
-            fail_msg("token %u: %s", begin,
-                     session->attention->row->detail(session->attention));
+            fail_msg("token %u: %s", begin, kvw_attention_detail(session->attention));
         if (next >= prompt)
             assert_int_equal(kv_forward_logits(session->forward, next - 1 - begin, 1,
                                                ret_logits[next - prompt]),
                              KV_OK);
     }
-    assert_int_equal(session->attention->row->flush(session->attention), KV_OK);
+    assert_int_equal(kvw_attention_flush(session->attention), KV_OK);
 }

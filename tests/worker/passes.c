@@ -121,7 +121,7 @@ static float *pass(const struct kv_gguf *gguf,
                                 logits + (size_t)begin * n_vocabulary),
               way->name);
     }
-    check(session.attention->row->flush(session.attention), "store");
+    check(kvw_attention_flush(session.attention), "store");
     close_session(&session);
     *ret_vocabulary = n_vocabulary;
     return logits;

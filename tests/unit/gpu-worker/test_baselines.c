@@ -364,14 +364,14 @@ static void test_methods(void **state)
         assert_int_equal(node.rows_in, TOKENS * units);
 
         /* Back to the prompt, with less. */
-        s.attention->row->stats(s.attention, &before);
+        kvw_attention_stats(s.attention, &before);
         assert_int_equal(before.rows_attended, before.rows_possible);
         assert_int_equal(before.rows_to_recall, 0);
         assert_int_equal(s.attention->row->retune(s.attention, &few), KV_OK);
-        assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
         pass(&s, PROMPT, by_method[m]);
         assert_memory_not_equal(by_full[1], by_method[m][1], sizeof(by_full[1]));
-        s.attention->row->stats(s.attention, &after);
+        kvw_attention_stats(s.attention, &after);
         assert_int_equal(after.rows_attended - before.rows_attended,
                          steps * units * (4 + SMALL + 8));
         assert_int_equal(after.rows_to_recall, steps * units * SMALL);
@@ -393,7 +393,7 @@ static void test_methods(void **state)
 
             other.seed = 2;
             assert_int_equal(s.attention->row->retune(s.attention, &other), KV_OK);
-            assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+            assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
             pass(&s, PROMPT, again);
             assert_memory_not_equal(by_method[m][1], again[1], sizeof(again[1]));
         }

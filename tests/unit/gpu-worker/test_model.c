@@ -188,16 +188,16 @@ static void compute(const struct made_model *made,
     }
 
     /* Every row is in the store. */
-    assert_int_equal(attention->row->flush(attention), KV_OK);
+    assert_int_equal(kvw_attention_flush(attention), KV_OK);
     kv_client_node(client, 0, &node);
     assert_int_equal(node.rows_in, (uint64_t)TOKENS * LAYERS * KV_HEADS);
 
     /* Forgotten tokens may come again, and others in their place. */
-    assert_int_equal(attention->row->truncate(attention, 10), KV_OK);
+    assert_int_equal(kvw_attention_truncate(attention, 10), KV_OK);
     assert_int_equal(kv_forward_step(forward, KV_PREFILL, tokens, 10, 5), KV_OK);
     assert_int_equal(kv_forward_step(forward, KV_PREFILL, &(uint32_t){VOCABULARY}, 15, 1),
                      KV_INVALID);
-    assert_int_equal(attention->row->flush(attention), KV_OK);
+    assert_int_equal(kvw_attention_flush(attention), KV_OK);
 
     kv_forward_destroy(forward);
     attention->row->destroy(attention);

@@ -50,7 +50,7 @@ static struct kv_attention_stats stats(void)
 {
     struct kv_attention_stats stats;
 
-    s.attention->row->stats(s.attention, &stats);
+    kvw_attention_stats(s.attention, &stats);
     return stats;
 }
 
@@ -223,7 +223,7 @@ static void the_rest_is_estimated(void **state)
         /* Back to the prompt, and summaries are there but not asked for. */
         options.index.summaries = 0;
         assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
-        assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
         model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
         assert_memory_equal(by_none[1], got[1], bytes_of(TOKENS - PROMPT - 1));
         model_session_close(&s);
@@ -339,14 +339,14 @@ static void a_second_time_trains_nothing(void **state)
     (void)state;
     run(&kv_attention_pqcache, &options, wanted);
     assert_int_equal(stats().codebooks_trained, UNITS);
-    assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+    assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
     model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
     assert_memory_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT) - sizeof(wanted[0]));
     assert_int_equal(stats().codebooks_trained, UNITS);
 
     /* A prompt behind the prompt needs rows that are in the store only. */
     const struct kv_attention_options all = options_of(LONG);
-    assert_int_equal(s.attention->row->truncate(s.attention, PROMPT), KV_OK);
+    assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
     model_session_pass(&s, PROMPT, PROMPT + 40, PROMPT + 60, got);
     assert_int_equal(stats().codebooks_trained, UNITS);
     model_session_close(&s);
@@ -370,17 +370,17 @@ static void a_branch_leaves_nothing_behind(void **state)
     model_session_open(&s, row, &options, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, PROMPT, got);
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(row->branch(s.attention, PROMPT), KV_OK);
-        assert_int_equal(row->branch(s.attention, PROMPT), KV_UNSUPPORTED);
+        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_UNSUPPORTED);
         model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
         assert_memory_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT) - sizeof(wanted[0]));
         /* Other text in another fork. */
-        assert_int_equal(row->unbranch(s.attention, PROMPT), KV_OK);
-        assert_int_equal(row->branch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_unbranch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_OK);
         s.tokens[PROMPT] = (s.tokens[PROMPT] + 1) % MADE_VOCABULARY;
         model_session_pass(&s, PROMPT, PROMPT + 20, PROMPT + 30, got);
         s.tokens[PROMPT] = (s.tokens[PROMPT] + MADE_VOCABULARY - 1) % MADE_VOCABULARY;
-        assert_int_equal(row->unbranch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_attention_unbranch(s.attention, PROMPT), KV_OK);
     }
     assert_int_equal(stats().codebooks_trained, UNITS);
     model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
