@@ -2,7 +2,7 @@
  * answer, attends to what is here, and merges both.  --rerank auto is adapted here, too. */
 #include "gpu-worker/attention/pqcache_private.h"
 
-#include "kvserver/base/clock.h"
+#include "gpu-worker/base/time.h"
 
 #include <math.h>
 #include <string.h>
@@ -16,11 +16,6 @@ enum {
 /* Between these --rerank auto keeps the recall of a layer's kv heads. */
 static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
 
-static uint64_t now_us(void)
-{
-    return kv_clock_now(&kv_clock_real);
-}
-
 /* Waits for what the store is asked in a layer's attention. */
 static kv_status_t
 wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32_t layer)
@@ -28,9 +23,9 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
     static const char *const names[KV_TRACE_TRACKS] = {
         [KV_TRACE_QUERY] = "query", [KV_TRACE_FETCH] = "fetch"};
     const struct kv_trace_arg args[] = {{"layer", layer}};
-    const uint64_t begin_us = now_us();
+    const uint64_t begin_us = kvw_now_us();
     const kv_status_t status = kv_wait(op);
-    const uint64_t end_us = now_us();
+    const uint64_t end_us = kvw_now_us();
     struct kv_trip_times times;
 
     pq->wait_us += end_us - begin_us;

@@ -3,8 +3,8 @@
  * Each method has a session in which what all questions begin with passes once.  A question
  * goes on in a fork of it, which shares the stored rows and what the store has learned about
  * them; when it is answered the fork is closed. */
+#include "gpu-worker/base/time.h"
 #include "gpu-worker/commands/ask_report.h"
-#include "kvserver/base/clock.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -29,11 +29,6 @@ struct ask {
     struct kvworker_reply reply;
     struct kv_sampler *sampler;
 };
-
-static double since(uint64_t begin_us)
-{
-    return (double)(kv_clock_now(&kv_clock_real) - begin_us) / 1e6;
-}
 
 /* What is being done, for who looks on. */
 static void say(const struct ask *ask, const char *format, ...)
@@ -156,7 +151,7 @@ static int begin_method(struct ask *ask, size_t i)
     if (outcome != KVWORKER_DONE)
         return outcome;
     say(ask, "%s: reading %" PRIu32 " tokens into the store", run->method, n);
-    begin_us = kv_clock_now(&kv_clock_real);
+    begin_us = kvw_now_us();
     status = kvworker_prefill(worker, run->method, ask->questions.list[0].tokens, n,
                               ask->questions.n_answer);
     kvworker_progress_end();
@@ -164,7 +159,7 @@ static int begin_method(struct ask *ask, size_t i)
         status = kvw_attention_flush(worker->attention);
     if (status != KV_OK)
         return failed(ask, status);
-    ask->sums[i].prefill_s = since(begin_us);
+    ask->sums[i].prefill_s = kvw_seconds_since(begin_us);
     kvw_attention_stats(worker->attention, &ask->methods[i].stats);
     say(ask, "%s: read in %.1f s", run->method, ask->sums[i].prefill_s);
     return KVWORKER_DONE;
@@ -213,7 +208,7 @@ static void take_cost(struct ask *ask, size_t method, double fork_s, struct kv_a
 static int answer(struct ask *ask, const struct kv_ask_about *about, size_t method, size_t i)
 {
     const uint32_t n = ask->questions.n_common;
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
     struct kv_attention *attention = ask->worker->attention;
     struct kv_ask_cost cost;
     double fork_s;
@@ -221,7 +216,7 @@ static int answer(struct ask *ask, const struct kv_ask_about *about, size_t meth
 
     kvworker_progress(ask->plan.runs[method].method, i + 1, ask->questions.needles.count);
     status = kvw_attention_branch(attention, n);
-    fork_s = since(begin_us);
+    fork_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         status = kvworker_question_ask(ask->worker, &ask->questions, i, ask->sampler,
                                        KVWORKER_UNTIL_LINE_END, &ask->reply);

@@ -9,9 +9,9 @@
  * Runs that differ in what a step asks for, not in what is stored and made of it, share what
  * comes before the first step: the session goes back to there and takes other options. */
 #define _GNU_SOURCE /* strchrnul */
+#include "gpu-worker/base/time.h"
 #include "gpu-worker/commands/needle_test.h"
 #include "gpu-worker/eval/report.h"
-#include "kvserver/base/clock.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -48,11 +48,6 @@ struct eval {
     struct kvworker_reply reply; /* to the question under way */
     struct kv_sampler *sampler;
 };
-
-static double since(uint64_t begin_us)
-{
-    return (double)(kv_clock_now(&kv_clock_real) - begin_us) / 1e6;
-}
 
 static bool has_text(const struct eval *eval)
 {
@@ -186,7 +181,7 @@ static void take_costs(const struct kv_attention_stats *before,
 static int measure_text(struct eval *eval, size_t index)
 {
     struct kv_eval_result *result = &eval->results[index];
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
     double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
     struct kv_attention_stats before, after;
     uint64_t steps_us;
@@ -201,7 +196,7 @@ static int measure_text(struct eval *eval, size_t index)
     if (outcome != KVWORKER_DONE)
         goto end;
     kvw_attention_stats(eval->worker->attention, &before);
-    steps_us = kv_clock_now(&kv_clock_real);
+    steps_us = kvw_now_us();
     status = run_steps(eval, index, found);
     if (status != KV_OK) {
         if (!kvworker_stop)
@@ -209,11 +204,11 @@ static int measure_text(struct eval *eval, size_t index)
         outcome = KVWORKER_FAILED;
         goto end;
     }
-    result->step_s = since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
+    result->step_s = kvw_seconds_since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
     kvw_attention_stats(eval->worker->attention, &after);
     compare(eval, found, result);
     take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
-    result->total_s += since(begin_us);
+    result->total_s += kvw_seconds_since(begin_us);
 
 end:
     if (index != 0)
@@ -228,7 +223,7 @@ static int measure_needles(struct eval *eval, size_t index)
     const struct kv_eval_run *run = &eval->plan.runs[index];
     const struct kvworker_questions *questions = &eval->text->questions;
     struct kv_eval_result *result = &eval->results[index];
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
     char what[2 * KV_EVAL_NAME_BYTES + 16];
     kv_status_t status = KV_OK;
     const int outcome = begin_run(eval, index, questions->list[0].tokens, questions->n_common);
@@ -253,7 +248,7 @@ static int measure_needles(struct eval *eval, size_t index)
         kvworker_step_error(eval->worker, status);
         return KVWORKER_FAILED;
     }
-    result->total_s += since(begin_us);
+    result->total_s += kvw_seconds_since(begin_us);
     return KVWORKER_DONE;
 }
 

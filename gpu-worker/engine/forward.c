@@ -1,6 +1,6 @@
 #include "gpu-worker/engine/forward.h"
 
-#include "kvserver/base/clock.h"
+#include "gpu-worker/base/time.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static void trace_span(struct kv_forward *forward, const char *name, uint32_t la
 
     if (forward->trace == NULL)
         return;
-    now_us = kv_clock_now(&kv_clock_real);
+    now_us = kvw_now_us();
     if (name != NULL)
         kv_trace_span(forward->trace, KV_TRACE_COMPUTE, name, forward->traced_us, now_us, args,
                       1);

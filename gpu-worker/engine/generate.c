@@ -1,6 +1,6 @@
 #include "gpu-worker/engine/generate.h"
 
-#include "kvserver/base/clock.h"
+#include "gpu-worker/base/time.h"
 
 #include <stdlib.h>
 
@@ -14,11 +14,6 @@ const char *kv_generate_end_name(enum kv_generate_end end)
     };
 
     return names[end];
-}
-
-static double since(uint64_t begin_us)
-{
-    return (double)(kv_clock_now(&kv_clock_real) - begin_us) / 1e6;
 }
 
 static kv_status_t prefill(const struct kv_generate_setup *setup,
@@ -73,7 +68,7 @@ static kv_status_t decode(const struct kv_generate_setup *setup,
             return KV_OK;
         tokens[n] = token;
         result->generated_tokens++;
-        result->last_s = since(begin_us);
+        result->last_s = kvw_seconds_since(begin_us);
         if (result->generated_tokens == 1)
             result->ttft_s = result->last_s;
         else if (result->generated_tokens == 2)
@@ -102,7 +97,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
                         uint32_t n_passed,
                         struct kv_generate_result *ret_result)
 {
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
     struct kv_generate_result result = {.prompt_tokens = n_tokens, .reused_tokens = n_passed};
     float *logits;
     kv_status_t status;
@@ -117,7 +112,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     result.passed_tokens = n_passed;
     kvw_attention_expect(setup->attention, n_tokens, setup->max_tokens);
     status = prefill(setup, tokens, n_tokens, &result.passed_tokens, logits);
-    result.prefill_s = since(begin_us);
+    result.prefill_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         status = decode(setup, tokens, begin_us, logits, &result);
     if (status == KV_CANCELLED && *setup->stop) {
@@ -129,7 +124,7 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
         result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
     if (status == KV_OK)
         status = kvw_attention_flush(setup->attention);
-    result.total_s = since(begin_us);
+    result.total_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         *ret_result = result;
     return status;

@@ -1,6 +1,6 @@
 #include "gpu-worker/kvcache/device_rows.h"
 
-#include "kvserver/base/clock.h"
+#include "gpu-worker/base/time.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -163,7 +163,7 @@ finish(struct kv_near_rows *rows, struct reading *reading, const uint8_t *landed
 static kv_status_t
 read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret_wait_us)
 {
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
     const size_t piece_bytes = READ_TOKENS * rows->shape.n_kv_heads * rows->row_bytes;
     struct reading readings[READS] = {{NULL}};
     struct kv_buffer *buffer;
@@ -207,7 +207,7 @@ read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret
     kv_store_session_fail(rows->store, status);
     /* What is in quarantine is freed with its client. */
     kv_buffer_free(buffer);
-    *ret_wait_us += kv_clock_now(&kv_clock_real) - begin_us;
+    *ret_wait_us += kvw_now_us() - begin_us;
     return status;
 }
 

@@ -1,7 +1,7 @@
 #include "gpu-worker/kvcache/index_schedule.h"
 
+#include "gpu-worker/base/time.h"
 #include "gpu-worker/kvcache/kmeans_budget.h"
-#include "kvserver/base/clock.h"
 
 #include <stdlib.h>
 
@@ -37,11 +37,6 @@ struct kv_layer_index {
     uint64_t wait_us;
     uint32_t n_trained, n_found;
 };
-
-static uint64_t now_us(void)
-{
-    return kv_clock_now(&kv_clock_real);
-}
 
 kv_status_t kv_layer_index_create(const struct kvw_session_setup *setup,
                                   struct kv_store_session *store,
@@ -86,7 +81,7 @@ void kv_layer_index_expect(struct kv_layer_index *index, uint32_t prompt_end, ui
 {
     index->prompt_end = prompt_end;
     index->n_steps = n_steps;
-    index->prompt_begin_us = now_us();
+    index->prompt_begin_us = kvw_now_us();
 }
 
 void kv_layer_index_wait(struct kv_layer_index *index, bool wait_index)
@@ -107,8 +102,8 @@ static uint32_t iterations_for(struct kv_layer_index *index, uint32_t tokens)
         return index->options.iterations;
     if (index->row_s <= 0)
         index->row_s = kv_kmeans_row_s(index->d, index->options.subspaces, index->options.bits);
-    const double layer_s =
-        CLUSTERING_SHARE * (double)(now_us() - index->prompt_begin_us) / 1e6 / index->n_layers;
+    const double layer_s = CLUSTERING_SHARE * (double)(kvw_now_us() - index->prompt_begin_us) /
+                           1e6 / index->n_layers;
     const double iteration_s = (double)tokens * index->n_kv_heads * index->row_s;
 
     return kv_kmeans_iterations(layer_s, KV_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
@@ -195,7 +190,7 @@ kv_status_t kv_layer_index_rows(struct kv_layer_index *index, uint32_t layer, ui
     const uint32_t rows = rows_of(index, tokens, tokens == index->prompt_end);
 
     if (index->prompt_begin_us == 0)
-        index->prompt_begin_us = now_us();
+        index->prompt_begin_us = kvw_now_us();
     return rows > index->n_rows ? ask(index, layer, rows) : KV_OK;
 }
 
@@ -228,7 +223,7 @@ kv_status_t kv_layer_index_end_prompt(struct kv_layer_index *index)
 
 kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
 {
-    const uint64_t begin_us = now_us();
+    const uint64_t begin_us = kvw_now_us();
     /* What scoring by keys would cost in all steps to come. */
     const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
                            (double)index->key_bytes / EXACT_BYTES_PER_S;
@@ -243,11 +238,11 @@ kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
         kv_wait(op);
     while (kv_op_status(op) == KV_IN_PROGRESS && end_us < limit_us) {
         kv_client_wait(index->client, limit_us - end_us);
-        end_us = now_us();
+        end_us = kvw_now_us();
     }
     if (kv_op_status(op) != KV_IN_PROGRESS)
         status = ended(index, layer);
-    end_us = now_us();
+    end_us = kvw_now_us();
     index->wait_us += end_us - begin_us;
     kv_trace_span(index->trace, KV_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
     return status;

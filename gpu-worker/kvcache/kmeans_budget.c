@@ -1,7 +1,7 @@
 #include "gpu-worker/kvcache/kmeans_budget.h"
 
+#include "gpu-worker/base/time.h"
 #include "kernels/kmeans.h"
-#include "kvserver/base/clock.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -42,9 +42,9 @@ double kv_kmeans_row_s(uint32_t d, uint32_t m, uint32_t bits)
         for (uint32_t i = 0; i < kv_pq_n_centroids(&shape); i++)
             kv_kmeans_set_centroid(&shape, &book, i, keys + (size_t)i * d);
         kv_kmeans_half_squares(&shape, &book);
-        begin_us = kv_clock_now(&kv_clock_real);
+        begin_us = kvw_now_us();
         kv_kmeans_step(&shape, &book, keys, MEASURED_ROWS, codes, MEASURED_ROWS, &all);
-        row_s = (double)(kv_clock_now(&kv_clock_real) - begin_us + 1) / 1e6 / MEASURED_ROWS;
+        row_s = (double)(kvw_now_us() - begin_us + 1) / 1e6 / MEASURED_ROWS;
     }
     free(keys);
     free(centroids);

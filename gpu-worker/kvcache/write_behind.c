@@ -1,6 +1,6 @@
 #include "gpu-worker/kvcache/write_behind.h"
 
-#include "kvserver/base/clock.h"
+#include "gpu-worker/base/time.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -90,10 +90,10 @@ static bool oldest_ended(const struct kv_write_behind *writer)
 
 static void wait_for_oldest(struct kv_write_behind *writer)
 {
-    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    const uint64_t begin_us = kvw_now_us();
 
     kv_wait(writer->ops[writer->n_ended % SLOTS]);
-    const uint64_t end_us = kv_clock_now(&kv_clock_real);
+    const uint64_t end_us = kvw_now_us();
     writer->wait_us += end_us - begin_us;
     kv_trace_span(writer->trace, KV_TRACE_WAIT, "put", begin_us, end_us, NULL, 0);
     collect(writer);
