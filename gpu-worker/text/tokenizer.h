@@ -23,23 +23,9 @@
 #ifndef KV_GPU_WORKER_TEXT_TOKENIZER_H
 #define KV_GPU_WORKER_TEXT_TOKENIZER_H
 
-#include "gpu-worker/gguf/gguf.h"
+#include "gpu-worker/text/vocabulary.h"
 
 struct kv_tokenizer;
-
-enum {
-    KV_TOKEN_NONE = -1, /* where a model has no such token */
-};
-
-/* The numbers are the file's (tokenizer.ggml.token_type). */
-enum kv_token_kind {
-    KV_TOKEN_NORMAL = 1,
-    KV_TOKEN_UNKNOWN = 2,
-    KV_TOKEN_CONTROL = 3,
-    KV_TOKEN_USER_DEFINED = 4,
-    KV_TOKEN_UNUSED = 5,
-    KV_TOKEN_BYTE = 6,
-};
 
 /* Checks all that the file says about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
  * that is not known.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure

@@ -4,7 +4,7 @@
 #ifndef KV_GPU_WORKER_TEXT_TOKENIZER_PRIVATE_H
 #define KV_GPU_WORKER_TEXT_TOKENIZER_PRIVATE_H
 
-#include "gpu-worker/text/vocabulary.h"
+#include "gpu-worker/text/tokenizer.h"
 
 enum {
     ENDS_MAX = 32,

@@ -9,7 +9,21 @@
 #ifndef KV_GPU_WORKER_TEXT_VOCABULARY_H
 #define KV_GPU_WORKER_TEXT_VOCABULARY_H
 
-#include "gpu-worker/text/tokenizer.h"
+#include "gpu-worker/gguf/gguf.h"
+
+enum {
+    KV_TOKEN_NONE = -1, /* where a model has no such token */
+};
+
+/* The numbers are the file's (tokenizer.ggml.token_type). */
+enum kv_token_kind {
+    KV_TOKEN_NORMAL = 1,
+    KV_TOKEN_UNKNOWN = 2,
+    KV_TOKEN_CONTROL = 3,
+    KV_TOKEN_USER_DEFINED = 4,
+    KV_TOKEN_UNUSED = 5,
+    KV_TOKEN_BYTE = 6,
+};
 
 struct kv_vocabulary {
     uint32_t n_tokens;
@@ -23,7 +37,8 @@ struct kv_vocabulary {
     uint64_t slot_mask;
 };
 
-/* Statuses as kv_tokenizer_create(); on failure the vocabulary is empty and needs no fini. */
+/* KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure the vocabulary is empty and
+ * needs no fini. */
 kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
                                const struct kv_gguf *gguf,
                                bool with_scores,
