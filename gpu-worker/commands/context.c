@@ -108,7 +108,8 @@ int kvworker_open_model(struct kvworker *worker)
     char detail[KVWORKER_DETAIL_BYTES] = "";
     kv_status_t status;
 
-    status = kv_device_cpu.open(&config, &worker->device, detail, sizeof(detail));
+    status = kvw_device_find(worker->options->device)
+                 ->open(&config, &worker->device, detail, sizeof(detail));
     if (status == KV_OK)
         status =
             kv_model_open(worker->gguf, worker->device, &worker->model, detail, sizeof(detail));

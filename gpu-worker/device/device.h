@@ -206,9 +206,8 @@ struct kv_device_row {
                        struct kv_device_buffer *out);
 };
 
-extern const struct kv_device_row kv_device_cpu;
-
-/* All there are; NULL behind the last. */
-const struct kv_device_row *kv_device_row_at(unsigned index);
+/* devices.c lists the devices there are.  By name, or "auto": the best there is.  NULL: there is
+ * none of that name. */
+const struct kv_device_row *kvw_device_find(const char *name);
 
 #endif

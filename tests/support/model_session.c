@@ -28,8 +28,8 @@ void model_session_open(struct model_session *session,
     kv_random_init(&dice, 2);
     for (uint32_t i = 0; i < n_tokens; i++)
         session->tokens[i] = (uint32_t)kv_random_below(&dice, MADE_VOCABULARY);
-    assert_int_equal(kv_device_cpu.open(&config, &session->device, detail, sizeof(detail)),
-                     KV_OK);
+    assert_int_equal(
+        kvw_device_find("cpu")->open(&config, &session->device, detail, sizeof(detail)), KV_OK);
     assert_int_equal(kv_model_open(session->made.gguf, session->device, &session->model, detail,
                                    sizeof(detail)),
                      KV_OK);

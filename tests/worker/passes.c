@@ -58,7 +58,8 @@ static void open_session(struct session *session,
 {
     const struct kv_device_config config = {.n_threads = n_threads};
 
-    check(kv_device_cpu.open(&config, &session->device, detail, sizeof(detail)), "device");
+    check(kvw_device_find("cpu")->open(&config, &session->device, detail, sizeof(detail)),
+          "device");
     check(kv_model_open(gguf, session->device, &session->model, detail, sizeof(detail)),
           "model");
     check(kv_embedded_open(UINT64_C(2) << 30, &session->embedded, detail, sizeof(detail)),

@@ -13,13 +13,6 @@ enum {
     PIECE = 4096, /* elements of a part of elementwise work */
 };
 
-static const struct kv_device_row *const rows[] = {&kv_device_cpu};
-
-const struct kv_device_row *kv_device_row_at(unsigned index)
-{
-    return index < sizeof(rows) / sizeof(rows[0]) ? rows[index] : NULL;
-}
-
 /* ---- the device ---- */
 
 static void cpu_close(struct kv_device *device)

@@ -19,6 +19,8 @@
 
 #include <stdbool.h>
 
+extern const struct kv_device_row kv_device_cpu;
+
 enum {
     KV_CPU_MANY = 16, /* rows from which on work is worth waking the other threads */
     KV_CPU_SCRATCH_BYTES = 2 << 20, /* of each thread */

@@ -50,7 +50,8 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
     size_t row_bytes;
 
     memset(f, 0, sizeof(*f));
-    assert_int_equal(kv_device_cpu.open(&config, &f->device, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_device_find("cpu")->open(&config, &f->device, detail, sizeof(detail)),
+                     KV_OK);
     device = f->device->row;
     f->shape = (struct kv_rows_shape){Q_HEADS, KV_HEADS, D, ROWS, dtype};
     row_bytes = kv_rows_shape_row_bytes(&f->shape);

@@ -153,7 +153,8 @@ static void compute(const struct made_model *made,
     struct kv_forward *forward;
     struct kv_node_info node;
 
-    assert_int_equal(kv_device_cpu.open(&config, &device, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_device_find("cpu")->open(&config, &device, detail, sizeof(detail)),
+                     KV_OK);
     assert_int_equal(kv_model_open(made->gguf, device, &model, detail, sizeof(detail)), KV_OK);
     assert_int_equal(kv_embedded_open(64 << 20, &embedded, detail, sizeof(detail)), KV_OK);
 
