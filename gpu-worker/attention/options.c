@@ -1,9 +1,10 @@
-/* The options of attention methods: their defaults, and a row for each that reads its value
- * from a text. */
+/* The options of attention methods: their defaults, and a row for each, by which a text sets it
+ * and --help tells of it. */
 #include "gpu-worker/attention/options.h"
 
 #include "proto/kv_types.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,37 +144,123 @@ static bool set_cache_tokens(struct kv_attention_options *options, const char *v
     return kv_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
 }
 
-static const struct {
-    const char *name, *expected;
-    bool (*set)(struct kv_attention_options *options, const char *value);
-} settings[] = {
-    {"ratio", "a share such as 0.1 or 1/10", set_ratio},
-    {"top-k", "a number of rows", set_top_k},
-    {"sinks", "a number of rows", set_sinks},
-    {"window", "a number of rows, 1 at least, or half", set_window},
-    {"seed", "a number", set_seed},
-    {"rerank", "a number of 1 to 8192, or auto", set_rerank},
-    {"answer", "auto, rows, ids or attend", set_answer},
-    {"rest", "0, 16 or 64", set_rest},
-    {"chapter", "a number of blocks, 8 at least, or prompt", set_chapter},
-    {"pq-m", "a number of subspaces, 1 to 16", set_subspaces},
-    {"pq-bits", "a number of bits, 1 to 8", set_bits},
-    {"kmeans-iters", "a number of 1 to 1000, or auto", set_iterations},
-    {"cache", "lru, lfu or off", set_cache},
-    {"cache-tokens", "a number of tokens, 128 at least", set_cache_tokens},
+static bool set_wait(struct kv_attention_options *options, const char *value)
+{
+    options->index.wait = strcmp(value, "yes") == 0;
+    return true;
+}
+
+static const struct kvw_method_option method_options[] = {
+    {.name = "ratio",
+     .fallback = "0.1",
+     .help = "share of all rows so far that a step attends to, 0.1 or 1/10; 0: no such bound",
+     .expected = "a share such as 0.1 or 1/10",
+     .is_budget = true,
+     .set = set_ratio},
+    {.name = "top-k",
+     .fallback = "1024",
+     .help = "rows that a step chooses besides sinks and window, at most; 0: no such bound",
+     .expected = "a number of rows",
+     .is_budget = true,
+     .set = set_top_k},
+    {.name = "sinks",
+     .fallback = "4",
+     .help = "rows at the begin that every step attends to",
+     .expected = "a number of rows",
+     .set = set_sinks},
+    {.name = "window",
+     .fallback = "64",
+     .help = "last rows that every step attends to; half: as many as are chosen, both fixed "
+             "by --ratio when the prompt ends",
+     .expected = "a number of rows, 1 at least, or half",
+     .set = set_window},
+    {.name = "rerank",
+     .fallback = "4",
+     .help =
+         "candidates that the store takes by code, and scores by key, for each row chosen; "
+         "auto: 4, and more in layers whose recall, as the nodes estimate it, is low, unless "
+         "--seed is given",
+     .expected = "a number of 1 to 8192, or auto",
+     .set = set_rerank},
+    {.name = "answer",
+     .fallback = "auto",
+     .help = "how the store answers: attend: by attention over the chosen rows; rows: by the "
+             "rows, where they fit a message; ids: by their numbers, and rows come by a second "
+             "question; auto: attend",
+     .expected = "auto, rows, ids or attend",
+     .choices = "rows|attend|ids|auto",
+     .set = set_answer},
+    {.name = "rest",
+     .fallback = "16",
+     .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
+             "that are not chosen would have added; 0: nothing",
+     .expected = "0, 16 or 64",
+     .choices = "0|16|64",
+     .set = set_rest},
+    {.name = "chapter",
+     .fallback = "128",
+     .help = "blocks of 128 tokens that share a codebook; prompt: one for everything",
+     .expected = "a number of blocks, 8 at least, or prompt",
+     .set = set_chapter},
+    {.name = "pq-m",
+     .fallback = "2",
+     .help = "subspaces that a key is cut into",
+     .expected = "a number of subspaces, 1 to 16",
+     .set = set_subspaces},
+    {.name = "pq-bits",
+     .fallback = "6",
+     .help = "bits of a code in each",
+     .expected = "a number of bits, 1 to 8",
+     .set = set_bits},
+    {.name = "kmeans-iters",
+     .fallback = "auto",
+     .help = "iterations of k-means at most; auto: what the prompt's time hides, 3 to 300",
+     .expected = "a number of 1 to 1000, or auto",
+     .set = set_iterations},
+    {.name = "wait-index",
+     .help = "no step before the codebooks of its rows are there; with --kmeans-iters and "
+             "--seed a run repeats exactly",
+     .is_flag = true,
+     .set = set_wait},
+    {.name = "cache",
+     .fallback = "lru",
+     .help = "which blocks of rows the worker keeps, where rows come: those used last, most "
+             "often, or none",
+     .expected = "lru, lfu or off",
+     .choices = "lru|lfu|off",
+     .set = set_cache},
+    {.name = "cache-tokens",
+     .fallback = "4096",
+     .help = "tokens of each layer that it keeps",
+     .expected = "a number of tokens, 128 at least",
+     .set = set_cache_tokens},
+    {.name = "seed", .expected = "a number", .set = set_seed},
 };
+
+enum {
+    N_OPTIONS = sizeof(method_options) / sizeof(method_options[0])
+};
+
+static_assert((int)N_OPTIONS <= (int)KVW_METHOD_OPTIONS_MAX, "there is a place for each");
+
+const struct kvw_method_option *kvw_method_option_at(unsigned index)
+{
+    return index < N_OPTIONS ? &method_options[index] : NULL;
+}
 
 kv_status_t kv_attention_option(struct kv_attention_options *options,
                                 const char *name,
                                 const char *value,
                                 const char **ret_expected)
 {
-    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
-        if (strcmp(settings[i].name, name) != 0)
+    for (unsigned i = 0; i < N_OPTIONS; i++) {
+        const struct kvw_method_option *option = &method_options[i];
+
+        if (option->is_flag || strcmp(option->name, name) != 0)
             continue;
-        if (settings[i].set(options, value))
+        if (option->set(options, value))
             return KV_OK;
-        *ret_expected = settings[i].expected;
+        *ret_expected = option->expected;
         return KV_INVALID;
     }
     return KV_NOT_FOUND;

@@ -46,8 +46,27 @@ struct kv_attention_options {
  * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
 extern const struct kv_attention_options kv_attention_defaults;
 
+enum {
+    KVW_METHOD_OPTIONS_MAX = 16,
+};
+
+struct kvw_method_option {
+    const char *name;     /* as a command line calls it */
+    const char *fallback; /* what kv_attention_defaults has, as a text */
+    const char *help;     /* NULL: commands have an option of this name for more than methods */
+    const char *expected; /* what its values are */
+    const char *choices;  /* all of them, "lru|lfu|off"; NULL: they are no list */
+    bool is_flag;         /* given or not: `value` is "yes" */
+    bool is_budget;       /* says how many rows a step attends to */
+    /* false: not a value of it */
+    bool (*set)(struct kv_attention_options *options, const char *value);
+};
+
+/* All there are; NULL behind the last. */
+const struct kvw_method_option *kvw_method_option_at(unsigned index);
+
 /* Sets the option of that name, as a command line calls it, from a text.  KV_NOT_FOUND: there
- * is none of that name; KV_INVALID: not a value of it, *ret_expected says in words what is. */
+ * is none of that name, or it is a flag; KV_INVALID: not a value of it, *ret_expected says in words what is. */
 kv_status_t kv_attention_option(struct kv_attention_options *options,
                                 const char *name,
                                 const char *value,

@@ -179,29 +179,17 @@ int kvworker_attention_options(const struct kvworker *worker,
                                struct kv_attention_options *ret_options)
 {
     const struct kvworker_options *options = worker->options;
-    const struct {
-        const char *name, *value;
-    } given[] = {
-        {"ratio", options->ratio},     {"top-k", options->top_k},
-        {"sinks", options->sinks},     {"window", options->window},
-        {"rerank", options->rerank},   {"answer", options->answer},
-        {"chapter", options->chapter}, {"pq-m", options->pq_m},
-        {"pq-bits", options->pq_bits}, {"kmeans-iters", options->kmeans_iters},
-        {"cache", options->cache},     {"cache-tokens", options->cache_tokens},
-        {"rest", options->rest},
-    };
+    const struct kvw_method_option *option;
 
     *ret_options = kv_attention_defaults;
     ret_options->seed = options->seed;
-    ret_options->index.wait = options->wait_index;
-    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
-        const char *expected = "";
+    for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
+        const union kvworker_method_value *given = &options->method[i];
+        const char *value = !option->is_flag ? given->text : given->is_set ? "yes" : "";
 
-        if (given[i].value[0] != '\0' &&
-            kv_attention_option(ret_options, given[i].name, given[i].value, &expected) !=
-                KV_OK) {
-            kvworker_error(worker, "option: --%s: not %s: %s", given[i].name, expected,
-                           given[i].value);
+        if (value[0] != '\0' && !option->set(ret_options, value)) {
+            kvworker_error(worker, "option: --%s: not %s: %s", option->name, option->expected,
+                           value);
             return KVWORKER_USAGE;
         }
     }

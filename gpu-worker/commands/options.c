@@ -186,102 +186,8 @@ static const struct {
       .offset = FIELD(attention),
       .type = KV_CONFIG_STRING,
       .choices = "full|pqcache|oracle|window|random"}},
-    {RUNS,
-     {.name = "ratio",
-      .fallback = "0.1",
-      .help = "share of all rows so far that a step attends to, 0.1 or 1/10; 0: no such bound",
-      .offset = FIELD(ratio),
-      .type = KV_CONFIG_STRING}},
-    {RUNS,
-     {.name = "top-k",
-      .fallback = "1024",
-      .help = "rows that a step chooses besides sinks and window, at most; 0: no such bound",
-      .offset = FIELD(top_k),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "sinks",
-      .fallback = "4",
-      .help = "rows at the begin that every step attends to",
-      .offset = FIELD(sinks),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "window",
-      .fallback = "64",
-      .help = "last rows that every step attends to; half: as many as are chosen, both fixed "
-              "by --ratio when the prompt ends",
-      .offset = FIELD(window),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "rerank",
-      .fallback = "4",
-      .help =
-          "candidates that the store takes by code, and scores by key, for each row chosen; "
-          "auto: 4, and more in layers whose recall, as the nodes estimate it, is low, unless "
-          "--seed is given",
-      .offset = FIELD(rerank),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "answer",
-      .fallback = "auto",
-      .help =
-          "how the store answers: attend: by attention over the chosen rows; rows: by the "
-          "rows, where they fit a message; ids: by their numbers, and rows come by a second "
-          "question; auto: attend",
-      .offset = FIELD(answer),
-      .type = KV_CONFIG_STRING,
-      .choices = "rows|attend|ids|auto"}},
-    {COMPUTES,
-     {.name = "rest",
-      .fallback = "16",
-      .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
-              "that are not chosen would have added; 0: nothing",
-      .offset = FIELD(rest),
-      .type = KV_CONFIG_STRING,
-      .choices = "0|16|64"}},
-    {COMPUTES,
-     {.name = "chapter",
-      .fallback = "128",
-      .help = "blocks of 128 tokens that share a codebook; prompt: one for everything",
-      .offset = FIELD(chapter),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "pq-m",
-      .fallback = "2",
-      .help = "subspaces that a key is cut into",
-      .offset = FIELD(pq_m),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "pq-bits",
-      .fallback = "6",
-      .help = "bits of a code in each",
-      .offset = FIELD(pq_bits),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "kmeans-iters",
-      .fallback = "auto",
-      .help = "iterations of k-means at most; auto: what the prompt's time hides, 3 to 300",
-      .offset = FIELD(kmeans_iters),
-      .type = KV_CONFIG_STRING}},
-    {COMPUTES,
-     {.name = "wait-index",
-      .help = "no step before the codebooks of its rows are there; with --kmeans-iters and "
-              "--seed a run repeats exactly",
-      .offset = FIELD(wait_index),
-      .type = KV_CONFIG_FLAG}},
-    {COMPUTES,
-     {.name = "cache",
-      .fallback = "lru",
-      .help = "which blocks of rows the worker keeps, where rows come: those used last, most "
-              "often, or none",
-      .offset = FIELD(cache),
-      .type = KV_CONFIG_STRING,
-      .choices = "lru|lfu|off"}},
-    {COMPUTES,
-     {.name = "cache-tokens",
-      .fallback = "4096",
-      .help = "tokens of each layer that it keeps",
-      .offset = FIELD(cache_tokens),
-      .type = KV_CONFIG_STRING}},
+    /* Where the options of attention methods stand. */
+    {COMPUTES, {.name = NULL}},
     {COMPUTES,
      {.name = "trace",
       .help = "a file for chrome://tracing or ui.perfetto.dev: computation, puts, queries, "
@@ -339,16 +245,44 @@ enum {
     N_OPTIONS = sizeof(options) / sizeof(options[0])
 };
 
-static_assert((int)N_OPTIONS <= (int)KVWORKER_OPTIONS_MAX, "a command may take every option");
+static_assert((int)N_OPTIONS + (int)KVW_METHOD_OPTIONS_MAX <= (int)KVWORKER_OPTIONS_MAX,
+              "a command may take every option");
+
+/* Appends the rows of attention methods' options; returns how many they are. */
+static unsigned method_rows(enum command_set command, struct kv_config_row *rows)
+{
+    const struct kvw_method_option *option;
+    unsigned n_rows = 0;
+
+    for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
+        /* Without a help it is an option of the command itself. */
+        if (option->help == NULL || (option->is_budget && !(command & RUNS)))
+            continue;
+        rows[n_rows++] = (struct kv_config_row){
+            .name = option->name,
+            .fallback = option->fallback,
+            .help = option->help,
+            .offset = FIELD(method) + i * sizeof(union kvworker_method_value),
+            .type = option->is_flag ? KV_CONFIG_FLAG : KV_CONFIG_STRING,
+            .choices = option->choices,
+        };
+    }
+    return n_rows;
+}
 
 void kvworker_option_rows(enum command_set command,
                           struct kv_config_row rows[KVWORKER_OPTIONS_MAX + 1])
 {
     unsigned n_rows = 0;
 
-    for (unsigned i = 0; i < N_OPTIONS; i++)
-        if (options[i].commands & command)
+    for (unsigned i = 0; i < N_OPTIONS; i++) {
+        if (!(options[i].commands & command))
+            continue;
+        if (options[i].row.name == NULL)
+            n_rows += method_rows(command, rows + n_rows);
+        else
             rows[n_rows++] = options[i].row;
+    }
     rows[n_rows] = (struct kv_config_row){.name = NULL};
 }
 

@@ -5,29 +5,23 @@
 #ifndef KV_GPU_WORKER_COMMANDS_OPTIONS_H
 #define KV_GPU_WORKER_COMMANDS_OPTIONS_H
 
+#include "gpu-worker/attention/options.h"
 #include "kvserver/base/config.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Of the option of an attention method that has the same index in kvw_method_option_at(). */
+union kvworker_method_value {
+    char text[KV_CONFIG_STRING_BYTES]; /* "": not given */
+    bool is_set;                       /* a flag's */
+};
+
 struct kvworker_options {
     char model[KV_CONFIG_STRING_BYTES];
     char store[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
-    char ratio[KV_CONFIG_STRING_BYTES];
-    char top_k[KV_CONFIG_STRING_BYTES];
-    char sinks[KV_CONFIG_STRING_BYTES];
-    char window[KV_CONFIG_STRING_BYTES];
-    char rerank[KV_CONFIG_STRING_BYTES];
-    char answer[KV_CONFIG_STRING_BYTES];
-    char rest[KV_CONFIG_STRING_BYTES];
-    char chapter[KV_CONFIG_STRING_BYTES];
-    char pq_m[KV_CONFIG_STRING_BYTES];
-    char pq_bits[KV_CONFIG_STRING_BYTES];
-    char kmeans_iters[KV_CONFIG_STRING_BYTES];
-    char cache[KV_CONFIG_STRING_BYTES];
-    char cache_tokens[KV_CONFIG_STRING_BYTES];
-    bool wait_index;
+    union kvworker_method_value method[KVW_METHOD_OPTIONS_MAX];
     char trace[KV_CONFIG_STRING_BYTES];
     char kv_type[KV_CONFIG_STRING_BYTES];
     char device[KV_CONFIG_STRING_BYTES];

@@ -1,0 +1,67 @@
+/* attention/options.h: the table says what the defaults are. */
+#include "gpu-worker/attention/options.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static void assert_defaults(const struct kv_attention_options *options)
+{
+    const struct kv_attention_options *defaults = &kv_attention_defaults;
+
+    assert_true(options->budget.ratio == defaults->budget.ratio);
+    assert_int_equal(options->budget.top_k, defaults->budget.top_k);
+    assert_int_equal(options->budget.sinks, defaults->budget.sinks);
+    assert_int_equal(options->budget.window, defaults->budget.window);
+    assert_int_equal(options->index.summaries, defaults->index.summaries);
+    assert_int_equal(options->index.chapter_blocks, defaults->index.chapter_blocks);
+    assert_int_equal(options->index.subspaces, defaults->index.subspaces);
+    assert_int_equal(options->index.bits, defaults->index.bits);
+    assert_int_equal(options->index.iterations, defaults->index.iterations);
+    assert_int_equal(options->rerank, defaults->rerank);
+    assert_int_equal(options->answer, defaults->answer);
+    assert_int_equal(options->cache, defaults->cache);
+    assert_int_equal(options->cache_tokens, defaults->cache_tokens);
+}
+
+static void test_fallbacks(void **state)
+{
+    const struct kvw_method_option *option;
+
+    (void)state;
+    for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
+        struct kv_attention_options options = kv_attention_defaults;
+
+        if (option->fallback != NULL)
+            assert_true(option->set(&options, option->fallback));
+        assert_defaults(&options);
+    }
+}
+
+static void test_by_name(void **state)
+{
+    struct kv_attention_options options = kv_attention_defaults;
+    const char *expected = "";
+
+    (void)state;
+    assert_int_equal(kv_attention_option(&options, "pq-m", "4", &expected), KV_OK);
+    assert_int_equal(options.index.subspaces, 4);
+    assert_int_equal(kv_attention_option(&options, "pq-m", "x", &expected), KV_INVALID);
+    assert_string_equal(expected, "a number of subspaces, 1 to 16");
+    assert_int_equal(kv_attention_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
+    assert_int_equal(kv_attention_option(&options, "wait-index", "yes", &expected),
+                     KV_NOT_FOUND);
+    assert_false(options.index.wait);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fallbacks),
+        cmocka_unit_test(test_by_name),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
