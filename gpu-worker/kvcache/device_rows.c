@@ -73,13 +73,7 @@ kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
     rows->device = setup->model->device;
     rows->store = store;
     rows->n_layers = params->n_layers;
-    rows->shape = (struct kv_rows_shape){
-        .n_q_heads = params->n_q_heads,
-        .n_kv_heads = params->n_kv_heads,
-        .d = params->d,
-        .capacity = setup->capacity,
-        .dtype = setup->dtype,
-    };
+    rows->shape = kvw_session_rows_shape(setup);
     rows->row_bytes = kv_rows_shape_row_bytes(&rows->shape);
     rows->all = buffers_create(rows, setup->capacity);
     if (rows->all == NULL) {

@@ -41,13 +41,7 @@ kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
         return KV_NO_MEMORY;
     local->setup = *setup;
     local->device = setup->model->device;
-    local->shape = (struct kv_rows_shape){
-        .n_q_heads = params->n_q_heads,
-        .n_kv_heads = params->n_kv_heads,
-        .d = params->d,
-        .capacity = setup->capacity,
-        .dtype = setup->dtype,
-    };
+    local->shape = kvw_session_rows_shape(setup);
     row_bytes = kv_rows_shape_row_bytes(&local->shape);
     local->rows = calloc(params->n_layers, sizeof(local->rows[0]));
     for (uint32_t i = 0; local->rows != NULL && i < params->n_layers; i++)

@@ -22,4 +22,18 @@ struct kvw_session_setup {
     struct kv_trace *trace;   /* kept; NULL: none */
 };
 
+/* As device.h's shape of all rows of a layer. */
+static inline struct kv_rows_shape kvw_session_rows_shape(const struct kvw_session_setup *setup)
+{
+    const struct kv_model_params *params = &setup->model->params;
+
+    return (struct kv_rows_shape){
+        .n_q_heads = params->n_q_heads,
+        .n_kv_heads = params->n_kv_heads,
+        .d = params->d,
+        .capacity = setup->capacity,
+        .dtype = setup->dtype,
+    };
+}
+
 #endif
