@@ -30,7 +30,7 @@ enum {
     STUCK_READS = 60,
     N_WAITERS = 30,
     WAITING_READS = 54,
-    WAITING_MOST = 1500, /* more are within the credits that all have */
+    WAITING_MOST = 1400, /* fewer than they may have under way: 48 each, of 64 credits */
     N_HANGING = 4,
     N_DRIPS = 100,
     BESIDE_US = 8000000,
