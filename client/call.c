@@ -5,7 +5,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/op.h"
+#include "client/owner.h"
 #include "client/request.h"
 #include "client/session.h"
 #include "kvserver/base/writers.h"
@@ -90,13 +90,13 @@ static const char *writers_fault(const Kvpb__OpenReply *reply)
 /* What an open, a resume or a lifecycle operation says of the session.  NULL: it can be. */
 static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenReply *reply)
 {
-    const struct kv_op *op = call->id == KV_OP_OPEN ? call->op : NULL;
+    const struct kvc_owner *owner = call->id == KV_OP_OPEN ? call->owner : NULL;
     uint32_t lease_max = UINT32_MAX, tokens_max = KV_TOKENS_MAX;
 
-    if (op != NULL && op->lease_wanted_ms > 0)
-        lease_max = op->lease_wanted_ms;
-    if (op != NULL && op->tokens_max_wanted > 0)
-        tokens_max = op->tokens_max_wanted;
+    if (owner != NULL && owner->lease_wanted_ms > 0)
+        lease_max = owner->lease_wanted_ms;
+    if (owner != NULL && owner->tokens_max_wanted > 0)
+        tokens_max = owner->tokens_max_wanted;
     if (reply->lease_ms == 0 || reply->lease_ms > lease_max)
         return "lease_ms";
     if (reply->tokens_max == 0 || reply->tokens_max > tokens_max)
@@ -121,7 +121,7 @@ static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenRepl
 
 static const char *renewed_fault(const struct kv_call *call, const Kvpb__RenewReply *reply)
 {
-    uint32_t wanted_ms = call->op != NULL ? call->op->lease_wanted_ms : 0;
+    uint32_t wanted_ms = call->owner != NULL ? call->owner->lease_wanted_ms : 0;
     uint32_t most_ms = wanted_ms > 0 ? wanted_ms : UINT32_MAX;
 
     return reply->lease_ms == 0 || reply->lease_ms > most_ms ? "lease_ms" : NULL;
@@ -132,8 +132,6 @@ static const char *looked_fault(const struct kv_call *call, const Kvpb__SessionR
 {
     const struct kv_session *session = call->session;
 
-    if (session == NULL && call->op != NULL)
-        session = call->op->result;
     if (session == NULL)
         return NULL;
     if (reply->tokens > session->tokens_max &&
@@ -184,14 +182,14 @@ static void deliver(struct kv_call *call,
                     const ProtobufCMessage *reply,
                     const char *detail)
 {
-    if (call->op != NULL) {
-        call->op->n_calls--;
-        call->op->arrived_us = call->client->loop.now_us;
+    if (call->owner != NULL) {
+        call->owner->n_calls--;
+        call->owner->arrived_us = call->client->loop.now_us;
     }
     /* Still in the list: whoever ends the operation or the session clears the pointers. */
     call->done(call, status, reply, detail != NULL ? detail : "");
-    if (call->op != NULL)
-        kv_op_check(call->op);
+    if (call->owner != NULL)
+        call->owner->done(call->owner);
     kv_list_remove(&call->of_client);
     free(call);
 }
@@ -263,14 +261,14 @@ static kv_status_t send(struct kv_call *call)
         return status;
     call->is_out = true;
     call->remote->n_calls++;
-    if (call->op != NULL && !call->has_left)
-        call->op->sent_us = client->loop.now_us;
+    if (call->owner != NULL && !call->has_left)
+        call->owner->sent_us = client->loop.now_us;
     call->has_left = true;
     return KV_OK;
 }
 
 kv_status_t kv_call_begin(struct kv_remote *remote,
-                          struct kv_op *op,
+                          struct kvc_owner *owner,
                           struct kv_session *session,
                           enum kv_op_id id,
                           const struct ProtobufCMessage *request,
@@ -288,12 +286,12 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
         return KV_NO_MEMORY;
     call->client = client;
     call->remote = remote;
-    call->op = op;
+    call->owner = owner;
     call->session = session;
     call->done = done;
     call->id = id;
     call->deadline_us =
-        op != NULL ? op->deadline_us : client->loop.now_us + client->deadline_us;
+        owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us;
     call->patience_us = BACKOFF_MIN_US;
     call->request_bytes = protobuf_c_message_pack(request, call->request);
     status = send(call);
@@ -302,8 +300,8 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
         return status;
     }
     kv_list_append(&client->calls, &call->of_client);
-    if (op != NULL)
-        op->n_calls++;
+    if (owner != NULL)
+        owner->n_calls++;
     return KV_OK;
 }
 
@@ -335,5 +333,17 @@ void kv_calls_lose(struct kv_remote *remote)
 
         if (call->remote == remote && !call->is_out)
             deliver(call, KV_UNREACHABLE, NULL, "the connection was lost");
+    }
+}
+
+void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner)
+{
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &client->calls) {
+        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+
+        if (call->owner == owner)
+            call->owner = NULL;
     }
 }

@@ -18,11 +18,11 @@ struct kv_call;
 struct ProtobufCMessage;
 struct kv_client;
 struct kv_remote;
-struct kv_op;
+struct kvc_owner;
 struct kv_session;
 
 /* How a control operation on one node ended.  KV_OK: `reply` is the unpacked reply, whose
- * outcome is KV_OK, lent for the call.  call->op is NULL if the operation has ended before. */
+ * outcome is KV_OK, lent for the call.  call->owner is NULL if the operation has ended before. */
 typedef void (*kv_call_done_fn)(struct kv_call *call,
                                 kv_status_t status,
                                 const struct ProtobufCMessage *reply,
@@ -32,7 +32,7 @@ struct kv_call {
     struct kv_list of_client;
     struct kv_client *client;
     struct kv_remote *remote;
-    struct kv_op *op;
+    struct kvc_owner *owner;    /* NULL: the library, or one that has ended */
     struct kv_session *session; /* for the handler; NULL once the handle is freed */
     kv_call_done_fn done;
     enum kv_op_id id;
@@ -45,9 +45,9 @@ struct kv_call {
     uint8_t request[];
 };
 
-/* Borrows `request`.  `op` and `session` may be NULL.  Nothing is called on failure. */
+/* Borrows `request`.  `owner` and `session` may be NULL.  Nothing is called on failure. */
 kv_status_t kv_call_begin(struct kv_remote *remote,
-                          struct kv_op *op,
+                          struct kvc_owner *owner,
                           struct kv_session *session,
                           enum kv_op_id id,
                           const struct ProtobufCMessage *request,
@@ -56,5 +56,8 @@ void kv_calls_timers(struct kv_client *client);
 
 /* The node is lost: ends the calls that wait for another try. */
 void kv_calls_lose(struct kv_remote *remote);
+
+/* The owner has ended: its calls are nobody's. */
+void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner);
 
 #endif

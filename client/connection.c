@@ -132,7 +132,7 @@ static bool lane_send(struct kv_lane *lane)
         if (kv_list_empty(errands) || !may_take(lane, i))
             continue;
         errand = KV_LIST_ENTRY(errands->next, struct kv_errand, of_lane);
-        trip = kv_trip_take(lane, i, errand->op);
+        trip = kvc_op_take_request(errand->op, lane);
         if (trip == NULL)
             return false;
         if (errand->op->kind->build(errand, trip) == KV_OK) {

@@ -47,8 +47,8 @@ void kv_op_expire(struct kv_op *op)
             if (kv_op_needs(op, i) && client->remotes[i].state != KV_REMOTE_CONNECTED)
                 remote = &client->remotes[i];
         why = remote != NULL ? "connecting" : "waiting for a node to catch up";
-    } else if (!kv_list_empty(&op->trips)) {
-        trip = KV_LIST_ENTRY(op->trips.next, struct kv_trip, of_op);
+    } else if (!kv_list_empty(&op->owner.trips)) {
+        trip = KV_LIST_ENTRY(op->owner.trips.next, struct kv_trip, of_owner);
         remote = trip->remote;
     } else if (!kv_list_empty(&op->errands)) {
         remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
@@ -57,7 +57,7 @@ void kv_op_expire(struct kv_op *op)
         KV_LIST_EACH(link, follow, &client->calls) {
             struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
-            if (call->op == op && remote == NULL)
+            if (call->owner == &op->owner && remote == NULL)
                 remote = call->remote;
         }
     }
@@ -72,12 +72,13 @@ void kv_client_timers(struct kv_client *client)
     KV_LIST_EACH(link, follow, &client->ops) {
         struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
 
-        if (op->deadline_us <= client->loop.now_us)
+        if (op->owner.deadline_us <= client->loop.now_us)
             kv_op_expire(op);
         else
-            kvc_loop_set_timer(&client->loop, op->deadline_us);
+            kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
     }
-    kv_trips_timers(client);
+    KV_LIST_EACH(link, follow, &client->ops)
+        kv_trips_timers(client, &KV_LIST_ENTRY(link, struct kv_op, of_client)->owner);
     kv_calls_timers(client);
     kv_sessions_timers(client);
     kv_remotes_timers(client);

@@ -48,8 +48,8 @@ void kv_op_fail(struct kv_op *op,
     snprintf(op->detail, sizeof(op->detail), "%s%s%s%s: %s: after %.3f s%s%s%s%s",
              remote != NULL ? "node " : "", remote != NULL ? remote->address : "",
              remote != NULL ? ": " : "", op->kind->name, kv_status_name(status),
-             (double)(client->loop.now_us - op->begin_us) / 1e6, why[0] != 0 ? ": " : "", why,
-             about[0] != 0 ? ": " : "", about);
+             (double)(client->loop.now_us - op->owner.begin_us) / 1e6, why[0] != 0 ? ": " : "",
+             why, about[0] != 0 ? ": " : "", about);
     kv_op_end(op, status);
 }
 
@@ -63,6 +63,111 @@ void kv_op_note(struct kv_op *op,
     op->partial = status;
     op->partial_remote = remote;
     snprintf(op->partial_text, sizeof(op->partial_text), "%s", text);
+}
+
+/* ---- its requests and calls --------------------------------------------------------------- */
+
+/* Ends it with success or op->partial if nothing is left to do. */
+static void check_end(struct kv_op *op);
+
+struct kv_op *kvc_request_op(const struct kv_trip *trip)
+{
+    return trip->owner != NULL ? KV_LIST_ENTRY(trip->owner, struct kv_op, owner) : NULL;
+}
+
+struct kv_op *kvc_call_op(const struct kv_call *call)
+{
+    return call->owner != NULL ? KV_LIST_ENTRY(call->owner, struct kv_op, owner) : NULL;
+}
+
+struct kv_trip *kvc_op_take_request(struct kv_op *op, struct kv_lane *lane)
+{
+    return kv_trip_take(lane, kv_op_priority(op->kind->id), &op->owner);
+}
+
+static bool awaits_others(const struct kv_trip *trip)
+{
+    const struct kv_op_kind *kind = kvc_request_op(trip)->kind;
+
+    return kind->awaits != NULL && kind->awaits(trip);
+}
+
+static void address(const struct kv_trip *trip, struct kv_wire_header *header)
+{
+    const struct kv_op *op = kvc_request_op(trip);
+    const struct kv_session *session = op->session;
+
+    if (session != NULL) {
+        header->session_index = session->nodes[trip->remote->index].index;
+        header->generation = session->generation;
+        header->token = session->ticket.token;
+    }
+    if (op->kind->awaits != NULL)
+        header->snapshot = awaits_others(trip) ? header->token_begin : 0;
+}
+
+static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+{
+    const struct kv_op_kind *kind = kvc_request_op(trip)->kind;
+
+    return kind->land != NULL ? kind->land(trip, bytes, ret_iov) : 0;
+}
+
+static kv_status_t
+reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+{
+    return kvc_request_op(trip)->kind->reply(trip, body, detail, detail_bytes);
+}
+
+static kv_status_t finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
+{
+    const struct kv_op_kind *kind = kvc_request_op(trip)->kind;
+
+    return kind->finish != NULL ? kind->finish(trip, detail, detail_bytes) : KV_OK;
+}
+
+static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
+{
+    struct kv_op *op = kvc_request_op(trip);
+
+    if (op->kind->failed == NULL) {
+        kv_op_fail(op, trip->remote, trip, status, "%s", detail);
+        return;
+    }
+    op->kind->failed(trip, status, detail);
+    kv_trip_end(trip);
+    check_end(op);
+}
+
+static const struct kvc_request_ops request_ops = {
+    .address = address,
+    .awaits = awaits_others,
+    .land = land,
+    .reply = reply,
+    .finish = finish,
+    .failed = failed,
+};
+
+static void done(struct kvc_owner *owner)
+{
+    check_end(KV_LIST_ENTRY(owner, struct kv_op, owner));
+}
+
+kv_status_t kv_reply_check_units(const struct kv_trip *trip,
+                                 uint32_t layer,
+                                 uint32_t tokens,
+                                 char *detail,
+                                 size_t detail_bytes)
+{
+    const struct kv_wire_header *reply = &trip->reply;
+
+    if (reply->layer != layer)
+        return kv_reply_refuse(detail, detail_bytes, "layer: %u", reply->layer);
+    if (reply->snapshot < tokens || reply->snapshot > kvc_request_op(trip)->session->tokens_max)
+        return kv_reply_refuse(detail, detail_bytes, "snapshot: %u: %u to %u tokens are right",
+                               reply->snapshot, tokens,
+                               kvc_request_op(trip)->session->tokens_max);
+    return KV_OK;
 }
 
 /* ---- life -------------------------------------------------------------------------------- */
@@ -94,19 +199,21 @@ kv_status_t kv_op_begin(struct kv_client *client,
     op->room_bytes = room_bytes;
     kv_list_init(&op->of_client);
     kv_list_init(&op->of_session);
-    kv_list_init(&op->trips);
+    kv_list_init(&op->owner.trips);
+    op->owner.request_ops = &request_ops;
+    op->owner.done = done;
     kv_list_init(&op->errands);
     op->is_lent = true;
     op->client = client;
     op->kind = kind;
     op->status = KV_IN_PROGRESS;
-    op->begin_us = client->loop.now_us;
-    op->deadline_us =
+    op->owner.begin_us = client->loop.now_us;
+    op->owner.deadline_us =
         client->loop.now_us +
         (within_us < KV_WIRE_DEADLINE_MAX_US ? within_us : KV_WIRE_DEADLINE_MAX_US);
     op->session = session;
     op->needs_current = kind->needs_current;
-    op->buffer = buffer;
+    op->owner.buffer = buffer;
     kv_buffer_hold(buffer);
     *ret_op = op;
     return KV_OK;
@@ -146,7 +253,7 @@ static void give_back(struct kv_op *op)
 
 void kv_op_discard(struct kv_op *op)
 {
-    kv_buffer_release(op->buffer);
+    kv_buffer_release(op->owner.buffer);
     give_back(op);
 }
 
@@ -168,7 +275,7 @@ kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op)
             session->n_queued++;
         }
     }
-    kvc_loop_set_timer(&client->loop, op->deadline_us);
+    kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
     if (op->stage == KV_STAGE_PREPARING) {
         client->n_preparing++;
         kv_op_prepare(op);
@@ -223,8 +330,8 @@ bool kv_op_uses(const struct kv_op *op, const struct kv_remote *remote)
 {
     struct kv_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &op->trips) {
-        if (KV_LIST_ENTRY(link, struct kv_trip, of_op)->remote == remote)
+    KV_LIST_EACH(link, follow, &op->owner.trips) {
+        if (KV_LIST_ENTRY(link, struct kv_trip, of_owner)->remote == remote)
             return true;
     }
     KV_LIST_EACH(link, follow, &op->errands) {
@@ -239,8 +346,8 @@ void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, 
     struct kv_list *link, *follow;
 
     need_no_more(op, remote->index);
-    KV_LIST_EACH(link, follow, &op->trips) {
-        struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
+    KV_LIST_EACH(link, follow, &op->owner.trips) {
+        struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_owner);
 
         if (trip->remote == remote)
             kv_trip_abandon(trip);
@@ -253,7 +360,7 @@ void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, 
     }
     op->kind->lost(op, remote, status, why);
     op->client->loop.must_dispatch = true; /* it may have been the last node */
-    kv_op_check(op);
+    check_end(op);
 }
 
 void kv_op_again(struct kv_op *op)
@@ -302,13 +409,13 @@ void kv_op_prepare(struct kv_op *op)
     client->n_preparing--;
     if (op->kind->start != NULL)
         op->kind->start(op);
-    kv_op_check(op);
+    check_end(op);
 }
 
-void kv_op_check(struct kv_op *op)
+static void check_end(struct kv_op *op)
 {
-    if (op->stage != KV_STAGE_RUNNING || op->n_calls > 0 || !kv_list_empty(&op->trips) ||
-        !kv_list_empty(&op->errands))
+    if (op->stage != KV_STAGE_RUNNING || op->owner.n_calls > 0 ||
+        !kv_list_empty(&op->owner.trips) || !kv_list_empty(&op->errands))
         return;
     if (op->partial != KV_OK)
         kv_op_fail(op, op->partial_remote, NULL, op->partial, "%s", op->partial_text);
@@ -336,19 +443,14 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     kv_list_remove(&op->of_client);
     KV_LIST_EACH(link, follow, &op->errands)
         kv_errand_free(KV_LIST_ENTRY(link, struct kv_errand, of_op));
-    KV_LIST_EACH(link, follow, &op->trips)
-        kv_trip_abandon(KV_LIST_ENTRY(link, struct kv_trip, of_op));
-    KV_LIST_EACH(link, follow, &client->calls) {
-        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
-
-        if (call->op == op)
-            call->op = NULL;
-    }
+    KV_LIST_EACH(link, follow, &op->owner.trips)
+        kv_trip_abandon(KV_LIST_ENTRY(link, struct kv_trip, of_owner));
+    kvc_calls_disown(client, &op->owner);
     if (op->kind->ended != NULL)
         op->kind->ended(op);
     op->session = NULL;
-    kv_buffer_release(op->buffer);
-    op->buffer = NULL;
+    kv_buffer_release(op->owner.buffer);
+    op->owner.buffer = NULL;
     if (session != NULL)
         kv_session_admit(session);
     if (status != KV_OK)
@@ -406,15 +508,15 @@ const char *kv_op_detail(const struct kv_op *op)
 
 uint64_t kv_op_elapsed_us(const struct kv_op *op)
 {
-    return op->stage == KV_STAGE_ENDED ? op->end_us - op->begin_us : 0;
+    return op->stage == KV_STAGE_ENDED ? op->end_us - op->owner.begin_us : 0;
 }
 
 void kv_op_trip_times(const struct kv_op *op, struct kv_trip_times *ret_times)
 {
     *ret_times = (struct kv_trip_times){
-        .begun_us = op->begin_us,
-        .sent_us = op->sent_us,
-        .arrived_us = op->arrived_us,
+        .begun_us = op->owner.begin_us,
+        .sent_us = op->owner.sent_us,
+        .arrived_us = op->owner.arrived_us,
         .ended_us = op->end_us,
     };
 }

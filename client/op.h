@@ -16,10 +16,12 @@
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
+#include "client/owner.h"
 #include "client/session.h"
 #include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 
+struct kv_call;
 struct kv_trip;
 struct kv_iov;
 
@@ -97,16 +99,12 @@ struct kv_op {
     bool is_lent; /* by the pool */
     kv_status_t status;
     enum kv_op_stage stage;
-    uint64_t begin_us, deadline_us, end_us;
-    uint64_t sent_us, arrived_us;      /* its last request, when that was sent first, its last
-                                          answer; 0: none yet */
+    struct kvc_owner owner; /* of its requests and calls */
+    uint64_t end_us;
     uint64_t needs[KV_NODES_MAX / 64]; /* nodes, a bit each */
 
     struct kv_session *session; /* NULL once ended */
-    struct kv_buffer *buffer;   /* held until ended */
-    struct kv_list trips;
     struct kv_list errands;
-    uint32_t n_calls;
     uint32_t phase;
     bool needs_current;
 
@@ -117,9 +115,7 @@ struct kv_op {
     /* Results. */
     struct kv_session *result; /* being made; the caller's after KV_OK */
     uint32_t tokens;
-    uint32_t lease_wanted_ms;   /* open, renew */
-    uint32_t tokens_max_wanted; /* open */
-    uint32_t lease_ms;          /* renew: the least that a node granted */
+    uint32_t lease_ms; /* renew: the least that a node granted */
 
     _Alignas(16) uint8_t state[KVC_OP_STATE_BYTES]; /* kvc_op_state() */
     char detail[KV_DETAIL_BYTES];
@@ -133,6 +129,21 @@ static inline void *kvc_op_state(const struct kv_op *op)
 {
     return (void *)op->state;
 }
+
+/* The operation that a request or a call is for; NULL: it has ended, or there was none. */
+struct kv_op *kvc_request_op(const struct kv_trip *trip);
+struct kv_op *kvc_call_op(const struct kv_call *call);
+
+/* A request of the operation.  NULL: all are in use. */
+struct kv_trip *kvc_op_take_request(struct kv_op *op, struct kv_lane *lane);
+
+/* What answers about units say in their headers: the first one's layer, and how many tokens are
+ * committed, at least `tokens`. */
+kv_status_t kv_reply_check_units(const struct kv_trip *trip,
+                                 uint32_t layer,
+                                 uint32_t tokens,
+                                 char *detail,
+                                 size_t detail_bytes);
 
 /* A new operation; deadline_ms 0: the client's.  KV_BUSY: ops_max exist; KV_NOT_FOUND: the
  * session is closed. */
@@ -180,9 +191,6 @@ void kv_op_lose(struct kv_op *op,
 
 /* Whether something of it is under way with the node, or waits to be. */
 bool kv_op_uses(const struct kv_op *op, const struct kv_remote *remote);
-
-/* Ends it with success or op->partial if nothing is left to do. */
-void kv_op_check(struct kv_op *op);
 
 /* Ends it.  `remote` may be NULL. */
 void kv_op_end(struct kv_op *op, kv_status_t status);

@@ -9,9 +9,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/op.h"
 #include "client/request_private.h"
-#include "client/session.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/cluster/placement.h"
@@ -108,19 +106,20 @@ static void envelope_put(struct kv_client *client, struct kv_envelope *envelope)
     *free_list = envelope;
 }
 
-struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kv_op *op)
+struct kv_trip *
+kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kvc_owner *owner)
 {
     struct kv_client *client = lane->link.remote->client;
     uint32_t n_left = kv_pool_size(client->trips) - kv_pool_lent(client->trips);
     struct kv_trip *trip = NULL;
 
     /* A node that owes answers is asked whether it lives, whatever else is in flight. */
-    if (op == NULL || n_left > client->n_remotes)
+    if (owner == NULL || n_left > client->n_remotes)
         trip = kv_pool_get(client->trips);
     if (trip == NULL)
         return NULL;
     memset(trip, 0, sizeof(*trip));
-    kv_list_init(&trip->of_op);
+    kv_list_init(&trip->of_owner);
     trip->client = client;
     trip->remote = lane->link.remote;
     trip->lane = lane;
@@ -130,11 +129,11 @@ struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_priority priority, st
     lane->in_flight[priority]++;
     lane->n_in_flight++;
     trip->remote->n_trips++;
-    if (op != NULL) {
-        trip->op = op;
-        trip->buffer = op->buffer;
+    if (owner != NULL) {
+        trip->owner = owner;
+        trip->buffer = owner->buffer;
         kv_buffer_hold(trip->buffer);
-        kv_list_append(&op->trips, &trip->of_op);
+        kv_list_append(&owner->trips, &trip->of_owner);
     }
     return trip;
 }
@@ -177,12 +176,12 @@ static void refuse_held(struct kv_trip *trip)
 void kv_trip_end(struct kv_trip *trip)
 {
     refuse_held(trip);
-    kv_list_remove(&trip->of_op);
+    kv_list_remove(&trip->of_owner);
     if (trip->header.op == KV_OP_OBJECT_PUT && trip->lane != NULL)
         kv_lane_put_end(trip->lane, trip->header.put_number);
     if (trip->remote->ping == trip)
         trip->remote->ping = NULL;
-    trip->op = NULL;
+    trip->owner = NULL;
     trip->is_waiting = false;
     trip->is_over = true;
     kv_trip_release(trip);
@@ -221,13 +220,13 @@ static uint64_t make_id(const struct kv_remote *remote, uint32_t slot)
 
 /* The node answers a little before the deadline, so that its answer (which rows are missing) is
  * here in time. */
-static uint32_t node_deadline(const struct kv_client *client, const struct kv_op *op)
+static uint32_t node_deadline(const struct kv_client *client, const struct kvc_owner *owner)
 {
     uint64_t left = client->peer_timeout_us;
     uint64_t margin;
 
-    if (op != NULL)
-        left = kvc_loop_left_us(&client->loop, op->deadline_us);
+    if (owner != NULL)
+        left = kvc_loop_left_us(&client->loop, owner->deadline_us);
     margin = left / 16 < NODE_MARGIN_MAX_US ? left / 16 : NODE_MARGIN_MAX_US;
     left -= margin;
     return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
@@ -306,11 +305,6 @@ static kv_status_t hand_over_pair(struct kv_trip *trip, struct kv_send *send)
     return status;
 }
 
-bool kv_trip_awaits_others(const struct kv_trip *trip)
-{
-    return trip->op != NULL && trip->op->kind->awaits != NULL && trip->op->kind->awaits(trip);
-}
-
 /* What every request says, besides what the operation has put into it. */
 static void address_request(struct kv_trip *trip)
 {
@@ -325,16 +319,9 @@ static void address_request(struct kv_trip *trip)
     header->client_token = remote->client_token;
     header->epoch = client->placement.epoch;
     header->put_settled = trip->lane->put_settled;
-    header->deadline_us = node_deadline(client, trip->op);
-    if (trip->op != NULL && trip->op->session != NULL) {
-        const struct kv_session *session = trip->op->session;
-
-        header->session_index = session->nodes[remote->index].index;
-        header->generation = session->generation;
-        header->token = session->ticket.token;
-    }
-    if (trip->op != NULL && trip->op->kind->awaits != NULL)
-        header->snapshot = kv_trip_awaits_others(trip) ? header->token_begin : 0;
+    header->deadline_us = node_deadline(client, trip->owner);
+    if (trip->owner != NULL)
+        trip->owner->request_ops->address(trip, header);
 }
 
 void kv_trip_send(struct kv_trip *trip)
@@ -385,8 +372,8 @@ void kv_trip_send(struct kv_trip *trip)
         kv_remote_fail(remote, status, "a message cannot be sent");
         return;
     }
-    if (status >= KV_OK && trip->op != NULL && !trip->has_left)
-        trip->op->sent_us = kv_clock_now(client->loop.clock);
+    if (status >= KV_OK && trip->owner != NULL && !trip->has_left)
+        trip->owner->sent_us = kv_clock_now(client->loop.clock);
     trip->has_left = trip->has_left || status >= KV_OK;
     trip->is_waiting = true;
     remote->requests++;
@@ -402,24 +389,20 @@ void kv_trip_abandon(struct kv_trip *trip)
     kv_trip_end(trip);
 }
 
-void kv_trips_timers(struct kv_client *client)
+void kv_trips_timers(struct kv_client *client, struct kvc_owner *owner)
 {
-    struct kv_list *op_link, *op_follow, *link, *follow;
+    struct kv_list *link, *follow;
 
-    KV_LIST_EACH(op_link, op_follow, &client->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(op_link, struct kv_op, of_client);
+    KV_LIST_EACH(link, follow, &owner->trips) {
+        struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_owner);
 
-        KV_LIST_EACH(link, follow, &op->trips) {
-            struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_op);
-
-            if (trip->resend_us <= client->loop.now_us) {
-                /* What lands is an answer: it will be there, or the node is lost. */
-                if (trip->is_landing)
-                    trip->resend_us = client->loop.now_us + trip->patience_us;
-                else
-                    kv_trip_send(trip);
-            }
-            kvc_loop_set_timer(&client->loop, trip->resend_us);
+        if (trip->resend_us <= client->loop.now_us) {
+            /* What lands is an answer: it will be there, or the node is lost. */
+            if (trip->is_landing)
+                trip->resend_us = client->loop.now_us + trip->patience_us;
+            else
+                kv_trip_send(trip);
         }
+        kvc_loop_set_timer(&client->loop, trip->resend_us);
     }
 }

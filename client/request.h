@@ -16,6 +16,7 @@
 
 #include "client/connection.h"
 #include "client/list.h"
+#include "client/owner.h"
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"
 
@@ -53,8 +54,8 @@ struct kv_envelope {
 };
 
 struct kv_trip {
-    struct kv_list of_op;
-    struct kv_op *op; /* NULL: an orphan, or the library's own ping */
+    struct kv_list of_owner;
+    struct kvc_owner *owner; /* NULL: an orphan, or the library's own ping */
     struct kv_client *client;
     struct kv_remote *remote;
     struct kv_lane *lane; /* NULL: lost, and the credit with it */
@@ -93,11 +94,32 @@ struct kv_trip {
     struct kv_incoming *held; /* data that waits for the reply */
 };
 
+/* What the owner of a request does as it goes.  None is NULL. */
+struct kvc_request_ops {
+    /* Puts into the header what only the owner knows, each time that it is sent. */
+    void (*address)(const struct kv_trip *trip, struct kv_wire_header *header);
+    /* Whether rows of this client's are under way that lead up to those of the trip. */
+    bool (*awaits)(const struct kv_trip *trip);
+    /* Where `bytes` of the answer's data go; 0: they are not what was asked for. */
+    unsigned (*land)(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov);
+    /* An answer's header and body.  Not KV_OK: it is not what was asked for; `detail` says
+     * which field has which value. */
+    kv_status_t (*reply)(struct kv_trip *trip,
+                         const uint8_t *body,
+                         char *detail,
+                         size_t detail_bytes);
+    /* The answer and its data are there.  Not KV_OK: it fails its checks. */
+    kv_status_t (*finish)(struct kv_trip *trip, char *detail, size_t detail_bytes);
+    /* It came to nothing.  Ends the trip, or the owner with it. */
+    void (*failed)(struct kv_trip *trip, kv_status_t status, const char *detail);
+};
+
 kv_status_t kv_trips_init(struct kv_client *client);
 void kv_trips_fini(struct kv_client *client); /* the port is closed */
 
-/* A trip of the operation (NULL: the library's) to a lane.  NULL: all are in use. */
-struct kv_trip *kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kv_op *op);
+/* A trip to a lane, for `owner` (NULL: the library's).  NULL: all are in use. */
+struct kv_trip *
+kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kvc_owner *owner);
 
 /* Gives it an envelope with room for `bytes` of body, at most KV_WIRE_BODY_MAX.  false: there
  * is none now. */
@@ -109,14 +131,6 @@ void kv_trip_send(struct kv_trip *trip);
 /* Refuses an answer: KV_CORRUPT, and why. */
 kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
-/* What answers about units say in their headers: the first one's layer, and how many tokens are
- * committed, at least `tokens`. */
-kv_status_t kv_reply_check_units(const struct kv_trip *trip,
-                                 uint32_t layer,
-                                 uint32_t tokens,
-                                 char *detail,
-                                 size_t detail_bytes);
 
 /* A failure as a peer says it; KV_CORRUPT where it says none that exists. */
 kv_status_t kv_peer_status(int32_t status);
@@ -133,8 +147,8 @@ void kv_trip_abandon(struct kv_trip *trip);
 /* The answer is complete and dealt with. */
 void kv_trip_end(struct kv_trip *trip);
 
-/* Sends again what has waited long enough. */
-void kv_trips_timers(struct kv_client *client);
+/* Sends again what has waited long enough, of one owner. */
+void kv_trips_timers(struct kv_client *client, struct kvc_owner *owner);
 
 /* What the client's port calls. */
 extern const struct kv_port_events kv_client_events;

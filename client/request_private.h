@@ -32,7 +32,4 @@ struct receipt {
 /* Releases a trip that is over, once nothing can touch memory for it. */
 void kv_trip_release(struct kv_trip *trip);
 
-/* Whether rows of this client's are under way that lead up to those of the trip. */
-bool kv_trip_awaits_others(const struct kv_trip *trip);
-
 #endif

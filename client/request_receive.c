@@ -11,10 +11,9 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/op.h"
+#include "client/owner.h"
 #include "client/request.h"
 #include "client/request_private.h"
-#include "client/session.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/token.h"
@@ -88,25 +87,18 @@ static struct kv_remote *awaited_from(struct kv_client *client,
 
 static void trip_failed(struct kv_trip *trip, kv_status_t status, const char *text)
 {
-    struct kv_op *op = trip->op;
-
     trip->is_waiting = false;
     if (status == KV_CORRUPT)
         trip->client->n_corrupt++;
-    if (op == NULL) {
+    if (trip->owner == NULL)
         kv_trip_end(trip);
-    } else if (op->kind->failed != NULL) {
-        op->kind->failed(trip, status, text);
-        kv_trip_end(trip);
-        kv_op_check(op);
-    } else {
-        kv_op_fail(op, trip->remote, trip, status, "%s", text);
-    }
+    else
+        trip->owner->request_ops->failed(trip, status, text);
 }
 
 static void check_complete(struct kv_trip *trip)
 {
-    struct kv_op *op = trip->op;
+    struct kvc_owner *owner = trip->owner;
     char text[TEXT_BYTES] = "";
     kv_status_t status;
 
@@ -119,18 +111,18 @@ static void check_complete(struct kv_trip *trip)
     if (trip->reply.bulk_bytes > 0 && !trip->has_bulk)
         return;
     trip->is_waiting = false;
-    if (op == NULL) {
+    if (owner == NULL) {
         kv_trip_end(trip);
         return;
     }
-    op->arrived_us = kv_clock_now(trip->client->loop.clock);
-    status = op->kind->finish != NULL ? op->kind->finish(trip, text, sizeof(text)) : KV_OK;
+    owner->arrived_us = kv_clock_now(trip->client->loop.clock);
+    status = owner->request_ops->finish(trip, text, sizeof(text));
     if (status != KV_OK) {
         trip_failed(trip, status, text);
         return;
     }
     kv_trip_end(trip);
-    kv_op_check(op);
+    owner->done(owner);
 }
 
 static void landed(void *arg, kv_status_t status)
@@ -153,8 +145,8 @@ static void land(struct kv_trip *trip, uint64_t bytes, struct kv_incoming *incom
     unsigned n_iov = 0;
     kv_status_t status;
 
-    if (trip->op != NULL && trip->op->kind->land != NULL)
-        n_iov = trip->op->kind->land(trip, bytes, iov);
+    if (trip->owner != NULL)
+        n_iov = trip->owner->request_ops->land(trip, bytes, iov);
     if (n_iov == 0) {
         kv_incoming_refuse(incoming);
         trip_failed(trip, KV_CORRUPT, "data came that was not asked for");
@@ -172,15 +164,15 @@ static void land(struct kv_trip *trip, uint64_t bytes, struct kv_incoming *incom
  * them have to be so, too. */
 static bool is_passing(const struct kv_trip *trip, kv_status_t status)
 {
-    const struct kv_op *op = trip->op;
+    const struct kvc_owner *owner = trip->owner;
     uint64_t left_us, share_us;
 
-    if (op == NULL || status != KV_NOT_READY || !kv_trip_awaits_others(trip))
-        return op != NULL && status == KV_BUSY;
-    left_us = op->deadline_us > trip->client->loop.now_us
-                  ? op->deadline_us - trip->client->loop.now_us
+    if (owner == NULL || status != KV_NOT_READY || !owner->request_ops->awaits(trip))
+        return owner != NULL && status == KV_BUSY;
+    left_us = owner->deadline_us > trip->client->loop.now_us
+                  ? owner->deadline_us - trip->client->loop.now_us
                   : 0;
-    share_us = (op->deadline_us - op->begin_us) / 8;
+    share_us = (owner->deadline_us - owner->begin_us) / 8;
     if (share_us > 2 * NODE_MARGIN_MAX_US)
         share_us = 2 * NODE_MARGIN_MAX_US;
     return left_us > share_us;
@@ -194,22 +186,6 @@ kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *forma
     vsnprintf(detail, detail_bytes, format, args);
     va_end(args);
     return KV_CORRUPT;
-}
-
-kv_status_t kv_reply_check_units(const struct kv_trip *trip,
-                                 uint32_t layer,
-                                 uint32_t tokens,
-                                 char *detail,
-                                 size_t detail_bytes)
-{
-    const struct kv_wire_header *reply = &trip->reply;
-
-    if (reply->layer != layer)
-        return kv_reply_refuse(detail, detail_bytes, "layer: %u", reply->layer);
-    if (reply->snapshot < tokens || reply->snapshot > trip->op->session->tokens_max)
-        return kv_reply_refuse(detail, detail_bytes, "snapshot: %u: %u to %u tokens are right",
-                               reply->snapshot, tokens, trip->op->session->tokens_max);
-    return KV_OK;
 }
 
 kv_status_t kv_peer_status(int32_t status)
@@ -262,7 +238,6 @@ on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char
 static void
 on_reply(struct kv_trip *trip, const struct kv_wire_header *header, const uint8_t *body)
 {
-    struct kv_op *op = trip->op;
     char text[TEXT_BYTES] = "";
     kv_status_t status = KV_OK;
 
@@ -274,8 +249,8 @@ on_reply(struct kv_trip *trip, const struct kv_wire_header *header, const uint8_
         return;
     }
     trip->has_reply = true;
-    if (op != NULL)
-        status = op->kind->reply(trip, body, text, sizeof(text));
+    if (trip->owner != NULL)
+        status = trip->owner->request_ops->reply(trip, body, text, sizeof(text));
     if (status != KV_OK) {
         trip_failed(trip, status, text);
         return;
@@ -299,8 +274,8 @@ static void on_small_bulk(struct kv_trip *trip, const uint8_t *data, size_t byte
 
     if (trip->has_bulk || trip->is_landing || trip->held != NULL)
         return;
-    if (trip->op != NULL && trip->op->kind->land != NULL)
-        n_iov = trip->op->kind->land(trip, bytes, iov);
+    if (trip->owner != NULL)
+        n_iov = trip->owner->request_ops->land(trip, bytes, iov);
     if (n_iov == 0) {
         /* Too early to know, it cannot be held: asked for again, it will come later. */
         if (!trip->lands_late || trip->has_reply)

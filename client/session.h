@@ -90,7 +90,7 @@ void kv_session_trim(struct kv_session *session);
 /* Sends one lifecycle operation to one node. */
 kv_status_t kv_lifecycle_send(struct kv_session *session,
                               struct kv_remote *remote,
-                              struct kv_op *op,
+                              struct kvc_owner *owner,
                               const struct kv_lifecycle *entry,
                               kv_call_done_fn done);
 

@@ -60,7 +60,7 @@ static const struct kv_lifecycle *find_entry(const struct kv_session *session,
 
 kv_status_t kv_lifecycle_send(struct kv_session *session,
                               struct kv_remote *remote,
-                              struct kv_op *op,
+                              struct kvc_owner *owner,
                               const struct kv_lifecycle *entry,
                               kv_call_done_fn done)
 {
@@ -82,7 +82,7 @@ kv_status_t kv_lifecycle_send(struct kv_session *session,
     fork.token = truncate.token = binary(&session->ticket.token);
     fork.operation = truncate.operation = &operation;
     fork.lease_ms = session->lease_ms;
-    return kv_call_begin(remote, op, session, entry->kind,
+    return kv_call_begin(remote, owner, session, entry->kind,
                          is_fork ? &fork.base : &truncate.base, done);
 }
 

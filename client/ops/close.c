@@ -21,13 +21,13 @@ static void close_done(struct kv_call *call,
     const struct kv_remote *remote = call->remote;
 
     (void)message;
-    if (call->op == NULL || status == KV_OK)
+    if (kvc_call_op(call) == NULL || status == KV_OK)
         return;
     /* A session that is gone is closed; its place may be another one's by now. */
     if (status == KV_NOT_FOUND ||
-        call->op->session->nodes[remote->index].incarnation != remote->incarnation)
+        kvc_call_op(call)->session->nodes[remote->index].incarnation != remote->incarnation)
         return;
-    kv_op_note(call->op, remote, status, detail);
+    kv_op_note(kvc_call_op(call), remote, status, detail);
 }
 
 /* Asks every node that the operation needs the same: close, renew, session. */
@@ -50,12 +50,12 @@ static void ask_all(struct kv_op *op, kv_call_done_fn done)
             renew_request.session_index = index;
         session_request.token = close_request.token = renew_request.token =
             binary(&session->ticket.token);
-        renew_request.lease_ms = op->lease_wanted_ms;
+        renew_request.lease_ms = op->owner.lease_wanted_ms;
         if (op->kind->id == KV_OP_CLOSE)
             request = &close_request.base;
         else if (op->kind->id == KV_OP_RENEW)
             request = &renew_request.base;
-        status = kv_call_begin(remote, op, session, op->kind->id, request, done);
+        status = kv_call_begin(remote, &op->owner, session, op->kind->id, request, done);
         if (status != KV_OK)
             kv_op_note(op, remote, status, "it cannot be sent");
     }
@@ -113,13 +113,13 @@ static void renew_done(struct kv_call *call,
     const Kvpb__RenewReply *reply = (const Kvpb__RenewReply *)message;
     struct kv_session *session = call->session;
 
-    if (call->op == NULL || session == NULL)
+    if (kvc_call_op(call) == NULL || session == NULL)
         return;
     if (status != KV_OK)
-        kv_op_note(call->op, call->remote, status, detail);
-    else if (reply->lease_ms > 0 &&
-             (call->op->lease_ms == 0 || reply->lease_ms < call->op->lease_ms))
-        call->op->lease_ms = reply->lease_ms;
+        kv_op_note(kvc_call_op(call), call->remote, status, detail);
+    else if (reply->lease_ms > 0 && (kvc_call_op(call)->lease_ms == 0 ||
+                                     reply->lease_ms < kvc_call_op(call)->lease_ms))
+        kvc_call_op(call)->lease_ms = reply->lease_ms;
 }
 
 static void start_renew(struct kv_op *op)
@@ -157,7 +157,7 @@ kv_status_t kv_renew_begin(struct kv_session *session,
 
     if (status != KV_OK)
         return status;
-    op->lease_wanted_ms = lease_ms;
+    op->owner.lease_wanted_ms = lease_ms;
     kv_op_need_all(op);
     return kv_op_go(op, ret_op);
 }
@@ -170,7 +170,7 @@ static void length_done(struct kv_call *call,
                         const char *detail)
 {
     const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL)
         return;

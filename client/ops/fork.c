@@ -63,7 +63,7 @@ static void stage_done(struct kv_call *call,
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
     struct kv_remote *remote = call->remote;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
     struct kv_session_node *node;
 
     if (op == NULL) {
@@ -177,7 +177,7 @@ static void carry_out(struct kv_op *op)
     lifecycle_of(op)->is_logged = true;
     for (uint32_t i = 0; i < op->client->n_remotes; i++) {
         struct kv_remote *remote = &op->client->remotes[i];
-        kv_status_t status = kv_lifecycle_send(session, remote, op, entry, stage_done);
+        kv_status_t status = kv_lifecycle_send(session, remote, &op->owner, entry, stage_done);
 
         if (status != KV_OK) {
             lifecycle_of(op)->n_refused++;
@@ -192,7 +192,7 @@ static void lengths_done(struct kv_call *call,
                          const char *detail)
 {
     const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL)
         return;
@@ -207,7 +207,7 @@ static void lengths_done(struct kv_call *call,
     }
     if (reply->tokens < lifecycle_of(op)->least)
         lifecycle_of(op)->least = reply->tokens;
-    if (op->n_calls == 0)
+    if (op->owner.n_calls == 0)
         carry_out(op);
 }
 
@@ -223,7 +223,8 @@ static void start_lifecycle(struct kv_op *op)
 
         request.session_index = session->nodes[i].index;
         request.token = binary(&session->ticket.token);
-        status = kv_call_begin(remote, op, session, KV_OP_SESSION, &request.base, lengths_done);
+        status = kv_call_begin(remote, &op->owner, session, KV_OP_SESSION, &request.base,
+                               lengths_done);
         if (status != KV_OK)
             kv_op_fail(op, remote, NULL, status, "it cannot be sent");
     }

@@ -118,7 +118,7 @@ static const char *indexed_fault(const struct kv_trip *trip,
                                  const struct kv_wire_indexed *indexed,
                                  uint64_t *ret_value)
 {
-    const struct kv_index *index = &index_of(trip->op)->index;
+    const struct kv_index *index = &index_of(kvc_request_op(trip))->index;
     const uint64_t n_units = trip->header.n_units;
     const uint64_t n_books =
         n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
@@ -150,7 +150,7 @@ static kv_status_t
 reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    struct kv_indexed *sum = &index_of(trip->op)->sum;
+    struct kv_indexed *sum = &index_of(kvc_request_op(trip))->sum;
     struct kv_wire_indexed got;
     const char *fault;
     uint64_t value;

@@ -199,7 +199,7 @@ static const char *own_text(const struct kv_op *op, const char *detail)
 
 static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
 {
-    struct kv_op *op = trip->op;
+    struct kv_op *op = kvc_request_op(trip);
     struct kv_list *link, *follow;
 
     KV_LIST_EACH(link, follow, &op->errands) {
@@ -251,7 +251,7 @@ static void start_node(struct kv_op *op, const struct kv_remote *remote)
 
 static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
 {
-    const struct kv_op *op = trip->op;
+    const struct kv_op *op = kvc_request_op(trip);
     const struct object_state *state = &objects_of(op)->states[trip->item];
 
     if (!trip->has_reply && trip->position == 0) {
@@ -284,7 +284,7 @@ static kv_status_t
 reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *reply = &trip->reply;
-    struct kv_op *op = trip->op;
+    struct kv_op *op = kvc_request_op(trip);
     struct object_state *state = &objects_of(op)->states[trip->item];
     size_t bytes;
 
@@ -318,7 +318,7 @@ static kv_status_t
 reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *reply = &trip->reply;
-    const struct object_state *state = &objects_of(trip->op)->states[trip->item];
+    const struct object_state *state = &objects_of(kvc_request_op(trip))->states[trip->item];
 
     (void)body;
     if (reply->bulk_bytes != 0 || reply->body_bytes != 0)
@@ -331,7 +331,7 @@ reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t deta
 
 static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    struct kv_op *op = trip->op;
+    struct kv_op *op = kvc_request_op(trip);
     struct object_state *state = &objects_of(op)->states[trip->item];
 
     if (piece_crc(state, state->size, trip->position) != trip->reply.object_crc) {
@@ -359,15 +359,15 @@ static kv_status_t finish_other(struct kv_trip *trip, char *detail, size_t detai
 {
     (void)detail;
     (void)detail_bytes;
-    set_status(trip->op, trip->item, KV_OK);
-    if (trip->op->kind->id == KV_OP_OBJECT_EXISTS)
-        objects_of(trip->op)->objects[trip->item].bytes = trip->reply.object_bytes;
+    set_status(kvc_request_op(trip), trip->item, KV_OK);
+    if (kvc_request_op(trip)->kind->id == KV_OP_OBJECT_EXISTS)
+        objects_of(kvc_request_op(trip))->objects[trip->item].bytes = trip->reply.object_bytes;
     return KV_OK;
 }
 
 static kv_status_t finish_delete(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    struct object_state *state = &objects_of(trip->op)->states[trip->item];
+    struct object_state *state = &objects_of(kvc_request_op(trip))->states[trip->item];
     struct kv_errand *errand;
 
     if (trip->header.op == KV_OP_OBJECT_DELETE)
@@ -377,7 +377,7 @@ static kv_status_t finish_delete(struct kv_trip *trip, char *detail, size_t deta
         snprintf(detail, detail_bytes, "an object without a version");
         return KV_CORRUPT;
     }
-    errand = kv_errand_add(trip->op, trip->lane);
+    errand = kv_errand_add(kvc_request_op(trip), trip->lane);
     if (errand == NULL)
         return KV_NO_MEMORY;
     errand->head = trip->item;

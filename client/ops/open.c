@@ -34,7 +34,7 @@ static void open_done(struct kv_call *call,
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
     struct kv_remote *remote = call->remote;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL) {
         /* The open has failed meanwhile: all or nothing. */
@@ -84,7 +84,7 @@ static void model_done(struct kv_call *call,
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     struct kv_remote *remote = call->remote;
     struct kv_client *client = remote->client;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
     const struct kv_session *session;
 
     (void)message;
@@ -98,15 +98,15 @@ static void model_done(struct kv_call *call,
     request.session_id = binary(&session->ticket.session_id);
     request.token = binary(&session->ticket.token);
     request.fingerprint = binary(&session->fingerprint);
-    request.lease_ms = op->lease_wanted_ms;
-    request.tokens_max = op->tokens_max_wanted;
+    request.lease_ms = op->owner.lease_wanted_ms;
+    request.tokens_max = op->owner.tokens_max_wanted;
     request.writer = kv_writers_own(session->writers);
     placement.epoch = client->placement.epoch;
     placement.n_nodes = client->n_remotes;
     placement.node_index = remote->index;
     placement.root = session->root;
     request.placement = &placement;
-    status = kv_call_begin(remote, op, NULL, KV_OP_OPEN, &request.base, open_done);
+    status = kv_call_begin(remote, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
         kv_op_fail(op, remote, NULL, status, "open cannot be sent");
 }
@@ -136,7 +136,7 @@ static void start_open(struct kv_op *op)
     for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
         struct kv_remote *remote = &op->client->remotes[i];
         kv_status_t status =
-            kv_call_begin(remote, op, NULL, KV_OP_MODEL, &request.base, model_done);
+            kv_call_begin(remote, &op->owner, NULL, KV_OP_MODEL, &request.base, model_done);
 
         if (status != KV_OK)
             kv_op_fail(op, remote, NULL, status, "model cannot be sent");
@@ -219,8 +219,8 @@ kv_status_t kv_open_begin(struct kv_client *client,
     session->fingerprint = model->fingerprint;
     session->lease_ms = UINT32_MAX;
     if (options != NULL) {
-        op->lease_wanted_ms = options->lease_ms;
-        op->tokens_max_wanted = options->tokens_max;
+        op->owner.lease_wanted_ms = options->lease_ms;
+        op->owner.tokens_max_wanted = options->tokens_max;
         if (options->tokens_max > 0)
             session->tokens_max = options->tokens_max;
     }

@@ -56,7 +56,8 @@ reply_ping(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detai
     const struct kv_wire_header *reply = &trip->reply;
 
     (void)body;
-    if (reply->bulk_bytes == 0 && reply->body_bytes == ping_of(trip->op)->bytes_back)
+    if (reply->bulk_bytes == 0 &&
+        reply->body_bytes == ping_of(kvc_request_op(trip))->bytes_back)
         return KV_OK;
     return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
                            reply->body_bytes, (unsigned long long)reply->bulk_bytes);

@@ -53,14 +53,15 @@ static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
 /* Where the trip's rows are in the caller's buffer. */
 static uint8_t *place_of(const struct kv_trip *trip)
 {
-    const struct kv_query_part *part = kvc_query_of(trip->op);
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
 
     return part->base + trip->position * head_room(part);
 }
 
 unsigned kv_query_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
 {
-    if (bytes == 0 || bytes > trip->bytes || bytes % kvc_query_of(trip->op)->row_bytes != 0)
+    if (bytes == 0 || bytes > trip->bytes ||
+        bytes % kvc_query_of(kvc_request_op(trip))->row_bytes != 0)
         return 0;
     ret_iov[0] = (struct kv_iov){.base = place_of(trip), .bytes = bytes};
     return 1;
@@ -80,7 +81,7 @@ static struct fault found_fault(const struct kv_trip *trip,
                                 const struct kv_wire_unit *unit,
                                 const struct kv_wire_found *found)
 {
-    const struct kv_query_part *part = kvc_query_of(trip->op);
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     const bool is_part = names_held_only(&part->query);
     const uint64_t n_scored = (uint64_t)found->n_coded + found->n_exact;
     const uint64_t n_ids_max =
@@ -109,7 +110,7 @@ static struct fault found_fault(const struct kv_trip *trip,
          isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
         {{"committed", found->committed},
          found->committed >= trip->header.snapshot &&
-             found->committed <= trip->op->session->tokens_max},
+             found->committed <= kvc_request_op(trip)->session->tokens_max},
     };
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
@@ -336,7 +337,7 @@ static kv_status_t check_answer(const struct kv_trip *trip,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    const struct kv_query_part *part = kvc_query_of(trip->op);
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     uint32_t first = 0, row = 0;
 
     for (uint32_t i = 0; i < trip->header.n_units; i++) {
@@ -373,8 +374,8 @@ static kv_status_t check_answer(const struct kv_trip *trip,
  * process stood still, too. */
 static bool can_have_passed(const struct kv_op *op, uint64_t us)
 {
-    return us <= 2 * (op->deadline_us - op->begin_us) ||
-           us <= 2 * (kv_clock_now(op->client->loop.clock) - op->begin_us);
+    return us <= 2 * (op->owner.deadline_us - op->owner.begin_us) ||
+           us <= 2 * (kv_clock_now(op->client->loop.clock) - op->owner.begin_us);
 }
 
 /* The body's counts, and with them its size.  *ret_n_ids: of all units. */
@@ -385,7 +386,7 @@ static kv_status_t check_counts(const struct kv_trip *trip,
                                 size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = kvc_query_of(trip->op);
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     uint32_t n_units = trip->header.n_units, n_ids = 0;
     size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
     struct kv_wire_answer times;
@@ -393,7 +394,7 @@ static kv_status_t check_counts(const struct kv_trip *trip,
     if (header->body_bytes < names_bytes(part, n_units, 0))
         return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
     memcpy(&times, body, sizeof(times));
-    if (!can_have_passed(trip->op, (uint64_t)times.waited_us + times.worked_us))
+    if (!can_have_passed(kvc_request_op(trip), (uint64_t)times.waited_us + times.worked_us))
         return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
                                (unsigned long long)times.waited_us + times.worked_us);
     for (uint32_t i = 0; i < n_units; i++) {
@@ -424,8 +425,8 @@ kv_status_t
 kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = kvc_query_of(trip->op);
-    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids;
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
+    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids = 0;
     size_t rows_bytes = n_rows * part->row_bytes;
     struct kv_query_answer *answer;
     kv_status_t status = kv_reply_check_units(trip, units_of(trip)[0].layer,
@@ -453,7 +454,7 @@ kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t d
 
 kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
 {
-    const struct kv_query_part *part = kvc_query_of(trip->op);
+    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     const struct kv_wire_unit *units = units_of(trip);
     const struct kv_query_answer *answer = part->answers[trip->position];
     const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;
@@ -493,7 +494,7 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
                 found.n_rows += found.row_of[j] != KV_ROW_HELD;
             found.rows = rows;
             found.crcs = answer->crcs + first_row;
-            bad = kv_writers_verify(trip->op->session->writers, units[i].layer,
+            bad = kv_writers_verify(kvc_request_op(trip)->session->writers, units[i].layer,
                                     units[i].kv_head, rows, found.n_rows, part->row_bytes, 0,
                                     answer->tokens + first_row, found.crcs);
             if (bad < found.n_rows) {

@@ -229,7 +229,7 @@ static void relength_done(struct kv_call *call,
                           const char *detail)
 {
     const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL)
         return;
@@ -239,7 +239,7 @@ static void relength_done(struct kv_call *call,
         resume_of(op)->is_overtaken = true;
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
-    if (status == KV_OK && op->n_calls == 0 && resume_of(op)->is_overtaken) {
+    if (status == KV_OK && op->owner.n_calls == 0 && resume_of(op)->is_overtaken) {
         overtaken_resume(op);
         kv_op_again(op);
     }
@@ -255,8 +255,8 @@ static void ask_lengths(struct kv_op *op)
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
-        status = kv_call_begin(&op->client->remotes[i], op, NULL, KV_OP_SESSION, &request.base,
-                               relength_done);
+        status = kv_call_begin(&op->client->remotes[i], &op->owner, op->result, KV_OP_SESSION,
+                               &request.base, relength_done);
         if (status != KV_OK)
             kv_op_fail(op, &op->client->remotes[i], NULL, status, "it cannot be sent");
     }
@@ -269,7 +269,7 @@ static void resume_done(struct kv_call *call,
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
     struct kv_remote *remote = call->remote;
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
     const char *fault;
 
     if (op == NULL)
@@ -293,7 +293,7 @@ static void resume_done(struct kv_call *call,
     resumed->generation = reply->generation;
     resumed->incarnation = remote->incarnation;
     resumed->tokens = reply->tokens;
-    if (op->n_calls == 0)
+    if (op->owner.n_calls == 0)
         settle(op);
 }
 
@@ -309,7 +309,7 @@ static void start_resume(struct kv_op *op)
     request.session_id = binary(&resume_of(op)->ticket.session_id);
     request.token = binary(&resume_of(op)->ticket.token);
     for (uint32_t i = 0; i < client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
-        kv_status_t status = kv_call_begin(&client->remotes[i], op, NULL, KV_OP_RESUME,
+        kv_status_t status = kv_call_begin(&client->remotes[i], &op->owner, NULL, KV_OP_RESUME,
                                            &request.base, resume_done);
 
         if (status != KV_OK)

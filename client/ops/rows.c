@@ -156,7 +156,7 @@ struct piece {
 
 static bool piece_next(const struct kv_trip *trip, struct piece *piece)
 {
-    const struct kv_op *op = trip->op;
+    const struct kv_op *op = kvc_request_op(trip);
     const struct kv_wire_unit *unit =
         (const struct kv_wire_unit *)trip->envelope->body + piece->next_unit;
     size_t first; /* rows before in the caller's memory, fetch */
@@ -268,9 +268,9 @@ kv_status_t kv_rows_finish(struct kv_trip *trip, char *detail, size_t detail_byt
     struct piece piece = {0};
 
     while (piece_next(trip, &piece)) {
-        size_t bad =
-            kv_writers_verify(trip->op->session->writers, piece.layer, piece.head, piece.rows,
-                              piece.n_rows, piece.row_bytes, piece.token, piece.ids, crcs);
+        size_t bad = kv_writers_verify(kvc_request_op(trip)->session->writers, piece.layer,
+                                       piece.head, piece.rows, piece.n_rows, piece.row_bytes,
+                                       piece.token, piece.ids, crcs);
 
         if (bad < piece.n_rows) {
             snprintf(detail, detail_bytes,
@@ -371,7 +371,7 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
     struct kv_crc_batch batch;
     struct piece piece = {0};
 
-    kv_crc_batch_begin(&batch, trip->op->session->writers, crcs);
+    kv_crc_batch_begin(&batch, kvc_request_op(trip)->session->writers, crcs);
     while (piece_next(trip, &piece)) {
         if (piece.crcs != NULL) {
             memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));
@@ -522,7 +522,7 @@ static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
  * another put's, unless that waits for this one to end. */
 static bool awaits_rows(const struct kv_trip *trip)
 {
-    const struct kv_op *op = trip->op;
+    const struct kv_op *op = kvc_request_op(trip);
     struct kv_list *link, *follow;
 
     if (trip->header.token_begin != kvc_rows_of(op)->box.token_begin)
@@ -550,8 +550,8 @@ static void ended_put(struct kv_op *op)
         if (!is_put(other) || !leads_to(box, &kvc_rows_of(other)->box))
             continue;
         const bool is_met = op->status == KV_OK && leads_up_to(box, &kvc_rows_of(other)->box);
-        KV_LIST_EACH(trip_link, trip_follow, &other->trips) {
-            struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_op);
+        KV_LIST_EACH(trip_link, trip_follow, &other->owner.trips) {
+            struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_owner);
 
             if (trip->header.snapshot == 0 || (!is_met && awaits_rows(trip)))
                 continue;

@@ -90,7 +90,7 @@ static void table_done(struct kv_call *call,
                        const ProtobufCMessage *message,
                        const char *detail)
 {
-    struct kv_op *op = call->op;
+    struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL)
         return;
@@ -108,7 +108,7 @@ static void start_table(struct kv_op *op)
     kv_status_t status;
 
     table.name = table_of(op)->name;
-    status = kv_call_begin(remote, op, NULL, op->kind->id,
+    status = kv_call_begin(remote, &op->owner, NULL, op->kind->id,
                            op->kind->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
     if (status != KV_OK)
         kv_op_fail(op, remote, NULL, status, "it cannot be sent");

@@ -1737,7 +1737,7 @@ static void client_check(struct world *world, struct client *client)
         }
         if (kv_op_status(task->op) != KV_IN_PROGRESS)
             task_end(world, client, task);
-        else if (task->op->deadline_us <= client->client->loop.now_us)
+        else if (task->op->owner.deadline_us <= client->client->loop.now_us)
             complain(world, task, "it did not end by its deadline");
     }
     for (unsigned i = 0; i < SLOTS_MAX; i++)
