@@ -94,6 +94,7 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
     kv_list_init(&client->receipts);
     kv_list_init(&client->control_messages);
     kvc_loop_init(&client->loop, setup->clock);
+    client->op_events = &kvc_op_events;
     client->transport = setup->transport;
     client->open_control = setup->open_control;
     client->tenant = setup->tenant;

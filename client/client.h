@@ -75,6 +75,18 @@ struct kv_client_setup {
 kv_status_t kv_client_create(const struct kv_client_setup *setup,
                              struct kv_client **ret_client);
 
+/* What parts below operations tell these. */
+struct kvc_op_events {
+    /* The connection is over, for the reason that the node has; `was_connecting`: it was not
+     * made yet. */
+    void (*node_lost)(struct kv_remote *remote, bool was_connecting);
+    /* The node cannot be brought to the session's generation.  May free the session. */
+    void (*catch_up_failed)(struct kv_session *session,
+                            const struct kv_remote *remote,
+                            kv_status_t status,
+                            const char *detail);
+};
+
 struct kv_client {
     struct kvc_loop loop;
     struct kv_transport *transport;
@@ -94,6 +106,7 @@ struct kv_client {
 
     struct kv_pool *op_pool;
     struct kv_list ops; /* not ended */
+    const struct kvc_op_events *op_events;
     uint32_t n_preparing;
     struct kv_list sessions;
     struct kv_list buffers;

@@ -6,7 +6,6 @@
 #include "client/control.h"
 #include "client/list.h"
 #include "client/loop.h"
-#include "client/op.h"
 #include "client/request.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/random.h"
@@ -287,30 +286,6 @@ void kv_remote_connect(struct kv_remote *remote)
 
 /* ---- losing ------------------------------------------------------------------------------ */
 
-static void fail_ops(struct kv_remote *remote, bool was_connecting)
-{
-    struct kv_client *client = remote->client;
-    struct kv_list *link, *follow;
-
-    KV_LIST_EACH(link, follow, &client->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
-        bool waited =
-            was_connecting && op->stage == KV_STAGE_PREPARING && kv_op_needs(op, remote->index);
-
-        if (waited && op->kind->is_tolerant) {
-            kv_op_note(op, remote, remote->failure, remote->failure_text);
-            op->needs[remote->index / 64] &= ~(UINT64_C(1) << remote->index % 64);
-            client->loop.must_dispatch = true;
-        } else if (!waited && !kv_op_uses(op, remote)) {
-            continue;
-        } else if (op->kind->lost != NULL) {
-            kv_op_lose(op, remote, remote->failure, remote->failure_text);
-        } else {
-            kv_op_fail(op, remote, NULL, remote->failure, "%s", remote->failure_text);
-        }
-    }
-}
-
 void kv_remote_close(struct kv_remote *remote)
 {
     struct kv_client *client = remote->client;
@@ -340,7 +315,7 @@ static void lose(struct kv_remote *remote)
 
     remote->state = KV_REMOTE_IDLE;
     remote->mode = remote->first_mode;
-    fail_ops(remote, was_connecting);
+    remote->client->op_events->node_lost(remote, was_connecting);
     kv_remote_close(remote);
     remote->last_failure = remote->failure;
     remote->failure = KV_OK;

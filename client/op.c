@@ -53,6 +53,20 @@ void kv_op_fail(struct kv_op *op,
     kv_op_end(op, status);
 }
 
+void kv_session_describe_op(const struct kv_op *op,
+                            const struct kv_trip *trip,
+                            char *text,
+                            size_t text_bytes)
+{
+    const struct kv_session *session = op->session != NULL ? op->session : op->result;
+    char id[KV_SESSION_TEXT];
+
+    (void)trip;
+    if (session != NULL)
+        snprintf(text, text_bytes, "session %s",
+                 kv_session_text(&session->ticket.session_id, id));
+}
+
 void kv_op_note(struct kv_op *op,
                 const struct kv_remote *remote,
                 kv_status_t status,
@@ -62,7 +76,8 @@ void kv_op_note(struct kv_op *op,
         return;
     op->partial = status;
     op->partial_remote = remote;
-    snprintf(op->partial_text, sizeof(op->partial_text), "%s", text);
+    snprintf(op->partial_text, sizeof(op->partial_text), "%.*s",
+             (int)sizeof(op->partial_text) - 1, text);
 }
 
 /* ---- its requests and calls --------------------------------------------------------------- */
@@ -423,6 +438,32 @@ static void check_end(struct kv_op *op)
         kv_op_end(op, KV_OK);
 }
 
+/* Starts operations that waited for one that has ended. */
+static void admit(struct kv_session *session)
+{
+    struct kv_client *client = session->client;
+    bool is_first = true;
+    struct kv_list *link, *follow;
+
+    if (session->n_queued == 0)
+        return;
+    KV_LIST_EACH(link, follow, &session->ops) {
+        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_session);
+
+        if (op->kind->is_exclusive && !is_first)
+            return;
+        if (op->stage == KV_STAGE_QUEUED) {
+            op->stage = KV_STAGE_PREPARING;
+            session->n_queued--;
+            client->n_preparing++;
+            client->loop.must_dispatch = true;
+        }
+        if (op->kind->is_exclusive)
+            return;
+        is_first = false;
+    }
+}
+
 void kv_op_end(struct kv_op *op, kv_status_t status)
 {
     struct kv_client *client = op->client;
@@ -452,12 +493,66 @@ void kv_op_end(struct kv_op *op, kv_status_t status)
     kv_buffer_release(op->owner.buffer);
     op->owner.buffer = NULL;
     if (session != NULL)
-        kv_session_admit(session);
+        admit(session);
     if (status != KV_OK)
         memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
     client->loop.n_ended++;
     client->loop.must_dispatch = true;
 }
+
+/* ---- what parts below tell ---------------------------------------------------------------- */
+
+static void node_lost(struct kv_remote *remote, bool was_connecting)
+{
+    struct kv_client *client = remote->client;
+    struct kv_list *link, *follow;
+
+    KV_LIST_EACH(link, follow, &client->ops) {
+        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
+        bool waited =
+            was_connecting && op->stage == KV_STAGE_PREPARING && kv_op_needs(op, remote->index);
+
+        if (waited && op->kind->is_tolerant) {
+            kv_op_note(op, remote, remote->failure, remote->failure_text);
+            need_no_more(op, remote->index);
+            client->loop.must_dispatch = true;
+        } else if (!waited && !kv_op_uses(op, remote)) {
+            continue;
+        } else if (op->kind->lost != NULL) {
+            kv_op_lose(op, remote, remote->failure, remote->failure_text);
+        } else {
+            kv_op_fail(op, remote, NULL, remote->failure, "%s", remote->failure_text);
+        }
+    }
+}
+
+/* The operations that wait for the node to catch up do so in vain. */
+static void catch_up_failed(struct kv_session *session,
+                            const struct kv_remote *remote,
+                            kv_status_t status,
+                            const char *detail)
+{
+    struct kv_client *client = session->client;
+    struct kv_list *link, *follow;
+
+    /* One that may begin anew finds out how far the node is when it looks again. */
+    client->loop.must_dispatch = true;
+    /* A resume that fails frees the session: it is only a name in here. */
+    KV_LIST_EACH(link, follow, &client->ops) {
+        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
+
+        if (op->stage == KV_STAGE_PREPARING && op->needs_current &&
+            (op->session == session || op->result == session) &&
+            kv_op_needs(op, remote->index) &&
+            (status != KV_STALE || op->kind->overtaken == NULL))
+            kv_op_fail(op, remote, NULL, status, "it cannot catch up: %s", detail);
+    }
+}
+
+const struct kvc_op_events kvc_op_events = {
+    .node_lost = node_lost,
+    .catch_up_failed = catch_up_failed,
+};
 
 /* ---- the caller's ------------------------------------------------------------------------ */
 
@@ -478,6 +573,16 @@ void kv_cancel(struct kv_op *op)
         return;
     kvc_loop_update_time(&op->client->loop);
     kv_op_fail(op, NULL, NULL, KV_CANCELLED, "%s", "");
+}
+
+void kv_session_free(struct kv_session *session)
+{
+    if (session == NULL)
+        return;
+    kvc_loop_update_time(&session->client->loop);
+    while (!kv_list_empty(&session->ops))
+        kv_cancel(KV_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
+    kvc_session_destroy(session);
 }
 
 void kv_op_free(struct kv_op *op)

@@ -23,6 +23,7 @@
 
 struct kv_call;
 struct kv_trip;
+struct kvc_op_events;
 struct kv_iov;
 
 enum {
@@ -206,5 +207,13 @@ void kv_op_note(struct kv_op *op,
                 const struct kv_remote *remote,
                 kv_status_t status,
                 const char *text);
+
+/* "session 1a2b": what an operation of a session's life is about; for rows of kinds. */
+void kv_session_describe_op(const struct kv_op *op,
+                            const struct kv_trip *trip,
+                            char *text,
+                            size_t text_bytes);
+
+extern const struct kvc_op_events kvc_op_events;
 
 #endif

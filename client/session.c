@@ -7,7 +7,6 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/op.h"
 #include "client/session_private.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
@@ -71,15 +70,10 @@ kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t ro
     return session;
 }
 
-void kv_session_free(struct kv_session *session)
+void kvc_session_destroy(struct kv_session *session)
 {
     struct kv_list *link, *follow;
 
-    if (session == NULL)
-        return;
-    kvc_loop_update_time(&session->client->loop);
-    while (!kv_list_empty(&session->ops))
-        kv_cancel(KV_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
     KV_LIST_EACH(link, follow, &session->client->calls) {
         struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
 
@@ -102,31 +96,6 @@ uint64_t kv_client_draw_writer(struct kv_client *client)
     return writer;
 }
 
-void kv_session_admit(struct kv_session *session)
-{
-    struct kv_client *client = session->client;
-    bool is_first = true;
-    struct kv_list *link, *follow;
-
-    if (session->n_queued == 0)
-        return;
-    KV_LIST_EACH(link, follow, &session->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_session);
-
-        if (op->kind->is_exclusive && !is_first)
-            return;
-        if (op->stage == KV_STAGE_QUEUED) {
-            op->stage = KV_STAGE_PREPARING;
-            session->n_queued--;
-            client->n_preparing++;
-            client->loop.must_dispatch = true;
-        }
-        if (op->kind->is_exclusive)
-            return;
-        is_first = false;
-    }
-}
-
 void kv_session_ticket(const struct kv_session *session, struct kv_ticket *ret_ticket)
 {
     *ret_ticket = session->ticket;
@@ -145,20 +114,6 @@ uint32_t kv_session_generation(const struct kv_session *session)
 uint32_t kv_session_lease_ms(const struct kv_session *session)
 {
     return session->lease_ms;
-}
-
-void kv_session_describe_op(const struct kv_op *op,
-                            const struct kv_trip *trip,
-                            char *text,
-                            size_t text_bytes)
-{
-    const struct kv_session *session = op->session != NULL ? op->session : op->result;
-    char id[KV_SESSION_TEXT];
-
-    (void)trip;
-    if (session != NULL)
-        snprintf(text, text_bytes, "session %s",
-                 kv_session_text(&session->ticket.session_id, id));
 }
 
 static void nobody_waits(struct kv_call *call,

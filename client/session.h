@@ -3,7 +3,7 @@
  * The handle's generation is the log's end; a node that lags is sent the rest before it is used
  * (session_catchup.c).
  *
- * Threads: the client's.  Memory: kv_session_make() / kv_session_free().
+ * Threads: the client's.  Memory: kv_session_make() / kv_session_free(), which ends its operations first.
  */
 #ifndef KV_CLIENT_SESSION_H
 #define KV_CLIENT_SESSION_H
@@ -70,6 +70,9 @@ struct kv_session {
 struct kv_session *
 kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
 
+/* Frees a handle that no operation uses any more (kv_session_free(), op.c). */
+void kvc_session_destroy(struct kv_session *session);
+
 /* A writer that is nobody's yet. */
 uint64_t kv_client_draw_writer(struct kv_client *client);
 
@@ -79,9 +82,6 @@ kv_status_t kv_session_ready(struct kv_session *session,
                              struct kv_remote *remote,
                              char *detail,
                              size_t detail_bytes);
-
-/* Starts operations that waited for one that has ended. */
-void kv_session_admit(struct kv_session *session);
 
 /* Adds to the log; false: it is full. */
 bool kv_session_log(struct kv_session *session, const struct kv_lifecycle *entry);

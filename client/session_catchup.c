@@ -16,7 +16,6 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/op.h"
 #include "client/session.h"
 #include "client/session_private.h"
 #include "proto/kv_wire.h"
@@ -88,27 +87,14 @@ kv_status_t kv_lifecycle_send(struct kv_session *session,
 
 /* ---- catching up ------------------------------------------------------------------------- */
 
-/* The operations that wait for the node to catch up do so in vain. */
+/* The operations that wait for the node to catch up do so in vain.  A resume that fails frees the
+ * session. */
 static void fail_waiting(struct kv_session *session,
                          const struct kv_remote *remote,
                          kv_status_t status,
                          const char *detail)
 {
-    struct kv_client *client = session->client;
-    struct kv_list *link, *follow;
-
-    /* One that may begin anew finds out how far the node is when it looks again. */
-    client->loop.must_dispatch = true;
-    /* A resume that fails frees the session: it is only a name in here. */
-    KV_LIST_EACH(link, follow, &client->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
-
-        if (op->stage == KV_STAGE_PREPARING && op->needs_current &&
-            (op->session == session || op->result == session) &&
-            kv_op_needs(op, remote->index) &&
-            (status != KV_STALE || op->kind->overtaken == NULL))
-            kv_op_fail(op, remote, NULL, status, "it cannot catch up: %s", detail);
-    }
+    session->client->op_events->catch_up_failed(session, remote, status, detail);
 }
 
 /* Asks the node for its generation. */
