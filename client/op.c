@@ -378,6 +378,25 @@ void kv_op_lose(struct kv_op *op, struct kv_remote *remote, kv_status_t status, 
     check_end(op);
 }
 
+bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t position)
+{
+    struct kv_lane *lane = kv_session_lane(op->session, layer, head);
+    struct kv_errand *errand;
+
+    if (lane->mark == op)
+        return true;
+    lane->mark = op;
+    errand = kv_errand_add(op, lane);
+    if (errand == NULL) {
+        kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
+        return false;
+    }
+    errand->layer = layer;
+    errand->head = head;
+    errand->position = position;
+    return true;
+}
+
 void kv_op_again(struct kv_op *op)
 {
     op->stage = KV_STAGE_PREPARING;

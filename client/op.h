@@ -167,6 +167,10 @@ void kv_op_discard(struct kv_op *op);
 /* Its fields are set: off it goes.  Returns KV_OK: what fails now shows in the operation. */
 kv_status_t kv_op_go(struct kv_op *op, struct kv_op **ret_op);
 
+/* Adds the errand for the lane that owns the unit, which begins there; nothing where the
+ * operation has one for that lane since kv_lanes_unmark().  false: the operation has failed. */
+bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t position);
+
 void kv_op_need(struct kv_op *op, uint32_t node);
 void kv_op_need_all(struct kv_op *op);
 /* n_heads 0: all of each layer. */

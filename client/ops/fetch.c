@@ -108,18 +108,8 @@ static void start_fetch(struct kv_op *op)
 
     kv_lanes_unmark(op->client);
     for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
-        struct kv_lane *lane = kv_session_lane(op->session, fetch->layer, head);
-        struct kv_errand *errand;
-
-        if (ids_of(fetch, head) == 0 || lane->mark == op)
-            continue;
-        lane->mark = op;
-        errand = kv_errand_add(op, lane);
-        if (errand == NULL) {
-            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+        if (ids_of(fetch, head) > 0 && !kvc_op_ask_unit(op, fetch->layer, head, 0))
             return;
-        }
-        errand->head = head;
     }
 }
 

@@ -95,19 +95,8 @@ static void start(struct kv_op *op)
     for (uint32_t layer = index_of(op)->index.layer_begin; layer < layers_end(index_of(op));
          layer++) {
         for (uint32_t head = 0; head < op->session->schema.layers[layer].n_kv_heads; head++) {
-            struct kv_lane *lane = kv_session_lane(op->session, layer, head);
-            struct kv_errand *errand;
-
-            if (lane->mark == op)
-                continue;
-            lane->mark = op;
-            errand = kv_errand_add(op, lane);
-            if (errand == NULL) {
-                kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+            if (!kvc_op_ask_unit(op, layer, head, 0))
                 return;
-            }
-            errand->layer = layer;
-            errand->head = head;
         }
     }
 }

@@ -173,22 +173,14 @@ static void start(struct kv_op *op)
     kv_lanes_unmark(op->client);
     for (uint32_t head = begin; head < begin + part->n_heads; head++) {
         struct kv_lane *lane = kv_session_lane(op->session, part->query.layer, head);
-        struct kv_errand *errand;
 
         if (head_room(part) > lane->link.remote->bulk_bytes_max) {
             kv_op_fail(op, lane->link.remote, NULL, KV_TOO_LARGE,
                        "the rows of a kv head may take %zu bytes", head_room(part));
             return;
         }
-        if (lane->mark == op)
-            continue;
-        lane->mark = op;
-        errand = kv_errand_add(op, lane);
-        if (errand == NULL) {
-            kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+        if (!kvc_op_ask_unit(op, part->query.layer, head, 0))
             return;
-        }
-        errand->head = head;
     }
 }
 

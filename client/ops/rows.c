@@ -467,20 +467,8 @@ static void start_rows(struct kv_op *op)
         uint32_t end = heads_end(&op->session->schema, box, layer);
 
         for (uint32_t head = box->head_begin; head < end; head++) {
-            struct kv_lane *lane = kv_session_lane(op->session, layer, head);
-            struct kv_errand *errand;
-
-            if (lane->mark == op)
-                continue;
-            lane->mark = op;
-            errand = kv_errand_add(op, lane);
-            if (errand == NULL) {
-                kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "%s", "out of memory");
+            if (!kvc_op_ask_unit(op, layer, head, box->token_begin))
                 return;
-            }
-            errand->layer = layer;
-            errand->head = head;
-            errand->position = box->token_begin;
         }
     }
 }
