@@ -13,7 +13,7 @@
 #include "kvserver/store/node.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/ops.h"
-#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/ops/query.h"
 #include "kvserver/store/shard/shard.h"
 #include "proto/kvstore.pb-c.h"
 #include "tests/support/transport_fault.h"
@@ -427,8 +427,8 @@ static void settle(void)
         assert_null(data->unstaged.first);
         assert_null(data->looking.first);
         assert_null(data->woken);
-        assert_null(data->querier->owner);
-        assert_null(data->querier->waiting.first);
+        assert_null(data->query_queue->owner);
+        assert_null(data->query_queue->waiting.first);
         struct kv_indexer_stats index;
         kv_indexer_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);

@@ -2,9 +2,8 @@
  * little it may do, takes turns with what follows; codebooks; looks at how good they are. */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
-#include "kvserver/store/ops/recall.h"
+#include "kvserver/store/ops/query.h"
 #include "kvserver/store/ops/scrub.h"
-#include "kvserver/store/query/pipeline.h"
 
 static void *scrub_open(struct kv_data *data, const struct kv_data_setup *setup)
 {
@@ -52,7 +51,7 @@ static bool index_step(struct kv_data *data, void *state)
 static bool recall_step(struct kv_data *data, void *state)
 {
     (void)state;
-    return kv_recall_step(data->querier->recall);
+    return kv_recall_step(data->query_queue->recall);
 }
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {

@@ -1,18 +1,41 @@
 /* query: which rows matter to some query vectors?
  *
  *   begin ......... checked; waits for its snapshot
- *   run, run, ..... takes a staging buffer (for rows) and the querier, then for each unit
- *                   score -> take -> pick -> rerank -> choose -> gather or attend -> rest
- *   answer ........ ids and what was asked besides; rows behind them, or by bulk
- *
- * Step 1 is left out where it takes every candidate; both are where every candidate is chosen
- * and nobody asked for weights. */
+ *   run, run, ..... takes a staging buffer (for rows) and the querier, then slices (pipeline.h)
+ *   answer ........ ids and what was asked besides; rows behind them, or by bulk */
+#include "kvserver/store/ops/query.h"
+
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query_parse.h"
-#include "kvserver/store/query/pipeline.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+
+struct kvs_query_queue *kvs_query_queue_create(struct kv_data *data)
+{
+    struct kvs_query_queue *queue = calloc(1, sizeof(*queue));
+
+    if (queue == NULL)
+        return NULL;
+    queue->waiting.end = &queue->waiting.first;
+    queue->querier = kv_querier_create();
+    queue->recall = kv_recall_create(data);
+    if (queue->querier == NULL || queue->recall == NULL) {
+        kvs_query_queue_destroy(queue);
+        return NULL;
+    }
+    return queue;
+}
+
+void kvs_query_queue_destroy(struct kvs_query_queue *queue)
+{
+    if (queue == NULL)
+        return;
+    kv_recall_destroy(queue->recall);
+    kv_querier_destroy(queue->querier);
+    free(queue);
+}
 
 void kv_op_query_wake(struct kv_work *work)
 {
@@ -51,15 +74,16 @@ void kv_op_query_begin(struct kv_work *work)
 
 void kv_op_query_release(struct kv_work *work)
 {
-    struct kv_querier *querier = work->data->querier;
+    struct kvs_query_queue *queue = work->data->query_queue;
 
-    if (querier->owner != work)
+    if (queue->owner != work)
         return;
+    kv_querier_end(queue->querier);
     /* Handed on at once: should the next one end before its turn, it comes by here, too. */
-    querier->owner = querier->waiting.first;
-    querier->begun = false;
-    if (querier->owner != NULL)
-        kv_work_queue(querier->owner);
+    queue->owner = queue->waiting.first;
+    queue->begun = false;
+    if (queue->owner != NULL)
+        kv_work_queue(queue->owner);
 }
 
 /* ---- the answer -------------------------------------------------------------------------- */
@@ -84,7 +108,7 @@ static void count(struct kv_work *work, const struct kv_querier *querier)
     kv_count(&stats->rows_attended, querier->n_attended);
     kv_count(&stats->rows_rest_exact, querier->n_rest_exact);
     kv_count(&stats->rows_out, querier->n_rows);
-    kv_count(&stats->rows_out_bytes, work->cursor_bytes);
+    kv_count(&stats->rows_out_bytes, querier->rows_bytes);
     kv_count(&work->peer->rows_out, querier->n_rows);
 }
 
@@ -117,12 +141,13 @@ static bool check_outputs(struct kv_work *work, const struct kv_querier *querier
 static void answer(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_wire_query *query = kv_query_of(work);
+    const uint64_t begun_us = work->data->query_queue->begun_us;
     const size_t ids_bytes = querier->n_ids * sizeof(uint32_t);
     const struct kv_wire_answer times = {
-        .waited_us = (uint32_t)(querier->begun_us - work->begin_us),
-        .worked_us = (uint32_t)(kv_clock_now(work->data->clock) - querier->begun_us),
+        .waited_us = (uint32_t)(begun_us - work->begin_us),
+        .worked_us = (uint32_t)(kv_clock_now(work->data->clock) - begun_us),
     };
-    const size_t bytes = work->cursor_bytes;
+    const size_t bytes = querier->rows_bytes;
     uint32_t committed = UINT32_MAX;
     uint8_t *to = work->answer;
 
@@ -153,37 +178,54 @@ static void answer(struct kv_work *work, struct kv_querier *querier)
                    in_body ? 0 : bytes);
 }
 
-static bool take_querier(struct kv_work *work, struct kv_querier *querier)
+/* ---- its turn ---------------------------------------------------------------------------- */
+
+static void note_selected(void *arg,
+                          const struct kv_scan *scan,
+                          const struct kv_choice *choice,
+                          const uint32_t *tokens,
+                          uint32_t n_tokens)
 {
-    if (querier->owner == work && querier->begun)
+    struct kv_work *work = arg;
+
+    kv_recall_note(work->data->query_queue->recall, work->part, scan, choice, tokens, n_tokens);
+}
+
+/* False: it is another work's, and this one is in its queue. */
+static bool take_querier(struct kv_work *work)
+{
+    struct kvs_query_queue *queue = work->data->query_queue;
+    struct kvs_query_input input;
+
+    if (queue->owner == work && queue->begun)
         return true;
-    if (querier->owner != NULL && querier->owner != work) {
-        kv_work_queue_at(work, &querier->waiting);
+    if (queue->owner != NULL && queue->owner != work) {
+        kv_work_queue_at(work, &queue->waiting);
         return false;
     }
-    const struct kv_wire_query *query = kv_query_of(work);
-    querier->owner = work;
-    querier->begun = true;
-    querier->begun_us = kv_clock_now(work->data->clock);
-    querier->unit = querier->n_ids = querier->n_rows = querier->n_again = 0;
-    querier->n_outputs = querier->n_lses = 0;
-    querier->n_attended = querier->n_rest_exact = 0;
-    querier->stage = KV_QUERY_UNIT;
-    querier->choice = kv_query_choice(query, 1);
-    querier->choice.selection = KV_SELECT_TOP; /* step 1 says how many */
-    querier->take = kv_query_choice(query, query->rerank);
-    querier->queries = kv_query_vectors(work);
-    const float *held = querier->queries;
-    for (uint32_t i = 0; i < work->request.n_units; i++)
-        held += (size_t)query->n_queries * kv_query_layer(work, i)->d_k;
-    querier->held = (const struct kv_wire_held *)(const void *)held;
-    work->cursor_bytes = 0;
+    queue->owner = work;
+    queue->begun = true;
+    queue->begun_us = kv_clock_now(work->data->clock);
+    kvs_query_parse(work, queue->units, &input);
+    input.selected = note_selected;
+    input.arg = work;
+    kv_querier_begin(queue->querier, &input);
     return true;
+}
+
+static void fail_bad(struct kv_work *work, const struct kv_querier *querier)
+{
+    const struct kv_wire_unit *unit = &kv_query_units(work)[querier->unit];
+
+    kv_work_fail(
+        work, KV_CORRUPT,
+        "query: layer %u head %u token %u: the row has gone bad in memory: put it again",
+        unit->layer, unit->kv_head, querier->bad);
 }
 
 bool kv_op_query_run(struct kv_work *work)
 {
-    struct kv_querier *querier = work->data->querier;
+    struct kv_querier *querier = work->data->query_queue->querier;
 
     if (kv_work_stale(work)) {
         kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",
@@ -197,11 +239,13 @@ bool kv_op_query_run(struct kv_work *work)
         kv_work_fail(work, KV_BUSY, "query: no buffer for the answer");
         return false;
     }
-    if (!take_querier(work, querier))
+    if (!take_querier(work))
         return false;
-    if (!kv_querier_slice(querier, work))
+    if (!kv_querier_slice(querier)) {
+        fail_bad(work, querier);
         return false;
-    if (querier->unit < work->request.n_units)
+    }
+    if (!kv_querier_is_done(querier))
         return true;
     if (check_outputs(work, querier))
         answer(work, querier);

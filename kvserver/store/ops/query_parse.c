@@ -1,8 +1,5 @@
 #include "kvserver/store/ops/query_parse.h"
 
-#include "kvserver/store/query/attend.h"
-#include "kvserver/store/query/pipeline.h"
-
 #include <math.h>
 
 const struct kv_wire_query *kv_query_of(const struct kv_work *work)
@@ -22,7 +19,8 @@ const struct kv_wire_range *kv_query_ranges(const struct kv_work *work)
                                                         work->request.n_units);
 }
 
-const float *kv_query_vectors(const struct kv_work *work)
+/* Of each unit (n_queries, d_k); behind all of them the blocks that the asker holds. */
+static const float *vectors_of(const struct kv_work *work)
 {
     return (const float *)(const void *)(kv_query_ranges(work) + kv_query_of(work)->n_ranges);
 }
@@ -37,27 +35,6 @@ struct kv_unit *kv_query_unit(const struct kv_work *work, uint32_t i)
 const struct kv_layer_schema *kv_query_layer(const struct kv_work *work, uint32_t i)
 {
     return &work->part->schema->layers[kv_query_units(work)[i].layer];
-}
-
-bool kv_query_has_outputs(const struct kv_wire_query *query)
-{
-    return query->answer == KV_ANSWER_ATTEND || query->rest != 0;
-}
-
-bool kv_query_names_held_only(const struct kv_wire_query *query)
-{
-    return query->answer == KV_ANSWER_ATTEND && !(query->flags & KV_WIRE_NAMES);
-}
-
-struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rerank)
-{
-    return (struct kv_choice){.merge = (enum kv_merge)query->merge,
-                              .selection = (enum kv_selection)query->selection,
-                              .n_queries = query->n_queries,
-                              .scale = query->scale,
-                              .share = query->share,
-                              .k = query->k,
-                              .factor = rerank};
 }
 
 /* The fixed part and the ranges.  On failure the work has failed. */
@@ -204,7 +181,7 @@ static bool check_room(struct kv_work *work, uint32_t n_candidates, const struct
 static bool check_contents(struct kv_work *work, uint64_t n_floats)
 {
     const struct kv_wire_unit *units = kv_query_units(work);
-    const float *vectors = kv_query_vectors(work);
+    const float *vectors = vectors_of(work);
     const struct kv_wire_held *held =
         (const struct kv_wire_held *)(const void *)(vectors + n_floats);
 
@@ -241,7 +218,7 @@ static bool check_units(struct kv_work *work)
     for (uint32_t i = 0; i < work->request.n_units; i++)
         if (!check_unit(work, i, n_chosen, &sums))
             return false;
-    const uint64_t expected = (uint64_t)((const uint8_t *)kv_query_vectors(work) - work->body) +
+    const uint64_t expected = (uint64_t)((const uint8_t *)vectors_of(work) - work->body) +
                               sums.floats * sizeof(float) +
                               sums.n_held * sizeof(struct kv_wire_held);
     if (work->request.body_bytes != expected) {
@@ -255,4 +232,32 @@ static bool check_units(struct kv_work *work)
 bool kv_query_check(struct kv_work *work)
 {
     return check_query(work) && check_units(work);
+}
+
+void kvs_query_parse(const struct kv_work *work,
+                     struct kv_unit **units,
+                     struct kvs_query_input *ret_input)
+{
+    const struct kv_wire_query *query = kv_query_of(work);
+    const float *held = vectors_of(work);
+
+    for (uint32_t i = 0; i < work->request.n_units; i++) {
+        units[i] = kv_query_unit(work, i);
+        held += (size_t)query->n_queries * kv_query_layer(work, i)->d_k;
+    }
+    *ret_input = (struct kvs_query_input){
+        .query = query,
+        .ranges = kv_query_ranges(work),
+        .n_units = work->request.n_units,
+        .named = kv_query_units(work),
+        .units = units,
+        .queries = vectors_of(work),
+        .held = (const struct kv_wire_held *)(const void *)held,
+        .layers = work->part->schema->layers,
+        .rows = work->staging,
+        .heap = &work->data->heap,
+        .codebooks = &work->data->codebooks,
+        .indexer = work->data->indexer,
+        .clock = work->data->clock,
+    };
 }

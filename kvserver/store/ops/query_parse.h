@@ -1,11 +1,12 @@
-/* query_parse.h - the body of a query message (kv_wire.h): its parts, and whether it is sound.
+/* query_parse.h - the body of a query message (kv_wire.h): its parts, whether it is sound, and
+ * what a query makes of it.
  *
  * Threads: the data thread.  Memory: the work's; nothing is kept.
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_PARSE_H
 #define KV_KVSERVER_STORE_OPS_QUERY_PARSE_H
 
-#include "kvserver/store/query/selection.h"
+#include "kvserver/store/query/pipeline.h"
 #include "kvserver/store/shard/shard.h"
 
 /* Everything that a message may have wrong: bounds, units, what they hold, whether the answer
@@ -16,19 +17,15 @@ bool kv_query_check(struct kv_work *work);
 const struct kv_wire_query *kv_query_of(const struct kv_work *work);
 const struct kv_wire_unit *kv_query_units(const struct kv_work *work);   /* (n_units) */
 const struct kv_wire_range *kv_query_ranges(const struct kv_work *work); /* (n_ranges) */
-/* Of each unit (n_queries, d_k); behind all of them the blocks that the asker holds. */
-const float *kv_query_vectors(const struct kv_work *work);
 
 /* The request's unit i, and its layer. */
 struct kv_unit *kv_query_unit(const struct kv_work *work, uint32_t i);
 const struct kv_layer_schema *kv_query_layer(const struct kv_work *work, uint32_t i);
 
-/* Whether there are outputs and log-sum-exps. */
-bool kv_query_has_outputs(const struct kv_wire_query *query);
-/* Whether only rows are named that the asker holds. */
-bool kv_query_names_held_only(const struct kv_wire_query *query);
-
-/* What is chosen, were `rerank` times as many wanted. */
-struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rerank);
+/* What the message asks.
+ *   units  (n_units) room for them */
+void kvs_query_parse(const struct kv_work *work,
+                     struct kv_unit **units,
+                     struct kvs_query_input *ret_input);
 
 #endif

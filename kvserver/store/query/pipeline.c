@@ -1,10 +1,7 @@
-/* A query's way through a unit: see ops/query.c. */
 #include "kvserver/store/query/pipeline.h"
+
 #include "kernels/gather.h"
-#include "kvserver/store/index/builder.h"
-#include "kvserver/store/ops/query_parse.h"
 #include "kvserver/store/rows/verify.h"
-#include "kvserver/store/shard/op.h"
 
 #include <string.h>
 
@@ -14,15 +11,58 @@ enum {
     AGAIN_MAX = 2, /* of a unit, with cells that change */
 };
 
-/* When it is known which rows are chosen. */
-static enum kv_query_stage chosen_stage(const struct kv_work *work)
+bool kv_query_has_outputs(const struct kv_wire_query *query)
 {
-    return kv_query_of(work)->answer == KV_ANSWER_ATTEND ? KV_QUERY_ATTEND : KV_QUERY_GATHER;
+    return query->answer == KV_ANSWER_ATTEND || query->rest != 0;
 }
 
-static enum kv_query_stage first_stage(const struct kv_work *work, struct kv_querier *querier)
+bool kv_query_names_held_only(const struct kv_wire_query *query)
 {
-    const bool weights = kv_query_of(work)->flags & KV_WIRE_SCORES;
+    return query->answer == KV_ANSWER_ATTEND && !(query->flags & KV_WIRE_NAMES);
+}
+
+struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rerank)
+{
+    return (struct kv_choice){.merge = (enum kv_merge)query->merge,
+                              .selection = (enum kv_selection)query->selection,
+                              .n_queries = query->n_queries,
+                              .scale = query->scale,
+                              .share = query->share,
+                              .k = query->k,
+                              .factor = rerank};
+}
+
+void kv_querier_begin(struct kv_querier *querier, const struct kvs_query_input *input)
+{
+    querier->input = *input;
+    querier->unit = querier->n_again = 0;
+    querier->n_ids = querier->n_rows = 0;
+    querier->rows_bytes = 0;
+    querier->n_outputs = querier->n_lses = 0;
+    querier->n_attended = querier->n_rest_exact = 0;
+    querier->stage = KV_QUERY_UNIT;
+    querier->choice = kv_query_choice(input->query, 1);
+    querier->choice.selection = KV_SELECT_TOP; /* step 1 says how many */
+    querier->take = kv_query_choice(input->query, input->query->rerank);
+    querier->queries = input->queries;
+    querier->held = input->held;
+}
+
+/* Of the unit at work. */
+static const struct kv_layer_schema *layer_of(const struct kv_querier *querier)
+{
+    return &querier->input.layers[querier->input.named[querier->unit].layer];
+}
+
+/* When it is known which rows are chosen. */
+static enum kv_query_stage chosen_stage(const struct kv_querier *querier)
+{
+    return querier->input.query->answer == KV_ANSWER_ATTEND ? KV_QUERY_ATTEND : KV_QUERY_GATHER;
+}
+
+static enum kv_query_stage first_stage(struct kv_querier *querier)
+{
+    const bool weights = querier->input.query->flags & KV_WIRE_SCORES;
     const uint32_t n = querier->scan.n;
 
     if (querier->take.selection != KV_SELECT_TOP ||
@@ -39,7 +79,7 @@ static enum kv_query_stage first_stage(const struct kv_work *work, struct kv_que
     for (uint32_t group = 0; group < kv_choice_groups(&querier->take); group++)
         querier->k[group] = querier->take.k;
     querier->n_chosen = n;
-    return querier->take.k < n || weights ? KV_QUERY_RERANK : chosen_stage(work);
+    return querier->take.k < n || weights ? KV_QUERY_RERANK : chosen_stage(querier);
 }
 
 /* Where step 2's scores go for step 3, (n_queries, n_taken), as step 2 needs them up; behind
@@ -61,71 +101,66 @@ static uint32_t *kept_tokens(const struct kv_querier *querier)
 }
 
 /* The row is bad, and would have been read: there is no answer.  Returns false. */
-static bool fail_bad(struct kv_work *work, const struct kv_querier *querier, uint32_t token)
+static bool fail_bad(struct kv_querier *querier, uint32_t token)
 {
-    const struct kv_wire_unit *unit = &kv_query_units(work)[querier->unit];
-
-    kv_work_fail(
-        work, KV_CORRUPT,
-        "query: layer %u head %u token %u: the row has gone bad in memory: put it again",
-        unit->layer, unit->kv_head, token);
+    querier->bad = token;
     return false;
 }
 
-static bool stage_unit(struct kv_work *work, struct kv_querier *querier)
+static bool stage_unit(struct kv_querier *querier)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
-    const struct kv_layer_schema *layer = kv_query_layer(work, querier->unit);
+    const struct kv_wire_query *query = querier->input.query;
+    const struct kv_layer_schema *layer = layer_of(querier);
 
     querier->scan = (struct kv_scan){
-        .unit = kv_query_unit(work, querier->unit),
+        .unit = querier->input.units[querier->unit],
         .type = (enum kv_key_type)layer->dtype,
         .d = layer->d_k,
-        .ranges = kv_query_ranges(work),
+        .ranges = querier->input.ranges,
         .n_ranges = query->n_ranges,
         .n_queries = query->n_queries,
         .queries = querier->queries,
         .by_code = true,
         .by_cell = querier->n_again < AGAIN_MAX,
-        .n = kv_ranges_count(kv_query_ranges(work), query->n_ranges),
+        .n = kv_ranges_count(querier->input.ranges, query->n_ranges),
         .room = querier->floats,
         .room_floats = KV_QUERIER_FLOATS,
         .parts = querier->parts,
         .tables = querier->tables,
     };
-    kv_scan_begin(&querier->scan, &work->data->codebooks);
+    kv_scan_begin(&querier->scan, querier->input.codebooks);
     querier->cursor = 0;
     querier->n_taken = querier->n_chosen = querier->n_scored = 0;
-    querier->held_end = querier->held + kv_query_units(work)[querier->unit].n_ids;
+    querier->held_end = querier->held + querier->input.named[querier->unit].n_ids;
     querier->looked = NULL;
     querier->found[querier->unit] = (struct kv_wire_found){
-        .layer = kv_query_units(work)[querier->unit].layer,
-        .kv_head = kv_query_units(work)[querier->unit].kv_head,
+        .layer = querier->input.named[querier->unit].layer,
+        .kv_head = querier->input.named[querier->unit].kv_head,
         .recall = querier->scan.unit->recall,
         .committed = querier->scan.unit->committed,
     };
-    querier->stage = first_stage(work, querier);
+    querier->stage = first_stage(querier);
     return true;
 }
 
-static bool stage_score(struct kv_work *work, struct kv_querier *querier)
+static bool stage_score(struct kv_querier *querier)
 {
     struct kv_scan *scan = &querier->scan;
 
-    if (!kv_scan_slice(scan, &work->data->codebooks, work->data->clock))
+    if (!kv_scan_slice(scan, querier->input.codebooks, querier->input.clock))
         return true;
     if (scan->bad != UINT32_MAX)
-        return fail_bad(work, querier, scan->bad);
+        return fail_bad(querier, scan->bad);
     kv_choose_begin(querier->chooser, &querier->take, scan->scores, scan->maxima, scan->counts,
                     NULL, scan->n_items,
-                    kv_query_of(work)->rerank == 1 &&
-                        (kv_query_of(work)->flags & KV_WIRE_SCORES),
+                    querier->input.query->rerank == 1 &&
+                        (querier->input.query->flags & KV_WIRE_SCORES),
                     scan->scores + (size_t)scan->n_items * scan->n_queries);
     querier->stage = KV_QUERY_TAKE;
     return true;
 }
 
-static bool stage_take(struct kv_work *work, struct kv_querier *querier)
+static bool stage_take(struct kv_querier *querier)
 {
     if (!kv_choose_slice(querier->chooser))
         return true;
@@ -134,15 +169,14 @@ static bool stage_take(struct kv_work *work, struct kv_querier *querier)
     kv_pick_begin(querier->picker, &querier->scan, querier->chooser, querier->taken,
                   querier->among);
     querier->stage = KV_QUERY_PICK;
-    (void)work;
     return true;
 }
 
 /* Verifies the cells that were scored. */
-static void verify_cells(struct kv_work *work, struct kv_querier *querier)
+static void verify_cells(struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
-    struct kv_codebooks *books = &work->data->codebooks;
+    struct kv_codebooks *books = querier->input.codebooks;
 
     for (uint32_t i = 0; i < scan->n_parts; i++) {
         const uint32_t codebook = scan->parts[i].codebook;
@@ -150,21 +184,21 @@ static void verify_cells(struct kv_work *work, struct kv_querier *querier)
         if (codebook == KV_SCAN_ROWS || kv_codebook_verify_cells(books, codebook))
             continue;
         /* What cannot be queued now, the scrub will find lost. */
-        (void)kv_index_repair(work->data->indexer, scan->unit,
+        (void)kv_index_repair(querier->input.indexer, scan->unit,
                               kv_codebook_at(books, codebook)->block_begin);
     }
 }
 
-static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
+static bool stage_pick(struct kv_querier *querier)
 {
-    const bool is_last = kv_query_of(work)->rerank == 1;
+    const bool is_last = querier->input.query->rerank == 1;
 
-    if (!kv_pick_slice(querier->picker, &work->data->codebooks))
+    if (!kv_pick_slice(querier->picker, querier->input.codebooks))
         return true;
     if (!kv_pick_is_whole(querier->picker) && querier->scan.by_cell) {
         /* Once more: without the bad ones, or with those that were made in their place since
          * they were scored; then without any. */
-        verify_cells(work, querier);
+        verify_cells(querier);
         querier->n_again++;
         querier->stage = KV_QUERY_UNIT;
         return true;
@@ -172,14 +206,14 @@ static bool stage_pick(struct kv_work *work, struct kv_querier *querier)
     querier->n_taken = querier->n_chosen = querier->picker->n;
     /* Where nothing is reranked, these weights are the answer's.  They go where scores were;
      * not at once: few cells may be many rows, and the chooser's weights begin close behind. */
-    if (is_last && (kv_query_of(work)->flags & KV_WIRE_SCORES)) {
+    if (is_last && (querier->input.query->flags & KV_WIRE_SCORES)) {
         float *weights = (float *)(void *)querier->indices; /* step 2's, which there is not */
 
-        kv_pick_weights(&querier->scan, querier->chooser, &work->data->codebooks,
+        kv_pick_weights(&querier->scan, querier->chooser, querier->input.codebooks,
                         querier->taken, querier->n_taken, weights);
         memcpy(querier->floats, weights, querier->n_taken * sizeof(*weights));
     }
-    querier->stage = is_last ? chosen_stage(work) : KV_QUERY_RERANK;
+    querier->stage = is_last ? chosen_stage(querier) : KV_QUERY_RERANK;
     return true;
 }
 
@@ -194,7 +228,7 @@ static void keep_scores(struct kv_querier *querier, uint32_t n)
            n * sizeof(uint32_t));
 }
 
-static bool stage_rerank(struct kv_work *work, struct kv_querier *querier)
+static bool stage_rerank(struct kv_querier *querier)
 {
     const struct kv_scan *scan = &querier->scan;
     const void *keys[RERANK_ROWS];
@@ -206,12 +240,12 @@ static bool stage_rerank(struct kv_work *work, struct kv_querier *querier)
         const uint32_t token = querier->taken[querier->cursor + i];
 
         if (kv_unit_is_bad(scan->unit, token))
-            return fail_bad(work, querier, token);
+            return fail_bad(querier, token);
         keys[i] = kv_unit_row(scan->unit, token);
     }
     kv_keys_score_list(scan->type, keys, n, scan->d, scan->queries, scan->n_queries,
                        querier->floats + querier->cursor, querier->n_taken);
-    if (kv_query_of(work)->rest != 0)
+    if (querier->input.query->rest != 0)
         keep_scores(querier, n);
     querier->cursor += n;
     if (querier->cursor < querier->n_taken)
@@ -219,13 +253,13 @@ static bool stage_rerank(struct kv_work *work, struct kv_querier *querier)
     querier->found[querier->unit].n_reranked = querier->n_scored = querier->n_taken;
     kv_choose_begin(querier->chooser, &querier->choice, querier->floats, NULL, NULL,
                     kv_choice_merges(&querier->choice) ? NULL : querier->among,
-                    querier->n_taken, kv_query_of(work)->flags & KV_WIRE_SCORES,
+                    querier->n_taken, querier->input.query->flags & KV_WIRE_SCORES,
                     querier->floats + (size_t)querier->n_taken * scan->n_queries);
     querier->stage = KV_QUERY_CHOOSE;
     return true;
 }
 
-static bool stage_choose(struct kv_work *work, struct kv_querier *querier)
+static bool stage_choose(struct kv_querier *querier)
 {
     if (!kv_choose_slice(querier->chooser))
         return true;
@@ -241,7 +275,7 @@ static bool stage_choose(struct kv_work *work, struct kv_querier *querier)
         querier->taken[i] = querier->taken[querier->indices[i]];
     }
     querier->cursor = 0;
-    querier->stage = chosen_stage(work);
+    querier->stage = chosen_stage(querier);
     return true;
 }
 
@@ -267,7 +301,7 @@ static bool is_held(struct kv_querier *querier,
 }
 
 /* What was chosen of the unit, and what that took. */
-static void begin_found(struct kv_work *work, struct kv_querier *querier)
+static void begin_found(struct kv_querier *querier)
 {
     struct kv_wire_found *found = &querier->found[querier->unit];
 
@@ -275,8 +309,9 @@ static void begin_found(struct kv_work *work, struct kv_querier *querier)
     found->n_exact = querier->scan.n_exact;
     found->n_chapters = querier->scan.n_chapters;
     found->n_chosen = querier->n_chosen;
-    kv_recall_note(querier->recall, work->part, &querier->scan, &querier->choice,
-                   querier->taken, querier->n_chosen);
+    if (querier->input.selected != NULL)
+        querier->input.selected(querier->input.arg, &querier->scan, &querier->choice,
+                                querier->taken, querier->n_chosen);
 }
 
 /* Names the row at the cursor in the answer. */
@@ -290,12 +325,12 @@ static void name_row(struct kv_querier *querier, bool keeps)
     querier->found[querier->unit].n_ids++;
 }
 
-static void end_unit(struct kv_work *work, struct kv_querier *querier)
+static void end_unit(struct kv_querier *querier)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
+    const struct kv_wire_query *query = querier->input.query;
 
     if (kv_query_has_outputs(query)) {
-        querier->n_outputs += query->n_queries * kv_query_layer(work, querier->unit)->d_v;
+        querier->n_outputs += query->n_queries * layer_of(querier)->d_v;
         querier->n_lses += query->n_queries;
     }
     querier->held = querier->held_end;
@@ -306,9 +341,9 @@ static void end_unit(struct kv_work *work, struct kv_querier *querier)
 }
 
 /* The unit's rows are named, and sent or attended. */
-static void end_chosen(struct kv_work *work, struct kv_querier *querier)
+static void end_chosen(struct kv_querier *querier)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
+    const struct kv_wire_query *query = querier->input.query;
     struct kv_remainder_question question = {
         .scan = &querier->scan,
         .bits = kv_summaries_bits(query->rest),
@@ -322,31 +357,31 @@ static void end_chosen(struct kv_work *work, struct kv_querier *querier)
     };
 
     if (query->rest == 0) {
-        end_unit(work, querier);
+        end_unit(querier);
         return;
     }
-    kv_attention_shape(kv_query_layer(work, querier->unit), query->n_queries, query->scale,
+    kv_attention_shape(layer_of(querier), query->n_queries, query->scale,
                        &question.shape); /* which begin has checked */
     kv_remainder_begin(querier->remainder, &question);
     querier->stage = KV_QUERY_REST;
 }
 
 /* Ids of the unit's answer, then its rows. */
-static bool stage_gather(struct kv_work *work, struct kv_querier *querier)
+static bool stage_gather(struct kv_querier *querier)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
+    const struct kv_wire_query *query = querier->input.query;
     const struct kv_unit *unit = querier->scan.unit;
     const void *rows[GATHER_ROWS];
     uint32_t n = 0;
 
     if (querier->cursor == 0)
-        begin_found(work, querier);
+        begin_found(querier);
     for (; querier->cursor < querier->n_chosen && n < GATHER_ROWS; querier->cursor++) {
         uint32_t token = querier->taken[querier->cursor];
         bool keeps = is_held(querier, unit, querier->held_end, token);
 
         if (kv_unit_is_bad(unit, token))
-            return fail_bad(work, querier, token);
+            return fail_bad(querier, token);
         name_row(querier, keeps);
         if (keeps || query->answer != KV_ANSWER_ROWS)
             continue;
@@ -354,18 +389,18 @@ static bool stage_gather(struct kv_work *work, struct kv_querier *querier)
         rows[n++] = kv_unit_row(unit, token);
     }
     if (n > 0)
-        kv_rows_gather(work->staging + work->cursor_bytes, rows, n, unit->row_bytes);
-    work->cursor_bytes += (size_t)n * unit->row_bytes;
+        kv_rows_gather(querier->input.rows + querier->rows_bytes, rows, n, unit->row_bytes);
+    querier->rows_bytes += (size_t)n * unit->row_bytes;
     if (querier->cursor == querier->n_chosen)
-        end_chosen(work, querier);
+        end_chosen(querier);
     return true;
 }
 
 /* Attention over the chosen rows that the asker does not hold, which are verified on the way.
  * The others are named, so that the asker can attend them. */
-static bool stage_attend(struct kv_work *work, struct kv_querier *querier)
+static bool stage_attend(struct kv_querier *querier)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
+    const struct kv_wire_query *query = querier->input.query;
     const struct kv_unit *unit = querier->scan.unit;
     struct kv_attention *attention = querier->attention;
     bool is_full = false;
@@ -373,8 +408,8 @@ static bool stage_attend(struct kv_work *work, struct kv_querier *querier)
     if (querier->cursor == 0) {
         struct kv_attend_shape shape = {0};
 
-        begin_found(work, querier);
-        kv_attention_shape(kv_query_layer(work, querier->unit), query->n_queries, query->scale,
+        begin_found(querier);
+        kv_attention_shape(layer_of(querier), query->n_queries, query->scale,
                            &shape); /* which begin has checked */
         kv_attention_begin(attention, &shape, unit, querier->queries,
                            query->merge == KV_MERGE_NONE);
@@ -389,43 +424,44 @@ static bool stage_attend(struct kv_work *work, struct kv_querier *querier)
             is_full = kv_attention_add(attention, token, querier->among[querier->cursor]);
     }
     querier->n_attended += attention->n;
-    const uint32_t bad = kv_attention_slice(attention, &work->data->heap);
+    const uint32_t bad = kv_attention_slice(attention, querier->input.heap);
     if (bad != UINT32_MAX)
-        return fail_bad(work, querier, bad);
+        return fail_bad(querier, bad);
     if (querier->cursor < querier->n_chosen)
         return true;
     kv_attention_end(attention, querier->outputs + querier->n_outputs,
                      querier->lses + querier->n_lses);
-    end_chosen(work, querier);
+    end_chosen(querier);
     return true;
 }
 
 /* What the unit's other candidates would have added, merged with what the chosen ones are. */
-static bool stage_rest(struct kv_work *work, struct kv_querier *querier)
+static bool stage_rest(struct kv_querier *querier)
 {
     float *output = querier->outputs + querier->n_outputs;
     float *lse = querier->lses + querier->n_lses;
 
-    if (!kv_remainder_slice(querier->remainder, &work->data->codebooks, work->data->clock) &&
+    if (!kv_remainder_slice(querier->remainder, querier->input.codebooks,
+                            querier->input.clock) &&
         querier->remainder->bad == UINT32_MAX)
         return true;
     if (querier->remainder->bad != UINT32_MAX)
-        return fail_bad(work, querier, querier->remainder->bad);
-    kv_remainder_end(querier->remainder, kv_query_of(work)->answer == KV_ANSWER_ATTEND, output,
-                     lse);
+        return fail_bad(querier, querier->remainder->bad);
+    kv_remainder_end(querier->remainder, querier->input.query->answer == KV_ANSWER_ATTEND,
+                     output, lse);
     querier->found[querier->unit].n_rest = querier->remainder->n_rest;
     querier->n_rest_exact += querier->remainder->n_exact;
     if (querier->remainder->lost != UINT32_MAX)
         /* What cannot be queued now, the scrub will find lost. */
-        (void)kv_index_repair(work->data->indexer, querier->scan.unit,
+        (void)kv_index_repair(querier->input.indexer, querier->scan.unit,
                               querier->remainder->lost);
-    end_unit(work, querier);
+    end_unit(querier);
     return true;
 }
 
-bool kv_querier_slice(struct kv_querier *querier, struct kv_work *work)
+bool kv_querier_slice(struct kv_querier *querier)
 {
-    static bool (*const stages[])(struct kv_work *, struct kv_querier *) = {
+    static bool (*const stages[])(struct kv_querier *) = {
         [KV_QUERY_UNIT] = stage_unit,     [KV_QUERY_SCORE] = stage_score,
         [KV_QUERY_TAKE] = stage_take,     [KV_QUERY_PICK] = stage_pick,
         [KV_QUERY_RERANK] = stage_rerank, [KV_QUERY_CHOOSE] = stage_choose,
@@ -433,5 +469,5 @@ bool kv_querier_slice(struct kv_querier *querier, struct kv_work *work)
         [KV_QUERY_REST] = stage_rest,
     };
 
-    return stages[querier->stage](work, querier);
+    return stages[querier->stage](querier);
 }

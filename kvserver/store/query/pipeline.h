@@ -1,4 +1,15 @@
-/* pipeline.h - what the queries of one data thread work with: one at a time has it.
+/* pipeline.h - one query over the units of a session, in slices:
+ *
+ *     kv_querier_begin();
+ *     while (!kv_querier_is_done()) { kv_querier_slice(); other work }
+ *
+ * For each unit: score -> take -> pick -> rerank -> choose -> gather or attend -> rest.  Step 1,
+ * up to pick, is left out where it takes every candidate; step 2, rerank and choose, as well
+ * where every candidate is chosen and nobody asked for weights.
+ *
+ * A query knows no request: whoever asks gives it an input, and fetches the answer from the
+ * querier's arrays.  Between slices rows may be added to units, and codes, cells and centroids
+ * may go where kv_querier_is_between(); else units stay as they are.
  *
  * Threads: the data thread.  Memory: create/destroy; large parts come from the system as they
  * are used.
@@ -6,7 +17,7 @@
 #ifndef KV_KVSERVER_STORE_QUERY_PIPELINE_H
 #define KV_KVSERVER_STORE_QUERY_PIPELINE_H
 
-#include "kvserver/store/ops/recall.h"
+#include "kvserver/store/index/builder.h"
 #include "kvserver/store/query/attend.h"
 #include "kvserver/store/query/estimate.h"
 #include "kvserver/store/query/expand.h"
@@ -30,17 +41,41 @@ enum kv_query_stage {
     KV_QUERY_REST,   /* step 3: what the other candidates would have added */
 };
 
-struct kv_querier {
-    struct kv_work *owner;        /* NULL: free */
-    bool begun;                   /* what follows is the owner's */
-    struct kv_work_queue waiting; /* works that want it */
-    struct kv_recall *recall;
+/* What is asked, of what, and where it goes.  All that it points to is the caller's, and sound,
+ * until the query has ended. */
+struct kvs_query_input {
+    const struct kv_wire_query *query;  /* its numbers */
+    const struct kv_wire_range *ranges; /* (query->n_ranges) of tokens that all units have */
+    uint32_t n_units;
+    const struct kv_wire_unit *named;     /* (n_units) */
+    struct kv_unit *const *units;         /* (n_units) */
+    const float *queries;                 /* of each unit (query->n_queries, d_k) */
+    const struct kv_wire_held *held;      /* of each unit (n_ids), ascending */
+    const struct kv_layer_schema *layers; /* by number */
+    uint8_t *rows;                        /* room for the rows, with KV_ANSWER_ROWS */
 
-    /* The query at work. */
+    struct kv_heap *heap; /* of the units */
+    struct kv_codebooks *codebooks;
+    struct kv_indexer *indexer;
+    const struct kv_clock *clock;
+
+    /* Is called when it is known which rows of a unit are chosen.  NULL: nobody wants to know.
+     *   choice  what they were chosen by
+     *   tokens  (n_tokens) ascending */
+    void (*selected)(void *arg,
+                     const struct kv_scan *scan,
+                     const struct kv_choice *choice,
+                     const uint32_t *tokens,
+                     uint32_t n_tokens);
+    void *arg;
+};
+
+struct kv_querier {
+    struct kvs_query_input input;
     enum kv_query_stage stage;
-    uint32_t unit;        /* of the request */
+    uint32_t unit;        /* at work */
     uint32_t n_again;     /* times that the unit was begun anew, since its cells were bad */
-    uint64_t begun_us;    /* its first slice */
+    uint32_t bad;         /* the token of a bad row, when a slice has failed */
     const float *queries; /* of the unit */
     const struct kv_wire_held *held, *held_end; /* of the unit, from the next token on */
     const struct kv_wire_held *looked; /* the last one whose fingerprint was compared */
@@ -67,6 +102,7 @@ struct kv_querier {
     uint32_t *ids, *heads, *crcs; /* (KV_QUERIER_IDS) */
     float *scores;
     uint32_t n_ids, n_rows;
+    size_t rows_bytes; /* in input.rows */
     /* What step 3 says: of each unit one output and log-sum-exp per vector, whatever they are
      * of; a second part of a unit's answer is merged into the first (kv_attend_merge()). */
     float *outputs, *lses;      /* (KV_QUERIER_IDS) */
@@ -76,17 +112,40 @@ struct kv_querier {
 };
 
 /* NULL: out of memory. */
-struct kv_querier *kv_querier_create(struct kv_data *data);
+struct kv_querier *kv_querier_create(void);
 void kv_querier_destroy(struct kv_querier *querier); /* NULL is allowed */
+
+/* Forgets the query before.  The input is copied. */
+void kv_querier_begin(struct kv_querier *querier, const struct kvs_query_input *input);
+
+/* Works for some 50 to 100 us.  False: there is no answer, as the row of token `bad` of unit
+ * `unit` is known to be bad, or has turned out to be. */
+bool kv_querier_slice(struct kv_querier *querier);
+
+/* The answer is complete. */
+static inline bool kv_querier_is_done(const struct kv_querier *querier)
+{
+    return querier->unit == querier->input.n_units;
+}
+
+/* Gives up the query, if it is not done. */
+static inline void kv_querier_end(struct kv_querier *querier)
+{
+    querier->stage = KV_QUERY_UNIT;
+}
 
 /* No scan's parts are in use: codes, cells and centroids may be freed. */
 static inline bool kv_querier_is_between(const struct kv_querier *querier)
 {
-    return querier->owner == NULL || !querier->begun || querier->stage == KV_QUERY_UNIT;
+    return querier->stage == KV_QUERY_UNIT;
 }
 
-/* A slice of the stage that the owner's query is at: pipeline.c.  False: the work has
- * failed. */
-bool kv_querier_slice(struct kv_querier *querier, struct kv_work *work);
+/* Whether there are outputs and log-sum-exps. */
+bool kv_query_has_outputs(const struct kv_wire_query *query);
+/* Whether only rows are named that the asker holds. */
+bool kv_query_names_held_only(const struct kv_wire_query *query);
+
+/* What is chosen, were `rerank` times as many wanted. */
+struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rerank);
 
 #endif

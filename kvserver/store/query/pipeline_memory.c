@@ -4,15 +4,13 @@
 
 #include <stdlib.h>
 
-struct kv_querier *kv_querier_create(struct kv_data *data)
+struct kv_querier *kv_querier_create(void)
 {
     const size_t n_taken = (size_t)KV_QUERIES_MAX * KV_CHOSEN_MAX + KV_SELECT_SPARE;
     struct kv_querier *querier = calloc(1, sizeof(*querier));
 
     if (querier == NULL)
         return NULL;
-    querier->waiting.end = &querier->waiting.first;
-    querier->recall = kv_recall_create(data);
     querier->chooser = calloc(1, sizeof(*querier->chooser));
     querier->picker = kv_picker_create();
     querier->parts = calloc(KV_SCAN_PARTS_MAX, sizeof(*querier->parts));
@@ -29,12 +27,12 @@ struct kv_querier *kv_querier_create(struct kv_data *data)
     querier->remainder = calloc(1, sizeof(*querier->remainder));
     querier->outputs = calloc(KV_QUERIER_IDS, sizeof(float));
     querier->lses = calloc(KV_QUERIER_IDS, sizeof(float));
-    if (querier->recall == NULL || querier->chooser == NULL || querier->picker == NULL ||
-        querier->parts == NULL || querier->floats == NULL || querier->taken == NULL ||
-        querier->among == NULL || querier->indices == NULL || querier->tables == NULL ||
-        querier->ids == NULL || querier->heads == NULL || querier->crcs == NULL ||
-        querier->scores == NULL || querier->attention == NULL || querier->remainder == NULL ||
-        querier->outputs == NULL || querier->lses == NULL) {
+    if (querier->chooser == NULL || querier->picker == NULL || querier->parts == NULL ||
+        querier->floats == NULL || querier->taken == NULL || querier->among == NULL ||
+        querier->indices == NULL || querier->tables == NULL || querier->ids == NULL ||
+        querier->heads == NULL || querier->crcs == NULL || querier->scores == NULL ||
+        querier->attention == NULL || querier->remainder == NULL || querier->outputs == NULL ||
+        querier->lses == NULL) {
         kv_querier_destroy(querier);
         return NULL;
     }
@@ -45,7 +43,6 @@ void kv_querier_destroy(struct kv_querier *querier)
 {
     if (querier == NULL)
         return;
-    kv_recall_destroy(querier->recall);
     kv_picker_destroy(querier->picker);
     free(querier->chooser);
     free(querier->parts);

@@ -1,7 +1,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
-#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/ops/query.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -98,8 +98,8 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
                          setup->object_version))
         goto err_fini;
     data->indexer = kv_indexer_create(&data->codebooks, data->clock);
-    data->querier = kv_querier_create(data);
-    if (data->indexer == NULL || data->querier == NULL || !background_open(data, setup))
+    data->query_queue = kvs_query_queue_create(data);
+    if (data->indexer == NULL || data->query_queue == NULL || !background_open(data, setup))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
@@ -122,7 +122,7 @@ void kv_data_fini(struct kv_data *data)
         data->port->row->port_close(data->port);
     kv_ring_destroy(data->commands);
     background_close(data);
-    kv_querier_destroy(data->querier);
+    kvs_query_queue_destroy(data->query_queue);
     kv_indexer_destroy(data->indexer);
     kv_codebooks_fini(&data->codebooks);
     kv_objects_fini(&data->objects);

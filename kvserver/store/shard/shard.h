@@ -37,7 +37,7 @@
 
 struct kv_indexer;
 struct kv_op_row;
-struct kv_querier;
+struct kvs_query_queue;
 
 struct kv_data {
     const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
@@ -53,7 +53,7 @@ struct kv_data {
     struct kv_codebooks codebooks;
     struct kv_objects objects;
     struct kv_indexer *indexer;
-    struct kv_querier *querier;
+    struct kvs_query_queue *query_queue;
     const struct kvs_background_row *background; /* (n_background) in the order of service */
     uint32_t n_background;
     void *background_state[KVS_BACKGROUND_MAX]; /* what each row keeps */

@@ -1,6 +1,6 @@
 /* Who has the querier, and who is next. */
 #include "kvserver/store/ops/ops.h"
-#include "kvserver/store/query/pipeline.h"
+#include "kvserver/store/ops/query.h"
 #include "kvserver/store/shard/shard.h"
 
 #include <setjmp.h>
@@ -27,24 +27,24 @@ static int set_up(void **state)
         return -1;
     for (int i = 0; i < KV_PRIORITY_COUNT; i++)
         data->queues[i].end = &data->queues[i].first;
-    data->querier = kv_querier_create(data);
-    if (data->querier == NULL)
+    data->query_queue = kvs_query_queue_create(data);
+    if (data->query_queue == NULL)
         return -1;
     for (int i = 0; i < N_WORKS; i++) {
         works[i].data = data;
         works[i].row = &kv_ops[KV_OP_QUERY];
         works[i].request.op = KV_OP_QUERY;
         if (i > 0)
-            kv_work_queue_at(&works[i], &data->querier->waiting);
+            kv_work_queue_at(&works[i], &data->query_queue->waiting);
     }
-    data->querier->owner = &works[0];
+    data->query_queue->owner = &works[0];
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    kv_querier_destroy(data->querier);
+    kvs_query_queue_destroy(data->query_queue);
     free(works);
     free(data);
     return 0;
@@ -52,7 +52,7 @@ static int tear_down(void **state)
 
 static bool has_turn(const struct kv_work *work)
 {
-    return work->queue == &data->queues[KV_PRIORITY_QUERY] && data->querier->owner == work;
+    return work->queue == &data->queues[KV_PRIORITY_QUERY] && data->query_queue->owner == work;
 }
 
 /* One after the other, in the order in which they came, also where one ends before its turn. */
@@ -60,15 +60,15 @@ static void passes_on(void **state)
 {
     (void)state;
     kv_op_query_release(&works[2]); /* not his */
-    assert_ptr_equal(data->querier->owner, &works[0]);
+    assert_ptr_equal(data->query_queue->owner, &works[0]);
     for (int i = 0; i + 1 < N_WORKS; i++) {
         kv_op_query_release(&works[i]);
         assert_true(has_turn(&works[i + 1]));
-        assert_int_equal(data->querier->waiting.first != NULL, i + 2 < N_WORKS);
+        assert_int_equal(data->query_queue->waiting.first != NULL, i + 2 < N_WORKS);
     }
     kv_op_query_release(&works[N_WORKS - 1]);
-    assert_null(data->querier->owner);
-    assert_null(data->querier->waiting.first);
+    assert_null(data->query_queue->owner);
+    assert_null(data->query_queue->waiting.first);
 }
 
 int main(void)

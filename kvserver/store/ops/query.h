@@ -1,0 +1,25 @@
+/* query.h - the queries of a data thread: one is at work at a time, the others queue for it.
+ *
+ * Threads: the data thread.  Memory: create/destroy.
+ */
+#ifndef KV_KVSERVER_STORE_OPS_QUERY_H
+#define KV_KVSERVER_STORE_OPS_QUERY_H
+
+#include "kvserver/store/ops/recall.h"
+#include "kvserver/store/query/pipeline.h"
+
+struct kvs_query_queue {
+    struct kv_querier *querier;
+    struct kv_work *owner;                    /* who has it; NULL: nobody */
+    bool begun;                               /* the query in it is the owner's */
+    uint64_t begun_us;                        /* its first slice */
+    struct kv_unit *units[KV_WIRE_UNITS_MAX]; /* of that query */
+    struct kv_work_queue waiting;             /* works that want it */
+    struct kv_recall *recall;                 /* is shown what was chosen */
+};
+
+/* NULL: out of memory. */
+struct kvs_query_queue *kvs_query_queue_create(struct kv_data *data);
+void kvs_query_queue_destroy(struct kvs_query_queue *queue); /* NULL is allowed */
+
+#endif
