@@ -682,7 +682,7 @@ static const float *row_of(uint32_t token)
 
 static void note_answer(void)
 {
-    const struct kv_querier *querier = data()->query_queue->querier;
+    const struct kv_querier *querier = kvs_query_queue_of(data())->querier;
     const uint32_t *scored = NULL;
 
     memset(q.is_candidate, 0, sizeof(q.is_candidate));
@@ -1114,7 +1114,7 @@ static void queries_do_not_stop_the_scrub(void **state)
     q.query.answer = KV_ANSWER_IDS;
     q.query.names = false;
     assert_int_equal(kv_query_begin(it.sessions[q.session], &q.query, NULL, 0, &op), KV_OK);
-    while (kv_querier_is_between(data()->query_queue->querier))
+    while (kv_querier_is_between(kvs_query_queue_of(data())->querier))
         step(STEP_US);
     for (unsigned i = 0; i < 10000 && progress.n_passes < 2; i++) {
         it.clock.virtual_us += 10000;

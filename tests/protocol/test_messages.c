@@ -427,8 +427,8 @@ static void settle(void)
         assert_null(data->unstaged.first);
         assert_null(data->looking.first);
         assert_null(data->woken);
-        assert_null(data->query_queue->owner);
-        assert_null(data->query_queue->waiting.first);
+        assert_null(kvs_query_queue_of(data)->owner);
+        assert_null(kvs_query_queue_of(data)->waiting.first);
         struct kv_indexer_stats index;
         kv_indexer_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);

@@ -47,8 +47,8 @@ void node_look(struct kv_node *node, struct node_look *ret_look)
         kv_indexer_stats(data->indexer, &index);
         look.codebooks += kv_pool_lent(data->codebooks.pool);
         look.jobs += index.n_jobs;
-        look.queriers +=
-            data->query_queue->owner != NULL || data->query_queue->waiting.first != NULL;
+        look.queriers += kvs_query_queue_of(data)->owner != NULL ||
+                         kvs_query_queue_of(data)->waiting.first != NULL;
         look.objects += kv_map_count(data->objects.map);
         look.object_bytes += data->objects.bytes;
         look.bytes_strayed += lent > records ? lent - records : 0;

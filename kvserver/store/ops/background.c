@@ -51,7 +51,7 @@ static bool index_step(struct kv_data *data, void *state)
 static bool recall_step(struct kv_data *data, void *state)
 {
     (void)state;
-    return kv_recall_step(data->query_queue->recall);
+    return kv_recall_step(kvs_query_queue_of(data)->recall);
 }
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {

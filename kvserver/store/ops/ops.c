@@ -75,6 +75,8 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
                      .flags = KV_OP_NEEDS_SESSION | KV_OP_KEEPS_BODY,
                      .body_min = sizeof(struct kv_wire_query) + sizeof(struct kv_wire_unit) +
                                  sizeof(struct kv_wire_range) + sizeof(float),
+                     .open = kvs_op_query_open,
+                     .close = kvs_op_query_close,
                      .begin = kv_op_query_begin,
                      .run = kv_op_query_run,
                      .wake = kv_op_query_wake,

@@ -41,6 +41,8 @@ bool kv_op_index_run(struct kv_work *work);
 void kv_op_index_wake(struct kv_work *work);
 
 /* ops/query.c */
+void *kvs_op_query_open(struct kv_data *data);
+void kvs_op_query_close(void *state);
 void kv_op_query_begin(struct kv_work *work);
 bool kv_op_query_run(struct kv_work *work);
 void kv_op_query_wake(struct kv_work *work);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kvs_query_queue *kvs_query_queue_create(struct kv_data *data)
+void *kvs_op_query_open(struct kv_data *data)
 {
     struct kvs_query_queue *queue = calloc(1, sizeof(*queue));
 
@@ -22,16 +22,16 @@ struct kvs_query_queue *kvs_query_queue_create(struct kv_data *data)
     queue->querier = kv_querier_create();
     queue->recall = kv_recall_create(data);
     if (queue->querier == NULL || queue->recall == NULL) {
-        kvs_query_queue_destroy(queue);
+        kvs_op_query_close(queue);
         return NULL;
     }
     return queue;
 }
 
-void kvs_query_queue_destroy(struct kvs_query_queue *queue)
+void kvs_op_query_close(void *state)
 {
-    if (queue == NULL)
-        return;
+    struct kvs_query_queue *queue = state;
+
     kv_recall_destroy(queue->recall);
     kv_querier_destroy(queue->querier);
     free(queue);
@@ -74,7 +74,7 @@ void kv_op_query_begin(struct kv_work *work)
 
 void kv_op_query_release(struct kv_work *work)
 {
-    struct kvs_query_queue *queue = work->data->query_queue;
+    struct kvs_query_queue *queue = kvs_query_queue_of(work->data);
 
     if (queue->owner != work)
         return;
@@ -141,7 +141,7 @@ static bool check_outputs(struct kv_work *work, const struct kv_querier *querier
 static void answer(struct kv_work *work, struct kv_querier *querier)
 {
     const struct kv_wire_query *query = kv_query_of(work);
-    const uint64_t begun_us = work->data->query_queue->begun_us;
+    const uint64_t begun_us = kvs_query_queue_of(work->data)->begun_us;
     const size_t ids_bytes = querier->n_ids * sizeof(uint32_t);
     const struct kv_wire_answer times = {
         .waited_us = (uint32_t)(begun_us - work->begin_us),
@@ -188,13 +188,14 @@ static void note_selected(void *arg,
 {
     struct kv_work *work = arg;
 
-    kv_recall_note(work->data->query_queue->recall, work->part, scan, choice, tokens, n_tokens);
+    kv_recall_note(kvs_query_queue_of(work->data)->recall, work->part, scan, choice, tokens,
+                   n_tokens);
 }
 
 /* False: it is another work's, and this one is in its queue. */
 static bool take_querier(struct kv_work *work)
 {
-    struct kvs_query_queue *queue = work->data->query_queue;
+    struct kvs_query_queue *queue = kvs_query_queue_of(work->data);
     struct kvs_query_input input;
 
     if (queue->owner == work && queue->begun)
@@ -225,7 +226,7 @@ static void fail_bad(struct kv_work *work, const struct kv_querier *querier)
 
 bool kv_op_query_run(struct kv_work *work)
 {
-    struct kv_querier *querier = work->data->query_queue->querier;
+    struct kv_querier *querier = kvs_query_queue_of(work->data)->querier;
 
     if (kv_work_stale(work)) {
         kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",

@@ -1,6 +1,6 @@
 /* query.h - the queries of a data thread: one is at work at a time, the others queue for it.
  *
- * Threads: the data thread.  Memory: create/destroy.
+ * Threads: the data thread.  Memory: kvs_op_query_open() / kvs_op_query_close().
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_H
 #define KV_KVSERVER_STORE_OPS_QUERY_H
@@ -18,8 +18,9 @@ struct kvs_query_queue {
     struct kv_recall *recall;                 /* is shown what was chosen */
 };
 
-/* NULL: out of memory. */
-struct kvs_query_queue *kvs_query_queue_create(struct kv_data *data);
-void kvs_query_queue_destroy(struct kvs_query_queue *queue); /* NULL is allowed */
+static inline struct kvs_query_queue *kvs_query_queue_of(const struct kv_data *data)
+{
+    return data->op_state[KV_OP_QUERY];
+}
 
 #endif

@@ -230,7 +230,7 @@ static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t
     }
     /* From a fork that has only the first of the chapter, the others would get nothing. */
     if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
-        !kv_querier_is_between(data->query_queue->querier))
+        !kv_querier_is_between(kvs_query_queue_of(data)->querier))
         return;
     const struct kv_index_plan plan = plan_of(book);
     for (uint32_t i = end; i-- > begin;)

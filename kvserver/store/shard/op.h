@@ -27,6 +27,11 @@ struct kv_op_row {
     uint32_t body_min;     /* smallest body accepted */
     const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 
+    /* What the operation keeps for a data thread, data->op_state[op].  open: NULL if there is
+     * no memory; the thread's heap, objects and index are there already.  Both may be NULL. */
+    void *(*open)(struct kv_data *data);
+    void (*close)(void *state);
+
     /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
      * is where work->iov said.  discarded: it came and was not taken, as begin() wanted; NULL:
      * the answer leaves.  run: a slice of queued work; true while there is more.  wake:

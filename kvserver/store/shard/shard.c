@@ -1,7 +1,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
-#include "kvserver/store/ops/query.h"
+#include "kvserver/store/shard/op.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -36,6 +36,25 @@ bool kv_data_step(struct kv_data *data)
     if (!busy)
         busy = kv_arena_touch_ahead(data->arena) > 0;
     return busy;
+}
+
+static bool ops_open(struct kv_data *data)
+{
+    for (unsigned op = 0; op < KV_OP_COUNT; op++) {
+        if (data->ops[op].open == NULL)
+            continue;
+        data->op_state[op] = data->ops[op].open(data);
+        if (data->op_state[op] == NULL)
+            return false;
+    }
+    return true;
+}
+
+static void ops_close(struct kv_data *data)
+{
+    for (unsigned op = 0; op < KV_OP_COUNT; op++)
+        if (data->op_state[op] != NULL)
+            data->ops[op].close(data->op_state[op]);
 }
 
 static bool background_open(struct kv_data *data, const struct kv_data_setup *setup)
@@ -98,8 +117,7 @@ kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup
                          setup->object_version))
         goto err_fini;
     data->indexer = kv_indexer_create(&data->codebooks, data->clock);
-    data->query_queue = kvs_query_queue_create(data);
-    if (data->indexer == NULL || data->query_queue == NULL || !background_open(data, setup))
+    if (data->indexer == NULL || !ops_open(data) || !background_open(data, setup))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
         data->parts[i].index = i;
@@ -122,7 +140,7 @@ void kv_data_fini(struct kv_data *data)
         data->port->row->port_close(data->port);
     kv_ring_destroy(data->commands);
     background_close(data);
-    kvs_query_queue_destroy(data->query_queue);
+    ops_close(data);
     kv_indexer_destroy(data->indexer);
     kv_codebooks_fini(&data->codebooks);
     kv_objects_fini(&data->objects);

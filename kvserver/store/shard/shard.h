@@ -37,10 +37,10 @@
 
 struct kv_indexer;
 struct kv_op_row;
-struct kvs_query_queue;
 
 struct kv_data {
     const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
+    void *op_state[KV_OP_COUNT]; /* what each keeps for this thread */
     uint32_t index;
     uint32_t n_threads;
     uint64_t stuck_send_us;
@@ -53,7 +53,6 @@ struct kv_data {
     struct kv_codebooks codebooks;
     struct kv_objects objects;
     struct kv_indexer *indexer;
-    struct kvs_query_queue *query_queue;
     const struct kvs_background_row *background; /* (n_background) in the order of service */
     uint32_t n_background;
     void *background_state[KVS_BACKGROUND_MAX]; /* what each row keeps */

@@ -27,24 +27,24 @@ static int set_up(void **state)
         return -1;
     for (int i = 0; i < KV_PRIORITY_COUNT; i++)
         data->queues[i].end = &data->queues[i].first;
-    data->query_queue = kvs_query_queue_create(data);
-    if (data->query_queue == NULL)
+    data->op_state[KV_OP_QUERY] = kvs_op_query_open(data);
+    if (data->op_state[KV_OP_QUERY] == NULL)
         return -1;
     for (int i = 0; i < N_WORKS; i++) {
         works[i].data = data;
         works[i].row = &kv_ops[KV_OP_QUERY];
         works[i].request.op = KV_OP_QUERY;
         if (i > 0)
-            kv_work_queue_at(&works[i], &data->query_queue->waiting);
+            kv_work_queue_at(&works[i], &kvs_query_queue_of(data)->waiting);
     }
-    data->query_queue->owner = &works[0];
+    kvs_query_queue_of(data)->owner = &works[0];
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    kvs_query_queue_destroy(data->query_queue);
+    kvs_op_query_close(data->op_state[KV_OP_QUERY]);
     free(works);
     free(data);
     return 0;
@@ -52,7 +52,8 @@ static int tear_down(void **state)
 
 static bool has_turn(const struct kv_work *work)
 {
-    return work->queue == &data->queues[KV_PRIORITY_QUERY] && data->query_queue->owner == work;
+    return work->queue == &data->queues[KV_PRIORITY_QUERY] &&
+           kvs_query_queue_of(data)->owner == work;
 }
 
 /* One after the other, in the order in which they came, also where one ends before its turn. */
@@ -60,15 +61,15 @@ static void passes_on(void **state)
 {
     (void)state;
     kv_op_query_release(&works[2]); /* not his */
-    assert_ptr_equal(data->query_queue->owner, &works[0]);
+    assert_ptr_equal(kvs_query_queue_of(data)->owner, &works[0]);
     for (int i = 0; i + 1 < N_WORKS; i++) {
         kv_op_query_release(&works[i]);
         assert_true(has_turn(&works[i + 1]));
-        assert_int_equal(data->query_queue->waiting.first != NULL, i + 2 < N_WORKS);
+        assert_int_equal(kvs_query_queue_of(data)->waiting.first != NULL, i + 2 < N_WORKS);
     }
     kv_op_query_release(&works[N_WORKS - 1]);
-    assert_null(data->query_queue->owner);
-    assert_null(data->query_queue->waiting.first);
+    assert_null(kvs_query_queue_of(data)->owner);
+    assert_null(kvs_query_queue_of(data)->waiting.first);
 }
 
 int main(void)
