@@ -6,6 +6,7 @@
  */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
+#include "kvserver/store/ops/parse_units.h"
 
 #include <string.h>
 
@@ -14,21 +15,10 @@ static const struct kv_wire_index *index_of(const struct kv_work *work)
     return (const struct kv_wire_index *)(const void *)work->body;
 }
 
-static const struct kv_wire_unit *units_of(const struct kv_work *work)
-{
-    return (const struct kv_wire_unit *)(const void *)(work->body +
-                                                       sizeof(struct kv_wire_index));
-}
-
-static struct kv_unit *unit_at(const struct kv_work *work, uint32_t i)
-{
-    return kv_part_unit(work->part, units_of(work)[i].layer, units_of(work)[i].kv_head);
-}
-
 static bool is_ready(const struct kv_work *work)
 {
     for (uint32_t i = 0; i < work->request.n_units; i++)
-        if (unit_at(work, i)->committed < work->request.token_count)
+        if (kvs_unit_at(work, i)->committed < work->request.token_count)
             return false;
     return true;
 }
@@ -36,8 +26,7 @@ static bool is_ready(const struct kv_work *work)
 static struct kv_index_plan plan_of(const struct kv_work *work, uint32_t unit)
 {
     const struct kv_wire_index *index = index_of(work);
-    const struct kv_layer_schema *layer =
-        &work->part->schema->layers[units_of(work)[unit].layer];
+    const struct kv_layer_schema *layer = kvs_unit_layer(work, unit);
 
     return (struct kv_index_plan){
         .chapter_blocks = index->chapter_blocks,
@@ -56,14 +45,10 @@ static bool check(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
     const struct kv_wire_index *index = index_of(work);
-    const struct kv_wire_unit *units = units_of(work);
+    const struct kv_wire_unit *units = kvs_units(work);
 
-    if (request->n_units == 0 || request->n_units > KV_WIRE_UNITS_MAX ||
-        request->body_bytes != sizeof(*index) + request->n_units * sizeof(*units)) {
-        kv_work_fail(work, KV_INVALID, "index: %u units in a body of %u bytes",
-                     request->n_units, request->body_bytes);
-        return false;
-    }
+    if (!kvs_units_are_there(work) || request->body_bytes != kvs_units_bytes(work))
+        return kvs_fail_units(work);
     if (request->token_begin != 0 || request->token_count > work->part->tokens_max ||
         index->wait > 1 || (index->rest != 0 && kv_summaries_bits(index->rest) == 0) ||
         index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX ||
@@ -77,16 +62,9 @@ static bool check(struct kv_work *work)
         return false;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
-        bool known = units[i].layer < work->part->schema->n_layers &&
-                     units[i].kv_head < work->part->schema->layers[units[i].layer].n_kv_heads;
-        if (!known || units[i].n_ids != 0 || unit_at(work, i) == NULL) {
-            kv_work_fail(work, known && units[i].n_ids == 0 ? KV_MOVED : KV_INVALID,
-                         "index: layer %u head %u: %s", units[i].layer, units[i].kv_head,
-                         !known                ? "not in the schema"
-                         : units[i].n_ids != 0 ? "ids given"
-                                               : "not on this data thread");
+        if (!kvs_check_unit_is_known(work, i) || !kvs_check_unit_has_no_ids(work, i) ||
+            !kvs_check_unit_is_here(work, i))
             return false;
-        }
         struct kv_index_plan plan = plan_of(work, i);
         if (!kv_key_type_valid(plan.type) || plan.shape.d > KV_CODEBOOK_DIM_MAX ||
             !kv_pq_shape_valid(&plan.shape)) {
@@ -110,7 +88,7 @@ static bool check(struct kv_work *work)
 
 static void answer(struct kv_work *work, const struct kv_wire_indexed *indexed)
 {
-    work->reply.layer = units_of(work)[0].layer;
+    work->reply.layer = kvs_units(work)[0].layer;
     memcpy(work->small, indexed, sizeof(*indexed)); /* where the request may be */
     work->reply.snapshot = work->request.token_count;
     kv_work_answer(work, work->small, sizeof(*indexed), NULL, 0);
@@ -120,7 +98,7 @@ static struct kv_index_look look_at(const struct kv_work *work, uint32_t i)
 {
     struct kv_index_look look;
 
-    kv_index_look(&work->data->codebooks, unit_at(work, i), work->request.token_count,
+    kv_index_look(&work->data->codebooks, kvs_unit_at(work, i), work->request.token_count,
                   work->serial, &look);
     return look;
 }
@@ -187,12 +165,12 @@ bool kv_op_index_run(struct kv_work *work)
         return false;
     }
     plan = plan_of(work, work->cursor_unit);
-    status = kv_index_cut(work->data->indexer, unit_at(work, work->cursor_unit),
+    status = kv_index_cut(work->data->indexer, kvs_unit_at(work, work->cursor_unit),
                           work->request.token_count, &plan);
     if (status != KV_OK) {
         kv_work_fail(work, status, "index: layer %u head %u: %s",
-                     units_of(work)[work->cursor_unit].layer,
-                     units_of(work)[work->cursor_unit].kv_head,
+                     kvs_units(work)[work->cursor_unit].layer,
+                     kvs_units(work)[work->cursor_unit].kv_head,
                      status == KV_BUSY ? "too many chapters wait already"
                                        : "the store's memory is full");
         return false;

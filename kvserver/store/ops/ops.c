@@ -65,6 +65,7 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
     [KV_OP_INDEX] = {.name = "index",
                      .summary = "makes codebooks and codes for rows, in the background",
                      .flags = KV_OP_NEEDS_SESSION | KV_OP_KEEPS_BODY,
+                     .fixed_bytes = sizeof(struct kv_wire_index),
                      .body_min = sizeof(struct kv_wire_index) + sizeof(struct kv_wire_unit),
                      .waits_for = "rows or their codes",
                      .begin = kv_op_index_begin,
@@ -73,6 +74,7 @@ const struct kv_op_row kv_ops[KV_OP_COUNT] = {
     [KV_OP_QUERY] = {.name = "query",
                      .summary = "answers the rows that matter most to some query vectors",
                      .flags = KV_OP_NEEDS_SESSION | KV_OP_KEEPS_BODY,
+                     .fixed_bytes = sizeof(struct kv_wire_query),
                      .body_min = sizeof(struct kv_wire_query) + sizeof(struct kv_wire_unit) +
                                  sizeof(struct kv_wire_range) + sizeof(float),
                      .open = kvs_op_query_open,

@@ -1,20 +1,59 @@
 #include "kvserver/store/ops/parse_units.h"
 
-#include "kvserver/store/shard/op.h"
+static bool fail_unit(struct kv_work *work, uint32_t i, kv_status_t status, const char *fault)
+{
+    const struct kv_wire_unit *unit = &kvs_units(work)[i];
+
+    kv_work_fail(work, status, "%s: layer %u head %u: %s", work->row->name, unit->layer,
+                 unit->kv_head, fault);
+    return false;
+}
+
+bool kvs_fail_units(struct kv_work *work)
+{
+    kv_work_fail(work, KV_INVALID, "%s: %u units in a body of %u bytes", work->row->name,
+                 work->request.n_units, work->request.body_bytes);
+    return false;
+}
+
+bool kvs_check_unit_is_known(struct kv_work *work, uint32_t i)
+{
+    const struct kv_wire_unit *unit = &kvs_units(work)[i];
+    const struct kv_schema *schema = work->part->schema;
+
+    return (unit->layer < schema->n_layers &&
+            unit->kv_head < schema->layers[unit->layer].n_kv_heads) ||
+           fail_unit(work, i, KV_INVALID, "not in the schema");
+}
+
+bool kvs_check_unit_is_here(struct kv_work *work, uint32_t i)
+{
+    return kvs_unit_at(work, i) != NULL ||
+           fail_unit(work, i, KV_MOVED, "not on this data thread");
+}
+
+bool kvs_check_unit_is_single(struct kv_work *work, uint32_t i)
+{
+    struct kv_unit *unit = kvs_unit_at(work, i);
+
+    if (unit->mark == work->data->marks)
+        return fail_unit(work, i, KV_INVALID, "named twice");
+    unit->mark = work->data->marks;
+    return true;
+}
+
+bool kvs_check_unit_has_no_ids(struct kv_work *work, uint32_t i)
+{
+    return kvs_units(work)[i].n_ids == 0 || fail_unit(work, i, KV_INVALID, "ids given");
+}
 
 bool kv_parse_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64_t *ret_bytes)
 {
     const struct kv_wire_header *request = &work->request;
-    const struct kv_wire_unit *units = units_of(work);
     uint64_t n_rows = 0, bytes = 0;
-    uint64_t mark = ++work->data->marks;
 
-    if (request->n_units == 0 || request->n_units > KV_WIRE_UNITS_MAX ||
-        request->n_units * sizeof(*units) > request->body_bytes) {
-        kv_work_fail(work, KV_INVALID, "%s: %u units in a body of %u bytes", work->row->name,
-                     request->n_units, request->body_bytes);
-        return false;
-    }
+    if (!kvs_units_are_there(work))
+        return kvs_fail_units(work);
     if (!fetch && (request->token_count == 0 || request->token_count > KV_WIRE_ROWS_MAX ||
                    request->token_begin > work->part->tokens_max ||
                    request->token_count > work->part->tokens_max - request->token_begin)) {
@@ -23,28 +62,15 @@ bool kv_parse_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64
                      KV_WIRE_ROWS_MAX, work->part->tokens_max);
         return false;
     }
+    kvs_begin_units(work);
     for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kv_part_unit(work->part, units[i].layer, units[i].kv_head);
-
-        if (unit == NULL) {
-            bool known =
-                units[i].layer < work->part->schema->n_layers &&
-                units[i].kv_head < work->part->schema->layers[units[i].layer].n_kv_heads;
-            kv_work_fail(work, known ? KV_MOVED : KV_INVALID, "%s: layer %u head %u: %s",
-                         work->row->name, units[i].layer, units[i].kv_head,
-                         known ? "not on this data thread" : "not in the schema");
+        if (!kvs_check_unit_is_known(work, i) || !kvs_check_unit_is_here(work, i) ||
+            !kvs_check_unit_is_single(work, i) ||
+            (!fetch && !kvs_check_unit_has_no_ids(work, i)))
             return false;
-        }
-        if (unit->mark == mark || (!fetch && units[i].n_ids != 0)) {
-            kv_work_fail(work, KV_INVALID, "%s: layer %u head %u: %s", work->row->name,
-                         units[i].layer, units[i].kv_head,
-                         unit->mark == mark ? "named twice" : "ids given");
-            return false;
-        }
-        unit->mark = mark;
-        uint64_t rows = fetch ? units[i].n_ids : request->token_count;
+        uint64_t rows = fetch ? kvs_units(work)[i].n_ids : request->token_count;
         n_rows += rows;
-        bytes += rows * unit->row_bytes;
+        bytes += rows * kvs_unit_at(work, i)->row_bytes;
     }
     if (n_rows > KV_WIRE_ROWS_MAX || bytes > KV_WIRE_BULK_MAX) {
         kv_work_fail(work, KV_TOO_LARGE, "%s: %llu rows, %llu bytes, at most %u and %u",

@@ -1,33 +1,81 @@
-/* parse_units.h - the list of units that begins the body of a put, append, read or fetch.
+/* parse_units.h - the list of units in the body of a put, append, read, fetch, index or query.
  *
+ *     fixed    the operation's own part, row->fixed_bytes
  *     units    (n_units) kv_wire_unit
- *     numbers  (n) uint32_t: CRCs of a put's rows, or ids that fetch names
+ *     ...      CRCs of a put's rows, ids that fetch names, what else a query asks
+ *
+ * Each operation says what it checks of a unit, and in which order: what fails first is what the
+ * client hears.  All of these fail the work, with an error that names the operation and the
+ * unit.
  */
 #ifndef KV_KVSERVER_STORE_OPS_PARSE_UNITS_H
 #define KV_KVSERVER_STORE_OPS_PARSE_UNITS_H
 
+#include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 
-static inline const struct kv_wire_unit *units_of(const struct kv_work *work)
+static inline const struct kv_wire_unit *kvs_units(const struct kv_work *work)
 {
-    return (const struct kv_wire_unit *)(const void *)work->body;
+    return (const struct kv_wire_unit *)(const void *)(work->body + work->row->fixed_bytes);
 }
 
-static inline const uint32_t *numbers_of(const struct kv_work *work)
+/* What comes behind the units. */
+static inline const void *kvs_behind_units(const struct kv_work *work)
 {
-    return (const uint32_t *)(const void *)(work->body + work->request.n_units *
-                                                             sizeof(struct kv_wire_unit));
+    return kvs_units(work) + work->request.n_units;
 }
 
-static inline struct kv_unit *unit_at(const struct kv_work *work, uint32_t i)
+/* CRCs of a put, ids of a fetch. */
+static inline const uint32_t *kvs_numbers(const struct kv_work *work)
 {
-    const struct kv_wire_unit *unit = &units_of(work)[i];
+    return kvs_behind_units(work);
+}
+
+/* NULL: there is no such unit here. */
+static inline struct kv_unit *kvs_unit_at(const struct kv_work *work, uint32_t i)
+{
+    const struct kv_wire_unit *unit = &kvs_units(work)[i];
 
     return kv_part_unit(work->part, unit->layer, unit->kv_head);
 }
 
-/* Checks that every unit named is in the schema, is this thread's, and is named once.  Counts
- * rows and bytes; fetch counts by ids.  On failure the work has failed. */
+/* Its layer is in the schema. */
+static inline const struct kv_layer_schema *kvs_unit_layer(const struct kv_work *work,
+                                                           uint32_t i)
+{
+    return &work->part->schema->layers[kvs_units(work)[i].layer];
+}
+
+/* Bytes of the body up to the end of the list. */
+static inline size_t kvs_units_bytes(const struct kv_work *work)
+{
+    return work->row->fixed_bytes + work->request.n_units * sizeof(struct kv_wire_unit);
+}
+
+/* Whether there are units, not too many, and the body has them. */
+static inline bool kvs_units_are_there(const struct kv_work *work)
+{
+    return work->request.n_units > 0 && work->request.n_units <= KV_WIRE_UNITS_MAX &&
+           kvs_units_bytes(work) <= work->request.body_bytes;
+}
+
+/* The error of a list that is not there, or not as long as the body.  Returns false. */
+bool kvs_fail_units(struct kv_work *work);
+
+/* Checks of unit i.  All but the first are for a unit that the schema has, and the third for one
+ * that is here. */
+bool kvs_check_unit_is_known(struct kv_work *work, uint32_t i);  /* the schema has it */
+bool kvs_check_unit_is_here(struct kv_work *work, uint32_t i);   /* it is this thread's */
+bool kvs_check_unit_is_single(struct kv_work *work, uint32_t i); /* see kvs_begin_units() */
+bool kvs_check_unit_has_no_ids(struct kv_work *work, uint32_t i);
+
+/* From here on kvs_check_unit_is_single() finds units that are named twice. */
+static inline void kvs_begin_units(struct kv_work *work)
+{
+    work->data->marks++;
+}
+
+/* The units of a put, append, read or fetch.  Counts rows and bytes; fetch counts by ids. */
 bool kv_parse_units(struct kv_work *work, bool fetch, uint64_t *ret_rows, uint64_t *ret_bytes);
 
 #endif

@@ -47,11 +47,11 @@ static void answer_put(struct kv_work *work)
     uint32_t committed = UINT32_MAX;
 
     for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         if (unit->committed < committed)
             committed = unit->committed;
     }
-    work->reply.layer = units_of(work)[0].layer;
+    work->reply.layer = kvs_units(work)[0].layer;
     work->reply.snapshot = committed;
     work->reply.n_rows = request->n_units * request->token_count;
     kv_work_answer(work, NULL, 0, NULL, 0);
@@ -69,12 +69,12 @@ static void count_rows_in(struct kv_work *work, uint64_t rows, uint64_t bytes)
 static bool same_rows(struct kv_work *work, uint32_t *ret_n_bad)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = numbers_of(work);
+    const uint32_t *crcs = kvs_numbers(work);
     const uint32_t begin = request->token_begin, end = begin + request->token_count;
 
     *ret_n_bad = 0;
     for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         const struct kv_row_set rows = kv_unit_rows(unit);
         uint32_t there = unit->committed < end ? unit->committed : end;
 
@@ -111,11 +111,11 @@ static bool was_row(const struct kv_unit *unit, uint32_t token, uint32_t crc)
 static bool mend_rows(struct kv_work *work, const uint8_t *rows)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = numbers_of(work);
+    const uint32_t *crcs = kvs_numbers(work);
     const uint32_t begin = request->token_begin, end = begin + request->token_count;
 
     for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         uint32_t there = unit->committed < end ? unit->committed : end;
 
         for (uint32_t token = begin; token < there; token++) {
@@ -159,7 +159,7 @@ static void set_coming(struct kv_work *work, bool coming)
         return;
     work->coming = coming;
     for (uint32_t i = 0; i < work->request.n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
 
         unit->n_coming = coming ? unit->n_coming + 1 : unit->n_coming - 1;
     }
@@ -175,15 +175,15 @@ static bool put_may_wait(struct kv_work *work)
     bool has_any = false;
 
     for (uint32_t i = 0; i < request->n_units; i++)
-        has_any = has_any || has_gap(work, unit_at(work, i));
+        has_any = has_any || has_gap(work, kvs_unit_at(work, i));
     set_coming(work, !has_any);
     if (was_coming && has_any)
         queue_waiting_puts(work); /* they counted on this one */
     if (!has_any || request->snapshot > 0)
         return true;
     for (uint32_t i = 0; i < request->n_units && behind == NULL; i++)
-        if (has_gap(work, unit_at(work, i)) && unit_at(work, i)->n_coming == 0)
-            behind = unit_at(work, i);
+        if (has_gap(work, kvs_unit_at(work, i)) && kvs_unit_at(work, i)->n_coming == 0)
+            behind = kvs_unit_at(work, i);
     if (behind != NULL)
         kv_work_fail(work, KV_NOT_READY,
                      "%s: layer %u head %u: begins at token %u, yet %u are there and nothing "
@@ -201,7 +201,7 @@ static bool can_copy(const struct kv_work *work)
     bool ready = true;
 
     for (uint32_t i = 0; i < request->n_units && ready; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         enum standing standing = stand(unit, begin, end);
 
         ready = standing != NOT_YET && (standing != AT_END || unit->committed == begin);
@@ -213,14 +213,14 @@ static bool can_copy(const struct kv_work *work)
 static bool verify_put(struct kv_work *work, const uint8_t *rows)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = numbers_of(work);
+    const uint32_t *crcs = kvs_numbers(work);
     const uint32_t begin = request->token_begin, count = request->token_count;
     struct kv_crc_batch batch;
     uint32_t computed[KV_WIRE_ROWS_MAX], i = 0;
 
     kv_crc_batch_begin(&batch, work->part->writers, computed);
     for (uint32_t unit = 0; unit < request->n_units; unit++) {
-        const struct kv_unit *of = unit_at(work, unit);
+        const struct kv_unit *of = kvs_unit_at(work, unit);
 
         kv_crc_batch_add(&batch, of->layer, of->kv_head, rows, count, of->row_bytes, begin);
         rows += (size_t)count * of->row_bytes;
@@ -232,8 +232,8 @@ static bool verify_put(struct kv_work *work, const uint8_t *rows)
         i++;
     kv_count(&work->data->stats.corrupt_rows, 1);
     kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                 work->row->name, unit_at(work, i / count)->layer,
-                 unit_at(work, i / count)->kv_head, begin + i % count);
+                 work->row->name, kvs_unit_at(work, i / count)->layer,
+                 kvs_unit_at(work, i / count)->kv_head, begin + i % count);
     return false;
 }
 
@@ -241,7 +241,7 @@ static bool verify_put(struct kv_work *work, const uint8_t *rows)
 static void put_copy(struct kv_work *work, const uint8_t *rows)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = numbers_of(work);
+    const uint32_t *crcs = kvs_numbers(work);
     uint32_t begin = request->token_begin, count = request->token_count, end = begin + count;
     uint64_t n_rows = 0, bytes = 0;
     uint32_t n_bad;
@@ -256,10 +256,10 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
     if (n_bad > 0 && !mend_rows(work, rows))
         return;
     for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         if (end > unit->reserved && kv_unit_reserve(unit, &work->data->heap, end) != KV_OK) {
             while (i-- > 0) {
-                struct kv_unit *done = unit_at(work, i);
+                struct kv_unit *done = kvs_unit_at(work, i);
                 if (done->committed < end)
                     kv_unit_unreserve(done, &work->data->heap, done->committed);
             }
@@ -268,7 +268,7 @@ static void put_copy(struct kv_work *work, const uint8_t *rows)
         }
     }
     for (uint32_t i = 0; i < request->n_units; i++, crcs += count) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         size_t unit_bytes = (size_t)count * unit->row_bytes;
 
         if (end > unit->committed) {
@@ -305,7 +305,7 @@ static kv_status_t put_reserve(struct kv_work *work)
     if (request->n_units * (count / KV_BLOCK_TOKENS + 2) > KV_PINS_MAX)
         return KV_TOO_LARGE;
     for (i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
 
         status = kv_unit_reserve(unit, heap, begin + count);
         if (status != KV_OK)
@@ -318,7 +318,7 @@ static kv_status_t put_reserve(struct kv_work *work)
         }
     }
     for (i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         work->n_pins += kv_unit_pin(unit, begin, count, work->pins + work->n_pins);
         unit->n_landings++;
     }
@@ -328,7 +328,7 @@ static kv_status_t put_reserve(struct kv_work *work)
 err_unreserve:
     work->n_iov = 0;
     while (i-- > 0)
-        kv_unit_unreserve(unit_at(work, i), heap, begin);
+        kv_unit_unreserve(kvs_unit_at(work, i), heap, begin);
     return status;
 }
 
@@ -336,7 +336,7 @@ static void stop_landing(struct kv_work *work)
 {
     work->landing = false;
     for (uint32_t i = 0; i < work->request.n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
 
         unit->broken = true;
         if (--unit->n_landings == 0) {
@@ -368,7 +368,7 @@ static void put_commit(struct kv_work *work)
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         if (unit->broken) {
             kv_work_fail(work, KV_NOT_READY,
                          "%s: layer %u head %u: rows before token %u failed", work->row->name,
@@ -382,7 +382,7 @@ static void put_commit(struct kv_work *work)
         return;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         unit->committed = end;
         unit->n_landings--;
         bytes += (uint64_t)request->token_count * unit->row_bytes;
@@ -437,7 +437,7 @@ void kv_op_put_begin(struct kv_work *work)
 
     end = begin + request->token_count;
     for (uint32_t i = 0; i < request->n_units; i++) {
-        enum standing standing = stand(unit_at(work, i), begin, end);
+        enum standing standing = stand(kvs_unit_at(work, i), begin, end);
         direct = direct && standing == AT_END;
         there = there && standing == THERE;
     }
@@ -447,7 +447,7 @@ void kv_op_put_begin(struct kv_work *work)
         if (!same_rows(work, &n_bad))
             return;
         if (n_bad == 0) {
-            work->reply.layer = units_of(work)[0].layer;
+            work->reply.layer = kvs_units(work)[0].layer;
             work->reply.snapshot = end;
             work->reply.n_rows = (uint32_t)n_rows;
             work->small[0] = '\0';
@@ -482,7 +482,7 @@ void kv_op_put_begin(struct kv_work *work)
 void kv_op_put_landed(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = numbers_of(work);
+    const uint32_t *crcs = kvs_numbers(work);
 
     if (kv_work_stale(work)) {
         kv_work_fail(work, KV_STALE, "%s: session %u was changed meanwhile", work->row->name,
@@ -494,7 +494,7 @@ void kv_op_put_landed(struct kv_work *work)
         return;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = unit_at(work, i);
+        struct kv_unit *unit = kvs_unit_at(work, i);
         uint32_t end = request->token_begin + request->token_count, step;
 
         for (uint32_t token = request->token_begin; token < end; token += step, crcs += step) {

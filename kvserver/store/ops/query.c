@@ -6,6 +6,7 @@
 #include "kvserver/store/ops/query.h"
 
 #include "kvserver/store/ops/ops.h"
+#include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/ops/query_parse.h"
 
 #include <math.h>
@@ -47,7 +48,7 @@ void kv_op_query_wake(struct kv_work *work)
         return;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
-        if (kv_query_unit(work, i)->committed < request->snapshot) {
+        if (kvs_unit_at(work, i)->committed < request->snapshot) {
             kv_work_wait(work, request->snapshot);
             return;
         }
@@ -123,7 +124,7 @@ static bool check_outputs(struct kv_work *work, const struct kv_querier *querier
         return true;
     for (uint32_t unit = 0; unit < work->request.n_units; unit++) {
         const float *end =
-            output + (size_t)kv_query_of(work)->n_queries * kv_query_layer(work, unit)->d_v;
+            output + (size_t)kv_query_of(work)->n_queries * kvs_unit_layer(work, unit)->d_v;
 
         for (; output < end; output++) {
             if (isfinite(*output))
@@ -131,7 +132,7 @@ static bool check_outputs(struct kv_work *work, const struct kv_querier *querier
             kv_work_fail(work, KV_INVALID,
                          "query: layer %u head %u: the output is no number: a row attended "
                          "holds a NaN, an infinity, or values too large to add",
-                         kv_query_units(work)[unit].layer, kv_query_units(work)[unit].kv_head);
+                         kvs_units(work)[unit].layer, kvs_units(work)[unit].kv_head);
             return false;
         }
     }
@@ -164,7 +165,7 @@ static void answer(struct kv_work *work, struct kv_querier *querier)
     for (uint32_t i = 0; i < work->request.n_units; i++)
         if (querier->found[i].committed < committed)
             committed = querier->found[i].committed;
-    work->reply.layer = kv_query_units(work)[0].layer;
+    work->reply.layer = kvs_units(work)[0].layer;
     work->reply.snapshot = committed;
     work->reply.n_rows = querier->n_rows;
     count(work, querier);
@@ -216,7 +217,7 @@ static bool take_querier(struct kv_work *work)
 
 static void fail_bad(struct kv_work *work, const struct kv_querier *querier)
 {
-    const struct kv_wire_unit *unit = &kv_query_units(work)[querier->unit];
+    const struct kv_wire_unit *unit = &kvs_units(work)[querier->unit];
 
     kv_work_fail(
         work, KV_CORRUPT,

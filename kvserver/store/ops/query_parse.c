@@ -1,5 +1,7 @@
 #include "kvserver/store/ops/query_parse.h"
 
+#include "kvserver/store/ops/parse_units.h"
+
 #include <math.h>
 
 const struct kv_wire_query *kv_query_of(const struct kv_work *work)
@@ -7,16 +9,9 @@ const struct kv_wire_query *kv_query_of(const struct kv_work *work)
     return (const struct kv_wire_query *)(const void *)work->body;
 }
 
-const struct kv_wire_unit *kv_query_units(const struct kv_work *work)
-{
-    return (const struct kv_wire_unit *)(const void *)(work->body +
-                                                       sizeof(struct kv_wire_query));
-}
-
 const struct kv_wire_range *kv_query_ranges(const struct kv_work *work)
 {
-    return (const struct kv_wire_range *)(const void *)(kv_query_units(work) +
-                                                        work->request.n_units);
+    return kvs_behind_units(work);
 }
 
 /* Of each unit (n_queries, d_k); behind all of them the blocks that the asker holds. */
@@ -25,28 +20,15 @@ static const float *vectors_of(const struct kv_work *work)
     return (const float *)(const void *)(kv_query_ranges(work) + kv_query_of(work)->n_ranges);
 }
 
-struct kv_unit *kv_query_unit(const struct kv_work *work, uint32_t i)
-{
-    const struct kv_wire_unit *unit = &kv_query_units(work)[i];
-
-    return kv_part_unit(work->part, unit->layer, unit->kv_head);
-}
-
-const struct kv_layer_schema *kv_query_layer(const struct kv_work *work, uint32_t i)
-{
-    return &work->part->schema->layers[kv_query_units(work)[i].layer];
-}
-
 /* The fixed part and the ranges.  On failure the work has failed. */
 static bool check_query(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
     const struct kv_wire_query *query = kv_query_of(work);
-    const size_t fixed = sizeof(*query) + request->n_units * sizeof(struct kv_wire_unit);
 
-    if (request->n_units == 0 || request->n_units > KV_WIRE_UNITS_MAX || query->n_ranges == 0 ||
-        query->n_ranges > KV_RANGES_MAX ||
-        fixed + query->n_ranges * sizeof(struct kv_wire_range) > request->body_bytes) {
+    if (!kvs_units_are_there(work) || query->n_ranges == 0 || query->n_ranges > KV_RANGES_MAX ||
+        kvs_units_bytes(work) + query->n_ranges * sizeof(struct kv_wire_range) >
+            request->body_bytes) {
         kv_work_fail(work, KV_INVALID, "query: %u units and %u ranges in a body of %u bytes",
                      request->n_units, query->n_ranges, request->body_bytes);
         return false;
@@ -96,7 +78,7 @@ static bool check_query(struct kv_work *work)
 static bool check_attention(struct kv_work *work, uint32_t i)
 {
     const struct kv_wire_query *query = kv_query_of(work);
-    const struct kv_layer_schema *layer = kv_query_layer(work, i);
+    const struct kv_layer_schema *layer = kvs_unit_layer(work, i);
     struct kv_attend_shape shape;
     const char *fault = kv_attention_shape(layer, query->n_queries, query->scale, &shape);
 
@@ -104,7 +86,7 @@ static bool check_attention(struct kv_work *work, uint32_t i)
         kv_work_fail(work, KV_UNSUPPORTED,
                      "query: layer %u: %s (type %u, keys of %u elements, values of %u, scale "
                      "%g)",
-                     kv_query_units(work)[i].layer, fault, layer->dtype, layer->d_k, layer->d_v,
+                     kvs_units(work)[i].layer, fault, layer->dtype, layer->d_k, layer->d_v,
                      (double)query->scale);
     return fault == NULL;
 }
@@ -119,23 +101,12 @@ struct sums {
 static bool check_unit(struct kv_work *work, uint32_t i, uint64_t n_chosen, struct sums *sums)
 {
     const struct kv_wire_query *query = kv_query_of(work);
-    const struct kv_wire_unit *named = &kv_query_units(work)[i];
-    const struct kv_schema *schema = work->part->schema;
-    struct kv_unit *unit = kv_query_unit(work, i);
+    const struct kv_wire_unit *named = &kvs_units(work)[i];
 
-    if (unit == NULL || unit->mark == work->data->marks) {
-        const bool known = named->layer < schema->n_layers &&
-                           named->kv_head < schema->layers[named->layer].n_kv_heads;
-
-        kv_work_fail(work, known && unit == NULL ? KV_MOVED : KV_INVALID,
-                     "query: layer %u head %u: %s", named->layer, named->kv_head,
-                     unit != NULL ? "named twice"
-                     : known      ? "not on this data thread"
-                                  : "not in the schema");
+    if (!kvs_check_unit_is_known(work, i) || !kvs_check_unit_is_here(work, i) ||
+        !kvs_check_unit_is_single(work, i))
         return false;
-    }
-    unit->mark = work->data->marks;
-    const struct kv_layer_schema *layer = kv_query_layer(work, i);
+    const struct kv_layer_schema *layer = kvs_unit_layer(work, i);
     if (!kv_key_type_valid(layer->dtype) || layer->d_k > KV_CODEBOOK_DIM_MAX) {
         kv_work_fail(work, KV_UNSUPPORTED,
                      "query: layer %u: keys of type %u with %u elements: cannot be scored",
@@ -148,7 +119,7 @@ static bool check_unit(struct kv_work *work, uint32_t i, uint64_t n_chosen, stru
     sums->floats += (uint64_t)query->n_queries * layer->d_k;
     sums->n_held += named->n_ids;
     sums->n_names += kv_query_names_held_only(query) && n_held < n_chosen ? n_held : n_chosen;
-    sums->row_bytes += n_chosen * unit->row_bytes;
+    sums->row_bytes += n_chosen * kvs_unit_at(work, i)->row_bytes;
     if (kv_query_has_outputs(query))
         sums->floats_out += (uint64_t)query->n_queries * (layer->d_v + 1);
     return true;
@@ -180,7 +151,7 @@ static bool check_room(struct kv_work *work, uint32_t n_candidates, const struct
 /* Blocks that the asker holds, and the vectors.  On failure the work has failed. */
 static bool check_contents(struct kv_work *work, uint64_t n_floats)
 {
-    const struct kv_wire_unit *units = kv_query_units(work);
+    const struct kv_wire_unit *units = kvs_units(work);
     const float *vectors = vectors_of(work);
     const struct kv_wire_held *held =
         (const struct kv_wire_held *)(const void *)(vectors + n_floats);
@@ -214,7 +185,7 @@ static bool check_units(struct kv_work *work)
     const uint64_t n_chosen = kv_choice_max(&choice, n);
     struct sums sums = {0};
 
-    work->data->marks++;
+    kvs_begin_units(work);
     for (uint32_t i = 0; i < work->request.n_units; i++)
         if (!check_unit(work, i, n_chosen, &sums))
             return false;
@@ -242,14 +213,14 @@ void kvs_query_parse(const struct kv_work *work,
     const float *held = vectors_of(work);
 
     for (uint32_t i = 0; i < work->request.n_units; i++) {
-        units[i] = kv_query_unit(work, i);
-        held += (size_t)query->n_queries * kv_query_layer(work, i)->d_k;
+        units[i] = kvs_unit_at(work, i);
+        held += (size_t)query->n_queries * kvs_unit_layer(work, i)->d_k;
     }
     *ret_input = (struct kvs_query_input){
         .query = query,
         .ranges = kv_query_ranges(work),
         .n_units = work->request.n_units,
-        .named = kv_query_units(work),
+        .named = kvs_units(work),
         .units = units,
         .queries = vectors_of(work),
         .held = (const struct kv_wire_held *)(const void *)held,

@@ -15,12 +15,7 @@
 bool kv_query_check(struct kv_work *work);
 
 const struct kv_wire_query *kv_query_of(const struct kv_work *work);
-const struct kv_wire_unit *kv_query_units(const struct kv_work *work);   /* (n_units) */
 const struct kv_wire_range *kv_query_ranges(const struct kv_work *work); /* (n_ranges) */
-
-/* The request's unit i, and its layer. */
-struct kv_unit *kv_query_unit(const struct kv_work *work, uint32_t i);
-const struct kv_layer_schema *kv_query_layer(const struct kv_work *work, uint32_t i);
 
 /* What the message asks.
  *   units  (n_units) room for them */

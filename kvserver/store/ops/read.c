@@ -17,7 +17,7 @@ static bool is_fetch(const struct kv_work *work)
 /* Rows of unit i of the request. */
 static uint32_t rows_of(const struct kv_work *work, uint32_t i)
 {
-    return is_fetch(work) ? units_of(work)[i].n_ids : work->request.token_count;
+    return is_fetch(work) ? kvs_units(work)[i].n_ids : work->request.token_count;
 }
 
 /* Gathers rows from the cursor on into dst, at most `room` bytes; advances the cursor.  Returns
@@ -25,14 +25,14 @@ static uint32_t rows_of(const struct kv_work *work, uint32_t i)
 static size_t gather(struct kv_work *work, uint8_t *dst, size_t room)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = numbers_of(work);
+    const uint32_t *ids = kvs_numbers(work);
     size_t done = 0;
 
     if (is_fetch(work))
         for (uint32_t i = 0; i < work->cursor_unit; i++)
-            ids += units_of(work)[i].n_ids;
+            ids += kvs_units(work)[i].n_ids;
     for (; work->cursor_unit < request->n_units; work->cursor_unit++, work->cursor_row = 0) {
-        const struct kv_unit *unit = unit_at(work, work->cursor_unit);
+        const struct kv_unit *unit = kvs_unit_at(work, work->cursor_unit);
         uint32_t n_rows = rows_of(work, work->cursor_unit);
 
         while (work->cursor_row < n_rows) {
@@ -60,13 +60,13 @@ static size_t gather(struct kv_work *work, uint8_t *dst, size_t room)
 static void gather_crcs(const struct kv_work *work, uint32_t *ret_crcs)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = numbers_of(work);
+    const uint32_t *ids = kvs_numbers(work);
 
     for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
 
         if (is_fetch(work)) {
-            for (uint32_t j = 0; j < units_of(work)[i].n_ids; j++)
+            for (uint32_t j = 0; j < kvs_units(work)[i].n_ids; j++)
                 *ret_crcs++ = *kv_unit_crc(unit, *ids++);
         } else {
             kv_unit_read_crcs(unit, request->token_begin, request->token_count, ret_crcs);
@@ -79,10 +79,10 @@ static void gather_crcs(const struct kv_work *work, uint32_t *ret_crcs)
 static bool rows_are_good(struct kv_work *work)
 {
     const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = numbers_of(work);
+    const uint32_t *ids = kvs_numbers(work);
 
     for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         const uint32_t n = rows_of(work, i);
         uint32_t bad = UINT32_MAX;
 
@@ -137,7 +137,7 @@ static void read_ready(struct kv_work *work)
         return;
     }
     if (!is_fetch(work) && request->n_units == 1) {
-        struct kv_unit *unit = unit_at(work, 0);
+        struct kv_unit *unit = kvs_unit_at(work, 0);
         struct kv_iov piece;
 
         if (kv_unit_pieces(unit, request->token_begin, request->token_count, &piece, 0, 1) ==
@@ -185,7 +185,7 @@ void kv_op_read_wake(struct kv_work *work)
         return;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = unit_at(work, i);
+        const struct kv_unit *unit = kvs_unit_at(work, i);
         if (unit->committed < least)
             least = unit->committed;
     }
@@ -193,7 +193,7 @@ void kv_op_read_wake(struct kv_work *work)
         kv_work_wait(work, request->snapshot);
         return;
     }
-    work->reply.layer = units_of(work)[0].layer;
+    work->reply.layer = kvs_units(work)[0].layer;
     work->reply.snapshot = least;
     read_ready(work);
 }
@@ -217,8 +217,8 @@ void kv_op_read_begin(struct kv_work *work)
     if (is_fetch(work)) {
         uint32_t last = 0;
         for (uint64_t i = 0; i < n_rows; i++)
-            if (numbers_of(work)[i] > last)
-                last = numbers_of(work)[i];
+            if (kvs_numbers(work)[i] > last)
+                last = kvs_numbers(work)[i];
         if (last >= work->part->tokens_max) {
             kv_work_fail(work, KV_INVALID, "%s: token %u, at most %u in a session",
                          work->row->name, last, work->part->tokens_max);

@@ -25,6 +25,7 @@ struct kv_op_row {
     const char *summary; /* one line */
     uint32_t flags;
     uint32_t body_min;     /* smallest body accepted */
+    uint32_t fixed_bytes;  /* of the body, before the units that it names */
     const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 
     /* What the operation keeps for a data thread, data->op_state[op].  open: NULL if there is
