@@ -683,7 +683,6 @@ static const float *row_of(uint32_t token)
 static void note_answer(void)
 {
     const struct kv_querier *querier = kvs_query_queue_of(data())->querier;
-    const uint32_t *scored = NULL;
 
     memset(q.is_candidate, 0, sizeof(q.is_candidate));
     memset(q.is_chosen, 0, sizeof(q.is_chosen));
@@ -698,12 +697,8 @@ static void note_answer(void)
     }
     if (q.query.rest == 0 || querier->n_scored == 0)
         return;
-    /* Where pipeline.c keeps them. */
-    scored = (const uint32_t *)(const void *)(querier->floats +
-                                              (size_t)querier->n_taken *
-                                                  (2 * q.query.n_queries + KV_CHOOSE_ROOM + 1));
     for (uint32_t i = 0; i < querier->n_scored; i++)
-        q.is_scored[scored[i]] = true;
+        q.is_scored[querier->scratch.kept_tokens[i]] = true;
 }
 
 /* A sum of weighed values. */

@@ -135,14 +135,14 @@ bool kv_recall_step(struct kv_recall *recall)
         if (!kv_scan_slice(scan, &recall->data->codebooks, recall->data->clock))
             return true;
         kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, scan->maxima, NULL,
-                        NULL, scan->n, false, scan->scores + (size_t)scan->n * scan->n_queries);
+                        NULL, scan->n, false, kvs_scan_spare(scan));
         recall->choosing = true;
     }
     if (!kv_choose_slice(&recall->chooser))
         return true;
 
-    uint32_t *indices = (uint32_t *)(void *)(scan->scores + (size_t)scan->n * (scan->n_queries +
-                                                                               KV_CHOOSE_ROOM));
+    uint32_t *indices =
+        (uint32_t *)(void *)(kvs_scan_spare(scan) + (size_t)scan->n_items * KV_CHOOSE_ROOM);
     uint32_t n = kv_choose_rows(&recall->chooser, indices, NULL);
     float share = n > 0 ? (float)n_common(recall, indices, n) / (float)n : 1;
     struct kv_unit *unit = scan->unit;

@@ -60,6 +60,13 @@ static enum kv_query_stage chosen_stage(const struct kv_querier *querier)
     return querier->input.query->answer == KV_ANSWER_ATTEND ? KV_QUERY_ATTEND : KV_QUERY_GATHER;
 }
 
+/* Step 1 took n rows: there is room for step 2. */
+static void set_taken(struct kv_querier *querier, uint32_t n)
+{
+    querier->n_taken = querier->n_chosen = n;
+    kvs_query_scratch_divide(&querier->scratch, querier->scan.n_queries, n);
+}
+
 static enum kv_query_stage first_stage(struct kv_querier *querier)
 {
     const bool weights = querier->input.query->flags & KV_WIRE_SCORES;
@@ -71,33 +78,14 @@ static enum kv_query_stage first_stage(struct kv_querier *querier)
     /* All are taken, by all vectors. */
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - querier->scan.n_queries);
     struct kv_range_walk walk = {.ranges = querier->scan.ranges};
-    querier->n_taken = n;
+    set_taken(querier, n);
     for (uint32_t i = 0; i < n; i++) {
-        querier->taken[i] = kv_range_walk_to(&walk, i);
-        querier->among[i] = all;
+        querier->scratch.taken[i] = kv_range_walk_to(&walk, i);
+        querier->scratch.among[i] = all;
     }
     for (uint32_t group = 0; group < kv_choice_groups(&querier->take); group++)
         querier->k[group] = querier->take.k;
-    querier->n_chosen = n;
     return querier->take.k < n || weights ? KV_QUERY_RERANK : chosen_stage(querier);
-}
-
-/* Where step 2's scores go for step 3, (n_queries, n_taken), as step 2 needs them up; behind
- * them, the tokens. */
-static float *kept_scores(const struct kv_querier *querier)
-{
-    static_assert((uint64_t)KV_QUERIES_MAX * KV_CHOSEN_MAX *
-                          (2 * KV_QUERIES_MAX + KV_CHOOSE_ROOM + 2) <=
-                      KV_QUERIER_FLOATS,
-                  "scores, room to choose, the chosen, scores and tokens");
-    return querier->floats +
-           (size_t)querier->n_taken * (querier->scan.n_queries + KV_CHOOSE_ROOM + 1);
-}
-
-static uint32_t *kept_tokens(const struct kv_querier *querier)
-{
-    return (uint32_t *)(void *)(kept_scores(querier) +
-                                (size_t)querier->n_taken * querier->scan.n_queries);
 }
 
 /* The row is bad, and would have been read: there is no answer.  Returns false. */
@@ -123,10 +111,10 @@ static bool stage_unit(struct kv_querier *querier)
         .by_code = true,
         .by_cell = querier->n_again < AGAIN_MAX,
         .n = kv_ranges_count(querier->input.ranges, query->n_ranges),
-        .room = querier->floats,
+        .room = querier->scratch.floats,
         .room_floats = KV_QUERIER_FLOATS,
-        .parts = querier->parts,
-        .tables = querier->tables,
+        .parts = querier->scratch.parts,
+        .tables = querier->scratch.tables,
     };
     kv_scan_begin(&querier->scan, querier->input.codebooks);
     querier->cursor = 0;
@@ -155,7 +143,7 @@ static bool stage_score(struct kv_querier *querier)
                     NULL, scan->n_items,
                     querier->input.query->rerank == 1 &&
                         (querier->input.query->flags & KV_WIRE_SCORES),
-                    scan->scores + (size_t)scan->n_items * scan->n_queries);
+                    kvs_scan_spare(scan));
     querier->stage = KV_QUERY_TAKE;
     return true;
 }
@@ -166,8 +154,8 @@ static bool stage_take(struct kv_querier *querier)
         return true;
     memcpy(querier->k, querier->chooser->k, sizeof(querier->k));
     querier->choice.each = querier->k;
-    kv_pick_begin(querier->picker, &querier->scan, querier->chooser, querier->taken,
-                  querier->among);
+    kv_pick_begin(querier->picker, &querier->scan, querier->chooser, querier->scratch.taken,
+                  querier->scratch.among);
     querier->stage = KV_QUERY_PICK;
     return true;
 }
@@ -203,28 +191,32 @@ static bool stage_pick(struct kv_querier *querier)
         querier->stage = KV_QUERY_UNIT;
         return true;
     }
-    querier->n_taken = querier->n_chosen = querier->picker->n;
+    set_taken(querier, querier->picker->n);
     /* Where nothing is reranked, these weights are the answer's.  They go where scores were;
      * not at once: few cells may be many rows, and the chooser's weights begin close behind. */
     if (is_last && (querier->input.query->flags & KV_WIRE_SCORES)) {
-        float *weights = (float *)(void *)querier->indices; /* step 2's, which there is not */
+        float *weights =
+            (float *)(void *)querier->scratch.indices; /* step 2's, which there is not */
 
         kv_pick_weights(&querier->scan, querier->chooser, querier->input.codebooks,
-                        querier->taken, querier->n_taken, weights);
-        memcpy(querier->floats, weights, querier->n_taken * sizeof(*weights));
+                        querier->scratch.taken, querier->n_taken, weights);
+        memcpy(querier->scratch.weights, weights, querier->n_taken * sizeof(*weights));
     }
     querier->stage = is_last ? chosen_stage(querier) : KV_QUERY_RERANK;
     return true;
 }
 
+/* For step 3: those of the n rows at the cursor, as step 2 needs its arrays up. */
 static void keep_scores(struct kv_querier *querier, uint32_t n)
 {
+    const struct kvs_query_scratch *scratch = &querier->scratch;
+
     for (uint32_t q = 0; q < querier->scan.n_queries; q++) {
         const size_t at = (size_t)q * querier->n_taken + querier->cursor;
 
-        memcpy(kept_scores(querier) + at, querier->floats + at, n * sizeof(float));
+        memcpy(scratch->kept_scores + at, scratch->scores + at, n * sizeof(float));
     }
-    memcpy(kept_tokens(querier) + querier->cursor, querier->taken + querier->cursor,
+    memcpy(scratch->kept_tokens + querier->cursor, scratch->taken + querier->cursor,
            n * sizeof(uint32_t));
 }
 
@@ -237,24 +229,24 @@ static bool stage_rerank(struct kv_querier *querier)
     if (n > RERANK_ROWS)
         n = RERANK_ROWS;
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t token = querier->taken[querier->cursor + i];
+        const uint32_t token = querier->scratch.taken[querier->cursor + i];
 
         if (kv_unit_is_bad(scan->unit, token))
             return fail_bad(querier, token);
         keys[i] = kv_unit_row(scan->unit, token);
     }
     kv_keys_score_list(scan->type, keys, n, scan->d, scan->queries, scan->n_queries,
-                       querier->floats + querier->cursor, querier->n_taken);
+                       querier->scratch.scores + querier->cursor, querier->n_taken);
     if (querier->input.query->rest != 0)
         keep_scores(querier, n);
     querier->cursor += n;
     if (querier->cursor < querier->n_taken)
         return true;
     querier->found[querier->unit].n_reranked = querier->n_scored = querier->n_taken;
-    kv_choose_begin(querier->chooser, &querier->choice, querier->floats, NULL, NULL,
-                    kv_choice_merges(&querier->choice) ? NULL : querier->among,
+    kv_choose_begin(querier->chooser, &querier->choice, querier->scratch.scores, NULL, NULL,
+                    kv_choice_merges(&querier->choice) ? NULL : querier->scratch.among,
                     querier->n_taken, querier->input.query->flags & KV_WIRE_SCORES,
-                    querier->floats + (size_t)querier->n_taken * scan->n_queries);
+                    querier->scratch.selection_room);
     querier->stage = KV_QUERY_CHOOSE;
     return true;
 }
@@ -263,16 +255,13 @@ static bool stage_choose(struct kv_querier *querier)
 {
     if (!kv_choose_slice(querier->chooser))
         return true;
-    const float *weights = querier->chooser->weights;
-    uint32_t *chose = (uint32_t *)(void *)(querier->floats +
-                                           (size_t)querier->n_taken *
-                                               (querier->choice.n_queries + KV_CHOOSE_ROOM));
+    struct kvs_query_scratch *scratch = &querier->scratch;
 
-    querier->n_chosen = kv_choose_rows(querier->chooser, querier->indices, chose);
+    querier->n_chosen = kv_choose_rows(querier->chooser, scratch->indices, scratch->chosen_by);
     for (uint32_t i = 0; i < querier->n_chosen; i++) {
-        querier->floats[i] = weights[querier->indices[i]];
-        querier->among[i] = chose[i];
-        querier->taken[i] = querier->taken[querier->indices[i]];
+        scratch->weights[i] = querier->chooser->weights[scratch->indices[i]];
+        scratch->among[i] = scratch->chosen_by[i];
+        scratch->taken[i] = scratch->taken[scratch->indices[i]];
     }
     querier->cursor = 0;
     querier->stage = chosen_stage(querier);
@@ -311,16 +300,16 @@ static void begin_found(struct kv_querier *querier)
     found->n_chosen = querier->n_chosen;
     if (querier->input.selected != NULL)
         querier->input.selected(querier->input.arg, &querier->scan, &querier->choice,
-                                querier->taken, querier->n_chosen);
+                                querier->scratch.taken, querier->n_chosen);
 }
 
 /* Names the row at the cursor in the answer. */
 static void name_row(struct kv_querier *querier, bool keeps)
 {
-    const uint32_t token = querier->taken[querier->cursor];
+    const uint32_t token = querier->scratch.taken[querier->cursor];
 
-    querier->heads[querier->n_ids] = querier->among[querier->cursor];
-    querier->scores[querier->n_ids] = querier->floats[querier->cursor];
+    querier->heads[querier->n_ids] = querier->scratch.among[querier->cursor];
+    querier->scores[querier->n_ids] = querier->scratch.weights[querier->cursor];
     querier->ids[querier->n_ids++] = keeps ? token | KV_WIRE_ID_HELD : token;
     querier->found[querier->unit].n_ids++;
 }
@@ -347,12 +336,12 @@ static void end_chosen(struct kv_querier *querier)
     struct kv_remainder_question question = {
         .scan = &querier->scan,
         .bits = kv_summaries_bits(query->rest),
-        .chosen = querier->taken,
-        .among = querier->among,
+        .chosen = querier->scratch.taken,
+        .among = querier->scratch.among,
         .n_chosen = querier->n_chosen,
         .each = query->merge == KV_MERGE_NONE,
-        .scored = kept_tokens(querier),
-        .scores = kept_scores(querier),
+        .scored = querier->scratch.kept_tokens,
+        .scores = querier->scratch.kept_scores,
         .n_scored = querier->n_scored,
     };
 
@@ -377,7 +366,7 @@ static bool stage_gather(struct kv_querier *querier)
     if (querier->cursor == 0)
         begin_found(querier);
     for (; querier->cursor < querier->n_chosen && n < GATHER_ROWS; querier->cursor++) {
-        uint32_t token = querier->taken[querier->cursor];
+        uint32_t token = querier->scratch.taken[querier->cursor];
         bool keeps = is_held(querier, unit, querier->held_end, token);
 
         if (kv_unit_is_bad(unit, token))
@@ -415,13 +404,14 @@ static bool stage_attend(struct kv_querier *querier)
                            query->merge == KV_MERGE_NONE);
     }
     for (; querier->cursor < querier->n_chosen && !is_full; querier->cursor++) {
-        uint32_t token = querier->taken[querier->cursor];
+        uint32_t token = querier->scratch.taken[querier->cursor];
         bool keeps = is_held(querier, unit, querier->held_end, token);
 
         if (keeps || !kv_query_names_held_only(query))
             name_row(querier, keeps);
         if (!keeps)
-            is_full = kv_attention_add(attention, token, querier->among[querier->cursor]);
+            is_full =
+                kv_attention_add(attention, token, querier->scratch.among[querier->cursor]);
     }
     querier->n_attended += attention->n;
     const uint32_t bad = kv_attention_slice(attention, querier->input.heap);

@@ -70,6 +70,27 @@ struct kvs_query_input {
     void *arg;
 };
 
+/* What a query works with.  The sizes are those of the largest one. */
+struct kvs_query_scratch {
+    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) */
+    float *tables;              /* (KV_QUERIES_MAX, KV_SCAN_TABLE) */
+    uint32_t *taken;            /* tokens that step 1 took; room for what it may */
+    uint32_t *among;            /* ... and the vectors that did */
+    uint32_t *indices;          /* chosen of them */
+
+    /* (KV_QUERIER_FLOATS) Step 1 has all of it, as kv_scan.room; then it is what the arrays
+     * below are in. */
+    float *floats;
+
+    /* Step 2's, of the rows that step 1 took: kvs_query_scratch_divide(). */
+    float *scores;         /* (n_queries, n_taken) */
+    float *weights;        /* (n_chosen) of the rows chosen; where `scores` were */
+    float *selection_room; /* (KV_CHOOSE_ROOM, n_taken) */
+    uint32_t *chosen_by;   /* (n_chosen) bit q: vector q chose the row */
+    float *kept_scores;    /* (n_queries, n_taken) as `scores`, for step 3 */
+    uint32_t *kept_tokens; /* (n_taken) what these are scores of */
+};
+
 struct kv_querier {
     struct kvs_query_input input;
     enum kv_query_stage stage;
@@ -85,15 +106,10 @@ struct kv_querier {
     struct kv_chooser *chooser;    /* at work on one of them */
     struct kv_picker *picker;
     uint32_t k[KV_QUERIES_MAX]; /* rows that step 1 wants of each group */
-    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) */
-    float *floats;              /* (KV_QUERIER_FLOATS): scores, weights, spare */
-    uint32_t *taken;            /* tokens that step 1 took; room for what it may */
-    uint32_t *among;            /* ... and the vectors that did */
-    uint32_t *indices;          /* chosen of them */
+    struct kvs_query_scratch scratch;
     uint32_t n_taken, n_chosen;
     uint32_t n_scored; /* rows that step 2 scored */
     uint32_t cursor;   /* rows done of a stage */
-    float *tables;     /* (KV_QUERIES_MAX, KV_SCAN_TABLE) */
     struct kv_attention *attention;
     struct kv_remainder *remainder;
 
@@ -110,6 +126,11 @@ struct kv_querier {
     uint32_t n_attended;        /* rows */
     uint32_t n_rest_exact;      /* rows not chosen, attended */
 };
+
+/* Says where step 2's arrays are in `floats`, one behind the other. */
+void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
+                              uint32_t n_queries,
+                              uint32_t n_taken);
 
 /* NULL: out of memory. */
 struct kv_querier *kv_querier_create(void);

@@ -72,6 +72,12 @@ enum {
     KV_SCAN_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
 };
 
+/* The caller's arrays behind the scores, (KV_SCAN_SPARE - 1, n_items). */
+static inline float *kvs_scan_spare(const struct kv_scan *scan)
+{
+    return scan->scores + (size_t)scan->n_items * scan->n_queries;
+}
+
 /* Tokens in the ranges. */
 uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
