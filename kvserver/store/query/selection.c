@@ -9,22 +9,21 @@ enum {
     COST_MAX = 16,          /* of an item, in those */
 };
 
-/* In order; MERGED ones only with SUM and MAX, EACH ones with UNION and NONE. */
-enum step {
-    STEP_MERGED_MAX, /* of a query vector */
-    STEP_MERGED_EXPS,
-    STEP_MERGED_ADD, /* of all */
-    STEP_MERGED_SUM, /* for MASS */
-    STEP_EACH_MAX,
-    STEP_EACH_EXPS,
-    STEP_EACH_ADD,
-    STEP_MASS,     /* of a group */
-    STEP_HEAVIEST, /* for FROM */
-    STEP_FROM,
-    STEP_SIFT, /* scores that may be the bound */
-    STEP_SELECT,
-    STEP_MARK, /* which are chosen of those that only some groups may choose */
-    STEP_DONE,
+/* What a step that has looked at all items leads to. */
+enum after {
+    NEXT_STEP,
+    SAME_STEP,  /* once more */
+    NEXT_QUERY, /* the first step, for the next query vector */
+};
+
+/* A selection goes through one of two lists of steps, `merged` or `per_query`; each step looks at
+ * all items, a slice of them at a time. */
+struct step {
+    uint32_t cost;       /* of an item, where that of the fastest step is 1 */
+    bool costs_by_query; /* ... and a quarter of that for each query vector */
+    bool (*begin)(struct kv_chooser *chooser); /* false: it is left out; NULL: it never is */
+    void (*work)(struct kv_chooser *chooser, uint32_t at, uint32_t n); /* items [at, at + n) */
+    enum after (*end)(struct kv_chooser *chooser);                     /* NULL: NEXT_STEP */
 };
 
 uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n)
@@ -35,46 +34,207 @@ uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n)
     return max < n ? (uint32_t)max : n;
 }
 
-/* UNION and NONE need weights to answer them or to say how many. */
-static bool each_weighs(const struct kv_chooser *chooser)
-{
-    return chooser->wants_weights || chooser->choice.selection != KV_SELECT_TOP;
-}
-
 static uint32_t takes_of(const struct kv_chooser *chooser, uint32_t group)
 {
     return kv_choice_takes(&chooser->choice, chooser->k[group]);
 }
 
-static void begin_select(struct kv_chooser *chooser)
+static const uint32_t *counts_at(const struct kv_chooser *chooser, uint32_t at)
+{
+    return chooser->counts != NULL ? chooser->counts + at : NULL;
+}
+
+/* ---- weights ----------------------------------------------------------------------------- */
+
+static float *scores_at(const struct kv_chooser *chooser, uint32_t at)
+{
+    return chooser->scores + (size_t)chooser->query * chooser->n + at;
+}
+
+static void raise_max(struct kv_chooser *chooser, float most)
+{
+    chooser->max = most > chooser->max ? most : chooser->max;
+}
+
+/* The next query vector's weights are made, which begins with its maximum. */
+static bool begin_max(struct kv_chooser *chooser)
+{
+    chooser->max = chooser->knows_maxima ? chooser->maxima[chooser->query] : -INFINITY;
+    chooser->sum = 0;
+    return !chooser->knows_maxima;
+}
+
+static void find_max(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    raise_max(chooser, kv_scores_max(scores_at(chooser, at), counts_at(chooser, at), n));
+}
+
+static void make_exps(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    chooser->sum += kv_softmax_exps(scores_at(chooser, at), counts_at(chooser, at), n,
+                                    chooser->choice.scale, chooser->max);
+}
+
+static enum after end_exps(struct kv_chooser *chooser)
+{
+    chooser->factors[chooser->query] = kv_softmax_factor(chooser->sum);
+    return ++chooser->query < chooser->choice.n_queries ? NEXT_QUERY : NEXT_STEP;
+}
+
+/* The weights of all query vectors, together. */
+static void merge_all(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    const struct kv_choice *choice = &chooser->choice;
+    float *merged = chooser->weights + at;
+
+    memset(merged, 0, n * sizeof(*merged));
+    if (choice->merge == KV_MERGE_SUM)
+        kv_merge_sum(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
+                     merged);
+    else
+        kv_merge_max(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
+                     merged);
+}
+
+static enum after end_merge(struct kv_chooser *chooser)
+{
+    chooser->query = 0;
+    chooser->sum = 0;
+    return NEXT_STEP;
+}
+
+/* UNION and NONE need weights to answer them or to say how many. */
+static bool each_weighs(struct kv_chooser *chooser)
+{
+    return chooser->wants_weights || chooser->choice.selection != KV_SELECT_TOP;
+}
+
+static bool begin_each_max(struct kv_chooser *chooser)
+{
+    return each_weighs(chooser) && begin_max(chooser);
+}
+
+/* The scores are still to be chosen by. */
+static void copy_exps(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    memcpy(chooser->spare + at, scores_at(chooser, at), n * sizeof(*chooser->spare));
+    chooser->sum += kv_softmax_exps(chooser->spare + at, counts_at(chooser, at), n,
+                                    chooser->choice.scale, chooser->max);
+}
+
+static enum after end_each_exps(struct kv_chooser *chooser)
+{
+    chooser->factors[0] = kv_softmax_factor(chooser->sum);
+    return NEXT_STEP;
+}
+
+static bool wants_weights(struct kv_chooser *chooser)
+{
+    return chooser->wants_weights;
+}
+
+static void merge_one(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    if (chooser->query == 0)
+        memset(chooser->weights + at, 0, n * sizeof(*chooser->weights));
+    kv_merge_max(chooser->spare + at, n, chooser->factors, 1, n, chooser->weights + at);
+}
+
+/* ---- how many ---------------------------------------------------------------------------- */
+
+/* The group's weights. */
+static const float *weights_at(const struct kv_chooser *chooser, uint32_t at)
+{
+    return (kv_choice_merges(&chooser->choice) ? chooser->weights : chooser->spare) + at;
+}
+
+/* The selection wants k rows. */
+static void limit_k(struct kv_chooser *chooser, uint64_t k)
+{
+    if (k < chooser->choice.k)
+        chooser->k[chooser->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
+}
+
+static bool is_by_mass(struct kv_chooser *chooser)
+{
+    return chooser->choice.selection == KV_SELECT_MASS;
+}
+
+static void sum_weights(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    chooser->sum += kv_weights_sum(chooser->weights + at, counts_at(chooser, at), n);
+}
+
+static bool begin_mass(struct kv_chooser *chooser)
+{
+    if (!is_by_mass(chooser))
+        return false;
+    chooser->pass = 0;
+    kv_mass_begin(&chooser->mass, chooser->sum, (double)chooser->choice.share);
+    return true;
+}
+
+static void count_mass(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    kv_mass_count(&chooser->mass, weights_at(chooser, at), counts_at(chooser, at), n);
+}
+
+static enum after end_mass(struct kv_chooser *chooser)
+{
+    kv_mass_next(&chooser->mass);
+    if (++chooser->pass < KV_SELECTOR_PASSES)
+        return SAME_STEP;
+    limit_k(chooser, chooser->mass.n_rows);
+    return NEXT_STEP;
+}
+
+static bool is_by_threshold(struct kv_chooser *chooser)
+{
+    return chooser->choice.selection == KV_SELECT_FROM;
+}
+
+static bool begin_heaviest(struct kv_chooser *chooser)
+{
+    if (!is_by_threshold(chooser))
+        return false;
+    chooser->sum = 0;
+    chooser->max = -INFINITY;
+    return true;
+}
+
+static void find_heaviest(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    raise_max(chooser, kv_scores_max(weights_at(chooser, at), counts_at(chooser, at), n));
+}
+
+static void count_from(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    chooser->sum += kv_count_from(weights_at(chooser, at), counts_at(chooser, at), n,
+                                  chooser->max * chooser->choice.share);
+}
+
+static enum after end_from(struct kv_chooser *chooser)
+{
+    limit_k(chooser, chooser->sum);
+    return NEXT_STEP;
+}
+
+/* ---- which ------------------------------------------------------------------------------- */
+
+/* Looks for scores that may be the bound, if a sample says which. */
+static bool begin_sift(struct kv_chooser *chooser)
 {
     const uint32_t group = chooser->query;
 
     kv_selector_begin(&chooser->groups[group], takes_of(chooser, group));
-    chooser->step = STEP_SELECT;
     chooser->pass = 0;
     chooser->n_between = 0;
+    chooser->n_above = 0;
     for (uint32_t i = 0; chooser->from != NULL && i < chooser->n; i++)
         chooser->own[i] = chooser->from[i] >> group & 1;
-    if (chooser->from != NULL || chooser->counts != NULL ||
-        !kv_scores_guess(kv_chooser_scores(chooser, group), chooser->n,
-                         takes_of(chooser, group), &chooser->least, &chooser->most))
-        return;
-    chooser->step = STEP_SIFT;
-    chooser->n_above = 0;
-}
-
-/* All that are near the bound, if it is among them: the k-th largest of all is one of theirs.
- */
-static void end_sift(struct kv_chooser *chooser)
-{
-    const uint64_t k = takes_of(chooser, chooser->query);
-
-    if (chooser->n_above < k && k <= chooser->n_above + chooser->n_between)
-        kv_selector_begin(&chooser->groups[chooser->query], k - chooser->n_above);
-    else
-        chooser->n_between = 0;
-    chooser->step = STEP_SELECT;
+    return chooser->from == NULL && chooser->counts == NULL &&
+           kv_scores_guess(kv_chooser_scores(chooser, group), chooser->n,
+                           takes_of(chooser, group), &chooser->least, &chooser->most);
 }
 
 static void sift(struct kv_chooser *chooser, uint32_t at, uint32_t n)
@@ -85,6 +245,19 @@ static void sift(struct kv_chooser *chooser, uint32_t at, uint32_t n)
         kv_chooser_scores(chooser, chooser->query) + at, n, chooser->least, chooser->most,
         (float *)(void *)chooser->own + chooser->n_between, &n_above);
     chooser->n_above += n_above;
+}
+
+/* All that are near the bound, if it is among them: the k-th largest of all is one of theirs.
+ */
+static enum after end_sift(struct kv_chooser *chooser)
+{
+    const uint64_t k = takes_of(chooser, chooser->query);
+
+    if (chooser->n_above < k && k <= chooser->n_above + chooser->n_between)
+        kv_selector_begin(&chooser->groups[chooser->query], k - chooser->n_above);
+    else
+        chooser->n_between = 0;
+    return NEXT_STEP;
 }
 
 static void count(struct kv_chooser *chooser, uint32_t at, uint32_t n)
@@ -99,38 +272,116 @@ static void count(struct kv_chooser *chooser, uint32_t at, uint32_t n)
                           counts != NULL ? counts + at : NULL, n);
 }
 
-/* How many the group wants, of weights with this exp sum. */
-static void begin_how_many(struct kv_chooser *chooser, uint64_t sum)
+static enum after end_count(struct kv_chooser *chooser)
 {
-    chooser->k[chooser->query] =
-        chooser->choice.each != NULL ? chooser->choice.each[chooser->query] : chooser->choice.k;
-    chooser->pass = 0;
-    if (chooser->choice.selection == KV_SELECT_MASS) {
-        kv_mass_begin(&chooser->mass, sum, (double)chooser->choice.share);
-        chooser->step = STEP_MASS;
-    } else if (chooser->choice.selection == KV_SELECT_FROM) {
-        chooser->step = STEP_HEAVIEST;
-        chooser->sum = 0;
-        chooser->max = -INFINITY;
-    } else {
-        begin_select(chooser);
+    kv_selector_next(&chooser->groups[chooser->query]);
+    if (++chooser->pass < KV_SELECTOR_PASSES)
+        return SAME_STEP;
+    return ++chooser->query < kv_choice_groups(&chooser->choice) ? NEXT_QUERY : NEXT_STEP;
+}
+
+static bool is_among(struct kv_chooser *chooser)
+{
+    return chooser->from != NULL;
+}
+
+/* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
+ * rows, together they may be 32 times as many: the others are not looked at. */
+static void mark_chosen(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+{
+    const uint32_t all = UINT32_MAX >> (32 - kv_choice_groups(&chooser->choice));
+    uint32_t *marks = (uint32_t *)(void *)chooser->spare;
+
+    for (uint32_t i = at; i < at + n; i++) {
+        marks[i] = 0;
+        for (uint32_t left = chooser->from[i] & all; left != 0; left &= left - 1) {
+            const uint32_t group = (uint32_t)__builtin_ctz(left);
+            struct kv_selector *selector = &chooser->groups[group];
+            const uint32_t image = kv_score_image(kv_chooser_scores(chooser, group)[i]);
+            const bool is_tie = image == selector->bound && selector->ties > 0;
+
+            if (image <= selector->bound && !is_tie)
+                continue;
+            selector->ties -= is_tie;
+            marks[i] |= 1u << group;
+        }
     }
 }
 
-/* The next query vector's weights are made, which begins with its maximum. */
-static void begin_weights(struct kv_chooser *chooser, enum step find_max)
+/* ---- the steps --------------------------------------------------------------------------- */
+
+/* SUM and MAX: the first two for each query vector, then all for the merged weights.  These are
+ * made of all vectors at once, and summed one by one. */
+static const struct step merged[] = {
+    {.cost = 1, .begin = begin_max, .work = find_max},
+    {.cost = 1, .work = make_exps, .end = end_exps},
+    {.cost = 1, .costs_by_query = true, .work = merge_all, .end = end_merge},
+    {.cost = 4, .begin = is_by_mass, .work = sum_weights},
+    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
+    {.cost = 1, .work = count, .end = end_count},
+    {.work = NULL},
+};
+
+/* UNION and NONE: all but the last for each query vector.  The last one looks at scores of many
+ * vectors for one row, which are far apart. */
+static const struct step per_query[] = {
+    {.cost = 1, .begin = begin_each_max, .work = find_max},
+    {.cost = 1, .begin = each_weighs, .work = copy_exps, .end = end_each_exps},
+    {.cost = 1, .begin = wants_weights, .work = merge_one},
+    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
+    {.cost = 1, .work = count, .end = end_count},
+    {.cost = COST_MAX, .begin = is_among, .work = mark_chosen},
+    {.work = NULL},
+};
+
+static const struct step *step_of(const struct kv_chooser *chooser)
 {
-    chooser->max = chooser->knows_maxima ? chooser->maxima[chooser->query] : -INFINITY;
-    chooser->sum = 0;
-    chooser->step = chooser->knows_maxima ? find_max + 1 : find_max;
+    return (kv_choice_merges(&chooser->choice) ? merged : per_query) + chooser->step;
 }
 
-static void begin_each(struct kv_chooser *chooser)
+static bool is_done(const struct kv_chooser *chooser)
 {
-    if (each_weighs(chooser))
-        begin_weights(chooser, STEP_EACH_MAX);
-    else
-        begin_how_many(chooser, 0);
+    return step_of(chooser)->work == NULL;
+}
+
+/* Begins the step, or the first one behind it that is not left out. */
+static void begin_step(struct kv_chooser *chooser, uint32_t step)
+{
+    chooser->step = step;
+    while (!is_done(chooser) && step_of(chooser)->begin != NULL &&
+           !step_of(chooser)->begin(chooser))
+        chooser->step++;
+}
+
+/* All items have been looked at. */
+static void end_step(struct kv_chooser *chooser)
+{
+    const struct step *step = step_of(chooser);
+    const enum after after = step->end != NULL ? step->end(chooser) : NEXT_STEP;
+
+    chooser->cursor = 0;
+    if (after != SAME_STEP)
+        begin_step(chooser, after == NEXT_QUERY ? 0 : chooser->step + 1);
+}
+
+static uint32_t cost_of(const struct kv_chooser *chooser)
+{
+    const struct step *step = step_of(chooser);
+
+    return step->cost + (step->costs_by_query ? chooser->choice.n_queries / 4 : 0);
+}
+
+/* That the step looks at. */
+static uint32_t items_of(const struct kv_chooser *chooser)
+{
+    return step_of(chooser)->work == count && chooser->n_between > 0 ? chooser->n_between
+                                                                     : chooser->n;
 }
 
 void kv_choose_begin(struct kv_chooser *chooser,
@@ -157,225 +408,27 @@ void kv_choose_begin(struct kv_chooser *chooser,
     chooser->knows_maxima = maxima != NULL;
     if (maxima != NULL)
         memcpy(chooser->maxima, maxima, choice->n_queries * sizeof(*maxima));
-    if (kv_choice_merges(choice))
-        begin_weights(chooser, STEP_MERGED_MAX);
-    else
-        begin_each(chooser);
-}
-
-/* The weights of all query vectors for items [at, at + n), together. */
-static void merge_all(const struct kv_chooser *chooser, uint32_t at, uint32_t n)
-{
-    const struct kv_choice *choice = &chooser->choice;
-    float *merged = chooser->weights + at;
-
-    memset(merged, 0, n * sizeof(*merged));
-    if (choice->merge == KV_MERGE_SUM)
-        kv_merge_sum(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
-                     merged);
-    else
-        kv_merge_max(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
-                     merged);
-}
-
-/* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
- * rows, together they may be 32 times as many: the others are not looked at. */
-static void mark_chosen(struct kv_chooser *chooser, uint32_t at, uint32_t n)
-{
-    const uint32_t all = UINT32_MAX >> (32 - kv_choice_groups(&chooser->choice));
-    uint32_t *marks = (uint32_t *)(void *)chooser->spare;
-
-    for (uint32_t i = at; i < at + n; i++) {
-        marks[i] = 0;
-        for (uint32_t left = chooser->from[i] & all; left != 0; left &= left - 1) {
-            const uint32_t group = (uint32_t)__builtin_ctz(left);
-            struct kv_selector *selector = &chooser->groups[group];
-            const uint32_t image = kv_score_image(kv_chooser_scores(chooser, group)[i]);
-            const bool is_tie = image == selector->bound && selector->ties > 0;
-
-            if (image <= selector->bound && !is_tie)
-                continue;
-            selector->ties -= is_tie;
-            marks[i] |= 1u << group;
-        }
-    }
-}
-
-/* The step at items [at, at + n). */
-static void work_on(struct kv_chooser *chooser, uint32_t at, uint32_t n)
-{
-    const struct kv_choice *choice = &chooser->choice;
-    const uint32_t *counts = chooser->counts != NULL ? chooser->counts + at : NULL;
-    float *scores = chooser->scores + (size_t)chooser->query * chooser->n + at;
-    const bool merges = kv_choice_merges(choice);
-    float most;
-
-    switch ((enum step)chooser->step) {
-    case STEP_MERGED_MAX:
-    case STEP_EACH_MAX:
-        most = kv_scores_max(scores, counts, n);
-        chooser->max = most > chooser->max ? most : chooser->max;
-        break;
-    case STEP_MERGED_EXPS:
-        chooser->sum += kv_softmax_exps(scores, counts, n, choice->scale, chooser->max);
-        break;
-    case STEP_EACH_EXPS: /* the scores are still to be chosen by */
-        memcpy(chooser->spare + at, scores, n * sizeof(*scores));
-        chooser->sum +=
-            kv_softmax_exps(chooser->spare + at, counts, n, choice->scale, chooser->max);
-        break;
-    case STEP_MERGED_ADD:
-        merge_all(chooser, at, n);
-        break;
-    case STEP_MERGED_SUM:
-        chooser->sum += kv_weights_sum(chooser->weights + at, counts, n);
-        break;
-    case STEP_EACH_ADD:
-        if (chooser->query == 0)
-            memset(chooser->weights + at, 0, n * sizeof(*chooser->weights));
-        kv_merge_max(chooser->spare + at, n, chooser->factors, 1, n, chooser->weights + at);
-        break;
-    case STEP_MASS:
-        kv_mass_count(&chooser->mass, (merges ? chooser->weights : chooser->spare) + at, counts,
-                      n);
-        break;
-    case STEP_HEAVIEST:
-        most = kv_scores_max((merges ? chooser->weights : chooser->spare) + at, counts, n);
-        chooser->max = most > chooser->max ? most : chooser->max;
-        break;
-    case STEP_FROM:
-        chooser->sum += kv_count_from((merges ? chooser->weights : chooser->spare) + at, counts,
-                                      n, chooser->max * choice->share);
-        break;
-    case STEP_SIFT:
-        sift(chooser, at, n);
-        break;
-    case STEP_SELECT:
-        count(chooser, at, n);
-        break;
-    case STEP_MARK:
-        mark_chosen(chooser, at, n);
-        break;
-    case STEP_DONE:
-        break;
-    }
-}
-
-static void limit_k(struct kv_chooser *chooser, uint64_t k)
-{
-    if (k < chooser->choice.k)
-        chooser->k[chooser->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
-    begin_select(chooser);
-}
-
-/* All items have been looked at. */
-static void next_step(struct kv_chooser *chooser)
-{
-    const struct kv_choice *choice = &chooser->choice;
-
-    chooser->cursor = 0;
-    switch ((enum step)chooser->step) {
-    case STEP_MERGED_MAX:
-    case STEP_EACH_MAX:
-    case STEP_HEAVIEST:
-        chooser->step++;
-        break;
-    case STEP_MERGED_EXPS:
-        chooser->factors[chooser->query] = kv_softmax_factor(chooser->sum);
-        if (++chooser->query < choice->n_queries)
-            begin_weights(chooser, STEP_MERGED_MAX);
-        else
-            chooser->step = STEP_MERGED_ADD;
-        break;
-    case STEP_MERGED_ADD:
-        chooser->query = 0;
-        chooser->sum = 0;
-        if (choice->selection == KV_SELECT_MASS)
-            chooser->step = STEP_MERGED_SUM;
-        else
-            begin_how_many(chooser, 0);
-        break;
-    case STEP_MERGED_SUM:
-        begin_how_many(chooser, chooser->sum);
-        break;
-    case STEP_EACH_EXPS:
-        chooser->factors[0] = kv_softmax_factor(chooser->sum);
-        if (chooser->wants_weights)
-            chooser->step = STEP_EACH_ADD;
-        else
-            begin_how_many(chooser, chooser->sum);
-        break;
-    case STEP_EACH_ADD:
-        begin_how_many(chooser, chooser->sum);
-        break;
-    case STEP_MASS:
-        kv_mass_next(&chooser->mass);
-        if (++chooser->pass == KV_SELECTOR_PASSES)
-            limit_k(chooser, chooser->mass.n_rows);
-        break;
-    case STEP_FROM:
-        limit_k(chooser, chooser->sum);
-        break;
-    case STEP_SIFT:
-        end_sift(chooser);
-        break;
-    case STEP_SELECT:
-        kv_selector_next(&chooser->groups[chooser->query]);
-        if (++chooser->pass < KV_SELECTOR_PASSES)
-            break;
-        if (++chooser->query < kv_choice_groups(choice))
-            begin_each(chooser);
-        else
-            chooser->step = chooser->from != NULL ? STEP_MARK : STEP_DONE;
-        break;
-    case STEP_MARK:
-        chooser->step = STEP_DONE;
-        break;
-    case STEP_DONE:
-        break;
-    }
-}
-
-/* How much longer the step takes for an item: weights are merged of all vectors at once, and
- * summed one by one; scores of many vectors for one row are far apart. */
-static uint32_t cost_of(const struct kv_chooser *chooser)
-{
-    switch ((enum step)chooser->step) {
-    case STEP_MERGED_ADD:
-        return 1 + chooser->choice.n_queries / 4;
-    case STEP_MASS:
-    case STEP_MERGED_SUM:
-        return 4;
-    case STEP_MARK:
-        return COST_MAX;
-    default:
-        return 1;
-    }
-}
-
-/* That the step looks at. */
-static uint32_t items_of(const struct kv_chooser *chooser)
-{
-    return chooser->step == STEP_SELECT && chooser->n_between > 0 ? chooser->n_between
-                                                                  : chooser->n;
+    for (uint32_t group = 0; group < kv_choice_groups(choice); group++)
+        chooser->k[group] = choice->each != NULL ? choice->each[group] : choice->k;
+    begin_step(chooser, 0);
 }
 
 bool kv_choose_slice(struct kv_chooser *chooser)
 {
     uint32_t left = SLICE_ITEMS;
 
-    while (chooser->step != STEP_DONE) {
+    while (!is_done(chooser)) {
         const uint32_t cost = cost_of(chooser);
         const uint32_t n_all = items_of(chooser), rest = n_all - chooser->cursor;
         const uint32_t n = rest < left / cost ? rest : left / cost;
 
-        work_on(chooser, chooser->cursor, n);
+        step_of(chooser)->work(chooser, chooser->cursor, n);
         chooser->cursor += n;
         left -= n * cost;
         if (chooser->cursor == n_all)
-            next_step(chooser);
+            end_step(chooser);
         if (left < COST_MAX)
-            return chooser->step == STEP_DONE;
+            return is_done(chooser);
     }
     return true;
 }
