@@ -1,0 +1,194 @@
+/* A query over units alone: no request, no session, no data thread. */
+#include "kvserver/store/query/pipeline.h"
+
+#include "tests/support/units.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum {
+    D = 24,
+    ROW_BYTES = D * sizeof(float),
+    N_UNITS = 2,
+    TOKENS = 2000,
+    K = 100,
+    CACHED = 3, /* the block that the asker has */
+};
+
+static const struct kv_layer_schema layer = {
+    .kind = KV_LAYER_KEYS, .dtype = KV_FP32, .d_k = D, .row_bytes = ROW_BYTES};
+static const struct kv_wire_query query = {.answer = KV_ANSWER_ROWS,
+                                           .merge = KV_MERGE_SUM,
+                                           .n_queries = 1,
+                                           .k = K,
+                                           .rerank = 1,
+                                           .scale = 1,
+                                           .n_ranges = 2};
+static const struct kv_wire_range ranges[] = {{0, 1000}, {1200, TOKENS}};
+static const struct kv_wire_unit named[N_UNITS] = {{.kv_head = 0, .n_ids = 1}, {.kv_head = 1}};
+
+static struct bench bench;
+static struct kv_unit units[N_UNITS];
+static struct kv_unit *const unit_list[N_UNITS] = {&units[0], &units[1]};
+static float queries[N_UNITS][D];
+static struct kv_wire_held cached;
+static uint8_t rows[N_UNITS * K * ROW_BYTES];
+static struct kv_querier *querier;
+
+/* What `selected` was told. */
+static uint32_t n_told, told[N_UNITS][K];
+
+static void note_selected(void *arg,
+                          const struct kv_scan *scan,
+                          const struct kv_choice *choice,
+                          const uint32_t *tokens,
+                          uint32_t n_tokens)
+{
+    assert_ptr_equal(arg, &bench);
+    assert_ptr_equal(scan->unit, &units[n_told]);
+    assert_int_equal(choice->k, K);
+    assert_int_equal(n_tokens, K);
+    memcpy(told[n_told++], tokens, sizeof(told[0]));
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    bench_open(&bench, 64 << 20, 5);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        unit_make(&bench, &units[i], i, D, TOKENS);
+        for (uint32_t j = 0; j < D; j++)
+            queries[i][j] = (float)kv_random_below(&bench.random, 1000) / 1000;
+    }
+    cached.block = CACHED;
+    cached.fingerprint = kv_block_fingerprint(units[0].segments[CACHED]->crcs);
+    n_told = 0;
+    querier = kv_querier_create();
+    return querier == NULL;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kv_querier_destroy(querier);
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        kv_unit_clear(&units[i], &bench.heap);
+    bench_close(&bench);
+    return 0;
+}
+
+static void begin(void)
+{
+    const struct kvs_query_input input = {
+        .query = &query,
+        .ranges = ranges,
+        .n_units = N_UNITS,
+        .named = named,
+        .units = unit_list,
+        .queries = queries[0],
+        .held = &cached,
+        .layers = &layer,
+        .rows = rows,
+        .heap = &bench.heap,
+        .codebooks = &bench.codebooks,
+        .indexer = bench.indexer,
+        .clock = &kv_clock_real,
+        .selected = note_selected,
+        .arg = &bench,
+    };
+
+    kv_querier_begin(querier, &input);
+}
+
+static float score_of(uint32_t unit, uint32_t token)
+{
+    float score;
+
+    kv_keys_score(KV_KEY_FP32, kv_unit_row(&units[unit], token), ROW_BYTES, 1, D, queries[unit],
+                  1, &score, 1);
+    return score;
+}
+
+/* Candidates that have a higher score. */
+static uint32_t n_better(uint32_t unit, uint32_t token)
+{
+    const float score = score_of(unit, token);
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < query.n_ranges; i++)
+        for (uint32_t other = ranges[i].begin; other < ranges[i].end; other++)
+            n += score_of(unit, other) > score;
+    return n;
+}
+
+/* The rows with the highest scores, and all of them but those that the asker has. */
+static void answers_the_best_rows(void **state)
+{
+    uint32_t n_rows = 0;
+
+    (void)state;
+    begin();
+    while (!kv_querier_is_done(querier))
+        assert_true(kv_querier_slice(querier));
+    assert_int_equal(n_told, N_UNITS);
+    assert_int_equal(querier->n_ids, N_UNITS * K);
+    for (uint32_t i = 0; i < N_UNITS * K; i++) {
+        const uint32_t unit = i / K, token = querier->ids[i] & ~KV_WIRE_ID_HELD;
+        const bool is_cached = unit == 0 && token / KV_BLOCK_TOKENS == CACHED;
+
+        assert_true(n_better(unit, token) < K);
+        assert_int_equal(told[unit][i % K], token);
+        assert_true(i % K == 0 || token > told[unit][i % K - 1]);
+        assert_int_equal((querier->ids[i] & KV_WIRE_ID_HELD) != 0, is_cached);
+        if (is_cached)
+            continue;
+        assert_memory_equal(rows + n_rows * ROW_BYTES, kv_unit_row(&units[unit], token),
+                            ROW_BYTES);
+        assert_int_equal(querier->crcs[n_rows++], *kv_unit_crc(&units[unit], token));
+    }
+    assert_int_equal(querier->n_rows, n_rows);
+    assert_true(n_rows < N_UNITS * K);
+    assert_int_equal(querier->rows_bytes, n_rows * ROW_BYTES);
+}
+
+/* One that is given up leaves nothing to the next. */
+static void is_given_up(void **state)
+{
+    (void)state;
+    begin();
+    while (kv_querier_is_between(querier))
+        assert_true(kv_querier_slice(querier));
+    kv_querier_end(querier);
+    assert_true(kv_querier_is_between(querier));
+    answers_the_best_rows(state);
+}
+
+/* There is no answer with a row that is bad. */
+static void fails_for_a_bad_row(void **state)
+{
+    bool good = true;
+
+    (void)state;
+    units[1].segments[0]->bad[0] |= 1u << 10;
+    bench.heap.health.rows_bad++;
+    begin();
+    while (good && !kv_querier_is_done(querier))
+        good = kv_querier_slice(querier);
+    assert_false(good);
+    assert_int_equal(querier->unit, 1);
+    assert_int_equal(querier->bad, 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(answers_the_best_rows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(is_given_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(fails_for_a_bad_row, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
