@@ -635,9 +635,9 @@ uint64_t kv_op_elapsed_us(const struct kv_op *op)
     return op->stage == KV_STAGE_ENDED ? op->end_us - op->owner.begin_us : 0;
 }
 
-void kv_op_trip_times(const struct kv_op *op, struct kv_trip_times *ret_times)
+void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times)
 {
-    *ret_times = (struct kv_trip_times){
+    *ret_times = (struct kv_op_times){
         .begun_us = op->owner.begin_us,
         .sent_us = op->owner.sent_us,
         .arrived_us = op->owner.arrived_us,

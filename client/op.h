@@ -173,7 +173,7 @@ bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t p
 
 void kv_op_need(struct kv_op *op, uint32_t node);
 void kv_op_need_all(struct kv_op *op);
-/* n_heads 0: all of each layer. */
+/* n_kv_heads 0: all of each layer. */
 void kv_op_need_units(struct kv_op *op,
                       uint32_t layer_begin,
                       uint32_t layer_end,

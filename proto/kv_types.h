@@ -40,13 +40,13 @@ enum {
     KV_TOKENS_MAX = 16 << 20, /* tokens of a session */
     KV_NAME_BYTES_MAX = 255,  /* name of a model or an object, without a final 0 */
     KV_OBJECT_BYTES_MAX = 64 << 20,
-    KV_QUERIES_MAX = 32,  /* query vectors of one kv head in a query */
-    KV_RANGES_MAX = 256,  /* ranges of candidates in a query */
-    KV_CHOSEN_MAX = 8192, /* k, and rerank times k, of one query vector */
+    KV_QUERIES_MAX = 32,    /* query vectors of one kv head in a query */
+    KV_RANGES_MAX = 256,    /* ranges of candidates in a query */
+    KV_SELECTED_MAX = 8192, /* k, and rerank times k, of one query vector */
     KV_SUBSPACES_MAX = 16,
     KV_CODE_BITS_MAX = 8,
-    KV_ITERATIONS_MAX = 1000,  /* of k-means */
-    KV_CHAPTER_BLOCKS_MIN = 8, /* fewer blocks are not worth a codebook */
+    KV_KMEANS_ITERATIONS_MAX = 1000, /* of k-means */
+    KV_CHAPTER_BLOCKS_MIN = 8,       /* fewer blocks are not worth a codebook */
 };
 
 /* The type of one element of a key or a value, as it is stored. */
@@ -68,7 +68,8 @@ enum kv_answer {
 enum kv_selection {
     KV_SELECT_TOP = 0,  /* k */
     KV_SELECT_MASS = 1, /* as few of the heaviest as have a share of all the weight (top-p) */
-    KV_SELECT_FROM = 2, /* those with at least a share of the largest weight (a threshold of
+    KV_SELECT_THRESHOLD =
+        2, /* those with at least a share of the largest weight (a threshold of
                            scores: share = exp(-alpha)) */
 };
 

@@ -28,9 +28,9 @@
  *                  network gRPC carries them)
  *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
  *                  object_get:  the bytes if bulk_bytes is 0
- *                  index:       struct kv_wire_indexed
- *                  query:       struct kv_wire_answer, found[n_units], ids[sum of n_ids],
- *                               with KV_WIRE_SCORES: scores[sum of n_ids] in fp32,
+ *                  index:       struct kv_wire_index_result
+ *                  query:       struct kv_wire_query_times, found[n_units], ids[sum of n_ids],
+ *                               with KV_WIRE_WEIGHTS: scores[sum of n_ids] in fp32,
  *                               with KV_MERGE_NONE: heads[sum of n_ids],
  *                               with KV_ANSWER_ATTEND or rest: outputs
  *                               [n_units][n_queries][d_v], log-sum-exps [n_units][n_queries],
@@ -230,7 +230,7 @@ static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire")
  *                            rows there are, and later rows get its codes, too
  *    4  u16  m               subspaces of a key
  *    6  u16  bits            of a code
- *    8  u32  iterations      of k-means at most, 1..KV_ITERATIONS_MAX
+ *    8  u32  iterations      of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX
  *   12  u32  budget_us       of the thread's time for each codebook; 0: no limit
  *   16  u64  seed
  *   24  u32  wait            1: the answer comes when the codes are there; 0: at once
@@ -244,7 +244,7 @@ struct kv_wire_index {
     uint32_t budget_us;
     uint64_t seed;
     uint32_t wait;
-    uint32_t rest;
+    uint32_t summaries;
 };
 static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
 
@@ -258,7 +258,7 @@ static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
  *   28  u32  iterations   of k-means, summed over n_trained
  *   32  u64  train_us     of the thread's time, summed over n_trained
  */
-struct kv_wire_indexed {
+struct kv_wire_index_result {
     uint64_t rows;
     uint64_t rows_coded;
     uint32_t n_found;
@@ -267,11 +267,11 @@ struct kv_wire_indexed {
     uint32_t iterations;
     uint64_t train_us;
 };
-static_assert(sizeof(struct kv_wire_indexed) == 40, "as in the byte table");
+static_assert(sizeof(struct kv_wire_index_result) == 40, "as in the byte table");
 
 enum kv_wire_query_flags {
-    KV_WIRE_SCORES = 1 << 0, /* answer the merged weights, too; with the names */
-    KV_WIRE_NAMES = 1 << 1,  /* KV_ANSWER_ATTEND: name all rows chosen, not only those held */
+    KV_WIRE_WEIGHTS = 1 << 0, /* answer the merged weights, too; with the names */
+    KV_WIRE_IDS = 1 << 1,     /* KV_ANSWER_ATTEND: name all rows chosen, not only those held */
 };
 
 /* Asks each unit named for the rows that matter to its query vectors.
@@ -292,8 +292,8 @@ enum kv_wire_query_flags {
  *    0  u8   answer      enum kv_answer
  *    1  u8   merge       enum kv_merge
  *    2  u16  n_queries   query vectors per unit, 1..KV_QUERIES_MAX
- *    4  u32  k           1..KV_CHOSEN_MAX
- *    8  u32  rerank      1.. ; rerank * k is cut to KV_CHOSEN_MAX, never below k
+ *    4  u32  k           1..KV_SELECTED_MAX
+ *    8  u32  rerank      1.. ; rerank * k is cut to KV_SELECTED_MAX, never below k
  *   12  f32  scale       of scores before the softmax: 1 / sqrt(d_k) as a rule
  *   16  u32  n_ranges    candidates are the tokens of these ranges, ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
@@ -314,9 +314,9 @@ struct kv_wire_query {
     float scale;
     uint32_t n_ranges;
     uint32_t flags;
-    uint32_t rest;
+    uint32_t summaries;
     uint32_t selection;
-    float share;
+    float fraction;
     uint32_t reserved;
 };
 static_assert(sizeof(struct kv_wire_query) == 40, "as in the byte table");
@@ -331,57 +331,57 @@ static_assert(sizeof(struct kv_wire_range) == 8, "a range is 8 bytes on the wire
 /* A block of a unit that the asker holds: its rows are chosen as others are, and not sent.
  *
  *    0  u32  block
- *    4  u32  fingerprint  kv_block_fingerprint() of the CRCs that came with those rows: other
+ *    4  u32  fingerprint  kv_wire_block_fingerprint() of the CRCs that came with those rows: other
  *                         rows under the same number are sent
  */
-struct kv_wire_held {
+struct kv_wire_cached_block {
     uint32_t block;
     uint32_t fingerprint;
 };
-static_assert(sizeof(struct kv_wire_held) == 8, "a held block is 8 bytes on the wire");
+static_assert(sizeof(struct kv_wire_cached_block) == 8, "a held block is 8 bytes on the wire");
 
 /* A query's answer: of the message.
  *
- *    0  u32  waited_us   from arrival to the first slice of work
- *    4  u32  worked_us   from there to the answer
+ *    0  u32  queue_us   from arrival to the first slice of work
+ *    4  u32  service_us   from there to the answer
  */
-struct kv_wire_answer {
-    uint32_t waited_us;
-    uint32_t worked_us;
+struct kv_wire_query_times {
+    uint32_t queue_us;
+    uint32_t service_us;
 };
-static_assert(sizeof(struct kv_wire_answer) == 8, "as in the byte table");
+static_assert(sizeof(struct kv_wire_query_times) == 8, "as in the byte table");
 
 /* A query's answer: of one unit, in the order of the request.
  *
  *    0  u16  layer
  *    2  u16  kv_head
- *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_HELD is set in those not sent;
- *                        with KV_ANSWER_ATTEND only those, unless KV_WIRE_NAMES
- *    8  u32  n_coded     candidates that step 1 scored by code
- *   12  u32  n_exact     candidates that step 1 scored by key
+ *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_CACHED is set in those not sent;
+ *                        with KV_ANSWER_ATTEND only those, unless KV_WIRE_IDS
+ *    8  u32  n_scored_by_code     candidates that step 1 scored by code
+ *   12  u32  n_scored_by_key     candidates that step 1 scored by key
  *   16  u32  n_reranked  rows that step 2 scored by key
  *   20  u32  n_chapters  codebooks used
  *   24  f32  recall      of exact top-k, a moving average over some queries; NaN: not known yet
  *   28  u32  committed   rows that the unit has
- *   32  u32  n_chosen    rows chosen, named or not
- *   36  u32  n_rest      rows that summaries stand for; with NONE, for some vector
+ *   32  u32  n_selected    rows chosen, named or not
+ *   36  u32  n_estimated      rows that summaries stand for; with NONE, for some vector
  */
-struct kv_wire_found {
+struct kv_wire_query_result {
     uint16_t layer;
     uint16_t kv_head;
     uint32_t n_ids;
-    uint32_t n_coded;
-    uint32_t n_exact;
+    uint32_t n_scored_by_code;
+    uint32_t n_scored_by_key;
     uint32_t n_reranked;
     uint32_t n_chapters;
     float recall;
     uint32_t committed;
-    uint32_t n_chosen;
-    uint32_t n_rest;
+    uint32_t n_selected;
+    uint32_t n_estimated;
 };
-static_assert(sizeof(struct kv_wire_found) == 40, "as in the byte table");
+static_assert(sizeof(struct kv_wire_query_result) == 40, "as in the byte table");
 
-#define KV_WIRE_ID_HELD 0x80000000u /* more than any token: KV_TOKENS_MAX */
+#define KV_WIRE_ID_CACHED 0x80000000u /* more than any token: KV_TOKENS_MAX */
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kv_wire.h: fields are used in place, which needs a little-endian machine"
@@ -409,7 +409,7 @@ kv_row_seed(uint64_t writer, uint32_t layer, uint32_t kv_head, uint32_t token)
 
 /* What tells a block of a unit from another under the same number: its rows' CRCs, hashed.
  *   crcs  (KV_BLOCK_TOKENS) */
-static inline uint32_t kv_block_fingerprint(const uint32_t *crcs)
+static inline uint32_t kv_wire_block_fingerprint(const uint32_t *crcs)
 {
     const uint64_t odd = 0xff51afd7ed558ccdu;
     uint64_t lanes[4] = {1, 2, 3, 4}, hash = 0;

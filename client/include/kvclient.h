@@ -253,7 +253,7 @@ KV_API void kv_session_free(struct kv_session *session);
 /* A box of rows: layers x kv heads x tokens. */
 struct kv_rows {
     uint32_t layer_begin, n_layers;
-    uint32_t head_begin, n_heads; /* n_heads 0: all kv heads of each layer */
+    uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all kv heads of each layer */
     uint32_t token_begin, n_tokens;
 };
 
@@ -308,13 +308,13 @@ KV_API kv_status_t kv_read_begin(struct kv_session *session,
                                  struct kv_op **ret_op);
 
 /* One whole layer's rows by id: fans out over the nodes that own the heads, gathers.
- *   n_ids  (n_heads) rows wanted of each head
+ *   n_ids  (n_kv_heads) rows wanted of each head
  *   ids    (sum of n_ids) tokens, head after head
  * Rows land in the same order, dense; crcs likewise.  `snapshot`: tokens that must be committed
  * before the rows are taken; 0: those the ids need. */
 struct kv_fetch {
     uint32_t layer;
-    uint32_t head_begin, n_heads; /* n_heads 0: all */
+    uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all */
     const uint32_t *n_ids;
     const uint32_t *ids;
     uint32_t snapshot;
@@ -330,22 +330,23 @@ KV_API kv_status_t kv_fetch_begin(struct kv_session *session,
 /* Has the nodes make codes for the keys of rows that they have (product quantisation; PQCache,
  * section 3.2), in the background.  Rows that have codes keep them; a query needs none, it only
  * costs more without. */
-struct kv_index {
+struct kv_index_options {
     uint32_t layer_begin, n_layers; /* n_layers 0: all */
     uint32_t tokens;                /* rows before this token; they must be committed */
     uint32_t chapter_blocks; /* blocks that share a codebook, 8 at least, counted from token 0;
                                 fewer at the end are left without codes.  0: one codebook, and
                                 later rows get its codes when a query first meets them */
     uint32_t m, bits;        /* subspaces of a key, bits of a code */
-    uint32_t iterations;     /* of k-means at most, 1..KV_ITERATIONS_MAX */
+    uint32_t iterations;     /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;      /* of a node's time for each codebook; 0: no limit */
     uint64_t seed;
-    uint32_t rest; /* summaries per 1,024 rows to be made, too, for queries that ask for the
+    uint32_t
+        summaries; /* summaries per 1,024 rows to be made, too, for queries that ask for the
                       rest: 0, 16 or 64 */
     bool wait;     /* end when the codes are there, to the deadline; else when the nodes know */
 };
 
-struct kv_indexed {
+struct kv_index_result {
     uint64_t rows;       /* (token, kv head, layer) asked for */
     uint64_t rows_coded; /* of them with codes, when the nodes answered */
     uint32_t n_found;    /* codebooks that were there */
@@ -356,19 +357,19 @@ struct kv_indexed {
 };
 
 KV_API kv_status_t kv_index_begin(struct kv_session *session,
-                                  const struct kv_index *index,
+                                  const struct kv_index_options *index,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 /* Zeros if the operation has not ended well. */
-KV_API void kv_op_indexed(const struct kv_op *op, struct kv_indexed *ret_indexed);
+KV_API void kv_op_index_result(const struct kv_op *op, struct kv_index_result *ret_result);
 
 /* Tokens [begin, end). */
 struct kv_range {
     uint32_t begin, end;
 };
 
-/* A block of a kv head whose rows the caller has: see kv_held_fingerprint(). */
-struct kv_held {
+/* A block of a kv head whose rows the caller has: see kv_block_fingerprint(). */
+struct kv_cached_block {
     uint32_t block;
     uint32_t fingerprint;
 };
@@ -384,38 +385,39 @@ struct kv_held {
  *
  * Weights that are answered are those of the last step that was needed: of all candidates where
  * rerank is 1, else of those that step 2 scored.  Where rerank * k reaches the number of
- * candidates, step 1 is left out, and n_coded and n_exact are 0.
+ * candidates, step 1 is left out, and n_scored_by_code and n_scored_by_key are 0.
  *
  * Ties go to the lower token.  Fewer candidates than k: all of them.  A query begun early is a
  * prefetch: the answer waits in the caller's buffer. */
 struct kv_query {
     uint32_t layer;
-    uint32_t head_begin, n_heads; /* n_heads 0: all */
-    uint32_t n_queries;           /* vectors of each kv head, 1..KV_QUERIES_MAX */
-    const float *queries;         /* (n_heads, n_queries, d_k) */
-    float scale;                  /* > 0; 1 / sqrt(d_k) as a rule */
+    uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all */
+    uint32_t n_queries;                 /* vectors of each kv head, 1..KV_QUERIES_MAX */
+    const float *queries;               /* (n_kv_heads, n_queries, d_k) */
+    float scale;                        /* > 0; 1 / sqrt(d_k) as a rule */
     enum kv_merge merge;
     enum kv_answer answer;
-    uint32_t k;                  /* 1..KV_CHOSEN_MAX; with UNION and NONE of each vector */
+    uint32_t k;                  /* 1..KV_SELECTED_MAX; with UNION and NONE of each vector */
     enum kv_selection selection; /* how many are chosen, never more than k; 0: k */
-    float share;                 /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
-    uint32_t rerank;   /* 1: what step 1 says; at most rerank * k = KV_CHOSEN_MAX are taken */
-    bool scores;       /* answer the merged weights, too; KV_ANSWER_ATTEND: with `names` */
-    bool names;        /* KV_ANSWER_ATTEND: name all chosen rows, not only those held */
-    uint32_t rest;     /* summaries per 1,024 rows for step 3's estimate: 0 (none), 16 or 64;
+    float fraction;              /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
+    uint32_t rerank;   /* 1: what step 1 says; at most rerank * k = KV_SELECTED_MAX are taken */
+    bool want_weights; /* answer the merged weights, too; KV_ANSWER_ATTEND: with `names` */
+    bool want_ids;     /* KV_ANSWER_ATTEND: name all chosen rows, not only those held */
+    uint32_t summaries; /* summaries per 1,024 rows for step 3's estimate: 0 (none), 16 or 64;
                           rows of which there are not so many are attended one by one */
-    uint32_t snapshot; /* tokens that must be committed; 0: those that the ranges need */
-    uint32_t n_ranges; /* 1..KV_RANGES_MAX */
+    uint32_t snapshot;  /* tokens that must be committed; 0: those that the ranges need */
+    uint32_t n_ranges;  /* 1..KV_RANGES_MAX */
     const struct kv_range *ranges; /* candidates: ascending, disjoint, not empty */
-    const uint32_t *n_held;        /* (n_heads); NULL: none */
-    const struct kv_held *held;    /* (sum of n_held) ascending in each head; chosen as others
+    const uint32_t *n_cached;      /* (n_kv_heads); NULL: none */
+    const struct kv_cached_block
+        *cached; /* (sum of n_cached) ascending in each head; chosen as others
                                       are, not sent */
 };
 
 /* Bytes that the rows of an answer may take. */
-KV_API size_t kv_query_room(const kv_schema_t *schema, const struct kv_query *query);
+KV_API size_t kv_query_rows_bytes_max(const kv_schema_t *schema, const struct kv_query *query);
 
-/* `io` is needed with KV_ANSWER_ROWS only: kv_query_room() bytes from the offset on, `crcs` is
+/* `io` is needed with KV_ANSWER_ROWS only: kv_query_rows_bytes_max() bytes from the offset on, `crcs` is
  * not used.  KV_TOO_LARGE: the rows of one head are more than 1 MiB; ask for ids and fetch.
  * KV_INVALID, from the node: a row that attention needs holds a NaN or an infinity. */
 KV_API kv_status_t kv_query_begin(struct kv_session *session,
@@ -424,52 +426,55 @@ KV_API kv_status_t kv_query_begin(struct kv_session *session,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-#define KV_ROW_HELD UINT32_MAX
+#define KV_ROW_CACHED UINT32_MAX
 
 /* The answer for one kv head. */
-struct kv_found {
+struct kv_query_result {
     uint32_t n_ids;
-    const uint32_t *ids;    /* (n_ids) tokens, ascending */
-    const uint32_t *row_of; /* (n_ids) where its row is in `rows`; KV_ROW_HELD: not sent.  With
-                               KV_ANSWER_ATTEND: KV_ROW_HELD: held, and not in `outputs`; else
+    const uint32_t *ids; /* (n_ids) tokens, ascending */
+    const uint32_t
+        *row_index; /* (n_ids) where its row is in `rows`; KV_ROW_CACHED: not sent.  With
+                               KV_ANSWER_ATTEND: KV_ROW_CACHED: held, and not in `outputs`; else
                                0.  NULL with KV_ANSWER_IDS */
     uint32_t n_rows;
-    const void *rows;      /* (n_rows, row_bytes), ascending by token; in the caller's buffer */
-    const uint32_t *crcs;  /* (n_rows), checked */
-    const float *scores;   /* (n_ids) merged weights; NULL if not asked for */
-    const uint32_t *heads; /* (n_ids) with KV_MERGE_NONE: bit i: vector i chose it; else NULL */
+    const void *rows;     /* (n_rows, row_bytes), ascending by token; in the caller's buffer */
+    const uint32_t *crcs; /* (n_rows), checked */
+    const float *weights; /* (n_ids) merged weights; NULL if not asked for */
+    const uint32_t
+        *query_mask; /* (n_ids) with KV_MERGE_NONE: bit i: vector i chose it; else NULL */
     /* With KV_ANSWER_ATTEND or a rest, else NULL: over the chosen rows but for those held (with
      * KV_ANSWER_ATTEND), and over the others by estimate (with a rest). */
-    const float *outputs;      /* (n_queries, d_v) */
-    const float *lses;         /* (n_queries), natural; -inf: over no row */
-    uint32_t n_chosen;         /* rows, named or not */
-    uint32_t n_rest;           /* rows that summaries stand for, with NONE for some vector */
-    uint32_t n_coded, n_exact; /* candidates that step 1 scored by code, by key */
-    uint32_t n_reranked;       /* rows that step 2 scored */
-    uint32_t n_chapters;       /* codebooks used */
-    float recall;              /* the node's estimate, of exact top-k; NaN: none yet */
-    uint32_t node;             /* that answered */
-    uint32_t waited_us, worked_us; /* in the node: before and at work, of the whole message */
+    const float *outputs; /* (n_queries, d_v) */
+    const float *lses;    /* (n_queries), natural; -inf: over no row */
+    uint32_t n_selected;  /* rows, named or not */
+    uint32_t n_estimated; /* rows that summaries stand for, with NONE for some vector */
+    uint32_t n_scored_by_code,
+        n_scored_by_key;           /* candidates that step 1 scored by code, by key */
+    uint32_t n_reranked;           /* rows that step 2 scored */
+    uint32_t n_chapters;           /* codebooks used */
+    float recall;                  /* the node's estimate, of exact top-k; NaN: none yet */
+    uint32_t node;                 /* that answered */
+    uint32_t queue_us, service_us; /* in the node: before and at work, of the whole message */
 };
 
-/* `head` counts from head_begin.  Everything is lent until the operation is freed.  KV_INVALID:
+/* `head` counts from kv_head_begin.  Everything is lent until the operation is freed.  KV_INVALID:
  * no query that ended well, or no such head. */
-KV_API kv_status_t kv_op_found(const struct kv_op *op,
-                               uint32_t head,
-                               struct kv_found *ret_found);
+KV_API kv_status_t kv_op_query_result(const struct kv_op *op,
+                                      uint32_t head,
+                                      struct kv_query_result *ret_result);
 
 /* What tells a block of a kv head from another under the same number: its rows' CRCs, hashed.
  *   crcs  (KV_BLOCK_TOKENS) */
-KV_API uint32_t kv_held_fingerprint(const uint32_t *crcs);
+KV_API uint32_t kv_block_fingerprint(const uint32_t *crcs);
 
 /* The trip of an operation, by the client's clock; 0: not yet. */
-struct kv_trip_times {
+struct kv_op_times {
     uint64_t begun_us;
     uint64_t sent_us;    /* its last message was handed to the transport, the first time */
     uint64_t arrived_us; /* its last answer was there */
     uint64_t ended_us;
 };
-KV_API void kv_op_trip_times(const struct kv_op *op, struct kv_trip_times *ret_times);
+KV_API void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times);
 KV_API uint64_t kv_client_now_us(const struct kv_client *client);
 
 /* ---- objects ----------------------------------------------------------------------------- */

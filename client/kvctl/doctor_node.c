@@ -161,7 +161,7 @@ static void check_version(struct kvctl_doctor *doctor, const struct kv_table *st
 static void check_fill(struct kvctl_doctor *doctor, const struct kv_table *status)
 {
     uint64_t total = bytes_of(status, "memory_bytes");
-    uint64_t lent = bytes_of(status, "memory_lent_bytes");
+    uint64_t lent = bytes_of(status, "memory_used_bytes");
     bool is_full = lent > total - total / 10;
     const char *state = text_of(status, "state");
     char total_text[16], lent_text[16];

@@ -131,17 +131,17 @@ static const char *check_fetch(const struct kv_session *session,
                                uint32_t *ret_n_heads,
                                uint32_t ret_begin[KV_HEADS_MAX + 1])
 {
-    uint32_t n_heads = fetch->n_heads;
+    uint32_t n_heads = fetch->n_kv_heads;
     uint32_t n_kv_heads;
     uint64_t n_ids = 0;
 
     if (fetch->layer >= session->schema.n_layers)
         return "no such layer";
     n_kv_heads = session->schema.layers[fetch->layer].n_kv_heads;
-    if (n_heads == 0 && fetch->head_begin == 0)
+    if (n_heads == 0 && fetch->kv_head_begin == 0)
         n_heads = n_kv_heads;
-    if (n_heads == 0 || fetch->head_begin >= n_kv_heads ||
-        n_heads > n_kv_heads - fetch->head_begin)
+    if (n_heads == 0 || fetch->kv_head_begin >= n_kv_heads ||
+        n_heads > n_kv_heads - fetch->kv_head_begin)
         return "no such kv heads";
     for (uint32_t i = 0; i < n_heads; i++) {
         ret_begin[i] = (uint32_t)n_ids;
@@ -191,14 +191,14 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "fetch: out of memory");
     }
     kvc_fetch_of(op)->layer = fetch->layer;
-    kvc_fetch_of(op)->head_begin = fetch->head_begin;
+    kvc_fetch_of(op)->head_begin = fetch->kv_head_begin;
     kvc_fetch_of(op)->n_heads = n_heads;
     kvc_fetch_of(op)->snapshot = fetch->snapshot;
     kvc_fetch_of(op)->ids = kv_op_keep(&room, fetch->ids, ids_bytes);
     kvc_fetch_of(op)->base = io->buffer->base + io->offset;
     kvc_fetch_of(op)->crcs = io->crcs;
     memcpy(kvc_fetch_of(op)->begin, begin, (n_heads + 1) * sizeof(begin[0]));
-    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + n_heads; head++)
+    for (uint32_t head = fetch->kv_head_begin; head < fetch->kv_head_begin + n_heads; head++)
         if (ids_of(kvc_fetch_of(op), head) > 0)
             kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
     return kv_op_go(op, ret_op);

@@ -18,8 +18,8 @@ enum {
 };
 
 struct index_part {
-    struct kv_index index; /* n_layers is not 0 any more */
-    struct kv_indexed sum;
+    struct kv_index_options index; /* n_layers is not 0 any more */
+    struct kv_index_result sum;
 };
 static_assert(sizeof(struct index_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -49,7 +49,7 @@ seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32
 static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 {
     const struct kv_op *op = errand->op;
-    const struct kv_index *index = &index_of(op)->index;
+    const struct kv_index_options *index = &index_of(op)->index;
     const struct kv_wire_index asked = {
         .chapter_blocks = index->chapter_blocks,
         .m = (uint16_t)index->m,
@@ -58,7 +58,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
         .budget_us = index->budget_us,
         .seed = index->seed,
         .wait = index->wait,
-        .rest = index->rest,
+        .summaries = index->summaries,
     };
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
     uint32_t layer = errand->layer, head = errand->head;
@@ -104,10 +104,10 @@ static void start(struct kv_op *op)
 /* The number that is impossible; NULL: there is none.  A unit's codebooks are at most one for
  * each of its blocks. */
 static const char *indexed_fault(const struct kv_trip *trip,
-                                 const struct kv_wire_indexed *indexed,
+                                 const struct kv_wire_index_result *indexed,
                                  uint64_t *ret_value)
 {
-    const struct kv_index *index = &index_of(kvc_request_op(trip))->index;
+    const struct kv_index_options *index = &index_of(kvc_request_op(trip))->index;
     const uint64_t n_units = trip->header.n_units;
     const uint64_t n_books =
         n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
@@ -119,7 +119,8 @@ static const char *indexed_fault(const struct kv_trip *trip,
         {"n_found", indexed->n_found, n_books},
         {"n_trained", indexed->n_trained, n_books},
         {"n_pending", indexed->n_pending, index->wait ? 0 : n_books},
-        {"iterations", indexed->iterations, (uint64_t)indexed->n_trained * KV_ITERATIONS_MAX},
+        {"iterations", indexed->iterations,
+         (uint64_t)indexed->n_trained * KV_KMEANS_ITERATIONS_MAX},
         {"train_us", indexed->train_us, indexed->n_trained * (uint64_t)UINT32_MAX},
     };
 
@@ -139,8 +140,8 @@ static kv_status_t
 reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
 {
     const struct kv_wire_header *header = &trip->reply;
-    struct kv_indexed *sum = &index_of(kvc_request_op(trip))->sum;
-    struct kv_wire_indexed got;
+    struct kv_index_result *sum = &index_of(kvc_request_op(trip))->sum;
+    struct kv_wire_index_result got;
     const char *fault;
     uint64_t value;
     kv_status_t status = kv_reply_check_units(trip, trip->header.layer, trip->header.snapshot,
@@ -185,7 +186,8 @@ static const struct kv_op_kind index_kind = {
 };
 
 /* NULL: it can be asked for. */
-static const char *index_fault(const struct kv_session *session, const struct kv_index *index)
+static const char *index_fault(const struct kv_session *session,
+                               const struct kv_index_options *index)
 {
     const kv_schema_t *schema = &session->schema;
 
@@ -199,18 +201,18 @@ static const char *index_fault(const struct kv_session *session, const struct kv
         return "m";
     if (index->bits == 0 || index->bits > KV_CODE_BITS_MAX)
         return "bits";
-    if (index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX)
+    if (index->iterations == 0 || index->iterations > KV_KMEANS_ITERATIONS_MAX)
         return "iterations";
     if ((index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS)
         return "chapter_blocks";
-    if (index->rest != 0 && index->rest != 16 && index->rest != 64)
+    if (index->summaries != 0 && index->summaries != 16 && index->summaries != 64)
         return "rest is 0, or 16 or 64 summaries";
     return NULL;
 }
 
 kv_status_t kv_index_begin(struct kv_session *session,
-                           const struct kv_index *index,
+                           const struct kv_index_options *index,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
@@ -233,9 +235,9 @@ kv_status_t kv_index_begin(struct kv_session *session,
     return kv_op_go(op, ret_op);
 }
 
-void kv_op_indexed(const struct kv_op *op, struct kv_indexed *ret_indexed)
+void kv_op_index_result(const struct kv_op *op, struct kv_index_result *ret_indexed)
 {
-    *ret_indexed = (struct kv_indexed){0};
+    *ret_indexed = (struct kv_index_result){0};
     if (op->kind == &index_kind && op->status == KV_OK)
         *ret_indexed = index_of(op)->sum;
 }

@@ -37,7 +37,7 @@ static size_t request_bytes(const struct kv_query_part *part, size_t n_units, si
     return sizeof(struct kv_wire_query) + n_units * sizeof(struct kv_wire_unit) +
            part->query.n_ranges * sizeof(struct kv_wire_range) +
            n_units * part->query.n_queries * part->d_k * sizeof(float) +
-           n_held * sizeof(struct kv_wire_held);
+           n_held * sizeof(struct kv_wire_cached_block);
 }
 
 /* A node keeps room for CRCs, whether rows are asked for or not. */
@@ -63,7 +63,7 @@ fits(const struct kv_query_part *part, size_t n_units, size_t n_held, size_t bul
 /* Blocks that the caller holds of the head; where it makes no difference, none. */
 static uint32_t held_of(const struct kv_query_part *part, uint32_t head)
 {
-    uint32_t rank = head - part->query.head_begin;
+    uint32_t rank = head - part->query.kv_head_begin;
 
     return part->held_begin[rank + 1] - part->held_begin[rank];
 }
@@ -74,7 +74,7 @@ static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *h
 {
     const struct kv_query_part *part = kvc_query_of(op);
 
-    for (; *head < part->query.head_begin + part->n_heads; ++*head)
+    for (; *head < part->query.kv_head_begin + part->n_heads; ++*head)
         if (kv_session_lane(op->session, part->query.layer, *head) == lane)
             return true;
     return false;
@@ -91,13 +91,14 @@ static void fill(const struct kv_query_part *part,
         .merge = (uint8_t)query->merge,
         .n_queries = (uint16_t)query->n_queries,
         .k = query->k,
-        .rerank = query->rerank < KV_CHOSEN_MAX ? query->rerank : KV_CHOSEN_MAX,
+        .rerank = query->rerank < KV_SELECTED_MAX ? query->rerank : KV_SELECTED_MAX,
         .scale = query->scale,
         .n_ranges = query->n_ranges,
-        .flags = (query->scores ? KV_WIRE_SCORES : 0) | (query->names ? KV_WIRE_NAMES : 0),
+        .flags =
+            (query->want_weights ? KV_WIRE_WEIGHTS : 0) | (query->want_ids ? KV_WIRE_IDS : 0),
         .selection = (uint32_t)query->selection,
-        .share = query->share,
-        .rest = query->rest,
+        .fraction = query->fraction,
+        .summaries = query->summaries,
     };
     size_t vectors_bytes = (size_t)query->n_queries * part->d_k * sizeof(float);
 
@@ -113,13 +114,14 @@ static void fill(const struct kv_query_part *part,
     for (uint32_t i = 0; i < n_units; i++, at += vectors_bytes)
         memcpy(at,
                (const uint8_t *)query->queries +
-                   (units[i].kv_head - query->head_begin) * vectors_bytes,
+                   (units[i].kv_head - query->kv_head_begin) * vectors_bytes,
                vectors_bytes);
     for (uint32_t i = 0; i < n_units; i++) {
-        uint32_t first = part->held_begin[units[i].kv_head - query->head_begin];
+        uint32_t first = part->held_begin[units[i].kv_head - query->kv_head_begin];
 
         for (uint32_t j = first; j < first + units[i].n_ids; j++) {
-            struct kv_wire_held held = {query->held[j].block, query->held[j].fingerprint};
+            struct kv_wire_cached_block held = {query->cached[j].block,
+                                                query->cached[j].fingerprint};
 
             memcpy(at, &held, sizeof(held));
             at += sizeof(held);
@@ -168,7 +170,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 static void start(struct kv_op *op)
 {
     const struct kv_query_part *part = kvc_query_of(op);
-    uint32_t begin = part->query.head_begin;
+    uint32_t begin = part->query.kv_head_begin;
 
     kv_lanes_unmark(op->client);
     for (uint32_t head = begin; head < begin + part->n_heads; head++) {
@@ -232,10 +234,10 @@ static void expect_work(struct kv_query_part *part, uint32_t n_groups)
 {
     const struct kv_query *query = &part->query;
     const uint64_t wanted = (uint64_t)query->k * query->rerank;
-    const uint64_t taken = wanted < KV_CHOSEN_MAX ? wanted : KV_CHOSEN_MAX;
+    const uint64_t taken = wanted < KV_SELECTED_MAX ? wanted : KV_SELECTED_MAX;
     const bool is_scored = query->selection != KV_SELECT_TOP || taken < part->n_candidates;
     const bool is_reranked =
-        is_scored ? query->rerank > 1 : query->k < part->n_candidates || query->scores;
+        is_scored ? query->rerank > 1 : query->k < part->n_candidates || query->want_weights;
     const uint64_t most = taken * n_groups;
 
     part->n_scored = is_scored ? part->n_candidates : 0;
@@ -259,23 +261,23 @@ shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_q
         return "no such layer";
     layer = &schema->layers[query->layer];
     part->query = *query;
-    part->n_heads = query->n_heads;
-    if (query->n_heads == 0 && query->head_begin == 0)
+    part->n_heads = query->n_kv_heads;
+    if (query->n_kv_heads == 0 && query->kv_head_begin == 0)
         part->n_heads = layer->n_kv_heads;
-    if (part->n_heads == 0 || query->head_begin >= layer->n_kv_heads ||
-        part->n_heads > layer->n_kv_heads - query->head_begin)
+    if (part->n_heads == 0 || query->kv_head_begin >= layer->n_kv_heads ||
+        part->n_heads > layer->n_kv_heads - query->kv_head_begin)
         return "no such kv heads";
     if (query->n_queries == 0 || query->n_queries > KV_QUERIES_MAX)
         return "1 to 32 query vectors are needed";
-    if (query->k == 0 || query->k > KV_CHOSEN_MAX)
+    if (query->k == 0 || query->k > KV_SELECTED_MAX)
         return "k is 1 to 8192";
     if (query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE)
         return "no such merge";
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND)
         return "no such answer";
-    if (query->names && !attends(query))
+    if (query->want_ids && !attends(query))
         return "only attention leaves names out";
-    if (query->rest != 0 && query->rest != 16 && query->rest != 64)
+    if (query->summaries != 0 && query->summaries != 16 && query->summaries != 64)
         return "rest is 0, or 16 or 64 summaries";
     for (uint32_t i = 0; i < query->n_ranges; i++) {
         const struct kv_range *range = &query->ranges[i];
@@ -340,8 +342,8 @@ static const char *values_fault(const struct kv_session *session, struct kv_quer
         return "rerank is 1 or more";
     if (!isfinite(query->scale) || query->scale <= 0)
         return "scale is not above 0";
-    if (query->selection == KV_SELECT_TOP ? query->share != 0
-                                          : !(query->share > 0 && query->share <= 1))
+    if (query->selection == KV_SELECT_TOP ? query->fraction != 0
+                                          : !(query->fraction > 0 && query->fraction <= 1))
         return "share is 0 for the k largest, else above 0 and at most 1";
     for (size_t i = 0; i < n_vectors; i++) {
         const double sum = size_of(element, part->d_k);
@@ -364,26 +366,26 @@ held_fault(const struct kv_query_part *part, size_t *ret_n, uint32_t *ret_most)
 
     *ret_most = 0;
     *ret_n = 0;
-    if (query->n_held == NULL || !heeds_held(query))
+    if (query->n_cached == NULL || !heeds_held(query))
         return NULL;
     for (uint32_t i = 0; i < part->n_heads; i++) {
-        uint64_t end = n_held + query->n_held[i];
+        uint64_t end = n_held + query->n_cached[i];
 
         if (end > UINT32_MAX)
             return "too many blocks are held";
         for (uint64_t j = n_held; j < end; j++)
-            if (query->held[j].block >= KV_TOKENS_MAX / KV_BLOCK_TOKENS ||
-                (j > n_held && query->held[j].block <= query->held[j - 1].block))
+            if (query->cached[j].block >= KV_TOKENS_MAX / KV_BLOCK_TOKENS ||
+                (j > n_held && query->cached[j].block <= query->cached[j - 1].block))
                 return "held blocks do not ascend, or lie beyond the largest session";
-        if (query->n_held[i] > *ret_most)
-            *ret_most = query->n_held[i];
+        if (query->n_cached[i] > *ret_most)
+            *ret_most = query->n_cached[i];
         n_held = end;
     }
     *ret_n = n_held;
     return NULL;
 }
 
-/* Makes room for the results, for n_heads, and copies the caller's arrays.  false: out of
+/* Makes room for the results, for n_kv_heads, and copies the caller's arrays.  false: out of
  * memory. */
 static bool keep(struct kv_op *op, size_t n_held)
 {
@@ -394,7 +396,7 @@ static bool keep(struct kv_op *op, size_t n_held)
                                  (n + 1) * sizeof(*part->held_begin);
     const size_t ranges_bytes = query->n_ranges * sizeof(*query->ranges);
     const size_t queries_bytes = n * query->n_queries * part->d_k * sizeof(*query->queries);
-    const size_t held_bytes = n_held * sizeof(*query->held);
+    const size_t held_bytes = n_held * sizeof(*query->cached);
     uint8_t *at = kv_op_room(op, results_bytes + ranges_bytes + queries_bytes + held_bytes);
 
     if (at == NULL)
@@ -404,15 +406,15 @@ static bool keep(struct kv_op *op, size_t n_held)
     part->answers = carve(&at, n, sizeof(*part->answers));
     part->held_begin = carve(&at, n + 1, sizeof(*part->held_begin));
     for (size_t i = 0; i < n && n_held > 0; i++)
-        part->held_begin[i + 1] = part->held_begin[i] + query->n_held[i];
+        part->held_begin[i + 1] = part->held_begin[i] + query->n_cached[i];
     query->ranges = kv_op_keep(&at, query->ranges, ranges_bytes);
     query->queries = kv_op_keep(&at, query->queries, queries_bytes);
-    query->held = kv_op_keep(&at, query->held, held_bytes);
-    query->n_held = NULL;
+    query->cached = kv_op_keep(&at, query->cached, held_bytes);
+    query->n_cached = NULL;
     return true;
 }
 
-size_t kv_query_room(const kv_schema_t *schema, const struct kv_query *query)
+size_t kv_query_rows_bytes_max(const kv_schema_t *schema, const struct kv_query *query)
 {
     struct kv_query_part part = {0};
 
@@ -467,11 +469,12 @@ kv_status_t kv_query_begin(struct kv_session *session,
         kv_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "query: out of memory");
     }
-    kv_op_need_units(op, query->layer, query->layer + 1, query->head_begin, part.n_heads);
+    kv_op_need_units(op, query->layer, query->layer + 1, query->kv_head_begin, part.n_heads);
     return kv_op_go(op, ret_op);
 }
 
-kv_status_t kv_op_found(const struct kv_op *op, uint32_t head, struct kv_found *ret_found)
+kv_status_t
+kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_found)
 {
     if (op->kind != &query_kind || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
         return KV_INVALID;
@@ -479,7 +482,7 @@ kv_status_t kv_op_found(const struct kv_op *op, uint32_t head, struct kv_found *
     return KV_OK;
 }
 
-uint32_t kv_held_fingerprint(const uint32_t *crcs)
+uint32_t kv_block_fingerprint(const uint32_t *crcs)
 {
-    return kv_block_fingerprint(crcs);
+    return kv_wire_block_fingerprint(crcs);
 }

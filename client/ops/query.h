@@ -9,7 +9,7 @@
 
 struct kv_query_answer;
 struct kv_query_part {
-    struct kv_query query; /* what it points at is in the operation's room; no n_held */
+    struct kv_query query; /* what it points at is in the operation's room; no n_cached */
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* chosen of one head */
@@ -20,7 +20,7 @@ struct kv_query_part {
     size_t row_bytes;
     uint32_t n_placed;                /* heads whose rows have their place in the buffer */
     uint8_t *base;                    /* of all rows */
-    struct kv_found *found;           /* (n_heads) */
+    struct kv_query_result *found;    /* (n_heads) */
     struct kv_query_answer **answers; /* (n_heads) of the message that begins at that place */
     uint32_t *held_begin;             /* (n_heads + 1) of each head's blocks in query.held */
 };

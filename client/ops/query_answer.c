@@ -27,16 +27,16 @@
 /* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
  * after the other. */
 struct kv_query_answer {
-    struct kv_wire_answer times;
-    struct kv_wire_found *found; /* (n_units) */
-    uint32_t *ids;               /* (n_ids) tokens */
-    uint32_t *row_of;            /* (n_ids) counted from the unit's first; rows only */
-    uint32_t *tokens;            /* (n_rows) of the rows that came */
-    uint32_t *crcs;              /* (n_rows) */
-    float *scores;               /* (n_ids) if asked for */
-    uint32_t *heads;             /* (n_ids) with KV_MERGE_NONE */
-    float *outputs;              /* (n_units, n_queries, d_v) where has_outputs() */
-    float *lses;                 /* (n_units, n_queries) */
+    struct kv_wire_query_times times;
+    struct kv_wire_query_result *found; /* (n_units) */
+    uint32_t *ids;                      /* (n_ids) tokens */
+    uint32_t *row_of;                   /* (n_ids) counted from the unit's first; rows only */
+    uint32_t *tokens;                   /* (n_rows) of the rows that came */
+    uint32_t *crcs;                     /* (n_rows) */
+    float *scores;                      /* (n_ids) if asked for */
+    uint32_t *heads;                    /* (n_ids) with KV_MERGE_NONE */
+    float *outputs;                     /* (n_units, n_queries, d_v) where has_outputs() */
+    float *lses;                        /* (n_units, n_queries) */
 };
 
 /* A field of an answer that cannot be what it says.  No name: there is none. */
@@ -68,44 +68,45 @@ unsigned kv_query_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_
 }
 
 /* Rows that summaries may stand for: those not chosen, with NONE by one vector at least. */
-static uint32_t n_rest_max(const struct kv_query_part *part, const struct kv_wire_found *found)
+static uint32_t n_rest_max(const struct kv_query_part *part,
+                           const struct kv_wire_query_result *found)
 {
-    if (part->query.rest == 0)
+    if (part->query.summaries == 0)
         return 0;
     return part->query.merge == KV_MERGE_NONE ? part->n_candidates
-                                              : part->n_candidates - found->n_chosen;
+                                              : part->n_candidates - found->n_selected;
 }
 
 /* The number in a unit's answer that is impossible, or of another unit than was asked for. */
 static struct fault found_fault(const struct kv_trip *trip,
                                 const struct kv_wire_unit *unit,
-                                const struct kv_wire_found *found)
+                                const struct kv_wire_query_result *found)
 {
     const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     const bool is_part = names_held_only(&part->query);
-    const uint64_t n_scored = (uint64_t)found->n_coded + found->n_exact;
+    const uint64_t n_scored = (uint64_t)found->n_scored_by_code + found->n_scored_by_key;
     const uint64_t n_ids_max =
-        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_chosen;
+        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_selected;
     const struct {
         struct fault fault;
         bool is_right;
     } fields[] = {
         {{"layer", found->layer}, found->layer == unit->layer},
         {{"kv head", found->kv_head}, found->kv_head == unit->kv_head},
-        {{"n_chosen", found->n_chosen},
-         found->n_chosen >= part->n_ids_min && found->n_chosen <= part->n_ids_max},
+        {{"n_chosen", found->n_selected},
+         found->n_selected >= part->n_ids_min && found->n_selected <= part->n_ids_max},
         {{"n_ids", found->n_ids},
-         found->n_ids <= found->n_chosen && found->n_ids <= n_ids_max &&
-             (is_part || found->n_ids == found->n_chosen)},
-        {{"n_rest", found->n_rest}, found->n_rest <= n_rest_max(part, found)},
+         found->n_ids <= found->n_selected && found->n_ids <= n_ids_max &&
+             (is_part || found->n_ids == found->n_selected)},
+        {{"n_rest", found->n_estimated}, found->n_estimated <= n_rest_max(part, found)},
         {{"n_coded + n_exact", (double)n_scored}, n_scored == part->n_scored},
         {{"n_reranked", found->n_reranked},
          part->n_reranked_max == 0 ? found->n_reranked == 0
-                                   : found->n_reranked >= found->n_chosen &&
+                                   : found->n_reranked >= found->n_selected &&
                                          found->n_reranked <= part->n_reranked_max},
         {{"n_chapters", found->n_chapters},
-         found->n_chapters <= part->n_blocks && found->n_chapters <= found->n_coded &&
-             (found->n_chapters > 0) == (found->n_coded > 0)},
+         found->n_chapters <= part->n_blocks && found->n_chapters <= found->n_scored_by_code &&
+             (found->n_chapters > 0) == (found->n_scored_by_code > 0)},
         {{"recall", (double)found->recall},
          isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
         {{"committed", found->committed},
@@ -120,7 +121,8 @@ static struct fault found_fault(const struct kv_trip *trip,
 }
 
 /* Looks for a block among those held, from *at on: both ascend. */
-static bool is_held(const struct kv_held *held, uint32_t n_held, uint32_t block, uint32_t *at)
+static bool
+is_held(const struct kv_cached_block *held, uint32_t n_held, uint32_t block, uint32_t *at)
 {
     while (*at < n_held && held[*at].block < block)
         ++*at;
@@ -129,7 +131,7 @@ static bool is_held(const struct kv_held *held, uint32_t n_held, uint32_t block,
 
 /* One unit of an answer, the pointers being to its first of each. */
 struct unit_answer {
-    const struct kv_wire_found *found;
+    const struct kv_wire_query_result *found;
     uint32_t *ids, *row_of;
     const float *scores;
     const uint32_t *heads;
@@ -147,15 +149,15 @@ static struct fault take_ids(const struct kv_query_part *part,
                              uint32_t *n_rows)
 {
     const struct kv_query *query = &part->query;
-    const uint32_t rank = unit->found->kv_head - query->head_begin;
-    const struct kv_held *held = query->held + part->held_begin[rank];
+    const uint32_t rank = unit->found->kv_head - query->kv_head_begin;
+    const struct kv_cached_block *held = query->cached + part->held_begin[rank];
     const uint32_t n_held = part->held_begin[rank + 1] - part->held_begin[rank];
     uint32_t range = 0, at = 0, *ids = unit->ids;
 
     *n_rows = 0;
     for (uint32_t i = 0; i < unit->found->n_ids; i++) {
-        const uint32_t token = ids[i] & ~KV_WIRE_ID_HELD;
-        const bool keeps = ids[i] & KV_WIRE_ID_HELD;
+        const uint32_t token = ids[i] & ~KV_WIRE_ID_CACHED;
+        const bool keeps = ids[i] & KV_WIRE_ID_CACHED;
 
         if (i > 0 && token <= ids[i - 1])
             return (struct fault){"ids: not ascending", token};
@@ -168,7 +170,7 @@ static struct fault take_ids(const struct kv_query_part *part,
             return (struct fault){keeps ? "ids: not held" : "ids: not asked for", token};
         ids[i] = token;
         if (keeps) {
-            unit->row_of[i] = KV_ROW_HELD;
+            unit->row_of[i] = KV_ROW_CACHED;
         } else if (attends(query)) {
             unit->row_of[i] = 0;
         } else if (unit->row_of != NULL) {
@@ -224,9 +226,9 @@ static struct fault outputs_fault(const struct kv_query_part *part,
     uint32_t n_held = 0;
 
     for (uint32_t i = 0; unit->row_of != NULL && i < unit->found->n_ids; i++)
-        n_held += unit->row_of[i] == KV_ROW_HELD;
+        n_held += unit->row_of[i] == KV_ROW_CACHED;
     const bool is_empty = n_rest_max(part, unit->found) == 0 &&
-                          (!attends(&part->query) || n_held == unit->found->n_chosen);
+                          (!attends(&part->query) || n_held == unit->found->n_selected);
     for (uint32_t q = 0; q < part->query.n_queries; q++, output += part->d_v) {
         const float lse = unit->lses[q];
         const bool has_none = lse == -INFINITY;
@@ -246,16 +248,17 @@ static struct kv_query_answer *
 make_answer(const struct kv_query_part *part, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
 {
     const struct kv_query *query = &part->query;
-    struct kv_query_answer *answer = malloc(
-        sizeof(*answer) + n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) +
-        (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
-        (size_t)n_rows * 2 * sizeof(uint32_t));
+    struct kv_query_answer *answer =
+        malloc(sizeof(*answer) +
+               n_units * (sizeof(struct kv_wire_query_result) + outputs_bytes(part)) +
+               (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
+               (size_t)n_rows * 2 * sizeof(uint32_t));
     uint8_t *at = (uint8_t *)(answer + 1);
 
     if (answer == NULL)
         return NULL;
     *answer = (struct kv_query_answer){0};
-    answer->found = carve(&at, n_units, sizeof(struct kv_wire_found));
+    answer->found = carve(&at, n_units, sizeof(struct kv_wire_query_result));
     answer->ids = carve(&at, n_ids, sizeof(uint32_t));
     if (heeds_held(query))
         answer->row_of = carve(&at, n_ids, sizeof(uint32_t));
@@ -263,7 +266,7 @@ make_answer(const struct kv_query_part *part, uint32_t n_units, uint32_t n_ids, 
         answer->tokens = carve(&at, n_rows, sizeof(uint32_t));
         answer->crcs = carve(&at, n_rows, sizeof(uint32_t));
     }
-    if (query->scores)
+    if (query->want_weights)
         answer->scores = carve(&at, n_ids, sizeof(float));
     if (query->merge == KV_MERGE_NONE)
         answer->heads = carve(&at, n_ids, sizeof(uint32_t));
@@ -389,16 +392,16 @@ static kv_status_t check_counts(const struct kv_trip *trip,
     const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
     uint32_t n_units = trip->header.n_units, n_ids = 0;
     size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
-    struct kv_wire_answer times;
+    struct kv_wire_query_times times;
 
     if (header->body_bytes < names_bytes(part, n_units, 0))
         return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
     memcpy(&times, body, sizeof(times));
-    if (!can_have_passed(kvc_request_op(trip), (uint64_t)times.waited_us + times.worked_us))
+    if (!can_have_passed(kvc_request_op(trip), (uint64_t)times.queue_us + times.service_us))
         return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
-                               (unsigned long long)times.waited_us + times.worked_us);
+                               (unsigned long long)times.queue_us + times.service_us);
     for (uint32_t i = 0; i < n_units; i++) {
-        struct kv_wire_found found;
+        struct kv_wire_query_result found;
         struct fault fault;
 
         memcpy(&found, body + sizeof(times) + i * sizeof(found), sizeof(found));
@@ -461,26 +464,26 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
     uint32_t first = 0, first_row = 0;
 
     for (uint32_t i = 0; i < trip->header.n_units; i++) {
-        const struct kv_wire_found *wire = &answer->found[i];
-        struct kv_found found = {
+        const struct kv_wire_query_result *wire = &answer->found[i];
+        struct kv_query_result found = {
             .n_ids = wire->n_ids,
             .ids = answer->ids + first,
-            .scores = answer->scores != NULL ? answer->scores + first : NULL,
-            .heads = answer->heads != NULL ? answer->heads + first : NULL,
-            .n_chosen = wire->n_chosen,
-            .n_rest = wire->n_rest,
-            .n_coded = wire->n_coded,
-            .n_exact = wire->n_exact,
+            .weights = answer->scores != NULL ? answer->scores + first : NULL,
+            .query_mask = answer->heads != NULL ? answer->heads + first : NULL,
+            .n_selected = wire->n_selected,
+            .n_estimated = wire->n_estimated,
+            .n_scored_by_code = wire->n_scored_by_code,
+            .n_scored_by_key = wire->n_scored_by_key,
             .n_reranked = wire->n_reranked,
             .n_chapters = wire->n_chapters,
             .recall = wire->recall,
             .node = trip->remote->index,
-            .waited_us = answer->times.waited_us,
-            .worked_us = answer->times.worked_us,
+            .queue_us = answer->times.queue_us,
+            .service_us = answer->times.service_us,
         };
 
         if (answer->row_of != NULL)
-            found.row_of = answer->row_of + first;
+            found.row_index = answer->row_of + first;
         if (answer->lses != NULL) {
             const size_t n_before = (size_t)i * part->query.n_queries;
 
@@ -491,7 +494,7 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
             size_t bad;
 
             for (uint32_t j = 0; j < found.n_ids; j++)
-                found.n_rows += found.row_of[j] != KV_ROW_HELD;
+                found.n_rows += found.row_index[j] != KV_ROW_CACHED;
             found.rows = rows;
             found.crcs = answer->crcs + first_row;
             bad = kv_writers_verify(kvc_request_op(trip)->session->writers, units[i].layer,
@@ -506,7 +509,7 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
             rows += found.n_rows * part->row_bytes;
             first_row += found.n_rows;
         }
-        part->found[units[i].kv_head - part->query.head_begin] = found;
+        part->found[units[i].kv_head - part->query.kv_head_begin] = found;
         first += found.n_ids;
     }
     trip->remote->rows_out += first_row;

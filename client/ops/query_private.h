@@ -24,13 +24,13 @@ static inline bool attends(const struct kv_query *query)
 /* Whether there are outputs and log-sum-exps. */
 static inline bool has_outputs(const struct kv_query *query)
 {
-    return attends(query) || query->rest != 0;
+    return attends(query) || query->summaries != 0;
 }
 
 /* Whether only chosen rows that the caller holds are named. */
 static inline bool names_held_only(const struct kv_query *query)
 {
-    return attends(query) && !query->names;
+    return attends(query) && !query->want_ids;
 }
 
 /* Whether blocks that the caller holds make a difference. */
@@ -57,11 +57,12 @@ static inline size_t outputs_bytes(const struct kv_query_part *part)
 static inline size_t names_bytes(const struct kv_query_part *part, size_t n_units, size_t n_ids)
 {
     const struct kv_query *query = &part->query;
-    size_t id_bytes = sizeof(uint32_t) + (query->scores ? sizeof(float) : 0) +
+    size_t id_bytes = sizeof(uint32_t) + (query->want_weights ? sizeof(float) : 0) +
                       (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
 
-    return sizeof(struct kv_wire_answer) +
-           n_units * (sizeof(struct kv_wire_found) + outputs_bytes(part)) + n_ids * id_bytes;
+    return sizeof(struct kv_wire_query_times) +
+           n_units * (sizeof(struct kv_wire_query_result) + outputs_bytes(part)) +
+           n_ids * id_bytes;
 }
 
 static inline void *carve(uint8_t **at, size_t n, size_t bytes)

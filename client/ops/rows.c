@@ -33,7 +33,8 @@ enum {
 
 static uint32_t heads_end(const kv_schema_t *schema, const struct kv_rows *box, uint32_t layer)
 {
-    return box->n_heads > 0 ? box->head_begin + box->n_heads : schema->layers[layer].n_kv_heads;
+    return box->n_kv_heads > 0 ? box->kv_head_begin + box->n_kv_heads
+                               : schema->layers[layer].n_kv_heads;
 }
 
 static bool box_fits(const kv_schema_t *schema, const struct kv_rows *box)
@@ -44,11 +45,11 @@ static bool box_fits(const kv_schema_t *schema, const struct kv_rows *box)
     if (box->n_tokens == 0 || box->token_begin >= KV_TOKENS_MAX ||
         box->n_tokens > KV_TOKENS_MAX - box->token_begin)
         return false;
-    if (box->n_heads == 0)
-        return box->head_begin == 0;
+    if (box->n_kv_heads == 0)
+        return box->kv_head_begin == 0;
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++)
-        if (box->head_begin >= schema->layers[layer].n_kv_heads ||
-            box->n_heads > schema->layers[layer].n_kv_heads - box->head_begin)
+        if (box->kv_head_begin >= schema->layers[layer].n_kv_heads ||
+            box->n_kv_heads > schema->layers[layer].n_kv_heads - box->kv_head_begin)
             return false;
     return true;
 }
@@ -61,7 +62,7 @@ size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows)
         return 0;
     for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
          layer++)
-        token_bytes += (uint64_t)(heads_end(schema, rows, layer) - rows->head_begin) *
+        token_bytes += (uint64_t)(heads_end(schema, rows, layer) - rows->kv_head_begin) *
                        schema->layers[layer].row_bytes;
     return token_bytes * rows->n_tokens;
 }
@@ -72,7 +73,7 @@ static size_t n_rows(const kv_schema_t *schema, const struct kv_rows *rows)
 
     for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
          layer++)
-        n_units += heads_end(schema, rows, layer) - rows->head_begin;
+        n_units += heads_end(schema, rows, layer) - rows->kv_head_begin;
     return n_units * rows->n_tokens;
 }
 
@@ -97,13 +98,13 @@ static size_t unit_offset(const struct kv_session *session,
 {
     uint64_t before;
 
-    if (box->n_heads == 0)
+    if (box->n_kv_heads == 0)
         before = session->bytes_before[layer] - session->bytes_before[box->layer_begin];
     else
         before =
             (session->row_bytes_before[layer] - session->row_bytes_before[box->layer_begin]) *
-            box->n_heads;
-    before += (uint64_t)(head - box->head_begin) * session->schema.layers[layer].row_bytes;
+            box->n_kv_heads;
+    before += (uint64_t)(head - box->kv_head_begin) * session->schema.layers[layer].row_bytes;
     return before * box->n_tokens;
 }
 
@@ -115,10 +116,10 @@ static size_t unit_rank(const struct kv_session *session,
 {
     const kv_schema_t *schema = &session->schema;
 
-    if (box->n_heads == 0)
+    if (box->n_kv_heads == 0)
         return kv_schema_unit(schema, layer, head) -
                kv_schema_unit(schema, box->layer_begin, 0);
-    return (size_t)(layer - box->layer_begin) * box->n_heads + (head - box->head_begin);
+    return (size_t)(layer - box->layer_begin) * box->n_kv_heads + (head - box->kv_head_begin);
 }
 
 /* Goes to the first unit of the box, at or behind (layer, head), that lives on the lane. */
@@ -133,7 +134,7 @@ seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32
             if (kv_session_lane(session, *layer, *head) == lane)
                 return true;
         ++*layer;
-        *head = box->head_begin;
+        *head = box->kv_head_begin;
     }
     return false;
 }
@@ -466,7 +467,7 @@ static void start_rows(struct kv_op *op)
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
         uint32_t end = heads_end(&op->session->schema, box, layer);
 
-        for (uint32_t head = box->head_begin; head < end; head++) {
+        for (uint32_t head = box->kv_head_begin; head < end; head++) {
             if (!kvc_op_ask_unit(op, layer, head, box->token_begin))
                 return;
         }
@@ -491,9 +492,10 @@ static bool leads_up_to(const struct kv_rows *first, const struct kv_rows *secon
     return first->token_begin + first->n_tokens >= second->token_begin &&
            first->layer_begin <= second->layer_begin &&
            first->layer_begin + first->n_layers >= second->layer_begin + second->n_layers &&
-           (first->n_heads == 0 ||
-            (second->n_heads > 0 && first->head_begin <= second->head_begin &&
-             first->head_begin + first->n_heads >= second->head_begin + second->n_heads));
+           (first->n_kv_heads == 0 ||
+            (second->n_kv_heads > 0 && first->kv_head_begin <= second->kv_head_begin &&
+             first->kv_head_begin + first->n_kv_heads >=
+                 second->kv_head_begin + second->n_kv_heads));
 }
 
 /* Whether they may have a unit in common, and the first one begins before the second. */
@@ -502,8 +504,9 @@ static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
     return first->token_begin < second->token_begin &&
            runs_meet(first->layer_begin, first->n_layers, second->layer_begin,
                      second->n_layers) &&
-           (first->n_heads == 0 || second->n_heads == 0 ||
-            runs_meet(first->head_begin, first->n_heads, second->head_begin, second->n_heads));
+           (first->n_kv_heads == 0 || second->n_kv_heads == 0 ||
+            runs_meet(first->kv_head_begin, first->n_kv_heads, second->kv_head_begin,
+                      second->n_kv_heads));
 }
 
 /* Rows of the same box before the trip's are stored or under way; those before the box may be
@@ -568,8 +571,8 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
         return kvc_set_error(&client->loop, KV_INVALID,
                              "%s: rows do not fit the schema: layers %u+%u, heads %u+%u, "
                              "tokens %u+%u",
-                             kind->name, rows->layer_begin, rows->n_layers, rows->head_begin,
-                             rows->n_heads, rows->token_begin, rows->n_tokens);
+                             kind->name, rows->layer_begin, rows->n_layers, rows->kv_head_begin,
+                             rows->n_kv_heads, rows->token_begin, rows->n_tokens);
     if ((uint64_t)rows->token_begin + rows->n_tokens > session->tokens_max)
         return kvc_set_error(&client->loop, KV_TOO_LARGE,
                              "%s: token %u is beyond the session's %u", kind->name,
@@ -594,7 +597,7 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
         kvc_rows_of(op)->crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
     }
     kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
-                     rows->head_begin, rows->n_heads);
+                     rows->kv_head_begin, rows->n_kv_heads);
     return kv_op_go(op, ret_op);
 }
 

@@ -53,7 +53,7 @@ static bool set_rerank(struct kv_attention_options *options, const char *value)
         return true;
     }
     return kv_budget_parse_count(value, 1, &options->rerank) &&
-           options->rerank <= KV_CHOSEN_MAX;
+           options->rerank <= KV_SELECTED_MAX;
 }
 
 /* Sets *ret_index to the place of a value among names (n). */
@@ -123,7 +123,7 @@ static bool set_iterations(struct kv_attention_options *options, const char *val
         return true;
     }
     return kv_budget_parse_count(value, 1, &options->index.iterations) &&
-           options->index.iterations <= KV_ITERATIONS_MAX;
+           options->index.iterations <= KV_KMEANS_ITERATIONS_MAX;
 }
 
 static bool set_cache(struct kv_attention_options *options, const char *value)

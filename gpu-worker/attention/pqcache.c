@@ -52,8 +52,9 @@ static void pqcache_destroy(struct kv_attention *attention)
 /* Rows of each kv head that may come in a step. */
 static uint32_t rows_max(const struct kv_attention_setup *setup)
 {
-    return is_attended_there(&setup->options) ? 0
-                                              : smaller(setup->session.capacity, KV_CHOSEN_MAX);
+    return is_attended_there(&setup->options)
+               ? 0
+               : smaller(setup->session.capacity, KV_SELECTED_MAX);
 }
 
 static kv_status_t query_memory(struct pqcache *pq)

@@ -74,10 +74,10 @@ kv_status_t kv_pqcache_step_layer(struct pqcache *pq,
 /* Adds what a query found for one kv head. */
 void kv_pqcache_count_found(struct pqcache *pq,
                             const struct kv_budget *budget,
-                            const struct kv_found *found);
+                            const struct kv_query_result *found);
 
-/* What nodes worked on a query, of whose heads `found` (n_heads) tells. */
-uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads);
+/* What nodes worked on a query, of whose heads `found` (n_kv_heads) tells. */
+uint64_t kv_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);
 
 void kv_pqcache_stats(const struct kv_attention *attention, struct kv_attention_stats *stats);
 

@@ -26,10 +26,10 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
     const uint64_t begin_us = kvw_now_us();
     const kv_status_t status = kv_wait(op);
     const uint64_t end_us = kvw_now_us();
-    struct kv_trip_times times;
+    struct kv_op_times times;
 
     pq->wait_us += end_us - begin_us;
-    kv_op_trip_times(op, &times);
+    kv_op_get_times(op, &times);
     kv_trace_span(pq->setup.session.trace, track, names[track], times.begun_us, times.ended_us,
                   args, 1);
     kv_trace_span(pq->setup.session.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args,
@@ -40,7 +40,7 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
 /* Rows that the query named and could not send: they are more than a message takes. */
 static kv_status_t fetch_rows(struct pqcache *pq,
                               uint32_t layer,
-                              const struct kv_found *found,
+                              const struct kv_query_result *found,
                               uint32_t *rows_before)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
@@ -71,7 +71,8 @@ static kv_status_t fetch_rows(struct pqcache *pq,
 }
 
 /* --rerank auto: more candidates where the nodes find that codes alone miss too much. */
-static void adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_found *found)
+static void
+adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_query_result *found)
 {
     float least = 1;
 
@@ -92,7 +93,7 @@ static void adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_fou
 static uint32_t chosen_runs(struct pqcache *pq,
                             uint32_t layer,
                             uint32_t head,
-                            const struct kv_found *found,
+                            const struct kv_query_result *found,
                             size_t first,
                             uint32_t n_runs)
 {
@@ -103,7 +104,7 @@ static uint32_t chosen_runs(struct pqcache *pq,
         const bool is_held =
             pq->answer == KV_ANSWER_IDS
                 ? pq->held != NULL && kv_held_blocks_has(pq->held, layer, token)
-                : found->row_of[i] == KV_ROW_HELD;
+                : found->row_index[i] == KV_ROW_CACHED;
 
         if (is_held) {
             pq->runs[n_runs++] = kv_held_blocks_run(pq->held, layer, head, token);
@@ -123,7 +124,7 @@ static uint32_t chosen_runs(struct pqcache *pq,
 
 /* Where the first of a head's rows that came is, in rows of the landing memory. */
 static size_t
-first_row(const struct pqcache *pq, const struct kv_found *found, uint32_t rows_before)
+first_row(const struct pqcache *pq, const struct kv_query_result *found, uint32_t rows_before)
 {
     if (pq->answer == KV_ANSWER_IDS)
         return rows_before;
@@ -132,8 +133,9 @@ first_row(const struct pqcache *pq, const struct kv_found *found, uint32_t rows_
 }
 
 /* What came of rows that are not here joins what came of those that are. */
-static void
-merge_found(struct pqcache *pq, const struct kv_found *found, struct kv_device_buffer *out)
+static void merge_found(struct pqcache *pq,
+                        const struct kv_query_result *found,
+                        struct kv_device_buffer *out)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads, group = group_of(pq);
 
@@ -155,14 +157,14 @@ static kv_status_t attend_found(struct pqcache *pq,
                                 struct kv_device_buffer *out)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
-    struct kv_found found[KV_HEADS_MAX];
+    struct kv_query_result found[KV_HEADS_MAX];
     uint32_t rows_before[KV_HEADS_MAX] = {0};
     uint32_t n_runs = 0;
     bool is_merged;
     kv_status_t status = KV_OK;
 
     for (uint32_t head = 0; op != NULL && head < n_heads; head++) {
-        kv_op_found(op, head, &found[head]);
+        kv_op_query_result(op, head, &found[head]);
         kv_pqcache_count_found(pq, budget, &found[head]);
     }
     if (op != NULL) {
@@ -219,9 +221,9 @@ static kv_status_t begin_query(struct pqcache *pq,
         .queries = pq->q,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
-        .k = smaller(budget->k, KV_CHOSEN_MAX),
+        .k = smaller(budget->k, KV_SELECTED_MAX),
         .rerank = pq->rerank[layer],
-        .rest = pq->options.index.summaries,
+        .summaries = pq->options.index.summaries,
         .n_ranges = 1,
         .ranges = &middle,
     };
@@ -230,7 +232,7 @@ static kv_status_t begin_query(struct pqcache *pq,
     query.answer = pq->answer = answer_for(pq, query.k);
     pq->device->row->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
     if (pq->answer == KV_ANSWER_ROWS && pq->held != NULL)
-        kv_held_blocks_list(pq->held, layer, &query.n_held, &query.held);
+        kv_held_blocks_list(pq->held, layer, &query.n_cached, &query.cached);
     status =
         kv_query_begin(kv_store_session_handle(pq->base.session), &query,
                        pq->answer == KV_ANSWER_ROWS ? &io : NULL, QUERY_DEADLINE_MS, ret_op);

@@ -5,16 +5,16 @@
 
 void kv_pqcache_count_found(struct pqcache *pq,
                             const struct kv_budget *budget,
-                            const struct kv_found *found)
+                            const struct kv_query_result *found)
 {
     pq->told.rows_to_choose_from += budget->window_begin - budget->sinks;
-    pq->told.rows_scored_by_code += found->n_coded;
-    pq->told.rows_scored_by_key += found->n_exact;
+    pq->told.rows_scored_by_code += found->n_scored_by_code;
+    pq->told.rows_scored_by_key += found->n_scored_by_key;
     pq->told.rows_reranked += found->n_reranked;
-    pq->told.rows_estimated += found->n_rest;
-    pq->told.rows_chosen += found->n_chosen;
+    pq->told.rows_estimated += found->n_estimated;
+    pq->told.rows_chosen += found->n_selected;
     pq->told.rows_sent += found->n_rows;
-    pq->rows_attended += found->n_chosen;
+    pq->rows_attended += found->n_selected;
     pq->bytes_fetched += found->n_rows * pq->row_bytes;
     if (found->outputs != NULL)
         pq->bytes_fetched += (size_t)group_of(pq) * (pq->d + 1) * sizeof(found->outputs[0]);
@@ -25,7 +25,7 @@ void kv_pqcache_count_found(struct pqcache *pq,
 }
 
 /* What nodes worked on a query: heads that one message answered tell the same of all of it. */
-uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads)
+uint64_t kv_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads)
 {
     uint64_t sum = 0;
 
@@ -34,9 +34,9 @@ uint64_t kv_pqcache_worked_us(const struct kv_found *found, uint32_t n_heads)
 
         for (uint32_t j = 0; j < i; j++)
             is_told = is_told || (found[j].node == found[i].node &&
-                                  found[j].worked_us == found[i].worked_us &&
-                                  found[j].waited_us == found[i].waited_us);
-        sum += is_told ? 0 : found[i].worked_us;
+                                  found[j].service_us == found[i].service_us &&
+                                  found[j].queue_us == found[i].queue_us);
+        sum += is_told ? 0 : found[i].service_us;
     }
     return sum;
 }

@@ -36,8 +36,8 @@ struct kv_held_blocks {
     struct layer *layers;
     struct coming coming[READS];
     uint32_t n_coming;
-    uint32_t *n_held;     /* (n_kv_heads) */
-    struct kv_held *list; /* (n_kv_heads, n_slots) */
+    uint32_t *n_held;             /* (n_kv_heads) */
+    struct kv_cached_block *list; /* (n_kv_heads, n_slots) */
     uint64_t bytes_fetched;
 };
 
@@ -145,7 +145,7 @@ void kv_held_blocks_destroy(struct kv_held_blocks *held)
 
 static int compare_held(const void *a, const void *b)
 {
-    const struct kv_held *x = a, *y = b;
+    const struct kv_cached_block *x = a, *y = b;
 
     return (x->block > y->block) - (x->block < y->block);
 }
@@ -153,18 +153,18 @@ static int compare_held(const void *a, const void *b)
 void kv_held_blocks_list(struct kv_held_blocks *held,
                          uint32_t layer,
                          const uint32_t **ret_n_held,
-                         const struct kv_held **ret_blocks)
+                         const struct kv_cached_block **ret_blocks)
 {
     const struct layer *of = &held->layers[layer];
-    struct kv_held *at = held->list;
+    struct kv_cached_block *at = held->list;
 
     for (uint32_t head = 0; head < held->n_kv_heads; head++) {
-        struct kv_held *begin = at;
+        struct kv_cached_block *begin = at;
 
         for (uint32_t slot = 0; slot < held->n_slots; slot++)
             if (kv_block_cache_slot(of->cache, of->block_of[slot]) == slot)
-                *at++ = (struct kv_held){of->block_of[slot],
-                                         of->fingerprints[slot * held->n_kv_heads + head]};
+                *at++ = (struct kv_cached_block){
+                    of->block_of[slot], of->fingerprints[slot * held->n_kv_heads + head]};
         held->n_held[head] = (uint32_t)(at - begin);
         qsort(begin, held->n_held[head], sizeof(*begin), compare_held);
     }
@@ -206,10 +206,10 @@ static kv_status_t landed(struct kv_held_blocks *held, struct coming *coming)
 {
     struct layer *layer = &held->layers[coming->layer];
     const struct kv_trace_arg args[] = {{"layer", coming->layer}};
-    struct kv_trip_times times;
+    struct kv_op_times times;
     kv_status_t status = kv_wait(coming->op);
 
-    kv_op_trip_times(coming->op, &times);
+    kv_op_get_times(coming->op, &times);
     kv_trace_span(held->trace, KV_TRACE_FETCH, "block", times.begun_us, times.ended_us, args,
                   1);
     kv_op_free(coming->op);
@@ -219,7 +219,7 @@ static kv_status_t landed(struct kv_held_blocks *held, struct coming *coming)
         return kv_store_session_fail(held->store, status);
     for (uint32_t head = 0; head < held->n_kv_heads; head++)
         layer->fingerprints[coming->slot * held->n_kv_heads + head] =
-            kv_held_fingerprint(coming->crcs + (size_t)head * KV_BLOCK_TOKENS);
+            kv_block_fingerprint(coming->crcs + (size_t)head * KV_BLOCK_TOKENS);
     kv_block_cache_landed(layer->cache, coming->slot);
     return KV_OK;
 }

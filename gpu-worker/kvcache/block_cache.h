@@ -38,7 +38,7 @@ void kv_held_blocks_destroy(struct kv_held_blocks *held);
 void kv_held_blocks_list(struct kv_held_blocks *held,
                          uint32_t layer,
                          const uint32_t **ret_n_held,
-                         const struct kv_held **ret_blocks);
+                         const struct kv_cached_block **ret_blocks);
 
 /* Is the row's block held? */
 bool kv_held_blocks_has(const struct kv_held_blocks *held, uint32_t layer, uint32_t token);

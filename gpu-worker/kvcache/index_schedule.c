@@ -115,11 +115,11 @@ static kv_status_t ended(struct kv_layer_index *index, uint32_t layer)
 {
     struct kv_op **op = &index->ops[layer];
     kv_status_t status = kv_op_status(*op);
-    struct kv_indexed indexed;
-    struct kv_trip_times times;
+    struct kv_index_result indexed;
+    struct kv_op_times times;
 
-    kv_op_indexed(*op, &indexed);
-    kv_op_trip_times(*op, &times);
+    kv_op_index_result(*op, &indexed);
+    kv_op_get_times(*op, &times);
     const struct kv_trace_arg args[] = {{"layer", layer},
                                         {"codebooks", indexed.n_trained},
                                         {"iterations", indexed.iterations},
@@ -138,7 +138,7 @@ static kv_status_t ended(struct kv_layer_index *index, uint32_t layer)
 
 static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t tokens)
 {
-    const struct kv_index asked = {
+    const struct kv_index_options asked = {
         .layer_begin = layer,
         .n_layers = 1,
         .tokens = tokens,
@@ -147,7 +147,7 @@ static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t to
         .bits = index->options.bits,
         .iterations = iterations_for(index, tokens),
         .seed = index->seed,
-        .rest = index->options.summaries,
+        .summaries = index->options.summaries,
         .wait = true,
     };
     kv_status_t status = KV_OK;

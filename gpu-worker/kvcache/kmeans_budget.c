@@ -16,7 +16,8 @@ uint32_t kv_kmeans_iterations(double layer_s, double base_s, double iteration_s)
 
     if (!(fits > KV_KMEANS_ITERATIONS_MIN))
         return KV_KMEANS_ITERATIONS_MIN;
-    return fits < KV_KMEANS_ITERATIONS_MAX ? (uint32_t)fits : KV_KMEANS_ITERATIONS_MAX;
+    return fits < KV_KMEANS_BUDGET_ITERATIONS_MAX ? (uint32_t)fits
+                                                  : KV_KMEANS_BUDGET_ITERATIONS_MAX;
 }
 
 double kv_kmeans_row_s(uint32_t d, uint32_t m, uint32_t bits)

@@ -15,7 +15,7 @@
 
 enum {
     KV_KMEANS_ITERATIONS_MIN = 3,
-    KV_KMEANS_ITERATIONS_MAX = 300,
+    KV_KMEANS_BUDGET_ITERATIONS_MAX = 300,
 };
 
 /* Times in seconds; those of clustering are positive. */

@@ -70,9 +70,9 @@ void kv_write_behind_go_on(struct kv_write_behind *writer, struct kv_session *se
 static void collect(struct kv_write_behind *writer)
 {
     struct kv_op **op = &writer->ops[writer->n_ended++ % SLOTS];
-    struct kv_trip_times times;
+    struct kv_op_times times;
 
-    kv_op_trip_times(*op, &times);
+    kv_op_get_times(*op, &times);
     kv_trace_span(writer->trace, KV_TRACE_PUT, "put", times.begun_us, times.ended_us, NULL, 0);
     if (kv_op_status(*op) != KV_OK && writer->failure == KV_OK) {
         writer->failure = kv_op_status(*op);

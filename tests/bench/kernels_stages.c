@@ -52,7 +52,7 @@ enum {
     LAYERS = 16, /* different questions */
     ITERATIONS = 4,
 };
-static_assert(TAKEN_MAX <= (int)KV_CHOSEN_MAX, "rows that a query may take");
+static_assert(TAKEN_MAX <= (int)KV_SELECTED_MAX, "rows that a query may take");
 
 static const struct kv_pq_shape codes = {D, 2, 6};
 static const struct kv_attend_shape attending = {KV_KEY_FP16, D, D, QUERIES, 0.08838835f};

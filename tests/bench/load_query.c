@@ -103,14 +103,14 @@ static double ask(struct queries *queries, size_t i, bool with_wait)
     if (status == KV_OK)
         status = kv_wait(op);
     for (uint32_t head = 0; status == KV_OK && head < queries->shape->n_heads; head++) {
-        struct kv_found found;
+        struct kv_query_result found;
         double us;
 
-        status = kv_op_found(op, head, &found);
-        us = found.worked_us + (with_wait ? found.waited_us : 0);
+        status = kv_op_query_result(op, head, &found);
+        us = found.service_us + (with_wait ? found.queue_us : 0);
         most = us > most ? us : most;
-        if (status == KV_OK && found.n_chosen != queries->shape->k) {
-            bench_complain("query: %u rows of a head, %u expected", found.n_chosen,
+        if (status == KV_OK && found.n_selected != queries->shape->k) {
+            bench_complain("query: %u rows of a head, %u expected", found.n_selected,
                            queries->shape->k);
             status = KV_CORRUPT;
         }
@@ -269,7 +269,7 @@ static bool put_rows(struct queries *queries)
 
 static bool make_index(struct queries *queries)
 {
-    const struct kv_index index = {
+    const struct kv_index_options index = {
         .tokens = queries->shape->n_tokens,
         .chapter_blocks = 128,
         .m = 2,
@@ -277,13 +277,13 @@ static bool make_index(struct queries *queries)
         .iterations = 3,
         .wait = true,
     };
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct kv_op *op;
     kv_status_t status = kv_index_begin(queries->session, &index, 120000, &op);
 
     if (status == KV_OK) {
         kv_wait(op);
-        kv_op_indexed(op, &indexed);
+        kv_op_index_result(op, &indexed);
     }
     if (!bench_finish_op(queries->client, "index", status, op))
         return false;

@@ -159,14 +159,14 @@ static kv_status_t begin_fetch(void *arg, size_t i, struct kv_op **ret_op)
 {
     struct rows *rows = arg;
     struct kv_fetch fetch = {
-        .n_heads = rows->op_heads,
+        .n_kv_heads = rows->op_heads,
         .n_ids = rows->counts,
         .ids = rows->ids + i * rows->op_heads * rows->head_rows,
         .snapshot = rows->n_tokens,
     };
     struct kv_rows_io io = {.buffer = rows->to, .offset = fetch_offset(rows, i)};
 
-    fetch_of(rows, i, &fetch.layer, &fetch.head_begin);
+    fetch_of(rows, i, &fetch.layer, &fetch.kv_head_begin);
     return kv_fetch_begin(rows->session, &fetch, &io, 0, ret_op);
 }
 

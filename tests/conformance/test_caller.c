@@ -443,9 +443,9 @@ static void fetch_rows(struct kv_session *session, enum trouble trouble)
 
 static void index_rows(struct kv_session *session, enum trouble trouble)
 {
-    struct kv_index index = {
+    struct kv_index_options index = {
         .tokens = N_TOKENS, .m = 2, .bits = 6, .iterations = 3, .seed = 1, .wait = true};
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct kv_op *op;
 
     prepare(trouble);
@@ -453,7 +453,7 @@ static void index_rows(struct kv_session *session, enum trouble trouble)
     POISON(index);
     if (kv_wait(op) != KV_OK)
         fail_msg("index: %s", kv_op_detail(op));
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     assert_int_equal(indexed.rows, N_LAYERS * N_HEADS * N_TOKENS);
     kv_op_free(op);
 }
@@ -465,7 +465,7 @@ ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble t
     struct kv_range ranges[2] = {{4, 300}, {310, N_TOKENS}};
     float queries[N_HEADS * N_QUERIES * DIM];
     uint32_t n_held[N_HEADS] = {1, 0, 2, 1}, crcs[KV_BLOCK_TOKENS];
-    struct kv_held held[4] = {{1, 0}, {0, 0}, {1, 0}, {2, 0}};
+    struct kv_cached_block held[4] = {{1, 0}, {0, 0}, {1, 0}, {2, 0}};
     const uint32_t heads[4] = {0, 2, 2, 3};
     struct kv_query query = {
         .layer = 1,
@@ -476,12 +476,12 @@ ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble t
         .answer = answer,
         .k = TOP_K,
         .rerank = 2,
-        .scores = true,
-        .names = answer == KV_ANSWER_ATTEND,
+        .want_weights = true,
+        .want_ids = answer == KV_ANSWER_ATTEND,
         .n_ranges = 2,
         .ranges = ranges,
-        .n_held = n_held,
-        .held = held,
+        .n_cached = n_held,
+        .cached = held,
     };
     struct kv_rows_io io = {.buffer = side.buffer, .offset = at};
     struct kv_op *op;
@@ -493,7 +493,7 @@ ask(struct kv_session *session, enum kv_answer answer, size_t at, enum trouble t
             crcs[j] =
                 kv_row_crc(session, row_at(1, heads[i], token), 4 * DIM, 1, heads[i], token);
         }
-        held[i].fingerprint = kv_held_fingerprint(crcs);
+        held[i].fingerprint = kv_block_fingerprint(crcs);
     }
     for (unsigned i = 0; i < sizeof(queries) / sizeof(queries[0]); i++)
         queries[i] = (float)(kv_mix64(i + 77) % 2001) / 1000 - 1;
@@ -526,22 +526,22 @@ static void query_rows(struct kv_session *session, enum kv_answer answer, enum t
     struct kv_op *op = ask(session, answer, READ_AT + room, trouble);
 
     for (uint32_t head = 0; head < N_HEADS; head++) {
-        struct kv_found wanted, found;
+        struct kv_query_result wanted, found;
         bool has_held = false;
 
-        assert_int_equal(kv_op_found(plain, head, &wanted), KV_OK);
-        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(plain, head, &wanted), KV_OK);
+        assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
         assert_int_equal(wanted.n_ids, TOP_K);
         assert_int_equal(found.n_ids, wanted.n_ids);
         assert_int_equal(found.n_rows, wanted.n_rows);
         compare(found.ids, wanted.ids, TOP_K * sizeof(uint32_t));
-        compare(found.row_of, wanted.row_of, TOP_K * sizeof(uint32_t));
-        compare(found.scores, wanted.scores, TOP_K * sizeof(float));
+        compare(found.row_index, wanted.row_index, TOP_K * sizeof(uint32_t));
+        compare(found.weights, wanted.weights, TOP_K * sizeof(float));
         compare(found.rows, wanted.rows, wanted.n_rows * 4 * DIM);
         compare(found.outputs, wanted.outputs, N_QUERIES * DIM * sizeof(float));
         compare(found.lses, wanted.lses, N_QUERIES * sizeof(float));
-        for (uint32_t i = 0; i < TOP_K && found.row_of != NULL; i++)
-            has_held |= found.row_of[i] == KV_ROW_HELD;
+        for (uint32_t i = 0; i < TOP_K && found.row_index != NULL; i++)
+            has_held |= found.row_index[i] == KV_ROW_CACHED;
         assert_int_equal(has_held, answer != KV_ANSWER_IDS && head != 1);
     }
     kv_op_free(op);

@@ -315,14 +315,14 @@ static struct kv_session *session_of(kv_status_t begun, struct kv_op *op)
 
 static void make_index(unsigned session, uint32_t chapter_blocks, uint32_t rest)
 {
-    const struct kv_index index = {.tokens = lengths[session],
-                                   .chapter_blocks = chapter_blocks,
-                                   .m = 2,
-                                   .bits = 4,
-                                   .iterations = 4,
-                                   .seed = 5,
-                                   .rest = rest,
-                                   .wait = true};
+    const struct kv_index_options index = {.tokens = lengths[session],
+                                           .chapter_blocks = chapter_blocks,
+                                           .m = 2,
+                                           .bits = 4,
+                                           .iterations = 4,
+                                           .seed = 5,
+                                           .summaries = rest,
+                                           .wait = true};
     struct kv_op *op = NULL;
     const kv_status_t status = kv_index_begin(it.sessions[session], &index, 0, &op);
 
@@ -622,7 +622,7 @@ static struct {
     float vectors[QUERIES][D];
     struct kv_range ranges[2];
     struct kv_query query;
-    struct kv_found found;
+    struct kv_query_result found;
     bool is_candidate[TOKENS], is_chosen[TOKENS], is_scored[TOKENS];
 } q;
 
@@ -656,8 +656,8 @@ static void make_query(void)
     }
     q.query = (struct kv_query){
         .layer = q.layer,
-        .head_begin = q.head,
-        .n_heads = 1,
+        .kv_head_begin = q.head,
+        .n_kv_heads = 1,
         .n_queries = 1 + below(QUERIES),
         .queries = q.vectors[0],
         .scale = 0.25f,
@@ -665,12 +665,12 @@ static void make_query(void)
         .answer = answers[below(4)],
         .k = below(8) == 0 ? TOKENS : 1 + below(200),
         .rerank = below(2) == 0 ? 1 : 1 + below(8),
-        .names = false,
-        .rest = below(2) == 0 ? 16 : 0,
+        .want_ids = false,
+        .summaries = below(2) == 0 ? 16 : 0,
         .n_ranges = q.ranges[1].end > 0 ? 2 : 1,
         .ranges = q.ranges,
     };
-    q.query.names = q.query.answer == KV_ANSWER_ATTEND;
+    q.query.want_ids = q.query.answer == KV_ANSWER_ATTEND;
     if (q.query.k == TOKENS && q.query.answer == KV_ANSWER_ROWS)
         q.query.k = 200;
 }
@@ -695,7 +695,7 @@ static void note_answer(void)
         assert_true(i == 0 || q.found.ids[i] > q.found.ids[i - 1]);
         q.is_chosen[q.found.ids[i]] = true;
     }
-    if (q.query.rest == 0 || querier->n_scored == 0)
+    if (q.query.summaries == 0 || querier->n_scored == 0)
         return;
     for (uint32_t i = 0; i < querier->n_scored; i++)
         q.is_scored[querier->scratch.kept_tokens[i]] = true;
@@ -783,13 +783,13 @@ static double error_of(unsigned vector, unsigned summarised)
         const bool counts = q.query.answer == KV_ANSWER_ATTEND || !q.is_chosen[token];
 
         if (q.is_candidate[token] && counts && !is_estimated &&
-            (q.is_chosen[token] || q.query.rest != 0))
+            (q.is_chosen[token] || q.query.summaries != 0))
             add(&sum, exp(score_of(q.vectors[vector], row_of(token))), row_of(token) + D);
     }
     for (unsigned chapter = 0; chapter < CHAPTERS_MAX; chapter++)
         if (summarised >> chapter & 1)
             n_rest += add_summaries(chapter, q.vectors[vector], &sum);
-    if (n_rest != q.found.n_rest)
+    if (n_rest != q.found.n_estimated)
         return INFINITY;
     if (sum.weight == 0)
         return q.found.lses[vector] == -INFINITY ? 0 : INFINITY;
@@ -816,8 +816,8 @@ static void check_outputs(void)
 {
     unsigned possible = 0;
 
-    if (q.query.rest == 0) {
-        assert_int_equal(q.found.n_rest, 0);
+    if (q.query.summaries == 0) {
+        assert_int_equal(q.found.n_estimated, 0);
     } else {
         counted.rest++;
         for (unsigned chapter = 0; chapter < CHAPTERS_MAX; chapter++) {
@@ -847,7 +847,7 @@ static void check_summaries(void)
 {
     const struct kv_unit *unit = unit_at(q.session, q.layer, q.head);
 
-    for (unsigned chapter = 0; q.query.rest != 0 && chapter < CHAPTERS_MAX; chapter++) {
+    for (unsigned chapter = 0; q.query.summaries != 0 && chapter < CHAPTERS_MAX; chapter++) {
         const uint32_t block = chapter * (CHAPTER / KV_BLOCK_TOKENS);
         bool is_used = false;
 
@@ -890,7 +890,7 @@ static void ask(void)
         return;
     }
     counted.answers++;
-    assert_int_equal(kv_op_found(op, 0, &q.found), KV_OK);
+    assert_int_equal(kv_op_query_result(op, 0, &q.found), KV_OK);
     note_answer();
     check_found_rows();
     if (q.found.outputs != NULL)
@@ -1107,7 +1107,7 @@ static void queries_do_not_stop_the_scrub(void **state)
     flip_centroid(unit_at(BY_CHAPTER, 0, 0));
     make_query();
     q.query.answer = KV_ANSWER_IDS;
-    q.query.names = false;
+    q.query.want_ids = false;
     assert_int_equal(kv_query_begin(it.sessions[q.session], &q.query, NULL, 0, &op), KV_OK);
     while (kv_querier_is_between(kvs_query_queue_of(data())->querier))
         step(STEP_US);

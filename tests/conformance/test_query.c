@@ -282,9 +282,9 @@ static void put(struct side *side,
     expect(op, status, KV_OK, "put");
 }
 
-static struct kv_index index_of(uint32_t tokens, uint32_t chapter_blocks)
+static struct kv_index_options index_of(uint32_t tokens, uint32_t chapter_blocks)
 {
-    return (struct kv_index){
+    return (struct kv_index_options){
         .tokens = tokens,
         .chapter_blocks = chapter_blocks,
         .m = 2,
@@ -295,15 +295,16 @@ static struct kv_index index_of(uint32_t tokens, uint32_t chapter_blocks)
     };
 }
 
-static struct kv_indexed make_index(struct kv_session *session, const struct kv_index *index)
+static struct kv_index_result make_index(struct kv_session *session,
+                                         const struct kv_index_options *index)
 {
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct kv_op *op;
 
     assert_int_equal(kv_index_begin(session, index, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)
         fail_msg("index: %s", kv_op_detail(op));
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     kv_op_free(op);
     return indexed;
 }
@@ -435,28 +436,28 @@ static bool ask_oracle(struct oracle *oracle,
                        struct kv_session *session,
                        const struct question *question,
                        uint32_t head,
-                       const struct kv_found *found)
+                       const struct kv_query_result *found)
 {
     const struct kv_query *query = &question->query;
     const struct oracle_question asked = {
-        .queries =
-            query->queries + (size_t)(head - query->head_begin) * query->n_queries * rows->d_k,
+        .queries = query->queries +
+                   (size_t)(head - query->kv_head_begin) * query->n_queries * rows->d_k,
         .n_queries = query->n_queries,
         .scale = query->scale,
         .merge = query->merge,
         .selection = query->selection,
-        .share = query->share,
+        .share = query->fraction,
         .k = query->k,
         .factor = query->rerank,
     };
     bool is_known = true;
 
-    if (found->n_coded > 0) {
+    if (found->n_scored_by_code > 0) {
         uint32_t n_coded = 0;
 
         is_known = find_codes(rows, session, query->layer, head, &n_coded);
-        if (is_known && n_coded != found->n_coded) {
-            assert_true(question->codes_come && n_coded > found->n_coded);
+        if (is_known && n_coded != found->n_scored_by_code) {
+            assert_true(question->codes_come && n_coded > found->n_scored_by_code);
             is_known = false;
         }
     }
@@ -464,14 +465,14 @@ static bool ask_oracle(struct oracle *oracle,
     return is_known;
 }
 
-static struct oracle_answer answer_of(const struct kv_found *found, const bool *held)
+static struct oracle_answer answer_of(const struct kv_query_result *found, const bool *held)
 {
     return (struct oracle_answer){
-        .n_chosen = found->n_chosen,
+        .n_chosen = found->n_selected,
         .n_ids = found->n_ids,
         .ids = found->ids,
-        .heads = found->heads,
-        .scores = found->scores,
+        .heads = found->query_mask,
+        .scores = found->weights,
         .held = held,
     };
 }
@@ -481,7 +482,7 @@ static void check_choice(struct oracle_rows *rows,
                          struct kv_session *session,
                          const struct question *question,
                          uint32_t head,
-                         const struct kv_found *found)
+                         const struct kv_query_result *found)
 {
     const struct oracle_answer answer = answer_of(found, NULL);
     struct oracle oracle;
@@ -501,7 +502,7 @@ static void check_form(const struct kv_session *session,
                        const struct oracle_rows *rows,
                        const struct kv_layer_schema *schema,
                        uint32_t head,
-                       const struct kv_found *found)
+                       const struct kv_query_result *found)
 {
     const struct kv_query *query = &question->query;
     uint8_t row[1024];
@@ -509,25 +510,26 @@ static void check_form(const struct kv_session *session,
 
     assert_in_range(schema->row_bytes, 1, sizeof(row));
     /* Who takes all need not score them. */
-    if (found->n_coded + found->n_exact > 0 || (uint64_t)query->k * query->rerank < rows->n)
-        assert_int_equal(found->n_coded + found->n_exact, rows->n);
+    if (found->n_scored_by_code + found->n_scored_by_key > 0 ||
+        (uint64_t)query->k * query->rerank < rows->n)
+        assert_int_equal(found->n_scored_by_code + found->n_scored_by_key, rows->n);
     assert_true(isnan(found->recall) || (found->recall >= 0 && found->recall <= 1));
     assert_true(found->n_ids >= (query->k < rows->n ? query->k : rows->n));
     assert_true(found->node < shape.n_nodes);
-    assert_int_equal(found->scores != NULL, query->scores);
-    assert_int_equal(found->heads != NULL, query->merge == KV_MERGE_NONE);
-    assert_int_equal(found->row_of != NULL, query->answer == KV_ANSWER_ROWS);
-    assert_int_equal(found->n_chosen, found->n_ids);
-    assert_int_equal(found->n_rest, 0);
+    assert_int_equal(found->weights != NULL, query->want_weights);
+    assert_int_equal(found->query_mask != NULL, query->merge == KV_MERGE_NONE);
+    assert_int_equal(found->row_index != NULL, query->answer == KV_ANSWER_ROWS);
+    assert_int_equal(found->n_selected, found->n_ids);
+    assert_int_equal(found->n_estimated, 0);
     assert_null(found->outputs);
     assert_null(found->lses);
     for (uint32_t i = 0; i < found->n_ids; i++, j++) {
         while (j < rows->n && rows->tokens[j] < found->ids[i])
             j++;
         assert_true(j < rows->n && rows->tokens[j] == found->ids[i]);
-        if (found->row_of == NULL || found->row_of[i] == KV_ROW_HELD)
+        if (found->row_index == NULL || found->row_index[i] == KV_ROW_CACHED)
             continue;
-        assert_int_equal(found->row_of[i], n_rows);
+        assert_int_equal(found->row_index[i], n_rows);
         make_row(row, schema, salt_of(question, found->ids[i]), query->layer, head,
                  found->ids[i]);
         assert_memory_equal((const uint8_t *)found->rows + n_rows * schema->row_bytes, row,
@@ -543,7 +545,7 @@ static struct kv_op *
 begin_query(struct side *side, struct kv_session *session, const struct kv_query *query)
 {
     struct kv_rows_io io = {.buffer = side->in, .offset = 64};
-    size_t room = kv_query_room(kv_session_schema(session), query);
+    size_t room = kv_query_rows_bytes_max(kv_session_schema(session), query);
     struct kv_op *op;
 
     assert_int_equal(room > 0, query->answer == KV_ANSWER_ROWS);
@@ -564,25 +566,25 @@ check_answer(struct kv_op *op, struct kv_session *session, const struct question
 {
     const struct kv_query *query = &question->query;
     const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query->layer];
-    uint32_t n_heads = query->n_heads > 0 ? query->n_heads : schema->n_kv_heads;
+    uint32_t n_heads = query->n_kv_heads > 0 ? query->n_kv_heads : schema->n_kv_heads;
     struct sums sums = {0};
-    struct kv_found found;
+    struct kv_query_result found;
 
     for (uint32_t i = 0; i < n_heads; i++) {
         struct oracle_rows rows;
 
-        assert_int_equal(kv_op_found(op, i, &found), KV_OK);
-        find_candidates(&rows, question, schema, query->head_begin + i);
-        check_form(session, question, &rows, schema, query->head_begin + i, &found);
-        check_choice(&rows, session, question, query->head_begin + i, &found);
+        assert_int_equal(kv_op_query_result(op, i, &found), KV_OK);
+        find_candidates(&rows, question, schema, query->kv_head_begin + i);
+        check_form(session, question, &rows, schema, query->kv_head_begin + i, &found);
+        check_choice(&rows, session, question, query->kv_head_begin + i, &found);
         oracle_rows_free(&rows);
-        sums.n_coded += found.n_coded;
-        sums.n_exact += found.n_exact;
+        sums.n_coded += found.n_scored_by_code;
+        sums.n_exact += found.n_scored_by_key;
         sums.n_chapters += found.n_chapters;
         sums.n_held += found.n_ids - found.n_rows;
         sums.n_rows += found.n_rows;
     }
-    assert_int_equal(kv_op_found(op, n_heads, &found), KV_INVALID);
+    assert_int_equal(kv_op_query_result(op, n_heads, &found), KV_INVALID);
     return sums;
 }
 
@@ -619,7 +621,8 @@ answered(struct side *side, struct kv_session *session, const struct kv_query *q
 }
 
 /* The same rows are chosen, all of them or those held. */
-static void check_names(const struct kv_found *found, const struct kv_found *ids, bool all)
+static void
+check_names(const struct kv_query_result *found, const struct kv_query_result *ids, bool all)
 {
     uint32_t at = 0;
 
@@ -628,19 +631,19 @@ static void check_names(const struct kv_found *found, const struct kv_found *ids
             assert_false(all);
             continue;
         }
-        if (found->heads != NULL)
-            assert_int_equal(found->heads[at], ids->heads[i]);
-        if (found->scores != NULL)
-            assert_same_floats(&found->scores[at], &ids->scores[i], 1);
-        assert_true(all ? found->row_of[at] == 0 || found->row_of[at] == KV_ROW_HELD
-                        : found->row_of[at] == KV_ROW_HELD);
+        if (found->query_mask != NULL)
+            assert_int_equal(found->query_mask[at], ids->query_mask[i]);
+        if (found->weights != NULL)
+            assert_same_floats(&found->weights[at], &ids->weights[i], 1);
+        assert_true(all ? found->row_index[at] == 0 || found->row_index[at] == KV_ROW_CACHED
+                        : found->row_index[at] == KV_ROW_CACHED);
         at++;
     }
     assert_int_equal(at, found->n_ids);
-    assert_int_equal(found->heads != NULL, ids->heads != NULL);
-    assert_int_equal(found->scores != NULL, ids->scores != NULL);
-    assert_int_equal(found->n_chosen, ids->n_ids);
-    assert_int_equal(found->n_rest + found->n_rows, 0);
+    assert_int_equal(found->query_mask != NULL, ids->query_mask != NULL);
+    assert_int_equal(found->weights != NULL, ids->weights != NULL);
+    assert_int_equal(found->n_selected, ids->n_ids);
+    assert_int_equal(found->n_estimated + found->n_rows, 0);
     assert_null(found->rows);
 }
 
@@ -650,7 +653,7 @@ static uint32_t check_attention(struct kv_session *session,
                                 const struct question *question,
                                 const struct kv_layer_schema *schema,
                                 uint32_t head,
-                                const struct kv_found *names)
+                                const struct kv_query_result *names)
 {
     struct oracle_answer answer;
     struct oracle_rows rows;
@@ -665,7 +668,7 @@ static uint32_t check_attention(struct kv_session *session,
     for (uint32_t i = 0, at = 0; i < names->n_ids; i++) {
         while (rows.tokens[at] != names->ids[i])
             at++;
-        held[at] = names->row_of[i] == KV_ROW_HELD;
+        held[at] = names->row_index[i] == KV_ROW_CACHED;
         n_held += held[at];
     }
     answer = answer_of(names, held);
@@ -688,7 +691,7 @@ ask_attend(struct side *side, struct kv_session *session, const struct question 
 {
     struct kv_query query = question->query;
     const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query.layer];
-    const uint32_t n_heads = query.n_heads > 0 ? query.n_heads : schema->n_kv_heads;
+    const uint32_t n_heads = query.n_kv_heads > 0 ? query.n_kv_heads : schema->n_kv_heads;
     struct kv_op *ids_op, *names_op, *op;
     uint32_t n_held = 0;
 
@@ -696,18 +699,18 @@ ask_attend(struct side *side, struct kv_session *session, const struct question 
     ids_op = answered(side, session, &query);
     query.answer = KV_ANSWER_ATTEND;
     op = answered(side, session, &query);
-    query.names = true;
+    query.want_ids = true;
     names_op = answered(side, session, &query);
     for (uint32_t i = 0; i < n_heads; i++) {
-        struct kv_found ids, names, found;
+        struct kv_query_result ids, names, found;
 
-        assert_int_equal(kv_op_found(ids_op, i, &ids), KV_OK);
-        assert_int_equal(kv_op_found(names_op, i, &names), KV_OK);
-        assert_int_equal(kv_op_found(op, i, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(ids_op, i, &ids), KV_OK);
+        assert_int_equal(kv_op_query_result(names_op, i, &names), KV_OK);
+        assert_int_equal(kv_op_query_result(op, i, &found), KV_OK);
         check_names(&names, &ids, true);
         check_names(&found, &ids, false);
         const uint32_t n_held_here =
-            check_attention(session, question, schema, query.head_begin + i, &names);
+            check_attention(session, question, schema, query.kv_head_begin + i, &names);
         assert_int_equal(found.n_ids, n_held_here);
         n_held += n_held_here;
         assert_same_floats(found.lses, names.lses, query.n_queries);
@@ -727,14 +730,14 @@ static double attention_over(const struct question *question,
                              const struct kv_layer_schema *schema,
                              uint32_t head,
                              uint32_t q,
-                             const struct kv_found *names,
+                             const struct kv_query_result *names,
                              bool all,
                              double *ret_output)
 {
     const struct kv_query *query = &question->query;
     const float *vector =
         query->queries +
-        ((size_t)(head - query->head_begin) * query->n_queries + q) * schema->d_k;
+        ((size_t)(head - query->kv_head_begin) * query->n_queries + q) * schema->d_k;
     struct oracle_rows rows;
     bool *in;
     double lse;
@@ -745,7 +748,7 @@ static double attention_over(const struct question *question,
     for (uint32_t i = 0, at = 0; i < rows.n; i++) {
         const bool is_named = at < names->n_ids && names->ids[at] == rows.tokens[i];
         const bool is_chosen =
-            is_named && (names->heads == NULL || (names->heads[at] >> q & 1) != 0);
+            is_named && (names->query_mask == NULL || (names->query_mask[at] >> q & 1) != 0);
 
         in[i] = all || !is_chosen;
         at += is_named;
@@ -767,20 +770,20 @@ static void ask_rest(struct side *side,
     static const enum kv_answer answers[] = {KV_ANSWER_ATTEND, KV_ANSWER_IDS, KV_ANSWER_ROWS};
     struct kv_query query = question->query;
     const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[query.layer];
-    const uint32_t n_heads = query.n_heads > 0 ? query.n_heads : schema->n_kv_heads;
+    const uint32_t n_heads = query.n_kv_heads > 0 ? query.n_kv_heads : schema->n_kv_heads;
     const uint32_t all = UINT32_MAX >> (32 - query.n_queries);
     static double wanted[D_K_MAX];
 
     for (unsigned a = 0; a < 3; a++) {
         query.answer = answers[a];
-        query.names = answers[a] == KV_ANSWER_ATTEND;
+        query.want_ids = answers[a] == KV_ANSWER_ATTEND;
         struct kv_op *op = answered(side, session, &query);
         for (uint32_t head = 0; head < n_heads; head++) {
-            struct kv_found found;
+            struct kv_query_result found;
             uint32_t n_rest = 0;
 
-            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
-            assert_int_equal(found.n_ids, found.n_chosen);
+            assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids, found.n_selected);
             assert_int_equal(found.n_rows, a == 2 ? found.n_ids : 0);
             for (uint32_t i = 0; i < query.n_ranges; i++)
                 for (uint32_t token = query.ranges[i].begin; token < query.ranges[i].end;
@@ -788,10 +791,10 @@ static void ask_rest(struct side *side,
                     n_rest += token < n_summarised;
             for (uint32_t i = 0; i < found.n_ids; i++)
                 n_rest -= found.ids[i] < n_summarised &&
-                          (found.heads == NULL || found.heads[i] == all);
-            assert_int_equal(found.n_rest, n_rest);
+                          (found.query_mask == NULL || found.query_mask[i] == all);
+            assert_int_equal(found.n_estimated, n_rest);
             for (uint32_t q = 0; q < query.n_queries; q++) {
-                double lse = attention_over(question, schema, query.head_begin + head, q,
+                double lse = attention_over(question, schema, query.kv_head_begin + head, q,
                                             &found, a == 0, wanted);
 
                 if (isinf(lse)) {
@@ -845,10 +848,10 @@ static void every_model_and_merge(void **state)
             for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
                 make_question(&question, layer, 710, 1);
                 question.query.merge = (enum kv_merge)merge;
-                question.query.scores = merge % 2;
+                question.query.want_weights = merge % 2;
                 assert_int_equal(ask(&side, session, &question).n_coded, 0);
                 question.query.rerank = 4;
-                question.query.scores = !question.query.scores;
+                question.query.want_weights = !question.query.want_weights;
                 question.query.answer = KV_ANSWER_IDS;
                 ask(&side, session, &question);
                 question.query.n_queries = 1;
@@ -876,20 +879,20 @@ static void some_heads_and_ranges(void **state)
     session = open_session(&side, &models[RAGGED]);
     put(&side, session, 0, 1500, 1);
     make_question(&question, 2, 1500, 1);
-    question.query.head_begin = 3;
-    question.query.n_heads = 4;
+    question.query.kv_head_begin = 3;
+    question.query.n_kv_heads = 4;
     ask(&side, session, &question);
-    question.query.n_heads = 1;
+    question.query.n_kv_heads = 1;
     ask(&side, session, &question);
-    question.query.head_begin = 0;
-    question.query.n_heads = 0;
+    question.query.kv_head_begin = 0;
+    question.query.n_kv_heads = 0;
 
     question.query.n_ranges = 3;
     question.ranges[0] = (struct kv_range){4, 5};
     question.ranges[1] = (struct kv_range){100, 400};
     question.ranges[2] = (struct kv_range){400, 1437};
     ask(&side, session, &question);
-    question.query.scores = true;
+    question.query.want_weights = true;
     question.query.merge = KV_MERGE_NONE;
     ask(&side, session, &question);
 
@@ -897,12 +900,12 @@ static void some_heads_and_ranges(void **state)
     question.query.n_ranges = 2;
     question.ranges[1] = (struct kv_range){1490, 1500};
     ask(&side, session, &question);
-    question.query.scores = false; /* nothing is scored */
+    question.query.want_weights = false; /* nothing is scored */
     ask(&side, session, &question);
-    question.query.scores = true;
+    question.query.want_weights = true;
     question.query.merge = KV_MERGE_SUM;
     ask(&side, session, &question);
-    question.query.k = KV_CHOSEN_MAX;
+    question.query.k = KV_SELECTED_MAX;
     question.query.rerank = UINT32_MAX;
     struct kv_op *op = begin_query(&side, session, &question.query);
     question.query.rerank = 1; /* what it is cut to does not matter */
@@ -921,7 +924,7 @@ static void ties_go_to_the_lower_token(void **state)
 {
     static struct question question;
     struct kv_session *session;
-    struct kv_found found;
+    struct kv_query_result found;
     struct side side;
 
     (void)state;
@@ -935,7 +938,7 @@ static void ties_go_to_the_lower_token(void **state)
         struct kv_op *op = begin_query(&side, session, &question.query);
         assert_int_equal(kv_wait(op), KV_OK);
         for (uint32_t head = 0; head < 4; head++) {
-            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
             assert_int_equal(found.n_ids, 20);
             for (uint32_t i = 0; i < 20; i++)
                 assert_int_equal(found.ids[i], 7 + i);
@@ -963,13 +966,13 @@ static void large_answers(void **state)
     ask(&side, session, &question);
     question.query.k = 2000;
     question.query.merge = KV_MERGE_MAX;
-    question.query.scores = true;
+    question.query.want_weights = true;
     ask(&side, session, &question);
     question.query.k = 2049;
     query_fails(&side, session, &question, 0, KV_TOO_LARGE);
     question.query.answer = KV_ANSWER_IDS;
     ask(&side, session, &question);
-    question.query.k = KV_CHOSEN_MAX;
+    question.query.k = KV_SELECTED_MAX;
     question.query.merge = KV_MERGE_NONE;
     ask(&side, session, &question);
     close_session(session);
@@ -983,7 +986,7 @@ static void held_blocks(void **state)
     static struct question question;
     static uint32_t crcs[4 * 640];
     uint32_t n_held[4] = {5, 0, 2, 1};
-    struct kv_held held[8];
+    struct kv_cached_block held[8];
     struct kv_rows box = {.layer_begin = 1, .n_layers = 1, .n_tokens = 640};
     struct kv_session *session;
     struct side side;
@@ -1002,28 +1005,28 @@ static void held_blocks(void **state)
     kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
     expect(op, status, KV_OK, "read");
 #define FINGERPRINT(head, block) \
-    kv_held_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+    kv_block_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
     for (uint32_t block = 0; block < 5; block++)
-        held[block] = (struct kv_held){block, FINGERPRINT(0, block)};
-    held[5] = (struct kv_held){1, FINGERPRINT(2, 1) + 1}; /* other rows */
-    held[6] = (struct kv_held){3, FINGERPRINT(2, 3)};
-    held[7] = (struct kv_held){2, FINGERPRINT(2, 2)}; /* of another head */
+        held[block] = (struct kv_cached_block){block, FINGERPRINT(0, block)};
+    held[5] = (struct kv_cached_block){1, FINGERPRINT(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_cached_block){3, FINGERPRINT(2, 3)};
+    held[7] = (struct kv_cached_block){2, FINGERPRINT(2, 2)}; /* of another head */
 #undef INSTANCE
-    question.query.n_held = n_held;
-    question.query.held = held;
+    question.query.n_cached = n_held;
+    question.query.cached = held;
     op = begin_query(&side, session, &question.query);
     if (kv_wait(op) != KV_OK)
         fail_msg("query: %s", kv_op_detail(op));
     struct sums sums = check_answer(op, session, &question);
     assert_int_equal(sums.n_held + sums.n_rows, all.n_rows);
     for (uint32_t head = 0; head < 4; head++) {
-        struct kv_found found;
+        struct kv_query_result found;
 
-        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
         for (uint32_t i = 0; i < found.n_ids; i++) {
             bool is_held = head == 0 || (head == 2 && found.ids[i] / KV_BLOCK_TOKENS == 3);
 
-            assert_int_equal(found.row_of[i] == KV_ROW_HELD, is_held);
+            assert_int_equal(found.row_index[i] == KV_ROW_CACHED, is_held);
         }
     }
     kv_op_free(op);
@@ -1054,22 +1057,22 @@ static void attention_of_every_model_and_merge(void **state)
                 }
                 ask_attend(&side, session, &question);
                 question.query.rerank = 3;
-                question.query.scores = true;
+                question.query.want_weights = true;
                 question.query.n_queries = 8;
                 question.query.k = 64 + merge;
                 ask_attend(&side, session, &question);
-                question.query.selection = merge % 2 ? KV_SELECT_MASS : KV_SELECT_FROM;
-                question.query.share = 0.5f;
+                question.query.selection = merge % 2 ? KV_SELECT_MASS : KV_SELECT_THRESHOLD;
+                question.query.fraction = 0.5f;
                 ask_attend(&side, session, &question);
             }
             if (model == KEYS_ONLY)
                 continue;
             /* All candidates. */
             question.query.selection = KV_SELECT_TOP;
-            question.query.share = 0;
-            question.query.k = KV_CHOSEN_MAX;
+            question.query.fraction = 0;
+            question.query.k = KV_SELECTED_MAX;
             ask_attend(&side, session, &question);
-            question.query.scores = false;
+            question.query.want_weights = false;
             question.query.n_queries = 1;
             ask_attend(&side, session, &question);
             question.query.merge = KV_MERGE_SUM;
@@ -1079,7 +1082,7 @@ static void attention_of_every_model_and_merge(void **state)
             ask_attend(&side, session, &question);
         }
         if (model != KEYS_ONLY) {
-            struct kv_index index = index_of(1280, CHAPTER_BLOCKS);
+            struct kv_index_options index = index_of(1280, CHAPTER_BLOCKS);
 
             make_index(session, &index);
             make_question(&question, 1, 1300, 1);
@@ -1108,21 +1111,21 @@ static void attention_of_many_rows(void **state)
     put(&side, session, 2000, 2000, 1);
     put(&side, session, 4000, 200, SALT_RAW + 1);
     make_question(&question, 1, 4000, 1);
-    question.query.k = KV_CHOSEN_MAX;
+    question.query.k = KV_SELECTED_MAX;
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         question.query.merge = (enum kv_merge)merge;
-        question.query.scores = merge % 2;
+        question.query.want_weights = merge % 2;
         ask_attend(&side, session, &question);
         question.ranges[0] = (struct kv_range){200, 4200};
         question.query.answer = KV_ANSWER_ATTEND;
-        question.query.scores = false;
+        question.query.want_weights = false;
         query_fails(&side, session, &question, 0, KV_INVALID); /* values that are no numbers */
         question.ranges[0] = (struct kv_range){0, 4000};
     }
     question.query.answer = KV_ANSWER_ROWS;
-    question.query.names = true;
+    question.query.want_ids = true;
     query_fails(&side, session, &question, 0, KV_INVALID); /* rows are named anyway */
-    question.query.names = false;
+    question.query.want_ids = false;
     question.query.answer = (enum kv_answer)(KV_ANSWER_ATTEND + 1);
     query_fails(&side, session, &question, 0, KV_INVALID);
     close_session(session);
@@ -1139,7 +1142,7 @@ static void keys_that_are_infinite(void **state)
     const struct kv_rows box = {.n_layers = 2, .n_tokens = n_tokens};
     static struct question question;
     struct kv_session *session;
-    struct kv_found found;
+    struct kv_query_result found;
     struct side side;
     struct kv_op *op;
     uint8_t *row;
@@ -1156,14 +1159,14 @@ static void keys_that_are_infinite(void **state)
     expect(op, KV_OK, KV_OK, "put");
 
     make_question(&question, 1, n_tokens, 1);
-    question.query.n_heads = 1;
+    question.query.n_kv_heads = 1;
     question.query.answer = KV_ANSWER_ATTEND;
     question.query.k = n_tokens;
     for (uint32_t q = 0; q < question.query.n_queries; q++)
         question.vectors[q * layer->d_k] = q == 1 ? -0.5f : 0.5f;
     op = answered(&side, session, &question.query);
-    assert_int_equal(kv_op_found(op, 0, &found), KV_OK);
-    assert_int_equal(found.n_chosen, n_tokens);
+    assert_int_equal(kv_op_query_result(op, 0, &found), KV_OK);
+    assert_int_equal(found.n_selected, n_tokens);
     for (uint32_t q = 0; q < question.query.n_queries; q++) {
         if (q == 1) { /* to this vector it is the last of all */
             assert_true(fabsf(found.lses[q]) < 1000);
@@ -1190,14 +1193,14 @@ static void the_rest(void **state)
     open_side(&side);
     for (unsigned model = HALVES; model <= BRAINS; model++) {
         struct kv_session *session = open_session(&side, &models[model]), *fork;
-        struct kv_index index = index_of(2100, CHAPTER_BLOCKS);
+        struct kv_index_options index = index_of(2100, CHAPTER_BLOCKS);
 
         put(&side, session, 0, 2300, SALT_KINDS);
         make_question(&question, 1, 2300, SALT_KINDS);
-        question.query.rest = 64;
-        question.query.n_heads = 2;
+        question.query.summaries = 64;
+        question.query.n_kv_heads = 2;
         ask_rest(&side, session, &question, 0, 1e-3);
-        index.rest = 64;
+        index.summaries = 64;
         make_index(session, &index);
         for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
             question.query.merge = (enum kv_merge)merge;
@@ -1206,20 +1209,20 @@ static void the_rest(void **state)
             question.query.rerank = merge % 2 ? 4 : UINT32_MAX; /* step 1 takes all */
             ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 0.05);
         }
-        question.query.k = KV_CHOSEN_MAX; /* nothing is left over */
+        question.query.k = KV_SELECTED_MAX; /* nothing is left over */
         question.query.merge = KV_MERGE_SUM;
         question.query.rerank = 1;
         question.ranges[0].end = 600;
         ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 1e-3);
         question.query.k = 20;
         question.ranges[0].end = 2300;
-        question.query.rest = 16; /* there are none */
+        question.query.summaries = 16; /* there are none */
         ask_rest(&side, session, &question, 0, 1e-3);
 
         /* A fork has them, and ranges cut groups. */
         fork = fork_session(session, 1500);
         put(&side, fork, 1500, 300, SALT_KINDS + 1);
-        question.query.rest = 64;
+        question.query.summaries = 64;
         question.query.n_ranges = 3;
         question.ranges[0] = (struct kv_range){5, 6};
         question.ranges[1] = (struct kv_range){100, 1100};
@@ -1236,16 +1239,16 @@ static void the_rest(void **state)
         close_session(fork);
     }
     struct kv_session *session = open_session(&side, &models[KEYS_ONLY]);
-    struct kv_index index = index_of(1024, CHAPTER_BLOCKS);
+    struct kv_index_options index = index_of(1024, CHAPTER_BLOCKS);
     struct kv_op *op = NULL;
 
     put(&side, session, 0, 1100, 1);
     make_question(&question, 1, 1100, 1);
-    question.query.rest = 16;
+    question.query.summaries = 16;
     query_fails(&side, session, &question, 0, KV_UNSUPPORTED);
-    question.query.rest = 17;
+    question.query.summaries = 17;
     query_fails(&side, session, &question, 0, KV_INVALID);
-    index.rest = 16;
+    index.summaries = 16;
     kv_status_t status = kv_index_begin(session, &index, 0, &op);
     expect(op, status, KV_UNSUPPORTED, "index");
     close_session(session);
@@ -1257,7 +1260,7 @@ static void the_rest(void **state)
 static void check_parts(const struct question *question,
                         const struct kv_layer_schema *schema,
                         uint32_t head,
-                        const struct kv_found *found,
+                        const struct kv_query_result *found,
                         const float *outputs,
                         const float *lses)
 {
@@ -1276,7 +1279,8 @@ static void check_parts(const struct question *question,
         for (uint32_t i = 0, at = 0; i < rows.n; i++) {
             const bool is_named = at < found->n_ids && found->ids[at] == rows.tokens[i];
 
-            held[i] = is_named && (found->heads == NULL || (found->heads[at] >> q & 1) != 0);
+            held[i] = is_named &&
+                      (found->query_mask == NULL || (found->query_mask[at] >> q & 1) != 0);
             at += is_named;
         }
         const double own_lse = oracle_attend(&rows, vector, question->query.scale, held, own);
@@ -1301,11 +1305,11 @@ static void attention_without_held_blocks(void **state)
     static uint32_t crcs[4 * 640];
     static float outputs[4][3 * 64], lses[4][3];
     uint32_t n_held[4] = {5, 0, 2, 1};
-    struct kv_held held[8];
+    struct kv_cached_block held[8];
     struct kv_rows box = {.layer_begin = 1, .n_layers = 1, .n_tokens = 640};
     const struct kv_layer_schema *schema = &models[HALVES].schema.layers[1];
     struct kv_session *session;
-    struct kv_found found;
+    struct kv_query_result found;
     struct side side;
 
     (void)state;
@@ -1317,37 +1321,37 @@ static void attention_without_held_blocks(void **state)
     kv_status_t status = kv_read_begin(session, &box, &io, 0, &op);
     expect(op, status, KV_OK, "read");
 #define FINGERPRINT(head, block) \
-    kv_held_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
+    kv_block_fingerprint(crcs + (head)*640 + (block)*KV_BLOCK_TOKENS)
     for (uint32_t block = 0; block < 5; block++)
-        held[block] = (struct kv_held){block, FINGERPRINT(0, block)};
-    held[5] = (struct kv_held){1, FINGERPRINT(2, 1) + 1}; /* other rows */
-    held[6] = (struct kv_held){3, FINGERPRINT(2, 3)};
-    held[7] = (struct kv_held){2, FINGERPRINT(2, 2)}; /* of another head */
+        held[block] = (struct kv_cached_block){block, FINGERPRINT(0, block)};
+    held[5] = (struct kv_cached_block){1, FINGERPRINT(2, 1) + 1}; /* other rows */
+    held[6] = (struct kv_cached_block){3, FINGERPRINT(2, 3)};
+    held[7] = (struct kv_cached_block){2, FINGERPRINT(2, 2)}; /* of another head */
 #undef INSTANCE
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         make_question(&question, 1, 640, 1);
         question.query.merge = (enum kv_merge)merge;
         question.query.k = 200;
         question.query.rerank = 1 + merge % 2;
-        question.query.scores = merge % 2;
+        question.query.want_weights = merge % 2;
         assert_int_equal(ask_attend(&side, session, &question), 0);
         question.query.answer = KV_ANSWER_ATTEND;
         op = answered(&side, session, &question.query);
         for (uint32_t head = 0; head < 4; head++) {
-            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+            assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
             assert_int_equal(found.n_ids, 0);
             memcpy(outputs[head], found.outputs, sizeof(outputs[head]));
             memcpy(lses[head], found.lses, sizeof(lses[head]));
         }
         kv_op_free(op);
 
-        question.query.n_held = n_held;
-        question.query.held = held;
+        question.query.n_cached = n_held;
+        question.query.cached = held;
         assert_in_range(ask_attend(&side, session, &question), 200, 1600);
         op = answered(&side, session, &question.query);
         for (uint32_t head = 0; head < 4; head++) {
-            assert_int_equal(kv_op_found(op, head, &found), KV_OK);
-            assert_int_equal(found.n_ids == found.n_chosen, head == 0);
+            assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
+            assert_int_equal(found.n_ids == found.n_selected, head == 0);
             assert_int_equal(found.n_ids > 0, head == 0 || head == 2);
             for (uint32_t i = 0; head > 0 && i < found.n_ids; i++)
                 assert_int_equal(found.ids[i] / KV_BLOCK_TOKENS, 3);
@@ -1360,7 +1364,8 @@ static void attention_without_held_blocks(void **state)
 }
 
 /* A weight must not depend on how many others are asked for. */
-static void assert_same_weights(const struct kv_found *few, const struct kv_found *many)
+static void assert_same_weights(const struct kv_query_result *few,
+                                const struct kv_query_result *many)
 {
     uint32_t at = 0;
 
@@ -1368,7 +1373,7 @@ static void assert_same_weights(const struct kv_found *few, const struct kv_foun
         while (at < many->n_ids && many->ids[at] < few->ids[i])
             at++;
         assert_true(at < many->n_ids && many->ids[at] == few->ids[i]);
-        assert_true(few->scores[i] == many->scores[at]);
+        assert_true(few->weights[i] == many->weights[at]);
     }
 }
 
@@ -1377,7 +1382,7 @@ static void assert_same_weights(const struct kv_found *few, const struct kv_foun
 static void chapters_by_cell(void **state)
 {
     static struct question question;
-    struct kv_index index = index_of(3072, CHAPTER_BLOCKS);
+    struct kv_index_options index = index_of(3072, CHAPTER_BLOCKS);
     struct kv_session *session;
     struct side side;
 
@@ -1400,22 +1405,22 @@ static void chapters_by_cell(void **state)
         assert_true(ask(&side, session, &question).n_coded > 0);
     }
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
-        struct kv_found found[2];
+        struct kv_query_result found[2];
         struct kv_op *ops[2];
 
         make_question(&question, 0, 3072, 1);
         question.query.merge = (enum kv_merge)merge;
         question.query.answer = KV_ANSWER_IDS;
         question.query.n_queries = 1;
-        question.query.scores = true;
+        question.query.want_weights = true;
         for (unsigned i = 0; i < 2; i++) {
             question.query.k = i == 0 ? 30 : 2500;
             ops[i] = begin_query(&side, session, &question.query);
             if (kv_wait(ops[i]) != KV_OK)
                 fail_msg("query: %s", kv_op_detail(ops[i]));
         }
-        assert_int_equal(kv_op_found(ops[0], 1, &found[0]), KV_OK);
-        assert_int_equal(kv_op_found(ops[1], 1, &found[1]), KV_OK);
+        assert_int_equal(kv_op_query_result(ops[0], 1, &found[0]), KV_OK);
+        assert_int_equal(kv_op_query_result(ops[1], 1, &found[1]), KV_OK);
         assert_int_equal(found[0].n_ids, 30);
         assert_int_equal(found[1].n_ids, 2500);
         assert_same_weights(&found[0], &found[1]);
@@ -1475,7 +1480,7 @@ static void forks_and_truncates(void **state)
     struct kv_session *session, *child, *there;
     struct kv_ticket ticket;
     struct side side, other;
-    struct kv_index index = index_of(500, 0);
+    struct kv_index_options index = index_of(500, 0);
     struct kv_op *op;
 
     (void)state;
@@ -1546,7 +1551,7 @@ static void questions_in_flight(void **state)
         assert_int_equal(kv_query_begin(session, &questions[i].query, &io, 0, &ops[i]), KV_OK);
     }
     for (unsigned i = 0; i < N; i++) {
-        struct kv_trip_times times;
+        struct kv_op_times times;
 
         if (i % 5 == 4) {
             kv_cancel(ops[i]);
@@ -1556,7 +1561,7 @@ static void questions_in_flight(void **state)
         if (kv_wait(ops[i]) != KV_OK)
             fail_msg("query: %s", kv_op_detail(ops[i]));
         check_answer(ops[i], session, &questions[i]);
-        kv_op_trip_times(ops[i], &times);
+        kv_op_get_times(ops[i], &times);
         assert_true(times.begun_us <= times.sent_us && times.sent_us <= times.arrived_us);
         assert_true(times.arrived_us <= times.ended_us);
     }
@@ -1579,14 +1584,14 @@ static void one_codebook(void **state)
 {
     static struct question question;
     const uint32_t tokens = 1280;
-    struct kv_index index = index_of(tokens, 0);
+    struct kv_index_options index = index_of(tokens, 0);
     struct side side;
 
     (void)state;
     open_side(&side);
     for (unsigned model = 0; model < N_MODELS; model++) {
         struct kv_session *session = open_session(&side, &models[model]);
-        struct kv_indexed indexed;
+        struct kv_index_result indexed;
         uint64_t n_coded = 0;
 
         put(&side, session, 0, tokens, 1);
@@ -1612,7 +1617,7 @@ static void one_codebook(void **state)
             }
             question.query.merge = KV_MERGE_SUM;
             question.query.rerank = 1;
-            question.query.scores = true;
+            question.query.want_weights = true;
             ask(&side, session, &question);
             question.query.merge = KV_MERGE_NONE;
             question.query.rerank = 2;
@@ -1635,7 +1640,7 @@ static void weights_of_few_cells(void **state)
 {
     static struct question question;
     const uint32_t tokens = 1280;
-    struct kv_index index = index_of(tokens, 0);
+    struct kv_index_options index = index_of(tokens, 0);
     struct side side;
     struct kv_session *session;
 
@@ -1647,7 +1652,7 @@ static void weights_of_few_cells(void **state)
     make_index(session, &index);
     make_question(&question, 0, tokens, 1);
     question.query.n_queries = 1;
-    question.query.scores = true;
+    question.query.want_weights = true;
     question.query.answer = KV_ANSWER_IDS;
     for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
         struct kv_op *few, *many;
@@ -1661,18 +1666,18 @@ static void weights_of_few_cells(void **state)
         assert_int_equal(kv_wait(many), KV_OK);
         check_answer(many, session, &question);
         for (uint32_t i = 0; i < 4; i++) {
-            struct kv_found a, b;
+            struct kv_query_result a, b;
             uint32_t at = 0;
 
-            assert_int_equal(kv_op_found(few, i, &a), KV_OK);
-            assert_int_equal(kv_op_found(many, i, &b), KV_OK);
+            assert_int_equal(kv_op_query_result(few, i, &a), KV_OK);
+            assert_int_equal(kv_op_query_result(many, i, &b), KV_OK);
             assert_int_equal(a.n_ids, 20);
             assert_int_equal(b.n_ids, 1000);
             for (uint32_t j = 0; j < a.n_ids; j++) {
                 while (at < b.n_ids && b.ids[at] < a.ids[j])
                     at++;
                 assert_true(at < b.n_ids && b.ids[at] == a.ids[j]);
-                assert_memory_equal(&a.scores[j], &b.scores[at], sizeof(float));
+                assert_memory_equal(&a.weights[j], &b.weights[at], sizeof(float));
             }
         }
         kv_op_free(few);
@@ -1688,9 +1693,9 @@ static void chapters(void **state)
 {
     static struct question question;
     const uint32_t tokens = 2 * CHAPTER_TOKENS + 3 * KV_BLOCK_TOKENS + 17;
-    struct kv_index index = index_of(tokens, CHAPTER_BLOCKS);
+    struct kv_index_options index = index_of(tokens, CHAPTER_BLOCKS);
     struct kv_session *session, *child;
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct sums sums;
     struct side side;
 
@@ -1774,9 +1779,9 @@ static void chapters(void **state)
 static void codes_in_the_background(void **state)
 {
     static struct question question;
-    struct kv_index index = index_of(3 * CHAPTER_TOKENS, CHAPTER_BLOCKS);
+    struct kv_index_options index = index_of(3 * CHAPTER_TOKENS, CHAPTER_BLOCKS);
     struct kv_session *session;
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct side side;
 
     (void)state;
@@ -1826,7 +1831,7 @@ static void lost_and_doubled_messages(void **state)
         {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_INDEX, 0, 0},
     };
     static struct question question;
-    struct kv_index index = index_of(1100, CHAPTER_BLOCKS);
+    struct kv_index_options index = index_of(1100, CHAPTER_BLOCKS);
     struct kv_transport *transport;
     struct kv_session *session;
     struct side side;
@@ -1877,8 +1882,8 @@ static void changed_answers_are_refused(void **state)
     session = open_session(&side, &models[HALVES]);
     put(&side, session, 0, 1000, 1);
     make_question(&question, 1, 1000, 1);
-    question.query.n_heads = 1;
-    question.query.head_begin = 2;
+    question.query.n_kv_heads = 1;
+    question.query.kv_head_begin = 2;
     fault_add(transport, &(struct fault_rule){FAULT_IN, FAULT_FORGE, KV_WIRE_REPLY, KV_OP_QUERY,
                                               0, 1}); /* in the last row */
     query_fails(&side, session, &question, 0, KV_CORRUPT);

@@ -1033,7 +1033,7 @@ static void families_keep_apart(void **state)
 static double lent(const struct cluster *nodes, struct kv_client *client)
 {
     cluster_look(nodes);
-    return cluster_total(client, "status", "memory_lent_bytes");
+    return cluster_total(client, "status", "memory_used_bytes");
 }
 
 static void forks_cost_bookkeeping_only(void **state)
@@ -1186,7 +1186,7 @@ static void closed_sessions_give_memory_back(void **state)
         if (i == 0)
             idle = lent(&cluster, side.client);
         else
-            assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle));
+            assert_true(cluster_becomes(side.client, "status", "memory_used_bytes", idle));
     }
     assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
     close_side(&side);
@@ -1535,7 +1535,7 @@ static void leases_end(void **state)
     kv_session_ticket(session, &ticket);
     kv_session_free(session);
     assert_true(cluster_becomes(side.client, "status", "sessions", 0));
-    assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle));
+    assert_true(cluster_becomes(side.client, "status", "memory_used_bytes", idle));
     status = kv_resume_begin(side.client, &ticket, 0, &op);
     expect(op, status, KV_NOT_FOUND, "resume");
     close_side(&side);
@@ -1627,8 +1627,8 @@ static void objects_of_all_sizes(void **state)
     struct kv_op *op;
     assert_int_equal(kv_objects_begin(side.client, KV_OBJECT_PUT, &large, 1, 0, &op),
                      KV_TOO_LARGE);
-    assert_true(cluster_becomes(side.client, "status", "memory_lent_bytes", idle) ||
-                cluster_total(side.client, "status", "memory_lent_bytes") < idle);
+    assert_true(cluster_becomes(side.client, "status", "memory_used_bytes", idle) ||
+                cluster_total(side.client, "status", "memory_used_bytes") < idle);
     close_side(&side);
 }
 

@@ -253,14 +253,14 @@ static kv_status_t append_row(void)
 
 static kv_status_t index_rows(void)
 {
-    const struct kv_index index = {.tokens = N_TOKENS,
-                                   .chapter_blocks = 8,
-                                   .m = 2,
-                                   .bits = 6,
-                                   .iterations = 2,
-                                   .seed = 1,
-                                   .rest = 16,
-                                   .wait = true};
+    const struct kv_index_options index = {.tokens = N_TOKENS,
+                                           .chapter_blocks = 8,
+                                           .m = 2,
+                                           .bits = 6,
+                                           .iterations = 2,
+                                           .seed = 1,
+                                           .summaries = 16,
+                                           .wait = true};
     struct kv_op *op = NULL;
 
     return finished(kv_index_begin(run.session, &index, 0, &op), &op);
@@ -279,7 +279,7 @@ static kv_status_t query_as(enum kv_answer answer)
                                    .answer = answer,
                                    .k = 40,
                                    .rerank = 4,
-                                   .rest = answer == KV_ANSWER_ATTEND ? 16 : 0,
+                                   .summaries = answer == KV_ANSWER_ATTEND ? 16 : 0,
                                    .n_ranges = 1,
                                    .ranges = &range};
     struct kv_op *op = NULL;
@@ -289,8 +289,8 @@ static kv_status_t query_as(enum kv_answer answer)
     const kv_status_t status = outcome(kv_query_begin(run.session, &query, &io, 0, &op), &op);
     if (status != KV_OK)
         return status;
-    struct kv_found found;
-    if (kv_op_found(op, 0, &found) != KV_OK || found.n_chosen != 40)
+    struct kv_query_result found;
+    if (kv_op_query_result(op, 0, &found) != KV_OK || found.n_selected != 40)
         die("an answer", "without its rows");
     for (uint32_t i = 0; answer == KV_ANSWER_ROWS && i < found.n_ids; i++) {
         const uint32_t row_bytes = run.model.schema.layers[1].row_bytes;

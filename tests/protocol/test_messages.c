@@ -538,13 +538,13 @@ static const uint64_t boundaries[] = {
     N_HEADS,
     KV_RANGES_MAX,
     KV_RANGES_MAX + 1,
-    KV_ITERATIONS_MAX,
-    KV_ITERATIONS_MAX + 1,
+    KV_KMEANS_ITERATIONS_MAX,
+    KV_KMEANS_ITERATIONS_MAX + 1,
     TOKENS_MAX - 1,
     TOKENS_MAX,
     TOKENS_MAX + 1,
-    KV_CHOSEN_MAX,
-    KV_CHOSEN_MAX + 1,
+    KV_SELECTED_MAX,
+    KV_SELECTED_MAX + 1,
     KV_WIRE_ROWS_MAX,
     KV_WIRE_ROWS_MAX + 1,
     UINT16_MAX,
@@ -667,15 +667,15 @@ static const struct number index_numbers[] = {
     NUMBER(struct kv_wire_index, chapter_blocks), NUMBER(struct kv_wire_index, m),
     NUMBER(struct kv_wire_index, bits),           NUMBER(struct kv_wire_index, iterations),
     NUMBER(struct kv_wire_index, budget_us),      NUMBER(struct kv_wire_index, seed),
-    NUMBER(struct kv_wire_index, wait),           NUMBER(struct kv_wire_index, rest),
+    NUMBER(struct kv_wire_index, wait),           NUMBER(struct kv_wire_index, summaries),
 };
 static const struct number query_numbers[] = {
     NUMBER(struct kv_wire_query, answer),    NUMBER(struct kv_wire_query, merge),
     NUMBER(struct kv_wire_query, n_queries), NUMBER(struct kv_wire_query, k),
     NUMBER(struct kv_wire_query, rerank),    NUMBER(struct kv_wire_query, scale),
     NUMBER(struct kv_wire_query, n_ranges),  NUMBER(struct kv_wire_query, flags),
-    NUMBER(struct kv_wire_query, rest),      NUMBER(struct kv_wire_query, selection),
-    NUMBER(struct kv_wire_query, share),     NUMBER(struct kv_wire_query, reserved),
+    NUMBER(struct kv_wire_query, summaries), NUMBER(struct kv_wire_query, selection),
+    NUMBER(struct kv_wire_query, fraction),  NUMBER(struct kv_wire_query, reserved),
 };
 static const struct number unit_numbers[] = {
     NUMBER(struct kv_wire_unit, layer),
@@ -764,7 +764,7 @@ static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t
         .iterations = 1 + (uint32_t)kv_random_below(random, 3),
         .seed = kv_random_next(random),
         .wait = (uint32_t)kv_random_below(random, 2),
-        .rest = rests[kv_random_below(random, 3)],
+        .summaries = rests[kv_random_below(random, 3)],
     };
     size_t bytes = put_bytes(body, 0, &index, sizeof(index));
 
@@ -787,13 +787,13 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         .scale = 0.2f,
         .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
         .flags = (uint32_t)kv_random_below(random, 2),
-        .rest = rests[kv_random_below(random, 3)],
+        .summaries = rests[kv_random_below(random, 3)],
         .selection = (uint32_t)kv_random_below(random, 3),
     };
     if (query.selection != KV_SELECT_TOP)
-        query.share = 0.01f * (float)(1 + kv_random_below(random, 100));
+        query.fraction = 0.01f * (float)(1 + kv_random_below(random, 100));
     if (query.answer == KV_ANSWER_ATTEND && kv_random_below(random, 2) == 0)
-        query.flags |= KV_WIRE_NAMES;
+        query.flags |= KV_WIRE_IDS;
     uint32_t n_held = (uint32_t)kv_random_below(random, 3), token = 0;
     size_t bytes = put_bytes(body, 0, &query, sizeof(query));
 
@@ -812,7 +812,7 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         bytes = put_bytes(body, bytes, &element, sizeof(element));
     }
     for (uint32_t i = 0; i < header->n_units * n_held; i++) {
-        struct kv_wire_held held = {i % n_held, (uint32_t)kv_random_next(random)};
+        struct kv_wire_cached_block held = {i % n_held, (uint32_t)kv_random_next(random)};
 
         bytes = put_bytes(body, bytes, &held, sizeof(held));
     }
@@ -1133,9 +1133,9 @@ static void data_threads_take_anything(void **state)
                   (unsigned long long)world.n_sent, (unsigned long long)world.n_replies,
                   (unsigned long long)world.n_statuses[0],
                   (unsigned long long)COUNTED(bad_messages),
-                  (unsigned long long)COUNTED(refused), (unsigned long long)COUNTED(dropped),
+                  (unsigned long long)COUNTED(rejected), (unsigned long long)COUNTED(dropped),
                   (double)(kv_clock_now(&kv_clock_real) - begin) / 1e6);
-    assert_true(COUNTED(bad_messages) > 0 && COUNTED(refused) > 0 && COUNTED(replies) > 0);
+    assert_true(COUNTED(bad_messages) > 0 && COUNTED(rejected) > 0 && COUNTED(replies) > 0);
 }
 
 /* A request and its data; to the control thread, too, if it is one of its. */
@@ -1157,7 +1157,7 @@ static void send_all(
 static void open_filled_session(void)
 {
     const struct kv_wire_index index = {
-        .chapter_blocks = 8, .m = 2, .bits = 4, .iterations = 2, .wait = 1, .rest = 16};
+        .chapter_blocks = 8, .m = 2, .bits = 4, .iterations = 2, .wait = 1, .summaries = 16};
 
     open_session();
     for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++) {
@@ -1678,7 +1678,7 @@ static void rows_of_any_bits(void **state)
                                             .bits = round < 3 ? 6 : 8,
                                             .iterations = 3,
                                             .wait = 1,
-                                            .rest = rests[round % 3]};
+                                            .summaries = rests[round % 3]};
         struct kv_wire_header header;
         struct kv_wire_unit units[N_LAYERS * N_HEADS];
         size_t bytes;
@@ -2973,7 +2973,7 @@ static void a_transfer_that_hangs(void **state)
  * before a late deadline. */
 static void a_client_that_hangs(void **state)
 {
-    uint64_t n_stuck = COUNTED(stuck_clients), id;
+    uint64_t n_stuck = COUNTED(stalled_clients), id;
     uint32_t index = world.me.index;
     struct kv_data *data = &world.node->data[thread_of_unit(0, 0)];
 
@@ -2984,7 +2984,7 @@ static void a_client_that_hangs(void **state)
                                                  KV_WIRE_BULK_REQUEST, KV_OP_PUT, 0, 1});
     id = begin_put(FIRST_ROWS, HANGING_ROWS, 2, UINT32_MAX);
     assert_int_equal(answer_within(id, 11000000), KV_IN_PROGRESS);
-    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    assert_int_equal(COUNTED(stalled_clients), n_stuck + 1);
     assert_int_equal(data->peers[index].state, KV_PEER_CLOSING);
 
     say_hello();
@@ -3003,7 +3003,7 @@ static void a_client_that_hangs(void **state)
 /* Requests whose bodies are announced and do not come: so many of a client, then KV_BUSY. */
 static void requests_that_hang(void **state)
 {
-    uint64_t n_stuck = COUNTED(stuck_clients);
+    uint64_t n_stuck = COUNTED(stalled_clients);
     uint32_t index = world.me.index;
 
     (void)state;
@@ -3022,7 +3022,7 @@ static void requests_that_hang(void **state)
         assert_int_equal(ask(world.data[0], &header, scratch, KV_WIRE_BODY_MAX), KV_BUSY);
     }
     assert_int_equal(answer_within(0, 11000000), KV_IN_PROGRESS);
-    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    assert_int_equal(COUNTED(stalled_clients), n_stuck + 1);
     assert_int_equal(world.node->data[0].peers[index].state, KV_PEER_CLOSING);
     fault_release(world.faulty);
     settle();
@@ -3036,7 +3036,7 @@ static void requests_that_hang(void **state)
  */
 static void cancels_put_nothing_off(void **state)
 {
-    uint64_t n_stuck = COUNTED(stuck_clients), id;
+    uint64_t n_stuck = COUNTED(stalled_clients), id;
     uint32_t index = world.me.index;
 
     (void)state;
@@ -3052,7 +3052,7 @@ static void cancels_put_nothing_off(void **state)
         send_message(world.data[thread_of_unit(0, 0)], &header, NULL, 0);
         assert_int_equal(answer_within(id, 1000000), KV_IN_PROGRESS);
     }
-    assert_int_equal(COUNTED(stuck_clients), n_stuck + 1);
+    assert_int_equal(COUNTED(stalled_clients), n_stuck + 1);
     say_hello();
     fault_release(world.faulty);
     fault_clear(world.faulty);

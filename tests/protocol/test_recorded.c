@@ -355,17 +355,17 @@ static void fetch_rows(const char *name, const struct side *side, struct kv_sess
 
 static void make_index(const char *name, struct kv_session *session)
 {
-    const struct kv_index index = {
+    const struct kv_index_options index = {
         .tokens = TOKENS,
         .chapter_blocks = CODED / KV_BLOCK_TOKENS,
         .m = 2,
         .bits = 4,
         .iterations = 5,
         .seed = 3,
-        .rest = 16,
+        .summaries = 16,
         .wait = true,
     };
-    struct kv_indexed indexed;
+    struct kv_index_result indexed;
     struct kv_op *op = NULL;
     kv_status_t status;
 
@@ -373,7 +373,7 @@ static void make_index(const char *name, struct kv_session *session)
     status = kv_index_begin(session, &index, 0, &op);
     if (wait_for(status, op) != KV_OK)
         fail_msg("%s", kv_op_detail(op));
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     fprintf(answers, " rows %llu coded %llu found %u trained %u pending %u iterations %u",
             (unsigned long long)indexed.rows, (unsigned long long)indexed.rows_coded,
             indexed.n_found, indexed.n_trained, indexed.n_pending, indexed.iterations);
@@ -386,7 +386,7 @@ static void tell_numbers(const char *name, const uint32_t *values, uint32_t n)
         return;
     fprintf(answers, " %s", name);
     for (uint32_t i = 0; i < n; i++)
-        if (values[i] == KV_ROW_HELD)
+        if (values[i] == KV_ROW_CACHED)
             fprintf(answers, " held");
         else
             fprintf(answers, " %u", values[i]);
@@ -402,16 +402,16 @@ static void tell_floats(const char *name, const float *values, uint32_t n)
 
 static void tell_found(const struct kv_query *query, const struct kv_op *op, uint32_t head)
 {
-    struct kv_found found;
+    struct kv_query_result found;
 
-    assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+    assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
     fprintf(answers, "\n  head %u: chosen %u rest %u coded %u exact %u reranked %u chapters %u",
-            query->head_begin + head, found.n_chosen, found.n_rest, found.n_coded,
-            found.n_exact, found.n_reranked, found.n_chapters);
+            query->kv_head_begin + head, found.n_selected, found.n_estimated,
+            found.n_scored_by_code, found.n_scored_by_key, found.n_reranked, found.n_chapters);
     tell_numbers("ids", found.ids, found.n_ids);
-    tell_numbers("row_of", found.row_of, found.n_ids);
-    tell_numbers("heads", found.heads, found.n_ids);
-    tell_floats("scores", found.scores, found.n_ids);
+    tell_numbers("row_of", found.row_index, found.n_ids);
+    tell_numbers("heads", found.query_mask, found.n_ids);
+    tell_floats("scores", found.weights, found.n_ids);
     if (found.n_rows > 0)
         fprintf(answers, " rows %016llx crcs %016llx",
                 (unsigned long long)recorded_hash(found.rows, (size_t)found.n_rows * 4 * D),
@@ -430,7 +430,7 @@ static void ask(const char *name,
 {
     static const struct kv_range all = {0, TOKENS};
     const struct kv_rows_io io = {.buffer = side->buffer};
-    const uint32_t n_heads = query.n_heads > 0 ? query.n_heads : 2;
+    const uint32_t n_heads = query.n_kv_heads > 0 ? query.n_kv_heads : 2;
     float vectors[2 * QUERIES * D];
     struct kv_op *op = NULL;
     kv_status_t status;
@@ -458,7 +458,7 @@ static void ask(const char *name,
  * it is not. */
 struct holdings {
     uint32_t n[2];
-    struct kv_held held[3];
+    struct kv_cached_block held[3];
 };
 
 static void hold(const struct kv_session *session, struct holdings *ret_holdings)
@@ -473,9 +473,9 @@ static void hold(const struct kv_session *session, struct holdings *ret_holdings
             recorded_row(row, sizeof(row), NARROW, 0, head, token);
             crcs[i] = kv_row_crc(session, row, sizeof(row), 0, head, token);
         }
-        ret_holdings->held[2 * head] = (struct kv_held){2, kv_held_fingerprint(crcs)};
+        ret_holdings->held[2 * head] = (struct kv_cached_block){2, kv_block_fingerprint(crcs)};
     }
-    ret_holdings->held[1] = (struct kv_held){5, 12345};
+    ret_holdings->held[1] = (struct kv_cached_block){5, 12345};
     ret_holdings->n[0] = 2;
     ret_holdings->n[1] = 1;
 }
@@ -485,42 +485,62 @@ static void ask_all(const struct side *side, struct kv_session *session)
     static const struct kv_range ranges[] = {{4, 300}, {512, 513}, {900, TOKENS}};
     struct holdings holdings;
     const struct kv_query some[] = {
-        {.merge = KV_MERGE_SUM, .answer = KV_ANSWER_IDS, .k = 9, .rerank = 1, .scores = true},
-        {.merge = KV_MERGE_MAX, .answer = KV_ANSWER_IDS, .k = 7, .rerank = 4, .scores = true},
+        {.merge = KV_MERGE_SUM,
+         .answer = KV_ANSWER_IDS,
+         .k = 9,
+         .rerank = 1,
+         .want_weights = true},
+        {.merge = KV_MERGE_MAX,
+         .answer = KV_ANSWER_IDS,
+         .k = 7,
+         .rerank = 4,
+         .want_weights = true},
         {.merge = KV_MERGE_UNION, .answer = KV_ANSWER_IDS, .k = 5, .rerank = 2},
-        {.merge = KV_MERGE_NONE, .answer = KV_ANSWER_IDS, .k = 5, .rerank = 2, .scores = true},
+        {.merge = KV_MERGE_NONE,
+         .answer = KV_ANSWER_IDS,
+         .k = 5,
+         .rerank = 2,
+         .want_weights = true},
         {.merge = KV_MERGE_SUM,
          .answer = KV_ANSWER_IDS,
          .k = 2000,
          .rerank = 4,
          .selection = KV_SELECT_MASS,
-         .share = 0.01f},
+         .fraction = 0.01f},
         {.merge = KV_MERGE_MAX,
          .answer = KV_ANSWER_IDS,
          .k = 64,
          .rerank = 2,
-         .selection = KV_SELECT_FROM,
-         .share = 0.6f,
-         .scores = true},
+         .selection = KV_SELECT_THRESHOLD,
+         .fraction = 0.6f,
+         .want_weights = true},
         {.merge = KV_MERGE_SUM, .answer = KV_ANSWER_ROWS, .k = 6, .rerank = 3},
-        {.merge = KV_MERGE_NONE, .answer = KV_ANSWER_ROWS, .k = 4, .rerank = 2, .rest = 16},
+        {.merge = KV_MERGE_NONE,
+         .answer = KV_ANSWER_ROWS,
+         .k = 4,
+         .rerank = 2,
+         .summaries = 16},
         {.merge = KV_MERGE_SUM, .answer = KV_ANSWER_ATTEND, .k = 40, .rerank = 2},
-        {.merge = KV_MERGE_NONE, .answer = KV_ANSWER_ATTEND, .k = 40, .rerank = 2, .rest = 16},
+        {.merge = KV_MERGE_NONE,
+         .answer = KV_ANSWER_ATTEND,
+         .k = 40,
+         .rerank = 2,
+         .summaries = 16},
         {.merge = KV_MERGE_SUM,
          .answer = KV_ANSWER_ATTEND,
          .k = 8,
          .rerank = 2,
-         .rest = 16,
-         .names = true,
-         .scores = true},
+         .summaries = 16,
+         .want_ids = true,
+         .want_weights = true},
         {.merge = KV_MERGE_SUM,
          .answer = KV_ANSWER_IDS,
          .k = 5,
          .rerank = 2,
          .ranges = ranges,
          .n_ranges = 3,
-         .head_begin = 1,
-         .n_heads = 1,
+         .kv_head_begin = 1,
+         .n_kv_heads = 1,
          .snapshot = TOKENS},
     };
     char name[32];
@@ -536,8 +556,8 @@ static void ask_all(const struct side *side, struct kv_session *session)
             .answer = i == 0 ? KV_ANSWER_ROWS : KV_ANSWER_ATTEND,
             .k = 24,
             .rerank = 2,
-            .n_held = holdings.n,
-            .held = holdings.held,
+            .n_cached = holdings.n,
+            .cached = holdings.held,
         };
 
         snprintf(name, sizeof(name), "query held %u", i);
@@ -728,7 +748,7 @@ static struct kv_session *talk_narrow(const struct side *side, struct kv_session
                           .answer = KV_ANSWER_ATTEND,
                           .k = 16,
                           .rerank = 2,
-                          .rest = 16,
+                          .summaries = 16,
                           .n_ranges = 1,
                           .ranges = (const struct kv_range[]){{2, 1091}}});
     return fork;

@@ -113,7 +113,7 @@ static bool fingerprint_of(const struct truth *truth,
     }
     free(row);
     if (is_known)
-        *ret_fingerprint = kv_held_fingerprint(crcs);
+        *ret_fingerprint = kv_block_fingerprint(crcs);
     return is_known;
 }
 
@@ -133,24 +133,24 @@ static void make_held(struct question *question,
             if (!one_in(random, 3))
                 continue;
             question->is_right[n] = fingerprint_of(
-                truth, session, query->layer, query->head_begin + head, block, &fingerprint);
+                truth, session, query->layer, query->kv_head_begin + head, block, &fingerprint);
             if (one_in(random, 4)) {
                 fingerprint ^= 1 + (uint32_t)below(random, 1000);
                 question->is_right[n] = false;
             }
-            question->held[n++] = (struct kv_held){block, fingerprint};
+            question->held[n++] = (struct kv_cached_block){block, fingerprint};
             question->n_held[head]++;
         }
     }
-    question->query.n_held = question->n_held;
-    question->query.held = question->held;
+    question->query.n_cached = question->n_held;
+    question->query.cached = question->held;
 }
 
 static uint32_t pick_k(struct kv_random *random, uint32_t n)
 {
     switch (below(random, 6)) {
     case 0:
-        return KV_CHOSEN_MAX;
+        return KV_SELECTED_MAX;
     case 1:
         return n;
     case 2:
@@ -186,21 +186,21 @@ bool question_make(struct question *question,
         query->layer = 0;
     layer = &schema->layers[query->layer];
     question->has_codes = are_keys(layer);
-    query->head_begin = one_in(random, 2) ? 0 : (uint32_t)below(random, layer->n_kv_heads);
-    query->n_heads = 1 + (uint32_t)below(random, layer->n_kv_heads - query->head_begin);
-    question->n_heads = query->n_heads;
+    query->kv_head_begin = one_in(random, 2) ? 0 : (uint32_t)below(random, layer->n_kv_heads);
+    query->n_kv_heads = 1 + (uint32_t)below(random, layer->n_kv_heads - query->kv_head_begin);
+    question->n_heads = query->n_kv_heads;
     query->n_queries = one_in(random, 20) ? KV_QUERIES_MAX : 1 + (uint32_t)below(random, 4);
     query->scale = one_in(random, 3) ? 1 : 1.0f / sqrtf((float)layer->d_k);
     query->merge = (enum kv_merge)(KV_MERGE_SUM + below(random, 4));
     query->answer = (enum kv_answer)(KV_ANSWER_IDS + below(random, 3));
-    query->names = query->answer == KV_ANSWER_ATTEND && one_in(random, 2);
-    query->scores = one_in(random, 2);
-    query->rest = one_in(random, 3) ? pick_rest(random) : 0;
+    query->want_ids = query->answer == KV_ANSWER_ATTEND && one_in(random, 2);
+    query->want_weights = one_in(random, 2);
+    query->summaries = one_in(random, 3) ? pick_rest(random) : 0;
     make_ranges(question, most, random);
     query->k = pick_k(random, count_candidates(query));
     if (one_in(random, 3)) {
-        query->selection = one_in(random, 2) ? KV_SELECT_MASS : KV_SELECT_FROM;
-        query->share = (float)(1 + below(random, 100)) / 100;
+        query->selection = one_in(random, 2) ? KV_SELECT_MASS : KV_SELECT_THRESHOLD;
+        query->fraction = (float)(1 + below(random, 100)) / 100;
     }
     query->rerank = one_in(random, 12) ? UINT32_MAX : 1 + (uint32_t)below(random, 5);
     if (one_in(random, 10) && question->tokens + 5 < truth->tokens_max)
@@ -209,7 +209,7 @@ bool question_make(struct question *question,
     if (one_in(random, 2))
         make_held(question, truth, session, random);
 
-    n_floats = (size_t)query->n_heads * query->n_queries * layer->d_k;
+    n_floats = (size_t)query->n_kv_heads * query->n_queries * layer->d_k;
     question->vectors = failing_memory_sure(n_floats, sizeof(float));
     for (size_t i = 0; i < n_floats; i++)
         question->vectors[i] = (float)((int)below(random, 2001) - 1000) / 1000;
@@ -257,7 +257,7 @@ static bool holds(const struct question *question, uint32_t head, uint32_t token
 
 static bool names_held_only(const struct kv_query *query)
 {
-    return query->answer == KV_ANSWER_ATTEND && !query->names;
+    return query->answer == KV_ANSWER_ATTEND && !query->want_ids;
 }
 
 static void candidates_make(struct candidates *candidates,
@@ -270,7 +270,7 @@ static void candidates_make(struct candidates *candidates,
     const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
     const enum kv_dtype type = (enum kv_dtype)layer->dtype;
     const uint32_t unit =
-        kv_schema_unit(&truth->schema, query->layer, query->head_begin + head);
+        kv_schema_unit(&truth->schema, query->layer, query->kv_head_begin + head);
     uint8_t *row = failing_memory_sure(1, layer->row_bytes);
     uint32_t n = count_candidates(query);
     struct oracle_rows *rows = &candidates->rows;
@@ -285,7 +285,7 @@ static void candidates_make(struct candidates *candidates,
 
             candidates->is_known = candidates->is_known && content != 0;
             truth_row_fill(row, layer->row_bytes, content, query->layer,
-                           query->head_begin + head, token);
+                           query->kv_head_begin + head, token);
             oracle_load(type, row, layer->d_k, rows->keys + (size_t)n * layer->d_k);
             oracle_load(type, row + kv_dtype_bytes(type) * layer->d_k, layer->d_v,
                         rows->values + (size_t)n * layer->d_v);
@@ -309,10 +309,10 @@ static bool candidates_code(struct candidates *candidates,
                             const struct truth *truth,
                             struct kv_node *const *nodes,
                             uint32_t head,
-                            const struct kv_found *found)
+                            const struct kv_query_result *found)
 {
     struct oracle_rows *rows = &candidates->rows;
-    const uint32_t kv_head = question->query.head_begin + head, d = rows->d_k;
+    const uint32_t kv_head = question->query.kv_head_begin + head, d = rows->d_k;
     const uint32_t n_tokens = rows->tokens[rows->n - 1] + 1;
     const unsigned place =
         truth->node_of_unit[kv_schema_unit(&truth->schema, question->query.layer, kv_head)];
@@ -332,7 +332,7 @@ static bool candidates_code(struct candidates *candidates,
     }
     free(keys);
     free(coded);
-    return is_there && n_coded == found->n_coded;
+    return is_there && n_coded == found->n_scored_by_code;
 }
 
 static struct oracle_question asked(const struct question *question, uint32_t d, uint32_t head)
@@ -345,7 +345,7 @@ static struct oracle_question asked(const struct question *question, uint32_t d,
         .scale = query->scale,
         .merge = query->merge,
         .selection = query->selection,
-        .share = query->share,
+        .share = query->fraction,
         .k = query->k,
         .factor = query->rerank,
     };
@@ -353,14 +353,14 @@ static struct oracle_question asked(const struct question *question, uint32_t d,
 
 static struct oracle_answer answer_of(const struct kv_query *query,
                                       const struct candidates *candidates,
-                                      const struct kv_found *found)
+                                      const struct kv_query_result *found)
 {
     return (struct oracle_answer){
-        .n_chosen = found->n_chosen,
+        .n_chosen = found->n_selected,
         .n_ids = found->n_ids,
         .ids = found->ids,
-        .heads = found->heads,
-        .scores = found->scores,
+        .heads = found->query_mask,
+        .scores = found->weights,
         .held = candidates->held,
         .names_held_only = names_held_only(query),
     };
@@ -410,11 +410,11 @@ static const char *rest_vector_fault(const struct candidates *candidates,
                                      const float *query,
                                      float scale,
                                      const bool *in,
-                                     const struct kv_found *found,
+                                     const struct kv_query_result *found,
                                      uint32_t q)
 {
     const uint32_t d = candidates->rows.d_v;
-    const bool is_bound = found->n_rest > 0;
+    const bool is_bound = found->n_estimated > 0;
     const float *output = found->outputs + (size_t)q * d;
     const double lse = (double)found->lses[q];
     double *wanted = failing_memory_sure(d, sizeof(*wanted));
@@ -426,12 +426,12 @@ static const char *rest_vector_fault(const struct candidates *candidates,
         : is_bound   ? !(lse > least - 1e-3 * (1 + fabs(least)))
                      : !(fabs(lse - least) < 1e-3 * (1 + fabs(least))))
         why = say("vector %u: log-sum-exp %.9g with a rest of %u rows by summaries, not %.9g",
-                  q, lse, found->n_rest, least);
+                  q, lse, found->n_estimated, least);
     for (uint32_t j = 0; why == NULL && j < d; j++)
         if (is_bound ? !(fabs((double)output[j]) < 2.02)
                      : !(fabs((double)output[j] - wanted[j]) < 2e-3))
             why = say("vector %u: output %.9g with a rest of %u rows by summaries, not %.9g", q,
-                      (double)output[j], found->n_rest, wanted[j]);
+                      (double)output[j], found->n_estimated, wanted[j]);
     free(wanted);
     return why;
 }
@@ -441,7 +441,7 @@ static const char *rest_fault(const struct question *question,
                               const struct candidates *candidates,
                               const struct oracle *oracle,
                               const struct oracle_answer *answer,
-                              const struct kv_found *found)
+                              const struct kv_query_result *found)
 {
     const struct kv_query *query = &question->query;
     const uint32_t n = candidates->rows.n, d = candidates->rows.d_k;
@@ -449,13 +449,13 @@ static const char *rest_fault(const struct question *question,
          *in = failing_memory_sure(n, sizeof(bool));
     const char *why = NULL;
 
-    if (found->n_rest > n - (query->merge == KV_MERGE_NONE ? 0 : found->n_chosen))
-        why = say("summaries stand for %u rows of %u, and %u were chosen", found->n_rest, n,
-                  found->n_chosen);
+    if (found->n_estimated > n - (query->merge == KV_MERGE_NONE ? 0 : found->n_selected))
+        why = say("summaries stand for %u rows of %u, and %u were chosen", found->n_estimated,
+                  n, found->n_selected);
     for (uint32_t q = 0; why == NULL && q < query->n_queries; q++) {
         if (!chosen_by(oracle, answer, q, chosen))
             break;
-        attended(question, candidates, chosen, found->n_rest > 0, in);
+        attended(question, candidates, chosen, found->n_estimated > 0, in);
         why = rest_vector_fault(candidates,
                                 question->vectors + ((size_t)head * query->n_queries + q) * d,
                                 query->scale, in, found, q);
@@ -471,7 +471,7 @@ static const char *choice_fault(const struct question *question,
                                 uint32_t head,
                                 const struct candidates *candidates,
                                 bool knows_codes,
-                                const struct kv_found *found)
+                                const struct kv_query_result *found)
 {
     const struct kv_query *query = &question->query;
     const struct oracle_question asks = asked(question, candidates->rows.d_k, head);
@@ -482,10 +482,10 @@ static const char *choice_fault(const struct question *question,
     oracle_make(&oracle, &asks, &candidates->rows);
     if (knows_codes)
         why = oracle_choice_fault(&oracle, &answer);
-    if (why == NULL && query->answer == KV_ANSWER_ATTEND && query->rest == 0 &&
+    if (why == NULL && query->answer == KV_ANSWER_ATTEND && query->summaries == 0 &&
         (knows_codes || !names_held_only(query)))
         why = oracle_attention_fault(&oracle, &answer, found->outputs, found->lses, NULL);
-    if (why == NULL && query->rest != 0 && (knows_codes || !names_held_only(query)))
+    if (why == NULL && query->summaries != 0 && (knows_codes || !names_held_only(query)))
         why = rest_fault(question, head, candidates, &oracle, &answer, found);
     if (why != NULL && why != fault)
         why = say("%s", why);
@@ -495,47 +495,47 @@ static const char *choice_fault(const struct question *question,
 
 /* What the counters must say. */
 static const char *
-counts_fault(const struct kv_query *query, uint32_t n, const struct kv_found *found)
+counts_fault(const struct kv_query *query, uint32_t n, const struct kv_query_result *found)
 {
     const bool is_merged = query->merge == KV_MERGE_SUM || query->merge == KV_MERGE_MAX;
     const bool is_top = query->selection == KV_SELECT_TOP;
     const uint64_t n_groups = is_merged ? 1 : query->n_queries;
-    const uint32_t takes = smaller((uint64_t)query->k * query->rerank, KV_CHOSEN_MAX);
+    const uint32_t takes = smaller((uint64_t)query->k * query->rerank, KV_SELECTED_MAX);
     const bool takes_all = is_top && takes >= n;
     const uint32_t least = is_top ? smaller(query->k, n) : 1;
-    const uint32_t most = smaller(smaller(query->k, KV_CHOSEN_MAX) * n_groups, n);
+    const uint32_t most = smaller(smaller(query->k, KV_SELECTED_MAX) * n_groups, n);
     const uint32_t n_scored = takes_all ? 0 : n;
     uint32_t reranked_least = is_top ? smaller(takes, n) : 1;
     uint32_t reranked_most = smaller(takes * n_groups, n);
 
-    if (found->n_chosen < least || found->n_chosen > (is_merged && is_top ? least : most))
-        return say("%u rows chosen of %u, k %u", found->n_chosen, n, query->k);
-    if (names_held_only(query) ? found->n_ids > found->n_chosen
-                               : found->n_ids != found->n_chosen)
-        return say("%u rows chosen, %u named", found->n_chosen, found->n_ids);
-    if (found->n_coded + found->n_exact != n_scored)
-        return say("%u rows scored by code and %u by key, of %u", found->n_coded,
-                   found->n_exact, n_scored);
-    if (takes_all ? query->k >= n && !query->scores : query->rerank == 1)
+    if (found->n_selected < least || found->n_selected > (is_merged && is_top ? least : most))
+        return say("%u rows chosen of %u, k %u", found->n_selected, n, query->k);
+    if (names_held_only(query) ? found->n_ids > found->n_selected
+                               : found->n_ids != found->n_selected)
+        return say("%u rows chosen, %u named", found->n_selected, found->n_ids);
+    if (found->n_scored_by_code + found->n_scored_by_key != n_scored)
+        return say("%u rows scored by code and %u by key, of %u", found->n_scored_by_code,
+                   found->n_scored_by_key, n_scored);
+    if (takes_all ? query->k >= n && !query->want_weights : query->rerank == 1)
         reranked_least = reranked_most = 0;
     if (found->n_reranked < reranked_least || found->n_reranked > reranked_most)
         return say("%u rows were reranked, not %u to %u", found->n_reranked, reranked_least,
                    reranked_most);
-    if ((found->n_coded > 0) != (found->n_chapters > 0))
-        return say("%u rows were scored by codes of %u codebooks", found->n_coded,
+    if ((found->n_scored_by_code > 0) != (found->n_chapters > 0))
+        return say("%u rows were scored by codes of %u codebooks", found->n_scored_by_code,
                    found->n_chapters);
     return NULL;
 }
 
 static const char *
-held_fault(const struct question *question, uint32_t head, const struct kv_found *found)
+held_fault(const struct question *question, uint32_t head, const struct kv_query_result *found)
 {
-    if (found->row_of == NULL)
+    if (found->row_index == NULL)
         return NULL;
     for (uint32_t i = 0; i < found->n_ids; i++) {
         bool is_held = holds(question, head, found->ids[i]);
 
-        if (is_held != (found->row_of[i] == KV_ROW_HELD))
+        if (is_held != (found->row_index[i] == KV_ROW_CACHED))
             return say("token %u: %s", found->ids[i], is_held ? "held, and sent" : "not sent");
     }
     return NULL;
@@ -546,9 +546,10 @@ static const char *rows_fault(const struct question *question,
                               const struct kv_session *session,
                               uint64_t since,
                               uint32_t head,
-                              const struct kv_found *found)
+                              const struct kv_query_result *found)
 {
-    const uint32_t layer = question->query.layer, kv_head = question->query.head_begin + head;
+    const uint32_t layer = question->query.layer,
+                   kv_head = question->query.kv_head_begin + head;
     const uint32_t unit = kv_schema_unit(&truth->schema, layer, kv_head);
     const size_t row_bytes = truth->schema.layers[layer].row_bytes;
     uint32_t n_rows = 0;
@@ -558,16 +559,16 @@ static const char *rows_fault(const struct question *question,
         const uint8_t *row;
         uint32_t content;
 
-        if (question->query.answer != KV_ANSWER_ROWS || found->row_of[i] == KV_ROW_HELD)
+        if (question->query.answer != KV_ANSWER_ROWS || found->row_index[i] == KV_ROW_CACHED)
             continue;
-        if (found->row_of[i] != n_rows++ || found->row_of[i] >= found->n_rows)
-            return say("token %u is row %u of %u", token, found->row_of[i], found->n_rows);
-        row = (const uint8_t *)found->rows + (size_t)found->row_of[i] * row_bytes;
+        if (found->row_index[i] != n_rows++ || found->row_index[i] >= found->n_rows)
+            return say("token %u is row %u of %u", token, found->row_index[i], found->n_rows);
+        row = (const uint8_t *)found->rows + (size_t)found->row_index[i] * row_bytes;
         content = truth_row_content(row, row_bytes, layer, kv_head, token);
         if (content == 0 || !truth_row_allows(truth, unit, token, content, since))
             return say("layer %u, head %u, token %u: content %u was sent", layer, kv_head,
                        token, content);
-        if (found->crcs[found->row_of[i]] !=
+        if (found->crcs[found->row_index[i]] !=
             kv_row_crc(session, row, row_bytes, layer, kv_head, token))
             return say("token %u: a wrong CRC", token);
     }
@@ -575,7 +576,7 @@ static const char *rows_fault(const struct question *question,
                                    : NULL;
 }
 
-static const char *ids_fault(const struct kv_query *query, const struct kv_found *found)
+static const char *ids_fault(const struct kv_query *query, const struct kv_query_result *found)
 {
     uint32_t range = 0;
 
@@ -602,9 +603,9 @@ const char *question_fault(const struct question *question,
 
     for (uint32_t head = 0; why == NULL && head < question->n_heads; head++) {
         struct candidates candidates;
-        struct kv_found found;
+        struct kv_query_result found;
 
-        if (kv_op_found(op, head, &found) != KV_OK)
+        if (kv_op_query_result(op, head, &found) != KV_OK)
             return "nothing was found";
         candidates_make(&candidates, question, truth, head, since);
         why = ids_fault(query, &found);
@@ -617,7 +618,7 @@ const char *question_fault(const struct question *question,
         if (why == NULL && candidates.is_known)
             why =
                 choice_fault(question, head, &candidates,
-                             found.n_coded == 0 ||
+                             found.n_scored_by_code == 0 ||
                                  (nodes != NULL && candidates_code(&candidates, question, truth,
                                                                    nodes, head, &found)),
                              &found);
@@ -628,14 +629,16 @@ const char *question_fault(const struct question *question,
 
 /* ---- index ------------------------------------------------------------------------------- */
 
-bool question_index(struct kv_index *index, const struct truth *truth, struct kv_random *random)
+bool question_index(struct kv_index_options *index,
+                    const struct truth *truth,
+                    struct kv_random *random)
 {
     const uint32_t least = truth_least(truth);
     const uint32_t most = smaller(least + (one_in(random, 8) ? 10 : 0), truth->tokens_max);
 
     if (most == 0)
         return false;
-    *index = (struct kv_index){
+    *index = (struct kv_index_options){
         .tokens = one_in(random, 3) ? 1 + (uint32_t)below(random, most) : most,
         .chapter_blocks =
             one_in(random, most < BLOCKS_MIN * KV_BLOCK_TOKENS ? 2 : 4) ? 0 : BLOCKS_MIN,
@@ -645,7 +648,7 @@ bool question_index(struct kv_index *index, const struct truth *truth, struct kv
         .budget_us = one_in(random, 3) ? (uint32_t)below(random, 1000) : 0,
         .seed = below(random, 5),
         .wait = !one_in(random, 3),
-        .rest = one_in(random, 2) ? pick_rest(random) : 0,
+        .summaries = one_in(random, 2) ? pick_rest(random) : 0,
     };
     if (index->chapter_blocks > 0 && one_in(random, 4))
         index->chapter_blocks += (uint32_t)below(random, 10);
@@ -660,12 +663,12 @@ bool question_index(struct kv_index *index, const struct truth *truth, struct kv
     return true;
 }
 
-static uint32_t layers_end(const struct kv_index *index, const struct truth *truth)
+static uint32_t layers_end(const struct kv_index_options *index, const struct truth *truth)
 {
     return index->n_layers == 0 ? truth->schema.n_layers : index->layer_begin + index->n_layers;
 }
 
-bool question_index_is_sure(const struct kv_index *index, const struct truth *truth)
+bool question_index_is_sure(const struct kv_index_options *index, const struct truth *truth)
 {
     for (uint32_t layer = index->layer_begin; layer < layers_end(index, truth); layer++)
         for (uint32_t head = 0; head < truth->schema.layers[layer].n_kv_heads; head++)
@@ -675,7 +678,7 @@ bool question_index_is_sure(const struct kv_index *index, const struct truth *tr
     return true;
 }
 
-bool question_index_is_possible(const struct kv_index *index, const struct truth *truth)
+bool question_index_is_possible(const struct kv_index_options *index, const struct truth *truth)
 {
     for (uint32_t layer = index->layer_begin; layer < layers_end(index, truth); layer++)
         if (!are_keys(&truth->schema.layers[layer]))
@@ -684,7 +687,7 @@ bool question_index_is_possible(const struct kv_index *index, const struct truth
 }
 
 /* Rows of a unit that have codes when nobody asked for others before. */
-static uint32_t rows_coded(const struct kv_index *index)
+static uint32_t rows_coded(const struct kv_index_options *index)
 {
     uint32_t n_blocks = index->tokens / KV_BLOCK_TOKENS, rest;
 
@@ -694,10 +697,10 @@ static uint32_t rows_coded(const struct kv_index *index)
     return (n_blocks - (rest < BLOCKS_MIN ? rest : 0)) * KV_BLOCK_TOKENS;
 }
 
-const char *question_index_fault(const struct kv_index *index,
+const char *question_index_fault(const struct kv_index_options *index,
                                  const struct truth *truth,
                                  bool is_first,
-                                 const struct kv_indexed *indexed)
+                                 const struct kv_index_result *indexed)
 {
     uint64_t n_units = 0;
 

@@ -30,7 +30,7 @@ struct question {
     float *vectors;
     struct kv_range ranges[QUESTION_RANGES_MAX];
     uint32_t n_held[TRUTH_UNITS_MAX];
-    struct kv_held held[QUESTION_HELD_MAX];
+    struct kv_cached_block held[QUESTION_HELD_MAX];
     bool is_right[QUESTION_HELD_MAX]; /* the block has that fingerprint, as far as is known */
 };
 
@@ -51,17 +51,18 @@ const char *question_fault(const struct question *question,
                            const struct kv_op *op);
 
 /* false: there is nothing to index. */
-bool question_index(struct kv_index *index,
+bool question_index(struct kv_index_options *index,
                     const struct truth *truth,
                     struct kv_random *random);
-bool question_index_is_sure(const struct kv_index *index, const struct truth *truth);
+bool question_index_is_sure(const struct kv_index_options *index, const struct truth *truth);
 /* Whether all layers have keys that codes can be made of. */
-bool question_index_is_possible(const struct kv_index *index, const struct truth *truth);
+bool question_index_is_possible(const struct kv_index_options *index,
+                                const struct truth *truth);
 
 /* An index request that ended well.  is_first: nobody ever asked for codes of these rows. */
-const char *question_index_fault(const struct kv_index *index,
+const char *question_index_fault(const struct kv_index_options *index,
                                  const struct truth *truth,
                                  bool is_first,
-                                 const struct kv_indexed *indexed);
+                                 const struct kv_index_result *indexed);
 
 #endif

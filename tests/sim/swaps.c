@@ -172,13 +172,13 @@ static kv_status_t get(struct trio *trio,
     const float vector[KV_DIM_MAX] = {1};
     uint32_t ids[KV_BLOCK_TOKENS];
     const struct kv_fetch fetch = {.layer = place->layer,
-                                   .head_begin = place->head,
-                                   .n_heads = 1,
+                                   .kv_head_begin = place->head,
+                                   .n_kv_heads = 1,
                                    .n_ids = &n,
                                    .ids = ids};
     const struct kv_query query = {.layer = place->layer,
-                                   .head_begin = place->head,
-                                   .n_heads = 1,
+                                   .kv_head_begin = place->head,
+                                   .n_kv_heads = 1,
                                    .n_queries = 1,
                                    .queries = vector,
                                    .scale = 1,

@@ -119,7 +119,7 @@ struct task {
     bool is_fragile;
     bool is_first; /* index: nobody asked before */
     struct slot *slot;
-    struct kv_index index;
+    struct kv_index_options index;
     struct question *question;
     struct kv_rows box;
     uint32_t *crcs;
@@ -702,7 +702,7 @@ static void pick_units(struct world *world, const kv_schema_t *schema, struct kv
 
     box->layer_begin = 0;
     box->n_layers = schema->n_layers;
-    box->head_begin = box->n_heads = 0;
+    box->kv_head_begin = box->n_kv_heads = 0;
     if (!one_in(world, 4))
         return;
     box->layer_begin = (uint32_t)below(world, schema->n_layers);
@@ -712,8 +712,8 @@ static void pick_units(struct world *world, const kv_schema_t *schema, struct kv
     for (uint32_t i = 0; i < box->n_layers; i++)
         if (schema->layers[box->layer_begin + i].n_kv_heads < heads)
             heads = schema->layers[box->layer_begin + i].n_kv_heads;
-    box->head_begin = (uint32_t)below(world, heads);
-    box->n_heads = 1 + (uint32_t)below(world, heads - box->head_begin);
+    box->kv_head_begin = (uint32_t)below(world, heads);
+    box->n_kv_heads = 1 + (uint32_t)below(world, heads - box->kv_head_begin);
 }
 
 /* Calls `each` for every row of the box, in the order of the memory.  false: it said so. */
@@ -737,11 +737,11 @@ static bool each_row(struct world *world, struct task *task, row_fn each)
 
     for (row.layer = box->layer_begin; row.layer < box->layer_begin + box->n_layers;
          row.layer++) {
-        uint32_t end = box->n_heads > 0 ? box->head_begin + box->n_heads
-                                        : schema->layers[row.layer].n_kv_heads;
+        uint32_t end = box->n_kv_heads > 0 ? box->kv_head_begin + box->n_kv_heads
+                                           : schema->layers[row.layer].n_kv_heads;
 
         row.row_bytes = schema->layers[row.layer].row_bytes;
-        for (row.head = box->head_begin; row.head < end; row.head++) {
+        for (row.head = box->kv_head_begin; row.head < end; row.head++) {
             row.unit = kv_schema_unit(schema, row.layer, row.head);
             for (uint32_t i = 0; i < box->n_tokens; i++) {
                 row.token = box->token_begin + i;
@@ -860,9 +860,9 @@ static kv_status_t begin_put(struct world *world, struct client *client, struct 
     begin = truth->tokens_max;
     for (uint32_t layer = task->box.layer_begin;
          layer < task->box.layer_begin + task->box.n_layers; layer++) {
-        uint32_t end = task->box.n_heads > 0 ? task->box.head_begin + task->box.n_heads
-                                             : truth->schema.layers[layer].n_kv_heads;
-        for (uint32_t head = task->box.head_begin; head < end; head++) {
+        uint32_t end = task->box.n_kv_heads > 0 ? task->box.kv_head_begin + task->box.n_kv_heads
+                                                : truth->schema.layers[layer].n_kv_heads;
+        for (uint32_t head = task->box.kv_head_begin; head < end; head++) {
             uint32_t least =
                 truth_unit_least(truth, kv_schema_unit(&truth->schema, layer, head));
             begin = least < begin ? least : begin;
@@ -944,7 +944,7 @@ static bool fetch_is_sure(const struct task *task)
 
     for (uint32_t i = 0; i < task->n_heads; i++) {
         uint32_t unit =
-            kv_schema_unit(&task->truth->schema, task->layer, task->box.head_begin + i);
+            kv_schema_unit(&task->truth->schema, task->layer, task->box.kv_head_begin + i);
 
         for (uint32_t j = 0; j < task->n_ids[i]; j++)
             if (!task->truth->rows[unit][*id++].must)
@@ -966,8 +966,8 @@ static kv_status_t begin_fetch(struct world *world, struct client *client, struc
         return KV_CANCELLED;
     task->layer = (uint32_t)below(world, truth->schema.n_layers);
     heads = truth->schema.layers[task->layer].n_kv_heads;
-    task->box.head_begin = one_in(world, 2) ? 0 : (uint32_t)below(world, heads);
-    task->n_heads = 1 + (uint32_t)below(world, heads - task->box.head_begin);
+    task->box.kv_head_begin = one_in(world, 2) ? 0 : (uint32_t)below(world, heads);
+    task->n_heads = 1 + (uint32_t)below(world, heads - task->box.kv_head_begin);
     each_most = one_in(world, 3) ? IDS_MAX / task->n_heads : 12;
     for (uint32_t i = 0; i < task->n_heads; i++) {
         task->n_ids[i] = (uint32_t)below(world, each_most + 1);
@@ -983,8 +983,8 @@ static kv_status_t begin_fetch(struct world *world, struct client *client, struc
     task->is_sure = fetch_is_sure(task);
     fetch = (struct kv_fetch){
         .layer = task->layer,
-        .head_begin = task->box.head_begin,
-        .n_heads = task->n_heads,
+        .kv_head_begin = task->box.kv_head_begin,
+        .n_kv_heads = task->n_heads,
         .n_ids = task->n_ids,
         .ids = task->ids,
     };
@@ -1013,7 +1013,7 @@ static kv_status_t begin_query(struct world *world, struct client *client, struc
     if (!question_make(task->question, task->truth, task->handle->session, &world->random))
         return KV_CANCELLED;
     task->is_sure = task->question->is_sure;
-    bytes = kv_query_room(&task->truth->schema, &task->question->query);
+    bytes = kv_query_rows_bytes_max(&task->truth->schema, &task->question->query);
     if (bytes > 0) {
         task->slot = slot_take(world, client, bytes);
         if (task->slot == NULL)
@@ -1337,7 +1337,7 @@ static void check_fetched(struct world *world, struct task *task)
     };
 
     for (uint32_t i = 0; i < task->n_heads; i++) {
-        row.head = task->box.head_begin + i;
+        row.head = task->box.kv_head_begin + i;
         row.unit = kv_schema_unit(schema, row.layer, row.head);
         for (uint32_t j = 0; j < task->n_ids[i]; j++) {
             row.token = *id++;
@@ -1392,9 +1392,9 @@ static bool still_sure(const struct task *task)
  * not count: what had time to be answered must have been. */
 static bool lacked_credits(const struct task *task)
 {
-    struct kv_trip_times times;
+    struct kv_op_times times;
 
-    kv_op_trip_times(task->op, &times);
+    kv_op_get_times(task->op, &times);
     return strstr(kv_op_detail(task->op), "waiting for credits") != NULL ||
            times.ended_us - times.sent_us < CREDITS_LATE_US;
 }
@@ -1500,9 +1500,9 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         bool is_first = task->is_first && truth->n_indexes == 1 &&
                         truth->n_losses == task->n_losses && !has(world, WORLD_LITTLE_MEMORY) &&
                         !has_died(world, task);
-        struct kv_indexed indexed;
+        struct kv_index_result indexed;
 
-        kv_op_indexed(task->op, &indexed);
+        kv_op_index_result(task->op, &indexed);
         why = question_index_fault(&task->index, truth, is_first, &indexed);
     } else if (status == KV_OK) {
         struct kv_node *nodes[WORLD_NODES_MAX];

@@ -53,7 +53,7 @@ struct cluster_client {
 struct kv_client *cluster_connect(const struct cluster *cluster,
                                   const struct cluster_client *setup);
 
-/* A number of a node's table of names and values: "status", "memory_lent_bytes". */
+/* A number of a node's table of names and values: "status", "memory_used_bytes". */
 double
 cluster_number(struct kv_client *client, uint32_t node, const char *table, const char *name);
 

@@ -344,7 +344,7 @@ how_many(const struct oracle_question *question, const struct oracle_range *weig
         count.least = heaviest_with(weights, n, share * total_of(weights, n, false), true);
         count.most = heaviest_with(weights, n, share * total_of(weights, n, true), false);
         break;
-    case KV_SELECT_FROM:
+    case KV_SELECT_THRESHOLD:
         for (uint32_t i = 0; i < n; i++) {
             most_low = larger(most_low, weights[i].low);
             most_high = larger(most_high, weights[i].high);
@@ -465,7 +465,7 @@ static uint32_t takes(const struct oracle_question *question, uint32_t k)
 {
     const uint64_t n = (uint64_t)k * question->factor;
 
-    return n < KV_CHOSEN_MAX ? (uint32_t)n : KV_CHOSEN_MAX;
+    return n < KV_SELECTED_MAX ? (uint32_t)n : KV_SELECTED_MAX;
 }
 
 /* Adds the bit of a group to its rows. */

@@ -384,35 +384,35 @@ static const struct field header_fields[] = {
     {                                                        \
         offsetof(struct kv_wire_index, name), "index." #name \
     }
-#define INDEXED(name)                                            \
-    {                                                            \
-        offsetof(struct kv_wire_indexed, name), "indexed." #name \
+#define INDEXED(name)                                                 \
+    {                                                                 \
+        offsetof(struct kv_wire_index_result, name), "indexed." #name \
     }
 #define QUERY(name)                                          \
     {                                                        \
         offsetof(struct kv_wire_query, name), "query." #name \
     }
-#define FOUND(name)                                          \
-    {                                                        \
-        offsetof(struct kv_wire_found, name), "found." #name \
+#define FOUND(name)                                                 \
+    {                                                               \
+        offsetof(struct kv_wire_query_result, name), "found." #name \
     }
 static const struct field index_fields[] = {
     INDEX(chapter_blocks), INDEX(m),    INDEX(bits), INDEX(iterations),
-    INDEX(budget_us),      INDEX(seed), INDEX(wait), INDEX(rest),
+    INDEX(budget_us),      INDEX(seed), INDEX(wait), INDEX(summaries),
 };
 static const struct field indexed_fields[] = {
     INDEXED(rows),      INDEXED(rows_coded), INDEXED(n_found),  INDEXED(n_trained),
     INDEXED(n_pending), INDEXED(iterations), INDEXED(train_us),
 };
 static const struct field query_fields[] = {
-    QUERY(answer), QUERY(merge),     QUERY(n_queries), QUERY(k),
-    QUERY(rerank), QUERY(scale),     QUERY(n_ranges),  QUERY(flags),
-    QUERY(rest),   QUERY(selection), QUERY(share),     QUERY(reserved),
+    QUERY(answer),    QUERY(merge),     QUERY(n_queries), QUERY(k),
+    QUERY(rerank),    QUERY(scale),     QUERY(n_ranges),  QUERY(flags),
+    QUERY(summaries), QUERY(selection), QUERY(fraction),  QUERY(reserved),
 };
 static const struct field found_fields[] = {
-    FOUND(layer),     FOUND(kv_head),    FOUND(n_ids),      FOUND(n_coded),
-    FOUND(n_exact),   FOUND(n_reranked), FOUND(n_chapters), FOUND(recall),
-    FOUND(committed), FOUND(n_chosen),   FOUND(n_rest),
+    FOUND(layer),           FOUND(kv_head),    FOUND(n_ids),       FOUND(n_scored_by_code),
+    FOUND(n_scored_by_key), FOUND(n_reranked), FOUND(n_chapters),  FOUND(recall),
+    FOUND(committed),       FOUND(n_selected), FOUND(n_estimated),
 };
 
 #define FIELD_AT(fields, offset) field_at(fields, sizeof(fields) / sizeof(fields[0]), offset)
@@ -430,20 +430,21 @@ static const char *part_of(const struct kv_wire_header *header, size_t offset)
 {
     const bool is_request = header->kind == KV_WIRE_REQUEST;
     const size_t units = header->n_units * sizeof(struct kv_wire_unit);
-    const size_t answer = sizeof(struct kv_wire_answer);
+    const size_t answer = sizeof(struct kv_wire_query_times);
     const size_t n_units = header->n_units;
 
     if (header->op == KV_OP_INDEX && is_request && offset < sizeof(struct kv_wire_index))
         return FIELD_AT(index_fields, offset);
-    if (header->op == KV_OP_INDEX && !is_request && offset < sizeof(struct kv_wire_indexed))
+    if (header->op == KV_OP_INDEX && !is_request &&
+        offset < sizeof(struct kv_wire_index_result))
         return FIELD_AT(indexed_fields, offset);
     if (header->op == KV_OP_QUERY && is_request && offset < sizeof(struct kv_wire_query))
         return FIELD_AT(query_fields, offset);
     if (header->op == KV_OP_QUERY && !is_request && offset < answer)
         return offset < 4 ? "answer.waited_us" : "answer.worked_us";
     if (header->op == KV_OP_QUERY && !is_request &&
-        offset < answer + n_units * sizeof(struct kv_wire_found))
-        return FIELD_AT(found_fields, (offset - answer) % sizeof(struct kv_wire_found));
+        offset < answer + n_units * sizeof(struct kv_wire_query_result))
+        return FIELD_AT(found_fields, (offset - answer) % sizeof(struct kv_wire_query_result));
     if (header->op == KV_OP_QUERY && !is_request)
         return "ids and what follows them";
     if (header->op != KV_OP_PUT && header->op != KV_OP_APPEND)

@@ -91,10 +91,10 @@ static bool walk(const kv_schema_t *schema,
 {
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
         size_t bytes = schema->layers[layer].row_bytes;
-        uint32_t end = box->n_heads > 0 ? box->head_begin + box->n_heads
-                                        : schema->layers[layer].n_kv_heads;
+        uint32_t end = box->n_kv_heads > 0 ? box->kv_head_begin + box->n_kv_heads
+                                           : schema->layers[layer].n_kv_heads;
 
-        for (uint32_t head = box->head_begin; head < end; head++)
+        for (uint32_t head = box->kv_head_begin; head < end; head++)
             for (uint32_t i = 0; i < box->n_tokens; i++, base += bytes)
                 if (!row(base, bytes, salt, layer, head, box->token_begin + i))
                     return false;

@@ -311,7 +311,7 @@ static void kill_clients(const char *transport, unsigned n)
                   transport, n, (double)rss / 1e6, (double)rss_half / 1e6, fds, fds_half);
     assert_true(rss < rss_half + RSS_GROWTH_KILLED);
     assert_true(fds <= fds_half + 4);
-    assert_int_equal(system_number(client, 0, "stats", "clients_gone"), n);
+    assert_int_equal(system_number(client, 0, "stats", "clients_lost"), n);
     kv_client_close(client);
     system_node_stop(&node);
     assert_true(process_shared_settled(&shared));
@@ -476,7 +476,7 @@ static void clients_that_take_nothing(void **state)
 
     /* Both lose their channels, in time. */
     assert_true(process_until(is_alone, client, PROCESS_PATIENCE_MS));
-    assert_true(system_number(client, 0, "stats", "stuck_clients") >= 1);
+    assert_true(system_number(client, 0, "stats", "stalled_clients") >= 1);
     system_read(client, session, buffer, 0, 100, 7);
     assert_true(process_rss(node.process.pid) < rss + RSS_GROWTH);
 
@@ -507,7 +507,7 @@ static void drip(int fds[N_DRIPS], const char *address)
 
 static bool has_stuck_clients(void *arg)
 {
-    return system_number(arg, 0, "stats", "stuck_clients") >= N_HANGING;
+    return system_number(arg, 0, "stats", "stalled_clients") >= N_HANGING;
 }
 
 static bool has_many_waiting(void *arg)

@@ -265,7 +265,7 @@ static void a_crowd(void **state)
         n_open += !is_closed(&fds[i]);
     assert_true(n_open <= N_PLACES / 2);
     still_serves(&scene);
-    assert_int_equal(system_number(scene.client, 0, "stats", "clients_gone"), 0);
+    assert_int_equal(system_number(scene.client, 0, "stats", "clients_lost"), 0);
     for (unsigned i = 0; i < N_CROWD; i++)
         if (fds[i] >= 0)
             close(fds[i]);

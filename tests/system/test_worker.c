@@ -203,11 +203,11 @@ static void a_node_dies(void **state)
     (void)state;
     process_path(errors, "dies.errors");
     client = system_open(nodes[1].control, NULL, 0);
-    const double before = system_number(client, 0, "stats", "rows_chosen");
+    const double before = system_number(client, 0, "stats", "rows_selected");
     assert_true(process_start(&process, &spec));
     /* It is at it. */
     for (double now = before; now < before + 2000;) {
-        now = system_number(client, 0, "stats", "rows_chosen");
+        now = system_number(client, 0, "stats", "rows_selected");
         kv_client_wait(client, 10000);
     }
     kv_client_close(client);

@@ -157,9 +157,10 @@ static bool check_read(const struct traffic *traffic, const struct slot *slot)
 
     for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
         const struct kv_layer_schema *schema = &traffic->model.schema.layers[layer];
-        uint32_t end = box->n_heads > 0 ? box->head_begin + box->n_heads : schema->n_kv_heads;
+        uint32_t end =
+            box->n_kv_heads > 0 ? box->kv_head_begin + box->n_kv_heads : schema->n_kv_heads;
 
-        for (uint32_t head = box->head_begin; head < end; head++) {
+        for (uint32_t head = box->kv_head_begin; head < end; head++) {
             for (uint32_t i = 0; i < box->n_tokens; i++, n++, at += schema->row_bytes)
                 if (!is_row(slot, at, schema->row_bytes, slot->salts[i], layer, head,
                             box->token_begin + i, n))
@@ -357,9 +358,9 @@ static kv_status_t begin_read(struct traffic *traffic, struct slot *slot)
     if (below(traffic, 2) == 0) {
         box->layer_begin = below(traffic, schema->n_layers);
         box->n_layers = 1;
-        box->head_begin = below(traffic, schema->layers[box->layer_begin].n_kv_heads);
-        box->n_heads =
-            1 + below(traffic, schema->layers[box->layer_begin].n_kv_heads - box->head_begin);
+        box->kv_head_begin = below(traffic, schema->layers[box->layer_begin].n_kv_heads);
+        box->n_kv_heads = 1 + below(traffic, schema->layers[box->layer_begin].n_kv_heads -
+                                                 box->kv_head_begin);
     }
     box->token_begin = below(traffic, session->n_tokens);
     box->n_tokens = 1 + below(traffic, READ_TOKENS_MAX);

@@ -79,7 +79,7 @@ void kvs_control_client_gone(struct kvs_control *control,
 
     if (client == NULL)
         return;
-    kv_count(&control->stats.clients_gone, 1);
+    kv_count(&control->stats.clients_lost, 1);
     kv_log(KV_LOG_DEBUG, "client gone: %s", client->name);
     kv_client_remove(control, client);
 }
@@ -120,7 +120,7 @@ void kv_clients_check(struct kvs_control *control, uint64_t now_us)
             /* A hello answered in this very step is younger than the step. */
             if (now_us > client->heard_us &&
                 now_us - client->heard_us > control->config.client_lease_ms * UINT64_C(1000)) {
-                kv_count(&control->stats.clients_gone, 1);
+                kv_count(&control->stats.clients_lost, 1);
                 kv_client_remove(control, client);
             }
         }
@@ -132,7 +132,7 @@ void kv_client_stuck(struct kvs_control *control, const struct kv_command *notic
     struct kv_client_record *client = &control->clients[notice->index];
 
     if (client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &notice->token)) {
-        kv_count(&control->stats.clients_gone, 1);
+        kv_count(&control->stats.clients_lost, 1);
         kv_log(KV_LOG_INFO, "client lost: %s: its channel failed or it took no replies",
                client->name);
         kv_client_remove(control, client);

@@ -67,8 +67,8 @@ static const struct {
     const char *name, *help;
     size_t offset;
 } sums[] = {
-    {"memory_lent_bytes", "memory for rows and objects, pages in use",
-     offsetof(struct kv_stats, memory_lent)},
+    {"memory_used_bytes", "memory for rows and objects, pages in use",
+     offsetof(struct kv_stats, memory_used)},
     {"segments", "segments in memory", offsetof(struct kv_stats, segments)},
     {"codebooks", "codebooks in memory", offsetof(struct kv_stats, codebooks)},
     {"summarised_rows", "rows that summaries in memory stand for",

@@ -56,7 +56,7 @@ static void hello_opened(struct kv_control_call *call)
     client->state = KV_CLIENT_OPEN;
     client->heard_us = kv_clock_now(call->control->config.clock);
     client->requests_seen = 0;
-    kv_count(&call->control->stats.clients_seen, 1);
+    kv_count(&call->control->stats.clients_registered, 1);
     hello_answer(call);
 }
 

@@ -146,8 +146,8 @@ static void table_status(struct kvs_control *control, struct builder *table)
     pair_text(table, "transports", transports);
     pair_number(table, "threads", control->n_threads);
     pair_number(table, "memory_bytes", (double)control->config.memory_bytes);
-    pair_number(table, "memory_lent_bytes",
-                (double)kv_stats_total(control, offsetof(struct kv_stats, memory_lent)));
+    pair_number(table, "memory_used_bytes",
+                (double)kv_stats_total(control, offsetof(struct kv_stats, memory_used)));
     pair_number(table, "models", control->n_models);
     pair_number(table, "sessions", control->n_sessions);
     pair_number(table, "clients", n_clients(control));

@@ -33,7 +33,7 @@ static struct kv_index_plan plan_of(const struct kv_work *work, uint32_t unit)
         .shape = {.d = layer->d_k, .m = index->m, .bits = index->bits},
         .type = (enum kv_key_type)layer->dtype,
         .d_v = layer->d_v,
-        .rest_bits = kv_summaries_bits(index->rest),
+        .rest_bits = kv_summaries_bits(index->summaries),
         .iterations = index->iterations,
         .budget_us = index->budget_us,
         .seed = index->seed,
@@ -50,15 +50,16 @@ static bool check(struct kv_work *work)
     if (!kvs_units_are_there(work) || request->body_bytes != kvs_units_bytes(work))
         return kvs_fail_units(work);
     if (request->token_begin != 0 || request->token_count > work->part->tokens_max ||
-        index->wait > 1 || (index->rest != 0 && kv_summaries_bits(index->rest) == 0) ||
-        index->iterations == 0 || index->iterations > KV_ITERATIONS_MAX ||
+        index->wait > 1 ||
+        (index->summaries != 0 && kv_summaries_bits(index->summaries) == 0) ||
+        index->iterations == 0 || index->iterations > KV_KMEANS_ITERATIONS_MAX ||
         (index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
         kv_work_fail(work, KV_INVALID,
                      "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
                      "wait %u, rest %u: out of bounds",
                      request->token_count, work->part->tokens_max, index->chapter_blocks,
-                     index->iterations, index->wait, index->rest);
+                     index->iterations, index->wait, index->summaries);
         return false;
     }
     for (uint32_t i = 0; i < request->n_units; i++) {
@@ -76,7 +77,7 @@ static bool check(struct kv_work *work)
             return false;
         }
         const struct kv_rest_shape rest = {plan.type, plan.shape.d, plan.d_v, plan.rest_bits};
-        if (index->rest != 0 && !kv_rest_shape_valid(&rest)) {
+        if (index->summaries != 0 && !kv_rest_shape_valid(&rest)) {
             kv_work_fail(work, KV_UNSUPPORTED,
                          "index: layer %u: values of %u elements: no summaries of such rows",
                          units[i].layer, plan.d_v);
@@ -86,7 +87,7 @@ static bool check(struct kv_work *work)
     return true;
 }
 
-static void answer(struct kv_work *work, const struct kv_wire_indexed *indexed)
+static void answer(struct kv_work *work, const struct kv_wire_index_result *indexed)
 {
     work->reply.layer = kvs_units(work)[0].layer;
     memcpy(work->small, indexed, sizeof(*indexed)); /* where the request may be */
@@ -107,7 +108,7 @@ static struct kv_index_look look_at(const struct kv_work *work, uint32_t i)
  * not looked at again before all are. */
 static void look(struct kv_work *work)
 {
-    struct kv_wire_indexed indexed = {0};
+    struct kv_wire_index_result indexed = {0};
     const uint32_t tokens = work->request.token_count;
     const bool waits = index_of(work)->wait;
 

@@ -458,7 +458,7 @@ void kv_op_put_begin(struct kv_work *work)
     if (direct) {
         kv_status_t status = put_reserve(work);
         if (status == KV_OK) {
-            kv_count(&work->data->stats.direct_landings, 1);
+            kv_count(&work->data->stats.receives_in_place, 1);
             kv_work_await_bulk(work, false);
             return;
         }
@@ -473,7 +473,7 @@ void kv_op_put_begin(struct kv_work *work)
         kv_work_fail(work, KV_BUSY, "%s: no staging buffer", work->row->name);
         return;
     }
-    kv_count(&work->data->stats.staged_landings, 1);
+    kv_count(&work->data->stats.receives_staged, 1);
     work->iov[0] = (struct kv_iov){work->staging, bytes};
     work->n_iov = 1;
     kv_work_await_bulk(work, false);

@@ -100,14 +100,14 @@ static void count(struct kv_work *work, const struct kv_querier *querier)
     struct kv_stats *stats = &work->data->stats;
 
     for (uint32_t i = 0; i < work->request.n_units; i++) {
-        kv_count(&stats->rows_scored_by_code, querier->found[i].n_coded);
-        kv_count(&stats->rows_scored_by_key, querier->found[i].n_exact);
+        kv_count(&stats->rows_scored_by_code, querier->found[i].n_scored_by_code);
+        kv_count(&stats->rows_scored_by_key, querier->found[i].n_scored_by_key);
         kv_count(&stats->rows_reranked, querier->found[i].n_reranked);
-        kv_count(&stats->rows_chosen, querier->found[i].n_chosen);
-        kv_count(&stats->rows_rest, querier->found[i].n_rest);
+        kv_count(&stats->rows_selected, querier->found[i].n_selected);
+        kv_count(&stats->rows_estimated, querier->found[i].n_estimated);
     }
     kv_count(&stats->rows_attended, querier->n_attended);
-    kv_count(&stats->rows_rest_exact, querier->n_rest_exact);
+    kv_count(&stats->rows_attended_unsummarised, querier->n_rest_exact);
     kv_count(&stats->rows_out, querier->n_rows);
     kv_count(&stats->rows_out_bytes, querier->rows_bytes);
     kv_count(&work->peer->rows_out, querier->n_rows);
@@ -144,9 +144,9 @@ static void answer(struct kv_work *work, struct kv_querier *querier)
     const struct kv_wire_query *query = kv_query_of(work);
     const uint64_t begun_us = kvs_query_queue_of(work->data)->begun_us;
     const size_t ids_bytes = querier->n_ids * sizeof(uint32_t);
-    const struct kv_wire_answer times = {
-        .waited_us = (uint32_t)(begun_us - work->begin_us),
-        .worked_us = (uint32_t)(kv_clock_now(work->data->clock) - begun_us),
+    const struct kv_wire_query_times times = {
+        .queue_us = (uint32_t)(begun_us - work->begin_us),
+        .service_us = (uint32_t)(kv_clock_now(work->data->clock) - begun_us),
     };
     const size_t bytes = querier->rows_bytes;
     uint32_t committed = UINT32_MAX;
@@ -155,7 +155,7 @@ static void answer(struct kv_work *work, struct kv_querier *querier)
     to = append(to, &times, sizeof(times));
     to = append(to, querier->found, work->request.n_units * sizeof(querier->found[0]));
     to = append(to, querier->ids, ids_bytes);
-    if (query->flags & KV_WIRE_SCORES)
+    if (query->flags & KV_WIRE_WEIGHTS)
         to = append(to, querier->scores, ids_bytes);
     if (query->merge == KV_MERGE_NONE)
         to = append(to, querier->heads, ids_bytes);

@@ -33,12 +33,12 @@ static bool check_query(struct kv_work *work)
                      request->n_units, query->n_ranges, request->body_bytes);
         return false;
     }
-    if (query->rest != 0 && kv_summaries_bits(query->rest) == 0) {
-        kv_work_fail(work, KV_INVALID, "query: rest %u: not 0, 16 or 64", query->rest);
+    if (query->summaries != 0 && kv_summaries_bits(query->summaries) == 0) {
+        kv_work_fail(work, KV_INVALID, "query: rest %u: not 0, 16 or 64", query->summaries);
         return false;
     }
     const uint32_t flags =
-        KV_WIRE_SCORES | (query->answer == KV_ANSWER_ATTEND ? KV_WIRE_NAMES : 0);
+        KV_WIRE_WEIGHTS | (query->answer == KV_ANSWER_ATTEND ? KV_WIRE_IDS : 0);
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND ||
         query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE ||
         (query->flags & ~flags) != 0 || query->reserved != 0) {
@@ -46,15 +46,15 @@ static bool check_query(struct kv_work *work)
                      query->answer, query->merge, query->flags);
         return false;
     }
-    if (query->selection > KV_SELECT_FROM ||
-        (query->selection == KV_SELECT_TOP ? query->share != 0
-                                           : !(query->share > 0 && query->share <= 1))) {
+    if (query->selection > KV_SELECT_THRESHOLD ||
+        (query->selection == KV_SELECT_TOP ? query->fraction != 0
+                                           : !(query->fraction > 0 && query->fraction <= 1))) {
         kv_work_fail(work, KV_INVALID, "query: selection %u by a share of %g: no such thing",
-                     query->selection, (double)query->share);
+                     query->selection, (double)query->fraction);
         return false;
     }
     if (query->n_queries == 0 || query->n_queries > KV_QUERIES_MAX || query->k == 0 ||
-        query->k > KV_CHOSEN_MAX || query->rerank == 0 || query->rerank > KV_CHOSEN_MAX ||
+        query->k > KV_SELECTED_MAX || query->rerank == 0 || query->rerank > KV_SELECTED_MAX ||
         !(query->scale > 0 && query->scale < INFINITY)) {
         kv_work_fail(work, KV_INVALID,
                      "query: %u vectors, k %u, rerank %u, scale %g: out of bounds",
@@ -130,10 +130,10 @@ static bool check_room(struct kv_work *work, uint32_t n_candidates, const struct
 {
     const struct kv_wire_query *query = kv_query_of(work);
     const uint64_t per_name = 2 * sizeof(uint32_t) +
-                              (query->flags & KV_WIRE_SCORES ? sizeof(float) : 0) +
+                              (query->flags & KV_WIRE_WEIGHTS ? sizeof(float) : 0) +
                               (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
-    const uint64_t body = sizeof(struct kv_wire_answer) +
-                          work->request.n_units * sizeof(struct kv_wire_found) +
+    const uint64_t body = sizeof(struct kv_wire_query_times) +
+                          work->request.n_units * sizeof(struct kv_wire_query_result) +
                           sums->n_names * per_name + sums->floats_out * sizeof(float);
 
     if (body <= KV_WIRE_BODY_MAX &&
@@ -153,8 +153,8 @@ static bool check_contents(struct kv_work *work, uint64_t n_floats)
 {
     const struct kv_wire_unit *units = kvs_units(work);
     const float *vectors = vectors_of(work);
-    const struct kv_wire_held *held =
-        (const struct kv_wire_held *)(const void *)(vectors + n_floats);
+    const struct kv_wire_cached_block *held =
+        (const struct kv_wire_cached_block *)(const void *)(vectors + n_floats);
 
     for (uint32_t i = 0; i < work->request.n_units; held += units[i++].n_ids) {
         for (uint32_t j = 1; j < units[i].n_ids; j++) {
@@ -191,7 +191,7 @@ static bool check_units(struct kv_work *work)
             return false;
     const uint64_t expected = (uint64_t)((const uint8_t *)vectors_of(work) - work->body) +
                               sums.floats * sizeof(float) +
-                              sums.n_held * sizeof(struct kv_wire_held);
+                              sums.n_held * sizeof(struct kv_wire_cached_block);
     if (work->request.body_bytes != expected) {
         kv_work_fail(work, KV_INVALID, "query: a body of %u bytes, %llu expected",
                      work->request.body_bytes, (unsigned long long)expected);
@@ -223,7 +223,7 @@ void kvs_query_parse(const struct kv_work *work,
         .named = kvs_units(work),
         .units = units,
         .queries = vectors_of(work),
-        .held = (const struct kv_wire_held *)(const void *)held,
+        .held = (const struct kv_wire_cached_block *)(const void *)held,
         .layers = work->part->schema->layers,
         .rows = work->staging,
         .heap = &work->data->heap,

@@ -40,7 +40,7 @@ struct kv_recall *kv_recall_create(struct kv_data *data)
         return NULL;
     recall->data = data;
     recall->queries = calloc((size_t)KV_QUERIES_MAX * KV_CODEBOOK_DIM_MAX, sizeof(float));
-    recall->tokens = calloc((size_t)KV_QUERIES_MAX * KV_CHOSEN_MAX, sizeof(uint32_t));
+    recall->tokens = calloc((size_t)KV_QUERIES_MAX * KV_SELECTED_MAX, sizeof(uint32_t));
     recall->floats = kv_memory_reserve(FLOATS * sizeof(float));
     if (recall->queries == NULL || recall->tokens == NULL || recall->floats == NULL) {
         kv_recall_destroy(recall);
@@ -148,7 +148,7 @@ bool kv_recall_step(struct kv_recall *recall)
     struct kv_unit *unit = scan->unit;
     unit->recall =
         isnan(unit->recall) ? share : unit->recall + NEW_SHARE * (share - unit->recall);
-    kv_count(&recall->data->stats.recall_looks, 1);
+    kv_count(&recall->data->stats.recall_samples, 1);
     recall->busy = false;
     return true;
 }

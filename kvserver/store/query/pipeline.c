@@ -13,12 +13,12 @@ enum {
 
 bool kv_query_has_outputs(const struct kv_wire_query *query)
 {
-    return query->answer == KV_ANSWER_ATTEND || query->rest != 0;
+    return query->answer == KV_ANSWER_ATTEND || query->summaries != 0;
 }
 
 bool kv_query_names_held_only(const struct kv_wire_query *query)
 {
-    return query->answer == KV_ANSWER_ATTEND && !(query->flags & KV_WIRE_NAMES);
+    return query->answer == KV_ANSWER_ATTEND && !(query->flags & KV_WIRE_IDS);
 }
 
 struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rerank)
@@ -27,7 +27,7 @@ struct kv_choice kv_query_choice(const struct kv_wire_query *query, uint32_t rer
                               .selection = (enum kv_selection)query->selection,
                               .n_queries = query->n_queries,
                               .scale = query->scale,
-                              .share = query->share,
+                              .share = query->fraction,
                               .k = query->k,
                               .factor = rerank};
 }
@@ -69,7 +69,7 @@ static void set_taken(struct kv_querier *querier, uint32_t n)
 
 static enum kv_query_stage first_stage(struct kv_querier *querier)
 {
-    const bool weights = querier->input.query->flags & KV_WIRE_SCORES;
+    const bool weights = querier->input.query->flags & KV_WIRE_WEIGHTS;
     const uint32_t n = querier->scan.n;
 
     if (querier->take.selection != KV_SELECT_TOP ||
@@ -121,7 +121,7 @@ static bool stage_unit(struct kv_querier *querier)
     querier->n_taken = querier->n_chosen = querier->n_scored = 0;
     querier->held_end = querier->held + querier->input.named[querier->unit].n_ids;
     querier->looked = NULL;
-    querier->found[querier->unit] = (struct kv_wire_found){
+    querier->found[querier->unit] = (struct kv_wire_query_result){
         .layer = querier->input.named[querier->unit].layer,
         .kv_head = querier->input.named[querier->unit].kv_head,
         .recall = querier->scan.unit->recall,
@@ -142,7 +142,7 @@ static bool stage_score(struct kv_querier *querier)
     kv_choose_begin(querier->chooser, &querier->take, scan->scores, scan->maxima, scan->counts,
                     NULL, scan->n_items,
                     querier->input.query->rerank == 1 &&
-                        (querier->input.query->flags & KV_WIRE_SCORES),
+                        (querier->input.query->flags & KV_WIRE_WEIGHTS),
                     kvs_scan_spare(scan));
     querier->stage = KV_QUERY_TAKE;
     return true;
@@ -194,7 +194,7 @@ static bool stage_pick(struct kv_querier *querier)
     set_taken(querier, querier->picker->n);
     /* Where nothing is reranked, these weights are the answer's.  They go where scores were;
      * not at once: few cells may be many rows, and the chooser's weights begin close behind. */
-    if (is_last && (querier->input.query->flags & KV_WIRE_SCORES)) {
+    if (is_last && (querier->input.query->flags & KV_WIRE_WEIGHTS)) {
         float *weights =
             (float *)(void *)querier->scratch.indices; /* step 2's, which there is not */
 
@@ -237,7 +237,7 @@ static bool stage_rerank(struct kv_querier *querier)
     }
     kv_keys_score_list(scan->type, keys, n, scan->d, scan->queries, scan->n_queries,
                        querier->scratch.scores + querier->cursor, querier->n_taken);
-    if (querier->input.query->rest != 0)
+    if (querier->input.query->summaries != 0)
         keep_scores(querier, n);
     querier->cursor += n;
     if (querier->cursor < querier->n_taken)
@@ -245,7 +245,7 @@ static bool stage_rerank(struct kv_querier *querier)
     querier->found[querier->unit].n_reranked = querier->n_scored = querier->n_taken;
     kv_choose_begin(querier->chooser, &querier->choice, querier->scratch.scores, NULL, NULL,
                     kv_choice_merges(&querier->choice) ? NULL : querier->scratch.among,
-                    querier->n_taken, querier->input.query->flags & KV_WIRE_SCORES,
+                    querier->n_taken, querier->input.query->flags & KV_WIRE_WEIGHTS,
                     querier->scratch.selection_room);
     querier->stage = KV_QUERY_CHOOSE;
     return true;
@@ -271,7 +271,7 @@ static bool stage_choose(struct kv_querier *querier)
 /* Is the row one of a block that the asker has?  Tokens ascend from call to call. */
 static bool is_held(struct kv_querier *querier,
                     const struct kv_unit *unit,
-                    const struct kv_wire_held *end,
+                    const struct kv_wire_cached_block *end,
                     uint32_t token)
 {
     const uint32_t block = token / KV_BLOCK_TOKENS;
@@ -282,9 +282,9 @@ static bool is_held(struct kv_querier *querier,
         return false;
     if (querier->looked != querier->held) {
         querier->looked = querier->held;
-        querier->looked_same =
-            unit->committed / KV_BLOCK_TOKENS > block &&
-            kv_block_fingerprint(unit->segments[block]->crcs) == querier->held->fingerprint;
+        querier->looked_same = unit->committed / KV_BLOCK_TOKENS > block &&
+                               kv_wire_block_fingerprint(unit->segments[block]->crcs) ==
+                                   querier->held->fingerprint;
     }
     return querier->looked_same;
 }
@@ -292,12 +292,12 @@ static bool is_held(struct kv_querier *querier,
 /* What was chosen of the unit, and what that took. */
 static void begin_found(struct kv_querier *querier)
 {
-    struct kv_wire_found *found = &querier->found[querier->unit];
+    struct kv_wire_query_result *found = &querier->found[querier->unit];
 
-    found->n_coded = querier->scan.n_coded;
-    found->n_exact = querier->scan.n_exact;
+    found->n_scored_by_code = querier->scan.n_coded;
+    found->n_scored_by_key = querier->scan.n_exact;
     found->n_chapters = querier->scan.n_chapters;
-    found->n_chosen = querier->n_chosen;
+    found->n_selected = querier->n_chosen;
     if (querier->input.selected != NULL)
         querier->input.selected(querier->input.arg, &querier->scan, &querier->choice,
                                 querier->scratch.taken, querier->n_chosen);
@@ -310,7 +310,7 @@ static void name_row(struct kv_querier *querier, bool keeps)
 
     querier->heads[querier->n_ids] = querier->scratch.among[querier->cursor];
     querier->scores[querier->n_ids] = querier->scratch.weights[querier->cursor];
-    querier->ids[querier->n_ids++] = keeps ? token | KV_WIRE_ID_HELD : token;
+    querier->ids[querier->n_ids++] = keeps ? token | KV_WIRE_ID_CACHED : token;
     querier->found[querier->unit].n_ids++;
 }
 
@@ -335,7 +335,7 @@ static void end_chosen(struct kv_querier *querier)
     const struct kv_wire_query *query = querier->input.query;
     struct kv_remainder_question question = {
         .scan = &querier->scan,
-        .bits = kv_summaries_bits(query->rest),
+        .bits = kv_summaries_bits(query->summaries),
         .chosen = querier->scratch.taken,
         .among = querier->scratch.among,
         .n_chosen = querier->n_chosen,
@@ -345,7 +345,7 @@ static void end_chosen(struct kv_querier *querier)
         .n_scored = querier->n_scored,
     };
 
-    if (query->rest == 0) {
+    if (query->summaries == 0) {
         end_unit(querier);
         return;
     }
@@ -439,7 +439,7 @@ static bool stage_rest(struct kv_querier *querier)
         return fail_bad(querier, querier->remainder->bad);
     kv_remainder_end(querier->remainder, querier->input.query->answer == KV_ANSWER_ATTEND,
                      output, lse);
-    querier->found[querier->unit].n_rest = querier->remainder->n_rest;
+    querier->found[querier->unit].n_estimated = querier->remainder->n_rest;
     querier->n_rest_exact += querier->remainder->n_exact;
     if (querier->remainder->lost != UINT32_MAX)
         /* What cannot be queued now, the scrub will find lost. */

@@ -47,12 +47,12 @@ struct kvs_query_input {
     const struct kv_wire_query *query;  /* its numbers */
     const struct kv_wire_range *ranges; /* (query->n_ranges) of tokens that all units have */
     uint32_t n_units;
-    const struct kv_wire_unit *named;     /* (n_units) */
-    struct kv_unit *const *units;         /* (n_units) */
-    const float *queries;                 /* of each unit (query->n_queries, d_k) */
-    const struct kv_wire_held *held;      /* of each unit (n_ids), ascending */
-    const struct kv_layer_schema *layers; /* by number */
-    uint8_t *rows;                        /* room for the rows, with KV_ANSWER_ROWS */
+    const struct kv_wire_unit *named;        /* (n_units) */
+    struct kv_unit *const *units;            /* (n_units) */
+    const float *queries;                    /* of each unit (query->n_queries, d_k) */
+    const struct kv_wire_cached_block *held; /* of each unit (n_ids), ascending */
+    const struct kv_layer_schema *layers;    /* by number */
+    uint8_t *rows;                           /* room for the rows, with KV_ANSWER_ROWS */
 
     struct kv_heap *heap; /* of the units */
     struct kv_codebooks *codebooks;
@@ -98,8 +98,9 @@ struct kv_querier {
     uint32_t n_again;     /* times that the unit was begun anew, since its cells were bad */
     uint32_t bad;         /* the token of a bad row, when a slice has failed */
     const float *queries; /* of the unit */
-    const struct kv_wire_held *held, *held_end; /* of the unit, from the next token on */
-    const struct kv_wire_held *looked; /* the last one whose fingerprint was compared */
+    const struct kv_wire_cached_block *held,
+        *held_end;                             /* of the unit, from the next token on */
+    const struct kv_wire_cached_block *looked; /* the last one whose fingerprint was compared */
     bool looked_same;
     struct kv_scan scan;
     struct kv_choice take, choice; /* of step 1, of step 2 */
@@ -114,7 +115,7 @@ struct kv_querier {
     struct kv_remainder *remainder;
 
     /* The answer so far, of all units. */
-    struct kv_wire_found found[KV_WIRE_UNITS_MAX];
+    struct kv_wire_query_result found[KV_WIRE_UNITS_MAX];
     uint32_t *ids, *heads, *crcs; /* (KV_QUERIER_IDS) */
     float *scores;
     uint32_t n_ids, n_rows;

@@ -7,7 +7,7 @@
 
 static bool scratch_init(struct kvs_query_scratch *scratch)
 {
-    const size_t n_taken = (size_t)KV_QUERIES_MAX * KV_CHOSEN_MAX + KV_SELECT_SPARE;
+    const size_t n_taken = (size_t)KV_QUERIES_MAX * KV_SELECTED_MAX + KV_SELECT_SPARE;
 
     scratch->parts = calloc(KV_SCAN_PARTS_MAX, sizeof(*scratch->parts));
     scratch->tables = calloc((size_t)KV_QUERIES_MAX * KV_SCAN_TABLE, sizeof(float));
@@ -34,7 +34,7 @@ void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
                               uint32_t n_queries,
                               uint32_t n_taken)
 {
-    static_assert((uint64_t)KV_QUERIES_MAX * KV_CHOSEN_MAX *
+    static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX *
                           (2 * KV_QUERIES_MAX + KV_CHOOSE_ROOM + 2) <=
                       KV_QUERIER_FLOATS,
                   "scores twice, room to choose, who chose, and tokens");

@@ -190,7 +190,7 @@ static enum after end_mass(struct kv_chooser *chooser)
 
 static bool is_by_threshold(struct kv_chooser *chooser)
 {
-    return chooser->choice.selection == KV_SELECT_FROM;
+    return chooser->choice.selection == KV_SELECT_THRESHOLD;
 }
 
 static bool begin_heaviest(struct kv_chooser *chooser)

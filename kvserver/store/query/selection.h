@@ -32,7 +32,7 @@ struct kv_choice {
     float share; /* MASS, FROM */
     uint32_t k;
     const uint32_t *each; /* (kv_choice_groups()) k of each group, at most k; NULL: k */
-    uint32_t factor;      /* so many times as many rows are taken, at most KV_CHOSEN_MAX */
+    uint32_t factor;      /* so many times as many rows are taken, at most KV_SELECTED_MAX */
 };
 
 /* How a choice among some items goes on. */
@@ -73,7 +73,7 @@ static inline uint32_t kv_choice_takes(const struct kv_choice *choice, uint32_t 
 {
     const uint64_t takes = (uint64_t)k * choice->factor;
 
-    return takes < KV_CHOSEN_MAX ? (uint32_t)takes : KV_CHOSEN_MAX;
+    return takes < KV_SELECTED_MAX ? (uint32_t)takes : KV_SELECTED_MAX;
 }
 
 /* Rows that a choice among n may take. */

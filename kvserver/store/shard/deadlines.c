@@ -11,7 +11,7 @@ enum {
 
 static void work_late(struct kv_work *work)
 {
-    kv_count(&work->data->stats.late, 1);
+    kv_count(&work->data->stats.deadline_exceeded, 1);
     if (work->state == KV_WORK_AWAIT_BULK) {
         /* Its bulk never came; should it still come, it belongs to nobody and is refused. */
         if (!work->discard) {
@@ -71,7 +71,7 @@ static void receive_late(struct kv_work *work)
 {
     struct kv_data *data = work->data;
 
-    kv_count(&data->stats.late, 1);
+    kv_count(&data->stats.deadline_exceeded, 1);
     work->status = KV_DEADLINE;
     kv_work_give_up(work);
     kv_peer_note(data, work->peer, &work->request, KV_DEADLINE,
@@ -106,7 +106,7 @@ static bool peer_timers(struct kv_data *data, struct kv_peer *peer)
 
 static void peer_stuck(struct kv_data *data, struct kv_peer *peer)
 {
-    kv_count(&data->stats.stuck_clients, 1);
+    kv_count(&data->stats.stalled_clients, 1);
     kv_peer_lost(data, peer);
 }
 

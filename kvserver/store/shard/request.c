@@ -348,7 +348,7 @@ void kv_work_answer_status(struct kv_work *work)
     if (work->status == KV_BUSY)
         kv_count(&data->stats.busy, 1);
     else if (work->status != KV_OK)
-        kv_count(&data->stats.refused, 1);
+        kv_count(&data->stats.rejected, 1);
     kv_work_answer(work, work->small, strlen((char *)work->small), NULL, 0);
 }
 

@@ -8,7 +8,7 @@ static void tell_memory(struct kv_data *data)
     struct kv_stats *stats = &data->stats;
     const struct kv_codebooks *books = &data->codebooks;
 
-    kvs_stat_set(&stats->memory_lent, kv_arena_bytes_lent(data->arena));
+    kvs_stat_set(&stats->memory_used, kv_arena_bytes_lent(data->arena));
     kvs_stat_set(&stats->segments, data->heap.n_segments);
     kvs_stat_set(&stats->codebooks, kv_pool_lent(books->pool));
     kvs_stat_set(&stats->summarised, books->rows_summarised);

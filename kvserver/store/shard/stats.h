@@ -10,64 +10,64 @@
 #include "proto/kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KV_COUNTERS(X)                                                                       \
-    X(requests, "data requests taken")                                                       \
-    X(replies, "replies sent whole")                                                         \
-    X(rows_in, "rows committed")                                                             \
-    X(rows_in_bytes, "bytes of rows committed")                                              \
-    X(rows_out, "rows answered")                                                             \
-    X(rows_out_bytes, "bytes of rows answered")                                              \
-    X(rows_scored_by_code, "candidates of queries scored by their codes")                    \
-    X(rows_scored_by_key, "candidates of queries scored by their keys")                      \
-    X(rows_reranked, "rows that queries scored again, by their keys")                        \
-    X(rows_chosen, "rows that queries chose")                                                \
-    X(rows_attended, "rows that queries had attention computed over")                        \
-    X(recall_looks, "queries answered a second time by all keys, to see how good codes are") \
-    X(codebooks_trained, "codebooks made")                                                   \
-    X(rows_coded, "rows that index jobs gave codes")                                         \
-    X(rows_summarised, "rows that index jobs made summaries of")                             \
-    X(summaries_failed, "chapters left without summaries for want of memory")                \
-    X(rows_rest, "rows that summaries stood for in queries' answers")                        \
-    X(rows_rest_exact, "rows of queries' rests attended for want of summaries")              \
-    X(index_us, "time of data threads for index jobs, in microseconds")                      \
-    X(index_failed, "index jobs that found no memory")                                       \
-    X(objects_in, "objects stored")                                                          \
-    X(objects_out, "object pieces answered")                                                 \
-    X(direct_landings, "bulk puts that landed in place, without a copy")                     \
-    X(staged_landings, "bulk puts that went through a staging buffer")                       \
-    X(direct_sends, "bulk answers sent from where the rows lie")                             \
-    X(staged_sends, "bulk answers gathered into a staging buffer")                           \
-    X(segments_copied, "half-filled segments copied before a write")                         \
-    X(corrupt_rows, "rows, and pieces of objects, that arrived with a wrong checksum")       \
-    X(bad_rows, "rows in memory that failed their checksum")                                 \
-    X(bad_codes, "blocks whose codes in memory failed their checksum")                       \
-    X(bad_centroids, "codebooks whose centroids in memory failed their checksum")            \
-    X(bad_cells, "chapters whose cells in memory failed their checksum")                     \
-    X(bad_summaries, "groups of rows whose summaries in memory failed their checksum")       \
-    X(bad_objects, "pieces of objects in memory that failed their checksum")                 \
-    X(mended_rows, "bad rows that were written again")                                       \
-    X(mended_codes, "blocks whose bad codes were made again")                                \
-    X(mended_centroids, "codebooks with bad centroids that were queued to be made again")    \
-    X(mended_cells, "chapters whose bad cells were made again")                              \
-    X(mended_summaries, "chapters whose bad summaries were made again")                      \
-    X(mended_objects, "bad pieces of objects that were written again")                       \
-    X(scrub_bytes, "bytes of memory checked in the background")                              \
-    X(scrub_passes, "times that all of the memory was checked in the background")            \
-    X(bad_messages, "messages that no check could make sense of")                            \
-    X(unknown_clients, "messages without the token of a client of this node")                \
-    X(refused, "requests answered with an error of the request")                             \
-    X(busy, "requests refused for want of credits or buffers")                               \
-    X(dropped, "requests dropped from clients that take no answers")                         \
-    X(late, "requests whose deadline passed here")                                           \
-    X(stuck_clients, "clients that lost their channel for standing still")                   \
-    X(failed_channels, "channels reported dead by the transport")                            \
-    X(control_requests, "control requests taken")                                            \
-    X(control_refused, "control requests answered with an error")                            \
-    X(sessions_opened, "sessions opened or forked")                                          \
-    X(sessions_closed, "sessions closed by a client")                                        \
-    X(sessions_expired, "sessions freed because their lease ended")                          \
-    X(clients_seen, "clients that said hello")                                               \
-    X(clients_gone, "clients that were lost or left without goodbye")
+#define KV_COUNTERS(X)                                                                         \
+    X(requests, "data requests taken")                                                         \
+    X(replies, "replies sent whole")                                                           \
+    X(rows_in, "rows committed")                                                               \
+    X(rows_in_bytes, "bytes of rows committed")                                                \
+    X(rows_out, "rows answered")                                                               \
+    X(rows_out_bytes, "bytes of rows answered")                                                \
+    X(rows_scored_by_code, "candidates of queries scored by their codes")                      \
+    X(rows_scored_by_key, "candidates of queries scored by their keys")                        \
+    X(rows_reranked, "rows that queries scored again, by their keys")                          \
+    X(rows_selected, "rows that queries chose")                                                \
+    X(rows_attended, "rows that queries had attention computed over")                          \
+    X(recall_samples, "queries answered a second time by all keys, to see how good codes are") \
+    X(codebooks_trained, "codebooks made")                                                     \
+    X(rows_coded, "rows that index jobs gave codes")                                           \
+    X(rows_summarised, "rows that index jobs made summaries of")                               \
+    X(summaries_failed, "chapters left without summaries for want of memory")                  \
+    X(rows_estimated, "rows that summaries stood for in queries' answers")                     \
+    X(rows_attended_unsummarised, "rows of queries' rests attended for want of summaries")     \
+    X(index_us, "time of data threads for index jobs, in microseconds")                        \
+    X(index_failed, "index jobs that found no memory")                                         \
+    X(objects_in, "objects stored")                                                            \
+    X(objects_out, "object pieces answered")                                                   \
+    X(receives_in_place, "bulk puts that landed in place, without a copy")                     \
+    X(receives_staged, "bulk puts that went through a staging buffer")                         \
+    X(direct_sends, "bulk answers sent from where the rows lie")                               \
+    X(staged_sends, "bulk answers gathered into a staging buffer")                             \
+    X(segments_copied, "half-filled segments copied before a write")                           \
+    X(corrupt_rows, "rows, and pieces of objects, that arrived with a wrong checksum")         \
+    X(bad_rows, "rows in memory that failed their checksum")                                   \
+    X(bad_codes, "blocks whose codes in memory failed their checksum")                         \
+    X(bad_centroids, "codebooks whose centroids in memory failed their checksum")              \
+    X(bad_cells, "chapters whose cells in memory failed their checksum")                       \
+    X(bad_summaries, "groups of rows whose summaries in memory failed their checksum")         \
+    X(bad_objects, "pieces of objects in memory that failed their checksum")                   \
+    X(mended_rows, "bad rows that were written again")                                         \
+    X(mended_codes, "blocks whose bad codes were made again")                                  \
+    X(mended_centroids, "codebooks with bad centroids that were queued to be made again")      \
+    X(mended_cells, "chapters whose bad cells were made again")                                \
+    X(mended_summaries, "chapters whose bad summaries were made again")                        \
+    X(mended_objects, "bad pieces of objects that were written again")                         \
+    X(scrub_bytes, "bytes of memory checked in the background")                                \
+    X(scrub_passes, "times that all of the memory was checked in the background")              \
+    X(bad_messages, "messages that no check could make sense of")                              \
+    X(unknown_clients, "messages without the token of a client of this node")                  \
+    X(rejected, "requests answered with an error of the request")                              \
+    X(busy, "requests refused for want of credits or buffers")                                 \
+    X(dropped, "requests dropped from clients that take no answers")                           \
+    X(deadline_exceeded, "requests whose deadline passed here")                                \
+    X(stalled_clients, "clients that lost their channel for standing still")                   \
+    X(failed_channels, "channels reported dead by the transport")                              \
+    X(control_requests, "control requests taken")                                              \
+    X(control_refused, "control requests answered with an error")                              \
+    X(sessions_opened, "sessions opened or forked")                                            \
+    X(sessions_closed, "sessions closed by a client")                                          \
+    X(sessions_expired, "sessions freed because their lease ended")                            \
+    X(clients_registered, "clients that said hello")                                           \
+    X(clients_lost, "clients that were lost or left without goodbye")
 
 /* What the scrub is at. */
 enum kv_scrub_phase {
@@ -87,7 +87,7 @@ struct kv_stats {
     KV_COUNTERS(KV_COUNTER_FIELD)
 #undef KV_COUNTER_FIELD
     /* Gauges, set by the owner. */
-    _Atomic uint64_t memory_lent; /* bytes */
+    _Atomic uint64_t memory_used; /* bytes */
     _Atomic uint64_t segments;
     _Atomic uint64_t codebooks;
     _Atomic uint64_t summarised; /* rows */

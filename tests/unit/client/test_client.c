@@ -568,11 +568,11 @@ static void answer_rows(const struct seen *seen)
 
 /* The body of a query's answer, in pieces of the size that it may have at most. */
 struct told {
-    struct kv_wire_found found[N_HEADS];
+    struct kv_wire_query_result found[N_HEADS];
     uint32_t ids[N_HEADS * N_TOKENS], heads[N_HEADS * N_TOKENS], crcs[N_HEADS * N_TOKENS];
     float scores[N_HEADS * N_TOKENS];
     float outputs[N_HEADS * KV_QUERIES_MAX * 64], lses[N_HEADS * KV_QUERIES_MAX];
-    struct kv_wire_answer times;
+    struct kv_wire_query_times times;
     uint32_t n_ids, n_rows;
 };
 
@@ -607,7 +607,7 @@ static uint32_t query_candidates(const struct kv_wire_query *query,
 
 static void tell_lie(struct told *told, enum lie lie)
 {
-    struct kv_wire_found unit;
+    struct kv_wire_query_result unit;
 
     switch (lie) {
     case LIE_UNITS_SWAPPED:
@@ -634,10 +634,10 @@ static void tell_lie(struct told *told, enum lie lie)
         told->ids[told->n_ids - 1] = 300;
         break;
     case LIE_ID_HUGE:
-        told->ids[told->n_ids - 1] = ~KV_WIRE_ID_HELD;
+        told->ids[told->n_ids - 1] = ~KV_WIRE_ID_CACHED;
         break;
     case LIE_HELD:
-        told->ids[told->n_ids - 1] |= KV_WIRE_ID_HELD;
+        told->ids[told->n_ids - 1] |= KV_WIRE_ID_CACHED;
         told->n_rows--;
         break;
     case LIE_ROWS_MANY:
@@ -666,26 +666,26 @@ static void tell_lie(struct told *told, enum lie lie)
             told->heads[i] |= 2;
         break;
     case LIE_TIMES:
-        told->times.worked_us = 4000000000;
+        told->times.service_us = 4000000000;
         break;
     case LIE_CHOSEN_MANY:
-        told->found[1].n_chosen = 61;
+        told->found[1].n_selected = 61;
         break;
     case LIE_REST:
-        told->found[1].n_rest = 1;
+        told->found[1].n_estimated = 1;
         break;
     case LIE_COUNTS:
-        told->found[0].n_coded = UINT32_MAX;
-        told->found[0].n_exact = 191;
+        told->found[0].n_scored_by_code = UINT32_MAX;
+        told->found[0].n_scored_by_key = 191;
         break;
     case LIE_COUNTS_FEW:
-        told->found[0].n_exact--;
+        told->found[0].n_scored_by_key--;
         break;
     case LIE_RERANKED:
         told->found[2].n_reranked = 191;
         break;
     case LIE_RERANKED_FEW:
-        told->found[2].n_reranked = told->found[2].n_chosen - 1;
+        told->found[2].n_reranked = told->found[2].n_selected - 1;
         break;
     case LIE_CHAPTERS:
         told->found[2].n_chapters = 4;
@@ -779,8 +779,9 @@ static void answer_query(const struct seen *seen)
     const struct kv_wire_range *ranges =
         (const struct kv_wire_range *)(units + request->n_units);
     const float *vectors = (const float *)(ranges + query->n_ranges);
-    const struct kv_wire_held *held =
-        (const struct kv_wire_held *)(vectors + request->n_units * query->n_queries * 64);
+    const struct kv_wire_cached_block *held =
+        (const struct kv_wire_cached_block *)(vectors +
+                                              request->n_units * query->n_queries * 64);
     const bool attends = query->answer == KV_ANSWER_ATTEND;
     const bool is_scored = (uint64_t)query->k * query->rerank < query_candidates(query, ranges);
     struct kv_wire_header fields = committed_of(units[0].layer, request->snapshot);
@@ -790,7 +791,8 @@ static void answer_query(const struct seen *seen)
     size_t bytes;
 
     memset(&told, 0, sizeof(told));
-    told.times = (struct kv_wire_answer){.waited_us = 11 + f.node.stood_us, .worked_us = 22};
+    told.times =
+        (struct kv_wire_query_times){.queue_us = 11 + f.node.stood_us, .service_us = 22};
     n_all = query_candidates(query, ranges);
     for (uint32_t i = 0; i < request->n_units; i++) {
         uint32_t n_ids = query->k < n_all ? query->k : n_all;
@@ -800,15 +802,15 @@ static void answer_query(const struct seen *seen)
         n_ids += f.node.lie == LIE_IDS_MANY || f.node.lie == LIE_MASKS_MANY;
         n_ids -= f.node.lie == LIE_IDS_FEW;
 
-        told.found[i] = (struct kv_wire_found){
+        told.found[i] = (struct kv_wire_query_result){
             .layer = units[i].layer,
             .kv_head = units[i].kv_head,
-            .n_chosen = n_ids,
-            .n_coded = is_scored ? n_all / 2 : 0,
-            .n_exact = is_scored ? n_all - n_all / 2 : 0,
+            .n_selected = n_ids,
+            .n_scored_by_code = is_scored ? n_all / 2 : 0,
+            .n_scored_by_key = is_scored ? n_all - n_all / 2 : 0,
             .n_reranked = is_scored ? query->rerank > 1 ? n_ids : 0
-                          : query->k < n_all || query->flags & KV_WIRE_SCORES ? n_ids
-                                                                              : 0,
+                          : query->k < n_all || query->flags & KV_WIRE_WEIGHTS ? n_ids
+                                                                               : 0,
             .n_chapters = is_scored,
             .recall = NAN,
             .committed = request->snapshot,
@@ -820,12 +822,12 @@ static void answer_query(const struct seen *seen)
             for (uint32_t h = 0; h < units[i].n_ids; h++)
                 is_held |= held[h].block == token / KV_BLOCK_TOKENS &&
                            held[h].fingerprint == HELD_FINGERPRINT;
-            if (attends && !is_held && !(query->flags & KV_WIRE_NAMES) &&
+            if (attends && !is_held && !(query->flags & KV_WIRE_IDS) &&
                 f.node.lie != LIE_NAME_UNASKED && f.node.lie != LIE_NAMES_MANY)
                 continue;
             told.heads[told.n_ids] = 1 + j % ((1u << query->n_queries) - 1);
             told.scores[told.n_ids] = score_of(token);
-            told.ids[told.n_ids++] = token | (is_held ? KV_WIRE_ID_HELD : 0);
+            told.ids[told.n_ids++] = token | (is_held ? KV_WIRE_ID_CACHED : 0);
             told.found[i].n_ids++;
             n_held += is_held;
             if (!is_held && query->answer == KV_ANSWER_ROWS) {
@@ -853,7 +855,7 @@ static void answer_query(const struct seen *seen)
     TELL(&told.times, sizeof(told.times));
     TELL(told.found, request->n_units * sizeof(told.found[0]));
     TELL(told.ids, told.n_ids * sizeof(told.ids[0]));
-    if (query->flags & KV_WIRE_SCORES)
+    if (query->flags & KV_WIRE_WEIGHTS)
         TELL(told.scores, told.n_ids * sizeof(told.scores[0]));
     if (query->merge == KV_MERGE_NONE)
         TELL(told.heads, told.n_ids * sizeof(told.heads[0]));
@@ -892,7 +894,7 @@ static void answer_index(const struct seen *seen)
     const struct kv_wire_index *asked = (const struct kv_wire_index *)seen->body;
     const struct kv_wire_unit *units = (const struct kv_wire_unit *)(asked + 1);
     struct kv_wire_header fields = committed_of(units[0].layer, request->token_count);
-    struct kv_wire_indexed indexed = {
+    struct kv_wire_index_result indexed = {
         .rows = (uint64_t)request->n_units * request->token_count,
         .rows_coded = request->n_units * 100,
         .n_found = 1,
@@ -912,7 +914,7 @@ static void answer_index(const struct seen *seen)
     if (f.node.lie == LIE_INDEXED_PENDING)
         indexed.n_pending = asked->wait ? 1 : UINT32_MAX;
     if (f.node.lie == LIE_INDEXED_ITERATIONS)
-        indexed.iterations = 2 * KV_ITERATIONS_MAX + 1;
+        indexed.iterations = 2 * KV_KMEANS_ITERATIONS_MAX + 1;
     if (f.node.lie == LIE_INDEXED_TIME)
         indexed.train_us = UINT64_MAX;
     answer(request, KV_OK, &fields, &indexed, sizeof(indexed) - (f.node.lie == LIE_BODY_SHORT));
@@ -1243,8 +1245,11 @@ static void test_hello(void **state)
 /* A unit's large share goes by bulk, cut where blocks begin, and comes back the same. */
 static void test_large(void **state)
 {
-    struct kv_rows rows = {
-        .layer_begin = 1, .n_layers = 1, .head_begin = 2, .n_heads = 1, .token_begin = 100};
+    struct kv_rows rows = {.layer_begin = 1,
+                           .n_layers = 1,
+                           .kv_head_begin = 2,
+                           .n_kv_heads = 1,
+                           .token_begin = 100};
     size_t bytes;
     struct kv_op *op;
     uint32_t token = 100;
@@ -1330,9 +1335,9 @@ static void test_arguments(void **state)
     io.offset = 0;
     assert_int_equal(kv_put_begin(f.session, &rows, &io, 0, &op), KV_TOO_LARGE);
     rows.token_begin = 0;
-    rows.head_begin = 1;
+    rows.kv_head_begin = 1;
     assert_int_equal(kv_put_begin(f.session, &rows, &io, 0, &op), KV_INVALID);
-    rows.head_begin = 0;
+    rows.kv_head_begin = 0;
     rows.n_layers = N_LAYERS + 1;
     assert_int_equal(kv_rows_bytes(kv_session_schema(f.session), &rows), 0);
     f.node.is_manual = true;
@@ -1349,7 +1354,7 @@ static void test_arguments(void **state)
 /* What comes after the deadline lands nowhere, and is not taken for something else. */
 static void test_late_answer(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 1000};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 1000};
     struct kv_op *op;
     unsigned n_sends;
 
@@ -1380,7 +1385,7 @@ static void test_late_answer(void **state)
 /* No node is asked to keep a request for longer than any may. */
 static void test_longest_deadline(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_rows_io io = {.buffer = f.buffer};
     struct kv_op *op;
 
@@ -1398,7 +1403,7 @@ static void test_longest_deadline(void **state)
 /* A put that was given up holds its buffer while the node may still take the data. */
 static void test_quarantine(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 1000};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 1000};
     struct kv_op *op;
 
     (void)state;
@@ -1424,7 +1429,7 @@ static void test_quarantine(void **state)
 
 static void test_busy(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 1000};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 1000};
     struct kv_op *op;
 
     (void)state;
@@ -1444,8 +1449,8 @@ static void test_busy(void **state)
  * was sent first. */
 static void test_resend(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
-    struct kv_trip_times times;
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
+    struct kv_op_times times;
     struct kv_op *op;
 
     (void)state;
@@ -1463,7 +1468,7 @@ static void test_resend(void **state)
     carry_out(&f.node.seen[2]);
     turn(0);
     assert_int_equal(kv_op_status(op), KV_OK);
-    kv_op_trip_times(op, &times);
+    kv_op_get_times(op, &times);
     assert_in_range(times.sent_us - times.begun_us, 0, 1000);
     assert_true(times.arrived_us - times.begun_us > RETRY_MS * 1000);
     carry_out(&f.node.seen[2]);
@@ -1643,7 +1648,7 @@ static void test_forged(void **state)
     enum {
         TRIES = 3000
     };
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 600};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 600};
     size_t bytes;
     struct kv_random random;
 
@@ -1717,7 +1722,7 @@ static void test_forged_offers(void **state)
     static const struct kv_transport_row row = {.receive = receive_offer,
                                                 .refuse = refuse_offer};
     static const uint8_t body[BYTES];
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 600};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 600};
     struct kv_incoming incoming = {.row = &row};
     struct kv_wire_header header;
     struct kv_random random;
@@ -1757,7 +1762,7 @@ static void test_forged_control(void **state)
 {
     Kvpb__OpenReply opened = KVPB__OPEN_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     uint64_t begin_us, n_dropped = f.client->n_dropped;
     struct kv_wire_header request;
     struct kv_random random;
@@ -1802,7 +1807,8 @@ static void test_forged_control(void **state)
 
 static void test_corrupt(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .head_begin = 3, .n_heads = 1, .n_tokens = 1000};
+    struct kv_rows rows = {
+        .n_layers = 1, .kv_head_begin = 3, .n_kv_heads = 1, .n_tokens = 1000};
     struct kv_op *op;
 
     (void)state;
@@ -1823,7 +1829,7 @@ static void test_corrupt(void **state)
 /* A node that says nothing is asked, then given up; the next operation connects anew. */
 static void test_silence(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_node_info info;
     struct kv_op *op;
     uint64_t begin_us = f.clock.virtual_us;
@@ -1863,7 +1869,7 @@ static void test_silence(void **state)
 /* However long a client takes silence for life, its cancels are requests that a node takes. */
 static void test_patient(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_op *op;
 
     (void)state;
@@ -1879,7 +1885,7 @@ static void test_patient(void **state)
 /* A node that answers pings is slow, not dead. */
 static void test_slow(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_op *op;
     unsigned n_done = 0;
 
@@ -1903,7 +1909,7 @@ static void test_slow(void **state)
 /* A lifecycle operation whose answer is lost is completed before the session is used again. */
 static void test_catch_up(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_op *op, *behind;
     uint64_t op_id;
 
@@ -1953,7 +1959,7 @@ static void test_catch_up(void **state)
  * done the operation after all; if not, what it says cannot be, and it is not asked for ever. */
 static void test_catch_up_not_found(void **state)
 {
-    struct kv_rows rows = {.n_layers = 1, .n_heads = 1, .n_tokens = 10};
+    struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};
     struct kv_op *op;
 
     (void)state;
@@ -2047,7 +2053,7 @@ struct asked {
     struct kv_range ranges[2];
     float queries[N_HEADS * KV_QUERIES_MAX * 64];
     uint32_t n_held[N_HEADS];
-    struct kv_held held[4];
+    struct kv_cached_block held[4];
     struct kv_query query;
 };
 
@@ -2095,39 +2101,39 @@ static void check_found(struct kv_op *op, const struct kv_query *query, const ui
 {
     const struct kv_wire_range ranges[2] = {{query->ranges[0].begin, query->ranges[0].end},
                                             {query->ranges[1].begin, query->ranges[1].end}};
-    uint32_t n_heads = query->n_heads > 0 ? query->n_heads : N_HEADS;
-    struct kv_found found;
+    uint32_t n_kv_heads = query->n_kv_heads > 0 ? query->n_kv_heads : N_HEADS;
+    struct kv_query_result found;
 
-    for (uint32_t head = 0; head < n_heads; head++) {
+    for (uint32_t head = 0; head < n_kv_heads; head++) {
         uint32_t row = 0;
 
-        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
         assert_int_equal(found.n_ids, query->k < 190 ? query->k : 190);
-        assert_int_equal(found.n_coded + found.n_exact,
+        assert_int_equal(found.n_scored_by_code + found.n_scored_by_key,
                          query->k * query->rerank < 190 ? 190 : 0);
-        assert_int_equal(found.waited_us, 11);
-        assert_int_equal(found.worked_us, 22);
+        assert_int_equal(found.queue_us, 11);
+        assert_int_equal(found.service_us, 22);
         assert_int_equal(found.node, 0);
         assert_true(isnan(found.recall));
-        assert_int_equal(found.row_of != NULL, query->answer == KV_ANSWER_ROWS);
-        assert_int_equal(found.scores != NULL, query->scores);
-        assert_int_equal(found.heads != NULL, query->merge == KV_MERGE_NONE);
+        assert_int_equal(found.row_index != NULL, query->answer == KV_ANSWER_ROWS);
+        assert_int_equal(found.weights != NULL, query->want_weights);
+        assert_int_equal(found.query_mask != NULL, query->merge == KV_MERGE_NONE);
         for (uint32_t i = 0; i < found.n_ids; i++) {
             uint32_t token = spread(ranges, query->n_ranges, i, found.n_ids);
-            size_t from = place(query->layer, query->head_begin + head, token);
+            size_t from = place(query->layer, query->kv_head_begin + head, token);
 
             assert_int_equal(found.ids[i], token);
-            if (found.scores != NULL)
-                assert_true(found.scores[i] == score_of(token));
-            if (found.heads != NULL)
-                assert_int_equal(found.heads[i], 1 + i % ((1u << query->n_queries) - 1));
-            if (found.row_of == NULL)
+            if (found.weights != NULL)
+                assert_true(found.weights[i] == score_of(token));
+            if (found.query_mask != NULL)
+                assert_int_equal(found.query_mask[i], 1 + i % ((1u << query->n_queries) - 1));
+            if (found.row_index == NULL)
                 continue;
             if (held != NULL && held[head] == token / KV_BLOCK_TOKENS) {
-                assert_int_equal(found.row_of[i], KV_ROW_HELD);
+                assert_int_equal(found.row_index[i], KV_ROW_CACHED);
                 continue;
             }
-            assert_int_equal(found.row_of[i], row);
+            assert_int_equal(found.row_index[i], row);
             assert_int_equal(found.crcs[row], f.node.crcs[from]);
             assert_memory_equal((const uint8_t *)found.rows + row * ROW_BYTES,
                                 f.node.rows + from * ROW_BYTES, ROW_BYTES);
@@ -2135,7 +2141,7 @@ static void check_found(struct kv_op *op, const struct kv_query *query, const ui
         }
         assert_int_equal(found.n_rows, row);
     }
-    assert_int_equal(kv_op_found(op, n_heads, &found), KV_INVALID);
+    assert_int_equal(kv_op_query_result(op, n_kv_heads, &found), KV_INVALID);
 }
 
 /* One message for all heads; what it says, and what becomes of its answer. */
@@ -2145,29 +2151,29 @@ static void test_query(void **state)
     const struct kv_wire_query *query;
     const struct kv_wire_unit *units;
     const struct kv_wire_range *ranges;
-    const struct kv_wire_held *held;
-    struct kv_trip_times times;
-    struct kv_found found;
-    struct kv_indexed indexed;
+    const struct kv_wire_cached_block *held;
+    struct kv_op_times times;
+    struct kv_query_result found;
+    struct kv_index_result indexed;
     const uint8_t *body;
     struct kv_op *op;
 
     (void)state;
-    asked->query.head_begin = 1;
-    asked->query.n_heads = 3;
-    asked->query.scores = true;
+    asked->query.kv_head_begin = 1;
+    asked->query.n_kv_heads = 3;
+    asked->query.want_weights = true;
     asked->query.merge = KV_MERGE_NONE;
     asked->n_held[0] = 2;
     asked->n_held[2] = 1;
-    asked->held[0] = (struct kv_held){0, HELD_FINGERPRINT};
-    asked->held[1] = (struct kv_held){9, HELD_FINGERPRINT};
-    asked->held[2] = (struct kv_held){2, HELD_FINGERPRINT + 1};
-    asked->query.n_held = asked->n_held;
-    asked->query.held = asked->held;
+    asked->held[0] = (struct kv_cached_block){0, HELD_FINGERPRINT};
+    asked->held[1] = (struct kv_cached_block){9, HELD_FINGERPRINT};
+    asked->held[2] = (struct kv_cached_block){2, HELD_FINGERPRINT + 1};
+    asked->query.n_cached = asked->n_held;
+    asked->query.cached = asked->held;
     op = begin_query(&asked->query);
     assert_true(kv_buffer_busy(f.buffer));
-    assert_int_equal(kv_op_found(op, 0, &found), KV_INVALID);
-    kv_op_trip_times(op, &times);
+    assert_int_equal(kv_op_query_result(op, 0, &found), KV_INVALID);
+    kv_op_get_times(op, &times);
     assert_int_equal(times.arrived_us, 0);
     f.clock.virtual_us += 10;
     assert_int_equal(run(op, 1000000), KV_OK);
@@ -2188,8 +2194,8 @@ static void test_query(void **state)
     assert_int_equal(query->rerank, 4);
     assert_true(query->scale == 0.125f);
     assert_int_equal(query->n_ranges, 2);
-    assert_int_equal(query->flags, KV_WIRE_SCORES);
-    assert_int_equal(query->rest | query->reserved, 0);
+    assert_int_equal(query->flags, KV_WIRE_WEIGHTS);
+    assert_int_equal(query->summaries | query->reserved, 0);
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(units[i].layer, 1);
         assert_int_equal(units[i].kv_head, 1 + i);
@@ -2197,17 +2203,17 @@ static void test_query(void **state)
     }
     assert_memory_equal(ranges, asked->ranges, sizeof(asked->ranges));
     assert_memory_equal(ranges + 2, asked->queries, 3 * 3 * 64 * sizeof(float));
-    held = (const struct kv_wire_held *)((const float *)(ranges + 2) + 3 * 3 * 64);
+    held = (const struct kv_wire_cached_block *)((const float *)(ranges + 2) + 3 * 3 * 64);
     assert_memory_equal(held, asked->held, 3 * sizeof(*held));
     assert_int_equal(f.node.seen[0].header.body_bytes, (const uint8_t *)(held + 3) - body);
 
     /* Head 2 has nothing; head 3 has other rows than the node. */
     check_found(op, &asked->query, (uint32_t[]){0, UINT32_MAX, UINT32_MAX});
-    kv_op_trip_times(op, &times);
+    kv_op_get_times(op, &times);
     assert_true(times.begun_us > 0 && times.begun_us <= times.sent_us);
     assert_true(times.sent_us + 10 <= times.arrived_us && times.arrived_us <= times.ended_us);
     assert_true(times.ended_us <= kv_client_now_us(f.client));
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     assert_int_equal(indexed.rows, 0);
     kv_op_free(op);
 }
@@ -2216,27 +2222,27 @@ static void test_query(void **state)
 static void test_query_all_held(void **state)
 {
     struct asked *asked = ask(20);
-    struct kv_found found;
+    struct kv_query_result found;
     struct kv_op *op;
 
     (void)state;
-    asked->query.n_heads = 1;
+    asked->query.n_kv_heads = 1;
     asked->n_held[0] = 3;
     for (uint32_t i = 0; i < 3; i++)
-        asked->held[i] = (struct kv_held){i, HELD_FINGERPRINT};
-    asked->query.n_held = asked->n_held;
-    asked->query.held = asked->held;
+        asked->held[i] = (struct kv_cached_block){i, HELD_FINGERPRINT};
+    asked->query.n_cached = asked->n_held;
+    asked->query.cached = asked->held;
     op = begin_query(&asked->query);
     assert_int_equal(run(op, 1000000), KV_OK);
-    assert_int_equal(kv_op_found(op, 0, &found), KV_OK);
+    assert_int_equal(kv_op_query_result(op, 0, &found), KV_OK);
     assert_int_equal(found.n_ids, 20);
     assert_int_equal(found.n_rows, 0);
     for (uint32_t i = 0; i < 20; i++)
-        assert_int_equal(found.row_of[i], KV_ROW_HELD);
+        assert_int_equal(found.row_index[i], KV_ROW_CACHED);
     kv_op_free(op);
     /* Without rows nothing is held, and no buffer is needed. */
     asked->query.answer = KV_ANSWER_IDS;
-    asked->query.n_heads = 0;
+    asked->query.n_kv_heads = 0;
     asked->query.snapshot = 1000;
     assert_int_equal(kv_query_begin(f.session, &asked->query, NULL, 0, &op), KV_OK);
     assert_int_equal(run(op, 1000000), KV_OK);
@@ -2268,7 +2274,7 @@ static void test_query_split(void **state)
 {
     struct asked *asked = ask(2048);
     struct kv_rows rows = {.n_layers = 1, .layer_begin = 1, .n_tokens = 2200};
-    struct kv_found found;
+    struct kv_query_result found;
     const uint8_t *last = f.memory + (4 << 20);
     struct kv_op *op;
 
@@ -2278,13 +2284,13 @@ static void test_query_split(void **state)
     asked->ranges[0] = (struct kv_range){0, 1000};
     asked->ranges[1] = (struct kv_range){1000, 2100};
     asked->query.n_ranges = 2;
-    assert_int_equal(kv_query_room(kv_session_schema(f.session), &asked->query),
+    assert_int_equal(kv_query_rows_bytes_max(kv_session_schema(f.session), &asked->query),
                      N_HEADS * 2048 * ROW_BYTES);
     op = begin_query(&asked->query);
     assert_int_equal(run(op, 1000000), KV_OK);
     assert_int_equal(f.node.n_seen, 2); /* 512 KiB of rows for each head */
     for (uint32_t head = 0; head < N_HEADS; head++) {
-        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
         assert_int_equal(found.n_rows, 2048);
         assert_ptr_equal(found.rows, last);
         for (uint32_t i = 0; i < 2048; i++)
@@ -2300,13 +2306,13 @@ static void test_query_split(void **state)
     asked->ranges[1].end = N_TOKENS;
     asked->query.answer = KV_ANSWER_IDS;
     asked->query.merge = KV_MERGE_NONE;
-    asked->query.scores = true;
-    asked->query.k = KV_CHOSEN_MAX;
+    asked->query.want_weights = true;
+    asked->query.k = KV_SELECTED_MAX;
     op = begin_query(&asked->query);
     assert_int_equal(run(op, 1000000), KV_OK);
     assert_int_equal(f.node.n_seen, N_HEADS);
     for (uint32_t head = 0; head < N_HEADS; head++) {
-        assert_int_equal(kv_op_found(op, head, &found), KV_OK);
+        assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
         assert_int_equal(found.n_ids, N_TOKENS);
         assert_int_equal(found.ids[N_TOKENS - 1], N_TOKENS - 1);
     }
@@ -2323,13 +2329,13 @@ static void test_query_arguments(void **state)
     struct kv_op *op;
 
     (void)state;
-    assert_int_equal(kv_query_room(schema, query), N_HEADS * 20 * ROW_BYTES);
+    assert_int_equal(kv_query_rows_bytes_max(schema, query), N_HEADS * 20 * ROW_BYTES);
     query->merge = KV_MERGE_UNION;
-    assert_int_equal(kv_query_room(schema, query), N_HEADS * 60 * ROW_BYTES);
+    assert_int_equal(kv_query_rows_bytes_max(schema, query), N_HEADS * 60 * ROW_BYTES);
     query->k = 100;
-    assert_int_equal(kv_query_room(schema, query), N_HEADS * 190 * ROW_BYTES);
+    assert_int_equal(kv_query_rows_bytes_max(schema, query), N_HEADS * 190 * ROW_BYTES);
     query->answer = KV_ANSWER_IDS;
-    assert_int_equal(kv_query_room(schema, query), 0);
+    assert_int_equal(kv_query_rows_bytes_max(schema, query), 0);
 
 #define REFUSED(field, value, status)                                            \
     do {                                                                         \
@@ -2339,13 +2345,13 @@ static void test_query_arguments(void **state)
         assert_non_null(strstr(kv_client_detail(f.client), "query: "));          \
     } while (0)
     REFUSED(layer, N_LAYERS, KV_INVALID);
-    assert_int_equal(kv_query_room(schema, query), 0);
-    REFUSED(head_begin, 1, KV_INVALID);
-    REFUSED(n_heads, N_HEADS + 1, KV_INVALID);
+    assert_int_equal(kv_query_rows_bytes_max(schema, query), 0);
+    REFUSED(kv_head_begin, 1, KV_INVALID);
+    REFUSED(n_kv_heads, N_HEADS + 1, KV_INVALID);
     REFUSED(n_queries, 0, KV_INVALID);
     REFUSED(n_queries, KV_QUERIES_MAX + 1, KV_INVALID);
     REFUSED(k, 0, KV_INVALID);
-    REFUSED(k, KV_CHOSEN_MAX + 1, KV_INVALID);
+    REFUSED(k, KV_SELECTED_MAX + 1, KV_INVALID);
     REFUSED(rerank, 0, KV_INVALID);
     REFUSED(scale, 0, KV_INVALID);
     REFUSED(scale, NAN, KV_INVALID);
@@ -2356,10 +2362,10 @@ static void test_query_arguments(void **state)
     REFUSED(answer, (enum kv_answer)4, KV_INVALID);
     REFUSED(selection, (enum kv_selection)3, KV_INVALID);
     REFUSED(selection, KV_SELECT_MASS, KV_INVALID); /* of no share */
-    REFUSED(share, 0.5f, KV_INVALID);               /* of nothing */
-    REFUSED(share, 1.5f, KV_INVALID);
-    REFUSED(rest, 1, KV_INVALID);
-    REFUSED(rest, 65, KV_INVALID);
+    REFUSED(fraction, 0.5f, KV_INVALID);            /* of nothing */
+    REFUSED(fraction, 1.5f, KV_INVALID);
+    REFUSED(summaries, 1, KV_INVALID);
+    REFUSED(summaries, 65, KV_INVALID);
     REFUSED(snapshot, N_TOKENS + 1, KV_INVALID);
     REFUSED(n_ranges, 0, KV_INVALID);
     REFUSED(n_ranges, KV_RANGES_MAX + 1, KV_INVALID);
@@ -2378,11 +2384,11 @@ static void test_query_arguments(void **state)
     REFUSED(k, 20, KV_INVALID);
     asked->queries[700] = 0;
     asked->n_held[3] = 1;
-    asked->held[0] = (struct kv_held){KV_TOKENS_MAX / KV_BLOCK_TOKENS, 0};
-    query->held = asked->held;
+    asked->held[0] = (struct kv_cached_block){KV_TOKENS_MAX / KV_BLOCK_TOKENS, 0};
+    query->cached = asked->held;
     *query = good;
-    query->held = asked->held;
-    query->n_held = asked->n_held;
+    query->cached = asked->held;
+    query->n_cached = asked->n_held;
     assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_INVALID);
     asked->n_held[3] = 2;
     asked->held[0].block = asked->held[1].block = 5;
@@ -2470,11 +2476,11 @@ static void test_query_lies(void **state)
     struct asked *asked = ask(20);
 
     (void)state;
-    asked->query.scores = true;
-    asked->query.n_heads = N_HEADS;
-    asked->held[0] = (struct kv_held){0, HELD_FINGERPRINT};
-    asked->query.n_held = asked->n_held;
-    asked->query.held = asked->held;
+    asked->query.want_weights = true;
+    asked->query.n_kv_heads = N_HEADS;
+    asked->held[0] = (struct kv_cached_block){0, HELD_FINGERPRINT};
+    asked->query.n_cached = asked->n_held;
+    asked->query.cached = asked->held;
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         enum lie lie = lies[i].lie;
         bool is_bulk = lie == LIE_BULK_SIZE || lie == LIE_BULK_ODD;
@@ -2492,7 +2498,7 @@ static void test_query_lies(void **state)
             asked->n_held[0] = lie == LIE_ROWS_MANY || lie == LIE_BULK_SIZE;
             f.node.lie = lie;
             f.node.bulk_first = first;
-            end = (4 << 20) + kv_query_room(kv_session_schema(f.session), &query);
+            end = (4 << 20) + kv_query_rows_bytes_max(kv_session_schema(f.session), &query);
             expose(begin_query(&query), &lies[i]);
             for (size_t j = end; j < end + 65536; j++)
                 assert_int_equal(f.memory[j], 0xee);
@@ -2524,12 +2530,12 @@ static void test_attend_lies(void **state)
     (void)state;
     asked->query.answer = KV_ANSWER_ATTEND;
     asked->query.n_queries = 1;
-    asked->query.n_heads = 2;
+    asked->query.n_kv_heads = 2;
     asked->n_held[0] = 3;
     for (uint32_t i = 0; i < 3; i++)
-        asked->held[i] = (struct kv_held){i, HELD_FINGERPRINT};
-    asked->query.n_held = asked->n_held;
-    asked->query.held = asked->held;
+        asked->held[i] = (struct kv_cached_block){i, HELD_FINGERPRINT};
+    asked->query.n_cached = asked->n_held;
+    asked->query.cached = asked->held;
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         asked->n_held[0] = lies[i].lie == LIE_NAME_UNASKED ? 1 : 3;
         asked->n_held[1] = lies[i].lie == LIE_NAME_UNASKED;
@@ -2592,7 +2598,7 @@ static void test_other_lies(void **state)
     const struct exposed ping = {LIE_BODY_LONG, "a body of 11 bytes"};
     struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 300};
     struct kv_rows_io io = {.buffer = f.buffer};
-    struct kv_index index = {
+    struct kv_index_options index = {
         .tokens = 300, .m = 2, .bits = 6, .iterations = 10, .seed = 3, .wait = true};
     struct kv_op *op;
 
@@ -2764,23 +2770,23 @@ static void test_query_noise(void **state)
 {
     struct asked *asked = ask(20);
     struct kv_random noise;
-    struct kv_found found;
+    struct kv_query_result found;
     unsigned n_taken = 0;
     struct kv_op *op;
 
     (void)state;
-    asked->query.scores = true;
+    asked->query.want_weights = true;
     asked->query.merge = KV_MERGE_NONE;
     kv_random_init(&noise, 5);
     f.node.noise = &noise;
     for (unsigned i = 0; i < 2000; i++) {
         asked->query.k = i % 2 ? 20 : 150;
         asked->query.answer = i % 3 ? KV_ANSWER_ROWS : KV_ANSWER_IDS;
-        size_t room = kv_query_room(kv_session_schema(f.session), &asked->query);
+        size_t room = kv_query_rows_bytes_max(kv_session_schema(f.session), &asked->query);
 
         op = begin_query(&asked->query);
         assert_true(run(op, 1000000) == KV_OK || kv_op_status(op) == KV_CORRUPT);
-        for (uint32_t head = 0; kv_op_found(op, head, &found) == KV_OK; head++) {
+        for (uint32_t head = 0; kv_op_query_result(op, head, &found) == KV_OK; head++) {
             n_taken++;
             assert_in_range(found.n_ids, asked->query.k, 190);
             for (uint32_t j = 0; j < found.n_ids; j++)
@@ -2885,7 +2891,7 @@ static void test_query_troubles(void **state)
 static void test_index(void **state)
 {
     struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 300};
-    const struct kv_index good = {
+    const struct kv_index_options good = {
         .tokens = 300,
         .chapter_blocks = 128,
         .m = 2,
@@ -2895,18 +2901,18 @@ static void test_index(void **state)
         .seed = 3,
         .wait = true,
     };
-    struct kv_index index = good;
+    struct kv_index_options index = good;
     const struct kv_wire_index *asked;
     const struct kv_wire_unit *units;
-    struct kv_indexed indexed;
-    struct kv_found found;
+    struct kv_index_result indexed;
+    struct kv_query_result found;
     struct kv_op *op;
 
     (void)state;
     put(&rows);
     forget();
     assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     assert_int_equal(indexed.rows, 0);
     assert_int_equal(run(op, 1000000), KV_OK);
     assert_int_equal(f.node.n_seen, 1);
@@ -2927,7 +2933,7 @@ static void test_index(void **state)
         assert_int_equal(units[i].kv_head, i % N_HEADS);
         assert_int_equal(units[i].n_ids, 0);
     }
-    kv_op_indexed(op, &indexed);
+    kv_op_index_result(op, &indexed);
     assert_int_equal(indexed.rows, 300 * N_LAYERS * N_HEADS);
     assert_int_equal(indexed.rows_coded, 100 * N_LAYERS * N_HEADS);
     assert_int_equal(indexed.n_found, 1);
@@ -2935,7 +2941,7 @@ static void test_index(void **state)
     assert_int_equal(indexed.n_pending, 0);
     assert_int_equal(indexed.iterations, 8);
     assert_int_equal(indexed.train_us, 1000);
-    assert_int_equal(kv_op_found(op, 0, &found), KV_INVALID);
+    assert_int_equal(kv_op_query_result(op, 0, &found), KV_INVALID);
     kv_op_free(op);
 
     index.layer_begin = 1;
@@ -2968,15 +2974,15 @@ static void test_index(void **state)
     REFUSED(layer_begin, 1);
     REFUSED(n_layers, N_LAYERS + 1);
     REFUSED(tokens, 0);
-    REFUSED(rest, 8);
-    REFUSED(rest, 128);
+    REFUSED(summaries, 8);
+    REFUSED(summaries, 128);
     REFUSED(tokens, N_TOKENS + 1);
     REFUSED(m, 0);
     REFUSED(m, KV_SUBSPACES_MAX + 1);
     REFUSED(bits, 0);
     REFUSED(bits, KV_CODE_BITS_MAX + 1);
     REFUSED(iterations, 0);
-    REFUSED(iterations, KV_ITERATIONS_MAX + 1);
+    REFUSED(iterations, KV_KMEANS_ITERATIONS_MAX + 1);
     REFUSED(chapter_blocks, KV_TOKENS_MAX / KV_BLOCK_TOKENS + 1);
 #undef REFUSED
 }

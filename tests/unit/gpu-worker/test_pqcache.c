@@ -311,7 +311,7 @@ static void the_node_counts_the_same(void **state)
         {"rows_scored_by_code", told.rows_scored_by_code},
         {"rows_scored_by_key", told.rows_scored_by_key},
         {"rows_reranked", told.rows_reranked},
-        {"rows_chosen", told.rows_chosen},
+        {"rows_selected", told.rows_chosen},
     };
     assert_int_equal(kv_table_begin(s.client, 0, "stats", 0, &op), KV_OK);
     assert_int_equal(kv_wait(op), KV_OK);

@@ -34,7 +34,7 @@ static struct bench bench;
 static struct kv_unit units[N_UNITS];
 static struct kv_unit *const unit_list[N_UNITS] = {&units[0], &units[1]};
 static float queries[N_UNITS][D];
-static struct kv_wire_held cached;
+static struct kv_wire_cached_block cached;
 static uint8_t rows[N_UNITS * K * ROW_BYTES];
 static struct kv_querier *querier;
 
@@ -64,7 +64,7 @@ static int set_up(void **state)
             queries[i][j] = (float)kv_random_below(&bench.random, 1000) / 1000;
     }
     cached.block = CACHED;
-    cached.fingerprint = kv_block_fingerprint(units[0].segments[CACHED]->crcs);
+    cached.fingerprint = kv_wire_block_fingerprint(units[0].segments[CACHED]->crcs);
     n_told = 0;
     querier = kv_querier_create();
     return querier == NULL;
@@ -136,13 +136,13 @@ static void answers_the_best_rows(void **state)
     assert_int_equal(n_told, N_UNITS);
     assert_int_equal(querier->n_ids, N_UNITS * K);
     for (uint32_t i = 0; i < N_UNITS * K; i++) {
-        const uint32_t unit = i / K, token = querier->ids[i] & ~KV_WIRE_ID_HELD;
+        const uint32_t unit = i / K, token = querier->ids[i] & ~KV_WIRE_ID_CACHED;
         const bool is_cached = unit == 0 && token / KV_BLOCK_TOKENS == CACHED;
 
         assert_true(n_better(unit, token) < K);
         assert_int_equal(told[unit][i % K], token);
         assert_true(i % K == 0 || token > told[unit][i % K - 1]);
-        assert_int_equal((querier->ids[i] & KV_WIRE_ID_HELD) != 0, is_cached);
+        assert_int_equal((querier->ids[i] & KV_WIRE_ID_CACHED) != 0, is_cached);
         if (is_cached)
             continue;
         assert_memory_equal(rows + n_rows * ROW_BYTES, kv_unit_row(&units[unit], token),

@@ -52,7 +52,7 @@ static struct kv_choice some_choice(uint32_t n)
         .n_queries = kv_random_below(&dice, 8) == 0 ? KV_QUERIES_MAX
                                                     : 1 + (uint32_t)kv_random_below(&dice, 4),
         .scale = 0.25f,
-        .k = kv_random_below(&dice, 6) == 0 ? KV_CHOSEN_MAX
+        .k = kv_random_below(&dice, 6) == 0 ? KV_SELECTED_MAX
                                             : 1 + (uint32_t)kv_random_below(&dice, n),
         .factor = 1,
     };
@@ -185,7 +185,7 @@ static void how_many(void **state)
         double worst = 0;
 
         choice.n_queries = 1 + (uint32_t)kv_random_below(&dice, 3);
-        choice.selection = round % 2 ? KV_SELECT_MASS : KV_SELECT_FROM;
+        choice.selection = round % 2 ? KV_SELECT_MASS : KV_SELECT_THRESHOLD;
         choice.share = (float)(1 + kv_random_below(&dice, 100)) / 100;
         choice.factor = 1 + (uint32_t)kv_random_below(&dice, 3);
         choice.scale = 3;
@@ -263,7 +263,7 @@ static void many(void **state)
             .merge = KV_MERGE_NONE,
             .n_queries = 2,
             .scale = 1,
-            .k = 1 + (uint32_t)kv_random_below(&dice, round % 4 ? 500 : KV_CHOSEN_MAX),
+            .k = 1 + (uint32_t)kv_random_below(&dice, round % 4 ? 500 : KV_SELECTED_MAX),
             .factor = 1};
         const uint32_t n_wanted = choice.k < n ? choice.k : n;
         uint32_t at[2] = {0};
@@ -303,7 +303,7 @@ static void slices_are_short(void **state)
     static float of[MANY], room[KV_CHOOSE_ROOM * MANY];
     const float most = 1;
     const struct kv_choice choice = {.merge = KV_MERGE_SUM,
-                                     .selection = KV_SELECT_FROM,
+                                     .selection = KV_SELECT_THRESHOLD,
                                      .n_queries = 1,
                                      .scale = 1,
                                      .share = 0.9f,

@@ -91,7 +91,7 @@ static void a_share_is_as_few_as_have_it(void **state)
     assert_false(ALLOWS(&oracle, 10));
     assert_true(ALLOWS(&oracle, 10, 12));
     oracle_free(&oracle);
-    question.selection = KV_SELECT_FROM;
+    question.selection = KV_SELECT_THRESHOLD;
     question.share = 0.25f + 0.001f;
     oracle_make(&oracle, &question, &rows);
     assert_true(ALLOWS(&oracle, 10, 12));
