@@ -31,14 +31,14 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
     buffer->client = client;
     buffer->base = base;
     buffer->bytes = bytes;
-    status = transport->row->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
+    status = transport->ops->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
     if (status != KV_OK) {
         free(buffer);
         return kvc_set_error(&client->loop, status,
                              "buffer: %zu bytes: %s: the transport refuses", bytes,
                              kv_status_name(status));
     }
-    kv_list_append(&client->buffers, &buffer->of_client);
+    kvc_list_append(&client->buffers, &buffer->of_client);
     *ret_buffer = buffer;
     return KV_OK;
 }
@@ -91,13 +91,13 @@ bool kv_buffer_busy(const struct kv_buffer *buffer)
     return buffer->n_holds > 0;
 }
 
-void kv_buffer_destroy(struct kv_buffer *buffer)
+void kvc_buffer_destroy(struct kv_buffer *buffer)
 {
     struct kv_transport *transport = buffer->client->transport;
 
     if (buffer->mapping != NULL)
-        transport->row->unmap(transport, buffer->mapping);
-    kv_list_remove(&buffer->of_client);
+        transport->ops->unmap(transport, buffer->mapping);
+    kvc_list_remove(&buffer->of_client);
     if (buffer->is_owned)
         kv_memory_release(buffer->base, padded(buffer->bytes));
     free(buffer);
@@ -110,6 +110,6 @@ kv_status_t kv_buffer_free(struct kv_buffer *buffer)
     if (buffer->n_holds > 0)
         return kvc_set_error(&buffer->client->loop, KV_BUSY,
                              "buffer: a transfer may still touch it");
-    kv_buffer_destroy(buffer);
+    kvc_buffer_destroy(buffer);
     return KV_OK;
 }

@@ -1,6 +1,6 @@
 /* buffer.h - memory that data lands in, and what holds it.
  *
- * A buffer is held by every operation that has not ended and by every trip that is not released:
+ * A buffer is held by every operation that has not ended and by every request that is not released:
  * while anything holds it, something may still touch it (quarantine).
  *
  * Threads: the client's.  Memory: kv_buffer_alloc() or kv_buffer_map() / kv_buffer_free().
@@ -18,7 +18,7 @@ struct kv_client;
 struct kv_mapping;
 
 struct kv_buffer {
-    struct kv_list of_client;
+    struct kvc_list of_client;
     struct kv_client *client;
     uint8_t *base;
     size_t bytes;
@@ -27,28 +27,28 @@ struct kv_buffer {
     uint32_t n_holds;
 };
 
-static inline void kv_buffer_hold(struct kv_buffer *buffer)
+static inline void kvc_buffer_hold(struct kv_buffer *buffer)
 {
     if (buffer != NULL)
         buffer->n_holds++;
 }
 
-static inline void kv_buffer_release(struct kv_buffer *buffer)
+static inline void kvc_buffer_release(struct kv_buffer *buffer)
 {
     if (buffer != NULL)
         buffer->n_holds--;
 }
 
 /* Whether [offset, offset + bytes) lies in a buffer of this client. */
-static inline bool kv_buffer_holds(const struct kv_client *client,
-                                   const struct kv_buffer *buffer,
-                                   size_t offset,
-                                   size_t bytes)
+static inline bool kvc_buffer_holds(const struct kv_client *client,
+                                    const struct kv_buffer *buffer,
+                                    size_t offset,
+                                    size_t bytes)
 {
     return buffer != NULL && buffer->client == client && offset <= buffer->bytes &&
            bytes <= buffer->bytes - offset;
 }
 
-void kv_buffer_destroy(struct kv_buffer *buffer);
+void kvc_buffer_destroy(struct kv_buffer *buffer);
 
 #endif

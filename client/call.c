@@ -60,10 +60,10 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
 /* Where a node has none of a session's units. */
 #define NO_UNITS UINT32_MAX
 
-static bool has_units(const struct kv_session *session, const struct kv_remote *remote)
+static bool has_units(const struct kv_session *session, const struct kvc_node *node)
 {
     for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
-        if (session->client->placement.node_of[session->slots[unit]] == remote->index)
+        if (session->client->placement.node_of[session->slots[unit]] == node->index)
             return true;
     return false;
 }
@@ -88,7 +88,7 @@ static const char *writers_fault(const Kvpb__OpenReply *reply)
 }
 
 /* What an open, a resume or a lifecycle operation says of the session.  NULL: it can be. */
-static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenReply *reply)
+static const char *opened_fault(const struct kvc_call *call, const Kvpb__OpenReply *reply)
 {
     const struct kvc_owner *owner = call->id == KV_OP_OPEN ? call->owner : NULL;
     uint32_t lease_max = UINT32_MAX, tokens_max = KV_TOKENS_MAX;
@@ -119,7 +119,7 @@ static const char *opened_fault(const struct kv_call *call, const Kvpb__OpenRepl
     return call->id == KV_OP_RESUME ? writers_fault(reply) : NULL;
 }
 
-static const char *renewed_fault(const struct kv_call *call, const Kvpb__RenewReply *reply)
+static const char *renewed_fault(const struct kvc_call *call, const Kvpb__RenewReply *reply)
 {
     uint32_t wanted_ms = call->owner != NULL ? call->owner->lease_wanted_ms : 0;
     uint32_t most_ms = wanted_ms > 0 ? wanted_ms : UINT32_MAX;
@@ -128,17 +128,17 @@ static const char *renewed_fault(const struct kv_call *call, const Kvpb__RenewRe
 }
 
 /* A node's generation never goes back. */
-static const char *looked_fault(const struct kv_call *call, const Kvpb__SessionReply *reply)
+static const char *looked_fault(const struct kvc_call *call, const Kvpb__SessionReply *reply)
 {
     const struct kv_session *session = call->session;
 
     if (session == NULL)
         return NULL;
     if (reply->tokens > session->tokens_max &&
-        (reply->tokens != NO_UNITS || has_units(session, call->remote)))
+        (reply->tokens != NO_UNITS || has_units(session, call->node)))
         return "tokens";
-    return reply->generation < session->nodes[call->remote->index].generation ? "generation"
-                                                                              : NULL;
+    return reply->generation < session->nodes[call->node->index].generation ? "generation"
+                                                                            : NULL;
 }
 
 static const char *table_fault(const Kvpb__TableReply *reply)
@@ -158,7 +158,7 @@ static const char *table_fault(const Kvpb__TableReply *reply)
 
 /* The field of a reply that cannot be what it says.  NULL: there is none.  A hello's are looked
  * at where its facts are kept. */
-static const char *reply_fault(const struct kv_call *call, const ProtobufCMessage *reply)
+static const char *reply_fault(const struct kvc_call *call, const ProtobufCMessage *reply)
 {
     switch (call->id) {
     case KV_OP_OPEN:
@@ -177,7 +177,7 @@ static const char *reply_fault(const struct kv_call *call, const ProtobufCMessag
     }
 }
 
-static void deliver(struct kv_call *call,
+static void deliver(struct kvc_call *call,
                     kv_status_t status,
                     const ProtobufCMessage *reply,
                     const char *detail)
@@ -190,7 +190,7 @@ static void deliver(struct kv_call *call,
     call->done(call, status, reply, detail != NULL ? detail : "");
     if (call->owner != NULL)
         call->owner->done(call->owner);
-    kv_list_remove(&call->of_client);
+    kvc_list_remove(&call->of_client);
     free(call);
 }
 
@@ -200,16 +200,16 @@ static void carried(void *arg,
                     size_t packed_bytes,
                     const char *detail)
 {
-    struct kv_call *call = arg;
+    struct kvc_call *call = arg;
     struct kv_client *client = call->client;
     ProtobufCMessage *reply = NULL;
     char text[TEXT_BYTES];
 
     call->is_out = false;
-    call->remote->n_calls--;
+    call->node->n_calls--;
     client->loop.must_dispatch = true;
     if (client->loop.is_closing) {
-        kv_list_remove(&call->of_client);
+        kvc_list_remove(&call->of_client);
         free(call);
         return;
     }
@@ -224,20 +224,20 @@ static void carried(void *arg,
         detail = outcome != NULL ? outcome->detail : "an answer that cannot be read";
     }
     if (status != KV_OK)
-        status = kv_peer_status(status);
-    kv_peer_text(text, sizeof(text), detail != NULL ? detail : "",
-                 detail != NULL ? strlen(detail) : 0);
+        status = kvc_peer_status(status);
+    kvc_peer_text(text, sizeof(text), detail != NULL ? detail : "",
+                  detail != NULL ? strlen(detail) : 0);
     if (status == KV_OK) {
         const char *fault = reply_fault(call, reply);
 
         if (fault != NULL)
-            status = kv_reply_refuse(text, sizeof(text), "%s: not what was asked for", fault);
+            status = kvc_reply_refuse(text, sizeof(text), "%s: not what was asked for", fault);
     }
-    if (status == KV_BUSY && client->loop.now_us + call->patience_us < call->deadline_us) {
-        call->resend_us = client->loop.now_us + call->patience_us;
-        call->patience_us *= 2;
-        if (call->patience_us > BACKOFF_MAX_US)
-            call->patience_us = BACKOFF_MAX_US;
+    if (status == KV_BUSY && client->loop.now_us + call->retry_after_us < call->deadline_us) {
+        call->resend_us = client->loop.now_us + call->retry_after_us;
+        call->retry_after_us *= 2;
+        if (call->retry_after_us > BACKOFF_MAX_US)
+            call->retry_after_us = BACKOFF_MAX_US;
         kvc_loop_set_timer(&client->loop, call->resend_us);
     } else {
         deliver(call, status, reply, text);
@@ -246,37 +246,37 @@ static void carried(void *arg,
         protobuf_c_message_free_unpacked(reply, NULL);
 }
 
-static kv_status_t send(struct kv_call *call)
+static kv_status_t send(struct kvc_call *call)
 {
     struct kv_client *client = call->client;
-    struct kv_control *control = call->remote->control;
+    struct kvc_control *control = call->node->control;
     uint64_t left = kvc_loop_left_us(&client->loop, call->deadline_us);
     kv_status_t status;
 
     if (control == NULL)
         return KV_UNREACHABLE;
-    status = control->row->call(control, call->id, call->request, call->request_bytes, left,
-                                carried, call);
+    status = control->transport->call(control, call->id, call->request, call->request_bytes,
+                                      left, carried, call);
     if (status < KV_OK)
         return status;
     call->is_out = true;
-    call->remote->n_calls++;
+    call->node->n_calls++;
     if (call->owner != NULL && !call->has_left)
         call->owner->sent_us = client->loop.now_us;
     call->has_left = true;
     return KV_OK;
 }
 
-kv_status_t kv_call_begin(struct kv_remote *remote,
-                          struct kvc_owner *owner,
-                          struct kv_session *session,
-                          enum kv_op_id id,
-                          const struct ProtobufCMessage *request,
-                          kv_call_done_fn done)
+kv_status_t kvc_call_begin(struct kvc_node *node,
+                           struct kvc_owner *owner,
+                           struct kv_session *session,
+                           enum kv_op_id id,
+                           const struct ProtobufCMessage *request,
+                           kvc_call_done_fn done)
 {
-    struct kv_client *client = remote->client;
+    struct kv_client *client = node->client;
     size_t bytes = protobuf_c_message_get_packed_size(request);
-    struct kv_call *call;
+    struct kvc_call *call;
     kv_status_t status;
 
     if (bytes > KV_WIRE_CONTROL_MAX)
@@ -285,32 +285,33 @@ kv_status_t kv_call_begin(struct kv_remote *remote,
     if (call == NULL)
         return KV_NO_MEMORY;
     call->client = client;
-    call->remote = remote;
+    call->node = node;
     call->owner = owner;
     call->session = session;
     call->done = done;
     call->id = id;
     call->deadline_us =
         owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us;
-    call->patience_us = BACKOFF_MIN_US;
+    call->retry_after_us = BACKOFF_MIN_US;
     call->request_bytes = protobuf_c_message_pack(request, call->request);
     status = send(call);
     if (status != KV_OK) {
         free(call);
         return status;
     }
-    kv_list_append(&client->calls, &call->of_client);
+    kvc_list_append(&client->calls, &call->of_client);
     if (owner != NULL)
         owner->n_calls++;
     return KV_OK;
 }
 
-void kv_calls_timers(struct kv_client *client)
+void kvc_calls_timers(struct kv_client *client)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->calls) {
-        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+    KVC_LIST_EACH(link, follow, &client->calls)
+    {
+        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
         if (call->is_out)
             continue;
@@ -324,24 +325,26 @@ void kv_calls_timers(struct kv_client *client)
     }
 }
 
-void kv_calls_lose(struct kv_remote *remote)
+void kvc_calls_lose(struct kvc_node *node)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &remote->client->calls) {
-        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+    KVC_LIST_EACH(link, follow, &node->client->calls)
+    {
+        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
-        if (call->remote == remote && !call->is_out)
+        if (call->node == node && !call->is_out)
             deliver(call, KV_UNREACHABLE, NULL, "the connection was lost");
     }
 }
 
 void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->calls) {
-        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+    KVC_LIST_EACH(link, follow, &client->calls)
+    {
+        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
         if (call->owner == owner)
             call->owner = NULL;

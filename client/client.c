@@ -29,11 +29,12 @@ enum {
     PEER_TIMEOUT_MS = 2000,
     RETRY_MS = 1000,
     OPS_MAX = 1024,
-    SPIN_US = 50,            /* in which nothing came, before a wait sleeps */
-    NAP_CALLS_US = 1000,     /* longest sleep while a carrier that wakes nobody has calls */
-    NAP_ATTACHED_US = 10000, /* the same while it only watches a node */
-    NAP_MAX_US = 1000000,
-    NAP_BLIND_US = 100, /* where the port has nothing to sleep on */
+    SPIN_US = 50, /* in which nothing came, before a wait sleeps */
+    WAIT_CALLS_US =
+        1000, /* longest sleep while a control transport that wakes nobody has calls */
+    WAIT_ATTACHED_US = 10000, /* the same while it only watches a node */
+    WAIT_MAX_US = 1000000,
+    WAIT_BLIND_US = 100, /* where the port has nothing to sleep on */
     CONTROL_EVERY_US = 1000,
     PROGRESS_MAX = 64, /* turns of the port in one poll */
 };
@@ -43,32 +44,32 @@ enum {
 static void destroy(struct kv_client *client)
 {
     if (client->port != NULL)
-        client->port->row->port_close(client->port);
+        client->port->ops->port_close(client->port);
     /* Nothing touches memory for the client any more. */
-    kv_control_message_fini(client);
-    kv_trips_fini(client);
-    while (!kv_list_empty(&client->buffers))
-        kv_buffer_destroy(KV_LIST_ENTRY(client->buffers.next, struct kv_buffer, of_client));
-    while (!kv_list_empty(&client->calls)) {
-        struct kv_list *link = client->calls.next;
+    kvc_control_message_fini(client);
+    kvc_requests_fini(client);
+    while (!kvc_list_empty(&client->buffers))
+        kvc_buffer_destroy(KVC_LIST_ENTRY(client->buffers.next, struct kv_buffer, of_client));
+    while (!kvc_list_empty(&client->calls)) {
+        struct kvc_list *link = client->calls.next;
 
-        kv_list_remove(link);
-        free(KV_LIST_ENTRY(link, struct kv_call, of_client));
+        kvc_list_remove(link);
+        free(KVC_LIST_ENTRY(link, struct kvc_call, of_client));
     }
-    while (client->free_errands != NULL) {
-        struct kv_errand *next = client->free_errands->next;
+    while (client->free_subops != NULL) {
+        struct kvc_subop *next = client->free_subops->next;
 
-        free(client->free_errands);
-        client->free_errands = next;
+        free(client->free_subops);
+        client->free_subops = next;
     }
-    for (uint32_t i = 0; client->remotes != NULL && i < client->n_remotes; i++)
-        free(client->remotes[i].address);
-    free(client->remotes);
+    for (uint32_t i = 0; client->nodes != NULL && i < client->n_nodes; i++)
+        free(client->nodes[i].address);
+    free(client->nodes);
     for (uint32_t i = 0; client->op_pool != NULL && i < kv_pool_size(client->op_pool); i++)
-        free(((struct kv_op *)kv_pool_at(client->op_pool, i))->room);
+        free(((struct kv_op *)kv_pool_at(client->op_pool, i))->capacity);
     kv_pool_destroy(client->op_pool);
     if (client->owns_transport)
-        client->transport->row->close(client->transport);
+        client->transport->ops->close(client->transport);
     free(client);
 }
 
@@ -77,7 +78,8 @@ static uint64_t micros(uint32_t ms, uint32_t fallback_ms)
     return (uint64_t)(ms > 0 ? ms : fallback_ms) * 1000;
 }
 
-kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_client **ret_client)
+kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
+                              struct kv_client **ret_client)
 {
     struct kv_client *client;
     kv_status_t status = KV_NO_MEMORY;
@@ -87,12 +89,12 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
     client = calloc(1, sizeof(*client));
     if (client == NULL)
         return KV_NO_MEMORY;
-    kv_list_init(&client->ops);
-    kv_list_init(&client->sessions);
-    kv_list_init(&client->buffers);
-    kv_list_init(&client->calls);
-    kv_list_init(&client->receipts);
-    kv_list_init(&client->control_messages);
+    kvc_list_init(&client->ops);
+    kvc_list_init(&client->sessions);
+    kvc_list_init(&client->buffers);
+    kvc_list_init(&client->calls);
+    kvc_list_init(&client->pending_receives);
+    kvc_list_init(&client->control_messages);
     kvc_loop_init(&client->loop, setup->clock);
     client->op_events = &kvc_op_events;
     client->transport = setup->transport;
@@ -111,29 +113,29 @@ kv_status_t kv_client_create(const struct kv_client_setup *setup, struct kv_clie
     kv_random_fill(&client->random, &client->attempts, sizeof(client->attempts));
     kv_placement_init(&client->placement, setup->n_nodes);
 
-    client->remotes = calloc(setup->n_nodes, sizeof(*client->remotes));
-    if (client->remotes == NULL)
+    client->nodes = calloc(setup->n_nodes, sizeof(*client->nodes));
+    if (client->nodes == NULL)
         goto err_destroy;
-    client->n_remotes = setup->n_nodes;
+    client->n_nodes = setup->n_nodes;
     for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+        struct kvc_node *node = &client->nodes[i];
 
-        remote->client = client;
-        remote->index = i;
-        remote->mode = remote->first_mode = setup->nodes[i].mode;
-        remote->may_fall_back = setup->nodes[i].may_fall_back;
-        remote->address = strdup(setup->nodes[i].address);
-        if (remote->address == NULL)
+        node->client = client;
+        node->index = i;
+        node->mode = node->first_mode = setup->nodes[i].mode;
+        node->may_fall_back = setup->nodes[i].may_fall_back;
+        node->address = strdup(setup->nodes[i].address);
+        if (node->address == NULL)
             goto err_destroy;
     }
     client->op_pool =
         kv_pool_create(setup->ops_max > 0 ? setup->ops_max : OPS_MAX, sizeof(struct kv_op));
     if (client->op_pool == NULL)
         goto err_destroy;
-    status = kv_trips_init(client);
+    status = kvc_requests_init(client);
     if (status != KV_OK)
         goto err_destroy;
-    status = client->transport->row->port_open(client->transport, &kv_client_events, client,
+    status = client->transport->ops->port_open(client->transport, &kvc_client_events, client,
                                                &client->port);
     if (status != KV_OK)
         goto err_destroy;
@@ -156,99 +158,99 @@ void kv_client_close(struct kv_client *client)
         if (op->is_lent)
             kv_op_free(op);
     }
-    while (!kv_list_empty(&client->sessions))
-        kv_session_free(KV_LIST_ENTRY(client->sessions.next, struct kv_session, of_client));
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    while (!kvc_list_empty(&client->sessions))
+        kv_session_free(KVC_LIST_ENTRY(client->sessions.next, struct kv_session, of_client));
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
 
-        if (remote->state == KV_REMOTE_CONNECTED && remote->failure == KV_OK)
-            kv_remote_goodbye(remote);
-        kv_remote_close(remote);
+        if (node->state == KVC_NODE_CONNECTED && node->failure == KV_OK)
+            kvc_node_goodbye(node);
+        kvc_node_close(node);
     }
     destroy(client);
 }
 
 /* ---- turning ----------------------------------------------------------------------------- */
 
-void kv_client_pump(struct kv_client *client)
+void kvc_client_dispatch(struct kv_client *client)
 {
     while (client->loop.must_dispatch) {
-        struct kv_list *link, *follow;
+        struct kvc_list *link, *follow;
 
         client->loop.must_dispatch = false;
         if (client->n_preparing > 0) {
-            KV_LIST_EACH(link, follow, &client->ops) {
-                struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
+            KVC_LIST_EACH(link, follow, &client->ops)
+            {
+                struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_client);
 
-                if (op->stage == KV_STAGE_PREPARING)
-                    kv_op_prepare(op);
+                if (op->stage == KVC_STAGE_PREPARING)
+                    kvc_op_prepare(op);
             }
         }
-        kv_lanes_pump(client);
+        kvc_connections_dispatch(client);
     }
 }
 
-void kv_client_step(struct kv_client *client)
+void kvc_client_step(struct kv_client *client)
 {
     kvc_loop_update_time(&client->loop);
-    kv_client_forgive(client);
+    kvc_client_forgive(client);
     for (unsigned i = 0; i < PROGRESS_MAX; i++)
         if (kv_port_progress(client->port) > 0)
             client->moved_us = client->loop.now_us;
         else
             break;
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
 
-        if (remote->control == NULL ||
-            (remote->n_calls == 0 &&
-             (!remote->has_attached ||
-              client->loop.now_us - remote->control_us < CONTROL_EVERY_US)))
+        if (node->control == NULL ||
+            (node->n_calls == 0 && (!node->has_attached ||
+                                    client->loop.now_us - node->control_us < CONTROL_EVERY_US)))
             continue;
-        remote->control_us = client->loop.now_us;
-        remote->control->row->progress(remote->control);
+        node->control_us = client->loop.now_us;
+        node->control->transport->progress(node->control);
     }
     if (client->loop.now_us >= client->loop.next_due_us)
-        kv_client_timers(client);
-    kv_client_pump(client);
+        kvc_client_timers(client);
+    kvc_client_dispatch(client);
 }
 
 unsigned kv_poll(struct kv_client *client)
 {
     unsigned n_ended;
 
-    kv_client_step(client);
-    kv_remotes_step(client);
-    kv_client_pump(client);
+    kvc_client_step(client);
+    kvc_nodes_step(client);
+    kvc_client_dispatch(client);
     n_ended = client->loop.n_ended;
     client->loop.n_ended = 0;
     return n_ended;
 }
 
-void kv_client_nap(struct kv_client *client, uint64_t until_us)
+void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
 {
     uint64_t now_us = kv_clock_now(client->loop.clock);
     uint64_t wake_us =
         until_us < client->loop.next_due_us ? until_us : client->loop.next_due_us;
-    uint64_t nap_us = wake_us > now_us ? wake_us - now_us : 0;
+    uint64_t wait_us = wake_us > now_us ? wake_us - now_us : 0;
     int fd = -1;
 
-    if (nap_us > NAP_MAX_US)
-        nap_us = NAP_MAX_US;
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        const struct kv_remote *remote = &client->remotes[i];
+    if (wait_us > WAIT_MAX_US)
+        wait_us = WAIT_MAX_US;
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        const struct kvc_node *node = &client->nodes[i];
 
-        if (remote->n_calls > 0 && nap_us > NAP_CALLS_US)
-            nap_us = NAP_CALLS_US;
-        if (remote->has_attached && nap_us > NAP_ATTACHED_US)
-            nap_us = NAP_ATTACHED_US;
+        if (node->n_calls > 0 && wait_us > WAIT_CALLS_US)
+            wait_us = WAIT_CALLS_US;
+        if (node->has_attached && wait_us > WAIT_ATTACHED_US)
+            wait_us = WAIT_ATTACHED_US;
     }
-    if (nap_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
-        client->port->row->port_arm(client->port, &fd) != KV_OK)
+    if (wait_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
+        client->port->ops->port_arm(client->port, &fd) != KV_OK)
         return;
-    if (fd < 0 && nap_us > NAP_BLIND_US)
-        nap_us = NAP_BLIND_US;
-    kv_sleep_fds(&fd, 1, nap_us);
+    if (fd < 0 && wait_us > WAIT_BLIND_US)
+        wait_us = WAIT_BLIND_US;
+    kv_sleep_fds(&fd, 1, wait_us);
     /* The nodes could have woken us. */
     client->polled_us = kv_clock_now(client->loop.clock);
 }
@@ -258,13 +260,13 @@ static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t 
     unsigned n_ended = kv_poll(client);
     uint64_t spin_us = client->loop.now_us + SPIN_US;
 
-    while (op != NULL ? op->stage != KV_STAGE_ENDED : n_ended == 0) {
+    while (op != NULL ? op->stage != KVC_STAGE_ENDED : n_ended == 0) {
         if (client->loop.now_us >= until_us)
             break;
         if (client->loop.now_us < spin_us || client->loop.now_us - client->moved_us < SPIN_US) {
             kv_relax();
         } else {
-            kv_client_nap(client, until_us);
+            kvc_client_wait_for_event(client, until_us);
             spin_us = client->polled_us + SPIN_US;
         }
         n_ended += kv_poll(client);
@@ -272,7 +274,7 @@ static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t 
     return n_ended;
 }
 
-void kv_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
+void kvc_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
 {
     (void)wait(client, op, until_us);
 }
@@ -299,30 +301,30 @@ const char *kv_client_detail(const struct kv_client *client)
 
 uint32_t kv_client_n_nodes(const struct kv_client *client)
 {
-    return client->n_remotes;
+    return client->n_nodes;
 }
 
 void kv_client_node(const struct kv_client *client,
-                    uint32_t node,
+                    uint32_t node_index,
                     struct kv_node_info *ret_info)
 {
-    const struct kv_remote *remote = &client->remotes[node < client->n_remotes ? node : 0];
+    const struct kvc_node *node = &client->nodes[node_index < client->n_nodes ? node_index : 0];
 
     *ret_info = (struct kv_node_info){
-        .address = remote->address,
-        .name = remote->name,
-        .transport = remote->transport,
-        .transports = remote->transports,
-        .state = remote->state == KV_REMOTE_CONNECTED ? KV_NODE_CONNECTED
-                 : remote->has_connected              ? KV_NODE_LOST
-                                                      : KV_NODE_UNREACHED,
-        .detail = remote->failure_text,
-        .n_threads = remote->n_lanes,
-        .memory_bytes = remote->memory_bytes,
-        .requests = remote->requests,
-        .rows_in = remote->rows_in,
-        .rows_out = remote->rows_out,
-        .reconnects = remote->reconnects,
+        .address = node->address,
+        .name = node->name,
+        .transport = node->transport,
+        .transports = node->transports,
+        .state = node->state == KVC_NODE_CONNECTED ? KV_NODE_CONNECTED
+                 : node->has_connected             ? KV_NODE_LOST
+                                                   : KV_NODE_UNREACHED,
+        .detail = node->failure_text,
+        .n_threads = node->n_connections,
+        .memory_bytes = node->memory_bytes,
+        .requests = node->requests,
+        .rows_in = node->rows_in,
+        .rows_out = node->rows_out,
+        .reconnects = node->reconnects,
     };
 }
 

@@ -1,29 +1,29 @@
 /* client.h - the inside of libkvclient.
  *
  *   kv_client   one per thread: a port, the nodes, what is under way
- *   kv_remote   a node, as the client sees it: its control carrier and a lane per data thread
+ *   kvc_node   a node, as the client sees it: its control transport and a connection per data thread
  *               (node.h)
- *   kv_lane     a data thread of a node: a channel, credits, queues of errands (connection.h)
+ *   kvc_connection     a data thread of a node: a channel, credits, queues of sub-operations (connection.h)
  *   kv_op       what the caller began (op.h)
- *   kv_errand   what an operation still has to ask of one lane: a cursor over rows or objects
+ *   kvc_subop   what an operation still has to ask of one connection: a cursor over rows or objects
  *               (connection.h)
- *   kv_trip     one message to a data thread and its answer; takes one of the lane's credits
+ *   kvc_request     one message to a data thread and its answer; takes one of the connection's credits
  *               (request.h)
- *   kv_envelope a message's memory, until the transport has let go of it (request.h)
- *   kv_call     one control operation on one node (call.h)
+ *   kvc_message a message's memory, until the transport has let go of it (request.h)
+ *   kvc_call     one control operation on one node (call.h)
  *   kv_session  a session's handle (session.h)
  *   kv_buffer   memory that data lands in (buffer.h)
  *
  * Invariants:
- *   (1) A trip that is not released holds its buffer; so does an operation that has not ended.
- *   (2) Only the latest id of a trip is answered to: what comes with another id is dropped, its
- *       data refused.  A trip is not sent again while data is landing.
+ *   (1) A request that is not released holds its buffer; so does an operation that has not ended.
+ *   (2) Only the latest id of a request is answered to: what comes with another id is dropped, its
+ *       data refused.  A request is not sent again while data is landing.
  *   (3) Nothing in here waits: all that takes time is a state, moved on by kv_poll().  Only
  *       kv_wait(), kv_finish(), kv_client_wait() and kv_client_open() sleep.
- *   (4) Callbacks of carriers and transports change states; channels and carriers are closed
- *       outside of them, by kv_remotes_step().
+ *   (4) Callbacks of control transports and transports change states; channels and control transports are closed
+ *       outside of them, by kvc_nodes_step().
  *
- * Threads: all of a client belongs to one thread.  Memory: kv_client_create/kv_client_close.
+ * Threads: all of a client belongs to one thread.  Memory: kvc_client_create/kv_client_close.
  */
 #ifndef KV_CLIENT_CLIENT_H
 #define KV_CLIENT_CLIENT_H
@@ -41,24 +41,24 @@
 struct kv_clock;
 struct kv_pool;
 
-/* Opens the carrier to a node's control thread; connects nothing yet. */
-typedef kv_status_t (*kv_control_open_fn)(struct kv_client *client,
-                                          uint32_t node,
-                                          const char *address,
-                                          struct kv_control **ret_control);
+/* Opens the control transport to a node's control thread; connects nothing yet. */
+typedef kv_status_t (*kvc_control_open_fn)(struct kv_client *client,
+                                           uint32_t node_index,
+                                           const char *address,
+                                           struct kvc_control **ret_control);
 
-struct kv_remote_setup {
+struct kvc_node_setup {
     const char *address;       /* copied */
     enum kv_channel_mode mode; /* of the data channels */
     bool may_fall_back;        /* where shared memory does not work, the network will do */
 };
 
 /* All that a client takes from outside.  Zeros mean the defaults of kvclient.h. */
-struct kv_client_setup {
-    const struct kv_remote_setup *nodes;
+struct kvc_client_setup {
+    const struct kvc_node_setup *nodes;
     uint32_t n_nodes;
     struct kv_transport *transport; /* borrowed for the client's life */
-    kv_control_open_fn open_control;
+    kvc_control_open_fn open_control;
     const struct kv_clock *clock; /* borrowed for the client's life */
     uint64_t seed;                /* of ids, tokens and placement roots; 0: from the system */
     const char *name;             /* copied */
@@ -72,17 +72,17 @@ struct kv_client_setup {
 
 /* Makes a client that has connected nothing: operations connect the nodes that they need. Never
  * blocks.  KV_INVALID, KV_NO_MEMORY, or what the transport says. */
-kv_status_t kv_client_create(const struct kv_client_setup *setup,
-                             struct kv_client **ret_client);
+kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
+                              struct kv_client **ret_client);
 
 /* What parts below operations tell these. */
 struct kvc_op_events {
     /* The connection is over, for the reason that the node has; `was_connecting`: it was not
      * made yet. */
-    void (*node_lost)(struct kv_remote *remote, bool was_connecting);
+    void (*node_lost)(struct kvc_node *node, bool was_connecting);
     /* The node cannot be brought to the session's generation.  May free the session. */
     void (*catch_up_failed)(struct kv_session *session,
-                            const struct kv_remote *remote,
+                            const struct kvc_node *node,
                             kv_status_t status,
                             const char *detail);
 };
@@ -92,7 +92,7 @@ struct kv_client {
     struct kv_transport *transport;
     bool owns_transport;
     struct kv_port *port;
-    kv_control_open_fn open_control;
+    kvc_control_open_fn open_control;
     struct kv_random random;
     char name[KV_NAME_BYTES_MAX + 1];
     uint32_t tenant;
@@ -100,27 +100,27 @@ struct kv_client {
     uint64_t deadline_us, peer_timeout_us, retry_us;
 
     struct kv_placement placement;
-    struct kv_remote *remotes;
-    uint32_t n_remotes;
-    uint32_t n_failed; /* remotes with a failure noted */
+    struct kvc_node *nodes;
+    uint32_t n_nodes;
+    uint32_t n_failed; /* nodes with a failure noted */
 
     struct kv_pool *op_pool;
-    struct kv_list ops; /* not ended */
+    struct kvc_list ops; /* not ended */
     const struct kvc_op_events *op_events;
     uint32_t n_preparing;
-    struct kv_list sessions;
-    struct kv_list buffers;
-    struct kv_list calls;
+    struct kvc_list sessions;
+    struct kvc_list buffers;
+    struct kvc_list calls;
 
-    struct kv_pool *trips;
+    struct kv_pool *requests;
     uint64_t attempts; /* counter for ids; begins at random, so that they cannot be guessed */
-    struct kv_envelope *free_small, *free_large;
+    struct kvc_message *free_small, *free_large;
     uint32_t n_large;
-    struct kv_errand *free_errands;
-    uint32_t turn_node, turn_thread; /* the lane that may send next */
-    struct kv_list receipts;
-    struct kv_list control_messages; /* that the transport may hold, or that wait */
-    struct kv_notice notices[KV_NOTICES];
+    struct kvc_subop *free_subops;
+    uint32_t turn_node, turn_thread; /* the connection that may send next */
+    struct kvc_list pending_receives;
+    struct kvc_list control_messages; /* that the transport may hold, or that wait */
+    struct kvc_cancel_message cancel_messages[KVC_CANCEL_MESSAGES];
 
     uint64_t moved_us; /* when the port last had something to do */
     uint64_t polled_us;
@@ -130,15 +130,15 @@ struct kv_client {
 };
 
 /* Moves everything on that can be; called where something was begun. */
-void kv_client_pump(struct kv_client *client);
+void kvc_client_dispatch(struct kv_client *client);
 
-/* One turn, but for ending lost connections: messages, carriers, timers. */
-void kv_client_step(struct kv_client *client);
+/* One turn, but for ending lost connections: messages, control transports, timers. */
+void kvc_client_step(struct kv_client *client);
 
 /* Sleeps until something may have come, at most until the clock shows until_us. */
-void kv_client_nap(struct kv_client *client, uint64_t until_us);
+void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us);
 
 /* Turns and sleeps until the operation has ended (NULL: any) or the clock shows until_us. */
-void kv_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us);
+void kvc_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us);
 
 #endif

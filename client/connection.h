@@ -1,11 +1,11 @@
-/* connection.h - the lanes to a node's data threads.
+/* connection.h - the connections to a node's data threads.
  *
- *   kv_lane     a data thread of a node: a channel, credits, queues of errands
- *   kv_errand   what an operation still has to ask of one lane: a cursor over rows or objects
+ *   kvc_connection     a data thread of a node: a channel, credits, queues of sub-operations
+ *   kvc_subop   what an operation still has to ask of one connection: a cursor over rows or objects
  *
- * An errand becomes trips (request.h) while its lane has credits.
+ * A sub-operation becomes requests (request.h) while its connection has credits.
  *
- * Threads: the client's.  Memory: lanes live with their connection, errands with their operation.
+ * Threads: the client's.  Memory: connections live with their connection, sub-operations with their operation.
  */
 #ifndef KV_CLIENT_CONNECTION_H
 #define KV_CLIENT_CONNECTION_H
@@ -17,58 +17,59 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kv_remote;
+struct kvc_node;
 struct kv_channel;
 struct kv_op;
 struct kv_client;
 struct kv_session;
 
 /* What a channel's events name: the first member of what the channel is for. */
-struct kv_link {
-    struct kv_remote *remote;
+struct kvc_link {
+    struct kvc_node *node;
 };
 
-struct kv_lane {
-    struct kv_link link;
+struct kvc_connection {
+    struct kvc_link link;
     struct kv_channel *channel;
     /* By priority.  Each is sure of some of the credits: operations that wait in the node for
      * another one's rows cannot keep these from coming. */
-    struct kv_list errands[KV_PRIORITY_COUNT];
+    struct kvc_list subops[KV_PRIORITY_COUNT];
     uint32_t in_flight[KV_PRIORITY_COUNT];
     uint32_t n_in_flight;
-    const struct kv_op *mark; /* the operation that made an errand for this lane last */
-    uint32_t put_next;        /* the number of the next object_put */
-    uint32_t put_settled;     /* all below it have ended */
+    const struct kv_op
+        *last_op;         /* the operation that made a sub-operation for this connection last */
+    uint32_t put_next;    /* the number of the next object_put */
+    uint32_t put_settled; /* all below it have ended */
     uint64_t puts_ended[KV_WIRE_PUTS_MAX / 64]; /* of those between */
 };
 
-/* The lane that owns a unit's slot, or an object's.  NULL: its node is not connected; an
+/* The connection that owns a unit's slot, or an object's.  NULL: its node is not connected; an
  * operation that has nothing to do there any more may go on all the same. */
-struct kv_lane *kv_lane_of_unit(struct kv_client *client, uint32_t slot);
-struct kv_lane *kv_lane_of_object(struct kv_client *client, uint32_t slot);
+struct kvc_connection *kvc_connection_of_unit(struct kv_client *client, uint32_t slot);
+struct kvc_connection *kvc_connection_of_object(struct kv_client *client, uint32_t slot);
 
 /* The same for a unit of a session. */
-struct kv_lane *
-kv_session_lane(const struct kv_session *session, uint32_t layer, uint32_t head);
+struct kvc_connection *
+kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_t head);
 
-/* Forgets every lane's mark: an operation begins to look for its lanes. */
-void kv_lanes_unmark(struct kv_client *client);
+/* Forgets every connection's mark: an operation begins to look for its connections. */
+void kvc_connections_unmark(struct kv_client *client);
 
-/* Turns errands into trips while there are credits. */
-void kv_lanes_pump(struct kv_client *client);
-void kv_lane_init(struct kv_lane *lane, struct kv_remote *remote);
+/* Turns sub-operations into requests while there are credits. */
+void kvc_connections_dispatch(struct kv_client *client);
+void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *node);
 
 /* Numbers an object_put, by which the node knows it when it is sent again (kv_wire.h).  false:
  * too many are under way behind one that has not ended. */
-bool kv_lane_put_begin(struct kv_lane *lane, uint32_t *ret_number);
-void kv_lane_put_end(struct kv_lane *lane, uint32_t number);
+bool kvc_connection_put_begin(struct kvc_connection *connection, uint32_t *ret_number);
+void kvc_connection_put_end(struct kvc_connection *connection, uint32_t number);
 
-struct kv_errand {
-    struct kv_errand *next; /* free */
-    struct kv_list of_lane;
-    struct kv_list of_op;
+struct kvc_subop {
+    struct kvc_subop *next; /* free */
+    struct kvc_list of_connection;
+    struct kvc_list of_op;
     struct kv_op *op;
-    struct kv_lane *lane;
+    struct kvc_connection *connection;
     /* Where it is; what the fields mean is its operation's. */
     uint32_t layer;
     uint32_t head;
@@ -78,7 +79,7 @@ struct kv_errand {
 };
 
 /* NULL: out of memory. */
-struct kv_errand *kv_errand_add(struct kv_op *op, struct kv_lane *lane);
-void kv_errand_free(struct kv_errand *errand);
+struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection);
+void kvc_subop_free(struct kvc_subop *subop);
 
 #endif

@@ -8,7 +8,7 @@
  * pings must be answered all the same, or each side would take the other for dead.  It runs
  * none of our callbacks.
  *
- * An exchange is one batch with one tag, the attach call too: its batch ends when the call
+ * A call is one batch with one tag, the attach call too: its batch ends when the call
  * ends, which is all there is to know of it. */
 #include "client/control.h"
 
@@ -40,12 +40,12 @@ enum {
     PARTING_TURN_US = 200,
 };
 
-struct exchange {
-    struct exchange *next, **link; /* in control->live */
-    struct exchange *next_finished;
+struct grpc_call {
+    struct grpc_call *next, **link; /* in control->live */
+    struct grpc_call *next_finished;
     grpc_call *call;
-    kv_control_done_fn done; /* NULL: the exchange is an attach */
-    kv_control_lost_fn lost;
+    kvc_control_done_fn done; /* NULL: the call is an attach */
+    kvc_control_lost_fn lost;
     void *arg;
 
     /* Filled by gRPC before the batch's tag comes back. */
@@ -58,7 +58,7 @@ struct exchange {
 };
 
 struct grpc_control {
-    struct kv_control base;
+    struct kvc_control base;
     grpc_channel *channel;
     grpc_completion_queue *queue;
     struct kv_thread *thread;
@@ -66,17 +66,17 @@ struct grpc_control {
     /* client's thread */
     uint8_t client[KV_METHOD_CLIENT_BYTES]; /* for KV_METHOD_CLIENT */
     bool has_client;                        /* hello has succeeded */
-    struct exchange *live;
+    struct grpc_call *live;
     bool in_progress;
     bool closing;
 
     /* both threads */
     struct kv_lock *lock; /* of the list */
-    struct exchange *finished_first, **finished_last;
+    struct grpc_call *finished_first, **finished_last;
     _Atomic uint32_t n_finished;
 };
 
-static const struct kv_control_row grpc_row;
+static const struct kvc_control_transport grpc_row;
 
 static void serve_queue(void *arg)
 {
@@ -85,53 +85,53 @@ static void serve_queue(void *arg)
     for (;;) {
         grpc_event event = grpc_completion_queue_next(
             control->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-        struct exchange *exchange = event.tag;
+        struct grpc_call *grpc_call = event.tag;
 
         if (event.type == GRPC_QUEUE_SHUTDOWN)
             return;
         kv_lock_take(control->lock);
-        exchange->next_finished = NULL;
-        *control->finished_last = exchange;
-        control->finished_last = &exchange->next_finished;
+        grpc_call->next_finished = NULL;
+        *control->finished_last = grpc_call;
+        control->finished_last = &grpc_call->next_finished;
         kv_lock_release(control->lock);
         atomic_fetch_add(&control->n_finished, 1);
     }
 }
 
-static struct exchange *take_finished(struct grpc_control *control)
+static struct grpc_call *take_finished(struct grpc_control *control)
 {
-    struct exchange *exchange;
+    struct grpc_call *grpc_call;
 
     if (atomic_load(&control->n_finished) == 0)
         return NULL;
     atomic_fetch_sub(&control->n_finished, 1);
     kv_lock_take(control->lock);
-    exchange = control->finished_first;
-    control->finished_first = exchange->next_finished;
+    grpc_call = control->finished_first;
+    control->finished_first = grpc_call->next_finished;
     if (control->finished_first == NULL)
         control->finished_last = &control->finished_first;
     kv_lock_release(control->lock);
-    return exchange;
+    return grpc_call;
 }
 
-static void exchange_free(struct exchange *exchange)
+static void grpc_call_free(struct grpc_call *grpc_call)
 {
-    if (exchange->link != NULL) {
-        *exchange->link = exchange->next;
-        if (exchange->next != NULL)
-            exchange->next->link = exchange->link;
+    if (grpc_call->link != NULL) {
+        *grpc_call->link = grpc_call->next;
+        if (grpc_call->next != NULL)
+            grpc_call->next->link = grpc_call->link;
     }
-    if (exchange->request != NULL)
-        grpc_byte_buffer_destroy(exchange->request);
-    if (exchange->reply != NULL)
-        grpc_byte_buffer_destroy(exchange->reply);
-    grpc_metadata_array_destroy(&exchange->initial);
-    grpc_metadata_array_destroy(&exchange->trailing);
-    grpc_slice_unref(exchange->text);
-    grpc_slice_unref(exchange->client.value);
-    if (exchange->call != NULL)
-        grpc_call_unref(exchange->call);
-    free(exchange);
+    if (grpc_call->request != NULL)
+        grpc_byte_buffer_destroy(grpc_call->request);
+    if (grpc_call->reply != NULL)
+        grpc_byte_buffer_destroy(grpc_call->reply);
+    grpc_metadata_array_destroy(&grpc_call->initial);
+    grpc_metadata_array_destroy(&grpc_call->trailing);
+    grpc_slice_unref(grpc_call->text);
+    grpc_slice_unref(grpc_call->client.value);
+    if (grpc_call->call != NULL)
+        grpc_call_unref(grpc_call->call);
+    free(grpc_call);
 }
 
 static kv_status_t status_of(grpc_status_code code)
@@ -159,127 +159,127 @@ static const char *plain(const char *text)
 }
 
 /* Tells the caller how a call ended. */
-static void call_done(struct grpc_control *control, struct exchange *exchange)
+static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
 {
     char detail[DETAIL_BYTES];
-    kv_status_t status = status_of(exchange->code);
+    kv_status_t status = status_of(grpc_call->code);
     grpc_byte_buffer_reader reader;
     grpc_slice reply;
 
     if (control->closing) {
-        exchange->done(exchange->arg, KV_UNREACHABLE, NULL, 0, "the connection was closed");
+        grpc_call->done(grpc_call->arg, KV_UNREACHABLE, NULL, 0, "the connection was closed");
         return;
     }
     if (status != KV_OK) {
-        int text_bytes = (int)GRPC_SLICE_LENGTH(exchange->text);
+        int text_bytes = (int)GRPC_SLICE_LENGTH(grpc_call->text);
 
         snprintf(detail, sizeof(detail), "%.*s", text_bytes,
-                 (const char *)GRPC_SLICE_START_PTR(exchange->text));
-        exchange->done(exchange->arg, status, NULL, 0, plain(detail));
+                 (const char *)GRPC_SLICE_START_PTR(grpc_call->text));
+        grpc_call->done(grpc_call->arg, status, NULL, 0, plain(detail));
         return;
     }
-    if (exchange->reply == NULL ||
-        exchange->reply->data.raw.compression != GRPC_COMPRESS_NONE ||
-        !grpc_byte_buffer_reader_init(&reader, exchange->reply)) {
-        exchange->done(exchange->arg, KV_CORRUPT, NULL, 0, "an answer without a message");
+    if (grpc_call->reply == NULL ||
+        grpc_call->reply->data.raw.compression != GRPC_COMPRESS_NONE ||
+        !grpc_byte_buffer_reader_init(&reader, grpc_call->reply)) {
+        grpc_call->done(grpc_call->arg, KV_CORRUPT, NULL, 0, "an answer without a message");
         return;
     }
     reply = grpc_byte_buffer_reader_readall(&reader);
     grpc_byte_buffer_reader_destroy(&reader);
-    exchange->done(exchange->arg, KV_OK, GRPC_SLICE_START_PTR(reply), GRPC_SLICE_LENGTH(reply),
-                   "");
+    grpc_call->done(grpc_call->arg, KV_OK, GRPC_SLICE_START_PTR(reply),
+                    GRPC_SLICE_LENGTH(reply), "");
     grpc_slice_unref(reply);
 }
 
-/* Runs the callback of an exchange that has ended and frees it; returns how many ran. */
-static unsigned deliver(struct grpc_control *control, struct exchange *exchange)
+/* Runs the callback of a call that has ended and frees it; returns how many ran. */
+static unsigned deliver(struct grpc_control *control, struct grpc_call *grpc_call)
 {
     unsigned n_callbacks = 0;
 
-    if (exchange->done != NULL) {
-        call_done(control, exchange);
+    if (grpc_call->done != NULL) {
+        call_done(control, grpc_call);
         n_callbacks = 1;
     } else if (!control->closing) {
-        exchange->lost(exchange->arg);
+        grpc_call->lost(grpc_call->arg);
         n_callbacks = 1;
     }
-    exchange_free(exchange);
+    grpc_call_free(grpc_call);
     return n_callbacks;
 }
 
-/* Starts an exchange with its request packed.  `done` NULL: an attach, which gets no message.
+/* Starts a call with its request packed.  `done` NULL: an attach, which gets no message.
  */
 static kv_status_t begin(struct grpc_control *control,
                          const char *method,
                          const uint8_t *request,
                          size_t request_bytes,
                          gpr_timespec deadline,
-                         kv_control_done_fn done,
-                         kv_control_lost_fn lost,
+                         kvc_control_done_fn done,
+                         kvc_control_lost_fn lost,
                          void *arg)
 {
     char path[64];
     grpc_op ops[6] = {0};
     size_t n_ops = 0;
     grpc_slice slice;
-    struct exchange *exchange = calloc(1, sizeof(*exchange));
+    struct grpc_call *grpc_call = calloc(1, sizeof(*grpc_call));
 
-    if (exchange == NULL)
+    if (grpc_call == NULL)
         return KV_NO_MEMORY;
-    grpc_metadata_array_init(&exchange->initial);
-    grpc_metadata_array_init(&exchange->trailing);
-    exchange->text = grpc_empty_slice();
-    exchange->client.key = grpc_slice_from_static_string(KV_METHOD_CLIENT);
-    exchange->client.value =
+    grpc_metadata_array_init(&grpc_call->initial);
+    grpc_metadata_array_init(&grpc_call->trailing);
+    grpc_call->text = grpc_empty_slice();
+    grpc_call->client.key = grpc_slice_from_static_string(KV_METHOD_CLIENT);
+    grpc_call->client.value =
         grpc_slice_from_copied_buffer((const char *)control->client, sizeof(control->client));
-    exchange->done = done;
-    exchange->lost = lost;
-    exchange->arg = arg;
+    grpc_call->done = done;
+    grpc_call->lost = lost;
+    grpc_call->arg = arg;
     slice = grpc_slice_from_copied_buffer((const char *)request, request_bytes);
-    exchange->request = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_call->request = grpc_raw_byte_buffer_create(&slice, 1);
     grpc_slice_unref(slice);
 
     snprintf(path, sizeof(path), "%s%s", KV_METHOD_PREFIX, method);
     slice = grpc_slice_from_copied_string(path);
-    exchange->call = grpc_channel_create_call(control->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
-                                              control->queue, slice, NULL, deadline, NULL);
+    grpc_call->call = grpc_channel_create_call(control->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                               control->queue, slice, NULL, deadline, NULL);
     grpc_slice_unref(slice);
 
     ops[n_ops].op = GRPC_OP_SEND_INITIAL_METADATA;
     ops[n_ops].data.send_initial_metadata.count = control->has_client;
-    ops[n_ops++].data.send_initial_metadata.metadata = &exchange->client;
+    ops[n_ops++].data.send_initial_metadata.metadata = &grpc_call->client;
     ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
-    ops[n_ops++].data.send_message.send_message = exchange->request;
+    ops[n_ops++].data.send_message.send_message = grpc_call->request;
     ops[n_ops++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
     ops[n_ops].op = GRPC_OP_RECV_INITIAL_METADATA;
-    ops[n_ops++].data.recv_initial_metadata.recv_initial_metadata = &exchange->initial;
+    ops[n_ops++].data.recv_initial_metadata.recv_initial_metadata = &grpc_call->initial;
     if (done != NULL) {
         ops[n_ops].op = GRPC_OP_RECV_MESSAGE;
-        ops[n_ops++].data.recv_message.recv_message = &exchange->reply;
+        ops[n_ops++].data.recv_message.recv_message = &grpc_call->reply;
     }
     ops[n_ops].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
-    ops[n_ops].data.recv_status_on_client.trailing_metadata = &exchange->trailing;
-    ops[n_ops].data.recv_status_on_client.status = &exchange->code;
-    ops[n_ops++].data.recv_status_on_client.status_details = &exchange->text;
-    if (grpc_call_start_batch(exchange->call, ops, n_ops, exchange, NULL) != GRPC_CALL_OK) {
-        exchange_free(exchange);
+    ops[n_ops].data.recv_status_on_client.trailing_metadata = &grpc_call->trailing;
+    ops[n_ops].data.recv_status_on_client.status = &grpc_call->code;
+    ops[n_ops++].data.recv_status_on_client.status_details = &grpc_call->text;
+    if (grpc_call_start_batch(grpc_call->call, ops, n_ops, grpc_call, NULL) != GRPC_CALL_OK) {
+        grpc_call_free(grpc_call);
         return KV_IO;
     }
 
-    exchange->next = control->live;
-    if (exchange->next != NULL)
-        exchange->next->link = &exchange->next;
-    exchange->link = &control->live;
-    control->live = exchange;
+    grpc_call->next = control->live;
+    if (grpc_call->next != NULL)
+        grpc_call->next->link = &grpc_call->next;
+    grpc_call->link = &control->live;
+    control->live = grpc_call;
     return KV_OK;
 }
 
-static kv_status_t grpc_row_call(struct kv_control *base,
+static kv_status_t grpc_row_call(struct kvc_control *base,
                                  enum kv_op_id op,
                                  const uint8_t *request,
                                  size_t request_bytes,
                                  uint64_t deadline_us,
-                                 kv_control_done_fn done,
+                                 kvc_control_done_fn done,
                                  void *arg)
 {
     struct grpc_control *control = (struct grpc_control *)base;
@@ -298,10 +298,10 @@ static kv_status_t grpc_row_call(struct kv_control *base,
     return begin(control, method, request, request_bytes, deadline, done, NULL, arg);
 }
 
-static kv_status_t grpc_row_attach(struct kv_control *base,
+static kv_status_t grpc_row_attach(struct kvc_control *base,
                                    uint32_t client_index,
                                    const struct kv_id128 *client_token,
-                                   kv_control_lost_fn lost,
+                                   kvc_control_lost_fn lost,
                                    void *arg)
 {
     struct grpc_control *control = (struct grpc_control *)base;
@@ -343,16 +343,16 @@ static void control_free(struct grpc_control *control)
     free(control);
 }
 
-static unsigned grpc_row_progress(struct kv_control *base)
+static unsigned grpc_row_progress(struct kvc_control *base)
 {
     struct grpc_control *control = (struct grpc_control *)base;
-    struct exchange *exchange;
+    struct grpc_call *grpc_call;
     unsigned n_callbacks = 0;
 
     /* A callback may call(), which can only end later, and may close(). */
     control->in_progress = true;
-    while (!control->closing && (exchange = take_finished(control)) != NULL)
-        n_callbacks += deliver(control, exchange);
+    while (!control->closing && (grpc_call = take_finished(control)) != NULL)
+        n_callbacks += deliver(control, grpc_call);
     control->in_progress = false;
     if (control->closing)
         control_free(control);
@@ -361,12 +361,13 @@ static unsigned grpc_row_progress(struct kv_control *base)
 
 /* Lets calls that were just begun, a goodbye above all, reach the node: gRPC would drop one
  * that is cancelled before it has left. */
-static void let_calls_end(struct grpc_control *control)
+static void drain_calls(struct grpc_control *control)
 {
     uint32_t n_calls = 0;
 
-    for (struct exchange *exchange = control->live; exchange != NULL; exchange = exchange->next)
-        n_calls += exchange->done != NULL;
+    for (struct grpc_call *grpc_call = control->live; grpc_call != NULL;
+         grpc_call = grpc_call->next)
+        n_calls += grpc_call->done != NULL;
     for (unsigned i = 0; i < PARTING_US / PARTING_TURN_US; i++) {
         if (atomic_load(&control->n_finished) >= n_calls)
             return;
@@ -374,25 +375,25 @@ static void let_calls_end(struct grpc_control *control)
     }
 }
 
-static void grpc_row_close(struct kv_control *base)
+static void grpc_row_close(struct kvc_control *base)
 {
     struct grpc_control *control = (struct grpc_control *)base;
-    struct exchange *exchange;
+    struct grpc_call *grpc_call;
 
     control->closing = true;
-    let_calls_end(control);
-    for (exchange = control->live; exchange != NULL; exchange = exchange->next)
-        grpc_call_cancel(exchange->call, NULL);
+    drain_calls(control);
+    for (grpc_call = control->live; grpc_call != NULL; grpc_call = grpc_call->next)
+        grpc_call_cancel(grpc_call->call, NULL);
     /* Every tag comes back first, soon: the calls are cancelled. */
     grpc_completion_queue_shutdown(control->queue);
     kv_thread_join(control->thread);
-    while ((exchange = take_finished(control)) != NULL)
-        deliver(control, exchange);
+    while ((grpc_call = take_finished(control)) != NULL)
+        deliver(control, grpc_call);
     if (!control->in_progress)
         control_free(control);
 }
 
-static const struct kv_control_row grpc_row = {
+static const struct kvc_control_transport grpc_row = {
     .name = "grpc",
     .call = grpc_row_call,
     .attach = grpc_row_attach,
@@ -483,7 +484,7 @@ static grpc_channel *channel_open(const char *target)
     return channel;
 }
 
-kv_status_t kv_control_grpc_open(const char *address, struct kv_control **ret_control)
+kv_status_t kvc_control_grpc_open(const char *address, struct kvc_control **ret_control)
 {
     char target[HOST_BYTES + 32];
     kv_status_t status = KV_NO_MEMORY;
@@ -495,7 +496,7 @@ kv_status_t kv_control_grpc_open(const char *address, struct kv_control **ret_co
     if (control == NULL)
         return KV_NO_MEMORY;
     grpc_init();
-    control->base.row = &grpc_row;
+    control->base.transport = &grpc_row;
     control->finished_last = &control->finished_first;
     control->lock = kv_lock_create();
     control->queue = grpc_completion_queue_create_for_next(NULL);

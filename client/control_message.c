@@ -16,34 +16,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ids: KV_CONTROL_ID_BIT, a number per call, the node, a number per attempt. */
+/* Ids: KVC_CONTROL_ID_BIT, a number per call, the node, a number per attempt. */
 enum {
-    ID_REMOTE_SHIFT = 16,
+    ID_NODE_SHIFT = 16,
     ID_CALL_SHIFT = 24,
     ID_ATTEMPT_MASK = 0xffff,
-    PATIENCE_DOUBLINGS = 8,
+    RETRY_DOUBLINGS = 8,
     SOON_US = 1000, /* until a try when the transport was full */
 };
 
 struct message_control {
-    struct kv_control base;
-    struct kv_link link; /* of the channel */
+    struct kvc_control base;
+    struct kvc_link link; /* of the channel */
     struct kv_client *client;
-    struct kv_remote *remote;
+    struct kvc_node *node;
     struct kv_channel *channel;
-    struct kv_list calls; /* not yet ended */
+    struct kvc_list calls; /* not yet ended */
 };
 
 /* Lives until it has ended and the transport has let go of it. */
 struct message_call {
-    struct kv_list of_control;
-    struct kv_list of_client;
+    struct kvc_list of_control;
+    struct kvc_list of_client;
     struct message_control *control; /* NULL: ended */
     enum kv_op_id op;
-    kv_control_done_fn done;
+    kvc_control_done_fn done;
     void *arg;
     uint64_t id; /* of the last attempt */
-    uint64_t deadline_us, resend_us, patience_us;
+    uint64_t deadline_us, resend_us, retry_after_us;
     kv_status_t outcome; /* KV_IN_PROGRESS: no answer yet */
     uint8_t *reply;
     size_t reply_bytes;
@@ -55,8 +55,8 @@ struct message_call {
 
 static void call_free(struct message_call *call)
 {
-    kv_list_remove(&call->of_control);
-    kv_list_remove(&call->of_client);
+    kvc_list_remove(&call->of_control);
+    kvc_list_remove(&call->of_client);
     free(call->reply);
     free(call);
 }
@@ -75,15 +75,15 @@ static kv_status_t send(struct message_call *call)
 {
     struct message_control *control = call->control;
     struct kv_client *client = control->client;
-    const struct kv_remote *remote = control->remote;
+    const struct kvc_node *node = control->node;
     uint64_t left = kvc_loop_left_us(&client->loop, call->deadline_us);
     kv_status_t status;
 
-    call->resend_us = client->loop.now_us + call->patience_us;
+    call->resend_us = client->loop.now_us + call->retry_after_us;
     if (call->busy)
         return KV_OK;
-    if (call->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
-        call->patience_us *= 2;
+    if (call->retry_after_us < client->retry_us * RETRY_DOUBLINGS)
+        call->retry_after_us *= 2;
     call->id = (call->id & ~(uint64_t)ID_ATTEMPT_MASK) | ((call->id + 1) & ID_ATTEMPT_MASK);
     call->header = (struct kv_wire_header){
         .kind = KV_WIRE_REQUEST,
@@ -93,12 +93,12 @@ static kv_status_t send(struct message_call *call)
         .epoch = client->placement.epoch,
         .deadline_us = left < UINT32_MAX ? (uint32_t)left : UINT32_MAX,
     };
-    if (remote->state == KV_REMOTE_CONNECTED) {
-        call->header.client_index = remote->client_index;
-        call->header.client_token = remote->client_token;
+    if (node->state == KVC_NODE_CONNECTED) {
+        call->header.client_index = node->client_index;
+        call->header.client_token = node->client_token;
     }
     if (call->op == KV_OP_HELLO)
-        call->header.client_token = remote->client_id;
+        call->header.client_token = node->client_id;
     kv_message_seal(&call->header, call->body, call->body_bytes);
     call->busy = true;
     status = kv_channel_send(control->channel, &call->header, sizeof(call->header), call->body,
@@ -112,12 +112,12 @@ static kv_status_t send(struct message_call *call)
     return status < KV_OK ? status : KV_OK;
 }
 
-static kv_status_t message_row_call(struct kv_control *base,
+static kv_status_t message_row_call(struct kvc_control *base,
                                     enum kv_op_id op,
                                     const uint8_t *request,
                                     size_t request_bytes,
                                     uint64_t deadline_us,
-                                    kv_control_done_fn done,
+                                    kvc_control_done_fn done,
                                     void *arg)
 {
     struct message_control *control = (struct message_control *)base;
@@ -134,16 +134,16 @@ static kv_status_t message_row_call(struct kv_control *base,
     call->op = op;
     call->done = done;
     call->arg = arg;
-    call->id = KV_CONTROL_ID_BIT |
-               ((++client->attempts << ID_CALL_SHIFT) & ~KV_CONTROL_ID_BIT) |
-               (uint64_t)control->remote->index << ID_REMOTE_SHIFT;
+    call->id = KVC_CONTROL_ID_BIT |
+               ((++client->attempts << ID_CALL_SHIFT) & ~KVC_CONTROL_ID_BIT) |
+               (uint64_t)control->node->index << ID_NODE_SHIFT;
     call->deadline_us = client->loop.now_us + deadline_us;
-    call->patience_us = client->retry_us;
+    call->retry_after_us = client->retry_us;
     call->outcome = KV_IN_PROGRESS;
     call->body_bytes = request_bytes;
     memcpy(call->body, request, request_bytes);
-    kv_list_append(&control->calls, &call->of_control);
-    kv_list_append(&client->control_messages, &call->of_client);
+    kvc_list_append(&control->calls, &call->of_control);
+    kvc_list_append(&client->control_messages, &call->of_client);
     status = send(call);
     if (status != KV_OK)
         call_free(call);
@@ -153,29 +153,30 @@ static kv_status_t message_row_call(struct kv_control *base,
 /* Ends a call; its memory stays while the transport holds it. */
 static void finish(struct message_call *call, kv_status_t status, const char *detail)
 {
-    kv_control_done_fn done = call->done;
+    kvc_control_done_fn done = call->done;
     uint8_t *reply = call->reply;
     size_t reply_bytes = call->reply_bytes;
     void *arg = call->arg;
 
     call->reply = NULL;
     call->control = NULL;
-    kv_list_remove(&call->of_control);
+    kvc_list_remove(&call->of_control);
     if (!call->busy)
         call_free(call);
     done(arg, status, reply, reply_bytes, detail);
     free(reply);
 }
 
-static unsigned message_row_progress(struct kv_control *base)
+static unsigned message_row_progress(struct kvc_control *base)
 {
     struct message_control *control = (struct message_control *)base;
     struct kv_client *client = control->client;
     unsigned n_callbacks = 0;
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &control->calls) {
-        struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
+    KVC_LIST_EACH(link, follow, &control->calls)
+    {
+        struct message_call *call = KVC_LIST_ENTRY(link, struct message_call, of_control);
 
         if (call->outcome == KV_IN_PROGRESS) {
             if (call->deadline_us <= client->loop.now_us) {
@@ -195,18 +196,18 @@ static unsigned message_row_progress(struct kv_control *base)
     return n_callbacks;
 }
 
-static void message_row_close(struct kv_control *base)
+static void message_row_close(struct kvc_control *base)
 {
     struct message_control *control = (struct message_control *)base;
 
-    while (!kv_list_empty(&control->calls))
-        finish(KV_LIST_ENTRY(control->calls.next, struct message_call, of_control),
+    while (!kvc_list_empty(&control->calls))
+        finish(KVC_LIST_ENTRY(control->calls.next, struct message_call, of_control),
                KV_UNREACHABLE, "the connection was closed");
-    control->channel->row->channel_close(control->channel);
+    control->channel->ops->channel_close(control->channel);
     free(control);
 }
 
-const struct kv_control_row kv_control_message_row = {
+const struct kvc_control_transport kvc_control_transport_messages = {
     .name = "message",
     .call = message_row_call,
     .progress = message_row_progress,
@@ -217,10 +218,10 @@ const struct kv_control_row kv_control_message_row = {
 static struct message_call *find(const struct message_control *control,
                                  const struct kv_wire_header *header)
 {
-    struct kv_list *link;
+    struct kvc_list *link;
 
     for (link = control->calls.next; link != &control->calls; link = link->next) {
-        struct message_call *call = KV_LIST_ENTRY(link, struct message_call, of_control);
+        struct message_call *call = KVC_LIST_ENTRY(link, struct message_call, of_control);
 
         if ((call->id | ID_ATTEMPT_MASK) != (header->request_id | ID_ATTEMPT_MASK))
             continue;
@@ -235,15 +236,15 @@ static struct message_call *find(const struct message_control *control,
     return NULL;
 }
 
-bool kv_control_message_awaits(const struct kv_control *base,
-                               const struct kv_wire_header *header)
+bool kvc_control_message_awaits(const struct kvc_control *base,
+                                const struct kv_wire_header *header)
 {
     return find((const struct message_control *)base, header) != NULL;
 }
 
-void kv_control_message_reply(struct kv_control *base,
-                              const struct kv_wire_header *header,
-                              const uint8_t *body)
+void kvc_control_message_reply(struct kvc_control *base,
+                               const struct kv_wire_header *header,
+                               const uint8_t *body)
 {
     struct message_call *call = find((struct message_control *)base, header);
 
@@ -262,10 +263,11 @@ void kv_control_message_reply(struct kv_control *base,
     call->outcome = KV_OK;
 }
 
-void kv_control_message_fini(struct kv_client *client)
+void kvc_control_message_fini(struct kv_client *client)
 {
-    while (!kv_list_empty(&client->control_messages))
-        call_free(KV_LIST_ENTRY(client->control_messages.next, struct message_call, of_client));
+    while (!kvc_list_empty(&client->control_messages))
+        call_free(
+            KVC_LIST_ENTRY(client->control_messages.next, struct message_call, of_client));
 }
 
 static int digit_of(char c)
@@ -279,10 +281,10 @@ static int digit_of(char c)
     return -1;
 }
 
-kv_status_t kv_control_message_open(struct kv_client *client,
-                                    uint32_t node,
-                                    const char *address,
-                                    struct kv_control **ret_control)
+kv_status_t kvc_control_message_open(struct kv_client *client,
+                                     uint32_t node_index,
+                                     const char *address,
+                                     struct kvc_control **ret_control)
 {
     static const char scheme[] = "loopback:";
     uint8_t bytes[KV_WIRE_ADDRESS_MAX];
@@ -304,12 +306,12 @@ kv_status_t kv_control_message_open(struct kv_client *client,
     control = calloc(1, sizeof(*control));
     if (control == NULL)
         return KV_NO_MEMORY;
-    control->base.row = &kv_control_message_row;
+    control->base.transport = &kvc_control_transport_messages;
     control->client = client;
-    control->remote = &client->remotes[node];
-    control->link.remote = control->remote;
-    kv_list_init(&control->calls);
-    status = client->port->row->connect(client->port, bytes, n_bytes, KV_CHANNEL_NETWORK,
+    control->node = &client->nodes[node_index];
+    control->link.node = control->node;
+    kvc_list_init(&control->calls);
+    status = client->port->ops->connect(client->port, bytes, n_bytes, KV_CHANNEL_NETWORK,
                                         &control->link, &control->channel);
     if (status != KV_OK) {
         free(control);

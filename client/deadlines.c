@@ -16,74 +16,76 @@ static void expire_shares(struct kv_op *op)
 {
     struct kv_client *client = op->client;
 
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
 
-        if (kv_op_needs(op, i))
-            kv_op_lose(op, remote, KV_DEADLINE, "connecting");
-        else if (kv_op_uses(op, remote))
-            kv_op_lose(op, remote, KV_DEADLINE, "");
+        if (kvc_op_requires(op, i))
+            kvc_op_lose(op, node, KV_DEADLINE, "connecting");
+        else if (kvc_op_uses(op, node))
+            kvc_op_lose(op, node, KV_DEADLINE, "");
     }
-    if (op->stage == KV_STAGE_PREPARING)
-        kv_op_prepare(op);
+    if (op->stage == KVC_STAGE_PREPARING)
+        kvc_op_prepare(op);
 }
 
-void kv_op_expire(struct kv_op *op)
+void kvc_op_expire(struct kv_op *op)
 {
     struct kv_client *client = op->client;
-    const struct kv_remote *remote = NULL;
-    const struct kv_trip *trip = NULL;
+    const struct kvc_node *node = NULL;
+    const struct kvc_request *request = NULL;
     const char *why = "";
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    if (op->kind->lost != NULL) {
+    if (op->type->lost != NULL) {
         expire_shares(op);
         return;
     }
-    if (op->stage == KV_STAGE_QUEUED) {
+    if (op->stage == KVC_STAGE_QUEUED) {
         why = "waiting for an operation of the session";
-    } else if (op->stage == KV_STAGE_PREPARING) {
-        for (uint32_t i = client->n_remotes; i-- > 0;)
-            if (kv_op_needs(op, i) && client->remotes[i].state != KV_REMOTE_CONNECTED)
-                remote = &client->remotes[i];
-        why = remote != NULL ? "connecting" : "waiting for a node to catch up";
-    } else if (!kv_list_empty(&op->owner.trips)) {
-        trip = KV_LIST_ENTRY(op->owner.trips.next, struct kv_trip, of_owner);
-        remote = trip->remote;
-    } else if (!kv_list_empty(&op->errands)) {
-        remote = KV_LIST_ENTRY(op->errands.next, struct kv_errand, of_op)->lane->link.remote;
+    } else if (op->stage == KVC_STAGE_PREPARING) {
+        for (uint32_t i = client->n_nodes; i-- > 0;)
+            if (kvc_op_requires(op, i) && client->nodes[i].state != KVC_NODE_CONNECTED)
+                node = &client->nodes[i];
+        why = node != NULL ? "connecting" : "waiting for a node to catch up";
+    } else if (!kvc_list_empty(&op->owner.requests)) {
+        request = KVC_LIST_ENTRY(op->owner.requests.next, struct kvc_request, of_owner);
+        node = request->node;
+    } else if (!kvc_list_empty(&op->subops)) {
+        node = KVC_LIST_ENTRY(op->subops.next, struct kvc_subop, of_op)->connection->link.node;
         why = "waiting for credits";
     } else {
-        KV_LIST_EACH(link, follow, &client->calls) {
-            struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+        KVC_LIST_EACH(link, follow, &client->calls)
+        {
+            struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
-            if (call->owner == &op->owner && remote == NULL)
-                remote = call->remote;
+            if (call->owner == &op->owner && node == NULL)
+                node = call->node;
         }
     }
-    kv_op_fail(op, remote, trip, KV_DEADLINE, "%s", why);
+    kvc_op_fail(op, node, request, KV_DEADLINE, "%s", why);
 }
 
-void kv_client_timers(struct kv_client *client)
+void kvc_client_timers(struct kv_client *client)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
     client->loop.next_due_us = UINT64_MAX;
-    KV_LIST_EACH(link, follow, &client->ops) {
-        struct kv_op *op = KV_LIST_ENTRY(link, struct kv_op, of_client);
+    KVC_LIST_EACH(link, follow, &client->ops)
+    {
+        struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_client);
 
         if (op->owner.deadline_us <= client->loop.now_us)
-            kv_op_expire(op);
+            kvc_op_expire(op);
         else
             kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
     }
-    KV_LIST_EACH(link, follow, &client->ops)
-        kv_trips_timers(client, &KV_LIST_ENTRY(link, struct kv_op, of_client)->owner);
-    kv_calls_timers(client);
-    kv_sessions_timers(client);
-    kv_remotes_timers(client);
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        if (client->remotes[i].owed_us != 0)
+    KVC_LIST_EACH(link, follow, &client->ops)
+    kvc_requests_timers(client, &KVC_LIST_ENTRY(link, struct kv_op, of_client)->owner);
+    kvc_calls_timers(client);
+    kvc_sessions_timers(client);
+    kvc_nodes_timers(client);
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        if (client->nodes[i].unanswered_since_us != 0)
             kvc_loop_set_timer(&client->loop,
                                client->loop.now_us + client->peer_timeout_us / 8);
 }
@@ -94,7 +96,7 @@ static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
     return us < now_us - from_us ? from_us + us : now_us;
 }
 
-void kv_client_forgive(struct kv_client *client)
+void kvc_client_forgive(struct kv_client *client)
 {
     uint64_t gap_us = client->loop.now_us - client->polled_us;
     uint64_t most_us = client->peer_timeout_us / 8;
@@ -102,8 +104,8 @@ void kv_client_forgive(struct kv_client *client)
     client->polled_us = client->loop.now_us;
     if (gap_us <= most_us)
         return;
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        if (client->remotes[i].owed_us != 0)
-            client->remotes[i].owed_us =
-                later(client->remotes[i].owed_us, gap_us - most_us, client->loop.now_us);
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        if (client->nodes[i].unanswered_since_us != 0)
+            client->nodes[i].unanswered_since_us = later(client->nodes[i].unanswered_since_us,
+                                                         gap_us - most_us, client->loop.now_us);
 }

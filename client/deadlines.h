@@ -6,12 +6,12 @@ struct kv_op;
 struct kv_client;
 
 /* Ends the operation by its deadline. */
-void kv_op_expire(struct kv_op *op);
+void kvc_op_expire(struct kv_op *op);
 
 /* Ends what is due, sends again what is late, and sets when to look next. */
-void kv_client_timers(struct kv_client *client);
+void kvc_client_timers(struct kv_client *client);
 
 /* Time in which the caller did not poll is not a node's silence. */
-void kv_client_forgive(struct kv_client *client);
+void kvc_client_forgive(struct kv_client *client);
 
 #endif

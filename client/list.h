@@ -9,29 +9,29 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct kv_list {
-    struct kv_list *next, *previous;
+struct kvc_list {
+    struct kvc_list *next, *previous;
 };
 
 /* The struct that a link lies in. */
-#define KV_LIST_ENTRY(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
+#define KVC_LIST_ENTRY(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
 
 /* Walks a list; the entry at hand may be removed meanwhile, the next one may not. */
-#define KV_LIST_EACH(link, follow, head)                                   \
+#define KVC_LIST_EACH(link, follow, head)                                  \
     for ((link) = (head)->next, (follow) = (link)->next; (link) != (head); \
          (link) = (follow), (follow) = (link)->next)
 
-static inline void kv_list_init(struct kv_list *link)
+static inline void kvc_list_init(struct kvc_list *link)
 {
     link->next = link->previous = link;
 }
 
-static inline bool kv_list_empty(const struct kv_list *head)
+static inline bool kvc_list_empty(const struct kvc_list *head)
 {
     return head->next == head;
 }
 
-static inline void kv_list_append(struct kv_list *head, struct kv_list *link)
+static inline void kvc_list_append(struct kvc_list *head, struct kvc_list *link)
 {
     link->previous = head->previous;
     link->next = head;
@@ -39,11 +39,11 @@ static inline void kv_list_append(struct kv_list *head, struct kv_list *link)
     head->previous = link;
 }
 
-static inline void kv_list_remove(struct kv_list *link)
+static inline void kvc_list_remove(struct kvc_list *link)
 {
     link->previous->next = link->next;
     link->next->previous = link->previous;
-    kv_list_init(link);
+    kvc_list_init(link);
 }
 
 #endif

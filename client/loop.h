@@ -17,7 +17,7 @@
 struct kv_clock;
 
 enum {
-    KV_DETAIL_BYTES = 512,
+    KVC_DETAIL_BYTES = 512,
 };
 
 struct kvc_loop {
@@ -27,7 +27,7 @@ struct kvc_loop {
     bool must_dispatch;           /* something may be able to move on */
     bool is_closing;
     uint32_t n_ended; /* operations since the last poll */
-    char detail[KV_DETAIL_BYTES];
+    char detail[KVC_DETAIL_BYTES];
 };
 
 void kvc_loop_init(struct kvc_loop *loop, const struct kv_clock *clock);

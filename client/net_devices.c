@@ -75,7 +75,7 @@ static bool device_of(const struct sockaddr *address, char name[IF_NAMESIZE])
     return is_found;
 }
 
-bool kv_device_is_local(const char *address)
+bool kvc_device_is_local(const char *address)
 {
     struct addrinfo *found = resolve(address);
     char name[IF_NAMESIZE];
@@ -131,12 +131,12 @@ find_one(const char *address, char name[IF_NAMESIZE], char *detail, size_t detai
     return KV_UNREACHABLE;
 }
 
-kv_status_t kv_device_find(const char *const *addresses,
-                           uint32_t n_addresses,
-                           char *ret_devices,
-                           size_t devices_bytes,
-                           char *detail,
-                           size_t detail_bytes)
+kv_status_t kvc_device_find(const char *const *addresses,
+                            uint32_t n_addresses,
+                            char *ret_devices,
+                            size_t devices_bytes,
+                            char *detail,
+                            size_t detail_bytes)
 {
     kv_status_t status = KV_OK;
     size_t used = 0;

@@ -14,13 +14,13 @@
 /* The network devices that lead to the nodes, comma-separated.  A node whose name is not known
  * now, or to which no device leads, is left out: it may be down.  KV_INVALID: an address that is
  * not HOST:PORT, or no name is known; KV_UNREACHABLE: no device leads to any. */
-kv_status_t kv_device_find(const char *const *addresses,
-                           uint32_t n_addresses,
-                           char *ret_devices,
-                           size_t devices_bytes,
-                           char *detail,
-                           size_t detail_bytes);
+kv_status_t kvc_device_find(const char *const *addresses,
+                            uint32_t n_addresses,
+                            char *ret_devices,
+                            size_t devices_bytes,
+                            char *detail,
+                            size_t detail_bytes);
 /* Whether a node's address is this host's. */
-bool kv_device_is_local(const char *address);
+bool kvc_device_is_local(const char *address);
 
 #endif

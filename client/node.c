@@ -21,28 +21,28 @@ enum {
     BULK_BYTES_LEAST = 64 << 10, /* a node that takes less is not of this protocol */
 };
 
-void kv_remote_fail(struct kv_remote *remote, kv_status_t status, const char *why)
+void kvc_node_fail(struct kvc_node *node, kv_status_t status, const char *why)
 {
-    if (remote->failure != KV_OK)
+    if (node->failure != KV_OK)
         return;
-    remote->failure = status;
-    snprintf(remote->failure_text, sizeof(remote->failure_text), "%s", why);
-    remote->client->n_failed++;
+    node->failure = status;
+    snprintf(node->failure_text, sizeof(node->failure_text), "%s", why);
+    node->client->n_failed++;
 }
 
-void kv_remote_heard(struct kv_remote *remote)
+void kvc_node_mark_alive(struct kvc_node *node)
 {
-    remote->owed_us = remote->n_trips > 0 ? remote->client->loop.now_us : 0;
+    node->unanswered_since_us = node->n_requests > 0 ? node->client->loop.now_us : 0;
 }
 
 /* ---- connecting -------------------------------------------------------------------------- */
 
 static void attach_lost(void *arg)
 {
-    struct kv_remote *remote = arg;
+    struct kvc_node *node = arg;
 
-    if (remote->state == KV_REMOTE_CONNECTED)
-        kv_remote_fail(remote, KV_UNREACHABLE, "the node ended or was lost");
+    if (node->state == KVC_NODE_CONNECTED)
+        kvc_node_fail(node, KV_UNREACHABLE, "the node ended or was lost");
 }
 
 static const char *reply_fault(const Kvpb__HelloReply *reply)
@@ -63,63 +63,63 @@ static const char *reply_fault(const Kvpb__HelloReply *reply)
     return NULL;
 }
 
-static void free_lanes(struct kv_remote *remote)
+static void free_connections(struct kvc_node *node)
 {
-    for (uint32_t i = 0; i < remote->n_lanes; i++) {
-        struct kv_channel *channel = remote->lanes[i].channel;
+    for (uint32_t i = 0; i < node->n_connections; i++) {
+        struct kv_channel *channel = node->connections[i].channel;
 
         if (channel != NULL)
-            channel->row->channel_close(channel);
+            channel->ops->channel_close(channel);
     }
-    free(remote->lanes);
-    remote->lanes = NULL;
-    remote->n_lanes = 0;
+    free(node->connections);
+    node->connections = NULL;
+    node->n_connections = 0;
 }
 
-static kv_status_t make_lanes(struct kv_remote *remote, const Kvpb__HelloReply *reply)
+static kv_status_t make_connections(struct kvc_node *node, const Kvpb__HelloReply *reply)
 {
-    struct kv_port *port = remote->client->port;
+    struct kv_port *port = node->client->port;
     kv_status_t status = KV_OK;
 
-    remote->lanes = calloc(reply->n_addresses, sizeof(*remote->lanes));
-    if (remote->lanes == NULL)
+    node->connections = calloc(reply->n_addresses, sizeof(*node->connections));
+    if (node->connections == NULL)
         return KV_NO_MEMORY;
-    remote->n_lanes = (uint32_t)reply->n_addresses;
-    for (uint32_t i = 0; i < remote->n_lanes; i++)
-        kv_lane_init(&remote->lanes[i], remote);
-    for (uint32_t i = 0; i < remote->n_lanes && status == KV_OK; i++)
-        status =
-            port->row->connect(port, reply->addresses[i].data, reply->addresses[i].len,
-                               remote->mode, &remote->lanes[i].link, &remote->lanes[i].channel);
+    node->n_connections = (uint32_t)reply->n_addresses;
+    for (uint32_t i = 0; i < node->n_connections; i++)
+        kvc_connection_init(&node->connections[i], node);
+    for (uint32_t i = 0; i < node->n_connections && status == KV_OK; i++)
+        status = port->ops->connect(port, reply->addresses[i].data, reply->addresses[i].len,
+                                    node->mode, &node->connections[i].link,
+                                    &node->connections[i].channel);
     return status;
 }
 
-static void keep_facts(struct kv_remote *remote, const Kvpb__HelloReply *reply)
+static void store_hello_reply(struct kvc_node *node, const Kvpb__HelloReply *reply)
 {
-    struct kv_client *client = remote->client;
+    struct kv_client *client = node->client;
 
-    remote->client_index = reply->client_index;
-    memcpy(remote->client_token.bytes, reply->client_token.data, 16);
-    remote->credits = reply->credits;
-    if (remote->credits > KV_CREDITS_MAX)
-        remote->credits = KV_CREDITS_MAX;
-    if (client->credits > 0 && remote->credits > client->credits)
-        remote->credits = client->credits;
-    remote->bulk_bytes_max =
+    node->client_index = reply->client_index;
+    memcpy(node->client_token.bytes, reply->client_token.data, 16);
+    node->credits = reply->credits;
+    if (node->credits > KV_CREDITS_MAX)
+        node->credits = KV_CREDITS_MAX;
+    if (client->credits > 0 && node->credits > client->credits)
+        node->credits = client->credits;
+    node->bulk_bytes_max =
         reply->bulk_bytes_max < KV_WIRE_BULK_MAX ? reply->bulk_bytes_max : KV_WIRE_BULK_MAX;
-    remote->memory_bytes = reply->memory_bytes;
-    snprintf(remote->name, sizeof(remote->name), "%s", reply->node);
-    snprintf(remote->transports, sizeof(remote->transports), "%s", reply->transports);
-    kv_peer_name(remote->name);
-    kv_peer_name(remote->transports);
+    node->memory_bytes = reply->memory_bytes;
+    snprintf(node->name, sizeof(node->name), "%s", reply->node);
+    snprintf(node->transports, sizeof(node->transports), "%s", reply->transports);
+    kvc_peer_name(node->name);
+    kvc_peer_name(node->transports);
 }
 
 /* That it is this node.  Another one than before has none of the sessions. */
-static void keep_id(struct kv_remote *remote, const Kvpb__HelloReply *reply)
+static void keep_id(struct kvc_node *node, const Kvpb__HelloReply *reply)
 {
-    if (!remote->has_connected || memcmp(remote->node_id.bytes, reply->node_id.data, 16) != 0)
-        remote->incarnation++;
-    memcpy(remote->node_id.bytes, reply->node_id.data, 16);
+    if (!node->has_connected || memcmp(node->node_id.bytes, reply->node_id.data, 16) != 0)
+        node->incarnation++;
+    memcpy(node->node_id.bytes, reply->node_id.data, 16);
 }
 
 static void ignored(
@@ -132,31 +132,31 @@ static void ignored(
     (void)detail;
 }
 
-void kv_remote_goodbye(struct kv_remote *remote)
+void kvc_node_goodbye(struct kvc_node *node)
 {
     Kvpb__GoodbyeRequest request = KVPB__GOODBYE_REQUEST__INIT;
     uint8_t packed[64];
 
-    request.client_index = remote->client_index;
-    request.client_token.data = remote->client_token.bytes;
-    request.client_token.len = sizeof(remote->client_token.bytes);
+    request.client_index = node->client_index;
+    request.client_token.data = node->client_token.bytes;
+    request.client_token.len = sizeof(node->client_token.bytes);
     if (kvpb__goodbye_request__get_packed_size(&request) > sizeof(packed))
         return;
-    (void)remote->control->row->call(remote->control, KV_OP_GOODBYE, packed,
-                                     kvpb__goodbye_request__pack(&request, packed),
-                                     remote->client->peer_timeout_us, ignored, NULL);
+    (void)node->control->transport->call(node->control, KV_OP_GOODBYE, packed,
+                                         kvpb__goodbye_request__pack(&request, packed),
+                                         node->client->peer_timeout_us, ignored, NULL);
 }
 
 /* Another entry of the list that leads to the same node; NULL: there is none. */
-static const struct kv_remote *twin_of(const struct kv_remote *remote,
-                                       const Kvpb__HelloReply *reply)
+static const struct kvc_node *twin_of(const struct kvc_node *node,
+                                      const Kvpb__HelloReply *reply)
 {
-    const struct kv_client *client = remote->client;
+    const struct kv_client *client = node->client;
 
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        const struct kv_remote *other = &client->remotes[i];
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        const struct kvc_node *other = &client->nodes[i];
 
-        if (other != remote && other->state == KV_REMOTE_CONNECTED &&
+        if (other != node && other->state == KVC_NODE_CONNECTED &&
             memcmp(other->node_id.bytes, reply->node_id.data, 16) == 0)
             return other;
     }
@@ -165,94 +165,92 @@ static const struct kv_remote *twin_of(const struct kv_remote *remote,
 
 /* The node is on this host, yet its memory is not to be had: another user's, or another
  * container's. */
-static void try_network(struct kv_remote *remote)
+static void try_network(struct kvc_node *node)
 {
-    free_lanes(remote);
-    remote->mode = KV_CHANNEL_NETWORK;
-    remote->state = KV_REMOTE_IDLE;
-    kv_remote_connect(remote);
+    free_connections(node);
+    node->mode = KV_CHANNEL_NETWORK;
+    node->state = KVC_NODE_IDLE;
+    kvc_node_connect(node);
 }
 
-static void connected(struct kv_remote *remote)
+static void connected(struct kvc_node *node)
 {
-    struct kv_channel *channel = remote->lanes[0].channel;
+    struct kv_channel *channel = node->connections[0].channel;
 
-    channel->row->channel_describe(channel, remote->transport, sizeof(remote->transport));
-    remote->reconnects += remote->has_connected;
-    remote->has_connected = true;
-    remote->has_attached = remote->control->row->attach != NULL;
-    remote->owed_us = 0;
-    remote->last_failure = KV_OK;
-    remote->failure_text[0] = '\0';
-    remote->state = KV_REMOTE_CONNECTED;
-    remote->client->loop.must_dispatch = true;
+    channel->ops->channel_describe(channel, node->transport, sizeof(node->transport));
+    node->reconnects += node->has_connected;
+    node->has_connected = true;
+    node->has_attached = node->control->transport->attach != NULL;
+    node->unanswered_since_us = 0;
+    node->last_failure = KV_OK;
+    node->failure_text[0] = '\0';
+    node->state = KVC_NODE_CONNECTED;
+    node->client->loop.must_dispatch = true;
 }
 
-static void hello_done(struct kv_call *call,
+static void hello_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
 {
     const Kvpb__HelloReply *reply = (const Kvpb__HelloReply *)message;
-    struct kv_remote *remote = call->remote;
-    const struct kv_remote *twin;
+    struct kvc_node *node = call->node;
+    const struct kvc_node *twin;
     char text[200];
     const char *fault;
 
-    if (remote->state != KV_REMOTE_CONNECTING)
+    if (node->state != KVC_NODE_CONNECTING)
         return;
-    if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
-        remote->may_fall_back && message != NULL) {
-        try_network(remote);
+    if (status == KV_UNREACHABLE && node->mode == KV_CHANNEL_SHARED && node->may_fall_back &&
+        message != NULL) {
+        try_network(node);
         return;
     }
     if (status != KV_OK) {
         snprintf(text, sizeof(text), "hello: %s%s%s", kv_status_name(status),
                  detail[0] != 0 ? ": " : "", detail);
-        kv_remote_fail(remote, status == KV_DEADLINE ? KV_UNREACHABLE : status, text);
+        kvc_node_fail(node, status == KV_DEADLINE ? KV_UNREACHABLE : status, text);
         return;
     }
     fault = reply_fault(reply);
     if (fault != NULL) {
-        kv_remote_fail(remote, reply->version != KV_WIRE_VERSION ? KV_VERSION : KV_CORRUPT,
-                       fault);
+        kvc_node_fail(node, reply->version != KV_WIRE_VERSION ? KV_VERSION : KV_CORRUPT, fault);
         return;
     }
-    keep_facts(remote, reply);
-    twin = twin_of(remote, reply);
+    store_hello_reply(node, reply);
+    twin = twin_of(node, reply);
     if (twin != NULL) {
-        kv_remote_goodbye(remote);
+        kvc_node_goodbye(node);
         snprintf(text, sizeof(text), "hello: twice in the list: it is node %.120s",
                  twin->address);
-        kv_remote_fail(remote, KV_INVALID, text);
+        kvc_node_fail(node, KV_INVALID, text);
         return;
     }
-    keep_id(remote, reply);
-    status = make_lanes(remote, reply);
-    if (status == KV_UNREACHABLE && remote->mode == KV_CHANNEL_SHARED &&
-        remote->may_fall_back) {
-        kv_remote_goodbye(remote);
-        try_network(remote);
+    keep_id(node, reply);
+    status = make_connections(node, reply);
+    if (status == KV_UNREACHABLE && node->mode == KV_CHANNEL_SHARED && node->may_fall_back) {
+        kvc_node_goodbye(node);
+        try_network(node);
         return;
     }
-    if (status == KV_OK && remote->control->row->attach != NULL)
-        status = remote->control->row->attach(remote->control, remote->client_index,
-                                              &remote->client_token, attach_lost, remote);
+    if (status == KV_OK && node->control->transport->attach != NULL)
+        status = node->control->transport->attach(node->control, node->client_index,
+                                                  &node->client_token, attach_lost, node);
     if (status != KV_OK) {
         snprintf(text, sizeof(text), "connecting to its data threads: %s%s",
                  kv_status_name(status),
-                 remote->mode == KV_CHANNEL_SHARED
+                 node->mode == KV_CHANNEL_SHARED
                      ? ": over shared memory: it belongs to another user or container?"
                      : "");
-        kv_remote_fail(remote, KV_UNREACHABLE, text);
+        kvc_node_fail(node, KV_UNREACHABLE, text);
         return;
     }
-    connected(remote);
+    connected(node);
 }
 
-void kv_remote_connect(struct kv_remote *remote)
+void kvc_node_connect(struct kvc_node *node)
 {
-    struct kv_client *client = remote->client;
+    struct kv_client *client = node->client;
     Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
     const void *address;
     size_t address_bytes;
@@ -260,118 +258,118 @@ void kv_remote_connect(struct kv_remote *remote)
 
     /* A failure that is noted is dealt with first: then the operation that waits hears of it.
      */
-    if (remote->state != KV_REMOTE_IDLE || remote->failure != KV_OK)
+    if (node->state != KVC_NODE_IDLE || node->failure != KV_OK)
         return;
-    remote->state = KV_REMOTE_CONNECTING;
-    if (remote->control == NULL)
-        status = client->open_control(client, remote->index, remote->address, &remote->control);
+    node->state = KVC_NODE_CONNECTING;
+    if (node->control == NULL)
+        status = client->open_control(client, node->index, node->address, &node->control);
     if (status != KV_OK) {
-        kv_remote_fail(remote, status, "it cannot be reached at this address");
+        kvc_node_fail(node, status, "it cannot be reached at this address");
         return;
     }
-    client->port->row->port_address(client->port, &address, &address_bytes);
+    client->port->ops->port_address(client->port, &address, &address_bytes);
     request.version = KV_WIRE_VERSION;
     request.name = client->name;
     request.address.data = (uint8_t *)address;
     request.address.len = address_bytes;
-    request.shared_memory = remote->mode == KV_CHANNEL_SHARED;
+    request.shared_memory = node->mode == KV_CHANNEL_SHARED;
     request.tenant = client->tenant;
-    kv_random_fill(&client->random, &remote->client_id, sizeof(remote->client_id));
-    request.client_id.data = remote->client_id.bytes;
-    request.client_id.len = sizeof(remote->client_id.bytes);
-    status = kv_call_begin(remote, NULL, NULL, KV_OP_HELLO, &request.base, hello_done);
+    kv_random_fill(&client->random, &node->client_id, sizeof(node->client_id));
+    request.client_id.data = node->client_id.bytes;
+    request.client_id.len = sizeof(node->client_id.bytes);
+    status = kvc_call_begin(node, NULL, NULL, KV_OP_HELLO, &request.base, hello_done);
     if (status != KV_OK)
-        kv_remote_fail(remote, status, "hello cannot be sent");
+        kvc_node_fail(node, status, "hello cannot be sent");
 }
 
 /* ---- losing ------------------------------------------------------------------------------ */
 
-void kv_remote_close(struct kv_remote *remote)
+void kvc_node_close(struct kvc_node *node)
 {
-    struct kv_client *client = remote->client;
-    struct kv_control *control = remote->control;
+    struct kv_client *client = node->client;
+    struct kvc_control *control = node->control;
 
-    remote->state = KV_REMOTE_IDLE;
-    remote->control = NULL;
-    remote->has_attached = false;
-    remote->owed_us = 0;
-    if (remote->ping != NULL)
-        kv_trip_end(remote->ping);
-    for (uint32_t i = 0; i < kv_pool_size(client->trips); i++) {
-        struct kv_trip *trip = kv_pool_at(client->trips, i);
+    node->state = KVC_NODE_IDLE;
+    node->control = NULL;
+    node->has_attached = false;
+    node->unanswered_since_us = 0;
+    if (node->ping != NULL)
+        kvc_request_end(node->ping);
+    for (uint32_t i = 0; i < kv_pool_size(client->requests); i++) {
+        struct kvc_request *request = kv_pool_at(client->requests, i);
 
-        if (trip->is_live && trip->remote == remote)
-            trip->lane = NULL;
+        if (request->is_live && request->node == node)
+            request->connection = NULL;
     }
     if (control != NULL)
-        control->row->close(control);
-    kv_calls_lose(remote);
-    free_lanes(remote);
+        control->transport->close(control);
+    kvc_calls_lose(node);
+    free_connections(node);
 }
 
-static void lose(struct kv_remote *remote)
+static void lose(struct kvc_node *node)
 {
-    bool was_connecting = remote->state == KV_REMOTE_CONNECTING;
+    bool was_connecting = node->state == KVC_NODE_CONNECTING;
 
-    remote->state = KV_REMOTE_IDLE;
-    remote->mode = remote->first_mode;
-    remote->client->op_events->node_lost(remote, was_connecting);
-    kv_remote_close(remote);
-    remote->last_failure = remote->failure;
-    remote->failure = KV_OK;
-    remote->client->loop.must_dispatch = true;
+    node->state = KVC_NODE_IDLE;
+    node->mode = node->first_mode;
+    node->client->op_events->node_lost(node, was_connecting);
+    kvc_node_close(node);
+    node->last_failure = node->failure;
+    node->failure = KV_OK;
+    node->client->loop.must_dispatch = true;
 }
 
-void kv_remotes_step(struct kv_client *client)
+void kvc_nodes_step(struct kv_client *client)
 {
     if (client->n_failed == 0)
         return;
     client->n_failed = 0;
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        if (client->remotes[i].failure != KV_OK)
-            lose(&client->remotes[i]);
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        if (client->nodes[i].failure != KV_OK)
+            lose(&client->nodes[i]);
 }
 
 /* ---- silence ----------------------------------------------------------------------------- */
 
-static void ping(struct kv_remote *remote)
+static void ping(struct kvc_node *node)
 {
-    struct kv_lane *lane = &remote->lanes[0];
+    struct kvc_connection *connection = &node->connections[0];
 
-    for (uint32_t i = 0; i < remote->n_lanes; i++)
-        if (remote->lanes[i].n_in_flight > 0)
-            lane = &remote->lanes[i];
-    remote->ping = kv_trip_take(lane, kv_op_priority(KV_OP_PING), NULL);
-    if (remote->ping == NULL)
+    for (uint32_t i = 0; i < node->n_connections; i++)
+        if (node->connections[i].n_in_flight > 0)
+            connection = &node->connections[i];
+    node->ping = kvc_request_take(connection, kv_op_priority(KV_OP_PING), NULL);
+    if (node->ping == NULL)
         return;
-    if (!kv_trip_envelope(remote->ping, 0)) {
-        kv_trip_end(remote->ping);
+    if (!kvc_request_message(node->ping, 0)) {
+        kvc_request_end(node->ping);
         return;
     }
-    remote->ping->header.op = KV_OP_PING;
-    kv_trip_send(remote->ping);
+    node->ping->header.op = KV_OP_PING;
+    kvc_request_send(node->ping);
 }
 
-void kv_remotes_timers(struct kv_client *client)
+void kvc_nodes_timers(struct kv_client *client)
 {
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
         /* Answers queue behind the large data that goes the same way. */
-        uint64_t most_us = client->peer_timeout_us + remote->bulk_moving / KV_BULK_SLOWEST;
+        uint64_t most_us = client->peer_timeout_us + node->bulk_moving / KVC_BULK_SLOWEST;
         uint64_t silent_us;
         char text[80];
 
-        if (remote->state != KV_REMOTE_CONNECTED || remote->owed_us == 0)
+        if (node->state != KVC_NODE_CONNECTED || node->unanswered_since_us == 0)
             continue;
-        silent_us = client->loop.now_us - remote->owed_us;
+        silent_us = client->loop.now_us - node->unanswered_since_us;
         if (silent_us >= most_us) {
             snprintf(text, sizeof(text), "silent for %.3f s", (double)silent_us / 1e6);
-            kv_remote_fail(remote, KV_UNREACHABLE, text);
+            kvc_node_fail(node, KV_UNREACHABLE, text);
         } else if (silent_us >= client->peer_timeout_us / 4) {
-            if (remote->ping == NULL)
-                ping(remote);
-            else if (remote->ping->resend_us <= client->loop.now_us)
-                kv_trip_send(remote->ping);
+            if (node->ping == NULL)
+                ping(node);
+            else if (node->ping->resend_us <= client->loop.now_us)
+                kvc_request_send(node->ping);
         }
     }
 }

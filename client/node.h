@@ -1,7 +1,7 @@
-/* node.h - kv_remote: a node, as the client sees it.
+/* node.h - kvc_node: a node, as the client sees it.
  *
- * It has one connection at a time: a control carrier and a lane per data thread.  Callbacks of
- * either only note that it is over; kv_remotes_step() ends it, outside of them.
+ * It has one connection at a time: a control transport and a connection per data thread.  Callbacks of
+ * either only note that it is over; kvc_nodes_step() ends it, outside of them.
  *
  * Threads: the client's.  Memory: lives with the client.
  */
@@ -15,39 +15,40 @@
 #include <stdint.h>
 
 struct kv_client;
-struct kv_control;
-struct kv_lane;
-struct kv_trip;
+struct kvc_control;
+struct kvc_connection;
+struct kvc_request;
 
 enum {
-    KV_RECEIPTS_MAX = 64, /* of a node: answers too large to come at once, on their way */
+    KVC_PENDING_RECEIVES_MAX =
+        64, /* of a node: answers too large to come at once, on their way */
 };
 
-enum kv_remote_state {
-    KV_REMOTE_IDLE,
-    KV_REMOTE_CONNECTING, /* hello is under way */
-    KV_REMOTE_CONNECTED,
+enum kvc_node_state {
+    KVC_NODE_IDLE,
+    KVC_NODE_CONNECTING, /* hello is under way */
+    KVC_NODE_CONNECTED,
 };
 
-struct kv_remote {
+struct kvc_node {
     struct kv_client *client;
     uint32_t index;
-    enum kv_remote_state state;
+    enum kvc_node_state state;
     enum kv_channel_mode mode, first_mode; /* now, and of each new try */
     bool may_fall_back;
     bool is_second_try; /* of the first connection */
     char *address;
 
-    struct kv_control *control;
-    uint32_t n_calls;    /* with the carrier */
-    uint64_t control_us; /* when the carrier was last looked at */
+    struct kvc_control *control;
+    uint32_t n_calls;    /* with the control transport */
+    uint64_t control_us; /* when the control transport was last looked at */
     bool has_attached;
 
     struct kv_id128 client_id; /* that hello says; new for every connection */
 
     /* From hello; valid while CONNECTED. */
-    struct kv_lane *lanes;
-    uint32_t n_lanes;
+    struct kvc_connection *connections;
+    uint32_t n_connections;
     uint32_t client_index;
     struct kv_id128 client_token;
     uint32_t credits;
@@ -62,38 +63,39 @@ struct kv_remote {
     char transport[128];
     uint64_t memory_bytes;
 
-    /* Something said that the connection is over; kv_remotes_step() ends it. */
+    /* Something said that the connection is over; kvc_nodes_step() ends it. */
     kv_status_t failure;
     kv_status_t last_failure; /* why it is not connected; KV_OK: it is, or was not tried */
     char failure_text[256];   /* of either; "" if there is none */
 
-    uint64_t owed_us; /* since when an answer is owed and nothing was heard; 0: not */
-    struct kv_trip *ping;
-    uint32_t n_trips;     /* not released */
-    uint64_t bulk_moving; /* bytes of bulk data handed to the transport by those */
-    uint32_t n_receipts;  /* answers on their way */
+    uint64_t
+        unanswered_since_us; /* since when an answer is owed and nothing was heard; 0: not */
+    struct kvc_request *ping;
+    uint32_t n_requests;         /* not released */
+    uint64_t bulk_moving;        /* bytes of bulk data handed to the transport by those */
+    uint32_t n_pending_receives; /* answers on their way */
     uint64_t requests, rows_in, rows_out, reconnects;
 };
 
 /* Begins to connect, unless it has begun or is connected. */
-void kv_remote_connect(struct kv_remote *remote);
+void kvc_node_connect(struct kvc_node *node);
 
 /* Notes that the connection is over; may be called from callbacks. */
-void kv_remote_fail(struct kv_remote *remote, kv_status_t status, const char *why);
+void kvc_node_fail(struct kvc_node *node, kv_status_t status, const char *why);
 
 /* Ends what was noted, and all that was under way with it. */
-void kv_remotes_step(struct kv_client *client);
+void kvc_nodes_step(struct kv_client *client);
 
 /* Tells the node that the client leaves; nobody waits for the answer. */
-void kv_remote_goodbye(struct kv_remote *remote);
+void kvc_node_goodbye(struct kvc_node *node);
 
-/* Closes carriers and channels, quietly. */
-void kv_remote_close(struct kv_remote *remote);
+/* Closes control transports and channels, quietly. */
+void kvc_node_close(struct kvc_node *node);
 
 /* Whatever came from the node. */
-void kv_remote_heard(struct kv_remote *remote);
+void kvc_node_mark_alive(struct kvc_node *node);
 
 /* Pings who is silent, gives up who was silent for too long. */
-void kv_remotes_timers(struct kv_client *client);
+void kvc_nodes_timers(struct kv_client *client);
 
 #endif

@@ -1,4 +1,4 @@
-/* kv_client_open(): from options to transports, carriers and nodes. */
+/* kv_client_open(): from options to transports, control transports and nodes. */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "client/client.h"
 #include "client/control.h"
@@ -43,21 +43,21 @@ static bool is_loopback(const char *address)
 
 #ifdef KV_WITH_GRPC
 static kv_status_t open_grpc(struct kv_client *client,
-                             uint32_t node,
+                             uint32_t node_index,
                              const char *address,
-                             struct kv_control **ret_control)
+                             struct kvc_control **ret_control)
 {
     (void)client;
-    (void)node;
-    return kv_control_grpc_open(address, ret_control);
+    (void)node_index;
+    return kvc_control_grpc_open(address, ret_control);
 }
 #endif
 
 /* The rows of the tables that the options name. */
 static kv_status_t choose_rows(const struct kv_client_options *options,
                                const char *const *addresses,
-                               struct kv_client_setup *setup,
-                               struct kv_remote_setup *nodes,
+                               struct kvc_client_setup *setup,
+                               struct kvc_node_setup *nodes,
                                char *detail,
                                size_t detail_bytes)
 {
@@ -69,8 +69,7 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
         return KV_INVALID;
     }
     for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        nodes[i] =
-            (struct kv_remote_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
+        nodes[i] = (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
         if (is_loopback(addresses[i]) != is_loopback(addresses[0])) {
             snprintf(detail, detail_bytes, "nodes: embedded and others in one list: %s",
                      addresses[i]);
@@ -86,7 +85,7 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
     if (is_loopback(addresses[0])) {
         const struct kv_transport_config config = {0};
 
-        setup->open_control = kv_control_message_open;
+        setup->open_control = kvc_control_message_open;
         return kv_transport_loopback.open(&config, &setup->transport, detail, detail_bytes);
     }
 #if defined(KV_WITH_UCX) && defined(KV_WITH_GRPC)
@@ -94,14 +93,14 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
     struct kv_transport_config config = {.transports = wanted, .devices = options->net_devices};
 
     if (config.devices == NULL) {
-        kv_status_t status = kv_device_find(addresses, setup->n_nodes, devices, sizeof(devices),
-                                            detail, detail_bytes);
+        kv_status_t status = kvc_device_find(addresses, setup->n_nodes, devices,
+                                             sizeof(devices), detail, detail_bytes);
         if (status != KV_OK)
             return status;
         config.devices = devices;
     }
     for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        bool is_guess = strcmp(wanted, "auto") == 0 && kv_device_is_local(addresses[i]);
+        bool is_guess = strcmp(wanted, "auto") == 0 && kvc_device_is_local(addresses[i]);
 
         if (is_guess || strcmp(wanted, "shm") == 0)
             nodes[i].mode = KV_CHANNEL_SHARED;
@@ -116,9 +115,9 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
 }
 
 /* Another node does not make up for it: this one answers, but not as one of this list would. */
-static bool is_refused(const struct kv_remote *remote)
+static bool is_refused(const struct kvc_node *node)
 {
-    switch (remote->last_failure) {
+    switch (node->last_failure) {
     case KV_OK:
     case KV_UNREACHABLE:
     case KV_DEADLINE:
@@ -132,19 +131,17 @@ static bool is_refused(const struct kv_remote *remote)
 }
 
 /* Appends what became of a node to the texts of those before it. */
-static void tell_failure(const struct kv_remote *remote,
-                         uint64_t begin_us,
-                         char *detail,
-                         size_t detail_bytes)
+static void
+tell_failure(const struct kvc_node *node, uint64_t begin_us, char *detail, size_t detail_bytes)
 {
-    bool is_over = remote->last_failure != KV_OK && remote->state == KV_REMOTE_IDLE;
+    bool is_over = node->last_failure != KV_OK && node->state == KVC_NODE_IDLE;
     size_t used = strlen(detail);
 
     snprintf(detail + used, detail_bytes - used, "%snode %s: open: %s: after %.3f s: %s",
-             used > 0 ? "; " : "", remote->address,
-             kv_status_name(is_over ? remote->last_failure : KV_UNREACHABLE),
-             (double)(remote->client->loop.now_us - begin_us) / 1e6,
-             is_over ? remote->failure_text : "no answer");
+             used > 0 ? "; " : "", node->address,
+             kv_status_name(is_over ? node->last_failure : KV_UNREACHABLE),
+             (double)(node->client->loop.now_us - begin_us) / 1e6,
+             is_over ? node->failure_text : "no answer");
 }
 
 /* How open ends when no node has answered: as each of them, if that is the same. */
@@ -153,12 +150,12 @@ static kv_status_t tell_failures(const struct kv_client *client,
                                  char *detail,
                                  size_t detail_bytes)
 {
-    kv_status_t status = client->remotes[0].last_failure;
+    kv_status_t status = client->nodes[0].last_failure;
 
     detail[0] = '\0';
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        tell_failure(&client->remotes[i], begin_us, detail, detail_bytes);
-        if (client->remotes[i].last_failure != status)
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        tell_failure(&client->nodes[i], begin_us, detail, detail_bytes);
+        if (client->nodes[i].last_failure != status)
             status = KV_UNREACHABLE;
     }
     return status != KV_OK ? status : KV_UNREACHABLE;
@@ -166,12 +163,12 @@ static kv_status_t tell_failures(const struct kv_client *client,
 
 /* A node that has failed is tried once more: gRPC takes a connection for failed when a library
  * call between its own changes errno, as malloc() does where there is no /sys. */
-static bool try_again(struct kv_remote *remote)
+static bool try_again(struct kvc_node *node)
 {
-    if (remote->last_failure != KV_UNREACHABLE || remote->is_second_try)
+    if (node->last_failure != KV_UNREACHABLE || node->is_second_try)
         return false;
-    remote->is_second_try = true;
-    kv_remote_connect(remote);
+    node->is_second_try = true;
+    kvc_node_connect(node);
     return true;
 }
 
@@ -183,30 +180,30 @@ static kv_status_t connect_all(struct kv_client *client, char *detail, size_t de
     uint64_t begin_us = client->loop.now_us;
     uint64_t until_us = begin_us + client->deadline_us;
 
-    for (uint32_t i = 0; i < client->n_remotes; i++)
-        kv_remote_connect(&client->remotes[i]);
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        kvc_node_connect(&client->nodes[i]);
     while (true) {
         uint32_t n_connected = 0, n_pending = 0;
 
-        kv_client_step(client);
-        kv_remotes_step(client);
-        for (uint32_t i = 0; i < client->n_remotes; i++) {
-            struct kv_remote *remote = &client->remotes[i];
+        kvc_client_step(client);
+        kvc_nodes_step(client);
+        for (uint32_t i = 0; i < client->n_nodes; i++) {
+            struct kvc_node *node = &client->nodes[i];
 
-            if (is_refused(remote)) {
+            if (is_refused(node)) {
                 detail[0] = '\0';
-                tell_failure(remote, begin_us, detail, detail_bytes);
-                return remote->last_failure;
+                tell_failure(node, begin_us, detail, detail_bytes);
+                return node->last_failure;
             }
-            n_connected += remote->state == KV_REMOTE_CONNECTED;
-            n_pending += remote->state == KV_REMOTE_CONNECTING || try_again(remote);
+            n_connected += node->state == KVC_NODE_CONNECTED;
+            n_pending += node->state == KVC_NODE_CONNECTING || try_again(node);
         }
         if (n_connected > 0 && until_us > begin_us + client->peer_timeout_us)
             until_us = begin_us + client->peer_timeout_us;
         if (n_pending == 0 || client->loop.now_us >= until_us)
             return n_connected > 0 ? KV_OK
                                    : tell_failures(client, begin_us, detail, detail_bytes);
-        kv_client_nap(client, until_us);
+        kvc_client_wait_for_event(client, until_us);
     }
 }
 
@@ -216,8 +213,8 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
                            size_t detail_bytes)
 {
     const char *addresses[KV_NODES_MAX];
-    struct kv_remote_setup nodes[KV_NODES_MAX];
-    struct kv_client_setup setup = {
+    struct kvc_node_setup nodes[KV_NODES_MAX];
+    struct kvc_client_setup setup = {
         .nodes = nodes,
         .clock = &kv_clock_real,
         .name = options->name,
@@ -253,10 +250,10 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     status = choose_rows(options, addresses, &setup, nodes, detail, detail_bytes);
     if (status != KV_OK)
         goto out;
-    status = kv_client_create(&setup, &client);
+    status = kvc_client_create(&setup, &client);
     if (status != KV_OK) {
         snprintf(detail, detail_bytes, "open: %s", kv_status_name(status));
-        setup.transport->row->close(setup.transport);
+        setup.transport->ops->close(setup.transport);
         goto out;
     }
     client->owns_transport = true;

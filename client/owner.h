@@ -24,7 +24,7 @@ struct kvc_owner {
     uint64_t sent_us, arrived_us; /* its last request, when that was sent first, its last
                                      answer; 0: none yet */
     struct kv_buffer *buffer;     /* held until it ends; may be NULL */
-    struct kv_list trips;         /* not ended */
+    struct kvc_list requests;     /* not ended */
     uint32_t n_calls;             /* not ended */
     /* What it asks for, which answers must keep to; 0: nothing. */
     uint32_t lease_wanted_ms;

@@ -1,4 +1,4 @@
-/* Requests on their way out: the memory of trips and their messages, sending, sending again, and
+/* Requests on their way out: the memory of requests and their messages, sending, sending again, and
  * releasing what nothing can touch any more.  What comes back: request_receive.c.
  */
 #include "client/request.h"
@@ -22,200 +22,200 @@
 #include <string.h>
 
 enum {
-    ID_ATTEMPT_SHIFT = ID_SLOT_BITS + ID_REMOTE_BITS,
+    ID_ATTEMPT_SHIFT = KVC_ID_SLOT_BITS + KVC_ID_NODE_BITS,
     NO_SLOT = 0xffff,
-    PATIENCE_DOUBLINGS = 8,
+    RETRY_DOUBLINGS = 8,
 };
-static_assert((int)KV_TRIPS_MAX < (int)NO_SLOT, "a trip's number fits its id");
-static_assert((int)KV_NODES_MAX <= 1 << ID_REMOTE_BITS, "a node's number fits a trip's id");
+static_assert((int)KVC_REQUESTS_MAX < (int)NO_SLOT, "a trip's number fits its id");
+static_assert((int)KV_NODES_MAX <= 1 << KVC_ID_NODE_BITS, "a node's number fits a trip's id");
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-kv_status_t kv_trips_init(struct kv_client *client)
+kv_status_t kvc_requests_init(struct kv_client *client)
 {
-    client->trips = kv_pool_create(KV_TRIPS_MAX, sizeof(struct kv_trip));
-    return client->trips != NULL ? KV_OK : KV_NO_MEMORY;
+    client->requests = kv_pool_create(KVC_REQUESTS_MAX, sizeof(struct kvc_request));
+    return client->requests != NULL ? KV_OK : KV_NO_MEMORY;
 }
 
-static void free_envelopes(struct kv_envelope *envelope)
+static void free_messages(struct kvc_message *message)
 {
-    while (envelope != NULL) {
-        struct kv_envelope *next = envelope->next;
+    while (message != NULL) {
+        struct kvc_message *next = message->next;
 
-        free(envelope);
-        envelope = next;
+        free(message);
+        message = next;
     }
 }
 
-void kv_trips_fini(struct kv_client *client)
+void kvc_requests_fini(struct kv_client *client)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    if (client->trips != NULL) {
-        for (uint32_t i = 0; i < kv_pool_size(client->trips); i++) {
-            struct kv_trip *trip = kv_pool_at(client->trips, i);
+    if (client->requests != NULL) {
+        for (uint32_t i = 0; i < kv_pool_size(client->requests); i++) {
+            struct kvc_request *request = kv_pool_at(client->requests, i);
 
-            if (trip->is_live) {
-                free(trip->envelope);
-                kv_buffer_release(trip->buffer);
+            if (request->is_live) {
+                free(request->message);
+                kvc_buffer_release(request->buffer);
             }
         }
     }
-    KV_LIST_EACH(link, follow, &client->receipts)
-        free(KV_LIST_ENTRY(link, struct receipt, of_client));
-    kv_list_init(&client->receipts);
-    free_envelopes(client->free_small);
-    free_envelopes(client->free_large);
-    kv_pool_destroy(client->trips);
+    KVC_LIST_EACH(link, follow, &client->pending_receives)
+    free(KVC_LIST_ENTRY(link, struct kvc_pending_receive, of_client));
+    kvc_list_init(&client->pending_receives);
+    free_messages(client->free_small);
+    free_messages(client->free_large);
+    kv_pool_destroy(client->requests);
     client->free_small = client->free_large = NULL;
-    client->trips = NULL;
+    client->requests = NULL;
 }
 
-bool kv_trip_envelope(struct kv_trip *trip, size_t bytes)
+bool kvc_request_message(struct kvc_request *request, size_t bytes)
 {
-    struct kv_client *client = trip->client;
-    bool is_large = bytes > KV_ENVELOPE_SMALL;
-    struct kv_envelope **free_list = is_large ? &client->free_large : &client->free_small;
-    struct kv_envelope *envelope = *free_list;
+    struct kv_client *client = request->client;
+    bool is_large = bytes > KVC_MESSAGE_SMALL;
+    struct kvc_message **free_list = is_large ? &client->free_large : &client->free_small;
+    struct kvc_message *message = *free_list;
 
-    assert(bytes <= KV_WIRE_BODY_MAX && trip->envelope == NULL);
-    if (envelope != NULL) {
-        *free_list = envelope->next;
+    assert(bytes <= KV_WIRE_BODY_MAX && request->message == NULL);
+    if (message != NULL) {
+        *free_list = message->next;
     } else {
-        if (is_large && client->n_large >= KV_ENVELOPES_LARGE_MAX)
+        if (is_large && client->n_large >= KVC_MESSAGES_LARGE_MAX)
             return false;
-        envelope =
-            malloc(sizeof(*envelope) + (is_large ? KV_WIRE_BODY_MAX : KV_ENVELOPE_SMALL));
-        if (envelope == NULL)
+        message = malloc(sizeof(*message) + (is_large ? KV_WIRE_BODY_MAX : KVC_MESSAGE_SMALL));
+        if (message == NULL)
             return false;
         client->n_large += is_large;
     }
-    envelope->is_large = is_large;
-    for (unsigned i = 0; i < KV_SENDS; i++)
-        envelope->sends[i].busy = false;
-    trip->envelope = envelope;
+    message->is_large = is_large;
+    for (unsigned i = 0; i < KVC_SENDS; i++)
+        message->sends[i].busy = false;
+    request->message = message;
     return true;
 }
 
-static void envelope_put(struct kv_client *client, struct kv_envelope *envelope)
+static void message_put(struct kv_client *client, struct kvc_message *message)
 {
-    struct kv_envelope **free_list =
-        envelope->is_large ? &client->free_large : &client->free_small;
+    struct kvc_message **free_list =
+        message->is_large ? &client->free_large : &client->free_small;
 
-    envelope->next = *free_list;
-    *free_list = envelope;
+    message->next = *free_list;
+    *free_list = message;
 }
 
-struct kv_trip *
-kv_trip_take(struct kv_lane *lane, enum kv_priority priority, struct kvc_owner *owner)
+struct kvc_request *kvc_request_take(struct kvc_connection *connection,
+                                     enum kv_priority priority,
+                                     struct kvc_owner *owner)
 {
-    struct kv_client *client = lane->link.remote->client;
-    uint32_t n_left = kv_pool_size(client->trips) - kv_pool_lent(client->trips);
-    struct kv_trip *trip = NULL;
+    struct kv_client *client = connection->link.node->client;
+    uint32_t n_left = kv_pool_size(client->requests) - kv_pool_used(client->requests);
+    struct kvc_request *request = NULL;
 
     /* A node that owes answers is asked whether it lives, whatever else is in flight. */
-    if (owner == NULL || n_left > client->n_remotes)
-        trip = kv_pool_get(client->trips);
-    if (trip == NULL)
+    if (owner == NULL || n_left > client->n_nodes)
+        request = kv_pool_get(client->requests);
+    if (request == NULL)
         return NULL;
-    memset(trip, 0, sizeof(*trip));
-    kv_list_init(&trip->of_owner);
-    trip->client = client;
-    trip->remote = lane->link.remote;
-    trip->lane = lane;
-    trip->priority = priority;
-    trip->is_live = true;
-    trip->patience_us = client->retry_us;
-    lane->in_flight[priority]++;
-    lane->n_in_flight++;
-    trip->remote->n_trips++;
+    memset(request, 0, sizeof(*request));
+    kvc_list_init(&request->of_owner);
+    request->client = client;
+    request->node = connection->link.node;
+    request->connection = connection;
+    request->priority = priority;
+    request->is_live = true;
+    request->retry_after_us = client->retry_us;
+    connection->in_flight[priority]++;
+    connection->n_in_flight++;
+    request->node->n_requests++;
     if (owner != NULL) {
-        trip->owner = owner;
-        trip->buffer = owner->buffer;
-        kv_buffer_hold(trip->buffer);
-        kv_list_append(&owner->trips, &trip->of_owner);
+        request->owner = owner;
+        request->buffer = owner->buffer;
+        kvc_buffer_hold(request->buffer);
+        kvc_list_append(&owner->requests, &request->of_owner);
     }
-    return trip;
+    return request;
 }
 
-void kv_trip_release(struct kv_trip *trip)
+void kvc_request_release(struct kvc_request *request)
 {
-    struct kv_client *client = trip->client;
+    struct kv_client *client = request->client;
 
-    if (!trip->is_over || trip->is_landing)
+    if (!request->is_over || request->is_landing)
         return;
-    if (trip->envelope != NULL)
-        for (unsigned i = 0; i < KV_SENDS; i++)
-            if (trip->envelope->sends[i].busy)
+    if (request->message != NULL)
+        for (unsigned i = 0; i < KVC_SENDS; i++)
+            if (request->message->sends[i].busy)
                 return;
-    if (trip->lane != NULL) {
-        trip->lane->in_flight[trip->priority]--;
-        trip->lane->n_in_flight--;
+    if (request->connection != NULL) {
+        request->connection->in_flight[request->priority]--;
+        request->connection->n_in_flight--;
     }
-    if (trip->envelope != NULL)
-        envelope_put(client, trip->envelope);
-    kv_buffer_release(trip->buffer);
-    trip->remote->n_trips--;
-    if (trip->is_moving)
-        trip->remote->bulk_moving -= trip->header.bulk_bytes;
-    trip->is_live = false;
-    trip->envelope = NULL;
-    kv_pool_put(client->trips, trip);
+    if (request->message != NULL)
+        message_put(client, request->message);
+    kvc_buffer_release(request->buffer);
+    request->node->n_requests--;
+    if (request->is_moving)
+        request->node->bulk_moving -= request->header.bulk_bytes;
+    request->is_live = false;
+    request->message = NULL;
+    kv_pool_put(client->requests, request);
     client->loop.must_dispatch = true;
 }
 
-static void refuse_held(struct kv_trip *trip)
+static void refuse_deferred(struct kvc_request *request)
 {
-    struct kv_incoming *held = trip->held;
+    struct kv_incoming *deferred = request->deferred;
 
-    trip->held = NULL;
-    if (held != NULL)
-        kv_incoming_refuse(held);
+    request->deferred = NULL;
+    if (deferred != NULL)
+        kv_incoming_refuse(deferred);
 }
 
-void kv_trip_end(struct kv_trip *trip)
+void kvc_request_end(struct kvc_request *request)
 {
-    refuse_held(trip);
-    kv_list_remove(&trip->of_owner);
-    if (trip->header.op == KV_OP_OBJECT_PUT && trip->lane != NULL)
-        kv_lane_put_end(trip->lane, trip->header.put_number);
-    if (trip->remote->ping == trip)
-        trip->remote->ping = NULL;
-    trip->owner = NULL;
-    trip->is_waiting = false;
-    trip->is_over = true;
-    kv_trip_release(trip);
+    refuse_deferred(request);
+    kvc_list_remove(&request->of_owner);
+    if (request->header.op == KV_OP_OBJECT_PUT && request->connection != NULL)
+        kvc_connection_put_end(request->connection, request->header.put_number);
+    if (request->node->ping == request)
+        request->node->ping = NULL;
+    request->owner = NULL;
+    request->is_waiting = false;
+    request->is_over = true;
+    kvc_request_release(request);
 }
 
 /* ---- out --------------------------------------------------------------------------------- */
 
 static void send_done(void *arg, kv_status_t status)
 {
-    struct kv_send *send = arg;
-    struct kv_trip *trip = send->trip;
+    struct kvc_send *send = arg;
+    struct kvc_request *request = send->request;
 
     send->busy = false;
-    if (status != KV_OK && trip->lane != NULL)
-        kv_remote_fail(trip->remote, status, "a message was not delivered");
-    else if (trip->lane != NULL)
-        kv_remote_heard(trip->remote); /* its transport took it */
-    kv_trip_release(trip);
+    if (status != KV_OK && request->connection != NULL)
+        kvc_node_fail(request->node, status, "a message was not delivered");
+    else if (request->connection != NULL)
+        kvc_node_mark_alive(request->node); /* its transport took it */
+    kvc_request_release(request);
 }
 
-static void notice_done(void *arg, kv_status_t status)
+static void cancel_message_done(void *arg, kv_status_t status)
 {
-    struct kv_notice *notice = arg;
+    struct kvc_cancel_message *cancel_message = arg;
 
     (void)status;
-    notice->busy = false;
+    cancel_message->busy = false;
 }
 
-static uint64_t make_id(const struct kv_remote *remote, uint32_t slot)
+static uint64_t make_id(const struct kvc_node *node, uint32_t slot)
 {
-    uint64_t id = ++remote->client->attempts << ID_ATTEMPT_SHIFT |
-                  (uint64_t)remote->index << ID_SLOT_BITS | slot;
+    uint64_t id = ++node->client->attempts << ID_ATTEMPT_SHIFT |
+                  (uint64_t)node->index << KVC_ID_SLOT_BITS | slot;
 
-    return id & ~KV_CONTROL_ID_BIT;
+    return id & ~KVC_CONTROL_ID_BIT;
 }
 
 /* The node answers a little before the deadline, so that its answer (which rows are missing) is
@@ -227,48 +227,50 @@ static uint32_t node_deadline(const struct kv_client *client, const struct kvc_o
 
     if (owner != NULL)
         left = kvc_loop_left_us(&client->loop, owner->deadline_us);
-    margin = left / 16 < NODE_MARGIN_MAX_US ? left / 16 : NODE_MARGIN_MAX_US;
+    margin = left / 16 < KVC_NODE_MARGIN_MAX_US ? left / 16 : KVC_NODE_MARGIN_MAX_US;
     left -= margin;
     return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }
 
 /* Tells the node that nobody waits for an answer; if that cannot be said now, it is not said.
  */
-static void send_cancel(struct kv_trip *trip)
+static void send_cancel(struct kvc_request *request)
 {
-    struct kv_client *client = trip->client;
-    struct kv_remote *remote = trip->remote;
-    struct kv_notice *notice = NULL;
+    struct kv_client *client = request->client;
+    struct kvc_node *node = request->node;
+    struct kvc_cancel_message *cancel_message = NULL;
 
-    if (trip->lane == NULL || remote->state != KV_REMOTE_CONNECTED || client->loop.is_closing)
+    if (request->connection == NULL || node->state != KVC_NODE_CONNECTED ||
+        client->loop.is_closing)
         return;
-    for (unsigned i = 0; i < KV_NOTICES && notice == NULL; i++)
-        if (!client->notices[i].busy)
-            notice = &client->notices[i];
-    if (notice == NULL)
+    for (unsigned i = 0; i < KVC_CANCEL_MESSAGES && cancel_message == NULL; i++)
+        if (!client->cancel_messages[i].busy)
+            cancel_message = &client->cancel_messages[i];
+    if (cancel_message == NULL)
         return;
-    notice->header = (struct kv_wire_header){
+    cancel_message->header = (struct kv_wire_header){
         .kind = KV_WIRE_REQUEST,
         .op = KV_OP_CANCEL,
-        .request_id = make_id(remote, NO_SLOT),
-        .client_index = remote->client_index,
+        .request_id = make_id(node, NO_SLOT),
+        .client_index = node->client_index,
         .tenant = client->tenant,
-        .client_token = remote->client_token,
+        .client_token = node->client_token,
         .epoch = client->placement.epoch,
         .deadline_us = node_deadline(client, NULL),
-        .offset = trip->id,
+        .offset = request->id,
     };
-    kv_message_seal(&notice->header, NULL, 0);
-    notice->busy = true;
-    if (kv_channel_send(trip->lane->channel, &notice->header, sizeof(notice->header), NULL, 0,
-                        notice_done, notice) != KV_IN_PROGRESS)
-        notice->busy = false;
+    kv_message_seal(&cancel_message->header, NULL, 0);
+    cancel_message->busy = true;
+    if (kv_channel_send(request->connection->channel, &cancel_message->header,
+                        sizeof(cancel_message->header), NULL, 0, cancel_message_done,
+                        cancel_message) != KV_IN_PROGRESS)
+        cancel_message->busy = false;
 }
 
-static struct kv_send *free_send(struct kv_trip *trip, const struct kv_send *other)
+static struct kvc_send *free_send(struct kvc_request *request, const struct kvc_send *other)
 {
-    for (unsigned i = 0; i < KV_SENDS; i++) {
-        struct kv_send *send = &trip->envelope->sends[i];
+    for (unsigned i = 0; i < KVC_SENDS; i++) {
+        struct kvc_send *send = &request->message->sends[i];
 
         if (!send->busy && send != other)
             return send;
@@ -277,132 +279,134 @@ static struct kv_send *free_send(struct kv_trip *trip, const struct kv_send *oth
 }
 
 static kv_status_t
-hand_over(struct kv_trip *trip, struct kv_send *send, const void *data, size_t bytes)
+hand_over(struct kvc_request *request, struct kvc_send *send, const void *data, size_t bytes)
 {
     kv_status_t status;
 
-    send->trip = trip;
+    send->request = request;
     send->busy = true;
-    status = kv_channel_send(trip->lane->channel, &send->header, sizeof(send->header), data,
-                             bytes, send_done, send);
+    status = kv_channel_send(request->connection->channel, &send->header, sizeof(send->header),
+                             data, bytes, send_done, send);
     if (status != KV_IN_PROGRESS)
         send->busy = false;
     return status;
 }
 
-static kv_status_t hand_over_pair(struct kv_trip *trip, struct kv_send *send)
+static kv_status_t hand_over_pair(struct kvc_request *request, struct kvc_send *send)
 {
     kv_status_t status;
 
-    send->trip = trip;
+    send->request = request;
     send->busy = true;
-    send->pair[0] = (struct kv_iov){trip->envelope->body, trip->body_bytes};
-    send->pair[1] = (struct kv_iov){(void *)trip->bulk, trip->header.bulk_bytes};
-    status = kv_channel_send_pair(trip->lane->channel, &send->header, sizeof(send->header),
-                                  send->pair, send_done, send);
+    send->pair[0] = (struct kv_iov){request->message->body, request->body_bytes};
+    send->pair[1] = (struct kv_iov){(void *)request->bulk, request->header.bulk_bytes};
+    status = kv_channel_send_pair(request->connection->channel, &send->header,
+                                  sizeof(send->header), send->pair, send_done, send);
     if (status != KV_IN_PROGRESS)
         send->busy = false;
     return status;
 }
 
 /* What every request says, besides what the operation has put into it. */
-static void address_request(struct kv_trip *trip)
+static void address_request(struct kvc_request *request)
 {
-    const struct kv_client *client = trip->client;
-    const struct kv_remote *remote = trip->remote;
-    struct kv_wire_header *header = &trip->header;
+    const struct kv_client *client = request->client;
+    const struct kvc_node *node = request->node;
+    struct kv_wire_header *header = &request->header;
 
     header->kind = KV_WIRE_REQUEST;
-    header->request_id = trip->id;
-    header->client_index = remote->client_index;
+    header->request_id = request->id;
+    header->client_index = node->client_index;
     header->tenant = client->tenant;
-    header->client_token = remote->client_token;
+    header->client_token = node->client_token;
     header->epoch = client->placement.epoch;
-    header->put_settled = trip->lane->put_settled;
-    header->deadline_us = node_deadline(client, trip->owner);
-    if (trip->owner != NULL)
-        trip->owner->request_ops->address(trip, header);
+    header->put_settled = request->connection->put_settled;
+    header->deadline_us = node_deadline(client, request->owner);
+    if (request->owner != NULL)
+        request->owner->request_ops->address(request, header);
 }
 
-void kv_trip_send(struct kv_trip *trip)
+void kvc_request_send(struct kvc_request *request)
 {
-    struct kv_client *client = trip->client;
-    struct kv_remote *remote = trip->remote;
-    struct kv_send *first = free_send(trip, NULL);
-    struct kv_send *second = free_send(trip, first);
-    struct kv_wire_header *header = &trip->header;
+    struct kv_client *client = request->client;
+    struct kvc_node *node = request->node;
+    struct kvc_send *first = free_send(request, NULL);
+    struct kvc_send *second = free_send(request, first);
+    struct kv_wire_header *header = &request->header;
     kv_status_t status;
     bool is_pair;
 
     /* Sending large data again while it still moves would only make it slower. */
-    trip->resend_us =
-        client->loop.now_us + trip->patience_us + trip->header.bulk_bytes / KV_BULK_SLOWEST;
-    kvc_loop_set_timer(&client->loop, trip->resend_us);
-    if (trip->lane == NULL || remote->failure != KV_OK || first == NULL || second == NULL)
+    request->resend_us = client->loop.now_us + request->retry_after_us +
+                         request->header.bulk_bytes / KVC_BULK_SLOWEST;
+    kvc_loop_set_timer(&client->loop, request->resend_us);
+    if (request->connection == NULL || node->failure != KV_OK || first == NULL ||
+        second == NULL)
         return;
-    if (trip->is_waiting)
-        send_cancel(trip);
-    if (trip->patience_us < client->retry_us * PATIENCE_DOUBLINGS)
-        trip->patience_us *= 2;
+    if (request->is_waiting)
+        send_cancel(request);
+    if (request->retry_after_us < client->retry_us * RETRY_DOUBLINGS)
+        request->retry_after_us *= 2;
 
-    refuse_held(trip);
-    trip->has_reply = trip->has_bulk = false;
-    trip->id = make_id(remote, kv_pool_index(client->trips, trip));
-    address_request(trip);
-    kv_message_seal(header, trip->envelope->body, trip->body_bytes);
+    refuse_deferred(request);
+    request->has_reply = request->has_bulk = false;
+    request->id = make_id(node, kv_pool_index(client->requests, request));
+    address_request(request);
+    kv_message_seal(header, request->message->body, request->body_bytes);
     first->header = *header;
-    is_pair = header->bulk_bytes > 0 &&
-              trip->body_bytes + header->bulk_bytes <= trip->lane->channel->pair_max;
-    status = is_pair ? hand_over_pair(trip, first)
-                     : hand_over(trip, first, trip->envelope->body, trip->body_bytes);
+    is_pair = header->bulk_bytes > 0 && request->body_bytes + header->bulk_bytes <=
+                                            request->connection->channel->pair_max;
+    status = is_pair ? hand_over_pair(request, first)
+                     : hand_over(request, first, request->message->body, request->body_bytes);
     if (status >= KV_OK && header->bulk_bytes > 0 && !is_pair) {
         second->header = *header;
         second->header.kind = KV_WIRE_BULK_REQUEST;
         kv_message_seal(&second->header, NULL, 0);
-        status = hand_over(trip, second, trip->bulk, header->bulk_bytes);
-        if (!trip->is_moving)
-            remote->bulk_moving += header->bulk_bytes;
-        trip->is_moving = true;
+        status = hand_over(request, second, request->bulk, header->bulk_bytes);
+        if (!request->is_moving)
+            node->bulk_moving += header->bulk_bytes;
+        request->is_moving = true;
     }
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
         /* The transport is full: soon again. */
-        trip->resend_us = client->loop.now_us + BACKOFF_MAX_US;
-        kvc_loop_set_timer(&client->loop, trip->resend_us);
+        request->resend_us = client->loop.now_us + KVC_BACKOFF_MAX_US;
+        kvc_loop_set_timer(&client->loop, request->resend_us);
     } else if (status < KV_OK) {
-        kv_remote_fail(remote, status, "a message cannot be sent");
+        kvc_node_fail(node, status, "a message cannot be sent");
         return;
     }
-    if (status >= KV_OK && trip->owner != NULL && !trip->has_left)
-        trip->owner->sent_us = kv_clock_now(client->loop.clock);
-    trip->has_left = trip->has_left || status >= KV_OK;
-    trip->is_waiting = true;
-    remote->requests++;
-    if (remote->owed_us == 0)
-        remote->owed_us = client->loop.now_us;
+    if (status >= KV_OK && request->owner != NULL && !request->has_left)
+        request->owner->sent_us = kv_clock_now(client->loop.clock);
+    request->has_left = request->has_left || status >= KV_OK;
+    request->is_waiting = true;
+    node->requests++;
+    if (node->unanswered_since_us == 0)
+        node->unanswered_since_us = client->loop.now_us;
     kvc_loop_set_timer(&client->loop, client->loop.now_us + client->peer_timeout_us / 8);
 }
 
-void kv_trip_abandon(struct kv_trip *trip)
+void kvc_request_abandon(struct kvc_request *request)
 {
-    if (trip->is_waiting)
-        send_cancel(trip);
-    kv_trip_end(trip);
+    if (request->is_waiting)
+        send_cancel(request);
+    kvc_request_end(request);
 }
 
-void kv_trips_timers(struct kv_client *client, struct kvc_owner *owner)
+void kvc_requests_timers(struct kv_client *client, struct kvc_owner *owner)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &owner->trips) {
-        struct kv_trip *trip = KV_LIST_ENTRY(link, struct kv_trip, of_owner);
+    KVC_LIST_EACH(link, follow, &owner->requests)
+    {
+        struct kvc_request *request = KVC_LIST_ENTRY(link, struct kvc_request, of_owner);
 
-        if (trip->resend_us <= client->loop.now_us) {
+        if (request->resend_us <= client->loop.now_us) {
             /* What lands is an answer: it will be there, or the node is lost. */
-            if (trip->is_landing)
-                trip->resend_us = client->loop.now_us + trip->patience_us;
+            if (request->is_landing)
+                request->resend_us = client->loop.now_us + request->retry_after_us;
             else
-                kv_trip_send(trip);
+                kvc_request_send(request);
         }
-        kvc_loop_set_timer(&client->loop, trip->resend_us);
+        kvc_loop_set_timer(&client->loop, request->resend_us);
     }
 }

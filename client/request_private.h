@@ -9,27 +9,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_remote;
-struct kv_trip;
+struct kvc_node;
+struct kvc_request;
 
-/* A request id: the attempt's number, the node's, the trip's slot in its pool. */
+/* A request id: the attempt's number, the node's, the request's slot in its pool. */
 enum {
-    ID_SLOT_BITS = 16,
-    ID_REMOTE_BITS = 8,
-    BACKOFF_MAX_US = 20000,
-    NODE_MARGIN_MAX_US = 50000,
+    KVC_ID_SLOT_BITS = 16,
+    KVC_ID_NODE_BITS = 8,
+    KVC_BACKOFF_MAX_US = 20000,
+    KVC_NODE_MARGIN_MAX_US = 50000,
 };
 
 /* An answer that is too large to come with its header, on its way. */
-struct receipt {
-    struct kv_list of_client;
-    struct kv_remote *remote;
+struct kvc_pending_receive {
+    struct kvc_list of_client;
+    struct kvc_node *node;
     struct kv_wire_header header; /* as it came, unchecked */
     size_t bytes;
     uint8_t data[] __attribute__((aligned(16)));
 };
 
-/* Releases a trip that is over, once nothing can touch memory for it. */
-void kv_trip_release(struct kv_trip *trip);
+/* Releases a request that is over, once nothing can touch memory for it. */
+void kvc_request_release(struct kvc_request *request);
 
 #endif

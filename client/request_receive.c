@@ -1,8 +1,8 @@
 /* What comes to the client's port.
  *
- * An answer is believed by its token, and belongs to the trip that has its id now; everything
+ * An answer is believed by its token, and belongs to the request that has its id now; everything
  * else is dropped and counted, its data refused.  An answer's data lands where its operation
- * says.  A trip whose answer and data are there ends, or fails, or waits and is sent again.
+ * says.  A request whose answer and data are there ends, or fails, or waits and is sent again.
  */
 #include "client/client.h"
 #include "client/connection.h"
@@ -31,154 +31,155 @@ enum {
     TEXT_BYTES = 160,
 };
 
-static struct kv_remote *remote_of(struct kv_client *client, uint64_t id)
+static struct kvc_node *node_of(struct kv_client *client, uint64_t id)
 {
-    uint32_t index = (id >> ID_SLOT_BITS) & ((1 << ID_REMOTE_BITS) - 1);
+    uint32_t index = (id >> KVC_ID_SLOT_BITS) & ((1 << KVC_ID_NODE_BITS) - 1);
 
-    return index < client->n_remotes ? &client->remotes[index] : NULL;
+    return index < client->n_nodes ? &client->nodes[index] : NULL;
 }
 
 /* Whether that node sent it: nobody else knows the token, and another node has another one. */
-static bool is_from(const struct kv_remote *remote, const struct kv_wire_header *header)
+static bool is_from(const struct kvc_node *node, const struct kv_wire_header *header)
 {
-    return remote->state == KV_REMOTE_CONNECTED &&
-           kv_token_equal(&remote->client_token, &header->client_token);
+    return node->state == KVC_NODE_CONNECTED &&
+           kv_token_equal(&node->client_token, &header->client_token);
 }
 
-/* The trip that waits for this answer, or NULL.  The header is from the trip's node. */
-static struct kv_trip *find(struct kv_client *client, const struct kv_wire_header *header)
+/* The request that waits for this answer, or NULL.  The header is from the request's node. */
+static struct kvc_request *find(struct kv_client *client, const struct kv_wire_header *header)
 {
-    uint32_t slot = header->request_id & ((1 << ID_SLOT_BITS) - 1);
-    struct kv_trip *trip;
+    uint32_t slot = header->request_id & ((1 << KVC_ID_SLOT_BITS) - 1);
+    struct kvc_request *request;
 
-    if (slot >= kv_pool_size(client->trips))
+    if (slot >= kv_pool_size(client->requests))
         return NULL;
-    trip = kv_pool_at(client->trips, slot);
-    if (!trip->is_live || trip->is_over || trip->id != header->request_id ||
-        trip->header.op != header->op || trip->header.client_index != header->client_index ||
-        trip->header.session_index != header->session_index ||
-        trip->header.generation != header->generation)
+    request = kv_pool_at(client->requests, slot);
+    if (!request->is_live || request->is_over || request->id != header->request_id ||
+        request->header.op != header->op ||
+        request->header.client_index != header->client_index ||
+        request->header.session_index != header->session_index ||
+        request->header.generation != header->generation)
         return NULL;
-    return trip;
+    return request;
 }
 
-static bool is_control(const struct kv_remote *remote, const struct kv_wire_header *header)
+static bool is_control(const struct kvc_node *node, const struct kv_wire_header *header)
 {
-    return (header->request_id & KV_CONTROL_ID_BIT) != 0 && header->kind == KV_WIRE_REPLY &&
-           remote->control != NULL && remote->control->row == &kv_control_message_row;
+    return (header->request_id & KVC_CONTROL_ID_BIT) != 0 && header->kind == KV_WIRE_REPLY &&
+           node->control != NULL && node->control->transport == &kvc_control_transport_messages;
 }
 
 /* The node whose answer this header, unchecked, announces; NULL: nothing waits for it. */
-static struct kv_remote *awaited_from(struct kv_client *client,
-                                      const struct kv_wire_header *header)
+static struct kvc_node *awaited_from(struct kv_client *client,
+                                     const struct kv_wire_header *header)
 {
-    struct kv_remote *remote = remote_of(client, header->request_id);
+    struct kvc_node *node = node_of(client, header->request_id);
     bool is_awaited;
 
-    if (remote == NULL)
+    if (node == NULL)
         return NULL;
-    if (header->request_id & KV_CONTROL_ID_BIT)
+    if (header->request_id & KVC_CONTROL_ID_BIT)
         is_awaited =
-            is_control(remote, header) && kv_control_message_awaits(remote->control, header);
+            is_control(node, header) && kvc_control_message_awaits(node->control, header);
     else
-        is_awaited = is_from(remote, header) && find(client, header) != NULL;
-    return is_awaited ? remote : NULL;
+        is_awaited = is_from(node, header) && find(client, header) != NULL;
+    return is_awaited ? node : NULL;
 }
 
-static void trip_failed(struct kv_trip *trip, kv_status_t status, const char *text)
+static void request_failed(struct kvc_request *request, kv_status_t status, const char *text)
 {
-    trip->is_waiting = false;
+    request->is_waiting = false;
     if (status == KV_CORRUPT)
-        trip->client->n_corrupt++;
-    if (trip->owner == NULL)
-        kv_trip_end(trip);
+        request->client->n_corrupt++;
+    if (request->owner == NULL)
+        kvc_request_end(request);
     else
-        trip->owner->request_ops->failed(trip, status, text);
+        request->owner->request_ops->failed(request, status, text);
 }
 
-static void check_complete(struct kv_trip *trip)
+static void check_complete(struct kvc_request *request)
 {
-    struct kvc_owner *owner = trip->owner;
+    struct kvc_owner *owner = request->owner;
     char text[TEXT_BYTES] = "";
     kv_status_t status;
 
-    if (!trip->has_reply)
+    if (!request->has_reply)
         return;
-    if (trip->has_bulk && trip->bulk_got != trip->reply.bulk_bytes) {
-        trip_failed(trip, KV_CORRUPT, "the answer's data has another size than it says");
+    if (request->has_bulk && request->bulk_got != request->reply.bulk_bytes) {
+        request_failed(request, KV_CORRUPT, "the answer's data has another size than it says");
         return;
     }
-    if (trip->reply.bulk_bytes > 0 && !trip->has_bulk)
+    if (request->reply.bulk_bytes > 0 && !request->has_bulk)
         return;
-    trip->is_waiting = false;
+    request->is_waiting = false;
     if (owner == NULL) {
-        kv_trip_end(trip);
+        kvc_request_end(request);
         return;
     }
-    owner->arrived_us = kv_clock_now(trip->client->loop.clock);
-    status = owner->request_ops->finish(trip, text, sizeof(text));
+    owner->arrived_us = kv_clock_now(request->client->loop.clock);
+    status = owner->request_ops->finish(request, text, sizeof(text));
     if (status != KV_OK) {
-        trip_failed(trip, status, text);
+        request_failed(request, status, text);
         return;
     }
-    kv_trip_end(trip);
+    kvc_request_end(request);
     owner->done(owner);
 }
 
 static void landed(void *arg, kv_status_t status)
 {
-    struct kv_trip *trip = arg;
+    struct kvc_request *request = arg;
 
-    trip->is_landing = false;
-    if (trip->is_over) {
-        kv_trip_release(trip);
+    request->is_landing = false;
+    if (request->is_over) {
+        kvc_request_release(request);
     } else if (status == KV_OK) {
-        trip->has_bulk = true;
-        check_complete(trip);
+        request->has_bulk = true;
+        check_complete(request);
     }
     /* Else it is asked for again when it has not come in time. */
 }
 
-static void land(struct kv_trip *trip, uint64_t bytes, struct kv_incoming *incoming)
+static void land(struct kvc_request *request, uint64_t bytes, struct kv_incoming *incoming)
 {
     struct kv_iov iov[KV_IOV_MAX];
     unsigned n_iov = 0;
     kv_status_t status;
 
-    if (trip->owner != NULL)
-        n_iov = trip->owner->request_ops->land(trip, bytes, iov);
+    if (request->owner != NULL)
+        n_iov = request->owner->request_ops->land(request, bytes, iov);
     if (n_iov == 0) {
         kv_incoming_refuse(incoming);
-        trip_failed(trip, KV_CORRUPT, "data came that was not asked for");
+        request_failed(request, KV_CORRUPT, "data came that was not asked for");
         return;
     }
-    trip->bulk_got = bytes;
-    trip->is_landing = true;
-    status = kv_incoming_receive(incoming, iov, n_iov, landed, trip);
+    request->bulk_got = bytes;
+    request->is_landing = true;
+    status = kv_incoming_receive(incoming, iov, n_iov, landed, request);
     if (status != KV_IN_PROGRESS)
-        landed(trip, status);
+        landed(request, status);
 }
 
 /* Whether a refusal may turn into success by itself, and there is time for it.  Rows that were
  * put before others failed to land, or have not been sent before, are sent again: those behind
  * them have to be so, too. */
-static bool is_passing(const struct kv_trip *trip, kv_status_t status)
+static bool is_passing(const struct kvc_request *request, kv_status_t status)
 {
-    const struct kvc_owner *owner = trip->owner;
+    const struct kvc_owner *owner = request->owner;
     uint64_t left_us, share_us;
 
-    if (owner == NULL || status != KV_NOT_READY || !owner->request_ops->awaits(trip))
+    if (owner == NULL || status != KV_NOT_READY || !owner->request_ops->awaits(request))
         return owner != NULL && status == KV_BUSY;
-    left_us = owner->deadline_us > trip->client->loop.now_us
-                  ? owner->deadline_us - trip->client->loop.now_us
+    left_us = owner->deadline_us > request->client->loop.now_us
+                  ? owner->deadline_us - request->client->loop.now_us
                   : 0;
     share_us = (owner->deadline_us - owner->begin_us) / 8;
-    if (share_us > 2 * NODE_MARGIN_MAX_US)
-        share_us = 2 * NODE_MARGIN_MAX_US;
+    if (share_us > 2 * KVC_NODE_MARGIN_MAX_US)
+        share_us = 2 * KVC_NODE_MARGIN_MAX_US;
     return left_us > share_us;
 }
 
-kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
+kv_status_t kvc_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
 {
     va_list args;
 
@@ -188,14 +189,14 @@ kv_status_t kv_reply_refuse(char *detail, size_t detail_bytes, const char *forma
     return KV_CORRUPT;
 }
 
-kv_status_t kv_peer_status(int32_t status)
+kv_status_t kvc_peer_status(int32_t status)
 {
     bool exists = status < KV_OK && strcmp(kv_status_name((kv_status_t)status), "unknown") != 0;
 
     return exists ? (kv_status_t)status : KV_CORRUPT;
 }
 
-void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes)
+void kvc_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes)
 {
     size_t bytes = from_bytes < to_bytes - 1 ? from_bytes : to_bytes - 1;
 
@@ -204,7 +205,7 @@ void kv_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes
     to[bytes] = 0;
 }
 
-void kv_peer_name(char *name)
+void kvc_peer_name(char *name)
 {
     for (uint8_t *at = (uint8_t *)name; at[0] != 0; at++)
         if (at[0] < ' ' || at[0] == 0x7f)
@@ -214,81 +215,82 @@ void kv_peer_name(char *name)
 }
 
 static void
-on_failure(struct kv_trip *trip, const struct kv_wire_header *header, const char *body)
+on_failure(struct kvc_request *request, const struct kv_wire_header *header, const char *body)
 {
-    struct kv_client *client = trip->client;
+    struct kv_client *client = request->client;
     char text[TEXT_BYTES];
 
-    if (is_passing(trip, header->status)) {
-        trip->backoff_us = trip->backoff_us == 0 ? BACKOFF_MIN_US : trip->backoff_us * 2;
-        if (trip->backoff_us > BACKOFF_MAX_US)
-            trip->backoff_us = BACKOFF_MAX_US;
-        trip->is_waiting = false;
-        trip->patience_us = client->retry_us;
-        trip->resend_us = client->loop.now_us + trip->backoff_us;
-        kvc_loop_set_timer(&client->loop, trip->resend_us);
+    if (is_passing(request, header->status)) {
+        request->backoff_us =
+            request->backoff_us == 0 ? BACKOFF_MIN_US : request->backoff_us * 2;
+        if (request->backoff_us > KVC_BACKOFF_MAX_US)
+            request->backoff_us = KVC_BACKOFF_MAX_US;
+        request->is_waiting = false;
+        request->retry_after_us = client->retry_us;
+        request->resend_us = client->loop.now_us + request->backoff_us;
+        kvc_loop_set_timer(&client->loop, request->resend_us);
         return;
     }
-    kv_peer_text(text, sizeof(text), body, header->body_bytes);
-    if (kv_peer_status(header->status) != (kv_status_t)header->status)
-        kv_reply_refuse(text, sizeof(text), "status: %d", header->status);
-    trip_failed(trip, kv_peer_status(header->status), text);
+    kvc_peer_text(text, sizeof(text), body, header->body_bytes);
+    if (kvc_peer_status(header->status) != (kv_status_t)header->status)
+        kvc_reply_refuse(text, sizeof(text), "status: %d", header->status);
+    request_failed(request, kvc_peer_status(header->status), text);
 }
 
 static void
-on_reply(struct kv_trip *trip, const struct kv_wire_header *header, const uint8_t *body)
+on_reply(struct kvc_request *request, const struct kv_wire_header *header, const uint8_t *body)
 {
     char text[TEXT_BYTES] = "";
     kv_status_t status = KV_OK;
 
-    if (trip->has_reply)
+    if (request->has_reply)
         return;
-    trip->reply = *header;
+    request->reply = *header;
     if (header->status != KV_OK) {
-        on_failure(trip, header, (const char *)body);
+        on_failure(request, header, (const char *)body);
         return;
     }
-    trip->has_reply = true;
-    if (trip->owner != NULL)
-        status = trip->owner->request_ops->reply(trip, body, text, sizeof(text));
+    request->has_reply = true;
+    if (request->owner != NULL)
+        status = request->owner->request_ops->reply(request, body, text, sizeof(text));
     if (status != KV_OK) {
-        trip_failed(trip, status, text);
+        request_failed(request, status, text);
         return;
     }
-    if (trip->held != NULL) {
-        struct kv_incoming *held = trip->held;
+    if (request->deferred != NULL) {
+        struct kv_incoming *deferred = request->deferred;
 
-        trip->held = NULL;
-        land(trip, trip->bulk_got, held);
+        request->deferred = NULL;
+        land(request, request->bulk_got, deferred);
         return;
     }
-    if (!trip->is_landing)
-        check_complete(trip);
+    if (!request->is_landing)
+        check_complete(request);
 }
 
 /* Data of an answer that was small enough to come at once. */
-static void on_small_bulk(struct kv_trip *trip, const uint8_t *data, size_t bytes)
+static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size_t bytes)
 {
     struct kv_iov iov[KV_IOV_MAX];
     unsigned n_iov = 0;
 
-    if (trip->has_bulk || trip->is_landing || trip->held != NULL)
+    if (request->has_bulk || request->is_landing || request->deferred != NULL)
         return;
-    if (trip->owner != NULL)
-        n_iov = trip->owner->request_ops->land(trip, bytes, iov);
+    if (request->owner != NULL)
+        n_iov = request->owner->request_ops->land(request, bytes, iov);
     if (n_iov == 0) {
         /* Too early to know, it cannot be held: asked for again, it will come later. */
-        if (!trip->lands_late || trip->has_reply)
-            trip_failed(trip, KV_CORRUPT, "data came that was not asked for");
+        if (!request->needs_header_first || request->has_reply)
+            request_failed(request, KV_CORRUPT, "data came that was not asked for");
         return;
     }
     for (unsigned i = 0; i < n_iov; i++) {
         memcpy(iov[i].base, data, iov[i].bytes);
         data += iov[i].bytes;
     }
-    trip->bulk_got = bytes;
-    trip->has_bulk = true;
-    check_complete(trip);
+    request->bulk_got = bytes;
+    request->has_bulk = true;
+    check_complete(request);
 }
 
 static void on_message(
@@ -296,84 +298,84 @@ static void on_message(
 {
     struct kv_client *client = owner;
     struct kv_wire_header header;
-    struct kv_remote *remote;
-    struct kv_trip *trip;
+    struct kvc_node *node;
+    struct kvc_request *request;
     const char *why;
 
     if (kv_message_check(message, message_bytes, data, data_bytes, &header, &why) != KV_OK ||
-        (remote = remote_of(client, header.request_id)) == NULL) {
+        (node = node_of(client, header.request_id)) == NULL) {
         client->n_dropped++;
         return;
     }
-    if (header.request_id & KV_CONTROL_ID_BIT) {
-        if (!is_control(remote, &header) ||
-            !kv_control_message_awaits(remote->control, &header)) {
+    if (header.request_id & KVC_CONTROL_ID_BIT) {
+        if (!is_control(node, &header) || !kvc_control_message_awaits(node->control, &header)) {
             client->n_dropped++;
             return;
         }
-        kv_remote_heard(remote);
-        kv_control_message_reply(remote->control, &header, data);
+        kvc_node_mark_alive(node);
+        kvc_control_message_reply(node->control, &header, data);
         return;
     }
-    if (!is_from(remote, &header)) {
+    if (!is_from(node, &header)) {
         client->n_dropped++;
         return;
     }
-    kv_remote_heard(remote);
-    trip = find(client, &header);
-    if (trip == NULL) {
+    kvc_node_mark_alive(node);
+    request = find(client, &header);
+    if (request == NULL) {
         client->n_dropped++;
     } else if (header.kind == KV_WIRE_BULK_REPLY) {
-        on_small_bulk(trip, data, data_bytes);
+        on_small_bulk(request, data, data_bytes);
     } else if (header.kind == KV_WIRE_REPLY) {
         size_t bulk_bytes = data_bytes - header.body_bytes;
 
-        on_reply(trip, &header, data);
-        if (bulk_bytes > 0 && (trip = find(client, &header)) != NULL)
-            on_small_bulk(trip, (const uint8_t *)data + header.body_bytes, bulk_bytes);
+        on_reply(request, &header, data);
+        if (bulk_bytes > 0 && (request = find(client, &header)) != NULL)
+            on_small_bulk(request, (const uint8_t *)data + header.body_bytes, bulk_bytes);
     }
 }
 
-static void receipt_done(void *arg, kv_status_t status)
+static void pending_receive_done(void *arg, kv_status_t status)
 {
-    struct receipt *receipt = arg;
+    struct kvc_pending_receive *pending_receive = arg;
 
-    kv_list_remove(&receipt->of_client);
-    receipt->remote->n_receipts--;
+    kvc_list_remove(&pending_receive->of_client);
+    pending_receive->node->n_pending_receives--;
     if (status == KV_OK)
-        on_message(receipt->remote->client, &receipt->header, sizeof(receipt->header),
-                   receipt->data, receipt->bytes);
-    free(receipt);
+        on_message(pending_receive->node->client, &pending_receive->header,
+                   sizeof(pending_receive->header), pending_receive->data,
+                   pending_receive->bytes);
+    free(pending_receive);
 }
 
 /* An answer whose body is still with the node.  Each has places of its own for them: one that
  * never sends what it has announced keeps no other from answering. */
-static void receive_reply(struct kv_remote *remote,
+static void receive_reply(struct kvc_node *node,
                           const struct kv_wire_header *header,
                           size_t bytes,
                           struct kv_incoming *incoming)
 {
-    struct kv_client *client = remote->client;
+    struct kv_client *client = node->client;
     struct kv_iov iov = {.bytes = bytes};
-    struct receipt *receipt = NULL;
+    struct kvc_pending_receive *pending_receive = NULL;
     kv_status_t status;
 
-    if (remote->n_receipts < KV_RECEIPTS_MAX && bytes <= KV_WIRE_CONTROL_MAX)
-        receipt = malloc(sizeof(*receipt) + bytes);
-    if (receipt == NULL) {
+    if (node->n_pending_receives < KVC_PENDING_RECEIVES_MAX && bytes <= KV_WIRE_CONTROL_MAX)
+        pending_receive = malloc(sizeof(*pending_receive) + bytes);
+    if (pending_receive == NULL) {
         client->n_dropped++;
         kv_incoming_refuse(incoming);
         return;
     }
-    receipt->remote = remote;
-    receipt->header = *header;
-    receipt->bytes = bytes;
-    kv_list_append(&client->receipts, &receipt->of_client);
-    remote->n_receipts++;
-    iov.base = receipt->data;
-    status = kv_incoming_receive(incoming, &iov, 1, receipt_done, receipt);
+    pending_receive->node = node;
+    pending_receive->header = *header;
+    pending_receive->bytes = bytes;
+    kvc_list_append(&client->pending_receives, &pending_receive->of_client);
+    node->n_pending_receives++;
+    iov.base = pending_receive->data;
+    status = kv_incoming_receive(incoming, &iov, 1, pending_receive_done, pending_receive);
     if (status != KV_IN_PROGRESS)
-        receipt_done(receipt, status);
+        pending_receive_done(pending_receive, status);
 }
 
 static void on_incoming(void *owner,
@@ -384,8 +386,8 @@ static void on_incoming(void *owner,
 {
     struct kv_client *client = owner;
     struct kv_wire_header header;
-    struct kv_remote *remote;
-    struct kv_trip *trip;
+    struct kvc_node *node;
+    struct kvc_request *request;
     const char *why;
 
     if (message_bytes != sizeof(header)) {
@@ -395,39 +397,40 @@ static void on_incoming(void *owner,
     }
     memcpy(&header, message, sizeof(header));
     if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REPLY &&
-        header.body_bytes == data_bytes && (remote = awaited_from(client, &header)) != NULL) {
-        receive_reply(remote, &header, data_bytes, incoming);
+        header.body_bytes == data_bytes && (node = awaited_from(client, &header)) != NULL) {
+        receive_reply(node, &header, data_bytes, incoming);
         return;
     }
     if (header.kind != KV_WIRE_BULK_REPLY ||
         kv_message_check(message, message_bytes, NULL, data_bytes, &header, &why) != KV_OK ||
-        (remote = remote_of(client, header.request_id)) == NULL || !is_from(remote, &header)) {
+        (node = node_of(client, header.request_id)) == NULL || !is_from(node, &header)) {
         client->n_dropped++;
         kv_incoming_refuse(incoming);
         return;
     }
-    kv_remote_heard(remote);
-    trip = find(client, &header);
-    if (trip == NULL || trip->has_bulk || trip->is_landing || trip->held != NULL) {
+    kvc_node_mark_alive(node);
+    request = find(client, &header);
+    if (request == NULL || request->has_bulk || request->is_landing ||
+        request->deferred != NULL) {
         client->n_dropped++;
         kv_incoming_refuse(incoming);
-    } else if (trip->lands_late && !trip->has_reply) {
-        trip->held = incoming;
-        trip->bulk_got = data_bytes;
+    } else if (request->needs_header_first && !request->has_reply) {
+        request->deferred = incoming;
+        request->bulk_got = data_bytes;
     } else {
-        land(trip, data_bytes, incoming);
+        land(request, data_bytes, incoming);
     }
 }
 
 static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 {
-    struct kv_link *link = channel_arg;
+    struct kvc_link *link = channel_arg;
 
     (void)owner;
-    kv_remote_fail(link->remote, status, "the connection was lost");
+    kvc_node_fail(link->node, status, "the connection was lost");
 }
 
-const struct kv_port_events kv_client_events = {
+const struct kv_port_events kvc_client_events = {
     .message = on_message,
     .incoming = on_incoming,
     .failed = on_failed,

@@ -19,34 +19,34 @@
 
 /* ---- the handle -------------------------------------------------------------------------- */
 
-const char *kv_session_text(const struct kv_id128 *id, char text[KV_SESSION_TEXT])
+const char *kvc_session_text(const struct kv_id128 *id, char text[KVC_SESSION_TEXT])
 {
     for (unsigned i = 0; i < 8; i++)
         snprintf(text + 2 * i, 3, "%02x", id->bytes[i]);
     return text;
 }
 
-void kv_session_describe(const struct kv_session *session,
-                         uint32_t layer,
-                         char *text,
-                         size_t text_bytes)
+void kvc_session_describe(const struct kv_session *session,
+                          uint32_t layer,
+                          char *text,
+                          size_t text_bytes)
 {
-    char id[KV_SESSION_TEXT];
+    char id[KVC_SESSION_TEXT];
 
     snprintf(text, text_bytes, "session %s, layer %u",
-             kv_session_text(&session->ticket.session_id, id), layer);
+             kvc_session_text(&session->ticket.session_id, id), layer);
 }
 
 struct kv_session *
-kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root)
+kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root)
 {
     struct kv_session *session =
-        calloc(1, sizeof(*session) + client->n_remotes * sizeof(session->nodes[0]));
+        calloc(1, sizeof(*session) + client->n_nodes * sizeof(session->nodes[0]));
 
     if (session == NULL)
         return NULL;
-    kv_list_init(&session->of_client);
-    kv_list_init(&session->ops);
+    kvc_list_init(&session->of_client);
+    kvc_list_init(&session->ops);
     session->client = client;
     session->schema = *schema;
     session->root = root;
@@ -66,27 +66,28 @@ kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t ro
             session->bytes_before[i] + (uint64_t)layer->n_kv_heads * layer->row_bytes;
         session->row_bytes_before[i + 1] = session->row_bytes_before[i] + layer->row_bytes;
     }
-    kv_list_append(&client->sessions, &session->of_client);
+    kvc_list_append(&client->sessions, &session->of_client);
     return session;
 }
 
 void kvc_session_destroy(struct kv_session *session)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &session->client->calls) {
-        struct kv_call *call = KV_LIST_ENTRY(link, struct kv_call, of_client);
+    KVC_LIST_EACH(link, follow, &session->client->calls)
+    {
+        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
         if (call->session == session)
             call->session = NULL;
     }
-    kv_list_remove(&session->of_client);
+    kvc_list_remove(&session->of_client);
     free(session->writers);
     free(session->slots);
     free(session);
 }
 
-uint64_t kv_client_draw_writer(struct kv_client *client)
+uint64_t kvc_client_draw_writer(struct kv_client *client)
 {
     uint64_t writer;
 
@@ -116,7 +117,7 @@ uint32_t kv_session_lease_ms(const struct kv_session *session)
     return session->lease_ms;
 }
 
-static void nobody_waits(struct kv_call *call,
+static void ignore_reply(struct kvc_call *call,
                          kv_status_t status,
                          const ProtobufCMessage *reply,
                          const char *detail)
@@ -127,20 +128,20 @@ static void nobody_waits(struct kv_call *call,
     (void)detail;
 }
 
-void kv_session_drop(struct kv_remote *remote, uint32_t index, const struct kv_id128 *token)
+void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id128 *token)
 {
     Kvpb__CloseRequest request = KVPB__CLOSE_REQUEST__INIT;
 
     request.session_index = index;
-    request.token = binary(token);
-    if (remote->client->loop.is_closing)
+    request.token = kvc_binary(token);
+    if (node->client->loop.is_closing)
         return;
-    (void)kv_call_begin(remote, NULL, NULL, KV_OP_CLOSE, &request.base, nobody_waits);
+    (void)kvc_call_begin(node, NULL, NULL, KV_OP_CLOSE, &request.base, ignore_reply);
 }
 
 /* ---- renew ------------------------------------------------------------------------------- */
 
-static void background_done(struct kv_call *call,
+static void background_done(struct kvc_call *call,
                             kv_status_t status,
                             const ProtobufCMessage *message,
                             const char *detail)
@@ -171,20 +172,20 @@ static void renew(struct kv_session *session)
     session->renew_us = client->loop.now_us + lease_us / 3;
     if (session->n_renewing > 0)
         return;
-    for (uint32_t i = 0; i < client->n_remotes; i++) {
-        struct kv_remote *remote = &client->remotes[i];
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
 
-        if (remote->state != KV_REMOTE_CONNECTED) {
-            kv_remote_connect(remote);
+        if (node->state != KVC_NODE_CONNECTED) {
+            kvc_node_connect(node);
             session->renew_us = client->loop.now_us + lease_us / 12;
             continue;
         }
-        if (session->nodes[i].incarnation != remote->incarnation)
+        if (session->nodes[i].incarnation != node->incarnation)
             continue;
         request.session_index = session->nodes[i].index;
-        request.token = binary(&session->ticket.token);
+        request.token = kvc_binary(&session->ticket.token);
         request.lease_ms = session->lease_ms;
-        if (kv_call_begin(remote, NULL, session, KV_OP_RENEW, &request.base, background_done) ==
+        if (kvc_call_begin(node, NULL, session, KV_OP_RENEW, &request.base, background_done) ==
             KV_OK)
             session->n_renewing++;
         else
@@ -192,12 +193,13 @@ static void renew(struct kv_session *session)
     }
 }
 
-void kv_sessions_timers(struct kv_client *client)
+void kvc_sessions_timers(struct kv_client *client)
 {
-    struct kv_list *link, *follow;
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &client->sessions) {
-        struct kv_session *session = KV_LIST_ENTRY(link, struct kv_session, of_client);
+    KVC_LIST_EACH(link, follow, &client->sessions)
+    {
+        struct kv_session *session = KVC_LIST_ENTRY(link, struct kv_session, of_client);
 
         if (session->renew_us <= client->loop.now_us)
             renew(session);

@@ -3,7 +3,7 @@
  * The handle's generation is the log's end; a node that lags is sent the rest before it is used
  * (session_catchup.c).
  *
- * Threads: the client's.  Memory: kv_session_make() / kv_session_free(), which ends its operations first.
+ * Threads: the client's.  Memory: kvc_session_make() / kv_session_free(), which ends its operations first.
  */
 #ifndef KV_CLIENT_SESSION_H
 #define KV_CLIENT_SESSION_H
@@ -16,19 +16,19 @@
 struct kv_writers;
 
 enum {
-    KV_LIFECYCLE_LOG = 16,
+    KVC_LOG_ENTRIES = 16,
 };
 
-struct kv_lifecycle {
+struct kvc_log_entry {
     uint64_t op_id;
-    enum kv_op_id kind;
+    enum kv_op_id type;
     uint32_t generation; /* before */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
     uint64_t writer; /* fork: the child's; truncate: the session's own from then on */
 };
 
-struct kv_session_node {
+struct kvc_session_node {
     uint32_t index;      /* session_index there */
     uint32_t generation; /* that it has answered with */
     uint32_t incarnation;
@@ -36,7 +36,7 @@ struct kv_session_node {
 };
 
 struct kv_session {
-    struct kv_list of_client;
+    struct kvc_list of_client;
     struct kv_client *client;
     struct kv_ticket ticket;
     struct kv_id128 fingerprint;
@@ -49,12 +49,12 @@ struct kv_session {
     uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
     bool is_closed;
 
-    struct kv_list ops; /* begun and not ended, in order */
+    struct kvc_list ops; /* begun and not ended, in order */
     uint32_t n_queued;
     uint32_t n_exclusive; /* of `ops` */
 
-    struct kv_lifecycle
-        log[KV_LIFECYCLE_LOG]; /* what some node may have missed, oldest first */
+    struct kvc_log_entry
+        log[KVC_LOG_ENTRIES]; /* what some node may have missed, oldest first */
     uint32_t n_log;
 
     uint64_t renew_us;
@@ -63,53 +63,53 @@ struct kv_session {
     uint16_t *slots;                              /* (n_units) placement slot of each unit */
     uint64_t bytes_before[KV_LAYERS_MAX + 1];     /* of one token, in the layers before */
     uint64_t row_bytes_before[KV_LAYERS_MAX + 1]; /* sum of row_bytes of the layers before */
-    struct kv_session_node nodes[];
+    struct kvc_session_node nodes[];
 };
 
 /* An empty handle of a finished schema.  NULL: out of memory. */
 struct kv_session *
-kv_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
+kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
 
 /* Frees a handle that no operation uses any more (kv_session_free(), op.c). */
 void kvc_session_destroy(struct kv_session *session);
 
 /* A writer that is nobody's yet. */
-uint64_t kv_client_draw_writer(struct kv_client *client);
+uint64_t kvc_client_draw_writer(struct kv_client *client);
 
 /* KV_OK: the session may be used on that node.  KV_IN_PROGRESS: it is catching up.  Else
  * `detail` says why not. */
-kv_status_t kv_session_ready(struct kv_session *session,
-                             struct kv_remote *remote,
-                             char *detail,
-                             size_t detail_bytes);
+kv_status_t kvc_session_ready(struct kv_session *session,
+                              struct kvc_node *node,
+                              char *detail,
+                              size_t detail_bytes);
 
 /* Adds to the log; false: it is full. */
-bool kv_session_log(struct kv_session *session, const struct kv_lifecycle *entry);
-void kv_session_trim(struct kv_session *session);
+bool kvc_session_log(struct kv_session *session, const struct kvc_log_entry *entry);
+void kvc_session_trim(struct kv_session *session);
 
 /* Sends one lifecycle operation to one node. */
-kv_status_t kv_lifecycle_send(struct kv_session *session,
-                              struct kv_remote *remote,
-                              struct kvc_owner *owner,
-                              const struct kv_lifecycle *entry,
-                              kv_call_done_fn done);
+kv_status_t kvc_log_entry_send(struct kv_session *session,
+                               struct kvc_node *node,
+                               struct kvc_owner *owner,
+                               const struct kvc_log_entry *entry,
+                               kvc_call_done_fn done);
 
 /* Renews leases in the background. */
-void kv_sessions_timers(struct kv_client *client);
+void kvc_sessions_timers(struct kv_client *client);
 
 /* The first digits of a session's id, for texts.  Returns `text`. */
 enum {
-    KV_SESSION_TEXT = 24
+    KVC_SESSION_TEXT = 24
 };
-const char *kv_session_text(const struct kv_id128 *id, char text[KV_SESSION_TEXT]);
+const char *kvc_session_text(const struct kv_id128 *id, char text[KVC_SESSION_TEXT]);
 
 /* "session 1a2b, layer 3" */
-void kv_session_describe(const struct kv_session *session,
-                         uint32_t layer,
-                         char *text,
-                         size_t text_bytes);
+void kvc_session_describe(const struct kv_session *session,
+                          uint32_t layer,
+                          char *text,
+                          size_t text_bytes);
 
 /* Best effort: ends a session on one node, nobody waits. */
-void kv_session_drop(struct kv_remote *remote, uint32_t index, const struct kv_id128 *token);
+void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id128 *token);
 
 #endif

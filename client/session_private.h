@@ -5,7 +5,7 @@
 #include "proto/kv_types.h"
 #include "proto/kvstore.pb-c.h"
 
-static inline ProtobufCBinaryData binary(const struct kv_id128 *id)
+static inline ProtobufCBinaryData kvc_binary(const struct kv_id128 *id)
 {
     return (ProtobufCBinaryData){.data = (uint8_t *)id->bytes, .len = sizeof(id->bytes)};
 }

@@ -11,33 +11,33 @@
 
 static const struct command {
     const char *name;
-    enum command_set bit;
+    enum kvw_command_set bit;
     const char *summary, *more;
-    int (*run)(struct kvworker *worker);
+    int (*run)(struct kvw_context *worker);
 } commands[] = {
-    {"info", INFO, "what a model file contains, and what fits",
+    {"info", KVW_COMMAND_INFO, "what a model file contains, and what fits",
      "Tells what the file contains, how many bytes of rows a token takes, and how many tokens\n"
      "fit into memory and store.",
-     kvworker_info_run},
-    {"generate", GENERATE, "answer one prompt",
+     kvw_info_run},
+    {"generate", KVW_COMMAND_GENERATE, "answer one prompt",
      "Prints the answer as it comes, and what it cost on stderr.  Ctrl-C ends it cleanly.",
-     kvworker_generate_run},
-    {"chat", CHAT, "a conversation, a line at a time",
+     kvw_generate_run},
+    {"chat", KVW_COMMAND_CHAT, "a conversation, a line at a time",
      "Reads lines from standard input and answers them.  Ctrl-C ends an answer, and\n"
      "between answers the conversation, as Ctrl-D does.",
-     kvworker_chat_run},
-    {"ask", ASK, "questions about one long text, by several attention methods",
+     kvw_chat_run},
+    {"ask", KVW_COMMAND_ASK, "questions about one long text, by several attention methods",
      "Odd sentences are put into the text, and asked for by their beginnings.  The text "
      "passes\n"
      "once for each method; each question goes on in a fork of the stored session.",
-     kvworker_ask_run},
-    {"eval", EVAL, "what attention methods lose over a text",
+     kvw_ask_run},
+    {"eval", KVW_COMMAND_EVAL, "what attention methods lose over a text",
      "Perplexity of the text, taken as it is, and sentences found in it, for each method, "
      "budget\n"
      "and seed; losses are against full attention.",
-     kvworker_eval_run},
-    {"logits", LOGITS, "the scores of all tokens at every position of a text",
-     "Takes the prompt as it is, without a chat template.", kvworker_logits_run},
+     kvw_eval_run},
+    {"logits", KVW_COMMAND_LOGITS, "the scores of all tokens at every position of a text",
+     "Takes the prompt as it is, without a chat template.", kvw_logits_run},
 };
 
 enum {
@@ -47,9 +47,9 @@ enum {
 /* The second signal does not wait for anybody. */
 static void on_signal(int number)
 {
-    if (kvworker_stop)
+    if (kvw_stop)
         _exit(128 + number);
-    kvworker_stop = number;
+    kvw_stop = number;
 }
 
 static void catch_signals(void)
@@ -78,7 +78,7 @@ static void print_help(void)
         "Exit status: 0 done, 1 failed, 2 wrong usage or unusable input.\n");
 }
 
-static void print_command_help(const struct command *command, const struct kv_config_row *rows)
+static void print_command_help(const struct command *command, const struct kv_option *rows)
 {
     printf("Usage: kvworker %s --model FILE [OPTION]...\n\n%s\n\n", command->name,
            command->more);
@@ -94,76 +94,75 @@ static const struct command *find_command(const char *name)
 }
 
 /* argv begins with the command.  Returns the exit status. */
-static int run(struct kvworker *worker, const struct command *command, int argc, char **argv)
+static int run(struct kvw_context *worker, const struct command *command, int argc, char **argv)
 {
-    static struct kvworker_options values;
-    struct kv_config_row rows[KVWORKER_OPTIONS_MAX + 1];
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    static struct kvw_options values;
+    struct kv_option rows[KVW_OPTIONS_MAX + 1];
+    char detail[KVW_DETAIL_BYTES] = "";
 
-    kvworker_option_rows(command->bit, rows);
+    kvw_option_rows(command->bit, rows);
     worker->command = command->name;
     worker->options = &values;
     kv_config_defaults(rows, &values);
-    if (command->bit == GENERATE && !kvworker_take_prompt(&values, &argc, argv)) {
-        kvworker_error(worker, "option: --prompt: a value is missing");
-        return KVWORKER_USAGE;
+    if (command->bit == KVW_COMMAND_GENERATE && !kvw_take_prompt(&values, &argc, argv)) {
+        kvw_error(worker, "option: --prompt: a value is missing");
+        return KVW_USAGE;
     }
     if (kv_config_environment(rows, &values, "KVWORKER", detail, sizeof(detail)) != KV_OK ||
         kv_config_arguments(rows, &values, &argc, argv, detail, sizeof(detail)) != KV_OK) {
-        kvworker_error(worker, "%s", detail);
-        return KVWORKER_USAGE;
+        kvw_error(worker, "%s", detail);
+        return KVW_USAGE;
     }
     /* One from the environment gives way to a file. */
     if (values.prompt_text == NULL && values.prompt[0] != '\0' && values.prompt_file[0] == '\0')
         values.prompt_text = values.prompt;
     if (argc > 1) {
-        kvworker_error(worker, "option: unexpected: %s", argv[1]);
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: unexpected: %s", argv[1]);
+        return KVW_USAGE;
     }
     if (values.help) {
         print_command_help(command, rows);
-        return KVWORKER_DONE;
+        return KVW_DONE;
     }
     return command->run(worker);
 }
 
 int main(int argc, char **argv)
 {
-    struct kvworker worker = {.gguf = NULL};
+    struct kvw_context worker = {.gguf = NULL};
     const struct command *command;
-    int outcome = KVWORKER_USAGE;
+    int outcome = KVW_USAGE;
 
     kv_log_set_program("kvworker");
     kv_log_set_level(KV_LOG_WARN);
-    kv_gguf_guard("kvworker");
+    kvw_gguf_guard("kvworker");
     catch_signals();
     /* Not farther: what follows may be the value of an option. */
     for (int i = 1; i < argc && i < 3; i++)
         if (strcmp(argv[i], "-h") == 0)
             argv[i] = "--help";
     if (!kv_isa_named()) {
-        kvworker_error(&worker, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
+        kvw_error(&worker, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
     } else if (argc < 2) {
-        kvworker_error(&worker, "command: missing: kvworker --help lists them");
+        kvw_error(&worker, "command: missing: kvworker --help lists them");
     } else if (strcmp(argv[1], "--help") == 0) {
         print_help();
-        outcome = KVWORKER_DONE;
+        outcome = KVW_DONE;
     } else if (strcmp(argv[1], "--version") == 0) {
         printf("kvworker %s\n", TOPKV_VERSION);
-        outcome = KVWORKER_DONE;
+        outcome = KVW_DONE;
     } else {
         command = find_command(argv[1]);
         if (command == NULL)
-            kvworker_error(&worker, "command: unknown: %s: kvworker --help lists them",
-                           argv[1]);
+            kvw_error(&worker, "command: unknown: %s: kvworker --help lists them", argv[1]);
         else
             outcome = run(&worker, command, argc - 1, argv + 1);
     }
-    kvworker_close(&worker);
+    kvw_close(&worker);
 
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        kvworker_error(&worker, "standard output: cannot be written");
-        outcome = KVWORKER_FAILED;
+        kvw_error(&worker, "standard output: cannot be written");
+        outcome = KVW_FAILED;
     }
     return outcome;
 }

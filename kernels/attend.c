@@ -28,7 +28,7 @@ void kv_attend_begin(const struct kv_attend_shape *shape, float *state)
            (kv_attend_floats(shape) - shape->n_queries) * sizeof(*state));
 }
 
-/* Scores (KV_ATTEND_GROUP) of one query to weights; ret_old is the weight of what was there. */
+/* Scores (KV_ATTEND_BATCH) of one query to weights; ret_old is the weight of what was there. */
 static void
 weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret_old)
 {
@@ -56,21 +56,21 @@ static void scalar_group(const struct kv_attend_shape *shape,
                          const float *queries,
                          const void *const *rows,
                          unsigned n,
-                         const uint32_t *among,
+                         const uint32_t *query_mask,
                          float *state)
 {
-    const struct kv_keys_kernels *keys = kv_keys_kernels_at(0);
+    const struct kv_exact_scores_kernels *keys = kv_exact_scores_kernels_at(0);
     const size_t n_queries = shape->n_queries, d_v = shape->d_v;
     const size_t key_bytes = kv_attend_row_bytes(shape) / (shape->d_k + d_v) * shape->d_k;
-    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP], old[KV_ATTEND_QUERIES_MAX];
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_BATCH], old[KV_ATTEND_QUERIES_MAX];
     float value[KV_ATTEND_D_MAX], *output = state + 2 * n_queries;
     float added[KV_ATTEND_D_MAX];
 
     keys->score_list(shape->type, rows, n, shape->d_k, queries, n_queries, scores[0],
-                     KV_ATTEND_GROUP);
+                     KV_ATTEND_BATCH);
     for (size_t query = 0; query < n_queries; query++) {
-        for (unsigned i = 0; among != NULL && i < n; i++)
-            if ((among[i] >> query & 1) == 0)
+        for (unsigned i = 0; query_mask != NULL && i < n; i++)
+            if ((query_mask[i] >> query & 1) == 0)
                 scores[query][i] = -INFINITY;
         weigh(scores[query], n, shape->scale, &state[query], &state[n_queries + query],
               &old[query]);
@@ -91,17 +91,17 @@ static void scalar_rows(const struct kv_attend_shape *shape,
                         const float *queries,
                         const void *const *rows,
                         size_t n,
-                        const uint32_t *among,
+                        const uint32_t *query_mask,
                         const uint32_t *seeds,
                         uint32_t *ret_crcs,
                         float *state)
 {
     if (seeds != NULL)
         kv_rows_crc_list(rows, n, kv_attend_row_bytes(shape), seeds, ret_crcs);
-    for (size_t from = 0; from < n; from += KV_ATTEND_GROUP)
+    for (size_t from = 0; from < n; from += KV_ATTEND_BATCH)
         scalar_group(shape, queries, rows + from,
-                     n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP,
-                     among != NULL ? among + from : NULL, state);
+                     n - from < KV_ATTEND_BATCH ? (unsigned)(n - from) : KV_ATTEND_BATCH,
+                     query_mask != NULL ? query_mask + from : NULL, state);
 }
 
 static void scalar_run(const struct kv_attend_shape *shape,
@@ -109,18 +109,19 @@ static void scalar_run(const struct kv_attend_shape *shape,
                        const void *rows,
                        size_t stride,
                        size_t n,
-                       const uint32_t *among,
+                       const uint32_t *query_mask,
                        float *state)
 {
-    const void *list[KV_ATTEND_GROUP];
+    const void *list[KV_ATTEND_BATCH];
 
-    for (size_t from = 0; from < n; from += KV_ATTEND_GROUP) {
+    for (size_t from = 0; from < n; from += KV_ATTEND_BATCH) {
         const unsigned count =
-            n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
+            n - from < KV_ATTEND_BATCH ? (unsigned)(n - from) : KV_ATTEND_BATCH;
 
         for (unsigned i = 0; i < count; i++)
             list[i] = (const uint8_t *)rows + (from + i) * stride;
-        scalar_group(shape, queries, list, count, among != NULL ? among + from : NULL, state);
+        scalar_group(shape, queries, list, count, query_mask != NULL ? query_mask + from : NULL,
+                     state);
     }
 }
 
@@ -224,22 +225,22 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const float *queries,
                     const void *const *rows,
                     size_t n,
-                    const uint32_t *among,
+                    const uint32_t *query_mask,
                     float *state)
 {
-    best->rows(shape, queries, rows, n, among, NULL, NULL, state);
+    best->rows(shape, queries, rows, n, query_mask, NULL, NULL, state);
 }
 
 void kv_attend_checked(const struct kv_attend_shape *shape,
                        const float *queries,
                        const void *const *rows,
                        size_t n,
-                       const uint32_t *among,
+                       const uint32_t *query_mask,
                        const uint32_t *seeds,
                        uint32_t *ret_crcs,
                        float *state)
 {
-    best->rows(shape, queries, rows, n, among, seeds, ret_crcs, state);
+    best->rows(shape, queries, rows, n, query_mask, seeds, ret_crcs, state);
 }
 
 void kv_attend_run(const struct kv_attend_shape *shape,
@@ -247,8 +248,8 @@ void kv_attend_run(const struct kv_attend_shape *shape,
                    const void *rows,
                    size_t stride,
                    size_t n,
-                   const uint32_t *among,
+                   const uint32_t *query_mask,
                    float *state)
 {
-    best->run(shape, queries, rows, stride, n, among, state);
+    best->run(shape, queries, rows, stride, n, query_mask, state);
 }

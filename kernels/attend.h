@@ -9,7 +9,7 @@
  * lse being what partial answers over disjoint rows are merged by (kv_attend_merge).  Base e.
  *
  * Numerical contract, the same in every instruction set, to the bit.  Rows are taken in groups
- * of KV_ATTEND_GROUP, counted from the first one since kv_attend_begin(); the last group may be
+ * of KV_ATTEND_BATCH, counted from the first one since kv_attend_begin(); the last group may be
  * smaller.  For each group and query, maximum M, sum S and output O being 0 and M -inf at
  * first:
  *
@@ -50,14 +50,14 @@
 #include <stdint.h>
 
 enum {
-    KV_ATTEND_GROUP = 64,       /* rows */
+    KV_ATTEND_BATCH = 64,       /* rows */
     KV_ATTEND_D_MAX = 1024,     /* elements of a key, and of a value */
     KV_ATTEND_QUERIES_MAX = 32, /* as many as `among` has bits */
     KV_ATTEND_PARTS_MAX = 256,  /* of one merge */
 };
 
 static_assert(KV_ATTEND_QUERIES_MAX == 32, "a bit each");
-static_assert(KV_ATTEND_GROUP % 16 == 0, "a group is whole vectors");
+static_assert(KV_ATTEND_BATCH % 16 == 0, "a group is whole vectors");
 
 struct kv_attend_shape {
     enum kv_key_type type;
@@ -89,7 +89,7 @@ static inline size_t kv_attend_floats(const struct kv_attend_shape *shape)
 void kv_attend_begin(const struct kv_attend_shape *shape, float *state);
 
 /* Adds rows.  Every call but the last since kv_attend_begin() brings a multiple of
- * KV_ATTEND_GROUP: then the answer does not depend on how the rows are cut into calls, nor on
+ * KV_ATTEND_BATCH: then the answer does not depend on how the rows are cut into calls, nor on
  * whether they come as a list or as a run.  A call asks for memory one group ahead, but not
  * beyond its own rows: some hundred rows a call hide that.
  *   queries  (n_queries, d_k)
@@ -99,7 +99,7 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const float *queries,
                     const void *const *rows,
                     size_t n,
-                    const uint32_t *among,
+                    const uint32_t *query_mask,
                     float *state);
 
 /* As kv_attend_rows(), and makes the rows' checksums while they are in the caches:
@@ -109,7 +109,7 @@ void kv_attend_checked(const struct kv_attend_shape *shape,
                        const float *queries,
                        const void *const *rows,
                        size_t n,
-                       const uint32_t *among,
+                       const uint32_t *query_mask,
                        const uint32_t *seeds,
                        uint32_t *ret_crcs,
                        float *state);
@@ -120,7 +120,7 @@ void kv_attend_run(const struct kv_attend_shape *shape,
                    const void *rows,
                    size_t stride,
                    size_t n,
-                   const uint32_t *among,
+                   const uint32_t *query_mask,
                    float *state);
 
 /* What the rows since kv_attend_begin() amount to; the state stays as it is.
@@ -164,7 +164,7 @@ struct kv_attend_kernels {
                  const float *queries,
                  const void *const *rows,
                  size_t n,
-                 const uint32_t *among,
+                 const uint32_t *query_mask,
                  const uint32_t *seeds,
                  uint32_t *ret_crcs,
                  float *state);
@@ -173,7 +173,7 @@ struct kv_attend_kernels {
                 const void *rows,
                 size_t stride,
                 size_t n,
-                const uint32_t *among,
+                const uint32_t *query_mask,
                 float *state);
 };
 

@@ -21,13 +21,13 @@ struct kv_cells_kernels;
 struct kv_checksum_kernels;
 struct kv_estimate_kernels;
 struct kv_gather_kernels;
-struct kv_keys_kernels;
+struct kv_exact_scores_kernels;
 struct kv_kmeans_kernels;
 struct kv_pq_kernels;
-struct kv_rest_kernels;
+struct kv_summary_kernels;
 struct kv_rope_kernels;
-struct kv_select_kernels;
-struct kv_sieve_kernels;
+struct kv_topk_kernels;
+struct kv_pq_prefilter_kernels;
 struct kv_tile_kernels;
 
 /* The functions may be called where the table's own supported() says so: what they need is older
@@ -41,13 +41,13 @@ extern const struct kv_attend_kernels kv_attend_avx2;
 extern const struct kv_cells_kernels kv_cells_avx2;
 extern const struct kv_estimate_kernels kv_estimate_avx2;
 extern const struct kv_gather_kernels kv_gather_avx2;
-extern const struct kv_keys_kernels kv_keys_avx2;
+extern const struct kv_exact_scores_kernels kv_exact_scores_avx2;
 extern const struct kv_kmeans_kernels kv_kmeans_avx2;
 extern const struct kv_pq_kernels kv_pq_avx2;
-extern const struct kv_rest_kernels kv_rest_avx2;
+extern const struct kv_summary_kernels kv_summary_avx2;
 extern const struct kv_rope_kernels kv_rope_avx2;
-extern const struct kv_select_kernels kv_select_avx2;
-extern const struct kv_sieve_kernels kv_sieve_avx2;
+extern const struct kv_topk_kernels kv_topk_avx2;
+extern const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx2;
 extern const struct kv_tile_kernels kv_tile_avx2;
 
 static inline int kv_has_avx2(void)
@@ -59,13 +59,13 @@ static inline int kv_has_avx2(void)
 extern const struct kv_attend_kernels kv_attend_avx512;
 extern const struct kv_cells_kernels kv_cells_avx512;
 extern const struct kv_estimate_kernels kv_estimate_avx512;
-extern const struct kv_keys_kernels kv_keys_avx512;
+extern const struct kv_exact_scores_kernels kv_exact_scores_avx512;
 extern const struct kv_kmeans_kernels kv_kmeans_avx512;
 extern const struct kv_pq_kernels kv_pq_avx512;
-extern const struct kv_rest_kernels kv_rest_avx512;
+extern const struct kv_summary_kernels kv_summary_avx512;
 extern const struct kv_rope_kernels kv_rope_avx512;
-extern const struct kv_select_kernels kv_select_avx512;
-extern const struct kv_sieve_kernels kv_sieve_avx512;
+extern const struct kv_topk_kernels kv_topk_avx512;
+extern const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx512;
 extern const struct kv_tile_kernels kv_tile_avx512;
 
 static inline int kv_has_avx512(void)

@@ -36,25 +36,25 @@ static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
     return begin;
 }
 
-/* Of rows [begin, end) of the group, the counts by number, also of KV_REST_NONE. */
-static void count_rows(const struct kv_rest_shape *shape,
+/* Of rows [begin, end) of the group, the counts by number, also of KV_SUMMARY_NONE. */
+static void count_rows(const struct kv_summary_shape *shape,
                        const void *group,
                        uint32_t begin,
                        uint32_t end,
                        uint32_t n_rows,
-                       uint16_t ret_counts[KV_REST_NONE + 1])
+                       uint16_t ret_counts[KV_SUMMARY_NONE + 1])
 {
-    const uint8_t *numbers = kv_summary_at(group, kv_rest_at_numbers(shape));
-    const size_t bytes = kv_rest_n_summaries(shape) * sizeof(*ret_counts);
+    const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
+    const size_t bytes = kv_summary_count(shape) * sizeof(*ret_counts);
 
-    ret_counts[KV_REST_NONE] = 0;
+    ret_counts[KV_SUMMARY_NONE] = 0;
     if (end - begin < n_rows / 2) {
         memset(ret_counts, 0, bytes);
         for (uint32_t row = begin; row < end; row++)
             ret_counts[numbers[row]]++;
         return;
     }
-    memcpy(ret_counts, kv_summary_at(group, kv_rest_at_counts(shape)), bytes);
+    memcpy(ret_counts, kv_summary_at(group, kv_summary_at_counts(shape)), bytes);
     for (uint32_t row = 0; row < begin; row++)
         ret_counts[numbers[row]]--;
     for (uint32_t row = end; row < n_rows; row++)
@@ -62,24 +62,24 @@ static void count_rows(const struct kv_rest_shape *shape,
 }
 
 /* Which rows are taken is a set of bits; then no step depends on what a row turns out to be:
- * that cannot be foretold.  What is left of KV_REST_NONE is nobody's. */
-size_t kv_rest_count(const struct kv_rest_shape *shape,
-                     const void *group,
-                     uint32_t first,
-                     uint32_t begin,
-                     uint32_t end,
-                     const uint32_t *taken,
-                     size_t n_taken,
-                     const uint32_t *scored,
-                     size_t n_scored,
-                     uint16_t *ret_counts,
-                     uint32_t *ret_places,
-                     uint8_t *ret_numbers)
+ * that cannot be foretold.  What is left of KV_SUMMARY_NONE is nobody's. */
+size_t kv_estimate_count(const struct kv_summary_shape *shape,
+                         const void *group,
+                         uint32_t first,
+                         uint32_t begin,
+                         uint32_t end,
+                         const uint32_t *taken,
+                         size_t n_taken,
+                         const uint32_t *scored,
+                         size_t n_scored,
+                         uint16_t *ret_counts,
+                         uint32_t *ret_places,
+                         uint8_t *ret_numbers)
 {
-    const uint8_t *numbers = kv_summary_at(group, kv_rest_at_numbers(shape));
-    uint64_t is_taken[KV_REST_ROWS / 64] = {0};
-    uint16_t left[KV_REST_NONE + 1];
-    struct kv_rest_head head;
+    const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
+    uint64_t is_taken[KV_SUMMARY_ROWS / 64] = {0};
+    uint16_t left[KV_SUMMARY_NONE + 1];
+    struct kv_summary_head head;
     size_t n_over = 0;
 
     memcpy(&head, group, sizeof(head));
@@ -106,30 +106,31 @@ size_t kv_rest_count(const struct kv_rest_shape *shape,
         left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
         ret_places[n_over] = (uint32_t)s;
         ret_numbers[n_over] = numbers[row];
-        n_over += is_over & (numbers[row] != KV_REST_NONE);
+        n_over += is_over & (numbers[row] != KV_SUMMARY_NONE);
     }
-    memcpy(ret_counts, left, kv_rest_n_summaries(shape) * sizeof(*ret_counts));
+    memcpy(ret_counts, left, kv_summary_count(shape) * sizeof(*ret_counts));
     return n_over;
 }
 
-void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
+void kv_estimate_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
 {
     for (size_t query = 0; query < n; query++, queries += d_k)
-        kv_keys_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query, 1);
+        kv_exact_scores_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query,
+                              1);
 }
 
-void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state)
+void kv_estimate_begin(const struct kv_summary_shape *shape, size_t n_queries, float *state)
 {
-    memset(state, 0, kv_rest_floats(shape, n_queries) * sizeof(*state));
+    memset(state, 0, kv_estimate_floats(shape, n_queries) * sizeof(*state));
     for (size_t query = 0; query < n_queries; query++)
         state[query] = -INFINITY;
 }
 
-void kv_rest_end(const struct kv_rest_shape *shape,
-                 size_t n_queries,
-                 const float *state,
-                 float *ret_output,
-                 float *ret_lse)
+void kv_estimate_end(const struct kv_summary_shape *shape,
+                     size_t n_queries,
+                     const float *state,
+                     float *ret_output,
+                     float *ret_lse)
 {
     const float *sums = state + n_queries, *outputs = sums + n_queries;
 
@@ -148,40 +149,40 @@ static float without_nan(float s)
     return s > FLT_MAX ? FLT_MAX : s >= -FLT_MAX ? s : -INFINITY;
 }
 
-static void add_query(const struct kv_rest_shape *shape,
+static void add_query(const struct kv_summary_shape *shape,
                       const void *group,
-                      const struct kv_rest_question *question,
+                      const struct kv_estimate_question *question,
                       size_t index,
                       float *max,
                       float *sum,
                       float *output)
 {
-    const size_t n_summaries = kv_rest_n_summaries(shape), d_k = shape->d_k, d_v = shape->d_v;
-    const float *key_scales = kv_summary_at(group, kv_rest_at_key_scales(shape));
-    const float *value_scales = kv_summary_at(group, kv_rest_at_value_scales(shape));
-    const int8_t *keys = kv_summary_at(group, kv_rest_at_keys(shape));
-    const int8_t *values = kv_summary_at(group, kv_rest_at_values(shape));
+    const size_t n_summaries = kv_summary_count(shape), d_k = shape->d_k, d_v = shape->d_v;
+    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
+    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
+    const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
+    const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
     const float *query = question->queries + index * d_k;
     const uint16_t *counts = question->counts + index * question->counts_stride;
     const float *scores =
         question->n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
-    float weights[KV_REST_SUMMARIES_MAX], lanes[KV_SUM_LANES] = {0};
-    float corr, most = *max, shrink;
-    struct kv_rest_head head;
+    float weights[KV_SUMMARIES_MAX], lanes[KV_SUM_LANES] = {0};
+    float variance_correction, most = *max, shrink;
+    struct kv_summary_head head;
 
     memcpy(&head, group, sizeof(head));
-    corr = DAMPING *
-           (question->squares[index] * (question->scale * question->scale) * head.variance);
-    corr = corr < 1 ? corr : 1;
+    variance_correction = DAMPING * (question->squares[index] *
+                                     (question->scale * question->scale) * head.variance);
+    variance_correction = variance_correction < 1 ? variance_correction : 1;
     for (size_t c = 0; c < n_summaries; c++) {
         float product[KV_SUM_LANES] = {0};
 
         for (size_t i = 0; i < d_k; i++)
             product[i % KV_SUM_LANES] =
-                fmaf(query[i], keys[c * kv_rest_up(d_k) + i], product[i % KV_SUM_LANES]);
+                fmaf(query[i], keys[c * kv_summary_up(d_k) + i], product[i % KV_SUM_LANES]);
         weights[c] = counts[c] == 0 ? -INFINITY
                                     : without_nan(fmaf(kv_sum_lanes(product) * key_scales[c],
-                                                       question->scale, corr));
+                                                       question->scale, variance_correction));
         most = weights[c] > most ? weights[c] : most;
     }
     for (size_t row = 0; row < question->n_scored; row++) {
@@ -206,14 +207,14 @@ static void add_query(const struct kv_rest_shape *shape,
         float o = 0;
 
         for (size_t c = 0; c < n_summaries; c++)
-            o = fmaf(weights[c] * value_scales[c], values[c * kv_rest_up(d_v) + i], o);
+            o = fmaf(weights[c] * value_scales[c], values[c * kv_summary_up(d_v) + i], o);
         output[i] = fmaf(output[i], shrink, o);
     }
 }
 
-static void scalar_add(const struct kv_rest_shape *shape,
+static void scalar_add(const struct kv_summary_shape *shape,
                        const void *group,
-                       const struct kv_rest_question *question,
+                       const struct kv_estimate_question *question,
                        float *state)
 {
     float *sums = state + question->n_queries, *outputs = sums + question->n_queries;
@@ -253,10 +254,10 @@ const struct kv_estimate_kernels *kv_estimate_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_rest_add(const struct kv_rest_shape *shape,
-                 const void *group,
-                 const struct kv_rest_question *question,
-                 float *state)
+void kv_estimate_add(const struct kv_summary_shape *shape,
+                     const void *group,
+                     const struct kv_estimate_question *question,
+                     float *state)
 {
     best->add(shape, group, question, state);
 }

@@ -12,9 +12,9 @@
  * and its mean value is what has this weight.  The answer is, per query, an output and its
  * natural log-sum-exp, to be merged with that of the rows that are attended.
  *
- *   kv_rest_begin(), kv_rest_squares()                for each question
- *   kv_rest_count(), kv_rest_add() ...                for each group
- *   kv_rest_end() -> outputs, log-sum-exps
+ *   kv_estimate_begin(), kv_estimate_squares()                for each question
+ *   kv_estimate_count(), kv_estimate_add() ...                for each group
+ *   kv_estimate_end() -> outputs, log-sum-exps
  *
  * Numerical contract, the same in every instruction set, to the bit ("in 16 lanes" is the sum
  * of exact_scores.h; fp32 unless said otherwise):
@@ -33,7 +33,7 @@
  * At the end output[j] = O[j] * (1 / S) and lse = M + ln S in double, rounded once; output is 0
  * and lse -inf where S = 0: of the empty set.
  *
- * Nothing is checked: a group is one that kv_rest_valid() said yes to.
+ * Nothing is checked: a group is one that kv_summary_valid() said yes to.
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept but in a state.  A group has
  * the alignment of a float, other arrays that of their type.  What is read and what is written
@@ -57,23 +57,23 @@
  *                  as many as the group has rows
  *   ret_numbers    (n) their summaries
  * Returns n. */
-size_t kv_rest_count(const struct kv_rest_shape *shape,
-                     const void *group,
-                     uint32_t first,
-                     uint32_t begin,
-                     uint32_t end,
-                     const uint32_t *taken,
-                     size_t n_taken,
-                     const uint32_t *scored,
-                     size_t n_scored,
-                     uint16_t *ret_counts,
-                     uint32_t *ret_places,
-                     uint8_t *ret_numbers);
+size_t kv_estimate_count(const struct kv_summary_shape *shape,
+                         const void *group,
+                         uint32_t first,
+                         uint32_t begin,
+                         uint32_t end,
+                         const uint32_t *taken,
+                         size_t n_taken,
+                         const uint32_t *scored,
+                         size_t n_scored,
+                         uint16_t *ret_counts,
+                         uint32_t *ret_places,
+                         uint8_t *ret_numbers);
 
 /* What is asked of one group. */
-struct kv_rest_question {
+struct kv_estimate_question {
     const float *queries; /* (n_queries, d_k) */
-    const float *squares; /* (n_queries) their |q|^2: kv_rest_squares() */
+    const float *squares; /* (n_queries) their |q|^2: kv_estimate_squares() */
     size_t n_queries;
     float scale;            /* finite, above 0 */
     const uint16_t *counts; /* (n_queries, 2^bits), counts_stride apart: 0 if they are shared */
@@ -87,40 +87,40 @@ struct kv_rest_question {
 };
 
 /* |q|^2 of queries (n, d_k), once for all groups. */
-void kv_rest_squares(size_t d_k, const float *queries, size_t n, float *ret_squares);
+void kv_estimate_squares(size_t d_k, const float *queries, size_t n, float *ret_squares);
 
 /* How many floats a state is: M (n_queries), S (n_queries), O (n_queries, d_v), as in a state
  * of attend.h. */
-static inline size_t kv_rest_floats(const struct kv_rest_shape *shape, size_t n_queries)
+static inline size_t kv_estimate_floats(const struct kv_summary_shape *shape, size_t n_queries)
 {
     return n_queries * (2 + (size_t)shape->d_v);
 }
 
-/* state (kv_rest_floats()): nothing yet. */
-void kv_rest_begin(const struct kv_rest_shape *shape, size_t n_queries, float *state);
+/* state (kv_estimate_floats()): nothing yet. */
+void kv_estimate_begin(const struct kv_summary_shape *shape, size_t n_queries, float *state);
 
 /* Adds what is left of a group. */
-void kv_rest_add(const struct kv_rest_shape *shape,
-                 const void *group,
-                 const struct kv_rest_question *question,
-                 float *state);
+void kv_estimate_add(const struct kv_summary_shape *shape,
+                     const void *group,
+                     const struct kv_estimate_question *question,
+                     float *state);
 
 /* ret_output (n_queries, d_v), ret_lse (n_queries); the state stays as it is. */
-void kv_rest_end(const struct kv_rest_shape *shape,
-                 size_t n_queries,
-                 const float *state,
-                 float *ret_output,
-                 float *ret_lse);
+void kv_estimate_end(const struct kv_summary_shape *shape,
+                     size_t n_queries,
+                     const float *state,
+                     float *ret_output,
+                     float *ret_lse);
 
 /* One implementation of the family.  Slowest first: the last one that this CPU supports is
  * used. */
 struct kv_estimate_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    /* As kv_rest_add(). */
-    void (*add)(const struct kv_rest_shape *shape,
+    /* As kv_estimate_add(). */
+    void (*add)(const struct kv_summary_shape *shape,
                 const void *group,
-                const struct kv_rest_question *question,
+                const struct kv_estimate_question *question,
                 float *state);
 };
 

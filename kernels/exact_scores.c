@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct kv_keys_kernels *best;
+static const struct kv_exact_scores_kernels *best;
 
 static int always(void)
 {
@@ -109,7 +109,7 @@ static void scalar_score_list(enum kv_key_type type,
                 scalar_product(type, keys[row], queries + query * d, d);
 }
 
-static const struct kv_keys_kernels scalar = {
+static const struct kv_exact_scores_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .load = scalar_load,
@@ -118,11 +118,11 @@ static const struct kv_keys_kernels scalar = {
 };
 
 /* Slowest first. */
-static const struct kv_keys_kernels *const tiers[] = {
+static const struct kv_exact_scores_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
-    &kv_keys_avx2,
-    &kv_keys_avx512,
+    &kv_exact_scores_avx2,
+    &kv_exact_scores_avx512,
 #endif
 };
 
@@ -133,7 +133,7 @@ __attribute__((constructor)) static void choose(void)
             best = tiers[i];
 }
 
-const struct kv_keys_kernels *kv_keys_kernels_at(unsigned i)
+const struct kv_exact_scores_kernels *kv_exact_scores_kernels_at(unsigned i)
 {
     for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
         if (tiers[tier]->supported() && i-- == 0)
@@ -141,37 +141,37 @@ const struct kv_keys_kernels *kv_keys_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_keys_load(enum kv_key_type type,
-                  const void *keys,
-                  size_t stride,
-                  size_t n,
-                  size_t d,
-                  float *ret_values)
+void kv_exact_scores_load(enum kv_key_type type,
+                          const void *keys,
+                          size_t stride,
+                          size_t n,
+                          size_t d,
+                          float *ret_values)
 {
     best->load(type, keys, stride, n, d, ret_values);
 }
 
-void kv_keys_score(enum kv_key_type type,
-                   const void *keys,
-                   size_t stride,
-                   size_t n,
-                   size_t d,
-                   const float *queries,
-                   size_t n_queries,
-                   float *ret_scores,
-                   size_t scores_stride)
+void kv_exact_scores_score(enum kv_key_type type,
+                           const void *keys,
+                           size_t stride,
+                           size_t n,
+                           size_t d,
+                           const float *queries,
+                           size_t n_queries,
+                           float *ret_scores,
+                           size_t scores_stride)
 {
     best->score(type, keys, stride, n, d, queries, n_queries, ret_scores, scores_stride);
 }
 
-void kv_keys_score_list(enum kv_key_type type,
-                        const void *const *keys,
-                        size_t n,
-                        size_t d,
-                        const float *queries,
-                        size_t n_queries,
-                        float *ret_scores,
-                        size_t scores_stride)
+void kv_exact_scores_score_list(enum kv_key_type type,
+                                const void *const *keys,
+                                size_t n,
+                                size_t d,
+                                const float *queries,
+                                size_t n_queries,
+                                float *ret_scores,
+                                size_t scores_stride)
 {
     best->score_list(type, keys, n, d, queries, n_queries, ret_scores, scores_stride);
 }

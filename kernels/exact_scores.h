@@ -30,39 +30,39 @@ static inline int kv_key_type_valid(unsigned type)
 }
 
 /* keys (n, d), `stride` bytes apart -> ret_values (n, d), dense */
-void kv_keys_load(enum kv_key_type type,
-                  const void *keys,
-                  size_t stride,
-                  size_t n,
-                  size_t d,
-                  float *ret_values);
+void kv_exact_scores_load(enum kv_key_type type,
+                          const void *keys,
+                          size_t stride,
+                          size_t n,
+                          size_t d,
+                          float *ret_values);
 
 /* queries (n_queries, d), dense, against keys (n, d), `stride` bytes apart:
  *   ret_scores (n_queries, n), scores_stride elements apart */
-void kv_keys_score(enum kv_key_type type,
-                   const void *keys,
-                   size_t stride,
-                   size_t n,
-                   size_t d,
-                   const float *queries,
-                   size_t n_queries,
-                   float *ret_scores,
-                   size_t scores_stride);
+void kv_exact_scores_score(enum kv_key_type type,
+                           const void *keys,
+                           size_t stride,
+                           size_t n,
+                           size_t d,
+                           const float *queries,
+                           size_t n_queries,
+                           float *ret_scores,
+                           size_t scores_stride);
 
-/* As kv_keys_score(), of keys that lie anywhere: keys (n) of pointers, asked for ahead of their
+/* As kv_exact_scores_score(), of keys that lie anywhere: keys (n) of pointers, asked for ahead of their
  * use. */
-void kv_keys_score_list(enum kv_key_type type,
-                        const void *const *keys,
-                        size_t n,
-                        size_t d,
-                        const float *queries,
-                        size_t n_queries,
-                        float *ret_scores,
-                        size_t scores_stride);
+void kv_exact_scores_score_list(enum kv_key_type type,
+                                const void *const *keys,
+                                size_t n,
+                                size_t d,
+                                const float *queries,
+                                size_t n_queries,
+                                float *ret_scores,
+                                size_t scores_stride);
 
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
  * CPU supports is used. */
-struct kv_keys_kernels {
+struct kv_exact_scores_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
     void (*load)(enum kv_key_type type,
@@ -91,6 +91,6 @@ struct kv_keys_kernels {
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */
-const struct kv_keys_kernels *kv_keys_kernels_at(unsigned i);
+const struct kv_exact_scores_kernels *kv_exact_scores_kernels_at(unsigned i);
 
 #endif

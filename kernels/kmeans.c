@@ -23,15 +23,17 @@ static float square_of(const float *x, size_t width)
     return kv_sum_lanes(lanes);
 }
 
-static float lift_of(const float *x, size_t width, float longest)
+static float augment_of(const float *x, size_t width, float max_norm_sq)
 {
-    const float left = longest - square_of(x, width);
+    const float left = max_norm_sq - square_of(x, width);
 
     return left > 0 ? sqrtf(left) : 0;
 }
 
-static void
-scalar_longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *longest)
+static void scalar_max_norm_sq(const struct kv_pq_shape *shape,
+                               const float *keys,
+                               size_t n,
+                               float *max_norm_sq)
 {
     const size_t width = shape->d / shape->m;
 
@@ -39,41 +41,41 @@ scalar_longest(const struct kv_pq_shape *shape, const float *keys, size_t n, flo
         for (size_t j = 0; j < shape->m; j++) {
             const float square = square_of(keys + row * shape->d + j * width, width);
 
-            if (square > longest[j] && square < INFINITY)
-                longest[j] = square;
+            if (square > max_norm_sq[j] && square < INFINITY)
+                max_norm_sq[j] = square;
         }
 }
 
 void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
-                            const struct kv_kmeans_book *book,
+                            const struct kv_kmeans_codebook *codebook,
                             uint32_t centroid,
                             const float *key)
 {
     const size_t width = shape->d / shape->m;
 
     for (size_t i = 0; i < shape->d; i++)
-        book->centroids[(i << shape->bits) + centroid] = key[i];
-    for (size_t j = 0; j < shape->m && book->lifts != NULL; j++)
-        book->lifts[(j << shape->bits) + centroid] =
-            lift_of(key + j * width, width, book->longest[j]);
+        codebook->centroids[(i << shape->bits) + centroid] = key[i];
+    for (size_t j = 0; j < shape->m && codebook->augments != NULL; j++)
+        codebook->augments[(j << shape->bits) + centroid] =
+            augment_of(key + j * width, width, codebook->max_norm_sq[j]);
 }
 
-static void scalar_half_squares(const struct kv_pq_shape *shape,
-                                const struct kv_kmeans_book *book)
+static void scalar_half_sq_norms(const struct kv_pq_shape *shape,
+                                 const struct kv_kmeans_codebook *codebook)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
 
     for (size_t j = 0; j < shape->m; j++)
         for (size_t c = 0; c < n_centroids; c++) {
-            const float *at = book->centroids + j * width * n_centroids + c;
+            const float *at = codebook->centroids + j * width * n_centroids + c;
             const size_t row = j * n_centroids + c;
             float sum = 0;
 
             for (size_t i = 0; i < width; i++)
                 sum = fmaf(at[i * n_centroids], at[i * n_centroids], sum);
-            if (book->lifts != NULL)
-                sum = fmaf(book->lifts[row], book->lifts[row], sum);
-            book->half_squares[row] = sum / 2;
+            if (codebook->augments != NULL)
+                sum = fmaf(codebook->augments[row], codebook->augments[row], sum);
+            codebook->half_sq_norms[row] = sum / 2;
         }
 }
 
@@ -110,8 +112,8 @@ static double set_means(
     return moved;
 }
 
-static void
-fill_empty(float *centroids, float *lifts, size_t n_centroids, size_t width, uint32_t *counts)
+static void fill_empty(
+    float *centroids, float *augments, size_t n_centroids, size_t width, uint32_t *counts)
 {
     for (size_t c = 0; c < n_centroids; c++) {
         size_t largest = 0;
@@ -128,63 +130,64 @@ fill_empty(float *centroids, float *lifts, size_t n_centroids, size_t width, uin
 
             at[c] = at[largest] * (i % 2 == 0 ? 1 + SPLIT : 1 - SPLIT);
         }
-        if (lifts != NULL)
-            lifts[c] = lifts[largest];
+        if (augments != NULL)
+            augments[c] = augments[largest];
         counts[c] = counts[largest] / 2;
         counts[largest] -= counts[c];
     }
 }
 
 double kv_kmeans_update(const struct kv_pq_shape *shape,
-                        const struct kv_kmeans_book *book,
+                        const struct kv_kmeans_codebook *codebook,
                         const struct kv_kmeans_sums *sums)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
     double moved = 0;
 
     for (size_t j = 0; j < shape->m; j++) {
-        float *centroids = book->centroids + j * width * n_centroids;
-        float *lifts = book->lifts == NULL ? NULL : book->lifts + j * n_centroids;
+        float *centroids = codebook->centroids + j * width * n_centroids;
+        float *augments =
+            codebook->augments == NULL ? NULL : codebook->augments + j * n_centroids;
         uint32_t *counts = sums->counts + j * n_centroids;
 
         moved += set_means(centroids, n_centroids, width, sums->sums + j * width * n_centroids,
                            counts);
-        for (size_t c = 0; c < n_centroids && lifts != NULL; c++)
+        for (size_t c = 0; c < n_centroids && augments != NULL; c++)
             if (counts[c] > 0)
-                lifts[c] = sums->lifts[j * n_centroids + c] / (float)counts[c];
-        fill_empty(centroids, lifts, n_centroids, width, counts);
+                augments[c] = sums->augments[j * n_centroids + c] / (float)counts[c];
+        fill_empty(centroids, augments, n_centroids, width, counts);
     }
-    best->half_squares(shape, book);
+    best->half_sq_norms(shape, codebook);
     memset(sums->sums, 0, kv_pq_centroids_size(shape) * sizeof(float));
     memset(sums->counts, 0, kv_pq_table_size(shape) * sizeof(uint32_t));
-    if (book->lifts != NULL)
-        memset(sums->lifts, 0, kv_pq_table_size(shape) * sizeof(float));
+    if (codebook->augments != NULL)
+        memset(sums->augments, 0, kv_pq_table_size(shape) * sizeof(float));
     return moved;
 }
 
 /* Of one sub-vector, in subspace j. */
 struct nearest {
     unsigned code;
-    float distance, lift;
+    float distance, augment;
 };
 
 static struct nearest scalar_nearest(const struct kv_pq_shape *shape,
-                                     const struct kv_kmeans_book *book,
+                                     const struct kv_kmeans_codebook *codebook,
                                      size_t j,
                                      const float *x)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
-    const float *centroids = book->centroids + j * width * n_centroids;
+    const float *centroids = codebook->centroids + j * width * n_centroids;
     const size_t row = j * n_centroids;
     struct nearest nearest = {.distance = INFINITY};
 
-    if (book->lifts != NULL)
-        nearest.lift = lift_of(x, width, book->longest[j]);
+    if (codebook->augments != NULL)
+        nearest.augment = augment_of(x, width, codebook->max_norm_sq[j]);
     for (unsigned c = 0; c < n_centroids; c++) {
-        float distance = book->half_squares[row + c];
+        float distance = codebook->half_sq_norms[row + c];
 
-        if (book->lifts != NULL)
-            distance = fmaf(-nearest.lift, book->lifts[row + c], distance);
+        if (codebook->augments != NULL)
+            distance = fmaf(-nearest.augment, codebook->augments[row + c], distance);
         for (size_t i = 0; i < width; i++)
             distance = fmaf(-x[i], centroids[i * n_centroids + c], distance);
         if (distance < nearest.distance) {
@@ -196,7 +199,7 @@ static struct nearest scalar_nearest(const struct kv_pq_shape *shape,
 }
 
 static void scalar_encode(const struct kv_pq_shape *shape,
-                          const struct kv_kmeans_book *book,
+                          const struct kv_kmeans_codebook *codebook,
                           const float *keys,
                           size_t n,
                           uint8_t *ret_codes,
@@ -207,11 +210,12 @@ static void scalar_encode(const struct kv_pq_shape *shape,
     for (size_t row = 0; row < n; row++)
         for (size_t j = 0; j < shape->m; j++)
             ret_codes[j * codes_stride + row] =
-                (uint8_t)scalar_nearest(shape, book, j, keys + row * shape->d + j * width).code;
+                (uint8_t)scalar_nearest(shape, codebook, j, keys + row * shape->d + j * width)
+                    .code;
 }
 
 static void scalar_step(const struct kv_pq_shape *shape,
-                        const struct kv_kmeans_book *book,
+                        const struct kv_kmeans_codebook *codebook,
                         const float *keys,
                         size_t n,
                         uint8_t *ret_codes,
@@ -223,7 +227,7 @@ static void scalar_step(const struct kv_pq_shape *shape,
     for (size_t row = 0; row < n; row++)
         for (size_t j = 0; j < shape->m; j++) {
             const float *x = keys + row * shape->d + j * width;
-            const struct nearest nearest = scalar_nearest(shape, book, j, x);
+            const struct nearest nearest = scalar_nearest(shape, codebook, j, x);
             const size_t centroid = j * n_centroids + nearest.code;
 
             ret_codes[j * codes_stride + row] = (uint8_t)nearest.code;
@@ -232,16 +236,16 @@ static void scalar_step(const struct kv_pq_shape *shape,
             for (size_t i = 0; i < width; i++)
                 sums->sums[centroid * width + i] += x[i];
             sums->counts[centroid]++;
-            if (book->lifts != NULL)
-                sums->lifts[centroid] += nearest.lift;
+            if (codebook->augments != NULL)
+                sums->augments[centroid] += nearest.augment;
         }
 }
 
 static const struct kv_kmeans_kernels scalar = {
     .name = "scalar",
     .supported = always,
-    .longest = scalar_longest,
-    .half_squares = scalar_half_squares,
+    .max_norm_sq = scalar_max_norm_sq,
+    .half_sq_norms = scalar_half_sq_norms,
     .encode = scalar_encode,
     .step = scalar_step,
 };
@@ -270,36 +274,37 @@ const struct kv_kmeans_kernels *kv_kmeans_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_kmeans_longest(const struct kv_pq_shape *shape,
-                       const float *keys,
-                       size_t n,
-                       float *longest)
+void kv_kmeans_max_norm_sq(const struct kv_pq_shape *shape,
+                           const float *keys,
+                           size_t n,
+                           float *max_norm_sq)
 {
-    best->longest(shape, keys, n, longest);
+    best->max_norm_sq(shape, keys, n, max_norm_sq);
 }
 
-void kv_kmeans_half_squares(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book)
+void kv_kmeans_half_sq_norms(const struct kv_pq_shape *shape,
+                             const struct kv_kmeans_codebook *codebook)
 {
-    best->half_squares(shape, book);
+    best->half_sq_norms(shape, codebook);
 }
 
 void kv_kmeans_encode(const struct kv_pq_shape *shape,
-                      const struct kv_kmeans_book *book,
+                      const struct kv_kmeans_codebook *codebook,
                       const float *keys,
                       size_t n,
                       uint8_t *ret_codes,
                       size_t codes_stride)
 {
-    best->encode(shape, book, keys, n, ret_codes, codes_stride);
+    best->encode(shape, codebook, keys, n, ret_codes, codes_stride);
 }
 
 void kv_kmeans_step(const struct kv_pq_shape *shape,
-                    const struct kv_kmeans_book *book,
+                    const struct kv_kmeans_codebook *codebook,
                     const float *keys,
                     size_t n,
                     uint8_t *ret_codes,
                     size_t codes_stride,
                     const struct kv_kmeans_sums *sums)
 {
-    best->step(shape, book, keys, n, ret_codes, codes_stride, sums);
+    best->step(shape, codebook, keys, n, ret_codes, codes_stride, sums);
 }

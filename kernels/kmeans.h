@@ -4,22 +4,22 @@
  * Lloyd's steps (PQCache, section 3.2): every row goes to its nearest centroid, every centroid
  * becomes the mean of its rows, in each subspace of the shape (pq.h) by itself.
  *
- *   kv_kmeans_longest()      inner product only: over all rows, before anything else
- *   kv_kmeans_set_centroid() for every centroid, then kv_kmeans_half_squares()
+ *   kv_kmeans_max_norm_sq()      inner product only: over all rows, before anything else
+ *   kv_kmeans_set_centroid() for every centroid, then kv_kmeans_half_sq_norms()
  *   kv_kmeans_step()         over all rows, some at a time, in order: nearest and sums at once
  *   kv_kmeans_update()       behind the last row; then from the first row on again
  *   kv_kmeans_encode()       codes of rows, against centroids that stay
  *
- * What is kept between calls is the caller's: a book, which is what codes refer to, and sums.
+ * What is kept between calls is the caller's: a codebook, which is what codes refer to, and sums.
  *
  *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so
  *                 that a vector register holds centroids and nothing is ever summed across it
- *   half_squares  float (m, 2^bits): |centroid|^2 / 2
+ *   half_sq_norms  float (m, 2^bits): |centroid|^2 / 2
  *   lifts         float (m, 2^bits), longest float (m): of the inner product, see below
  *   sums          float (m, 2^bits, d / m), not transposed: a row is added to one of them
  *   counts        uint32 (m, 2^bits)
  *
- * Metrics.  A book without lifts is of squared distance, which the paper's code takes where it
+ * Metrics.  A codebook without lifts is of squared distance, which the paper's code takes where it
  * is not told otherwise.  With lifts it is of the inner product, by that code's reduction: a
  * sub-vector x gets one more element, its lift sqrt(longest - |x|^2), longest being the largest
  * |x|^2 of all rows, and what is clustered by squared distance are these; a query has a lift of
@@ -64,37 +64,38 @@
 
 #include "kernels/pq.h"
 
-struct kv_kmeans_book {
-    float *centroids, *half_squares;
-    float *lifts, *longest; /* NULL: squared distance */
+struct kv_kmeans_codebook {
+    float *centroids, *half_sq_norms;
+    float *augments, *max_norm_sq; /* NULL: squared distance */
 };
 
 /* All 0 before the first row. */
 struct kv_kmeans_sums {
     float *sums;
     uint32_t *counts;
-    float *lifts; /* (m, 2^bits), if the book has lifts */
+    float *augments; /* (m, 2^bits), if the codebook has lifts */
 };
 
 /* Inner product: raises longest (m), 0 before the first row, to the |x|^2 of keys (n, d). */
-void kv_kmeans_longest(const struct kv_pq_shape *shape,
-                       const float *keys,
-                       size_t n,
-                       float *longest);
+void kv_kmeans_max_norm_sq(const struct kv_pq_shape *shape,
+                           const float *keys,
+                           size_t n,
+                           float *max_norm_sq);
 
 /* Copies a key (d) to be centroid number `centroid` of every subspace. */
 void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
-                            const struct kv_kmeans_book *book,
+                            const struct kv_kmeans_codebook *codebook,
                             uint32_t centroid,
                             const float *key);
 
 /* From the centroids, and their lifts. */
-void kv_kmeans_half_squares(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book);
+void kv_kmeans_half_sq_norms(const struct kv_pq_shape *shape,
+                             const struct kv_kmeans_codebook *codebook);
 
 /* The nearest centroids of rows: keys (n, d) -> codes of row i in subspace j at
  * ret_codes[j * codes_stride + i]. */
 void kv_kmeans_encode(const struct kv_pq_shape *shape,
-                      const struct kv_kmeans_book *book,
+                      const struct kv_kmeans_codebook *codebook,
                       const float *keys,
                       size_t n,
                       uint8_t *ret_codes,
@@ -102,7 +103,7 @@ void kv_kmeans_encode(const struct kv_pq_shape *shape,
 
 /* As kv_kmeans_encode(), and adds the rows to the sums of their centroids. */
 void kv_kmeans_step(const struct kv_pq_shape *shape,
-                    const struct kv_kmeans_book *book,
+                    const struct kv_kmeans_codebook *codebook,
                     const float *keys,
                     size_t n,
                     uint8_t *ret_codes,
@@ -113,7 +114,7 @@ void kv_kmeans_step(const struct kv_pq_shape *shape,
  * sums and counts are 0 again.  Returns the sum over all centroids with rows of the squared
  * distance from the old one to the mean, in double. */
 double kv_kmeans_update(const struct kv_pq_shape *shape,
-                        const struct kv_kmeans_book *book,
+                        const struct kv_kmeans_codebook *codebook,
                         const struct kv_kmeans_sums *sums);
 
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
@@ -121,19 +122,20 @@ double kv_kmeans_update(const struct kv_pq_shape *shape,
 struct kv_kmeans_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    void (*longest)(const struct kv_pq_shape *shape,
-                    const float *keys,
-                    size_t n,
-                    float *longest);
-    void (*half_squares)(const struct kv_pq_shape *shape, const struct kv_kmeans_book *book);
+    void (*max_norm_sq)(const struct kv_pq_shape *shape,
+                        const float *keys,
+                        size_t n,
+                        float *max_norm_sq);
+    void (*half_sq_norms)(const struct kv_pq_shape *shape,
+                          const struct kv_kmeans_codebook *codebook);
     void (*encode)(const struct kv_pq_shape *shape,
-                   const struct kv_kmeans_book *book,
+                   const struct kv_kmeans_codebook *codebook,
                    const float *keys,
                    size_t n,
                    uint8_t *ret_codes,
                    size_t codes_stride);
     void (*step)(const struct kv_pq_shape *shape,
-                 const struct kv_kmeans_book *book,
+                 const struct kv_kmeans_codebook *codebook,
                  const float *keys,
                  size_t n,
                  uint8_t *ret_codes,

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const struct kv_sieve_kernels *best;
+static const struct kv_pq_prefilter_kernels *best;
 
 static int always(void)
 {
@@ -19,31 +19,31 @@ static size_t part(const uint16_t *sums16,
                    size_t n,
                    uint32_t bound,
                    uint32_t margin,
-                   uint32_t *ret_sure,
-                   size_t *ret_n_sure,
-                   uint32_t *ret_open)
+                   uint32_t *ret_accepted,
+                   size_t *ret_n_accepted,
+                   uint32_t *ret_undecided)
 {
-    size_t n_sure = 0, n_open = 0;
+    size_t n_accepted = 0, n_undecided = 0;
 
     for (size_t i = 0; i < n; i++) {
         const uint32_t sum = sums8 != NULL ? sums8[i] : sums16[i];
 
         if (sum > bound + margin)
-            ret_sure[n_sure++] = (uint32_t)i;
+            ret_accepted[n_accepted++] = (uint32_t)i;
         else if (sum + margin >= bound)
-            ret_open[n_open++] = (uint32_t)i;
+            ret_undecided[n_undecided++] = (uint32_t)i;
     }
-    *ret_n_sure = n_sure;
-    return n_open;
+    *ret_n_accepted = n_accepted;
+    return n_undecided;
 }
 
 static size_t scalar_sieve8(const uint8_t *sums,
                             size_t n,
                             size_t k,
                             uint32_t margin,
-                            uint32_t *ret_sure,
-                            size_t *ret_n_sure,
-                            uint32_t *ret_open)
+                            uint32_t *ret_accepted,
+                            size_t *ret_n_accepted,
+                            uint32_t *ret_undecided)
 {
     size_t bins[UINT8_MAX + 1] = {0};
     uint32_t bound = UINT8_MAX;
@@ -52,16 +52,16 @@ static size_t scalar_sieve8(const uint8_t *sums,
         bins[sums[i]]++;
     for (; bins[bound] < k; bound--)
         k -= bins[bound];
-    return part(NULL, sums, n, bound, margin, ret_sure, ret_n_sure, ret_open);
+    return part(NULL, sums, n, bound, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
 static size_t scalar_sieve16(const uint16_t *sums,
                              size_t n,
                              size_t k,
                              uint32_t margin,
-                             uint32_t *ret_sure,
-                             size_t *ret_n_sure,
-                             uint32_t *ret_open)
+                             uint32_t *ret_accepted,
+                             size_t *ret_n_accepted,
+                             uint32_t *ret_undecided)
 {
     size_t bins[UINT8_MAX + 1] = {0};
     uint32_t high = UINT8_MAX, low = UINT8_MAX;
@@ -76,10 +76,11 @@ static size_t scalar_sieve16(const uint16_t *sums,
             bins[sums[i] & UINT8_MAX]++;
     for (; bins[low] < k; low--)
         k -= bins[low];
-    return part(sums, NULL, n, high << 8 | low, margin, ret_sure, ret_n_sure, ret_open);
+    return part(sums, NULL, n, high << 8 | low, margin, ret_accepted, ret_n_accepted,
+                ret_undecided);
 }
 
-static const struct kv_sieve_kernels scalar = {
+static const struct kv_pq_prefilter_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .sieve8 = scalar_sieve8,
@@ -87,11 +88,11 @@ static const struct kv_sieve_kernels scalar = {
 };
 
 /* Slowest first. */
-static const struct kv_sieve_kernels *const tiers[] = {
+static const struct kv_pq_prefilter_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
-    &kv_sieve_avx2,
-    &kv_sieve_avx512,
+    &kv_pq_prefilter_avx2,
+    &kv_pq_prefilter_avx512,
 #endif
 };
 
@@ -102,7 +103,7 @@ __attribute__((constructor)) static void choose(void)
             best = tiers[i];
 }
 
-const struct kv_sieve_kernels *kv_sieve_kernels_at(unsigned i)
+const struct kv_pq_prefilter_kernels *kv_pq_prefilter_kernels_at(unsigned i)
 {
     for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
         if (tiers[tier]->supported() && i-- == 0)
@@ -114,22 +115,22 @@ size_t kv_sieve8(const uint8_t *sums,
                  size_t n,
                  size_t k,
                  uint32_t margin,
-                 uint32_t *ret_sure,
-                 size_t *ret_n_sure,
-                 uint32_t *ret_open)
+                 uint32_t *ret_accepted,
+                 size_t *ret_n_accepted,
+                 uint32_t *ret_undecided)
 {
-    return best->sieve8(sums, n, k, margin, ret_sure, ret_n_sure, ret_open);
+    return best->sieve8(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
 size_t kv_sieve16(const uint16_t *sums,
                   size_t n,
                   size_t k,
                   uint32_t margin,
-                  uint32_t *ret_sure,
-                  size_t *ret_n_sure,
-                  uint32_t *ret_open)
+                  uint32_t *ret_accepted,
+                  size_t *ret_n_accepted,
+                  uint32_t *ret_undecided)
 {
-    return best->sieve16(sums, n, k, margin, ret_sure, ret_n_sure, ret_open);
+    return best->sieve16(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
 /* ---- all of it --------------------------------------------------------------------------- */
@@ -155,20 +156,20 @@ size_t kv_tiles_top_bytes(size_t n)
 /* Merges the sure rows, which are in `rows`, with the chosen of the open ones, from behind. */
 static void merge(uint32_t *rows,
                   size_t n_rows,
-                  const uint32_t *open,
-                  const uint32_t *chosen,
-                  size_t n_chosen)
+                  const uint32_t *undecided,
+                  const uint32_t *selected,
+                  size_t n_selected)
 {
-    size_t to = n_rows + n_chosen;
+    size_t to = n_rows + n_selected;
 
-    while (n_chosen > 0) {
-        const uint32_t row = open[chosen[n_chosen - 1]];
+    while (n_selected > 0) {
+        const uint32_t row = undecided[selected[n_selected - 1]];
 
         if (n_rows > 0 && rows[n_rows - 1] > row) {
             rows[--to] = rows[--n_rows];
         } else {
             rows[--to] = row;
-            n_chosen--;
+            n_selected--;
         }
     }
 }
@@ -184,12 +185,12 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
 {
     const size_t n_tiles = tiles_of(n);
     uint16_t rounded[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
-    uint32_t *open = scratch, *chosen = open + n + 8;
-    float *scores = (float *)(void *)(chosen + n + 8);
+    uint32_t *undecided = scratch, *selected = undecided + n + 8;
+    float *scores = (float *)(void *)(selected + n + 8);
     float *exact = scores + n + 8; /* of choosing: the sums are no longer needed then */
     void *sums = exact;
-    struct kv_table_rounding rounding;
-    size_t n_sure = 0, n_open = 0, n_exact = n;
+    struct kv_pq_table_rounding rounding;
+    size_t n_accepted = 0, n_undecided = 0, n_exact = n;
     bool is_sieved = true;
 
     k = k < n ? k : n;
@@ -197,26 +198,29 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
         n_exact = 0;
         is_sieved = false;
     } else if (shape->m <= NARROW_SUBSPACES &&
-               kv_table_round8(shape, table, (uint8_t *)rounded, &rounding)) {
+               kv_pq_table_round8(shape, table, (uint8_t *)rounded, &rounding)) {
         kv_tiles_scan8(shape, (const uint8_t *)rounded, 1, tiles, n_tiles, sums, 0);
-        n_exact = n_open = kv_sieve8(sums, n, k, rounding.margin, ret_rows, &n_sure, open);
-    } else if (kv_table_round16(shape, table, rounded, &rounding)) {
+        n_exact = n_undecided =
+            kv_sieve8(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
+    } else if (kv_pq_table_round16(shape, table, rounded, &rounding)) {
         kv_tiles_scan16(shape, rounded, 1, tiles, n_tiles, sums, 0);
-        n_exact = n_open = kv_sieve16(sums, n, k, rounding.margin, ret_rows, &n_sure, open);
+        n_exact = n_undecided =
+            kv_sieve16(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
     } else {
         for (size_t tile = 0; tile < n_tiles; tile++)
             kv_tile_score(shape, table, 1, tiles[tile], 0,
                           n - tile * KV_PQ_TILE < KV_PQ_TILE ? n - tile * KV_PQ_TILE
                                                              : KV_PQ_TILE,
                           scores + tile * KV_PQ_TILE, 0);
-        kv_select(scores, n, k, ret_rows, exact);
+        kv_topk_select(scores, n, k, ret_rows, exact);
         is_sieved = false;
     }
     if (ret_n_exact != NULL)
         *ret_n_exact = n_exact;
     if (!is_sieved)
         return k;
-    kv_tiles_score_rows(shape, table, tiles, open, n_open, scores);
-    merge(ret_rows, n_sure, open, chosen, kv_select(scores, n_open, k - n_sure, chosen, exact));
+    kv_tiles_score_rows(shape, table, tiles, undecided, n_undecided, scores);
+    merge(ret_rows, n_accepted, undecided, selected,
+          kv_topk_select(scores, n_undecided, k - n_accepted, selected, exact));
     return k;
 }

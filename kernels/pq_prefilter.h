@@ -17,22 +17,22 @@
 #include "kernels/pq_tiles.h"
 
 /* Rows, ascending, of n < 2^32 sums, 1 <= k <= n; returns how many are open.
- *   ret_sure  room for k + 8 of them; *ret_n_sure are there
- *   ret_open  room for n + 8 of them */
+ *   ret_accepted  room for k + 8 of them; *ret_n_accepted are there
+ *   ret_undecided  room for n + 8 of them */
 size_t kv_sieve8(const uint8_t *sums,
                  size_t n,
                  size_t k,
                  uint32_t margin,
-                 uint32_t *ret_sure,
-                 size_t *ret_n_sure,
-                 uint32_t *ret_open);
+                 uint32_t *ret_accepted,
+                 size_t *ret_n_accepted,
+                 uint32_t *ret_undecided);
 size_t kv_sieve16(const uint16_t *sums,
                   size_t n,
                   size_t k,
                   uint32_t margin,
-                  uint32_t *ret_sure,
-                  size_t *ret_n_sure,
-                  uint32_t *ret_open);
+                  uint32_t *ret_accepted,
+                  size_t *ret_n_accepted,
+                  uint32_t *ret_undecided);
 
 /* All of it for one query: the min(k, n) best of the first n rows of tiles, ascending, by the
  * scores of `table`.  Where rounding says nothing, all rows are scored exactly.
@@ -52,26 +52,26 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
 
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
  * CPU supports is used. */
-struct kv_sieve_kernels {
+struct kv_pq_prefilter_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
     size_t (*sieve8)(const uint8_t *sums,
                      size_t n,
                      size_t k,
                      uint32_t margin,
-                     uint32_t *ret_sure,
-                     size_t *ret_n_sure,
-                     uint32_t *ret_open);
+                     uint32_t *ret_accepted,
+                     size_t *ret_n_accepted,
+                     uint32_t *ret_undecided);
     size_t (*sieve16)(const uint16_t *sums,
                       size_t n,
                       size_t k,
                       uint32_t margin,
-                      uint32_t *ret_sure,
-                      size_t *ret_n_sure,
-                      uint32_t *ret_open);
+                      uint32_t *ret_accepted,
+                      size_t *ret_n_accepted,
+                      uint32_t *ret_undecided);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */
-const struct kv_sieve_kernels *kv_sieve_kernels_at(unsigned i);
+const struct kv_pq_prefilter_kernels *kv_pq_prefilter_kernels_at(unsigned i);
 
 #endif

@@ -147,7 +147,7 @@ static bool plan_rounding(const struct kv_pq_shape *shape,
                           const float *table,
                           uint32_t most,
                           float *ret_least,
-                          struct kv_table_rounding *ret_rounding,
+                          struct kv_pq_table_rounding *ret_rounding,
                           double *ret_step)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
@@ -181,7 +181,7 @@ static bool plan_rounding(const struct kv_pq_shape *shape,
     const double margin = floor(2 * error / step) + 1;
     if (!(margin <= (double)most * MARGIN_MAX / 255))
         return false;
-    *ret_rounding = (struct kv_table_rounding){
+    *ret_rounding = (struct kv_pq_table_rounding){
         .offset = (float)offset,
         .step = (float)step,
         .error = (float)(error * (1 + 0x1p-20)),
@@ -191,10 +191,10 @@ static bool plan_rounding(const struct kv_pq_shape *shape,
     return true;
 }
 
-bool kv_table_round8(const struct kv_pq_shape *shape,
-                     const float *table,
-                     uint8_t *ret_rounded,
-                     struct kv_table_rounding *ret_rounding)
+bool kv_pq_table_round8(const struct kv_pq_shape *shape,
+                        const float *table,
+                        uint8_t *ret_rounded,
+                        struct kv_pq_table_rounding *ret_rounding)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape),
                  size = (size_t)1 << kv_tile_width(shape);
@@ -203,7 +203,7 @@ bool kv_table_round8(const struct kv_pq_shape *shape,
 
     if (!plan_rounding(shape, table, UINT8_MAX, least, ret_rounding, &step))
         return false;
-    memset(ret_rounded, 0, kv_table_rounded_size(shape) * sizeof(*ret_rounded));
+    memset(ret_rounded, 0, kv_pq_table_rounded_size(shape) * sizeof(*ret_rounded));
     for (size_t j = 0; j < shape->m; j++)
         for (size_t c = 0; c < n_centroids; c++)
             ret_rounded[j * size + c] =
@@ -211,10 +211,10 @@ bool kv_table_round8(const struct kv_pq_shape *shape,
     return true;
 }
 
-bool kv_table_round16(const struct kv_pq_shape *shape,
-                      const float *table,
-                      uint16_t *ret_rounded,
-                      struct kv_table_rounding *ret_rounding)
+bool kv_pq_table_round16(const struct kv_pq_shape *shape,
+                         const float *table,
+                         uint16_t *ret_rounded,
+                         struct kv_pq_table_rounding *ret_rounding)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape),
                  size = (size_t)1 << kv_tile_width(shape);
@@ -223,7 +223,7 @@ bool kv_table_round16(const struct kv_pq_shape *shape,
 
     if (!plan_rounding(shape, table, UINT16_MAX, least, ret_rounding, &step))
         return false;
-    memset(ret_rounded, 0, kv_table_rounded_size(shape) * sizeof(*ret_rounded));
+    memset(ret_rounded, 0, kv_pq_table_rounded_size(shape) * sizeof(*ret_rounded));
     for (size_t j = 0; j < shape->m; j++)
         for (size_t c = 0; c < n_centroids; c++)
             ret_rounded[j * size + c] =
@@ -291,7 +291,7 @@ static void scalar_scan8(const struct kv_pq_shape *shape,
 
     for (size_t query = 0; query < n_queries; query++)
         for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++) {
-            const uint8_t *table = tables + query * kv_table_rounded_size(shape);
+            const uint8_t *table = tables + query * kv_pq_table_rounded_size(shape);
             unsigned sum = 0;
 
             for (size_t j = 0; j < shape->m; j++)
@@ -313,7 +313,7 @@ static void scalar_scan16(const struct kv_pq_shape *shape,
 
     for (size_t query = 0; query < n_queries; query++)
         for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++) {
-            const uint16_t *table = tables + query * kv_table_rounded_size(shape);
+            const uint16_t *table = tables + query * kv_pq_table_rounded_size(shape);
             unsigned sum = 0;
 
             for (size_t j = 0; j < shape->m; j++)

@@ -16,7 +16,7 @@
  *
  * Scores from codes:
  *   fp32     table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
- *   8 bits   the sum of one byte per subspace, from kv_table_round8(): where all scores are
+ *   8 bits   the sum of one byte per subspace, from kv_pq_table_round8(): where all scores are
  *            wanted roughly, to find the few whose exact ones matter
  *   16 bits  the same with finer steps
  *
@@ -107,7 +107,7 @@ void kv_tiles_score_rows(const struct kv_pq_shape *shape,
                          float *ret_scores);
 
 /* How a table was rounded: score is about offset + step * sum, by at most error. */
-struct kv_table_rounding {
+struct kv_pq_table_rounding {
     float offset, step, error;
     uint32_t margin; /* of two sums, see above */
 };
@@ -115,17 +115,17 @@ struct kv_table_rounding {
 /* A table (m, 2^bits) in whole steps: ret_rounded (m, 2^width), 0 behind the last centroid, for
  * sums of at most 255 or 65535.  False, and nothing is written, where that says nothing: a
  * value that is not finite, or numbers too large for their differences. */
-bool kv_table_round8(const struct kv_pq_shape *shape,
-                     const float *table,
-                     uint8_t *ret_rounded,
-                     struct kv_table_rounding *ret_rounding);
-bool kv_table_round16(const struct kv_pq_shape *shape,
-                      const float *table,
-                      uint16_t *ret_rounded,
-                      struct kv_table_rounding *ret_rounding);
+bool kv_pq_table_round8(const struct kv_pq_shape *shape,
+                        const float *table,
+                        uint8_t *ret_rounded,
+                        struct kv_pq_table_rounding *ret_rounding);
+bool kv_pq_table_round16(const struct kv_pq_shape *shape,
+                         const float *table,
+                         uint16_t *ret_rounded,
+                         struct kv_pq_table_rounding *ret_rounding);
 
 /* Elements of a rounded table. */
-static inline size_t kv_table_rounded_size(const struct kv_pq_shape *shape)
+static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
 {
     return (size_t)shape->m << kv_tile_width(shape);
 }

@@ -14,13 +14,13 @@ static int always(void)
 
 static double stretch(double frequency, const struct kv_rope_scaling *scaling)
 {
-    const double turns = (double)scaling->context * frequency / two_pi; /* in the context */
+    const double rotations = (double)scaling->context * frequency / two_pi; /* in the context */
     const double low = (double)scaling->low, high = (double)scaling->high;
     double kept;
 
-    if (turns > high)
+    if (rotations > high)
         return frequency;
-    kept = turns < low ? 0 : (turns - low) / (high - low);
+    kept = rotations < low ? 0 : (rotations - low) / (high - low);
     return (1 - kept) * frequency / (double)scaling->factor + kept * frequency;
 }
 
@@ -47,52 +47,54 @@ void kv_rope_frequencies(double base,
 }
 
 static void
-make_turns(const double *frequencies, size_t n_rot, double position, float *ret_turns)
+make_rotations(const double *frequencies, size_t n_rot, double position, float *ret_rotations)
 {
     for (size_t i = 0; i < n_rot / 2; i++) {
         const double angle = position * frequencies[i];
 
-        ret_turns[2 * i] = (float)cos(angle);
-        ret_turns[2 * i + 1] = (float)sin(angle);
+        ret_rotations[2 * i] = (float)cos(angle);
+        ret_rotations[2 * i + 1] = (float)sin(angle);
     }
 }
 
-void kv_rope_turns(
-    const double *frequencies, size_t n_rot, int64_t position, size_t n, float *ret_turns)
+void kv_rope_rotations(
+    const double *frequencies, size_t n_rot, int64_t position, size_t n, float *ret_rotations)
 {
     for (size_t i = 0; i < n; i++)
-        make_turns(frequencies, n_rot, (double)(position + (int64_t)i),
-                   ret_turns + i * (n_rot / 2 * 2));
+        make_rotations(frequencies, n_rot, (double)(position + (int64_t)i),
+                       ret_rotations + i * (n_rot / 2 * 2));
 }
 
-void kv_rope_turns_at(const double *frequencies,
-                      size_t n_rot,
-                      const uint32_t *positions,
-                      size_t n,
-                      float *ret_turns)
+void kv_rope_rotations_at(const double *frequencies,
+                          size_t n_rot,
+                          const uint32_t *positions,
+                          size_t n,
+                          float *ret_rotations)
 {
     for (size_t i = 0; i < n; i++)
-        make_turns(frequencies, n_rot, (double)positions[i], ret_turns + i * (n_rot / 2 * 2));
+        make_rotations(frequencies, n_rot, (double)positions[i],
+                       ret_rotations + i * (n_rot / 2 * 2));
 }
 
-static void scalar_turn(enum kv_rope_style style,
-                        int back,
-                        const float *turns,
-                        size_t turns_stride,
-                        size_t n_rot,
-                        float *x,
-                        size_t n,
-                        size_t n_heads,
-                        size_t d)
+static void scalar_rotate(enum kv_rope_style style,
+                          int back,
+                          const float *rotations,
+                          size_t rotations_stride,
+                          size_t n_rot,
+                          float *x,
+                          size_t n,
+                          size_t n_heads,
+                          size_t d)
 {
     const size_t half = n_rot / 2;
     const size_t step = style == KV_ROPE_ADJACENT ? 2 : 1;
     const size_t other = style == KV_ROPE_ADJACENT ? 1 : half;
 
-    for (size_t row = 0; row < n; row++, turns += turns_stride)
+    for (size_t row = 0; row < n; row++, rotations += rotations_stride)
         for (size_t head = 0; head < n_heads; head++, x += d)
             for (size_t i = 0; i < half; i++) {
-                const float c = turns[2 * i], s = back ? -turns[2 * i + 1] : turns[2 * i + 1];
+                const float c = rotations[2 * i],
+                            s = back ? -rotations[2 * i + 1] : rotations[2 * i + 1];
                 const float a = x[i * step], b = x[i * step + other];
 
                 x[i * step] = a * c - b * s;
@@ -103,7 +105,7 @@ static void scalar_turn(enum kv_rope_style style,
 static const struct kv_rope_kernels scalar = {
     .name = "scalar",
     .supported = always,
-    .turn = scalar_turn,
+    .rotate = scalar_rotate,
 };
 
 /* Slowest first. */
@@ -130,26 +132,26 @@ const struct kv_rope_kernels *kv_rope_kernels_at(unsigned i)
     return NULL;
 }
 
-void kv_rope_turn(enum kv_rope_style style,
-                  const float *turns,
-                  size_t turns_stride,
-                  size_t n_rot,
-                  float *x,
-                  size_t n,
-                  size_t n_heads,
-                  size_t d)
+void kv_rope_rotate(enum kv_rope_style style,
+                    const float *rotations,
+                    size_t rotations_stride,
+                    size_t n_rot,
+                    float *x,
+                    size_t n,
+                    size_t n_heads,
+                    size_t d)
 {
-    best->turn(style, 0, turns, turns_stride, n_rot, x, n, n_heads, d);
+    best->rotate(style, 0, rotations, rotations_stride, n_rot, x, n, n_heads, d);
 }
 
-void kv_rope_turn_back(enum kv_rope_style style,
-                       const float *turns,
-                       size_t turns_stride,
-                       size_t n_rot,
-                       float *x,
-                       size_t n,
-                       size_t n_heads,
-                       size_t d)
+void kv_rope_unrotate(enum kv_rope_style style,
+                      const float *rotations,
+                      size_t rotations_stride,
+                      size_t n_rot,
+                      float *x,
+                      size_t n,
+                      size_t n_heads,
+                      size_t d)
 {
-    best->turn(style, 1, turns, turns_stride, n_rot, x, n, n_heads, d);
+    best->rotate(style, 1, rotations, rotations_stride, n_rot, x, n, n_heads, d);
 }

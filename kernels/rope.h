@@ -55,54 +55,54 @@ void kv_rope_frequencies(double base,
 /* Turns of the positions from `position` on, which may be negative: of the position -p they are
  * those of p the other way round.  |position| + n <= 2^53.
  *   frequencies  (n_rot / 2)
- *   ret_turns    (n, n_rot / 2, 2): cosine, sine */
-void kv_rope_turns(
-    const double *frequencies, size_t n_rot, int64_t position, size_t n, float *ret_turns);
+ *   ret_rotations    (n, n_rot / 2, 2): cosine, sine */
+void kv_rope_rotations(
+    const double *frequencies, size_t n_rot, int64_t position, size_t n, float *ret_rotations);
 
-/* As kv_rope_turns(), of positions (n). */
-void kv_rope_turns_at(const double *frequencies,
-                      size_t n_rot,
-                      const uint32_t *positions,
-                      size_t n,
-                      float *ret_turns);
+/* As kv_rope_rotations(), of positions (n). */
+void kv_rope_rotations_at(const double *frequencies,
+                          size_t n_rot,
+                          const uint32_t *positions,
+                          size_t n,
+                          float *ret_rotations);
 
 /* Turns the first n_rot elements, an even number, of each head of x (n, n_heads, d), d >=
  * n_rot, in place.
- *   turns  (n_rot / 2, 2) for each of the n, turns_stride floats apart; 0: the same for all */
-void kv_rope_turn(enum kv_rope_style style,
-                  const float *turns,
-                  size_t turns_stride,
-                  size_t n_rot,
-                  float *x,
-                  size_t n,
-                  size_t n_heads,
-                  size_t d);
+ *   turns  (n_rot / 2, 2) for each of the n, rotations_stride floats apart; 0: the same for all */
+void kv_rope_rotate(enum kv_rope_style style,
+                    const float *rotations,
+                    size_t rotations_stride,
+                    size_t n_rot,
+                    float *x,
+                    size_t n,
+                    size_t n_heads,
+                    size_t d);
 
-/* Turns back: the inverse of kv_rope_turn(). */
-void kv_rope_turn_back(enum kv_rope_style style,
-                       const float *turns,
-                       size_t turns_stride,
-                       size_t n_rot,
-                       float *x,
-                       size_t n,
-                       size_t n_heads,
-                       size_t d);
+/* Turns back: the inverse of kv_rope_rotate(). */
+void kv_rope_unrotate(enum kv_rope_style style,
+                      const float *rotations,
+                      size_t rotations_stride,
+                      size_t n_rot,
+                      float *x,
+                      size_t n,
+                      size_t n_heads,
+                      size_t d);
 
 /* One implementation of the family.  Slowest first: the last one that this CPU supports is
  * used. */
 struct kv_rope_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    /* kv_rope_turn(), or where `back` is not 0 kv_rope_turn_back() */
-    void (*turn)(enum kv_rope_style style,
-                 int back,
-                 const float *turns,
-                 size_t turns_stride,
-                 size_t n_rot,
-                 float *x,
-                 size_t n,
-                 size_t n_heads,
-                 size_t d);
+    /* kv_rope_rotate(), or where `back` is not 0 kv_rope_unrotate() */
+    void (*rotate)(enum kv_rope_style style,
+                   int back,
+                   const float *rotations,
+                   size_t rotations_stride,
+                   size_t n_rot,
+                   float *x,
+                   size_t n,
+                   size_t n_heads,
+                   size_t d);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct kv_select_kernels *best;
+static const struct kv_topk_kernels *best;
 
 static int always(void)
 {
@@ -79,42 +79,40 @@ static void scalar_merge_max(const float *exps,
         }
 }
 
-static void scalar_count(struct kv_selector *selector,
-                         const float *scores,
-                         const uint32_t *counts,
-                         size_t n)
+static void
+scalar_count(struct kv_topk *selector, const float *scores, const uint32_t *counts, size_t n)
 {
     const unsigned above = kv_select_above(selector->pass),
                    shift = kv_select_shift(selector->pass);
     const uint32_t mask = kv_select_mask(selector->pass);
 
     for (size_t i = 0; i < n; i++) {
-        const uint32_t image = kv_score_image(scores[i]);
+        const uint32_t sort_key = kv_score_key(scores[i]);
 
-        if (above == 32 || image >> above == selector->bound >> above)
-            selector->bins[image >> shift & mask] += rows_of(counts, i);
+        if (above == 32 || sort_key >> above == selector->bound >> above)
+            selector->bins[sort_key >> shift & mask] += rows_of(counts, i);
     }
 }
 
-static size_t scalar_collect(struct kv_selector *selector,
+static size_t scalar_collect(struct kv_topk *selector,
                              const float *scores,
                              const uint32_t *counts,
                              size_t n,
                              uint32_t base,
                              uint32_t *ret_indices)
 {
-    size_t n_chosen = 0;
+    size_t n_selected = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const uint32_t image = kv_score_image(scores[i]);
+        const uint32_t sort_key = kv_score_key(scores[i]);
 
-        if (image < selector->bound || rows_of(counts, i) == 0 ||
-            (image == selector->bound && selector->ties == 0))
+        if (sort_key < selector->bound || rows_of(counts, i) == 0 ||
+            (sort_key == selector->bound && selector->ties == 0))
             continue;
-        selector->ties -= image == selector->bound;
-        ret_indices[n_chosen++] = base + (uint32_t)i;
+        selector->ties -= sort_key == selector->bound;
+        ret_indices[n_selected++] = base + (uint32_t)i;
     }
-    return n_chosen;
+    return n_selected;
 }
 
 static size_t scalar_between(const float *scores,
@@ -127,17 +125,17 @@ static size_t scalar_between(const float *scores,
     size_t n_between = 0, n_above = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const uint32_t image = kv_score_image(scores[i]);
+        const uint32_t sort_key = kv_score_key(scores[i]);
 
-        n_above += image > most;
-        if (image >= least && image <= most)
+        n_above += sort_key > most;
+        if (sort_key >= least && sort_key <= most)
             ret_scores[n_between++] = scores[i];
     }
     *ret_n_above = n_above;
     return n_between;
 }
 
-static void scalar_items(const struct kv_selector *selector,
+static void scalar_items(const struct kv_topk *selector,
                          const float *scores,
                          const uint32_t *counts,
                          size_t n,
@@ -149,20 +147,20 @@ static void scalar_items(const struct kv_selector *selector,
     size_t n_above = 0, n_equal = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const uint32_t image = kv_score_image(scores[i]);
+        const uint32_t sort_key = kv_score_key(scores[i]);
 
         if (rows_of(counts, i) == 0)
             continue;
-        if (image > selector->bound)
+        if (sort_key > selector->bound)
             ret_above[n_above++] = (uint32_t)i;
-        else if (image == selector->bound)
+        else if (sort_key == selector->bound)
             ret_equal[n_equal++] = (uint32_t)i;
     }
     *ret_n_above = n_above;
     *ret_n_equal = n_equal;
 }
 
-static const struct kv_select_kernels scalar = {
+static const struct kv_topk_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .max = scalar_max,
@@ -176,11 +174,11 @@ static const struct kv_select_kernels scalar = {
 };
 
 /* Slowest first. */
-static const struct kv_select_kernels *const tiers[] = {
+static const struct kv_topk_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
-    &kv_select_avx2,
-    &kv_select_avx512,
+    &kv_topk_avx2,
+    &kv_topk_avx512,
 #endif
 };
 
@@ -191,7 +189,7 @@ __attribute__((constructor)) static void choose(void)
             best = tiers[i];
 }
 
-const struct kv_select_kernels *kv_select_kernels_at(unsigned i)
+const struct kv_topk_kernels *kv_topk_kernels_at(unsigned i)
 {
     for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
         if (tiers[tier]->supported() && i-- == 0)
@@ -210,29 +208,29 @@ kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, fl
     return best->exps(scores, counts, n, scale, max);
 }
 
-void kv_merge_sum(const float *exps,
-                  size_t exps_stride,
-                  const float *factors,
-                  size_t n_queries,
-                  size_t n,
-                  float *merged)
+void kv_weights_merge_sum(const float *exps,
+                          size_t exps_stride,
+                          const float *factors,
+                          size_t n_queries,
+                          size_t n,
+                          float *merged)
 {
     best->merge_sum(exps, exps_stride, factors, n_queries, n, merged);
 }
 
-void kv_merge_max(const float *exps,
-                  size_t exps_stride,
-                  const float *factors,
-                  size_t n_queries,
-                  size_t n,
-                  float *merged)
+void kv_weights_merge_max(const float *exps,
+                          size_t exps_stride,
+                          const float *factors,
+                          size_t n_queries,
+                          size_t n,
+                          float *merged)
 {
     best->merge_max(exps, exps_stride, factors, n_queries, n, merged);
 }
 
 /* ---- the k largest ----------------------------------------------------------------------- */
 
-void kv_selector_begin(struct kv_selector *selector, uint64_t k)
+void kv_topk_begin(struct kv_topk *selector, uint64_t k)
 {
     selector->ties = k;
     selector->pass = 0;
@@ -240,10 +238,10 @@ void kv_selector_begin(struct kv_selector *selector, uint64_t k)
     memset(selector->bins, 0, sizeof(selector->bins));
 }
 
-void kv_selector_count(struct kv_selector *selector,
-                       const float *scores,
-                       const uint32_t *counts,
-                       size_t n)
+void kv_topk_count(struct kv_topk *selector,
+                   const float *scores,
+                   const uint32_t *counts,
+                   size_t n)
 {
     if (selector->ties > 0)
         best->count(selector, scores, counts, n);
@@ -251,7 +249,7 @@ void kv_selector_count(struct kv_selector *selector,
 
 /* The bin that holds the last of those still to be found becomes part of the bound; with fewer
  * rows than k that is the lowest bin each time, and everything is chosen. */
-void kv_selector_next(struct kv_selector *selector)
+void kv_topk_next(struct kv_topk *selector)
 {
     uint32_t bin = kv_select_mask(selector->pass);
 
@@ -264,35 +262,34 @@ void kv_selector_next(struct kv_selector *selector)
     memset(selector->bins, 0, sizeof(selector->bins));
 }
 
-size_t kv_selector_collect(struct kv_selector *selector,
-                           const float *scores,
-                           const uint32_t *counts,
-                           size_t n,
-                           uint32_t base,
-                           uint32_t *ret_indices)
+size_t kv_topk_collect(struct kv_topk *selector,
+                       const float *scores,
+                       const uint32_t *counts,
+                       size_t n,
+                       uint32_t base,
+                       uint32_t *ret_indices)
 {
     return best->collect(selector, scores, counts, n, base, ret_indices);
 }
 
-void kv_selector_items(const struct kv_selector *selector,
-                       const float *scores,
-                       const uint32_t *counts,
-                       size_t n,
-                       uint32_t *ret_above,
-                       size_t *ret_n_above,
-                       uint32_t *ret_equal,
-                       size_t *ret_n_equal)
+void kv_topk_items(const struct kv_topk *selector,
+                   const float *scores,
+                   const uint32_t *counts,
+                   size_t n,
+                   uint32_t *ret_above,
+                   size_t *ret_n_above,
+                   uint32_t *ret_equal,
+                   size_t *ret_n_equal)
 {
     best->items(selector, scores, counts, n, ret_above, ret_n_above, ret_equal, ret_n_equal);
 }
 
-static void
-find_plainly(struct kv_selector *selector, const float *scores, size_t n, uint64_t k)
+static void find_plainly(struct kv_topk *selector, const float *scores, size_t n, uint64_t k)
 {
-    kv_selector_begin(selector, k);
-    for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
-        kv_selector_count(selector, scores, NULL, n);
-        kv_selector_next(selector);
+    kv_topk_begin(selector, k);
+    for (unsigned pass = 0; pass < KV_TOPK_PASSES; pass++) {
+        kv_topk_count(selector, scores, NULL, n);
+        kv_topk_next(selector);
     }
 }
 
@@ -301,10 +298,10 @@ enum {
     SAMPLED_MIN = 8 * SAMPLE, /* fewer scores are not worth a sample */
 };
 
-/* The image of the k-th largest of the sample. */
-static uint32_t image_of(const float *sample, size_t k)
+/* The sort key of the k-th largest of the sample. */
+static uint32_t sort_key_of(const float *sample, size_t k)
 {
-    struct kv_selector selector;
+    struct kv_topk selector;
 
     find_plainly(&selector, sample, SAMPLE, k);
     return selector.bound;
@@ -323,8 +320,8 @@ bool kv_scores_guess(
         return false;
     for (size_t i = 0; i < SAMPLE; i++)
         sample[i] = scores[i * (n / SAMPLE) + i * 5 % (n / SAMPLE)];
-    *ret_least = image_of(sample, expected + around);
-    *ret_most = expected > around ? image_of(sample, expected - around) : UINT32_MAX;
+    *ret_least = sort_key_of(sample, expected + around);
+    *ret_most = expected > around ? sort_key_of(sample, expected - around) : UINT32_MAX;
     return true;
 }
 
@@ -340,7 +337,7 @@ size_t kv_scores_between(const float *scores,
 
 /* All passes.  Where the bound is not between, chance or order have done more. */
 static void
-find(struct kv_selector *selector, const float *scores, size_t n, uint64_t k, float *scratch)
+find(struct kv_topk *selector, const float *scores, size_t n, uint64_t k, float *scratch)
 {
     uint32_t least, most;
 
@@ -356,9 +353,10 @@ find(struct kv_selector *selector, const float *scores, size_t n, uint64_t k, fl
     find_plainly(selector, scores, n, k);
 }
 
-size_t kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch)
+size_t
+kv_topk_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch)
 {
-    struct kv_selector selector;
+    struct kv_topk selector;
 
     if (k >= n) {
         for (size_t i = 0; i < n; i++)
@@ -368,7 +366,7 @@ size_t kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices,
     if (k == 0)
         return 0;
     find(&selector, scores, n, k, scratch);
-    return kv_selector_collect(&selector, scores, NULL, n, 0, ret_indices);
+    return kv_topk_collect(&selector, scores, NULL, n, 0, ret_indices);
 }
 
 /* ---- by mass, by a least weight ---------------------------------------------------------- */
@@ -400,12 +398,12 @@ void kv_mass_count(struct kv_mass *mass, const float *weights, const uint32_t *c
     if (mass->wanted == 0)
         return;
     for (size_t i = 0; i < n; i++) {
-        const uint32_t image = kv_score_image(weights[i]), n_rows = rows_of(counts, i);
+        const uint32_t sort_key = kv_score_key(weights[i]), n_rows = rows_of(counts, i);
 
-        if (n_rows == 0 || (above < 32 && image >> above != mass->bound >> above))
+        if (n_rows == 0 || (above < 32 && sort_key >> above != mass->bound >> above))
             continue;
-        mass->masses[image >> shift & mask] += in_units(weights[i]) * n_rows;
-        mass->rows[image >> shift & mask] += n_rows;
+        mass->masses[sort_key >> shift & mask] += in_units(weights[i]) * n_rows;
+        mass->rows[sort_key >> shift & mask] += n_rows;
     }
 }
 
@@ -421,7 +419,7 @@ void kv_mass_next(struct kv_mass *mass)
         mass->bound |= bin << kv_select_shift(mass->pass);
     }
     /* What is left in the last pass's bin are rows of one weight. */
-    if (mass->pass == KV_SELECTOR_PASSES - 1 && mass->wanted > 0 && mass->rows[bin] > 0) {
+    if (mass->pass == KV_TOPK_PASSES - 1 && mass->wanted > 0 && mass->rows[bin] > 0) {
         const uint64_t each = mass->masses[bin] / mass->rows[bin];
 
         mass->n_rows += each > 0 ? (mass->wanted + each - 1) / each : mass->rows[bin];

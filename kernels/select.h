@@ -52,43 +52,43 @@ static inline float kv_softmax_factor(uint64_t sum)
  *   exps     (n_queries, n), exps_stride apart
  *   factors  (n_queries)
  *   merged   (n) */
-void kv_merge_sum(const float *exps,
-                  size_t exps_stride,
-                  const float *factors,
-                  size_t n_queries,
-                  size_t n,
-                  float *merged);
-void kv_merge_max(const float *exps,
-                  size_t exps_stride,
-                  const float *factors,
-                  size_t n_queries,
-                  size_t n,
-                  float *merged);
+void kv_weights_merge_sum(const float *exps,
+                          size_t exps_stride,
+                          const float *factors,
+                          size_t n_queries,
+                          size_t n,
+                          float *merged);
+void kv_weights_merge_max(const float *exps,
+                          size_t exps_stride,
+                          const float *factors,
+                          size_t n_queries,
+                          size_t n,
+                          float *merged);
 
 enum {
-    KV_SELECTOR_BINS = 2048,
-    KV_SELECTOR_PASSES = 3,
+    KV_TOPK_BINS = 2048,
+    KV_TOPK_PASSES = 3,
 };
 
 /* Finds the k largest in three passes over the scores, each of which may be done in parts:
  *
- *     kv_selector_begin(&selector, k);
- *     for (pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
- *         kv_selector_count(&selector, scores, counts, n);       as often as there are parts
- *         kv_selector_next(&selector);
+ *     kv_topk_begin(&selector, k);
+ *     for (pass = 0; pass < KV_TOPK_PASSES; pass++) {
+ *         kv_topk_count(&selector, scores, counts, n);       as often as there are parts
+ *         kv_topk_next(&selector);
  *     }
- *     kv_selector_collect(...);                                  likewise, in order
+ *     kv_topk_collect(...);                                  likewise, in order
  *
  * Chosen are the items above the bound and `ties` rows of those at the bound. */
-struct kv_selector {
+struct kv_topk {
     uint64_t ties;
     uint32_t pass;
-    uint32_t bound; /* a score's image: kv_score_image() */
-    uint32_t bins[KV_SELECTOR_BINS];
+    uint32_t bound; /* a score's sort key: kv_score_key() */
+    uint32_t bins[KV_TOPK_BINS];
 };
 
 /* A score as an unsigned number in the order of select. */
-static inline uint32_t kv_score_image(float score)
+static inline uint32_t kv_score_key(float score)
 {
     union {
         float value;
@@ -101,15 +101,15 @@ static inline uint32_t kv_score_image(float score)
 }
 
 enum {
-    KV_SELECT_SPARE = 8, /* places behind the last index that may be overwritten */
+    KV_TOPK_SPARE = 8, /* places behind the last index that may be overwritten */
 };
 
-void kv_selector_begin(struct kv_selector *selector, uint64_t k);
-void kv_selector_count(struct kv_selector *selector,
-                       const float *scores,
-                       const uint32_t *counts,
-                       size_t n);
-void kv_selector_next(struct kv_selector *selector);
+void kv_topk_begin(struct kv_topk *selector, uint64_t k);
+void kv_topk_count(struct kv_topk *selector,
+                   const float *scores,
+                   const uint32_t *counts,
+                   size_t n);
+void kv_topk_next(struct kv_topk *selector);
 
 /* Of many rows few need to be looked at more than once: a sample says about where the bound is.
  *
@@ -119,12 +119,12 @@ void kv_selector_next(struct kv_selector *selector);
  * and where n_above < k <= n_above + n_between, the k-th largest of all is the (k - n_above)-th
  * largest of those between. */
 
-/* Images that the k-th largest of scores (n) is likely to be between, or at; false: they are
+/* Sort keys that the k-th largest of scores (n) is likely to be between, or at; false: they are
  * too few, or k is too near n, for a sample to say that. */
 bool kv_scores_guess(
     const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most);
 
-/* Scores (n) whose images are in [least, most], in any order, and how many are above.  Returns
+/* Scores (n) whose sort keys are in [least, most], in any order, and how many are above.  Returns
  * how many there are.
  *   ret_scores  all (n) may be written */
 size_t kv_scores_between(const float *scores,
@@ -135,31 +135,31 @@ size_t kv_scores_between(const float *scores,
                          size_t *ret_n_above);
 
 /* The chosen of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
- * `ties` what it took of them.  ret_indices has room for KV_SELECT_SPARE more than are chosen.
+ * `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are chosen.
  * Returns how many. */
-size_t kv_selector_collect(struct kv_selector *selector,
-                           const float *scores,
-                           const uint32_t *counts,
-                           size_t n,
-                           uint32_t base,
-                           uint32_t *ret_indices);
-
-/* Items of any counts: those above the bound and those at it, ascending, ties not looked at.
- * Room for KV_SELECT_SPARE more than there can be. */
-void kv_selector_items(const struct kv_selector *selector,
+size_t kv_topk_collect(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
                        size_t n,
-                       uint32_t *ret_above,
-                       size_t *ret_n_above,
-                       uint32_t *ret_equal,
-                       size_t *ret_n_equal);
+                       uint32_t base,
+                       uint32_t *ret_indices);
+
+/* Items of any counts: those above the bound and those at it, ascending, ties not looked at.
+ * Room for KV_TOPK_SPARE more than there can be. */
+void kv_topk_items(const struct kv_topk *selector,
+                   const float *scores,
+                   const uint32_t *counts,
+                   size_t n,
+                   uint32_t *ret_above,
+                   size_t *ret_n_above,
+                   uint32_t *ret_equal,
+                   size_t *ret_n_equal);
 
 /* All of that at once: indices of the min(k, n) largest of scores (n), ascending, n < 2^32;
- * room for KV_SELECT_SPARE more.
+ * room for KV_TOPK_SPARE more.
  *   scratch  (n) floats */
 size_t
-kv_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch);
+kv_topk_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch);
 
 /* How many of the largest weights (n), none negative, have together at least `share` of
  * `total`, their exp sum (kv_weights_sum); of equal ones as many as it takes.  Three passes, in
@@ -168,8 +168,8 @@ struct kv_mass {
     uint64_t n_rows; /* the answer, when all passes are done */
     uint64_t wanted; /* still, in units of the exp sum */
     uint32_t pass, bound;
-    uint64_t masses[KV_SELECTOR_BINS];
-    uint64_t rows[KV_SELECTOR_BINS];
+    uint64_t masses[KV_TOPK_BINS];
+    uint64_t rows[KV_TOPK_BINS];
 };
 
 /* The weights' sum, as exp sums are. */
@@ -186,7 +186,7 @@ uint64_t kv_count_from(const float *scores, const uint32_t *counts, size_t n, fl
 
 /* One implementation of the family; functions as above.  Slowest first: the last one that this
  * CPU supports is used. */
-struct kv_select_kernels {
+struct kv_topk_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
     float (*max)(const float *scores, const uint32_t *counts, size_t n);
@@ -203,7 +203,7 @@ struct kv_select_kernels {
                       size_t n_queries,
                       size_t n,
                       float *merged);
-    void (*count)(struct kv_selector *selector,
+    void (*count)(struct kv_topk *selector,
                   const float *scores,
                   const uint32_t *counts,
                   size_t n);
@@ -213,13 +213,13 @@ struct kv_select_kernels {
                       uint32_t most,
                       float *ret_scores,
                       size_t *ret_n_above);
-    size_t (*collect)(struct kv_selector *selector,
+    size_t (*collect)(struct kv_topk *selector,
                       const float *scores,
                       const uint32_t *counts,
                       size_t n,
                       uint32_t base,
                       uint32_t *ret_indices);
-    void (*items)(const struct kv_selector *selector,
+    void (*items)(const struct kv_topk *selector,
                   const float *scores,
                   const uint32_t *counts,
                   size_t n,
@@ -230,6 +230,6 @@ struct kv_select_kernels {
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */
-const struct kv_select_kernels *kv_select_kernels_at(unsigned i);
+const struct kv_topk_kernels *kv_topk_kernels_at(unsigned i);
 
 #endif

@@ -1,7 +1,7 @@
 /* select_common.h - private to kernels/: what select.c and select_avx2.c have in common.
  *
- *   choice   the image of the k-th largest score, found by its highest 11 bits, the next 11,
- *            the last 10: each time the images that agree so far are counted by their next bits
+ *   choice   the sort key of the k-th largest score, found by its highest 11 bits, the next 11,
+ *            the last 10: each time the sort keys that agree so far are counted by their next bits
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -19,15 +19,15 @@
 #define KV_EXP_SUM_ROUNDER (1.5 * ((uint64_t)1 << (52 - KV_EXP_SUM_BITS)))
 
 enum {
-    KV_SELECT_HIGH_BITS = 11, /* of an image, the first pass's */
+    KV_SELECT_HIGH_BITS = 11, /* of a sort key, the first pass's */
     KV_SELECT_LOW_BITS = 10,
 };
 
-static_assert(KV_SELECTOR_BINS == 1 << KV_SELECT_HIGH_BITS, "a bin for each value of a pass");
-static_assert(KV_SELECTOR_PASSES == 3 && 2 * KV_SELECT_HIGH_BITS + KV_SELECT_LOW_BITS == 32,
+static_assert(KV_TOPK_BINS == 1 << KV_SELECT_HIGH_BITS, "a bin for each value of a pass");
+static_assert(KV_TOPK_PASSES == 3 && 2 * KV_SELECT_HIGH_BITS + KV_SELECT_LOW_BITS == 32,
               "the passes are all bits");
 
-/* The bits of an image that a pass counts by. */
+/* The bits of a sort key that a pass counts by. */
 static inline unsigned kv_select_shift(uint32_t pass)
 {
     return pass == 0 ? 32 - KV_SELECT_HIGH_BITS : pass == 1 ? KV_SELECT_LOW_BITS : 0;

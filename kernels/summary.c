@@ -18,11 +18,12 @@ enum build_state {
     BUILD_DONE,
 };
 
-static_assert(sizeof(struct kv_rest_head) == KV_REST_HEAD_BYTES, "it is written as it is");
+static_assert(sizeof(struct kv_summary_head) == KV_SUMMARY_HEAD_BYTES,
+              "it is written as it is");
 
 static const float FACTOR_MOST = 1e15f;
 
-static const struct kv_rest_kernels *best;
+static const struct kv_summary_kernels *best;
 
 static int always(void)
 {
@@ -34,35 +35,35 @@ static int always(void)
 static bool are_scales(const float *scales, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!(scales[i] >= 0 && scales[i] <= KV_REST_MOST))
+        if (!(scales[i] >= 0 && scales[i] <= KV_SUMMARY_MOST))
             return false;
     return true;
 }
 
-bool kv_rest_valid(const struct kv_rest_shape *shape, const void *group)
+bool kv_summary_valid(const struct kv_summary_shape *shape, const void *group)
 {
     static const uint8_t zero[3];
-    const size_t n_summaries = kv_rest_n_summaries(shape);
-    const uint8_t *numbers = kv_summary_at(group, kv_rest_at_numbers(shape));
-    uint16_t counts[KV_REST_SUMMARIES_MAX] = {0};
-    struct kv_rest_head head;
+    const size_t n_summaries = kv_summary_count(shape);
+    const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
+    uint16_t counts[KV_SUMMARIES_MAX] = {0};
+    struct kv_summary_head head;
 
     memcpy(&head, group, sizeof(head));
-    if (head.format != KV_REST_FORMAT || head.n_rows < 1 || head.n_rows > KV_REST_ROWS ||
+    if (head.format != KV_SUMMARY_FORMAT || head.n_rows < 1 || head.n_rows > KV_SUMMARY_ROWS ||
         head.d_k != shape->d_k || head.d_v != shape->d_v || head.bits != shape->bits ||
         memcmp(head.zero, zero, sizeof(zero)) != 0 ||
         !(head.variance >= 0 && head.variance <= FLT_MAX))
         return false;
-    for (size_t row = 0; row < KV_REST_ROWS; row++)
-        if (numbers[row] != KV_REST_NONE) {
+    for (size_t row = 0; row < KV_SUMMARY_ROWS; row++)
+        if (numbers[row] != KV_SUMMARY_NONE) {
             if (row >= head.n_rows || numbers[row] >= n_summaries)
                 return false;
             counts[numbers[row]]++;
         }
-    return memcmp(counts, kv_summary_at(group, kv_rest_at_counts(shape)),
+    return memcmp(counts, kv_summary_at(group, kv_summary_at_counts(shape)),
                   n_summaries * sizeof(counts[0])) == 0 &&
-           are_scales(kv_summary_at(group, kv_rest_at_key_scales(shape)), n_summaries) &&
-           are_scales(kv_summary_at(group, kv_rest_at_value_scales(shape)), n_summaries);
+           are_scales(kv_summary_at(group, kv_summary_at_key_scales(shape)), n_summaries) &&
+           are_scales(kv_summary_at(group, kv_summary_at_value_scales(shape)), n_summaries);
 }
 
 /* ---- building ---------------------------------------------------------------------------- */
@@ -73,7 +74,7 @@ static void scalar_prepare(float *vectors, size_t n, size_t d_k, size_t d, float
         bool fits = true;
 
         for (size_t i = 0; i < d; i++)
-            fits &= fabsf(vectors[i]) <= KV_REST_MOST;
+            fits &= fabsf(vectors[i]) <= KV_SUMMARY_MOST;
         for (size_t i = fits ? d_k : 0; i < d; i++)
             vectors[i] = fits ? vectors[i] * factor : NAN;
     }
@@ -110,7 +111,7 @@ static double scalar_distance(const float *keys,
     for (size_t row = 0; row < n; row++, keys += d_k) {
         float lanes[KV_SUM_LANES] = {0};
 
-        if (numbers[row] == KV_REST_NONE)
+        if (numbers[row] == KV_SUMMARY_NONE)
             continue;
         for (size_t i = 0; i < d_k; i++) {
             const float x = keys[i] - means[numbers[row] * stride + i];
@@ -122,45 +123,45 @@ static double scalar_distance(const float *keys,
     return sum;
 }
 
-void kv_rest_load(const struct kv_rest_shape *shape,
-                  const void *rows,
-                  size_t stride,
-                  size_t n,
-                  float factor,
-                  float *ret_vectors)
+void kv_summary_load(const struct kv_summary_shape *shape,
+                     const void *rows,
+                     size_t stride,
+                     size_t n,
+                     float factor,
+                     float *ret_vectors)
 {
     const size_t d = (size_t)shape->d_k + shape->d_v;
 
-    kv_keys_load(shape->type, rows, stride, n, d, ret_vectors);
+    kv_exact_scores_load(shape->type, rows, stride, n, d, ret_vectors);
     best->prepare(ret_vectors, n, shape->d_k, d, factor);
 }
 
 /* Floats of the scratch: vectors, three of one vector's size, centroids, sums, half squares and
  * counts; numbers behind them. */
-static size_t scratch_floats(const struct kv_rest_shape *shape)
+static size_t scratch_floats(const struct kv_summary_shape *shape)
 {
     const size_t d = (size_t)shape->d_k + shape->d_v;
 
-    return (KV_REST_SLICE + 3 + 2 * kv_rest_n_summaries(shape)) * d +
-           2 * kv_rest_n_summaries(shape);
+    return (KV_SUMMARY_SLICE + 3 + 2 * kv_summary_count(shape)) * d +
+           2 * kv_summary_count(shape);
 }
 
-size_t kv_rest_scratch_bytes(const struct kv_rest_shape *shape)
+size_t kv_summary_scratch_bytes(const struct kv_summary_shape *shape)
 {
-    return scratch_floats(shape) * sizeof(float) + KV_REST_ROWS;
+    return scratch_floats(shape) * sizeof(float) + KV_SUMMARY_ROWS;
 }
 
-void kv_rest_build_begin(struct kv_rest_build *build,
-                         const struct kv_rest_shape *shape,
-                         uint32_t n_rows,
-                         uint64_t seed,
-                         void *scratch)
+void kv_summary_build_begin(struct kv_summary_build *build,
+                            const struct kv_summary_shape *shape,
+                            uint32_t n_rows,
+                            uint64_t seed,
+                            void *scratch)
 {
-    const size_t d = (size_t)shape->d_k + shape->d_v, n_summaries = kv_rest_n_summaries(shape);
+    const size_t d = (size_t)shape->d_k + shape->d_v, n_summaries = kv_summary_count(shape);
     float *next = scratch;
 
-    memset(scratch, 0, kv_rest_scratch_bytes(shape));
-    *build = (struct kv_rest_build){
+    memset(scratch, 0, kv_summary_scratch_bytes(shape));
+    *build = (struct kv_summary_build){
         .shape = *shape,
         .clusters = {.d = (uint32_t)d, .m = 1, .bits = shape->bits},
         .seed = seed,
@@ -168,24 +169,26 @@ void kv_rest_build_begin(struct kv_rest_build *build,
         .factor = 1,
         .vectors = next,
     };
-    build->origin = next += KV_REST_SLICE * d;
+    build->origin = next += KV_SUMMARY_SLICE * d;
     build->added = next += d;
     build->squares = next += d;
     build->book.centroids = next += d;
     build->sums.sums = next += n_summaries * d;
-    build->book.half_squares = next += n_summaries * d;
+    build->book.half_sq_norms = next += n_summaries * d;
     build->sums.counts = (uint32_t *)(void *)(next += n_summaries);
     build->numbers = (uint8_t *)(next + n_summaries);
 }
 
-bool kv_rest_build_next(const struct kv_rest_build *build, uint32_t *ret_first, uint32_t *ret_n)
+bool kv_summary_build_next(const struct kv_summary_build *build,
+                           uint32_t *ret_first,
+                           uint32_t *ret_n)
 {
     const uint32_t left = build->n_rows - build->cursor;
 
     if (build->state == BUILD_DONE)
         return false;
     *ret_first = build->cursor;
-    *ret_n = left < KV_REST_SLICE ? left : KV_REST_SLICE;
+    *ret_n = left < KV_SUMMARY_SLICE ? left : KV_SUMMARY_SLICE;
     if (build->state == BUILD_SCALE || build->state == BUILD_UPDATE ||
         build->state == BUILD_MEANS)
         *ret_n = 0;
@@ -205,9 +208,9 @@ static uint64_t mixed(uint64_t seed, uint64_t place)
 
 /* The row that is the first centroid number c: one of the c-th part of the rows; behind the
  * last row where there are fewer rows than centroids. */
-static uint32_t seed_row(const struct kv_rest_build *build, uint32_t c)
+static uint32_t seed_row(const struct kv_summary_build *build, uint32_t c)
 {
-    const uint32_t n_summaries = (uint32_t)kv_rest_n_summaries(&build->shape);
+    const uint32_t n_summaries = (uint32_t)kv_summary_count(&build->shape);
     const uint32_t begin = c * build->n_rows / n_summaries;
     const uint32_t end = (c + 1) * build->n_rows / n_summaries;
 
@@ -216,7 +219,7 @@ static uint32_t seed_row(const struct kv_rest_build *build, uint32_t c)
     return begin + (uint32_t)(mixed(build->seed, c) % (end - begin));
 }
 
-static void spread_slice(struct kv_rest_build *build, const float *vectors, uint32_t n)
+static void spread_slice(struct kv_summary_build *build, const float *vectors, uint32_t n)
 {
     const size_t d = build->clusters.d;
 
@@ -227,7 +230,7 @@ static void spread_slice(struct kv_rest_build *build, const float *vectors, uint
         }
     build->n_spread +=
         (uint32_t)best->spread(vectors, n, d, build->origin, build->added, build->squares);
-    while (build->n_seeded < kv_rest_n_summaries(&build->shape) &&
+    while (build->n_seeded < kv_summary_count(&build->shape) &&
            seed_row(build, build->n_seeded) < build->cursor + n) {
         const uint32_t row = seed_row(build, build->n_seeded) - build->cursor;
 
@@ -237,7 +240,7 @@ static void spread_slice(struct kv_rest_build *build, const float *vectors, uint
 }
 
 /* Squared deviations of elements [begin, end), summed. */
-static double total_spread(const struct kv_rest_build *build, size_t begin, size_t end)
+static double total_spread(const struct kv_summary_build *build, size_t begin, size_t end)
 {
     const double n = build->n_spread;
     double total = 0;
@@ -251,7 +254,7 @@ static double total_spread(const struct kv_rest_build *build, size_t begin, size
 }
 
 /* Values are not scaled beyond what a row may have. */
-static void choose_factor(struct kv_rest_build *build)
+static void choose_factor(struct kv_summary_build *build)
 {
     const size_t d_k = build->shape.d_k, d = build->clusters.d;
     const double keys = total_spread(build, 0, d_k), values = total_spread(build, d_k, d);
@@ -265,8 +268,8 @@ static void choose_factor(struct kv_rest_build *build)
 
         most = end > most ? end : most;
     }
-    if (factor > (double)KV_REST_MOST / most)
-        factor = (double)KV_REST_MOST / most;
+    if (factor > (double)KV_SUMMARY_MOST / most)
+        factor = (double)KV_SUMMARY_MOST / most;
     if (factor > FACTOR_MOST)
         factor = FACTOR_MOST;
     if (factor < 1 / FACTOR_MOST)
@@ -276,9 +279,9 @@ static void choose_factor(struct kv_rest_build *build)
 
 /* Some centroid must win the first step's rows: where there were fewer rows than centroids, or
  * the row is in no summary, it is the origin. */
-static void finish_seeds(struct kv_rest_build *build)
+static void finish_seeds(struct kv_summary_build *build)
 {
-    const uint32_t n_summaries = (uint32_t)kv_rest_n_summaries(&build->shape);
+    const uint32_t n_summaries = (uint32_t)kv_summary_count(&build->shape);
     const size_t d_k = build->shape.d_k, d = build->clusters.d;
 
     for (uint32_t c = 0; c < n_summaries; c++)
@@ -286,26 +289,26 @@ static void finish_seeds(struct kv_rest_build *build)
             kv_kmeans_set_centroid(&build->clusters, &build->book, c, build->origin);
     for (size_t i = d_k * n_summaries; i < d * n_summaries; i++)
         build->book.centroids[i] *= build->factor;
-    kv_kmeans_half_squares(&build->clusters, &build->book);
+    kv_kmeans_half_sq_norms(&build->clusters, &build->book);
 }
 
-static void place_slice(struct kv_rest_build *build, const float *vectors, uint32_t n)
+static void place_slice(struct kv_summary_build *build, const float *vectors, uint32_t n)
 {
     uint8_t *numbers = build->numbers + build->cursor;
 
-    kv_kmeans_step(&build->clusters, &build->book, vectors, n, numbers, KV_REST_ROWS,
+    kv_kmeans_step(&build->clusters, &build->book, vectors, n, numbers, KV_SUMMARY_ROWS,
                    &build->sums);
     for (uint32_t row = 0; row < n; row++)
         if (isnan(vectors[row * build->clusters.d]))
-            numbers[row] = KV_REST_NONE;
+            numbers[row] = KV_SUMMARY_NONE;
 }
 
 /* Sums become means, values as they were. */
-static void set_means(struct kv_rest_build *build)
+static void set_means(struct kv_summary_build *build)
 {
     const size_t d_k = build->shape.d_k, d = build->clusters.d;
 
-    for (size_t c = 0; c < kv_rest_n_summaries(&build->shape); c++) {
+    for (size_t c = 0; c < kv_summary_count(&build->shape); c++) {
         float *mean = build->sums.sums + c * d;
         const float count = (float)build->sums.counts[c];
 
@@ -317,27 +320,27 @@ static void set_means(struct kv_rest_build *build)
 }
 
 /* Behind a pass: what comes next. */
-static void next_state(struct kv_rest_build *build)
+static void next_state(struct kv_summary_build *build)
 {
     build->cursor = 0;
     if (build->state == BUILD_PLACE)
-        build->state = ++build->iteration < KV_REST_ITERATIONS ? BUILD_UPDATE : BUILD_MEANS;
+        build->state = ++build->iteration < KV_SUMMARY_ITERATIONS ? BUILD_UPDATE : BUILD_MEANS;
     else if (build->state == BUILD_UPDATE)
         build->state = BUILD_PLACE;
     else
         build->state++;
 }
 
-void kv_rest_build_slice(struct kv_rest_build *build, const void *rows, size_t stride)
+void kv_summary_build_slice(struct kv_summary_build *build, const void *rows, size_t stride)
 {
-    const struct kv_rest_shape *shape = &build->shape;
+    const struct kv_summary_shape *shape = &build->shape;
     uint32_t first, n;
 
-    if (!kv_rest_build_next(build, &first, &n))
+    if (!kv_summary_build_next(build, &first, &n))
         return;
     switch ((enum build_state)build->state) {
     case BUILD_SPREAD:
-        kv_rest_load(shape, rows, stride, n, 1, build->vectors);
+        kv_summary_load(shape, rows, stride, n, 1, build->vectors);
         spread_slice(build, build->vectors, n);
         break;
     case BUILD_SCALE:
@@ -345,7 +348,7 @@ void kv_rest_build_slice(struct kv_rest_build *build, const void *rows, size_t s
         finish_seeds(build);
         break;
     case BUILD_PLACE:
-        kv_rest_load(shape, rows, stride, n, build->factor, build->vectors);
+        kv_summary_load(shape, rows, stride, n, build->factor, build->vectors);
         place_slice(build, build->vectors, n);
         break;
     case BUILD_UPDATE:
@@ -355,7 +358,7 @@ void kv_rest_build_slice(struct kv_rest_build *build, const void *rows, size_t s
         set_means(build);
         break;
     case BUILD_DISTANCE:
-        kv_keys_load(shape->type, rows, stride, n, shape->d_k, build->vectors);
+        kv_exact_scores_load(shape->type, rows, stride, n, shape->d_k, build->vectors);
         build->distance += best->distance(build->vectors, n, shape->d_k, build->sums.sums,
                                           build->clusters.d, build->numbers + first);
         break;
@@ -391,25 +394,25 @@ static float quantise(const float *mean, size_t n, int8_t *ret_elements)
     return scale;
 }
 
-void kv_rest_build_end(struct kv_rest_build *build, void *ret_group)
+void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
 {
-    const struct kv_rest_shape *shape = &build->shape;
-    const size_t n_summaries = kv_rest_n_summaries(shape), d_k = shape->d_k, d_v = shape->d_v;
-    struct kv_rest_head head = {
-        .format = KV_REST_FORMAT,
+    const struct kv_summary_shape *shape = &build->shape;
+    const size_t n_summaries = kv_summary_count(shape), d_k = shape->d_k, d_v = shape->d_v;
+    struct kv_summary_head head = {
+        .format = KV_SUMMARY_FORMAT,
         .n_rows = (uint16_t)build->n_rows,
         .d_k = (uint16_t)d_k,
         .d_v = (uint16_t)d_v,
         .bits = (uint8_t)shape->bits,
     };
     uint8_t *group = ret_group;
-    uint16_t *counts = (void *)(group + kv_rest_at_counts(shape));
-    float *key_scales = (void *)(group + kv_rest_at_key_scales(shape));
-    float *value_scales = (void *)(group + kv_rest_at_value_scales(shape));
-    int8_t *keys = (void *)(group + kv_rest_at_keys(shape));
-    int8_t *values = (void *)(group + kv_rest_at_values(shape));
+    uint16_t *counts = (void *)(group + kv_summary_at_counts(shape));
+    float *key_scales = (void *)(group + kv_summary_at_key_scales(shape));
+    float *value_scales = (void *)(group + kv_summary_at_value_scales(shape));
+    int8_t *keys = (void *)(group + kv_summary_at_keys(shape));
+    int8_t *values = (void *)(group + kv_summary_at_values(shape));
 
-    memset(group, 0, kv_rest_bytes(shape));
+    memset(group, 0, kv_summary_bytes(shape));
     if (build->n_spread > 0)
         head.variance = (float)(build->distance / ((double)build->n_spread * (double)d_k));
     memcpy(group, &head, sizeof(head));
@@ -419,14 +422,14 @@ void kv_rest_build_end(struct kv_rest_build *build, void *ret_group)
         counts[c] = (uint16_t)build->sums.counts[c];
         if (counts[c] == 0)
             continue;
-        key_scales[c] = quantise(mean, d_k, keys + c * kv_rest_up(d_k));
-        value_scales[c] = quantise(mean + d_k, d_v, values + c * kv_rest_up(d_v));
+        key_scales[c] = quantise(mean, d_k, keys + c * kv_summary_up(d_k));
+        value_scales[c] = quantise(mean + d_k, d_v, values + c * kv_summary_up(d_v));
     }
-    memset(group + kv_rest_at_numbers(shape), KV_REST_NONE, KV_REST_ROWS);
-    memcpy(group + kv_rest_at_numbers(shape), build->numbers, build->n_rows);
+    memset(group + kv_summary_at_numbers(shape), KV_SUMMARY_NONE, KV_SUMMARY_ROWS);
+    memcpy(group + kv_summary_at_numbers(shape), build->numbers, build->n_rows);
 }
 
-static const struct kv_rest_kernels scalar = {
+static const struct kv_summary_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .prepare = scalar_prepare,
@@ -435,11 +438,11 @@ static const struct kv_rest_kernels scalar = {
 };
 
 /* Slowest first. */
-static const struct kv_rest_kernels *const tiers[] = {
+static const struct kv_summary_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
-    &kv_rest_avx2,
-    &kv_rest_avx512,
+    &kv_summary_avx2,
+    &kv_summary_avx512,
 #endif
 };
 
@@ -450,7 +453,7 @@ __attribute__((constructor)) static void choose(void)
             best = tiers[i];
 }
 
-const struct kv_rest_kernels *kv_rest_kernels_at(unsigned i)
+const struct kv_summary_kernels *kv_summary_kernels_at(unsigned i)
 {
     for (unsigned tier = 0; tier < sizeof(tiers) / sizeof(tiers[0]); tier++)
         if (tiers[tier]->supported() && i-- == 0)

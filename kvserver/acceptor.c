@@ -70,16 +70,16 @@ struct connection {
     bool answered; /* gRPC has answered a call, and is still there */
     bool waits;    /* for its turn */
     int outer, inner;
-    struct sockaddr_storage peer; /* without its port */
+    struct sockaddr_storage client; /* without its port */
     uint64_t since_us;
     struct bucket frames, resets;
     struct way in, out;
 };
 
-struct kv_acceptor {
+struct kvs_acceptor {
     int fd;
     uint16_t port;
-    kv_acceptor_take_fn take;
+    kvs_acceptor_take_fn take;
     void *arg;
     struct kv_thread *thread;
     struct kv_signal *wake, *stopped;
@@ -117,7 +117,7 @@ static bool draw(struct bucket *bucket, uint64_t now_us, uint64_t rate, uint64_t
 
 /* ---- one connection ---------------------------------------------------------------------- */
 
-static void connection_close(struct kv_acceptor *acceptor, struct connection *connection)
+static void connection_close(struct kvs_acceptor *acceptor, struct connection *connection)
 {
     close(connection->outer);
     if (connection->inner >= 0)
@@ -126,7 +126,7 @@ static void connection_close(struct kv_acceptor *acceptor, struct connection *co
     acceptor->n_connections--;
 }
 
-static kv_status_t watch(struct kv_acceptor *acceptor, int fd, uint64_t about, uint32_t events)
+static kv_status_t watch(struct kvs_acceptor *acceptor, int fd, uint64_t about, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.u64 = about};
 
@@ -134,7 +134,7 @@ static kv_status_t watch(struct kv_acceptor *acceptor, int fd, uint64_t about, u
 }
 
 /* Gives gRPC its end. */
-static bool introduce(struct kv_acceptor *acceptor, struct connection *connection)
+static bool introduce(struct kvs_acceptor *acceptor, struct connection *connection)
 {
     uint64_t number = (uint64_t)(connection - acceptor->connections);
     int pair[2];
@@ -154,9 +154,9 @@ static bool introduce(struct kv_acceptor *acceptor, struct connection *connectio
     return true;
 }
 
-/* What a frame of the peer costs.  false: it is not its turn yet, or the connection is to be
+/* What a frame of the client costs.  false: it is not its turn yet, or the connection is to be
  * closed. */
-static bool admit_frame(struct kv_acceptor *acceptor,
+static bool admit_frame(struct kvs_acceptor *acceptor,
                         struct connection *connection,
                         unsigned type,
                         uint32_t bytes,
@@ -173,7 +173,7 @@ static bool admit_frame(struct kv_acceptor *acceptor,
 }
 
 /* Looks at what came.  false: the connection is to be closed. */
-static bool look(struct kv_acceptor *acceptor, struct connection *connection, struct way *way)
+static bool look(struct kvs_acceptor *acceptor, struct connection *connection, struct way *way)
 {
     bool is_in = way == &connection->in, is_bad = false;
 
@@ -256,7 +256,7 @@ static bool way_write(struct way *way)
 
 /* Moves what can be moved.  false: the connection is over. */
 static bool
-way_pump(struct kv_acceptor *acceptor, struct connection *connection, struct way *way)
+way_pump(struct kvs_acceptor *acceptor, struct connection *connection, struct way *way)
 {
     for (unsigned round = 0;; round++) {
         uint32_t before;
@@ -278,14 +278,14 @@ way_pump(struct kv_acceptor *acceptor, struct connection *connection, struct way
     return !way->ended || (way->begin < way->checked && way->to >= 0);
 }
 
-static void pump(struct kv_acceptor *acceptor, struct connection *connection)
+static void pump(struct kvs_acceptor *acceptor, struct connection *connection)
 {
     connection->waits = false;
     if (!way_pump(acceptor, connection, &connection->in) ||
         (connection->greeted && !way_pump(acceptor, connection, &connection->out))) {
         connection_close(acceptor, connection);
     } else if (connection->out.ended && connection->answered) {
-        /* What is left for the peer must not wait for it for ever. */
+        /* What is left for the client must not wait for it for ever. */
         connection->answered = false;
         connection->since_us = acceptor->now_us;
         acceptor->look_us = 0;
@@ -294,22 +294,23 @@ static void pump(struct kv_acceptor *acceptor, struct connection *connection)
 
 /* ---- all of them ------------------------------------------------------------------------- */
 
-static bool same_peer(const struct connection *connection, const struct sockaddr_storage *peer)
+static bool same_client(const struct connection *connection,
+                        const struct sockaddr_storage *client)
 {
-    return memcmp(&connection->peer, peer, sizeof(*peer)) == 0;
+    return memcmp(&connection->client, client, sizeof(*client)) == 0;
 }
 
 /* The address alone, for all ports of it. */
-static void forget_port(struct sockaddr_storage *peer)
+static void forget_port(struct sockaddr_storage *client)
 {
-    if (peer->ss_family == AF_INET)
-        ((struct sockaddr_in *)(void *)peer)->sin_port = 0;
-    else if (peer->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)(void *)peer)->sin6_port = 0;
+    if (client->ss_family == AF_INET)
+        ((struct sockaddr_in *)(void *)client)->sin_port = 0;
+    else if (client->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)(void *)client)->sin6_port = 0;
 }
 
 /* Closes the oldest of those that gRPC has not answered; of `peer`, unless that is NULL. */
-static bool evict(struct kv_acceptor *acceptor, const struct sockaddr_storage *peer)
+static bool evict(struct kvs_acceptor *acceptor, const struct sockaddr_storage *client)
 {
     struct connection *oldest = NULL;
 
@@ -317,7 +318,7 @@ static bool evict(struct kv_acceptor *acceptor, const struct sockaddr_storage *p
         struct connection *connection = &acceptor->connections[i];
 
         if (connection->open && !connection->answered &&
-            (peer == NULL || same_peer(connection, peer)) &&
+            (client == NULL || same_client(connection, client)) &&
             (oldest == NULL || connection->since_us < oldest->since_us))
             oldest = connection;
     }
@@ -328,17 +329,17 @@ static bool evict(struct kv_acceptor *acceptor, const struct sockaddr_storage *p
 }
 
 /* A place for one of that address; NULL: there is none. */
-static struct connection *place_for(struct kv_acceptor *acceptor,
-                                    const struct sockaddr_storage *peer)
+static struct connection *place_for(struct kvs_acceptor *acceptor,
+                                    const struct sockaddr_storage *client)
 {
     struct connection *place = NULL;
     uint32_t n_same = 0;
 
     for (uint32_t i = 0; i < acceptor->connections_max; i++)
         if (acceptor->connections[i].open)
-            n_same += same_peer(&acceptor->connections[i], peer);
+            n_same += same_client(&acceptor->connections[i], client);
     /* Half of all: one address cannot shut out the others. */
-    if (n_same >= acceptor->connections_max / 2 && !evict(acceptor, peer))
+    if (n_same >= acceptor->connections_max / 2 && !evict(acceptor, client))
         return NULL;
     if (acceptor->n_connections == acceptor->connections_max && !evict(acceptor, NULL))
         return NULL;
@@ -357,13 +358,13 @@ static void way_open(struct way *way, int from, int to)
     way->begin = way->end = way->checked = way->frame_left = 0;
 }
 
-static void admit(struct kv_acceptor *acceptor, int fd, struct sockaddr_storage *peer)
+static void admit(struct kvs_acceptor *acceptor, int fd, struct sockaddr_storage *client)
 {
     struct connection *connection;
     int one = 1;
 
-    forget_port(peer);
-    connection = place_for(acceptor, peer);
+    forget_port(client);
+    connection = place_for(acceptor, client);
     if (connection == NULL) {
         KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connection closed: %u are open already",
                      (unsigned)acceptor->port, acceptor->n_connections);
@@ -380,7 +381,7 @@ static void admit(struct kv_acceptor *acceptor, int fd, struct sockaddr_storage 
     connection->greeted = connection->answered = connection->waits = false;
     connection->outer = fd;
     connection->inner = -1;
-    connection->peer = *peer;
+    connection->client = *client;
     connection->since_us = acceptor->now_us;
     connection->frames = connection->resets = (struct bucket){0};
     way_open(&connection->in, fd, -1);
@@ -393,16 +394,16 @@ static void admit(struct kv_acceptor *acceptor, int fd, struct sockaddr_storage 
     pump(acceptor, connection);
 }
 
-static void take_new(struct kv_acceptor *acceptor)
+static void take_new(struct kvs_acceptor *acceptor)
 {
     while (!atomic_load(&acceptor->stopping)) {
-        struct sockaddr_storage peer = {0};
-        socklen_t bytes = sizeof(peer);
-        int fd = accept4(acceptor->fd, (struct sockaddr *)&peer, &bytes,
+        struct sockaddr_storage client = {0};
+        socklen_t bytes = sizeof(client);
+        int fd = accept4(acceptor->fd, (struct sockaddr *)&client, &bytes,
                          SOCK_CLOEXEC | SOCK_NONBLOCK);
 
         if (fd >= 0) {
-            admit(acceptor, fd, &peer);
+            admit(acceptor, fd, &client);
         } else if (errno == EAGAIN) {
             return;
         } else if (errno != EINTR && errno != ECONNABORTED) {
@@ -416,7 +417,7 @@ static void take_new(struct kv_acceptor *acceptor)
 
 /* One end of a connection can do more than before, or it is broken, which shows when it is
  * used. */
-static void on_event(struct kv_acceptor *acceptor, const struct epoll_event *event)
+static void on_event(struct kvs_acceptor *acceptor, const struct epoll_event *event)
 {
     struct connection *connection = &acceptor->connections[event->data.u64 >> 1];
     bool is_inner = event->data.u64 & 1;
@@ -433,7 +434,7 @@ static void on_event(struct kv_acceptor *acceptor, const struct epoll_event *eve
 }
 
 /* Those that wait have their turn, in turns, and those that never got on come to an end. */
-static void take_turns(struct kv_acceptor *acceptor)
+static void take_turns(struct kvs_acceptor *acceptor)
 {
     uint64_t now_us = acceptor->now_us, look_us = UINT64_MAX;
 
@@ -456,7 +457,7 @@ static void take_turns(struct kv_acceptor *acceptor)
 }
 
 /* Milliseconds until there is something to do without an event. */
-static int nap(const struct kv_acceptor *acceptor)
+static int nap(const struct kvs_acceptor *acceptor)
 {
     uint64_t until_us = acceptor->look_us;
 
@@ -468,7 +469,7 @@ static int nap(const struct kv_acceptor *acceptor)
     return until_us < SLEEP_MS ? (int)until_us : SLEEP_MS;
 }
 
-static void handle(struct kv_acceptor *acceptor, const struct epoll_event *events, int n)
+static void handle(struct kvs_acceptor *acceptor, const struct epoll_event *events, int n)
 {
     bool is_new = acceptor->deaf_us != 0;
 
@@ -488,7 +489,7 @@ static void handle(struct kv_acceptor *acceptor, const struct epoll_event *event
 
 static void run(void *arg)
 {
-    struct kv_acceptor *acceptor = arg;
+    struct kvs_acceptor *acceptor = arg;
     struct epoll_event events[EVENTS_MAX];
 
     while (!atomic_load(&acceptor->ending)) {
@@ -507,13 +508,13 @@ static void run(void *arg)
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-kv_status_t kv_acceptor_create(const char *address,
-                               uint32_t connections_max,
-                               struct kv_acceptor **ret_acceptor,
-                               char *detail,
-                               size_t detail_bytes)
+kv_status_t kvs_acceptor_create(const char *address,
+                                uint32_t connections_max,
+                                struct kvs_acceptor **ret_acceptor,
+                                char *detail,
+                                size_t detail_bytes)
 {
-    struct kv_acceptor *acceptor =
+    struct kvs_acceptor *acceptor =
         calloc(1, sizeof(*acceptor) + connections_max * sizeof(acceptor->connections[0]));
     kv_status_t status = KV_NO_MEMORY;
 
@@ -530,8 +531,8 @@ kv_status_t kv_acceptor_create(const char *address,
     if (acceptor->epoll_fd < 0 || acceptor->wake == NULL || acceptor->stopped == NULL ||
         acceptor->buffers == NULL)
         goto err;
-    status = kv_address_listen("listen", address, &acceptor->fd, &acceptor->port, detail,
-                               detail_bytes);
+    status = kvs_address_listen("listen", address, &acceptor->fd, &acceptor->port, detail,
+                                detail_bytes);
     if (status == KV_OK)
         status = watch(acceptor, acceptor->fd, ABOUT_LISTENER, EPOLLIN | EPOLLET);
     if (status == KV_OK)
@@ -542,16 +543,17 @@ kv_status_t kv_acceptor_create(const char *address,
     return KV_OK;
 
 err:
-    kv_acceptor_destroy(acceptor);
+    kvs_acceptor_destroy(acceptor);
     return status;
 }
 
-uint16_t kv_acceptor_port(const struct kv_acceptor *acceptor)
+uint16_t kvs_acceptor_port(const struct kvs_acceptor *acceptor)
 {
     return acceptor->port;
 }
 
-kv_status_t kv_acceptor_start(struct kv_acceptor *acceptor, kv_acceptor_take_fn take, void *arg)
+kv_status_t
+kvs_acceptor_start(struct kvs_acceptor *acceptor, kvs_acceptor_take_fn take, void *arg)
 {
     acceptor->take = take;
     acceptor->arg = arg;
@@ -561,7 +563,7 @@ kv_status_t kv_acceptor_start(struct kv_acceptor *acceptor, kv_acceptor_take_fn 
     return kv_thread_start("kv-accept", run, acceptor, &acceptor->thread);
 }
 
-void kv_acceptor_stop(struct kv_acceptor *acceptor)
+void kvs_acceptor_stop(struct kvs_acceptor *acceptor)
 {
     int fd = kv_signal_fd(acceptor->stopped);
 
@@ -571,7 +573,7 @@ void kv_acceptor_stop(struct kv_acceptor *acceptor)
         kv_sleep_fds(&fd, 1, LOOK_US);
 }
 
-void kv_acceptor_destroy(struct kv_acceptor *acceptor)
+void kvs_acceptor_destroy(struct kvs_acceptor *acceptor)
 {
     if (acceptor == NULL)
         return;

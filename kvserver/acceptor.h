@@ -1,10 +1,10 @@
 /* acceptor.h - the control port: accepts connections and stands between them and gRPC.
  *
- *   peer <--- outer ---> acceptor <--- inner, a pair of sockets ---> gRPC
+ *   client <--- outer ---> acceptor <--- inner, a pair of sockets ---> gRPC
  *
- * gRPC bounds neither how many calls a peer begins and resets in a second nor how long a
+ * gRPC bounds neither how many calls a client begins and resets in a second nor how long a
  * connection may be silent, and its own listener stops accepting for good once the process has
- * run out of descriptors.  So bytes pass through here, and the HTTP/2 frames that the peer
+ * run out of descriptors.  So bytes pass through here, and the HTTP/2 frames that the client
  * sends are counted:
  *
  *   - A connection is given to gRPC when its preface (HTTP/2) has arrived.
@@ -25,29 +25,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_acceptor;
+struct kvs_acceptor;
 
 /* Gives gRPC's end of a connection: a descriptor that does not block. */
-typedef void (*kv_acceptor_take_fn)(void *arg, int fd);
+typedef void (*kvs_acceptor_take_fn)(void *arg, int fd);
 
 /* Listens on "HOST:PORT", which only this process does from then on; port 0 takes a free one.
  * KV_INVALID, KV_IO, KV_NO_MEMORY: `detail` says what was wrong. */
-kv_status_t kv_acceptor_create(const char *address,
-                               uint32_t connections_max,
-                               struct kv_acceptor **ret_acceptor,
-                               char *detail,
-                               size_t detail_bytes);
+kv_status_t kvs_acceptor_create(const char *address,
+                                uint32_t connections_max,
+                                struct kvs_acceptor **ret_acceptor,
+                                char *detail,
+                                size_t detail_bytes);
 
 /* Begins to take connections; those that came before are taken now. */
 kv_status_t
-kv_acceptor_start(struct kv_acceptor *acceptor, kv_acceptor_take_fn take, void *arg);
+kvs_acceptor_start(struct kvs_acceptor *acceptor, kvs_acceptor_take_fn take, void *arg);
 
 /* Nobody is given anything after this; what is open goes on. */
-void kv_acceptor_stop(struct kv_acceptor *acceptor);
+void kvs_acceptor_stop(struct kvs_acceptor *acceptor);
 
 /* Passes on what gRPC has sent, and closes everything.  NULL is allowed. */
-void kv_acceptor_destroy(struct kv_acceptor *acceptor);
+void kvs_acceptor_destroy(struct kvs_acceptor *acceptor);
 
-uint16_t kv_acceptor_port(const struct kv_acceptor *acceptor);
+uint16_t kvs_acceptor_port(const struct kvs_acceptor *acceptor);
 
 #endif

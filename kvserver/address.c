@@ -27,8 +27,8 @@ static kv_status_t resolve(const char *what,
         .ai_family = AF_UNSPEC,
         .ai_socktype = SOCK_STREAM,
     };
-    char host[KV_ADDRESS_HOST_BYTES];
-    kv_status_t status = kv_address_host(what, address, host, detail, detail_bytes);
+    char host[KVS_ADDRESS_HOST_BYTES];
+    kv_status_t status = kvs_address_host(what, address, host, detail, detail_bytes);
     int error;
 
     if (status != KV_OK)
@@ -72,11 +72,11 @@ listen_failed(const char *what, const char *address, char *detail, size_t detail
     return error == EADDRNOTAVAIL || error == EAFNOSUPPORT ? KV_INVALID : KV_IO;
 }
 
-kv_status_t kv_address_host(const char *what,
-                            const char *address,
-                            char host[KV_ADDRESS_HOST_BYTES],
-                            char *detail,
-                            size_t detail_bytes)
+kv_status_t kvs_address_host(const char *what,
+                             const char *address,
+                             char host[KVS_ADDRESS_HOST_BYTES],
+                             char *detail,
+                             size_t detail_bytes)
 {
     const char *colon = strrchr(address, ':');
     const char *begin = address;
@@ -93,7 +93,7 @@ kv_status_t kv_address_host(const char *what,
     } else if (memchr(begin, ':', host_bytes) != NULL) {
         goto err;
     }
-    if (host_bytes == 0 || host_bytes >= KV_ADDRESS_HOST_BYTES)
+    if (host_bytes == 0 || host_bytes >= KVS_ADDRESS_HOST_BYTES)
         goto err;
     memcpy(host, begin, host_bytes);
     host[host_bytes] = 0;
@@ -104,12 +104,12 @@ err:
     return KV_INVALID;
 }
 
-kv_status_t kv_address_listen(const char *what,
-                              const char *address,
-                              int *ret_fd,
-                              uint16_t *ret_port,
-                              char *detail,
-                              size_t detail_bytes)
+kv_status_t kvs_address_listen(const char *what,
+                               const char *address,
+                               int *ret_fd,
+                               uint16_t *ret_port,
+                               char *detail,
+                               size_t detail_bytes)
 {
     struct addrinfo *list;
     struct sockaddr_storage bound;
@@ -158,9 +158,9 @@ address_bytes(const struct sockaddr *address, size_t *ret_bytes, bool *ret_any, 
     return NULL;
 }
 
-bool kv_address_is_loopback(const char *address)
+bool kvs_address_is_loopback(const char *address)
 {
-    char detail[KV_ADDRESS_HOST_BYTES + 64];
+    char detail[KVS_ADDRESS_HOST_BYTES + 64];
     bool loopback = true;
     struct addrinfo *list;
 
@@ -217,12 +217,12 @@ static bool listed(const char *names, const char *name, size_t name_bytes)
     return false;
 }
 
-kv_status_t kv_address_devices(const char *what,
-                               const char *address,
-                               char *devices,
-                               size_t devices_bytes,
-                               char *detail,
-                               size_t detail_bytes)
+kv_status_t kvs_address_devices(const char *what,
+                                const char *address,
+                                char *devices,
+                                size_t devices_bytes,
+                                char *detail,
+                                size_t detail_bytes)
 {
     struct addrinfo *list;
     struct ifaddrs *interfaces = NULL;

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct kv_folder {
+struct kvs_data_dir {
     int fd; /* of the file `lock`, which carries the lock and says who has it */
 };
 
@@ -64,53 +64,53 @@ static kv_status_t lock_failed(int fd, const char *path, char *detail, size_t de
     return KV_EXISTS;
 }
 
-kv_status_t kv_folder_open(const char *path,
-                           struct kv_folder **ret_folder,
-                           char *detail,
-                           size_t detail_bytes)
+kv_status_t kvs_data_dir_open(const char *path,
+                              struct kvs_data_dir **ret_data_dir,
+                              char *detail,
+                              size_t detail_bytes)
 {
     char name[PATH_MAX + 8];
-    struct kv_folder *folder;
+    struct kvs_data_dir *data_dir;
     kv_status_t status = make_folders(path, detail, detail_bytes);
 
     if (status != KV_OK)
         return status;
-    folder = malloc(sizeof(*folder));
-    if (folder == NULL) {
+    data_dir = malloc(sizeof(*data_dir));
+    if (data_dir == NULL) {
         snprintf(detail, detail_bytes, "folder: out of memory");
         return KV_NO_MEMORY;
     }
     snprintf(name, sizeof(name), "%s/lock", path);
-    folder->fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (folder->fd < 0) {
+    data_dir->fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (data_dir->fd < 0) {
         snprintf(detail, detail_bytes, "folder: not writable: %s: %s", path, strerror(errno));
-        free(folder);
+        free(data_dir);
         return KV_INVALID;
     }
-    if (flock(folder->fd, LOCK_EX | LOCK_NB) != 0) {
-        status = lock_failed(folder->fd, path, detail, detail_bytes);
+    if (flock(data_dir->fd, LOCK_EX | LOCK_NB) != 0) {
+        status = lock_failed(data_dir->fd, path, detail, detail_bytes);
         goto err;
     }
-    if (ftruncate(folder->fd, 0) != 0 || dprintf(folder->fd, "%ld\n", (long)getpid()) < 0) {
+    if (ftruncate(data_dir->fd, 0) != 0 || dprintf(data_dir->fd, "%ld\n", (long)getpid()) < 0) {
         snprintf(detail, detail_bytes, "folder: not writable: %s: %s", path, strerror(errno));
         status = KV_INVALID;
         goto err;
     }
-    *ret_folder = folder;
+    *ret_data_dir = data_dir;
     return KV_OK;
 
 err:
-    close(folder->fd);
-    free(folder);
+    close(data_dir->fd);
+    free(data_dir);
     return status;
 }
 
-void kv_folder_close(struct kv_folder *folder)
+void kvs_data_dir_close(struct kvs_data_dir *data_dir)
 {
-    if (folder == NULL)
+    if (data_dir == NULL)
         return;
     /* The file and its number stay: to remove it would race with the next process, which may
      * have opened it already.  The lock is what counts. */
-    close(folder->fd);
-    free(folder);
+    close(data_dir->fd);
+    free(data_dir);
 }

@@ -9,17 +9,17 @@
 
 #include <stddef.h>
 
-struct kv_folder;
+struct kvs_data_dir;
 
 /* Makes the folder and those above it (mode 0700) and takes its lock, which ends with the
  * process however it ends.  KV_INVALID: cannot be made, or not writable; KV_EXISTS: another
  * process has it, `detail` says which. */
-kv_status_t kv_folder_open(const char *path,
-                           struct kv_folder **ret_folder,
-                           char *detail,
-                           size_t detail_bytes);
+kv_status_t kvs_data_dir_open(const char *path,
+                              struct kvs_data_dir **ret_data_dir,
+                              char *detail,
+                              size_t detail_bytes);
 
 /* Gives the lock back.  NULL is allowed. */
-void kv_folder_close(struct kv_folder *folder);
+void kvs_data_dir_close(struct kvs_data_dir *data_dir);
 
 #endif

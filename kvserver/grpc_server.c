@@ -62,14 +62,14 @@ struct tag {
 };
 
 struct call {
-    struct kv_grpc_server *server;
+    struct kvs_grpc_server *server;
     struct call *next_free;
     enum call_state state;
     unsigned n_tags;   /* that gRPC has to give back */
     bool owed;         /* the node still has to reply */
-    bool closed;       /* the peer is not there any more */
+    bool closed;       /* the client is not there any more */
     bool opened;       /* initial metadata was sent */
-    uint64_t since_us; /* in a state that has to end within KV_GRPC_PATIENCE_MS */
+    uint64_t since_us; /* in a state that has to end within KVS_GRPC_PATIENCE_MS */
 
     grpc_call *grpc;
     grpc_call_details details;
@@ -83,12 +83,12 @@ struct call {
     struct kv_id128 client_token;
 };
 
-struct kv_grpc_server {
-    struct kv_node *node;
+struct kvs_grpc_server {
+    struct kvs_node *node;
     grpc_server *server;
     grpc_completion_queue *queue;
     grpc_server_credentials *credentials;
-    struct kv_acceptor *acceptor;
+    struct kvs_acceptor *acceptor;
     bool closing;
     bool shut_down; /* gRPC has no call or connection left */
 
@@ -104,7 +104,7 @@ struct kv_grpc_server {
     atomic_bool woken;
 };
 
-/* What gRPC has to say is for those who look for it: its errors are mostly a peer's. */
+/* What gRPC has to say is for those who look for it: its errors are mostly a client's. */
 static void log_from_grpc(gpr_log_func_args *args)
 {
     kv_log(KV_LOG_DEBUG, "grpc: %s", args->message);
@@ -121,7 +121,7 @@ static void start_batch(struct call *call, const grpc_op *ops, size_t n_ops, enu
     call->n_tags++;
 }
 
-static void arm(struct kv_grpc_server *server)
+static void arm(struct kvs_grpc_server *server)
 {
     while (!server->closing && server->n_armed < ARMED_MAX && server->free != NULL) {
         struct call *call = server->free;
@@ -147,7 +147,7 @@ static void arm(struct kv_grpc_server *server)
 /* Drops what gRPC gave once it knows the call no more, and the slot once the node does not. */
 static void release(struct call *call)
 {
-    struct kv_grpc_server *server = call->server;
+    struct kvs_grpc_server *server = call->server;
 
     if (call->state == CALL_FREE || call->n_tags > 0)
         return;
@@ -218,7 +218,7 @@ static void on_node_reply(void *arg, const uint8_t *reply, size_t reply_bytes)
 
 static void attach(struct call *call, const uint8_t *message, size_t message_bytes)
 {
-    struct kv_grpc_server *server = call->server;
+    struct kvs_grpc_server *server = call->server;
     Kvpb__AttachRequest *request = kvpb__attach_request__unpack(NULL, message_bytes, message);
     grpc_op open = {.op = GRPC_OP_SEND_INITIAL_METADATA};
 
@@ -272,7 +272,7 @@ static bool read_client(struct call *call)
 /* A call came in: looks at what it wants, asks for its message. */
 static void on_new(struct call *call, bool success)
 {
-    struct kv_grpc_server *server = call->server;
+    struct kvs_grpc_server *server = call->server;
     char method[METHOD_BYTES];
     size_t path_bytes, prefix_bytes = strlen(KV_METHOD_PREFIX);
     const char *path;
@@ -309,7 +309,7 @@ static void on_new(struct call *call, bool success)
 
 static void on_message(struct call *call, bool success)
 {
-    struct kv_grpc_server *server = call->server;
+    struct kvs_grpc_server *server = call->server;
     grpc_byte_buffer_reader reader;
     grpc_slice message;
 
@@ -339,9 +339,9 @@ static void on_message(struct call *call, bool success)
 
         call->state = CALL_WITH_NODE;
         call->owed = true;
-        if (!kv_node_control(server->node, call->op, call->client_index, token,
-                             GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message),
-                             on_node_reply, call)) {
+        if (!kvs_node_control(server->node, call->op, call->client_index, token,
+                              GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message),
+                              on_node_reply, call)) {
             call->owed = false;
             answer(call, GRPC_STATUS_UNAUTHENTICATED, "the node does not know this client",
                    NULL, 0);
@@ -352,15 +352,15 @@ static void on_message(struct call *call, bool success)
 
 static void on_closed(struct call *call)
 {
-    struct kv_grpc_server *server = call->server;
+    struct kvs_grpc_server *server = call->server;
 
     call->closed = true;
     if (call->state == CALL_ATTACHED && !server->closing)
-        kv_node_client_gone(server->node, call->client_index, &call->client_token);
+        kvs_node_client_gone(server->node, call->client_index, &call->client_token);
     release(call);
 }
 
-static void handle(struct kv_grpc_server *server, const grpc_event *event)
+static void handle(struct kvs_grpc_server *server, const grpc_event *event)
 {
     struct tag *tag = event->tag;
 
@@ -389,14 +389,14 @@ static void handle(struct kv_grpc_server *server, const grpc_event *event)
     }
 }
 
-/* Ends calls that wait for a peer for too long, and attaches of clients that have left. */
-static void sweep(struct kv_grpc_server *server, uint64_t now_us)
+/* Ends calls that wait for a client for too long, and attaches of clients that have left. */
+static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
 {
     for (uint32_t i = 0; i < server->n_calls; i++) {
         struct call *call = &server->calls[i];
 
         if ((call->state == CALL_READING || call->state == CALL_ANSWERING) && !call->closed &&
-            now_us - call->since_us > KV_GRPC_PATIENCE_MS * 1000ull)
+            now_us - call->since_us > KVS_GRPC_PATIENCE_MS * 1000ull)
             grpc_call_cancel(call->grpc, NULL);
         if (call->state == CALL_ATTACHED && !call->closed &&
             !kvs_node_has_client(server->node, call->client_index, &call->client_token))
@@ -404,7 +404,7 @@ static void sweep(struct kv_grpc_server *server, uint64_t now_us)
     }
 }
 
-void kv_grpc_server_step(struct kv_grpc_server *server, uint64_t timeout_us)
+void kvs_grpc_server_step(struct kvs_grpc_server *server, uint64_t timeout_us)
 {
     gpr_timespec deadline = gpr_time_add(
         gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)timeout_us, GPR_TIMESPAN));
@@ -425,9 +425,9 @@ void kv_grpc_server_step(struct kv_grpc_server *server, uint64_t timeout_us)
     }
 }
 
-void kv_grpc_server_wake(void *arg)
+void kvs_grpc_server_wake(void *arg)
 {
-    struct kv_grpc_server *server = arg;
+    struct kvs_grpc_server *server = arg;
 
     if (!atomic_exchange(&server->woken, true))
         grpc_call_start_batch(server->wake_call, NULL, 0, &server->woken, NULL);
@@ -477,25 +477,25 @@ static grpc_server *server_open(uint32_t connections_max)
     return server;
 }
 
-kv_status_t kv_grpc_server_create(const char *address,
-                                  uint32_t clients_max,
-                                  struct kv_grpc_server **ret_server,
-                                  char *detail,
-                                  size_t detail_bytes)
+kv_status_t kvs_grpc_server_create(const char *address,
+                                   uint32_t clients_max,
+                                   struct kvs_grpc_server **ret_server,
+                                   char *detail,
+                                   size_t detail_bytes)
 {
     uint32_t connections_max = 2 * clients_max + CONNECTIONS_SPARE;
-    struct kv_acceptor *acceptor;
-    struct kv_grpc_server *server;
+    struct kvs_acceptor *acceptor;
+    struct kvs_grpc_server *server;
     kv_status_t status;
 
-    status = kv_acceptor_create(address, connections_max, &acceptor, detail, detail_bytes);
+    status = kvs_acceptor_create(address, connections_max, &acceptor, detail, detail_bytes);
     if (status != KV_OK)
         return status;
     server = calloc(1, sizeof(*server));
     if (server == NULL)
         goto err_memory;
     server->acceptor = acceptor;
-    server->n_calls = KV_GRPC_CALLS_MAX + clients_max;
+    server->n_calls = KVS_GRPC_CALLS_MAX + clients_max;
     server->calls = calloc(server->n_calls, sizeof(*server->calls));
     if (server->calls == NULL)
         goto err_memory;
@@ -525,35 +525,35 @@ kv_status_t kv_grpc_server_create(const char *address,
 
 err_memory:
     snprintf(detail, detail_bytes, "listen: %s: out of memory", address);
-    kv_acceptor_destroy(acceptor);
+    kvs_acceptor_destroy(acceptor);
     free(server);
     return KV_NO_MEMORY;
 }
 
-uint16_t kv_grpc_server_port(const struct kv_grpc_server *server)
+uint16_t kvs_grpc_server_port(const struct kvs_grpc_server *server)
 {
-    return kv_acceptor_port(server->acceptor);
+    return kvs_acceptor_port(server->acceptor);
 }
 
 /* A connection came in.  The acceptor's thread. */
 static void take_connection(void *arg, int fd)
 {
-    struct kv_grpc_server *server = arg;
+    struct kvs_grpc_server *server = arg;
 
     grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
 }
 
-kv_status_t kv_grpc_server_start(struct kv_grpc_server *server, struct kv_node *node)
+kv_status_t kvs_grpc_server_start(struct kvs_grpc_server *server, struct kvs_node *node)
 {
     server->node = node;
     server->swept_us = kv_clock_now(&kv_clock_real);
     grpc_server_start(server->server);
     arm(server);
-    return kv_acceptor_start(server->acceptor, take_connection, server);
+    return kvs_acceptor_start(server->acceptor, take_connection, server);
 }
 
 /* Handles events until gRPC has nothing left or the time is over. */
-static void run_down(struct kv_grpc_server *server, gpr_timespec deadline)
+static void drain(struct kvs_grpc_server *server, gpr_timespec deadline)
 {
     while (!server->shut_down) {
         grpc_event event = grpc_completion_queue_next(server->queue, deadline, NULL);
@@ -564,13 +564,13 @@ static void run_down(struct kv_grpc_server *server, gpr_timespec deadline)
     }
 }
 
-void kv_grpc_server_destroy(struct kv_grpc_server *server)
+void kvs_grpc_server_destroy(struct kvs_grpc_server *server)
 {
     grpc_event event;
 
     if (server == NULL)
         return;
-    kv_acceptor_stop(server->acceptor);
+    kvs_acceptor_stop(server->acceptor);
     server->closing = true;
     for (uint32_t i = 0; i < server->n_calls; i++) {
         struct call *call = &server->calls[i];
@@ -580,12 +580,12 @@ void kv_grpc_server_destroy(struct kv_grpc_server *server)
         call->owed = false; /* the node is gone */
     }
     grpc_server_shutdown_and_notify(server->server, server->queue, server);
-    run_down(server, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                                  gpr_time_from_millis(GOODBYE_MS, GPR_TIMESPAN)));
+    drain(server, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                               gpr_time_from_millis(GOODBYE_MS, GPR_TIMESPAN)));
     grpc_server_cancel_all_calls(server->server);
-    run_down(server, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+    drain(server, gpr_inf_future(GPR_CLOCK_MONOTONIC));
     grpc_server_destroy(server->server);
-    kv_acceptor_destroy(server->acceptor); /* after it, whose last words it passes on */
+    kvs_acceptor_destroy(server->acceptor); /* after it, whose last words it passes on */
     grpc_server_credentials_release(server->credentials);
     grpc_call_unref(server->wake_call);
     grpc_channel_destroy(server->wake_channel);

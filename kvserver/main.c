@@ -18,75 +18,75 @@ enum {
     DETAIL_BYTES = 1024,
 };
 
-#define FIELD(name) offsetof(struct kv_server_options, name)
+#define FIELD(name) offsetof(struct kvs_server_options, name)
 
 /* Limits of 32 bits hold because the node counts so. */
-static const struct kv_config_row rows[] = {
+static const struct kv_option rows[] = {
     {.name = "listen",
-     .fallback = "127.0.0.1:7400",
+     .default_text = "127.0.0.1:7400",
      .help = "HOST:PORT of the control port; port 0 takes a free one",
      .offset = FIELD(listen),
      .type = KV_CONFIG_STRING},
     {.name = "metrics",
-     .fallback = "127.0.0.1:7402",
+     .default_text = "127.0.0.1:7402",
      .help = "HOST:PORT of the HTTP page with /metrics, /health and /ready",
      .offset = FIELD(metrics),
      .type = KV_CONFIG_STRING},
     {.name = "net-devices",
-     .fallback = "",
+     .default_text = "",
      .help =
          "network devices for data, comma-separated; empty: those with the listening address",
      .offset = FIELD(net_devices),
      .type = KV_CONFIG_STRING},
     {.name = "transport",
-     .fallback = "auto",
+     .default_text = "auto",
      .help = "how data travels; auto: shared memory on the same host, else tcp",
      .offset = FIELD(transport),
      .type = KV_CONFIG_STRING,
      .choices = "auto|tcp|shm"},
     {.name = "memory",
-     .fallback = "0",
+     .default_text = "0",
      .help = "memory for rows and objects, reserved at start; 0: a quarter of RAM, or of the "
              "container's limit if that is lower",
      .offset = FIELD(memory),
      .type = KV_CONFIG_SIZE},
     {.name = "scrub",
-     .fallback = "64M",
+     .default_text = "64M",
      .help = "bytes of memory per second checked against checksums in the background; 0: none",
      .offset = FIELD(scrub),
      .type = KV_CONFIG_SIZE},
     {.name = "dir",
-     .fallback = "",
+     .default_text = "",
      .help = "the node's folder; empty: $XDG_DATA_HOME/topkv or ~/.local/share/topkv",
      .offset = FIELD(dir),
      .type = KV_CONFIG_STRING},
     {.name = "threads",
-     .fallback = "0",
+     .default_text = "0",
      .help = "data threads; 0: one per core",
      .offset = FIELD(threads),
      .type = KV_CONFIG_UINT,
      .max = KV_THREADS_MAX},
     {.name = "name",
-     .fallback = "",
+     .default_text = "",
      .help = "how the node calls itself; empty: host name and port",
      .offset = FIELD(name),
      .type = KV_CONFIG_STRING},
     {.name = "sessions",
-     .fallback = "4096",
+     .default_text = "4096",
      .help = "sessions that may be open at once",
      .offset = FIELD(sessions),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = 1 << 20},
     {.name = "clients",
-     .fallback = "256",
+     .default_text = "256",
      .help = "clients that may be connected at once",
      .offset = FIELD(clients),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = 1 << 16},
     {.name = "credits",
-     .fallback = "64",
+     .default_text = "64",
      .help = "requests in flight per client and data thread; fewer, at least 8, where many "
              "clients share the node",
      .offset = FIELD(credits),
@@ -94,14 +94,14 @@ static const struct kv_config_row rows[] = {
      .min = 1,
      .max = KV_CREDITS_MAX},
     {.name = "lease-ms",
-     .fallback = "60000",
+     .default_text = "60000",
      .help = "a session's lease: default and longest",
      .offset = FIELD(lease_ms),
      .type = KV_CONFIG_UINT,
      .min = 100,
      .max = 7 * 24 * 3600 * 1000u},
     {.name = "log-level",
-     .fallback = "info",
+     .default_text = "info",
      .help = "what is told on stderr",
      .offset = FIELD(log_level),
      .type = KV_CONFIG_STRING,
@@ -187,7 +187,7 @@ static void print_help(void)
 }
 
 static bool load_options(const struct actions *actions,
-                         struct kv_server_options *options,
+                         struct kvs_server_options *options,
                          int argc,
                          char **argv,
                          char *detail,
@@ -222,50 +222,49 @@ static enum kv_log_level log_level_of(const char *name)
     return (enum kv_log_level)level;
 }
 
-static void announce(const struct kv_server_facts *facts)
+static void announce(const struct kvs_server_info *info)
 {
     char memory[16];
 
-    kv_config_format_size(facts->memory, memory, sizeof(memory));
-    kv_log(KV_LOG_INFO, "topkv %s: node %s", TOPKV_VERSION, facts->name);
-    kv_log(KV_LOG_INFO, "control: %s; metrics: http://%s/metrics", facts->control,
-           facts->metrics);
-    kv_log(KV_LOG_INFO, "data: %s on %s", facts->transports, facts->devices);
-    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; folder: %s", memory, facts->n_threads,
-           facts->dir);
-    if (facts->exposed)
-        kv_log(KV_LOG_WARN, "listen: %s: no TLS yet: trusted networks only", facts->control);
+    kv_config_format_size(info->memory, memory, sizeof(memory));
+    kv_log(KV_LOG_INFO, "topkv %s: node %s", TOPKV_VERSION, info->name);
+    kv_log(KV_LOG_INFO, "control: %s; metrics: http://%s/metrics", info->control,
+           info->metrics);
+    kv_log(KV_LOG_INFO, "data: %s on %s", info->transports, info->devices);
+    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; folder: %s", memory, info->n_threads,
+           info->dir);
+    if (info->exposed)
+        kv_log(KV_LOG_WARN, "listen: %s: no TLS yet: trusted networks only", info->control);
     printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s\n",
-           facts->control, facts->metrics, facts->transports, facts->n_threads, memory,
-           facts->dir);
+           info->control, info->metrics, info->transports, info->n_threads, memory, info->dir);
     fflush(stdout);
 }
 
 /* Serves until a signal or a client ends it. */
-static void serve(struct kv_server *server)
+static void serve(struct kvs_server *server)
 {
     uint64_t drain_until_us;
 
-    while (stop_signals == 0 && !kv_server_drain_requested(server))
-        kv_server_step(server);
+    while (stop_signals == 0 && !kvs_server_drain_requested(server))
+        kvs_server_step(server);
 
     kv_log(KV_LOG_INFO, "draining: %s",
            stop_signals > 0 ? "a signal came" : "a client asked for it");
-    kv_server_drain(server);
+    kvs_server_drain(server);
     drain_until_us = kv_clock_now(&kv_clock_real) + DRAIN_US;
-    while (!kv_server_drained(server) && stop_signals < 2) {
+    while (!kvs_server_drained(server) && stop_signals < 2) {
         if (kv_clock_now(&kv_clock_real) > drain_until_us) {
             kv_log(KV_LOG_WARN, "drain: not finished in 10 s, stopping");
             break;
         }
-        kv_server_step(server);
+        kvs_server_step(server);
     }
 }
 
 int main(int argc, char **argv)
 {
-    struct kv_server_options options = {0};
-    struct kv_server *server;
+    struct kvs_server_options options = {0};
+    struct kvs_server *server;
     struct actions actions;
     char detail[DETAIL_BYTES] = "";
     kv_status_t status;
@@ -289,7 +288,7 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     if (actions.list_ops) {
-        kv_node_list_ops(stdout);
+        kvs_node_list_ops(stdout);
         return EXIT_SUCCESS;
     }
     if (!load_options(&actions, &options, argc, argv, detail, sizeof(detail))) {
@@ -302,14 +301,14 @@ int main(int argc, char **argv)
     }
 
     kv_log_set_level(log_level_of(options.log_level));
-    status = kv_server_create(&options, &server, detail, sizeof(detail));
+    status = kvs_server_create(&options, &server, detail, sizeof(detail));
     if (status != KV_OK) {
         kv_log(KV_LOG_ERROR, "%s", detail);
         return status == KV_INVALID || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_FAILURE;
     }
-    announce(kv_server_facts(server));
+    announce(kvs_server_info(server));
     serve(server);
-    kv_server_destroy(server);
+    kvs_server_destroy(server);
     kv_log(KV_LOG_INFO, "stopped");
     return EXIT_SUCCESS;
 }

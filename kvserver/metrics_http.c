@@ -27,16 +27,16 @@ enum {
 };
 
 struct connection {
-    struct kv_metrics_http *http; /* NULL: not in use */
-    bool ended;                   /* shut down, the library will notice */
+    struct kvs_metrics_http *http; /* NULL: not in use */
+    bool ended;                    /* shut down, the library will notice */
     int fd;
     uint64_t since_us;
     unsigned char address[16];
 };
 
-struct kv_metrics_http {
+struct kvs_metrics_http {
     struct MHD_Daemon *daemon;
-    struct kv_metrics_source source;
+    struct kvs_metrics_source source;
     uint16_t port;
     struct kv_thread *thread;
     struct kv_signal *stop;
@@ -77,7 +77,7 @@ respond_text(struct MHD_Connection *connection, unsigned code, const char *text)
 }
 
 static enum MHD_Result respond_metrics(struct MHD_Connection *connection,
-                                       const struct kv_metrics_source *source)
+                                       const struct kvs_metrics_source *source)
 {
     char *text = NULL;
     size_t text_bytes = 0;
@@ -105,8 +105,8 @@ static enum MHD_Result on_request(void *arg,
                                   size_t *body_bytes,
                                   void **request)
 {
-    const struct kv_metrics_http *http = arg;
-    const struct kv_metrics_source *source = &http->source;
+    const struct kvs_metrics_http *http = arg;
+    const struct kvs_metrics_source *source = &http->source;
 
     (void)version;
     (void)body;
@@ -138,7 +138,7 @@ static void end(struct connection *connection)
     connection->http->n_connections--;
 }
 
-static unsigned n_of_address(const struct kv_metrics_http *http, const unsigned char *address)
+static unsigned n_of_address(const struct kvs_metrics_http *http, const unsigned char *address)
 {
     unsigned n = 0;
 
@@ -152,7 +152,7 @@ static unsigned n_of_address(const struct kv_metrics_http *http, const unsigned 
 }
 
 /* Of the address that has most, the oldest. */
-static void end_one(struct kv_metrics_http *http)
+static void end_one(struct kvs_metrics_http *http)
 {
     struct connection *oldest = NULL;
     unsigned n_most = 0;
@@ -188,7 +188,7 @@ static void on_connection(void *arg,
                           void **ret_connection,
                           enum MHD_ConnectionNotificationCode what)
 {
-    struct kv_metrics_http *http = arg;
+    struct kvs_metrics_http *http = arg;
     struct connection *connection = *ret_connection;
 
     if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
@@ -217,7 +217,7 @@ static void on_connection(void *arg,
         end_one(http);
 }
 
-static void end_old(struct kv_metrics_http *http)
+static void end_old(struct kvs_metrics_http *http)
 {
     uint64_t now_us = kv_clock_now(&kv_clock_real);
 
@@ -232,7 +232,7 @@ static void end_old(struct kv_metrics_http *http)
 
 static void run(void *arg)
 {
-    struct kv_metrics_http *http = arg;
+    struct kvs_metrics_http *http = arg;
     const int fds[2] = {
         MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd,
         kv_signal_fd(http->stop),
@@ -253,7 +253,7 @@ static void run(void *arg)
 /* ---- life -------------------------------------------------------------------------------- */
 
 static kv_status_t
-serve(struct kv_metrics_http *http, int fd, const char *address, char *detail, size_t bytes)
+serve(struct kvs_metrics_http *http, int fd, const char *address, char *detail, size_t bytes)
 {
     http->stop = kv_signal_create();
     if (http->stop != NULL)
@@ -272,13 +272,13 @@ serve(struct kv_metrics_http *http, int fd, const char *address, char *detail, s
     return KV_OK;
 }
 
-kv_status_t kv_metrics_http_create(const char *address,
-                                   const struct kv_metrics_source *source,
-                                   struct kv_metrics_http **ret_http,
-                                   char *detail,
-                                   size_t detail_bytes)
+kv_status_t kvs_metrics_http_create(const char *address,
+                                    const struct kvs_metrics_source *source,
+                                    struct kvs_metrics_http **ret_http,
+                                    char *detail,
+                                    size_t detail_bytes)
 {
-    struct kv_metrics_http *http = calloc(1, sizeof(*http));
+    struct kvs_metrics_http *http = calloc(1, sizeof(*http));
     kv_status_t status;
     int fd;
 
@@ -287,18 +287,18 @@ kv_status_t kv_metrics_http_create(const char *address,
         return KV_NO_MEMORY;
     }
     http->source = *source;
-    status = kv_address_listen("metrics", address, &fd, &http->port, detail, detail_bytes);
+    status = kvs_address_listen("metrics", address, &fd, &http->port, detail, detail_bytes);
     if (status == KV_OK)
         status = serve(http, fd, address, detail, detail_bytes);
     if (status != KV_OK) {
-        kv_metrics_http_destroy(http);
+        kvs_metrics_http_destroy(http);
         return status;
     }
     *ret_http = http;
     return KV_OK;
 }
 
-void kv_metrics_http_destroy(struct kv_metrics_http *http)
+void kvs_metrics_http_destroy(struct kvs_metrics_http *http)
 {
     if (http == NULL)
         return;
@@ -314,7 +314,7 @@ void kv_metrics_http_destroy(struct kv_metrics_http *http)
     free(http);
 }
 
-uint16_t kv_metrics_http_port(const struct kv_metrics_http *http)
+uint16_t kvs_metrics_http_port(const struct kvs_metrics_http *http)
 {
     return http->port;
 }

@@ -20,9 +20,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-struct kv_metrics_http;
+struct kvs_metrics_http;
 
-struct kv_metrics_source {
+struct kvs_metrics_source {
     void (*write)(void *arg, FILE *out);
     bool (*healthy)(void *arg);
     bool (*ready)(void *arg);
@@ -31,15 +31,15 @@ struct kv_metrics_source {
 
 /* Listens on "HOST:PORT" and serves; port 0 takes a free one.  Copies the source.
  * KV_INVALID, KV_IO: `detail` says what was wrong. */
-kv_status_t kv_metrics_http_create(const char *address,
-                                   const struct kv_metrics_source *source,
-                                   struct kv_metrics_http **ret_http,
-                                   char *detail,
-                                   size_t detail_bytes);
+kv_status_t kvs_metrics_http_create(const char *address,
+                                    const struct kvs_metrics_source *source,
+                                    struct kvs_metrics_http **ret_http,
+                                    char *detail,
+                                    size_t detail_bytes);
 
 /* Nothing of the source is called after this.  NULL is allowed. */
-void kv_metrics_http_destroy(struct kv_metrics_http *http);
+void kvs_metrics_http_destroy(struct kvs_metrics_http *http);
 
-uint16_t kv_metrics_http_port(const struct kv_metrics_http *http);
+uint16_t kvs_metrics_http_port(const struct kvs_metrics_http *http);
 
 #endif

@@ -30,50 +30,50 @@ enum phase {
     DRAINING,
 };
 
-struct kv_server {
-    struct kv_server_facts facts;
-    struct kv_folder *folder;
-    struct kv_grpc_server *grpc;
-    struct kv_metrics_http *http;
+struct kvs_server {
+    struct kvs_server_info info;
+    struct kvs_data_dir *data_dir;
+    struct kvs_grpc_server *grpc;
+    struct kvs_metrics_http *http;
     struct kv_disk *disk;
     struct kv_transport *transport;
-    struct kv_node *node;
+    struct kvs_node *node;
     bool node_runs;
 
     /* read by the thread of the metrics page */
-    struct kv_node *_Atomic shown_node;
+    struct kvs_node *_Atomic shown_node;
     atomic_int phase;
     _Atomic uint64_t turn_us; /* of the control thread's last turn */
 };
 
 static void write_metrics(void *arg, FILE *out)
 {
-    struct kv_server *server = arg;
-    struct kv_node *node = atomic_load(&server->shown_node);
+    struct kvs_server *server = arg;
+    struct kvs_node *node = atomic_load(&server->shown_node);
 
     if (node != NULL)
-        kv_node_metrics(node, out);
+        kvs_node_metrics(node, out);
 }
 
 static bool is_healthy(void *arg)
 {
-    struct kv_server *server = arg;
-    const struct kv_node *node = atomic_load(&server->shown_node);
+    struct kvs_server *server = arg;
+    const struct kvs_node *node = atomic_load(&server->shown_node);
     uint64_t last_us = atomic_load(&server->turn_us);
     uint64_t now_us;
 
     /* Reserving much memory takes long, and is no illness. */
     if (atomic_load(&server->phase) == STARTING)
         return true;
-    if (node != NULL && kv_node_last_step_us(node) < last_us)
-        last_us = kv_node_last_step_us(node);
+    if (node != NULL && kvs_node_last_step_us(node) < last_us)
+        last_us = kvs_node_last_step_us(node);
     now_us = kv_clock_now(&kv_clock_real);
     return now_us < last_us || now_us - last_us < STUCK_US;
 }
 
 static bool is_ready(void *arg)
 {
-    struct kv_server *server = arg;
+    struct kvs_server *server = arg;
 
     return atomic_load(&server->phase) == SERVING;
 }
@@ -89,8 +89,8 @@ static void raise_descriptor_limit(void)
     }
 }
 
-static kv_status_t
-find_folder(const char *option, char *dir, size_t dir_bytes, char *detail, size_t detail_bytes)
+static kv_status_t find_data_dir(
+    const char *option, char *dir, size_t dir_bytes, char *detail, size_t detail_bytes)
 {
     const char *data = getenv("XDG_DATA_HOME");
     const char *home = getenv("HOME");
@@ -114,39 +114,39 @@ find_folder(const char *option, char *dir, size_t dir_bytes, char *detail, size_
 }
 
 /* What can be checked before anything starts. */
-static kv_status_t settle_options(const struct kv_server_options *options,
-                                  struct kv_server_facts *facts,
+static kv_status_t settle_options(const struct kvs_server_options *options,
+                                  struct kvs_server_info *info,
                                   char *detail,
                                   size_t detail_bytes)
 {
-    char host[KV_ADDRESS_HOST_BYTES], have[16], want[16];
+    char host[KVS_ADDRESS_HOST_BYTES], have[16], want[16];
     uint64_t total = kv_memory_total();
     kv_status_t status;
 
-    status = kv_address_host("metrics", options->metrics, host, detail, detail_bytes);
+    status = kvs_address_host("metrics", options->metrics, host, detail, detail_bytes);
     if (status == KV_OK)
-        status = kv_address_host("listen", options->listen, host, detail, detail_bytes);
+        status = kvs_address_host("listen", options->listen, host, detail, detail_bytes);
     if (status == KV_OK && options->net_devices[0] != 0)
-        snprintf(facts->devices, sizeof(facts->devices), "%s", options->net_devices);
+        snprintf(info->devices, sizeof(info->devices), "%s", options->net_devices);
     else if (status == KV_OK)
-        status = kv_address_devices("listen", options->listen, facts->devices,
-                                    sizeof(facts->devices), detail, detail_bytes);
+        status = kvs_address_devices("listen", options->listen, info->devices,
+                                     sizeof(info->devices), detail, detail_bytes);
     if (status == KV_OK)
         status =
-            find_folder(options->dir, facts->dir, sizeof(facts->dir), detail, detail_bytes);
+            find_data_dir(options->dir, info->dir, sizeof(info->dir), detail, detail_bytes);
     if (status != KV_OK)
         return status;
 
-    facts->exposed = !kv_address_is_loopback(options->listen);
-    facts->n_threads = (uint32_t)options->threads;
-    if (facts->n_threads == 0)
-        facts->n_threads = kv_thread_cores();
-    if (facts->n_threads > KV_THREADS_MAX)
-        facts->n_threads = KV_THREADS_MAX;
-    facts->memory = options->memory != 0 ? options->memory : total / 4;
-    if (total != 0 && facts->memory > total) {
+    info->exposed = !kvs_address_is_loopback(options->listen);
+    info->n_threads = (uint32_t)options->threads;
+    if (info->n_threads == 0)
+        info->n_threads = kv_thread_cores();
+    if (info->n_threads > KV_THREADS_MAX)
+        info->n_threads = KV_THREADS_MAX;
+    info->memory = options->memory != 0 ? options->memory : total / 4;
+    if (total != 0 && info->memory > total) {
         snprintf(detail, detail_bytes, "memory: more than there is: %s of %s",
-                 kv_config_format_size(facts->memory, want, sizeof(want)),
+                 kv_config_format_size(info->memory, want, sizeof(want)),
                  kv_config_format_size(total, have, sizeof(have)));
         return KV_NO_MEMORY;
     }
@@ -161,71 +161,71 @@ static void format_address(const char *option, uint16_t port, char *text, size_t
     snprintf(text, text_bytes, "%.*s:%u", host_bytes, option, (unsigned)port);
 }
 
-static kv_status_t open_ports(struct kv_server *server,
-                              const struct kv_server_options *options,
+static kv_status_t open_ports(struct kvs_server *server,
+                              const struct kvs_server_options *options,
                               char *detail,
                               size_t detail_bytes)
 {
-    struct kv_server_facts *facts = &server->facts;
-    struct kv_metrics_source source = {write_metrics, is_healthy, is_ready, server};
+    struct kvs_server_info *info = &server->info;
+    struct kvs_metrics_source source = {write_metrics, is_healthy, is_ready, server};
     char host[128] = "";
     kv_status_t status;
 
-    status = kv_grpc_server_create(options->listen, (uint32_t)options->clients, &server->grpc,
-                                   detail, detail_bytes);
+    status = kvs_grpc_server_create(options->listen, (uint32_t)options->clients, &server->grpc,
+                                    detail, detail_bytes);
     if (status != KV_OK)
         return status;
-    format_address(options->listen, kv_grpc_server_port(server->grpc), facts->control,
-                   sizeof(facts->control));
+    format_address(options->listen, kvs_grpc_server_port(server->grpc), info->control,
+                   sizeof(info->control));
     status =
-        kv_metrics_http_create(options->metrics, &source, &server->http, detail, detail_bytes);
+        kvs_metrics_http_create(options->metrics, &source, &server->http, detail, detail_bytes);
     if (status != KV_OK)
         return status;
-    format_address(options->metrics, kv_metrics_http_port(server->http), facts->metrics,
-                   sizeof(facts->metrics));
+    format_address(options->metrics, kvs_metrics_http_port(server->http), info->metrics,
+                   sizeof(info->metrics));
 
     if (options->name[0] != 0) {
-        snprintf(facts->name, sizeof(facts->name), "%s", options->name);
+        snprintf(info->name, sizeof(info->name), "%s", options->name);
     } else {
         gethostname(host, sizeof(host) - 1);
-        snprintf(facts->name, sizeof(facts->name), "%s:%u", host,
-                 (unsigned)kv_grpc_server_port(server->grpc));
+        snprintf(info->name, sizeof(info->name), "%s:%u", host,
+                 (unsigned)kvs_grpc_server_port(server->grpc));
     }
     return KV_OK;
 }
 
-static kv_status_t open_transport(struct kv_server *server,
-                                  const struct kv_server_options *options,
+static kv_status_t open_transport(struct kvs_server *server,
+                                  const struct kvs_server_options *options,
                                   char *detail,
                                   size_t detail_bytes)
 {
-    struct kv_server_facts *facts = &server->facts;
-    struct kv_transport_config config = {options->transport, facts->devices};
+    struct kvs_server_info *info = &server->info;
+    struct kv_transport_config config = {options->transport, info->devices};
     kv_status_t status;
 
     status = kv_transport_ucx.open(&config, &server->transport, detail, detail_bytes);
     if (status != KV_OK)
         return status;
-    server->transport->row->describe(server->transport, facts->transports,
-                                     sizeof(facts->transports));
-    for (char *c = facts->transports; *c != 0; c++) {
+    server->transport->ops->describe(server->transport, info->transports,
+                                     sizeof(info->transports));
+    for (char *c = info->transports; *c != 0; c++) {
         if (*c == ' ')
             *c = ',';
     }
     return KV_OK;
 }
 
-static kv_status_t open_node(struct kv_server *server,
-                             const struct kv_server_options *options,
+static kv_status_t open_node(struct kvs_server *server,
+                             const struct kvs_server_options *options,
                              char *detail,
                              size_t detail_bytes)
 {
-    struct kv_server_facts *facts = &server->facts;
-    struct kv_node_config config = {
-        .name = facts->name,
-        .memory_bytes = facts->memory,
+    struct kvs_server_info *info = &server->info;
+    struct kvs_node_config config = {
+        .name = info->name,
+        .memory_bytes = info->memory,
         .scrub_bytes = options->scrub,
-        .n_threads = facts->n_threads,
+        .n_threads = info->n_threads,
         .sessions_max = (uint32_t)options->sessions,
         .clients_max = (uint32_t)options->clients,
         .credits = (uint32_t)options->credits,
@@ -235,29 +235,29 @@ static kv_status_t open_node(struct kv_server *server,
         .disk = server->disk,
     };
     char memory[16];
-    kv_status_t status = kv_node_create(&config, &server->node, detail, detail_bytes);
+    kv_status_t status = kvs_node_create(&config, &server->node, detail, detail_bytes);
 
     if (status == KV_NO_MEMORY)
         snprintf(detail, detail_bytes, "memory: cannot be reserved: %s",
-                 kv_config_format_size(facts->memory, memory, sizeof(memory)));
+                 kv_config_format_size(info->memory, memory, sizeof(memory)));
     if (status != KV_OK)
         return status;
-    kv_node_set_control_waker(server->node, kv_grpc_server_wake, server->grpc);
-    status = kv_node_start(server->node, false);
+    kvs_node_set_control_waker(server->node, kvs_grpc_server_wake, server->grpc);
+    status = kvs_node_start(server->node, false);
     if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "threads: cannot be started: %u", facts->n_threads);
+        snprintf(detail, detail_bytes, "threads: cannot be started: %u", info->n_threads);
         return status;
     }
     server->node_runs = true;
     return KV_OK;
 }
 
-kv_status_t kv_server_create(const struct kv_server_options *options,
-                             struct kv_server **ret_server,
-                             char *detail,
-                             size_t detail_bytes)
+kv_status_t kvs_server_create(const struct kvs_server_options *options,
+                              struct kvs_server **ret_server,
+                              char *detail,
+                              size_t detail_bytes)
 {
-    struct kv_server *server = calloc(1, sizeof(*server));
+    struct kvs_server *server = calloc(1, sizeof(*server));
     kv_status_t status;
 
     if (server == NULL) {
@@ -265,10 +265,10 @@ kv_status_t kv_server_create(const struct kv_server_options *options,
         return KV_NO_MEMORY;
     }
     raise_descriptor_limit();
-    status = settle_options(options, &server->facts, detail, detail_bytes);
+    status = settle_options(options, &server->info, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
-    status = kv_folder_open(server->facts.dir, &server->folder, detail, detail_bytes);
+    status = kvs_data_dir_open(server->info.dir, &server->data_dir, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
     status = open_ports(server, options, detail, detail_bytes);
@@ -286,9 +286,9 @@ kv_status_t kv_server_create(const struct kv_server_options *options,
     status = open_node(server, options, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
-    status = kv_grpc_server_start(server->grpc, server->node);
+    status = kvs_grpc_server_start(server->grpc, server->node);
     if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "listen: %s: no thread", server->facts.control);
+        snprintf(detail, detail_bytes, "listen: %s: no thread", server->info.control);
         goto err;
     }
 
@@ -299,52 +299,52 @@ kv_status_t kv_server_create(const struct kv_server_options *options,
     return KV_OK;
 
 err:
-    kv_server_destroy(server);
+    kvs_server_destroy(server);
     return status;
 }
 
-void kv_server_destroy(struct kv_server *server)
+void kvs_server_destroy(struct kvs_server *server)
 {
     if (server == NULL)
         return;
-    kv_metrics_http_destroy(server->http); /* first: it shows what goes now */
+    kvs_metrics_http_destroy(server->http); /* first: it shows what goes now */
     if (server->node_runs)
-        kv_node_stop(server->node);
-    kv_node_destroy(server->node);
+        kvs_node_stop(server->node);
+    kvs_node_destroy(server->node);
     if (server->transport != NULL)
-        server->transport->row->close(server->transport);
+        server->transport->ops->close(server->transport);
     if (server->disk != NULL)
-        server->disk->row->close(server->disk);
-    kv_grpc_server_destroy(server->grpc); /* after the node, whose threads may wake it */
-    kv_folder_close(server->folder);
+        server->disk->ops->close(server->disk);
+    kvs_grpc_server_destroy(server->grpc); /* after the node, whose threads may wake it */
+    kvs_data_dir_close(server->data_dir);
     free(server);
 }
 
-const struct kv_server_facts *kv_server_facts(const struct kv_server *server)
+const struct kvs_server_info *kvs_server_info(const struct kvs_server *server)
 {
-    return &server->facts;
+    return &server->info;
 }
 
-void kv_server_step(struct kv_server *server)
+void kvs_server_step(struct kvs_server *server)
 {
-    bool busy = kv_node_control_step(server->node);
+    bool busy = kvs_node_control_step(server->node);
 
     atomic_store(&server->turn_us, kv_clock_now(&kv_clock_real));
-    kv_grpc_server_step(server->grpc, busy ? TURN_BUSY_US : TURN_IDLE_US);
+    kvs_grpc_server_step(server->grpc, busy ? TURN_BUSY_US : TURN_IDLE_US);
 }
 
-void kv_server_drain(struct kv_server *server)
+void kvs_server_drain(struct kvs_server *server)
 {
     atomic_store(&server->phase, DRAINING);
-    kv_node_drain(server->node);
+    kvs_node_drain(server->node);
 }
 
-bool kv_server_drained(struct kv_server *server)
+bool kvs_server_drained(struct kvs_server *server)
 {
-    return kv_node_drained(server->node);
+    return kvs_node_drained(server->node);
 }
 
-bool kv_server_drain_requested(const struct kv_server *server)
+bool kvs_server_drain_requested(const struct kvs_server *server)
 {
-    return kv_node_drain_requested(server->node);
+    return kvs_node_drain_requested(server->node);
 }

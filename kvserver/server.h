@@ -6,7 +6,7 @@
  * The ports come early, so that a port in use is told before memory is reserved, and /ready
  * says 503 meanwhile; calls are let in last.
  *
- *                kv_server_create           kv_server_drain
+ *                kvs_server_create           kvs_server_drain
  *     (nothing) ------------------> serving ---------------> draining
  *
  * Threads: one thread, the control thread, calls everything here.
@@ -20,10 +20,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_server;
+struct kvs_server;
 
 /* As the option table fills it; "" and 0 stand for the default that depends on the machine. */
-struct kv_server_options {
+struct kvs_server_options {
     char listen[KV_CONFIG_STRING_BYTES];
     char metrics[KV_CONFIG_STRING_BYTES];
     char net_devices[KV_CONFIG_STRING_BYTES]; /* "": those that have the listening address */
@@ -41,7 +41,7 @@ struct kv_server_options {
 };
 
 /* What is in effect, for people. */
-struct kv_server_facts {
+struct kvs_server_info {
     char control[KV_CONFIG_STRING_BYTES]; /* HOST:PORT, the port that was taken */
     char metrics[KV_CONFIG_STRING_BYTES];
     char devices[KV_CONFIG_STRING_BYTES];
@@ -53,27 +53,27 @@ struct kv_server_facts {
     bool exposed; /* listens beyond loopback */
 };
 
-/* Starts everything; on return the node serves whenever kv_server_step() is called.  On failure
+/* Starts everything; on return the node serves whenever kvs_server_step() is called.  On failure
  * nothing is left but the folder.  KV_INVALID, KV_UNSUPPORTED: an option cannot be used;
  * others: the machine refuses. `detail` is `what: where: value`. */
-kv_status_t kv_server_create(const struct kv_server_options *options,
-                             struct kv_server **ret_server,
-                             char *detail,
-                             size_t detail_bytes);
+kv_status_t kvs_server_create(const struct kvs_server_options *options,
+                              struct kvs_server **ret_server,
+                              char *detail,
+                              size_t detail_bytes);
 
 /* Stops everything at once; a drain comes before, if one is wanted.  NULL is allowed. */
-void kv_server_destroy(struct kv_server *server);
+void kvs_server_destroy(struct kvs_server *server);
 
 /* Lent until destroy. */
-const struct kv_server_facts *kv_server_facts(const struct kv_server *server);
+const struct kvs_server_info *kvs_server_info(const struct kvs_server *server);
 
 /* Serves; sleeps for a tenth of a second at most. */
-void kv_server_step(struct kv_server *server);
+void kvs_server_step(struct kvs_server *server);
 
 /* Takes nothing new from now on. */
-void kv_server_drain(struct kv_server *server);
-bool kv_server_drained(struct kv_server *server);
+void kvs_server_drain(struct kvs_server *server);
+bool kvs_server_drained(struct kvs_server *server);
 /* A client asked for it. */
-bool kv_server_drain_requested(const struct kv_server *server);
+bool kvs_server_drain_requested(const struct kvs_server *server);
 
 #endif

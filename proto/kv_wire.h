@@ -234,7 +234,7 @@ static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire")
  *   12  u32  budget_us       of the thread's time for each codebook; 0: no limit
  *   16  u64  seed
  *   24  u32  wait            1: the answer comes when the codes are there; 0: at once
- *   28  u32  rest            summaries per KV_REST_ROWS rows to be made, too: 0, 16 or 64
+ *   28  u32  rest            summaries per KV_SUMMARY_ROWS rows to be made, too: 0, 16 or 64
  */
 struct kv_wire_index {
     uint32_t chapter_blocks;
@@ -297,7 +297,7 @@ enum kv_wire_query_flags {
  *   12  f32  scale       of scores before the softmax: 1 / sqrt(d_k) as a rule
  *   16  u32  n_ranges    candidates are the tokens of these ranges, ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
- *   24  u32  rest        summaries per KV_REST_ROWS rows that stand for the rows not chosen: 0
+ *   24  u32  rest        summaries per KV_SUMMARY_ROWS rows that stand for the rows not chosen: 0
  *                        (none), 16 or 64; rows of which there are not so many are attended
  *   28  u32  selection   enum kv_selection: how many are chosen, never more than k; step 1
  *                        says it, and rerank * as many go on

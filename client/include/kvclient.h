@@ -53,7 +53,8 @@ struct kv_op;
 /* ---- client ------------------------------------------------------------------------------ */
 
 struct kv_client_options {
-    const char *nodes; /* "HOST:PORT,..."; or what kv_node_address() of an embedded node said */
+    const char
+        *nodes; /* "HOST:PORT,..."; or what kvs_node_address() of an embedded node said */
     const char *transport; /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
     const char *net_devices; /* network devices for data, "lo,eth0"; NULL: the ones that reach
                                 the nodes */

@@ -7,21 +7,21 @@
 
 #define FIELD(name) offsetof(struct kvctl_options, name)
 
-static const struct kv_config_row rows[] = {
+static const struct kv_option rows[] = {
     {.name = "server",
-     .fallback = "127.0.0.1:7400",
+     .default_text = "127.0.0.1:7400",
      .help = "HOST:PORT of a node's control port, or several, comma-separated; objects are "
              "spread over the list in its order",
      .offset = FIELD(server),
      .type = KV_CONFIG_STRING},
     {.name = "transport",
-     .fallback = "auto",
+     .default_text = "auto",
      .help = "how data travels; auto: shared memory on the same host, else tcp",
      .offset = FIELD(transport),
      .type = KV_CONFIG_STRING,
      .choices = "auto|tcp|shm"},
     {.name = "deadline-ms",
-     .fallback = "5000",
+     .default_text = "5000",
      .help = "how long one operation may take",
      .offset = FIELD(deadline_ms),
      .type = KV_CONFIG_UINT,

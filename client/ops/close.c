@@ -13,51 +13,51 @@
 
 /* ---- close ------------------------------------------------------------------------------- */
 
-static void close_done(struct kv_call *call,
+static void close_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
 {
-    const struct kv_remote *remote = call->remote;
+    const struct kvc_node *node = call->node;
 
     (void)message;
     if (kvc_call_op(call) == NULL || status == KV_OK)
         return;
     /* A session that is gone is closed; its place may be another one's by now. */
     if (status == KV_NOT_FOUND ||
-        kvc_call_op(call)->session->nodes[remote->index].incarnation != remote->incarnation)
+        kvc_call_op(call)->session->nodes[node->index].incarnation != node->incarnation)
         return;
-    kv_op_note(kvc_call_op(call), remote, status, detail);
+    kvc_op_record_error(kvc_call_op(call), node, status, detail);
 }
 
 /* Asks every node that the operation needs the same: close, renew, session. */
-static void ask_all(struct kv_op *op, kv_call_done_fn done)
+static void ask_all(struct kv_op *op, kvc_call_done_fn done)
 {
     struct kv_session *session = op->session;
     Kvpb__CloseRequest close_request = KVPB__CLOSE_REQUEST__INIT;
     Kvpb__RenewRequest renew_request = KVPB__RENEW_REQUEST__INIT;
     Kvpb__SessionRequest session_request = KVPB__SESSION_REQUEST__INIT;
 
-    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
-        struct kv_remote *remote = &op->client->remotes[i];
+    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = &op->client->nodes[i];
         uint32_t index = session->nodes[i].index;
         const ProtobufCMessage *request = &session_request.base;
         kv_status_t status;
 
-        if (!kv_op_needs(op, i))
+        if (!kvc_op_requires(op, i))
             continue;
         session_request.session_index = close_request.session_index =
             renew_request.session_index = index;
         session_request.token = close_request.token = renew_request.token =
-            binary(&session->ticket.token);
+            kvc_binary(&session->ticket.token);
         renew_request.lease_ms = op->owner.lease_wanted_ms;
-        if (op->kind->id == KV_OP_CLOSE)
+        if (op->type->id == KV_OP_CLOSE)
             request = &close_request.base;
-        else if (op->kind->id == KV_OP_RENEW)
+        else if (op->type->id == KV_OP_RENEW)
             request = &renew_request.base;
-        status = kv_call_begin(remote, &op->owner, session, op->kind->id, request, done);
+        status = kvc_call_begin(node, &op->owner, session, op->type->id, request, done);
         if (status != KV_OK)
-            kv_op_note(op, remote, status, "it cannot be sent");
+            kvc_op_record_error(op, node, status, "it cannot be sent");
     }
 }
 
@@ -72,22 +72,23 @@ static void ended_close(struct kv_op *op)
         op->session->is_closed = true;
         op->session->renew_us = UINT64_MAX;
         /* What was begun behind it has nothing to work on. */
-        while (!kv_list_empty(&op->session->ops)) {
-            struct kv_op *late = KV_LIST_ENTRY(op->session->ops.next, struct kv_op, of_session);
+        while (!kvc_list_empty(&op->session->ops)) {
+            struct kv_op *late =
+                KVC_LIST_ENTRY(op->session->ops.next, struct kv_op, of_session);
 
-            kv_op_fail(late, NULL, NULL, KV_NOT_FOUND, "the session was closed");
+            kvc_op_fail(late, NULL, NULL, KV_NOT_FOUND, "the session was closed");
         }
     }
 }
 
-static const struct kv_op_kind close_kind = {
+static const struct kvc_op_type close_type = {
     .name = "close",
     .id = KV_OP_CLOSE,
     .is_exclusive = true,
-    .is_tolerant = true,
+    .is_best_effort = true,
     .start = start_close,
     .ended = ended_close,
-    .describe = kv_session_describe_op,
+    .describe = kvc_session_describe_op,
 };
 
 kv_status_t
@@ -95,17 +96,17 @@ kv_close_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **
 {
     struct kv_op *op;
     kv_status_t status =
-        kv_op_begin(session->client, &close_kind, session, NULL, deadline_ms, &op);
+        kvc_op_begin(session->client, &close_type, session, NULL, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 }
 
 /* ---- renew ------------------------------------------------------------------------------- */
 
-static void renew_done(struct kv_call *call,
+static void renew_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
@@ -116,7 +117,7 @@ static void renew_done(struct kv_call *call,
     if (kvc_call_op(call) == NULL || session == NULL)
         return;
     if (status != KV_OK)
-        kv_op_note(kvc_call_op(call), call->remote, status, detail);
+        kvc_op_record_error(kvc_call_op(call), call->node, status, detail);
     else if (reply->lease_ms > 0 && (kvc_call_op(call)->lease_ms == 0 ||
                                      reply->lease_ms < kvc_call_op(call)->lease_ms))
         kvc_call_op(call)->lease_ms = reply->lease_ms;
@@ -138,12 +139,12 @@ static void ended_renew(struct kv_op *op)
     }
 }
 
-static const struct kv_op_kind renew_kind = {
+static const struct kvc_op_type renew_type = {
     .name = "renew",
     .id = KV_OP_RENEW,
     .start = start_renew,
     .ended = ended_renew,
-    .describe = kv_session_describe_op,
+    .describe = kvc_session_describe_op,
 };
 
 kv_status_t kv_renew_begin(struct kv_session *session,
@@ -153,18 +154,18 @@ kv_status_t kv_renew_begin(struct kv_session *session,
 {
     struct kv_op *op;
     kv_status_t status =
-        kv_op_begin(session->client, &renew_kind, session, NULL, deadline_ms, &op);
+        kvc_op_begin(session->client, &renew_type, session, NULL, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->owner.lease_wanted_ms = lease_ms;
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 }
 
 /* ---- length ------------------------------------------------------------------------------ */
 
-static void length_done(struct kv_call *call,
+static void length_done(struct kvc_call *call,
                         kv_status_t status,
                         const ProtobufCMessage *message,
                         const char *detail)
@@ -175,10 +176,10 @@ static void length_done(struct kv_call *call,
     if (op == NULL)
         return;
     if (status != KV_OK)
-        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
     else if (reply->generation != op->session->generation)
-        kv_op_fail(op, call->remote, NULL, KV_STALE, "generation %u there, %u here",
-                   reply->generation, op->session->generation);
+        kvc_op_fail(op, call->node, NULL, KV_STALE, "generation %u there, %u here",
+                    reply->generation, op->session->generation);
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
 }
@@ -188,12 +189,12 @@ static void start_length(struct kv_op *op)
     ask_all(op, length_done);
 }
 
-static const struct kv_op_kind length_kind = {
+static const struct kvc_op_type length_type = {
     .name = "length",
     .id = KV_OP_SESSION,
     .needs_current = true,
     .start = start_length,
-    .describe = kv_session_describe_op,
+    .describe = kvc_session_describe_op,
 };
 
 kv_status_t
@@ -201,11 +202,11 @@ kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op *
 {
     struct kv_op *op;
     kv_status_t status =
-        kv_op_begin(session->client, &length_kind, session, NULL, deadline_ms, &op);
+        kvc_op_begin(session->client, &length_type, session, NULL, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->tokens = session->tokens_max;
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 }

@@ -20,35 +20,37 @@
 
 #include <string.h>
 
-static uint32_t ids_of(const struct kv_fetch_part *fetch, uint32_t head)
+static uint32_t ids_of(const struct kvc_fetch_part *fetch, uint32_t head)
 {
-    return fetch->begin[head - fetch->head_begin + 1] - fetch->begin[head - fetch->head_begin];
+    return fetch->begin[head - fetch->kv_head_begin + 1] -
+           fetch->begin[head - fetch->kv_head_begin];
 }
 
-static bool seek_fetch(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
+static bool
+seek_fetch(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *head)
 {
-    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
+    const struct kvc_fetch_part *fetch = kvc_fetch_of(op);
 
-    for (; *head < fetch->head_begin + fetch->n_heads; ++*head)
+    for (; *head < fetch->kv_head_begin + fetch->n_heads; ++*head)
         if (ids_of(fetch, *head) > 0 &&
-            kv_session_lane(op->session, fetch->layer, *head) == lane)
+            kvc_session_connection(op->session, fetch->layer, *head) == connection)
             return true;
     return false;
 }
 
-static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
+static kv_status_t build_fetch(struct kvc_subop *subop, struct kvc_request *request)
 {
-    struct kv_op *op = errand->op;
-    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
+    struct kv_op *op = subop->op;
+    const struct kvc_fetch_part *fetch = kvc_fetch_of(op);
     size_t row_bytes = op->session->schema.layers[fetch->layer].row_bytes;
-    uint32_t rows_max = (uint32_t)(errand->lane->link.remote->bulk_bytes_max / row_bytes);
+    uint32_t rows_max = (uint32_t)(subop->connection->link.node->bulk_bytes_max / row_bytes);
     struct kv_wire_unit units[KV_HEADS_MAX];
-    uint32_t head = errand->head;
-    uint32_t position = (uint32_t)errand->position;
+    uint32_t head = subop->head;
+    uint32_t position = (uint32_t)subop->position;
     uint32_t n_units = 0, n_rows = 0, greatest = 0;
     uint32_t *ids;
     bool more = true;
-    size_t room;
+    size_t capacity;
 
     if (rows_max > KV_WIRE_ROWS_MAX)
         rows_max = KV_WIRE_ROWS_MAX;
@@ -57,7 +59,7 @@ static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
         uint32_t n_ids = left < rows_max - n_rows ? left : rows_max - n_rows;
 
         /* More pieces than one transfer can scatter go in the answer's body or wait. */
-        if (n_units >= KV_IOV_MAX && (n_rows + n_ids) * row_bytes > KV_INLINE_WANTED)
+        if (n_units >= KV_IOV_MAX && (n_rows + n_ids) * row_bytes > KVC_INLINE_WANTED)
             break;
         units[n_units++] = (struct kv_wire_unit){
             .layer = (uint16_t)fetch->layer, .kv_head = (uint16_t)head, .n_ids = n_ids};
@@ -66,23 +68,23 @@ static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
         if (n_ids == left) {
             head++;
             position = 0;
-            more = seek_fetch(op, errand->lane, &head);
+            more = seek_fetch(op, subop->connection, &head);
         }
     }
 
-    trip->body_bytes = n_units * sizeof(units[0]) + n_rows * sizeof(uint32_t);
-    room = trip->body_bytes + n_rows * sizeof(uint32_t);
-    if (!kv_trip_envelope(trip, room))
+    request->body_bytes = n_units * sizeof(units[0]) + n_rows * sizeof(uint32_t);
+    capacity = request->body_bytes + n_rows * sizeof(uint32_t);
+    if (!kvc_request_message(request, capacity))
         return KV_BUSY;
-    trip->n_rows = n_rows;
-    trip->bytes = n_rows * row_bytes;
-    trip->position = errand->position;
-    trip->crcs_offset = trip->body_bytes;
-    memcpy(trip->envelope->body, units, n_units * sizeof(units[0]));
-    ids = (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + n_units);
+    request->n_rows = n_rows;
+    request->bytes = n_rows * row_bytes;
+    request->position = subop->position;
+    request->crcs_offset = request->body_bytes;
+    memcpy(request->message->body, units, n_units * sizeof(units[0]));
+    ids = (uint32_t *)((struct kv_wire_unit *)request->message->body + n_units);
     for (uint32_t i = 0; i < n_units; i++) {
-        uint32_t first = fetch->begin[units[i].kv_head - fetch->head_begin] +
-                         (i == 0 ? (uint32_t)errand->position : 0);
+        uint32_t first = fetch->begin[units[i].kv_head - fetch->kv_head_begin] +
+                         (i == 0 ? (uint32_t)subop->position : 0);
 
         memcpy(ids, fetch->ids + first, units[i].n_ids * sizeof(*ids));
         ids += units[i].n_ids;
@@ -92,37 +94,38 @@ static kv_status_t build_fetch(struct kv_errand *errand, struct kv_trip *trip)
 
         greatest = id > greatest ? id : greatest;
     }
-    trip->header.op = KV_OP_FETCH;
-    trip->header.n_units = n_units;
-    trip->header.layer = fetch->layer;
-    trip->header.snapshot = fetch->snapshot > greatest ? fetch->snapshot : greatest + 1;
-    errand->head = head;
-    errand->position = position;
-    errand->finished = !more;
+    request->header.op = KV_OP_FETCH;
+    request->header.n_units = n_units;
+    request->header.layer = fetch->layer;
+    request->header.snapshot = fetch->snapshot > greatest ? fetch->snapshot : greatest + 1;
+    subop->head = head;
+    subop->position = position;
+    subop->finished = !more;
     return KV_OK;
 }
 
 static void start_fetch(struct kv_op *op)
 {
-    const struct kv_fetch_part *fetch = kvc_fetch_of(op);
+    const struct kvc_fetch_part *fetch = kvc_fetch_of(op);
 
-    kv_lanes_unmark(op->client);
-    for (uint32_t head = fetch->head_begin; head < fetch->head_begin + fetch->n_heads; head++) {
+    kvc_connections_unmark(op->client);
+    for (uint32_t head = fetch->kv_head_begin; head < fetch->kv_head_begin + fetch->n_heads;
+         head++) {
         if (ids_of(fetch, head) > 0 && !kvc_op_ask_unit(op, fetch->layer, head, 0))
             return;
     }
 }
 
-static const struct kv_op_kind fetch_kind = {
+static const struct kvc_op_type fetch_type = {
     .name = "fetch",
     .id = KV_OP_FETCH,
     .needs_current = true,
     .start = start_fetch,
     .build = build_fetch,
-    .land = kv_rows_land,
-    .reply = kv_rows_reply,
-    .finish = kv_rows_finish,
-    .describe = kv_rows_describe,
+    .land = kvc_rows_land,
+    .reply = kvc_rows_reply,
+    .finish = kvc_rows_finish,
+    .describe = kvc_rows_describe,
 };
 
 /* Adds up the ids.  NULL: all fits. */
@@ -172,34 +175,34 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     struct kv_op *op;
     const char *fault = check_fetch(session, fetch, &n_heads, begin);
     size_t bytes, ids_bytes;
-    uint8_t *room;
+    uint8_t *capacity;
 
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "fetch: layer %u: %s", fetch->layer,
                              fault);
     bytes = (size_t)begin[n_heads] * session->schema.layers[fetch->layer].row_bytes;
-    if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
+    if (!kvc_buffer_holds(client, io->buffer, io->offset, bytes))
         return kvc_set_error(&client->loop, KV_INVALID,
                              "fetch: %zu bytes do not lie in the buffer", bytes);
-    status = kv_op_begin(client, &fetch_kind, session, io->buffer, deadline_ms, &op);
+    status = kvc_op_begin(client, &fetch_type, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     ids_bytes = begin[n_heads] * sizeof(*fetch->ids);
-    room = kv_op_room(op, ids_bytes);
-    if (room == NULL) {
-        kv_op_discard(op);
+    capacity = kvc_op_capacity(op, ids_bytes);
+    if (capacity == NULL) {
+        kvc_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "fetch: out of memory");
     }
     kvc_fetch_of(op)->layer = fetch->layer;
-    kvc_fetch_of(op)->head_begin = fetch->kv_head_begin;
+    kvc_fetch_of(op)->kv_head_begin = fetch->kv_head_begin;
     kvc_fetch_of(op)->n_heads = n_heads;
     kvc_fetch_of(op)->snapshot = fetch->snapshot;
-    kvc_fetch_of(op)->ids = kv_op_keep(&room, fetch->ids, ids_bytes);
+    kvc_fetch_of(op)->ids = kvc_op_keep(&capacity, fetch->ids, ids_bytes);
     kvc_fetch_of(op)->base = io->buffer->base + io->offset;
     kvc_fetch_of(op)->crcs = io->crcs;
     memcpy(kvc_fetch_of(op)->begin, begin, (n_heads + 1) * sizeof(begin[0]));
     for (uint32_t head = fetch->kv_head_begin; head < fetch->kv_head_begin + n_heads; head++)
         if (ids_of(kvc_fetch_of(op), head) > 0)
-            kv_op_need_units(op, fetch->layer, fetch->layer + 1, head, 1);
-    return kv_op_go(op, ret_op);
+            kvc_op_require_units(op, fetch->layer, fetch->layer + 1, head, 1);
+    return kvc_op_submit(op, ret_op);
 }

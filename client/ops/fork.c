@@ -22,7 +22,7 @@
 #include <string.h>
 
 struct lifecycle_part {
-    struct kv_lifecycle entry;
+    struct kvc_log_entry entry;
     uint32_t least; /* tokens committed on all nodes */
     uint32_t n_acked, n_refused;
     bool is_logged;
@@ -43,7 +43,7 @@ static bool is_refusal(kv_status_t status)
 }
 
 /* The fork has ended before this node answered: all or nothing. */
-static void drop_child(const struct kv_call *call, const Kvpb__OpenReply *reply)
+static void drop_child(const struct kvc_call *call, const Kvpb__OpenReply *reply)
 {
     Kvpb__ForkRequest *request =
         kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
@@ -52,47 +52,48 @@ static void drop_child(const struct kv_call *call, const Kvpb__OpenReply *reply)
     if (request == NULL)
         return;
     memcpy(token.bytes, request->operation->child_token.data, sizeof(token.bytes));
-    kv_session_drop(call->remote, reply->child_index, &token);
+    kvc_session_drop(call->node, reply->child_index, &token);
     kvpb__fork_request__free_unpacked(request, NULL);
 }
 
-static void stage_done(struct kv_call *call,
+static void stage_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
-    struct kv_remote *remote = call->remote;
+    struct kvc_node *node = call->node;
     struct kv_op *op = kvc_call_op(call);
-    struct kv_session_node *node;
+    struct kvc_session_node *session_node;
 
     if (op == NULL) {
         if (status == KV_OK && call->id == KV_OP_FORK)
             drop_child(call, reply);
         return;
     }
-    node = &op->session->nodes[remote->index];
+    session_node = &op->session->nodes[node->index];
     if (status == KV_OK && reply->generation != lifecycle_of(op)->entry.generation + 1) {
         status = KV_STALE;
         detail = "another client has changed the session";
     }
     if (status != KV_OK) {
         lifecycle_of(op)->n_refused += is_refusal(status);
-        kv_op_note(op, remote, status, detail);
+        kvc_op_record_error(op, node, status, detail);
         return;
     }
     lifecycle_of(op)->n_acked++;
-    node->generation = reply->generation;
+    session_node->generation = reply->generation;
     if (op->result != NULL) {
-        op->result->nodes[remote->index] = (struct kv_session_node){
+        op->result->nodes[node->index] = (struct kvc_session_node){
             .index = reply->child_index,
             .generation = reply->child_generation,
-            .incarnation = remote->incarnation,
+            .incarnation = node->incarnation,
         };
         if (lifecycle_of(op)->n_acked == 1)
             op->result->generation = reply->child_generation;
         else if (op->result->generation != reply->child_generation)
-            kv_op_note(op, remote, KV_CORRUPT, "the child's generation differs between nodes");
+            kvc_op_record_error(op, node, KV_CORRUPT,
+                                "the child's generation differs between nodes");
     }
 }
 
@@ -100,7 +101,7 @@ static struct kv_session *make_child(struct kv_op *op)
 {
     struct kv_client *client = op->client;
     const struct kv_session *session = op->session;
-    struct kv_session *child = kv_session_make(client, &session->schema, session->root);
+    struct kv_session *child = kvc_session_make(client, &session->schema, session->root);
 
     if (child == NULL)
         return NULL;
@@ -125,16 +126,17 @@ static struct kv_session *make_child(struct kv_op *op)
 static bool choose_writer(struct kv_op *op)
 {
     const struct kv_session *session = op->session;
-    struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
-    bool is_fork = entry->kind == KV_OP_FORK, is_made;
+    struct kvc_log_entry *entry = &lifecycle_of(op)->entry;
+    bool is_fork = entry->type == KV_OP_FORK, is_made;
 
     /* What a truncate takes away, a fork may have: what takes its place is another writer's. */
     entry->writer = is_fork || entry->tokens < session->shared_tokens
-                        ? kv_client_draw_writer(op->client)
+                        ? kvc_client_draw_writer(op->client)
                         : kv_writers_own(session->writers);
     if (kv_writers_count(session->writers, entry->tokens, entry->writer) > KV_WRITER_RUNS_MAX) {
-        kv_op_fail(op, NULL, NULL, KV_TOO_LARGE,
-                   "rows of more than %d writers: too many forks of forks", KV_WRITER_RUNS_MAX);
+        kvc_op_fail(op, NULL, NULL, KV_TOO_LARGE,
+                    "rows of more than %d writers: too many forks of forks",
+                    KV_WRITER_RUNS_MAX);
         return false;
     }
     if (is_fork) {
@@ -146,20 +148,20 @@ static bool choose_writer(struct kv_op *op)
         is_made = lifecycle_of(op)->writers != NULL;
     }
     if (!is_made)
-        kv_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
+        kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
     return is_made;
 }
 
 /* All nodes are at the generation, and their lengths are known. */
-static void carry_out(struct kv_op *op)
+static void apply(struct kv_op *op)
 {
     struct kv_session *session = op->session;
-    struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
+    struct kvc_log_entry *entry = &lifecycle_of(op)->entry;
 
-    if (entry->kind == KV_OP_FORK) {
+    if (entry->type == KV_OP_FORK) {
         if (entry->tokens > lifecycle_of(op)->least) {
-            kv_op_fail(op, NULL, NULL, KV_INVALID, "%u tokens, %u are committed", entry->tokens,
-                       lifecycle_of(op)->least);
+            kvc_op_fail(op, NULL, NULL, KV_INVALID, "%u tokens, %u are committed",
+                        entry->tokens, lifecycle_of(op)->least);
             return;
         }
     }
@@ -169,24 +171,24 @@ static void carry_out(struct kv_op *op)
         entry->op_id = kv_random_next(&op->client->random);
     while (entry->op_id == 0);
     entry->generation = session->generation;
-    if (!kv_session_log(session, entry)) {
-        kv_op_fail(op, NULL, NULL, KV_BUSY, "too many lifecycle operations that nodes missed");
+    if (!kvc_session_log(session, entry)) {
+        kvc_op_fail(op, NULL, NULL, KV_BUSY, "too many lifecycle operations that nodes missed");
         return;
     }
     op->phase = 1;
     lifecycle_of(op)->is_logged = true;
-    for (uint32_t i = 0; i < op->client->n_remotes; i++) {
-        struct kv_remote *remote = &op->client->remotes[i];
-        kv_status_t status = kv_lifecycle_send(session, remote, &op->owner, entry, stage_done);
+    for (uint32_t i = 0; i < op->client->n_nodes; i++) {
+        struct kvc_node *node = &op->client->nodes[i];
+        kv_status_t status = kvc_log_entry_send(session, node, &op->owner, entry, stage_done);
 
         if (status != KV_OK) {
             lifecycle_of(op)->n_refused++;
-            kv_op_note(op, remote, status, "it cannot be sent");
+            kvc_op_record_error(op, node, status, "it cannot be sent");
         }
     }
 }
 
-static void lengths_done(struct kv_call *call,
+static void lengths_done(struct kvc_call *call,
                          kv_status_t status,
                          const ProtobufCMessage *message,
                          const char *detail)
@@ -197,36 +199,36 @@ static void lengths_done(struct kv_call *call,
     if (op == NULL)
         return;
     if (status != KV_OK) {
-        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
         return;
     }
     if (reply->generation != op->session->generation) {
-        kv_op_fail(op, call->remote, NULL, KV_STALE, "generation %u there, %u here",
-                   reply->generation, op->session->generation);
+        kvc_op_fail(op, call->node, NULL, KV_STALE, "generation %u there, %u here",
+                    reply->generation, op->session->generation);
         return;
     }
     if (reply->tokens < lifecycle_of(op)->least)
         lifecycle_of(op)->least = reply->tokens;
     if (op->owner.n_calls == 0)
-        carry_out(op);
+        apply(op);
 }
 
-static void start_lifecycle(struct kv_op *op)
+static void start_change(struct kv_op *op)
 {
     struct kv_session *session = op->session;
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
 
     lifecycle_of(op)->least = UINT32_MAX;
-    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
-        struct kv_remote *remote = &op->client->remotes[i];
+    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = &op->client->nodes[i];
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
-        request.token = binary(&session->ticket.token);
-        status = kv_call_begin(remote, &op->owner, session, KV_OP_SESSION, &request.base,
-                               lengths_done);
+        request.token = kvc_binary(&session->ticket.token);
+        status = kvc_call_begin(node, &op->owner, session, KV_OP_SESSION, &request.base,
+                                lengths_done);
         if (status != KV_OK)
-            kv_op_fail(op, remote, NULL, status, "it cannot be sent");
+            kvc_op_fail(op, node, NULL, status, "it cannot be sent");
     }
 }
 
@@ -234,9 +236,9 @@ static void start_lifecycle(struct kv_op *op)
 static void advance_writers(struct kv_op *op)
 {
     struct kv_session *session = op->session;
-    const struct kv_lifecycle *entry = &lifecycle_of(op)->entry;
+    const struct kvc_log_entry *entry = &lifecycle_of(op)->entry;
 
-    if (entry->kind == KV_OP_FORK) {
+    if (entry->type == KV_OP_FORK) {
         if (entry->tokens > session->shared_tokens)
             session->shared_tokens = entry->tokens;
         return;
@@ -248,29 +250,29 @@ static void advance_writers(struct kv_op *op)
     lifecycle_of(op)->writers = NULL;
 }
 
-static void ended_lifecycle(struct kv_op *op)
+static void change_ended(struct kv_op *op)
 {
     struct kv_session *session = op->session;
     struct kv_session *child = op->result;
     bool is_done = op->status == KV_OK;
 
     if (lifecycle_of(op)->is_logged) {
-        struct kv_lifecycle *entry = &session->log[session->n_log - 1];
+        struct kvc_log_entry *entry = &session->log[session->n_log - 1];
 
-        if (!is_done && lifecycle_of(op)->n_refused == op->client->n_remotes) {
+        if (!is_done && lifecycle_of(op)->n_refused == op->client->n_nodes) {
             session->n_log--;
         } else {
             session->generation = entry->generation + 1;
             advance_writers(op);
-            if (!is_done && entry->kind == KV_OP_FORK) {
+            if (!is_done && entry->type == KV_OP_FORK) {
                 /* Nobody gets the child: nodes that missed it need not make it, only go on to
                  * the next generation. */
-                entry->kind = KV_OP_TRUNCATE;
+                entry->type = KV_OP_TRUNCATE;
                 entry->tokens = session->tokens_max;
                 entry->writer = kv_writers_own(session->writers);
             }
         }
-        kv_session_trim(session);
+        kvc_session_trim(session);
     }
     free(lifecycle_of(op)->writers);
     lifecycle_of(op)->writers = NULL;
@@ -281,40 +283,40 @@ static void ended_lifecycle(struct kv_op *op)
             kvc_loop_set_timer(&op->client->loop, child->renew_us);
         }
     } else if (child != NULL) {
-        for (uint32_t i = 0; i < op->client->n_remotes; i++)
+        for (uint32_t i = 0; i < op->client->n_nodes; i++)
             if (child->nodes[i].incarnation != 0)
-                kv_session_drop(&op->client->remotes[i], child->nodes[i].index,
-                                &child->ticket.token);
+                kvc_session_drop(&op->client->nodes[i], child->nodes[i].index,
+                                 &child->ticket.token);
         op->result = NULL;
         kv_session_free(child);
     }
 }
 
-static const struct kv_op_kind fork_kind = {
+static const struct kvc_op_type fork_type = {
     .name = "fork",
     .id = KV_OP_FORK,
     .is_exclusive = true,
     .needs_current = true,
-    .start = start_lifecycle,
-    .ended = ended_lifecycle,
-    .describe = kv_session_describe_op,
+    .start = start_change,
+    .ended = change_ended,
+    .describe = kvc_session_describe_op,
 };
 
-static const struct kv_op_kind truncate_kind = {
+static const struct kvc_op_type truncate_type = {
     .name = "truncate",
     .id = KV_OP_TRUNCATE,
     .is_exclusive = true,
     .needs_current = true,
-    .start = start_lifecycle,
-    .ended = ended_lifecycle,
-    .describe = kv_session_describe_op,
+    .start = start_change,
+    .ended = change_ended,
+    .describe = kvc_session_describe_op,
 };
 
-static kv_status_t begin_lifecycle(const struct kv_op_kind *kind,
-                                   struct kv_session *session,
-                                   uint32_t tokens,
-                                   uint32_t deadline_ms,
-                                   struct kv_op **ret_op)
+static kv_status_t begin_change(const struct kvc_op_type *type,
+                                struct kv_session *session,
+                                uint32_t tokens,
+                                uint32_t deadline_ms,
+                                struct kv_op **ret_op)
 {
     kv_status_t status;
     struct kv_op *op;
@@ -323,14 +325,14 @@ static kv_status_t begin_lifecycle(const struct kv_op_kind *kind,
         return kvc_set_error(&session->client->loop, KV_INVALID,
                              "%s: token %u is beyond the "
                              "session's %u",
-                             kind->name, tokens, session->tokens_max);
-    status = kv_op_begin(session->client, kind, session, NULL, deadline_ms, &op);
+                             type->name, tokens, session->tokens_max);
+    status = kvc_op_begin(session->client, type, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    lifecycle_of(op)->entry.kind = kind->id;
+    lifecycle_of(op)->entry.type = type->id;
     lifecycle_of(op)->entry.tokens = tokens;
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 }
 
 kv_status_t kv_fork_begin(struct kv_session *session,
@@ -338,7 +340,7 @@ kv_status_t kv_fork_begin(struct kv_session *session,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
-    return begin_lifecycle(&fork_kind, session, tokens, deadline_ms, ret_op);
+    return begin_change(&fork_type, session, tokens, deadline_ms, ret_op);
 }
 
 kv_status_t kv_truncate_begin(struct kv_session *session,
@@ -346,5 +348,5 @@ kv_status_t kv_truncate_begin(struct kv_session *session,
                               uint32_t deadline_ms,
                               struct kv_op **ret_op)
 {
-    return begin_lifecycle(&truncate_kind, session, tokens, deadline_ms, ret_op);
+    return begin_change(&truncate_type, session, tokens, deadline_ms, ret_op);
 }

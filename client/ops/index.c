@@ -33,22 +33,24 @@ static uint32_t layers_end(const struct index_part *part)
     return part->index.layer_begin + part->index.n_layers;
 }
 
-/* Goes to the first unit at or behind (layer, head) that lives on the lane. */
-static bool
-seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
+/* Goes to the first unit at or behind (layer, head) that lives on the connection. */
+static bool seek(const struct kv_op *op,
+                 const struct kvc_connection *connection,
+                 uint32_t *layer,
+                 uint32_t *head)
 {
     const struct kv_session *session = op->session;
 
     for (; *layer < layers_end(index_of(op)); ++*layer, *head = 0)
         for (; *head < session->schema.layers[*layer].n_kv_heads; ++*head)
-            if (kv_session_lane(session, *layer, *head) == lane)
+            if (kvc_session_connection(session, *layer, *head) == connection)
                 return true;
     return false;
 }
 
-static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
+static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
 {
-    const struct kv_op *op = errand->op;
+    const struct kv_op *op = subop->op;
     const struct kv_index_options *index = &index_of(op)->index;
     const struct kv_wire_index asked = {
         .chapter_blocks = index->chapter_blocks,
@@ -61,7 +63,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
         .summaries = index->summaries,
     };
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
-    uint32_t layer = errand->layer, head = errand->head;
+    uint32_t layer = subop->layer, head = subop->head;
     uint32_t n_units = 0;
     bool more = true;
 
@@ -69,29 +71,29 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
         units[n_units++] =
             (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
         head++;
-        more = seek(op, errand->lane, &layer, &head);
+        more = seek(op, subop->connection, &layer, &head);
     }
-    trip->body_bytes = sizeof(asked) + n_units * sizeof(units[0]);
-    if (!kv_trip_envelope(trip, trip->body_bytes))
+    request->body_bytes = sizeof(asked) + n_units * sizeof(units[0]);
+    if (!kvc_request_message(request, request->body_bytes))
         return KV_BUSY;
-    memcpy(trip->envelope->body, &asked, sizeof(asked));
-    memcpy(trip->envelope->body + sizeof(asked), units, n_units * sizeof(units[0]));
-    trip->header.op = KV_OP_INDEX;
-    trip->header.n_units = n_units;
-    trip->header.layer = units[0].layer;
-    trip->header.token_count = index->tokens;
-    trip->header.snapshot = index->tokens;
+    memcpy(request->message->body, &asked, sizeof(asked));
+    memcpy(request->message->body + sizeof(asked), units, n_units * sizeof(units[0]));
+    request->header.op = KV_OP_INDEX;
+    request->header.n_units = n_units;
+    request->header.layer = units[0].layer;
+    request->header.token_count = index->tokens;
+    request->header.snapshot = index->tokens;
     if (index->wait)
-        trip->patience_us *= WAIT_RETRIES;
-    errand->layer = layer;
-    errand->head = head;
-    errand->finished = !more;
+        request->retry_after_us *= WAIT_RETRIES;
+    subop->layer = layer;
+    subop->head = head;
+    subop->finished = !more;
     return KV_OK;
 }
 
 static void start(struct kv_op *op)
 {
-    kv_lanes_unmark(op->client);
+    kvc_connections_unmark(op->client);
     for (uint32_t layer = index_of(op)->index.layer_begin; layer < layers_end(index_of(op));
          layer++) {
         for (uint32_t head = 0; head < op->session->schema.layers[layer].n_kv_heads; head++) {
@@ -103,12 +105,12 @@ static void start(struct kv_op *op)
 
 /* The number that is impossible; NULL: there is none.  A unit's codebooks are at most one for
  * each of its blocks. */
-static const char *indexed_fault(const struct kv_trip *trip,
+static const char *indexed_fault(const struct kvc_request *request,
                                  const struct kv_wire_index_result *indexed,
                                  uint64_t *ret_value)
 {
-    const struct kv_index_options *index = &index_of(kvc_request_op(trip))->index;
-    const uint64_t n_units = trip->header.n_units;
+    const struct kv_index_options *index = &index_of(kvc_request_op(request))->index;
+    const uint64_t n_units = request->header.n_units;
     const uint64_t n_books =
         n_units * ((index->tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
     const struct {
@@ -135,28 +137,28 @@ static const char *indexed_fault(const struct kv_trip *trip,
     return NULL;
 }
 
-/* All of an answer is in its body, and the trip ends with it: nothing is added twice. */
+/* All of an answer is in its body, and the request ends with it: nothing is added twice. */
 static kv_status_t
-reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+reply(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
 {
-    const struct kv_wire_header *header = &trip->reply;
-    struct kv_index_result *sum = &index_of(kvc_request_op(trip))->sum;
+    const struct kv_wire_header *header = &request->reply;
+    struct kv_index_result *sum = &index_of(kvc_request_op(request))->sum;
     struct kv_wire_index_result got;
     const char *fault;
     uint64_t value;
-    kv_status_t status = kv_reply_check_units(trip, trip->header.layer, trip->header.snapshot,
-                                              detail, detail_bytes);
+    kv_status_t status = kvc_reply_check_units(request, request->header.layer,
+                                               request->header.snapshot, detail, detail_bytes);
 
     if (status != KV_OK)
         return status;
     if (header->body_bytes != sizeof(got) || header->bulk_bytes != 0)
-        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
-                               header->body_bytes, (unsigned long long)header->bulk_bytes);
+        return kvc_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                                header->body_bytes, (unsigned long long)header->bulk_bytes);
     memcpy(&got, body, sizeof(got));
-    fault = indexed_fault(trip, &got, &value);
+    fault = indexed_fault(request, &got, &value);
     if (fault != NULL)
-        return kv_reply_refuse(detail, detail_bytes, "%s: %llu", fault,
-                               (unsigned long long)value);
+        return kvc_reply_refuse(detail, detail_bytes, "%s: %llu", fault,
+                                (unsigned long long)value);
     sum->rows += got.rows;
     sum->rows_coded += got.rows_coded;
     sum->n_found += got.n_found;
@@ -167,15 +169,17 @@ reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_byt
     return KV_OK;
 }
 
-static void
-describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+static void describe(const struct kv_op *op,
+                     const struct kvc_request *request,
+                     char *text,
+                     size_t text_bytes)
 {
-    kv_session_describe(op->session,
-                        trip != NULL ? trip->header.layer : index_of(op)->index.layer_begin,
-                        text, text_bytes);
+    kvc_session_describe(
+        op->session, request != NULL ? request->header.layer : index_of(op)->index.layer_begin,
+        text, text_bytes);
 }
 
-static const struct kv_op_kind index_kind = {
+static const struct kvc_op_type index_type = {
     .name = "index",
     .id = KV_OP_INDEX,
     .needs_current = true,
@@ -225,19 +229,19 @@ kv_status_t kv_index_begin(struct kv_session *session,
                              "index: %s: layers %u+%u, tokens %u, m %u, bits %u", fault,
                              index->layer_begin, index->n_layers, index->tokens, index->m,
                              index->bits);
-    status = kv_op_begin(session->client, &index_kind, session, NULL, deadline_ms, &op);
+    status = kvc_op_begin(session->client, &index_type, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     index_of(op)->index = *index;
     if (index->n_layers == 0)
         index_of(op)->index.n_layers = session->schema.n_layers;
-    kv_op_need_units(op, index_of(op)->index.layer_begin, layers_end(index_of(op)), 0, 0);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_units(op, index_of(op)->index.layer_begin, layers_end(index_of(op)), 0, 0);
+    return kvc_op_submit(op, ret_op);
 }
 
 void kv_op_index_result(const struct kv_op *op, struct kv_index_result *ret_indexed)
 {
     *ret_indexed = (struct kv_index_result){0};
-    if (op->kind == &index_kind && op->status == KV_OK)
+    if (op->type == &index_type && op->status == KV_OK)
         *ret_indexed = index_of(op)->sum;
 }

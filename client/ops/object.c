@@ -80,26 +80,28 @@ static void set_status(struct kv_op *op, uint32_t item, kv_status_t status)
 
 /* ---- asking ------------------------------------------------------------------------------ */
 
-static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *item)
+static bool
+seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *item)
 {
     for (; *item < objects_of(op)->n_objects; ++*item)
-        if (kv_lane_of_object(op->client, objects_of(op)->states[*item].slot) == lane)
+        if (kvc_connection_of_object(op->client, objects_of(op)->states[*item].slot) ==
+            connection)
             return true;
     return false;
 }
 
-static kv_status_t build_put(struct kv_trip *trip, const struct object_state *state)
+static kv_status_t build_put(struct kvc_request *request, const struct object_state *state)
 {
-    bool is_inline = state->bytes <= KV_INLINE_WANTED;
+    bool is_inline = state->bytes <= KVC_INLINE_WANTED;
     uint32_t n_pieces = n_pieces_of(state->bytes);
     uint8_t *body;
 
-    trip->body_bytes =
+    request->body_bytes =
         state->name_bytes + n_pieces * sizeof(uint32_t) + (is_inline ? state->bytes : 0);
-    if (!kv_trip_envelope(trip, trip->body_bytes) ||
-        !kv_lane_put_begin(trip->lane, &trip->header.put_number))
+    if (!kvc_request_message(request, request->body_bytes) ||
+        !kvc_connection_put_begin(request->connection, &request->header.put_number))
         return KV_BUSY;
-    body = trip->envelope->body + state->name_bytes;
+    body = request->message->body + state->name_bytes;
     for (uint32_t i = 0; i < n_pieces; i++) {
         uint32_t crc = piece_crc(state, state->bytes, (uint64_t)i * PIECE_BYTES);
 
@@ -109,60 +111,60 @@ static kv_status_t build_put(struct kv_trip *trip, const struct object_state *st
     if (is_inline && state->bytes > 0)
         memcpy(body, state->base, state->bytes);
     if (!is_inline) {
-        trip->bulk = state->base;
-        trip->header.bulk_bytes = state->bytes;
+        request->bulk = state->base;
+        request->header.bulk_bytes = state->bytes;
     }
-    trip->header.object_bytes = state->bytes;
+    request->header.object_bytes = state->bytes;
     return KV_OK;
 }
 
 /* What a message asks: a delete first learns which version has the name, then is of that one.
  * The name alone would not do: asked again for want of an answer, it might hit what was put
  * meanwhile. */
-static enum kv_op_id asked(const struct kv_errand *errand)
+static enum kv_op_id asked(const struct kvc_subop *subop)
 {
-    enum kv_op_id id = errand->op->kind->id;
+    enum kv_op_id id = subop->op->type->id;
 
-    return id == KV_OP_OBJECT_DELETE && !errand->alone ? KV_OP_OBJECT_EXISTS : id;
+    return id == KV_OP_OBJECT_DELETE && !subop->alone ? KV_OP_OBJECT_EXISTS : id;
 }
 
-static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
+static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
 {
-    struct kv_op *op = errand->op;
-    uint32_t item = errand->head;
+    struct kv_op *op = subop->op;
+    uint32_t item = subop->head;
     const struct object_state *state = &objects_of(op)->states[item];
     kv_status_t status = KV_OK;
 
-    trip->item = item;
-    trip->position = errand->position;
-    if (op->kind->id == KV_OP_OBJECT_PUT) {
-        status = build_put(trip, state);
+    request->item = item;
+    request->position = subop->position;
+    if (op->type->id == KV_OP_OBJECT_PUT) {
+        status = build_put(request, state);
     } else {
-        trip->body_bytes = state->name_bytes;
-        if (!kv_trip_envelope(trip, trip->body_bytes))
+        request->body_bytes = state->name_bytes;
+        if (!kvc_request_message(request, request->body_bytes))
             status = KV_BUSY;
     }
     if (status != KV_OK)
         return status;
-    memcpy(trip->envelope->body, state->name, state->name_bytes);
-    trip->header.op = (uint8_t)asked(errand);
-    trip->header.name_bytes = state->name_bytes;
-    trip->header.offset = errand->position;
-    if (trip->header.op == KV_OP_OBJECT_DELETE)
-        trip->header.object_version = state->version;
-    if (op->kind->id == KV_OP_OBJECT_PUT || op->kind->id == KV_OP_OBJECT_GET) {
-        trip->buffer = state->buffer;
-        kv_buffer_hold(trip->buffer);
+    memcpy(request->message->body, state->name, state->name_bytes);
+    request->header.op = (uint8_t)asked(subop);
+    request->header.name_bytes = state->name_bytes;
+    request->header.offset = subop->position;
+    if (request->header.op == KV_OP_OBJECT_DELETE)
+        request->header.object_version = state->version;
+    if (op->type->id == KV_OP_OBJECT_PUT || op->type->id == KV_OP_OBJECT_GET) {
+        request->buffer = state->buffer;
+        kvc_buffer_hold(request->buffer);
     }
     /* Before the first answer nobody knows whether the object fits. */
-    trip->lands_late = errand->position == 0;
+    request->needs_header_first = subop->position == 0;
 
-    if (errand->alone) {
-        errand->position += PIECE_BYTES;
-        errand->finished = errand->position >= state->size;
+    if (subop->alone) {
+        subop->position += PIECE_BYTES;
+        subop->finished = subop->position >= state->size;
     } else {
-        errand->head++;
-        errand->finished = !seek(op, errand->lane, &errand->head);
+        subop->head++;
+        subop->finished = !seek(op, subop->connection, &subop->head);
     }
     return KV_OK;
 }
@@ -171,7 +173,7 @@ static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
 
 /* The operation's status will be that of the caller's first object that failed. */
 static void fail_item(struct kv_op *op,
-                      const struct kv_remote *remote,
+                      const struct kvc_node *node,
                       uint32_t item,
                       kv_status_t status,
                       const char *detail)
@@ -184,7 +186,7 @@ static void fail_item(struct kv_op *op,
         return;
     part->first_bad = item;
     op->partial = KV_OK;
-    kv_op_note(op, remote, status, detail);
+    kvc_op_record_error(op, node, status, detail);
 }
 
 /* A delete's text is the delete's, even where it failed in finding the version. */
@@ -192,110 +194,111 @@ static const char *own_text(const struct kv_op *op, const char *detail)
 {
     static const char other[] = "object_exists: ";
     bool is_other =
-        op->kind->id == KV_OP_OBJECT_DELETE && strncmp(detail, other, sizeof(other) - 1) == 0;
+        op->type->id == KV_OP_OBJECT_DELETE && strncmp(detail, other, sizeof(other) - 1) == 0;
 
     return is_other ? detail + sizeof(other) - 1 : detail;
 }
 
-static void failed(struct kv_trip *trip, kv_status_t status, const char *detail)
+static void failed(struct kvc_request *request, kv_status_t status, const char *detail)
 {
-    struct kv_op *op = kvc_request_op(trip);
-    struct kv_list *link, *follow;
+    struct kv_op *op = kvc_request_op(request);
+    struct kvc_list *link, *follow;
 
-    KV_LIST_EACH(link, follow, &op->errands) {
-        struct kv_errand *errand = KV_LIST_ENTRY(link, struct kv_errand, of_op);
+    KVC_LIST_EACH(link, follow, &op->subops)
+    {
+        struct kvc_subop *subop = KVC_LIST_ENTRY(link, struct kvc_subop, of_op);
 
-        if (errand->alone && errand->head == trip->item)
-            kv_errand_free(errand);
+        if (subop->alone && subop->head == request->item)
+            kvc_subop_free(subop);
     }
-    fail_item(op, trip->remote, trip->item, status, own_text(op, detail));
+    fail_item(op, request->node, request->item, status, own_text(op, detail));
 }
 
-static bool lives_on(const struct kv_op *op, uint32_t item, const struct kv_remote *remote)
+static bool lives_on(const struct kv_op *op, uint32_t item, const struct kvc_node *node)
 {
-    return op->client->placement.node_of[objects_of(op)->states[item].slot] == remote->index;
+    return op->client->placement.node_of[objects_of(op)->states[item].slot] == node->index;
 }
 
 static void
-lost(struct kv_op *op, const struct kv_remote *remote, kv_status_t status, const char *why)
+lost(struct kv_op *op, const struct kvc_node *node, kv_status_t status, const char *why)
 {
     for (uint32_t i = 0; i < objects_of(op)->n_objects; i++)
-        if (lives_on(op, i, remote) && objects_of(op)->states[i].status == KV_IN_PROGRESS)
-            fail_item(op, remote, i, status, why);
+        if (lives_on(op, i, node) && objects_of(op)->states[i].status == KV_IN_PROGRESS)
+            fail_item(op, node, i, status, why);
 }
 
-static void start_node(struct kv_op *op, const struct kv_remote *remote)
+static void start_node(struct kv_op *op, const struct kvc_node *node)
 {
-    kv_lanes_unmark(op->client);
+    kvc_connections_unmark(op->client);
     for (uint32_t i = 0; i < objects_of(op)->n_objects; i++) {
-        struct kv_errand *errand;
-        struct kv_lane *lane;
+        struct kvc_subop *subop;
+        struct kvc_connection *connection;
 
-        if (!lives_on(op, i, remote))
+        if (!lives_on(op, i, node))
             continue;
-        lane = kv_lane_of_object(op->client, objects_of(op)->states[i].slot);
-        if (lane->mark == op)
+        connection = kvc_connection_of_object(op->client, objects_of(op)->states[i].slot);
+        if (connection->last_op == op)
             continue;
-        lane->mark = op;
-        errand = kv_errand_add(op, lane);
-        if (errand == NULL) {
-            lane->mark = NULL;
-            fail_item(op, remote, i, KV_NO_MEMORY, "out of memory");
+        connection->last_op = op;
+        subop = kvc_subop_add(op, connection);
+        if (subop == NULL) {
+            connection->last_op = NULL;
+            fail_item(op, node, i, KV_NO_MEMORY, "out of memory");
             continue;
         }
-        errand->head = i;
+        subop->head = i;
     }
 }
 
 /* ---- answers ----------------------------------------------------------------------------- */
 
-static unsigned land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+static unsigned land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
 {
-    const struct kv_op *op = kvc_request_op(trip);
-    const struct object_state *state = &objects_of(op)->states[trip->item];
+    const struct kv_op *op = kvc_request_op(request);
+    const struct object_state *state = &objects_of(op)->states[request->item];
 
-    if (!trip->has_reply && trip->position == 0) {
+    if (!request->has_reply && request->position == 0) {
         /* Less than a piece is the whole object. */
         if (bytes == 0 || bytes >= PIECE_BYTES || bytes > state->bytes)
             return 0;
-    } else if (bytes == 0 || trip->position >= state->size ||
-               bytes != piece_bytes(state->size, trip->position)) {
+    } else if (bytes == 0 || request->position >= state->size ||
+               bytes != piece_bytes(state->size, request->position)) {
         return 0;
     }
-    ret_iov[0] = (struct kv_iov){.base = state->base + trip->position, .bytes = bytes};
+    ret_iov[0] = (struct kv_iov){.base = state->base + request->position, .bytes = bytes};
     return 1;
 }
 
 static kv_status_t
 refuse_size(const struct kv_wire_header *reply, char *detail, size_t detail_bytes)
 {
-    return kv_reply_refuse(detail, detail_bytes, "object_bytes: %llu",
-                           (unsigned long long)reply->object_bytes);
+    return kvc_reply_refuse(detail, detail_bytes, "object_bytes: %llu",
+                            (unsigned long long)reply->object_bytes);
 }
 
 static kv_status_t
 refuse_data(const struct kv_wire_header *reply, char *detail, size_t detail_bytes)
 {
-    return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
-                           reply->body_bytes, (unsigned long long)reply->bulk_bytes);
+    return kvc_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                            reply->body_bytes, (unsigned long long)reply->bulk_bytes);
 }
 
 static kv_status_t
-reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+reply_get(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
 {
-    const struct kv_wire_header *reply = &trip->reply;
-    struct kv_op *op = kvc_request_op(trip);
-    struct object_state *state = &objects_of(op)->states[trip->item];
+    const struct kv_wire_header *reply = &request->reply;
+    struct kv_op *op = kvc_request_op(request);
+    struct object_state *state = &objects_of(op)->states[request->item];
     size_t bytes;
 
     if (reply->object_bytes > KV_OBJECT_BYTES_MAX)
         return refuse_size(reply, detail, detail_bytes);
-    if (reply->offset != trip->position)
-        return kv_reply_refuse(detail, detail_bytes, "offset: %llu",
-                               (unsigned long long)reply->offset);
-    if (trip->position == 0) {
+    if (reply->offset != request->position)
+        return kvc_reply_refuse(detail, detail_bytes, "offset: %llu",
+                                (unsigned long long)reply->offset);
+    if (request->position == 0) {
         if (reply->object_bytes > state->bytes) {
-            objects_of(op)->objects[trip->item].bytes = reply->object_bytes;
+            objects_of(op)->objects[request->item].bytes = reply->object_bytes;
             return KV_TOO_LARGE;
         }
         state->size = reply->object_bytes;
@@ -304,92 +307,94 @@ reply_get(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail
     } else if (reply->object_bytes != state->size || reply->object_version != state->version) {
         return KV_CONFLICT; /* deleted and put again since the first piece */
     }
-    bytes = piece_bytes(state->size, trip->position);
+    bytes = piece_bytes(state->size, request->position);
     if (reply->bulk_bytes != 0 ? reply->bulk_bytes != bytes || reply->body_bytes != 0
                                : reply->body_bytes != bytes)
         return refuse_data(reply, detail, detail_bytes);
     if (reply->bulk_bytes == 0 && bytes > 0)
-        memcpy(state->base + trip->position, body, bytes);
+        memcpy(state->base + request->position, body, bytes);
     return KV_OK;
 }
 
 /* Put, exists, delete. */
 static kv_status_t
-reply_other(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+reply_other(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
 {
-    const struct kv_wire_header *reply = &trip->reply;
-    const struct object_state *state = &objects_of(kvc_request_op(trip))->states[trip->item];
+    const struct kv_wire_header *reply = &request->reply;
+    const struct object_state *state =
+        &objects_of(kvc_request_op(request))->states[request->item];
 
     (void)body;
     if (reply->bulk_bytes != 0 || reply->body_bytes != 0)
         return refuse_data(reply, detail, detail_bytes);
     if (reply->object_bytes > KV_OBJECT_BYTES_MAX ||
-        (trip->header.op == KV_OP_OBJECT_PUT && reply->object_bytes != state->bytes))
+        (request->header.op == KV_OP_OBJECT_PUT && reply->object_bytes != state->bytes))
         return refuse_size(reply, detail, detail_bytes);
     return KV_OK;
 }
 
-static kv_status_t finish_get(struct kv_trip *trip, char *detail, size_t detail_bytes)
+static kv_status_t finish_get(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
-    struct kv_op *op = kvc_request_op(trip);
-    struct object_state *state = &objects_of(op)->states[trip->item];
+    struct kv_op *op = kvc_request_op(request);
+    struct object_state *state = &objects_of(op)->states[request->item];
 
-    if (piece_crc(state, state->size, trip->position) != trip->reply.object_crc) {
+    if (piece_crc(state, state->size, request->position) != request->reply.object_crc) {
         snprintf(detail, detail_bytes, "object %s: the piece at %llu fails its checksum",
-                 state->name, (unsigned long long)trip->position);
+                 state->name, (unsigned long long)request->position);
         return KV_CORRUPT;
     }
-    if (trip->position == 0 && state->n_pieces > 1) {
-        struct kv_errand *errand = kv_errand_add(op, trip->lane);
+    if (request->position == 0 && state->n_pieces > 1) {
+        struct kvc_subop *subop = kvc_subop_add(op, request->connection);
 
-        if (errand == NULL)
+        if (subop == NULL)
             return KV_NO_MEMORY;
-        errand->head = trip->item;
-        errand->position = PIECE_BYTES;
-        errand->alone = true;
+        subop->head = request->item;
+        subop->position = PIECE_BYTES;
+        subop->alone = true;
     }
     if (--state->n_pieces == 0 && state->status == KV_IN_PROGRESS) {
-        objects_of(op)->objects[trip->item].bytes = state->size;
-        set_status(op, trip->item, KV_OK);
+        objects_of(op)->objects[request->item].bytes = state->size;
+        set_status(op, request->item, KV_OK);
     }
     return KV_OK;
 }
 
-static kv_status_t finish_other(struct kv_trip *trip, char *detail, size_t detail_bytes)
+static kv_status_t finish_other(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
     (void)detail;
     (void)detail_bytes;
-    set_status(kvc_request_op(trip), trip->item, KV_OK);
-    if (kvc_request_op(trip)->kind->id == KV_OP_OBJECT_EXISTS)
-        objects_of(kvc_request_op(trip))->objects[trip->item].bytes = trip->reply.object_bytes;
+    set_status(kvc_request_op(request), request->item, KV_OK);
+    if (kvc_request_op(request)->type->id == KV_OP_OBJECT_EXISTS)
+        objects_of(kvc_request_op(request))->objects[request->item].bytes =
+            request->reply.object_bytes;
     return KV_OK;
 }
 
-static kv_status_t finish_delete(struct kv_trip *trip, char *detail, size_t detail_bytes)
+static kv_status_t finish_delete(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
-    struct object_state *state = &objects_of(kvc_request_op(trip))->states[trip->item];
-    struct kv_errand *errand;
+    struct object_state *state = &objects_of(kvc_request_op(request))->states[request->item];
+    struct kvc_subop *subop;
 
-    if (trip->header.op == KV_OP_OBJECT_DELETE)
-        return finish_other(trip, detail, detail_bytes);
-    state->version = trip->reply.object_version;
+    if (request->header.op == KV_OP_OBJECT_DELETE)
+        return finish_other(request, detail, detail_bytes);
+    state->version = request->reply.object_version;
     if (state->version == 0) {
         snprintf(detail, detail_bytes, "an object without a version");
         return KV_CORRUPT;
     }
-    errand = kv_errand_add(kvc_request_op(trip), trip->lane);
-    if (errand == NULL)
+    subop = kvc_subop_add(kvc_request_op(request), request->connection);
+    if (subop == NULL)
         return KV_NO_MEMORY;
-    errand->head = trip->item;
-    errand->alone = true;
+    subop->head = request->item;
+    subop->alone = true;
     return KV_OK;
 }
 
 /* ---- the operation ----------------------------------------------------------------------- */
 
-static bool uses_buffers(const struct kv_op_kind *kind)
+static bool uses_buffers(const struct kvc_op_type *type)
 {
-    return kind->id == KV_OP_OBJECT_PUT || kind->id == KV_OP_OBJECT_GET;
+    return type->id == KV_OP_OBJECT_PUT || type->id == KV_OP_OBJECT_GET;
 }
 
 static void ended(struct kv_op *op)
@@ -397,20 +402,22 @@ static void ended(struct kv_op *op)
     for (uint32_t i = 0; i < objects_of(op)->n_objects; i++) {
         if (objects_of(op)->states[i].status == KV_IN_PROGRESS)
             set_status(op, i, op->status);
-        kv_buffer_release(objects_of(op)->states[i].buffer);
+        kvc_buffer_release(objects_of(op)->states[i].buffer);
     }
 }
 
-static void
-describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+static void describe(const struct kv_op *op,
+                     const struct kvc_request *request,
+                     char *text,
+                     size_t text_bytes)
 {
-    uint32_t item = trip != NULL ? trip->item : objects_of(op)->first_bad;
+    uint32_t item = request != NULL ? request->item : objects_of(op)->first_bad;
 
     if (item < objects_of(op)->n_objects)
         snprintf(text, text_bytes, "object %.64s", objects_of(op)->states[item].name);
 }
 
-static const struct kv_op_kind kinds[] = {
+static const struct kvc_op_type types[] = {
     [KV_OBJECT_PUT] =
         {
             .name = "object_put",
@@ -468,15 +475,15 @@ static const struct kv_op_kind kinds[] = {
 
 /* NULL: it can be asked for. */
 static const char *object_fault(const struct kv_client *client,
-                                const struct kv_op_kind *kind,
+                                const struct kvc_op_type *type,
                                 const struct kv_object *object)
 {
     size_t name_bytes = object->name != NULL ? strnlen(object->name, KV_NAME_BYTES_MAX + 1) : 0;
 
     if (name_bytes == 0 || name_bytes > KV_NAME_BYTES_MAX)
         return "a name of 1 to 255 bytes is needed";
-    if (uses_buffers(kind) &&
-        !kv_buffer_holds(client, object->buffer, object->offset, object->bytes))
+    if (uses_buffers(type) &&
+        !kvc_buffer_holds(client, object->buffer, object->offset, object->bytes))
         return "its bytes do not lie in the buffer";
     return NULL;
 }
@@ -490,7 +497,7 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
 
     for (uint32_t i = 0; i < n_objects; i++)
         bytes += strlen(objects[i].name) + 1;
-    states = kv_op_room(op, bytes);
+    states = kvc_op_capacity(op, bytes);
     if (states == NULL)
         return false;
     names = (uint8_t *)(states + n_objects);
@@ -499,16 +506,16 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
         struct object_state *state = &states[i];
 
         *state = (struct object_state){.name_bytes = (uint32_t)strlen(object->name)};
-        state->name = kv_op_keep(&names, object->name, state->name_bytes + 1);
+        state->name = kvc_op_keep(&names, object->name, state->name_bytes + 1);
         state->hash = kv_hash128(state->name, state->name_bytes);
         state->slot = kv_placement_object_slot(&state->hash);
-        if (uses_buffers(op->kind)) {
+        if (uses_buffers(op->type)) {
             state->buffer = object->buffer;
             state->base = object->buffer->base + object->offset;
             state->bytes = object->bytes;
-            kv_buffer_hold(state->buffer);
+            kvc_buffer_hold(state->buffer);
         }
-        kv_op_need(op, op->client->placement.node_of[state->slot]);
+        kvc_op_require_node(op, op->client->placement.node_of[state->slot]);
     }
     *objects_of(op) = (struct objects_part){
         .objects = objects,
@@ -528,30 +535,30 @@ kv_status_t kv_objects_begin(struct kv_client *client,
                              uint32_t deadline_ms,
                              struct kv_op **ret_op)
 {
-    const struct kv_op_kind *kind;
+    const struct kvc_op_type *type;
     kv_status_t status;
     struct kv_op *op;
 
     if ((unsigned)verb > KV_OBJECT_DELETE || n_objects >= UINT32_MAX)
         return kvc_set_error(&client->loop, KV_INVALID, "objects: verb %d, %zu objects",
                              (int)verb, n_objects);
-    kind = &kinds[verb];
+    type = &types[verb];
     for (size_t i = 0; i < n_objects; i++) {
-        const char *fault = object_fault(client, kind, &objects[i]);
+        const char *fault = object_fault(client, type, &objects[i]);
 
         if (fault != NULL)
-            return kvc_set_error(&client->loop, KV_INVALID, "%s: object %zu: %s", kind->name, i,
+            return kvc_set_error(&client->loop, KV_INVALID, "%s: object %zu: %s", type->name, i,
                                  fault);
         if (verb == KV_OBJECT_PUT && objects[i].bytes > KV_OBJECT_BYTES_MAX)
             return kvc_set_error(&client->loop, KV_TOO_LARGE, "%s: object %.64s: %zu bytes",
-                                 kind->name, objects[i].name, objects[i].bytes);
+                                 type->name, objects[i].name, objects[i].bytes);
     }
-    status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
+    status = kvc_op_begin(client, type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     if (!keep(op, objects, (uint32_t)n_objects)) {
-        kv_op_discard(op);
-        return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", kind->name);
+        kvc_op_discard(op);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", type->name);
     }
-    return kv_op_go(op, ret_op);
+    return kvc_op_submit(op, ret_op);
 }

@@ -27,13 +27,13 @@ static struct open_part *open_of(const struct kv_op *op)
     return kvc_op_state(op);
 }
 
-static void open_done(struct kv_call *call,
+static void open_done(struct kvc_call *call,
                       kv_status_t status,
                       const ProtobufCMessage *message,
                       const char *detail)
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
-    struct kv_remote *remote = call->remote;
+    struct kvc_node *node = call->node;
     struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL) {
@@ -47,43 +47,43 @@ static void open_done(struct kv_call *call,
             struct kv_id128 token;
 
             memcpy(token.bytes, request->token.data, sizeof(token.bytes));
-            kv_session_drop(remote, reply->session_index, &token);
+            kvc_session_drop(node, reply->session_index, &token);
             kvpb__open_request__free_unpacked(request, NULL);
         }
         return;
     }
     if (status != KV_OK) {
-        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, node, NULL, status, "%s", detail);
         return;
     }
     struct kv_session *session = op->result;
 
-    session->nodes[remote->index] = (struct kv_session_node){
+    session->nodes[node->index] = (struct kvc_session_node){
         .index = reply->session_index,
         .generation = reply->generation,
-        .incarnation = remote->incarnation,
+        .incarnation = node->incarnation,
     };
     if (op->phase == 0)
         session->generation = reply->generation;
     op->phase = 1;
-    open_of(op)->opened[remote->index] = true;
+    open_of(op)->opened[node->index] = true;
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
         session->tokens_max = reply->tokens_max;
     if (reply->generation != session->generation)
-        kv_op_fail(op, remote, NULL, KV_CORRUPT, "the nodes begin with different generations");
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes begin with different generations");
 }
 
-static void model_done(struct kv_call *call,
+static void model_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
 {
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
-    struct kv_remote *remote = call->remote;
-    struct kv_client *client = remote->client;
+    struct kvc_node *node = call->node;
+    struct kv_client *client = node->client;
     struct kv_op *op = kvc_call_op(call);
     const struct kv_session *session;
 
@@ -91,24 +91,24 @@ static void model_done(struct kv_call *call,
     if (op == NULL)
         return;
     if (status != KV_OK) {
-        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, node, NULL, status, "%s", detail);
         return;
     }
     session = op->result;
-    request.session_id = binary(&session->ticket.session_id);
-    request.token = binary(&session->ticket.token);
-    request.fingerprint = binary(&session->fingerprint);
+    request.session_id = kvc_binary(&session->ticket.session_id);
+    request.token = kvc_binary(&session->ticket.token);
+    request.fingerprint = kvc_binary(&session->fingerprint);
     request.lease_ms = op->owner.lease_wanted_ms;
     request.tokens_max = op->owner.tokens_max_wanted;
     request.writer = kv_writers_own(session->writers);
     placement.epoch = client->placement.epoch;
-    placement.n_nodes = client->n_remotes;
-    placement.node_index = remote->index;
+    placement.n_nodes = client->n_nodes;
+    placement.node_index = node->index;
     placement.root = session->root;
     request.placement = &placement;
-    status = kv_call_begin(remote, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
+    status = kvc_call_begin(node, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
-        kv_op_fail(op, remote, NULL, status, "open cannot be sent");
+        kvc_op_fail(op, node, NULL, status, "open cannot be sent");
 }
 
 static void start_open(struct kv_op *op)
@@ -130,16 +130,16 @@ static void start_open(struct kv_op *op)
         pointers[i] = &layers[i];
     }
     request.name = (char *)model->name;
-    request.fingerprint = binary(&model->fingerprint);
+    request.fingerprint = kvc_binary(&model->fingerprint);
     request.n_layers = model->schema.n_layers;
     request.layers = pointers;
-    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
-        struct kv_remote *remote = &op->client->remotes[i];
+    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = &op->client->nodes[i];
         kv_status_t status =
-            kv_call_begin(remote, &op->owner, NULL, KV_OP_MODEL, &request.base, model_done);
+            kvc_call_begin(node, &op->owner, NULL, KV_OP_MODEL, &request.base, model_done);
 
         if (status != KV_OK)
-            kv_op_fail(op, remote, NULL, status, "model cannot be sent");
+            kvc_op_fail(op, node, NULL, status, "model cannot be sent");
     }
 }
 
@@ -151,10 +151,10 @@ static void ended_open(struct kv_op *op)
         session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
         kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else if (session != NULL) {
-        for (uint32_t i = 0; i < op->client->n_remotes; i++)
+        for (uint32_t i = 0; i < op->client->n_nodes; i++)
             if (open_of(op)->opened[i])
-                kv_session_drop(&op->client->remotes[i], session->nodes[i].index,
-                                &session->ticket.token);
+                kvc_session_drop(&op->client->nodes[i], session->nodes[i].index,
+                                 &session->ticket.token);
         op->result = NULL;
         kv_session_free(session);
     }
@@ -162,12 +162,12 @@ static void ended_open(struct kv_op *op)
     free(open_of(op)->opened);
 }
 
-static const struct kv_op_kind open_kind = {
+static const struct kvc_op_type open_type = {
     .name = "open",
     .id = KV_OP_OPEN,
     .start = start_open,
     .ended = ended_open,
-    .describe = kv_session_describe_op,
+    .describe = kvc_session_describe_op,
 };
 
 kv_status_t kv_open_begin(struct kv_client *client,
@@ -187,12 +187,12 @@ kv_status_t kv_open_begin(struct kv_client *client,
     if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
         return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u",
                              options->tokens_max);
-    status = kv_op_begin(client, &open_kind, NULL, NULL, deadline_ms, &op);
+    status = kvc_op_begin(client, &open_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     copy = malloc(sizeof(*copy));
     open_of(op)->model = copy;
-    open_of(op)->opened = calloc(client->n_remotes, sizeof(bool));
+    open_of(op)->opened = calloc(client->n_nodes, sizeof(bool));
     if (copy == NULL || open_of(op)->opened == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
@@ -203,12 +203,12 @@ kv_status_t kv_open_begin(struct kv_client *client,
         kvc_set_error(&client->loop, status, "open: %s", text);
         goto err;
     }
-    session = kv_session_make(client, &copy->schema, kv_random_next(&client->random));
+    session = kvc_session_make(client, &copy->schema, kv_random_next(&client->random));
     if (session == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
-    session->writers = kv_writers_create(NULL, 0, kv_client_draw_writer(client));
+    session->writers = kv_writers_create(NULL, 0, kvc_client_draw_writer(client));
     if (session->writers == NULL) {
         kv_session_free(session);
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
@@ -225,12 +225,12 @@ kv_status_t kv_open_begin(struct kv_client *client,
             session->tokens_max = options->tokens_max;
     }
     op->result = session;
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 
 err:
     free(open_of(op)->model);
     free(open_of(op)->opened);
-    kv_op_discard(op);
+    kvc_op_discard(op);
     return status;
 }

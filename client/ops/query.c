@@ -32,55 +32,57 @@
 
 /* ---- sizes ------------------------------------------------------------------------------- */
 
-static size_t request_bytes(const struct kv_query_part *part, size_t n_units, size_t n_held)
+static size_t request_bytes(const struct kvc_query_part *part, size_t n_units, size_t n_cached)
 {
     return sizeof(struct kv_wire_query) + n_units * sizeof(struct kv_wire_unit) +
            part->query.n_ranges * sizeof(struct kv_wire_range) +
            n_units * part->query.n_queries * part->d_k * sizeof(float) +
-           n_held * sizeof(struct kv_wire_cached_block);
+           n_cached * sizeof(struct kv_wire_cached_block);
 }
 
 /* A node keeps room for CRCs, whether rows are asked for or not. */
-static size_t answer_bytes_max(const struct kv_query_part *part, size_t n_units, size_t n_held)
+static size_t
+answer_bytes_max(const struct kvc_query_part *part, size_t n_units, size_t n_cached)
 {
     size_t n_ids = n_units * part->n_ids_max;
 
-    if (names_held_only(&part->query) && n_ids > n_held * KV_BLOCK_TOKENS)
-        n_ids = n_held * KV_BLOCK_TOKENS;
-    return names_bytes(part, n_units, n_ids) + n_ids * sizeof(uint32_t);
+    if (kvc_query_names_cached_only(&part->query) && n_ids > n_cached * KV_BLOCK_TOKENS)
+        n_ids = n_cached * KV_BLOCK_TOKENS;
+    return kvc_query_names_bytes(part, n_units, n_ids) + n_ids * sizeof(uint32_t);
 }
 
 /* Whether a message of so many units can be asked, and answered whatever the choice is. */
 static bool
-fits(const struct kv_query_part *part, size_t n_units, size_t n_held, size_t bulk_bytes_max)
+fits(const struct kvc_query_part *part, size_t n_units, size_t n_cached, size_t bulk_bytes_max)
 {
-    return request_bytes(part, n_units, n_held) <= KV_WIRE_BODY_MAX &&
-           answer_bytes_max(part, n_units, n_held) <= KV_WIRE_BODY_MAX &&
-           n_units * head_room(part) <= bulk_bytes_max &&
-           (!has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
+    return request_bytes(part, n_units, n_cached) <= KV_WIRE_BODY_MAX &&
+           answer_bytes_max(part, n_units, n_cached) <= KV_WIRE_BODY_MAX &&
+           n_units * kvc_query_head_bytes_max(part) <= bulk_bytes_max &&
+           (!kvc_query_has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
 }
 
 /* Blocks that the caller holds of the head; where it makes no difference, none. */
-static uint32_t held_of(const struct kv_query_part *part, uint32_t head)
+static uint32_t cached_of(const struct kvc_query_part *part, uint32_t head)
 {
     uint32_t rank = head - part->query.kv_head_begin;
 
-    return part->held_begin[rank + 1] - part->held_begin[rank];
+    return part->cached_begin[rank + 1] - part->cached_begin[rank];
 }
 
 /* ---- out --------------------------------------------------------------------------------- */
 
-static bool seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *head)
+static bool
+seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *head)
 {
-    const struct kv_query_part *part = kvc_query_of(op);
+    const struct kvc_query_part *part = kvc_query_of(op);
 
     for (; *head < part->query.kv_head_begin + part->n_heads; ++*head)
-        if (kv_session_lane(op->session, part->query.layer, *head) == lane)
+        if (kvc_session_connection(op->session, part->query.layer, *head) == connection)
             return true;
     return false;
 }
 
-static void fill(const struct kv_query_part *part,
+static void fill(const struct kvc_query_part *part,
                  const struct kv_wire_unit *units,
                  uint32_t n_units,
                  uint8_t *at)
@@ -117,68 +119,70 @@ static void fill(const struct kv_query_part *part,
                    (units[i].kv_head - query->kv_head_begin) * vectors_bytes,
                vectors_bytes);
     for (uint32_t i = 0; i < n_units; i++) {
-        uint32_t first = part->held_begin[units[i].kv_head - query->kv_head_begin];
+        uint32_t first = part->cached_begin[units[i].kv_head - query->kv_head_begin];
 
         for (uint32_t j = first; j < first + units[i].n_ids; j++) {
-            struct kv_wire_cached_block held = {query->cached[j].block,
-                                                query->cached[j].fingerprint};
+            struct kv_wire_cached_block cached = {query->cached[j].block,
+                                                  query->cached[j].fingerprint};
 
-            memcpy(at, &held, sizeof(held));
-            at += sizeof(held);
+            memcpy(at, &cached, sizeof(cached));
+            at += sizeof(cached);
         }
     }
 }
 
-static kv_status_t build(struct kv_errand *errand, struct kv_trip *trip)
+static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
 {
-    struct kv_op *op = errand->op;
-    struct kv_query_part *part = kvc_query_of(op);
+    struct kv_op *op = subop->op;
+    struct kvc_query_part *part = kvc_query_of(op);
     const struct kv_query *query = &part->query;
-    size_t bulk_bytes_max = errand->lane->link.remote->bulk_bytes_max;
+    size_t bulk_bytes_max = subop->connection->link.node->bulk_bytes_max;
     struct kv_wire_unit units[KV_HEADS_MAX];
-    uint32_t head = errand->head;
-    uint32_t n_units = 0, n_held = 0;
+    uint32_t head = subop->head;
+    uint32_t n_units = 0, n_cached = 0;
     bool more = true;
 
     while (more) {
-        uint32_t n = held_of(part, head);
+        uint32_t n = cached_of(part, head);
 
-        if (n_units > 0 && !fits(part, n_units + 1, n_held + n, bulk_bytes_max))
+        if (n_units > 0 && !fits(part, n_units + 1, n_cached + n, bulk_bytes_max))
             break;
         units[n_units++] = (struct kv_wire_unit){
             .layer = (uint16_t)query->layer, .kv_head = (uint16_t)head, .n_ids = n};
-        n_held += n;
+        n_cached += n;
         head++;
-        more = seek(op, errand->lane, &head);
+        more = seek(op, subop->connection, &head);
     }
-    trip->body_bytes = request_bytes(part, n_units, n_held);
-    if (!kv_trip_envelope(trip, trip->body_bytes))
+    request->body_bytes = request_bytes(part, n_units, n_cached);
+    if (!kvc_request_message(request, request->body_bytes))
         return KV_BUSY;
-    fill(part, units, n_units, trip->envelope->body);
-    trip->position = part->n_placed;
-    trip->bytes = n_units * head_room(part);
+    fill(part, units, n_units, request->message->body);
+    request->position = part->n_placed;
+    request->bytes = n_units * kvc_query_head_bytes_max(part);
     part->n_placed += n_units;
-    trip->header.op = KV_OP_QUERY;
-    trip->header.n_units = n_units;
-    trip->header.layer = query->layer;
-    trip->header.snapshot = query->snapshot;
-    errand->head = head;
-    errand->finished = !more;
+    request->header.op = KV_OP_QUERY;
+    request->header.n_units = n_units;
+    request->header.layer = query->layer;
+    request->header.snapshot = query->snapshot;
+    subop->head = head;
+    subop->finished = !more;
     return KV_OK;
 }
 
 static void start(struct kv_op *op)
 {
-    const struct kv_query_part *part = kvc_query_of(op);
+    const struct kvc_query_part *part = kvc_query_of(op);
     uint32_t begin = part->query.kv_head_begin;
 
-    kv_lanes_unmark(op->client);
+    kvc_connections_unmark(op->client);
     for (uint32_t head = begin; head < begin + part->n_heads; head++) {
-        struct kv_lane *lane = kv_session_lane(op->session, part->query.layer, head);
+        struct kvc_connection *connection =
+            kvc_session_connection(op->session, part->query.layer, head);
 
-        if (head_room(part) > lane->link.remote->bulk_bytes_max) {
-            kv_op_fail(op, lane->link.remote, NULL, KV_TOO_LARGE,
-                       "the rows of a kv head may take %zu bytes", head_room(part));
+        if (kvc_query_head_bytes_max(part) > connection->link.node->bulk_bytes_max) {
+            kvc_op_fail(op, connection->link.node, NULL, KV_TOO_LARGE,
+                        "the rows of a kv head may take %zu bytes",
+                        kvc_query_head_bytes_max(part));
             return;
         }
         if (!kvc_op_ask_unit(op, part->query.layer, head, 0))
@@ -188,11 +192,13 @@ static void start(struct kv_op *op)
 
 /* ---- the operation ----------------------------------------------------------------------- */
 
-static void
-describe(const struct kv_op *op, const struct kv_trip *trip, char *text, size_t text_bytes)
+static void describe(const struct kv_op *op,
+                     const struct kvc_request *request,
+                     char *text,
+                     size_t text_bytes)
 {
-    (void)trip;
-    kv_session_describe(op->session, kvc_query_of(op)->query.layer, text, text_bytes);
+    (void)request;
+    kvc_session_describe(op->session, kvc_query_of(op)->query.layer, text, text_bytes);
 }
 
 static void fini(struct kv_op *op)
@@ -201,15 +207,15 @@ static void fini(struct kv_op *op)
         free(kvc_query_of(op)->answers[i]);
 }
 
-static const struct kv_op_kind query_kind = {
+static const struct kvc_op_type query_type = {
     .name = "query",
     .id = KV_OP_QUERY,
     .needs_current = true,
     .start = start,
     .build = build,
-    .land = kv_query_land,
-    .reply = kv_query_reply,
-    .finish = kv_query_finish,
+    .land = kvc_query_land,
+    .reply = kvc_query_reply,
+    .finish = kvc_query_finish,
     .fini = fini,
     .describe = describe,
 };
@@ -230,7 +236,7 @@ static const char *ranges_fault(const struct kv_query *query)
 
 /* What each step will look at: step 1 is left out where it would take every candidate, step 2
  * where nothing is to be chosen or weighed any more. */
-static void expect_work(struct kv_query_part *part, uint32_t n_groups)
+static void expect_work(struct kvc_query_part *part, uint32_t n_groups)
 {
     const struct kv_query *query = &part->query;
     const uint64_t wanted = (uint64_t)query->k * query->rerank;
@@ -247,8 +253,9 @@ static void expect_work(struct kv_query_part *part, uint32_t n_groups)
 }
 
 /* Checks what the sizes depend on, and fills those of `part`.  NULL: all fits the schema. */
-static const char *
-shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_query_part *part)
+static const char *shape_fault(const kv_schema_t *schema,
+                               const struct kv_query *query,
+                               struct kvc_query_part *part)
 {
     const char *fault = ranges_fault(query);
     const struct kv_layer_schema *layer;
@@ -275,7 +282,7 @@ shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_q
         return "no such merge";
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND)
         return "no such answer";
-    if (query->want_ids && !attends(query))
+    if (query->want_ids && !kvc_query_attends(query))
         return "only attention leaves names out";
     if (query->summaries != 0 && query->summaries != 16 && query->summaries != 64)
         return "rest is 0, or 16 or 64 summaries";
@@ -302,13 +309,15 @@ shape_fault(const kv_schema_t *schema, const struct kv_query *query, struct kv_q
 /* Bounds of outputs, and of log-sum-exps: of the largest score, of any row, as often as there
  * are candidates.
  *   sum  size_of() the largest vector */
-static void expect_outputs(struct kv_query_part *part, enum kv_dtype dtype, double sum)
+static void expect_outputs(struct kvc_query_part *part, enum kv_dtype dtype, double sum)
 {
     const double value_most = dtype == KV_FP16 ? HALF_MOST : (double)FLT_MAX;
-    const double most = (double)part->query.scale * sum * value_most * (1 + (double)ROUNDING) +
-                        log(part->n_candidates) + REST_CORRECTION;
+    const double most =
+        (double)part->query.scale * sum * value_most * (1 + (double)KVC_QUERY_ROUNDING) +
+        log(part->n_candidates) + REST_CORRECTION;
 
-    part->output_most = dtype == KV_FP16 ? (float)HALF_MOST * (1 + ROUNDING) : FLT_MAX;
+    part->output_most =
+        dtype == KV_FP16 ? (float)HALF_MOST * (1 + KVC_QUERY_ROUNDING) : FLT_MAX;
     part->lse_most = most < (double)FLT_MAX ? (float)most : FLT_MAX;
 }
 
@@ -327,7 +336,7 @@ static double size_of(const float *vector, uint32_t d)
 }
 
 /* Checks what sizes do not depend on, and fills the bounds of `part` that hang on it. */
-static const char *values_fault(const struct kv_session *session, struct kv_query_part *part)
+static const char *values_fault(const struct kv_session *session, struct kvc_query_part *part)
 {
     const struct kv_query *query = &part->query;
     const size_t n_vectors = (size_t)part->n_heads * query->n_queries;
@@ -359,66 +368,69 @@ static const char *values_fault(const struct kv_session *session, struct kv_quer
 
 /* Adds up the blocks that the caller holds; *ret_most: of one head.  NULL: they are blocks. */
 static const char *
-held_fault(const struct kv_query_part *part, size_t *ret_n, uint32_t *ret_most)
+cached_fault(const struct kvc_query_part *part, size_t *ret_n, uint32_t *ret_most)
 {
     const struct kv_query *query = &part->query;
-    uint64_t n_held = 0;
+    uint64_t n_cached = 0;
 
     *ret_most = 0;
     *ret_n = 0;
-    if (query->n_cached == NULL || !heeds_held(query))
+    if (query->n_cached == NULL || !kvc_query_uses_cached_blocks(query))
         return NULL;
     for (uint32_t i = 0; i < part->n_heads; i++) {
-        uint64_t end = n_held + query->n_cached[i];
+        uint64_t end = n_cached + query->n_cached[i];
 
         if (end > UINT32_MAX)
             return "too many blocks are held";
-        for (uint64_t j = n_held; j < end; j++)
+        for (uint64_t j = n_cached; j < end; j++)
             if (query->cached[j].block >= KV_TOKENS_MAX / KV_BLOCK_TOKENS ||
-                (j > n_held && query->cached[j].block <= query->cached[j - 1].block))
+                (j > n_cached && query->cached[j].block <= query->cached[j - 1].block))
                 return "held blocks do not ascend, or lie beyond the largest session";
         if (query->n_cached[i] > *ret_most)
             *ret_most = query->n_cached[i];
-        n_held = end;
+        n_cached = end;
     }
-    *ret_n = n_held;
+    *ret_n = n_cached;
     return NULL;
 }
 
 /* Makes room for the results, for n_kv_heads, and copies the caller's arrays.  false: out of
  * memory. */
-static bool keep(struct kv_op *op, size_t n_held)
+static bool keep(struct kv_op *op, size_t n_cached)
 {
-    struct kv_query_part *part = kvc_query_of(op);
+    struct kvc_query_part *part = kvc_query_of(op);
     struct kv_query *query = &part->query;
     const size_t n = part->n_heads;
     const size_t results_bytes = n * (sizeof(*part->found) + sizeof(*part->answers)) +
-                                 (n + 1) * sizeof(*part->held_begin);
+                                 (n + 1) * sizeof(*part->cached_begin);
     const size_t ranges_bytes = query->n_ranges * sizeof(*query->ranges);
     const size_t queries_bytes = n * query->n_queries * part->d_k * sizeof(*query->queries);
-    const size_t held_bytes = n_held * sizeof(*query->cached);
-    uint8_t *at = kv_op_room(op, results_bytes + ranges_bytes + queries_bytes + held_bytes);
+    const size_t cached_bytes = n_cached * sizeof(*query->cached);
+    uint8_t *at =
+        kvc_op_capacity(op, results_bytes + ranges_bytes + queries_bytes + cached_bytes);
 
     if (at == NULL)
         return false;
     memset(at, 0, results_bytes);
-    part->found = carve(&at, n, sizeof(*part->found));
-    part->answers = carve(&at, n, sizeof(*part->answers));
-    part->held_begin = carve(&at, n + 1, sizeof(*part->held_begin));
-    for (size_t i = 0; i < n && n_held > 0; i++)
-        part->held_begin[i + 1] = part->held_begin[i] + query->n_cached[i];
-    query->ranges = kv_op_keep(&at, query->ranges, ranges_bytes);
-    query->queries = kv_op_keep(&at, query->queries, queries_bytes);
-    query->cached = kv_op_keep(&at, query->cached, held_bytes);
+    part->found = kvc_query_carve(&at, n, sizeof(*part->found));
+    part->answers = kvc_query_carve(&at, n, sizeof(*part->answers));
+    part->cached_begin = kvc_query_carve(&at, n + 1, sizeof(*part->cached_begin));
+    for (size_t i = 0; i < n && n_cached > 0; i++)
+        part->cached_begin[i + 1] = part->cached_begin[i] + query->n_cached[i];
+    query->ranges = kvc_op_keep(&at, query->ranges, ranges_bytes);
+    query->queries = kvc_op_keep(&at, query->queries, queries_bytes);
+    query->cached = kvc_op_keep(&at, query->cached, cached_bytes);
     query->n_cached = NULL;
     return true;
 }
 
 size_t kv_query_rows_bytes_max(const kv_schema_t *schema, const struct kv_query *query)
 {
-    struct kv_query_part part = {0};
+    struct kvc_query_part part = {0};
 
-    return shape_fault(schema, query, &part) == NULL ? part.n_heads * head_room(&part) : 0;
+    return shape_fault(schema, query, &part) == NULL
+               ? part.n_heads * kvc_query_head_bytes_max(&part)
+               : 0;
 }
 
 kv_status_t kv_query_begin(struct kv_session *session,
@@ -428,11 +440,11 @@ kv_status_t kv_query_begin(struct kv_session *session,
                            struct kv_op **ret_op)
 {
     struct kv_client *client = session->client;
-    struct kv_buffer *buffer = has_rows(query) && io != NULL ? io->buffer : NULL;
-    struct kv_query_part part = {0};
+    struct kv_buffer *buffer = kvc_query_has_rows(query) && io != NULL ? io->buffer : NULL;
+    struct kvc_query_part part = {0};
     const char *fault = shape_fault(&session->schema, query, &part);
-    uint32_t end, most_held;
-    size_t n_held;
+    uint32_t end, max_cached;
+    size_t n_cached;
     kv_status_t status;
     struct kv_op *op;
 
@@ -441,22 +453,23 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
                              fault);
-    if (has_rows(query) && (io == NULL || !kv_buffer_holds(client, io->buffer, io->offset,
-                                                           part.n_heads * head_room(&part))))
+    if (kvc_query_has_rows(query) &&
+        (io == NULL || !kvc_buffer_holds(client, io->buffer, io->offset,
+                                         part.n_heads * kvc_query_head_bytes_max(&part))))
         return kvc_set_error(&client->loop, KV_INVALID,
                              "query: %zu bytes do not lie in the buffer",
-                             part.n_heads * head_room(&part));
-    fault = held_fault(&part, &n_held, &most_held);
+                             part.n_heads * kvc_query_head_bytes_max(&part));
+    fault = cached_fault(&part, &n_cached, &max_cached);
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
                              fault);
-    if (!fits(&part, 1, most_held, KV_WIRE_BULK_MAX))
+    if (!fits(&part, 1, max_cached, KV_WIRE_BULK_MAX))
         return kvc_set_error(
             &client->loop, KV_TOO_LARGE,
             "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
-            query->layer, request_bytes(&part, 1, most_held),
-            answer_bytes_max(&part, 1, most_held), head_room(&part));
-    status = kv_op_begin(client, &query_kind, session, buffer, deadline_ms, &op);
+            query->layer, request_bytes(&part, 1, max_cached),
+            answer_bytes_max(&part, 1, max_cached), kvc_query_head_bytes_max(&part));
+    status = kvc_op_begin(client, &query_type, session, buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     end = query->ranges[query->n_ranges - 1].end;
@@ -465,18 +478,19 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (buffer != NULL)
         part.base = buffer->base + io->offset;
     *kvc_query_of(op) = part;
-    if (!keep(op, n_held)) {
-        kv_op_discard(op);
+    if (!keep(op, n_cached)) {
+        kvc_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "query: out of memory");
     }
-    kv_op_need_units(op, query->layer, query->layer + 1, query->kv_head_begin, part.n_heads);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_units(op, query->layer, query->layer + 1, query->kv_head_begin,
+                         part.n_heads);
+    return kvc_op_submit(op, ret_op);
 }
 
 kv_status_t
 kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_found)
 {
-    if (op->kind != &query_kind || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
+    if (op->type != &query_type || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
         return KV_INVALID;
     *ret_found = kvc_query_of(op)->found[head];
     return KV_OK;

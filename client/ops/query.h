@@ -7,8 +7,8 @@
 
 #include <assert.h>
 
-struct kv_query_answer;
-struct kv_query_part {
+struct kvc_query_answer;
+struct kvc_query_part {
     struct kv_query query; /* what it points at is in the operation's room; no n_cached */
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
@@ -18,16 +18,16 @@ struct kv_query_part {
     uint32_t n_reranked_max;       /* by step 2; 0: it is left out */
     float output_most, lse_most;   /* without their signs */
     size_t row_bytes;
-    uint32_t n_placed;                /* heads whose rows have their place in the buffer */
-    uint8_t *base;                    /* of all rows */
-    struct kv_query_result *found;    /* (n_heads) */
-    struct kv_query_answer **answers; /* (n_heads) of the message that begins at that place */
-    uint32_t *held_begin;             /* (n_heads + 1) of each head's blocks in query.held */
+    uint32_t n_placed;                 /* heads whose rows have their place in the buffer */
+    uint8_t *base;                     /* of all rows */
+    struct kv_query_result *found;     /* (n_heads) */
+    struct kvc_query_answer **answers; /* (n_heads) of the message that begins at that place */
+    uint32_t *cached_begin;            /* (n_heads + 1) of each head's blocks in query.held */
 };
-static_assert(sizeof(struct kv_query_part) <= KVC_OP_STATE_BYTES,
+static_assert(sizeof(struct kvc_query_part) <= KVC_OP_STATE_BYTES,
               "an operation has room for it");
 
-static inline struct kv_query_part *kvc_query_of(const struct kv_op *op)
+static inline struct kvc_query_part *kvc_query_of(const struct kv_op *op)
 {
     return kvc_op_state(op);
 }

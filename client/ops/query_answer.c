@@ -26,7 +26,7 @@
 
 /* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
  * after the other. */
-struct kv_query_answer {
+struct kvc_query_answer {
     struct kv_wire_query_times times;
     struct kv_wire_query_result *found; /* (n_units) */
     uint32_t *ids;                      /* (n_ids) tokens */
@@ -35,8 +35,8 @@ struct kv_query_answer {
     uint32_t *crcs;                     /* (n_rows) */
     float *scores;                      /* (n_ids) if asked for */
     uint32_t *heads;                    /* (n_ids) with KV_MERGE_NONE */
-    float *outputs;                     /* (n_units, n_queries, d_v) where has_outputs() */
-    float *lses;                        /* (n_units, n_queries) */
+    float *outputs; /* (n_units, n_queries, d_v) where kvc_query_has_outputs() */
+    float *lses;    /* (n_units, n_queries) */
 };
 
 /* A field of an answer that cannot be what it says.  No name: there is none. */
@@ -45,30 +45,30 @@ struct fault {
     double value;
 };
 
-static const struct kv_wire_unit *units_of(const struct kv_trip *trip)
+static const struct kv_wire_unit *units_of(const struct kvc_request *request)
 {
-    return (const struct kv_wire_unit *)(trip->envelope->body + sizeof(struct kv_wire_query));
+    return (const struct kv_wire_unit *)(request->message->body + sizeof(struct kv_wire_query));
 }
 
-/* Where the trip's rows are in the caller's buffer. */
-static uint8_t *place_of(const struct kv_trip *trip)
+/* Where the request's rows are in the caller's buffer. */
+static uint8_t *place_of(const struct kvc_request *request)
 {
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
 
-    return part->base + trip->position * head_room(part);
+    return part->base + request->position * kvc_query_head_bytes_max(part);
 }
 
-unsigned kv_query_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+unsigned kvc_query_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
 {
-    if (bytes == 0 || bytes > trip->bytes ||
-        bytes % kvc_query_of(kvc_request_op(trip))->row_bytes != 0)
+    if (bytes == 0 || bytes > request->bytes ||
+        bytes % kvc_query_of(kvc_request_op(request))->row_bytes != 0)
         return 0;
-    ret_iov[0] = (struct kv_iov){.base = place_of(trip), .bytes = bytes};
+    ret_iov[0] = (struct kv_iov){.base = place_of(request), .bytes = bytes};
     return 1;
 }
 
 /* Rows that summaries may stand for: those not chosen, with NONE by one vector at least. */
-static uint32_t n_rest_max(const struct kv_query_part *part,
+static uint32_t n_rest_max(const struct kvc_query_part *part,
                            const struct kv_wire_query_result *found)
 {
     if (part->query.summaries == 0)
@@ -78,12 +78,12 @@ static uint32_t n_rest_max(const struct kv_query_part *part,
 }
 
 /* The number in a unit's answer that is impossible, or of another unit than was asked for. */
-static struct fault found_fault(const struct kv_trip *trip,
+static struct fault found_fault(const struct kvc_request *request,
                                 const struct kv_wire_unit *unit,
                                 const struct kv_wire_query_result *found)
 {
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
-    const bool is_part = names_held_only(&part->query);
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
+    const bool is_part = kvc_query_names_cached_only(&part->query);
     const uint64_t n_scored = (uint64_t)found->n_scored_by_code + found->n_scored_by_key;
     const uint64_t n_ids_max =
         is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_selected;
@@ -110,8 +110,8 @@ static struct fault found_fault(const struct kv_trip *trip,
         {{"recall", (double)found->recall},
          isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
         {{"committed", found->committed},
-         found->committed >= trip->header.snapshot &&
-             found->committed <= kvc_request_op(trip)->session->tokens_max},
+         found->committed >= request->header.snapshot &&
+             found->committed <= kvc_request_op(request)->session->tokens_max},
     };
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
@@ -122,11 +122,11 @@ static struct fault found_fault(const struct kv_trip *trip,
 
 /* Looks for a block among those held, from *at on: both ascend. */
 static bool
-is_held(const struct kv_cached_block *held, uint32_t n_held, uint32_t block, uint32_t *at)
+is_cached(const struct kv_cached_block *cached, uint32_t n_cached, uint32_t block, uint32_t *at)
 {
-    while (*at < n_held && held[*at].block < block)
+    while (*at < n_cached && cached[*at].block < block)
         ++*at;
-    return *at < n_held && held[*at].block == block;
+    return *at < n_cached && cached[*at].block == block;
 }
 
 /* One unit of an answer, the pointers being to its first of each. */
@@ -143,15 +143,15 @@ struct unit_answer {
  * most n_rows_max.  The fault: no choice among the candidates, or more rows than were
  * announced.
  */
-static struct fault take_ids(const struct kv_query_part *part,
+static struct fault take_ids(const struct kvc_query_part *part,
                              const struct unit_answer *unit,
                              uint32_t n_rows_max,
                              uint32_t *n_rows)
 {
     const struct kv_query *query = &part->query;
     const uint32_t rank = unit->found->kv_head - query->kv_head_begin;
-    const struct kv_cached_block *held = query->cached + part->held_begin[rank];
-    const uint32_t n_held = part->held_begin[rank + 1] - part->held_begin[rank];
+    const struct kv_cached_block *cached = query->cached + part->cached_begin[rank];
+    const uint32_t n_cached = part->cached_begin[rank + 1] - part->cached_begin[rank];
     uint32_t range = 0, at = 0, *ids = unit->ids;
 
     *n_rows = 0;
@@ -165,13 +165,14 @@ static struct fault take_ids(const struct kv_query_part *part,
             range++;
         if (range == query->n_ranges || token < query->ranges[range].begin)
             return (struct fault){"ids: no candidate", token};
-        if (keeps ? unit->row_of == NULL || !is_held(held, n_held, token / KV_BLOCK_TOKENS, &at)
-                  : names_held_only(query))
+        if (keeps ? unit->row_of == NULL ||
+                        !is_cached(cached, n_cached, token / KV_BLOCK_TOKENS, &at)
+                  : kvc_query_names_cached_only(query))
             return (struct fault){keeps ? "ids: not held" : "ids: not asked for", token};
         ids[i] = token;
         if (keeps) {
             unit->row_of[i] = KV_ROW_CACHED;
-        } else if (attends(query)) {
+        } else if (kvc_query_attends(query)) {
             unit->row_of[i] = 0;
         } else if (unit->row_of != NULL) {
             if (*n_rows == n_rows_max)
@@ -185,9 +186,9 @@ static struct fault take_ids(const struct kv_query_part *part,
 
 /* Merged weights: each vector's sum up to 1, but for rounding. */
 static struct fault
-scores_fault(const struct kv_query_part *part, const float *scores, uint32_t n)
+scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
 {
-    const float most = (float)part->query.n_queries * (1 + ROUNDING);
+    const float most = (float)part->query.n_queries * (1 + KVC_QUERY_ROUNDING);
 
     for (uint32_t i = 0; i < n; i++)
         if (!(scores[i] >= 0 && scores[i] <= most))
@@ -197,7 +198,7 @@ scores_fault(const struct kv_query_part *part, const float *scores, uint32_t n)
 
 /* Which vectors chose each row: some did, and none chose more than k. */
 static struct fault
-heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
+heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n)
 {
     const struct kv_query *query = &part->query;
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - query->n_queries);
@@ -206,12 +207,12 @@ heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
         if (heads[i] == 0 || (heads[i] & ~all) != 0)
             return (struct fault){"heads", heads[i]};
     for (uint32_t q = 0; q < query->n_queries; q++) {
-        uint32_t n_chosen = 0;
+        uint32_t n_selected = 0;
 
         for (uint32_t i = 0; i < n; i++)
-            n_chosen += heads[i] >> q & 1;
-        if (n_chosen > query->k)
-            return (struct fault){"heads: rows of one vector", n_chosen};
+            n_selected += heads[i] >> q & 1;
+        if (n_selected > query->k)
+            return (struct fault){"heads: rows of one vector", n_selected};
     }
     return (struct fault){0};
 }
@@ -219,16 +220,17 @@ heads_fault(const struct kv_query_part *part, const uint32_t *heads, uint32_t n)
 /* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Else an output lies
  * between values, and a log-sum-exp is no larger than the largest product of such numbers can
  * make it.  A key with an infinite element makes it FLT_MAX (kernels/attend.h). */
-static struct fault outputs_fault(const struct kv_query_part *part,
+static struct fault outputs_fault(const struct kvc_query_part *part,
                                   const struct unit_answer *unit)
 {
     const float *output = unit->outputs;
-    uint32_t n_held = 0;
+    uint32_t n_cached = 0;
 
     for (uint32_t i = 0; unit->row_of != NULL && i < unit->found->n_ids; i++)
-        n_held += unit->row_of[i] == KV_ROW_CACHED;
-    const bool is_empty = n_rest_max(part, unit->found) == 0 &&
-                          (!attends(&part->query) || n_held == unit->found->n_selected);
+        n_cached += unit->row_of[i] == KV_ROW_CACHED;
+    const bool is_empty =
+        n_rest_max(part, unit->found) == 0 &&
+        (!kvc_query_attends(&part->query) || n_cached == unit->found->n_selected);
     for (uint32_t q = 0; q < part->query.n_queries; q++, output += part->d_v) {
         const float lse = unit->lses[q];
         const bool has_none = lse == -INFINITY;
@@ -244,36 +246,38 @@ static struct fault outputs_fault(const struct kv_query_part *part,
 }
 
 /* NULL: out of memory. */
-static struct kv_query_answer *
-make_answer(const struct kv_query_part *part, uint32_t n_units, uint32_t n_ids, uint32_t n_rows)
+static struct kvc_query_answer *make_answer(const struct kvc_query_part *part,
+                                            uint32_t n_units,
+                                            uint32_t n_ids,
+                                            uint32_t n_rows)
 {
     const struct kv_query *query = &part->query;
-    struct kv_query_answer *answer =
+    struct kvc_query_answer *answer =
         malloc(sizeof(*answer) +
-               n_units * (sizeof(struct kv_wire_query_result) + outputs_bytes(part)) +
+               n_units * (sizeof(struct kv_wire_query_result) + kvc_query_outputs_bytes(part)) +
                (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
                (size_t)n_rows * 2 * sizeof(uint32_t));
     uint8_t *at = (uint8_t *)(answer + 1);
 
     if (answer == NULL)
         return NULL;
-    *answer = (struct kv_query_answer){0};
-    answer->found = carve(&at, n_units, sizeof(struct kv_wire_query_result));
-    answer->ids = carve(&at, n_ids, sizeof(uint32_t));
-    if (heeds_held(query))
-        answer->row_of = carve(&at, n_ids, sizeof(uint32_t));
-    if (has_rows(query)) {
-        answer->tokens = carve(&at, n_rows, sizeof(uint32_t));
-        answer->crcs = carve(&at, n_rows, sizeof(uint32_t));
+    *answer = (struct kvc_query_answer){0};
+    answer->found = kvc_query_carve(&at, n_units, sizeof(struct kv_wire_query_result));
+    answer->ids = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+    if (kvc_query_uses_cached_blocks(query))
+        answer->row_of = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+    if (kvc_query_has_rows(query)) {
+        answer->tokens = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
+        answer->crcs = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
     }
     if (query->want_weights)
-        answer->scores = carve(&at, n_ids, sizeof(float));
+        answer->scores = kvc_query_carve(&at, n_ids, sizeof(float));
     if (query->merge == KV_MERGE_NONE)
-        answer->heads = carve(&at, n_ids, sizeof(uint32_t));
-    if (has_outputs(query)) {
+        answer->heads = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+    if (kvc_query_has_outputs(query)) {
         answer->outputs =
-            carve(&at, (size_t)n_units * query->n_queries * part->d_v, sizeof(float));
-        answer->lses = carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
+            kvc_query_carve(&at, (size_t)n_units * query->n_queries * part->d_v, sizeof(float));
+        answer->lses = kvc_query_carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
     }
     return answer;
 }
@@ -287,8 +291,8 @@ static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
 }
 
 /* Copies what comes before the rows; its size is right. */
-static void take_body(struct kv_query_answer *answer,
-                      const struct kv_query_part *part,
+static void take_body(struct kvc_query_answer *answer,
+                      const struct kvc_query_part *part,
                       uint32_t n_units,
                       uint32_t n_ids,
                       uint32_t n_rows,
@@ -307,7 +311,7 @@ static void take_body(struct kv_query_answer *answer,
 }
 
 /* What is behind a unit's counts, which are right.  *n_rows: of it. */
-static struct fault unit_fault(const struct kv_query_part *part,
+static struct fault unit_fault(const struct kvc_query_part *part,
                                const struct unit_answer *unit,
                                uint32_t n_rows_max,
                                uint32_t *n_rows)
@@ -329,21 +333,21 @@ static kv_status_t refuse_unit(const struct kv_wire_unit *unit,
                                char *detail,
                                size_t detail_bytes)
 {
-    return kv_reply_refuse(detail, detail_bytes, "layer %u head %u: %s: %.10g", unit->layer,
-                           unit->kv_head, fault.field, fault.value);
+    return kvc_reply_refuse(detail, detail_bytes, "layer %u head %u: %s: %.10g", unit->layer,
+                            unit->kv_head, fault.field, fault.value);
 }
 
 /* Checks what was taken of the body, unit by unit. */
-static kv_status_t check_answer(const struct kv_trip *trip,
-                                const struct kv_query_answer *answer,
+static kv_status_t check_answer(const struct kvc_request *request,
+                                const struct kvc_query_answer *answer,
                                 uint32_t n_rows,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     uint32_t first = 0, row = 0;
 
-    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
         const size_t n_before = (size_t)i * part->query.n_queries;
         struct unit_answer unit = {.found = &answer->found[i], .ids = answer->ids + first};
         struct fault fault;
@@ -363,12 +367,12 @@ static kv_status_t check_answer(const struct kv_trip *trip,
             unit.tokens = answer->tokens + row;
         fault = unit_fault(part, &unit, n_rows - row, &n);
         if (fault.field != NULL)
-            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
+            return refuse_unit(&units_of(request)[i], fault, detail, detail_bytes);
         first += unit.found->n_ids;
         row += n;
     }
     if (row != n_rows)
-        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", n_rows, row);
+        return kvc_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", n_rows, row);
     return KV_OK;
 }
 
@@ -382,88 +386,90 @@ static bool can_have_passed(const struct kv_op *op, uint64_t us)
 }
 
 /* The body's counts, and with them its size.  *ret_n_ids: of all units. */
-static kv_status_t check_counts(const struct kv_trip *trip,
+static kv_status_t check_counts(const struct kvc_request *request,
                                 const uint8_t *body,
                                 uint32_t *ret_n_ids,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
-    uint32_t n_units = trip->header.n_units, n_ids = 0;
+    const struct kv_wire_header *header = &request->reply;
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
+    uint32_t n_units = request->header.n_units, n_ids = 0;
     size_t rows_bytes = header->n_rows * part->row_bytes, bytes;
     struct kv_wire_query_times times;
 
-    if (header->body_bytes < names_bytes(part, n_units, 0))
-        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
+    if (header->body_bytes < kvc_query_names_bytes(part, n_units, 0))
+        return kvc_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
     memcpy(&times, body, sizeof(times));
-    if (!can_have_passed(kvc_request_op(trip), (uint64_t)times.queue_us + times.service_us))
-        return kv_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
-                               (unsigned long long)times.queue_us + times.service_us);
+    if (!can_have_passed(kvc_request_op(request), (uint64_t)times.queue_us + times.service_us))
+        return kvc_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
+                                (unsigned long long)times.queue_us + times.service_us);
     for (uint32_t i = 0; i < n_units; i++) {
         struct kv_wire_query_result found;
         struct fault fault;
 
         memcpy(&found, body + sizeof(times) + i * sizeof(found), sizeof(found));
-        fault = found_fault(trip, &units_of(trip)[i], &found);
+        fault = found_fault(request, &units_of(request)[i], &found);
         if (fault.field != NULL)
-            return refuse_unit(&units_of(trip)[i], fault, detail, detail_bytes);
+            return refuse_unit(&units_of(request)[i], fault, detail, detail_bytes);
         n_ids += found.n_ids; /* each at most n_ids_max, and these fit one body */
     }
-    if (header->n_rows > (has_rows(&part->query) ? n_ids : 0))
-        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", header->n_rows,
-                               n_ids);
-    bytes = names_bytes(part, n_units, n_ids) + header->n_rows * sizeof(uint32_t);
+    if (header->n_rows > (kvc_query_has_rows(&part->query) ? n_ids : 0))
+        return kvc_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", header->n_rows,
+                                n_ids);
+    bytes = kvc_query_names_bytes(part, n_units, n_ids) + header->n_rows * sizeof(uint32_t);
     if (header->bulk_bytes != 0
             ? header->bulk_bytes != rows_bytes || header->body_bytes != bytes
             : header->body_bytes != bytes + rows_bytes)
-        return kv_reply_refuse(
+        return kvc_reply_refuse(
             detail, detail_bytes, "a body of %u bytes and bulk of %llu: %u ids, %u rows",
             header->body_bytes, (unsigned long long)header->bulk_bytes, n_ids, header->n_rows);
     *ret_n_ids = n_ids;
     return KV_OK;
 }
 
-kv_status_t
-kv_query_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+kv_status_t kvc_query_reply(struct kvc_request *request,
+                            const uint8_t *body,
+                            char *detail,
+                            size_t detail_bytes)
 {
-    const struct kv_wire_header *header = &trip->reply;
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
-    uint32_t n_units = trip->header.n_units, n_rows = header->n_rows, n_ids = 0;
+    const struct kv_wire_header *header = &request->reply;
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
+    uint32_t n_units = request->header.n_units, n_rows = header->n_rows, n_ids = 0;
     size_t rows_bytes = n_rows * part->row_bytes;
-    struct kv_query_answer *answer;
-    kv_status_t status = kv_reply_check_units(trip, units_of(trip)[0].layer,
-                                              trip->header.snapshot, detail, detail_bytes);
+    struct kvc_query_answer *answer;
+    kv_status_t status = kvc_reply_check_units(request, units_of(request)[0].layer,
+                                               request->header.snapshot, detail, detail_bytes);
 
     if (status == KV_OK)
-        status = check_counts(trip, body, &n_ids, detail, detail_bytes);
+        status = check_counts(request, body, &n_ids, detail, detail_bytes);
     if (status != KV_OK)
         return status;
     answer = make_answer(part, n_units, n_ids, n_rows);
     if (answer == NULL)
         return KV_NO_MEMORY;
     take_body(answer, part, n_units, n_ids, n_rows, body);
-    status = check_answer(trip, answer, n_rows, detail, detail_bytes);
+    status = check_answer(request, answer, n_rows, detail, detail_bytes);
     if (status != KV_OK) {
         free(answer);
         return status;
     }
-    free(part->answers[trip->position]); /* of an attempt whose rows did not come */
-    part->answers[trip->position] = answer;
+    free(part->answers[request->position]); /* of an attempt whose rows did not come */
+    part->answers[request->position] = answer;
     if (header->bulk_bytes == 0 && rows_bytes > 0)
-        memcpy(place_of(trip), body + header->body_bytes - rows_bytes, rows_bytes);
+        memcpy(place_of(request), body + header->body_bytes - rows_bytes, rows_bytes);
     return KV_OK;
 }
 
-kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
+kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
-    const struct kv_query_part *part = kvc_query_of(kvc_request_op(trip));
-    const struct kv_wire_unit *units = units_of(trip);
-    const struct kv_query_answer *answer = part->answers[trip->position];
-    const uint8_t *rows = has_rows(&part->query) ? place_of(trip) : NULL;
+    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
+    const struct kv_wire_unit *units = units_of(request);
+    const struct kvc_query_answer *answer = part->answers[request->position];
+    const uint8_t *rows = kvc_query_has_rows(&part->query) ? place_of(request) : NULL;
     uint32_t first = 0, first_row = 0;
 
-    for (uint32_t i = 0; i < trip->header.n_units; i++) {
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
         const struct kv_wire_query_result *wire = &answer->found[i];
         struct kv_query_result found = {
             .n_ids = wire->n_ids,
@@ -477,7 +483,7 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
             .n_reranked = wire->n_reranked,
             .n_chapters = wire->n_chapters,
             .recall = wire->recall,
-            .node = trip->remote->index,
+            .node = request->node->index,
             .queue_us = answer->times.queue_us,
             .service_us = answer->times.service_us,
         };
@@ -497,7 +503,7 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
                 found.n_rows += found.row_index[j] != KV_ROW_CACHED;
             found.rows = rows;
             found.crcs = answer->crcs + first_row;
-            bad = kv_writers_verify(kvc_request_op(trip)->session->writers, units[i].layer,
+            bad = kv_writers_verify(kvc_request_op(request)->session->writers, units[i].layer,
                                     units[i].kv_head, rows, found.n_rows, part->row_bytes, 0,
                                     answer->tokens + first_row, found.crcs);
             if (bad < found.n_rows) {
@@ -512,6 +518,6 @@ kv_status_t kv_query_finish(struct kv_trip *trip, char *detail, size_t detail_by
         part->found[units[i].kv_head - part->query.kv_head_begin] = found;
         first += found.n_ids;
     }
-    trip->remote->rows_out += first_row;
+    request->node->rows_out += first_row;
     return KV_OK;
 }

@@ -22,16 +22,16 @@
 #include <string.h>
 
 /* What a node knows of a session that is resumed. */
-struct kv_resumed {
+struct kvc_resumed {
     uint32_t index, generation, incarnation, tokens;
     uint32_t n_recent;
-    struct kv_lifecycle recent[KV_LIFECYCLE_LOG]; /* oldest first */
+    struct kvc_log_entry recent[KVC_LOG_ENTRIES]; /* oldest first */
 };
 
 struct resume_part {
     struct kv_ticket ticket;
-    struct kv_resumed *nodes; /* (n_nodes) */
-    bool is_overtaken;        /* by another client, while it asked */
+    struct kvc_resumed *nodes; /* (n_nodes) */
+    bool is_stale;             /* by another client, while it asked */
 };
 static_assert(sizeof(struct resume_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -64,28 +64,28 @@ static bool read_schema(const Kvpb__OpenReply *reply, kv_schema_t *ret_schema)
     return kv_schema_finish(ret_schema, NULL, 0) == KV_OK;
 }
 
-static bool read_recent(const Kvpb__OpenReply *reply, struct kv_resumed *resumed)
+static bool read_recent(const Kvpb__OpenReply *reply, struct kvc_resumed *resumed)
 {
-    size_t first = reply->n_recent > KV_LIFECYCLE_LOG ? reply->n_recent - KV_LIFECYCLE_LOG : 0;
+    size_t first = reply->n_recent > KVC_LOG_ENTRIES ? reply->n_recent - KVC_LOG_ENTRIES : 0;
 
     resumed->n_recent = 0;
     for (size_t i = first; i < reply->n_recent; i++) {
         const Kvpb__Lifecycle *operation = reply->recent[i];
-        struct kv_lifecycle *entry = &resumed->recent[resumed->n_recent++];
+        struct kvc_log_entry *entry = &resumed->recent[resumed->n_recent++];
 
-        *entry = (struct kv_lifecycle){
+        *entry = (struct kvc_log_entry){
             .op_id = operation->op_id,
-            .kind = operation->kind,
+            .type = operation->kind,
             .generation = operation->generation,
             .tokens = operation->tokens,
             .writer = operation->writer,
         };
-        if (entry->kind == KV_OP_FORK) {
+        if (entry->type == KV_OP_FORK) {
             if (operation->child_session_id.len != 16 || operation->child_token.len != 16)
                 return false;
             memcpy(entry->child_id.bytes, operation->child_session_id.data, 16);
             memcpy(entry->child_token.bytes, operation->child_token.data, 16);
-        } else if (entry->kind != KV_OP_TRUNCATE) {
+        } else if (entry->type != KV_OP_TRUNCATE) {
             return false;
         }
     }
@@ -126,7 +126,7 @@ merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const ch
 /* Makes the session of the first reply, and takes from the others what they add.  *ret_fault:
  * why not. */
 static kv_status_t merge(struct kv_op *op,
-                         const struct kv_remote *remote,
+                         const struct kvc_node *node,
                          const Kvpb__OpenReply *reply,
                          const char **ret_fault)
 {
@@ -138,10 +138,10 @@ static kv_status_t merge(struct kv_op *op,
     *ret_fault = NULL;
     if (placement == NULL || reply->fingerprint.len != 16 || !read_schema(reply, &schema))
         *ret_fault = "an answer that does not describe a session";
-    else if (placement->n_nodes != client->n_remotes ||
+    else if (placement->n_nodes != client->n_nodes ||
              placement->epoch != client->placement.epoch)
         *ret_fault = "the session was opened with another number of nodes";
-    else if (placement->node_index != remote->index)
+    else if (placement->node_index != node->index)
         *ret_fault = "the session was opened with the nodes in another order";
     else if (session != NULL &&
              (session->root != placement->root ||
@@ -151,7 +151,7 @@ static kv_status_t merge(struct kv_op *op,
     if (*ret_fault != NULL)
         return KV_INVALID;
     if (session == NULL) {
-        session = op->result = kv_session_make(client, &schema, placement->root);
+        session = op->result = kvc_session_make(client, &schema, placement->root);
         if (session == NULL) {
             *ret_fault = "out of memory";
             return KV_NO_MEMORY;
@@ -170,60 +170,60 @@ static kv_status_t merge(struct kv_op *op,
 }
 
 /* All nodes have answered: those that lag are brought to the generation of the others. */
-static void settle(struct kv_op *op)
+static void reconcile(struct kv_op *op)
 {
     struct kv_session *session = op->result;
-    struct kv_resumed *nodes = resume_of(op)->nodes;
-    uint32_t leader = 0, laggard = 0;
+    struct kvc_resumed *nodes = resume_of(op)->nodes;
+    uint32_t latest_node = 0, lagging_node = 0;
 
-    for (uint32_t i = 0; i < op->client->n_remotes; i++) {
-        session->nodes[i] = (struct kv_session_node){
+    for (uint32_t i = 0; i < op->client->n_nodes; i++) {
+        session->nodes[i] = (struct kvc_session_node){
             .index = nodes[i].index,
             .generation = nodes[i].generation,
             .incarnation = nodes[i].incarnation,
         };
         if (nodes[i].tokens < op->tokens)
             op->tokens = nodes[i].tokens;
-        if (nodes[i].generation > nodes[leader].generation)
-            leader = i;
-        if (nodes[i].generation < nodes[laggard].generation)
-            laggard = i;
+        if (nodes[i].generation > nodes[latest_node].generation)
+            latest_node = i;
+        if (nodes[i].generation < nodes[lagging_node].generation)
+            lagging_node = i;
     }
     if (session->tokens_max < op->tokens)
         op->tokens = session->tokens_max;
-    session->generation = nodes[leader].generation;
-    for (uint32_t i = 0; i < nodes[leader].n_recent; i++)
-        if (nodes[leader].recent[i].generation >= nodes[laggard].generation &&
-            nodes[leader].recent[i].generation < session->generation)
-            kv_session_log(session, &nodes[leader].recent[i]);
-    if (session->n_log != session->generation - nodes[laggard].generation) {
-        kv_op_fail(op, NULL, NULL, KV_STALE,
-                   "node %s is at generation %u, node %s at %u, and no log says how to go on",
-                   op->client->remotes[laggard].address, nodes[laggard].generation,
-                   op->client->remotes[leader].address, nodes[leader].generation);
+    session->generation = nodes[latest_node].generation;
+    for (uint32_t i = 0; i < nodes[latest_node].n_recent; i++)
+        if (nodes[latest_node].recent[i].generation >= nodes[lagging_node].generation &&
+            nodes[latest_node].recent[i].generation < session->generation)
+            kvc_session_log(session, &nodes[latest_node].recent[i]);
+    if (session->n_log != session->generation - nodes[lagging_node].generation) {
+        kvc_op_fail(op, NULL, NULL, KV_STALE,
+                    "node %s is at generation %u, node %s at %u, and no log says how to go on",
+                    op->client->nodes[lagging_node].address, nodes[lagging_node].generation,
+                    op->client->nodes[latest_node].address, nodes[latest_node].generation);
         return;
     }
     if (session->n_log == 0)
         return;
     op->phase = 1;
     op->needs_current = true;
-    kv_op_again(op);
+    kvc_op_restart(op);
 }
 
 /* While a node was to catch up, another client took it beyond what the others had told. */
-static void overtaken_resume(struct kv_op *op)
+static void stale_resume(struct kv_op *op)
 {
     kv_session_free(op->result);
     op->result = NULL;
     op->needs_current = false;
     op->phase = 0;
-    resume_of(op)->is_overtaken = false;
+    resume_of(op)->is_stale = false;
     op->tokens = UINT32_MAX;
-    memset(resume_of(op)->nodes, 0, op->client->n_remotes * sizeof(*resume_of(op)->nodes));
+    memset(resume_of(op)->nodes, 0, op->client->n_nodes * sizeof(*resume_of(op)->nodes));
 }
 
 /* The nodes have caught up: a truncate may have made the session shorter. */
-static void relength_done(struct kv_call *call,
+static void relength_done(struct kvc_call *call,
                           kv_status_t status,
                           const ProtobufCMessage *message,
                           const char *detail)
@@ -234,14 +234,14 @@ static void relength_done(struct kv_call *call,
     if (op == NULL)
         return;
     if (status != KV_OK)
-        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
     else if (reply->generation != op->result->generation)
-        resume_of(op)->is_overtaken = true;
+        resume_of(op)->is_stale = true;
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
-    if (status == KV_OK && op->owner.n_calls == 0 && resume_of(op)->is_overtaken) {
-        overtaken_resume(op);
-        kv_op_again(op);
+    if (status == KV_OK && op->owner.n_calls == 0 && resume_of(op)->is_stale) {
+        stale_resume(op);
+        kvc_op_restart(op);
     }
 }
 
@@ -250,51 +250,51 @@ static void ask_lengths(struct kv_op *op)
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
     const struct kv_session *session = op->result;
 
-    request.token = binary(&session->ticket.token);
-    for (uint32_t i = 0; i < op->client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
+    request.token = kvc_binary(&session->ticket.token);
+    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
-        status = kv_call_begin(&op->client->remotes[i], &op->owner, op->result, KV_OP_SESSION,
-                               &request.base, relength_done);
+        status = kvc_call_begin(&op->client->nodes[i], &op->owner, op->result, KV_OP_SESSION,
+                                &request.base, relength_done);
         if (status != KV_OK)
-            kv_op_fail(op, &op->client->remotes[i], NULL, status, "it cannot be sent");
+            kvc_op_fail(op, &op->client->nodes[i], NULL, status, "it cannot be sent");
     }
 }
 
-static void resume_done(struct kv_call *call,
+static void resume_done(struct kvc_call *call,
                         kv_status_t status,
                         const ProtobufCMessage *message,
                         const char *detail)
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
-    struct kv_remote *remote = call->remote;
+    struct kvc_node *node = call->node;
     struct kv_op *op = kvc_call_op(call);
     const char *fault;
 
     if (op == NULL)
         return;
     if (status != KV_OK) {
-        kv_op_fail(op, remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, node, NULL, status, "%s", detail);
         return;
     }
-    struct kv_resumed *resumed = &resume_of(op)->nodes[remote->index];
+    struct kvc_resumed *resumed = &resume_of(op)->nodes[node->index];
 
-    status = merge(op, remote, reply, &fault);
+    status = merge(op, node, reply, &fault);
     if (status == KV_OK && !read_recent(reply, resumed)) {
         status = KV_INVALID;
         fault = "a log of operations that are none";
     }
     if (status != KV_OK) {
-        kv_op_fail(op, remote, NULL, status, "%s", fault);
+        kvc_op_fail(op, node, NULL, status, "%s", fault);
         return;
     }
     resumed->index = reply->session_index;
     resumed->generation = reply->generation;
-    resumed->incarnation = remote->incarnation;
+    resumed->incarnation = node->incarnation;
     resumed->tokens = reply->tokens;
     if (op->owner.n_calls == 0)
-        settle(op);
+        reconcile(op);
 }
 
 static void start_resume(struct kv_op *op)
@@ -306,14 +306,14 @@ static void start_resume(struct kv_op *op)
         ask_lengths(op);
         return;
     }
-    request.session_id = binary(&resume_of(op)->ticket.session_id);
-    request.token = binary(&resume_of(op)->ticket.token);
-    for (uint32_t i = 0; i < client->n_remotes && op->stage == KV_STAGE_RUNNING; i++) {
-        kv_status_t status = kv_call_begin(&client->remotes[i], &op->owner, NULL, KV_OP_RESUME,
-                                           &request.base, resume_done);
+    request.session_id = kvc_binary(&resume_of(op)->ticket.session_id);
+    request.token = kvc_binary(&resume_of(op)->ticket.token);
+    for (uint32_t i = 0; i < client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        kv_status_t status = kvc_call_begin(&client->nodes[i], &op->owner, NULL, KV_OP_RESUME,
+                                            &request.base, resume_done);
 
         if (status != KV_OK)
-            kv_op_fail(op, &client->remotes[i], NULL, status, "resume cannot be sent");
+            kvc_op_fail(op, &client->nodes[i], NULL, status, "resume cannot be sent");
     }
 }
 
@@ -334,22 +334,22 @@ static void ended_resume(struct kv_op *op)
 
 /* It has no session before a node has answered. */
 static void describe_resume(const struct kv_op *op,
-                            const struct kv_trip *trip,
+                            const struct kvc_request *request,
                             char *text,
                             size_t text_bytes)
 {
-    char id[KV_SESSION_TEXT];
+    char id[KVC_SESSION_TEXT];
 
-    (void)trip;
+    (void)request;
     snprintf(text, text_bytes, "session %s",
-             kv_session_text(&resume_of(op)->ticket.session_id, id));
+             kvc_session_text(&resume_of(op)->ticket.session_id, id));
 }
 
-static const struct kv_op_kind resume_kind = {
+static const struct kvc_op_type resume_type = {
     .name = "resume",
     .id = KV_OP_RESUME,
     .start = start_resume,
-    .overtaken = overtaken_resume,
+    .stale = stale_resume,
     .ended = ended_resume,
     .describe = describe_resume,
 };
@@ -360,17 +360,17 @@ kv_status_t kv_resume_begin(struct kv_client *client,
                             struct kv_op **ret_op)
 {
     struct kv_op *op;
-    kv_status_t status = kv_op_begin(client, &resume_kind, NULL, NULL, deadline_ms, &op);
+    kv_status_t status = kvc_op_begin(client, &resume_type, NULL, NULL, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->tokens = UINT32_MAX;
     resume_of(op)->ticket = *ticket;
-    resume_of(op)->nodes = calloc(client->n_remotes, sizeof(*resume_of(op)->nodes));
+    resume_of(op)->nodes = calloc(client->n_nodes, sizeof(*resume_of(op)->nodes));
     if (resume_of(op)->nodes == NULL) {
-        kv_op_discard(op);
+        kvc_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "resume: out of memory");
     }
-    kv_op_need_all(op);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_all_nodes(op);
+    return kvc_op_submit(op, ret_op);
 }

@@ -1,6 +1,6 @@
 /* Rows between the caller's memory and the nodes.
  *
- * A box of rows is (layer, head, token, row_bytes), dense.  A unit whose share is large goes in
+ * A range of rows of rows is (layer, head, token, row_bytes), dense.  A unit whose share is large goes in
  * messages of its own, cut at multiples of KV_BLOCK_TOKENS counted from token 0, so that what
  * lands in the node lands in whole segments; units whose shares are small travel together, one
  * message per data thread if they fit.
@@ -29,27 +29,29 @@ enum {
     ALONE_BYTES = 32 << 10, /* a unit's share from which it travels alone */
 };
 
-/* ---- boxes ------------------------------------------------------------------------------- */
+/* ---- ranges of rows ------------------------------------------------------------------------------- */
 
-static uint32_t heads_end(const kv_schema_t *schema, const struct kv_rows *box, uint32_t layer)
+static uint32_t
+heads_end(const kv_schema_t *schema, const struct kv_rows *row_range, uint32_t layer)
 {
-    return box->n_kv_heads > 0 ? box->kv_head_begin + box->n_kv_heads
-                               : schema->layers[layer].n_kv_heads;
+    return row_range->n_kv_heads > 0 ? row_range->kv_head_begin + row_range->n_kv_heads
+                                     : schema->layers[layer].n_kv_heads;
 }
 
-static bool box_fits(const kv_schema_t *schema, const struct kv_rows *box)
+static bool row_range_fits(const kv_schema_t *schema, const struct kv_rows *row_range)
 {
-    if (box->n_layers == 0 || box->layer_begin >= schema->n_layers ||
-        box->n_layers > schema->n_layers - box->layer_begin)
+    if (row_range->n_layers == 0 || row_range->layer_begin >= schema->n_layers ||
+        row_range->n_layers > schema->n_layers - row_range->layer_begin)
         return false;
-    if (box->n_tokens == 0 || box->token_begin >= KV_TOKENS_MAX ||
-        box->n_tokens > KV_TOKENS_MAX - box->token_begin)
+    if (row_range->n_tokens == 0 || row_range->token_begin >= KV_TOKENS_MAX ||
+        row_range->n_tokens > KV_TOKENS_MAX - row_range->token_begin)
         return false;
-    if (box->n_kv_heads == 0)
-        return box->kv_head_begin == 0;
-    for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++)
-        if (box->kv_head_begin >= schema->layers[layer].n_kv_heads ||
-            box->n_kv_heads > schema->layers[layer].n_kv_heads - box->kv_head_begin)
+    if (row_range->n_kv_heads == 0)
+        return row_range->kv_head_begin == 0;
+    for (uint32_t layer = row_range->layer_begin;
+         layer < row_range->layer_begin + row_range->n_layers; layer++)
+        if (row_range->kv_head_begin >= schema->layers[layer].n_kv_heads ||
+            row_range->n_kv_heads > schema->layers[layer].n_kv_heads - row_range->kv_head_begin)
             return false;
     return true;
 }
@@ -58,7 +60,7 @@ size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows)
 {
     uint64_t token_bytes = 0;
 
-    if (!box_fits(schema, rows))
+    if (!row_range_fits(schema, rows))
         return 0;
     for (uint32_t layer = rows->layer_begin; layer < rows->layer_begin + rows->n_layers;
          layer++)
@@ -90,58 +92,62 @@ uint32_t kv_row_crc(const struct kv_session *session,
     return crc;
 }
 
-/* Where a unit's rows begin in the box's memory. */
+/* Where a unit's rows begin in the range of rows's memory. */
 static size_t unit_offset(const struct kv_session *session,
-                          const struct kv_rows *box,
+                          const struct kv_rows *row_range,
                           uint32_t layer,
                           uint32_t head)
 {
     uint64_t before;
 
-    if (box->n_kv_heads == 0)
-        before = session->bytes_before[layer] - session->bytes_before[box->layer_begin];
+    if (row_range->n_kv_heads == 0)
+        before = session->bytes_before[layer] - session->bytes_before[row_range->layer_begin];
     else
-        before =
-            (session->row_bytes_before[layer] - session->row_bytes_before[box->layer_begin]) *
-            box->n_kv_heads;
-    before += (uint64_t)(head - box->kv_head_begin) * session->schema.layers[layer].row_bytes;
-    return before * box->n_tokens;
+        before = (session->row_bytes_before[layer] -
+                  session->row_bytes_before[row_range->layer_begin]) *
+                 row_range->n_kv_heads;
+    before +=
+        (uint64_t)(head - row_range->kv_head_begin) * session->schema.layers[layer].row_bytes;
+    return before * row_range->n_tokens;
 }
 
-/* How many units of the box come before this one. */
+/* How many units of the range of rows come before this one. */
 static size_t unit_rank(const struct kv_session *session,
-                        const struct kv_rows *box,
+                        const struct kv_rows *row_range,
                         uint32_t layer,
                         uint32_t head)
 {
     const kv_schema_t *schema = &session->schema;
 
-    if (box->n_kv_heads == 0)
+    if (row_range->n_kv_heads == 0)
         return kv_schema_unit(schema, layer, head) -
-               kv_schema_unit(schema, box->layer_begin, 0);
-    return (size_t)(layer - box->layer_begin) * box->n_kv_heads + (head - box->kv_head_begin);
+               kv_schema_unit(schema, row_range->layer_begin, 0);
+    return (size_t)(layer - row_range->layer_begin) * row_range->n_kv_heads +
+           (head - row_range->kv_head_begin);
 }
 
-/* Goes to the first unit of the box, at or behind (layer, head), that lives on the lane. */
-static bool
-seek(const struct kv_op *op, const struct kv_lane *lane, uint32_t *layer, uint32_t *head)
+/* Goes to the first unit of the range of rows, at or behind (layer, head), that lives on the connection. */
+static bool seek(const struct kv_op *op,
+                 const struct kvc_connection *connection,
+                 uint32_t *layer,
+                 uint32_t *head)
 {
     const struct kv_session *session = op->session;
-    const struct kv_rows *box = &kvc_rows_of(op)->box;
+    const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
 
-    while (*layer < box->layer_begin + box->n_layers) {
-        for (; *head < heads_end(&session->schema, box, *layer); ++*head)
-            if (kv_session_lane(session, *layer, *head) == lane)
+    while (*layer < row_range->layer_begin + row_range->n_layers) {
+        for (; *head < heads_end(&session->schema, row_range, *layer); ++*head)
+            if (kvc_session_connection(session, *layer, *head) == connection)
                 return true;
         ++*layer;
-        *head = box->kv_head_begin;
+        *head = row_range->kv_head_begin;
     }
     return false;
 }
 
 /* ---- what an answer's rows are ----------------------------------------------------------- */
 
-/* The rows of one unit of a trip, in the caller's memory. */
+/* The rows of one unit of a request, in the caller's memory. */
 struct piece {
     uint32_t layer, head;
     uint8_t *rows;
@@ -155,42 +161,42 @@ struct piece {
     uint32_t next_id;
 };
 
-static bool piece_next(const struct kv_trip *trip, struct piece *piece)
+static bool piece_next(const struct kvc_request *request, struct piece *piece)
 {
-    const struct kv_op *op = kvc_request_op(trip);
+    const struct kv_op *op = kvc_request_op(request);
     const struct kv_wire_unit *unit =
-        (const struct kv_wire_unit *)trip->envelope->body + piece->next_unit;
+        (const struct kv_wire_unit *)request->message->body + piece->next_unit;
     size_t first; /* rows before in the caller's memory, fetch */
 
-    if (piece->next_unit >= trip->header.n_units)
+    if (piece->next_unit >= request->header.n_units)
         return false;
     piece->layer = unit->layer;
     piece->head = unit->kv_head;
     piece->row_bytes = op->session->schema.layers[unit->layer].row_bytes;
-    if (op->kind->id != KV_OP_FETCH) {
-        const struct kv_rows *box = &kvc_rows_of(op)->box;
-        uint32_t skipped = trip->header.token_begin - box->token_begin;
+    if (op->type->id != KV_OP_FETCH) {
+        const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
+        uint32_t skipped = request->header.token_begin - row_range->token_begin;
 
-        piece->n_rows = trip->header.token_count;
-        piece->token = trip->header.token_begin;
+        piece->n_rows = request->header.token_count;
+        piece->token = request->header.token_begin;
         piece->ids = NULL;
         piece->rows = kvc_rows_of(op)->base +
-                      unit_offset(op->session, box, unit->layer, unit->kv_head) +
+                      unit_offset(op->session, row_range, unit->layer, unit->kv_head) +
                       (size_t)skipped * piece->row_bytes;
-        piece->crcs =
-            kvc_rows_of(op)->crcs != NULL
-                ? kvc_rows_of(op)->crcs +
-                      unit_rank(op->session, box, unit->layer, unit->kv_head) * box->n_tokens +
-                      skipped
-                : NULL;
+        piece->crcs = kvc_rows_of(op)->crcs != NULL
+                          ? kvc_rows_of(op)->crcs +
+                                unit_rank(op->session, row_range, unit->layer, unit->kv_head) *
+                                    row_range->n_tokens +
+                                skipped
+                          : NULL;
     } else {
         const uint32_t *ids =
-            (const uint32_t *)((const struct kv_wire_unit *)trip->envelope->body +
-                               trip->header.n_units);
+            (const uint32_t *)((const struct kv_wire_unit *)request->message->body +
+                               request->header.n_units);
 
-        first = kvc_fetch_of(op)->begin[unit->kv_head - kvc_fetch_of(op)->head_begin];
+        first = kvc_fetch_of(op)->begin[unit->kv_head - kvc_fetch_of(op)->kv_head_begin];
         if (piece->next_unit == 0)
-            first += trip->position;
+            first += request->position;
         piece->n_rows = unit->n_ids;
         piece->token = 0;
         piece->ids = ids + piece->next_id;
@@ -202,14 +208,14 @@ static bool piece_next(const struct kv_trip *trip, struct piece *piece)
     return true;
 }
 
-unsigned kv_rows_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov)
+unsigned kvc_rows_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
 {
     struct piece piece = {0};
     unsigned n_iov = 0;
 
-    if (bytes != trip->bytes)
+    if (bytes != request->bytes)
         return 0;
-    while (piece_next(trip, &piece)) {
+    while (piece_next(request, &piece)) {
         size_t piece_bytes = piece.n_rows * piece.row_bytes;
 
         if (n_iov > 0 &&
@@ -224,37 +230,39 @@ unsigned kv_rows_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_i
     return n_iov;
 }
 
-static uint32_t first_layer(const struct kv_trip *trip)
+static uint32_t first_layer(const struct kvc_request *request)
 {
-    return ((const struct kv_wire_unit *)trip->envelope->body)->layer;
+    return ((const struct kv_wire_unit *)request->message->body)->layer;
 }
 
-kv_status_t
-kv_rows_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+kv_status_t kvc_rows_reply(struct kvc_request *request,
+                           const uint8_t *body,
+                           char *detail,
+                           size_t detail_bytes)
 {
-    const struct kv_wire_header *reply = &trip->reply;
-    size_t crcs_bytes = (size_t)trip->n_rows * sizeof(uint32_t);
+    const struct kv_wire_header *reply = &request->reply;
+    size_t crcs_bytes = (size_t)request->n_rows * sizeof(uint32_t);
     struct piece piece = {0};
-    kv_status_t status = kv_reply_check_units(trip, first_layer(trip), trip->header.snapshot,
-                                              detail, detail_bytes);
+    kv_status_t status = kvc_reply_check_units(request, first_layer(request),
+                                               request->header.snapshot, detail, detail_bytes);
 
     if (status != KV_OK)
         return status;
-    if (reply->n_rows != trip->n_rows)
-        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
-                               trip->n_rows);
+    if (reply->n_rows != request->n_rows)
+        return kvc_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                                request->n_rows);
     if (reply->bulk_bytes != 0
-            ? reply->bulk_bytes != trip->bytes || reply->body_bytes != crcs_bytes
-            : reply->body_bytes != crcs_bytes + trip->bytes)
-        return kv_reply_refuse(detail, detail_bytes,
-                               "a body of %u bytes and bulk of %llu: %u rows of %zu bytes",
-                               reply->body_bytes, (unsigned long long)reply->bulk_bytes,
-                               trip->n_rows, trip->bytes);
-    memcpy(trip->envelope->body + trip->crcs_offset, body, crcs_bytes);
+            ? reply->bulk_bytes != request->bytes || reply->body_bytes != crcs_bytes
+            : reply->body_bytes != crcs_bytes + request->bytes)
+        return kvc_reply_refuse(detail, detail_bytes,
+                                "a body of %u bytes and bulk of %llu: %u rows of %zu bytes",
+                                reply->body_bytes, (unsigned long long)reply->bulk_bytes,
+                                request->n_rows, request->bytes);
+    memcpy(request->message->body + request->crcs_offset, body, crcs_bytes);
     if (reply->bulk_bytes != 0)
         return KV_OK;
     body += crcs_bytes;
-    while (piece_next(trip, &piece)) {
+    while (piece_next(request, &piece)) {
         size_t bytes = piece.n_rows * piece.row_bytes;
 
         memcpy(piece.rows, body, bytes);
@@ -263,13 +271,13 @@ kv_rows_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t de
     return KV_OK;
 }
 
-kv_status_t kv_rows_finish(struct kv_trip *trip, char *detail, size_t detail_bytes)
+kv_status_t kvc_rows_finish(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
-    const uint32_t *crcs = (const uint32_t *)(trip->envelope->body + trip->crcs_offset);
+    const uint32_t *crcs = (const uint32_t *)(request->message->body + request->crcs_offset);
     struct piece piece = {0};
 
-    while (piece_next(trip, &piece)) {
-        size_t bad = kv_writers_verify(kvc_request_op(trip)->session->writers, piece.layer,
+    while (piece_next(request, &piece)) {
+        size_t bad = kv_writers_verify(kvc_request_op(request)->session->writers, piece.layer,
                                        piece.head, piece.rows, piece.n_rows, piece.row_bytes,
                                        piece.token, piece.ids, crcs);
 
@@ -285,54 +293,56 @@ kv_status_t kv_rows_finish(struct kv_trip *trip, char *detail, size_t detail_byt
             memcpy(piece.crcs, crcs, piece.n_rows * sizeof(*crcs));
         crcs += piece.n_rows;
     }
-    trip->remote->rows_out += trip->n_rows;
+    request->node->rows_out += request->n_rows;
     return KV_OK;
 }
 
 static kv_status_t
-reply_put(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes)
+reply_put(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
 {
-    const struct kv_wire_header *asked = &trip->header, *reply = &trip->reply;
-    kv_status_t status = kv_reply_check_units(
-        trip, first_layer(trip), asked->token_begin + asked->token_count, detail, detail_bytes);
+    const struct kv_wire_header *asked = &request->header, *reply = &request->reply;
+    kv_status_t status =
+        kvc_reply_check_units(request, first_layer(request),
+                              asked->token_begin + asked->token_count, detail, detail_bytes);
 
     (void)body;
     if (status != KV_OK)
         return status;
-    if (reply->n_rows != trip->n_rows)
-        return kv_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
-                               trip->n_rows);
+    if (reply->n_rows != request->n_rows)
+        return kvc_reply_refuse(detail, detail_bytes, "n_rows: %u of %u", reply->n_rows,
+                                request->n_rows);
     if (reply->body_bytes != 0 || reply->bulk_bytes != 0)
-        return kv_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
-                               reply->body_bytes, (unsigned long long)reply->bulk_bytes);
-    trip->remote->rows_in += trip->n_rows;
+        return kvc_reply_refuse(detail, detail_bytes, "a body of %u bytes and bulk of %llu",
+                                reply->body_bytes, (unsigned long long)reply->bulk_bytes);
+    request->node->rows_in += request->n_rows;
     return KV_OK;
 }
 
-void kv_rows_describe(const struct kv_op *op,
-                      const struct kv_trip *trip,
-                      char *text,
-                      size_t text_bytes)
+void kvc_rows_describe(const struct kv_op *op,
+                       const struct kvc_request *request,
+                       char *text,
+                       size_t text_bytes)
 {
-    uint32_t layer = op->kind->id == KV_OP_FETCH ? kvc_fetch_of(op)->layer
-                                                 : kvc_rows_of(op)->box.layer_begin;
+    uint32_t layer = op->type->id == KV_OP_FETCH ? kvc_fetch_of(op)->layer
+                                                 : kvc_rows_of(op)->row_range.layer_begin;
 
-    if (trip != NULL && trip->envelope != NULL && trip->header.n_units > 0)
-        layer = first_layer(trip);
-    kv_session_describe(op->session, layer, text, text_bytes);
+    if (request != NULL && request->message != NULL && request->header.n_units > 0)
+        layer = first_layer(request);
+    kvc_session_describe(op->session, layer, text, text_bytes);
 }
 
 /* ---- put, append, read ------------------------------------------------------------------- */
 
 static bool is_write(const struct kv_op *op)
 {
-    return op->kind->id != KV_OP_READ;
+    return op->type->id != KV_OP_READ;
 }
 
 /* Tokens of one unit in the next message, from `token` on. */
-static uint32_t cut(const struct kv_lane *lane, size_t row_bytes, uint32_t token, uint32_t end)
+static uint32_t
+cut(const struct kvc_connection *connection, size_t row_bytes, uint32_t token, uint32_t end)
 {
-    uint32_t most = (uint32_t)(lane->link.remote->bulk_bytes_max / row_bytes);
+    uint32_t most = (uint32_t)(connection->link.node->bulk_bytes_max / row_bytes);
     uint32_t step = KV_BLOCK_TOKENS;
 
     if (most > KV_WIRE_ROWS_MAX)
@@ -345,35 +355,32 @@ static uint32_t cut(const struct kv_lane *lane, size_t row_bytes, uint32_t token
 }
 
 /* Whether one more unit fits a message that has some already. */
-static bool fits(const struct kv_errand *errand,
-                 uint32_t n_units,
-                 size_t bytes,
-                 size_t more,
-                 uint32_t tokens)
+static bool fits(
+    const struct kvc_subop *subop, uint32_t n_units, size_t bytes, size_t more, uint32_t tokens)
 {
     size_t sum = bytes + more;
 
     if (more >= ALONE_BYTES || n_units >= KV_WIRE_UNITS_MAX ||
         ((uint64_t)n_units + 1) * tokens > KV_WIRE_ROWS_MAX)
         return false;
-    if (is_write(errand->op))
+    if (is_write(subop->op))
         return sum <= KV_WIRE_INLINE_MAX;
     /* An answer's rows land piece by piece when they do not come in its body. */
-    return sum <= KV_INLINE_WANTED ||
-           (n_units < KV_IOV_MAX && sum <= errand->lane->link.remote->bulk_bytes_max);
+    return sum <= KVC_INLINE_WANTED ||
+           (n_units < KV_IOV_MAX && sum <= subop->connection->link.node->bulk_bytes_max);
 }
 
 /* Copies CRCs and, where they travel in the body, rows. */
-static void fill_put(struct kv_trip *trip, bool is_inline)
+static void fill_put(struct kvc_request *request, bool is_inline)
 {
     uint32_t *crcs =
-        (uint32_t *)((struct kv_wire_unit *)trip->envelope->body + trip->header.n_units);
-    uint8_t *rows = (uint8_t *)(crcs + trip->n_rows);
+        (uint32_t *)((struct kv_wire_unit *)request->message->body + request->header.n_units);
+    uint8_t *rows = (uint8_t *)(crcs + request->n_rows);
     struct kv_crc_batch batch;
     struct piece piece = {0};
 
-    kv_crc_batch_begin(&batch, kvc_request_op(trip)->session->writers, crcs);
-    while (piece_next(trip, &piece)) {
+    kv_crc_batch_begin(&batch, kvc_request_op(request)->session->writers, crcs);
+    while (piece_next(request, &piece)) {
         if (piece.crcs != NULL) {
             memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));
             crcs += piece.n_rows;
@@ -382,7 +389,7 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
                              piece.row_bytes, piece.token);
         }
         if (!is_inline) {
-            trip->bulk = piece.rows;
+            request->bulk = piece.rows;
             continue;
         }
         memcpy(rows, piece.rows, piece.n_rows * piece.row_bytes);
@@ -391,84 +398,86 @@ static void fill_put(struct kv_trip *trip, bool is_inline)
     kv_crc_batch_end(&batch);
 }
 
-static kv_status_t build_rows(struct kv_errand *errand, struct kv_trip *trip)
+static kv_status_t build_rows(struct kvc_subop *subop, struct kvc_request *request)
 {
-    struct kv_op *op = errand->op;
+    struct kv_op *op = subop->op;
     const struct kv_session *session = op->session;
-    const struct kv_rows *box = &kvc_rows_of(op)->box;
+    const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
-    uint32_t end = box->token_begin + box->n_tokens;
-    uint32_t layer = errand->layer, head = errand->head;
-    uint32_t token = (uint32_t)errand->position;
+    uint32_t end = row_range->token_begin + row_range->n_tokens;
+    uint32_t layer = subop->layer, head = subop->head;
+    uint32_t token = (uint32_t)subop->position;
     size_t row_bytes = session->schema.layers[layer].row_bytes;
-    uint32_t n_tokens = cut(errand->lane, row_bytes, token, end);
+    uint32_t n_tokens = cut(subop->connection, row_bytes, token, end);
     size_t bytes = n_tokens * row_bytes;
-    bool packs = n_tokens == box->n_tokens && bytes < ALONE_BYTES;
+    bool packs = n_tokens == row_range->n_tokens && bytes < ALONE_BYTES;
     bool is_inline = is_write(op);
     uint32_t n_units = 1;
     bool more;
-    size_t room;
+    size_t capacity;
 
     units[0] = (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
     if (token + n_tokens < end) {
         token += n_tokens;
         more = true;
     } else {
-        token = box->token_begin;
+        token = row_range->token_begin;
         head++;
-        more = seek(op, errand->lane, &layer, &head);
+        more = seek(op, subop->connection, &layer, &head);
         while (more && packs) {
             size_t share = (size_t)session->schema.layers[layer].row_bytes * n_tokens;
 
-            if (!fits(errand, n_units, bytes, share, n_tokens))
+            if (!fits(subop, n_units, bytes, share, n_tokens))
                 break;
             units[n_units++] =
                 (struct kv_wire_unit){.layer = (uint16_t)layer, .kv_head = (uint16_t)head};
             bytes += share;
             head++;
-            more = seek(op, errand->lane, &layer, &head);
+            more = seek(op, subop->connection, &layer, &head);
         }
     }
-    if (n_units == 1 && bytes > KV_INLINE_WANTED)
+    if (n_units == 1 && bytes > KVC_INLINE_WANTED)
         is_inline = false;
 
-    trip->n_rows = n_units * n_tokens;
-    trip->bytes = bytes;
-    trip->body_bytes = n_units * sizeof(units[0]);
-    room = trip->body_bytes + trip->n_rows * sizeof(uint32_t) + (is_inline ? bytes : 0);
-    if (!kv_trip_envelope(trip, room))
+    request->n_rows = n_units * n_tokens;
+    request->bytes = bytes;
+    request->body_bytes = n_units * sizeof(units[0]);
+    capacity =
+        request->body_bytes + request->n_rows * sizeof(uint32_t) + (is_inline ? bytes : 0);
+    if (!kvc_request_message(request, capacity))
         return KV_BUSY;
-    memcpy(trip->envelope->body, units, trip->body_bytes);
-    trip->header.op = (uint8_t)op->kind->id;
-    trip->header.n_units = n_units;
-    trip->header.token_begin = (uint32_t)errand->position;
-    trip->header.token_count = n_tokens;
+    memcpy(request->message->body, units, request->body_bytes);
+    request->header.op = (uint8_t)op->type->id;
+    request->header.n_units = n_units;
+    request->header.token_begin = (uint32_t)subop->position;
+    request->header.token_count = n_tokens;
     if (is_write(op)) {
-        trip->header.bulk_bytes = is_inline ? 0 : bytes;
-        trip->body_bytes = room;
-        fill_put(trip, is_inline);
+        request->header.bulk_bytes = is_inline ? 0 : bytes;
+        request->body_bytes = capacity;
+        fill_put(request, is_inline);
     } else {
-        trip->header.snapshot = trip->header.token_begin + n_tokens;
-        trip->crcs_offset = trip->body_bytes;
+        request->header.snapshot = request->header.token_begin + n_tokens;
+        request->crcs_offset = request->body_bytes;
     }
-    errand->layer = layer;
-    errand->head = head;
-    errand->position = token;
-    errand->finished = !more;
+    subop->layer = layer;
+    subop->head = head;
+    subop->position = token;
+    subop->finished = !more;
     return KV_OK;
 }
 
-/* One errand for each lane that owns a unit of the box. */
+/* One sub-operation for each connection that owns a unit of the range of rows. */
 static void start_rows(struct kv_op *op)
 {
-    const struct kv_rows *box = &kvc_rows_of(op)->box;
+    const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
 
-    kv_lanes_unmark(op->client);
-    for (uint32_t layer = box->layer_begin; layer < box->layer_begin + box->n_layers; layer++) {
-        uint32_t end = heads_end(&op->session->schema, box, layer);
+    kvc_connections_unmark(op->client);
+    for (uint32_t layer = row_range->layer_begin;
+         layer < row_range->layer_begin + row_range->n_layers; layer++) {
+        uint32_t end = heads_end(&op->session->schema, row_range, layer);
 
-        for (uint32_t head = box->kv_head_begin; head < end; head++) {
-            if (!kvc_op_ask_unit(op, layer, head, box->token_begin))
+        for (uint32_t head = row_range->kv_head_begin; head < end; head++) {
+            if (!kvc_op_ask_unit(op, layer, head, row_range->token_begin))
                 return;
         }
     }
@@ -478,7 +487,7 @@ static void start_rows(struct kv_op *op)
 
 static bool is_put(const struct kv_op *op)
 {
-    return op->kind->id == KV_OP_PUT || op->kind->id == KV_OP_APPEND;
+    return op->type->id == KV_OP_PUT || op->type->id == KV_OP_APPEND;
 }
 
 static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
@@ -509,53 +518,58 @@ static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
                       second->n_kv_heads));
 }
 
-/* Rows of the same box before the trip's are stored or under way; those before the box may be
+/* Rows of the same range of rows before the request's are stored or under way; those before the range of rows may be
  * another put's, unless that waits for this one to end. */
-static bool awaits_rows(const struct kv_trip *trip)
+static bool awaits_rows(const struct kvc_request *request)
 {
-    const struct kv_op *op = kvc_request_op(trip);
-    struct kv_list *link, *follow;
+    const struct kv_op *op = kvc_request_op(request);
+    struct kvc_list *link, *follow;
 
-    if (trip->header.token_begin != kvc_rows_of(op)->box.token_begin)
+    if (request->header.token_begin != kvc_rows_of(op)->row_range.token_begin)
         return true;
-    KV_LIST_EACH(link, follow, &op->session->ops) {
-        const struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
+    KVC_LIST_EACH(link, follow, &op->session->ops)
+    {
+        const struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
 
-        if (is_put(other) && other->stage != KV_STAGE_QUEUED &&
-            leads_to(&kvc_rows_of(other)->box, &kvc_rows_of(op)->box))
+        if (is_put(other) && other->stage != KVC_STAGE_QUEUED &&
+            leads_to(&kvc_rows_of(other)->row_range, &kvc_rows_of(op)->row_range))
             return true;
     }
     return false;
 }
 
-/* Trips that told their node to wait for rows of the put that has ended: those that have no
+/* Requests that told their node to wait for rows of the put that has ended: those that have no
  * others to wait for are sent again, and hear at once what becomes of them. */
 static void ended_put(struct kv_op *op)
 {
-    const struct kv_rows *box = &kvc_rows_of(op)->box;
+    const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
     struct kv_client *client = op->client;
-    struct kv_list *link, *follow, *trip_link, *trip_follow;
+    struct kvc_list *link, *follow, *request_link, *request_follow;
 
-    KV_LIST_EACH(link, follow, &op->session->ops) {
-        struct kv_op *other = KV_LIST_ENTRY(link, struct kv_op, of_session);
-        if (!is_put(other) || !leads_to(box, &kvc_rows_of(other)->box))
+    KVC_LIST_EACH(link, follow, &op->session->ops)
+    {
+        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+        if (!is_put(other) || !leads_to(row_range, &kvc_rows_of(other)->row_range))
             continue;
-        const bool is_met = op->status == KV_OK && leads_up_to(box, &kvc_rows_of(other)->box);
-        KV_LIST_EACH(trip_link, trip_follow, &other->owner.trips) {
-            struct kv_trip *trip = KV_LIST_ENTRY(trip_link, struct kv_trip, of_owner);
+        const bool is_met =
+            op->status == KV_OK && leads_up_to(row_range, &kvc_rows_of(other)->row_range);
+        KVC_LIST_EACH(request_link, request_follow, &other->owner.requests)
+        {
+            struct kvc_request *request =
+                KVC_LIST_ENTRY(request_link, struct kvc_request, of_owner);
 
-            if (trip->header.snapshot == 0 || (!is_met && awaits_rows(trip)))
+            if (request->header.snapshot == 0 || (!is_met && awaits_rows(request)))
                 continue;
-            trip->header.snapshot = 0; /* nothing is left to look at */
+            request->header.snapshot = 0; /* nothing is left to look at */
             if (is_met)
                 continue;
-            trip->resend_us = client->loop.now_us;
-            kvc_loop_set_timer(&client->loop, trip->resend_us);
+            request->resend_us = client->loop.now_us;
+            kvc_loop_set_timer(&client->loop, request->resend_us);
         }
     }
 }
 
-static kv_status_t begin_rows(const struct kv_op_kind *kind,
+static kv_status_t begin_rows(const struct kvc_op_type *type,
                               struct kv_session *session,
                               const struct kv_rows *rows,
                               const struct kv_rows_io *io,
@@ -571,37 +585,37 @@ static kv_status_t begin_rows(const struct kv_op_kind *kind,
         return kvc_set_error(&client->loop, KV_INVALID,
                              "%s: rows do not fit the schema: layers %u+%u, heads %u+%u, "
                              "tokens %u+%u",
-                             kind->name, rows->layer_begin, rows->n_layers, rows->kv_head_begin,
+                             type->name, rows->layer_begin, rows->n_layers, rows->kv_head_begin,
                              rows->n_kv_heads, rows->token_begin, rows->n_tokens);
     if ((uint64_t)rows->token_begin + rows->n_tokens > session->tokens_max)
         return kvc_set_error(&client->loop, KV_TOO_LARGE,
-                             "%s: token %u is beyond the session's %u", kind->name,
+                             "%s: token %u is beyond the session's %u", type->name,
                              rows->token_begin + rows->n_tokens - 1, session->tokens_max);
-    if (!kv_buffer_holds(client, io->buffer, io->offset, bytes))
+    if (!kvc_buffer_holds(client, io->buffer, io->offset, bytes))
         return kvc_set_error(&client->loop, KV_INVALID,
-                             "%s: %zu bytes do not lie in the buffer", kind->name, bytes);
-    status = kv_op_begin(client, kind, session, io->buffer, deadline_ms, &op);
+                             "%s: %zu bytes do not lie in the buffer", type->name, bytes);
+    status = kvc_op_begin(client, type, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    kvc_rows_of(op)->box = *rows;
+    kvc_rows_of(op)->row_range = *rows;
     kvc_rows_of(op)->base = io->buffer->base + io->offset;
     kvc_rows_of(op)->crcs = io->crcs;
     if (io->crcs != NULL && is_write(op)) {
         size_t crcs_bytes = n_rows(&session->schema, rows) * sizeof(*io->crcs);
-        uint8_t *room = kv_op_room(op, crcs_bytes);
+        uint8_t *capacity = kvc_op_capacity(op, crcs_bytes);
 
-        if (room == NULL) {
-            kv_op_discard(op);
-            return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", kind->name);
+        if (capacity == NULL) {
+            kvc_op_discard(op);
+            return kvc_set_error(&client->loop, KV_NO_MEMORY, "%s: out of memory", type->name);
         }
-        kvc_rows_of(op)->crcs = kv_op_keep(&room, io->crcs, crcs_bytes);
+        kvc_rows_of(op)->crcs = kvc_op_keep(&capacity, io->crcs, crcs_bytes);
     }
-    kv_op_need_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
-                     rows->kv_head_begin, rows->n_kv_heads);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
+                         rows->kv_head_begin, rows->n_kv_heads);
+    return kvc_op_submit(op, ret_op);
 }
 
-static const struct kv_op_kind put_kind = {
+static const struct kvc_op_type put_type = {
     .name = "put",
     .id = KV_OP_PUT,
     .needs_current = true,
@@ -610,10 +624,10 @@ static const struct kv_op_kind put_kind = {
     .build = build_rows,
     .reply = reply_put,
     .ended = ended_put,
-    .describe = kv_rows_describe,
+    .describe = kvc_rows_describe,
 };
 
-static const struct kv_op_kind append_kind = {
+static const struct kvc_op_type append_type = {
     .name = "append",
     .id = KV_OP_APPEND,
     .needs_current = true,
@@ -622,19 +636,19 @@ static const struct kv_op_kind append_kind = {
     .build = build_rows,
     .reply = reply_put,
     .ended = ended_put,
-    .describe = kv_rows_describe,
+    .describe = kvc_rows_describe,
 };
 
-static const struct kv_op_kind read_kind = {
+static const struct kvc_op_type read_type = {
     .name = "read",
     .id = KV_OP_READ,
     .needs_current = true,
     .start = start_rows,
     .build = build_rows,
-    .land = kv_rows_land,
-    .reply = kv_rows_reply,
-    .finish = kv_rows_finish,
-    .describe = kv_rows_describe,
+    .land = kvc_rows_land,
+    .reply = kvc_rows_reply,
+    .finish = kvc_rows_finish,
+    .describe = kvc_rows_describe,
 };
 
 kv_status_t kv_put_begin(struct kv_session *session,
@@ -643,7 +657,7 @@ kv_status_t kv_put_begin(struct kv_session *session,
                          uint32_t deadline_ms,
                          struct kv_op **ret_op)
 {
-    return begin_rows(&put_kind, session, rows, io, deadline_ms, ret_op);
+    return begin_rows(&put_type, session, rows, io, deadline_ms, ret_op);
 }
 
 kv_status_t kv_append_begin(struct kv_session *session,
@@ -652,7 +666,7 @@ kv_status_t kv_append_begin(struct kv_session *session,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
-    return begin_rows(&append_kind, session, rows, io, deadline_ms, ret_op);
+    return begin_rows(&append_type, session, rows, io, deadline_ms, ret_op);
 }
 
 kv_status_t kv_read_begin(struct kv_session *session,
@@ -661,5 +675,5 @@ kv_status_t kv_read_begin(struct kv_session *session,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
-    return begin_rows(&read_kind, session, rows, io, deadline_ms, ret_op);
+    return begin_rows(&read_type, session, rows, io, deadline_ms, ret_op);
 }

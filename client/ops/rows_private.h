@@ -7,18 +7,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_trip;
+struct kvc_request;
 struct kv_iov;
 struct kv_op;
 
-/* For the rows of operations' kinds (struct kv_op_kind). */
-unsigned kv_rows_land(struct kv_trip *trip, uint64_t bytes, struct kv_iov *ret_iov);
-kv_status_t
-kv_rows_reply(struct kv_trip *trip, const uint8_t *body, char *detail, size_t detail_bytes);
-kv_status_t kv_rows_finish(struct kv_trip *trip, char *detail, size_t detail_bytes);
-void kv_rows_describe(const struct kv_op *op,
-                      const struct kv_trip *trip,
-                      char *text,
-                      size_t text_bytes);
+/* For the rows of operations' kinds (struct kvc_op_type). */
+unsigned kvc_rows_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
+kv_status_t kvc_rows_reply(struct kvc_request *request,
+                           const uint8_t *body,
+                           char *detail,
+                           size_t detail_bytes);
+kv_status_t kvc_rows_finish(struct kvc_request *request, char *detail, size_t detail_bytes);
+void kvc_rows_describe(const struct kv_op *op,
+                       const struct kvc_request *request,
+                       char *text,
+                       size_t text_bytes);
 
 #endif

@@ -19,7 +19,7 @@ enum {
 };
 
 struct table_part {
-    uint32_t node;
+    uint32_t node_index;
     char name[TABLE_NAME_BYTES];
     struct kv_table table;
     void *memory; /* of the table */
@@ -37,7 +37,7 @@ static char *copy_text(char **text, const char *from)
     char *to = *text;
 
     memcpy(to, from, bytes);
-    kv_peer_name(to);
+    kvc_peer_name(to);
     *text += bytes;
     return to;
 }
@@ -85,7 +85,7 @@ static kv_status_t keep_table(struct kv_op *op, const Kvpb__TableReply *reply)
     return KV_OK;
 }
 
-static void table_done(struct kv_call *call,
+static void table_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
                        const char *detail)
@@ -94,24 +94,25 @@ static void table_done(struct kv_call *call,
 
     if (op == NULL)
         return;
-    if (status == KV_OK && op->kind->id == KV_OP_TABLE)
+    if (status == KV_OK && op->type->id == KV_OP_TABLE)
         status = keep_table(op, (const Kvpb__TableReply *)message);
     if (status != KV_OK)
-        kv_op_fail(op, call->remote, NULL, status, "%s", detail);
+        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
 }
 
 static void start_table(struct kv_op *op)
 {
-    struct kv_remote *remote = &op->client->remotes[table_of(op)->node];
+    struct kvc_node *node = &op->client->nodes[table_of(op)->node_index];
     Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
     Kvpb__DrainRequest drain = KVPB__DRAIN_REQUEST__INIT;
     kv_status_t status;
 
     table.name = table_of(op)->name;
-    status = kv_call_begin(remote, &op->owner, NULL, op->kind->id,
-                           op->kind->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
+    status =
+        kvc_call_begin(node, &op->owner, NULL, op->type->id,
+                       op->type->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
     if (status != KV_OK)
-        kv_op_fail(op, remote, NULL, status, "it cannot be sent");
+        kvc_op_fail(op, node, NULL, status, "it cannot be sent");
 }
 
 static void fini_table(struct kv_op *op)
@@ -120,22 +121,22 @@ static void fini_table(struct kv_op *op)
     table_of(op)->memory = NULL;
 }
 
-static const struct kv_op_kind table_kind = {
+static const struct kvc_op_type table_type = {
     .name = "table",
     .id = KV_OP_TABLE,
     .start = start_table,
     .fini = fini_table,
 };
 
-static const struct kv_op_kind drain_kind = {
+static const struct kvc_op_type drain_type = {
     .name = "drain",
     .id = KV_OP_DRAIN,
     .start = start_table,
 };
 
 static kv_status_t begin_table(struct kv_client *client,
-                               const struct kv_op_kind *kind,
-                               uint32_t node,
+                               const struct kvc_op_type *type,
+                               uint32_t node_index,
                                const char *name,
                                uint32_t deadline_ms,
                                struct kv_op **ret_op)
@@ -143,36 +144,36 @@ static kv_status_t begin_table(struct kv_client *client,
     kv_status_t status;
     struct kv_op *op;
 
-    if (node >= client->n_remotes || strlen(name) >= TABLE_NAME_BYTES)
-        return kvc_set_error(&client->loop, KV_INVALID, "%s: node %u: %.32s", kind->name, node,
-                             name);
-    status = kv_op_begin(client, kind, NULL, NULL, deadline_ms, &op);
+    if (node_index >= client->n_nodes || strlen(name) >= TABLE_NAME_BYTES)
+        return kvc_set_error(&client->loop, KV_INVALID, "%s: node %u: %.32s", type->name,
+                             node_index, name);
+    status = kvc_op_begin(client, type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    table_of(op)->node = node;
+    table_of(op)->node_index = node_index;
     snprintf(table_of(op)->name, sizeof(table_of(op)->name), "%s", name);
-    kv_op_need(op, node);
-    return kv_op_go(op, ret_op);
+    kvc_op_require_node(op, node_index);
+    return kvc_op_submit(op, ret_op);
 }
 
 kv_status_t kv_table_begin(struct kv_client *client,
-                           uint32_t node,
+                           uint32_t node_index,
                            const char *name,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
-    return begin_table(client, &table_kind, node, name, deadline_ms, ret_op);
+    return begin_table(client, &table_type, node_index, name, deadline_ms, ret_op);
 }
 
 const struct kv_table *kv_op_table(const struct kv_op *op)
 {
-    return op->kind == &table_kind && op->status == KV_OK ? &table_of(op)->table : NULL;
+    return op->type == &table_type && op->status == KV_OK ? &table_of(op)->table : NULL;
 }
 
 kv_status_t kv_drain_begin(struct kv_client *client,
-                           uint32_t node,
+                           uint32_t node_index,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
-    return begin_table(client, &drain_kind, node, "", deadline_ms, ret_op);
+    return begin_table(client, &drain_type, node_index, "", deadline_ms, ret_op);
 }

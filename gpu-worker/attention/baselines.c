@@ -19,60 +19,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct chosen;
+struct baseline;
 
 /* Puts the k rows of a budget for a layer's kv head into ret_ids (k), ascending. */
-typedef void (*choose_fn)(struct chosen *chosen,
-                          const struct kv_budget *budget,
+typedef void (*choose_fn)(struct baseline *baseline,
+                          const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
                           uint32_t *ret_ids);
 
-struct chosen {
-    struct kv_attention base;
+struct baseline {
+    struct kvw_method base;
     choose_fn choose;
-    struct kv_attention_options options;
-    struct kv_device *device;
-    struct kv_local_rows *local;
+    struct kvw_method_options options;
+    struct kvw_device *device;
+    struct kvw_full_rows *full_rows;
     const struct kvw_softmax_ops *softmax;
     uint32_t prompt_rows; /* where the prompt ended */
 
-    struct kv_device_buffer *scores; /* (n_q_heads, capacity) */
+    struct kvw_device_buffer *scores; /* (n_q_heads, capacity) */
     float *scores_host;
     float *sums;     /* (capacity) */
     uint64_t *order; /* (capacity) */
     uint32_t *ids;   /* (capacity) */
     uint32_t *exact; /* (capacity) */
-    struct kv_row_run *runs;
+    struct kvw_row_run *runs;
     uint32_t *run_begin; /* (n_kv_heads + 1) */
 
     uint64_t rows_attended, rows_possible;
     uint64_t rows_recalled, rows_to_recall;
 };
 
-static struct chosen *chosen_of(struct kv_attention *attention)
+static struct baseline *baseline_of(struct kvw_method *attention)
 {
-    return (struct chosen *)attention;
+    return (struct baseline *)attention;
 }
 
 /* ---- exact top-k ---- */
 
 /* scores_host (n_q_heads, middle rows) of a layer's middle. */
-static void score_middle(struct chosen *chosen,
-                         const struct kv_budget *budget,
+static void score_middle(struct baseline *baseline,
+                         const struct kvw_budget *budget,
                          uint32_t layer,
-                         const struct kv_device_buffer *q)
+                         const struct kvw_device_buffer *q)
 {
-    const struct kv_rows_shape *shape = kv_local_rows_shape(chosen->local);
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
     const uint32_t n = budget->window_begin - budget->sinks;
 
     if (n == 0)
         return;
-    chosen->device->row->rows_score(chosen->device, shape, q,
-                                    kv_local_rows_of(chosen->local, layer), budget->sinks, n,
-                                    chosen->scores);
-    chosen->device->row->read(chosen->scores, 0, chosen->scores_host,
-                              (size_t)shape->n_q_heads * n * sizeof(float));
+    baseline->device->ops->rows_score(baseline->device, shape, q,
+                                      kvw_full_rows_of(baseline->full_rows, layer),
+                                      budget->sinks, n, baseline->scores);
+    baseline->device->ops->read(baseline->scores, 0, baseline->scores_host,
+                                (size_t)shape->n_q_heads * n * sizeof(float));
 }
 
 static uint64_t median(uint64_t a, uint64_t b, uint64_t c)
@@ -120,57 +120,57 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void choose_exactly(struct chosen *chosen,
-                           const struct kv_budget *budget,
+static void choose_exactly(struct baseline *baseline,
+                           const struct kvw_budget *budget,
                            uint32_t head,
                            uint32_t *ret_ids)
 {
-    const struct kv_rows_shape *shape = kv_local_rows_shape(chosen->local);
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
     const uint32_t group = shape->n_q_heads / shape->n_kv_heads;
     const uint32_t n = budget->window_begin - budget->sinks;
 
-    memset(chosen->sums, 0, n * sizeof(chosen->sums[0]));
+    memset(baseline->sums, 0, n * sizeof(baseline->sums[0]));
     for (uint32_t g = 0; n > 0 && g < group; g++) {
-        float *scores = chosen->scores_host + (size_t)(head * group + g) * n;
-        const float most = chosen->softmax->max(scores, n);
-        const float scale = 1 / chosen->softmax->exp_sum(scores, n, most);
+        float *scores = baseline->scores_host + (size_t)(head * group + g) * n;
+        const float most = baseline->softmax->max(scores, n);
+        const float scale = 1 / baseline->softmax->exp_sum(scores, n, most);
 
         for (uint32_t i = 0; i < n; i++)
-            chosen->sums[i] += scores[i] * scale;
+            baseline->sums[i] += scores[i] * scale;
     }
     /* Sums are not negative, so their bits are in their order; of equal ones the first row is
      * the largest. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t bits;
 
-        memcpy(&bits, &chosen->sums[i], sizeof(bits));
-        chosen->order[i] = (uint64_t)bits << 32 | (UINT32_MAX - i);
+        memcpy(&bits, &baseline->sums[i], sizeof(bits));
+        baseline->order[i] = (uint64_t)bits << 32 | (UINT32_MAX - i);
     }
-    largest_first(chosen->order, n, budget->k);
+    largest_first(baseline->order, n, budget->k);
     for (uint32_t i = 0; i < budget->k; i++)
-        ret_ids[i] = budget->sinks + (UINT32_MAX - (uint32_t)chosen->order[i]);
+        ret_ids[i] = budget->sinks + (UINT32_MAX - (uint32_t)baseline->order[i]);
     qsort(ret_ids, budget->k, sizeof(ret_ids[0]), compare_ids);
 }
 
 /* ---- who chooses ---- */
 
-static void choose_oracle(struct chosen *chosen,
-                          const struct kv_budget *budget,
+static void choose_oracle(struct baseline *baseline,
+                          const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
                           uint32_t *ret_ids)
 {
     (void)layer;
-    choose_exactly(chosen, budget, head, ret_ids);
+    choose_exactly(baseline, budget, head, ret_ids);
 }
 
-static void choose_window(struct chosen *chosen,
-                          const struct kv_budget *budget,
+static void choose_window(struct baseline *baseline,
+                          const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
                           uint32_t *ret_ids)
 {
-    (void)chosen;
+    (void)baseline;
     (void)layer;
     (void)head;
     for (uint32_t i = 0; i < budget->k; i++)
@@ -178,8 +178,8 @@ static void choose_window(struct chosen *chosen,
 }
 
 /* Knuth's algorithm S: each row with the chance that as many are left to take as are wanted. */
-static void choose_random(struct chosen *chosen,
-                          const struct kv_budget *budget,
+static void choose_random(struct baseline *baseline,
+                          const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
                           uint32_t *ret_ids)
@@ -188,8 +188,8 @@ static void choose_random(struct chosen *chosen,
     struct kv_random dice;
     uint32_t taken = 0;
 
-    kv_random_init(&dice,
-                   kv_mix64(kv_mix64(kv_mix64(chosen->options.seed) + place) + budget->n_rows));
+    kv_random_init(
+        &dice, kv_mix64(kv_mix64(kv_mix64(baseline->options.seed) + place) + budget->n_rows));
     for (uint32_t row = budget->sinks; taken < budget->k; row++)
         if (kv_random_below(&dice, budget->window_begin - row) < budget->k - taken)
             ret_ids[taken++] = row;
@@ -197,15 +197,15 @@ static void choose_random(struct chosen *chosen,
 
 /* ---- runs ---- */
 
-static void add_run(struct kv_row_run *runs,
+static void add_run(struct kvw_row_run *runs,
                     uint32_t *n_runs,
                     uint32_t head_begin,
-                    const struct kv_row_run *run)
+                    const struct kvw_row_run *run)
 {
     if (run->n_rows == 0)
         return;
     if (*n_runs > head_begin) {
-        struct kv_row_run *last = &runs[*n_runs - 1];
+        struct kvw_row_run *last = &runs[*n_runs - 1];
 
         if (last->first_row + last->n_rows == run->first_row) {
             last->n_rows += run->n_rows;
@@ -229,233 +229,237 @@ static uint64_t n_common(const uint32_t *a, const uint32_t *b, uint32_t n)
     return common;
 }
 
-static void attend_chosen(struct chosen *chosen,
-                          uint32_t layer,
-                          uint32_t token,
-                          const struct kv_device_buffer *q,
-                          struct kv_device_buffer *out)
+static void attend_baseline(struct baseline *baseline,
+                            uint32_t layer,
+                            uint32_t token,
+                            const struct kvw_device_buffer *q,
+                            struct kvw_device_buffer *out)
 {
-    const struct kv_rows_shape *shape = kv_local_rows_shape(chosen->local);
-    const struct kv_device_buffer *rows = kv_local_rows_of(chosen->local, layer);
-    const struct kv_budget budget =
-        kv_budget_of(&chosen->options.budget, chosen->prompt_rows, token + 1);
-    const bool is_oracle = chosen->choose == choose_oracle;
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
+    const struct kvw_device_buffer *rows = kvw_full_rows_of(baseline->full_rows, layer);
+    const struct kvw_budget budget =
+        kvw_budget_of(&baseline->options.budget, baseline->prompt_rows, token + 1);
+    const bool is_oracle = baseline->choose == choose_oracle;
     const bool is_sample =
-        chosen->options.recall_every > 0 && token % chosen->options.recall_every == 0;
+        baseline->options.recall_every > 0 && token % baseline->options.recall_every == 0;
     uint32_t n_runs = 0;
 
     if (is_oracle || is_sample)
-        score_middle(chosen, &budget, layer, q);
+        score_middle(baseline, &budget, layer, q);
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
         const size_t first = (size_t)head * shape->capacity;
         const uint32_t head_begin = n_runs;
-        struct kv_row_run run = {rows, first, budget.sinks};
+        struct kvw_row_run run = {rows, first, budget.sinks};
 
-        chosen->run_begin[head] = n_runs;
-        chosen->choose(chosen, &budget, layer, head, chosen->ids);
-        add_run(chosen->runs, &n_runs, head_begin, &run);
+        baseline->run_begin[head] = n_runs;
+        baseline->choose(baseline, &budget, layer, head, baseline->ids);
+        add_run(baseline->runs, &n_runs, head_begin, &run);
         for (uint32_t i = 0; i < budget.k; i++) {
-            run = (struct kv_row_run){rows, first + chosen->ids[i], 1};
-            add_run(chosen->runs, &n_runs, head_begin, &run);
+            run = (struct kvw_row_run){rows, first + baseline->ids[i], 1};
+            add_run(baseline->runs, &n_runs, head_begin, &run);
         }
-        run = (struct kv_row_run){rows, first + budget.window_begin,
-                                  budget.n_rows - budget.window_begin};
-        add_run(chosen->runs, &n_runs, head_begin, &run);
+        run = (struct kvw_row_run){rows, first + budget.window_begin,
+                                   budget.n_rows - budget.window_begin};
+        add_run(baseline->runs, &n_runs, head_begin, &run);
 
         if (is_sample) {
             if (!is_oracle)
-                choose_exactly(chosen, &budget, head, chosen->exact);
-            chosen->rows_to_recall += budget.k;
-            chosen->rows_recalled +=
-                is_oracle ? budget.k : n_common(chosen->ids, chosen->exact, budget.k);
+                choose_exactly(baseline, &budget, head, baseline->exact);
+            baseline->rows_to_recall += budget.k;
+            baseline->rows_recalled +=
+                is_oracle ? budget.k : n_common(baseline->ids, baseline->exact, budget.k);
         }
-        chosen->rows_attended += budget.sinks + budget.k + budget.n_rows - budget.window_begin;
+        baseline->rows_attended +=
+            budget.sinks + budget.k + budget.n_rows - budget.window_begin;
     }
-    chosen->run_begin[shape->n_kv_heads] = n_runs;
-    chosen->device->row->runs_attend(chosen->device, shape, q, chosen->runs, chosen->run_begin,
-                                     out, NULL);
+    baseline->run_begin[shape->n_kv_heads] = n_runs;
+    baseline->device->ops->runs_attend(baseline->device, shape, q, baseline->runs,
+                                       baseline->run_begin, out, NULL);
 }
 
 /* ---- the method's table ---- */
 
-static void chosen_destroy(struct kv_attention *attention)
+static void baseline_destroy(struct kvw_method *attention)
 {
-    struct chosen *chosen = chosen_of(attention);
+    struct baseline *baseline = baseline_of(attention);
 
-    kv_local_rows_destroy(chosen->local);
-    chosen->device->row->buffer_destroy(chosen->scores);
-    free(chosen->scores_host);
-    free(chosen->sums);
-    free(chosen->order);
-    free(chosen->ids);
-    free(chosen->exact);
-    free(chosen->runs);
-    free(chosen->run_begin);
-    free(chosen);
+    kvw_full_rows_destroy(baseline->full_rows);
+    baseline->device->ops->buffer_destroy(baseline->scores);
+    free(baseline->scores_host);
+    free(baseline->sums);
+    free(baseline->order);
+    free(baseline->ids);
+    free(baseline->exact);
+    free(baseline->runs);
+    free(baseline->run_begin);
+    free(baseline);
 }
 
-static kv_status_t create(const struct kv_attention_setup *setup,
-                          const struct kv_attention_row *row,
+static kv_status_t create(const struct kvw_method_setup *setup,
+                          const struct kvw_method_ops *ops,
                           choose_fn choose,
-                          struct kv_attention **ret_attention,
+                          struct kvw_method **ret_attention,
                           char *detail,
                           size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->session.model->params;
+    const struct kvw_model_params *params = &setup->session.model->params;
     const size_t capacity = setup->session.capacity;
     const size_t scores_bytes = params->n_q_heads * capacity * sizeof(float);
-    struct chosen *chosen = calloc(1, sizeof(*chosen));
+    struct baseline *baseline = calloc(1, sizeof(*baseline));
     kv_status_t status = KV_NO_MEMORY;
 
     snprintf(detail, detail_bytes, "memory: scores of %zu tokens: refused", capacity);
-    if (chosen == NULL)
+    if (baseline == NULL)
         return KV_NO_MEMORY;
-    chosen->base.row = row;
-    chosen->choose = choose;
-    chosen->options = setup->options;
-    chosen->device = setup->session.model->device;
-    chosen->softmax = kvw_softmax();
-    chosen->scores_host = malloc(scores_bytes);
-    chosen->sums = malloc(capacity * sizeof(chosen->sums[0]));
-    chosen->order = malloc(capacity * sizeof(chosen->order[0]));
-    chosen->ids = malloc(capacity * sizeof(chosen->ids[0]));
-    chosen->exact = malloc(capacity * sizeof(chosen->exact[0]));
+    baseline->base.ops = ops;
+    baseline->choose = choose;
+    baseline->options = setup->options;
+    baseline->device = setup->session.model->device;
+    baseline->softmax = kvw_softmax();
+    baseline->scores_host = malloc(scores_bytes);
+    baseline->sums = malloc(capacity * sizeof(baseline->sums[0]));
+    baseline->order = malloc(capacity * sizeof(baseline->order[0]));
+    baseline->ids = malloc(capacity * sizeof(baseline->ids[0]));
+    baseline->exact = malloc(capacity * sizeof(baseline->exact[0]));
     /* Rows that do not touch, between sinks and window. */
-    chosen->runs = malloc(params->n_kv_heads * (capacity / 2 + 3) * sizeof(chosen->runs[0]));
-    chosen->run_begin = calloc(params->n_kv_heads + 1, sizeof(chosen->run_begin[0]));
-    if (chosen->scores_host != NULL && chosen->sums != NULL && chosen->order != NULL &&
-        chosen->ids != NULL && chosen->exact != NULL && chosen->runs != NULL &&
-        chosen->run_begin != NULL)
-        status =
-            chosen->device->row->buffer_create(chosen->device, scores_bytes, &chosen->scores);
+    baseline->runs =
+        malloc(params->n_kv_heads * (capacity / 2 + 3) * sizeof(baseline->runs[0]));
+    baseline->run_begin = calloc(params->n_kv_heads + 1, sizeof(baseline->run_begin[0]));
+    if (baseline->scores_host != NULL && baseline->sums != NULL && baseline->order != NULL &&
+        baseline->ids != NULL && baseline->exact != NULL && baseline->runs != NULL &&
+        baseline->run_begin != NULL)
+        status = baseline->device->ops->buffer_create(baseline->device, scores_bytes,
+                                                      &baseline->scores);
     if (status == KV_OK)
-        status = kv_local_rows_create(&setup->session, &chosen->local, detail, detail_bytes);
+        status =
+            kvw_full_rows_create(&setup->session, &baseline->full_rows, detail, detail_bytes);
     if (status != KV_OK) {
-        chosen_destroy(&chosen->base);
+        baseline_destroy(&baseline->base);
         return status;
     }
-    chosen->base.session = kv_local_rows_session(chosen->local);
-    *ret_attention = &chosen->base;
+    baseline->base.session = kvw_full_rows_session(baseline->full_rows);
+    *ret_attention = &baseline->base;
     return KV_OK;
 }
 
-static kv_status_t oracle_create(const struct kv_attention_setup *setup,
-                                 struct kv_attention **ret_attention,
+static kv_status_t oracle_create(const struct kvw_method_setup *setup,
+                                 struct kvw_method **ret_attention,
                                  char *detail,
                                  size_t detail_bytes)
 {
-    return create(setup, &kv_attention_oracle, choose_oracle, ret_attention, detail,
+    return create(setup, &kvw_method_oracle, choose_oracle, ret_attention, detail,
                   detail_bytes);
 }
 
-static kv_status_t window_create(const struct kv_attention_setup *setup,
-                                 struct kv_attention **ret_attention,
+static kv_status_t window_create(const struct kvw_method_setup *setup,
+                                 struct kvw_method **ret_attention,
                                  char *detail,
                                  size_t detail_bytes)
 {
-    return create(setup, &kv_attention_window, choose_window, ret_attention, detail,
+    return create(setup, &kvw_method_window, choose_window, ret_attention, detail,
                   detail_bytes);
 }
 
-static kv_status_t random_create(const struct kv_attention_setup *setup,
-                                 struct kv_attention **ret_attention,
+static kv_status_t random_create(const struct kvw_method_setup *setup,
+                                 struct kvw_method **ret_attention,
                                  char *detail,
                                  size_t detail_bytes)
 {
-    return create(setup, &kv_attention_random, choose_random, ret_attention, detail,
+    return create(setup, &kvw_method_random, choose_random, ret_attention, detail,
                   detail_bytes);
 }
 
-static kv_status_t chosen_attend(struct kv_attention *attention,
-                                 enum kv_phase phase,
-                                 uint32_t layer,
-                                 uint32_t token_begin,
-                                 uint32_t n,
-                                 const struct kv_device_buffer *q,
-                                 const struct kv_device_buffer *k,
-                                 const struct kv_device_buffer *v,
-                                 struct kv_device_buffer *out)
+static kv_status_t baseline_attend(struct kvw_method *attention,
+                                   enum kvw_phase phase,
+                                   uint32_t layer,
+                                   uint32_t token_begin,
+                                   uint32_t n,
+                                   const struct kvw_device_buffer *q,
+                                   const struct kvw_device_buffer *k,
+                                   const struct kvw_device_buffer *v,
+                                   struct kvw_device_buffer *out)
 {
-    struct chosen *chosen = chosen_of(attention);
-    const struct kv_rows_shape *shape = kv_local_rows_shape(chosen->local);
-    const uint64_t possible = kv_attention_rows_possible(shape, token_begin, n);
+    struct baseline *baseline = baseline_of(attention);
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
+    const uint64_t possible = kvw_method_rows_possible(shape, token_begin, n);
     const kv_status_t status =
-        kv_local_rows_put(chosen->local, phase, layer, token_begin, n, k, v);
+        kvw_full_rows_put(baseline->full_rows, phase, layer, token_begin, n, k, v);
 
     if (status != KV_OK)
         return status;
-    chosen->rows_possible += possible;
-    if (phase == KV_DECODE) {
-        attend_chosen(chosen, layer, token_begin, q, out);
+    baseline->rows_possible += possible;
+    if (phase == KVW_DECODE) {
+        attend_baseline(baseline, layer, token_begin, q, out);
         return KV_OK;
     }
-    chosen->device->row->rows_attend(
-        chosen->device, shape, q, kv_local_rows_of(chosen->local, layer), token_begin, n, out);
-    chosen->rows_attended += possible;
-    return kv_store_session_poll(attention->session);
+    baseline->device->ops->rows_attend(baseline->device, shape, q,
+                                       kvw_full_rows_of(baseline->full_rows, layer),
+                                       token_begin, n, out);
+    baseline->rows_attended += possible;
+    return kvw_session_poll(attention->session);
 }
 
-static kv_status_t chosen_passed(struct kv_attention *attention,
-                                 enum kv_phase phase,
-                                 uint32_t token_begin,
-                                 uint32_t n)
+static kv_status_t baseline_end_pass(struct kvw_method *attention,
+                                     enum kvw_phase phase,
+                                     uint32_t token_begin,
+                                     uint32_t n)
 {
-    if (phase == KV_PREFILL)
-        chosen_of(attention)->prompt_rows = token_begin + n;
+    if (phase == KVW_PREFILL)
+        baseline_of(attention)->prompt_rows = token_begin + n;
     return KV_OK;
 }
 
-static kv_status_t chosen_retune(struct kv_attention *attention,
-                                 const struct kv_attention_options *options)
+static kv_status_t baseline_set_options(struct kvw_method *attention,
+                                        const struct kvw_method_options *options)
 {
-    chosen_of(attention)->options = *options;
+    baseline_of(attention)->options = *options;
     return KV_OK;
 }
 
-static kv_status_t chosen_rewind(struct kv_attention *attention, uint32_t tokens)
+static kv_status_t baseline_rewind(struct kvw_method *attention, uint32_t tokens)
 {
-    struct chosen *chosen = chosen_of(attention);
+    struct baseline *baseline = baseline_of(attention);
 
-    if (chosen->prompt_rows > tokens)
-        chosen->prompt_rows = tokens;
+    if (baseline->prompt_rows > tokens)
+        baseline->prompt_rows = tokens;
     return KV_OK;
 }
 
-static void chosen_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
+static void baseline_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
-    const struct chosen *chosen = (const struct chosen *)attention;
+    const struct baseline *baseline = (const struct baseline *)attention;
 
-    stats->rows_attended = chosen->rows_attended;
-    stats->rows_possible = chosen->rows_possible;
-    stats->rows_recalled = chosen->rows_recalled;
-    stats->rows_to_recall = chosen->rows_to_recall;
+    stats->rows_attended = baseline->rows_attended;
+    stats->rows_possible = baseline->rows_possible;
+    stats->rows_recalled = baseline->rows_recalled;
+    stats->rows_to_recall = baseline->rows_to_recall;
 }
 
-#define CHOSEN_FUNCTIONS                                                         \
-    .destroy = chosen_destroy, .attend = chosen_attend, .passed = chosen_passed, \
-    .retune = chosen_retune, .rewind = chosen_rewind, .stats = chosen_stats
+#define BASELINE_FUNCTIONS                                                                 \
+    .destroy = baseline_destroy, .attend = baseline_attend, .end_pass = baseline_end_pass, \
+    .set_options = baseline_set_options, .rewind = baseline_rewind, .stats = baseline_stats
 
-const struct kv_attention_row kv_attention_oracle = {
+const struct kvw_method_ops kvw_method_oracle = {
     .name = "oracle",
     .summary = "a step attends to sinks, window and exactly the best k rows between them",
     .has_budget = true,
     .create = oracle_create,
-    CHOSEN_FUNCTIONS,
+    BASELINE_FUNCTIONS,
 };
 
-const struct kv_attention_row kv_attention_window = {
+const struct kvw_method_ops kvw_method_window = {
     .name = "window",
     .summary = "a step attends to sinks and the last rows",
     .has_budget = true,
     .create = window_create,
-    CHOSEN_FUNCTIONS,
+    BASELINE_FUNCTIONS,
 };
 
-const struct kv_attention_row kv_attention_random = {
+const struct kvw_method_ops kvw_method_random = {
     .name = "random",
     .summary = "a step attends to sinks, window and k rows drawn at random",
     .has_budget = true,
     .has_seed = true,
     .create = random_create,
-    CHOSEN_FUNCTIONS,
+    BASELINE_FUNCTIONS,
 };

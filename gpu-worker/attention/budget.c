@@ -15,11 +15,11 @@ static uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-struct kv_budget
-kv_budget_of(const struct kv_budget_options *options, uint32_t prompt_rows, uint32_t n_rows)
+struct kvw_budget
+kvw_budget_of(const struct kvw_budget_options *options, uint32_t prompt_rows, uint32_t n_rows)
 {
     const uint32_t sinks = smaller(options->sinks, n_rows - 1);
-    const bool is_half = options->window == KV_WINDOW_HALF;
+    const bool is_half = options->window == KVW_WINDOW_HALF;
     const uint32_t half =
         options->ratio > 0
             ? share_of(options->ratio / 2, (double)prompt_rows - (double)options->sinks)
@@ -37,7 +37,7 @@ kv_budget_of(const struct kv_budget_options *options, uint32_t prompt_rows, uint
     }
     if (options->top_k > 0)
         k = smaller(k, options->top_k);
-    return (struct kv_budget){
+    return (struct kvw_budget){
         .n_rows = n_rows,
         .sinks = sinks,
         .window_begin = n_rows - window,
@@ -54,7 +54,7 @@ static bool parse_number(const char *text, const char **ret_end, double *ret_val
     return end != text && *ret_value >= 0 && *ret_value <= 1e9;
 }
 
-bool kv_budget_parse_ratio(const char *text, double *ret_ratio)
+bool kvw_budget_parse_ratio(const char *text, double *ret_ratio)
 {
     double ratio, below = 1;
     const char *end;
@@ -70,7 +70,7 @@ bool kv_budget_parse_ratio(const char *text, double *ret_ratio)
     return true;
 }
 
-bool kv_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count)
+bool kvw_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count)
 {
     uint64_t value = 0;
 
@@ -87,11 +87,11 @@ bool kv_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count
     return true;
 }
 
-bool kv_budget_parse_window(const char *text, uint32_t *ret_window)
+bool kvw_budget_parse_window(const char *text, uint32_t *ret_window)
 {
     if (strcmp(text, "half") == 0) {
-        *ret_window = KV_WINDOW_HALF;
+        *ret_window = KVW_WINDOW_HALF;
         return true;
     }
-    return kv_budget_parse_count(text, 1, ret_window);
+    return kvw_budget_parse_count(text, 1, ret_window);
 }

@@ -5,7 +5,7 @@
  *
  *   k = min(top_k, floor(ratio n_rows) - sinks - window)      whichever of the two are given,
  *                                                             0 at least, the middle at most
- *   KV_WINDOW_HALF, as PQCache splits it (1A.2), fixed when the prompt ends, with P rows:
+ *   KVW_WINDOW_HALF, as PQCache splits it (1A.2), fixed when the prompt ends, with P rows:
  *   k = window = floor((P - sinks) ratio / 2)                 k also top_k at most; without a
  *                                                             ratio both are top_k
  *
@@ -19,16 +19,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KV_WINDOW_HALF UINT32_MAX
+#define KVW_WINDOW_HALF UINT32_MAX
 
-struct kv_budget_options {
+struct kvw_budget_options {
     double ratio;    /* of all rows so far, sinks and window included; 0: not given */
     uint32_t top_k;  /* rows besides sinks and window; 0: not given */
     uint32_t sinks;  /* the first rows of a session */
-    uint32_t window; /* the last rows, the step's own among them, 1 at least; KV_WINDOW_HALF */
+    uint32_t window; /* the last rows, the step's own among them, 1 at least; KVW_WINDOW_HALF */
 };
 
-struct kv_budget {
+struct kvw_budget {
     uint32_t n_rows;       /* so far, the step's own among them */
     uint32_t sinks;        /* rows [0, sinks) */
     uint32_t window_begin; /* rows [window_begin, n_rows) */
@@ -36,14 +36,14 @@ struct kv_budget {
 };
 
 /* Of a step that makes the rows `n_rows`, 1 at least, after a prompt of `prompt_rows`. */
-struct kv_budget
-kv_budget_of(const struct kv_budget_options *options, uint32_t prompt_rows, uint32_t n_rows);
+struct kvw_budget
+kvw_budget_of(const struct kvw_budget_options *options, uint32_t prompt_rows, uint32_t n_rows);
 
 /* "0.1" and "1/10"; in 0..1, 0: not given.  false: neither. */
-bool kv_budget_parse_ratio(const char *text, double *ret_ratio);
+bool kvw_budget_parse_ratio(const char *text, double *ret_ratio);
 /* "64" and "half".  false: neither. */
-bool kv_budget_parse_window(const char *text, uint32_t *ret_window);
+bool kvw_budget_parse_window(const char *text, uint32_t *ret_window);
 /* A whole number of `least`..UINT32_MAX - 1.  false: none. */
-bool kv_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count);
+bool kvw_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count);
 
 #endif

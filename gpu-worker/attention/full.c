@@ -6,25 +6,25 @@
 #include <stdlib.h>
 
 struct full {
-    struct kv_attention base;
-    struct kv_device *device;
-    struct kv_local_rows *local;
+    struct kvw_method base;
+    struct kvw_device *device;
+    struct kvw_full_rows *full_rows;
     uint64_t rows_attended;
 };
 
-static struct full *full_of(struct kv_attention *attention)
+static struct full *full_of(struct kvw_method *attention)
 {
     return (struct full *)attention;
 }
 
-static void full_destroy(struct kv_attention *attention)
+static void full_destroy(struct kvw_method *attention)
 {
-    kv_local_rows_destroy(full_of(attention)->local);
+    kvw_full_rows_destroy(full_of(attention)->full_rows);
     free(attention);
 }
 
-static kv_status_t full_create(const struct kv_attention_setup *setup,
-                               struct kv_attention **ret_attention,
+static kv_status_t full_create(const struct kvw_method_setup *setup,
+                               struct kvw_method **ret_attention,
                                char *detail,
                                size_t detail_bytes)
 {
@@ -33,50 +33,50 @@ static kv_status_t full_create(const struct kv_attention_setup *setup,
 
     if (full == NULL)
         return KV_NO_MEMORY;
-    full->base.row = &kv_attention_full;
+    full->base.ops = &kvw_method_full;
     full->device = setup->session.model->device;
-    status = kv_local_rows_create(&setup->session, &full->local, detail, detail_bytes);
+    status = kvw_full_rows_create(&setup->session, &full->full_rows, detail, detail_bytes);
     if (status != KV_OK) {
         free(full);
         return status;
     }
-    full->base.session = kv_local_rows_session(full->local);
+    full->base.session = kvw_full_rows_session(full->full_rows);
     *ret_attention = &full->base;
     return KV_OK;
 }
 
-static kv_status_t full_attend(struct kv_attention *attention,
-                               enum kv_phase phase,
+static kv_status_t full_attend(struct kvw_method *attention,
+                               enum kvw_phase phase,
                                uint32_t layer,
                                uint32_t token_begin,
                                uint32_t n,
-                               const struct kv_device_buffer *q,
-                               const struct kv_device_buffer *k,
-                               const struct kv_device_buffer *v,
-                               struct kv_device_buffer *out)
+                               const struct kvw_device_buffer *q,
+                               const struct kvw_device_buffer *k,
+                               const struct kvw_device_buffer *v,
+                               struct kvw_device_buffer *out)
 {
     struct full *full = full_of(attention);
-    const struct kv_rows_shape *shape = kv_local_rows_shape(full->local);
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(full->full_rows);
     const kv_status_t status =
-        kv_local_rows_put(full->local, phase, layer, token_begin, n, k, v);
+        kvw_full_rows_put(full->full_rows, phase, layer, token_begin, n, k, v);
 
     if (status != KV_OK)
         return status;
-    full->device->row->rows_attend(full->device, shape, q, kv_local_rows_of(full->local, layer),
-                                   token_begin, n, out);
-    full->rows_attended += kv_attention_rows_possible(shape, token_begin, n);
-    return phase == KV_PREFILL ? kv_store_session_poll(attention->session) : KV_OK;
+    full->device->ops->rows_attend(
+        full->device, shape, q, kvw_full_rows_of(full->full_rows, layer), token_begin, n, out);
+    full->rows_attended += kvw_method_rows_possible(shape, token_begin, n);
+    return phase == KVW_PREFILL ? kvw_session_poll(attention->session) : KV_OK;
 }
 
-static kv_status_t full_retune(struct kv_attention *attention,
-                               const struct kv_attention_options *options)
+static kv_status_t full_set_options(struct kvw_method *attention,
+                                    const struct kvw_method_options *options)
 {
     (void)attention;
     (void)options;
     return KV_OK;
 }
 
-static void full_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
+static void full_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
     const struct full *full = (const struct full *)attention;
 
@@ -84,12 +84,12 @@ static void full_stats(const struct kv_attention *attention, struct kv_attention
     stats->rows_possible = full->rows_attended;
 }
 
-const struct kv_attention_row kv_attention_full = {
+const struct kvw_method_ops kvw_method_full = {
     .name = "full",
     .summary = "every token attends to all before it",
     .create = full_create,
     .destroy = full_destroy,
     .attend = full_attend,
-    .retune = full_retune,
+    .set_options = full_set_options,
     .stats = full_stats,
 };

@@ -9,7 +9,7 @@
  * tokens attend to all before them, the last one too, even if it comes alone.  In a decode
  * step, which is one token, the method decides which cached rows it attends to, and always
  * where rows are; sinks, windows and indexes are its own business.  It writes every row to the
- * store, in the background of the computation: kvw_attention_flush() waits for that.
+ * store, in the background of the computation: kvw_method_flush() waits for that.
  *
  * What every method does with its session is done once, in methods.c; a method adds to it what
  * is its own.  A new method is one file and one row in methods.c.
@@ -22,14 +22,14 @@
 #include "gpu-worker/attention/options.h"
 #include "gpu-worker/kvcache/setup.h"
 
-struct kv_attention_row;
+struct kvw_method_ops;
 
-struct kv_attention_setup {
+struct kvw_method_setup {
     struct kvw_session_setup session;
-    struct kv_attention_options options;
+    struct kvw_method_options options;
 };
 
-struct kv_attention_stats {
+struct kvw_method_stats {
     uint64_t bytes_put;     /* rows sent to the store */
     uint64_t bytes_fetched; /* rows and answers by attention got from it */
     uint64_t rows_attended; /* (query, kv head) pairs of one row */
@@ -43,10 +43,10 @@ struct kv_attention_stats {
     uint64_t rows_to_choose_from;                     /* candidates, per kv head and step */
     uint64_t rows_scored_by_code, rows_scored_by_key; /* of them, to take some for step 2 */
     uint64_t rows_reranked;
-    uint64_t rows_estimated;           /* that were not chosen, by summaries */
-    double nodes_worked_s;             /* of their threads, on queries */
-    uint64_t rows_chosen, rows_cached; /* of them, found in the worker's cache */
-    uint64_t rows_sent;                /* to answer queries */
+    uint64_t rows_estimated;             /* that were not chosen, by summaries */
+    double nodes_worked_s;               /* of their threads, on queries */
+    uint64_t rows_selected, rows_cached; /* of them, found in the worker's cache */
+    uint64_t rows_sent;                  /* to answer queries */
     uint32_t codebooks_trained, codebooks_found;
     double recall_sum; /* of recall_count estimates of the nodes */
     uint64_t recall_count;
@@ -54,18 +54,18 @@ struct kv_attention_stats {
 
 /* What n tokens from token_begin on add to rows_possible in a layer. */
 static inline uint64_t
-kv_attention_rows_possible(const struct kv_rows_shape *shape, uint32_t token_begin, uint32_t n)
+kvw_method_rows_possible(const struct kvw_rows_shape *shape, uint32_t token_begin, uint32_t n)
 {
     return shape->n_kv_heads * ((uint64_t)n * token_begin + (uint64_t)n * (n + 1) / 2);
 }
 
 /* What every method begins with. */
-struct kv_attention {
-    const struct kv_attention_row *row;
-    struct kv_store_session *session; /* in which its rows are kept; the method's own */
+struct kvw_method {
+    const struct kvw_method_ops *ops;
+    struct kvw_session *session; /* in which its rows are kept; the method's own */
 };
 
-struct kv_attention_row {
+struct kvw_method_ops {
     const char *name;    /* "full" */
     const char *summary; /* for --help */
     bool has_budget;     /* options.budget matters */
@@ -73,79 +73,78 @@ struct kv_attention_row {
     bool has_index;      /* what options says of an index matters */
 
     /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
-    kv_status_t (*create)(const struct kv_attention_setup *setup,
-                          struct kv_attention **ret_attention,
+    kv_status_t (*create)(const struct kvw_method_setup *setup,
+                          struct kvw_method **ret_attention,
                           char *detail,
                           size_t detail_bytes);
     /* Closes the session, and with it the store's rows. */
-    void (*destroy)(struct kv_attention *attention);
+    void (*destroy)(struct kvw_method *attention);
 
     /* q, out (n, n_q_heads, d); k, v (n, n_kv_heads, d): of the tokens from token_begin on,
      * turned by position.  Buffers of the model's device. */
-    kv_status_t (*attend)(struct kv_attention *attention,
-                          enum kv_phase phase,
+    kv_status_t (*attend)(struct kvw_method *attention,
+                          enum kvw_phase phase,
                           uint32_t layer,
                           uint32_t token_begin,
                           uint32_t n,
-                          const struct kv_device_buffer *q,
-                          const struct kv_device_buffer *k,
-                          const struct kv_device_buffer *v,
-                          struct kv_device_buffer *out);
+                          const struct kvw_device_buffer *q,
+                          const struct kvw_device_buffer *k,
+                          const struct kvw_device_buffer *v,
+                          struct kvw_device_buffer *out);
     /* The tokens are on their way to the store in all layers.  NULL: no matter. */
-    kv_status_t (*passed)(struct kv_attention *attention,
-                          enum kv_phase phase,
-                          uint32_t token_begin,
-                          uint32_t n);
+    kv_status_t (*end_pass)(struct kvw_method *attention,
+                            enum kvw_phase phase,
+                            uint32_t token_begin,
+                            uint32_t n);
 
     /* Other options for the steps to come, as if they had been given to create().
      * KV_UNSUPPORTED: that takes a new one.  NULL: it always does. */
-    kv_status_t (*retune)(struct kv_attention *attention,
-                          const struct kv_attention_options *options);
+    kv_status_t (*set_options)(struct kvw_method *attention,
+                               const struct kvw_method_options *options);
     /* The prompt that comes ends before the token prompt_end, and some n_steps follow: a method
      * that makes an index may begin with it early, and knows what it is worth.  NULL: no
      * matter. */
-    void (*expect)(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_steps);
+    void (*prompt_hint)(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps);
     /* The session is about to have only `tokens` tokens any more, or another one of as many takes
      * its place: settles what was begun for others, and forgets them.  NULL: no matter. */
-    kv_status_t (*rewind)(struct kv_attention *attention, uint32_t tokens);
+    kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
     /* Adds to what every method counts. */
-    void (*stats)(const struct kv_attention *attention, struct kv_attention_stats *stats);
+    void (*stats)(const struct kvw_method *attention, struct kvw_method_stats *stats);
 };
 
-extern const struct kv_attention_row kv_attention_full;
-extern const struct kv_attention_row kv_attention_pqcache;
+extern const struct kvw_method_ops kvw_method_full;
+extern const struct kvw_method_ops kvw_method_pqcache;
 /* Controls, which have all rows at hand and choose some of them. */
-extern const struct kv_attention_row kv_attention_oracle;
-extern const struct kv_attention_row kv_attention_window;
-extern const struct kv_attention_row kv_attention_random;
+extern const struct kvw_method_ops kvw_method_oracle;
+extern const struct kvw_method_ops kvw_method_window;
+extern const struct kvw_method_ops kvw_method_random;
 
 /* A pass is over: the tokens have been through all layers. */
-kv_status_t kvw_attention_passed(struct kv_attention *attention,
-                                 enum kv_phase phase,
-                                 uint32_t token_begin,
-                                 uint32_t n);
+kv_status_t kvw_method_end_pass(struct kvw_method *attention,
+                                enum kvw_phase phase,
+                                uint32_t token_begin,
+                                uint32_t n);
 /* As the table's expect(), where there is one. */
-void kvw_attention_expect(struct kv_attention *attention,
-                          uint32_t prompt_end,
-                          uint32_t n_steps);
+void kvw_method_prompt_hint(struct kvw_method *attention,
+                            uint32_t prompt_end,
+                            uint32_t n_steps);
 /* Goes on in a fork of the session, which has `tokens` tokens.  KV_UNSUPPORTED: in one
  * already. */
-kv_status_t kvw_attention_branch(struct kv_attention *attention, uint32_t tokens);
+kv_status_t kvw_method_enter_fork(struct kvw_method *attention, uint32_t tokens);
 /* Closes it, and is back in the session that it is a fork of. */
-kv_status_t kvw_attention_unbranch(struct kv_attention *attention, uint32_t tokens);
+kv_status_t kvw_method_leave_fork(struct kvw_method *attention, uint32_t tokens);
 /* Forgets the tokens from `tokens` on. */
-kv_status_t kvw_attention_truncate(struct kv_attention *attention, uint32_t tokens);
+kv_status_t kvw_method_truncate(struct kvw_method *attention, uint32_t tokens);
 /* Waits until the store has every row. */
-kv_status_t kvw_attention_flush(struct kv_attention *attention);
+kv_status_t kvw_method_flush(struct kvw_method *attention);
 /* While nothing is computed, every second or so: keeps the session alive. */
-void kvw_attention_idle(struct kv_attention *attention);
+void kvw_method_keepalive(struct kvw_method *attention);
 
 /* What went wrong, `what: where: value`; lent until the next call. */
-const char *kvw_attention_detail(const struct kv_attention *attention);
-void kvw_attention_stats(const struct kv_attention *attention,
-                         struct kv_attention_stats *ret_stats);
+const char *kvw_method_detail(const struct kvw_method *attention);
+void kvw_method_stats(const struct kvw_method *attention, struct kvw_method_stats *ret_stats);
 
 /* By name; NULL: there is none. */
-const struct kv_attention_row *kv_attention_find(const char *name);
+const struct kvw_method_ops *kvw_method_find(const char *name);
 
 #endif

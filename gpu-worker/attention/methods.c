@@ -4,12 +4,12 @@
 
 #include <string.h>
 
-static const struct kv_attention_row *const rows[] = {
-    &kv_attention_full,   &kv_attention_pqcache, &kv_attention_oracle,
-    &kv_attention_window, &kv_attention_random,
+static const struct kvw_method_ops *const rows[] = {
+    &kvw_method_full,   &kvw_method_pqcache, &kvw_method_oracle,
+    &kvw_method_window, &kvw_method_random,
 };
 
-const struct kv_attention_row *kv_attention_find(const char *name)
+const struct kvw_method_ops *kvw_method_find(const char *name)
 {
     for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (strcmp(rows[i]->name, name) == 0)
@@ -17,71 +17,70 @@ const struct kv_attention_row *kv_attention_find(const char *name)
     return NULL;
 }
 
-kv_status_t kvw_attention_passed(struct kv_attention *attention,
-                                 enum kv_phase phase,
-                                 uint32_t token_begin,
-                                 uint32_t n)
+kv_status_t kvw_method_end_pass(struct kvw_method *attention,
+                                enum kvw_phase phase,
+                                uint32_t token_begin,
+                                uint32_t n)
 {
-    const kv_status_t status = kv_store_session_passed(attention->session, phase, token_begin);
+    const kv_status_t status = kvw_session_end_pass(attention->session, phase, token_begin);
 
-    if (status != KV_OK || attention->row->passed == NULL)
+    if (status != KV_OK || attention->ops->end_pass == NULL)
         return status;
-    return attention->row->passed(attention, phase, token_begin, n);
+    return attention->ops->end_pass(attention, phase, token_begin, n);
 }
 
-void kvw_attention_expect(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_steps)
+void kvw_method_prompt_hint(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps)
 {
-    if (attention->row->expect != NULL)
-        attention->row->expect(attention, prompt_end, n_steps);
+    if (attention->ops->prompt_hint != NULL)
+        attention->ops->prompt_hint(attention, prompt_end, n_steps);
 }
 
-static kv_status_t rewind_to(struct kv_attention *attention, uint32_t tokens)
+static kv_status_t rewind_to(struct kvw_method *attention, uint32_t tokens)
 {
-    return attention->row->rewind != NULL ? attention->row->rewind(attention, tokens) : KV_OK;
+    return attention->ops->rewind != NULL ? attention->ops->rewind(attention, tokens) : KV_OK;
 }
 
-kv_status_t kvw_attention_branch(struct kv_attention *attention, uint32_t tokens)
-{
-    const kv_status_t status = rewind_to(attention, tokens);
-
-    return status == KV_OK ? kv_store_session_branch(attention->session, tokens) : status;
-}
-
-kv_status_t kvw_attention_unbranch(struct kv_attention *attention, uint32_t tokens)
+kv_status_t kvw_method_enter_fork(struct kvw_method *attention, uint32_t tokens)
 {
     const kv_status_t status = rewind_to(attention, tokens);
 
-    return status == KV_OK ? kv_store_session_unbranch(attention->session) : status;
+    return status == KV_OK ? kvw_session_enter_fork(attention->session, tokens) : status;
 }
 
-kv_status_t kvw_attention_truncate(struct kv_attention *attention, uint32_t tokens)
+kv_status_t kvw_method_leave_fork(struct kvw_method *attention, uint32_t tokens)
 {
     const kv_status_t status = rewind_to(attention, tokens);
 
-    return status == KV_OK ? kv_store_session_truncate(attention->session, tokens) : status;
+    return status == KV_OK ? kvw_session_leave_fork(attention->session) : status;
 }
 
-kv_status_t kvw_attention_flush(struct kv_attention *attention)
+kv_status_t kvw_method_truncate(struct kvw_method *attention, uint32_t tokens)
 {
-    return kv_store_session_flush(attention->session);
+    const kv_status_t status = rewind_to(attention, tokens);
+
+    return status == KV_OK ? kvw_session_truncate(attention->session, tokens) : status;
 }
 
-void kvw_attention_idle(struct kv_attention *attention)
+kv_status_t kvw_method_flush(struct kvw_method *attention)
 {
-    kv_store_session_poll(attention->session);
+    return kvw_session_flush(attention->session);
 }
 
-const char *kvw_attention_detail(const struct kv_attention *attention)
+void kvw_method_keepalive(struct kvw_method *attention)
 {
-    return kv_store_session_detail(attention->session);
+    kvw_session_poll(attention->session);
 }
 
-void kvw_attention_stats(const struct kv_attention *attention,
-                         struct kv_attention_stats *ret_stats)
+const char *kvw_method_detail(const struct kvw_method *attention)
 {
-    *ret_stats = (struct kv_attention_stats){
-        .bytes_put = kv_store_session_bytes_put(attention->session),
-        .exposed_wait_s = kv_store_session_wait_s(attention->session),
+    return kvw_session_detail(attention->session);
+}
+
+void kvw_method_stats(const struct kvw_method *attention, struct kvw_method_stats *ret_stats)
+{
+    *ret_stats = (struct kvw_method_stats){
+        .bytes_put = kvw_session_bytes_put(attention->session),
+        .exposed_wait_s = kvw_session_wait_s(attention->session),
     };
-    attention->row->stats(attention, ret_stats);
+    attention->ops->stats(attention, ret_stats);
 }

@@ -8,35 +8,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct kv_attention_options kv_attention_defaults = {
+const struct kvw_method_options kvw_method_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
     .index = {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6},
     .rerank = 4,
-    .cache = KV_CACHE_LRU,
+    .cache = KVW_CACHE_LRU,
     .cache_tokens = 4096,
 };
 
-static bool set_ratio(struct kv_attention_options *options, const char *value)
+static bool set_ratio(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_ratio(value, &options->budget.ratio);
+    return kvw_budget_parse_ratio(value, &options->budget.ratio);
 }
 
-static bool set_top_k(struct kv_attention_options *options, const char *value)
+static bool set_top_k(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 0, &options->budget.top_k);
+    return kvw_budget_parse_count(value, 0, &options->budget.top_k);
 }
 
-static bool set_sinks(struct kv_attention_options *options, const char *value)
+static bool set_sinks(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 0, &options->budget.sinks);
+    return kvw_budget_parse_count(value, 0, &options->budget.sinks);
 }
 
-static bool set_window(struct kv_attention_options *options, const char *value)
+static bool set_window(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_window(value, &options->budget.window);
+    return kvw_budget_parse_window(value, &options->budget.window);
 }
 
-static bool set_seed(struct kv_attention_options *options, const char *value)
+static bool set_seed(struct kvw_method_options *options, const char *value)
 {
     char *end;
 
@@ -46,13 +46,13 @@ static bool set_seed(struct kv_attention_options *options, const char *value)
     return *end == '\0';
 }
 
-static bool set_rerank(struct kv_attention_options *options, const char *value)
+static bool set_rerank(struct kvw_method_options *options, const char *value)
 {
     if (strcmp(value, "auto") == 0) {
         options->rerank = 0;
         return true;
     }
-    return kv_budget_parse_count(value, 1, &options->rerank) &&
+    return kvw_budget_parse_count(value, 1, &options->rerank) &&
            options->rerank <= KV_SELECTED_MAX;
 }
 
@@ -69,82 +69,82 @@ find_name(const char *const *names, unsigned n, const char *value, unsigned *ret
     return false;
 }
 
-static bool set_answer(struct kv_attention_options *options, const char *value)
+static bool set_answer(struct kvw_method_options *options, const char *value)
 {
     static const char *const names[] = {
-        [KV_FORM_AUTO] = "auto",
-        [KV_FORM_ROWS] = "rows",
-        [KV_FORM_IDS] = "ids",
-        [KV_FORM_ATTEND] = "attend",
+        [KVW_RESULT_AUTO] = "auto",
+        [KVW_RESULT_ROWS] = "rows",
+        [KVW_RESULT_IDS] = "ids",
+        [KVW_RESULT_ATTEND] = "attend",
     };
-    unsigned form;
+    unsigned result_mode;
 
-    if (!find_name(names, sizeof(names) / sizeof(names[0]), value, &form))
+    if (!find_name(names, sizeof(names) / sizeof(names[0]), value, &result_mode))
         return false;
-    options->answer = (enum kv_answer_form)form;
+    options->answer = (enum kvw_result_mode)result_mode;
     return true;
 }
 
-static bool set_rest(struct kv_attention_options *options, const char *value)
+static bool set_summaries(struct kvw_method_options *options, const char *value)
 {
     uint32_t *summaries = &options->index.summaries;
 
-    return kv_budget_parse_count(value, 0, summaries) &&
+    return kvw_budget_parse_count(value, 0, summaries) &&
            (*summaries == 0 || *summaries == 16 || *summaries == 64);
 }
 
-static bool set_chapter(struct kv_attention_options *options, const char *value)
+static bool set_chapter(struct kvw_method_options *options, const char *value)
 {
     if (strcmp(value, "prompt") == 0) {
         options->index.chapter_blocks = 0;
         return true;
     }
-    return kv_budget_parse_count(value, KV_CHAPTER_BLOCKS_MIN,
-                                 &options->index.chapter_blocks) &&
+    return kvw_budget_parse_count(value, KV_CHAPTER_BLOCKS_MIN,
+                                  &options->index.chapter_blocks) &&
            options->index.chapter_blocks <= KV_TOKENS_MAX / KV_BLOCK_TOKENS;
 }
 
-static bool set_subspaces(struct kv_attention_options *options, const char *value)
+static bool set_subspaces(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 1, &options->index.subspaces) &&
+    return kvw_budget_parse_count(value, 1, &options->index.subspaces) &&
            options->index.subspaces <= KV_SUBSPACES_MAX;
 }
 
-static bool set_bits(struct kv_attention_options *options, const char *value)
+static bool set_bits(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, 1, &options->index.bits) &&
+    return kvw_budget_parse_count(value, 1, &options->index.bits) &&
            options->index.bits <= KV_CODE_BITS_MAX;
 }
 
-static bool set_iterations(struct kv_attention_options *options, const char *value)
+static bool set_iterations(struct kvw_method_options *options, const char *value)
 {
     if (strcmp(value, "auto") == 0) {
         options->index.iterations = 0;
         return true;
     }
-    return kv_budget_parse_count(value, 1, &options->index.iterations) &&
+    return kvw_budget_parse_count(value, 1, &options->index.iterations) &&
            options->index.iterations <= KV_KMEANS_ITERATIONS_MAX;
 }
 
-static bool set_cache(struct kv_attention_options *options, const char *value)
+static bool set_cache(struct kvw_method_options *options, const char *value)
 {
     static const char *const names[] = {
-        [KV_CACHE_LRU] = "lru", [KV_CACHE_LFU] = "lfu", [KV_CACHE_OFF] = "off"};
+        [KVW_CACHE_LRU] = "lru", [KVW_CACHE_LFU] = "lfu", [KVW_CACHE_OFF] = "off"};
 
     unsigned policy;
 
     if (!find_name(names, sizeof(names) / sizeof(names[0]), value, &policy))
         return false;
-    options->cache = (enum kv_cache_policy)policy;
+    options->cache = (enum kvw_cache_policy)policy;
     return true;
 }
 
-static bool set_cache_tokens(struct kv_attention_options *options, const char *value)
+static bool set_cache_tokens(struct kvw_method_options *options, const char *value)
 {
-    return kv_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
+    return kvw_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
 }
 
-static bool set_wait(struct kv_attention_options *options, const char *value)
+static bool set_wait(struct kvw_method_options *options, const char *value)
 {
     options->index.wait = strcmp(value, "yes") == 0;
     return true;
@@ -196,7 +196,7 @@ static const struct kvw_method_option method_options[] = {
              "that are not chosen would have added; 0: nothing",
      .expected = "0, 16 or 64",
      .choices = "0|16|64",
-     .set = set_rest},
+     .set = set_summaries},
     {.name = "chapter",
      .fallback = "128",
      .help = "blocks of 128 tokens that share a codebook; prompt: one for everything",
@@ -248,10 +248,10 @@ const struct kvw_method_option *kvw_method_option_at(unsigned index)
     return index < N_OPTIONS ? &method_options[index] : NULL;
 }
 
-kv_status_t kv_attention_option(struct kv_attention_options *options,
-                                const char *name,
-                                const char *value,
-                                const char **ret_expected)
+kv_status_t kvw_method_option(struct kvw_method_options *options,
+                              const char *name,
+                              const char *value,
+                              const char **ret_expected)
 {
     for (unsigned i = 0; i < N_OPTIONS; i++) {
         const struct kvw_method_option *option = &method_options[i];

@@ -4,7 +4,7 @@
  *   prompt   attends to everything, and needs every row here; each layer's rows go to the store
  *            while the next one computes, and when the last of a chapter have gone the store is
  *            asked to index it
- *   step     near rows are narrow; for each layer: query -> rows that the worker has not, or
+ *   step     device rows are narrow; for each layer: query -> rows that the worker has not, or
  *            attention over them, and an estimate of what is not chosen -> attention over the
  *            rows that are here, in the order of their tokens -> both merged
  *
@@ -16,29 +16,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static struct pqcache *pqcache_of(struct kv_attention *attention)
+static struct kvw_pqcache *pqcache_of(struct kvw_method *attention)
 {
-    return (struct pqcache *)attention;
+    return (struct kvw_pqcache *)attention;
 }
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-static void pqcache_destroy(struct kv_attention *attention)
+static void pqcache_destroy(struct kvw_method *attention)
 {
-    struct pqcache *pq = pqcache_of(attention);
+    struct kvw_pqcache *pq = pqcache_of(attention);
 
-    kv_layer_index_destroy(pq->index);
+    kvw_index_schedule_destroy(pq->index);
     free(pq->rerank);
     /* A node that still sends would take the client for lost. */
-    if (pq->held != NULL && kv_store_session_detail(pq->base.session)[0] == '\0')
-        kv_held_blocks_truncate(pq->held, 0);
-    kv_held_blocks_destroy(pq->held);
-    kv_near_rows_destroy(pq->near);
-    kv_store_session_destroy(pq->base.session);
-    pq->device->row->buffer_destroy(pq->landed);
+    if (pq->cached != NULL && kvw_session_detail(pq->base.session)[0] == '\0')
+        kvw_block_cache_truncate(pq->cached, 0);
+    kvw_block_cache_destroy(pq->cached);
+    kvw_device_rows_destroy(pq->device_rows);
+    kvw_session_destroy(pq->base.session);
+    pq->device->ops->buffer_destroy(pq->landed);
     /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(pq->landing);
-    pq->device->row->buffer_destroy(pq->lse);
+    pq->device->ops->buffer_destroy(pq->lse);
     free(pq->outputs);
     free(pq->lses);
     free(pq->q);
@@ -50,16 +50,16 @@ static void pqcache_destroy(struct kv_attention *attention)
 }
 
 /* Rows of each kv head that may come in a step. */
-static uint32_t rows_max(const struct kv_attention_setup *setup)
+static uint32_t rows_max(const struct kvw_method_setup *setup)
 {
-    return is_attended_there(&setup->options)
+    return kvw_pqcache_is_attended_there(&setup->options)
                ? 0
-               : smaller(setup->session.capacity, KV_SELECTED_MAX);
+               : kvw_pqcache_smaller(setup->session.capacity, KV_SELECTED_MAX);
 }
 
-static kv_status_t query_memory(struct pqcache *pq)
+static kv_status_t query_memory(struct kvw_pqcache *pq)
 {
-    const struct kv_model_params *params = &pq->setup.session.model->params;
+    const struct kvw_model_params *params = &pq->setup.session.model->params;
     const size_t n_rows = params->n_kv_heads * (size_t)rows_max(&pq->setup);
     const size_t output_floats = (size_t)params->n_q_heads * pq->d;
     kv_status_t status;
@@ -75,31 +75,31 @@ static kv_status_t query_memory(struct pqcache *pq)
     if (pq->q == NULL || pq->outputs == NULL || pq->lses == NULL || pq->fetch_ids == NULL ||
         pq->fetch_n == NULL || pq->runs == NULL || pq->run_begin == NULL)
         return KV_NO_MEMORY;
-    status = pq->device->row->buffer_create(pq->device, params->n_q_heads * sizeof(pq->lses[0]),
+    status = pq->device->ops->buffer_create(pq->device, params->n_q_heads * sizeof(pq->lses[0]),
                                             &pq->lse);
     if (status != KV_OK || n_rows == 0)
         return status;
     status = kv_buffer_alloc(pq->setup.session.client, n_rows * pq->row_bytes, &pq->landing);
     if (status == KV_OK)
-        status = pq->device->row->buffer_wrap(pq->device, kv_buffer_data(pq->landing),
+        status = pq->device->ops->buffer_wrap(pq->device, kv_buffer_data(pq->landing),
                                               kv_buffer_bytes(pq->landing), &pq->landed);
     return status;
 }
 
-static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
-                                  struct kv_attention **ret_attention,
+static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
+                                  struct kvw_method **ret_attention,
                                   char *detail,
                                   size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->session.model->params;
-    const struct kv_attention_options *options = &setup->options;
-    struct pqcache *pq = calloc(1, sizeof(*pq));
+    const struct kvw_model_params *params = &setup->session.model->params;
+    const struct kvw_method_options *options = &setup->options;
+    struct kvw_pqcache *pq = calloc(1, sizeof(*pq));
     kv_status_t status;
 
     snprintf(detail, detail_bytes, "memory: %u tokens: refused", setup->session.capacity);
     if (pq == NULL)
         return KV_NO_MEMORY;
-    pq->base.row = &kv_attention_pqcache;
+    pq->base.ops = &kvw_method_pqcache;
     pq->setup = *setup;
     pq->options = *options;
     pq->device = setup->session.model->device;
@@ -115,20 +115,20 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
     pq->rerank = malloc(pq->n_layers * sizeof(pq->rerank[0]));
     status = pq->rerank == NULL ? KV_NO_MEMORY : query_memory(pq);
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
-        pq->rerank[i] = options->rerank > 0 ? options->rerank : RERANK_USUAL;
+        pq->rerank[i] = options->rerank > 0 ? options->rerank : KVW_PQCACHE_RERANK_USUAL;
     if (status == KV_OK)
-        status =
-            kv_store_session_create(&setup->session, &pq->base.session, detail, detail_bytes);
+        status = kvw_session_create(&setup->session, &pq->base.session, detail, detail_bytes);
     if (status == KV_OK)
-        status = kv_near_rows_create(&setup->session, pq->base.session, &pq->near);
+        status = kvw_device_rows_create(&setup->session, pq->base.session, &pq->device_rows);
     if (status == KV_OK)
-        status = kv_layer_index_create(&setup->session, pq->base.session, &options->index,
-                                       options->seed, &pq->index);
-    if (status == KV_OK && options->cache != KV_CACHE_OFF && !is_attended_there(options))
-        status = kv_held_blocks_create(&setup->session, pq->base.session,
-                                       options->cache == KV_CACHE_LFU ? KV_BLOCKS_LFU
-                                                                      : KV_BLOCKS_LRU,
-                                       options->cache_tokens, &pq->held);
+        status = kvw_index_schedule_create(&setup->session, pq->base.session, &options->index,
+                                           options->seed, &pq->index);
+    if (status == KV_OK && options->cache != KVW_CACHE_OFF &&
+        !kvw_pqcache_is_attended_there(options))
+        status = kvw_block_cache_create(&setup->session, pq->base.session,
+                                        options->cache == KVW_CACHE_LFU ? KVW_BLOCKS_LFU
+                                                                        : KVW_BLOCKS_LRU,
+                                        options->cache_tokens, &pq->cached);
     if (status != KV_OK) {
         pqcache_destroy(&pq->base);
         return status;
@@ -140,96 +140,97 @@ static kv_status_t pqcache_create(const struct kv_attention_setup *setup,
 /* ---- a pass ------------------------------------------------------------------------------ */
 
 /* Before the first layer of a pass: the rows that it needs, where it needs them. */
-static kv_status_t begin_pass(struct pqcache *pq, enum kv_phase phase, uint32_t token_begin)
+static kv_status_t
+begin_pass(struct kvw_pqcache *pq, enum kvw_phase phase, uint32_t token_begin)
 {
-    const struct kv_budget_options *options = &pq->options.budget;
+    const struct kvw_budget_options *options = &pq->options.budget;
     kv_status_t status = KV_OK;
 
-    if (phase == KV_PREFILL)
-        return kv_near_rows_whole(pq->near, token_begin, &pq->wait_us);
-    if (kv_layer_index_prompt_rows(pq->index) == 0)
-        status = kv_layer_index_end_prompt(pq->index);
+    if (phase == KVW_PREFILL)
+        return kvw_device_rows_full(pq->device_rows, token_begin, &pq->wait_us);
+    if (kvw_index_schedule_prompt_rows(pq->index) == 0)
+        status = kvw_index_schedule_end_prompt(pq->index);
     if (status != KV_OK)
         return status;
-    const struct kv_budget budget =
-        kv_budget_of(options, kv_layer_index_prompt_rows(pq->index), token_begin + 1);
-    const uint32_t window = options->window == KV_WINDOW_HALF
+    const struct kvw_budget budget =
+        kvw_budget_of(options, kvw_index_schedule_prompt_rows(pq->index), token_begin + 1);
+    const uint32_t window = options->window == KVW_WINDOW_HALF
                                 ? budget.n_rows - budget.window_begin
                                 : options->window;
-    return kv_near_rows_narrow(pq->near, smaller(options->sinks, pq->setup.session.capacity),
-                               smaller(window, pq->setup.session.capacity), token_begin,
-                               &pq->wait_us);
+    return kvw_device_rows_windowed(
+        pq->device_rows, kvw_pqcache_smaller(options->sinks, pq->setup.session.capacity),
+        kvw_pqcache_smaller(window, pq->setup.session.capacity), token_begin, &pq->wait_us);
 }
 
-static kv_status_t pqcache_attend(struct kv_attention *attention,
-                                  enum kv_phase phase,
+static kv_status_t pqcache_attend(struct kvw_method *attention,
+                                  enum kvw_phase phase,
                                   uint32_t layer,
                                   uint32_t token_begin,
                                   uint32_t n,
-                                  const struct kv_device_buffer *q,
-                                  const struct kv_device_buffer *k,
-                                  const struct kv_device_buffer *v,
-                                  struct kv_device_buffer *out)
+                                  const struct kvw_device_buffer *q,
+                                  const struct kvw_device_buffer *k,
+                                  const struct kvw_device_buffer *v,
+                                  struct kvw_device_buffer *out)
 {
-    struct pqcache *pq = pqcache_of(attention);
-    const struct kv_rows_shape *shape = kv_near_rows_shape(pq->near);
-    const uint64_t possible = kv_attention_rows_possible(shape, token_begin, n);
+    struct kvw_pqcache *pq = pqcache_of(attention);
+    const struct kvw_rows_shape *shape = kvw_device_rows_shape(pq->device_rows);
+    const uint64_t possible = kvw_method_rows_possible(shape, token_begin, n);
     kv_status_t status = layer == 0 ? begin_pass(pq, phase, token_begin) : KV_OK;
 
     if (status == KV_OK)
-        status = kv_near_rows_put(pq->near, phase, layer, token_begin, n, k, v);
+        status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v);
     if (status != KV_OK)
         return status;
     pq->rows_possible += possible;
-    if (phase == KV_DECODE)
-        return kv_pqcache_step_layer(pq, layer, token_begin, q, out);
+    if (phase == KVW_DECODE)
+        return kvw_pqcache_step_layer(pq, layer, token_begin, q, out);
 
-    status = kv_layer_index_rows(pq->index, layer, token_begin + n);
+    status = kvw_index_schedule_rows(pq->index, layer, token_begin + n);
     if (status != KV_OK)
         return status;
-    pq->device->row->rows_attend(pq->device, shape, q, kv_near_rows_all(pq->near, layer),
-                                 token_begin, n, out);
+    pq->device->ops->rows_attend(
+        pq->device, shape, q, kvw_device_rows_all(pq->device_rows, layer), token_begin, n, out);
     pq->rows_attended += possible;
-    return kv_store_session_poll(pq->base.session);
+    return kvw_session_poll(pq->base.session);
 }
 
-static kv_status_t pqcache_passed(struct kv_attention *attention,
-                                  enum kv_phase phase,
-                                  uint32_t token_begin,
-                                  uint32_t n)
+static kv_status_t pqcache_end_pass(struct kvw_method *attention,
+                                    enum kvw_phase phase,
+                                    uint32_t token_begin,
+                                    uint32_t n)
 {
-    return kv_layer_index_passed(pqcache_of(attention)->index, phase, token_begin + n);
+    return kvw_index_schedule_end_pass(pqcache_of(attention)->index, phase, token_begin + n);
 }
 
 /* ---- the method's table ------------------------------------------------------------------ */
 
 static void
-pqcache_expect(struct kv_attention *attention, uint32_t prompt_end, uint32_t n_steps)
+pqcache_prompt_hint(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps)
 {
-    kv_layer_index_expect(pqcache_of(attention)->index, prompt_end, n_steps);
+    kvw_index_schedule_prompt_hint(pqcache_of(attention)->index, prompt_end, n_steps);
 }
 
-static kv_status_t pqcache_rewind(struct kv_attention *attention, uint32_t tokens)
+static kv_status_t pqcache_rewind(struct kvw_method *attention, uint32_t tokens)
 {
-    struct pqcache *pq = pqcache_of(attention);
-    kv_status_t status = kv_store_session_flush(attention->session);
+    struct kvw_pqcache *pq = pqcache_of(attention);
+    kv_status_t status = kvw_session_flush(attention->session);
 
     if (status == KV_OK)
-        status = kv_layer_index_settle(pq->index);
+        status = kvw_index_schedule_settle(pq->index);
     if (status != KV_OK)
         return status;
-    kv_near_rows_truncate(pq->near, tokens);
-    kv_layer_index_truncate(pq->index, tokens);
-    return pq->held != NULL ? kv_held_blocks_truncate(pq->held, tokens) : KV_OK;
+    kvw_device_rows_truncate(pq->device_rows, tokens);
+    kvw_index_schedule_truncate(pq->index, tokens);
+    return pq->cached != NULL ? kvw_block_cache_truncate(pq->cached, tokens) : KV_OK;
 }
 
 /* What the codes and summaries are made with cannot be changed: rows that have them keep them;
  * a step may ask for no summaries.  What memory there is for follows from the answer's form. */
-static kv_status_t pqcache_retune(struct kv_attention *attention,
-                                  const struct kv_attention_options *options)
+static kv_status_t pqcache_set_options(struct kvw_method *attention,
+                                       const struct kvw_method_options *options)
 {
-    struct pqcache *pq = pqcache_of(attention);
-    const struct kv_attention_options *now = &pq->options;
+    struct kvw_pqcache *pq = pqcache_of(attention);
+    const struct kvw_method_options *now = &pq->options;
     const struct kvw_index_options *index = &options->index;
 
     if (options->seed != now->seed || index->chapter_blocks != now->index.chapter_blocks ||
@@ -240,13 +241,13 @@ static kv_status_t pqcache_retune(struct kv_attention *attention,
         options->cache_tokens != now->cache_tokens)
         return KV_UNSUPPORTED;
     pq->options = *options;
-    kv_layer_index_wait(pq->index, index->wait);
+    kvw_index_schedule_wait(pq->index, index->wait);
     for (uint32_t i = 0; i < pq->n_layers; i++)
-        pq->rerank[i] = options->rerank > 0 ? options->rerank : RERANK_USUAL;
+        pq->rerank[i] = options->rerank > 0 ? options->rerank : KVW_PQCACHE_RERANK_USUAL;
     return KV_OK;
 }
 
-const struct kv_attention_row kv_attention_pqcache = {
+const struct kvw_method_ops kvw_method_pqcache = {
     .name = "pqcache",
     .summary = "a step attends to sinks, window and the k rows that the store finds",
     .has_budget = true,
@@ -255,9 +256,9 @@ const struct kv_attention_row kv_attention_pqcache = {
     .create = pqcache_create,
     .destroy = pqcache_destroy,
     .attend = pqcache_attend,
-    .passed = pqcache_passed,
-    .expect = pqcache_expect,
-    .retune = pqcache_retune,
+    .end_pass = pqcache_end_pass,
+    .prompt_hint = pqcache_prompt_hint,
+    .set_options = pqcache_set_options,
     .rewind = pqcache_rewind,
-    .stats = kv_pqcache_stats,
+    .stats = kvw_pqcache_stats,
 };

@@ -13,72 +13,72 @@
 #include "gpu-worker/kvcache/index_schedule.h"
 
 enum {
-    RERANK_USUAL = 4,
+    KVW_PQCACHE_RERANK_USUAL = 4,
 };
 
-struct pqcache {
-    struct kv_attention base;
-    struct kv_attention_setup setup;
-    struct kv_attention_options options;
-    struct kv_device *device;
-    struct kv_near_rows *near;
-    struct kv_held_blocks *held; /* NULL: no cache */
+struct kvw_pqcache {
+    struct kvw_method base;
+    struct kvw_method_setup setup;
+    struct kvw_method_options options;
+    struct kvw_device *device;
+    struct kvw_device_rows *device_rows;
+    struct kvw_block_cache *cached; /* NULL: no cache */
     uint32_t n_layers, d;
     size_t row_bytes;
     uint32_t *rerank; /* (n_layers) */
-    struct kv_layer_index *index;
+    struct kvw_index_schedule *index;
 
     /* A query. */
     float *q; /* (n_q_heads, d) */
     struct kv_buffer *landing;
-    struct kv_device_buffer *landed; /* the same memory; both NULL: rows do not come */
-    enum kv_answer answer;           /* of the one under way; IDS: rows are fetched after it */
-    uint32_t *fetch_ids;             /* ids of rows that have to be fetched after it */
-    uint32_t *fetch_n;               /* (n_kv_heads) */
-    struct kv_row_run *runs;
-    uint32_t *run_begin;          /* (n_kv_heads + 1) */
-    float *outputs, *lses;        /* (n_q_heads, d), (n_q_heads): of the nodes */
-    struct kv_device_buffer *lse; /* (n_q_heads): of the rows that are here */
+    struct kvw_device_buffer *landed; /* the same memory; both NULL: rows do not come */
+    enum kv_answer answer;            /* of the one under way; IDS: rows are fetched after it */
+    uint32_t *fetch_ids;              /* ids of rows that have to be fetched after it */
+    uint32_t *fetch_n;                /* (n_kv_heads) */
+    struct kvw_row_run *runs;
+    uint32_t *run_begin;           /* (n_kv_heads + 1) */
+    float *outputs, *lses;         /* (n_q_heads, d), (n_q_heads): of the nodes */
+    struct kvw_device_buffer *lse; /* (n_q_heads): of the rows that are here */
 
     uint64_t rows_attended, rows_possible, bytes_fetched;
     uint64_t wait_us;
-    struct kv_attention_stats told; /* what the nodes told */
+    struct kvw_method_stats node_stats; /* what the nodes told */
 };
 
-static inline uint32_t smaller(uint32_t a, uint32_t b)
+static inline uint32_t kvw_pqcache_smaller(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
 
 /* The store attends to chosen rows: none of them come. */
-static inline bool is_attended_there(const struct kv_attention_options *options)
+static inline bool kvw_pqcache_is_attended_there(const struct kvw_method_options *options)
 {
-    return options->answer == KV_FORM_AUTO || options->answer == KV_FORM_ATTEND;
+    return options->answer == KVW_RESULT_AUTO || options->answer == KVW_RESULT_ATTEND;
 }
 
 /* The query vectors of a kv head. */
-static inline uint32_t group_of(const struct pqcache *pq)
+static inline uint32_t kvw_pqcache_group_of(const struct kvw_pqcache *pq)
 {
-    const struct kv_model_params *params = &pq->setup.session.model->params;
+    const struct kvw_model_params *params = &pq->setup.session.model->params;
 
     return params->n_q_heads / params->n_kv_heads;
 }
 
-/* Attention of the token in one layer, whose near rows are in place. */
-kv_status_t kv_pqcache_step_layer(struct pqcache *pq,
-                                  uint32_t layer,
-                                  uint32_t token,
-                                  const struct kv_device_buffer *q,
-                                  struct kv_device_buffer *out);
+/* Attention of the token in one layer, whose device rows are in place. */
+kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
+                                   uint32_t layer,
+                                   uint32_t token,
+                                   const struct kvw_device_buffer *q,
+                                   struct kvw_device_buffer *out);
 
 /* Adds what a query found for one kv head. */
-void kv_pqcache_count_found(struct pqcache *pq,
-                            const struct kv_budget *budget,
-                            const struct kv_query_result *found);
+void kvw_pqcache_count_found(struct kvw_pqcache *pq,
+                             const struct kvw_budget *budget,
+                             const struct kv_query_result *found);
 
 /* What nodes worked on a query, of whose heads `found` (n_kv_heads) tells. */
-uint64_t kv_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);
+uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);
 
-void kv_pqcache_stats(const struct kv_attention *attention, struct kv_attention_stats *stats);
+void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_stats *stats);
 
 #endif

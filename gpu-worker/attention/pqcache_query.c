@@ -18,11 +18,11 @@ static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
 
 /* Waits for what the store is asked in a layer's attention. */
 static kv_status_t
-wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32_t layer)
+wait_for(struct kvw_pqcache *pq, struct kv_op *op, enum kvw_trace_track track, uint32_t layer)
 {
-    static const char *const names[KV_TRACE_TRACKS] = {
-        [KV_TRACE_QUERY] = "query", [KV_TRACE_FETCH] = "fetch"};
-    const struct kv_trace_arg args[] = {{"layer", layer}};
+    static const char *const names[KVW_TRACE_TRACKS] = {
+        [KVW_TRACE_QUERY] = "query", [KVW_TRACE_FETCH] = "fetch"};
+    const struct kvw_trace_arg args[] = {{"layer", layer}};
     const uint64_t begin_us = kvw_now_us();
     const kv_status_t status = kv_wait(op);
     const uint64_t end_us = kvw_now_us();
@@ -30,15 +30,15 @@ wait_for(struct pqcache *pq, struct kv_op *op, enum kv_trace_track track, uint32
 
     pq->wait_us += end_us - begin_us;
     kv_op_get_times(op, &times);
-    kv_trace_span(pq->setup.session.trace, track, names[track], times.begun_us, times.ended_us,
-                  args, 1);
-    kv_trace_span(pq->setup.session.trace, KV_TRACE_WAIT, names[track], begin_us, end_us, args,
-                  1);
-    return kv_store_session_fail(pq->base.session, status);
+    kvw_trace_span(pq->setup.session.trace, track, names[track], times.begun_us, times.ended_us,
+                   args, 1);
+    kvw_trace_span(pq->setup.session.trace, KVW_TRACE_WAIT, names[track], begin_us, end_us,
+                   args, 1);
+    return kvw_session_fail(pq->base.session, status);
 }
 
 /* Rows that the query named and could not send: they are more than a message takes. */
-static kv_status_t fetch_rows(struct pqcache *pq,
+static kv_status_t fetch_rows(struct kvw_pqcache *pq,
                               uint32_t layer,
                               const struct kv_query_result *found,
                               uint32_t *rows_before)
@@ -53,26 +53,27 @@ static kv_status_t fetch_rows(struct pqcache *pq,
     for (uint32_t head = 0; head < n_heads; head++) {
         rows_before[head] = n;
         for (uint32_t i = 0; i < found[head].n_ids; i++)
-            if (pq->held == NULL || !kv_held_blocks_has(pq->held, layer, found[head].ids[i]))
+            if (pq->cached == NULL ||
+                !kvw_block_cache_has(pq->cached, layer, found[head].ids[i]))
                 pq->fetch_ids[n++] = found[head].ids[i];
         pq->fetch_n[head] = n - rows_before[head];
     }
     if (n == 0)
         return KV_OK;
-    status = kv_fetch_begin(kv_store_session_handle(pq->base.session), &fetch, &io,
+    status = kv_fetch_begin(kvw_session_handle(pq->base.session), &fetch, &io,
                             QUERY_DEADLINE_MS, &op);
     if (status != KV_OK)
-        return kv_store_session_fail(pq->base.session, status);
-    status = wait_for(pq, op, KV_TRACE_FETCH, layer);
+        return kvw_session_fail(pq->base.session, status);
+    status = wait_for(pq, op, KVW_TRACE_FETCH, layer);
     kv_op_free(op);
-    pq->told.rows_sent += n;
+    pq->node_stats.rows_sent += n;
     pq->bytes_fetched += n * pq->row_bytes;
     return status;
 }
 
 /* --rerank auto: more candidates where the nodes find that codes alone miss too much. */
 static void
-adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_query_result *found)
+adapt_rerank(struct kvw_pqcache *pq, uint32_t layer, const struct kv_query_result *found)
 {
     float least = 1;
 
@@ -84,13 +85,13 @@ adapt_rerank(struct pqcache *pq, uint32_t layer, const struct kv_query_result *f
             least = found[head].recall;
     if (least < RECALL_WANTED && pq->rerank[layer] < RERANK_MOST)
         pq->rerank[layer]++;
-    else if (least > RECALL_PLENTY && pq->rerank[layer] > RERANK_USUAL)
+    else if (least > RECALL_PLENTY && pq->rerank[layer] > KVW_PQCACHE_RERANK_USUAL)
         pq->rerank[layer]--;
 }
 
 /* Runs of a head's chosen rows that are here, behind n_runs others; returns how many there are
  * then.  Rows that were sent lie one after the other from `first` on. */
-static uint32_t chosen_runs(struct pqcache *pq,
+static uint32_t chosen_runs(struct kvw_pqcache *pq,
                             uint32_t layer,
                             uint32_t head,
                             const struct kv_query_result *found,
@@ -101,30 +102,31 @@ static uint32_t chosen_runs(struct pqcache *pq,
 
     for (uint32_t i = 0; i < found->n_ids; i++) {
         const uint32_t token = found->ids[i];
-        const bool is_held =
+        const bool is_cached =
             pq->answer == KV_ANSWER_IDS
-                ? pq->held != NULL && kv_held_blocks_has(pq->held, layer, token)
+                ? pq->cached != NULL && kvw_block_cache_has(pq->cached, layer, token)
                 : found->row_index[i] == KV_ROW_CACHED;
 
-        if (is_held) {
-            pq->runs[n_runs++] = kv_held_blocks_run(pq->held, layer, head, token);
-            pq->told.rows_cached++;
+        if (is_cached) {
+            pq->runs[n_runs++] = kvw_block_cache_run(pq->cached, layer, head, token);
+            pq->node_stats.rows_cached++;
         } else if (goes_on) {
             pq->runs[n_runs - 1].n_rows++;
             first++;
         } else {
-            pq->runs[n_runs++] = (struct kv_row_run){pq->landed, first++, 1};
+            pq->runs[n_runs++] = (struct kvw_row_run){pq->landed, first++, 1};
         }
-        goes_on = !is_held;
-        if (pq->held != NULL)
-            kv_held_blocks_note(pq->held, layer, token);
+        goes_on = !is_cached;
+        if (pq->cached != NULL)
+            kvw_block_cache_note(pq->cached, layer, token);
     }
     return n_runs;
 }
 
 /* Where the first of a head's rows that came is, in rows of the landing memory. */
-static size_t
-first_row(const struct pqcache *pq, const struct kv_query_result *found, uint32_t rows_before)
+static size_t first_row(const struct kvw_pqcache *pq,
+                        const struct kv_query_result *found,
+                        uint32_t rows_before)
 {
     if (pq->answer == KV_ANSWER_IDS)
         return rows_before;
@@ -133,28 +135,29 @@ first_row(const struct pqcache *pq, const struct kv_query_result *found, uint32_
 }
 
 /* What came of rows that are not here joins what came of those that are. */
-static void merge_found(struct pqcache *pq,
+static void merge_found(struct kvw_pqcache *pq,
                         const struct kv_query_result *found,
-                        struct kv_device_buffer *out)
+                        struct kvw_device_buffer *out)
 {
-    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads, group = group_of(pq);
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads,
+                   group = kvw_pqcache_group_of(pq);
 
     for (uint32_t head = 0; head < n_heads; head++) {
         memcpy(pq->outputs + (size_t)head * group * pq->d, found[head].outputs,
                (size_t)group * pq->d * sizeof(pq->outputs[0]));
         memcpy(pq->lses + head * group, found[head].lses, group * sizeof(pq->lses[0]));
     }
-    pq->device->row->answers_merge(pq->device, kv_near_rows_shape(pq->near), pq->outputs,
-                                   pq->lses, out, pq->lse);
+    pq->device->ops->answers_merge(pq->device, kvw_device_rows_shape(pq->device_rows),
+                                   pq->outputs, pq->lses, out, pq->lse);
 }
 
 /* Attention over sinks, what was found, and the window.  `op` NULL: nothing was asked. */
-static kv_status_t attend_found(struct pqcache *pq,
+static kv_status_t attend_found(struct kvw_pqcache *pq,
                                 uint32_t layer,
-                                const struct kv_budget *budget,
+                                const struct kvw_budget *budget,
                                 const struct kv_op *op,
-                                const struct kv_device_buffer *q,
-                                struct kv_device_buffer *out)
+                                const struct kvw_device_buffer *q,
+                                struct kvw_device_buffer *out)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
     struct kv_query_result found[KV_HEADS_MAX];
@@ -165,63 +168,64 @@ static kv_status_t attend_found(struct pqcache *pq,
 
     for (uint32_t head = 0; op != NULL && head < n_heads; head++) {
         kv_op_query_result(op, head, &found[head]);
-        kv_pqcache_count_found(pq, budget, &found[head]);
+        kvw_pqcache_count_found(pq, budget, &found[head]);
     }
     if (op != NULL) {
-        pq->told.nodes_worked_s += (double)kv_pqcache_worked_us(found, n_heads) / 1e6;
+        pq->node_stats.nodes_worked_s += (double)kvw_pqcache_worked_us(found, n_heads) / 1e6;
         adapt_rerank(pq, layer, found);
     }
     if (op != NULL && pq->answer == KV_ANSWER_IDS)
         status = fetch_rows(pq, layer, found, rows_before);
     for (uint32_t head = 0; status == KV_OK && head < n_heads; head++) {
         pq->run_begin[head] = n_runs;
-        n_runs = kv_near_rows_runs(pq->near, layer, head, 0, budget->sinks, pq->runs, n_runs);
+        n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, 0, budget->sinks, pq->runs,
+                                      n_runs);
         if (op != NULL && pq->answer != KV_ANSWER_ATTEND)
             n_runs = chosen_runs(pq, layer, head, &found[head],
                                  first_row(pq, &found[head], rows_before[head]), n_runs);
-        n_runs = kv_near_rows_runs(pq->near, layer, head, budget->window_begin, budget->n_rows,
-                                   pq->runs, n_runs);
+        n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, budget->window_begin,
+                                      budget->n_rows, pq->runs, n_runs);
         pq->rows_attended += budget->sinks + budget->n_rows - budget->window_begin;
     }
     if (status != KV_OK)
         return status;
     pq->run_begin[n_heads] = n_runs;
     is_merged = op != NULL && found[0].outputs != NULL;
-    pq->device->row->runs_attend(pq->device, kv_near_rows_shape(pq->near), q, pq->runs,
-                                 pq->run_begin, out, is_merged ? pq->lse : NULL);
+    pq->device->ops->runs_attend(pq->device, kvw_device_rows_shape(pq->device_rows), q,
+                                 pq->runs, pq->run_begin, out, is_merged ? pq->lse : NULL);
     if (is_merged)
         merge_found(pq, found, out);
     /* The answer's memory is used again at once. */
-    return pq->device->row->sync(pq->device);
+    return pq->device->ops->sync(pq->device);
 }
 
 /* How the store is to answer a query for k rows: more than a message takes are fetched by their
  * ids. */
-static enum kv_answer answer_for(const struct pqcache *pq, uint32_t k)
+static enum kv_answer answer_for(const struct kvw_pqcache *pq, uint32_t k)
 {
-    if (is_attended_there(&pq->options))
+    if (kvw_pqcache_is_attended_there(&pq->options))
         return KV_ANSWER_ATTEND;
-    return pq->options.answer == KV_FORM_IDS || k * pq->row_bytes > MESSAGE_BYTES
+    return pq->options.answer == KVW_RESULT_IDS || k * pq->row_bytes > MESSAGE_BYTES
                ? KV_ANSWER_IDS
                : KV_ANSWER_ROWS;
 }
 
-static kv_status_t begin_query(struct pqcache *pq,
+static kv_status_t begin_query(struct kvw_pqcache *pq,
                                uint32_t layer,
-                               const struct kv_budget *budget,
-                               const struct kv_device_buffer *q,
+                               const struct kvw_budget *budget,
+                               const struct kvw_device_buffer *q,
                                struct kv_op **ret_op)
 {
-    const struct kv_model_params *params = &pq->setup.session.model->params;
+    const struct kvw_model_params *params = &pq->setup.session.model->params;
     const struct kv_range middle = {budget->sinks, budget->window_begin};
     const struct kv_rows_io io = {.buffer = pq->landing};
     struct kv_query query = {
         .layer = layer,
-        .n_queries = group_of(pq),
+        .n_queries = kvw_pqcache_group_of(pq),
         .queries = pq->q,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
-        .k = smaller(budget->k, KV_SELECTED_MAX),
+        .k = kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX),
         .rerank = pq->rerank[layer],
         .summaries = pq->options.index.summaries,
         .n_ranges = 1,
@@ -230,38 +234,38 @@ static kv_status_t begin_query(struct pqcache *pq,
     kv_status_t status;
 
     query.answer = pq->answer = answer_for(pq, query.k);
-    pq->device->row->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
-    if (pq->answer == KV_ANSWER_ROWS && pq->held != NULL)
-        kv_held_blocks_list(pq->held, layer, &query.n_cached, &query.cached);
+    pq->device->ops->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
+    if (pq->answer == KV_ANSWER_ROWS && pq->cached != NULL)
+        kvw_block_cache_list(pq->cached, layer, &query.n_cached, &query.cached);
     status =
-        kv_query_begin(kv_store_session_handle(pq->base.session), &query,
+        kv_query_begin(kvw_session_handle(pq->base.session), &query,
                        pq->answer == KV_ANSWER_ROWS ? &io : NULL, QUERY_DEADLINE_MS, ret_op);
-    return kv_store_session_fail(pq->base.session, status);
+    return kvw_session_fail(pq->base.session, status);
 }
 
-kv_status_t kv_pqcache_step_layer(struct pqcache *pq,
-                                  uint32_t layer,
-                                  uint32_t token,
-                                  const struct kv_device_buffer *q,
-                                  struct kv_device_buffer *out)
+kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
+                                   uint32_t layer,
+                                   uint32_t token,
+                                   const struct kvw_device_buffer *q,
+                                   struct kvw_device_buffer *out)
 {
-    const struct kv_budget budget =
-        kv_budget_of(&pq->options.budget, kv_layer_index_prompt_rows(pq->index), token + 1);
+    const struct kvw_budget budget = kvw_budget_of(
+        &pq->options.budget, kvw_index_schedule_prompt_rows(pq->index), token + 1);
     struct kv_op *op = NULL;
     kv_status_t status;
 
     if (budget.k == 0 || budget.window_begin == budget.sinks)
         return attend_found(pq, layer, &budget, NULL, q, out);
-    status = kv_layer_index_await(pq->index, layer);
+    status = kvw_index_schedule_await(pq->index, layer);
     if (status == KV_OK)
         status = begin_query(pq, layer, &budget, q, &op);
     if (status != KV_OK)
         return status;
-    status = wait_for(pq, op, KV_TRACE_QUERY, layer);
+    status = wait_for(pq, op, KVW_TRACE_QUERY, layer);
     if (status == KV_OK)
         status = attend_found(pq, layer, &budget, op, q, out);
     kv_op_free(op);
-    if (status == KV_OK && pq->held != NULL)
-        status = kv_held_blocks_end(pq->held, layer, budget.window_begin);
+    if (status == KV_OK && pq->cached != NULL)
+        status = kvw_block_cache_end(pq->cached, layer, budget.window_begin);
     return status;
 }

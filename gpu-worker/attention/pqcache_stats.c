@@ -3,29 +3,30 @@
 
 #include <math.h>
 
-void kv_pqcache_count_found(struct pqcache *pq,
-                            const struct kv_budget *budget,
-                            const struct kv_query_result *found)
+void kvw_pqcache_count_found(struct kvw_pqcache *pq,
+                             const struct kvw_budget *budget,
+                             const struct kv_query_result *found)
 {
-    pq->told.rows_to_choose_from += budget->window_begin - budget->sinks;
-    pq->told.rows_scored_by_code += found->n_scored_by_code;
-    pq->told.rows_scored_by_key += found->n_scored_by_key;
-    pq->told.rows_reranked += found->n_reranked;
-    pq->told.rows_estimated += found->n_estimated;
-    pq->told.rows_chosen += found->n_selected;
-    pq->told.rows_sent += found->n_rows;
+    pq->node_stats.rows_to_choose_from += budget->window_begin - budget->sinks;
+    pq->node_stats.rows_scored_by_code += found->n_scored_by_code;
+    pq->node_stats.rows_scored_by_key += found->n_scored_by_key;
+    pq->node_stats.rows_reranked += found->n_reranked;
+    pq->node_stats.rows_estimated += found->n_estimated;
+    pq->node_stats.rows_selected += found->n_selected;
+    pq->node_stats.rows_sent += found->n_rows;
     pq->rows_attended += found->n_selected;
     pq->bytes_fetched += found->n_rows * pq->row_bytes;
     if (found->outputs != NULL)
-        pq->bytes_fetched += (size_t)group_of(pq) * (pq->d + 1) * sizeof(found->outputs[0]);
+        pq->bytes_fetched +=
+            (size_t)kvw_pqcache_group_of(pq) * (pq->d + 1) * sizeof(found->outputs[0]);
     if (!isnan(found->recall)) {
-        pq->told.recall_sum += (double)found->recall;
-        pq->told.recall_count++;
+        pq->node_stats.recall_sum += (double)found->recall;
+        pq->node_stats.recall_count++;
     }
 }
 
 /* What nodes worked on a query: heads that one message answered tell the same of all of it. */
-uint64_t kv_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads)
+uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads)
 {
     uint64_t sum = 0;
 
@@ -41,22 +42,22 @@ uint64_t kv_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_he
     return sum;
 }
 
-void kv_pqcache_stats(const struct kv_attention *attention, struct kv_attention_stats *stats)
+void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
-    const struct pqcache *pq = (const struct pqcache *)attention;
-    const struct kv_attention_stats counted = *stats;
+    const struct kvw_pqcache *pq = (const struct kvw_pqcache *)attention;
+    const struct kvw_method_stats counted = *stats;
     struct kvw_index_stats index;
 
-    kv_layer_index_stats(pq->index, &index);
-    *stats = pq->told;
+    kvw_index_schedule_stats(pq->index, &index);
+    *stats = pq->node_stats;
     stats->bytes_put = counted.bytes_put;
     stats->bytes_fetched = pq->bytes_fetched;
-    if (pq->held != NULL)
-        stats->bytes_fetched += kv_held_blocks_bytes_fetched(pq->held);
+    if (pq->cached != NULL)
+        stats->bytes_fetched += kvw_block_cache_bytes_fetched(pq->cached);
     stats->rows_attended = pq->rows_attended;
     stats->rows_possible = pq->rows_possible;
-    stats->rows_recalled = (uint64_t)(pq->told.recall_sum * 1000);
-    stats->rows_to_recall = pq->told.recall_count * 1000;
+    stats->rows_recalled = (uint64_t)(pq->node_stats.recall_sum * 1000);
+    stats->rows_to_recall = pq->node_stats.recall_count * 1000;
     stats->index_wait_s = index.wait_s;
     stats->codebooks_trained = index.codebooks_trained;
     stats->codebooks_found = index.codebooks_found;

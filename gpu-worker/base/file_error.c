@@ -5,7 +5,7 @@
 #include <string.h>
 
 kv_status_t
-kv_detail(const struct kv_detail *detail, kv_status_t status, const char *format, ...)
+kvw_file_error(const struct kvw_file_error *detail, kv_status_t status, const char *format, ...)
 {
     va_list arguments;
     int used = snprintf(detail->text, detail->bytes, "%s: ", detail->path);
@@ -18,9 +18,9 @@ kv_detail(const struct kv_detail *detail, kv_status_t status, const char *format
     return status;
 }
 
-struct kv_shown kv_show(struct kv_text text)
+struct kvw_shown kvw_show(struct kvw_text text)
 {
-    struct kv_shown shown;
+    struct kvw_shown shown;
     size_t room = sizeof(shown.text) - sizeof("...");
     size_t bytes = text.bytes < room ? text.bytes : room;
 

@@ -11,12 +11,12 @@
 #include <stddef.h>
 
 /* Text in a file: not ended by a zero, may hold any bytes. */
-struct kv_text {
+struct kvw_text {
     const char *data;
     size_t bytes;
 };
 
-struct kv_detail {
+struct kvw_file_error {
     char *text;
     size_t bytes;
     const char *path; /* of the file */
@@ -24,13 +24,13 @@ struct kv_detail {
 
 /* Writes `PATH: ...` and returns `status`. */
 kv_status_t
-kv_detail(const struct kv_detail *detail, kv_status_t status, const char *format, ...)
+kvw_file_error(const struct kvw_file_error *detail, kv_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Text for such a line: unprintable bytes as `?`, cut to what fits. */
-struct kv_shown {
+struct kvw_shown {
     char text[100];
 };
-struct kv_shown kv_show(struct kv_text text);
+struct kvw_shown kvw_show(struct kvw_text text);
 
 #endif

@@ -4,7 +4,7 @@
  * What a part is must follow from its number alone, never from who does it: then results do not
  * depend on how many threads there are.
  *
- * Threads: kv_crew_run() from one thread at a time, the crew's owner; the crew's other threads
+ * Threads: kvw_thread_pool_run() from one thread at a time, the thread pool's owner; the thread pool's other threads
  * are its own.  They spin for some microseconds after a job, then sleep.  Memory:
  * create/destroy.
  */
@@ -14,21 +14,25 @@
 #include "proto/kv_status.h"
 
 enum {
-    KV_CREW_THREADS_MAX = 256,
+    KVW_THREAD_POOL_THREADS_MAX = 256,
 };
 
-struct kv_crew;
+struct kvw_thread_pool;
 
 /* `n_threads` counts the caller: 1 makes no thread.  KV_NO_MEMORY, KV_IO. */
-kv_status_t kv_crew_create(unsigned n_threads, struct kv_crew **ret_crew);
-void kv_crew_destroy(struct kv_crew *crew); /* NULL is allowed */
+kv_status_t kvw_thread_pool_create(unsigned n_threads,
+                                   struct kvw_thread_pool **ret_thread_pool);
+void kvw_thread_pool_destroy(struct kvw_thread_pool *thread_pool); /* NULL is allowed */
 
-unsigned kv_crew_threads(const struct kv_crew *crew);
+unsigned kvw_thread_pool_threads(const struct kvw_thread_pool *thread_pool);
 
 /* One part; `member` in [0, n_threads) is who does it, for scratch memory. */
-typedef void (*kv_crew_fn)(void *arg, unsigned part, unsigned member);
+typedef void (*kvw_thread_pool_fn)(void *arg, unsigned part, unsigned thread_index);
 
 /* Does the parts 0..n_parts-1, returns when all are done. */
-void kv_crew_run(struct kv_crew *crew, kv_crew_fn run, void *arg, unsigned n_parts);
+void kvw_thread_pool_run(struct kvw_thread_pool *thread_pool,
+                         kvw_thread_pool_fn run,
+                         void *arg,
+                         unsigned n_parts);
 
 #endif

@@ -16,10 +16,13 @@ enum {
 static const struct {
     const char *name;
     unsigned n_lanes;
-} tracks[KV_TRACE_TRACKS] = {
-    [KV_TRACE_COMPUTE] = {"compute", 1},          [KV_TRACE_WAIT] = {"wait", 1},
-    [KV_TRACE_PUT] = {"put", KV_TRACE_LANES},     [KV_TRACE_QUERY] = {"query", KV_TRACE_LANES},
-    [KV_TRACE_FETCH] = {"fetch", KV_TRACE_LANES}, [KV_TRACE_INDEX] = {"index", KV_TRACE_LANES},
+} tracks[KVW_TRACE_TRACKS] = {
+    [KVW_TRACE_COMPUTE] = {"compute", 1},
+    [KVW_TRACE_WAIT] = {"wait", 1},
+    [KVW_TRACE_PUT] = {"put", KVW_TRACE_LANES},
+    [KVW_TRACE_QUERY] = {"query", KVW_TRACE_LANES},
+    [KVW_TRACE_FETCH] = {"fetch", KVW_TRACE_LANES},
+    [KVW_TRACE_INDEX] = {"index", KVW_TRACE_LANES},
 };
 
 struct lane {
@@ -27,17 +30,17 @@ struct lane {
     uint64_t end_us; /* of its last span */
 };
 
-struct kv_trace {
+struct kvw_trace {
     FILE *file;
     bool has_events;
     bool has_failed;
     char *path;
-    struct lane lanes[KV_TRACE_TRACKS][KV_TRACE_LANES];
+    struct lane lanes[KVW_TRACE_TRACKS][KVW_TRACE_LANES];
     char buffer[BUFFER_BYTES];
 };
 
 /* Says once that the file is not whole. */
-static void look(struct kv_trace *trace, bool failed)
+static void look(struct kvw_trace *trace, bool failed)
 {
     if (trace->has_failed || (!failed && !ferror(trace->file)))
         return;
@@ -47,12 +50,12 @@ static void look(struct kv_trace *trace, bool failed)
 }
 
 /* Viewers take tracks for threads; their numbers order them. */
-static unsigned thread_of(enum kv_trace_track track, unsigned lane)
+static unsigned thread_of(enum kvw_trace_track track, unsigned lane)
 {
-    return 1 + (unsigned)track * KV_TRACE_LANES + lane;
+    return 1 + (unsigned)track * KVW_TRACE_LANES + lane;
 }
 
-static void begin_event(struct kv_trace *trace, struct kv_json *json)
+static void begin_event(struct kvw_trace *trace, struct kv_json *json)
 {
     fputs(trace->has_events ? "," : "[\n", trace->file);
     trace->has_events = true;
@@ -60,7 +63,7 @@ static void begin_event(struct kv_trace *trace, struct kv_json *json)
 }
 
 static void
-add_name(struct kv_trace *trace, const char *what, unsigned thread, const char *name)
+add_name(struct kvw_trace *trace, const char *what, unsigned thread, const char *name)
 {
     struct kv_json json;
 
@@ -75,9 +78,9 @@ add_name(struct kv_trace *trace, const char *what, unsigned thread, const char *
     kv_json_end(&json);
 }
 
-kv_status_t kv_trace_open(const char *path, struct kv_trace **ret_trace)
+kv_status_t kvw_trace_open(const char *path, struct kvw_trace **ret_trace)
 {
-    struct kv_trace *trace = calloc(1, sizeof(*trace));
+    struct kvw_trace *trace = calloc(1, sizeof(*trace));
     kv_status_t status = KV_NO_MEMORY;
 
     if (trace == NULL || (trace->path = strdup(path)) == NULL)
@@ -100,7 +103,7 @@ fail:
 
 /* The first lane that was free when the span began. */
 static unsigned
-lane_for(const struct kv_trace *trace, enum kv_trace_track track, uint64_t begin)
+lane_for(const struct kvw_trace *trace, enum kvw_trace_track track, uint64_t begin)
 {
     unsigned lane = 0;
 
@@ -109,7 +112,7 @@ lane_for(const struct kv_trace *trace, enum kv_trace_track track, uint64_t begin
     return lane;
 }
 
-static void name_lane(struct kv_trace *trace, enum kv_trace_track track, unsigned lane)
+static void name_lane(struct kvw_trace *trace, enum kvw_trace_track track, unsigned lane)
 {
     char text[32];
 
@@ -121,13 +124,13 @@ static void name_lane(struct kv_trace *trace, enum kv_trace_track track, unsigne
     trace->lanes[track][lane].is_named = true;
 }
 
-void kv_trace_span(struct kv_trace *trace,
-                   enum kv_trace_track track,
-                   const char *name,
-                   uint64_t begin_us,
-                   uint64_t end_us,
-                   const struct kv_trace_arg *args,
-                   unsigned n_args)
+void kvw_trace_span(struct kvw_trace *trace,
+                    enum kvw_trace_track track,
+                    const char *name,
+                    uint64_t begin_us,
+                    uint64_t end_us,
+                    const struct kvw_trace_arg *args,
+                    unsigned n_args)
 {
     struct kv_json json;
     unsigned lane;
@@ -160,7 +163,7 @@ void kv_trace_span(struct kv_trace *trace,
     look(trace, false);
 }
 
-kv_status_t kv_trace_close(struct kv_trace *trace)
+kv_status_t kvw_trace_close(struct kvw_trace *trace)
 {
     kv_status_t status;
 

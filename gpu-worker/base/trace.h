@@ -6,10 +6,10 @@
  * what the store is asked for overlaps, so its tracks have lanes, and a span goes to the first
  * lane that was free when it began: "query", "query 2", ...
  *
- *     kv_trace_span(trace, KV_TRACE_QUERY, "query", times.begun_us, times.arrived_us,
- *                   (struct kv_trace_arg[]){{"layer", layer}, {"rows", n_rows}}, 2);
+ *     kvw_trace_span(trace, KVW_TRACE_QUERY, "query", times.begun_us, times.arrived_us,
+ *                   (struct kvw_trace_arg[]){{"layer", layer}, {"rows", n_rows}}, 2);
  *
- * Times are microseconds of any one clock.  A file that ends without kv_trace_close() lacks its
+ * Times are microseconds of any one clock.  A file that ends without kvw_trace_close() lacks its
  * last bracket, which viewers do not mind.
  *
  * Threads: one at a time.  Memory: open/close; a buffer of fixed size, written when it is full.
@@ -22,43 +22,43 @@
 #include <stdint.h>
 
 /* The first two are of one thread that waits for what it does not compute: their spans nest. */
-enum kv_trace_track {
-    KV_TRACE_COMPUTE,
-    KV_TRACE_WAIT,
-    KV_TRACE_PUT,
-    KV_TRACE_QUERY,
-    KV_TRACE_FETCH,
-    KV_TRACE_INDEX,
-    KV_TRACE_TRACKS,
+enum kvw_trace_track {
+    KVW_TRACE_COMPUTE,
+    KVW_TRACE_WAIT,
+    KVW_TRACE_PUT,
+    KVW_TRACE_QUERY,
+    KVW_TRACE_FETCH,
+    KVW_TRACE_INDEX,
+    KVW_TRACE_TRACKS,
 };
 
 enum {
-    KV_TRACE_LANES = 16, /* of a track; what overlaps with more goes to the last */
+    KVW_TRACE_LANES = 16, /* of a track; what overlaps with more goes to the last */
 };
 
-struct kv_trace_arg {
+struct kvw_trace_arg {
     const char *name;
     int64_t value;
 };
 
-struct kv_trace;
+struct kvw_trace;
 
 /* A file that exists is overwritten.  KV_IO: it cannot be opened, errno says why;
  * KV_NO_MEMORY. */
-kv_status_t kv_trace_open(const char *path, struct kv_trace **ret_trace);
+kv_status_t kvw_trace_open(const char *path, struct kvw_trace **ret_trace);
 
 /* Adds a span, at or behind the end of the ones before it on its track or around them.  What
  * ends before it begins has no length.  `trace` NULL: does nothing.  Borrows all. */
-void kv_trace_span(struct kv_trace *trace,
-                   enum kv_trace_track track,
-                   const char *name,
-                   uint64_t begin_us,
-                   uint64_t end_us,
-                   const struct kv_trace_arg *args,
-                   unsigned n_args);
+void kvw_trace_span(struct kvw_trace *trace,
+                    enum kvw_trace_track track,
+                    const char *name,
+                    uint64_t begin_us,
+                    uint64_t end_us,
+                    const struct kvw_trace_arg *args,
+                    unsigned n_args);
 
 /* KV_IO: not all of it could be written; that was logged when it happened, and what came
  * behind was left out.  NULL is allowed. */
-kv_status_t kv_trace_close(struct kv_trace *trace);
+kv_status_t kvw_trace_close(struct kvw_trace *trace);
 
 #endif

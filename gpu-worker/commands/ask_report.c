@@ -14,9 +14,9 @@ enum {
     SENTENCE_BYTES = 1024,
 };
 
-void kv_ask_stats_add(struct kv_attention_stats *to,
-                      const struct kv_attention_stats *after,
-                      const struct kv_attention_stats *before)
+void kvw_ask_stats_add(struct kvw_method_stats *to,
+                       const struct kvw_method_stats *after,
+                       const struct kvw_method_stats *before)
 {
 #define ADD(member) to->member += after->member - before->member
     ADD(bytes_put);
@@ -31,7 +31,7 @@ void kv_ask_stats_add(struct kv_attention_stats *to,
     ADD(rows_reranked);
     ADD(rows_estimated);
     ADD(nodes_worked_s);
-    ADD(rows_chosen);
+    ADD(rows_selected);
     ADD(rows_cached);
     ADD(rows_sent);
     ADD(codebooks_trained);
@@ -46,48 +46,48 @@ static double quotient(double part, double whole)
     return whole > 0 ? part / whole : NAN;
 }
 
-static double step_s(const struct kv_ask_cost *cost)
+static double step_s(const struct kvw_ask_cost *cost)
 {
     return quotient(cost->decode_s, cost->timed_steps);
 }
 
-static double rows_share(const struct kv_ask_cost *cost)
+static double rows_share(const struct kvw_ask_cost *cost)
 {
     return quotient((double)cost->steps_stats.rows_attended,
                     (double)cost->steps_stats.rows_possible);
 }
 
-static double estimated_share(const struct kv_ask_cost *cost)
+static double estimated_share(const struct kvw_ask_cost *cost)
 {
     return quotient((double)cost->steps_stats.rows_estimated,
                     (double)cost->steps_stats.rows_possible);
 }
 
-static double bytes_per_step(const struct kv_ask_cost *cost)
+static double bytes_per_step(const struct kvw_ask_cost *cost)
 {
     return quotient((double)cost->steps_stats.bytes_fetched, cost->steps);
 }
 
-static double recall(const struct kv_ask_cost *cost)
+static double recall(const struct kvw_ask_cost *cost)
 {
     return quotient(cost->steps_stats.recall_sum, (double)cost->steps_stats.recall_count);
 }
 
-static double coded_share(const struct kv_ask_cost *cost)
+static double coded_share(const struct kvw_ask_cost *cost)
 {
-    const struct kv_attention_stats *stats = &cost->steps_stats;
+    const struct kvw_method_stats *stats = &cost->steps_stats;
 
     return quotient((double)stats->rows_scored_by_code,
                     (double)(stats->rows_scored_by_code + stats->rows_scored_by_key));
 }
 
-static double cache_hits(const struct kv_ask_cost *cost)
+static double cache_hits(const struct kvw_ask_cost *cost)
 {
     return quotient((double)cost->steps_stats.rows_cached,
-                    (double)cost->steps_stats.rows_chosen);
+                    (double)cost->steps_stats.rows_selected);
 }
 
-static int method_width(const struct kv_eval_plan *plan)
+static int method_width(const struct kvw_eval_plan *plan)
 {
     size_t width = METHOD_WIDTH_MIN;
 
@@ -100,23 +100,23 @@ static int method_width(const struct kv_eval_plan *plan)
 /* ---- answers ---- */
 
 /* The first line of an answer, whole characters; free it with free().  NULL: no memory. */
-static char *first_line(const struct kvworker_reply *reply)
+static char *first_line(const struct kvw_reply *reply)
 {
     const char *end = memchr(reply->text, '\n', reply->bytes);
     const size_t bytes = end != NULL ? (size_t)(end - reply->text) : reply->bytes;
-    struct kv_utf8_stream stream = {.n_pending = 0};
-    char *line = malloc(kv_utf8_stream_bytes(bytes) + kv_utf8_stream_bytes(0) + 1);
+    struct kvw_utf8_stream stream = {.n_pending = 0};
+    char *line = malloc(kvw_utf8_stream_bytes(bytes) + kvw_utf8_stream_bytes(0) + 1);
     size_t n;
 
     if (line == NULL)
         return NULL;
-    n = kv_utf8_stream_push(&stream, reply->text, bytes, line);
-    n += kv_utf8_stream_end(&stream, line + n);
+    n = kvw_utf8_stream_push(&stream, reply->text, bytes, line);
+    n += kvw_utf8_stream_end(&stream, line + n);
     line[n] = '\0';
     return line;
 }
 
-void kv_ask_report_question(const struct kv_ask_about *about, size_t i)
+void kvw_ask_report_question(const struct kvw_ask_about *about, size_t i)
 {
     if (about->worker->options->json)
         return;
@@ -124,9 +124,9 @@ void kv_ask_report_question(const struct kv_ask_about *about, size_t i)
     fflush(stdout);
 }
 
-static void write_stats(struct kv_json *json, const struct kv_ask_cost *cost)
+static void write_stats(struct kv_json *json, const struct kvw_ask_cost *cost)
 {
-    const struct kv_attention_stats *steps = &cost->steps_stats, *all = &cost->all_stats;
+    const struct kvw_method_stats *steps = &cost->steps_stats, *all = &cost->all_stats;
 
     kv_json_number(json, "generated_tokens", cost->generated_tokens);
     kv_json_number(json, "steps", cost->steps);
@@ -143,29 +143,29 @@ static void write_stats(struct kv_json *json, const struct kv_ask_cost *cost)
     kv_json_number(json, "rows_scored_by_code", (double)steps->rows_scored_by_code);
     kv_json_number(json, "rows_scored_exactly", (double)steps->rows_scored_by_key);
     kv_json_number(json, "rows_reranked", (double)steps->rows_reranked);
-    kv_json_number(json, "rows_chosen", (double)steps->rows_chosen);
+    kv_json_number(json, "rows_chosen", (double)steps->rows_selected);
     kv_json_number(json, "rows_sent", (double)steps->rows_sent);
     kv_json_number(json, "block_cache_hit_rate", cache_hits(cost));
     kv_json_number(json, "recall_estimate", recall(cost));
 }
 
-static void begin_json(struct kv_json *json, const struct kv_eval_run *run)
+static void begin_json(struct kv_json *json, const struct kvw_eval_run *run)
 {
     kv_json_begin(json, stdout);
     kv_json_text(json, "method", run->method);
-    kv_json_text(json, "attention", run->row->name);
+    kv_json_text(json, "attention", run->ops->name);
     kv_json_text(json, "budget", run->budget);
-    kv_json_number(json, "seed", run->row->has_seed ? (double)run->options.seed : NAN);
+    kv_json_number(json, "seed", run->ops->has_seed ? (double)run->options.seed : NAN);
 }
 
-void kv_ask_report_answer(const struct kv_ask_about *about,
-                          size_t method,
-                          size_t question,
-                          const struct kvworker_reply *reply,
-                          const struct kv_ask_cost *cost)
+void kvw_ask_report_answer(const struct kvw_ask_about *about,
+                           size_t method,
+                           size_t question,
+                           const struct kvw_reply *reply,
+                           const struct kvw_ask_cost *cost)
 {
-    const struct kv_needle *needle = &about->questions->needles.list[question];
-    const struct kv_eval_run *run = &about->plan->runs[method];
+    const struct kvw_needle *needle = &about->questions->needles.list[question];
+    const struct kvw_eval_run *run = &about->plan->runs[method];
     char *line = first_line(reply);
     struct kv_json json;
 
@@ -195,14 +195,14 @@ void kv_ask_report_answer(const struct kv_ask_about *about,
 /* ---- sums ---- */
 
 static void
-write_sum(const struct kv_ask_about *about, size_t method, const struct kv_ask_sum *sum)
+write_sum(const struct kvw_ask_about *about, size_t method, const struct kvw_ask_sum *sum)
 {
-    const struct kvworker *worker = about->worker;
-    const struct kv_ask_cost *cost = &sum->cost;
+    const struct kvw_context *worker = about->worker;
+    const struct kvw_ask_cost *cost = &sum->cost;
     struct kv_json json;
     char device[64];
 
-    worker->device->row->describe(worker->device, device, sizeof(device));
+    worker->device->ops->describe(worker->device, device, sizeof(device));
     begin_json(&json, &about->plan->runs[method]);
     kv_json_number(&json, "found", cost->found);
     kv_json_number(&json, "asked", cost->questions);
@@ -234,16 +234,16 @@ static void print_size(int width, double bytes)
            isnan(bytes) ? "-" : kv_config_format_size((uint64_t)bytes, size, sizeof(size)));
 }
 
-static void print_row(const struct kv_eval_run *run,
+static void print_row(const struct kvw_eval_run *run,
                       int width,
                       bool has_recall,
-                      const struct kv_ask_sum *sum)
+                      const struct kvw_ask_sum *sum)
 {
-    const struct kv_ask_cost *cost = &sum->cost;
+    const struct kvw_ask_cost *cost = &sum->cost;
     char found[32], codebooks[32] = "-";
 
     snprintf(found, sizeof(found), "%" PRIu32 " of %" PRIu32, cost->found, cost->questions);
-    if (run->row->has_index)
+    if (run->ops->has_index)
         snprintf(codebooks, sizeof(codebooks), "%" PRIu32 ", then %" PRIu32,
                  sum->codebooks_first, sum->codebooks_later);
     printf("%-*s  %8s", width, run->method, found);
@@ -294,12 +294,12 @@ static void print_wrapped(const char *text)
 }
 
 /* What an indexed method's steps cost beside full attention's, whichever are faster. */
-static void print_comparison(const struct kv_ask_about *about,
-                             const struct kv_eval_run *run,
-                             const struct kv_ask_cost *full,
-                             const struct kv_ask_cost *cost)
+static void print_comparison(const struct kvw_ask_about *about,
+                             const struct kvw_eval_run *run,
+                             const struct kvw_ask_cost *full,
+                             const struct kvw_ask_cost *cost)
 {
-    const struct kvworker *worker = about->worker;
+    const struct kvw_context *worker = about->worker;
     const double row_bytes =
         2.0 * worker->model->params.d * (double)kv_dtype_bytes(worker->dtype);
     char all[16], some[16], why[256] = "", sentence[SENTENCE_BYTES];
@@ -331,9 +331,9 @@ static void print_comparison(const struct kv_ask_about *about,
     print_wrapped(sentence);
 }
 
-void kv_ask_report_sums(const struct kv_ask_about *about, const struct kv_ask_sum *sums)
+void kvw_ask_report_sums(const struct kvw_ask_about *about, const struct kvw_ask_sum *sums)
 {
-    const struct kv_eval_plan *plan = about->plan;
+    const struct kvw_eval_plan *plan = about->plan;
     const int width = method_width(plan);
     bool has_recall = false;
 
@@ -352,7 +352,7 @@ void kv_ask_report_sums(const struct kv_ask_about *about, const struct kv_ask_su
     for (size_t i = 0; i < plan->count; i++)
         print_row(&plan->runs[i], width, has_recall, &sums[i]);
     for (size_t i = 1; i < plan->count; i++)
-        if (plan->runs[i].row->has_index)
+        if (plan->runs[i].ops->has_index)
             print_comparison(about, &plan->runs[i], &sums[0].cost, &sums[i].cost);
     fflush(stdout);
 }

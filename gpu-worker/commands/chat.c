@@ -22,12 +22,12 @@ enum {
 };
 
 struct chat {
-    struct kvworker *worker;
+    struct kvw_context *worker;
     bool has_failed; /* to read on */
-    struct kv_chat_template *template;
-    struct kv_sampler *sampler;
+    struct kvw_chat_template *template;
+    struct kvw_sampler *sampler;
 
-    struct kv_chat_message *messages;
+    struct kvw_chat_message *messages;
     size_t n_messages, room;
 
     uint32_t *tokens;  /* (capacity + max_tokens): of the last turn */
@@ -37,7 +37,7 @@ struct chat {
     size_t input_bytes;
     bool is_over; /* no more input */
 
-    struct kvworker_answer answer;
+    struct kvw_answer answer;
     uint64_t prompt_tokens, generated_tokens, n_turns;
 };
 
@@ -47,7 +47,7 @@ struct chat {
  * none any more, or a signal came. */
 static bool read_line(struct chat *chat, char **ret_line)
 {
-    while (!kvworker_stop) {
+    while (!kvw_stop) {
         char *end = memchr(chat->input, '\n', chat->input_bytes);
         struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
         ssize_t n;
@@ -60,7 +60,7 @@ static bool read_line(struct chat *chat, char **ret_line)
 
             *ret_line = malloc(bytes + 1);
             if (*ret_line == NULL) {
-                kvworker_error(chat->worker, "memory: a line: refused");
+                kvw_error(chat->worker, "memory: a line: refused");
                 chat->has_failed = true;
                 return false;
             }
@@ -73,13 +73,12 @@ static bool read_line(struct chat *chat, char **ret_line)
         if (chat->is_over)
             return false;
         if (chat->input_bytes == LINE_BYTES_MAX) {
-            kvworker_error(chat->worker, "input: a line of more than %d MiB",
-                           LINE_BYTES_MAX >> 20);
+            kvw_error(chat->worker, "input: a line of more than %d MiB", LINE_BYTES_MAX >> 20);
             chat->has_failed = true;
             return false;
         }
         if (poll(&in, 1, IDLE_MS) <= 0) {
-            kvw_attention_idle(chat->worker->attention);
+            kvw_method_keepalive(chat->worker->attention);
             continue;
         }
         n = read(STDIN_FILENO, chat->input + chat->input_bytes,
@@ -94,7 +93,7 @@ static bool read_line(struct chat *chat, char **ret_line)
 
 /* ---- turns ---- */
 
-static bool add_message(struct chat *chat, enum kv_chat_role role, char *text)
+static bool add_message(struct chat *chat, enum kvw_chat_role role, char *text)
 {
     if (chat->n_messages == chat->room) {
         const size_t room = chat->room > 0 ? chat->room * 2 : 16;
@@ -106,7 +105,7 @@ static bool add_message(struct chat *chat, enum kv_chat_role role, char *text)
         chat->room = room;
     }
     chat->messages[chat->n_messages++] =
-        (struct kv_chat_message){.role = role, .text = text, .bytes = strlen(text)};
+        (struct kvw_chat_message){.role = role, .text = text, .bytes = strlen(text)};
     return true;
 }
 
@@ -118,30 +117,30 @@ static void drop_message(struct chat *chat)
 static void prefilled(void *arg, uint32_t done, uint32_t total)
 {
     (void)arg;
-    kvworker_progress("prompt", done, total);
+    kvw_progress("prompt", done, total);
 }
 
 static void generated(void *arg, uint32_t token)
 {
-    kvworker_answer_token(&((struct chat *)arg)->answer, token);
+    kvw_answer_token(&((struct chat *)arg)->answer, token);
 }
 
 static bool is_end(void *arg, uint32_t token)
 {
-    return kv_tokenizer_is_end(((const struct chat *)arg)->worker->tokenizer, token);
+    return kvw_tokenizer_is_end(((const struct chat *)arg)->worker->tokenizer, token);
 }
 
 /* Makes `tokens` the conversation's and the cache a beginning of them. */
 static kv_status_t go_back(struct chat *chat, const uint32_t *tokens, size_t n)
 {
-    struct kv_attention *attention = chat->worker->attention;
+    struct kvw_method *attention = chat->worker->attention;
     uint32_t same = 0;
     kv_status_t status = KV_OK;
 
     while (same < chat->n_passed && same + 1 < n && chat->tokens[same] == tokens[same])
         same++;
     if (same < chat->n_passed)
-        status = kvw_attention_truncate(attention, same);
+        status = kvw_method_truncate(attention, same);
     if (status == KV_OK) {
         chat->n_passed = same;
         memcpy(chat->tokens, tokens, n * sizeof(tokens[0]));
@@ -152,79 +151,79 @@ static kv_status_t go_back(struct chat *chat, const uint32_t *tokens, size_t n)
 /* Answers the last message.  Returns the exit status; *ret_go_on: the conversation may. */
 static int answer(struct chat *chat, bool *ret_go_on)
 {
-    struct kvworker *worker = chat->worker;
-    const struct kv_generate_setup setup = {
+    struct kvw_context *worker = chat->worker;
+    const struct kvw_generate_setup setup = {
         .forward = worker->forward,
         .attention = worker->attention,
         .sampler = chat->sampler,
         .n_vocabulary = worker->model->params.n_vocabulary,
         .capacity = worker->capacity,
         .max_tokens = (uint32_t)worker->options->max_tokens,
-        .stop = &kvworker_stop,
+        .stop = &kvw_stop,
         .arg = chat,
         .prefilled = prefilled,
         .generated = generated,
         .is_end = is_end,
     };
-    struct kv_generate_result result;
+    struct kvw_generate_result result;
     uint32_t *tokens = NULL;
     size_t n;
     kv_status_t status;
 
     *ret_go_on = true;
     status =
-        kv_chat_template_encode(chat->template, chat->messages, chat->n_messages, &tokens, &n);
+        kvw_chat_template_encode(chat->template, chat->messages, chat->n_messages, &tokens, &n);
     if (status != KV_OK) {
-        kvworker_error(worker, "prompt: tokens: %s", kv_status_name(status));
+        kvw_error(worker, "prompt: tokens: %s", kv_status_name(status));
         *ret_go_on = false;
-        return KVWORKER_FAILED;
+        return KVW_FAILED;
     }
     if (n > worker->capacity) {
-        kvworker_error(worker,
-                       "prompt: %zu tokens with what was said before: the context is %" PRIu32,
-                       n, worker->capacity);
+        kvw_error(worker,
+                  "prompt: %zu tokens with what was said before: the context is %" PRIu32, n,
+                  worker->capacity);
         drop_message(chat); /* a shorter one may fit */
         free(tokens);
-        return KVWORKER_DONE;
+        return KVW_DONE;
     }
     status = go_back(chat, tokens, n);
     free(tokens);
     if (status == KV_OK)
-        status = kvworker_answer_init(&chat->answer, worker);
+        status = kvw_answer_init(&chat->answer, worker);
     if (status == KV_OK)
-        status = kv_generate(&setup, chat->tokens, (uint32_t)n, chat->n_passed, &result);
-    kvworker_progress_end();
+        status = kvw_generate(&setup, chat->tokens, (uint32_t)n, chat->n_passed, &result);
+    kvw_progress_end();
     if (status != KV_OK) {
-        kvworker_step_error(worker, status);
-        kvworker_answer_fini(&chat->answer);
+        kvw_step_error(worker, status);
+        kvw_answer_fini(&chat->answer);
         *ret_go_on = false;
-        return KVWORKER_FAILED;
+        return KVW_FAILED;
     }
-    kvworker_answer_end(&chat->answer);
+    kvw_answer_end(&chat->answer);
     if (worker->options->json)
-        kvworker_report_json(worker, &result, chat->answer.text, chat->tokens + n);
+        kvw_report_json(worker, &result, chat->answer.text, chat->tokens + n);
     chat->n_passed = result.passed_tokens;
     chat->prompt_tokens += result.prompt_tokens - result.reused_tokens;
     chat->generated_tokens += result.generated_tokens;
     chat->n_turns++;
-    if (kvworker_stop == SIGINT)
-        kvworker_stop = 0; /* an interrupt ends the answer, not the conversation */
-    if (result.generated_tokens == 0 && result.end == KV_END_INTERRUPT) {
+    if (kvw_stop == SIGINT)
+        kvw_stop = 0; /* an interrupt ends the answer, not the conversation */
+    if (result.generated_tokens == 0 && result.end == KVW_END_INTERRUPT) {
         drop_message(chat); /* what was not answered was not said */
-        kvworker_answer_fini(&chat->answer);
-        return KVWORKER_DONE;
+        kvw_answer_fini(&chat->answer);
+        return KVW_DONE;
     }
-    *ret_go_on = add_message(chat, KV_CHAT_ASSISTANT, chat->answer.text);
+    *ret_go_on = add_message(chat, KVW_CHAT_ASSISTANT, chat->answer.text);
     if (*ret_go_on)
         chat->answer.text = NULL;
-    kvworker_answer_fini(&chat->answer);
-    return *ret_go_on ? KVWORKER_DONE : KVWORKER_FAILED;
+    kvw_answer_fini(&chat->answer);
+    return *ret_go_on ? KVW_DONE : KVW_FAILED;
 }
 
 static int converse(struct chat *chat)
 {
     const bool is_terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
-    int outcome = KVWORKER_DONE;
+    int outcome = KVW_DONE;
     bool goes_on = true;
     char *line;
 
@@ -237,10 +236,10 @@ static int converse(struct chat *chat)
             free(line);
             continue;
         }
-        if (!add_message(chat, KV_CHAT_USER, line)) {
+        if (!add_message(chat, KVW_CHAT_USER, line)) {
             free(line);
-            kvworker_error(chat->worker, "memory: messages: refused");
-            return KVWORKER_FAILED;
+            kvw_error(chat->worker, "memory: messages: refused");
+            return KVW_FAILED;
         }
         outcome = answer(chat, &goes_on);
     }
@@ -252,59 +251,59 @@ static int converse(struct chat *chat)
                 " generated; %" PRIu32 " of %" PRIu32 " tokens of context in use\n",
                 chat->n_turns, chat->prompt_tokens, chat->generated_tokens, chat->n_passed,
                 chat->worker->capacity);
-    return chat->has_failed ? KVWORKER_FAILED : outcome;
+    return chat->has_failed ? KVW_FAILED : outcome;
 }
 
 /* Tokens that there is room for: the model's context, or what fits into the embedded store, or
  * into three quarters of the memory beside the weights. */
-static uint32_t capacity_of(const struct kvworker *worker)
+static uint32_t capacity_of(const struct kvw_context *worker)
 {
-    const struct kv_model_params *params = &worker->model->params;
+    const struct kvw_model_params *params = &worker->model->params;
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     const uint64_t total = kv_memory_total();
     uint64_t fit = params->context, bytes;
     kv_schema_t *schema = malloc(sizeof(*schema));
 
     if (schema != NULL &&
-        kv_model_schema(params, kvworker_dtype(worker->options), schema) == KV_OK) {
+        kvw_model_schema(params, kvw_dtype(worker->options), schema) == KV_OK) {
         bytes = kv_schema_token_bytes(schema) * (is_embedded ? 2 : 1);
         if (params->weight_bytes < total &&
             (total - params->weight_bytes) / 4 * 3 / bytes < fit)
             fit = (total - params->weight_bytes) / 4 * 3 / bytes;
-        if (is_embedded && kvworker_store_tokens(schema, worker->options->memory) < fit)
-            fit = kvworker_store_tokens(schema, worker->options->memory);
+        if (is_embedded && kvw_store_tokens(schema, worker->options->memory) < fit)
+            fit = kvw_store_tokens(schema, worker->options->memory);
     }
     free(schema);
     return fit > 0 ? (uint32_t)fit : 1;
 }
 
-int kvworker_chat_run(struct kvworker *worker)
+int kvw_chat_run(struct kvw_context *worker)
 {
     struct chat chat = {.worker = worker};
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    char detail[KVW_DETAIL_BYTES] = "";
     kv_status_t status;
     int outcome;
 
-    if ((outcome = kvworker_open_file(worker)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_model(worker)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_sampler(worker, &chat.sampler)) != KVWORKER_DONE)
+    if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
+        (outcome = kvw_open_model(worker)) != KVW_DONE ||
+        (outcome = kvw_open_sampler(worker, &chat.sampler)) != KVW_DONE)
         goto end;
-    status = kv_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat.template,
-                                     detail, sizeof(detail));
+    status = kvw_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat.template,
+                                      detail, sizeof(detail));
     if (status != KV_OK) {
-        kvworker_error(worker, "%s", detail);
-        outcome = status == KV_NO_MEMORY ? KVWORKER_FAILED : KVWORKER_USAGE;
+        kvw_error(worker, "%s", detail);
+        outcome = status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
         goto end;
     }
-    outcome = kvworker_open_session(worker, capacity_of(worker));
-    if (outcome != KVWORKER_DONE)
+    outcome = kvw_open_session(worker, capacity_of(worker));
+    if (outcome != KVW_DONE)
         goto end;
     chat.input = malloc(LINE_BYTES_MAX);
     chat.tokens =
         calloc(worker->capacity + worker->options->max_tokens, sizeof(chat.tokens[0]));
     if (chat.input == NULL || chat.tokens == NULL) {
-        kvworker_error(worker, "memory: tokens: refused");
-        outcome = KVWORKER_FAILED;
+        kvw_error(worker, "memory: tokens: refused");
+        outcome = KVW_FAILED;
         goto end;
     }
     outcome = converse(&chat);
@@ -315,7 +314,7 @@ end:
     free(chat.messages);
     free(chat.tokens);
     free(chat.input);
-    kv_sampler_destroy(chat.sampler);
-    kv_chat_template_destroy(chat.template);
+    kvw_sampler_destroy(chat.sampler);
+    kvw_chat_template_destroy(chat.template);
     return outcome;
 }

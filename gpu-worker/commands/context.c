@@ -13,13 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-_Atomic int kvworker_stop;
+_Atomic int kvw_stop;
 
-void kvworker_error(const struct kvworker *worker, const char *format, ...)
+void kvw_error(const struct kvw_context *worker, const char *format, ...)
 {
     va_list arguments;
 
-    kvworker_progress_end();
+    kvw_progress_end();
     fflush(stdout); /* in one terminal, in the right order */
     fputs("kvworker: ", stderr);
     if (worker->command != NULL)
@@ -38,25 +38,24 @@ static int exit_status(kv_status_t status)
     case KV_UNSUPPORTED:
     case KV_NOT_FOUND:
     case KV_TOO_LARGE:
-        return KVWORKER_USAGE;
+        return KVW_USAGE;
     default:
-        return KVWORKER_FAILED;
+        return KVW_FAILED;
     }
 }
 
-void kvworker_step_error(const struct kvworker *worker, kv_status_t status)
+void kvw_step_error(const struct kvw_context *worker, kv_status_t status)
 {
-    const char *detail =
-        worker->attention != NULL ? kvw_attention_detail(worker->attention) : "";
+    const char *detail = worker->attention != NULL ? kvw_method_detail(worker->attention) : "";
 
-    kvworker_error(worker, "%s", detail[0] != '\0' ? detail : kv_status_name(status));
+    kvw_error(worker, "%s", detail[0] != '\0' ? detail : kv_status_name(status));
 }
 
 /* ---- progress ---- */
 
 static bool progress_shown;
 
-void kvworker_progress(const char *what, uint64_t done, uint64_t total)
+void kvw_progress(const char *what, uint64_t done, uint64_t total)
 {
     if (!isatty(STDERR_FILENO) || total == 0)
         return;
@@ -65,7 +64,7 @@ void kvworker_progress(const char *what, uint64_t done, uint64_t total)
     progress_shown = true;
 }
 
-void kvworker_progress_end(void)
+void kvw_progress_end(void)
 {
     if (progress_shown)
         fputs("\r\033[K", stderr);
@@ -75,71 +74,72 @@ void kvworker_progress_end(void)
 static bool loaded(void *arg, uint64_t done, uint64_t total)
 {
     (void)arg;
-    kvworker_progress("loading", done, total);
-    return !kvworker_stop;
+    kvw_progress("loading", done, total);
+    return !kvw_stop;
 }
 
 /* ---- opening ---- */
 
-int kvworker_open_file(struct kvworker *worker)
+int kvw_open_file(struct kvw_context *worker)
 {
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    char detail[KVW_DETAIL_BYTES] = "";
     kv_status_t status;
 
     if (worker->options->model[0] == '\0') {
-        kvworker_error(worker, "option: --model: missing");
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: --model: missing");
+        return KVW_USAGE;
     }
-    status = kv_gguf_open(worker->options->model, &worker->gguf, detail, sizeof(detail));
+    status = kvw_gguf_open(worker->options->model, &worker->gguf, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvworker_error(worker, "%s", detail);
-        return KVWORKER_USAGE;
+        kvw_error(worker, "%s", detail);
+        return KVW_USAGE;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-int kvworker_open_model(struct kvworker *worker)
+int kvw_open_model(struct kvw_context *worker)
 {
-    const struct kv_device_config config = {
+    const struct kvw_device_config config = {
         .n_threads = worker->options->threads > 0 ? (unsigned)worker->options->threads
-                     : kv_thread_cores() < KV_CREW_THREADS_MAX ? kv_thread_cores()
-                                                               : KV_CREW_THREADS_MAX,
+                     : kv_thread_cores() < KVW_THREAD_POOL_THREADS_MAX
+                         ? kv_thread_cores()
+                         : KVW_THREAD_POOL_THREADS_MAX,
     };
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    char detail[KVW_DETAIL_BYTES] = "";
     kv_status_t status;
 
     status = kvw_device_find(worker->options->device)
                  ->open(&config, &worker->device, detail, sizeof(detail));
     if (status == KV_OK)
-        status =
-            kv_model_open(worker->gguf, worker->device, &worker->model, detail, sizeof(detail));
+        status = kvw_model_open(worker->gguf, worker->device, &worker->model, detail,
+                                sizeof(detail));
     if (status == KV_OK)
-        status = kv_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail));
+        status = kvw_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvworker_error(worker, "%s", detail);
+        kvw_error(worker, "%s", detail);
         return exit_status(status);
     }
-    if (kv_tokenizer_n_tokens(worker->tokenizer) > worker->model->params.n_vocabulary) {
-        kvworker_error(worker,
-                       "model: %s: tokenizer: %" PRIu32 " tokens: expected at most %" PRIu32
-                       ", the embedding's rows",
-                       worker->options->model, kv_tokenizer_n_tokens(worker->tokenizer),
-                       worker->model->params.n_vocabulary);
-        return KVWORKER_USAGE;
+    if (kvw_tokenizer_n_tokens(worker->tokenizer) > worker->model->params.n_vocabulary) {
+        kvw_error(worker,
+                  "model: %s: tokenizer: %" PRIu32 " tokens: expected at most %" PRIu32
+                  ", the embedding's rows",
+                  worker->options->model, kvw_tokenizer_n_tokens(worker->tokenizer),
+                  worker->model->params.n_vocabulary);
+        return KVW_USAGE;
     }
-    kv_model_warm(worker->model, loaded, worker);
-    kvworker_progress_end();
-    return KVWORKER_DONE;
+    kvw_model_warm(worker->model, loaded, worker);
+    kvw_progress_end();
+    return KVW_DONE;
 }
 
-enum kv_dtype kvworker_dtype(const struct kvworker_options *options)
+enum kv_dtype kvw_dtype(const struct kvw_options *options)
 {
     return strcmp(options->kv_type, "fp32") == 0   ? KV_FP32
            : strcmp(options->kv_type, "bf16") == 0 ? KV_BF16
                                                    : KV_FP16;
 }
 
-uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory)
+uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory)
 {
     const uint64_t block_bytes =
         (kv_schema_token_bytes(schema) + schema->n_units * sizeof(uint32_t)) * KV_BLOCK_TOKENS;
@@ -149,7 +149,7 @@ uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory)
 
 /* Weights, two copies of the rows, and the rest, against what there is. */
 static bool
-memory_suffices(const struct kvworker *worker, uint64_t rows_bytes, uint64_t store_tokens)
+memory_suffices(const struct kvw_context *worker, uint64_t rows_bytes, uint64_t store_tokens)
 {
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     const uint64_t weights = worker->model->params.weight_bytes;
@@ -158,213 +158,213 @@ memory_suffices(const struct kvworker *worker, uint64_t rows_bytes, uint64_t sto
         (uint64_t)worker->capacity * (worker->sessions > 0 ? worker->sessions : 1);
 
     if (is_embedded && tokens > store_tokens) {
-        kvworker_error(worker,
-                       "memory: %" PRIu64 " tokens: an embedded store of %" PRIu64
-                       " MiB (--memory) holds %" PRIu64,
-                       tokens, worker->options->memory >> 20, store_tokens);
+        kvw_error(worker,
+                  "memory: %" PRIu64 " tokens: an embedded store of %" PRIu64
+                  " MiB (--memory) holds %" PRIu64,
+                  tokens, worker->options->memory >> 20, store_tokens);
         return false;
     }
     if (weights > total || rows_bytes > (total - weights) / (is_embedded ? 2 : 1)) {
-        kvworker_error(worker,
-                       "memory: %" PRIu64 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
-                       " MiB of weights: this machine has %" PRIu64 " MiB",
-                       tokens, rows_bytes >> 20, is_embedded ? " twice" : "", weights >> 20,
-                       total >> 20);
+        kvw_error(worker,
+                  "memory: %" PRIu64 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
+                  " MiB of weights: this machine has %" PRIu64 " MiB",
+                  tokens, rows_bytes >> 20, is_embedded ? " twice" : "", weights >> 20,
+                  total >> 20);
         return false;
     }
     return true;
 }
 
-int kvworker_attention_options(const struct kvworker *worker,
-                               struct kv_attention_options *ret_options)
+int kvw_attention_options(const struct kvw_context *worker,
+                          struct kvw_method_options *ret_options)
 {
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_options *options = worker->options;
     const struct kvw_method_option *option;
 
-    *ret_options = kv_attention_defaults;
+    *ret_options = kvw_method_defaults;
     ret_options->seed = options->seed;
     for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
-        const union kvworker_method_value *given = &options->method[i];
+        const union kvw_method_value *given = &options->method[i];
         const char *value = !option->is_flag ? given->text : given->is_set ? "yes" : "";
 
         if (value[0] != '\0' && !option->set(ret_options, value)) {
-            kvworker_error(worker, "option: --%s: not %s: %s", option->name, option->expected,
-                           value);
-            return KVWORKER_USAGE;
+            kvw_error(worker, "option: --%s: not %s: %s", option->name, option->expected,
+                      value);
+            return KVW_USAGE;
         }
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-int kvworker_open_store(struct kvworker *worker, uint32_t capacity)
+int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 {
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_options *options = worker->options;
     const bool is_embedded = strcmp(options->store, "embedded") == 0;
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    char detail[KVW_DETAIL_BYTES] = "";
     kv_schema_t *schema;
     uint64_t rows_bytes, store_tokens;
     kv_status_t status;
 
     worker->capacity = capacity;
-    worker->dtype = kvworker_dtype(options);
+    worker->dtype = kvw_dtype(options);
     schema = malloc(sizeof(*schema));
     if (schema == NULL ||
-        kv_model_schema(&worker->model->params, worker->dtype, schema) != KV_OK) {
-        kvworker_error(worker, "model: its rows cannot be described");
+        kvw_model_schema(&worker->model->params, worker->dtype, schema) != KV_OK) {
+        kvw_error(worker, "model: its rows cannot be described");
         free(schema);
-        return KVWORKER_FAILED;
+        return KVW_FAILED;
     }
     if (options->trace[0] != '\0' && worker->trace == NULL &&
-        kv_trace_open(options->trace, &worker->trace) != KV_OK) {
-        kvworker_error(worker, "trace: %s: %s", options->trace, strerror(errno));
+        kvw_trace_open(options->trace, &worker->trace) != KV_OK) {
+        kvw_error(worker, "trace: %s: %s", options->trace, strerror(errno));
         free(schema);
-        return KVWORKER_USAGE;
+        return KVW_USAGE;
     }
     rows_bytes = kv_schema_token_bytes(schema) * capacity *
                  (worker->sessions > 0 ? worker->sessions : 1);
-    store_tokens = kvworker_store_tokens(schema, options->memory);
+    store_tokens = kvw_store_tokens(schema, options->memory);
     free(schema);
     if (!memory_suffices(worker, rows_bytes, store_tokens))
-        return KVWORKER_USAGE;
+        return KVW_USAGE;
 
     if (is_embedded) {
-        status = kv_embedded_open(options->memory, &worker->embedded, detail, sizeof(detail));
+        status = kvw_embedded_open(options->memory, &worker->embedded, detail, sizeof(detail));
         if (status != KV_OK) {
-            kvworker_error(worker, "%s", detail);
+            kvw_error(worker, "%s", detail);
             return exit_status(status);
         }
     }
 
     const struct kv_client_options client_options = {
-        .nodes = is_embedded ? kv_embedded_address(worker->embedded) : options->store,
+        .nodes = is_embedded ? kvw_embedded_address(worker->embedded) : options->store,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = is_embedded ? 10000 : 0,
     };
 
     status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvworker_error(worker, "store: %s: %s", options->store,
-                       detail[0] != '\0' ? detail : kv_status_name(status));
+        kvw_error(worker, "store: %s: %s", options->store,
+                  detail[0] != '\0' ? detail : kv_status_name(status));
         return exit_status(status);
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-void kvworker_close_attention(struct kvworker *worker)
+void kvw_close_attention(struct kvw_context *worker)
 {
-    kv_forward_destroy(worker->forward);
+    kvw_forward_destroy(worker->forward);
     if (worker->attention != NULL)
-        worker->attention->row->destroy(worker->attention);
+        worker->attention->ops->destroy(worker->attention);
     worker->forward = NULL;
     worker->attention = NULL;
 }
 
-int kvworker_open_attention(struct kvworker *worker,
-                            const struct kv_attention_row *row,
-                            const struct kv_attention_options *options)
+int kvw_open_attention(struct kvw_context *worker,
+                       const struct kvw_method_ops *ops,
+                       const struct kvw_method_options *options)
 {
-    const struct kv_attention_setup setup = {
+    const struct kvw_method_setup setup = {
         .session =
             {
                 .model = worker->model,
                 .client = worker->client,
                 .dtype = worker->dtype,
                 .capacity = worker->capacity,
-                .chunk_tokens = KV_FORWARD_CHUNK,
+                .chunk_tokens = KVW_FORWARD_CHUNK,
                 .trace = worker->trace,
             },
         .options = *options,
     };
-    char detail[KVWORKER_DETAIL_BYTES] = "";
+    char detail[KVW_DETAIL_BYTES] = "";
     kv_status_t status;
 
-    kvworker_close_attention(worker);
+    kvw_close_attention(worker);
 
-    status = row->create(&setup, &worker->attention, detail, sizeof(detail));
+    status = ops->create(&setup, &worker->attention, detail, sizeof(detail));
     if (status == KV_OK) {
         snprintf(detail, sizeof(detail), "memory: buffers of the forward pass: refused");
-        status = kv_forward_create(worker->model, worker->attention, &worker->forward);
+        status = kvw_forward_create(worker->model, worker->attention, &worker->forward);
     }
     if (status != KV_OK) {
-        kvworker_error(worker, "%s", detail);
+        kvw_error(worker, "%s", detail);
         return exit_status(status);
     }
-    kv_forward_trace(worker->forward, worker->trace);
-    return KVWORKER_DONE;
+    kvw_forward_trace(worker->forward, worker->trace);
+    return KVW_DONE;
 }
 
-int kvworker_open_session(struct kvworker *worker, uint32_t capacity)
+int kvw_open_session(struct kvw_context *worker, uint32_t capacity)
 {
-    struct kv_attention_options options;
-    int outcome = kvworker_attention_options(worker, &options);
+    struct kvw_method_options options;
+    int outcome = kvw_attention_options(worker, &options);
 
-    if (outcome == KVWORKER_DONE)
-        outcome = kvworker_open_store(worker, capacity);
-    return outcome == KVWORKER_DONE
-               ? kvworker_open_attention(worker, kv_attention_find(worker->options->attention),
-                                         &options)
+    if (outcome == KVW_DONE)
+        outcome = kvw_open_store(worker, capacity);
+    return outcome == KVW_DONE
+               ? kvw_open_attention(worker, kvw_method_find(worker->options->attention),
+                                    &options)
                : outcome;
 }
 
-void kvworker_close(struct kvworker *worker)
+void kvw_close(struct kvw_context *worker)
 {
-    kvworker_close_attention(worker);
-    kv_trace_close(worker->trace);
+    kvw_close_attention(worker);
+    kvw_trace_close(worker->trace);
     kv_client_close(worker->client);
-    kv_embedded_close(worker->embedded);
-    kv_tokenizer_destroy(worker->tokenizer);
-    kv_model_close(worker->model);
+    kvw_embedded_close(worker->embedded);
+    kvw_tokenizer_destroy(worker->tokenizer);
+    kvw_model_close(worker->model);
     if (worker->device != NULL)
-        worker->device->row->close(worker->device);
-    kv_gguf_close(worker->gguf);
+        worker->device->ops->close(worker->device);
+    kvw_gguf_close(worker->gguf);
 }
 
-kv_status_t kvworker_prefill(const struct kvworker *worker,
-                             const char *what,
-                             const uint32_t *tokens,
-                             uint32_t n,
-                             uint32_t n_steps)
+kv_status_t kvw_prefill(const struct kvw_context *worker,
+                        const char *what,
+                        const uint32_t *tokens,
+                        uint32_t n,
+                        uint32_t n_steps)
 {
-    struct kv_attention *attention = worker->attention;
+    struct kvw_method *attention = worker->attention;
 
-    kvw_attention_expect(attention, n, n_steps);
+    kvw_method_prompt_hint(attention, n, n_steps);
     for (uint32_t begin = 0, end; begin < n; begin = end) {
         kv_status_t status;
 
-        end = kv_forward_chunk_end(begin, n);
-        if (kvworker_stop)
+        end = kvw_forward_chunk_end(begin, n);
+        if (kvw_stop)
             return KV_CANCELLED;
         status =
-            kv_forward_step(worker->forward, KV_PREFILL, tokens + begin, begin, end - begin);
+            kvw_forward_step(worker->forward, KVW_PREFILL, tokens + begin, begin, end - begin);
         if (status != KV_OK)
             return status;
-        kvworker_progress(what, end, n);
+        kvw_progress(what, end, n);
     }
     return KV_OK;
 }
 
 /* ---- prompt and sampler ---- */
 
-int kvworker_read_file(const struct kvworker *worker,
-                       const char *what,
-                       const char *path,
-                       char **ret_text,
-                       size_t *ret_bytes)
+int kvw_read_file(const struct kvw_context *worker,
+                  const char *what,
+                  const char *path,
+                  char **ret_text,
+                  size_t *ret_bytes)
 {
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t bytes = 0, room = 1 << 16;
     char *text = malloc(room);
-    int result = KVWORKER_USAGE;
+    int result = KVW_USAGE;
 
     if (file == NULL) {
-        kvworker_error(worker, "%s: %s: %s", what, path, strerror(errno));
+        kvw_error(worker, "%s: %s: %s", what, path, strerror(errno));
         goto end;
     }
     while (text != NULL) {
         char *larger;
 
         bytes += fread(text + bytes, 1, room - bytes, file);
-        if (bytes < room || bytes > KVWORKER_PROMPT_BYTES_MAX)
+        if (bytes < room || bytes > KVW_PROMPT_BYTES_MAX)
             break;
         larger = realloc(text, room * 2);
         if (larger == NULL) {
@@ -376,41 +376,40 @@ int kvworker_read_file(const struct kvworker *worker,
         room *= 2;
     }
     if (text == NULL)
-        kvworker_error(worker, "%s: %s: out of memory", what, path);
+        kvw_error(worker, "%s: %s: out of memory", what, path);
     else if (ferror(file))
-        kvworker_error(worker, "%s: %s: cannot be read", what, path);
-    else if (bytes > KVWORKER_PROMPT_BYTES_MAX)
-        kvworker_error(worker, "%s: %s: more than %d MiB", what, path,
-                       KVWORKER_PROMPT_BYTES_MAX >> 20);
+        kvw_error(worker, "%s: %s: cannot be read", what, path);
+    else if (bytes > KVW_PROMPT_BYTES_MAX)
+        kvw_error(worker, "%s: %s: more than %d MiB", what, path, KVW_PROMPT_BYTES_MAX >> 20);
     else
-        result = KVWORKER_DONE;
+        result = KVW_DONE;
 
 end:
     if (file != NULL && file != stdin)
         fclose(file);
-    if (result != KVWORKER_DONE) {
+    if (result != KVW_DONE) {
         free(text);
         return result;
     }
     *ret_text = text;
     *ret_bytes = bytes;
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t *ret_bytes)
+int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *ret_bytes)
 {
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_options *options = worker->options;
 
     if ((options->prompt_text != NULL) == (options->prompt_file[0] != '\0')) {
-        kvworker_error(worker, "option: --prompt, --prompt-file: one of them is needed%s",
-                       options->prompt_text != NULL ? ", not both" : "");
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: --prompt, --prompt-file: one of them is needed%s",
+                  options->prompt_text != NULL ? ", not both" : "");
+        return KVW_USAGE;
     }
     if (options->prompt_text == NULL)
-        return kvworker_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
+        return kvw_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
     *ret_bytes = strlen(options->prompt_text);
     *ret_text = strdup(options->prompt_text);
-    return *ret_text != NULL ? KVWORKER_DONE : KVWORKER_FAILED;
+    return *ret_text != NULL ? KVW_DONE : KVW_FAILED;
 }
 
 /* A number in least..most. */
@@ -425,25 +424,26 @@ static bool parse_real(const char *text, double least, double most, double *ret_
     return true;
 }
 
-int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler)
+int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler)
 {
-    const struct kvworker_options *options = worker->options;
-    struct kv_sampler_options sampler = {
+    const struct kvw_options *options = worker->options;
+    struct kvw_sampler_options sampler = {
         .top_k = (uint32_t)options->sample_top_k,
         .seed = options->seed,
     };
 
     if (!parse_real(options->temperature, 0, 100, &sampler.temperature)) {
-        kvworker_error(worker, "option: --temperature: not 0..100: %s", options->temperature);
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: --temperature: not 0..100: %s", options->temperature);
+        return KVW_USAGE;
     }
     if (!parse_real(options->sample_top_p, 0, 1, &sampler.top_p)) {
-        kvworker_error(worker, "option: --sample-top-p: not 0..1: %s", options->sample_top_p);
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: --sample-top-p: not 0..1: %s", options->sample_top_p);
+        return KVW_USAGE;
     }
-    if (kv_sampler_create(&sampler, worker->model->params.n_vocabulary, ret_sampler) != KV_OK) {
-        kvworker_error(worker, "memory: sampler: refused");
-        return KVWORKER_FAILED;
+    if (kvw_sampler_create(&sampler, worker->model->params.n_vocabulary, ret_sampler) !=
+        KV_OK) {
+        kvw_error(worker, "memory: sampler: refused");
+        return KVW_FAILED;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }

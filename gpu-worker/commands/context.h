@@ -23,121 +23,121 @@
 #include "gpu-worker/text/tokenizer.h"
 
 enum {
-    KVWORKER_DONE = 0,
-    KVWORKER_FAILED = 1,
-    KVWORKER_USAGE = 2, /* wrong usage, or input that cannot be used */
+    KVW_DONE = 0,
+    KVW_FAILED = 1,
+    KVW_USAGE = 2, /* wrong usage, or input that cannot be used */
 
-    KVWORKER_DETAIL_BYTES = 1024,
-    KVWORKER_PROMPT_BYTES_MAX = 16 << 20,
+    KVW_DETAIL_BYTES = 1024,
+    KVW_PROMPT_BYTES_MAX = 16 << 20,
 };
 
-struct kvworker {
-    const struct kvworker_options *options;
+struct kvw_context {
+    const struct kvw_options *options;
     const char *command;
 
-    struct kv_gguf *gguf;
-    struct kv_device *device;
-    struct kv_model *model;
-    struct kv_tokenizer *tokenizer;
-    struct kv_embedded *embedded;
+    struct kvw_gguf *gguf;
+    struct kvw_device *device;
+    struct kvw_model *model;
+    struct kvw_tokenizer *tokenizer;
+    struct kvw_embedded *embedded;
     struct kv_client *client;
-    struct kv_attention *attention;
-    struct kv_forward *forward;
-    struct kv_trace *trace; /* NULL: none was asked for */
+    struct kvw_method *attention;
+    struct kvw_forward *forward;
+    struct kvw_trace *trace; /* NULL: none was asked for */
     enum kv_dtype dtype;
     uint32_t capacity; /* tokens of the session */
     uint32_t sessions; /* of so many at once; 0: one */
 };
 
 /* The signal that came, SIGINT or SIGTERM; who has dealt with a SIGINT clears it. */
-extern _Atomic int kvworker_stop;
+extern _Atomic int kvw_stop;
 
 /* Prints "kvworker: COMMAND: ..." to stderr. */
-void kvworker_error(const struct kvworker *worker, const char *format, ...)
+void kvw_error(const struct kvw_context *worker, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* The steps of opening, in this order; each returns the exit status and tells what is wrong.
  *   file       the GGUF file
  *   model      device, model, tokenizer
  *   session    store, attention, forward pass, for `capacity` tokens at most */
-int kvworker_open_file(struct kvworker *worker);
-int kvworker_open_model(struct kvworker *worker);
-int kvworker_open_session(struct kvworker *worker, uint32_t capacity);
+int kvw_open_file(struct kvw_context *worker);
+int kvw_open_model(struct kvw_context *worker);
+int kvw_open_session(struct kvw_context *worker, uint32_t capacity);
 /* The first part of a session: the store, for `capacity` tokens in each session; and the
  * second, which takes the place of one that was opened before. */
-int kvworker_open_store(struct kvworker *worker, uint32_t capacity);
-int kvworker_open_attention(struct kvworker *worker,
-                            const struct kv_attention_row *row,
-                            const struct kv_attention_options *options);
+int kvw_open_store(struct kvw_context *worker, uint32_t capacity);
+int kvw_open_attention(struct kvw_context *worker,
+                       const struct kvw_method_ops *ops,
+                       const struct kvw_method_options *options);
 /* Attention and forward pass alone, if there are any. */
-void kvworker_close_attention(struct kvworker *worker);
-void kvworker_close(struct kvworker *worker);
+void kvw_close_attention(struct kvw_context *worker);
+void kvw_close(struct kvw_context *worker);
 
 /* "what: where: value" of a failed step of attention or forward pass. */
-void kvworker_step_error(const struct kvworker *worker, kv_status_t status);
+void kvw_step_error(const struct kvw_context *worker, kv_status_t status);
 
 /* A line on a terminal that the next one overwrites; nothing if stderr is none. */
-void kvworker_progress(const char *what, uint64_t done, uint64_t total);
-void kvworker_progress_end(void);
+void kvw_progress(const char *what, uint64_t done, uint64_t total);
+void kvw_progress_end(void);
 
 /* The first n tokens of a session that has none; some n_steps will follow.  KV_CANCELLED: a
  * signal came. */
-kv_status_t kvworker_prefill(const struct kvworker *worker,
-                             const char *what,
-                             const uint32_t *tokens,
-                             uint32_t n,
-                             uint32_t n_steps);
+kv_status_t kvw_prefill(const struct kvw_context *worker,
+                        const char *what,
+                        const uint32_t *tokens,
+                        uint32_t n,
+                        uint32_t n_steps);
 
 /* A whole file, "-" is standard input; `what` is for messages.  Free the text with free(). */
-int kvworker_read_file(const struct kvworker *worker,
-                       const char *what,
-                       const char *path,
-                       char **ret_text,
-                       size_t *ret_bytes);
+int kvw_read_file(const struct kvw_context *worker,
+                  const char *what,
+                  const char *path,
+                  char **ret_text,
+                  size_t *ret_bytes);
 
 /* The prompt of --prompt or --prompt-file; free it with free(). */
-int kvworker_read_prompt(const struct kvworker *worker, char **ret_text, size_t *ret_bytes);
+int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *ret_bytes);
 
 /* What the options say about the method. */
-int kvworker_attention_options(const struct kvworker *worker,
-                               struct kv_attention_options *ret_options);
+int kvw_attention_options(const struct kvw_context *worker,
+                          struct kvw_method_options *ret_options);
 
 /* The sampler that the options describe. */
-int kvworker_open_sampler(const struct kvworker *worker, struct kv_sampler **ret_sampler);
+int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler);
 
 /* Tokens that a store of so much memory holds: in whole blocks, with their checksums, and an
  * eighth for what else the store needs. */
-uint64_t kvworker_store_tokens(const kv_schema_t *schema, uint64_t memory);
+uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory);
 
-enum kv_dtype kvworker_dtype(const struct kvworker_options *options);
+enum kv_dtype kvw_dtype(const struct kvw_options *options);
 
 /* report.c: after a run.  `text` is ended by a zero. */
-void kvworker_report_text(const struct kvworker *worker,
-                          const struct kv_generate_result *result);
-void kvworker_report_json(const struct kvworker *worker,
-                          const struct kv_generate_result *result,
-                          const char *text,
-                          const uint32_t *ids);
+void kvw_report_text(const struct kvw_context *worker,
+                     const struct kvw_generate_result *result);
+void kvw_report_json(const struct kvw_context *worker,
+                     const struct kvw_generate_result *result,
+                     const char *text,
+                     const uint32_t *ids);
 
 /* An answer as it comes: to stdout at once, or kept for --json. */
-struct kvworker_answer {
-    const struct kvworker *worker;
+struct kvw_answer {
+    const struct kvw_context *worker;
     bool is_first; /* of a text that the tokenizer began with a space */
     char *text;    /* kept; ended by a zero */
     size_t bytes, room;
-    struct kv_utf8_stream *stream;
+    struct kvw_utf8_stream *stream;
 };
-kv_status_t kvworker_answer_init(struct kvworker_answer *answer, const struct kvworker *worker);
-void kvworker_answer_token(struct kvworker_answer *answer, uint32_t token);
-void kvworker_answer_end(struct kvworker_answer *answer);
-void kvworker_answer_fini(struct kvworker_answer *answer);
+kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context *worker);
+void kvw_answer_token(struct kvw_answer *answer, uint32_t token);
+void kvw_answer_end(struct kvw_answer *answer);
+void kvw_answer_fini(struct kvw_answer *answer);
 
 /* The commands; each returns the exit status. */
-int kvworker_info_run(struct kvworker *worker);
-int kvworker_generate_run(struct kvworker *worker);
-int kvworker_chat_run(struct kvworker *worker);
-int kvworker_logits_run(struct kvworker *worker);
-int kvworker_eval_run(struct kvworker *worker);
-int kvworker_ask_run(struct kvworker *worker);
+int kvw_info_run(struct kvw_context *worker);
+int kvw_generate_run(struct kvw_context *worker);
+int kvw_chat_run(struct kvw_context *worker);
+int kvw_logits_run(struct kvw_context *worker);
+int kvw_eval_run(struct kvw_context *worker);
+int kvw_ask_run(struct kvw_context *worker);
 
 #endif

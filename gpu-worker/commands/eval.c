@@ -29,24 +29,24 @@ struct text {
     char path[KV_CONFIG_STRING_BYTES];
     uint32_t *tokens;
     uint32_t n_tokens;
-    struct kvworker_questions questions;
+    struct kvw_needle_test questions;
 };
 
 struct eval {
-    struct kvworker *worker;
-    struct kv_eval_plan plan;
+    struct kvw_context *worker;
+    struct kvw_eval_plan plan;
     struct text *texts;
     size_t n_texts;
     uint32_t from;
 
     const struct text *text; /* the one at work */
     const uint32_t *open;    /* what passed in the worker's session; NULL: there is none */
-    struct kv_eval_result *results; /* (plan.count), over it */
+    struct kvw_eval_result *results; /* (plan.count), over it */
     float *logits;
     double *full; /* (n_tokens): log likelihoods by full attention */
 
-    struct kvworker_reply reply; /* to the question under way */
-    struct kv_sampler *sampler;
+    struct kvw_reply reply; /* to the question under way */
+    struct kvw_sampler *sampler;
 };
 
 static bool has_text(const struct eval *eval)
@@ -60,33 +60,34 @@ static bool has_text(const struct eval *eval)
  * run before, if that will do, else a new one. */
 static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, uint32_t n)
 {
-    const struct kv_eval_run *run = &eval->plan.runs[index];
-    struct kvworker *worker = eval->worker;
-    char what[KV_EVAL_NAME_BYTES + 16];
+    const struct kvw_eval_run *run = &eval->plan.runs[index];
+    struct kvw_context *worker = eval->worker;
+    char what[KVW_EVAL_NAME_BYTES + 16];
     kv_status_t status = KV_UNSUPPORTED;
     int outcome;
 
-    if (eval->open == tokens && worker->attention->row == run->row && run->row->retune != NULL)
-        status = run->row->retune(worker->attention, &run->options);
+    if (eval->open == tokens && worker->attention->ops == run->ops &&
+        run->ops->set_options != NULL)
+        status = run->ops->set_options(worker->attention, &run->options);
     eval->open = NULL;
     if (status == KV_OK) {
-        status = kvw_attention_truncate(worker->attention, n);
+        status = kvw_method_truncate(worker->attention, n);
     } else if (status == KV_UNSUPPORTED) {
-        outcome = kvworker_open_attention(worker, run->row, &run->options);
-        if (outcome != KVWORKER_DONE)
+        outcome = kvw_open_attention(worker, run->ops, &run->options);
+        if (outcome != KVW_DONE)
             return outcome;
         snprintf(what, sizeof(what), "%s: prompt", run->method);
-        status = kvworker_prefill(worker, what, tokens, n,
-                                  eval->text->n_tokens > n ? eval->text->n_tokens - n
-                                                           : ANSWER_TOKENS);
+        status =
+            kvw_prefill(worker, what, tokens, n,
+                        eval->text->n_tokens > n ? eval->text->n_tokens - n : ANSWER_TOKENS);
         if (status == KV_OK)
-            status = kvw_attention_flush(worker->attention);
+            status = kvw_method_flush(worker->attention);
     }
     if (status == KV_OK)
         eval->open = tokens;
-    else if (!kvworker_stop)
-        kvworker_step_error(worker, status);
-    return status == KV_OK ? KVWORKER_DONE : KVWORKER_FAILED;
+    else if (!kvw_stop)
+        kvw_step_error(worker, status);
+    return status == KV_OK ? KVW_DONE : KVW_FAILED;
 }
 
 /* ---- perplexity ---- */
@@ -104,33 +105,33 @@ static double log_likelihood(const float *logits, uint32_t n, uint32_t token)
 
 static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 {
-    const struct kv_eval_run *run = &eval->plan.runs[index];
+    const struct kvw_eval_run *run = &eval->plan.runs[index];
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
     const uint32_t end = eval->text->n_tokens - 1; /* the last token's successor is not known */
-    char what[2 * KV_EVAL_NAME_BYTES + 16];
+    char what[2 * KVW_EVAL_NAME_BYTES + 16];
 
     snprintf(what, sizeof(what), "%s %s: text", run->method, run->budget);
     for (uint32_t t = eval->from; t < end; t++) {
         kv_status_t status;
 
-        if (kvworker_stop)
+        if (kvw_stop)
             return KV_CANCELLED;
         status =
-            kv_forward_step(eval->worker->forward, KV_DECODE, eval->text->tokens + t, t, 1);
+            kvw_forward_step(eval->worker->forward, KVW_DECODE, eval->text->tokens + t, t, 1);
         if (status == KV_OK)
-            status = kv_forward_logits(eval->worker->forward, 0, 1, eval->logits);
+            status = kvw_forward_logits(eval->worker->forward, 0, 1, eval->logits);
         if (status != KV_OK)
             return status;
         ret_found[t] = log_likelihood(eval->logits, n_vocabulary, eval->text->tokens[t + 1]);
         if ((t - eval->from) % PROGRESS_EVERY == 0)
-            kvworker_progress(what, t - eval->from, end - eval->from);
+            kvw_progress(what, t - eval->from, end - eval->from);
     }
-    return kvw_attention_flush(eval->worker->attention);
+    return kvw_method_flush(eval->worker->attention);
 }
 
 /* Mean and standard error of how much worse than full attention, in log likelihood. */
 static void
-compare(const struct eval *eval, const double *found, struct kv_eval_result *ret_result)
+compare(const struct eval *eval, const double *found, struct kvw_eval_result *ret_result)
 {
     const double n = eval->text->n_tokens - 1 - eval->from;
     double sum = 0, squares = 0, total = 0, mean, error;
@@ -154,10 +155,10 @@ static double quotient(uint64_t part, uint64_t whole)
 }
 
 /* What the steps cost, by the method's counters. */
-static void take_costs(const struct kv_attention_stats *before,
-                       const struct kv_attention_stats *after,
+static void take_costs(const struct kvw_method_stats *before,
+                       const struct kvw_method_stats *after,
                        double n_steps,
-                       struct kv_eval_result *result)
+                       struct kvw_eval_result *result)
 {
 #define STEPS(member) (after->member - before->member)
     const uint64_t candidates = STEPS(rows_to_choose_from);
@@ -180,32 +181,32 @@ static void take_costs(const struct kv_attention_stats *before,
 
 static int measure_text(struct eval *eval, size_t index)
 {
-    struct kv_eval_result *result = &eval->results[index];
+    struct kvw_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kvw_now_us();
     double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
-    struct kv_attention_stats before, after;
+    struct kvw_method_stats before, after;
     uint64_t steps_us;
     kv_status_t status;
     int outcome;
 
     if (found == NULL) {
-        kvworker_error(eval->worker, "memory: likelihoods: refused");
-        return KVWORKER_FAILED;
+        kvw_error(eval->worker, "memory: likelihoods: refused");
+        return KVW_FAILED;
     }
     outcome = begin_run(eval, index, eval->text->tokens, eval->from);
-    if (outcome != KVWORKER_DONE)
+    if (outcome != KVW_DONE)
         goto end;
-    kvw_attention_stats(eval->worker->attention, &before);
+    kvw_method_stats(eval->worker->attention, &before);
     steps_us = kvw_now_us();
     status = run_steps(eval, index, found);
     if (status != KV_OK) {
-        if (!kvworker_stop)
-            kvworker_step_error(eval->worker, status);
-        outcome = KVWORKER_FAILED;
+        if (!kvw_stop)
+            kvw_step_error(eval->worker, status);
+        outcome = KVW_FAILED;
         goto end;
     }
     result->step_s = kvw_seconds_since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
-    kvw_attention_stats(eval->worker->attention, &after);
+    kvw_method_stats(eval->worker->attention, &after);
     compare(eval, found, result);
     take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
     result->total_s += kvw_seconds_since(begin_us);
@@ -220,36 +221,36 @@ end:
 
 static int measure_needles(struct eval *eval, size_t index)
 {
-    const struct kv_eval_run *run = &eval->plan.runs[index];
-    const struct kvworker_questions *questions = &eval->text->questions;
-    struct kv_eval_result *result = &eval->results[index];
+    const struct kvw_eval_run *run = &eval->plan.runs[index];
+    const struct kvw_needle_test *questions = &eval->text->questions;
+    struct kvw_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kvw_now_us();
-    char what[2 * KV_EVAL_NAME_BYTES + 16];
+    char what[2 * KVW_EVAL_NAME_BYTES + 16];
     kv_status_t status = KV_OK;
     const int outcome = begin_run(eval, index, questions->list[0].tokens, questions->n_common);
 
-    if (outcome != KVWORKER_DONE)
+    if (outcome != KVW_DONE)
         return outcome;
     snprintf(what, sizeof(what), "%s %s: needles", run->method, run->budget);
     result->needles_found = 0;
     result->needles_asked = (double)questions->needles.count;
-    for (size_t i = 0; status == KV_OK && !kvworker_stop && i < questions->needles.count; i++) {
+    for (size_t i = 0; status == KV_OK && !kvw_stop && i < questions->needles.count; i++) {
         if (i > 0)
-            status = kvw_attention_truncate(eval->worker->attention, questions->n_common);
+            status = kvw_method_truncate(eval->worker->attention, questions->n_common);
         if (status == KV_OK)
-            status = kvworker_question_ask(eval->worker, questions, i, eval->sampler,
-                                           KVWORKER_UNTIL_JUDGED, &eval->reply);
-        result->needles_found += eval->reply.verdict == KV_NEEDLE_FOUND;
-        kvworker_progress(what, i + 1, questions->needles.count);
+            status = kvw_needle_question_ask(eval->worker, questions, i, eval->sampler,
+                                             KVW_UNTIL_JUDGED, &eval->reply);
+        result->needles_found += eval->reply.verdict == KVW_NEEDLE_FOUND;
+        kvw_progress(what, i + 1, questions->needles.count);
     }
-    if (kvworker_stop)
-        return KVWORKER_FAILED;
+    if (kvw_stop)
+        return KVW_FAILED;
     if (status != KV_OK) {
-        kvworker_step_error(eval->worker, status);
-        return KVWORKER_FAILED;
+        kvw_step_error(eval->worker, status);
+        return KVW_FAILED;
     }
     result->total_s += kvw_seconds_since(begin_us);
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
 /* ---- texts ---- */
@@ -258,63 +259,62 @@ static int measure_needles(struct eval *eval, size_t index)
  * longest session. */
 static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
 {
-    const struct kvworker *worker = eval->worker;
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_context *worker = eval->worker;
+    const struct kvw_options *options = worker->options;
     const uint32_t context = worker->model->params.context;
     const uint64_t for_needles =
         options->needle_tokens > 0 ? options->needle_tokens : options->tokens;
     size_t bytes, n, longest = 0;
     kv_status_t status;
     char *read;
-    int outcome = kvworker_read_file(worker, "text", text->path, &read, &bytes);
+    int outcome = kvw_read_file(worker, "text", text->path, &read, &bytes);
 
-    if (outcome != KVWORKER_DONE)
+    if (outcome != KVW_DONE)
         return outcome;
     status =
-        kv_tokenizer_encode(worker->tokenizer, read, bytes, false, true, &text->tokens, &n);
+        kvw_tokenizer_encode(worker->tokenizer, read, bytes, false, true, &text->tokens, &n);
     if (status != KV_OK) {
-        kvworker_error(worker, "text: tokens: %s", kv_status_name(status));
-        outcome = KVWORKER_FAILED;
+        kvw_error(worker, "text: tokens: %s", kv_status_name(status));
+        outcome = KVW_FAILED;
         goto end;
     }
     if (options->needles[0] != '\0') {
         const size_t cut = for_needles > 0 && for_needles < n ? (size_t)for_needles : n;
 
-        outcome = kvworker_questions_read(worker, &text->questions);
-        if (outcome == KVWORKER_DONE)
-            outcome = kvworker_questions_make(
-                worker, read,
-                cut < n ? kvworker_bytes_of(worker, text->tokens, cut, bytes) : bytes,
+        outcome = kvw_needle_test_read(worker, &text->questions);
+        if (outcome == KVW_DONE)
+            outcome = kvw_needle_test_make(
+                worker, read, cut < n ? kvw_bytes_of(worker, text->tokens, cut, bytes) : bytes,
                 ANSWER_TOKENS, &text->questions);
-        if (outcome != KVWORKER_DONE)
+        if (outcome != KVW_DONE)
             goto end;
         longest = text->questions.most;
     }
-    outcome = KVWORKER_USAGE;
+    outcome = KVW_USAGE;
     if (has_text(eval)) {
         if (options->tokens > 0 && options->tokens < n)
             n = (size_t)options->tokens;
         if (n < options->from + 2) {
-            kvworker_error(worker,
-                           "text: %s: %zu tokens: expected at least %" PRIu64 ", 2 more "
-                           "than --from",
-                           text->path, n, options->from + 2);
+            kvw_error(worker,
+                      "text: %s: %zu tokens: expected at least %" PRIu64 ", 2 more "
+                      "than --from",
+                      text->path, n, options->from + 2);
             goto end;
         }
         longest = n > longest ? n : longest;
         text->n_tokens = (uint32_t)(n <= context ? n : 0);
     }
     if (longest > context) {
-        kvworker_error(
-            worker,
-            "text: %s: %zu tokens%s: the model's context is %" PRIu32
-            "; --tokens takes less of it",
-            text->path, longest,
-            text->questions.needles.count > 0 ? ", needles and answers included" : "", context);
+        kvw_error(worker,
+                  "text: %s: %zu tokens%s: the model's context is %" PRIu32
+                  "; --tokens takes less of it",
+                  text->path, longest,
+                  text->questions.needles.count > 0 ? ", needles and answers included" : "",
+                  context);
         goto end;
     }
     *most = longest > *most ? (uint32_t)longest : *most;
-    outcome = KVWORKER_DONE;
+    outcome = KVW_DONE;
 
 end:
     free(read);
@@ -326,17 +326,17 @@ static int read_texts(struct eval *eval, uint32_t *ret_most)
 {
     const char *at = eval->worker->options->text_file;
     size_t n_max = 1;
-    int outcome = KVWORKER_DONE;
+    int outcome = KVW_DONE;
 
     for (const char *comma = at; (comma = strchr(comma, ',')) != NULL; comma++)
         n_max++;
     eval->texts = calloc(n_max, sizeof(eval->texts[0]));
     if (eval->texts == NULL) {
-        kvworker_error(eval->worker, "memory: texts: refused");
-        return KVWORKER_FAILED;
+        kvw_error(eval->worker, "memory: texts: refused");
+        return KVW_FAILED;
     }
     *ret_most = 0;
-    for (const char *end; outcome == KVWORKER_DONE && *at != '\0'; at = end + (*end == ',')) {
+    for (const char *end; outcome == KVW_DONE && *at != '\0'; at = end + (*end == ',')) {
         struct text *text = &eval->texts[eval->n_texts++];
 
         end = strchrnul(at, ',');
@@ -354,14 +354,14 @@ static int measure_method(struct eval *eval,
                           size_t end,
                           int (*measure)(struct eval *eval, size_t index))
 {
-    int outcome = KVWORKER_DONE;
+    int outcome = KVW_DONE;
 
-    for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
+    for (size_t i = begin; outcome == KVW_DONE && i < end; i++)
         outcome = measure(eval, i);
     return outcome;
 }
 
-static size_t longest_method(const struct kv_eval_plan *plan)
+static size_t longest_method(const struct kvw_eval_plan *plan)
 {
     size_t longest = 0;
 
@@ -373,39 +373,39 @@ static size_t longest_method(const struct kv_eval_plan *plan)
 
 /* The plan over the text at work. */
 static int
-measure_plan(struct eval *eval, enum kv_eval_format format, const struct kv_eval_about *about)
+measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_eval_about *about)
 {
-    const struct kv_eval_plan *plan = &eval->plan;
-    int outcome = KVWORKER_DONE;
+    const struct kvw_eval_plan *plan = &eval->plan;
+    int outcome = KVW_DONE;
 
     for (size_t i = 0; i < plan->count; i++)
-        eval->results[i] = (struct kv_eval_result){
+        eval->results[i] = (struct kvw_eval_result){
             NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
         };
-    for (size_t begin = 0, end; outcome == KVWORKER_DONE && begin < plan->count; begin = end) {
+    for (size_t begin = 0, end; outcome == KVW_DONE && begin < plan->count; begin = end) {
         for (end = begin + 1; end < plan->count; end++)
             if (strcmp(plan->runs[end].method, plan->runs[begin].method) != 0)
                 break;
         if (has_text(eval))
             outcome = measure_method(eval, begin, end, measure_text);
-        if (outcome == KVWORKER_DONE && eval->text->questions.needles.count > 0)
+        if (outcome == KVW_DONE && eval->text->questions.needles.count > 0)
             outcome = measure_method(eval, begin, end, measure_needles);
-        kvworker_progress_end();
-        for (size_t i = begin; outcome == KVWORKER_DONE && i < end; i++)
-            kv_eval_report(format, about, &plan->runs[i], &eval->results[i]);
+        kvw_progress_end();
+        for (size_t i = begin; outcome == KVW_DONE && i < end; i++)
+            kvw_eval_report(format, about, &plan->runs[i], &eval->results[i]);
     }
     return outcome;
 }
 
 static int measure_all(struct eval *eval)
 {
-    const struct kvworker *worker = eval->worker;
-    const struct kvworker_options *options = worker->options;
-    const enum kv_eval_format format = options->json  ? KV_EVAL_JSON
-                                       : options->csv ? KV_EVAL_CSV
-                                                      : KV_EVAL_TABLE;
+    const struct kvw_context *worker = eval->worker;
+    const struct kvw_options *options = worker->options;
+    const enum kvw_eval_format format = options->json  ? KVW_EVAL_JSON
+                                        : options->csv ? KVW_EVAL_CSV
+                                                       : KVW_EVAL_TABLE;
     char device[64];
-    struct kv_eval_about about = {
+    struct kvw_eval_about about = {
         .from = eval->from,
         .kv_type = options->kv_type,
         .store = options->store,
@@ -413,102 +413,102 @@ static int measure_all(struct eval *eval)
         .method_width = (int)longest_method(&eval->plan),
         .has_many_texts = eval->n_texts > 1,
     };
-    int outcome = KVWORKER_DONE;
+    int outcome = KVW_DONE;
 
-    worker->device->row->describe(worker->device, device, sizeof(device));
-    for (size_t i = 0; outcome == KVWORKER_DONE && i < eval->n_texts; i++) {
+    worker->device->ops->describe(worker->device, device, sizeof(device));
+    for (size_t i = 0; outcome == KVW_DONE && i < eval->n_texts; i++) {
         eval->text = &eval->texts[i];
         about.text = eval->text->path;
         about.tokens = eval->text->n_tokens;
-        if (i == 0 || format == KV_EVAL_TABLE)
-            kv_eval_report_head(format, &about);
+        if (i == 0 || format == KVW_EVAL_TABLE)
+            kvw_eval_report_head(format, &about);
         outcome = measure_plan(eval, format, &about);
     }
-    if (outcome == KVWORKER_FAILED && kvworker_stop)
-        kvworker_error(worker, "stopped");
+    if (outcome == KVW_FAILED && kvw_stop)
+        kvw_error(worker, "stopped");
     return outcome;
 }
 
 static int make_plan(struct eval *eval)
 {
-    const struct kvworker_options *options = eval->worker->options;
-    char detail[KVWORKER_DETAIL_BYTES] = "";
-    struct kv_attention_options base;
+    const struct kvw_options *options = eval->worker->options;
+    char detail[KVW_DETAIL_BYTES] = "";
+    struct kvw_method_options base;
     kv_status_t status;
-    int outcome = kvworker_attention_options(eval->worker, &base);
+    int outcome = kvw_attention_options(eval->worker, &base);
 
-    if (outcome != KVWORKER_DONE)
+    if (outcome != KVW_DONE)
         return outcome;
     base.recall_every = RECALL_EVERY;
-    status = kv_eval_plan_make(options->methods, options->budgets, options->seeds, &base,
-                               &eval->plan, detail, sizeof(detail));
+    status = kvw_eval_plan_make(options->methods, options->budgets, options->seeds, &base,
+                                &eval->plan, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvworker_error(eval->worker, "option: --%s", detail);
-        return status == KV_NO_MEMORY ? KVWORKER_FAILED : KVWORKER_USAGE;
+        kvw_error(eval->worker, "option: --%s", detail);
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
 /* What the runs work with, for a session of `most` tokens at most. */
 static int make_room(struct eval *eval, uint32_t most)
 {
-    const struct kv_sampler_options greedy = {.temperature = 0, .top_p = 1};
+    const struct kvw_sampler_options greedy = {.temperature = 0, .top_p = 1};
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
 
     eval->results = calloc(eval->plan.count, sizeof(eval->results[0]));
     eval->logits = malloc(n_vocabulary * sizeof(eval->logits[0]));
     eval->full = calloc(most, sizeof(eval->full[0]));
     if (eval->results == NULL || eval->logits == NULL || eval->full == NULL ||
-        kv_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
-        kvworker_error(eval->worker, "memory: logits: refused");
-        return KVWORKER_FAILED;
+        kvw_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
+        kvw_error(eval->worker, "memory: logits: refused");
+        return KVW_FAILED;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-int kvworker_eval_run(struct kvworker *worker)
+int kvw_eval_run(struct kvw_context *worker)
 {
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_options *options = worker->options;
     struct eval *eval = calloc(1, sizeof(*eval));
     uint32_t most;
     int outcome;
 
     if (eval == NULL) {
-        kvworker_error(worker, "memory: refused");
-        return KVWORKER_FAILED;
+        kvw_error(worker, "memory: refused");
+        return KVW_FAILED;
     }
     eval->worker = worker;
     eval->from = (uint32_t)options->from;
-    outcome = KVWORKER_USAGE;
+    outcome = KVW_USAGE;
     if (options->text_file[0] == '\0') {
-        kvworker_error(worker, "option: --text-file: missing");
+        kvw_error(worker, "option: --text-file: missing");
         goto end;
     }
     if (options->json && options->csv) {
-        kvworker_error(worker, "option: --json, --csv: one of them, not both");
+        kvw_error(worker, "option: --json, --csv: one of them, not both");
         goto end;
     }
     if (options->needles_only && options->needles[0] == '\0') {
-        kvworker_error(worker, "option: --needles-only: without --needles");
+        kvw_error(worker, "option: --needles-only: without --needles");
         goto end;
     }
-    if ((outcome = make_plan(eval)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_file(worker)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_model(worker)) != KVWORKER_DONE ||
-        (outcome = read_texts(eval, &most)) != KVWORKER_DONE ||
-        (outcome = make_room(eval, most)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_store(worker, most)) != KVWORKER_DONE)
+    if ((outcome = make_plan(eval)) != KVW_DONE ||
+        (outcome = kvw_open_file(worker)) != KVW_DONE ||
+        (outcome = kvw_open_model(worker)) != KVW_DONE ||
+        (outcome = read_texts(eval, &most)) != KVW_DONE ||
+        (outcome = make_room(eval, most)) != KVW_DONE ||
+        (outcome = kvw_open_store(worker, most)) != KVW_DONE)
         goto end;
     outcome = measure_all(eval);
 
 end:
     for (size_t i = 0; i < eval->n_texts; i++) {
-        kvworker_questions_free(&eval->texts[i].questions);
+        kvw_needle_test_free(&eval->texts[i].questions);
         free(eval->texts[i].tokens);
     }
     free(eval->texts);
-    kv_eval_plan_free(&eval->plan);
-    kv_sampler_destroy(eval->sampler);
+    kvw_eval_plan_free(&eval->plan);
+    kvw_sampler_destroy(eval->sampler);
     free(eval->results);
     free(eval->logits);
     free(eval->full);

@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct facts {
-    struct kv_model_params params;
+    struct kvw_model_params params;
     uint64_t token_bytes;   /* of rows, all layers */
     uint64_t memory_tokens; /* that fit into memory beside the weights, the model's context at
                                most */
@@ -18,17 +18,17 @@ struct facts {
 };
 
 /* Types of tensors with how many there are. */
-static void list_types(const struct kv_gguf *gguf, char *text, size_t text_bytes)
+static void list_types(const struct kvw_gguf *gguf, char *text, size_t text_bytes)
 {
     size_t used = 0;
 
     text[0] = '\0';
-    for (size_t i = 0; kv_tensor_layout_at(i) != NULL; i++) {
-        const struct kv_tensor_layout *layout = kv_tensor_layout_at(i);
+    for (size_t i = 0; kvw_tensor_layout_at(i) != NULL; i++) {
+        const struct kvw_tensor_layout *layout = kvw_tensor_layout_at(i);
         size_t n = 0;
 
-        for (size_t j = 0; j < kv_gguf_n_tensors(gguf); j++)
-            n += kv_gguf_tensor_at(gguf, j)->type == layout->type;
+        for (size_t j = 0; j < kvw_gguf_n_tensors(gguf); j++)
+            n += kvw_gguf_tensor_at(gguf, j)->type == layout->type;
         if (n > 0 && used < text_bytes)
             used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %zu",
                                      used > 0 ? ", " : "", layout->name, n);
@@ -40,19 +40,19 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static void print_text(const struct kvworker *worker, const struct facts *facts)
+static void print_text(const struct kvw_context *worker, const struct facts *facts)
 {
-    const struct kv_model_params *params = &facts->params;
+    const struct kvw_model_params *params = &facts->params;
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     char size[16], rows[16], total[16];
 
     printf("file          %s, GGUF %" PRIu32 ", %s\n", worker->options->model,
-           kv_gguf_version(worker->gguf),
-           kv_config_format_size(kv_gguf_bytes(worker->gguf), size, sizeof(size)));
+           kvw_gguf_version(worker->gguf),
+           kv_config_format_size(kvw_gguf_bytes(worker->gguf), size, sizeof(size)));
     printf("model         %s, %s\n", params->name[0] != '\0' ? params->name : "no name",
            params->architecture);
     printf("weights       %.1f million in %zu tensors: %s\n", (double)params->n_weights / 1e6,
-           kv_gguf_n_tensors(worker->gguf), facts->types);
+           kvw_gguf_n_tensors(worker->gguf), facts->types);
     printf("layers        %" PRIu32 ", hidden %" PRIu32 ", feed forward %" PRIu32 "\n",
            params->n_layers, params->n_hidden, params->n_ffn);
     printf("heads         %" PRIu32 " query, %" PRIu32 " kv, of %" PRIu32 "\n",
@@ -66,8 +66,8 @@ static void print_text(const struct kvworker *worker, const struct facts *facts)
         printf(" %g", (double)params->rope_scale);
     printf("\nvocabulary    %" PRIu32 " tokens, output %s\n", params->n_vocabulary,
            params->has_output ? "of its own" : "tied to the embedding");
-    printf("tokenizer     %s %s\n", kv_tokenizer_model(worker->tokenizer),
-           kv_tokenizer_pre(worker->tokenizer));
+    printf("tokenizer     %s %s\n", kvw_tokenizer_model(worker->tokenizer),
+           kvw_tokenizer_pre(worker->tokenizer));
     printf("context       %" PRIu32 " tokens\n", params->context);
     printf("rows          %s per token (%s)\n",
            kv_config_format_size(facts->token_bytes, rows, sizeof(rows)),
@@ -80,20 +80,20 @@ static void print_text(const struct kvworker *worker, const struct facts *facts)
     putchar('\n');
 }
 
-static void print_json(const struct kvworker *worker, const struct facts *facts)
+static void print_json(const struct kvw_context *worker, const struct facts *facts)
 {
-    const struct kv_model_params *params = &facts->params;
+    const struct kvw_model_params *params = &facts->params;
     struct kv_json json;
 
     kv_json_begin(&json, stdout);
     kv_json_text(&json, "file", worker->options->model);
-    kv_json_number(&json, "gguf_version", kv_gguf_version(worker->gguf));
-    kv_json_number(&json, "file_bytes", (double)kv_gguf_bytes(worker->gguf));
+    kv_json_number(&json, "gguf_version", kvw_gguf_version(worker->gguf));
+    kv_json_number(&json, "file_bytes", (double)kvw_gguf_bytes(worker->gguf));
     kv_json_text(&json, "architecture", params->architecture);
     kv_json_text(&json, "name", params->name);
     kv_json_number(&json, "weights", (double)params->n_weights);
     kv_json_number(&json, "weight_bytes", (double)params->weight_bytes);
-    kv_json_number(&json, "tensors", (double)kv_gguf_n_tensors(worker->gguf));
+    kv_json_number(&json, "tensors", (double)kvw_gguf_n_tensors(worker->gguf));
     kv_json_text(&json, "tensor_types", facts->types);
     kv_json_number(&json, "layers", params->n_layers);
     kv_json_number(&json, "hidden", params->n_hidden);
@@ -106,8 +106,8 @@ static void print_json(const struct kvworker *worker, const struct facts *facts)
     kv_json_bool(&json, "rope_factors", params->rope_factors != NULL);
     kv_json_number(&json, "vocabulary", params->n_vocabulary);
     kv_json_bool(&json, "tied_output", !params->has_output);
-    kv_json_text(&json, "tokenizer", kv_tokenizer_model(worker->tokenizer));
-    kv_json_text(&json, "pre_tokenizer", kv_tokenizer_pre(worker->tokenizer));
+    kv_json_text(&json, "tokenizer", kvw_tokenizer_model(worker->tokenizer));
+    kv_json_text(&json, "pre_tokenizer", kvw_tokenizer_pre(worker->tokenizer));
     kv_json_number(&json, "context", params->context);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_number(&json, "kv_bytes_per_token", (double)facts->token_bytes);
@@ -120,33 +120,32 @@ static void print_json(const struct kvworker *worker, const struct facts *facts)
     kv_json_end(&json);
 }
 
-int kvworker_info_run(struct kvworker *worker)
+int kvw_info_run(struct kvw_context *worker)
 {
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     struct facts *facts = calloc(1, sizeof(*facts));
     kv_schema_t *schema = calloc(1, sizeof(*schema));
-    char detail[KVWORKER_DETAIL_BYTES] = "memory: refused";
+    char detail[KVW_DETAIL_BYTES] = "memory: refused";
     uint64_t memory = kv_memory_total();
-    int outcome = KVWORKER_FAILED;
+    int outcome = KVW_FAILED;
 
     if (facts == NULL || schema == NULL) {
-        kvworker_error(worker, "%s", detail);
+        kvw_error(worker, "%s", detail);
         goto end;
     }
-    outcome = kvworker_open_file(worker);
-    if (outcome != KVWORKER_DONE)
+    outcome = kvw_open_file(worker);
+    if (outcome != KVW_DONE)
         goto end;
-    outcome = KVWORKER_USAGE;
-    if (kv_model_read(worker->gguf, &facts->params, detail, sizeof(detail)) != KV_OK ||
-        kv_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail)) !=
+    outcome = KVW_USAGE;
+    if (kvw_model_read(worker->gguf, &facts->params, detail, sizeof(detail)) != KV_OK ||
+        kvw_tokenizer_create(worker->gguf, &worker->tokenizer, detail, sizeof(detail)) !=
             KV_OK) {
-        kvworker_error(worker, "%s", detail);
+        kvw_error(worker, "%s", detail);
         goto end;
     }
-    if (kv_model_schema(&facts->params, kvworker_dtype(worker->options), schema) != KV_OK) {
-        kvworker_error(worker, "model: %s: %u layers of %u kv heads: more than a store takes",
-                       worker->options->model, facts->params.n_layers,
-                       facts->params.n_kv_heads);
+    if (kvw_model_schema(&facts->params, kvw_dtype(worker->options), schema) != KV_OK) {
+        kvw_error(worker, "model: %s: %u layers of %u kv heads: more than a store takes",
+                  worker->options->model, facts->params.n_layers, facts->params.n_kv_heads);
         goto end;
     }
     facts->token_bytes = kv_schema_token_bytes(schema);
@@ -154,13 +153,13 @@ int kvworker_info_run(struct kvworker *worker)
     facts->memory_tokens =
         least(memory / (facts->token_bytes * (is_embedded ? 2 : 1)), facts->params.context);
     facts->store_tokens =
-        least(kvworker_store_tokens(schema, worker->options->memory), facts->params.context);
+        least(kvw_store_tokens(schema, worker->options->memory), facts->params.context);
     list_types(worker->gguf, facts->types, sizeof(facts->types));
     if (worker->options->json)
         print_json(worker, facts);
     else
         print_text(worker, facts);
-    outcome = KVWORKER_DONE;
+    outcome = KVW_DONE;
 
 end:
     free(schema);

@@ -39,7 +39,7 @@ static bool write_header(FILE *file, uint64_t n_rows, uint64_t n_columns)
 
 /* The tokens before `from` in chunks, the others as decode steps. */
 static int write_rows(
-    struct kvworker *worker, const uint32_t *tokens, uint32_t n, uint32_t from, FILE *file)
+    struct kvw_context *worker, const uint32_t *tokens, uint32_t n, uint32_t from, FILE *file)
 {
     const uint32_t n_vocabulary = worker->model->params.n_vocabulary;
     float *logits = malloc(n_vocabulary * sizeof(logits[0]));
@@ -47,41 +47,41 @@ static int write_rows(
     int error = 0; /* of writing */
     uint32_t begin = 0;
 
-    while (status == KV_OK && error == 0 && begin < n && !kvworker_stop) {
-        const enum kv_phase phase = begin < from ? KV_PREFILL : KV_DECODE;
+    while (status == KV_OK && error == 0 && begin < n && !kvw_stop) {
+        const enum kvw_phase phase = begin < from ? KVW_PREFILL : KVW_DECODE;
         const uint32_t end =
-            phase == KV_PREFILL ? kv_forward_chunk_end(begin, from) : begin + 1;
+            phase == KVW_PREFILL ? kvw_forward_chunk_end(begin, from) : begin + 1;
 
-        status = kv_forward_step(worker->forward, phase, tokens + begin, begin, end - begin);
+        status = kvw_forward_step(worker->forward, phase, tokens + begin, begin, end - begin);
         if (status == KV_OK && begin >= from) {
-            status = kv_forward_logits(worker->forward, 0, 1, logits);
+            status = kvw_forward_logits(worker->forward, 0, 1, logits);
             if (status == KV_OK &&
                 fwrite(logits, sizeof(logits[0]), n_vocabulary, file) != n_vocabulary)
                 error = errno;
         }
         begin = end;
-        kvworker_progress("logits", begin, n);
+        kvw_progress("logits", begin, n);
     }
     free(logits);
-    kvworker_progress_end();
+    kvw_progress_end();
     if (status == KV_OK)
-        status = kvw_attention_flush(worker->attention);
+        status = kvw_method_flush(worker->attention);
     if (status != KV_OK) {
-        kvworker_step_error(worker, status);
-        return KVWORKER_FAILED;
+        kvw_step_error(worker, status);
+        return KVW_FAILED;
     }
     if (error != 0) {
-        kvworker_error(worker, "out: %s: %s", worker->options->out, strerror(error));
-        return KVWORKER_FAILED;
+        kvw_error(worker, "out: %s: %s", worker->options->out, strerror(error));
+        return KVW_FAILED;
     }
     if (begin < n) {
-        kvworker_error(worker, "stopped: after %" PRIu32 " of %" PRIu32 " tokens", begin, n);
-        return KVWORKER_FAILED;
+        kvw_error(worker, "stopped: after %" PRIu32 " of %" PRIu32 " tokens", begin, n);
+        return KVW_FAILED;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
-static void print_json(const struct kvworker *worker, uint32_t n_tokens)
+static void print_json(const struct kvw_context *worker, uint32_t n_tokens)
 {
     struct kv_json json;
 
@@ -91,15 +91,15 @@ static void print_json(const struct kvworker *worker, uint32_t n_tokens)
     kv_json_number(&json, "from", (double)worker->options->from);
     kv_json_number(&json, "rows", (double)(n_tokens - worker->options->from));
     kv_json_number(&json, "columns", worker->model->params.n_vocabulary);
-    kv_json_text(&json, "attention", worker->attention->row->name);
+    kv_json_text(&json, "attention", worker->attention->ops->name);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_text(&json, "store", worker->options->store);
     kv_json_end(&json);
 }
 
-int kvworker_logits_run(struct kvworker *worker)
+int kvw_logits_run(struct kvw_context *worker)
 {
-    const struct kvworker_options *options = worker->options;
+    const struct kvw_options *options = worker->options;
     char path[KV_CONFIG_STRING_BYTES + sizeof(".part")];
     uint32_t *tokens = NULL;
     FILE *file = NULL;
@@ -111,37 +111,36 @@ int kvworker_logits_run(struct kvworker *worker)
     int outcome;
 
     if (options->out[0] == '\0') {
-        kvworker_error(worker, "option: --out: missing");
-        return KVWORKER_USAGE;
+        kvw_error(worker, "option: --out: missing");
+        return KVW_USAGE;
     }
-    if ((outcome = kvworker_read_prompt(worker, &text, &bytes)) != KVWORKER_DONE)
+    if ((outcome = kvw_read_prompt(worker, &text, &bytes)) != KVW_DONE)
         return outcome;
-    if ((outcome = kvworker_open_file(worker)) != KVWORKER_DONE ||
-        (outcome = kvworker_open_model(worker)) != KVWORKER_DONE)
+    if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
+        (outcome = kvw_open_model(worker)) != KVW_DONE)
         goto end;
-    status = kv_tokenizer_encode(worker->tokenizer, text, bytes, false, true, &tokens, &n);
+    status = kvw_tokenizer_encode(worker->tokenizer, text, bytes, false, true, &tokens, &n);
     if (status != KV_OK) {
-        kvworker_error(worker, "prompt: tokens: %s", kv_status_name(status));
-        outcome = KVWORKER_FAILED;
+        kvw_error(worker, "prompt: tokens: %s", kv_status_name(status));
+        outcome = KVW_FAILED;
         goto end;
     }
-    outcome = KVWORKER_USAGE;
+    outcome = KVW_USAGE;
     if (n == 0 || n > worker->model->params.context) {
-        kvworker_error(worker,
-                       "prompt: %zu tokens: expected 1..%" PRIu32 ", the model's context", n,
-                       worker->model->params.context);
+        kvw_error(worker, "prompt: %zu tokens: expected 1..%" PRIu32 ", the model's context", n,
+                  worker->model->params.context);
         goto end;
     }
     if (options->from >= n) {
-        kvworker_error(worker, "option: --from: %" PRIu64 ": the prompt has %zu tokens",
-                       options->from, n);
+        kvw_error(worker, "option: --from: %" PRIu64 ": the prompt has %zu tokens",
+                  options->from, n);
         goto end;
     }
-    outcome = kvworker_open_session(worker, (uint32_t)n);
-    if (outcome != KVWORKER_DONE)
+    outcome = kvw_open_session(worker, (uint32_t)n);
+    if (outcome != KVW_DONE)
         goto end;
 
-    outcome = KVWORKER_FAILED;
+    outcome = KVW_FAILED;
     /* Beside the file of that name, until it is whole; a pipe or a device is written as it is.
      */
     is_special = stat(options->out, &was) == 0 && !S_ISREG(was.st_mode);
@@ -149,21 +148,20 @@ int kvworker_logits_run(struct kvworker *worker)
     file = fopen(path, "wb");
     if (file == NULL ||
         !write_header(file, n - options->from, worker->model->params.n_vocabulary))
-        kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
+        kvw_error(worker, "out: %s: %s", options->out, strerror(errno));
     else
         outcome = write_rows(worker, tokens, (uint32_t)n, (uint32_t)options->from, file);
-    if (file != NULL && fclose(file) != 0 && outcome == KVWORKER_DONE) {
-        kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
-        outcome = KVWORKER_FAILED;
+    if (file != NULL && fclose(file) != 0 && outcome == KVW_DONE) {
+        kvw_error(worker, "out: %s: %s", options->out, strerror(errno));
+        outcome = KVW_FAILED;
     }
-    if (file != NULL && outcome == KVWORKER_DONE && !is_special &&
-        rename(path, options->out) != 0) {
-        kvworker_error(worker, "out: %s: %s", options->out, strerror(errno));
-        outcome = KVWORKER_FAILED;
+    if (file != NULL && outcome == KVW_DONE && !is_special && rename(path, options->out) != 0) {
+        kvw_error(worker, "out: %s: %s", options->out, strerror(errno));
+        outcome = KVW_FAILED;
     }
-    if (file != NULL && outcome != KVWORKER_DONE && !is_special)
+    if (file != NULL && outcome != KVW_DONE && !is_special)
         remove(path);
-    if (outcome == KVWORKER_DONE && options->json)
+    if (outcome == KVW_DONE && options->json)
         print_json(worker, (uint32_t)n);
 
 end:

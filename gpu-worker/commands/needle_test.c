@@ -7,7 +7,7 @@
 
 /* ---- the questions ---- */
 
-static void free_list(struct kvworker_questions *questions)
+static void free_list(struct kvw_needle_test *questions)
 {
     for (size_t i = 0; questions->list != NULL && i < questions->needles.count; i++)
         free(questions->list[i].tokens);
@@ -15,63 +15,64 @@ static void free_list(struct kvworker_questions *questions)
     questions->list = NULL;
 }
 
-void kvworker_questions_free(struct kvworker_questions *questions)
+void kvw_needle_test_free(struct kvw_needle_test *questions)
 {
     free_list(questions);
-    kv_needles_free(&questions->needles);
+    kvw_needles_free(&questions->needles);
 }
 
-int kvworker_questions_read(const struct kvworker *worker,
-                            struct kvworker_questions *ret_questions)
+int kvw_needle_test_read(const struct kvw_context *worker,
+                         struct kvw_needle_test *ret_questions)
 {
     const char *path = worker->options->needles;
-    struct kvworker_questions questions = {.list = NULL};
+    struct kvw_needle_test questions = {.list = NULL};
     char *list;
     size_t bytes, line = 0;
     kv_status_t status;
-    int outcome = kvworker_read_file(worker, "needles", path, &list, &bytes);
+    int outcome = kvw_read_file(worker, "needles", path, &list, &bytes);
 
-    if (outcome != KVWORKER_DONE)
+    if (outcome != KVW_DONE)
         return outcome;
-    status = kv_needles_read(list, bytes, &questions.needles, &line);
+    status = kvw_needles_read(list, bytes, &questions.needles, &line);
     free(list);
     if (status != KV_OK) {
-        kvworker_error(worker, "needles: %s:%zu: %s", path, line,
-                       status == KV_INVALID     ? "expected beginning|completion"
-                       : status == KV_NOT_FOUND ? "there is none"
-                                                : kv_status_name(status));
-        return status == KV_NO_MEMORY ? KVWORKER_FAILED : KVWORKER_USAGE;
+        kvw_error(worker, "needles: %s:%zu: %s", path, line,
+                  status == KV_INVALID     ? "expected beginning|completion"
+                  : status == KV_NOT_FOUND ? "there is none"
+                                           : kv_status_name(status));
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
     *ret_questions = questions;
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
 size_t
-kvworker_bytes_of(const struct kvworker *worker, const uint32_t *tokens, size_t n, size_t bytes)
+kvw_bytes_of(const struct kvw_context *worker, const uint32_t *tokens, size_t n, size_t bytes)
 {
     size_t sum = 0;
 
     for (size_t i = 0; i < n; i++)
-        sum += kv_tokenizer_piece(worker->tokenizer, tokens[i], false).bytes;
-    if (kv_tokenizer_adds_space(worker->tokenizer) && sum > 0)
+        sum += kvw_tokenizer_piece(worker->tokenizer, tokens[i], false).bytes;
+    if (kvw_tokenizer_adds_space(worker->tokenizer) && sum > 0)
         sum--;
     return sum < bytes ? sum : bytes;
 }
 
-static kv_status_t encode(const struct kvworker *worker,
-                          const struct kv_chat_template *chat,
+static kv_status_t encode(const struct kvw_context *worker,
+                          const struct kvw_chat_template *chat,
                           const char *text,
                           size_t bytes,
                           uint32_t n_answer,
-                          struct kvworker_question *question)
+                          struct kvw_needle_question *question)
 {
-    const struct kv_chat_message message = {.role = KV_CHAT_USER, .text = text, .bytes = bytes};
+    const struct kvw_chat_message message = {
+        .role = KVW_CHAT_USER, .text = text, .bytes = bytes};
     uint32_t *larger;
-    kv_status_t status = chat != NULL
-                             ? kv_chat_template_encode_open(chat, &message, 1,
-                                                            &question->tokens, &question->count)
-                             : kv_tokenizer_encode(worker->tokenizer, text, bytes, false, true,
-                                                   &question->tokens, &question->count);
+    kv_status_t status =
+        chat != NULL ? kvw_chat_template_encode_open(chat, &message, 1, &question->tokens,
+                                                     &question->count)
+                     : kvw_tokenizer_encode(worker->tokenizer, text, bytes, false, true,
+                                            &question->tokens, &question->count);
 
     if (status != KV_OK)
         return status;
@@ -82,13 +83,13 @@ static kv_status_t encode(const struct kvworker *worker,
     return KV_OK;
 }
 
-static uint32_t common_tokens(const struct kvworker_questions *questions)
+static uint32_t common_tokens(const struct kvw_needle_test *questions)
 {
-    const struct kvworker_question *first = &questions->list[0];
+    const struct kvw_needle_question *first = &questions->list[0];
     size_t common = first->count - 1; /* the last token's logits are wanted */
 
     for (size_t i = 1; i < questions->needles.count; i++) {
-        const struct kvworker_question *other = &questions->list[i];
+        const struct kvw_needle_question *other = &questions->list[i];
         size_t same = 0;
 
         while (same < common && same + 1 < other->count &&
@@ -99,13 +100,13 @@ static uint32_t common_tokens(const struct kvworker_questions *questions)
     return (uint32_t)common;
 }
 
-static kv_status_t make_list(const struct kvworker *worker,
-                             const struct kv_chat_template *chat,
+static kv_status_t make_list(const struct kvw_context *worker,
+                             const struct kvw_chat_template *chat,
                              const char *text,
                              size_t bytes,
-                             struct kvworker_questions *questions)
+                             struct kvw_needle_test *questions)
 {
-    const struct kv_needles *needles = &questions->needles;
+    const struct kvw_needles *needles = &questions->needles;
     char *placed = NULL, *asked;
     size_t placed_bytes, asked_bytes;
     kv_status_t status;
@@ -114,11 +115,11 @@ static kv_status_t make_list(const struct kvworker *worker,
     if (questions->list == NULL)
         return KV_NO_MEMORY;
     questions->most = 0;
-    status = kv_needles_place(needles, text, bytes, &placed, &placed_bytes);
+    status = kvw_needles_place(needles, text, bytes, &placed, &placed_bytes);
     for (size_t i = 0; status == KV_OK && i < needles->count; i++) {
-        struct kvworker_question *question = &questions->list[i];
+        struct kvw_needle_question *question = &questions->list[i];
 
-        status = kv_needle_ask(&needles->list[i], placed, placed_bytes, &asked, &asked_bytes);
+        status = kvw_needle_ask(&needles->list[i], placed, placed_bytes, &asked, &asked_bytes);
         if (status != KV_OK)
             break;
         status = encode(worker, chat, asked, asked_bytes, questions->n_answer, question);
@@ -132,52 +133,52 @@ static kv_status_t make_list(const struct kvworker *worker,
     return status;
 }
 
-int kvworker_questions_make(const struct kvworker *worker,
-                            const char *text,
-                            size_t bytes,
-                            uint32_t n_answer,
-                            struct kvworker_questions *questions)
+int kvw_needle_test_make(const struct kvw_context *worker,
+                         const char *text,
+                         size_t bytes,
+                         uint32_t n_answer,
+                         struct kvw_needle_test *questions)
 {
-    char detail[KVWORKER_DETAIL_BYTES] = "";
-    struct kv_chat_template *chat = NULL;
+    char detail[KVW_DETAIL_BYTES] = "";
+    struct kvw_chat_template *chat = NULL;
     kv_status_t status;
 
     free_list(questions);
     questions->n_answer = n_answer;
     /* A model that was never taught turns goes on with the text as it is. */
-    status = kv_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat, detail,
-                                     sizeof(detail));
+    status = kvw_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat, detail,
+                                      sizeof(detail));
     if (status != KV_OK && status != KV_NOT_FOUND) {
-        kvworker_error(worker, "%s", detail);
-        return status == KV_NO_MEMORY ? KVWORKER_FAILED : KVWORKER_USAGE;
+        kvw_error(worker, "%s", detail);
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
     status = make_list(worker, chat, text, bytes, questions);
-    kv_chat_template_destroy(chat);
+    kvw_chat_template_destroy(chat);
     if (status != KV_OK) {
-        kvworker_error(worker, "needles: tokens: %s", kv_status_name(status));
-        return KVWORKER_FAILED;
+        kvw_error(worker, "needles: tokens: %s", kv_status_name(status));
+        return KVW_FAILED;
     }
-    return KVWORKER_DONE;
+    return KVW_DONE;
 }
 
 /* ---- an answer ---- */
 
 struct asking {
-    const struct kvworker *worker;
-    const struct kv_needle *needle;
-    enum kvworker_reply_end end;
+    const struct kvw_context *worker;
+    const struct kvw_needle *needle;
+    enum kvw_reply_end end;
     _Atomic int is_over;
-    struct kvworker_reply *reply;
+    struct kvw_reply *reply;
 };
 
 static void generated(void *arg, uint32_t token)
 {
     struct asking *asking = arg;
-    struct kvworker_reply *reply = asking->reply;
-    struct kv_text piece = kv_tokenizer_piece(asking->worker->tokenizer, token, false);
+    struct kvw_reply *reply = asking->reply;
+    struct kvw_text piece = kvw_tokenizer_piece(asking->worker->tokenizer, token, false);
 
     if (reply->result.generated_tokens++ == 0)
-        kvw_attention_stats(asking->worker->attention, &reply->at_first);
+        kvw_method_stats(asking->worker->attention, &reply->at_first);
     while (reply->bytes == 0 && piece.bytes > 0 && strchr(" \t\r\n", piece.data[0]) != NULL) {
         piece.data++;
         piece.bytes--;
@@ -188,10 +189,10 @@ static void generated(void *arg, uint32_t token)
     }
     memcpy(reply->text + reply->bytes, piece.data, piece.bytes);
     reply->bytes += piece.bytes;
-    reply->verdict = kv_needle_judge(asking->needle, reply->text, reply->bytes);
-    asking->is_over = kvworker_stop || (asking->end == KVWORKER_UNTIL_JUDGED
-                                            ? reply->verdict != KV_NEEDLE_OPEN
-                                            : memchr(reply->text, '\n', reply->bytes) != NULL);
+    reply->verdict = kvw_needle_judge(asking->needle, reply->text, reply->bytes);
+    asking->is_over = kvw_stop || (asking->end == KVW_UNTIL_JUDGED
+                                       ? reply->verdict != KVW_NEEDLE_OPEN
+                                       : memchr(reply->text, '\n', reply->bytes) != NULL);
 }
 
 static void prefilled(void *arg, uint32_t done, uint32_t total)
@@ -200,31 +201,31 @@ static void prefilled(void *arg, uint32_t done, uint32_t total)
 
     (void)done;
     (void)total;
-    asking->is_over = kvworker_stop != 0;
+    asking->is_over = kvw_stop != 0;
 }
 
 static bool is_end(void *arg, uint32_t token)
 {
-    const struct kv_tokenizer *tokenizer = ((const struct asking *)arg)->worker->tokenizer;
+    const struct kvw_tokenizer *tokenizer = ((const struct asking *)arg)->worker->tokenizer;
 
-    return token >= kv_tokenizer_n_tokens(tokenizer) || kv_tokenizer_is_end(tokenizer, token);
+    return token >= kvw_tokenizer_n_tokens(tokenizer) || kvw_tokenizer_is_end(tokenizer, token);
 }
 
-kv_status_t kvworker_question_ask(const struct kvworker *worker,
-                                  const struct kvworker_questions *questions,
-                                  size_t i,
-                                  struct kv_sampler *sampler,
-                                  enum kvworker_reply_end end,
-                                  struct kvworker_reply *ret_reply)
+kv_status_t kvw_needle_question_ask(const struct kvw_context *worker,
+                                    const struct kvw_needle_test *questions,
+                                    size_t i,
+                                    struct kvw_sampler *sampler,
+                                    enum kvw_reply_end end,
+                                    struct kvw_reply *ret_reply)
 {
-    const struct kvworker_question *question = &questions->list[i];
+    const struct kvw_needle_question *question = &questions->list[i];
     struct asking asking = {
         .worker = worker,
         .needle = &questions->needles.list[i],
         .end = end,
         .reply = ret_reply,
     };
-    const struct kv_generate_setup setup = {
+    const struct kvw_generate_setup setup = {
         .forward = worker->forward,
         .attention = worker->attention,
         .sampler = sampler,
@@ -239,10 +240,10 @@ kv_status_t kvworker_question_ask(const struct kvworker *worker,
     };
     kv_status_t status;
 
-    *ret_reply = (struct kvworker_reply){.verdict = KV_NEEDLE_OPEN};
-    status = kv_generate(&setup, question->tokens, (uint32_t)question->count,
-                         questions->n_common, &ret_reply->result);
+    *ret_reply = (struct kvw_reply){.verdict = KVW_NEEDLE_OPEN};
+    status = kvw_generate(&setup, question->tokens, (uint32_t)question->count,
+                          questions->n_common, &ret_reply->result);
     if (status == KV_OK && ret_reply->result.generated_tokens == 0)
-        kvw_attention_stats(worker->attention, &ret_reply->at_first);
+        kvw_method_stats(worker->attention, &ret_reply->at_first);
     return status;
 }

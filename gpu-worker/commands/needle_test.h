@@ -12,56 +12,54 @@
 #include "gpu-worker/commands/context.h"
 #include "gpu-worker/eval/needles.h"
 
-struct kvworker_question {
+struct kvw_needle_question {
     uint32_t *tokens; /* (count, and room for an answer) */
     size_t count;
 };
 
 /* All zeros: none yet. */
-struct kvworker_questions {
-    struct kv_needles needles;
-    struct kvworker_question *list; /* (needles.count) */
-    uint32_t n_answer;              /* tokens of an answer at most */
-    uint32_t n_common;              /* tokens that all questions begin with, and go on after */
-    size_t most;                    /* tokens of the longest with its answer */
+struct kvw_needle_test {
+    struct kvw_needles needles;
+    struct kvw_needle_question *list; /* (needles.count) */
+    uint32_t n_answer;                /* tokens of an answer at most */
+    uint32_t n_common; /* tokens that all questions begin with, and go on after */
+    size_t most;       /* tokens of the longest with its answer */
 };
 
 /* Reads the sentences of --needles.  Returns the exit status, and tells what is wrong. */
-int kvworker_questions_read(const struct kvworker *worker,
-                            struct kvworker_questions *ret_questions);
+int kvw_needle_test_read(const struct kvw_context *worker,
+                         struct kvw_needle_test *ret_questions);
 /* Makes the questions about a text, in place of those made before. */
-int kvworker_questions_make(const struct kvworker *worker,
-                            const char *text,
-                            size_t bytes,
-                            uint32_t n_answer,
-                            struct kvworker_questions *questions);
-void kvworker_questions_free(struct kvworker_questions *questions);
+int kvw_needle_test_make(const struct kvw_context *worker,
+                         const char *text,
+                         size_t bytes,
+                         uint32_t n_answer,
+                         struct kvw_needle_test *questions);
+void kvw_needle_test_free(struct kvw_needle_test *questions);
 
 /* The bytes of a text of `bytes` that its first n tokens are. */
-size_t kvworker_bytes_of(const struct kvworker *worker,
-                         const uint32_t *tokens,
-                         size_t n,
-                         size_t bytes);
+size_t
+kvw_bytes_of(const struct kvw_context *worker, const uint32_t *tokens, size_t n, size_t bytes);
 
-enum kvworker_reply_end {
-    KVWORKER_UNTIL_JUDGED, /* right or wrong is certain */
-    KVWORKER_UNTIL_LINE_END,
+enum kvw_reply_end {
+    KVW_UNTIL_JUDGED, /* right or wrong is certain */
+    KVW_UNTIL_LINE_END,
 };
 
-struct kvworker_reply {
-    char text[KV_NEEDLE_BYTES_MAX]; /* as it came, blanks before it left out */
+struct kvw_reply {
+    char text[KVW_NEEDLE_BYTES_MAX]; /* as it came, blanks before it left out */
     size_t bytes;
-    enum kv_needle_verdict verdict; /* KV_NEEDLE_OPEN: it was cut off while right */
-    struct kv_generate_result result;
-    struct kv_attention_stats at_first; /* when its first token was there, before any step */
+    enum kvw_needle_verdict verdict; /* KVW_NEEDLE_OPEN: it was cut off while right */
+    struct kvw_generate_result result;
+    struct kvw_method_stats at_first; /* when its first token was there, before any step */
 };
 
 /* Puts question i to the worker's session, in which n_common tokens have passed. */
-kv_status_t kvworker_question_ask(const struct kvworker *worker,
-                                  const struct kvworker_questions *questions,
-                                  size_t i,
-                                  struct kv_sampler *sampler,
-                                  enum kvworker_reply_end end,
-                                  struct kvworker_reply *ret_reply);
+kv_status_t kvw_needle_question_ask(const struct kvw_context *worker,
+                                    const struct kvw_needle_test *questions,
+                                    size_t i,
+                                    struct kvw_sampler *sampler,
+                                    enum kvw_reply_end end,
+                                    struct kvw_reply *ret_reply);
 
 #endif

@@ -12,16 +12,16 @@
 #include <stdint.h>
 
 /* Of the option of an attention method that has the same index in kvw_method_option_at(). */
-union kvworker_method_value {
+union kvw_method_value {
     char text[KV_CONFIG_STRING_BYTES]; /* "": not given */
     bool is_set;                       /* a flag's */
 };
 
-struct kvworker_options {
+struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
     char store[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
-    union kvworker_method_value method[KVW_METHOD_OPTIONS_MAX];
+    union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];
     char trace[KV_CONFIG_STRING_BYTES];
     char kv_type[KV_CONFIG_STRING_BYTES];
     char device[KV_CONFIG_STRING_BYTES];

@@ -7,26 +7,25 @@
 #include "gpu-worker/commands/options.h"
 
 enum {
-    KVWORKER_OPTIONS_MAX = 64, /* rows of the table */
+    KVW_OPTIONS_MAX = 64, /* rows of the table */
 };
 
-enum command_set {
-    INFO = 1,
-    GENERATE = 2,
-    CHAT = 4,
-    LOGITS = 8,
-    EVAL = 16,
-    ASK = 32,
-    RUNS = GENERATE | CHAT | LOGITS,
-    COMPUTES = RUNS | EVAL | ASK,
-    ALL = INFO | COMPUTES,
+enum kvw_command_set {
+    KVW_COMMAND_INFO = 1,
+    KVW_COMMAND_GENERATE = 2,
+    KVW_COMMAND_CHAT = 4,
+    KVW_COMMAND_LOGITS = 8,
+    KVW_COMMAND_EVAL = 16,
+    KVW_COMMAND_ASK = 32,
+    KVW_COMMAND_RUNS = KVW_COMMAND_GENERATE | KVW_COMMAND_CHAT | KVW_COMMAND_LOGITS,
+    KVW_COMMAND_COMPUTES = KVW_COMMAND_RUNS | KVW_COMMAND_EVAL | KVW_COMMAND_ASK,
+    KVW_COMMAND_ALL = KVW_COMMAND_INFO | KVW_COMMAND_COMPUTES,
 };
 
 /* The rows of a command, for kv_config_*(), ended by one without a name. */
-void kvworker_option_rows(enum command_set command,
-                          struct kv_config_row rows[KVWORKER_OPTIONS_MAX + 1]);
+void kvw_option_rows(enum kvw_command_set command, struct kv_option rows[KVW_OPTIONS_MAX + 1]);
 
 /* Takes every --prompt out of argv; the last one counts.  false: it has no value. */
-bool kvworker_take_prompt(struct kvworker_options *to, int *argc, char **argv);
+bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv);
 
 #endif

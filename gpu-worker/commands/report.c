@@ -9,29 +9,29 @@
 
 /* ---- an answer ---- */
 
-kv_status_t kvworker_answer_init(struct kvworker_answer *answer, const struct kvworker *worker)
+kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context *worker)
 {
-    *answer = (struct kvworker_answer){
+    *answer = (struct kvw_answer){
         .worker = worker,
         .room = 4096,
         .text = calloc(1, 4096),
         .stream = calloc(1, sizeof(*answer->stream)),
-        .is_first = kv_tokenizer_adds_space(worker->tokenizer) && !worker->options->raw,
+        .is_first = kvw_tokenizer_adds_space(worker->tokenizer) && !worker->options->raw,
     };
     if (answer->text != NULL && answer->stream != NULL)
         return KV_OK;
-    kvworker_answer_fini(answer);
+    kvw_answer_fini(answer);
     return KV_NO_MEMORY;
 }
 
 /* Keeps the text, and prints it unless it goes into an object.  A zero byte, which no string of
  * C can hold, is left out of what is kept. */
-static void take(struct kvworker_answer *answer, const char *text, size_t bytes)
+static void take(struct kvw_answer *answer, const char *text, size_t bytes)
 {
     if (!answer->worker->options->json) {
         fwrite(text, 1, bytes, stdout);
         if (fflush(stdout) != 0)
-            kvworker_stop = SIGTERM; /* nobody reads on */
+            kvw_stop = SIGTERM; /* nobody reads on */
     }
     if (answer->room - answer->bytes <= bytes) {
         const size_t room = 2 * answer->room + bytes;
@@ -48,41 +48,41 @@ static void take(struct kvworker_answer *answer, const char *text, size_t bytes)
     answer->text[answer->bytes] = '\0';
 }
 
-void kvworker_answer_token(struct kvworker_answer *answer, uint32_t token)
+void kvw_answer_token(struct kvw_answer *answer, uint32_t token)
 {
-    const struct kv_tokenizer *tokenizer = answer->worker->tokenizer;
-    struct kv_text piece;
+    const struct kvw_tokenizer *tokenizer = answer->worker->tokenizer;
+    struct kvw_text piece;
     char *whole;
 
-    if (token >= kv_tokenizer_n_tokens(tokenizer))
+    if (token >= kvw_tokenizer_n_tokens(tokenizer))
         return; /* a row that pads the vocabulary */
-    kvworker_progress_end();
-    piece = kv_tokenizer_piece(tokenizer, token, false);
+    kvw_progress_end();
+    piece = kvw_tokenizer_piece(tokenizer, token, false);
     if (answer->is_first && piece.bytes > 0 && piece.data[0] == ' ') {
         piece.data++;
         piece.bytes--;
     }
     answer->is_first = false;
-    whole = malloc(kv_utf8_stream_bytes(piece.bytes) + 1);
+    whole = malloc(kvw_utf8_stream_bytes(piece.bytes) + 1);
     if (whole == NULL)
         return;
-    take(answer, whole, kv_utf8_stream_push(answer->stream, piece.data, piece.bytes, whole));
+    take(answer, whole, kvw_utf8_stream_push(answer->stream, piece.data, piece.bytes, whole));
     free(whole);
 }
 
-void kvworker_answer_end(struct kvworker_answer *answer)
+void kvw_answer_end(struct kvw_answer *answer)
 {
-    char rest[64];
+    char summaries[64];
 
-    if (kv_utf8_stream_bytes(0) <= sizeof(rest))
-        take(answer, rest, kv_utf8_stream_end(answer->stream, rest));
+    if (kvw_utf8_stream_bytes(0) <= sizeof(summaries))
+        take(answer, summaries, kvw_utf8_stream_end(answer->stream, summaries));
     if (!answer->worker->options->json) {
         fputc('\n', stdout);
         fflush(stdout);
     }
 }
 
-void kvworker_answer_fini(struct kvworker_answer *answer)
+void kvw_answer_fini(struct kvw_answer *answer)
 {
     free(answer->text);
     free(answer->stream);
@@ -98,9 +98,9 @@ static double share(uint64_t part, uint64_t whole)
 }
 
 /* A second line: what the store was asked for, and what came. */
-static void report_retrieval(const struct kvworker *worker,
-                             const struct kv_generate_result *result,
-                             const struct kv_attention_stats *stats)
+static void report_retrieval(const struct kvw_context *worker,
+                             const struct kvw_generate_result *result,
+                             const struct kvw_method_stats *stats)
 {
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
     const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
@@ -109,13 +109,13 @@ static void report_retrieval(const struct kvworker *worker,
 
     if (stats->rows_sent + stats->rows_cached > 0)
         snprintf(where, sizeof(where), "%.0f %% of them at hand",
-                 100 * share(stats->rows_cached, stats->rows_chosen));
+                 100 * share(stats->rows_cached, stats->rows_selected));
     fprintf(stderr,
             "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %s; "
             "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
             "the time per token, and %.0f ms for the index; %" PRIu32
             " codebooks made, %" PRIu32 " found",
-            (double)stats->rows_chosen / steps /
+            (double)stats->rows_selected / steps /
                 (worker->model->params.n_layers * worker->model->params.n_kv_heads),
             100 * share(stats->rows_scored_by_code, scored), where,
             kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
@@ -129,27 +129,26 @@ static void report_retrieval(const struct kvworker *worker,
     fputc('\n', stderr);
 }
 
-void kvworker_report_text(const struct kvworker *worker,
-                          const struct kv_generate_result *result)
+void kvw_report_text(const struct kvw_context *worker, const struct kvw_generate_result *result)
 {
     const double new_tokens = result->prompt_tokens - result->reused_tokens;
-    struct kv_attention_stats stats;
+    struct kvw_method_stats stats;
     char put[16];
 
-    kvw_attention_stats(worker->attention, &stats);
+    kvw_method_stats(worker->attention, &stats);
     fflush(stdout);
     fprintf(stderr,
             "kvworker: prompt %" PRIu32 " tokens (%" PRIu32
             " reused) in %.2f s, %.0f/s; answer %" PRIu32 " tokens (%s)",
             result->prompt_tokens, result->reused_tokens, result->prefill_s,
             result->prefill_s > 0 ? new_tokens / result->prefill_s : 0,
-            result->generated_tokens, kv_generate_end_name(result->end));
+            result->generated_tokens, kvw_generate_end_name(result->end));
     if (result->tpot_s > 0)
         fprintf(stderr, ", %.1f/s", 1 / result->tpot_s);
     fprintf(stderr, "; attention %s, store %s: %s put, waited %.3f s\n",
-            worker->attention->row->name, worker->options->store,
+            worker->attention->ops->name, worker->options->store,
             kv_config_format_size(stats.bytes_put, put, sizeof(put)), stats.exposed_wait_s);
-    if (stats.rows_chosen > 0)
+    if (stats.rows_selected > 0)
         report_retrieval(worker, result, &stats);
 }
 
@@ -178,20 +177,21 @@ static void write_nodes(struct kv_json *json, struct kv_client *client)
 }
 
 /* What the nodes told about their answers; nothing where they were not asked. */
-static void write_retrieval(struct kv_json *json, const struct kv_attention_stats *stats)
+static void write_retrieval(struct kv_json *json, const struct kvw_method_stats *stats)
 {
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
 
-    if (stats->rows_chosen == 0)
+    if (stats->rows_selected == 0)
         return;
-    kv_json_number(json, "block_cache_hit_rate", share(stats->rows_cached, stats->rows_chosen));
+    kv_json_number(json, "block_cache_hit_rate",
+                   share(stats->rows_cached, stats->rows_selected));
     kv_json_number(json, "rows_coded_share", share(stats->rows_scored_by_code, scored));
     kv_json_number(json, "rows_scored_by_code", (double)stats->rows_scored_by_code);
     kv_json_number(json, "rows_scored_exactly", (double)stats->rows_scored_by_key);
     kv_json_number(json, "rows_reranked", (double)stats->rows_reranked);
     kv_json_number(json, "rows_estimated_share",
                    share(stats->rows_estimated, stats->rows_possible));
-    kv_json_number(json, "rows_chosen", (double)stats->rows_chosen);
+    kv_json_number(json, "rows_chosen", (double)stats->rows_selected);
     kv_json_number(json, "rows_sent", (double)stats->rows_sent);
     kv_json_number(json, "codebooks_trained", stats->codebooks_trained);
     kv_json_number(json, "codebooks_found", stats->codebooks_found);
@@ -201,21 +201,21 @@ static void write_retrieval(struct kv_json *json, const struct kv_attention_stat
                        stats->recall_sum / (double)stats->recall_count);
 }
 
-void kvworker_report_json(const struct kvworker *worker,
-                          const struct kv_generate_result *result,
-                          const char *text,
-                          const uint32_t *ids)
+void kvw_report_json(const struct kvw_context *worker,
+                     const struct kvw_generate_result *result,
+                     const char *text,
+                     const uint32_t *ids)
 {
-    struct kv_attention_stats stats;
+    struct kvw_method_stats stats;
     struct kv_json json;
     char device[64];
 
-    kvw_attention_stats(worker->attention, &stats);
-    worker->device->row->describe(worker->device, device, sizeof(device));
+    kvw_method_stats(worker->attention, &stats);
+    worker->device->ops->describe(worker->device, device, sizeof(device));
     kv_json_begin(&json, stdout);
     kv_json_text(&json, "text", text);
     write_ids(&json, ids, result->generated_tokens);
-    kv_json_text(&json, "end", kv_generate_end_name(result->end));
+    kv_json_text(&json, "end", kvw_generate_end_name(result->end));
     kv_json_number(&json, "prompt_tokens", result->prompt_tokens);
     kv_json_number(&json, "reused_tokens", result->reused_tokens);
     kv_json_number(&json, "generated_tokens", result->generated_tokens);
@@ -230,7 +230,7 @@ void kvworker_report_json(const struct kvworker *worker,
     write_retrieval(&json, &stats);
     kv_json_number(&json, "exposed_wait_s", stats.exposed_wait_s);
     kv_json_number(&json, "index_wait_s", stats.index_wait_s);
-    kv_json_text(&json, "attention", worker->attention->row->name);
+    kv_json_text(&json, "attention", worker->attention->ops->name);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_text(&json, "store", worker->options->store);
     write_nodes(&json, worker->client);

@@ -21,134 +21,134 @@
 #include "kernels/rope.h"
 #include "proto/kv_types.h"
 
-struct kv_device_config {
-    unsigned n_threads; /* cpu: 1..KV_CREW_THREADS_MAX */
+struct kvw_device_config {
+    unsigned n_threads; /* cpu: 1..KVW_THREAD_POOL_THREADS_MAX */
 };
 
 /* What every implementation begins with. */
-struct kv_device {
-    const struct kv_device_row *row;
+struct kvw_device {
+    const struct kvw_device_ops *ops;
 };
-struct kv_device_buffer {
-    const struct kv_device_row *row;
+struct kvw_device_buffer {
+    const struct kvw_device_ops *ops;
     size_t bytes;
 };
-struct kv_weight {
-    const struct kv_device_row *row;
-    enum kv_tensor_type type;
+struct kvw_weight {
+    const struct kvw_device_ops *ops;
+    enum kvw_tensor_type type;
     size_t n_rows, n_columns;
 };
 
 /* The cached rows of one layer: rows (n_kv_heads, capacity, 2 d) of the element type, a key and
  * then its value in each.  Query heads are shared out evenly and in order: head i of n_q_heads
  * attends to kv head i / (n_q_heads / n_kv_heads). */
-struct kv_rows_shape {
+struct kvw_rows_shape {
     uint32_t n_q_heads, n_kv_heads;
     uint32_t d;          /* a multiple of 8 */
     uint32_t capacity;   /* tokens */
     enum kv_dtype dtype; /* KV_FP32, KV_FP16, KV_BF16 */
 };
 
-static inline size_t kv_rows_shape_row_bytes(const struct kv_rows_shape *shape)
+static inline size_t kvw_rows_shape_row_bytes(const struct kvw_rows_shape *shape)
 {
     return (size_t)2 * shape->d * kv_dtype_bytes(shape->dtype);
 }
 
 /* Rows of one kv head that lie one behind the other in a buffer, which is any of the device
  * with rows in the shape's form: byte `first_row` x row bytes is where the first begins. */
-struct kv_row_run {
-    const struct kv_device_buffer *buffer;
+struct kvw_row_run {
+    const struct kvw_device_buffer *buffer;
     size_t first_row;
     uint32_t n_rows; /* 1 at least */
 };
 
-struct kv_device_row {
+struct kvw_device_ops {
     const char *name;    /* "cpu" */
     const char *summary; /* for --help */
 
-    kv_status_t (*open)(const struct kv_device_config *config,
-                        struct kv_device **ret_device,
+    kv_status_t (*open)(const struct kvw_device_config *config,
+                        struct kvw_device **ret_device,
                         char *detail,
                         size_t detail_bytes);
-    void (*close)(struct kv_device *device);
+    void (*close)(struct kvw_device *device);
     /* "cpu avx2, 8 threads" */
-    void (*describe)(const struct kv_device *device, char *text, size_t text_bytes);
+    void (*describe)(const struct kvw_device *device, char *text, size_t text_bytes);
 
     /* Zeros; memory may be taken only as it is touched.  KV_NO_MEMORY. */
-    kv_status_t (*buffer_create)(struct kv_device *device,
+    kv_status_t (*buffer_create)(struct kvw_device *device,
                                  size_t bytes,
-                                 struct kv_device_buffer **ret_buffer);
+                                 struct kvw_device_buffer **ret_buffer);
     /* The caller's memory as a buffer, which it outlives.  KV_UNSUPPORTED: the device cannot
      * reach it. */
-    kv_status_t (*buffer_wrap)(struct kv_device *device,
+    kv_status_t (*buffer_wrap)(struct kvw_device *device,
                                void *memory,
                                size_t bytes,
-                               struct kv_device_buffer **ret_buffer);
-    void (*buffer_destroy)(struct kv_device_buffer *buffer); /* NULL is allowed */
+                               struct kvw_device_buffer **ret_buffer);
+    void (*buffer_destroy)(struct kvw_device_buffer *buffer); /* NULL is allowed */
     /* Between the device and the caller's memory; both wait for what is queued. */
-    void (*write)(struct kv_device_buffer *buffer,
+    void (*write)(struct kvw_device_buffer *buffer,
                   size_t offset,
                   const void *data,
                   size_t bytes);
-    void (*read)(const struct kv_device_buffer *buffer,
+    void (*read)(const struct kvw_device_buffer *buffer,
                  size_t offset,
                  void *data,
                  size_t bytes);
-    void (*copy)(struct kv_device_buffer *to,
+    void (*copy)(struct kvw_device_buffer *to,
                  size_t to_offset,
-                 const struct kv_device_buffer *from,
+                 const struct kvw_device_buffer *from,
                  size_t from_offset,
                  size_t bytes);
 
     /* `data` (n_rows, n_columns) of the type stays the caller's and must outlive the weight.
      * KV_NO_MEMORY. */
-    kv_status_t (*weight_create)(struct kv_device *device,
-                                 enum kv_tensor_type type,
+    kv_status_t (*weight_create)(struct kvw_device *device,
+                                 enum kvw_tensor_type type,
                                  size_t n_rows,
                                  size_t n_columns,
                                  const void *data,
-                                 struct kv_weight **ret_weight);
-    void (*weight_destroy)(struct kv_weight *weight); /* NULL is allowed */
+                                 struct kvw_weight **ret_weight);
+    void (*weight_destroy)(struct kvw_weight *weight); /* NULL is allowed */
 
-    kv_status_t (*sync)(struct kv_device *device);
+    kv_status_t (*sync)(struct kvw_device *device);
 
     /* out (n, columns) = rows of `weight` by number; borrows `tokens`. */
-    void (*embed)(struct kv_device *device,
-                  const struct kv_weight *weight,
+    void (*embed)(struct kvw_device *device,
+                  const struct kvw_weight *weight,
                   const uint32_t *tokens,
                   size_t n,
-                  struct kv_device_buffer *out);
+                  struct kvw_device_buffer *out);
     /* out (n, columns) = x / sqrt(mean(x^2) + epsilon) * weight, a weight of one row */
-    void (*rms_norm)(struct kv_device *device,
-                     const struct kv_weight *weight,
+    void (*rms_norm)(struct kvw_device *device,
+                     const struct kvw_weight *weight,
                      float epsilon,
-                     const struct kv_device_buffer *x,
+                     const struct kvw_device_buffer *x,
                      size_t n,
-                     struct kv_device_buffer *out);
+                     struct kvw_device_buffer *out);
     /* out (n, n_rows) = x (n, n_columns) times weight (n_rows, n_columns) transposed, plus bias
      * (a weight of one row of n_rows) unless that is NULL */
-    void (*matmul)(struct kv_device *device,
-                   const struct kv_weight *weight,
-                   const struct kv_weight *bias,
-                   const struct kv_device_buffer *x,
+    void (*matmul)(struct kvw_device *device,
+                   const struct kvw_weight *weight,
+                   const struct kvw_weight *bias,
+                   const struct kvw_device_buffer *x,
                    size_t n,
-                   struct kv_device_buffer *out);
+                   struct kvw_device_buffer *out);
     /* x += y */
-    void (*add)(struct kv_device *device,
-                struct kv_device_buffer *x,
-                const struct kv_device_buffer *y,
+    void (*add)(struct kvw_device *device,
+                struct kvw_device_buffer *x,
+                const struct kvw_device_buffer *y,
                 size_t n_elements);
     /* gate = gate / (1 + exp(-gate)) * up */
-    void (*silu_gate)(struct kv_device *device,
-                      struct kv_device_buffer *gate,
-                      const struct kv_device_buffer *up,
+    void (*silu_gate)(struct kvw_device *device,
+                      struct kvw_device_buffer *gate,
+                      const struct kvw_device_buffer *up,
                       size_t n_elements);
     /* Turns the first n_rot elements of each head of x (n, n_heads, d) by
      * turns (n, n_rot / 2, 2): cosine, sine. */
-    void (*rope)(struct kv_device *device,
+    void (*rope)(struct kvw_device *device,
                  enum kv_rope_style style,
-                 const struct kv_device_buffer *turns,
-                 struct kv_device_buffer *x,
+                 const struct kvw_device_buffer *turns,
+                 struct kvw_device_buffer *x,
                  size_t n,
                  size_t n_heads,
                  size_t d,
@@ -156,58 +156,58 @@ struct kv_device_row {
 
     /* Puts keys and values (n, n_kv_heads, d) of the tokens from token_begin on into `rows`,
      * rounded to nearest even; beyond fp16's range, to its largest. */
-    void (*rows_put)(struct kv_device *device,
-                     const struct kv_rows_shape *shape,
-                     const struct kv_device_buffer *k,
-                     const struct kv_device_buffer *v,
+    void (*rows_put)(struct kvw_device *device,
+                     const struct kvw_rows_shape *shape,
+                     const struct kvw_device_buffer *k,
+                     const struct kvw_device_buffer *v,
                      uint32_t token_begin,
                      uint32_t n,
-                     struct kv_device_buffer *rows);
+                     struct kvw_device_buffer *rows);
     /* Causal attention: the query of token t, of q (n, n_q_heads, d), attends to the rows 0..t;
      * out (n, n_q_heads, d) = softmax(q k / sqrt(d)) v. */
-    void (*rows_attend)(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_device_buffer *rows,
+    void (*rows_attend)(struct kvw_device *device,
+                        const struct kvw_rows_shape *shape,
+                        const struct kvw_device_buffer *q,
+                        const struct kvw_device_buffer *rows,
                         uint32_t token_begin,
                         uint32_t n,
-                        struct kv_device_buffer *out);
+                        struct kvw_device_buffer *out);
     /* One token's query q (n_q_heads, d) over chosen rows: kv head h attends to those of
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
      * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
      * follow from the sequence of rows alone, however it is cut into runs and wherever they
      * lie: with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
      * lse (n_q_heads): the natural logarithm of sum exp(q k / sqrt(d)); NULL: not wanted. */
-    void (*runs_attend)(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_row_run *runs,
+    void (*runs_attend)(struct kvw_device *device,
+                        const struct kvw_rows_shape *shape,
+                        const struct kvw_device_buffer *q,
+                        const struct kvw_row_run *runs,
                         const uint32_t *run_begin,
-                        struct kv_device_buffer *out,
-                        struct kv_device_buffer *lse);
+                        struct kvw_device_buffer *out,
+                        struct kvw_device_buffer *lse);
     /* out (n_q_heads, d) and lse (n_q_heads), of runs_attend(), become the answer over those
      * rows and over others, disjoint, about which outputs (n_q_heads, d) and lses (n_q_heads)
      * say the same: as kv_attend_merge() of attend.h, within its bound.  Borrows both, which
      * are the caller's memory. */
-    void (*answers_merge)(struct kv_device *device,
-                          const struct kv_rows_shape *shape,
+    void (*answers_merge)(struct kvw_device *device,
+                          const struct kvw_rows_shape *shape,
                           const float *outputs,
                           const float *lses,
-                          struct kv_device_buffer *out,
-                          struct kv_device_buffer *lse);
+                          struct kvw_device_buffer *out,
+                          struct kvw_device_buffer *lse);
     /* out (n_q_heads, n) = q k / sqrt(d) for one token's query q (n_q_heads, d) and the keys of
      * the rows row_begin .. row_begin + n - 1 of each head's kv head. */
-    void (*rows_score)(struct kv_device *device,
-                       const struct kv_rows_shape *shape,
-                       const struct kv_device_buffer *q,
-                       const struct kv_device_buffer *rows,
+    void (*rows_score)(struct kvw_device *device,
+                       const struct kvw_rows_shape *shape,
+                       const struct kvw_device_buffer *q,
+                       const struct kvw_device_buffer *rows,
                        uint32_t row_begin,
                        uint32_t n,
-                       struct kv_device_buffer *out);
+                       struct kvw_device_buffer *out);
 };
 
 /* devices.c lists the devices there are.  By name, or "auto": the best there is.  NULL: there is
  * none of that name. */
-const struct kv_device_row *kvw_device_find(const char *name);
+const struct kvw_device_ops *kvw_device_find(const char *name);
 
 #endif

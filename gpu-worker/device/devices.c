@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-extern const struct kv_device_row kv_device_cpu; /* cpu/ */
+extern const struct kvw_device_ops kvw_device_cpu; /* cpu/ */
 
-static const struct kv_device_row *const rows[] = {&kv_device_cpu};
+static const struct kvw_device_ops *const rows[] = {&kvw_device_cpu};
 
-const struct kv_device_row *kvw_device_find(const char *name)
+const struct kvw_device_ops *kvw_device_find(const char *name)
 {
     if (strcmp(name, "auto") == 0)
         return rows[0];

@@ -4,48 +4,49 @@
 
 #include <stdlib.h>
 
-const char *kv_generate_end_name(enum kv_generate_end end)
+const char *kvw_generate_end_name(enum kvw_generate_end end)
 {
     static const char *const names[] = {
-        [KV_END_TOKEN] = "stop",
-        [KV_END_MAX] = "length",
-        [KV_END_CAPACITY] = "context",
-        [KV_END_INTERRUPT] = "interrupt",
+        [KVW_END_TOKEN] = "stop",
+        [KVW_END_MAX] = "length",
+        [KVW_END_CAPACITY] = "context",
+        [KVW_END_INTERRUPT] = "interrupt",
     };
 
     return names[end];
 }
 
-static kv_status_t prefill(const struct kv_generate_setup *setup,
+static kv_status_t prefill(const struct kvw_generate_setup *setup,
                            const uint32_t *tokens,
                            uint32_t n_tokens,
-                           uint32_t *passed,
+                           uint32_t *end_pass,
                            float *logits)
 {
     uint32_t n = 0;
 
-    while (*passed < n_tokens) {
+    while (*end_pass < n_tokens) {
         kv_status_t status;
 
         if (*setup->stop)
             return KV_CANCELLED;
-        n = kv_forward_chunk_end(*passed, n_tokens) - *passed;
-        status = kv_forward_step(setup->forward, KV_PREFILL, tokens + *passed, *passed, n);
+        n = kvw_forward_chunk_end(*end_pass, n_tokens) - *end_pass;
+        status =
+            kvw_forward_step(setup->forward, KVW_PREFILL, tokens + *end_pass, *end_pass, n);
         if (status != KV_OK)
             return status;
-        *passed += n;
+        *end_pass += n;
         if (setup->prefilled != NULL)
-            setup->prefilled(setup->arg, *passed, n_tokens);
+            setup->prefilled(setup->arg, *end_pass, n_tokens);
     }
-    return kv_forward_logits(setup->forward, n - 1, 1, logits);
+    return kvw_forward_logits(setup->forward, n - 1, 1, logits);
 }
 
 /* Samples and passes tokens until the answer ends. */
-static kv_status_t decode(const struct kv_generate_setup *setup,
+static kv_status_t decode(const struct kvw_generate_setup *setup,
                           uint32_t *tokens,
                           uint64_t begin_us,
                           float *logits,
-                          struct kv_generate_result *result)
+                          struct kvw_generate_result *result)
 {
     while (true) {
         const uint32_t n = result->prompt_tokens + result->generated_tokens;
@@ -53,15 +54,15 @@ static kv_status_t decode(const struct kv_generate_setup *setup,
         uint32_t token;
 
         if (*setup->stop)
-            result->end = KV_END_INTERRUPT;
+            result->end = KVW_END_INTERRUPT;
         else if (result->generated_tokens == setup->max_tokens)
-            result->end = KV_END_MAX;
+            result->end = KVW_END_MAX;
         else
-            result->end = KV_END_TOKEN;
-        if (result->end != KV_END_TOKEN)
+            result->end = KVW_END_TOKEN;
+        if (result->end != KVW_END_TOKEN)
             return KV_OK;
 
-        status = kv_sampler_next(setup->sampler, logits, &token);
+        status = kvw_sampler_next(setup->sampler, logits, &token);
         if (status != KV_OK)
             return status;
         if (setup->is_end(setup->arg, token))
@@ -78,27 +79,27 @@ static kv_status_t decode(const struct kv_generate_setup *setup,
         if (result->generated_tokens == setup->max_tokens)
             continue;
         if (n == setup->capacity) {
-            result->end = KV_END_CAPACITY;
+            result->end = KVW_END_CAPACITY;
             return KV_OK;
         }
 
-        status = kv_forward_step(setup->forward, KV_DECODE, &tokens[n], n, 1);
+        status = kvw_forward_step(setup->forward, KVW_DECODE, &tokens[n], n, 1);
         if (status == KV_OK)
-            status = kv_forward_logits(setup->forward, 0, 1, logits);
+            status = kvw_forward_logits(setup->forward, 0, 1, logits);
         if (status != KV_OK)
             return status;
         result->passed_tokens = n + 1;
     }
 }
 
-kv_status_t kv_generate(const struct kv_generate_setup *setup,
-                        uint32_t *tokens,
-                        uint32_t n_tokens,
-                        uint32_t n_passed,
-                        struct kv_generate_result *ret_result)
+kv_status_t kvw_generate(const struct kvw_generate_setup *setup,
+                         uint32_t *tokens,
+                         uint32_t n_tokens,
+                         uint32_t n_passed,
+                         struct kvw_generate_result *ret_result)
 {
     const uint64_t begin_us = kvw_now_us();
-    struct kv_generate_result result = {.prompt_tokens = n_tokens, .reused_tokens = n_passed};
+    struct kvw_generate_result result = {.prompt_tokens = n_tokens, .reused_tokens = n_passed};
     float *logits;
     kv_status_t status;
 
@@ -110,20 +111,20 @@ kv_status_t kv_generate(const struct kv_generate_setup *setup,
     if (logits == NULL)
         return KV_NO_MEMORY;
     result.passed_tokens = n_passed;
-    kvw_attention_expect(setup->attention, n_tokens, setup->max_tokens);
+    kvw_method_prompt_hint(setup->attention, n_tokens, setup->max_tokens);
     status = prefill(setup, tokens, n_tokens, &result.passed_tokens, logits);
     result.prefill_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         status = decode(setup, tokens, begin_us, logits, &result);
     if (status == KV_CANCELLED && *setup->stop) {
-        result.end = KV_END_INTERRUPT;
+        result.end = KVW_END_INTERRUPT;
         status = KV_OK;
     }
     free(logits);
     if (result.generated_tokens > 1)
         result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
     if (status == KV_OK)
-        status = kvw_attention_flush(setup->attention);
+        status = kvw_method_flush(setup->attention);
     result.total_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         *ret_result = result;

@@ -14,10 +14,10 @@
 #include <signal.h>
 #include <stdbool.h>
 
-struct kv_generate_setup {
-    struct kv_forward *forward;
-    struct kv_attention *attention;
-    struct kv_sampler *sampler;
+struct kvw_generate_setup {
+    struct kvw_forward *forward;
+    struct kvw_method *attention;
+    struct kvw_sampler *sampler;
     uint32_t n_vocabulary;
     uint32_t capacity;       /* tokens that there is room for, prompt and answer */
     uint32_t max_tokens;     /* of the answer */
@@ -31,18 +31,18 @@ struct kv_generate_setup {
     bool (*is_end)(void *arg, uint32_t token);
 };
 
-enum kv_generate_end {
-    KV_END_TOKEN,     /* the model ended its answer */
-    KV_END_MAX,       /* max_tokens */
-    KV_END_CAPACITY,  /* no room for another token */
-    KV_END_INTERRUPT, /* `stop` */
+enum kvw_generate_end {
+    KVW_END_TOKEN,     /* the model ended its answer */
+    KVW_END_MAX,       /* max_tokens */
+    KVW_END_CAPACITY,  /* no room for another token */
+    KVW_END_INTERRUPT, /* `stop` */
 };
 
 /* "stop", "length", "context", "interrupt" */
-const char *kv_generate_end_name(enum kv_generate_end end);
+const char *kvw_generate_end_name(enum kvw_generate_end end);
 
-struct kv_generate_result {
-    enum kv_generate_end end;
+struct kvw_generate_result {
+    enum kvw_generate_end end;
     uint32_t prompt_tokens;
     uint32_t reused_tokens;    /* of the prompt: had passed before */
     uint32_t generated_tokens; /* handed out */
@@ -58,10 +58,10 @@ struct kv_generate_result {
 /* Generates after tokens (n_tokens), n_tokens > 0, of which the first n_passed have passed.
  * Room for setup->max_tokens more behind them is filled with the answer. KV_TOO_LARGE: the
  * prompt is longer than the capacity; else what a step failed with. */
-kv_status_t kv_generate(const struct kv_generate_setup *setup,
-                        uint32_t *tokens,
-                        uint32_t n_tokens,
-                        uint32_t n_passed,
-                        struct kv_generate_result *ret_result);
+kv_status_t kvw_generate(const struct kvw_generate_setup *setup,
+                         uint32_t *tokens,
+                         uint32_t n_tokens,
+                         uint32_t n_passed,
+                         struct kvw_generate_result *ret_result);
 
 #endif

@@ -11,18 +11,18 @@ struct candidate {
     double share;
 };
 
-struct kv_sampler {
-    struct kv_sampler_options options;
+struct kvw_sampler {
+    struct kvw_sampler_options options;
     struct kv_random random;
     uint32_t n_vocabulary;
     struct candidate candidates[]; /* (n_vocabulary) */
 };
 
-kv_status_t kv_sampler_create(const struct kv_sampler_options *options,
-                              uint32_t n_vocabulary,
-                              struct kv_sampler **ret_sampler)
+kv_status_t kvw_sampler_create(const struct kvw_sampler_options *options,
+                               uint32_t n_vocabulary,
+                               struct kvw_sampler **ret_sampler)
 {
-    struct kv_sampler *sampler =
+    struct kvw_sampler *sampler =
         calloc(1, sizeof(*sampler) + (size_t)n_vocabulary * sizeof(sampler->candidates[0]));
 
     if (sampler == NULL)
@@ -34,7 +34,7 @@ kv_status_t kv_sampler_create(const struct kv_sampler_options *options,
     return KV_OK;
 }
 
-void kv_sampler_destroy(struct kv_sampler *sampler)
+void kvw_sampler_destroy(struct kvw_sampler *sampler)
 {
     free(sampler);
 }
@@ -59,9 +59,9 @@ static uint32_t largest(const float *logits, uint32_t n)
 }
 
 kv_status_t
-kv_sampler_next(struct kv_sampler *sampler, const float *logits, uint32_t *ret_token)
+kvw_sampler_next(struct kvw_sampler *sampler, const float *logits, uint32_t *ret_token)
 {
-    const struct kv_sampler_options *options = &sampler->options;
+    const struct kvw_sampler_options *options = &sampler->options;
     struct candidate *candidates = sampler->candidates;
     uint32_t n = sampler->n_vocabulary;
     double total = 0, kept = 0, draw;

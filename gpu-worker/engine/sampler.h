@@ -14,22 +14,22 @@
 
 #include <stdint.h>
 
-struct kv_sampler_options {
+struct kvw_sampler_options {
     double temperature; /* 0: greedy */
     uint32_t top_k;     /* the most likely so many; 0: all */
     double top_p;       /* the most likely that together reach this share; 1: all */
     uint64_t seed;
 };
 
-struct kv_sampler;
+struct kvw_sampler;
 
-kv_status_t kv_sampler_create(const struct kv_sampler_options *options,
-                              uint32_t n_vocabulary,
-                              struct kv_sampler **ret_sampler);
-void kv_sampler_destroy(struct kv_sampler *sampler); /* NULL is allowed */
+kv_status_t kvw_sampler_create(const struct kvw_sampler_options *options,
+                               uint32_t n_vocabulary,
+                               struct kvw_sampler **ret_sampler);
+void kvw_sampler_destroy(struct kvw_sampler *sampler); /* NULL is allowed */
 
 /* KV_INVALID: the logits hold a NaN, so that there is no next token. */
 kv_status_t
-kv_sampler_next(struct kv_sampler *sampler, const float *logits, uint32_t *ret_token);
+kvw_sampler_next(struct kvw_sampler *sampler, const float *logits, uint32_t *ret_token);
 
 #endif

@@ -11,21 +11,21 @@ enum {
 
 static const char blanks[] = " \t\r\n";
 
-static bool is_blank(char letter)
+static bool is_blank(char character)
 {
-    return letter != '\0' && strchr(blanks, letter) != NULL;
+    return character != '\0' && strchr(blanks, character) != NULL;
 }
 
 /* ---- the file ---- */
 
-void kv_needles_free(struct kv_needles *needles)
+void kvw_needles_free(struct kvw_needles *needles)
 {
     for (size_t i = 0; i < needles->count; i++) {
         free(needles->list[i].beginning);
         free(needles->list[i].completion);
     }
     free(needles->list);
-    *needles = (struct kv_needles){.list = NULL};
+    *needles = (struct kvw_needles){.list = NULL};
 }
 
 static char *copy_trimmed(const char *text, size_t bytes)
@@ -39,10 +39,10 @@ static char *copy_trimmed(const char *text, size_t bytes)
     return strndup(text, bytes);
 }
 
-static kv_status_t add_line(struct kv_needles *needles, const char *line, size_t bytes)
+static kv_status_t add_line(struct kvw_needles *needles, const char *line, size_t bytes)
 {
     const char *bar = memchr(line, '|', bytes);
-    struct kv_needle *needle = &needles->list[needles->count];
+    struct kvw_needle *needle = &needles->list[needles->count];
 
     if (bar == NULL || memchr(line, '\0', bytes) != NULL)
         return KV_INVALID;
@@ -54,12 +54,12 @@ static kv_status_t add_line(struct kv_needles *needles, const char *line, size_t
     return needle->beginning[0] == '\0' || needle->completion[0] == '\0' ? KV_INVALID : KV_OK;
 }
 
-kv_status_t kv_needles_read(const char *text,
-                            size_t bytes,
-                            struct kv_needles *ret_needles,
-                            size_t *ret_line)
+kv_status_t kvw_needles_read(const char *text,
+                             size_t bytes,
+                             struct kvw_needles *ret_needles,
+                             size_t *ret_line)
 {
-    struct kv_needles needles = {.list = calloc(KV_NEEDLES_MAX, sizeof(needles.list[0]))};
+    struct kvw_needles needles = {.list = calloc(KVW_NEEDLES_MAX, sizeof(needles.list[0]))};
     kv_status_t status = needles.list != NULL ? KV_OK : KV_NO_MEMORY;
     size_t n_lines = 0;
 
@@ -71,11 +71,11 @@ kv_status_t kv_needles_read(const char *text,
         n_lines++;
         while (blank < length && is_blank(text[at + blank]))
             blank++;
-        if (length > KV_NEEDLE_BYTES_MAX)
+        if (length > KVW_NEEDLE_BYTES_MAX)
             status = KV_TOO_LARGE;
         else if (blank < length && text[at + blank] != '#')
-            status = needles.count == KV_NEEDLES_MAX ? KV_TOO_LARGE
-                                                     : add_line(&needles, text + at, length);
+            status = needles.count == KVW_NEEDLES_MAX ? KV_TOO_LARGE
+                                                      : add_line(&needles, text + at, length);
         at += length + 1;
     }
     if (status == KV_OK && needles.count == 0)
@@ -85,7 +85,7 @@ kv_status_t kv_needles_read(const char *text,
         return KV_OK;
     }
     *ret_line = n_lines;
-    kv_needles_free(&needles);
+    kvw_needles_free(&needles);
     return status;
 }
 
@@ -114,11 +114,11 @@ static char *append(char *to, const char *text, size_t bytes)
     return to + bytes;
 }
 
-kv_status_t kv_needles_place(const struct kv_needles *needles,
-                             const char *text,
-                             size_t bytes,
-                             char **ret_text,
-                             size_t *ret_bytes)
+kv_status_t kvw_needles_place(const struct kvw_needles *needles,
+                              const char *text,
+                              size_t bytes,
+                              char **ret_text,
+                              size_t *ret_bytes)
 {
     size_t room = bytes + 1, done = 0;
     char *placed, *to;
@@ -130,7 +130,7 @@ kv_status_t kv_needles_place(const struct kv_needles *needles,
         return KV_NO_MEMORY;
     to = placed;
     for (size_t i = 0; i < needles->count; i++) {
-        const struct kv_needle *needle = &needles->list[i];
+        const struct kvw_needle *needle = &needles->list[i];
         const size_t share =
             (size_t)((double)bytes * (double)(2 * i + 1) / (double)(2 * needles->count));
         const size_t at = place_after(text, bytes, share > done ? share : done);
@@ -151,11 +151,11 @@ kv_status_t kv_needles_place(const struct kv_needles *needles,
     return KV_OK;
 }
 
-kv_status_t kv_needle_ask(const struct kv_needle *needle,
-                          const char *text,
-                          size_t bytes,
-                          char **ret_text,
-                          size_t *ret_bytes)
+kv_status_t kvw_needle_ask(const struct kvw_needle *needle,
+                           const char *text,
+                           size_t bytes,
+                           char **ret_text,
+                           size_t *ret_bytes)
 {
     const size_t more = strlen(needle->beginning);
     char *asked;
@@ -173,8 +173,8 @@ kv_status_t kv_needle_ask(const struct kv_needle *needle,
     return KV_OK;
 }
 
-enum kv_needle_verdict
-kv_needle_judge(const struct kv_needle *needle, const char *answer, size_t bytes)
+enum kvw_needle_verdict
+kvw_needle_judge(const struct kvw_needle *needle, const char *answer, size_t bytes)
 {
     const size_t wanted = strlen(needle->completion);
 
@@ -183,6 +183,6 @@ kv_needle_judge(const struct kv_needle *needle, const char *answer, size_t bytes
         bytes--;
     }
     if (memcmp(answer, needle->completion, bytes < wanted ? bytes : wanted) != 0)
-        return KV_NEEDLE_MISSED;
-    return bytes < wanted ? KV_NEEDLE_OPEN : KV_NEEDLE_FOUND;
+        return KVW_NEEDLE_MISSED;
+    return bytes < wanted ? KVW_NEEDLE_OPEN : KVW_NEEDLE_FOUND;
 }

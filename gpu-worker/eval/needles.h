@@ -19,51 +19,51 @@
 #include <stddef.h>
 
 enum {
-    KV_NEEDLES_MAX = 1024,
-    KV_NEEDLE_BYTES_MAX = 4096, /* of a line */
+    KVW_NEEDLES_MAX = 1024,
+    KVW_NEEDLE_BYTES_MAX = 4096, /* of a line */
 };
 
-struct kv_needle {
+struct kvw_needle {
     char *beginning, *completion; /* without blanks around; neither is empty */
 };
 
-struct kv_needles {
-    struct kv_needle *list;
+struct kvw_needles {
+    struct kvw_needle *list;
     size_t count;
 };
 
 /* KV_INVALID: line *ret_line (from 1) is none.  KV_NOT_FOUND: there is none at all.
  * KV_TOO_LARGE: a line of more bytes, or more lines.  KV_NO_MEMORY. */
-kv_status_t kv_needles_read(const char *text,
-                            size_t bytes,
-                            struct kv_needles *ret_needles,
-                            size_t *ret_line);
+kv_status_t kvw_needles_read(const char *text,
+                             size_t bytes,
+                             struct kvw_needles *ret_needles,
+                             size_t *ret_line);
 /* All zeros is allowed. */
-void kv_needles_free(struct kv_needles *needles);
+void kvw_needles_free(struct kvw_needles *needles);
 
 /* The text with all sentences in it: number i of n behind (2 i + 1) / 2n of it, where the next
  * paragraph, line or word ends.  Free it with free(). */
-kv_status_t kv_needles_place(const struct kv_needles *needles,
-                             const char *text,
-                             size_t bytes,
-                             char **ret_text,
-                             size_t *ret_bytes);
+kv_status_t kvw_needles_place(const struct kvw_needles *needles,
+                              const char *text,
+                              size_t bytes,
+                              char **ret_text,
+                              size_t *ret_bytes);
 
 /* The text and, after an empty line, the sentence's beginning.  Free it with free(). */
-kv_status_t kv_needle_ask(const struct kv_needle *needle,
-                          const char *text,
-                          size_t bytes,
-                          char **ret_text,
-                          size_t *ret_bytes);
+kv_status_t kvw_needle_ask(const struct kvw_needle *needle,
+                           const char *text,
+                           size_t bytes,
+                           char **ret_text,
+                           size_t *ret_bytes);
 
-enum kv_needle_verdict {
-    KV_NEEDLE_OPEN, /* right so far */
-    KV_NEEDLE_FOUND,
-    KV_NEEDLE_MISSED,
+enum kvw_needle_verdict {
+    KVW_NEEDLE_OPEN, /* right so far */
+    KVW_NEEDLE_FOUND,
+    KVW_NEEDLE_MISSED,
 };
 
 /* Of an answer as far as it has come; blanks before it do not count. */
-enum kv_needle_verdict
-kv_needle_judge(const struct kv_needle *needle, const char *answer, size_t bytes);
+enum kvw_needle_verdict
+kvw_needle_judge(const struct kvw_needle *needle, const char *answer, size_t bytes);
 
 #endif

@@ -7,13 +7,13 @@
 
 /* One item of a list on its way through. */
 struct item {
-    char text[KV_EVAL_NAME_BYTES];
+    char text[KVW_EVAL_NAME_BYTES];
 };
 
 struct maker {
-    struct kv_eval_plan plan;
+    struct kvw_eval_plan plan;
     const char *budgets, *seeds;
-    const struct kv_attention_options *base;
+    const struct kvw_method_options *base;
     char *detail;
     size_t detail_bytes;
 };
@@ -42,26 +42,26 @@ static bool has_long_item(const char *list)
 {
     for (const char *end; *list != '\0'; list = end + (*end == ',')) {
         end = strchrnul(list, ',');
-        if (end - list >= KV_EVAL_NAME_BYTES)
+        if (end - list >= KVW_EVAL_NAME_BYTES)
             return true;
     }
     return false;
 }
 
 /* A share bounds by itself, and so does a number: nothing else does. */
-static bool set_budget(struct kv_attention_options *options, const char *text)
+static bool set_budget(struct kvw_method_options *options, const char *text)
 {
     options->budget.ratio = 0;
     options->budget.top_k = 0;
     return strncmp(text, "k=", 2) == 0
-               ? kv_budget_parse_count(text + 2, 1, &options->budget.top_k)
-               : kv_budget_parse_ratio(text, &options->budget.ratio) &&
+               ? kvw_budget_parse_count(text + 2, 1, &options->budget.top_k)
+               : kvw_budget_parse_ratio(text, &options->budget.ratio) &&
                      options->budget.ratio > 0;
 }
 
 /* The options behind an entry's name. */
 static kv_status_t
-set_options(const struct maker *maker, const char *list, struct kv_attention_options *options)
+set_options(const struct maker *maker, const char *list, struct kvw_method_options *options)
 {
     struct item item;
 
@@ -73,7 +73,7 @@ set_options(const struct maker *maker, const char *list, struct kv_attention_opt
         if (value == NULL)
             return refuse(maker, "methods", "expected option=value", item.text);
         *value++ = '\0';
-        status = kv_attention_option(options, item.text, value, &expected);
+        status = kvw_method_option(options, item.text, value, &expected);
         if (status == KV_NOT_FOUND)
             return refuse(maker, "methods", "unknown option", item.text);
         if (status != KV_OK) {
@@ -85,12 +85,12 @@ set_options(const struct maker *maker, const char *list, struct kv_attention_opt
     return KV_OK;
 }
 
-static kv_status_t add_run(struct maker *maker, const struct kv_eval_run *run)
+static kv_status_t add_run(struct maker *maker, const struct kvw_eval_run *run)
 {
-    struct kv_eval_plan *plan = &maker->plan;
+    struct kvw_eval_plan *plan = &maker->plan;
     void *larger;
 
-    if (plan->count == KV_EVAL_RUNS_MAX)
+    if (plan->count == KVW_EVAL_RUNS_MAX)
         return refuse(maker, "methods", "runs", "too many");
     larger = realloc(plan->runs, (plan->count + 1) * sizeof(plan->runs[0]));
     if (larger == NULL)
@@ -103,29 +103,29 @@ static kv_status_t add_run(struct maker *maker, const struct kv_eval_run *run)
 /* All budgets and seeds of one entry of the methods. */
 static kv_status_t add_method(struct maker *maker, const char *entry)
 {
-    struct kv_eval_run run = {.row = NULL};
+    struct kvw_eval_run run = {.ops = NULL};
     const char *options = strchrnul(entry, ':');
     struct item name, budget, seed;
     const char *budgets, *seeds;
     kv_status_t status;
 
     snprintf(name.text, sizeof(name.text), "%.*s", (int)(options - entry), entry);
-    run.row = kv_attention_find(name.text);
-    if (run.row == NULL)
+    run.ops = kvw_method_find(name.text);
+    if (run.ops == NULL)
         return refuse(maker, "methods", "unknown", name.text);
     snprintf(run.method, sizeof(run.method), "%s", entry);
-    seeds = run.row->has_seed ? maker->seeds : "0";
+    seeds = run.ops->has_seed ? maker->seeds : "0";
     while (next_item(&seeds, ',', &seed)) {
-        budgets = run.row->has_budget ? maker->budgets : "1";
+        budgets = run.ops->has_budget ? maker->budgets : "1";
         while (next_item(&budgets, ',', &budget)) {
             const char *expected;
 
             run.options = *maker->base;
             if (!set_budget(&run.options, budget.text))
                 return refuse(maker, "budgets", "not a share or k=rows", budget.text);
-            if (kv_attention_option(&run.options, "seed", seed.text, &expected) != KV_OK)
+            if (kvw_method_option(&run.options, "seed", seed.text, &expected) != KV_OK)
                 return refuse(maker, "seeds", "not a number", seed.text);
-            if (run.row->has_budget)
+            if (run.ops->has_budget)
                 snprintf(run.budget, sizeof(run.budget), "%s", budget.text);
             status = set_options(maker, *options == ':' ? options + 1 : options, &run.options);
             if (status == KV_OK)
@@ -137,13 +137,13 @@ static kv_status_t add_method(struct maker *maker, const char *entry)
     return KV_OK;
 }
 
-kv_status_t kv_eval_plan_make(const char *methods,
-                              const char *budgets,
-                              const char *seeds,
-                              const struct kv_attention_options *base,
-                              struct kv_eval_plan *ret_plan,
-                              char *detail,
-                              size_t detail_bytes)
+kv_status_t kvw_eval_plan_make(const char *methods,
+                               const char *budgets,
+                               const char *seeds,
+                               const struct kvw_method_options *base,
+                               struct kvw_eval_plan *ret_plan,
+                               char *detail,
+                               size_t detail_bytes)
 {
     struct maker maker = {.budgets = budgets,
                           .seeds = seeds,
@@ -157,22 +157,22 @@ kv_status_t kv_eval_plan_make(const char *methods,
         return refuse(&maker, "methods, budgets, seeds", "expected", "at least one of each");
     if (has_long_item(methods) || has_long_item(budgets) || has_long_item(seeds))
         return refuse(&maker, "methods, budgets, seeds", "an entry", "too long");
-    status = add_method(&maker, kv_attention_full.name);
+    status = add_method(&maker, kvw_method_full.name);
     while (status == KV_OK && next_item(&methods, ',', &item))
-        if (strcmp(item.text, kv_attention_full.name) != 0)
+        if (strcmp(item.text, kvw_method_full.name) != 0)
             status = add_method(&maker, item.text);
     if (status == KV_NO_MEMORY)
         snprintf(detail, detail_bytes, "memory: runs: refused");
     if (status != KV_OK) {
-        kv_eval_plan_free(&maker.plan);
+        kvw_eval_plan_free(&maker.plan);
         return status;
     }
     *ret_plan = maker.plan;
     return KV_OK;
 }
 
-void kv_eval_plan_free(struct kv_eval_plan *plan)
+void kvw_eval_plan_free(struct kvw_eval_plan *plan)
 {
     free(plan->runs);
-    *plan = (struct kv_eval_plan){.runs = NULL};
+    *plan = (struct kvw_eval_plan){.runs = NULL};
 }

@@ -15,34 +15,34 @@
 #include "gpu-worker/attention/method.h"
 
 enum {
-    KV_EVAL_NAME_BYTES = 128,
-    KV_EVAL_RUNS_MAX = 4096,
+    KVW_EVAL_NAME_BYTES = 128,
+    KVW_EVAL_RUNS_MAX = 4096,
 };
 
-struct kv_eval_run {
-    const struct kv_attention_row *row;
-    char method[KV_EVAL_NAME_BYTES]; /* as the entry has it, options too */
-    char budget[KV_EVAL_NAME_BYTES]; /* as the list has it; "" where it does not matter */
-    struct kv_attention_options options;
+struct kvw_eval_run {
+    const struct kvw_method_ops *ops;
+    char method[KVW_EVAL_NAME_BYTES]; /* as the entry has it, options too */
+    char budget[KVW_EVAL_NAME_BYTES]; /* as the list has it; "" where it does not matter */
+    struct kvw_method_options options;
 };
 
 /* Runs of one method's entry come one behind the other, seed after seed: budgets of one seed
  * can share a session.  Full attention is always the first. */
-struct kv_eval_plan {
-    struct kv_eval_run *runs;
+struct kvw_eval_plan {
+    struct kvw_eval_run *runs;
     size_t count;
 };
 
 /* `base` has what no list sets.  KV_INVALID: `detail` is `what: where: value`.  KV_NO_MEMORY.
  */
-kv_status_t kv_eval_plan_make(const char *methods,
-                              const char *budgets,
-                              const char *seeds,
-                              const struct kv_attention_options *base,
-                              struct kv_eval_plan *ret_plan,
-                              char *detail,
-                              size_t detail_bytes);
+kv_status_t kvw_eval_plan_make(const char *methods,
+                               const char *budgets,
+                               const char *seeds,
+                               const struct kvw_method_options *base,
+                               struct kvw_eval_plan *ret_plan,
+                               char *detail,
+                               size_t detail_bytes);
 /* All zeros is allowed. */
-void kv_eval_plan_free(struct kv_eval_plan *plan);
+void kvw_eval_plan_free(struct kvw_eval_plan *plan);
 
 #endif

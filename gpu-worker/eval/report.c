@@ -20,7 +20,7 @@ struct value {
     double value;
 };
 
-static void list_values(const struct kv_eval_result *result, struct value *ret_values)
+static void list_values(const struct kvw_eval_result *result, struct value *ret_values)
 {
     const struct value values[VALUES] = {
         {"perplexity", "perplexity", 1, 10, 3, result->perplexity},
@@ -60,18 +60,18 @@ static void print_field(const char *text)
     putchar('"');
 }
 
-static int method_width(const struct kv_eval_about *about)
+static int method_width(const struct kvw_eval_about *about)
 {
     return about->method_width > METHOD_WIDTH_MIN ? about->method_width : METHOD_WIDTH_MIN;
 }
 
-void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about)
+void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about)
 {
-    const struct kv_eval_result none = {.perplexity = 0};
+    const struct kvw_eval_result none = {.perplexity = 0};
     struct value values[VALUES];
 
     list_values(&none, values);
-    if (format == KV_EVAL_TABLE) {
+    if (format == KVW_EVAL_TABLE) {
         if (about->has_many_texts)
             printf("%s, %" PRIu32 " tokens\n", about->text, about->tokens);
         printf("%-*s %-7s %4s", method_width(about), "method", "budget", "seed");
@@ -79,7 +79,7 @@ void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about 
             if (values[i].head != NULL)
                 printf(" %*s", values[i].width, values[i].head);
         putchar('\n');
-    } else if (format == KV_EVAL_CSV) {
+    } else if (format == KVW_EVAL_CSV) {
         fputs("method,budget,seed,tokens,from", stdout);
         for (unsigned i = 0; values[i].name != NULL; i++)
             printf(",%s", values[i].name);
@@ -88,12 +88,12 @@ void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about 
     fflush(stdout);
 }
 
-static void print_table(const struct kv_eval_about *about,
-                        const struct kv_eval_run *run,
+static void print_table(const struct kvw_eval_about *about,
+                        const struct kvw_eval_run *run,
                         const struct value *values)
 {
     printf("%-*s %-7s", method_width(about), run->method, run->budget);
-    if (run->row->has_seed)
+    if (run->ops->has_seed)
         printf(" %4" PRIu64, run->options.seed);
     else
         printf(" %4s", "");
@@ -108,13 +108,13 @@ static void print_table(const struct kv_eval_about *about,
     putchar('\n');
 }
 
-static void print_csv(const struct kv_eval_about *about,
-                      const struct kv_eval_run *run,
+static void print_csv(const struct kvw_eval_about *about,
+                      const struct kvw_eval_run *run,
                       const struct value *values)
 {
     print_field(run->method);
     printf(",%s,", run->budget);
-    if (run->row->has_seed)
+    if (run->ops->has_seed)
         printf("%" PRIu64, run->options.seed);
     printf(",%" PRIu32 ",%" PRIu32, about->tokens, about->from);
     for (; values->name != NULL; values++) {
@@ -131,17 +131,17 @@ static void print_csv(const struct kv_eval_about *about,
     putchar('\n');
 }
 
-static void print_json(const struct kv_eval_about *about,
-                       const struct kv_eval_run *run,
+static void print_json(const struct kvw_eval_about *about,
+                       const struct kvw_eval_run *run,
                        const struct value *values)
 {
     struct kv_json json;
 
     kv_json_begin(&json, stdout);
     kv_json_text(&json, "method", run->method);
-    kv_json_text(&json, "attention", run->row->name);
+    kv_json_text(&json, "attention", run->ops->name);
     kv_json_text(&json, "budget", run->budget);
-    kv_json_number(&json, "seed", run->row->has_seed ? (double)run->options.seed : NAN);
+    kv_json_number(&json, "seed", run->ops->has_seed ? (double)run->options.seed : NAN);
     kv_json_number(&json, "tokens", about->tokens);
     kv_json_number(&json, "from", about->from);
     for (; values->name != NULL; values++)
@@ -153,22 +153,22 @@ static void print_json(const struct kv_eval_about *about,
     kv_json_end(&json);
 }
 
-void kv_eval_report(enum kv_eval_format format,
-                    const struct kv_eval_about *about,
-                    const struct kv_eval_run *run,
-                    const struct kv_eval_result *result)
+void kvw_eval_report(enum kvw_eval_format format,
+                     const struct kvw_eval_about *about,
+                     const struct kvw_eval_run *run,
+                     const struct kvw_eval_result *result)
 {
     struct value values[VALUES];
 
     list_values(result, values);
     switch (format) {
-    case KV_EVAL_TABLE:
+    case KVW_EVAL_TABLE:
         print_table(about, run, values);
         break;
-    case KV_EVAL_JSON:
+    case KVW_EVAL_JSON:
         print_json(about, run, values);
         break;
-    case KV_EVAL_CSV:
+    case KVW_EVAL_CSV:
         print_csv(about, run, values);
         break;
     }

@@ -7,14 +7,14 @@
 
 #include "gpu-worker/eval/plan.h"
 
-enum kv_eval_format {
-    KV_EVAL_TABLE, /* aligned, under a head */
-    KV_EVAL_JSON,  /* an object in each line */
-    KV_EVAL_CSV,   /* RFC 4180, the head in the first line */
+enum kvw_eval_format {
+    KVW_EVAL_TABLE, /* aligned, under a head */
+    KVW_EVAL_JSON,  /* an object in each line */
+    KVW_EVAL_CSV,   /* RFC 4180, the head in the first line */
 };
 
 /* What does not change between the lines. */
-struct kv_eval_about {
+struct kvw_eval_about {
     uint32_t tokens, from;
     const char *kv_type, *store, *device;
     const char *text;    /* its file */
@@ -23,7 +23,7 @@ struct kv_eval_about {
 };
 
 /* NAN: not measured. */
-struct kv_eval_result {
+struct kvw_eval_result {
     double perplexity;
     double loss_percent;       /* perplexity above full attention's */
     double loss_error_percent; /* its standard error, tokens taken as independent */
@@ -42,10 +42,10 @@ struct kv_eval_result {
 };
 
 /* With some texts, a table has a head for each. */
-void kv_eval_report_head(enum kv_eval_format format, const struct kv_eval_about *about);
-void kv_eval_report(enum kv_eval_format format,
-                    const struct kv_eval_about *about,
-                    const struct kv_eval_run *run,
-                    const struct kv_eval_result *result);
+void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about);
+void kvw_eval_report(enum kvw_eval_format format,
+                     const struct kvw_eval_about *about,
+                     const struct kvw_eval_run *run,
+                     const struct kvw_eval_result *result);
 
 #endif

@@ -19,7 +19,7 @@ static float float_of(uint32_t bits)
     return value;
 }
 
-float kv_f16_to_f32(uint16_t half)
+float kvw_f16_to_f32(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t exponent = half >> 10 & 0x1f;
@@ -32,7 +32,7 @@ float kv_f16_to_f32(uint16_t half)
     return float_of(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-uint16_t kv_f16_from_f32(float value)
+uint16_t kvw_f16_from_f32(float value)
 {
     uint32_t bits = bits_of(value);
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
@@ -51,12 +51,12 @@ uint16_t kv_f16_from_f32(float value)
     return sign | (uint16_t)((magnitude >> 13) - (112u << 10));
 }
 
-float kv_bf16_to_f32(uint16_t half)
+float kvw_bf16_to_f32(uint16_t half)
 {
     return float_of((uint32_t)half << 16);
 }
 
-uint16_t kv_bf16_from_f32(float value)
+uint16_t kvw_bf16_from_f32(float value)
 {
     uint32_t bits = bits_of(value);
 
@@ -70,7 +70,7 @@ static float f16_at(const uint8_t *at)
     uint16_t half;
 
     memcpy(&half, at, sizeof(half));
-    return kv_f16_to_f32(half);
+    return kvw_f16_to_f32(half);
 }
 
 /* --- One block each --- */
@@ -90,7 +90,7 @@ static void block_bf16(const uint8_t *at, float *values)
     uint16_t half;
 
     memcpy(&half, at, sizeof(half));
-    *values = kv_bf16_to_f32(half);
+    *values = kvw_bf16_to_f32(half);
 }
 
 static void block_q8_0(const uint8_t *at, float *values)
@@ -214,22 +214,24 @@ static void block_q6_k(const uint8_t *at, float *values)
 }
 
 static void (*const block_readers[])(const uint8_t *at, float *values) = {
-    [KV_TENSOR_F32] = block_f32,   [KV_TENSOR_F16] = block_f16,   [KV_TENSOR_BF16] = block_bf16,
-    [KV_TENSOR_Q8_0] = block_q8_0, [KV_TENSOR_Q4_0] = block_q4_0, [KV_TENSOR_Q4_1] = block_q4_1,
-    [KV_TENSOR_Q5_0] = block_q5_0, [KV_TENSOR_Q5_1] = block_q5_1, [KV_TENSOR_Q4_K] = block_q4_k,
-    [KV_TENSOR_Q5_K] = block_q5_k, [KV_TENSOR_Q6_K] = block_q6_k,
+    [KVW_TENSOR_F32] = block_f32,   [KVW_TENSOR_F16] = block_f16,
+    [KVW_TENSOR_BF16] = block_bf16, [KVW_TENSOR_Q8_0] = block_q8_0,
+    [KVW_TENSOR_Q4_0] = block_q4_0, [KVW_TENSOR_Q4_1] = block_q4_1,
+    [KVW_TENSOR_Q5_0] = block_q5_0, [KVW_TENSOR_Q5_1] = block_q5_1,
+    [KVW_TENSOR_Q4_K] = block_q4_k, [KVW_TENSOR_Q5_K] = block_q5_k,
+    [KVW_TENSOR_Q6_K] = block_q6_k,
 };
 
-void kv_dequantise_row(enum kv_tensor_type type,
-                       const void *row,
-                       size_t n_elements,
-                       float *ret_values)
+void kvw_dequantise_row(enum kvw_tensor_type type,
+                        const void *row,
+                        size_t n_elements,
+                        float *ret_values)
 {
-    const struct kv_tensor_layout *layout = kv_tensor_layout((uint32_t)type);
+    const struct kvw_tensor_layout *layout = kvw_tensor_layout((uint32_t)type);
     const uint8_t *at = row;
 
     assert(layout != NULL && n_elements % layout->block_elements == 0);
-    if (type == KV_TENSOR_F32) {
+    if (type == KVW_TENSOR_F32) {
         memcpy(ret_values, row, n_elements * sizeof(*ret_values));
         return;
     }

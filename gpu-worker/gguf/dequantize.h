@@ -25,16 +25,16 @@
 
 /* fp16 (IEEE binary16) and bf16.  To fp32 exact; from fp32 to the nearest, ties to even,
  * infinity beyond the largest; NaN stays NaN. */
-float kv_f16_to_f32(uint16_t half);
-uint16_t kv_f16_from_f32(float value);
-float kv_bf16_to_f32(uint16_t half);
-uint16_t kv_bf16_from_f32(float value);
+float kvw_f16_to_f32(uint16_t half);
+uint16_t kvw_f16_from_f32(float value);
+float kvw_bf16_to_f32(uint16_t half);
+uint16_t kvw_bf16_from_f32(float value);
 
-/* A row of kv_tensor_row_bytes(type, n_elements) bytes, at any address.
+/* A row of kvw_tensor_row_bytes(type, n_elements) bytes, at any address.
  *   ret_values  (n_elements) */
-void kv_dequantise_row(enum kv_tensor_type type,
-                       const void *row,
-                       size_t n_elements,
-                       float *ret_values);
+void kvw_dequantise_row(enum kvw_tensor_type type,
+                        const void *row,
+                        size_t n_elements,
+                        float *ret_values);
 
 #endif

@@ -16,36 +16,36 @@
 
 /* --- Types --- */
 
-const struct kv_gguf_value_type kv_gguf_value_types[] = {
-    [KV_GGUF_U8] = {"u8", 1},         [KV_GGUF_I8] = {"i8", 1},
-    [KV_GGUF_U16] = {"u16", 2},       [KV_GGUF_I16] = {"i16", 2},
-    [KV_GGUF_U32] = {"u32", 4},       [KV_GGUF_I32] = {"i32", 4},
-    [KV_GGUF_F32] = {"f32", 4},       [KV_GGUF_BOOL] = {"bool", 1},
-    [KV_GGUF_STRING] = {"string", 0}, [KV_GGUF_ARRAY] = {"array", 0},
-    [KV_GGUF_U64] = {"u64", 8},       [KV_GGUF_I64] = {"i64", 8},
-    [KV_GGUF_F64] = {"f64", 8},
+const struct kvw_gguf_value_type kvw_gguf_value_types[] = {
+    [KVW_GGUF_U8] = {"u8", 1},         [KVW_GGUF_I8] = {"i8", 1},
+    [KVW_GGUF_U16] = {"u16", 2},       [KVW_GGUF_I16] = {"i16", 2},
+    [KVW_GGUF_U32] = {"u32", 4},       [KVW_GGUF_I32] = {"i32", 4},
+    [KVW_GGUF_F32] = {"f32", 4},       [KVW_GGUF_BOOL] = {"bool", 1},
+    [KVW_GGUF_STRING] = {"string", 0}, [KVW_GGUF_ARRAY] = {"array", 0},
+    [KVW_GGUF_U64] = {"u64", 8},       [KVW_GGUF_I64] = {"i64", 8},
+    [KVW_GGUF_F64] = {"f64", 8},
 };
 
 static bool is_integer(uint32_t type)
 {
-    return type <= KV_GGUF_I32 || type == KV_GGUF_U64 || type == KV_GGUF_I64;
+    return type <= KVW_GGUF_I32 || type == KVW_GGUF_U64 || type == KVW_GGUF_I64;
 }
 
-bool kv_text_is(struct kv_text text, const char *string)
+bool kvw_text_is(struct kvw_text text, const char *string)
 {
     return text.bytes == strlen(string) && memcmp(text.data, string, text.bytes) == 0;
 }
 
-uint64_t kv_tensor_rows(const struct kv_tensor *tensor)
+uint64_t kvw_tensor_rows(const struct kvw_tensor *tensor)
 {
     return tensor->dims[1] * tensor->dims[2] * tensor->dims[3];
 }
 
 /* --- Open and close --- */
 
-static kv_status_t map_file(struct reader *reader)
+static kv_status_t map_file(struct kvw_gguf_reader *reader)
 {
-    struct kv_gguf *gguf = reader->gguf;
+    struct kvw_gguf *gguf = reader->gguf;
     /* A pipe must not make it wait for a writer: it is refused below. */
     int file = open(gguf->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     kv_status_t status = KV_OK;
@@ -54,23 +54,24 @@ static kv_status_t map_file(struct reader *reader)
 
     if (file < 0) {
         status = errno == ENOENT || errno == ENOTDIR ? KV_NOT_FOUND : KV_IO;
-        return kv_detail(&reader->detail, status, "%s", strerror(errno));
+        return kvw_file_error(&reader->detail, status, "%s", strerror(errno));
     }
     if (fstat(file, &about) != 0) {
-        status = kv_detail(&reader->detail, KV_IO, "%s", strerror(errno));
+        status = kvw_file_error(&reader->detail, KV_IO, "%s", strerror(errno));
     } else if (!S_ISREG(about.st_mode)) {
-        status = kv_detail(&reader->detail, KV_INVALID, "not a file");
+        status = kvw_file_error(&reader->detail, KV_INVALID, "not a file");
     } else if (about.st_size == 0) {
-        status = kv_detail(&reader->detail, KV_INVALID, "not a GGUF file: it is empty");
+        status = kvw_file_error(&reader->detail, KV_INVALID, "not a GGUF file: it is empty");
     } else {
         data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
         if (data == MAP_FAILED) {
-            status = kv_detail(&reader->detail, KV_IO, "cannot be mapped: %s", strerror(errno));
+            status =
+                kvw_file_error(&reader->detail, KV_IO, "cannot be mapped: %s", strerror(errno));
         } else {
             gguf->data = data;
             gguf->bytes = (uint64_t)about.st_size;
             gguf->mapped = true;
-            kv_gguf_guard_add(data, gguf->bytes, gguf->path);
+            kvw_gguf_guard_add(data, gguf->bytes, gguf->path);
         }
     }
     close(file);
@@ -81,11 +82,11 @@ static kv_status_t map_file(struct reader *reader)
 static kv_status_t open_any(const void *data,
                             size_t bytes,
                             const char *path,
-                            struct kv_gguf **ret_gguf,
+                            struct kvw_gguf **ret_gguf,
                             char *detail,
                             size_t detail_bytes)
 {
-    struct reader reader = {.detail = {detail, detail_bytes, path}};
+    struct kvw_gguf_reader reader = {.detail = {detail, detail_bytes, path}};
     kv_status_t status = KV_OK;
 
     reader.gguf = calloc(1, sizeof(*reader.gguf));
@@ -101,34 +102,34 @@ static kv_status_t open_any(const void *data,
         status = map_file(&reader);
     }
     if (status == KV_OK)
-        status = kv_gguf_read_all(&reader);
+        status = kvw_gguf_read_all(&reader);
     if (status != KV_OK)
         goto failed;
     *ret_gguf = reader.gguf;
     return KV_OK;
 failed:
-    kv_gguf_close(reader.gguf);
+    kvw_gguf_close(reader.gguf);
     return status;
 }
 
 kv_status_t
-kv_gguf_open(const char *path, struct kv_gguf **ret_gguf, char *detail, size_t detail_bytes)
+kvw_gguf_open(const char *path, struct kvw_gguf **ret_gguf, char *detail, size_t detail_bytes)
 {
     return open_any(NULL, 0, path, ret_gguf, detail, detail_bytes);
 }
 
-kv_status_t kv_gguf_open_memory(const void *data,
-                                size_t bytes,
-                                const char *name,
-                                struct kv_gguf **ret_gguf,
-                                char *detail,
-                                size_t detail_bytes)
+kv_status_t kvw_gguf_open_memory(const void *data,
+                                 size_t bytes,
+                                 const char *name,
+                                 struct kvw_gguf **ret_gguf,
+                                 char *detail,
+                                 size_t detail_bytes)
 {
     assert(data != NULL);
     return open_any(data, bytes, name, ret_gguf, detail, detail_bytes);
 }
 
-void kv_gguf_close(struct kv_gguf *gguf)
+void kvw_gguf_close(struct kvw_gguf *gguf)
 {
     if (gguf == NULL)
         return;
@@ -139,62 +140,63 @@ void kv_gguf_close(struct kv_gguf *gguf)
     free(gguf->tensors);
     free(gguf->tensors_by_name);
     if (gguf->mapped) {
-        kv_gguf_guard_remove(gguf->data);
+        kvw_gguf_guard_remove(gguf->data);
         munmap((void *)gguf->data, gguf->bytes);
     }
     free(gguf->path);
     free(gguf);
 }
 
-const char *kv_gguf_path(const struct kv_gguf *gguf)
+const char *kvw_gguf_path(const struct kvw_gguf *gguf)
 {
     return gguf->path;
 }
 
-uint32_t kv_gguf_version(const struct kv_gguf *gguf)
+uint32_t kvw_gguf_version(const struct kvw_gguf *gguf)
 {
     return gguf->version;
 }
 
-uint32_t kv_gguf_alignment(const struct kv_gguf *gguf)
+uint32_t kvw_gguf_alignment(const struct kvw_gguf *gguf)
 {
     return gguf->alignment;
 }
 
-const void *kv_gguf_data(const struct kv_gguf *gguf)
+const void *kvw_gguf_data(const struct kvw_gguf *gguf)
 {
     return gguf->data;
 }
 
-uint64_t kv_gguf_bytes(const struct kv_gguf *gguf)
+uint64_t kvw_gguf_bytes(const struct kvw_gguf *gguf)
 {
     return gguf->bytes;
 }
 
-size_t kv_gguf_n_tensors(const struct kv_gguf *gguf)
+size_t kvw_gguf_n_tensors(const struct kvw_gguf *gguf)
 {
     return gguf->n_tensors;
 }
 
-const struct kv_tensor *kv_gguf_tensor_at(const struct kv_gguf *gguf, size_t index)
+const struct kvw_tensor *kvw_gguf_tensor_at(const struct kvw_gguf *gguf, size_t index)
 {
     assert(index < gguf->n_tensors);
     return &gguf->tensors[index];
 }
 
-const struct kv_tensor *kv_gguf_tensor(const struct kv_gguf *gguf, const char *name)
+const struct kvw_tensor *kvw_gguf_tensor(const struct kvw_gguf *gguf, const char *name)
 {
-    const struct entry *entry =
-        kv_gguf_find_entry(gguf->tensors_by_name, gguf->n_tensors, name);
+    const struct kvw_gguf_entry *entry =
+        kvw_gguf_find_entry(gguf->tensors_by_name, gguf->n_tensors, name);
 
     return entry != NULL ? &gguf->tensors[entry->index] : NULL;
 }
 
 /* --- Values --- */
 
-static const struct value *find_value(const struct kv_gguf *gguf, const char *key)
+static const struct kvw_gguf_value *find_value(const struct kvw_gguf *gguf, const char *key)
 {
-    const struct entry *entry = kv_gguf_find_entry(gguf->values_by_name, gguf->n_values, key);
+    const struct kvw_gguf_entry *entry =
+        kvw_gguf_find_entry(gguf->values_by_name, gguf->n_values, key);
 
     return entry != NULL ? &gguf->values[entry->index] : NULL;
 }
@@ -207,9 +209,9 @@ struct integer {
 
 static struct integer load_integer(uint32_t type, const unsigned char *at)
 {
-    uint32_t bytes = kv_gguf_value_types[type].bytes;
-    bool is_signed =
-        type == KV_GGUF_I8 || type == KV_GGUF_I16 || type == KV_GGUF_I32 || type == KV_GGUF_I64;
+    uint32_t bytes = kvw_gguf_value_types[type].bytes;
+    bool is_signed = type == KVW_GGUF_I8 || type == KVW_GGUF_I16 || type == KVW_GGUF_I32 ||
+                     type == KVW_GGUF_I64;
     struct integer integer = {false, 0};
 
     assert(is_integer(type));
@@ -227,7 +229,7 @@ static float load_float(uint32_t type, const unsigned char *at)
     double wide;
     float narrow;
 
-    if (type == KV_GGUF_F64) {
+    if (type == KVW_GGUF_F64) {
         memcpy(&wide, at, sizeof(wide));
         return (float)wide;
     }
@@ -235,18 +237,18 @@ static float load_float(uint32_t type, const unsigned char *at)
     return narrow;
 }
 
-static struct kv_text load_text(const unsigned char *at)
+static struct kvw_text load_text(const unsigned char *at)
 {
     uint64_t bytes;
 
     memcpy(&bytes, at, sizeof(bytes));
-    return (struct kv_text){(const char *)at + sizeof(bytes), bytes};
+    return (struct kvw_text){(const char *)at + sizeof(bytes), bytes};
 }
 
 static kv_status_t
-find_integer(const struct kv_gguf *gguf, const char *key, struct integer *ret_integer)
+find_integer(const struct kvw_gguf *gguf, const char *key, struct integer *ret_integer)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
 
     if (value == NULL)
         return KV_NOT_FOUND;
@@ -256,7 +258,7 @@ find_integer(const struct kv_gguf *gguf, const char *key, struct integer *ret_in
     return KV_OK;
 }
 
-kv_status_t kv_gguf_u64(const struct kv_gguf *gguf, const char *key, uint64_t *ret_value)
+kv_status_t kvw_gguf_u64(const struct kvw_gguf *gguf, const char *key, uint64_t *ret_value)
 {
     struct integer integer;
     kv_status_t status = find_integer(gguf, key, &integer);
@@ -268,10 +270,10 @@ kv_status_t kv_gguf_u64(const struct kv_gguf *gguf, const char *key, uint64_t *r
     return status;
 }
 
-kv_status_t kv_gguf_u32(const struct kv_gguf *gguf, const char *key, uint32_t *ret_value)
+kv_status_t kvw_gguf_u32(const struct kvw_gguf *gguf, const char *key, uint32_t *ret_value)
 {
     uint64_t value;
-    kv_status_t status = kv_gguf_u64(gguf, key, &value);
+    kv_status_t status = kvw_gguf_u64(gguf, key, &value);
 
     if (status == KV_OK && value > UINT32_MAX)
         status = KV_INVALID;
@@ -280,7 +282,7 @@ kv_status_t kv_gguf_u32(const struct kv_gguf *gguf, const char *key, uint32_t *r
     return status;
 }
 
-kv_status_t kv_gguf_i32(const struct kv_gguf *gguf, const char *key, int32_t *ret_value)
+kv_status_t kvw_gguf_i32(const struct kvw_gguf *gguf, const char *key, int32_t *ret_value)
 {
     struct integer integer;
     kv_status_t status = find_integer(gguf, key, &integer);
@@ -293,52 +295,53 @@ kv_status_t kv_gguf_i32(const struct kv_gguf *gguf, const char *key, int32_t *re
     return status;
 }
 
-kv_status_t kv_gguf_f32(const struct kv_gguf *gguf, const char *key, float *ret_value)
+kv_status_t kvw_gguf_f32(const struct kvw_gguf *gguf, const char *key, float *ret_value)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
 
     if (value == NULL)
         return KV_NOT_FOUND;
-    if (value->type != KV_GGUF_F32 && value->type != KV_GGUF_F64)
+    if (value->type != KVW_GGUF_F32 && value->type != KVW_GGUF_F64)
         return KV_INVALID;
     *ret_value = load_float(value->type, value->at);
     return KV_OK;
 }
 
-kv_status_t kv_gguf_bool(const struct kv_gguf *gguf, const char *key, bool *ret_value)
+kv_status_t kvw_gguf_bool(const struct kvw_gguf *gguf, const char *key, bool *ret_value)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
 
     if (value == NULL)
         return KV_NOT_FOUND;
-    if (value->type != KV_GGUF_BOOL)
+    if (value->type != KVW_GGUF_BOOL)
         return KV_INVALID;
     *ret_value = *value->at != 0;
     return KV_OK;
 }
 
-kv_status_t kv_gguf_text(const struct kv_gguf *gguf, const char *key, struct kv_text *ret_value)
+kv_status_t
+kvw_gguf_text(const struct kvw_gguf *gguf, const char *key, struct kvw_text *ret_value)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
 
     if (value == NULL)
         return KV_NOT_FOUND;
-    if (value->type != KV_GGUF_STRING)
+    if (value->type != KVW_GGUF_STRING)
         return KV_INVALID;
     *ret_value = load_text(value->at);
     return KV_OK;
 }
 
-static kv_status_t find_array(const struct kv_gguf *gguf,
+static kv_status_t find_array(const struct kvw_gguf *gguf,
                               const char *key,
                               bool (*fits)(uint32_t type),
-                              struct kv_gguf_array *ret_array)
+                              struct kvw_gguf_array *ret_array)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
 
     if (value == NULL)
         return KV_NOT_FOUND;
-    if (value->type != KV_GGUF_ARRAY || !fits(value->array.type))
+    if (value->type != KVW_GGUF_ARRAY || !fits(value->array.type))
         return KV_INVALID;
     *ret_array = value->array;
     return KV_OK;
@@ -346,69 +349,70 @@ static kv_status_t find_array(const struct kv_gguf *gguf,
 
 static bool is_float(uint32_t type)
 {
-    return type == KV_GGUF_F32 || type == KV_GGUF_F64;
+    return type == KVW_GGUF_F32 || type == KVW_GGUF_F64;
 }
 
 static bool is_string(uint32_t type)
 {
-    return type == KV_GGUF_STRING;
+    return type == KVW_GGUF_STRING;
 }
 
-kv_status_t
-kv_gguf_array_ints(const struct kv_gguf *gguf, const char *key, struct kv_gguf_array *ret_array)
+kv_status_t kvw_gguf_array_ints(const struct kvw_gguf *gguf,
+                                const char *key,
+                                struct kvw_gguf_array *ret_array)
 {
     return find_array(gguf, key, is_integer, ret_array);
 }
 
-kv_status_t kv_gguf_array_floats(const struct kv_gguf *gguf,
-                                 const char *key,
-                                 struct kv_gguf_array *ret_array)
+kv_status_t kvw_gguf_array_floats(const struct kvw_gguf *gguf,
+                                  const char *key,
+                                  struct kvw_gguf_array *ret_array)
 {
     return find_array(gguf, key, is_float, ret_array);
 }
 
-kv_status_t kv_gguf_array_texts(const struct kv_gguf *gguf,
-                                const char *key,
-                                struct kv_gguf_array *ret_array)
+kv_status_t kvw_gguf_array_texts(const struct kvw_gguf *gguf,
+                                 const char *key,
+                                 struct kvw_gguf_array *ret_array)
 {
     return find_array(gguf, key, is_string, ret_array);
 }
 
-static const unsigned char *element_at(const struct kv_gguf_array *array, uint64_t index)
+static const unsigned char *element_at(const struct kvw_gguf_array *array, uint64_t index)
 {
     assert(index < array->count);
     return (const unsigned char *)array->elements +
-           index * kv_gguf_value_types[array->type].bytes;
+           index * kvw_gguf_value_types[array->type].bytes;
 }
 
-int64_t kv_gguf_array_int(const struct kv_gguf_array *array, uint64_t index)
+int64_t kvw_gguf_array_int(const struct kvw_gguf_array *array, uint64_t index)
 {
     struct integer integer = load_integer(array->type, element_at(array, index));
 
     return !integer.negative && integer.bits > INT64_MAX ? INT64_MAX : (int64_t)integer.bits;
 }
 
-float kv_gguf_array_float(const struct kv_gguf_array *array, uint64_t index)
+float kvw_gguf_array_float(const struct kvw_gguf_array *array, uint64_t index)
 {
     assert(is_float(array->type));
     return load_float(array->type, element_at(array, index));
 }
 
-struct kv_text kv_gguf_array_text(const struct kv_gguf_array *array, uint64_t index)
+struct kvw_text kvw_gguf_array_text(const struct kvw_gguf_array *array, uint64_t index)
 {
-    assert(array->type == KV_GGUF_STRING && index < array->count);
+    assert(array->type == KVW_GGUF_STRING && index < array->count);
     return load_text((const unsigned char *)array->elements + array->string_offsets[index]);
 }
 
-size_t kv_gguf_n_values(const struct kv_gguf *gguf)
+size_t kvw_gguf_n_values(const struct kvw_gguf *gguf)
 {
     return gguf->n_values;
 }
 
-void kv_gguf_value_at(const struct kv_gguf *gguf,
-                      size_t index,
-                      struct kv_text *ret_key,
-                      enum kv_gguf_type *ret_type)
+void kvw_gguf_value_at(const struct kvw_gguf *gguf,
+                       size_t index,
+                       struct kvw_text *ret_key,
+                       enum kvw_gguf_type *ret_type)
 {
     assert(index < gguf->n_values);
     *ret_key = gguf->values[index].key;
@@ -416,27 +420,27 @@ void kv_gguf_value_at(const struct kv_gguf *gguf,
 }
 
 kv_status_t
-kv_gguf_format(const struct kv_gguf *gguf, const char *key, char *text, size_t text_bytes)
+kvw_gguf_format(const struct kvw_gguf *gguf, const char *key, char *text, size_t text_bytes)
 {
-    const struct value *value = find_value(gguf, key);
+    const struct kvw_gguf_value *value = find_value(gguf, key);
     struct integer integer;
 
     text[0] = '\0';
     if (value == NULL)
         return KV_NOT_FOUND;
     switch (value->type) {
-    case KV_GGUF_STRING:
-        snprintf(text, text_bytes, "'%s'", kv_show(load_text(value->at)).text);
+    case KVW_GGUF_STRING:
+        snprintf(text, text_bytes, "'%s'", kvw_show(load_text(value->at)).text);
         break;
-    case KV_GGUF_ARRAY:
+    case KVW_GGUF_ARRAY:
         snprintf(text, text_bytes, "[%s x %" PRIu64 "]",
-                 kv_gguf_value_types[value->array.type].name, value->array.count);
+                 kvw_gguf_value_types[value->array.type].name, value->array.count);
         break;
-    case KV_GGUF_BOOL:
+    case KVW_GGUF_BOOL:
         snprintf(text, text_bytes, "%s", *value->at != 0 ? "true" : "false");
         break;
-    case KV_GGUF_F32:
-    case KV_GGUF_F64:
+    case KVW_GGUF_F32:
+    case KVW_GGUF_F64:
         snprintf(text, text_bytes, "%g", (double)load_float(value->type, value->at));
         break;
     default:

@@ -18,7 +18,7 @@
  * The format is documented in the ggml project, docs/gguf.md.
  *
  * Threads: a file that is open never changes: read it from any number of threads.
- * Memory: everything handed out is lent until kv_gguf_close().
+ * Memory: everything handed out is lent until kvw_gguf_close().
  */
 #ifndef KV_GPU_WORKER_GGUF_GGUF_H
 #define KV_GPU_WORKER_GGUF_GGUF_H
@@ -31,25 +31,25 @@
 #include <stdint.h>
 
 enum {
-    KV_GGUF_DIMS_MAX = 4,
-    KV_GGUF_DETAIL_BYTES = 512, /* enough for any line of detail */
+    KVW_GGUF_DIMS_MAX = 4,
+    KVW_GGUF_DETAIL_BYTES = 512, /* enough for any line of detail */
 };
 
-struct kv_tensor {
-    struct kv_text name;
-    enum kv_tensor_type type;
+struct kvw_tensor {
+    struct kvw_text name;
+    enum kvw_tensor_type type;
     uint32_t n_dims; /* 1 to 4 */
     uint64_t
-        dims[KV_GGUF_DIMS_MAX]; /* dims[0] is the row's length; unused ones are 1; none is 0 */
-    const void *data;           /* in the mapping, at a multiple of the file's alignment */
+        dims[KVW_GGUF_DIMS_MAX]; /* dims[0] is the row's length; unused ones are 1; none is 0 */
+    const void *data;            /* in the mapping, at a multiple of the file's alignment */
     uint64_t bytes;
     uint64_t offset; /* of `data` in the file */
 };
 
 /* The rows of a tensor: the product of its dimensions above the first. */
-uint64_t kv_tensor_rows(const struct kv_tensor *tensor);
+uint64_t kvw_tensor_rows(const struct kvw_tensor *tensor);
 
-struct kv_gguf;
+struct kvw_gguf;
 
 /* Maps and checks the file.  KV_NOT_FOUND: no such file.  KV_IO: it cannot be read. KV_INVALID:
  * it is broken or no GGUF file.  KV_UNSUPPORTED: a version, byte order or tensor type that is
@@ -58,53 +58,53 @@ struct kv_gguf;
  * `detail_bytes` (which is not 0).  Bytes of the file that are no printable ASCII appear in it
  * as `?`. */
 kv_status_t
-kv_gguf_open(const char *path, struct kv_gguf **ret_gguf, char *detail, size_t detail_bytes);
+kvw_gguf_open(const char *path, struct kvw_gguf **ret_gguf, char *detail, size_t detail_bytes);
 
 /* The same over `bytes` bytes of memory that the caller keeps until the close; `name` is what
  * `detail` calls it.  `data` is aligned to 8 bytes. */
-kv_status_t kv_gguf_open_memory(const void *data,
-                                size_t bytes,
-                                const char *name,
-                                struct kv_gguf **ret_gguf,
-                                char *detail,
-                                size_t detail_bytes);
+kv_status_t kvw_gguf_open_memory(const void *data,
+                                 size_t bytes,
+                                 const char *name,
+                                 struct kvw_gguf **ret_gguf,
+                                 char *detail,
+                                 size_t detail_bytes);
 
 /* NULL is allowed. */
-void kv_gguf_close(struct kv_gguf *gguf);
+void kvw_gguf_close(struct kvw_gguf *gguf);
 
-const char *kv_gguf_path(const struct kv_gguf *gguf);
-uint32_t kv_gguf_version(const struct kv_gguf *gguf);
+const char *kvw_gguf_path(const struct kvw_gguf *gguf);
+uint32_t kvw_gguf_version(const struct kvw_gguf *gguf);
 /* Every tensor's data lies at a multiple of this: a power of two from 8 to 2^20. */
-uint32_t kv_gguf_alignment(const struct kv_gguf *gguf);
+uint32_t kvw_gguf_alignment(const struct kvw_gguf *gguf);
 /* The whole file as mapped, for madvise() and statistics. */
-const void *kv_gguf_data(const struct kv_gguf *gguf);
-uint64_t kv_gguf_bytes(const struct kv_gguf *gguf);
+const void *kvw_gguf_data(const struct kvw_gguf *gguf);
+uint64_t kvw_gguf_bytes(const struct kvw_gguf *gguf);
 
 /* --- Tensors --- */
 
-size_t kv_gguf_n_tensors(const struct kv_gguf *gguf);
-/* In the file's order; index < kv_gguf_n_tensors(). */
-const struct kv_tensor *kv_gguf_tensor_at(const struct kv_gguf *gguf, size_t index);
+size_t kvw_gguf_n_tensors(const struct kvw_gguf *gguf);
+/* In the file's order; index < kvw_gguf_n_tensors(). */
+const struct kvw_tensor *kvw_gguf_tensor_at(const struct kvw_gguf *gguf, size_t index);
 /* By name; NULL: there is none. */
-const struct kv_tensor *kv_gguf_tensor(const struct kv_gguf *gguf, const char *name);
+const struct kvw_tensor *kvw_gguf_tensor(const struct kvw_gguf *gguf, const char *name);
 
 /* --- Values --- */
 
 /* The numbers are the file's. */
-enum kv_gguf_type {
-    KV_GGUF_U8 = 0,
-    KV_GGUF_I8 = 1,
-    KV_GGUF_U16 = 2,
-    KV_GGUF_I16 = 3,
-    KV_GGUF_U32 = 4,
-    KV_GGUF_I32 = 5,
-    KV_GGUF_F32 = 6,
-    KV_GGUF_BOOL = 7,
-    KV_GGUF_STRING = 8,
-    KV_GGUF_ARRAY = 9,
-    KV_GGUF_U64 = 10,
-    KV_GGUF_I64 = 11,
-    KV_GGUF_F64 = 12,
+enum kvw_gguf_type {
+    KVW_GGUF_U8 = 0,
+    KVW_GGUF_I8 = 1,
+    KVW_GGUF_U16 = 2,
+    KVW_GGUF_I16 = 3,
+    KVW_GGUF_U32 = 4,
+    KVW_GGUF_I32 = 5,
+    KVW_GGUF_F32 = 6,
+    KVW_GGUF_BOOL = 7,
+    KVW_GGUF_STRING = 8,
+    KVW_GGUF_ARRAY = 9,
+    KVW_GGUF_U64 = 10,
+    KVW_GGUF_I64 = 11,
+    KVW_GGUF_F64 = 12,
 };
 
 /* The look-ups by key all answer the same way:
@@ -112,19 +112,19 @@ enum kv_gguf_type {
  *   KV_NOT_FOUND  there is no such key; the usual answer is a default
  *   KV_INVALID    there is one, but of another type or outside of the range asked for
  * Out-parameters are untouched unless KV_OK.  Integers may be stored in any integer type: what
- * counts is whether the value fits.  kv_gguf_f32() takes a float or a double, never an integer.
+ * counts is whether the value fits.  kvw_gguf_f32() takes a float or a double, never an integer.
  */
-kv_status_t kv_gguf_u32(const struct kv_gguf *gguf, const char *key, uint32_t *ret_value);
-kv_status_t kv_gguf_i32(const struct kv_gguf *gguf, const char *key, int32_t *ret_value);
-kv_status_t kv_gguf_u64(const struct kv_gguf *gguf, const char *key, uint64_t *ret_value);
-kv_status_t kv_gguf_f32(const struct kv_gguf *gguf, const char *key, float *ret_value);
-kv_status_t kv_gguf_bool(const struct kv_gguf *gguf, const char *key, bool *ret_value);
+kv_status_t kvw_gguf_u32(const struct kvw_gguf *gguf, const char *key, uint32_t *ret_value);
+kv_status_t kvw_gguf_i32(const struct kvw_gguf *gguf, const char *key, int32_t *ret_value);
+kv_status_t kvw_gguf_u64(const struct kvw_gguf *gguf, const char *key, uint64_t *ret_value);
+kv_status_t kvw_gguf_f32(const struct kvw_gguf *gguf, const char *key, float *ret_value);
+kv_status_t kvw_gguf_bool(const struct kvw_gguf *gguf, const char *key, bool *ret_value);
 kv_status_t
-kv_gguf_text(const struct kv_gguf *gguf, const char *key, struct kv_text *ret_value);
+kvw_gguf_text(const struct kvw_gguf *gguf, const char *key, struct kvw_text *ret_value);
 
 /* An array whose elements are no arrays (those are checked, and can only be skipped). */
-struct kv_gguf_array {
-    enum kv_gguf_type type; /* of the elements */
+struct kvw_gguf_array {
+    enum kvw_gguf_type type; /* of the elements */
     uint64_t count;
     const void *elements; /* packed as in the file, at any address: use the functions below */
     const uint64_t
@@ -133,47 +133,47 @@ struct kv_gguf_array {
 
 /* An array of integers of any width, of floats (32 or 64 bits), of texts.  An array of booleans
  * is none of them. */
-kv_status_t kv_gguf_array_ints(const struct kv_gguf *gguf,
-                               const char *key,
-                               struct kv_gguf_array *ret_array);
-kv_status_t kv_gguf_array_floats(const struct kv_gguf *gguf,
-                                 const char *key,
-                                 struct kv_gguf_array *ret_array);
-kv_status_t kv_gguf_array_texts(const struct kv_gguf *gguf,
+kv_status_t kvw_gguf_array_ints(const struct kvw_gguf *gguf,
                                 const char *key,
-                                struct kv_gguf_array *ret_array);
+                                struct kvw_gguf_array *ret_array);
+kv_status_t kvw_gguf_array_floats(const struct kvw_gguf *gguf,
+                                  const char *key,
+                                  struct kvw_gguf_array *ret_array);
+kv_status_t kvw_gguf_array_texts(const struct kvw_gguf *gguf,
+                                 const char *key,
+                                 struct kvw_gguf_array *ret_array);
 
 /* Elements of such arrays; index < count.  A u64 above the largest i64 reads as that. */
-int64_t kv_gguf_array_int(const struct kv_gguf_array *array, uint64_t index);
-float kv_gguf_array_float(const struct kv_gguf_array *array, uint64_t index);
-struct kv_text kv_gguf_array_text(const struct kv_gguf_array *array, uint64_t index);
+int64_t kvw_gguf_array_int(const struct kvw_gguf_array *array, uint64_t index);
+float kvw_gguf_array_float(const struct kvw_gguf_array *array, uint64_t index);
+struct kvw_text kvw_gguf_array_text(const struct kvw_gguf_array *array, uint64_t index);
 
-/* All values in the file's order, for messages and lists; index < kv_gguf_n_values(). */
-size_t kv_gguf_n_values(const struct kv_gguf *gguf);
-void kv_gguf_value_at(const struct kv_gguf *gguf,
-                      size_t index,
-                      struct kv_text *ret_key,
-                      enum kv_gguf_type *ret_type);
+/* All values in the file's order, for messages and lists; index < kvw_gguf_n_values(). */
+size_t kvw_gguf_n_values(const struct kvw_gguf *gguf);
+void kvw_gguf_value_at(const struct kvw_gguf *gguf,
+                       size_t index,
+                       struct kvw_text *ret_key,
+                       enum kvw_gguf_type *ret_type);
 
 /* Writes one value as it would be shown to a person into `text`, cut to `text_bytes` (which is
  * not 0), ended by a zero: numbers, quoted texts, arrays as `[i32 x 49152]`; unprintable bytes
  * as `?`. KV_NOT_FOUND: no such key, and `text` is empty. */
 kv_status_t
-kv_gguf_format(const struct kv_gguf *gguf, const char *key, char *text, size_t text_bytes);
+kvw_gguf_format(const struct kvw_gguf *gguf, const char *key, char *text, size_t text_bytes);
 
 /* True for the same bytes as the zero-ended `string` has. */
-bool kv_text_is(struct kv_text text, const char *string);
+bool kvw_text_is(struct kvw_text text, const char *string);
 
 /* --- A file that changes while it is mapped --- */
 
 /* Pages of a mapped file that was truncated, or whose disk failed, raise SIGBUS.  This installs
- * a handler for the program: a fault inside of a file opened by kv_gguf_open() prints one line
+ * a handler for the program: a fault inside of a file opened by kvw_gguf_open() prints one line
  * to standard error, `PROGRAM: model file changed or unreadable while in use: PATH`, and ends
  * the process with status 1; any other fault gets what it would have got before.  Only a few
- * files open at once are known to it (KV_GGUF_GUARDED_MAX); `program` is kept. */
+ * files open at once are known to it (KVW_GGUF_GUARDED_MAX); `program` is kept. */
 enum {
-    KV_GGUF_GUARDED_MAX = 8
+    KVW_GGUF_GUARDED_MAX = 8
 };
-void kv_gguf_guard(const char *program);
+void kvw_gguf_guard(const char *program);
 
 #endif

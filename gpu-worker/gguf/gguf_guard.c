@@ -12,14 +12,14 @@ static struct {
     _Atomic(const char *) begin;
     size_t bytes;
     _Atomic(const char *) path;
-} guarded[KV_GGUF_GUARDED_MAX];
+} guarded[KVW_GGUF_GUARDED_MAX];
 
 static const char *guard_program;
 static struct sigaction previous;
 
-void kv_gguf_guard_add(const void *data, size_t bytes, const char *path)
+void kvw_gguf_guard_add(const void *data, size_t bytes, const char *path)
 {
-    for (size_t i = 0; i < KV_GGUF_GUARDED_MAX; i++) {
+    for (size_t i = 0; i < KVW_GGUF_GUARDED_MAX; i++) {
         const char *none = NULL;
 
         if (atomic_compare_exchange_strong(&guarded[i].begin, &none, data)) {
@@ -30,9 +30,9 @@ void kv_gguf_guard_add(const void *data, size_t bytes, const char *path)
     }
 }
 
-void kv_gguf_guard_remove(const void *data)
+void kvw_gguf_guard_remove(const void *data)
 {
-    for (size_t i = 0; i < KV_GGUF_GUARDED_MAX; i++) {
+    for (size_t i = 0; i < KVW_GGUF_GUARDED_MAX; i++) {
         if (atomic_load(&guarded[i].begin) == data) {
             atomic_store(&guarded[i].path, NULL);
             atomic_store(&guarded[i].begin, NULL);
@@ -50,7 +50,7 @@ static void print(const char *text)
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     (void)context;
-    for (size_t i = 0; i < KV_GGUF_GUARDED_MAX; i++) {
+    for (size_t i = 0; i < KVW_GGUF_GUARDED_MAX; i++) {
         const char *begin = atomic_load(&guarded[i].begin);
         const char *path = atomic_load(&guarded[i].path);
         const char *at = info->si_addr;
@@ -70,7 +70,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         raise(number);
 }
 
-void kv_gguf_guard(const char *program)
+void kvw_gguf_guard(const char *program)
 {
     struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
 

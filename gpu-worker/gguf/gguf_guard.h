@@ -1,4 +1,4 @@
-/* gguf_guard.h - which mapped files the handler of kv_gguf_guard() knows.  For gguf.c.
+/* gguf_guard.h - which mapped files the handler of kvw_gguf_guard() knows.  For gguf.c.
  *
  * Threads: from any.
  */
@@ -7,9 +7,9 @@
 
 #include <stddef.h>
 
-/* Keeps `path` until the removal.  Beyond KV_GGUF_GUARDED_MAX files: not known, and no message.
+/* Keeps `path` until the removal.  Beyond KVW_GGUF_GUARDED_MAX files: not known, and no message.
  */
-void kv_gguf_guard_add(const void *data, size_t bytes, const char *path);
-void kv_gguf_guard_remove(const void *data);
+void kvw_gguf_guard_add(const void *data, size_t bytes, const char *path);
+void kvw_gguf_guard_remove(const void *data);
 
 #endif

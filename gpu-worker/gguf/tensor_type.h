@@ -9,36 +9,36 @@
 #include <stdint.h>
 
 /* The numbers are the file's. */
-enum kv_tensor_type {
-    KV_TENSOR_F32 = 0,
-    KV_TENSOR_F16 = 1,
-    KV_TENSOR_Q4_0 = 2,
-    KV_TENSOR_Q4_1 = 3,
-    KV_TENSOR_Q5_0 = 6,
-    KV_TENSOR_Q5_1 = 7,
-    KV_TENSOR_Q8_0 = 8,
-    KV_TENSOR_Q4_K = 12,
-    KV_TENSOR_Q5_K = 13,
-    KV_TENSOR_Q6_K = 14,
-    KV_TENSOR_BF16 = 30,
+enum kvw_tensor_type {
+    KVW_TENSOR_F32 = 0,
+    KVW_TENSOR_F16 = 1,
+    KVW_TENSOR_Q4_0 = 2,
+    KVW_TENSOR_Q4_1 = 3,
+    KVW_TENSOR_Q5_0 = 6,
+    KVW_TENSOR_Q5_1 = 7,
+    KVW_TENSOR_Q8_0 = 8,
+    KVW_TENSOR_Q4_K = 12,
+    KVW_TENSOR_Q5_K = 13,
+    KVW_TENSOR_Q6_K = 14,
+    KVW_TENSOR_BF16 = 30,
 };
 
 /* How a type lays out the elements of a row: in blocks, each of so many elements and bytes.  A
  * row is a whole number of blocks. */
-struct kv_tensor_layout {
-    enum kv_tensor_type type;
+struct kvw_tensor_layout {
+    enum kvw_tensor_type type;
     const char *name; /* "Q4_K" */
     uint32_t block_elements;
     uint32_t block_bytes;
 };
 
 /* NULL: a type that this reader does not know.  `type` is any number. */
-const struct kv_tensor_layout *kv_tensor_layout(uint32_t type);
+const struct kvw_tensor_layout *kvw_tensor_layout(uint32_t type);
 
 /* All of them, in the order of their numbers; NULL behind the last.  Begin with index 0. */
-const struct kv_tensor_layout *kv_tensor_layout_at(size_t index);
+const struct kvw_tensor_layout *kvw_tensor_layout_at(size_t index);
 
 /* The bytes of a row of `n_elements`, which must be a whole number of blocks. */
-size_t kv_tensor_row_bytes(enum kv_tensor_type type, size_t n_elements);
+size_t kvw_tensor_row_bytes(enum kvw_tensor_type type, size_t n_elements);
 
 #endif

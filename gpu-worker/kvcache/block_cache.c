@@ -20,125 +20,128 @@ struct coming {
 };
 
 struct layer {
-    struct kv_block_cache *cache;
+    struct kvw_block_policy *cache;
     uint32_t *block_of;     /* (n_slots) */
     uint32_t *fingerprints; /* (n_slots, n_kv_heads) */
 };
 
-struct kv_held_blocks {
-    struct kv_store_session *store;
-    struct kv_device *device;
-    struct kv_trace *trace;
+struct kvw_block_cache {
+    struct kvw_session *store;
+    struct kvw_device *device;
+    struct kvw_trace *trace;
     uint32_t n_layers, n_kv_heads, n_slots, n_blocks;
     size_t row_bytes;
-    struct kv_buffer *buffer;        /* (n_layers, n_slots, n_kv_heads, KV_BLOCK_TOKENS) rows */
-    struct kv_device_buffer *mapped; /* the same memory */
+    struct kv_buffer *buffer; /* (n_layers, n_slots, n_kv_heads, KV_BLOCK_TOKENS) rows */
+    struct kvw_device_buffer *mapped; /* the same memory */
     struct layer *layers;
     struct coming coming[READS];
     uint32_t n_coming;
-    uint32_t *n_held;             /* (n_kv_heads) */
+    uint32_t *n_cached;           /* (n_kv_heads) */
     struct kv_cached_block *list; /* (n_kv_heads, n_slots) */
     uint64_t bytes_fetched;
 };
 
-static size_t slot_rows(const struct kv_held_blocks *held)
+static size_t slot_rows(const struct kvw_block_cache *cached)
 {
-    return (size_t)held->n_kv_heads * KV_BLOCK_TOKENS;
+    return (size_t)cached->n_kv_heads * KV_BLOCK_TOKENS;
 }
 
 /* The first row of a slot in the buffer. */
-static size_t slot_begin(const struct kv_held_blocks *held, uint32_t layer, uint32_t slot)
+static size_t slot_begin(const struct kvw_block_cache *cached, uint32_t layer, uint32_t slot)
 {
-    return ((size_t)layer * held->n_slots + slot) * slot_rows(held);
+    return ((size_t)layer * cached->n_slots + slot) * slot_rows(cached);
 }
 
-static kv_status_t layers_create(struct kv_held_blocks *held, enum kv_block_policy policy)
+static kv_status_t layers_create(struct kvw_block_cache *cached,
+                                 enum kvw_replacement_policy policy)
 {
     kv_status_t status = KV_OK;
 
-    held->layers = calloc(held->n_layers, sizeof(held->layers[0]));
-    if (held->layers == NULL)
+    cached->layers = calloc(cached->n_layers, sizeof(cached->layers[0]));
+    if (cached->layers == NULL)
         return KV_NO_MEMORY;
-    for (uint32_t i = 0; status == KV_OK && i < held->n_layers; i++) {
-        struct layer *layer = &held->layers[i];
+    for (uint32_t i = 0; status == KV_OK && i < cached->n_layers; i++) {
+        struct layer *layer = &cached->layers[i];
 
-        layer->block_of = calloc(held->n_slots, sizeof(layer->block_of[0]));
-        layer->fingerprints =
-            calloc((size_t)held->n_slots * held->n_kv_heads, sizeof(layer->fingerprints[0]));
+        layer->block_of = calloc(cached->n_slots, sizeof(layer->block_of[0]));
+        layer->fingerprints = calloc((size_t)cached->n_slots * cached->n_kv_heads,
+                                     sizeof(layer->fingerprints[0]));
         status = layer->block_of == NULL || layer->fingerprints == NULL
                      ? KV_NO_MEMORY
-                     : kv_block_cache_create(policy, held->n_blocks, held->n_slots, K_CACHE,
-                                             &layer->cache);
+                     : kvw_block_policy_create(policy, cached->n_blocks, cached->n_slots,
+                                               K_CACHE, &layer->cache);
     }
     for (uint32_t i = 0; status == KV_OK && i < READS; i++) {
-        held->coming[i].crcs = calloc(slot_rows(held), sizeof(uint32_t));
-        if (held->coming[i].crcs == NULL)
+        cached->coming[i].crcs = calloc(slot_rows(cached), sizeof(uint32_t));
+        if (cached->coming[i].crcs == NULL)
             status = KV_NO_MEMORY;
     }
     return status;
 }
 
-kv_status_t kv_held_blocks_create(const struct kvw_session_setup *setup,
-                                  struct kv_store_session *store,
-                                  enum kv_block_policy policy,
-                                  uint32_t n_tokens,
-                                  struct kv_held_blocks **ret_held)
+kv_status_t kvw_block_cache_create(const struct kvw_session_setup *setup,
+                                   struct kvw_session *store,
+                                   enum kvw_replacement_policy policy,
+                                   uint32_t n_tokens,
+                                   struct kvw_block_cache **ret_held)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    struct kv_held_blocks *held = calloc(1, sizeof(*held));
+    const struct kvw_model_params *params = &setup->model->params;
+    struct kvw_block_cache *cached = calloc(1, sizeof(*cached));
     kv_status_t status;
 
-    if (held == NULL)
+    if (cached == NULL)
         return KV_NO_MEMORY;
-    held->store = store;
-    held->device = setup->model->device;
-    held->trace = setup->trace;
-    held->n_layers = params->n_layers;
-    held->n_kv_heads = params->n_kv_heads;
-    held->n_slots = n_tokens / KV_BLOCK_TOKENS;
-    held->n_blocks = setup->capacity / KV_BLOCK_TOKENS + 1;
-    if (held->n_slots > held->n_blocks)
-        held->n_slots = held->n_blocks;
-    held->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
-    held->n_held = calloc(held->n_kv_heads, sizeof(held->n_held[0]));
-    held->list = calloc((size_t)held->n_kv_heads * held->n_slots, sizeof(held->list[0]));
-    status =
-        held->n_held == NULL || held->list == NULL ? KV_NO_MEMORY : layers_create(held, policy);
+    cached->store = store;
+    cached->device = setup->model->device;
+    cached->trace = setup->trace;
+    cached->n_layers = params->n_layers;
+    cached->n_kv_heads = params->n_kv_heads;
+    cached->n_slots = n_tokens / KV_BLOCK_TOKENS;
+    cached->n_blocks = setup->capacity / KV_BLOCK_TOKENS + 1;
+    if (cached->n_slots > cached->n_blocks)
+        cached->n_slots = cached->n_blocks;
+    cached->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
+    cached->n_cached = calloc(cached->n_kv_heads, sizeof(cached->n_cached[0]));
+    cached->list =
+        calloc((size_t)cached->n_kv_heads * cached->n_slots, sizeof(cached->list[0]));
+    status = cached->n_cached == NULL || cached->list == NULL ? KV_NO_MEMORY
+                                                              : layers_create(cached, policy);
     if (status == KV_OK)
         status = kv_buffer_alloc(setup->client,
-                                 slot_begin(held, held->n_layers, 0) * held->row_bytes,
-                                 &held->buffer);
+                                 slot_begin(cached, cached->n_layers, 0) * cached->row_bytes,
+                                 &cached->buffer);
     if (status == KV_OK)
-        status = held->device->row->buffer_wrap(held->device, kv_buffer_data(held->buffer),
-                                                kv_buffer_bytes(held->buffer), &held->mapped);
+        status =
+            cached->device->ops->buffer_wrap(cached->device, kv_buffer_data(cached->buffer),
+                                             kv_buffer_bytes(cached->buffer), &cached->mapped);
     if (status != KV_OK) {
-        kv_held_blocks_destroy(held);
+        kvw_block_cache_destroy(cached);
         return status;
     }
-    *ret_held = held;
+    *ret_held = cached;
     return KV_OK;
 }
 
-void kv_held_blocks_destroy(struct kv_held_blocks *held)
+void kvw_block_cache_destroy(struct kvw_block_cache *cached)
 {
-    if (held == NULL)
+    if (cached == NULL)
         return;
     for (uint32_t i = 0; i < READS; i++) {
-        kv_op_free(held->coming[i].op);
-        free(held->coming[i].crcs);
+        kv_op_free(cached->coming[i].op);
+        free(cached->coming[i].crcs);
     }
-    held->device->row->buffer_destroy(held->mapped);
+    cached->device->ops->buffer_destroy(cached->mapped);
     /* A buffer in quarantine is freed with its client. */
-    kv_buffer_free(held->buffer);
-    for (uint32_t i = 0; held->layers != NULL && i < held->n_layers; i++) {
-        kv_block_cache_destroy(held->layers[i].cache);
-        free(held->layers[i].block_of);
-        free(held->layers[i].fingerprints);
+    kv_buffer_free(cached->buffer);
+    for (uint32_t i = 0; cached->layers != NULL && i < cached->n_layers; i++) {
+        kvw_block_policy_destroy(cached->layers[i].cache);
+        free(cached->layers[i].block_of);
+        free(cached->layers[i].fingerprints);
     }
-    free(held->layers);
-    free(held->n_held);
-    free(held->list);
-    free(held);
+    free(cached->layers);
+    free(cached->n_cached);
+    free(cached->list);
+    free(cached);
 }
 
 /* ---- what is held ------------------------------------------------------------------------ */
@@ -150,98 +153,98 @@ static int compare_held(const void *a, const void *b)
     return (x->block > y->block) - (x->block < y->block);
 }
 
-void kv_held_blocks_list(struct kv_held_blocks *held,
-                         uint32_t layer,
-                         const uint32_t **ret_n_held,
-                         const struct kv_cached_block **ret_blocks)
+void kvw_block_cache_list(struct kvw_block_cache *cached,
+                          uint32_t layer,
+                          const uint32_t **ret_n_cached,
+                          const struct kv_cached_block **ret_blocks)
 {
-    const struct layer *of = &held->layers[layer];
-    struct kv_cached_block *at = held->list;
+    const struct layer *of = &cached->layers[layer];
+    struct kv_cached_block *at = cached->list;
 
-    for (uint32_t head = 0; head < held->n_kv_heads; head++) {
+    for (uint32_t head = 0; head < cached->n_kv_heads; head++) {
         struct kv_cached_block *begin = at;
 
-        for (uint32_t slot = 0; slot < held->n_slots; slot++)
-            if (kv_block_cache_slot(of->cache, of->block_of[slot]) == slot)
+        for (uint32_t slot = 0; slot < cached->n_slots; slot++)
+            if (kvw_block_policy_slot(of->cache, of->block_of[slot]) == slot)
                 *at++ = (struct kv_cached_block){
-                    of->block_of[slot], of->fingerprints[slot * held->n_kv_heads + head]};
-        held->n_held[head] = (uint32_t)(at - begin);
-        qsort(begin, held->n_held[head], sizeof(*begin), compare_held);
+                    of->block_of[slot], of->fingerprints[slot * cached->n_kv_heads + head]};
+        cached->n_cached[head] = (uint32_t)(at - begin);
+        qsort(begin, cached->n_cached[head], sizeof(*begin), compare_held);
     }
-    *ret_n_held = held->n_held;
-    *ret_blocks = held->list;
+    *ret_n_cached = cached->n_cached;
+    *ret_blocks = cached->list;
 }
 
-bool kv_held_blocks_has(const struct kv_held_blocks *held, uint32_t layer, uint32_t token)
+bool kvw_block_cache_has(const struct kvw_block_cache *cached, uint32_t layer, uint32_t token)
 {
-    return kv_block_cache_slot(held->layers[layer].cache, token / KV_BLOCK_TOKENS) !=
-           KV_BLOCK_NO_SLOT;
+    return kvw_block_policy_slot(cached->layers[layer].cache, token / KV_BLOCK_TOKENS) !=
+           KVW_BLOCK_NO_SLOT;
 }
 
-struct kv_row_run kv_held_blocks_run(const struct kv_held_blocks *held,
-                                     uint32_t layer,
-                                     uint32_t head,
-                                     uint32_t token)
+struct kvw_row_run kvw_block_cache_run(const struct kvw_block_cache *cached,
+                                       uint32_t layer,
+                                       uint32_t head,
+                                       uint32_t token)
 {
     const uint32_t slot =
-        kv_block_cache_slot(held->layers[layer].cache, token / KV_BLOCK_TOKENS);
+        kvw_block_policy_slot(cached->layers[layer].cache, token / KV_BLOCK_TOKENS);
 
-    assert(slot != KV_BLOCK_NO_SLOT);
-    return (struct kv_row_run){
-        .buffer = held->mapped,
-        .first_row = slot_begin(held, layer, slot) + (size_t)head * KV_BLOCK_TOKENS +
+    assert(slot != KVW_BLOCK_NO_SLOT);
+    return (struct kvw_row_run){
+        .buffer = cached->mapped,
+        .first_row = slot_begin(cached, layer, slot) + (size_t)head * KV_BLOCK_TOKENS +
                      token % KV_BLOCK_TOKENS,
         .n_rows = 1,
     };
 }
 
-void kv_held_blocks_note(struct kv_held_blocks *held, uint32_t layer, uint32_t token)
+void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32_t token)
 {
-    kv_block_cache_note(held->layers[layer].cache, token / KV_BLOCK_TOKENS);
+    kvw_block_policy_note(cached->layers[layer].cache, token / KV_BLOCK_TOKENS);
 }
 
 /* ---- what is fetched --------------------------------------------------------------------- */
 
-static kv_status_t landed(struct kv_held_blocks *held, struct coming *coming)
+static kv_status_t landed(struct kvw_block_cache *cached, struct coming *coming)
 {
-    struct layer *layer = &held->layers[coming->layer];
-    const struct kv_trace_arg args[] = {{"layer", coming->layer}};
+    struct layer *layer = &cached->layers[coming->layer];
+    const struct kvw_trace_arg args[] = {{"layer", coming->layer}};
     struct kv_op_times times;
     kv_status_t status = kv_wait(coming->op);
 
     kv_op_get_times(coming->op, &times);
-    kv_trace_span(held->trace, KV_TRACE_FETCH, "block", times.begun_us, times.ended_us, args,
-                  1);
+    kvw_trace_span(cached->trace, KVW_TRACE_FETCH, "block", times.begun_us, times.ended_us,
+                   args, 1);
     kv_op_free(coming->op);
     coming->op = NULL;
-    held->n_coming--;
+    cached->n_coming--;
     if (status != KV_OK)
-        return kv_store_session_fail(held->store, status);
-    for (uint32_t head = 0; head < held->n_kv_heads; head++)
-        layer->fingerprints[coming->slot * held->n_kv_heads + head] =
+        return kvw_session_fail(cached->store, status);
+    for (uint32_t head = 0; head < cached->n_kv_heads; head++)
+        layer->fingerprints[coming->slot * cached->n_kv_heads + head] =
             kv_block_fingerprint(coming->crcs + (size_t)head * KV_BLOCK_TOKENS);
-    kv_block_cache_landed(layer->cache, coming->slot);
+    kvw_block_policy_landed(layer->cache, coming->slot);
     return KV_OK;
 }
 
 /* Takes what has come; all that is under way, if `wait`. */
-static kv_status_t collect(struct kv_held_blocks *held, bool wait)
+static kv_status_t collect(struct kvw_block_cache *cached, bool wait)
 {
     kv_status_t status = KV_OK;
 
-    for (uint32_t i = 0; status == KV_OK && held->n_coming > 0 && i < READS; i++) {
-        struct coming *coming = &held->coming[i];
+    for (uint32_t i = 0; status == KV_OK && cached->n_coming > 0 && i < READS; i++) {
+        struct coming *coming = &cached->coming[i];
 
         if (coming->op != NULL && (wait || kv_op_status(coming->op) != KV_IN_PROGRESS))
-            status = landed(held, coming);
+            status = landed(cached, coming);
     }
     return status;
 }
 
-static kv_status_t fetch(struct kv_held_blocks *held, uint32_t layer, uint32_t block)
+static kv_status_t fetch(struct kvw_block_cache *cached, uint32_t layer, uint32_t block)
 {
-    struct coming *coming = held->coming;
-    const uint32_t slot = kv_block_cache_admit(held->layers[layer].cache, block);
+    struct coming *coming = cached->coming;
+    const uint32_t slot = kvw_block_policy_admit(cached->layers[layer].cache, block);
     const struct kv_rows box = {
         .layer_begin = layer,
         .n_layers = 1,
@@ -250,50 +253,50 @@ static kv_status_t fetch(struct kv_held_blocks *held, uint32_t layer, uint32_t b
     };
     kv_status_t status;
 
-    if (slot == KV_BLOCK_NO_SLOT)
+    if (slot == KVW_BLOCK_NO_SLOT)
         return KV_OK;
     while (coming->op != NULL)
         coming++;
     const struct kv_rows_io io = {
-        .buffer = held->buffer,
-        .offset = slot_begin(held, layer, slot) * held->row_bytes,
+        .buffer = cached->buffer,
+        .offset = slot_begin(cached, layer, slot) * cached->row_bytes,
         .crcs = coming->crcs,
     };
-    status = kv_read_begin(kv_store_session_handle(held->store), &box, &io, READ_DEADLINE_MS,
+    status = kv_read_begin(kvw_session_handle(cached->store), &box, &io, READ_DEADLINE_MS,
                            &coming->op);
     if (status != KV_OK)
-        return kv_store_session_fail(held->store, status);
+        return kvw_session_fail(cached->store, status);
     coming->layer = layer;
     coming->slot = slot;
-    held->layers[layer].block_of[slot] = block;
-    held->n_coming++;
-    held->bytes_fetched += slot_rows(held) * held->row_bytes;
+    cached->layers[layer].block_of[slot] = block;
+    cached->n_coming++;
+    cached->bytes_fetched += slot_rows(cached) * cached->row_bytes;
     return KV_OK;
 }
 
-kv_status_t kv_held_blocks_end(struct kv_held_blocks *held, uint32_t layer, uint32_t n_rows)
+kv_status_t kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_rows)
 {
     const uint32_t *wanted;
     const uint32_t n_wanted =
-        kv_block_cache_end(held->layers[layer].cache, n_rows / KV_BLOCK_TOKENS, &wanted);
-    kv_status_t status = collect(held, false);
+        kvw_block_policy_end(cached->layers[layer].cache, n_rows / KV_BLOCK_TOKENS, &wanted);
+    kv_status_t status = collect(cached, false);
 
     for (uint32_t i = 0; i < n_wanted && i < READS_PER_STEP; i++)
-        if (status == KV_OK && held->n_coming < READS)
-            status = fetch(held, layer, wanted[i]);
+        if (status == KV_OK && cached->n_coming < READS)
+            status = fetch(cached, layer, wanted[i]);
     return status;
 }
 
-kv_status_t kv_held_blocks_truncate(struct kv_held_blocks *held, uint32_t tokens)
+kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens)
 {
-    const kv_status_t status = collect(held, true);
+    const kv_status_t status = collect(cached, true);
 
-    for (uint32_t i = 0; status == KV_OK && i < held->n_layers; i++)
-        kv_block_cache_drop(held->layers[i].cache, tokens / KV_BLOCK_TOKENS);
+    for (uint32_t i = 0; status == KV_OK && i < cached->n_layers; i++)
+        kvw_block_policy_drop(cached->layers[i].cache, tokens / KV_BLOCK_TOKENS);
     return status;
 }
 
-uint64_t kv_held_blocks_bytes_fetched(const struct kv_held_blocks *held)
+uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached)
 {
-    return held->bytes_fetched;
+    return cached->bytes_fetched;
 }

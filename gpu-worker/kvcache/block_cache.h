@@ -1,10 +1,10 @@
 /* block_cache.h - blocks of rows that a worker keeps beside its device, by layer, so that the
  * store need not send what was chosen lately (PQCache, section 3.4).
  *
- *   step of a layer:   kv_held_blocks_list()   goes with the query
- *                      kv_held_blocks_run()    for a chosen row that was not sent
- *                      kv_held_blocks_note()   for every chosen row
- *                      kv_held_blocks_end()    what was chosen most is fetched, behind the
+ *   step of a layer:   kvw_block_cache_list()   goes with the query
+ *                      kvw_block_cache_run()    for a chosen row that was not sent
+ *                      kvw_block_cache_note()   for every chosen row
+ *                      kvw_block_cache_end()    what was chosen most is fetched, behind the
  *                                              computation: whole blocks, all kv heads
  *
  * That is for answers by rows.  Attention that a node computes travels as one output per query
@@ -21,43 +21,44 @@
 #include "gpu-worker/kvcache/block_policy.h"
 #include "gpu-worker/kvcache/session.h"
 
-struct kv_held_blocks;
+struct kvw_block_cache;
 
 /* n_tokens of each layer, rounded down to blocks.  KV_NO_MEMORY, KV_UNSUPPORTED: the device
  * cannot read memory where rows land. */
-kv_status_t kv_held_blocks_create(const struct kvw_session_setup *setup,
-                                  struct kv_store_session *store,
-                                  enum kv_block_policy policy,
-                                  uint32_t n_tokens,
-                                  struct kv_held_blocks **ret_held);
+kv_status_t kvw_block_cache_create(const struct kvw_session_setup *setup,
+                                   struct kvw_session *store,
+                                   enum kvw_replacement_policy policy,
+                                   uint32_t n_tokens,
+                                   struct kvw_block_cache **ret_held);
 /* Cancels what is under way.  NULL is allowed. */
-void kv_held_blocks_destroy(struct kv_held_blocks *held);
+void kvw_block_cache_destroy(struct kvw_block_cache *cached);
 
-/* What a layer holds, for kv_query: ret_n_held (n_kv_heads) numbers, and as many blocks for
+/* What a layer holds, for kv_query: ret_n_cached (n_kv_heads) numbers, and as many blocks for
  * each head.  Lent until the next call. */
-void kv_held_blocks_list(struct kv_held_blocks *held,
-                         uint32_t layer,
-                         const uint32_t **ret_n_held,
-                         const struct kv_cached_block **ret_blocks);
+void kvw_block_cache_list(struct kvw_block_cache *cached,
+                          uint32_t layer,
+                          const uint32_t **ret_n_cached,
+                          const struct kv_cached_block **ret_blocks);
 
 /* Is the row's block held? */
-bool kv_held_blocks_has(const struct kv_held_blocks *held, uint32_t layer, uint32_t token);
+bool kvw_block_cache_has(const struct kvw_block_cache *cached, uint32_t layer, uint32_t token);
 
 /* A row of a block that is held. */
-struct kv_row_run kv_held_blocks_run(const struct kv_held_blocks *held,
-                                     uint32_t layer,
-                                     uint32_t head,
-                                     uint32_t token);
+struct kvw_row_run kvw_block_cache_run(const struct kvw_block_cache *cached,
+                                       uint32_t layer,
+                                       uint32_t head,
+                                       uint32_t token);
 
-void kv_held_blocks_note(struct kv_held_blocks *held, uint32_t layer, uint32_t token);
+void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32_t token);
 
 /* `n_rows` of the session are in the store and stay: only whole blocks of them are fetched. */
-kv_status_t kv_held_blocks_end(struct kv_held_blocks *held, uint32_t layer, uint32_t n_rows);
+kv_status_t
+kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_rows);
 
 /* The session has only `tokens` rows any more, or another one of as many takes its place. Waits
  * for what is under way. */
-kv_status_t kv_held_blocks_truncate(struct kv_held_blocks *held, uint32_t tokens);
+kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
-uint64_t kv_held_blocks_bytes_fetched(const struct kv_held_blocks *held);
+uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);
 
 #endif

@@ -17,25 +17,25 @@ struct slot {
     uint32_t n_touched;
 };
 
-struct kv_block_cache {
-    enum kv_block_policy policy;
+struct kvw_block_policy {
+    enum kvw_replacement_policy policy;
     uint32_t n_blocks, n_slots, k_cache;
     uint64_t step;
-    struct slot *slots; /* (n_slots) */
-    uint32_t *slot_of;  /* (n_blocks) */
-    uint32_t *n_chosen; /* (n_blocks) in this step */
-    uint32_t *noted;    /* (n_blocks) blocks with chosen rows in this step */
+    struct slot *slots;   /* (n_slots) */
+    uint32_t *slot_of;    /* (n_blocks) */
+    uint32_t *n_selected; /* (n_blocks) in this step */
+    uint32_t *noted;      /* (n_blocks) blocks with chosen rows in this step */
     uint32_t n_noted;
     uint32_t *wanted; /* (k_cache) */
 };
 
-kv_status_t kv_block_cache_create(enum kv_block_policy policy,
-                                  uint32_t n_blocks,
-                                  uint32_t n_slots,
-                                  uint32_t k_cache,
-                                  struct kv_block_cache **ret_cache)
+kv_status_t kvw_block_policy_create(enum kvw_replacement_policy policy,
+                                    uint32_t n_blocks,
+                                    uint32_t n_slots,
+                                    uint32_t k_cache,
+                                    struct kvw_block_policy **ret_cache)
 {
-    struct kv_block_cache *cache = calloc(1, sizeof(*cache));
+    struct kvw_block_policy *cache = calloc(1, sizeof(*cache));
 
     if (cache == NULL)
         return KV_NO_MEMORY;
@@ -46,12 +46,12 @@ kv_status_t kv_block_cache_create(enum kv_block_policy policy,
     cache->step = 1;
     cache->slots = calloc(n_slots + 1, sizeof(cache->slots[0]));
     cache->slot_of = malloc((n_blocks + 1) * sizeof(cache->slot_of[0]));
-    cache->n_chosen = calloc(n_blocks + 1, sizeof(cache->n_chosen[0]));
+    cache->n_selected = calloc(n_blocks + 1, sizeof(cache->n_selected[0]));
     cache->noted = calloc(n_blocks + 1, sizeof(cache->noted[0]));
     cache->wanted = calloc(k_cache + 1, sizeof(cache->wanted[0]));
-    if (cache->slots == NULL || cache->slot_of == NULL || cache->n_chosen == NULL ||
+    if (cache->slots == NULL || cache->slot_of == NULL || cache->n_selected == NULL ||
         cache->noted == NULL || cache->wanted == NULL) {
-        kv_block_cache_destroy(cache);
+        kvw_block_policy_destroy(cache);
         return KV_NO_MEMORY;
     }
     memset(cache->slot_of, 0xff, (n_blocks + 1) * sizeof(cache->slot_of[0]));
@@ -59,43 +59,45 @@ kv_status_t kv_block_cache_create(enum kv_block_policy policy,
     return KV_OK;
 }
 
-void kv_block_cache_destroy(struct kv_block_cache *cache)
+void kvw_block_policy_destroy(struct kvw_block_policy *cache)
 {
     if (cache == NULL)
         return;
     free(cache->slots);
     free(cache->slot_of);
-    free(cache->n_chosen);
+    free(cache->n_selected);
     free(cache->noted);
     free(cache->wanted);
     free(cache);
 }
 
-uint32_t kv_block_cache_slot(const struct kv_block_cache *cache, uint32_t block)
+uint32_t kvw_block_policy_slot(const struct kvw_block_policy *cache, uint32_t block)
 {
     const uint32_t slot = cache->slot_of[block];
 
-    return slot != KV_BLOCK_NO_SLOT && cache->slots[slot].state == SLOT_HELD ? slot
-                                                                             : KV_BLOCK_NO_SLOT;
+    return slot != KVW_BLOCK_NO_SLOT && cache->slots[slot].state == SLOT_HELD
+               ? slot
+               : KVW_BLOCK_NO_SLOT;
 }
 
-void kv_block_cache_note(struct kv_block_cache *cache, uint32_t block)
+void kvw_block_policy_note(struct kvw_block_policy *cache, uint32_t block)
 {
     assert(block < cache->n_blocks);
-    if (cache->n_chosen[block]++ == 0)
+    if (cache->n_selected[block]++ == 0)
         cache->noted[cache->n_noted++] = block;
 }
 
 /* Of the noted blocks, which is to be looked at first? */
-static bool comes_before(const struct kv_block_cache *cache, uint32_t a, uint32_t b)
+static bool comes_before(const struct kvw_block_policy *cache, uint32_t a, uint32_t b)
 {
-    return cache->n_chosen[a] != cache->n_chosen[b] ? cache->n_chosen[a] > cache->n_chosen[b]
-                                                    : a < b;
+    return cache->n_selected[a] != cache->n_selected[b]
+               ? cache->n_selected[a] > cache->n_selected[b]
+               : a < b;
 }
 
-uint32_t kv_block_cache_end(struct kv_block_cache *cache,
-                            uint32_t n_complete,
-                            const uint32_t **ret_wanted)
+uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
+                              uint32_t n_complete,
+                              const uint32_t **ret_wanted)
 {
     uint32_t n_top = 0, n_wanted = 0;
 
@@ -117,13 +119,13 @@ uint32_t kv_block_cache_end(struct kv_block_cache *cache,
         cache->wanted[at] = block;
     }
     for (uint32_t i = 0; i < cache->n_noted; i++)
-        cache->n_chosen[cache->noted[i]] = 0;
+        cache->n_selected[cache->noted[i]] = 0;
     cache->n_noted = 0;
     cache->step++;
     for (uint32_t i = 0; i < n_top; i++) {
         const uint32_t slot = cache->slot_of[cache->wanted[i]];
 
-        if (slot == KV_BLOCK_NO_SLOT) {
+        if (slot == KVW_BLOCK_NO_SLOT) {
             cache->wanted[n_wanted++] = cache->wanted[i];
         } else {
             cache->slots[slot].touched = cache->step;
@@ -136,18 +138,18 @@ uint32_t kv_block_cache_end(struct kv_block_cache *cache,
 
 /* Does a go rather than b? */
 static bool
-goes_before(const struct kv_block_cache *cache, const struct slot *a, const struct slot *b)
+goes_before(const struct kvw_block_policy *cache, const struct slot *a, const struct slot *b)
 {
-    if (cache->policy == KV_BLOCKS_LFU && a->n_touched != b->n_touched)
+    if (cache->policy == KVW_BLOCKS_LFU && a->n_touched != b->n_touched)
         return a->n_touched < b->n_touched;
     return a->touched < b->touched;
 }
 
-uint32_t kv_block_cache_admit(struct kv_block_cache *cache, uint32_t block)
+uint32_t kvw_block_policy_admit(struct kvw_block_policy *cache, uint32_t block)
 {
     struct slot *best = NULL;
 
-    assert(cache->slot_of[block] == KV_BLOCK_NO_SLOT);
+    assert(cache->slot_of[block] == KVW_BLOCK_NO_SLOT);
     for (uint32_t i = 0; i < cache->n_slots; i++) {
         struct slot *slot = &cache->slots[i];
 
@@ -160,22 +162,22 @@ uint32_t kv_block_cache_admit(struct kv_block_cache *cache, uint32_t block)
             best = slot;
     }
     if (best == NULL)
-        return KV_BLOCK_NO_SLOT;
+        return KVW_BLOCK_NO_SLOT;
     if (best->state == SLOT_HELD)
-        cache->slot_of[best->block] = KV_BLOCK_NO_SLOT;
+        cache->slot_of[best->block] = KVW_BLOCK_NO_SLOT;
     *best = (struct slot){
         .state = SLOT_COMING, .block = block, .touched = cache->step, .n_touched = 1};
     cache->slot_of[block] = (uint32_t)(best - cache->slots);
     return cache->slot_of[block];
 }
 
-void kv_block_cache_landed(struct kv_block_cache *cache, uint32_t slot)
+void kvw_block_policy_landed(struct kvw_block_policy *cache, uint32_t slot)
 {
     assert(cache->slots[slot].state == SLOT_COMING);
     cache->slots[slot].state = SLOT_HELD;
 }
 
-void kv_block_cache_drop(struct kv_block_cache *cache, uint32_t block)
+void kvw_block_policy_drop(struct kvw_block_policy *cache, uint32_t block)
 {
     for (uint32_t i = 0; i < cache->n_slots; i++) {
         struct slot *slot = &cache->slots[i];
@@ -184,6 +186,6 @@ void kv_block_cache_drop(struct kv_block_cache *cache, uint32_t block)
             continue;
         assert(slot->state == SLOT_HELD);
         slot->state = SLOT_FREE;
-        cache->slot_of[slot->block] = KV_BLOCK_NO_SLOT;
+        cache->slot_of[slot->block] = KVW_BLOCK_NO_SLOT;
     }
 }

@@ -11,46 +11,47 @@ enum {
     READ_DEADLINE_MS = 30000,
 };
 
-struct kv_near_rows {
+struct kvw_device_rows {
     struct kv_client *client;
-    struct kv_device *device;
-    struct kv_store_session *store;
+    struct kvw_device *device;
+    struct kvw_session *store;
     uint32_t n_layers;
-    struct kv_rows_shape shape;
+    struct kvw_rows_shape shape;
     size_t row_bytes;
-    struct kv_device_buffer **all;  /* (n_layers) whole; NULL: narrow */
-    struct kv_device_buffer **some; /* (n_layers) narrow: sinks, then the ring; NULL: whole */
-    uint32_t sinks, window;         /* of narrow */
-    uint32_t n_tokens;              /* of the session */
+    struct kvw_device_buffer **all;  /* (n_layers) whole; NULL: narrow */
+    struct kvw_device_buffer **some; /* (n_layers) narrow: sinks, then the ring; NULL: whole */
+    uint32_t sinks, window;          /* of narrow */
+    uint32_t n_tokens;               /* of the session */
     uint32_t begin; /* narrow: rows [begin, n_tokens) and sinks are there; whole: 0 */
 };
 
-const struct kv_rows_shape *kv_near_rows_shape(const struct kv_near_rows *rows)
+const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows)
 {
     return &rows->shape;
 }
 
-const struct kv_device_buffer *kv_near_rows_all(const struct kv_near_rows *rows, uint32_t layer)
+const struct kvw_device_buffer *kvw_device_rows_all(const struct kvw_device_rows *rows,
+                                                    uint32_t layer)
 {
     return rows->all[layer];
 }
 
 /* ---- buffers ----------------------------------------------------------------------------- */
 
-static void buffers_destroy(struct kv_near_rows *rows, struct kv_device_buffer **buffers)
+static void buffers_destroy(struct kvw_device_rows *rows, struct kvw_device_buffer **buffers)
 {
     for (uint32_t i = 0; buffers != NULL && i < rows->n_layers; i++)
-        rows->device->row->buffer_destroy(buffers[i]);
+        rows->device->ops->buffer_destroy(buffers[i]);
     free(buffers);
 }
 
 /* NULL: refused. */
-static struct kv_device_buffer **buffers_create(struct kv_near_rows *rows, size_t capacity)
+static struct kvw_device_buffer **buffers_create(struct kvw_device_rows *rows, size_t capacity)
 {
-    struct kv_device_buffer **buffers = calloc(rows->n_layers, sizeof(buffers[0]));
+    struct kvw_device_buffer **buffers = calloc(rows->n_layers, sizeof(buffers[0]));
 
     for (uint32_t i = 0; buffers != NULL && i < rows->n_layers; i++) {
-        if (rows->device->row->buffer_create(
+        if (rows->device->ops->buffer_create(
                 rows->device, rows->shape.n_kv_heads * capacity * rows->row_bytes,
                 &buffers[i]) != KV_OK) {
             buffers_destroy(rows, buffers);
@@ -60,12 +61,12 @@ static struct kv_device_buffer **buffers_create(struct kv_near_rows *rows, size_
     return buffers;
 }
 
-kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
-                                struct kv_store_session *store,
-                                struct kv_near_rows **ret_rows)
+kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
+                                   struct kvw_session *store,
+                                   struct kvw_device_rows **ret_rows)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    struct kv_near_rows *rows = calloc(1, sizeof(*rows));
+    const struct kvw_model_params *params = &setup->model->params;
+    struct kvw_device_rows *rows = calloc(1, sizeof(*rows));
 
     if (rows == NULL)
         return KV_NO_MEMORY;
@@ -74,17 +75,17 @@ kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
     rows->store = store;
     rows->n_layers = params->n_layers;
     rows->shape = kvw_session_rows_shape(setup);
-    rows->row_bytes = kv_rows_shape_row_bytes(&rows->shape);
+    rows->row_bytes = kvw_rows_shape_row_bytes(&rows->shape);
     rows->all = buffers_create(rows, setup->capacity);
     if (rows->all == NULL) {
-        kv_near_rows_destroy(rows);
+        kvw_device_rows_destroy(rows);
         return KV_NO_MEMORY;
     }
     *ret_rows = rows;
     return KV_OK;
 }
 
-void kv_near_rows_destroy(struct kv_near_rows *rows)
+void kvw_device_rows_destroy(struct kvw_device_rows *rows)
 {
     if (rows == NULL)
         return;
@@ -94,12 +95,12 @@ void kv_near_rows_destroy(struct kv_near_rows *rows)
 }
 
 /* Where a token is in each head of a narrow buffer. */
-static uint32_t place_of(const struct kv_near_rows *rows, uint32_t token)
+static uint32_t place_of(const struct kvw_device_rows *rows, uint32_t token)
 {
     return token < rows->sinks ? token : rows->sinks + token % rows->window;
 }
 
-static uint32_t n_places(const struct kv_near_rows *rows)
+static uint32_t n_places(const struct kvw_device_rows *rows)
 {
     return rows->sinks + rows->window;
 }
@@ -114,10 +115,10 @@ struct reading {
 
 /* Rows that have landed, onto the device, token by token if that is narrow. */
 static void
-take(struct kv_near_rows *rows, const struct reading *reading, const uint8_t *landed)
+take(struct kvw_device_rows *rows, const struct reading *reading, const uint8_t *landed)
 {
     const struct kv_rows *box = &reading->box;
-    const struct kv_device_row *device = rows->device->row;
+    const struct kvw_device_ops *device = rows->device->ops;
 
     for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
         const uint8_t *from =
@@ -140,7 +141,7 @@ take(struct kv_near_rows *rows, const struct reading *reading, const uint8_t *la
 }
 
 static kv_status_t
-finish(struct kv_near_rows *rows, struct reading *reading, const uint8_t *landed)
+finish(struct kvw_device_rows *rows, struct reading *reading, const uint8_t *landed)
 {
     kv_status_t status;
 
@@ -155,7 +156,7 @@ finish(struct kv_near_rows *rows, struct reading *reading, const uint8_t *landed
 
 /* Reads [begin, end) of all layers from the store, some pieces at a time. */
 static kv_status_t
-read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret_wait_us)
+read_rows(struct kvw_device_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret_wait_us)
 {
     const uint64_t begin_us = kvw_now_us();
     const size_t piece_bytes = READ_TOKENS * rows->shape.n_kv_heads * rows->row_bytes;
@@ -166,12 +167,12 @@ read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret
 
     if (begin >= end)
         return KV_OK;
-    status = kv_store_session_flush(rows->store);
+    status = kvw_session_flush(rows->store);
     if (status != KV_OK)
         return status;
     status = kv_buffer_alloc(rows->client, piece_bytes * READS, &buffer);
     if (status != KV_OK)
-        return kv_store_session_fail(rows->store, status);
+        return kvw_session_fail(rows->store, status);
     for (uint32_t layer = 0; status == KV_OK && layer < rows->n_layers; layer++) {
         for (uint32_t token = begin; status == KV_OK && token < end; token += READ_TOKENS) {
             struct reading *reading = &readings[next++ % READS];
@@ -187,7 +188,7 @@ read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret
                 .n_tokens = end - token < READ_TOKENS ? end - token : READ_TOKENS,
             };
             status =
-                kv_read_begin(kv_store_session_handle(rows->store), &reading->box,
+                kv_read_begin(kvw_session_handle(rows->store), &reading->box,
                               &(struct kv_rows_io){.buffer = buffer, .offset = reading->offset},
                               READ_DEADLINE_MS, &reading->op);
         }
@@ -198,7 +199,7 @@ read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret
         if (status == KV_OK)
             status = last;
     }
-    kv_store_session_fail(rows->store, status);
+    kvw_session_fail(rows->store, status);
     /* What is in quarantine is freed with its client. */
     kv_buffer_free(buffer);
     *ret_wait_us += kvw_now_us() - begin_us;
@@ -208,7 +209,7 @@ read_rows(struct kv_near_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret
 /* ---- forms ------------------------------------------------------------------------------- */
 
 kv_status_t
-kv_near_rows_whole(struct kv_near_rows *rows, uint32_t tokens, uint64_t *ret_wait_us)
+kvw_device_rows_full(struct kvw_device_rows *rows, uint32_t tokens, uint64_t *ret_wait_us)
 {
     assert(tokens == rows->n_tokens);
     if (rows->all != NULL)
@@ -223,14 +224,14 @@ kv_near_rows_whole(struct kv_near_rows *rows, uint32_t tokens, uint64_t *ret_wai
 }
 
 /* From whole rows: what stays is here. */
-static void copy_narrow(struct kv_near_rows *rows)
+static void copy_narrow(struct kvw_device_rows *rows)
 {
     for (uint32_t layer = 0; layer < rows->n_layers; layer++) {
         for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
             for (uint32_t token = 0; token < rows->n_tokens; token++) {
                 if (token == rows->sinks && rows->begin > token)
                     token = rows->begin;
-                rows->device->row->copy(
+                rows->device->ops->copy(
                     rows->some[layer],
                     ((size_t)head * n_places(rows) + place_of(rows, token)) * rows->row_bytes,
                     rows->all[layer],
@@ -241,11 +242,11 @@ static void copy_narrow(struct kv_near_rows *rows)
     }
 }
 
-kv_status_t kv_near_rows_narrow(struct kv_near_rows *rows,
-                                uint32_t sinks,
-                                uint32_t window,
-                                uint32_t tokens,
-                                uint64_t *ret_wait_us)
+kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
+                                     uint32_t sinks,
+                                     uint32_t window,
+                                     uint32_t tokens,
+                                     uint64_t *ret_wait_us)
 {
     const uint32_t begin = tokens > window ? tokens - window : 0;
     kv_status_t status = KV_OK;
@@ -274,7 +275,7 @@ kv_status_t kv_near_rows_narrow(struct kv_near_rows *rows,
     return status;
 }
 
-void kv_near_rows_truncate(struct kv_near_rows *rows, uint32_t tokens)
+void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens)
 {
     assert(tokens <= rows->n_tokens);
     rows->n_tokens = tokens;
@@ -285,16 +286,16 @@ void kv_near_rows_truncate(struct kv_near_rows *rows, uint32_t tokens)
 
 /* ---- rows -------------------------------------------------------------------------------- */
 
-kv_status_t kv_near_rows_put(struct kv_near_rows *rows,
-                             enum kv_phase phase,
-                             uint32_t layer,
-                             uint32_t token_begin,
-                             uint32_t n,
-                             const struct kv_device_buffer *k,
-                             const struct kv_device_buffer *v)
+kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
+                                enum kvw_phase phase,
+                                uint32_t layer,
+                                uint32_t token_begin,
+                                uint32_t n,
+                                const struct kvw_device_buffer *k,
+                                const struct kvw_device_buffer *v)
 {
-    struct kv_rows_shape shape = rows->shape;
-    struct kv_device_buffer *to = rows->all != NULL ? rows->all[layer] : rows->some[layer];
+    struct kvw_rows_shape shape = rows->shape;
+    struct kvw_device_buffer *to = rows->all != NULL ? rows->all[layer] : rows->some[layer];
     uint32_t first = token_begin;
 
     if (rows->all == NULL) {
@@ -304,20 +305,20 @@ kv_status_t kv_near_rows_put(struct kv_near_rows *rows,
         if (token_begin + 1 > rows->window && rows->begin < token_begin + 1 - rows->window)
             rows->begin = token_begin + 1 - rows->window;
     }
-    rows->device->row->rows_put(rows->device, &shape, k, v, first, n, to);
+    rows->device->ops->rows_put(rows->device, &shape, k, v, first, n, to);
     if (rows->n_tokens < token_begin + n)
         rows->n_tokens = token_begin + n;
-    return kv_store_session_put(rows->store, phase, layer, token_begin, n, to, shape.capacity,
-                                first);
+    return kvw_session_put(rows->store, phase, layer, token_begin, n, to, shape.capacity,
+                           first);
 }
 
-uint32_t kv_near_rows_runs(const struct kv_near_rows *rows,
-                           uint32_t layer,
-                           uint32_t head,
-                           uint32_t begin,
-                           uint32_t end,
-                           struct kv_row_run *runs,
-                           uint32_t n_runs)
+uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
+                              uint32_t layer,
+                              uint32_t head,
+                              uint32_t begin,
+                              uint32_t end,
+                              struct kvw_row_run *runs,
+                              uint32_t n_runs)
 {
     while (begin < end) {
         const uint32_t place = place_of(rows, begin);
@@ -326,7 +327,7 @@ uint32_t kv_near_rows_runs(const struct kv_near_rows *rows,
         const uint32_t n = end - begin < room ? end - begin : room;
 
         assert(begin < rows->sinks || begin >= rows->begin);
-        runs[n_runs++] = (struct kv_row_run){
+        runs[n_runs++] = (struct kvw_row_run){
             .buffer = rows->some[layer],
             .first_row = (size_t)head * n_places(rows) + place,
             .n_rows = n,

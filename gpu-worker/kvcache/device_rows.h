@@ -14,53 +14,53 @@
 
 #include "gpu-worker/kvcache/session.h"
 
-struct kv_near_rows;
+struct kvw_device_rows;
 
 /* No tokens, whole.  KV_NO_MEMORY. */
-kv_status_t kv_near_rows_create(const struct kvw_session_setup *setup,
-                                struct kv_store_session *store,
-                                struct kv_near_rows **ret_rows);
-void kv_near_rows_destroy(struct kv_near_rows *rows); /* NULL is allowed */
+kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
+                                   struct kvw_session *store,
+                                   struct kvw_device_rows **ret_rows);
+void kvw_device_rows_destroy(struct kvw_device_rows *rows); /* NULL is allowed */
 
 /* As device.h's shape of whole rows. */
-const struct kv_rows_shape *kv_near_rows_shape(const struct kv_near_rows *rows);
+const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows);
 
 /* Has the rows [0, tokens) whole, or narrow with sinks and window as given, window >= 1; does
  * nothing if they are so.  Rows that are missing are waited for: ret_wait_us is added to.
- * KV_NO_MEMORY, or what the store says (kv_store_session_fail()). */
+ * KV_NO_MEMORY, or what the store says (kvw_session_fail()). */
 kv_status_t
-kv_near_rows_whole(struct kv_near_rows *rows, uint32_t tokens, uint64_t *ret_wait_us);
-kv_status_t kv_near_rows_narrow(struct kv_near_rows *rows,
-                                uint32_t sinks,
-                                uint32_t window,
-                                uint32_t tokens,
-                                uint64_t *ret_wait_us);
+kvw_device_rows_full(struct kvw_device_rows *rows, uint32_t tokens, uint64_t *ret_wait_us);
+kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
+                                     uint32_t sinks,
+                                     uint32_t window,
+                                     uint32_t tokens,
+                                     uint64_t *ret_wait_us);
 
 /* A layer's new keys and values (n, n_kv_heads, d): kept, and on their way to the store.
  * Narrow: one at a time. */
-kv_status_t kv_near_rows_put(struct kv_near_rows *rows,
-                             enum kv_phase phase,
-                             uint32_t layer,
-                             uint32_t token_begin,
-                             uint32_t n,
-                             const struct kv_device_buffer *k,
-                             const struct kv_device_buffer *v);
+kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
+                                enum kvw_phase phase,
+                                uint32_t layer,
+                                uint32_t token_begin,
+                                uint32_t n,
+                                const struct kvw_device_buffer *k,
+                                const struct kvw_device_buffer *v);
 
 /* (n_kv_heads, capacity, 2 d), whole. */
-const struct kv_device_buffer *kv_near_rows_all(const struct kv_near_rows *rows,
-                                                uint32_t layer);
+const struct kvw_device_buffer *kvw_device_rows_all(const struct kvw_device_rows *rows,
+                                                    uint32_t layer);
 
 /* Appends runs of the tokens [begin, end) of a kv head, narrow, that are there: sinks, or in
  * the window.  Returns how many runs there are then. */
-uint32_t kv_near_rows_runs(const struct kv_near_rows *rows,
-                           uint32_t layer,
-                           uint32_t head,
-                           uint32_t begin,
-                           uint32_t end,
-                           struct kv_row_run *runs,
-                           uint32_t n_runs);
+uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
+                              uint32_t layer,
+                              uint32_t head,
+                              uint32_t begin,
+                              uint32_t end,
+                              struct kvw_row_run *runs,
+                              uint32_t n_runs);
 
 /* The session has only `tokens` rows any more. */
-void kv_near_rows_truncate(struct kv_near_rows *rows, uint32_t tokens);
+void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens);
 
 #endif

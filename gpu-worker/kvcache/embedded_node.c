@@ -10,33 +10,33 @@ enum {
     SCRUB_BYTES = 64 << 20, /* a second: kvserver's default */
 };
 
-struct kv_embedded {
+struct kvw_embedded {
     struct kv_transport *transport;
     struct kv_disk *disk;
-    struct kv_node *node;
+    struct kvs_node *node;
 };
 
-void kv_embedded_close(struct kv_embedded *embedded)
+void kvw_embedded_close(struct kvw_embedded *embedded)
 {
     if (embedded == NULL)
         return;
     if (embedded->node != NULL)
-        kv_node_stop(embedded->node);
-    kv_node_destroy(embedded->node);
+        kvs_node_stop(embedded->node);
+    kvs_node_destroy(embedded->node);
     if (embedded->disk != NULL)
-        embedded->disk->row->close(embedded->disk);
+        embedded->disk->ops->close(embedded->disk);
     if (embedded->transport != NULL)
-        embedded->transport->row->close(embedded->transport);
+        embedded->transport->ops->close(embedded->transport);
     free(embedded);
 }
 
-kv_status_t kv_embedded_open(uint64_t memory_bytes,
-                             struct kv_embedded **ret_embedded,
-                             char *detail,
-                             size_t detail_bytes)
+kv_status_t kvw_embedded_open(uint64_t memory_bytes,
+                              struct kvw_embedded **ret_embedded,
+                              char *detail,
+                              size_t detail_bytes)
 {
     const struct kv_transport_config transport_config = {0};
-    struct kv_embedded *embedded = calloc(1, sizeof(*embedded));
+    struct kvw_embedded *embedded = calloc(1, sizeof(*embedded));
     kv_status_t status = KV_NO_MEMORY;
 
     snprintf(detail, detail_bytes, "store: embedded: out of memory");
@@ -53,7 +53,7 @@ kv_status_t kv_embedded_open(uint64_t memory_bytes,
     }
 
     /* One data thread: more would only take processors from the computation. */
-    const struct kv_node_config config = {
+    const struct kvs_node_config config = {
         .name = "embedded",
         .memory_bytes = memory_bytes,
         .scrub_bytes = SCRUB_BYTES,
@@ -64,10 +64,10 @@ kv_status_t kv_embedded_open(uint64_t memory_bytes,
         .disk = embedded->disk,
     };
 
-    status = kv_node_create(&config, &embedded->node, detail, detail_bytes);
+    status = kvs_node_create(&config, &embedded->node, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
-    status = kv_node_start(embedded->node, true);
+    status = kvs_node_start(embedded->node, true);
     if (status != KV_OK) {
         snprintf(detail, detail_bytes, "store: embedded: threads: %s", kv_status_name(status));
         goto err;
@@ -77,11 +77,11 @@ kv_status_t kv_embedded_open(uint64_t memory_bytes,
     return KV_OK;
 
 err:
-    kv_embedded_close(embedded);
+    kvw_embedded_close(embedded);
     return status;
 }
 
-const char *kv_embedded_address(const struct kv_embedded *embedded)
+const char *kvw_embedded_address(const struct kvw_embedded *embedded)
 {
-    return kv_node_address(embedded->node);
+    return kvs_node_address(embedded->node);
 }

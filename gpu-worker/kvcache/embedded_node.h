@@ -13,16 +13,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_embedded;
+struct kvw_embedded;
 
 /* KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what. */
-kv_status_t kv_embedded_open(uint64_t memory_bytes,
-                             struct kv_embedded **ret_embedded,
-                             char *detail,
-                             size_t detail_bytes);
-void kv_embedded_close(struct kv_embedded *embedded); /* NULL is allowed */
+kv_status_t kvw_embedded_open(uint64_t memory_bytes,
+                              struct kvw_embedded **ret_embedded,
+                              char *detail,
+                              size_t detail_bytes);
+void kvw_embedded_close(struct kvw_embedded *embedded); /* NULL is allowed */
 
 /* For kv_client_options.nodes; lent until the close. */
-const char *kv_embedded_address(const struct kv_embedded *embedded);
+const char *kvw_embedded_address(const struct kvw_embedded *embedded);
 
 #endif

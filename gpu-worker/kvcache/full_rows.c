@@ -3,59 +3,59 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct kv_local_rows {
+struct kvw_full_rows {
     struct kvw_session_setup setup;
-    struct kv_device *device;
-    struct kv_rows_shape shape;
-    struct kv_store_session *store;
-    struct kv_device_buffer **rows; /* (n_layers) */
+    struct kvw_device *device;
+    struct kvw_rows_shape shape;
+    struct kvw_session *store;
+    struct kvw_device_buffer **rows; /* (n_layers) */
 };
 
-static uint32_t n_layers(const struct kv_local_rows *local)
+static uint32_t n_layers(const struct kvw_full_rows *full_rows)
 {
-    return local->setup.model->params.n_layers;
+    return full_rows->setup.model->params.n_layers;
 }
 
-void kv_local_rows_destroy(struct kv_local_rows *local)
+void kvw_full_rows_destroy(struct kvw_full_rows *full_rows)
 {
-    if (local == NULL)
+    if (full_rows == NULL)
         return;
-    kv_store_session_destroy(local->store);
-    for (uint32_t i = 0; local->rows != NULL && i < n_layers(local); i++)
-        local->device->row->buffer_destroy(local->rows[i]);
-    free(local->rows);
-    free(local);
+    kvw_session_destroy(full_rows->store);
+    for (uint32_t i = 0; full_rows->rows != NULL && i < n_layers(full_rows); i++)
+        full_rows->device->ops->buffer_destroy(full_rows->rows[i]);
+    free(full_rows->rows);
+    free(full_rows);
 }
 
-kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
-                                 struct kv_local_rows **ret_local,
+kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
+                                 struct kvw_full_rows **ret_full_rows,
                                  char *detail,
                                  size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    struct kv_local_rows *local = calloc(1, sizeof(*local));
+    const struct kvw_model_params *params = &setup->model->params;
+    struct kvw_full_rows *full_rows = calloc(1, sizeof(*full_rows));
     kv_status_t status = KV_NO_MEMORY;
     size_t row_bytes;
 
-    if (local == NULL)
+    if (full_rows == NULL)
         return KV_NO_MEMORY;
-    local->setup = *setup;
-    local->device = setup->model->device;
-    local->shape = kvw_session_rows_shape(setup);
-    row_bytes = kv_rows_shape_row_bytes(&local->shape);
-    local->rows = calloc(params->n_layers, sizeof(local->rows[0]));
-    for (uint32_t i = 0; local->rows != NULL && i < params->n_layers; i++)
-        if (local->device->row->buffer_create(
-                local->device, params->n_kv_heads * (size_t)setup->capacity * row_bytes,
-                &local->rows[i]) != KV_OK)
+    full_rows->setup = *setup;
+    full_rows->device = setup->model->device;
+    full_rows->shape = kvw_session_rows_shape(setup);
+    row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);
+    full_rows->rows = calloc(params->n_layers, sizeof(full_rows->rows[0]));
+    for (uint32_t i = 0; full_rows->rows != NULL && i < params->n_layers; i++)
+        if (full_rows->device->ops->buffer_create(
+                full_rows->device, params->n_kv_heads * (size_t)setup->capacity * row_bytes,
+                &full_rows->rows[i]) != KV_OK)
             goto no_memory;
-    if (local->rows == NULL)
+    if (full_rows->rows == NULL)
         goto no_memory;
 
-    status = kv_store_session_create(setup, &local->store, detail, detail_bytes);
+    status = kvw_session_create(setup, &full_rows->store, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
-    *ret_local = local;
+    *ret_full_rows = full_rows;
     return KV_OK;
 
 no_memory:
@@ -63,36 +63,36 @@ no_memory:
     snprintf(detail, detail_bytes, "memory: %u tokens of %zu bytes: refused", setup->capacity,
              row_bytes * params->n_kv_heads * params->n_layers);
 err:
-    kv_local_rows_destroy(local);
+    kvw_full_rows_destroy(full_rows);
     return status;
 }
 
-struct kv_store_session *kv_local_rows_session(const struct kv_local_rows *local)
+struct kvw_session *kvw_full_rows_session(const struct kvw_full_rows *full_rows)
 {
-    return local->store;
+    return full_rows->store;
 }
 
-const struct kv_rows_shape *kv_local_rows_shape(const struct kv_local_rows *local)
+const struct kvw_rows_shape *kvw_full_rows_shape(const struct kvw_full_rows *full_rows)
 {
-    return &local->shape;
+    return &full_rows->shape;
 }
 
-const struct kv_device_buffer *kv_local_rows_of(const struct kv_local_rows *local,
-                                                uint32_t layer)
+const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *full_rows,
+                                                 uint32_t layer)
 {
-    return local->rows[layer];
+    return full_rows->rows[layer];
 }
 
-kv_status_t kv_local_rows_put(struct kv_local_rows *local,
-                              enum kv_phase phase,
+kv_status_t kvw_full_rows_put(struct kvw_full_rows *full_rows,
+                              enum kvw_phase phase,
                               uint32_t layer,
                               uint32_t token_begin,
                               uint32_t n,
-                              const struct kv_device_buffer *k,
-                              const struct kv_device_buffer *v)
+                              const struct kvw_device_buffer *k,
+                              const struct kvw_device_buffer *v)
 {
-    local->device->row->rows_put(local->device, &local->shape, k, v, token_begin, n,
-                                 local->rows[layer]);
-    return kv_store_session_put(local->store, phase, layer, token_begin, n, local->rows[layer],
-                                local->shape.capacity, token_begin);
+    full_rows->device->ops->rows_put(full_rows->device, &full_rows->shape, k, v, token_begin, n,
+                                     full_rows->rows[layer]);
+    return kvw_session_put(full_rows->store, phase, layer, token_begin, n,
+                           full_rows->rows[layer], full_rows->shape.capacity, token_begin);
 }

@@ -11,31 +11,31 @@
 
 #include "gpu-worker/kvcache/session.h"
 
-struct kv_local_rows;
+struct kvw_full_rows;
 
 /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
-kv_status_t kv_local_rows_create(const struct kvw_session_setup *setup,
-                                 struct kv_local_rows **ret_local,
+kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
+                                 struct kvw_full_rows **ret_full_rows,
                                  char *detail,
                                  size_t detail_bytes);
 /* Closes the session.  NULL is allowed. */
-void kv_local_rows_destroy(struct kv_local_rows *local);
+void kvw_full_rows_destroy(struct kvw_full_rows *full_rows);
 
 /* Which it opened, and closes. */
-struct kv_store_session *kv_local_rows_session(const struct kv_local_rows *local);
+struct kvw_session *kvw_full_rows_session(const struct kvw_full_rows *full_rows);
 
-const struct kv_rows_shape *kv_local_rows_shape(const struct kv_local_rows *local);
+const struct kvw_rows_shape *kvw_full_rows_shape(const struct kvw_full_rows *full_rows);
 /* (n_kv_heads, capacity, 2 d) */
-const struct kv_device_buffer *kv_local_rows_of(const struct kv_local_rows *local,
-                                                uint32_t layer);
+const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *full_rows,
+                                                 uint32_t layer);
 
 /* A layer's new keys and values (n, n_kv_heads, d): onto the device, and on their way. */
-kv_status_t kv_local_rows_put(struct kv_local_rows *local,
-                              enum kv_phase phase,
+kv_status_t kvw_full_rows_put(struct kvw_full_rows *full_rows,
+                              enum kvw_phase phase,
                               uint32_t layer,
                               uint32_t token_begin,
                               uint32_t n,
-                              const struct kv_device_buffer *k,
-                              const struct kv_device_buffer *v);
+                              const struct kvw_device_buffer *k,
+                              const struct kvw_device_buffer *v);
 
 #endif

@@ -15,10 +15,10 @@ static const double CLUSTERING_SHARE = 0.05;
  * weighed against. */
 static const double EXACT_BYTES_PER_S = 4e9;
 
-struct kv_layer_index {
+struct kvw_index_schedule {
     struct kv_client *client;
-    struct kv_store_session *store;
-    struct kv_trace *trace;
+    struct kvw_session *store;
+    struct kvw_trace *trace;
     struct kvw_index_options options;
     uint64_t seed;
     uint32_t n_layers, n_kv_heads, d;
@@ -27,7 +27,7 @@ struct kv_layer_index {
     struct kv_op **ops;   /* (n_layers) under way; NULL: none */
     uint32_t n_rows;      /* that all layers were asked for */
     uint32_t n_tokens;    /* that have passed */
-    uint32_t prompt_rows; /* see kv_layer_index_prompt_rows() */
+    uint32_t prompt_rows; /* see kvw_index_schedule_prompt_rows() */
 
     /* What is expected. */
     uint32_t prompt_end, n_steps;
@@ -38,14 +38,14 @@ struct kv_layer_index {
     uint32_t n_trained, n_found;
 };
 
-kv_status_t kv_layer_index_create(const struct kvw_session_setup *setup,
-                                  struct kv_store_session *store,
-                                  const struct kvw_index_options *options,
-                                  uint64_t seed,
-                                  struct kv_layer_index **ret_index)
+kv_status_t kvw_index_schedule_create(const struct kvw_session_setup *setup,
+                                      struct kvw_session *store,
+                                      const struct kvw_index_options *options,
+                                      uint64_t seed,
+                                      struct kvw_index_schedule **ret_index)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    struct kv_layer_index *index = calloc(1, sizeof(*index));
+    const struct kvw_model_params *params = &setup->model->params;
+    struct kvw_index_schedule *index = calloc(1, sizeof(*index));
 
     if (index == NULL)
         return KV_NO_MEMORY;
@@ -67,7 +67,7 @@ kv_status_t kv_layer_index_create(const struct kvw_session_setup *setup,
     return KV_OK;
 }
 
-void kv_layer_index_destroy(struct kv_layer_index *index)
+void kvw_index_schedule_destroy(struct kvw_index_schedule *index)
 {
     if (index == NULL)
         return;
@@ -77,41 +77,44 @@ void kv_layer_index_destroy(struct kv_layer_index *index)
     free(index);
 }
 
-void kv_layer_index_expect(struct kv_layer_index *index, uint32_t prompt_end, uint32_t n_steps)
+void kvw_index_schedule_prompt_hint(struct kvw_index_schedule *index,
+                                    uint32_t prompt_end,
+                                    uint32_t n_steps)
 {
     index->prompt_end = prompt_end;
     index->n_steps = n_steps;
     index->prompt_begin_us = kvw_now_us();
 }
 
-void kv_layer_index_wait(struct kv_layer_index *index, bool wait_index)
+void kvw_index_schedule_wait(struct kvw_index_schedule *index, bool wait_index)
 {
     index->options.wait = wait_index;
 }
 
-uint32_t kv_layer_index_prompt_rows(const struct kv_layer_index *index)
+uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index)
 {
     return index->prompt_rows;
 }
 
 /* Iterations that the prompt so far hides: its computation and the clustering may share the
  * processors, so a part of its time is what there is. */
-static uint32_t iterations_for(struct kv_layer_index *index, uint32_t tokens)
+static uint32_t iterations_for(struct kvw_index_schedule *index, uint32_t tokens)
 {
     if (index->options.iterations > 0)
         return index->options.iterations;
     if (index->row_s <= 0)
-        index->row_s = kv_kmeans_row_s(index->d, index->options.subspaces, index->options.bits);
+        index->row_s =
+            kvw_kmeans_row_s(index->d, index->options.subspaces, index->options.bits);
     const double layer_s = CLUSTERING_SHARE * (double)(kvw_now_us() - index->prompt_begin_us) /
                            1e6 / index->n_layers;
     const double iteration_s = (double)tokens * index->n_kv_heads * index->row_s;
 
-    return kv_kmeans_iterations(layer_s, KV_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
+    return kvw_kmeans_iterations(layer_s, KVW_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
 }
 
 /* Takes the outcome of a layer's index, which has ended.  A node that has no memory for codes
  * scores rows by their keys: that is slower, not wrong. */
-static kv_status_t ended(struct kv_layer_index *index, uint32_t layer)
+static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
 {
     struct kv_op **op = &index->ops[layer];
     kv_status_t status = kv_op_status(*op);
@@ -120,23 +123,23 @@ static kv_status_t ended(struct kv_layer_index *index, uint32_t layer)
 
     kv_op_index_result(*op, &indexed);
     kv_op_get_times(*op, &times);
-    const struct kv_trace_arg args[] = {{"layer", layer},
-                                        {"codebooks", indexed.n_trained},
-                                        {"iterations", indexed.iterations},
-                                        {"node_us", (int64_t)indexed.train_us}};
-    kv_trace_span(index->trace, KV_TRACE_INDEX, "cluster", times.begun_us, times.ended_us, args,
-                  4);
+    const struct kvw_trace_arg args[] = {{"layer", layer},
+                                         {"codebooks", indexed.n_trained},
+                                         {"iterations", indexed.iterations},
+                                         {"node_us", (int64_t)indexed.train_us}};
+    kvw_trace_span(index->trace, KVW_TRACE_INDEX, "cluster", times.begun_us, times.ended_us,
+                   args, 4);
     index->n_trained += indexed.n_trained;
     index->n_found += indexed.n_found;
     if (status == KV_NO_MEMORY || status == KV_BUSY)
         status = KV_OK;
-    kv_store_session_fail(index->store, status);
+    kvw_session_fail(index->store, status);
     kv_op_free(*op);
     *op = NULL;
     return status;
 }
 
-static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t tokens)
+static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens)
 {
     const struct kv_index_options asked = {
         .layer_begin = layer,
@@ -159,12 +162,12 @@ static kv_status_t ask(struct kv_layer_index *index, uint32_t layer, uint32_t to
     }
     if (status != KV_OK)
         return status;
-    status = kv_index_begin(kv_store_session_handle(index->store), &asked, DEADLINE_MS,
+    status = kv_index_begin(kvw_session_handle(index->store), &asked, DEADLINE_MS,
                             &index->ops[layer]);
-    return kv_store_session_fail(index->store, status);
+    return kvw_session_fail(index->store, status);
 }
 
-static kv_status_t ask_all(struct kv_layer_index *index, uint32_t rows)
+static kv_status_t ask_all(struct kvw_index_schedule *index, uint32_t rows)
 {
     kv_status_t status = KV_OK;
 
@@ -176,7 +179,7 @@ static kv_status_t ask_all(struct kv_layer_index *index, uint32_t rows)
 
 /* Rows worth an index, of the first `tokens`: whole chapters while the prompt goes on, all that
  * may have codes at its end. */
-static uint32_t rows_of(const struct kv_layer_index *index, uint32_t tokens, bool is_end)
+static uint32_t rows_of(const struct kvw_index_schedule *index, uint32_t tokens, bool is_end)
 {
     const uint32_t chapter = index->options.chapter_blocks * KV_BLOCK_TOKENS;
 
@@ -185,7 +188,8 @@ static uint32_t rows_of(const struct kv_layer_index *index, uint32_t tokens, boo
     return is_end ? tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS : tokens / chapter * chapter;
 }
 
-kv_status_t kv_layer_index_rows(struct kv_layer_index *index, uint32_t layer, uint32_t tokens)
+kv_status_t
+kvw_index_schedule_rows(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens)
 {
     const uint32_t rows = rows_of(index, tokens, tokens == index->prompt_end);
 
@@ -194,14 +198,15 @@ kv_status_t kv_layer_index_rows(struct kv_layer_index *index, uint32_t layer, ui
     return rows > index->n_rows ? ask(index, layer, rows) : KV_OK;
 }
 
-kv_status_t
-kv_layer_index_passed(struct kv_layer_index *index, enum kv_phase phase, uint32_t tokens)
+kv_status_t kvw_index_schedule_end_pass(struct kvw_index_schedule *index,
+                                        enum kvw_phase phase,
+                                        uint32_t tokens)
 {
-    const bool is_end = phase == KV_DECODE || tokens == index->prompt_end;
+    const bool is_end = phase == KVW_DECODE || tokens == index->prompt_end;
     const uint32_t rows = rows_of(index, tokens, is_end);
 
     index->n_tokens = tokens;
-    if (phase == KV_PREFILL) {
+    if (phase == KVW_PREFILL) {
         index->prompt_rows = is_end ? tokens : 0;
         if (index->n_rows < rows)
             index->n_rows = rows;
@@ -213,7 +218,7 @@ kv_layer_index_passed(struct kv_layer_index *index, enum kv_phase phase, uint32_
     return ask_all(index, rows);
 }
 
-kv_status_t kv_layer_index_end_prompt(struct kv_layer_index *index)
+kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
 {
     const uint32_t rows = rows_of(index, index->n_tokens, true);
 
@@ -221,7 +226,7 @@ kv_status_t kv_layer_index_end_prompt(struct kv_layer_index *index)
     return rows > index->n_rows ? ask_all(index, rows) : KV_OK;
 }
 
-kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
+kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer)
 {
     const uint64_t begin_us = kvw_now_us();
     /* What scoring by keys would cost in all steps to come. */
@@ -244,11 +249,11 @@ kv_status_t kv_layer_index_await(struct kv_layer_index *index, uint32_t layer)
         status = ended(index, layer);
     end_us = kvw_now_us();
     index->wait_us += end_us - begin_us;
-    kv_trace_span(index->trace, KV_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
+    kvw_trace_span(index->trace, KVW_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
     return status;
 }
 
-kv_status_t kv_layer_index_settle(struct kv_layer_index *index)
+kv_status_t kvw_index_schedule_settle(struct kvw_index_schedule *index)
 {
     kv_status_t status = KV_OK;
 
@@ -261,7 +266,7 @@ kv_status_t kv_layer_index_settle(struct kv_layer_index *index)
     return status;
 }
 
-void kv_layer_index_truncate(struct kv_layer_index *index, uint32_t tokens)
+void kvw_index_schedule_truncate(struct kvw_index_schedule *index, uint32_t tokens)
 {
     index->n_tokens = tokens;
     if (index->prompt_rows > tokens)
@@ -271,7 +276,8 @@ void kv_layer_index_truncate(struct kv_layer_index *index, uint32_t tokens)
     index->prompt_begin_us = 0;
 }
 
-void kv_layer_index_stats(const struct kv_layer_index *index, struct kvw_index_stats *ret_stats)
+void kvw_index_schedule_stats(const struct kvw_index_schedule *index,
+                              struct kvw_index_stats *ret_stats)
 {
     *ret_stats = (struct kvw_index_stats){
         .wait_s = (double)index->wait_us / 1e6,

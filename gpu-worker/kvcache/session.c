@@ -5,14 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct kv_store_session {
+struct kvw_session {
     struct kv_client *client;
-    struct kv_device *device;
+    struct kvw_device *device;
     uint32_t n_layers, n_kv_heads;
     size_t row_bytes;
     struct kv_session *session;
     struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
-    struct kv_write_behind *writer;
+    struct kvw_write_behind *writer;
     char detail[512];
 };
 
@@ -25,17 +25,17 @@ static void close_session(struct kv_session *session)
     kv_session_free(session);
 }
 
-void kv_store_session_destroy(struct kv_store_session *store)
+void kvw_session_destroy(struct kvw_session *store)
 {
     if (store == NULL)
         return;
-    kv_write_behind_destroy(store->writer);
+    kvw_write_behind_destroy(store->writer);
     close_session(store->session);
     close_session(store->parent);
     free(store);
 }
 
-static kv_status_t open_session(struct kv_store_session *store,
+static kv_status_t open_session(struct kvw_session *store,
                                 const struct kvw_session_setup *setup)
 {
     const struct kv_session_options options = {.tokens_max = setup->capacity};
@@ -45,7 +45,7 @@ static kv_status_t open_session(struct kv_store_session *store,
 
     if (info == NULL)
         return KV_NO_MEMORY;
-    status = kv_model_info(setup->model, setup->dtype, info);
+    status = kvw_model_info(setup->model, setup->dtype, info);
     if (status == KV_OK)
         status = kv_open_begin(setup->client, info, &options, 0, &op);
     if (status == KV_OK) {
@@ -57,13 +57,13 @@ static kv_status_t open_session(struct kv_store_session *store,
     return status;
 }
 
-kv_status_t kv_store_session_create(const struct kvw_session_setup *setup,
-                                    struct kv_store_session **ret_store,
-                                    char *detail,
-                                    size_t detail_bytes)
+kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
+                               struct kvw_session **ret_store,
+                               char *detail,
+                               size_t detail_bytes)
 {
-    const struct kv_model_params *params = &setup->model->params;
-    struct kv_store_session *store = calloc(1, sizeof(*store));
+    const struct kvw_model_params *params = &setup->model->params;
+    struct kvw_session *store = calloc(1, sizeof(*store));
     kv_status_t status;
 
     if (store == NULL)
@@ -76,78 +76,77 @@ kv_status_t kv_store_session_create(const struct kvw_session_setup *setup,
     status = open_session(store, setup);
     /* A slot holds a layer of a chunk, or all layers of a step. */
     if (status == KV_OK)
-        status = kv_write_behind_create(setup->client, store->session,
-                                        store->n_kv_heads * store->row_bytes *
-                                            (setup->chunk_tokens > params->n_layers
-                                                 ? setup->chunk_tokens
-                                                 : params->n_layers),
-                                        setup->trace, &store->writer);
+        status = kvw_write_behind_create(setup->client, store->session,
+                                         store->n_kv_heads * store->row_bytes *
+                                             (setup->chunk_tokens > params->n_layers
+                                                  ? setup->chunk_tokens
+                                                  : params->n_layers),
+                                         setup->trace, &store->writer);
     if (status != KV_OK) {
         snprintf(detail, detail_bytes, "store: %s",
                  kv_client_detail(setup->client)[0] != '\0' ? kv_client_detail(setup->client)
                                                             : kv_status_name(status));
-        kv_store_session_destroy(store);
+        kvw_session_destroy(store);
         return status;
     }
     *ret_store = store;
     return KV_OK;
 }
 
-struct kv_session *kv_store_session_handle(const struct kv_store_session *store)
+struct kv_session *kvw_session_handle(const struct kvw_session *store)
 {
     return store->session;
 }
 
-kv_status_t kv_store_session_put(struct kv_store_session *store,
-                                 enum kv_phase phase,
-                                 uint32_t layer,
-                                 uint32_t token_begin,
-                                 uint32_t n,
-                                 const struct kv_device_buffer *rows,
-                                 size_t capacity,
-                                 size_t first)
+kv_status_t kvw_session_put(struct kvw_session *store,
+                            enum kvw_phase phase,
+                            uint32_t layer,
+                            uint32_t token_begin,
+                            uint32_t n,
+                            const struct kvw_device_buffer *rows,
+                            size_t capacity,
+                            size_t first)
 {
     const struct kv_rows box = {
         .layer_begin = layer, .n_layers = 1, .token_begin = token_begin, .n_tokens = n};
     const size_t head_bytes = n * store->row_bytes;
     /* The rows of a step wait in the slot for those of the other layers. */
-    const size_t offset = phase == KV_DECODE ? layer * store->n_kv_heads * head_bytes : 0;
+    const size_t offset = phase == KVW_DECODE ? layer * store->n_kv_heads * head_bytes : 0;
     kv_status_t status;
     void *slot;
 
-    status = kv_write_behind_slot(store->writer, &slot);
+    status = kvw_write_behind_slot(store->writer, &slot);
     if (status != KV_OK)
         return status;
     for (uint32_t head = 0; head < store->n_kv_heads; head++)
-        store->device->row->read(rows, (head * capacity + first) * store->row_bytes,
+        store->device->ops->read(rows, (head * capacity + first) * store->row_bytes,
                                  (char *)slot + offset + head * head_bytes, head_bytes);
-    return phase == KV_PREFILL ? kv_write_behind_send(store->writer, &box, false) : KV_OK;
+    return phase == KVW_PREFILL ? kvw_write_behind_send(store->writer, &box, false) : KV_OK;
 }
 
-kv_status_t kv_store_session_passed(struct kv_store_session *store,
-                                    enum kv_phase phase,
-                                    uint32_t token_begin)
+kv_status_t
+kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t token_begin)
 {
     const struct kv_rows rows = {
         .n_layers = store->n_layers, .token_begin = token_begin, .n_tokens = 1};
     kv_status_t status = KV_OK;
 
-    if (phase == KV_DECODE)
-        status = kv_write_behind_send(store->writer, &rows, true);
-    return status == KV_OK ? kv_write_behind_poll(store->writer) : status;
+    if (phase == KVW_DECODE)
+        status = kvw_write_behind_send(store->writer, &rows, true);
+    return status == KV_OK ? kvw_write_behind_poll(store->writer) : status;
 }
 
-kv_status_t kv_store_session_poll(struct kv_store_session *store)
+kv_status_t kvw_session_poll(struct kvw_session *store)
 {
-    return kv_write_behind_poll(store->writer);
+    return kvw_write_behind_poll(store->writer);
 }
 
-kv_status_t kv_store_session_flush(struct kv_store_session *store)
+kv_status_t kvw_session_flush(struct kvw_session *store)
 {
-    return kv_write_behind_flush(store->writer);
+    return kvw_write_behind_flush(store->writer);
 }
 
-kv_status_t kv_store_session_fail(struct kv_store_session *store, kv_status_t status)
+kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status)
 {
     if (status != KV_OK && store->detail[0] == '\0')
         snprintf(store->detail, sizeof(store->detail), "store: %s",
@@ -156,23 +155,23 @@ kv_status_t kv_store_session_fail(struct kv_store_session *store, kv_status_t st
     return status;
 }
 
-kv_status_t kv_store_session_truncate(struct kv_store_session *store, uint32_t tokens)
+kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens)
 {
     struct kv_op *op;
-    kv_status_t status = kv_store_session_flush(store);
+    kv_status_t status = kvw_session_flush(store);
 
     if (status != KV_OK)
         return status;
     status = kv_truncate_begin(store->session, tokens, 0, &op);
     if (status == KV_OK)
         status = kv_finish(op);
-    return kv_store_session_fail(store, status);
+    return kvw_session_fail(store, status);
 }
 
-kv_status_t kv_store_session_branch(struct kv_store_session *store, uint32_t tokens)
+kv_status_t kvw_session_enter_fork(struct kvw_session *store, uint32_t tokens)
 {
     struct kv_op *op;
-    kv_status_t status = kv_store_session_flush(store);
+    kv_status_t status = kvw_session_flush(store);
 
     if (status != KV_OK)
         return status;
@@ -184,37 +183,37 @@ kv_status_t kv_store_session_branch(struct kv_store_session *store, uint32_t tok
         if (status == KV_OK) {
             store->parent = store->session;
             store->session = kv_op_session(op);
-            kv_write_behind_go_on(store->writer, store->session);
+            kvw_write_behind_go_on(store->writer, store->session);
         }
         kv_op_free(op);
     }
-    return kv_store_session_fail(store, status);
+    return kvw_session_fail(store, status);
 }
 
-kv_status_t kv_store_session_unbranch(struct kv_store_session *store)
+kv_status_t kvw_session_leave_fork(struct kvw_session *store)
 {
-    kv_status_t status = kv_store_session_flush(store);
+    kv_status_t status = kvw_session_flush(store);
 
     if (store->parent == NULL)
         return KV_INVALID;
     close_session(store->session);
     store->session = store->parent;
     store->parent = NULL;
-    kv_write_behind_go_on(store->writer, store->session);
+    kvw_write_behind_go_on(store->writer, store->session);
     return status;
 }
 
-const char *kv_store_session_detail(const struct kv_store_session *store)
+const char *kvw_session_detail(const struct kvw_session *store)
 {
-    return store->detail[0] != '\0' ? store->detail : kv_write_behind_detail(store->writer);
+    return store->detail[0] != '\0' ? store->detail : kvw_write_behind_detail(store->writer);
 }
 
-uint64_t kv_store_session_bytes_put(const struct kv_store_session *store)
+uint64_t kvw_session_bytes_put(const struct kvw_session *store)
 {
-    return kv_write_behind_bytes(store->writer);
+    return kvw_write_behind_bytes(store->writer);
 }
 
-double kv_store_session_wait_s(const struct kv_store_session *store)
+double kvw_session_wait_s(const struct kvw_session *store)
 {
-    return kv_write_behind_wait_s(store->writer);
+    return kvw_write_behind_wait_s(store->writer);
 }

@@ -8,26 +8,27 @@
 #include "gpu-worker/base/trace.h"
 #include "gpu-worker/model/model.h"
 
-enum kv_phase {
-    KV_PREFILL, /* tokens of a prompt */
-    KV_DECODE,  /* one token that goes on from there */
+enum kvw_phase {
+    KVW_PREFILL, /* tokens of a prompt */
+    KVW_DECODE,  /* one token that goes on from there */
 };
 
 struct kvw_session_setup {
-    const struct kv_model *model;
+    const struct kvw_model *model;
     struct kv_client *client; /* of the store; kept */
     enum kv_dtype dtype;      /* of rows: KV_FP16, KV_BF16, KV_FP32 */
     uint32_t capacity;        /* tokens at most */
     uint32_t chunk_tokens;    /* of one pass at most */
-    struct kv_trace *trace;   /* kept; NULL: none */
+    struct kvw_trace *trace;  /* kept; NULL: none */
 };
 
 /* As device.h's shape of all rows of a layer. */
-static inline struct kv_rows_shape kvw_session_rows_shape(const struct kvw_session_setup *setup)
+static inline struct kvw_rows_shape
+kvw_session_rows_shape(const struct kvw_session_setup *setup)
 {
-    const struct kv_model_params *params = &setup->model->params;
+    const struct kvw_model_params *params = &setup->model->params;
 
-    return (struct kv_rows_shape){
+    return (struct kvw_rows_shape){
         .n_q_heads = params->n_q_heads,
         .n_kv_heads = params->n_kv_heads,
         .d = params->d,

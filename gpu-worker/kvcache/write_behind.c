@@ -11,12 +11,12 @@ enum {
     DEADLINE_MS = 30000, /* of a slot: a store that takes longer is lost */
 };
 
-struct kv_write_behind {
+struct kvw_write_behind {
     struct kv_client *client;
     struct kv_session *session;
     struct kv_buffer *buffer;
     size_t slot_bytes;
-    struct kv_trace *trace;
+    struct kvw_trace *trace;
     struct kv_op *ops[SLOTS]; /* by slot; NULL: free */
     unsigned n_begun;         /* slots sent, ever: the next is n_begun % SLOTS */
     unsigned n_ended;
@@ -26,13 +26,13 @@ struct kv_write_behind {
     uint64_t bytes;
 };
 
-kv_status_t kv_write_behind_create(struct kv_client *client,
-                                   struct kv_session *session,
-                                   size_t slot_bytes,
-                                   struct kv_trace *trace,
-                                   struct kv_write_behind **ret_writer)
+kv_status_t kvw_write_behind_create(struct kv_client *client,
+                                    struct kv_session *session,
+                                    size_t slot_bytes,
+                                    struct kvw_trace *trace,
+                                    struct kvw_write_behind **ret_writer)
 {
-    struct kv_write_behind *writer = calloc(1, sizeof(*writer));
+    struct kvw_write_behind *writer = calloc(1, sizeof(*writer));
     kv_status_t status;
 
     if (writer == NULL)
@@ -50,7 +50,7 @@ kv_status_t kv_write_behind_create(struct kv_client *client,
     return KV_OK;
 }
 
-void kv_write_behind_destroy(struct kv_write_behind *writer)
+void kvw_write_behind_destroy(struct kvw_write_behind *writer)
 {
     if (writer == NULL)
         return;
@@ -61,19 +61,20 @@ void kv_write_behind_destroy(struct kv_write_behind *writer)
     free(writer);
 }
 
-void kv_write_behind_go_on(struct kv_write_behind *writer, struct kv_session *session)
+void kvw_write_behind_go_on(struct kvw_write_behind *writer, struct kv_session *session)
 {
     writer->session = session;
 }
 
 /* Takes the outcome of the oldest slot, which has ended. */
-static void collect(struct kv_write_behind *writer)
+static void collect(struct kvw_write_behind *writer)
 {
     struct kv_op **op = &writer->ops[writer->n_ended++ % SLOTS];
     struct kv_op_times times;
 
     kv_op_get_times(*op, &times);
-    kv_trace_span(writer->trace, KV_TRACE_PUT, "put", times.begun_us, times.ended_us, NULL, 0);
+    kvw_trace_span(writer->trace, KVW_TRACE_PUT, "put", times.begun_us, times.ended_us, NULL,
+                   0);
     if (kv_op_status(*op) != KV_OK && writer->failure == KV_OK) {
         writer->failure = kv_op_status(*op);
         snprintf(writer->detail, sizeof(writer->detail), "store: %s", kv_op_detail(*op));
@@ -82,24 +83,24 @@ static void collect(struct kv_write_behind *writer)
     *op = NULL;
 }
 
-static bool oldest_ended(const struct kv_write_behind *writer)
+static bool oldest_ended(const struct kvw_write_behind *writer)
 {
     return writer->n_ended != writer->n_begun &&
            kv_op_status(writer->ops[writer->n_ended % SLOTS]) != KV_IN_PROGRESS;
 }
 
-static void wait_for_oldest(struct kv_write_behind *writer)
+static void wait_for_oldest(struct kvw_write_behind *writer)
 {
     const uint64_t begin_us = kvw_now_us();
 
     kv_wait(writer->ops[writer->n_ended % SLOTS]);
     const uint64_t end_us = kvw_now_us();
     writer->wait_us += end_us - begin_us;
-    kv_trace_span(writer->trace, KV_TRACE_WAIT, "put", begin_us, end_us, NULL, 0);
+    kvw_trace_span(writer->trace, KVW_TRACE_WAIT, "put", begin_us, end_us, NULL, 0);
     collect(writer);
 }
 
-kv_status_t kv_write_behind_poll(struct kv_write_behind *writer)
+kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer)
 {
     kv_poll(writer->client);
     while (oldest_ended(writer))
@@ -107,7 +108,7 @@ kv_status_t kv_write_behind_poll(struct kv_write_behind *writer)
     return writer->failure;
 }
 
-kv_status_t kv_write_behind_slot(struct kv_write_behind *writer, void **ret_slot)
+kv_status_t kvw_write_behind_slot(struct kvw_write_behind *writer, void **ret_slot)
 {
     while (oldest_ended(writer))
         collect(writer);
@@ -121,7 +122,7 @@ kv_status_t kv_write_behind_slot(struct kv_write_behind *writer, void **ret_slot
 }
 
 kv_status_t
-kv_write_behind_send(struct kv_write_behind *writer, const struct kv_rows *rows, bool is_step)
+kvw_write_behind_send(struct kvw_write_behind *writer, const struct kv_rows *rows, bool is_step)
 {
     const unsigned slot = writer->n_begun % SLOTS;
     const struct kv_rows_io io = {.buffer = writer->buffer,
@@ -144,24 +145,24 @@ kv_write_behind_send(struct kv_write_behind *writer, const struct kv_rows *rows,
     return KV_OK;
 }
 
-kv_status_t kv_write_behind_flush(struct kv_write_behind *writer)
+kv_status_t kvw_write_behind_flush(struct kvw_write_behind *writer)
 {
     while (writer->n_ended != writer->n_begun)
         wait_for_oldest(writer);
     return writer->failure;
 }
 
-const char *kv_write_behind_detail(const struct kv_write_behind *writer)
+const char *kvw_write_behind_detail(const struct kvw_write_behind *writer)
 {
     return writer->detail;
 }
 
-double kv_write_behind_wait_s(const struct kv_write_behind *writer)
+double kvw_write_behind_wait_s(const struct kvw_write_behind *writer)
 {
     return (double)writer->wait_us / 1e6;
 }
 
-uint64_t kv_write_behind_bytes(const struct kv_write_behind *writer)
+uint64_t kvw_write_behind_bytes(const struct kvw_write_behind *writer)
 {
     return writer->bytes;
 }

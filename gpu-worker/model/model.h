@@ -24,15 +24,15 @@
 #include "gpu-worker/gguf/gguf.h"
 
 enum {
-    KV_MODEL_NAME_BYTES = 128,
-    KV_MODEL_HEADS_MAX = 256,     /* query heads */
-    KV_MODEL_D_MAX = 256,         /* elements of a head */
-    KV_MODEL_WIDTH_MAX = 1 << 18, /* columns of any weight */
+    KVW_MODEL_NAME_BYTES = 128,
+    KVW_MODEL_HEADS_MAX = 256,     /* query heads */
+    KVW_MODEL_D_MAX = 256,         /* elements of a head */
+    KVW_MODEL_WIDTH_MAX = 1 << 18, /* columns of any weight */
 };
 
-struct kv_model_params {
-    char architecture[KV_MODEL_NAME_BYTES];
-    char name[KV_MODEL_NAME_BYTES]; /* general.name; printable ASCII, may be empty */
+struct kvw_model_params {
+    char architecture[KVW_MODEL_NAME_BYTES];
+    char name[KVW_MODEL_NAME_BYTES]; /* general.name; printable ASCII, may be empty */
     uint32_t n_layers;
     uint32_t n_hidden; /* width of a token's state */
     uint32_t n_ffn;
@@ -55,59 +55,59 @@ struct kv_model_params {
 /* Reads and checks the parameters and every tensor's name, type and shape.  KV_UNSUPPORTED: an
  * architecture or feature that is not computed here; KV_INVALID: the file contradicts itself.
  * `detail` is one line: the key or tensor, its value, what was expected. */
-kv_status_t kv_model_read(const struct kv_gguf *gguf,
-                          struct kv_model_params *ret_params,
-                          char *detail,
-                          size_t detail_bytes);
+kv_status_t kvw_model_read(const struct kvw_gguf *gguf,
+                           struct kvw_model_params *ret_params,
+                           char *detail,
+                           size_t detail_bytes);
 
 /* Rows as the store keeps them; n_tokens of them take kv_schema_token_bytes() x n_tokens. */
-kv_status_t kv_model_schema(const struct kv_model_params *params,
-                            enum kv_dtype dtype,
-                            kv_schema_t *ret_schema);
+kv_status_t kvw_model_schema(const struct kvw_model_params *params,
+                             enum kv_dtype dtype,
+                             kv_schema_t *ret_schema);
 
-struct kv_model_layer {
-    struct kv_weight *attn_norm, *q, *k, *v, *attn_output;
-    struct kv_weight *ffn_norm, *gate, *up, *down;
+struct kvw_model_layer {
+    struct kvw_weight *attn_norm, *q, *k, *v, *attn_output;
+    struct kvw_weight *ffn_norm, *gate, *up, *down;
     /* NULL: none */
-    struct kv_weight *q_bias, *k_bias, *v_bias, *attn_output_bias;
-    struct kv_weight *gate_bias, *up_bias, *down_bias;
+    struct kvw_weight *q_bias, *k_bias, *v_bias, *attn_output_bias;
+    struct kvw_weight *gate_bias, *up_bias, *down_bias;
 };
 
-struct kv_model {
-    struct kv_model_params params;
-    const struct kv_gguf *gguf;
-    struct kv_device *device;
-    struct kv_weight *embedding, *output_norm;
-    struct kv_weight *output; /* the embedding, if tied */
-    struct kv_model_layer *layers;
+struct kvw_model {
+    struct kvw_model_params params;
+    const struct kvw_gguf *gguf;
+    struct kvw_device *device;
+    struct kvw_weight *embedding, *output_norm;
+    struct kvw_weight *output; /* the embedding, if tied */
+    struct kvw_model_layer *layers;
 };
 
-/* kv_model_read(), and the weights.  KV_NO_MEMORY also if the machine's memory cannot hold the
+/* kvw_model_read(), and the weights.  KV_NO_MEMORY also if the machine's memory cannot hold the
  * file: it would be read from the disk again for every token. */
-kv_status_t kv_model_open(const struct kv_gguf *gguf,
-                          struct kv_device *device,
-                          struct kv_model **ret_model,
-                          char *detail,
-                          size_t detail_bytes);
-void kv_model_close(struct kv_model *model); /* NULL is allowed */
+kv_status_t kvw_model_open(const struct kvw_gguf *gguf,
+                           struct kvw_device *device,
+                           struct kvw_model **ret_model,
+                           char *detail,
+                           size_t detail_bytes);
+void kvw_model_close(struct kvw_model *model); /* NULL is allowed */
 
 /* Reads the weights once, so that the first pass finds them in memory; `progress` (may be NULL)
  * is called with the bytes so far, and stops it by returning false. */
-void kv_model_warm(const struct kv_model *model,
-                   bool (*progress)(void *arg, uint64_t done, uint64_t total),
-                   void *arg);
+void kvw_model_warm(const struct kvw_model *model,
+                    bool (*progress)(void *arg, uint64_t done, uint64_t total),
+                    void *arg);
 
 /* What a store is told: name, schema, and a fingerprint over the file's values, the list of its
  * tensors, samples of each one's bytes (beginning, middle, end), and the element type of rows.
  */
-kv_status_t kv_model_info(const struct kv_model *model,
-                          enum kv_dtype dtype,
-                          struct kv_model_info *ret_info);
+kv_status_t kvw_model_info(const struct kvw_model *model,
+                           enum kv_dtype dtype,
+                           struct kv_model_info *ret_info);
 
 /* Cosine and sine for the tokens from token_begin on: ret_turns (n, n_rot / 2, 2). */
-void kv_model_turns(const struct kv_model_params *params,
-                    uint32_t token_begin,
-                    uint32_t n,
-                    float *ret_turns);
+void kvw_model_turns(const struct kvw_model_params *params,
+                     uint32_t token_begin,
+                     uint32_t n,
+                     float *ret_turns);
 
 #endif

@@ -12,22 +12,23 @@ enum {
     SAMPLES = 3, /* of each tensor */
 };
 
-kv_status_t kv_model_schema(const struct kv_model_params *params,
-                            enum kv_dtype dtype,
-                            kv_schema_t *ret_schema)
+kv_status_t kvw_model_schema(const struct kvw_model_params *params,
+                             enum kv_dtype dtype,
+                             kv_schema_t *ret_schema)
 {
     return kv_schema_uniform(ret_schema, params->n_layers, params->n_kv_heads, params->d,
                              params->d, dtype);
 }
 
-kv_status_t
-kv_model_info(const struct kv_model *model, enum kv_dtype dtype, struct kv_model_info *ret_info)
+kv_status_t kvw_model_info(const struct kvw_model *model,
+                           enum kv_dtype dtype,
+                           struct kv_model_info *ret_info)
 {
-    const struct kv_gguf *gguf = model->gguf;
-    const struct kv_model_params *params = &model->params;
-    const size_t n_tensors = kv_gguf_n_tensors(gguf);
-    const char *file = kv_gguf_data(gguf);
-    uint64_t values_bytes = kv_gguf_bytes(gguf);
+    const struct kvw_gguf *gguf = model->gguf;
+    const struct kvw_model_params *params = &model->params;
+    const size_t n_tensors = kvw_gguf_n_tensors(gguf);
+    const char *file = kvw_gguf_data(gguf);
+    uint64_t values_bytes = kvw_gguf_bytes(gguf);
     struct kv_id128 *names;
     const uint64_t type = dtype;
     size_t n = 0;
@@ -37,20 +38,20 @@ kv_model_info(const struct kv_model *model, enum kv_dtype dtype, struct kv_model
     names = calloc(2 + n_tensors * SAMPLES, sizeof(*names));
     if (names == NULL)
         return KV_NO_MEMORY;
-    status = kv_model_schema(params, dtype, &ret_info->schema);
+    status = kvw_model_schema(params, dtype, &ret_info->schema);
     if (status != KV_OK)
         goto end;
     snprintf(ret_info->name, sizeof(ret_info->name), "%s",
              params->name[0] != '\0' ? params->name : params->architecture);
     for (size_t i = 0; i < n_tensors; i++) {
-        const uint64_t offset = kv_gguf_tensor_at(gguf, i)->offset;
+        const uint64_t offset = kvw_gguf_tensor_at(gguf, i)->offset;
 
         values_bytes = offset < values_bytes ? offset : values_bytes;
     }
     names[n++] = kv_hash128(file, values_bytes);
     names[n++] = kv_hash128(&type, sizeof(type));
     for (size_t i = 0; i < n_tensors; i++) {
-        const struct kv_tensor *tensor = kv_gguf_tensor_at(gguf, i);
+        const struct kvw_tensor *tensor = kvw_gguf_tensor_at(gguf, i);
         const uint64_t bytes = tensor->bytes < SAMPLE_BYTES ? tensor->bytes : SAMPLE_BYTES;
 
         for (unsigned j = 0; j < SAMPLES; j++)

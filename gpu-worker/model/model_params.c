@@ -8,8 +8,8 @@
 #include <string.h>
 
 struct reader {
-    const struct kv_gguf *gguf;
-    struct kv_model_params *params;
+    const struct kvw_gguf *gguf;
+    struct kvw_model_params *params;
     char *detail;
     size_t detail_bytes;
 };
@@ -23,7 +23,7 @@ refuse(const struct reader *reader, kv_status_t status, const char *format, ...)
 {
     va_list arguments;
     int n = snprintf(reader->detail, reader->detail_bytes,
-                     "model: %s: ", kv_gguf_path(reader->gguf));
+                     "model: %s: ", kvw_gguf_path(reader->gguf));
 
     if (n >= 0 && (size_t)n < reader->detail_bytes) {
         va_start(arguments, format);
@@ -37,9 +37,9 @@ refuse(const struct reader *reader, kv_status_t status, const char *format, ...)
 
 /* "llama.block_count" for ".block_count" */
 static const char *
-full_key(const struct reader *reader, const char *suffix, char key[KEY_BYTES])
+full_key(const struct reader *reader, const char *suffix, char key[KVW_MODEL_KEY_BYTES])
 {
-    snprintf(key, KEY_BYTES, "%.16s%.100s", reader->params->architecture, suffix);
+    snprintf(key, KVW_MODEL_KEY_BYTES, "%.16s%.100s", reader->params->architecture, suffix);
     return key;
 }
 
@@ -50,7 +50,7 @@ bad_value(const struct reader *reader, const char *key, kv_status_t status, cons
 
     if (status == KV_NOT_FOUND)
         return refuse(reader, KV_INVALID, "%s: missing: expected %s", key, wanted);
-    kv_gguf_format(reader->gguf, key, value, sizeof(value));
+    kvw_gguf_format(reader->gguf, key, value, sizeof(value));
     return refuse(reader, KV_INVALID, "%s: %s: expected %s", key, value, wanted);
 }
 
@@ -62,9 +62,9 @@ static kv_status_t read_count(const struct reader *reader,
                               uint32_t fallback,
                               uint32_t *ret_value)
 {
-    char key[KEY_BYTES], wanted[64];
+    char key[KVW_MODEL_KEY_BYTES], wanted[64];
     uint32_t value = 0;
-    kv_status_t status = kv_gguf_u32(reader->gguf, full_key(reader, suffix, key), &value);
+    kv_status_t status = kvw_gguf_u32(reader->gguf, full_key(reader, suffix, key), &value);
 
     if (status == KV_NOT_FOUND && fallback > 0) {
         *ret_value = fallback;
@@ -85,9 +85,9 @@ static kv_status_t read_real(const struct reader *reader,
                              float fallback,
                              float *ret_value)
 {
-    char key[KEY_BYTES], wanted[64];
+    char key[KVW_MODEL_KEY_BYTES], wanted[64];
     float value = 0;
-    kv_status_t status = kv_gguf_f32(reader->gguf, full_key(reader, suffix, key), &value);
+    kv_status_t status = kvw_gguf_f32(reader->gguf, full_key(reader, suffix, key), &value);
 
     if (status == KV_NOT_FOUND && fallback > 0) {
         *ret_value = fallback;
@@ -105,20 +105,20 @@ static kv_status_t read_real(const struct reader *reader,
  */
 static kv_status_t read_kv_heads(const struct reader *reader)
 {
-    struct kv_model_params *params = reader->params;
-    struct kv_gguf_array array;
-    char key[KEY_BYTES];
+    struct kvw_model_params *params = reader->params;
+    struct kvw_gguf_array array;
+    char key[KVW_MODEL_KEY_BYTES];
     int64_t first;
 
     full_key(reader, ".attention.head_count_kv", key);
-    if (kv_gguf_array_ints(reader->gguf, key, &array) != KV_OK)
+    if (kvw_gguf_array_ints(reader->gguf, key, &array) != KV_OK)
         return read_count(reader, ".attention.head_count_kv", 1, params->n_q_heads,
                           params->n_q_heads, &params->n_kv_heads);
     if (array.count != params->n_layers)
         return bad_value(reader, key, KV_INVALID, "one number for each layer");
-    first = kv_gguf_array_int(&array, 0);
+    first = kvw_gguf_array_int(&array, 0);
     for (uint64_t i = 0; i < array.count; i++)
-        if (kv_gguf_array_int(&array, i) != first)
+        if (kvw_gguf_array_int(&array, i) != first)
             return refuse(reader, KV_UNSUPPORTED,
                           "%s: layers differ: expected the same number in all", key);
     if (first < 1 || first > params->n_q_heads)
@@ -129,9 +129,9 @@ static kv_status_t read_kv_heads(const struct reader *reader)
 
 static kv_status_t read_rope(const struct reader *reader)
 {
-    struct kv_model_params *params = reader->params;
-    struct kv_text type = {"linear", 6}; /* what a file without the key means */
-    char key[KEY_BYTES];
+    struct kvw_model_params *params = reader->params;
+    struct kvw_text type = {"linear", 6}; /* what a file without the key means */
+    char key[KVW_MODEL_KEY_BYTES];
     kv_status_t status;
     bool is_named;
 
@@ -147,25 +147,25 @@ static kv_status_t read_rope(const struct reader *reader)
         return status;
 
     params->rope_scale = 1;
-    status = kv_gguf_text(reader->gguf, full_key(reader, ".rope.scaling.type", key), &type);
+    status = kvw_gguf_text(reader->gguf, full_key(reader, ".rope.scaling.type", key), &type);
     is_named = status == KV_OK;
     if (status == KV_INVALID)
         return bad_value(reader, key, status, "a text");
-    if (kv_text_is(type, "linear")) {
+    if (kvw_text_is(type, "linear")) {
         /* Old files have the second key. */
         status = read_real(reader, ".rope.scale_linear", 0, 1e6, 1, &params->rope_scale);
         if (status == KV_OK)
             status = read_real(reader, ".rope.scaling.factor", 0, 1e6,
                                is_named && params->rope_scale == 1 ? 0 : params->rope_scale,
                                &params->rope_scale);
-    } else if (kv_text_is(type, "none")) {
+    } else if (kvw_text_is(type, "none")) {
         status = KV_OK;
-    } else if (!kv_text_is(type, "llama3")) {
+    } else if (!kvw_text_is(type, "llama3")) {
         bad_value(reader, key, KV_INVALID, "none, linear or llama3");
         status = KV_UNSUPPORTED;
     }
-    if (status == KV_OK && kv_text_is(type, "llama3") &&
-        kv_gguf_tensor(reader->gguf, "rope_freqs.weight") == NULL)
+    if (status == KV_OK && kvw_text_is(type, "llama3") &&
+        kvw_gguf_tensor(reader->gguf, "rope_freqs.weight") == NULL)
         status = refuse(reader, KV_INVALID,
                         "rope_freqs.weight: missing: expected with %s llama3", key);
     return status;
@@ -173,15 +173,15 @@ static kv_status_t read_rope(const struct reader *reader)
 
 static kv_status_t read_architecture(const struct reader *reader)
 {
-    struct kv_model_params *params = reader->params;
-    struct kv_text text = {"", 0};
-    kv_status_t status = kv_gguf_text(reader->gguf, "general.architecture", &text);
+    struct kvw_model_params *params = reader->params;
+    struct kvw_text text = {"", 0};
+    kv_status_t status = kvw_gguf_text(reader->gguf, "general.architecture", &text);
 
     if (status != KV_OK)
         return bad_value(reader, "general.architecture", status, "llama or qwen2");
-    if (kv_text_is(text, "llama")) {
+    if (kvw_text_is(text, "llama")) {
         params->rope_style = KV_ROPE_ADJACENT;
-    } else if (kv_text_is(text, "qwen2")) {
+    } else if (kvw_text_is(text, "qwen2")) {
         params->rope_style = KV_ROPE_HALVES;
     } else {
         bad_value(reader, "general.architecture", KV_INVALID, "llama or qwen2");
@@ -190,8 +190,8 @@ static kv_status_t read_architecture(const struct reader *reader)
     snprintf(params->architecture, sizeof(params->architecture), "%.*s", (int)text.bytes,
              text.data);
 
-    text = (struct kv_text){"", 0};
-    kv_gguf_text(reader->gguf, "general.name", &text);
+    text = (struct kvw_text){"", 0};
+    kvw_gguf_text(reader->gguf, "general.name", &text);
     for (size_t i = 0; i < text.bytes && i + 1 < sizeof(params->name); i++)
         params->name[i] = text.data[i] >= ' ' && text.data[i] <= '~' ? text.data[i] : '?';
     return KV_OK;
@@ -199,15 +199,15 @@ static kv_status_t read_architecture(const struct reader *reader)
 
 static kv_status_t read_values(const struct reader *reader)
 {
-    struct kv_model_params *params = reader->params;
+    struct kvw_model_params *params = reader->params;
     uint32_t n_experts = 0, d_v;
     kv_status_t status;
-    char key[KEY_BYTES];
+    char key[KVW_MODEL_KEY_BYTES];
 
     status = read_architecture(reader);
     if (status != KV_OK)
         return status;
-    if (kv_gguf_u32(reader->gguf, full_key(reader, ".expert_count", key), &n_experts) ==
+    if (kvw_gguf_u32(reader->gguf, full_key(reader, ".expert_count", key), &n_experts) ==
             KV_OK &&
         n_experts > 0)
         return refuse(reader, KV_UNSUPPORTED, "%s: %" PRIu32 ": expected none", key, n_experts);
@@ -215,11 +215,11 @@ static kv_status_t read_values(const struct reader *reader)
             KV_OK ||
         (status = read_count(reader, ".context_length", 1, KV_TOKENS_MAX, 0,
                              &params->context)) != KV_OK ||
-        (status = read_count(reader, ".embedding_length", 1, KV_MODEL_WIDTH_MAX, 0,
+        (status = read_count(reader, ".embedding_length", 1, KVW_MODEL_WIDTH_MAX, 0,
                              &params->n_hidden)) != KV_OK ||
-        (status = read_count(reader, ".feed_forward_length", 1, KV_MODEL_WIDTH_MAX, 0,
+        (status = read_count(reader, ".feed_forward_length", 1, KVW_MODEL_WIDTH_MAX, 0,
                              &params->n_ffn)) != KV_OK ||
-        (status = read_count(reader, ".attention.head_count", 1, KV_MODEL_HEADS_MAX, 0,
+        (status = read_count(reader, ".attention.head_count", 1, KVW_MODEL_HEADS_MAX, 0,
                              &params->n_q_heads)) != KV_OK ||
         (status = read_kv_heads(reader)) != KV_OK)
         return status;
@@ -227,15 +227,15 @@ static kv_status_t read_values(const struct reader *reader)
         return bad_value(reader, full_key(reader, ".attention.head_count_kv", key), KV_INVALID,
                          "a divisor of the query heads");
     /* Without a length of its own, a head has its share of the state. */
-    status = read_count(reader, ".attention.key_length", 64, KV_MODEL_D_MAX,
+    status = read_count(reader, ".attention.key_length", 64, KVW_MODEL_D_MAX,
                         params->n_hidden / params->n_q_heads, &params->d);
     if (status != KV_OK)
         return status;
-    if (params->d < 64 || params->d > KV_MODEL_D_MAX || params->d % 8 != 0)
+    if (params->d < 64 || params->d > KVW_MODEL_D_MAX || params->d % 8 != 0)
         return refuse(reader, KV_UNSUPPORTED,
                       "head dimension: %" PRIu32 ": expected 64..256, a multiple of 8",
                       params->d);
-    status = read_count(reader, ".attention.value_length", 1, KV_MODEL_D_MAX, params->d, &d_v);
+    status = read_count(reader, ".attention.value_length", 1, KVW_MODEL_D_MAX, params->d, &d_v);
     if (status == KV_OK && d_v != params->d)
         status = bad_value(reader, full_key(reader, ".attention.value_length", key), KV_INVALID,
                            "the key's length");
@@ -247,20 +247,20 @@ static kv_status_t read_values(const struct reader *reader)
 
 /* ---- tensors ---- */
 
-static uint64_t extent_of(const struct kv_model_params *params, enum extent extent)
+static uint64_t extent_of(const struct kvw_model_params *params, enum kvw_model_extent extent)
 {
     switch (extent) {
-    case HIDDEN:
+    case KVW_MODEL_HIDDEN:
         return params->n_hidden;
-    case FFN:
+    case KVW_MODEL_FFN:
         return params->n_ffn;
-    case Q_WIDTH:
+    case KVW_MODEL_Q_WIDTH:
         return (uint64_t)params->n_q_heads * params->d;
-    case KV_WIDTH:
+    case KVW_WIDTH:
         return (uint64_t)params->n_kv_heads * params->d;
-    case VOCABULARY:
+    case KVW_MODEL_VOCABULARY:
         return params->n_vocabulary;
-    case ONE:
+    case KVW_MODEL_ONE:
         break;
     }
     return 1;
@@ -268,43 +268,43 @@ static uint64_t extent_of(const struct kv_model_params *params, enum extent exte
 
 /* Vectors are read in place, as fp32. */
 static kv_status_t check_tensor(const struct reader *reader,
-                                const struct kv_tensor *tensor,
+                                const struct kvw_tensor *tensor,
                                 const char *name,
                                 uint64_t columns,
                                 uint64_t rows,
                                 bool is_vector)
 {
-    if (tensor->dims[0] != columns || kv_tensor_rows(tensor) != rows ||
+    if (tensor->dims[0] != columns || kvw_tensor_rows(tensor) != rows ||
         (tensor->n_dims > 2 && (tensor->dims[2] != 1 || tensor->dims[3] != 1)))
         return refuse(reader, KV_INVALID,
                       "tensor %s: %" PRIu64 " x %" PRIu64 ": expected %" PRIu64 " x %" PRIu64,
-                      name, tensor->dims[0], kv_tensor_rows(tensor), columns, rows);
-    if (is_vector && tensor->type != KV_TENSOR_F32)
+                      name, tensor->dims[0], kvw_tensor_rows(tensor), columns, rows);
+    if (is_vector && tensor->type != KVW_TENSOR_F32)
         return refuse(reader, KV_UNSUPPORTED, "tensor %s: %s: expected F32", name,
-                      kv_tensor_layout(tensor->type)->name);
+                      kvw_tensor_layout(tensor->type)->name);
     return KV_OK;
 }
 
 static kv_status_t check_row(const struct reader *reader,
-                             const struct kv_tensor *tensor,
+                             const struct kvw_tensor *tensor,
                              const char *name,
-                             const struct tensor_row *row,
+                             const struct kvw_model_tensor_row *row,
                              size_t *n_known)
 {
-    const struct kv_model_params *params = reader->params;
+    const struct kvw_model_params *params = reader->params;
 
     if (tensor == NULL)
         return row->is_optional ? KV_OK
                                 : refuse(reader, KV_INVALID, "tensor %s: missing", name);
     (*n_known)++;
     return check_tensor(reader, tensor, name, extent_of(params, row->columns),
-                        extent_of(params, row->rows), row->rows == ONE);
+                        extent_of(params, row->rows), row->rows == KVW_MODEL_ONE);
 }
 
 static kv_status_t check_rope_factors(const struct reader *reader, size_t *n_known)
 {
-    struct kv_model_params *params = reader->params;
-    const struct kv_tensor *tensor = kv_gguf_tensor(reader->gguf, "rope_freqs.weight");
+    struct kvw_model_params *params = reader->params;
+    const struct kvw_tensor *tensor = kvw_gguf_tensor(reader->gguf, "rope_freqs.weight");
     kv_status_t status;
 
     if (tensor == NULL)
@@ -322,9 +322,9 @@ static kv_status_t check_rope_factors(const struct reader *reader, size_t *n_kno
     return KV_OK;
 }
 
-static bool is_known(const struct kv_model_params *params, struct kv_text name)
+static bool is_known(const struct kvw_model_params *params, struct kvw_text name)
 {
-    char text[KEY_BYTES], expected[KEY_BYTES];
+    char text[KVW_MODEL_KEY_BYTES], expected[KVW_MODEL_KEY_BYTES];
     unsigned layer;
     int end = 0;
 
@@ -334,52 +334,52 @@ static bool is_known(const struct kv_model_params *params, struct kv_text name)
     text[name.bytes] = '\0';
     if (strcmp(text, "rope_freqs.weight") == 0)
         return true;
-    for (size_t i = 0; i < COUNT(kv_model_tensors); i++)
-        if (strcmp(text, kv_model_tensors[i].name) == 0)
+    for (size_t i = 0; i < KVW_MODEL_COUNT(kvw_model_tensors); i++)
+        if (strcmp(text, kvw_model_tensors[i].name) == 0)
             return true;
     if (sscanf(text, "blk.%9u.%n", &layer, &end) != 1 || end == 0 || layer >= params->n_layers)
         return false;
     snprintf(expected, sizeof(expected), "blk.%u.", layer);
     if (strncmp(text, expected, (size_t)end) != 0)
         return false;
-    for (size_t i = 0; i < COUNT(kv_model_layer_tensors); i++)
-        if (strcmp(text + end, kv_model_layer_tensors[i].name) == 0)
+    for (size_t i = 0; i < KVW_MODEL_COUNT(kvw_model_layer_tensors); i++)
+        if (strcmp(text + end, kvw_model_layer_tensors[i].name) == 0)
             return true;
     return false;
 }
 
 static kv_status_t read_tensors(const struct reader *reader)
 {
-    struct kv_model_params *params = reader->params;
-    const size_t n_tensors = kv_gguf_n_tensors(reader->gguf);
-    const struct kv_tensor *embedding = kv_gguf_tensor(reader->gguf, "token_embd.weight");
+    struct kvw_model_params *params = reader->params;
+    const size_t n_tensors = kvw_gguf_n_tensors(reader->gguf);
+    const struct kvw_tensor *embedding = kvw_gguf_tensor(reader->gguf, "token_embd.weight");
     size_t n_known = 0;
     kv_status_t status;
 
     if (embedding == NULL)
         return refuse(reader, KV_INVALID, "tensor token_embd.weight: missing");
-    if (kv_tensor_rows(embedding) > 1 << 24)
+    if (kvw_tensor_rows(embedding) > 1 << 24)
         return refuse(reader, KV_INVALID,
                       "tensor token_embd.weight: %" PRIu64 " rows: expected at most 2^24",
-                      kv_tensor_rows(embedding));
-    params->n_vocabulary = (uint32_t)kv_tensor_rows(embedding);
-    params->has_output = kv_gguf_tensor(reader->gguf, "output.weight") != NULL;
-    for (size_t i = 0; i < COUNT(kv_model_tensors); i++) {
-        const struct tensor_row *row = &kv_model_tensors[i];
+                      kvw_tensor_rows(embedding));
+    params->n_vocabulary = (uint32_t)kvw_tensor_rows(embedding);
+    params->has_output = kvw_gguf_tensor(reader->gguf, "output.weight") != NULL;
+    for (size_t i = 0; i < KVW_MODEL_COUNT(kvw_model_tensors); i++) {
+        const struct kvw_model_tensor_row *row = &kvw_model_tensors[i];
 
-        status = check_row(reader, kv_gguf_tensor(reader->gguf, row->name), row->name, row,
+        status = check_row(reader, kvw_gguf_tensor(reader->gguf, row->name), row->name, row,
                            &n_known);
         if (status != KV_OK)
             return status;
     }
     for (uint32_t layer = 0; layer < params->n_layers; layer++)
-        for (size_t i = 0; i < COUNT(kv_model_layer_tensors); i++) {
-            char name[KEY_BYTES];
+        for (size_t i = 0; i < KVW_MODEL_COUNT(kvw_model_layer_tensors); i++) {
+            char name[KVW_MODEL_KEY_BYTES];
 
             snprintf(name, sizeof(name), "blk.%" PRIu32 ".%s", layer,
-                     kv_model_layer_tensors[i].name);
-            status = check_row(reader, kv_gguf_tensor(reader->gguf, name), name,
-                               &kv_model_layer_tensors[i], &n_known);
+                     kvw_model_layer_tensors[i].name);
+            status = check_row(reader, kvw_gguf_tensor(reader->gguf, name), name,
+                               &kvw_model_layer_tensors[i], &n_known);
             if (status != KV_OK)
                 return status;
         }
@@ -388,10 +388,10 @@ static kv_status_t read_tensors(const struct reader *reader)
         return status;
 
     for (size_t i = 0; i < n_tensors; i++) {
-        const struct kv_tensor *tensor = kv_gguf_tensor_at(reader->gguf, i);
+        const struct kvw_tensor *tensor = kvw_gguf_tensor_at(reader->gguf, i);
 
         if (n_known < n_tensors && !is_known(params, tensor->name)) {
-            char name[KEY_BYTES] = "";
+            char name[KVW_MODEL_KEY_BYTES] = "";
 
             for (size_t j = 0; j < tensor->name.bytes && j + 1 < sizeof(name); j++)
                 name[j] = tensor->name.data[j] >= ' ' && tensor->name.data[j] <= '~'
@@ -400,18 +400,18 @@ static kv_status_t read_tensors(const struct reader *reader)
             return refuse(reader, KV_UNSUPPORTED, "tensor %s: not one that %s models have here",
                           name, params->architecture);
         }
-        params->n_weights += tensor->dims[0] * kv_tensor_rows(tensor);
+        params->n_weights += tensor->dims[0] * kvw_tensor_rows(tensor);
         params->weight_bytes += tensor->bytes;
     }
     return KV_OK;
 }
 
-kv_status_t kv_model_read(const struct kv_gguf *gguf,
-                          struct kv_model_params *ret_params,
-                          char *detail,
-                          size_t detail_bytes)
+kv_status_t kvw_model_read(const struct kvw_gguf *gguf,
+                           struct kvw_model_params *ret_params,
+                           char *detail,
+                           size_t detail_bytes)
 {
-    struct kv_model_params params = {.n_layers = 0};
+    struct kvw_model_params params = {.n_layers = 0};
     const struct reader reader = {gguf, &params, detail, detail_bytes};
     kv_status_t status = read_values(&reader);
 

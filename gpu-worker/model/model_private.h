@@ -7,29 +7,29 @@
 #include "gpu-worker/model/model.h"
 
 enum {
-    KEY_BYTES = 256, /* of a key or a tensor's name */
+    KVW_MODEL_KEY_BYTES = 256, /* of a key or a tensor's name */
 };
 
 /* Where a size of a tensor comes from. */
-enum extent {
-    ONE,
-    HIDDEN,
-    FFN,
-    Q_WIDTH,
-    KV_WIDTH,
-    VOCABULARY,
+enum kvw_model_extent {
+    KVW_MODEL_ONE,
+    KVW_MODEL_HIDDEN,
+    KVW_MODEL_FFN,
+    KVW_MODEL_Q_WIDTH,
+    KVW_WIDTH,
+    KVW_MODEL_VOCABULARY,
 };
 
-struct tensor_row {
+struct kvw_model_tensor_row {
     const char *name; /* of a layer: what follows "blk.N." */
     size_t offset;    /* of the weight in its struct */
-    enum extent columns, rows;
+    enum kvw_model_extent columns, rows;
     bool is_optional;
 };
 
-extern const struct tensor_row kv_model_layer_tensors[16];
-extern const struct tensor_row kv_model_tensors[3];
+extern const struct kvw_model_tensor_row kvw_model_layer_tensors[16];
+extern const struct kvw_model_tensor_row kvw_model_tensors[3];
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define KVW_MODEL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 #endif

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-struct kv_merge_pair {
+struct kvw_bpe_pair {
     uint64_t order; /* priority, then the left symbol's index: smaller first */
     int32_t right;
     uint32_t
@@ -26,7 +26,7 @@ static bool grow(void **array, size_t count, size_t *capacity, size_t element_by
     return true;
 }
 
-static bool push(struct kv_merger *merger, struct kv_merge_pair pair)
+static bool push(struct kvw_merger *merger, struct kvw_bpe_pair pair)
 {
     size_t at = merger->n_pairs;
 
@@ -41,10 +41,10 @@ static bool push(struct kv_merger *merger, struct kv_merge_pair pair)
     return true;
 }
 
-static struct kv_merge_pair pop(struct kv_merger *merger)
+static struct kvw_bpe_pair pop(struct kvw_merger *merger)
 {
-    struct kv_merge_pair top = merger->pairs[0];
-    struct kv_merge_pair last = merger->pairs[--merger->n_pairs];
+    struct kvw_bpe_pair top = merger->pairs[0];
+    struct kvw_bpe_pair last = merger->pairs[--merger->n_pairs];
     size_t at = 0;
 
     for (;;) {
@@ -64,25 +64,25 @@ static struct kv_merge_pair pop(struct kv_merger *merger)
     return top;
 }
 
-void kv_merger_clear(struct kv_merger *merger)
+void kvw_merger_clear(struct kvw_merger *merger)
 {
     merger->n_symbols = 0;
     merger->n_pairs = 0;
 }
 
-bool kv_merger_add(struct kv_merger *merger, size_t bytes, int32_t token)
+bool kvw_merger_add(struct kvw_merger *merger, size_t bytes, int32_t token)
 {
     size_t at = merger->n_symbols;
-    struct kv_symbol *symbol;
+    struct kvw_symbol *symbol;
 
     if (!grow((void **)&merger->symbols, at, &merger->symbols_capacity, sizeof(*symbol)))
         return false;
     symbol = &merger->symbols[at];
-    *symbol = (struct kv_symbol){
+    *symbol = (struct kvw_symbol){
         .bytes = (uint32_t)bytes,
         .token = token,
-        .previous = KV_SYMBOL_NONE,
-        .next = KV_SYMBOL_NONE,
+        .previous = KVW_SYMBOL_NONE,
+        .next = KVW_SYMBOL_NONE,
     };
     if (at > 0) {
         symbol->begin = symbol[-1].begin + symbol[-1].bytes;
@@ -94,19 +94,19 @@ bool kv_merger_add(struct kv_merger *merger, size_t bytes, int32_t token)
 }
 
 struct run {
-    struct kv_merger *merger;
-    kv_merge_find find;
+    struct kvw_merger *merger;
+    kvw_bpe_merge_find find;
     const void *context;
     const char *text;
 };
 
 static bool consider(const struct run *run, int32_t left, int32_t right)
 {
-    const struct kv_symbol *symbols = run->merger->symbols;
-    struct kv_merge_pair pair = {.right = right};
+    const struct kvw_symbol *symbols = run->merger->symbols;
+    struct kvw_bpe_pair pair = {.right = right};
     uint32_t priority;
 
-    if (left == KV_SYMBOL_NONE || right == KV_SYMBOL_NONE ||
+    if (left == KVW_SYMBOL_NONE || right == KVW_SYMBOL_NONE ||
         !run->find(run->context, run->text, &symbols[left], &symbols[right], &pair.token,
                    &priority))
         return true;
@@ -115,10 +115,10 @@ static bool consider(const struct run *run, int32_t left, int32_t right)
     return push(run->merger, pair);
 }
 
-bool kv_merger_run(struct kv_merger *merger,
-                   kv_merge_find find,
-                   const void *context,
-                   const char *text)
+bool kvw_merger_run(struct kvw_merger *merger,
+                    kvw_bpe_merge_find find,
+                    const void *context,
+                    const char *text)
 {
     const struct run run = {merger, find, context, text};
 
@@ -127,9 +127,9 @@ bool kv_merger_run(struct kv_merger *merger,
             return false;
     }
     while (merger->n_pairs > 0) {
-        struct kv_merge_pair pair = pop(merger);
-        struct kv_symbol *left = &merger->symbols[(uint32_t)pair.order];
-        struct kv_symbol *right = &merger->symbols[pair.right];
+        struct kvw_bpe_pair pair = pop(merger);
+        struct kvw_symbol *left = &merger->symbols[(uint32_t)pair.order];
+        struct kvw_symbol *right = &merger->symbols[pair.right];
 
         /* A symbol only ever grows: the same length is the same symbol. */
         if (left->bytes == 0 || right->bytes == 0 || left->bytes + right->bytes != pair.bytes)
@@ -138,7 +138,7 @@ bool kv_merger_run(struct kv_merger *merger,
         left->token = pair.token;
         left->next = right->next;
         right->bytes = 0;
-        if (left->next != KV_SYMBOL_NONE)
+        if (left->next != KVW_SYMBOL_NONE)
             merger->symbols[left->next].previous = (int32_t)(uint32_t)pair.order;
         if (!consider(&run, left->previous, (int32_t)(uint32_t)pair.order) ||
             !consider(&run, (int32_t)(uint32_t)pair.order, left->next))
@@ -147,9 +147,9 @@ bool kv_merger_run(struct kv_merger *merger,
     return true;
 }
 
-void kv_merger_fini(struct kv_merger *merger)
+void kvw_merger_fini(struct kvw_merger *merger)
 {
     free(merger->symbols);
     free(merger->pairs);
-    *merger = (struct kv_merger){0};
+    *merger = (struct kvw_merger){0};
 }

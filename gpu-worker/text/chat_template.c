@@ -9,23 +9,23 @@
 
 static const char template_key[] = "tokenizer.chat_template";
 
-struct kv_chat_template {
-    enum kv_chat_family family;
-    const struct kv_tokenizer *tokenizer;
-    char *system; /* what kv_chat_template_system() lends */
+struct kvw_chat_template {
+    enum kvw_chat_family family;
+    const struct kvw_tokenizer *tokenizer;
+    char *system; /* what kvw_chat_template_system() lends */
     size_t system_bytes;
 };
 
 /* A list of parts on their way to the tokenizer. */
 struct parts {
-    struct kv_text_part *list;
+    struct kvw_text_part *list;
     size_t count, capacity;
 };
 
 static void add_part(struct parts *parts, const char *text, size_t bytes, bool special)
 {
     assert(parts->count < parts->capacity);
-    parts->list[parts->count++] = (struct kv_text_part){text, bytes, special};
+    parts->list[parts->count++] = (struct kvw_text_part){text, bytes, special};
 }
 
 static void add_marks(struct parts *parts, const char *marks)
@@ -34,21 +34,21 @@ static void add_marks(struct parts *parts, const char *marks)
 }
 
 /* The begin or end token, by its spelling. */
-static void add_token(struct parts *parts, const struct kv_tokenizer *tokenizer, int32_t token)
+static void add_token(struct parts *parts, const struct kvw_tokenizer *tokenizer, int32_t token)
 {
-    struct kv_text text = kv_tokenizer_text(tokenizer, (uint32_t)token);
+    struct kvw_text text = kvw_tokenizer_text(tokenizer, (uint32_t)token);
 
     add_part(parts, text.data, text.bytes, true);
 }
 
 /* White space as Python's strip() and Jinja's trim take it, for ASCII. */
-static bool is_space(char letter)
+static bool is_space(char character)
 {
-    return letter == ' ' || (letter >= '\t' && letter <= '\r') ||
-           (letter >= 0x1c && letter <= 0x1f);
+    return character == ' ' || (character >= '\t' && character <= '\r') ||
+           (character >= 0x1c && character <= 0x1f);
 }
 
-static void add_trimmed(struct parts *parts, struct kv_text text)
+static void add_trimmed(struct parts *parts, struct kvw_text text)
 {
     while (text.bytes > 0 && is_space(text.data[0])) {
         text.data++;
@@ -62,21 +62,21 @@ static void add_trimmed(struct parts *parts, struct kv_text text)
 /* --- The families --- */
 
 static const char *const role_names[] = {
-    [KV_CHAT_SYSTEM] = "system", [KV_CHAT_USER] = "user", [KV_CHAT_ASSISTANT] = "assistant"};
+    [KVW_CHAT_SYSTEM] = "system", [KVW_CHAT_USER] = "user", [KVW_CHAT_ASSISTANT] = "assistant"};
 
-static struct kv_text text_of(const struct kv_chat_message *message)
+static struct kvw_text text_of(const struct kvw_chat_message *message)
 {
-    return (struct kv_text){message->bytes > 0 ? message->text : "", message->bytes};
+    return (struct kvw_text){message->bytes > 0 ? message->text : "", message->bytes};
 }
 
 static void write_chatml(struct parts *parts,
-                         const struct kv_tokenizer *tokenizer,
-                         const struct kv_chat_message *messages,
+                         const struct kvw_tokenizer *tokenizer,
+                         const struct kvw_chat_message *messages,
                          size_t n_messages)
 {
     (void)tokenizer;
     for (size_t i = 0; i < n_messages; i++) {
-        struct kv_text text = text_of(&messages[i]);
+        struct kvw_text text = text_of(&messages[i]);
 
         add_marks(parts, "<|im_start|>");
         add_marks(parts, role_names[messages[i].role]);
@@ -88,22 +88,22 @@ static void write_chatml(struct parts *parts,
 }
 
 static void write_llama2(struct parts *parts,
-                         const struct kv_tokenizer *tokenizer,
-                         const struct kv_chat_message *messages,
+                         const struct kvw_tokenizer *tokenizer,
+                         const struct kvw_chat_message *messages,
                          size_t n_messages)
 {
     for (size_t i = 0; i < n_messages; i++) {
-        if (messages[i].role == KV_CHAT_ASSISTANT) {
+        if (messages[i].role == KVW_CHAT_ASSISTANT) {
             add_marks(parts, " ");
             add_trimmed(parts, text_of(&messages[i]));
             add_marks(parts, " ");
-            add_token(parts, tokenizer, kv_tokenizer_eos(tokenizer));
+            add_token(parts, tokenizer, kvw_tokenizer_eos(tokenizer));
             continue;
         }
-        add_token(parts, tokenizer, kv_tokenizer_bos(tokenizer));
+        add_token(parts, tokenizer, kvw_tokenizer_bos(tokenizer));
         add_marks(parts, "[INST] ");
-        if (messages[i].role == KV_CHAT_SYSTEM) {
-            struct kv_text text = text_of(&messages[i]);
+        if (messages[i].role == KVW_CHAT_SYSTEM) {
+            struct kvw_text text = text_of(&messages[i]);
 
             add_marks(parts, "<<SYS>>\n");
             add_part(parts, text.data, text.bytes, false);
@@ -116,11 +116,11 @@ static void write_llama2(struct parts *parts,
 }
 
 static void write_llama3(struct parts *parts,
-                         const struct kv_tokenizer *tokenizer,
-                         const struct kv_chat_message *messages,
+                         const struct kvw_tokenizer *tokenizer,
+                         const struct kvw_chat_message *messages,
                          size_t n_messages)
 {
-    add_token(parts, tokenizer, kv_tokenizer_bos(tokenizer));
+    add_token(parts, tokenizer, kvw_tokenizer_bos(tokenizer));
     for (size_t i = 0; i < n_messages; i++) {
         add_marks(parts, "<|start_header_id|>");
         add_marks(parts, role_names[messages[i].role]);
@@ -145,19 +145,19 @@ static const struct family {
     bool bounds;                  /* it knows itself where BOS and EOS go, and needs them */
     size_t closing;               /* parts behind the last text: its end, the answer's begin */
     void (*write)(struct parts *parts,
-                  const struct kv_tokenizer *tokenizer,
-                  const struct kv_chat_message *messages,
+                  const struct kvw_tokenizer *tokenizer,
+                  const struct kvw_chat_message *messages,
                   size_t n_messages);
 } families[] = {
-    [KV_CHAT_CHATML] =
+    [KVW_CHAT_CHATML] =
         {"chatml", "<|im_start|>", {"<|im_start|>", "<|im_end|>"}, false, 2, write_chatml},
-    [KV_CHAT_LLAMA2] = {"llama2", "<<SYS>>", {NULL}, true, 1, write_llama2},
-    [KV_CHAT_LLAMA3] = {"llama3",
-                        "<|start_header_id|>",
-                        {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-                        true,
-                        2,
-                        write_llama3},
+    [KVW_CHAT_LLAMA2] = {"llama2", "<<SYS>>", {NULL}, true, 1, write_llama2},
+    [KVW_CHAT_LLAMA3] = {"llama3",
+                         "<|start_header_id|>",
+                         {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+                         true,
+                         2,
+                         write_llama3},
 };
 
 enum {
@@ -166,7 +166,7 @@ enum {
 
 /* --- Recognising --- */
 
-static const char *find(struct kv_text text, const char *string)
+static const char *find(struct kvw_text text, const char *string)
 {
     return memmem(text.data, text.bytes, string, strlen(string));
 }
@@ -199,7 +199,7 @@ static bool read_literal(const char *begin, const char *end, char *ret_text, siz
 
 /* The system message that a chatml template has of its own: the first string that goes from the
  * mark of a system message to the mark of its end. */
-static bool read_system(struct kv_chat_template *chat, struct kv_text program)
+static bool read_system(struct kvw_chat_template *chat, struct kvw_text program)
 {
     static const char begin_mark[] = "<|im_start|>system", end_mark[] = "<|im_end|>";
     const char *begin;
@@ -208,7 +208,7 @@ static bool read_system(struct kv_chat_template *chat, struct kv_text program)
         const char *end;
 
         begin += strlen(begin_mark);
-        program = (struct kv_text){begin, program.bytes - (size_t)(begin - program.data)};
+        program = (struct kvw_text){begin, program.bytes - (size_t)(begin - program.data)};
         end = memmem(begin, program.bytes < SYSTEM_BYTES_MAX ? program.bytes : SYSTEM_BYTES_MAX,
                      end_mark, strlen(end_mark));
         if (end == NULL)
@@ -230,68 +230,68 @@ static bool read_system(struct kv_chat_template *chat, struct kv_text program)
     return true;
 }
 
-static kv_status_t choose_family(const struct kv_gguf *gguf,
+static kv_status_t choose_family(const struct kvw_gguf *gguf,
                                  const char *name,
-                                 const struct kv_detail *detail,
-                                 enum kv_chat_family *ret_family,
-                                 struct kv_text *ret_program)
+                                 const struct kvw_file_error *detail,
+                                 enum kvw_chat_family *ret_family,
+                                 struct kvw_text *ret_program)
 {
-    struct kv_text program;
-    kv_status_t status = kv_gguf_text(gguf, template_key, &program);
+    struct kvw_text program;
+    kv_status_t status = kvw_gguf_text(gguf, template_key, &program);
 
     if (status == KV_INVALID)
-        return kv_detail(detail, status, "key '%s': not a string", template_key);
+        return kvw_file_error(detail, status, "key '%s': not a string", template_key);
     if (status == KV_NOT_FOUND && name == NULL)
-        return kv_detail(detail, status,
-                         "key '%s': missing: name a template: chatml, llama2, llama3",
-                         template_key);
+        return kvw_file_error(detail, status,
+                              "key '%s': missing: name a template: chatml, llama2, llama3",
+                              template_key);
     if (status == KV_NOT_FOUND)
-        program = (struct kv_text){"", 0};
+        program = (struct kvw_text){"", 0};
     for (int i = 0; i < N_FAMILIES; i++) {
         if (name != NULL ? strcmp(name, families[i].name) == 0
                          : find(program, families[i].sign) != NULL) {
-            *ret_family = (enum kv_chat_family)i;
+            *ret_family = (enum kvw_chat_family)i;
             *ret_program = program;
             return KV_OK;
         }
     }
     if (name != NULL)
-        return kv_detail(detail, KV_INVALID,
-                         "no chat template '%s'; these are: chatml, llama2, llama3", name);
-    return kv_detail(detail, KV_UNSUPPORTED,
-                     "key '%s': not one of chatml, llama2, llama3: '%s'", template_key,
-                     kv_show(program).text);
+        return kvw_file_error(detail, KV_INVALID,
+                              "no chat template '%s'; these are: chatml, llama2, llama3", name);
+    return kvw_file_error(detail, KV_UNSUPPORTED,
+                          "key '%s': not one of chatml, llama2, llama3: '%s'", template_key,
+                          kvw_show(program).text);
 }
 
 static kv_status_t check_marks(const struct family *family,
-                               const struct kv_tokenizer *tokenizer,
-                               const struct kv_detail *detail)
+                               const struct kvw_tokenizer *tokenizer,
+                               const struct kvw_file_error *detail)
 {
     for (int i = 0; i < MARKS_MAX && family->marks[i] != NULL; i++) {
-        if (kv_tokenizer_find(tokenizer, family->marks[i], strlen(family->marks[i])) < 0)
-            return kv_detail(detail, KV_UNSUPPORTED,
-                             "chat template %s: the tokenizer has no '%s'", family->name,
-                             family->marks[i]);
+        if (kvw_tokenizer_find(tokenizer, family->marks[i], strlen(family->marks[i])) < 0)
+            return kvw_file_error(detail, KV_UNSUPPORTED,
+                                  "chat template %s: the tokenizer has no '%s'", family->name,
+                                  family->marks[i]);
     }
-    if (family->bounds && (kv_tokenizer_bos(tokenizer) == KV_TOKEN_NONE ||
-                           kv_tokenizer_eos(tokenizer) == KV_TOKEN_NONE))
-        return kv_detail(detail, KV_UNSUPPORTED,
-                         "chat template %s: the tokenizer has no begin or end token",
-                         family->name);
+    if (family->bounds && (kvw_tokenizer_bos(tokenizer) == KVW_TOKEN_NONE ||
+                           kvw_tokenizer_eos(tokenizer) == KVW_TOKEN_NONE))
+        return kvw_file_error(detail, KV_UNSUPPORTED,
+                              "chat template %s: the tokenizer has no begin or end token",
+                              family->name);
     return KV_OK;
 }
 
-kv_status_t kv_chat_template_create(const struct kv_gguf *gguf,
-                                    const struct kv_tokenizer *tokenizer,
-                                    const char *name,
-                                    struct kv_chat_template **ret_template,
-                                    char *detail,
-                                    size_t detail_bytes)
+kv_status_t kvw_chat_template_create(const struct kvw_gguf *gguf,
+                                     const struct kvw_tokenizer *tokenizer,
+                                     const char *name,
+                                     struct kvw_chat_template **ret_template,
+                                     char *detail,
+                                     size_t detail_bytes)
 {
-    const struct kv_detail where = {detail, detail_bytes, kv_gguf_path(gguf)};
-    struct kv_chat_template *chat;
-    enum kv_chat_family family = KV_CHAT_CHATML;
-    struct kv_text program = {"", 0};
+    const struct kvw_file_error where = {detail, detail_bytes, kvw_gguf_path(gguf)};
+    struct kvw_chat_template *chat;
+    enum kvw_chat_family family = KVW_CHAT_CHATML;
+    struct kvw_text program = {"", 0};
     kv_status_t status = choose_family(gguf, name, &where, &family, &program);
 
     if (status == KV_OK)
@@ -300,18 +300,18 @@ kv_status_t kv_chat_template_create(const struct kv_gguf *gguf,
         return status;
     chat = calloc(1, sizeof(*chat));
     if (chat == NULL)
-        return kv_detail(&where, KV_NO_MEMORY, "no memory for the chat template");
+        return kvw_file_error(&where, KV_NO_MEMORY, "no memory for the chat template");
     chat->family = family;
     chat->tokenizer = tokenizer;
-    if (family == KV_CHAT_CHATML && !read_system(chat, program)) {
-        kv_chat_template_destroy(chat);
-        return kv_detail(&where, KV_NO_MEMORY, "no memory for the chat template");
+    if (family == KVW_CHAT_CHATML && !read_system(chat, program)) {
+        kvw_chat_template_destroy(chat);
+        return kvw_file_error(&where, KV_NO_MEMORY, "no memory for the chat template");
     }
     *ret_template = chat;
     return KV_OK;
 }
 
-void kv_chat_template_destroy(struct kv_chat_template *chat)
+void kvw_chat_template_destroy(struct kvw_chat_template *chat)
 {
     if (chat == NULL)
         return;
@@ -319,46 +319,46 @@ void kv_chat_template_destroy(struct kv_chat_template *chat)
     free(chat);
 }
 
-enum kv_chat_family kv_chat_template_family(const struct kv_chat_template *chat)
+enum kvw_chat_family kvw_chat_template_family(const struct kvw_chat_template *chat)
 {
     return chat->family;
 }
 
-const char *kv_chat_template_name(const struct kv_chat_template *chat)
+const char *kvw_chat_template_name(const struct kvw_chat_template *chat)
 {
     return families[chat->family].name;
 }
 
-struct kv_text kv_chat_template_system(const struct kv_chat_template *chat)
+struct kvw_text kvw_chat_template_system(const struct kvw_chat_template *chat)
 {
-    return (struct kv_text){chat->system_bytes > 0 ? chat->system : "", chat->system_bytes};
+    return (struct kvw_text){chat->system_bytes > 0 ? chat->system : "", chat->system_bytes};
 }
 
 /* --- Encoding --- */
 
 /* System first if at all, then user and assistant in turn, the user last. */
-static bool is_conversation(const struct kv_chat_message *messages, size_t n_messages)
+static bool is_conversation(const struct kvw_chat_message *messages, size_t n_messages)
 {
-    size_t first = n_messages > 0 && messages[0].role == KV_CHAT_SYSTEM ? 1 : 0;
+    size_t first = n_messages > 0 && messages[0].role == KVW_CHAT_SYSTEM ? 1 : 0;
 
     if ((n_messages - first) % 2 == 0)
         return false;
     for (size_t i = first; i < n_messages; i++) {
-        if (messages[i].role != ((i - first) % 2 == 0 ? KV_CHAT_USER : KV_CHAT_ASSISTANT))
+        if (messages[i].role != ((i - first) % 2 == 0 ? KVW_CHAT_USER : KVW_CHAT_ASSISTANT))
             return false;
     }
     return true;
 }
 
-static kv_status_t encode(const struct kv_chat_template *chat,
-                          const struct kv_chat_message *messages,
+static kv_status_t encode(const struct kvw_chat_template *chat,
+                          const struct kvw_chat_message *messages,
                           size_t n_messages,
                           bool is_open,
                           uint32_t **ret_tokens,
                           size_t *ret_count)
 {
     const struct family *family = &families[chat->family];
-    const struct kv_chat_message own = {KV_CHAT_SYSTEM, chat->system, chat->system_bytes};
+    const struct kvw_chat_message own = {KVW_CHAT_SYSTEM, chat->system, chat->system_bytes};
     struct parts parts = {0};
     kv_status_t status;
 
@@ -368,33 +368,33 @@ static kv_status_t encode(const struct kv_chat_template *chat,
     parts.list = calloc(parts.capacity, sizeof(*parts.list));
     if (parts.list == NULL)
         return KV_NO_MEMORY;
-    if (own.bytes > 0 && messages[0].role != KV_CHAT_SYSTEM) {
+    if (own.bytes > 0 && messages[0].role != KVW_CHAT_SYSTEM) {
         family->write(&parts, chat->tokenizer, &own, 1);
         /* A single message ends with the mark of the answer: that one only comes last. */
         parts.count--;
     }
     family->write(&parts, chat->tokenizer, messages, n_messages);
     parts.count -= is_open ? family->closing : 0;
-    status = kv_tokenizer_encode_parts(chat->tokenizer, parts.list, parts.count,
-                                       !family->bounds, ret_tokens, ret_count);
+    status = kvw_tokenizer_encode_parts(chat->tokenizer, parts.list, parts.count,
+                                        !family->bounds, ret_tokens, ret_count);
     free(parts.list);
     return status;
 }
 
-kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
-                                    const struct kv_chat_message *messages,
-                                    size_t n_messages,
-                                    uint32_t **ret_tokens,
-                                    size_t *ret_count)
+kv_status_t kvw_chat_template_encode(const struct kvw_chat_template *chat,
+                                     const struct kvw_chat_message *messages,
+                                     size_t n_messages,
+                                     uint32_t **ret_tokens,
+                                     size_t *ret_count)
 {
     return encode(chat, messages, n_messages, false, ret_tokens, ret_count);
 }
 
-kv_status_t kv_chat_template_encode_open(const struct kv_chat_template *chat,
-                                         const struct kv_chat_message *messages,
-                                         size_t n_messages,
-                                         uint32_t **ret_tokens,
-                                         size_t *ret_count)
+kv_status_t kvw_chat_template_encode_open(const struct kvw_chat_template *chat,
+                                          const struct kvw_chat_message *messages,
+                                          size_t n_messages,
+                                          uint32_t **ret_tokens,
+                                          size_t *ret_count)
 {
     return encode(chat, messages, n_messages, true, ret_tokens, ret_count);
 }

@@ -21,45 +21,45 @@
 
 #include "gpu-worker/text/tokenizer.h"
 
-enum kv_chat_family {
-    KV_CHAT_CHATML,
-    KV_CHAT_LLAMA2,
-    KV_CHAT_LLAMA3,
+enum kvw_chat_family {
+    KVW_CHAT_CHATML,
+    KVW_CHAT_LLAMA2,
+    KVW_CHAT_LLAMA3,
 };
 
-struct kv_chat_template;
+struct kvw_chat_template;
 
 /* Recognises the file's tokenizer.chat_template, or takes the family that `name` names
  * ("chatml", "llama2", "llama3"; NULL: as the file says).  The marks must be tokens of this
  * tokenizer (llama2: BOS and EOS must be known), which the template keeps, as it does the file.
  * KV_NOT_FOUND: the file has no template.  KV_UNSUPPORTED: it is of none of these families, or
  * the tokenizer lacks a mark. KV_INVALID: `name` is no family, or the key is no text.
- * KV_NO_MEMORY.  On failure `detail` gets one line as in kv_gguf_open(). */
-kv_status_t kv_chat_template_create(const struct kv_gguf *gguf,
-                                    const struct kv_tokenizer *tokenizer,
-                                    const char *name,
-                                    struct kv_chat_template **ret_template,
-                                    char *detail,
-                                    size_t detail_bytes);
+ * KV_NO_MEMORY.  On failure `detail` gets one line as in kvw_gguf_open(). */
+kv_status_t kvw_chat_template_create(const struct kvw_gguf *gguf,
+                                     const struct kvw_tokenizer *tokenizer,
+                                     const char *name,
+                                     struct kvw_chat_template **ret_template,
+                                     char *detail,
+                                     size_t detail_bytes);
 
 /* NULL is allowed. */
-void kv_chat_template_destroy(struct kv_chat_template *chat);
+void kvw_chat_template_destroy(struct kvw_chat_template *chat);
 
-enum kv_chat_family kv_chat_template_family(const struct kv_chat_template *chat);
+enum kvw_chat_family kvw_chat_template_family(const struct kvw_chat_template *chat);
 /* "chatml" */
-const char *kv_chat_template_name(const struct kv_chat_template *chat);
+const char *kvw_chat_template_name(const struct kvw_chat_template *chat);
 
 /* What the model is told where the conversation has no system message; no bytes: nothing. */
-struct kv_text kv_chat_template_system(const struct kv_chat_template *chat);
+struct kvw_text kvw_chat_template_system(const struct kvw_chat_template *chat);
 
-enum kv_chat_role {
-    KV_CHAT_SYSTEM,
-    KV_CHAT_USER,
-    KV_CHAT_ASSISTANT,
+enum kvw_chat_role {
+    KVW_CHAT_SYSTEM,
+    KVW_CHAT_USER,
+    KVW_CHAT_ASSISTANT,
 };
 
-struct kv_chat_message {
-    enum kv_chat_role role;
+struct kvw_chat_message {
+    enum kvw_chat_role role;
     const char *text;
     size_t bytes;
 };
@@ -69,18 +69,18 @@ struct kv_chat_message {
  * otherwise. Pass the whole conversation each time: its tokens begin with those of the turns
  * before wherever the tokenizer gives an answer's text the tokens that the model chose. Gives
  * *ret_tokens (*ret_count), free it with free().  KV_TOO_LARGE, KV_NO_MEMORY as encoding. */
-kv_status_t kv_chat_template_encode(const struct kv_chat_template *chat,
-                                    const struct kv_chat_message *messages,
-                                    size_t n_messages,
-                                    uint32_t **ret_tokens,
-                                    size_t *ret_count);
+kv_status_t kvw_chat_template_encode(const struct kvw_chat_template *chat,
+                                     const struct kvw_chat_message *messages,
+                                     size_t n_messages,
+                                     uint32_t **ret_tokens,
+                                     size_t *ret_count);
 
 /* The same up to the end of the last text, whose turn stays open: what comes next goes on with
  * what the user says. */
-kv_status_t kv_chat_template_encode_open(const struct kv_chat_template *chat,
-                                         const struct kv_chat_message *messages,
-                                         size_t n_messages,
-                                         uint32_t **ret_tokens,
-                                         size_t *ret_count);
+kv_status_t kvw_chat_template_encode_open(const struct kvw_chat_template *chat,
+                                          const struct kvw_chat_message *messages,
+                                          size_t n_messages,
+                                          uint32_t **ret_tokens,
+                                          size_t *ret_count);
 
 #endif

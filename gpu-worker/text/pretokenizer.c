@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kv_split {
+struct kvw_pretokenizer {
     const char *name;
     pcre2_code *code;
 };
 
-struct kv_split_walk {
-    const struct kv_split *split;
+struct kvw_pretokenizer_walk {
+    const struct kvw_pretokenizer *split;
     pcre2_match_data *match;
     pcre2_match_context *context;
 };
@@ -72,15 +72,17 @@ static const char *name_of(const char *pattern)
     return patterns[i].name;
 }
 
-const char *kv_split_names(void)
+const char *kvw_pretokenizer_names(void)
 {
     return "gpt-2, smollm, llama-bpe, qwen2";
 }
 
-kv_status_t kv_split_create(const char *name, size_t name_bytes, struct kv_split **ret_split)
+kv_status_t kvw_pretokenizer_create(const char *name,
+                                    size_t name_bytes,
+                                    struct kvw_pretokenizer **ret_split)
 {
     const char *pattern = pattern_of(name, name_bytes);
-    struct kv_split *split;
+    struct kvw_pretokenizer *split;
     PCRE2_SIZE where;
     int error;
 
@@ -94,7 +96,7 @@ kv_status_t kv_split_create(const char *name, size_t name_bytes, struct kv_split
                                 PCRE2_UTF | PCRE2_UCP | PCRE2_DOTALL | PCRE2_ANCHORED, &error,
                                 &where, NULL);
     if (split->code == NULL) {
-        kv_split_destroy(split);
+        kvw_pretokenizer_destroy(split);
         return KV_NO_MEMORY;
     }
     /* Without it, as where memory may not be made executable, matching is slower. */
@@ -103,7 +105,7 @@ kv_status_t kv_split_create(const char *name, size_t name_bytes, struct kv_split
     return KV_OK;
 }
 
-void kv_split_destroy(struct kv_split *split)
+void kvw_pretokenizer_destroy(struct kvw_pretokenizer *split)
 {
     if (split == NULL)
         return;
@@ -111,14 +113,14 @@ void kv_split_destroy(struct kv_split *split)
     free(split);
 }
 
-const char *kv_split_name(const struct kv_split *split)
+const char *kvw_pretokenizer_name(const struct kvw_pretokenizer *split)
 {
     return split->name;
 }
 
-struct kv_split_walk *kv_split_walk_create(const struct kv_split *split)
+struct kvw_pretokenizer_walk *kvw_pretokenizer_walk_create(const struct kvw_pretokenizer *split)
 {
-    struct kv_split_walk *walk = calloc(1, sizeof(*walk));
+    struct kvw_pretokenizer_walk *walk = calloc(1, sizeof(*walk));
 
     if (walk == NULL)
         return NULL;
@@ -126,7 +128,7 @@ struct kv_split_walk *kv_split_walk_create(const struct kv_split *split)
     walk->match = pcre2_match_data_create(1, NULL);
     walk->context = pcre2_match_context_create(NULL);
     if (walk->match == NULL || walk->context == NULL) {
-        kv_split_walk_destroy(walk);
+        kvw_pretokenizer_walk_destroy(walk);
         return NULL;
     }
     /* A pattern gives a run of white space back once at most: time is no matter. */
@@ -134,7 +136,7 @@ struct kv_split_walk *kv_split_walk_create(const struct kv_split *split)
     return walk;
 }
 
-void kv_split_walk_destroy(struct kv_split_walk *walk)
+void kvw_pretokenizer_walk_destroy(struct kvw_pretokenizer_walk *walk)
 {
     if (walk == NULL)
         return;
@@ -143,7 +145,7 @@ void kv_split_walk_destroy(struct kv_split_walk *walk)
     free(walk);
 }
 
-static int match(struct kv_split_walk *walk,
+static int match(struct kvw_pretokenizer_walk *walk,
                  const char *text,
                  size_t bytes,
                  size_t begin,
@@ -153,8 +155,11 @@ static int match(struct kv_split_walk *walk,
                        PCRE2_NO_UTF_CHECK | more_options, walk->match, walk->context);
 }
 
-kv_status_t kv_split_next(
-    struct kv_split_walk *walk, const char *text, size_t bytes, size_t begin, size_t *ret_end)
+kv_status_t kvw_pretokenizer_next(struct kvw_pretokenizer_walk *walk,
+                                  const char *text,
+                                  size_t bytes,
+                                  size_t begin,
+                                  size_t *ret_end)
 {
     int count = match(walk, text, bytes, begin, 0);
 

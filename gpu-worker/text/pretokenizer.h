@@ -20,27 +20,33 @@
 
 #include <stddef.h>
 
-struct kv_split;
-struct kv_split_walk;
+struct kvw_pretokenizer;
+struct kvw_pretokenizer_walk;
 
 /* KV_UNSUPPORTED: no such pre-tokenizer.  KV_NO_MEMORY. */
-kv_status_t kv_split_create(const char *name, size_t name_bytes, struct kv_split **ret_split);
+kv_status_t kvw_pretokenizer_create(const char *name,
+                                    size_t name_bytes,
+                                    struct kvw_pretokenizer **ret_split);
 /* NULL is allowed. */
-void kv_split_destroy(struct kv_split *split);
+void kvw_pretokenizer_destroy(struct kvw_pretokenizer *split);
 
 /* "smollm"; the one of several names for the same that is in the list above. */
-const char *kv_split_name(const struct kv_split *split);
+const char *kvw_pretokenizer_name(const struct kvw_pretokenizer *split);
 
 /* The names above, separated by commas, for messages. */
-const char *kv_split_names(void);
+const char *kvw_pretokenizer_names(void);
 
 /* What walking over texts takes.  NULL: out of memory. */
-struct kv_split_walk *kv_split_walk_create(const struct kv_split *split);
-void kv_split_walk_destroy(struct kv_split_walk *walk);
+struct kvw_pretokenizer_walk *
+kvw_pretokenizer_walk_create(const struct kvw_pretokenizer *split);
+void kvw_pretokenizer_walk_destroy(struct kvw_pretokenizer_walk *walk);
 
 /* Where the word ends that begins at `begin` < `bytes`; more than `begin`.  `text` is valid
  * UTF-8 (which is not checked), and `begin` the end of the word before or 0.  KV_NO_MEMORY. */
-kv_status_t kv_split_next(
-    struct kv_split_walk *walk, const char *text, size_t bytes, size_t begin, size_t *ret_end);
+kv_status_t kvw_pretokenizer_next(struct kvw_pretokenizer_walk *walk,
+                                  const char *text,
+                                  size_t bytes,
+                                  size_t begin,
+                                  size_t *ret_end);
 
 #endif

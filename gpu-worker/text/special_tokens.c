@@ -24,18 +24,18 @@ static int compare_specials(const void *a, const void *b)
     return (left->token > right->token) - (left->token < right->token);
 }
 
-static bool is_special(const struct kv_vocabulary *vocabulary, uint32_t token)
+static bool is_special(const struct kvw_vocabulary *vocabulary, uint32_t token)
 {
     uint8_t kind = vocabulary->kinds[token];
 
     return vocabulary->texts[token].bytes > 0 &&
-           (kind == KV_TOKEN_CONTROL || kind == KV_TOKEN_USER_DEFINED ||
-            kind == KV_TOKEN_UNKNOWN);
+           (kind == KVW_TOKEN_CONTROL || kind == KVW_TOKEN_USER_DEFINED ||
+            kind == KVW_TOKEN_UNKNOWN);
 }
 
-bool kv_tokenizer_list_specials(struct kv_tokenizer *tokenizer)
+bool kvw_tokenizer_list_specials(struct kvw_tokenizer *tokenizer)
 {
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    const struct kvw_vocabulary *vocabulary = &tokenizer->vocabulary;
     struct special *specials;
     size_t count = 0;
 
@@ -60,23 +60,23 @@ bool kv_tokenizer_list_specials(struct kv_tokenizer *tokenizer)
     return true;
 }
 
-static bool add_hit(struct cut *cut, size_t begin, uint32_t token)
+static bool add_hit(struct kvw_tokenizer_cut *cut, size_t begin, uint32_t token)
 {
     if (cut->n_hits == cut->capacity) {
         size_t capacity = cut->capacity > 0 ? cut->capacity * 2 : 16;
-        struct hit *hits = realloc(cut->hits, capacity * sizeof(*hits));
+        struct kvw_tokenizer_hit *hits = realloc(cut->hits, capacity * sizeof(*hits));
 
         if (hits == NULL)
             return false;
         cut->hits = hits;
         cut->capacity = capacity;
     }
-    cut->hits[cut->n_hits++] = (struct hit){begin, token};
+    cut->hits[cut->n_hits++] = (struct kvw_tokenizer_hit){begin, token};
     return true;
 }
 
 /* Where the taken bytes end that are the last of these, or `begin` if none is taken. */
-static size_t last_taken(const struct cut *cut, size_t begin, size_t end)
+static size_t last_taken(const struct kvw_tokenizer_cut *cut, size_t begin, size_t end)
 {
     const unsigned char *last = memrchr(cut->taken + begin, 1, end - begin);
 
@@ -84,42 +84,45 @@ static size_t last_taken(const struct cut *cut, size_t begin, size_t end)
 }
 
 /* Cuts one token out of the stretch wherever it is spelled with no byte taken. */
-static bool
-cut_token(struct cut *cut, struct kv_text spelling, uint32_t token, size_t begin, size_t end)
+static bool cut_token(struct kvw_tokenizer_cut *cut,
+                      struct kvw_text token_text,
+                      uint32_t token,
+                      size_t begin,
+                      size_t end)
 {
-    while (end - begin >= spelling.bytes) {
+    while (end - begin >= token_text.bytes) {
         const char *found =
-            memmem(cut->text + begin, end - begin, spelling.data, spelling.bytes);
+            memmem(cut->text + begin, end - begin, token_text.data, token_text.bytes);
         size_t at, free_from;
 
         if (found == NULL)
             return true;
         at = (size_t)(found - cut->text);
-        free_from = last_taken(cut, at, at + spelling.bytes);
+        free_from = last_taken(cut, at, at + token_text.bytes);
         if (free_from > at) {
             begin = free_from;
             continue;
         }
         if (!add_hit(cut, at, token))
             return false;
-        begin = at + spelling.bytes;
-        memset(cut->taken + at, 1, spelling.bytes);
+        begin = at + token_text.bytes;
+        memset(cut->taken + at, 1, token_text.bytes);
     }
     return true;
 }
 
-static bool cut_part(const struct kv_tokenizer *tokenizer,
-                     struct cut *cut,
+static bool cut_part(const struct kvw_tokenizer *tokenizer,
+                     struct kvw_tokenizer_cut *cut,
                      size_t begin,
                      size_t end,
                      bool special)
 {
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    const struct kvw_vocabulary *vocabulary = &tokenizer->vocabulary;
 
     for (size_t i = 0; i < tokenizer->n_specials; i++) {
         uint32_t token = tokenizer->specials[i];
 
-        if (!special && vocabulary->kinds[token] != KV_TOKEN_USER_DEFINED)
+        if (!special && vocabulary->kinds[token] != KVW_TOKEN_USER_DEFINED)
             continue;
         if (!cut_token(cut, vocabulary->texts[token], token, begin, end))
             return false;
@@ -129,15 +132,15 @@ static bool cut_part(const struct kv_tokenizer *tokenizer,
 
 static int compare_hits(const void *a, const void *b)
 {
-    const struct hit *left = a, *right = b;
+    const struct kvw_tokenizer_hit *left = a, *right = b;
 
     return (left->begin > right->begin) - (left->begin < right->begin);
 }
 
-kv_status_t kv_tokenizer_cut_parts(const struct kv_tokenizer *tokenizer,
-                                   const struct kv_text_part *parts,
-                                   size_t n_parts,
-                                   struct cut *cut)
+kv_status_t kvw_tokenizer_split_special_parts(const struct kvw_tokenizer *tokenizer,
+                                              const struct kvw_text_part *parts,
+                                              size_t n_parts,
+                                              struct kvw_tokenizer_cut *cut)
 {
     size_t bytes = 0;
 

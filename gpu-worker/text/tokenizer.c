@@ -24,53 +24,53 @@ static const struct {
 
 /* --- Creation --- */
 
-static kv_status_t read_flag(const struct kv_gguf *gguf,
+static kv_status_t read_flag(const struct kvw_gguf *gguf,
                              const char *key,
-                             const struct kv_detail *detail,
+                             const struct kvw_file_error *detail,
                              bool *flag)
 {
-    kv_status_t status = kv_gguf_bool(gguf, key, flag);
+    kv_status_t status = kvw_gguf_bool(gguf, key, flag);
 
     if (status == KV_INVALID)
-        return kv_detail(detail, KV_INVALID, "key '%s': not a boolean", key);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': not a boolean", key);
     return KV_OK;
 }
 
 /* `*token` stays what it is where the file does not say. */
-static kv_status_t read_id(const struct kv_tokenizer *tokenizer,
-                           const struct kv_gguf *gguf,
+static kv_status_t read_id(const struct kvw_tokenizer *tokenizer,
+                           const struct kvw_gguf *gguf,
                            const char *key,
-                           const struct kv_detail *detail,
+                           const struct kvw_file_error *detail,
                            int32_t *token)
 {
     uint32_t id;
-    kv_status_t status = kv_gguf_u32(gguf, key, &id);
+    kv_status_t status = kvw_gguf_u32(gguf, key, &id);
 
     if (status == KV_NOT_FOUND)
         return KV_OK;
     if (status != KV_OK)
-        return kv_detail(detail, KV_INVALID, "key '%s': not a token's number", key);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': not a token's number", key);
     if (id >= tokenizer->vocabulary.n_tokens)
-        return kv_detail(detail, KV_INVALID, "key '%s': %" PRIu32 " of %" PRIu32 " tokens", key,
-                         id, tokenizer->vocabulary.n_tokens);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %" PRIu32 " of %" PRIu32 " tokens",
+                              key, id, tokenizer->vocabulary.n_tokens);
     *token = (int32_t)id;
     return KV_OK;
 }
 
-static void add_end(struct kv_tokenizer *tokenizer, int32_t token)
+static void add_end(struct kvw_tokenizer *tokenizer, int32_t token)
 {
-    if (token == KV_TOKEN_NONE || kv_tokenizer_is_end(tokenizer, (uint32_t)token))
+    if (token == KVW_TOKEN_NONE || kvw_tokenizer_is_end(tokenizer, (uint32_t)token))
         return;
-    assert(tokenizer->n_ends < ENDS_MAX);
+    assert(tokenizer->n_ends < KVW_TOKENIZER_ENDS_MAX);
     tokenizer->ends[tokenizer->n_ends++] = (uint32_t)token;
 }
 
-static kv_status_t read_ids(struct kv_tokenizer *tokenizer,
-                            const struct kv_gguf *gguf,
-                            const struct kv_detail *detail)
+static kv_status_t read_ids(struct kvw_tokenizer *tokenizer,
+                            const struct kvw_gguf *gguf,
+                            const struct kvw_file_error *detail)
 {
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
-    int32_t end_of_turn = KV_TOKEN_NONE, end_of_message = KV_TOKEN_NONE;
+    const struct kvw_vocabulary *vocabulary = &tokenizer->vocabulary;
+    int32_t end_of_turn = KVW_TOKEN_NONE, end_of_message = KVW_TOKEN_NONE;
     const struct {
         const char *key;
         int32_t *token;
@@ -98,11 +98,11 @@ static kv_status_t read_ids(struct kv_tokenizer *tokenizer,
     add_end(tokenizer, end_of_turn);
     add_end(tokenizer, end_of_message);
     for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
-        int32_t token = kv_vocabulary_find(vocabulary, known[i].name, strlen(known[i].name));
+        int32_t token = kvw_vocabulary_find(vocabulary, known[i].name, strlen(known[i].name));
 
-        if (token == KV_TOKEN_NONE)
+        if (token == KVW_TOKEN_NONE)
             continue;
-        vocabulary->kinds[token] = KV_TOKEN_CONTROL;
+        vocabulary->kinds[token] = KVW_TOKEN_CONTROL;
         if (known[i].is_end)
             add_end(tokenizer, token);
     }
@@ -110,9 +110,9 @@ static kv_status_t read_ids(struct kv_tokenizer *tokenizer,
 }
 
 /* The pieces of normal tokens and of bytes; the others' are their spelling. */
-static bool decode_pieces(struct kv_tokenizer *tokenizer)
+static bool decode_pieces(struct kvw_tokenizer *tokenizer)
 {
-    const struct kv_vocabulary *vocabulary = &tokenizer->vocabulary;
+    const struct kvw_vocabulary *vocabulary = &tokenizer->vocabulary;
     size_t bytes = 1, at = 0;
 
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++)
@@ -125,48 +125,48 @@ static bool decode_pieces(struct kv_tokenizer *tokenizer)
         char *piece = tokenizer->piece_bytes + at;
         size_t piece_bytes;
 
-        if (vocabulary->kinds[i] == KV_TOKEN_BYTE && tokenizer->spm != NULL) {
-            piece[0] = (char)kv_spm_byte(vocabulary->texts[i]);
+        if (vocabulary->kinds[i] == KVW_TOKEN_BYTE && tokenizer->spm != NULL) {
+            piece[0] = (char)kvw_spm_byte(vocabulary->texts[i]);
             piece_bytes = 1;
-        } else if (vocabulary->kinds[i] == KV_TOKEN_UNUSED) {
+        } else if (vocabulary->kinds[i] == KVW_TOKEN_UNUSED) {
             piece_bytes = 0;
-        } else if (vocabulary->kinds[i] != KV_TOKEN_NORMAL) {
+        } else if (vocabulary->kinds[i] != KVW_TOKEN_NORMAL) {
             tokenizer->pieces[i] = vocabulary->texts[i];
             continue;
         } else {
-            piece_bytes = tokenizer->spm != NULL ? kv_spm_decode(vocabulary->texts[i], piece)
-                                                 : kv_bpe_decode(vocabulary->texts[i], piece);
+            piece_bytes = tokenizer->spm != NULL ? kvw_spm_decode(vocabulary->texts[i], piece)
+                                                 : kvw_bpe_decode(vocabulary->texts[i], piece);
         }
-        tokenizer->pieces[i] = (struct kv_text){piece, piece_bytes};
+        tokenizer->pieces[i] = (struct kvw_text){piece, piece_bytes};
         at += piece_bytes;
     }
     return true;
 }
 
-static kv_status_t read_model(struct kv_tokenizer *tokenizer,
-                              const struct kv_gguf *gguf,
-                              const struct kv_detail *detail)
+static kv_status_t read_model(struct kvw_tokenizer *tokenizer,
+                              const struct kvw_gguf *gguf,
+                              const struct kvw_file_error *detail)
 {
     static const char key[] = "tokenizer.ggml.model";
-    struct kv_text model;
-    kv_status_t status = kv_gguf_text(gguf, key, &model);
+    struct kvw_text model;
+    kv_status_t status = kvw_gguf_text(gguf, key, &model);
 
     if (status != KV_OK)
-        return kv_detail(detail, KV_INVALID, "key '%s': %s", key,
-                         status == KV_NOT_FOUND ? "missing" : "not a string");
-    if (kv_text_is(model, "gpt2")) {
-        status = kv_vocabulary_init(&tokenizer->vocabulary, gguf, false, detail);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", key,
+                              status == KV_NOT_FOUND ? "missing" : "not a string");
+    if (kvw_text_is(model, "gpt2")) {
+        status = kvw_vocabulary_init(&tokenizer->vocabulary, gguf, false, detail);
         if (status == KV_OK)
-            status = kv_bpe_create(&tokenizer->vocabulary, gguf, detail, &tokenizer->bpe);
+            status = kvw_bpe_create(&tokenizer->vocabulary, gguf, detail, &tokenizer->bpe);
         if (status == KV_OK)
-            tokenizer->add_bos = strcmp(kv_bpe_pre(tokenizer->bpe), "llama-bpe") == 0;
+            tokenizer->add_bos = strcmp(kvw_bpe_pre(tokenizer->bpe), "llama-bpe") == 0;
         return status;
     }
-    if (!kv_text_is(model, "llama"))
-        return kv_detail(detail, KV_UNSUPPORTED,
-                         "key '%s': '%s' is not supported; these are: gpt2, llama", key,
-                         kv_show(model).text);
-    status = kv_vocabulary_init(&tokenizer->vocabulary, gguf, true, detail);
+    if (!kvw_text_is(model, "llama"))
+        return kvw_file_error(detail, KV_UNSUPPORTED,
+                              "key '%s': '%s' is not supported; these are: gpt2, llama", key,
+                              kvw_show(model).text);
+    status = kvw_vocabulary_init(&tokenizer->vocabulary, gguf, true, detail);
     if (status != KV_OK)
         return status;
     /* SentencePiece's own places for these. */
@@ -181,86 +181,87 @@ static kv_status_t read_model(struct kv_tokenizer *tokenizer,
                      &tokenizer->unknown);
     if (status == KV_OK)
         status =
-            kv_spm_create(&tokenizer->vocabulary, tokenizer->unknown, detail, &tokenizer->spm);
+            kvw_spm_create(&tokenizer->vocabulary, tokenizer->unknown, detail, &tokenizer->spm);
     return status;
 }
 
-kv_status_t kv_tokenizer_create(const struct kv_gguf *gguf,
-                                struct kv_tokenizer **ret_tokenizer,
-                                char *detail,
-                                size_t detail_bytes)
+kv_status_t kvw_tokenizer_create(const struct kvw_gguf *gguf,
+                                 struct kvw_tokenizer **ret_tokenizer,
+                                 char *detail,
+                                 size_t detail_bytes)
 {
-    const struct kv_detail where = {detail, detail_bytes, kv_gguf_path(gguf)};
-    struct kv_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
+    const struct kvw_file_error where = {detail, detail_bytes, kvw_gguf_path(gguf)};
+    struct kvw_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
     kv_status_t status;
 
     if (tokenizer == NULL)
-        return kv_detail(&where, KV_NO_MEMORY, "no memory for the tokenizer");
-    tokenizer->bos = tokenizer->eos = tokenizer->unknown = KV_TOKEN_NONE;
+        return kvw_file_error(&where, KV_NO_MEMORY, "no memory for the tokenizer");
+    tokenizer->bos = tokenizer->eos = tokenizer->unknown = KVW_TOKEN_NONE;
     status = read_model(tokenizer, gguf, &where);
     if (status == KV_OK)
         status = read_ids(tokenizer, gguf, &where);
-    if (status == KV_OK && !(kv_tokenizer_list_specials(tokenizer) && decode_pieces(tokenizer)))
-        status = kv_detail(&where, KV_NO_MEMORY, "no memory for the tokenizer");
+    if (status == KV_OK &&
+        !(kvw_tokenizer_list_specials(tokenizer) && decode_pieces(tokenizer)))
+        status = kvw_file_error(&where, KV_NO_MEMORY, "no memory for the tokenizer");
     if (status != KV_OK) {
-        kv_tokenizer_destroy(tokenizer);
+        kvw_tokenizer_destroy(tokenizer);
         return status;
     }
     *ret_tokenizer = tokenizer;
     return KV_OK;
 }
 
-void kv_tokenizer_destroy(struct kv_tokenizer *tokenizer)
+void kvw_tokenizer_destroy(struct kvw_tokenizer *tokenizer)
 {
     if (tokenizer == NULL)
         return;
-    kv_bpe_destroy(tokenizer->bpe);
-    kv_spm_destroy(tokenizer->spm);
+    kvw_bpe_destroy(tokenizer->bpe);
+    kvw_spm_destroy(tokenizer->spm);
     free(tokenizer->specials);
     free(tokenizer->piece_bytes);
     free(tokenizer->pieces);
-    kv_vocabulary_fini(&tokenizer->vocabulary);
+    kvw_vocabulary_fini(&tokenizer->vocabulary);
     free(tokenizer);
 }
 
 /* --- Looking --- */
 
-const char *kv_tokenizer_model(const struct kv_tokenizer *tokenizer)
+const char *kvw_tokenizer_model(const struct kvw_tokenizer *tokenizer)
 {
     return tokenizer->bpe != NULL ? "gpt2" : "llama";
 }
 
-const char *kv_tokenizer_pre(const struct kv_tokenizer *tokenizer)
+const char *kvw_tokenizer_pre(const struct kvw_tokenizer *tokenizer)
 {
-    return tokenizer->bpe != NULL ? kv_bpe_pre(tokenizer->bpe) : "";
+    return tokenizer->bpe != NULL ? kvw_bpe_pre(tokenizer->bpe) : "";
 }
 
-uint32_t kv_tokenizer_n_tokens(const struct kv_tokenizer *tokenizer)
+uint32_t kvw_tokenizer_n_tokens(const struct kvw_tokenizer *tokenizer)
 {
     return tokenizer->vocabulary.n_tokens;
 }
 
-int32_t kv_tokenizer_bos(const struct kv_tokenizer *tokenizer)
+int32_t kvw_tokenizer_bos(const struct kvw_tokenizer *tokenizer)
 {
     return tokenizer->bos;
 }
 
-int32_t kv_tokenizer_eos(const struct kv_tokenizer *tokenizer)
+int32_t kvw_tokenizer_eos(const struct kvw_tokenizer *tokenizer)
 {
     return tokenizer->eos;
 }
 
-bool kv_tokenizer_adds_bos(const struct kv_tokenizer *tokenizer)
+bool kvw_tokenizer_adds_bos(const struct kvw_tokenizer *tokenizer)
 {
-    return tokenizer->add_bos && tokenizer->bos != KV_TOKEN_NONE;
+    return tokenizer->add_bos && tokenizer->bos != KVW_TOKEN_NONE;
 }
 
-bool kv_tokenizer_adds_space(const struct kv_tokenizer *tokenizer)
+bool kvw_tokenizer_adds_space(const struct kvw_tokenizer *tokenizer)
 {
     return tokenizer->add_space;
 }
 
-bool kv_tokenizer_is_end(const struct kv_tokenizer *tokenizer, uint32_t token)
+bool kvw_tokenizer_is_end(const struct kvw_tokenizer *tokenizer, uint32_t token)
 {
     for (size_t i = 0; i < tokenizer->n_ends; i++) {
         if (tokenizer->ends[i] == token)
@@ -269,89 +270,90 @@ bool kv_tokenizer_is_end(const struct kv_tokenizer *tokenizer, uint32_t token)
     return false;
 }
 
-enum kv_token_kind kv_tokenizer_kind(const struct kv_tokenizer *tokenizer, uint32_t token)
+enum kvw_token_kind kvw_tokenizer_kind(const struct kvw_tokenizer *tokenizer, uint32_t token)
 {
     assert(token < tokenizer->vocabulary.n_tokens);
     return tokenizer->vocabulary.kinds[token];
 }
 
-struct kv_text kv_tokenizer_text(const struct kv_tokenizer *tokenizer, uint32_t token)
+struct kvw_text kvw_tokenizer_text(const struct kvw_tokenizer *tokenizer, uint32_t token)
 {
     assert(token < tokenizer->vocabulary.n_tokens);
     return tokenizer->vocabulary.texts[token];
 }
 
-int32_t kv_tokenizer_find(const struct kv_tokenizer *tokenizer, const char *text, size_t bytes)
+int32_t
+kvw_tokenizer_find(const struct kvw_tokenizer *tokenizer, const char *text, size_t bytes)
 {
-    return kv_vocabulary_find(&tokenizer->vocabulary, text, bytes);
+    return kvw_vocabulary_find(&tokenizer->vocabulary, text, bytes);
 }
 
-struct kv_text
-kv_tokenizer_piece(const struct kv_tokenizer *tokenizer, uint32_t token, bool special)
+struct kvw_text
+kvw_tokenizer_piece(const struct kvw_tokenizer *tokenizer, uint32_t token, bool special)
 {
     uint8_t kind;
 
     assert(token < tokenizer->vocabulary.n_tokens);
     kind = tokenizer->vocabulary.kinds[token];
-    if (!special && (kind == KV_TOKEN_CONTROL || kind == KV_TOKEN_UNKNOWN))
-        return (struct kv_text){"", 0};
+    if (!special && (kind == KVW_TOKEN_CONTROL || kind == KVW_TOKEN_UNKNOWN))
+        return (struct kvw_text){"", 0};
     return tokenizer->pieces[token];
 }
 
 /* --- Encoding --- */
 
 /* The text between two tokens that were cut out.  SentencePiece puts a space before each. */
-static kv_status_t encode_text(const struct kv_tokenizer *tokenizer,
-                               const struct cut *cut,
+static kv_status_t encode_text(const struct kvw_tokenizer *tokenizer,
+                               const struct kvw_tokenizer_cut *cut,
                                size_t begin,
                                size_t end,
-                               struct kv_token_list *list)
+                               struct kvw_token_list *list)
 {
     if (begin == end)
         return KV_OK;
     if (tokenizer->bpe != NULL)
-        return kv_bpe_encode(tokenizer->bpe, cut->text + begin, end - begin, list);
-    return kv_spm_encode(tokenizer->spm, cut->text + begin, end - begin, tokenizer->add_space,
-                         list);
+        return kvw_bpe_encode(tokenizer->bpe, cut->text + begin, end - begin, list);
+    return kvw_spm_encode(tokenizer->spm, cut->text + begin, end - begin, tokenizer->add_space,
+                          list);
 }
 
-static kv_status_t encode_cut(const struct kv_tokenizer *tokenizer,
-                              const struct cut *cut,
-                              struct kv_token_list *list)
+static kv_status_t encode_cut(const struct kvw_tokenizer *tokenizer,
+                              const struct kvw_tokenizer_cut *cut,
+                              struct kvw_token_list *list)
 {
     size_t begin = 0;
 
     for (size_t i = 0; i < cut->n_hits; i++) {
-        const struct hit *hit = &cut->hits[i];
+        const struct kvw_tokenizer_hit *hit = &cut->hits[i];
         kv_status_t status = encode_text(tokenizer, cut, begin, hit->begin, list);
 
         if (status != KV_OK)
             return status;
-        if (!kv_token_list_add(list, hit->token))
+        if (!kvw_token_list_add(list, hit->token))
             return KV_NO_MEMORY;
         begin = hit->begin + tokenizer->vocabulary.texts[hit->token].bytes;
     }
     return encode_text(tokenizer, cut, begin, cut->bytes, list);
 }
 
-kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
-                                      const struct kv_text_part *parts,
-                                      size_t n_parts,
-                                      bool bounds,
-                                      uint32_t **ret_tokens,
-                                      size_t *ret_count)
+kv_status_t kvw_tokenizer_encode_parts(const struct kvw_tokenizer *tokenizer,
+                                       const struct kvw_text_part *parts,
+                                       size_t n_parts,
+                                       bool bounds,
+                                       uint32_t **ret_tokens,
+                                       size_t *ret_count)
 {
-    struct kv_token_list list = {0};
-    struct cut cut = {0};
-    kv_status_t status = kv_tokenizer_cut_parts(tokenizer, parts, n_parts, &cut);
+    struct kvw_token_list list = {0};
+    struct kvw_tokenizer_cut cut = {0};
+    kv_status_t status = kvw_tokenizer_split_special_parts(tokenizer, parts, n_parts, &cut);
 
-    if (status == KV_OK && bounds && kv_tokenizer_adds_bos(tokenizer) &&
-        !kv_token_list_add(&list, (uint32_t)tokenizer->bos))
+    if (status == KV_OK && bounds && kvw_tokenizer_adds_bos(tokenizer) &&
+        !kvw_token_list_add(&list, (uint32_t)tokenizer->bos))
         status = KV_NO_MEMORY;
     if (status == KV_OK)
         status = encode_cut(tokenizer, &cut, &list);
-    if (status == KV_OK && bounds && tokenizer->add_eos && tokenizer->eos != KV_TOKEN_NONE &&
-        !kv_token_list_add(&list, (uint32_t)tokenizer->eos))
+    if (status == KV_OK && bounds && tokenizer->add_eos && tokenizer->eos != KVW_TOKEN_NONE &&
+        !kvw_token_list_add(&list, (uint32_t)tokenizer->eos))
         status = KV_NO_MEMORY;
     if (status == KV_OK && list.tokens == NULL) {
         list.tokens = malloc(sizeof(*list.tokens));
@@ -370,15 +372,15 @@ kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
     return KV_OK;
 }
 
-kv_status_t kv_tokenizer_encode(const struct kv_tokenizer *tokenizer,
-                                const char *text,
-                                size_t bytes,
-                                bool special,
-                                bool bounds,
-                                uint32_t **ret_tokens,
-                                size_t *ret_count)
+kv_status_t kvw_tokenizer_encode(const struct kvw_tokenizer *tokenizer,
+                                 const char *text,
+                                 size_t bytes,
+                                 bool special,
+                                 bool bounds,
+                                 uint32_t **ret_tokens,
+                                 size_t *ret_count)
 {
-    const struct kv_text_part part = {text, bytes, special};
+    const struct kvw_text_part part = {text, bytes, special};
 
-    return kv_tokenizer_encode_parts(tokenizer, &part, 1, bounds, ret_tokens, ret_count);
+    return kvw_tokenizer_encode_parts(tokenizer, &part, 1, bounds, ret_tokens, ret_count);
 }

@@ -25,56 +25,57 @@
 
 #include "gpu-worker/text/vocabulary.h"
 
-struct kv_tokenizer;
+struct kvw_tokenizer;
 
 /* Checks all that the file says about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
  * that is not known.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure
- * `detail` gets one line as in kv_gguf_open(). */
-kv_status_t kv_tokenizer_create(const struct kv_gguf *gguf,
-                                struct kv_tokenizer **ret_tokenizer,
-                                char *detail,
-                                size_t detail_bytes);
+ * `detail` gets one line as in kvw_gguf_open(). */
+kv_status_t kvw_tokenizer_create(const struct kvw_gguf *gguf,
+                                 struct kvw_tokenizer **ret_tokenizer,
+                                 char *detail,
+                                 size_t detail_bytes);
 
 /* NULL is allowed. */
-void kv_tokenizer_destroy(struct kv_tokenizer *tokenizer);
+void kvw_tokenizer_destroy(struct kvw_tokenizer *tokenizer);
 
 /* "gpt2" or "llama"; "smollm" (the empty string for llama). */
-const char *kv_tokenizer_model(const struct kv_tokenizer *tokenizer);
-const char *kv_tokenizer_pre(const struct kv_tokenizer *tokenizer);
+const char *kvw_tokenizer_model(const struct kvw_tokenizer *tokenizer);
+const char *kvw_tokenizer_pre(const struct kvw_tokenizer *tokenizer);
 
 /* Tokens are 0 to this - 1. */
-uint32_t kv_tokenizer_n_tokens(const struct kv_tokenizer *tokenizer);
+uint32_t kvw_tokenizer_n_tokens(const struct kvw_tokenizer *tokenizer);
 
-/* KV_TOKEN_NONE: the file names none. */
-int32_t kv_tokenizer_bos(const struct kv_tokenizer *tokenizer);
-int32_t kv_tokenizer_eos(const struct kv_tokenizer *tokenizer);
+/* KVW_TOKEN_NONE: the file names none. */
+int32_t kvw_tokenizer_bos(const struct kvw_tokenizer *tokenizer);
+int32_t kvw_tokenizer_eos(const struct kvw_tokenizer *tokenizer);
 
 /* True for tokens that end an answer: the file's end of text, turn or message (keys
  * tokenizer.ggml.eos_token_id, eot_token_id, eom_token_id), and those known by their names,
  * such as
  * `<|im_end|>`.  Any number may be asked. */
-bool kv_tokenizer_is_end(const struct kv_tokenizer *tokenizer, uint32_t token);
+bool kvw_tokenizer_is_end(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
-/* token < kv_tokenizer_n_tokens() */
-enum kv_token_kind kv_tokenizer_kind(const struct kv_tokenizer *tokenizer, uint32_t token);
+/* token < kvw_tokenizer_n_tokens() */
+enum kvw_token_kind kvw_tokenizer_kind(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
 /* The token as the file spells it, for lists and messages. */
-struct kv_text kv_tokenizer_text(const struct kv_tokenizer *tokenizer, uint32_t token);
+struct kvw_text kvw_tokenizer_text(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
-/* The token with exactly this spelling, or KV_TOKEN_NONE. */
-int32_t kv_tokenizer_find(const struct kv_tokenizer *tokenizer, const char *text, size_t bytes);
+/* The token with exactly this spelling, or KVW_TOKEN_NONE. */
+int32_t
+kvw_tokenizer_find(const struct kvw_tokenizer *tokenizer, const char *text, size_t bytes);
 
 /* The bytes that the token stands for in text.  They may begin or end inside of a character
  * (see utf8_stream.h).  Control and unknown tokens stand for nothing, or for their spelling if
  * `special` is set.  SentencePiece texts begin with a space that the tokenizer put there:
- * whoever prints a text from its first token on drops it if kv_tokenizer_adds_space(). */
-struct kv_text
-kv_tokenizer_piece(const struct kv_tokenizer *tokenizer, uint32_t token, bool special);
-bool kv_tokenizer_adds_space(const struct kv_tokenizer *tokenizer);
+ * whoever prints a text from its first token on drops it if kvw_tokenizer_adds_space(). */
+struct kvw_text
+kvw_tokenizer_piece(const struct kvw_tokenizer *tokenizer, uint32_t token, bool special);
+bool kvw_tokenizer_adds_space(const struct kvw_tokenizer *tokenizer);
 
 /* A stretch of text.  `special`: control tokens spelled in it are meant as such.  What a user
  * typed has it off, so that no typed text can end a turn. */
-struct kv_text_part {
+struct kvw_text_part {
     const char *text;
     size_t bytes;
     bool special;
@@ -85,23 +86,23 @@ struct kv_text_part {
  * (add_bos_token, add_eos_token).  Gives *ret_tokens (*ret_count), free it with free(); it is
  * never NULL.  The time is that of sorting the text's bytes, whatever they are.  KV_TOO_LARGE:
  * more than 2^28 bytes.  KV_NO_MEMORY. */
-kv_status_t kv_tokenizer_encode_parts(const struct kv_tokenizer *tokenizer,
-                                      const struct kv_text_part *parts,
-                                      size_t n_parts,
-                                      bool bounds,
-                                      uint32_t **ret_tokens,
-                                      size_t *ret_count);
+kv_status_t kvw_tokenizer_encode_parts(const struct kvw_tokenizer *tokenizer,
+                                       const struct kvw_text_part *parts,
+                                       size_t n_parts,
+                                       bool bounds,
+                                       uint32_t **ret_tokens,
+                                       size_t *ret_count);
 
 /* The same for one part. */
-kv_status_t kv_tokenizer_encode(const struct kv_tokenizer *tokenizer,
-                                const char *text,
-                                size_t bytes,
-                                bool special,
-                                bool bounds,
-                                uint32_t **ret_tokens,
-                                size_t *ret_count);
+kv_status_t kvw_tokenizer_encode(const struct kvw_tokenizer *tokenizer,
+                                 const char *text,
+                                 size_t bytes,
+                                 bool special,
+                                 bool bounds,
+                                 uint32_t **ret_tokens,
+                                 size_t *ret_count);
 
 /* Whether encoding with `bounds` puts the begin token first. */
-bool kv_tokenizer_adds_bos(const struct kv_tokenizer *tokenizer);
+bool kvw_tokenizer_adds_bos(const struct kvw_tokenizer *tokenizer);
 
 #endif

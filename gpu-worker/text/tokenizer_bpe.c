@@ -15,14 +15,14 @@ static const char merges_key[] = "tokenizer.ggml.merges";
 struct merge {
     uint64_t pair; /* left token, right token */
     uint32_t rank;
-    int32_t token; /* KV_TOKEN_NONE: an empty slot */
+    int32_t token; /* KVW_TOKEN_NONE: an empty slot */
 };
 
-struct kv_bpe {
-    const struct kv_vocabulary *vocabulary;
-    struct kv_split *split;
+struct kvw_bpe {
+    const struct kvw_vocabulary *vocabulary;
+    struct kvw_pretokenizer *split;
     bool whole_words;         /* a word that is a token is not merged (Llama 3) */
-    int32_t byte_tokens[256]; /* KV_TOKEN_NONE: this vocabulary cannot spell the byte */
+    int32_t byte_tokens[256]; /* KVW_TOKEN_NONE: this vocabulary cannot spell the byte */
     struct merge *merges;     /* (merge_mask + 1) by hash */
     uint64_t merge_mask;
 };
@@ -42,44 +42,44 @@ static bool is_plain(unsigned byte)
 /* The letter of a byte in UTF-8; returns its length, 1 or 2. */
 static size_t spell(unsigned char byte, char *ret_letter)
 {
-    unsigned letter = byte;
+    unsigned character = byte;
 
     if (!is_plain(byte)) {
         /* 0 to 0x20, then 0x7f to 0xa0, then 0xad */
-        letter = byte <= 0x20   ? LETTERS_BEGIN + byte
-                 : byte == 0xad ? LETTERS_END - 1
-                                : LETTERS_BEGIN + 0x21 + byte - 0x7f;
+        character = byte <= 0x20   ? LETTERS_BEGIN + byte
+                    : byte == 0xad ? LETTERS_END - 1
+                                   : LETTERS_BEGIN + 0x21 + byte - 0x7f;
     }
-    if (letter < 0x80) {
-        ret_letter[0] = (char)letter;
+    if (character < 0x80) {
+        ret_letter[0] = (char)character;
         return 1;
     }
-    ret_letter[0] = (char)(0xc0 | letter >> 6);
-    ret_letter[1] = (char)(0x80 | (letter & 0x3f));
+    ret_letter[0] = (char)(0xc0 | character >> 6);
+    ret_letter[1] = (char)(0x80 | (character & 0x3f));
     return 2;
 }
 
 /* The byte of a letter, or -1. */
-static int unspell(unsigned letter)
+static int unspell(unsigned character)
 {
-    if (letter >= LETTERS_BEGIN && letter < LETTERS_END) {
-        unsigned index = letter - LETTERS_BEGIN;
+    if (character >= LETTERS_BEGIN && character < LETTERS_END) {
+        unsigned index = character - LETTERS_BEGIN;
 
-        return (int)(index <= 0x20               ? index
-                     : letter == LETTERS_END - 1 ? 0xad
-                                                 : index - 0x21 + 0x7f);
+        return (int)(index <= 0x20                  ? index
+                     : character == LETTERS_END - 1 ? 0xad
+                                                    : index - 0x21 + 0x7f);
     }
-    return letter < 0x100 && is_plain(letter) ? (int)letter : -1;
+    return character < 0x100 && is_plain(character) ? (int)character : -1;
 }
 
-size_t kv_bpe_decode(struct kv_text spelling, char *ret_bytes)
+size_t kvw_bpe_decode(struct kvw_text token_text, char *ret_bytes)
 {
-    const unsigned char *at = (const unsigned char *)spelling.data;
+    const unsigned char *at = (const unsigned char *)token_text.data;
     size_t written = 0;
 
-    for (size_t i = 0; i < spelling.bytes;) {
+    for (size_t i = 0; i < token_text.bytes;) {
         bool two =
-            (at[i] & 0xe0) == 0xc0 && i + 1 < spelling.bytes && (at[i + 1] & 0xc0) == 0x80;
+            (at[i] & 0xe0) == 0xc0 && i + 1 < token_text.bytes && (at[i + 1] & 0xc0) == 0x80;
         int byte = two            ? unspell((at[i] & 0x1fu) << 6 | (at[i + 1] & 0x3fu))
                    : at[i] < 0x80 ? unspell(at[i])
                                   : -1;
@@ -97,11 +97,11 @@ size_t kv_bpe_decode(struct kv_text spelling, char *ret_bytes)
 /* --- Merges --- */
 
 /* The slot of a pair, or the empty one where it would go. */
-static struct merge *find_merge(const struct kv_bpe *bpe, uint64_t pair)
+static struct merge *find_merge(const struct kvw_bpe *bpe, uint64_t pair)
 {
     uint64_t at = kv_mix64(pair ^ bpe->vocabulary->secret) & bpe->merge_mask;
 
-    while (bpe->merges[at].token != KV_TOKEN_NONE && bpe->merges[at].pair != pair)
+    while (bpe->merges[at].token != KVW_TOKEN_NONE && bpe->merges[at].pair != pair)
         at = (at + 1) & bpe->merge_mask;
     return &bpe->merges[at];
 }
@@ -113,9 +113,9 @@ static uint64_t pair_of(int32_t left, int32_t right)
 
 /* One line of merges: two tokens with a space between, which together are a token as well.
  *   joined  (vocabulary->longest) */
-static bool read_merge(struct kv_bpe *bpe, struct kv_text text, uint32_t rank, char *joined)
+static bool read_merge(struct kvw_bpe *bpe, struct kvw_text text, uint32_t rank, char *joined)
 {
-    const struct kv_vocabulary *vocabulary = bpe->vocabulary;
+    const struct kvw_vocabulary *vocabulary = bpe->vocabulary;
     /* A space is no letter, but a token may be one: it is not looked for in the first place. */
     const char *space = text.bytes > 1 ? memchr(text.data + 1, ' ', text.bytes - 1) : NULL;
     size_t left_bytes, right_bytes;
@@ -126,33 +126,34 @@ static bool read_merge(struct kv_bpe *bpe, struct kv_text text, uint32_t rank, c
         return false;
     left_bytes = (size_t)(space - text.data);
     right_bytes = text.bytes - left_bytes - 1;
-    left = kv_vocabulary_find(vocabulary, text.data, left_bytes);
-    right = kv_vocabulary_find(vocabulary, space + 1, right_bytes);
+    left = kvw_vocabulary_find(vocabulary, text.data, left_bytes);
+    right = kvw_vocabulary_find(vocabulary, space + 1, right_bytes);
     memcpy(joined, text.data, left_bytes);
     memcpy(joined + left_bytes, space + 1, right_bytes);
-    token = kv_vocabulary_find(vocabulary, joined, text.bytes - 1);
-    if (left == KV_TOKEN_NONE || right == KV_TOKEN_NONE || token == KV_TOKEN_NONE)
+    token = kvw_vocabulary_find(vocabulary, joined, text.bytes - 1);
+    if (left == KVW_TOKEN_NONE || right == KVW_TOKEN_NONE || token == KVW_TOKEN_NONE)
         return false;
     merge = find_merge(bpe, pair_of(left, right));
-    if (merge->token == KV_TOKEN_NONE)
+    if (merge->token == KVW_TOKEN_NONE)
         *merge = (struct merge){pair_of(left, right), rank, token};
     return true;
 }
 
-static kv_status_t
-read_merges(struct kv_bpe *bpe, const struct kv_gguf *gguf, const struct kv_detail *detail)
+static kv_status_t read_merges(struct kvw_bpe *bpe,
+                               const struct kvw_gguf *gguf,
+                               const struct kvw_file_error *detail)
 {
-    struct kv_gguf_array lines;
+    struct kvw_gguf_array lines;
     uint64_t n_slots = 16;
     char *joined;
-    kv_status_t status = kv_gguf_array_texts(gguf, merges_key, &lines);
+    kv_status_t status = kvw_gguf_array_texts(gguf, merges_key, &lines);
 
     if (status != KV_OK)
-        return kv_detail(detail, KV_INVALID, "key '%s': %s", merges_key,
-                         status == KV_NOT_FOUND ? "missing" : "not an array of strings");
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", merges_key,
+                              status == KV_NOT_FOUND ? "missing" : "not an array of strings");
     if (lines.count > UINT32_MAX)
-        return kv_detail(detail, KV_INVALID, "key '%s': %" PRIu64 " merges", merges_key,
-                         lines.count);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %" PRIu64 " merges", merges_key,
+                              lines.count);
     while (n_slots < lines.count * 2)
         n_slots *= 2;
     bpe->merge_mask = n_slots - 1;
@@ -160,81 +161,83 @@ read_merges(struct kv_bpe *bpe, const struct kv_gguf *gguf, const struct kv_deta
     joined = malloc(bpe->vocabulary->longest + 1);
     if (bpe->merges == NULL || joined == NULL) {
         free(joined);
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " merges", lines.count);
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " merges",
+                              lines.count);
     }
     for (uint64_t i = 0; i < n_slots; i++)
-        bpe->merges[i].token = KV_TOKEN_NONE;
+        bpe->merges[i].token = KVW_TOKEN_NONE;
     for (uint64_t i = 0; i < lines.count && status == KV_OK; i++) {
-        struct kv_text text = kv_gguf_array_text(&lines, i);
+        struct kvw_text text = kvw_gguf_array_text(&lines, i);
 
         if (!read_merge(bpe, text, (uint32_t)i, joined))
-            status = kv_detail(detail, KV_INVALID,
+            status =
+                kvw_file_error(detail, KV_INVALID,
                                "key '%s': merge %" PRIu64 ": '%s' does not make a token of two",
-                               merges_key, i, kv_show(text).text);
+                               merges_key, i, kvw_show(text).text);
     }
     free(joined);
     return status;
 }
 
 static kv_status_t
-read_pre(struct kv_bpe *bpe, const struct kv_gguf *gguf, const struct kv_detail *detail)
+read_pre(struct kvw_bpe *bpe, const struct kvw_gguf *gguf, const struct kvw_file_error *detail)
 {
-    struct kv_text name;
-    kv_status_t status = kv_gguf_text(gguf, pre_key, &name);
+    struct kvw_text name;
+    kv_status_t status = kvw_gguf_text(gguf, pre_key, &name);
 
     if (status != KV_OK)
-        return kv_detail(detail, KV_INVALID, "key '%s': %s", pre_key,
-                         status == KV_NOT_FOUND ? "missing" : "not a string");
-    status = kv_split_create(name.data, name.bytes, &bpe->split);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", pre_key,
+                              status == KV_NOT_FOUND ? "missing" : "not a string");
+    status = kvw_pretokenizer_create(name.data, name.bytes, &bpe->split);
     if (status == KV_UNSUPPORTED)
-        return kv_detail(detail, status, "key '%s': '%s' is not supported; these are: %s",
-                         pre_key, kv_show(name).text, kv_split_names());
+        return kvw_file_error(detail, status, "key '%s': '%s' is not supported; these are: %s",
+                              pre_key, kvw_show(name).text, kvw_pretokenizer_names());
     if (status != KV_OK)
-        return kv_detail(detail, status, "key '%s': no memory", pre_key);
-    bpe->whole_words = strcmp(kv_split_name(bpe->split), "llama-bpe") == 0;
+        return kvw_file_error(detail, status, "key '%s': no memory", pre_key);
+    bpe->whole_words = strcmp(kvw_pretokenizer_name(bpe->split), "llama-bpe") == 0;
     return KV_OK;
 }
 
-kv_status_t kv_bpe_create(const struct kv_vocabulary *vocabulary,
-                          const struct kv_gguf *gguf,
-                          const struct kv_detail *detail,
-                          struct kv_bpe **ret_bpe)
+kv_status_t kvw_bpe_create(const struct kvw_vocabulary *vocabulary,
+                           const struct kvw_gguf *gguf,
+                           const struct kvw_file_error *detail,
+                           struct kvw_bpe **ret_bpe)
 {
-    struct kv_bpe *bpe = calloc(1, sizeof(*bpe));
+    struct kvw_bpe *bpe = calloc(1, sizeof(*bpe));
     kv_status_t status;
 
     if (bpe == NULL)
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for the tokenizer");
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for the tokenizer");
     bpe->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
-        char letter[2];
-        size_t bytes = spell((unsigned char)byte, letter);
+        char character[2];
+        size_t bytes = spell((unsigned char)byte, character);
 
-        bpe->byte_tokens[byte] = kv_vocabulary_find(vocabulary, letter, bytes);
+        bpe->byte_tokens[byte] = kvw_vocabulary_find(vocabulary, character, bytes);
     }
     status = read_pre(bpe, gguf, detail);
     if (status == KV_OK)
         status = read_merges(bpe, gguf, detail);
     if (status != KV_OK) {
-        kv_bpe_destroy(bpe);
+        kvw_bpe_destroy(bpe);
         return status;
     }
     *ret_bpe = bpe;
     return KV_OK;
 }
 
-void kv_bpe_destroy(struct kv_bpe *bpe)
+void kvw_bpe_destroy(struct kvw_bpe *bpe)
 {
     if (bpe == NULL)
         return;
-    kv_split_destroy(bpe->split);
+    kvw_pretokenizer_destroy(bpe->split);
     free(bpe->merges);
     free(bpe);
 }
 
-const char *kv_bpe_pre(const struct kv_bpe *bpe)
+const char *kvw_bpe_pre(const struct kvw_bpe *bpe)
 {
-    return kv_split_name(bpe->split);
+    return kvw_pretokenizer_name(bpe->split);
 }
 
 /* --- Encoding --- */
@@ -327,18 +330,18 @@ static bool normalise(const char *text, size_t bytes, struct normal *ret_normal)
 
 static bool find_pair(const void *context,
                       const char *text,
-                      const struct kv_symbol *left,
-                      const struct kv_symbol *right,
+                      const struct kvw_symbol *left,
+                      const struct kvw_symbol *right,
                       int32_t *ret_token,
                       uint32_t *ret_priority)
 {
     const struct merge *merge;
 
     (void)text;
-    if (left->token == KV_TOKEN_NONE || right->token == KV_TOKEN_NONE)
+    if (left->token == KVW_TOKEN_NONE || right->token == KVW_TOKEN_NONE)
         return false;
     merge = find_merge(context, pair_of(left->token, right->token));
-    if (merge->token == KV_TOKEN_NONE)
+    if (merge->token == KVW_TOKEN_NONE)
         return false;
     *ret_token = merge->token;
     *ret_priority = merge->rank;
@@ -347,50 +350,50 @@ static bool find_pair(const void *context,
 
 /* The token that a whole word is, if it is one.  The longest words that are tokens, runs of
  * spaces, have about 130 bytes; what would not fit here is merged. */
-static int32_t find_word(const struct kv_bpe *bpe, const char *word, size_t bytes)
+static int32_t find_word(const struct kvw_bpe *bpe, const char *word, size_t bytes)
 {
-    char spelling[512];
+    char token_text[512];
     size_t spelled = 0;
 
-    if (bytes > sizeof(spelling) / 2 || bytes > bpe->vocabulary->longest)
-        return KV_TOKEN_NONE;
+    if (bytes > sizeof(token_text) / 2 || bytes > bpe->vocabulary->longest)
+        return KVW_TOKEN_NONE;
     for (size_t i = 0; i < bytes; i++)
-        spelled += spell((unsigned char)word[i], spelling + spelled);
-    return kv_vocabulary_find(bpe->vocabulary, spelling, spelled);
+        spelled += spell((unsigned char)word[i], token_text + spelled);
+    return kvw_vocabulary_find(bpe->vocabulary, token_text, spelled);
 }
 
-static bool encode_word(const struct kv_bpe *bpe,
-                        struct kv_merger *merger,
+static bool encode_word(const struct kvw_bpe *bpe,
+                        struct kvw_merger *merger,
                         const char *word,
                         size_t bytes,
-                        struct kv_token_list *list)
+                        struct kvw_token_list *list)
 {
-    int32_t token = bpe->whole_words ? find_word(bpe, word, bytes) : KV_TOKEN_NONE;
+    int32_t token = bpe->whole_words ? find_word(bpe, word, bytes) : KVW_TOKEN_NONE;
 
-    if (token != KV_TOKEN_NONE)
-        return kv_token_list_add(list, (uint32_t)token);
-    kv_merger_clear(merger);
+    if (token != KVW_TOKEN_NONE)
+        return kvw_token_list_add(list, (uint32_t)token);
+    kvw_merger_clear(merger);
     for (size_t i = 0; i < bytes; i++) {
-        if (!kv_merger_add(merger, 1, bpe->byte_tokens[(unsigned char)word[i]]))
+        if (!kvw_merger_add(merger, 1, bpe->byte_tokens[(unsigned char)word[i]]))
             return false;
     }
-    if (!kv_merger_run(merger, find_pair, bpe, word))
+    if (!kvw_merger_run(merger, find_pair, bpe, word))
         return false;
-    for (int32_t i = 0; i != KV_SYMBOL_NONE; i = merger->symbols[i].next) {
-        if (merger->symbols[i].token != KV_TOKEN_NONE &&
-            !kv_token_list_add(list, (uint32_t)merger->symbols[i].token))
+    for (int32_t i = 0; i != KVW_SYMBOL_NONE; i = merger->symbols[i].next) {
+        if (merger->symbols[i].token != KVW_TOKEN_NONE &&
+            !kvw_token_list_add(list, (uint32_t)merger->symbols[i].token))
             return false;
     }
     return true;
 }
 
-kv_status_t kv_bpe_encode(const struct kv_bpe *bpe,
-                          const char *text,
-                          size_t bytes,
-                          struct kv_token_list *list)
+kv_status_t kvw_bpe_encode(const struct kvw_bpe *bpe,
+                           const char *text,
+                           size_t bytes,
+                           struct kvw_token_list *list)
 {
-    struct kv_split_walk *walk = kv_split_walk_create(bpe->split);
-    struct kv_merger merger = {0};
+    struct kvw_pretokenizer_walk *walk = kvw_pretokenizer_walk_create(bpe->split);
+    struct kvw_merger merger = {0};
     struct normal normal = {0};
     kv_status_t status = KV_NO_MEMORY;
     size_t begin = 0;
@@ -400,7 +403,7 @@ kv_status_t kv_bpe_encode(const struct kv_bpe *bpe,
     while (begin < normal.bytes) {
         size_t end;
 
-        status = kv_split_next(walk, normal.shape, normal.bytes, begin, &end);
+        status = kvw_pretokenizer_next(walk, normal.shape, normal.bytes, begin, &end);
         if (status != KV_OK)
             goto out;
         assert(end > begin && end <= normal.bytes);
@@ -414,7 +417,7 @@ kv_status_t kv_bpe_encode(const struct kv_bpe *bpe,
 out:
     free(normal.text);
     free(normal.shape);
-    kv_merger_fini(&merger);
-    kv_split_walk_destroy(walk);
+    kvw_merger_fini(&merger);
+    kvw_pretokenizer_walk_destroy(walk);
     return status;
 }

@@ -11,29 +11,29 @@
 
 #include "gpu-worker/text/vocabulary.h"
 
-struct kv_bpe;
+struct kvw_bpe;
 
-/* Reads tokenizer.ggml.pre and tokenizer.ggml.merges; statuses as kv_tokenizer_create(). */
-kv_status_t kv_bpe_create(const struct kv_vocabulary *vocabulary,
-                          const struct kv_gguf *gguf,
-                          const struct kv_detail *detail,
-                          struct kv_bpe **ret_bpe);
+/* Reads tokenizer.ggml.pre and tokenizer.ggml.merges; statuses as kvw_tokenizer_create(). */
+kv_status_t kvw_bpe_create(const struct kvw_vocabulary *vocabulary,
+                           const struct kvw_gguf *gguf,
+                           const struct kvw_file_error *detail,
+                           struct kvw_bpe **ret_bpe);
 /* NULL is allowed. */
-void kv_bpe_destroy(struct kv_bpe *bpe);
+void kvw_bpe_destroy(struct kvw_bpe *bpe);
 
 /* Canonical name of the pre-tokenizer. */
-const char *kv_bpe_pre(const struct kv_bpe *bpe);
+const char *kvw_bpe_pre(const struct kvw_bpe *bpe);
 
 /* Appends the tokens of a text without control tokens.  KV_NO_MEMORY: some may have been added.
  */
-kv_status_t kv_bpe_encode(const struct kv_bpe *bpe,
-                          const char *text,
-                          size_t bytes,
-                          struct kv_token_list *list);
+kv_status_t kvw_bpe_encode(const struct kvw_bpe *bpe,
+                           const char *text,
+                           size_t bytes,
+                           struct kvw_token_list *list);
 
 /* Turns the spelling of a normal token into the bytes that it stands for, never more than it
  * has: `ret_bytes` (spelling.bytes) may be the spelling itself.  Letters that spell no byte
  * stay. */
-size_t kv_bpe_decode(struct kv_text spelling, char *ret_bytes);
+size_t kvw_bpe_decode(struct kvw_text token_text, char *ret_bytes);
 
 #endif

@@ -7,81 +7,81 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char space_letter[] = "\xe2\x96\x81"; /* U+2581 */
+static const char space_character[] = "\xe2\x96\x81"; /* U+2581 */
 
 enum {
-    SPACE_LETTER_BYTES = 3,
-    BYTE_SPELLING_BYTES = 6, /* <0x0A> */
+    SPACE_CHARACTER_BYTES = 3,
+    BYTE_TOKEN_TEXT_BYTES = 6, /* <0x0A> */
 };
 
-struct kv_spm {
-    const struct kv_vocabulary *vocabulary;
-    int32_t byte_tokens[256]; /* KV_TOKEN_NONE: to be left out */
+struct kvw_spm {
+    const struct kvw_vocabulary *vocabulary;
+    int32_t byte_tokens[256]; /* KVW_TOKEN_NONE: to be left out */
 };
 
-int kv_spm_byte(struct kv_text spelling)
+int kvw_spm_byte(struct kvw_text token_text)
 {
     static const char digits[] = "0123456789ABCDEF";
     const char *high, *low;
 
-    if (spelling.bytes != BYTE_SPELLING_BYTES || memcmp(spelling.data, "<0x", 3) != 0 ||
-        spelling.data[5] != '>')
+    if (token_text.bytes != BYTE_TOKEN_TEXT_BYTES || memcmp(token_text.data, "<0x", 3) != 0 ||
+        token_text.data[5] != '>')
         return -1;
-    high = memchr(digits, spelling.data[3], 16);
-    low = memchr(digits, spelling.data[4], 16);
+    high = memchr(digits, token_text.data[3], 16);
+    low = memchr(digits, token_text.data[4], 16);
     return high != NULL && low != NULL ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
 }
 
-size_t kv_spm_decode(struct kv_text spelling, char *ret_bytes)
+size_t kvw_spm_decode(struct kvw_text token_text, char *ret_bytes)
 {
     size_t written = 0;
 
-    for (size_t i = 0; i < spelling.bytes;) {
-        if (spelling.bytes - i >= SPACE_LETTER_BYTES &&
-            memcmp(spelling.data + i, space_letter, SPACE_LETTER_BYTES) == 0) {
+    for (size_t i = 0; i < token_text.bytes;) {
+        if (token_text.bytes - i >= SPACE_CHARACTER_BYTES &&
+            memcmp(token_text.data + i, space_character, SPACE_CHARACTER_BYTES) == 0) {
             ret_bytes[written++] = ' ';
-            i += SPACE_LETTER_BYTES;
+            i += SPACE_CHARACTER_BYTES;
         } else {
-            ret_bytes[written++] = spelling.data[i++];
+            ret_bytes[written++] = token_text.data[i++];
         }
     }
     return written;
 }
 
-kv_status_t kv_spm_create(const struct kv_vocabulary *vocabulary,
-                          int32_t unknown,
-                          const struct kv_detail *detail,
-                          struct kv_spm **ret_spm)
+kv_status_t kvw_spm_create(const struct kvw_vocabulary *vocabulary,
+                           int32_t unknown,
+                           const struct kvw_file_error *detail,
+                           struct kvw_spm **ret_spm)
 {
-    struct kv_spm *spm;
+    struct kvw_spm *spm;
 
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
-        if (vocabulary->kinds[i] == KV_TOKEN_BYTE && kv_spm_byte(vocabulary->texts[i]) < 0)
-            return kv_detail(detail, KV_INVALID,
-                             "key 'tokenizer.ggml.token_type': token %" PRIu32
-                             ": '%s' spells no byte",
-                             i, kv_show(vocabulary->texts[i]).text);
+        if (vocabulary->kinds[i] == KVW_TOKEN_BYTE && kvw_spm_byte(vocabulary->texts[i]) < 0)
+            return kvw_file_error(detail, KV_INVALID,
+                                  "key 'tokenizer.ggml.token_type': token %" PRIu32
+                                  ": '%s' spells no byte",
+                                  i, kvw_show(vocabulary->texts[i]).text);
     }
     spm = calloc(1, sizeof(*spm));
     if (spm == NULL)
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for the tokenizer");
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for the tokenizer");
     spm->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
-        const char letter = (char)byte;
-        char spelling[BYTE_SPELLING_BYTES + 1];
+        const char character = (char)byte;
+        char token_text[BYTE_TOKEN_TEXT_BYTES + 1];
         int32_t token;
 
-        snprintf(spelling, sizeof(spelling), "<0x%02X>", byte);
-        token = kv_vocabulary_find(vocabulary, spelling, BYTE_SPELLING_BYTES);
-        if (token == KV_TOKEN_NONE)
-            token = kv_vocabulary_find(vocabulary, &letter, 1);
-        spm->byte_tokens[byte] = token != KV_TOKEN_NONE ? token : unknown;
+        snprintf(token_text, sizeof(token_text), "<0x%02X>", byte);
+        token = kvw_vocabulary_find(vocabulary, token_text, BYTE_TOKEN_TEXT_BYTES);
+        if (token == KVW_TOKEN_NONE)
+            token = kvw_vocabulary_find(vocabulary, &character, 1);
+        spm->byte_tokens[byte] = token != KVW_TOKEN_NONE ? token : unknown;
     }
     *ret_spm = spm;
     return KV_OK;
 }
 
-void kv_spm_destroy(struct kv_spm *spm)
+void kvw_spm_destroy(struct kvw_spm *spm)
 {
     free(spm);
 }
@@ -98,16 +98,16 @@ static uint32_t priority_of(float score)
 
 static bool find_pair(const void *context,
                       const char *text,
-                      const struct kv_symbol *left,
-                      const struct kv_symbol *right,
+                      const struct kvw_symbol *left,
+                      const struct kvw_symbol *right,
                       int32_t *ret_token,
                       uint32_t *ret_priority)
 {
-    const struct kv_vocabulary *vocabulary = context;
+    const struct kvw_vocabulary *vocabulary = context;
     int32_t token =
-        kv_vocabulary_find(vocabulary, text + left->begin, (size_t)left->bytes + right->bytes);
+        kvw_vocabulary_find(vocabulary, text + left->begin, (size_t)left->bytes + right->bytes);
 
-    if (token == KV_TOKEN_NONE)
+    if (token == KVW_TOKEN_NONE)
         return false;
     *ret_token = token;
     *ret_priority = priority_of(vocabulary->scores[token]);
@@ -121,35 +121,35 @@ static size_t character_bytes(unsigned char first)
     return first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
 }
 
-static bool emit(const struct kv_spm *spm,
-                 const struct kv_symbol *symbol,
+static bool emit(const struct kvw_spm *spm,
+                 const struct kvw_symbol *symbol,
                  const char *text,
-                 struct kv_token_list *list)
+                 struct kvw_token_list *list)
 {
-    if (symbol->token != KV_TOKEN_NONE)
-        return kv_token_list_add(list, (uint32_t)symbol->token);
+    if (symbol->token != KVW_TOKEN_NONE)
+        return kvw_token_list_add(list, (uint32_t)symbol->token);
     for (uint32_t i = 0; i < symbol->bytes; i++) {
         int32_t token = spm->byte_tokens[(unsigned char)text[symbol->begin + i]];
 
-        if (token != KV_TOKEN_NONE && !kv_token_list_add(list, (uint32_t)token))
+        if (token != KVW_TOKEN_NONE && !kvw_token_list_add(list, (uint32_t)token))
             return false;
     }
     return true;
 }
 
-/* `text` with its spaces spelled; (kv_spm_encode's bytes + 1) * 3 bytes. */
+/* `text` with its spaces spelled; (kvw_spm_encode's bytes + 1) * 3 bytes. */
 static size_t spell_spaces(const char *text, size_t bytes, bool space, char *ret_text)
 {
     size_t written = 0;
 
     if (space) {
-        memcpy(ret_text, space_letter, SPACE_LETTER_BYTES);
-        written = SPACE_LETTER_BYTES;
+        memcpy(ret_text, space_character, SPACE_CHARACTER_BYTES);
+        written = SPACE_CHARACTER_BYTES;
     }
     for (size_t i = 0; i < bytes; i++) {
         if (text[i] == ' ') {
-            memcpy(ret_text + written, space_letter, SPACE_LETTER_BYTES);
-            written += SPACE_LETTER_BYTES;
+            memcpy(ret_text + written, space_character, SPACE_CHARACTER_BYTES);
+            written += SPACE_CHARACTER_BYTES;
         } else {
             ret_text[written++] = text[i];
         }
@@ -157,14 +157,14 @@ static size_t spell_spaces(const char *text, size_t bytes, bool space, char *ret
     return written;
 }
 
-kv_status_t kv_spm_encode(const struct kv_spm *spm,
-                          const char *text,
-                          size_t bytes,
-                          bool space,
-                          struct kv_token_list *list)
+kv_status_t kvw_spm_encode(const struct kvw_spm *spm,
+                           const char *text,
+                           size_t bytes,
+                           bool space,
+                           struct kvw_token_list *list)
 {
-    struct kv_merger merger = {0};
-    char *spelled = malloc((bytes + 1) * SPACE_LETTER_BYTES);
+    struct kvw_merger merger = {0};
+    char *spelled = malloc((bytes + 1) * SPACE_CHARACTER_BYTES);
     kv_status_t status = KV_NO_MEMORY;
     size_t n_spelled;
 
@@ -176,21 +176,21 @@ kv_status_t kv_spm_encode(const struct kv_spm *spm,
 
         if (length > n_spelled - i)
             length = n_spelled - i;
-        if (!kv_merger_add(&merger, length,
-                           kv_vocabulary_find(spm->vocabulary, spelled + i, length)))
+        if (!kvw_merger_add(&merger, length,
+                            kvw_vocabulary_find(spm->vocabulary, spelled + i, length)))
             goto out;
         i += length;
     }
-    if (!kv_merger_run(&merger, find_pair, spm->vocabulary, spelled))
+    if (!kvw_merger_run(&merger, find_pair, spm->vocabulary, spelled))
         goto out;
-    for (int32_t i = n_spelled > 0 ? 0 : KV_SYMBOL_NONE; i != KV_SYMBOL_NONE;
+    for (int32_t i = n_spelled > 0 ? 0 : KVW_SYMBOL_NONE; i != KVW_SYMBOL_NONE;
          i = merger.symbols[i].next) {
         if (!emit(spm, &merger.symbols[i], spelled, list))
             goto out;
     }
     status = KV_OK;
 out:
-    kv_merger_fini(&merger);
+    kvw_merger_fini(&merger);
     free(spelled);
     return status;
 }

@@ -10,29 +10,29 @@
 
 #include "gpu-worker/text/vocabulary.h"
 
-struct kv_spm;
+struct kvw_spm;
 
-/* `unknown`: the token for bytes that have none, or KV_TOKEN_NONE to leave them out.  Statuses
- * as kv_tokenizer_create(): KV_INVALID if a token of bytes is spelled in another way. */
-kv_status_t kv_spm_create(const struct kv_vocabulary *vocabulary,
-                          int32_t unknown,
-                          const struct kv_detail *detail,
-                          struct kv_spm **ret_spm);
+/* `unknown`: the token for bytes that have none, or KVW_TOKEN_NONE to leave them out.  Statuses
+ * as kvw_tokenizer_create(): KV_INVALID if a token of bytes is spelled in another way. */
+kv_status_t kvw_spm_create(const struct kvw_vocabulary *vocabulary,
+                           int32_t unknown,
+                           const struct kvw_file_error *detail,
+                           struct kvw_spm **ret_spm);
 /* NULL is allowed. */
-void kv_spm_destroy(struct kv_spm *spm);
+void kvw_spm_destroy(struct kvw_spm *spm);
 
 /* Appends the tokens of a text without control tokens; `space`: as if a space stood before it.
  * KV_NO_MEMORY: some may have been added. */
-kv_status_t kv_spm_encode(const struct kv_spm *spm,
-                          const char *text,
-                          size_t bytes,
-                          bool space,
-                          struct kv_token_list *list);
+kv_status_t kvw_spm_encode(const struct kvw_spm *spm,
+                           const char *text,
+                           size_t bytes,
+                           bool space,
+                           struct kvw_token_list *list);
 
 /* The byte that a token of bytes spells, or -1. */
-int kv_spm_byte(struct kv_text spelling);
+int kvw_spm_byte(struct kvw_text token_text);
 
-/* As kv_bpe_decode(): spaces for U+2581. */
-size_t kv_spm_decode(struct kv_text spelling, char *ret_bytes);
+/* As kvw_bpe_decode(): spaces for U+2581. */
+size_t kvw_spm_decode(struct kvw_text token_text, char *ret_bytes);
 
 #endif

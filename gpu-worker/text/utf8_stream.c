@@ -38,15 +38,15 @@ static size_t length_of(const unsigned char *at, size_t n)
     return length;
 }
 
-size_t kv_utf8_stream_bytes(size_t bytes)
+size_t kvw_utf8_stream_bytes(size_t bytes)
 {
     return (bytes + 1) * REPLACEMENT_BYTES;
 }
 
-size_t kv_utf8_stream_push(struct kv_utf8_stream *stream,
-                           const char *data,
-                           size_t bytes,
-                           char *ret_text)
+size_t kvw_utf8_stream_push(struct kvw_utf8_stream *stream,
+                            const char *data,
+                            size_t bytes,
+                            char *ret_text)
 {
     size_t written = 0;
 
@@ -57,13 +57,13 @@ size_t kv_utf8_stream_push(struct kv_utf8_stream *stream,
         length = length_of(stream->pending, stream->n_pending + 1);
         if (length == 0 && stream->n_pending > 0) {
             /* What was begun does not go on: this byte begins anew. */
-            written += kv_utf8_stream_end(stream, ret_text + written);
+            written += kvw_utf8_stream_end(stream, ret_text + written);
             stream->pending[0] = (unsigned char)data[i];
             length = length_of(stream->pending, 1);
         }
         stream->n_pending++;
         if (length == 0) {
-            written += kv_utf8_stream_end(stream, ret_text + written);
+            written += kvw_utf8_stream_end(stream, ret_text + written);
         } else if (stream->n_pending == length) {
             memcpy(ret_text + written, stream->pending, length);
             written += length;
@@ -73,7 +73,7 @@ size_t kv_utf8_stream_push(struct kv_utf8_stream *stream,
     return written;
 }
 
-size_t kv_utf8_stream_end(struct kv_utf8_stream *stream, char *ret_text)
+size_t kvw_utf8_stream_end(struct kvw_utf8_stream *stream, char *ret_text)
 {
     if (stream->n_pending == 0)
         return 0;

@@ -12,22 +12,22 @@
 
 #include <stddef.h>
 
-struct kv_utf8_stream {
+struct kvw_utf8_stream {
     unsigned char pending[4]; /* the begin of a character */
     size_t n_pending;         /* 0 to 3 */
 };
 
 /* The most that a push of `bytes`, or the end (bytes 0), can write. */
-size_t kv_utf8_stream_bytes(size_t bytes);
+size_t kvw_utf8_stream_bytes(size_t bytes);
 
-/* Returns the bytes written to `ret_text` (kv_utf8_stream_bytes(bytes)); it is not ended by a
+/* Returns the bytes written to `ret_text` (kvw_utf8_stream_bytes(bytes)); it is not ended by a
  * zero. */
-size_t kv_utf8_stream_push(struct kv_utf8_stream *stream,
-                           const char *data,
-                           size_t bytes,
-                           char *ret_text);
+size_t kvw_utf8_stream_push(struct kvw_utf8_stream *stream,
+                            const char *data,
+                            size_t bytes,
+                            char *ret_text);
 
 /* What is still incomplete comes out as U+FFFD; the stream is empty again. */
-size_t kv_utf8_stream_end(struct kv_utf8_stream *stream, char *ret_text);
+size_t kvw_utf8_stream_end(struct kvw_utf8_stream *stream, char *ret_text);
 
 #endif

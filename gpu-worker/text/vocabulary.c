@@ -16,31 +16,31 @@ enum {
     TOKENS_MAX = 1 << 24, /* more than any vocabulary has; ids fit everywhere */
 };
 
-static kv_status_t no_array(const struct kv_detail *detail,
+static kv_status_t no_array(const struct kvw_file_error *detail,
                             kv_status_t status,
                             const char *key,
                             const char *wanted)
 {
     if (status == KV_NOT_FOUND)
-        return kv_detail(detail, KV_INVALID, "key '%s': missing", key);
-    return kv_detail(detail, KV_INVALID, "key '%s': not an array of %s", key, wanted);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': missing", key);
+    return kvw_file_error(detail, KV_INVALID, "key '%s': not an array of %s", key, wanted);
 }
 
-static kv_status_t check_count(const struct kv_detail *detail,
-                               const struct kv_vocabulary *vocabulary,
+static kv_status_t check_count(const struct kvw_file_error *detail,
+                               const struct kvw_vocabulary *vocabulary,
                                const char *key,
                                uint64_t count)
 {
     if (count == vocabulary->n_tokens)
         return KV_OK;
-    return kv_detail(detail, KV_INVALID,
-                     "key '%s': %" PRIu64 " elements for %" PRIu32 " tokens", key, count,
-                     vocabulary->n_tokens);
+    return kvw_file_error(detail, KV_INVALID,
+                          "key '%s': %" PRIu64 " elements for %" PRIu32 " tokens", key, count,
+                          vocabulary->n_tokens);
 }
 
 /* --- By spelling --- */
 
-static uint64_t hash_of(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes)
+static uint64_t hash_of(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes)
 {
     uint64_t hash = vocabulary->secret ^ bytes;
 
@@ -55,13 +55,13 @@ static uint64_t hash_of(const struct kv_vocabulary *vocabulary, const char *text
 
 /* The slot with this spelling, or the empty one where it would go. */
 static uint32_t *
-find_slot(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes)
+find_slot(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes)
 {
     uint64_t at = hash_of(vocabulary, text, bytes) & vocabulary->slot_mask;
 
     for (;; at = (at + 1) & vocabulary->slot_mask) {
         uint32_t *slot = &vocabulary->slots[at];
-        const struct kv_text *found = *slot != 0 ? &vocabulary->texts[*slot - 1] : NULL;
+        const struct kvw_text *found = *slot != 0 ? &vocabulary->texts[*slot - 1] : NULL;
 
         if (found == NULL || (found->bytes == bytes && memcmp(found->data, text, bytes) == 0))
             return slot;
@@ -69,18 +69,18 @@ find_slot(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes
 }
 
 int32_t
-kv_vocabulary_find(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes)
+kvw_vocabulary_find(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes)
 {
     if (bytes == 0 || bytes > vocabulary->longest)
-        return KV_TOKEN_NONE;
+        return KVW_TOKEN_NONE;
     return (int32_t)*find_slot(vocabulary, text, bytes) - 1;
 }
 
 /* --- Making it --- */
 
-static kv_status_t read_texts(struct kv_vocabulary *vocabulary,
-                              const struct kv_gguf_array *texts,
-                              const struct kv_detail *detail)
+static kv_status_t read_texts(struct kvw_vocabulary *vocabulary,
+                              const struct kvw_gguf_array *texts,
+                              const struct kvw_file_error *detail)
 {
     uint64_t n_slots = 16;
 
@@ -90,10 +90,10 @@ static kv_status_t read_texts(struct kv_vocabulary *vocabulary,
     vocabulary->texts = calloc(texts->count, sizeof(*vocabulary->texts));
     vocabulary->slots = calloc(n_slots, sizeof(*vocabulary->slots));
     if (vocabulary->texts == NULL || vocabulary->slots == NULL)
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " tokens",
-                         texts->count);
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " tokens",
+                              texts->count);
     for (uint32_t i = 0; i < texts->count; i++) {
-        struct kv_text text = kv_gguf_array_text(texts, i);
+        struct kvw_text text = kvw_gguf_array_text(texts, i);
         uint32_t *slot;
 
         vocabulary->texts[i] = text;
@@ -101,9 +101,9 @@ static kv_status_t read_texts(struct kv_vocabulary *vocabulary,
             continue;
         slot = find_slot(vocabulary, text.data, text.bytes);
         if (*slot != 0)
-            return kv_detail(detail, KV_INVALID,
-                             "key '%s': tokens %" PRIu32 " and %" PRIu32 " are both '%s'",
-                             tokens_key, *slot - 1, i, kv_show(text).text);
+            return kvw_file_error(detail, KV_INVALID,
+                                  "key '%s': tokens %" PRIu32 " and %" PRIu32 " are both '%s'",
+                                  tokens_key, *slot - 1, i, kvw_show(text).text);
         *slot = i + 1;
         if (text.bytes > vocabulary->longest)
             vocabulary->longest = text.bytes;
@@ -111,18 +111,18 @@ static kv_status_t read_texts(struct kv_vocabulary *vocabulary,
     return KV_OK;
 }
 
-static kv_status_t read_kinds(struct kv_vocabulary *vocabulary,
-                              const struct kv_gguf *gguf,
-                              const struct kv_detail *detail)
+static kv_status_t read_kinds(struct kvw_vocabulary *vocabulary,
+                              const struct kvw_gguf *gguf,
+                              const struct kvw_file_error *detail)
 {
-    struct kv_gguf_array kinds;
-    kv_status_t status = kv_gguf_array_ints(gguf, kinds_key, &kinds);
+    struct kvw_gguf_array kinds;
+    kv_status_t status = kvw_gguf_array_ints(gguf, kinds_key, &kinds);
 
     vocabulary->kinds = malloc(vocabulary->n_tokens);
     if (vocabulary->kinds == NULL)
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
-                         vocabulary->n_tokens);
-    memset(vocabulary->kinds, KV_TOKEN_NORMAL, vocabulary->n_tokens);
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
+                              vocabulary->n_tokens);
+    memset(vocabulary->kinds, KVW_TOKEN_NORMAL, vocabulary->n_tokens);
     if (status == KV_NOT_FOUND)
         return KV_OK;
     if (status != KV_OK)
@@ -131,22 +131,22 @@ static kv_status_t read_kinds(struct kv_vocabulary *vocabulary,
     if (status != KV_OK)
         return status;
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
-        int64_t kind = kv_gguf_array_int(&kinds, i);
+        int64_t kind = kvw_gguf_array_int(&kinds, i);
 
-        if (kind < KV_TOKEN_NORMAL || kind > KV_TOKEN_BYTE)
-            return kv_detail(detail, KV_INVALID, "key '%s': token %" PRIu32 ": %" PRId64,
-                             kinds_key, i, kind);
+        if (kind < KVW_TOKEN_NORMAL || kind > KVW_TOKEN_BYTE)
+            return kvw_file_error(detail, KV_INVALID, "key '%s': token %" PRIu32 ": %" PRId64,
+                                  kinds_key, i, kind);
         vocabulary->kinds[i] = (uint8_t)kind;
     }
     return KV_OK;
 }
 
-static kv_status_t read_scores(struct kv_vocabulary *vocabulary,
-                               const struct kv_gguf *gguf,
-                               const struct kv_detail *detail)
+static kv_status_t read_scores(struct kvw_vocabulary *vocabulary,
+                               const struct kvw_gguf *gguf,
+                               const struct kvw_file_error *detail)
 {
-    struct kv_gguf_array scores;
-    kv_status_t status = kv_gguf_array_floats(gguf, scores_key, &scores);
+    struct kvw_gguf_array scores;
+    kv_status_t status = kvw_gguf_array_floats(gguf, scores_key, &scores);
 
     if (status != KV_OK)
         return no_array(detail, status, scores_key, "floats");
@@ -155,32 +155,32 @@ static kv_status_t read_scores(struct kv_vocabulary *vocabulary,
         return status;
     vocabulary->scores = calloc(vocabulary->n_tokens, sizeof(*vocabulary->scores));
     if (vocabulary->scores == NULL)
-        return kv_detail(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
-                         vocabulary->n_tokens);
+        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
+                              vocabulary->n_tokens);
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
-        vocabulary->scores[i] = kv_gguf_array_float(&scores, i);
+        vocabulary->scores[i] = kvw_gguf_array_float(&scores, i);
         if (isnan(vocabulary->scores[i]))
-            return kv_detail(detail, KV_INVALID, "key '%s': token %" PRIu32 ": nan", scores_key,
-                             i);
+            return kvw_file_error(detail, KV_INVALID, "key '%s': token %" PRIu32 ": nan",
+                                  scores_key, i);
     }
     return KV_OK;
 }
 
-kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
-                               const struct kv_gguf *gguf,
-                               bool with_scores,
-                               const struct kv_detail *detail)
+kv_status_t kvw_vocabulary_init(struct kvw_vocabulary *vocabulary,
+                                const struct kvw_gguf *gguf,
+                                bool with_scores,
+                                const struct kvw_file_error *detail)
 {
     struct kv_random random;
-    struct kv_gguf_array texts;
-    kv_status_t status = kv_gguf_array_texts(gguf, tokens_key, &texts);
+    struct kvw_gguf_array texts;
+    kv_status_t status = kvw_gguf_array_texts(gguf, tokens_key, &texts);
 
-    *vocabulary = (struct kv_vocabulary){0};
+    *vocabulary = (struct kvw_vocabulary){0};
     if (status != KV_OK)
         return no_array(detail, status, tokens_key, "strings");
     if (texts.count == 0 || texts.count > TOKENS_MAX)
-        return kv_detail(detail, KV_INVALID, "key '%s': %" PRIu64 " tokens", tokens_key,
-                         texts.count);
+        return kvw_file_error(detail, KV_INVALID, "key '%s': %" PRIu64 " tokens", tokens_key,
+                              texts.count);
     vocabulary->n_tokens = (uint32_t)texts.count;
     kv_random_init_secure(&random);
     vocabulary->secret = kv_random_next(&random);
@@ -190,20 +190,20 @@ kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
     if (status == KV_OK && with_scores)
         status = read_scores(vocabulary, gguf, detail);
     if (status != KV_OK)
-        kv_vocabulary_fini(vocabulary);
+        kvw_vocabulary_fini(vocabulary);
     return status;
 }
 
-void kv_vocabulary_fini(struct kv_vocabulary *vocabulary)
+void kvw_vocabulary_fini(struct kvw_vocabulary *vocabulary)
 {
     free(vocabulary->texts);
     free(vocabulary->kinds);
     free(vocabulary->scores);
     free(vocabulary->slots);
-    *vocabulary = (struct kv_vocabulary){0};
+    *vocabulary = (struct kvw_vocabulary){0};
 }
 
-bool kv_token_list_add(struct kv_token_list *list, uint32_t token)
+bool kvw_token_list_add(struct kvw_token_list *list, uint32_t token)
 {
     if (list->count == list->capacity) {
         size_t capacity = list->capacity > 0 ? list->capacity * 2 : 64;

@@ -12,25 +12,25 @@
 #include "gpu-worker/gguf/gguf.h"
 
 enum {
-    KV_TOKEN_NONE = -1, /* where a model has no such token */
+    KVW_TOKEN_NONE = -1, /* where a model has no such token */
 };
 
 /* The numbers are the file's (tokenizer.ggml.token_type). */
-enum kv_token_kind {
-    KV_TOKEN_NORMAL = 1,
-    KV_TOKEN_UNKNOWN = 2,
-    KV_TOKEN_CONTROL = 3,
-    KV_TOKEN_USER_DEFINED = 4,
-    KV_TOKEN_UNUSED = 5,
-    KV_TOKEN_BYTE = 6,
+enum kvw_token_kind {
+    KVW_TOKEN_NORMAL = 1,
+    KVW_TOKEN_UNKNOWN = 2,
+    KVW_TOKEN_CONTROL = 3,
+    KVW_TOKEN_USER_DEFINED = 4,
+    KVW_TOKEN_UNUSED = 5,
+    KVW_TOKEN_BYTE = 6,
 };
 
-struct kv_vocabulary {
+struct kvw_vocabulary {
     uint32_t n_tokens;
-    struct kv_text *texts; /* (n_tokens) */
-    uint8_t *kinds;        /* (n_tokens) enum kv_token_kind */
-    float *scores;         /* (n_tokens), or NULL if they were not asked for */
-    size_t longest;        /* bytes of the longest spelling */
+    struct kvw_text *texts; /* (n_tokens) */
+    uint8_t *kinds;         /* (n_tokens) enum kvw_token_kind */
+    float *scores;          /* (n_tokens), or NULL if they were not asked for */
+    size_t longest;         /* bytes of the longest spelling */
 
     uint64_t secret; /* so that a file cannot choose spellings that collide */
     uint32_t *slots; /* (slot_mask + 1) id + 1, or 0 */
@@ -39,24 +39,24 @@ struct kv_vocabulary {
 
 /* KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure the vocabulary is empty and
  * needs no fini. */
-kv_status_t kv_vocabulary_init(struct kv_vocabulary *vocabulary,
-                               const struct kv_gguf *gguf,
-                               bool with_scores,
-                               const struct kv_detail *detail);
-void kv_vocabulary_fini(struct kv_vocabulary *vocabulary);
+kv_status_t kvw_vocabulary_init(struct kvw_vocabulary *vocabulary,
+                                const struct kvw_gguf *gguf,
+                                bool with_scores,
+                                const struct kvw_file_error *detail);
+void kvw_vocabulary_fini(struct kvw_vocabulary *vocabulary);
 
-/* KV_TOKEN_NONE: no token is spelled so. */
+/* KVW_TOKEN_NONE: no token is spelled so. */
 int32_t
-kv_vocabulary_find(const struct kv_vocabulary *vocabulary, const char *text, size_t bytes);
+kvw_vocabulary_find(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes);
 
 /* Token ids on their way out.  All zeros is an empty list; freed by whoever has it last. */
-struct kv_token_list {
+struct kvw_token_list {
     uint32_t *tokens;
     size_t count;
     size_t capacity;
 };
 
 /* false: out of memory, nothing changed. */
-bool kv_token_list_add(struct kv_token_list *list, uint32_t token);
+bool kvw_token_list_add(struct kvw_token_list *list, uint32_t token);
 
 #endif

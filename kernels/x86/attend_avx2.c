@@ -25,13 +25,13 @@ enum {
 
 struct group {
     unsigned n;
-    const uint8_t *rows[KV_ATTEND_GROUP];
-    const uint8_t *ahead[KV_ATTEND_GROUP]; /* of the next group; no row there: of this one */
+    const uint8_t *rows[KV_ATTEND_BATCH];
+    const uint8_t *ahead[KV_ATTEND_BATCH]; /* of the next group; no row there: of this one */
     /* What is asked for meanwhile: with row i's score as many bytes as a key has, with its
      * value as many as a value has. */
-    const uint8_t *with_scores[KV_ATTEND_GROUP], *with_values[KV_ATTEND_GROUP];
+    const uint8_t *with_scores[KV_ATTEND_BATCH], *with_values[KV_ATTEND_BATCH];
     bool is_consecutive;
-    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP]; /* then weights */
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_BATCH]; /* then weights */
     float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
 };
 
@@ -52,33 +52,33 @@ INLINE void score_block(enum kv_key_type type,
                         const float *queries,
                         unsigned n_queries,
                         size_t d,
-                        bool ask,
-                        float (*ret_scores)[KV_ATTEND_GROUP])
+                        bool prefetch_on,
+                        float (*ret_scores)[KV_ATTEND_BATCH])
 {
     const unsigned n_keys = tile_keys(n_queries);
     const size_t bytes = d * element_bytes(type);
     unsigned row = 0;
 
     for (; row + n_keys <= group->n; row += n_keys) {
-        if (ask && group->is_consecutive)
+        if (prefetch_on && group->is_consecutive)
             for (unsigned i = 0; i < n_keys; i++)
-                ask_for(group->with_scores[row + i], bytes);
+                prefetch(group->with_scores[row + i], bytes);
         score_tile(type, group->rows + row, n_keys, queries, n_queries, d,
-                   ask && !group->is_consecutive ? group->with_scores + row : NULL,
-                   &ret_scores[0][row], KV_ATTEND_GROUP);
+                   prefetch_on && !group->is_consecutive ? group->with_scores + row : NULL,
+                   &ret_scores[0][row], KV_ATTEND_BATCH);
     }
     for (; row < group->n; row++) {
-        if (ask)
-            ask_for(group->with_scores[row], bytes);
+        if (prefetch_on)
+            prefetch(group->with_scores[row], bytes);
         score_tile(type, group->rows + row, 1, queries, n_queries, d, NULL, &ret_scores[0][row],
-                   KV_ATTEND_GROUP);
+                   KV_ATTEND_BATCH);
     }
 }
 
 /* attend.h's weights of one query. */
 INLINE void weigh(const struct group *group,
                   float scale,
-                  const uint32_t *among,
+                  const uint32_t *query_mask,
                   unsigned query,
                   float *scores,
                   float *max,
@@ -90,18 +90,18 @@ INLINE void weigh(const struct group *group,
     __m256 most = none, sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, shift;
     float larger;
 
-    for (unsigned i = group->n; i < KV_ATTEND_GROUP; i++)
+    for (unsigned i = group->n; i < KV_ATTEND_BATCH; i++)
         scores[i] = -__builtin_inff();
-    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+    for (unsigned i = 0; i < KV_ATTEND_BATCH; i += LANES) {
         /* The instructions answer their second operand if one is a NaN. */
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(scores + i), by);
 
         s = _mm256_min_ps(_mm256_max_ps(s, none), limit);
-        if (among != NULL && i < group->n) {
+        if (query_mask != NULL && i < group->n) {
             const __m256i has =
                 i + LANES <= group->n
-                    ? _mm256_loadu_si256((const __m256i *)(const void *)(among + i))
-                    : _mm256_maskload_epi32((const int *)(const void *)(among + i),
+                    ? _mm256_loadu_si256((const __m256i *)(const void *)(query_mask + i))
+                    : _mm256_maskload_epi32((const int *)(const void *)(query_mask + i),
                                             first_lanes(group->n - i));
 
             s = _mm256_blendv_ps(
@@ -115,7 +115,7 @@ INLINE void weigh(const struct group *group,
     larger = max8(most);
     larger = (larger > *max ? larger : *max) + 0.0f;
     shift = _mm256_set1_ps(larger);
-    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += STEP)
+    for (unsigned i = 0; i < KV_ATTEND_BATCH; i += STEP)
         for (unsigned half = 0; half < 2; half++) {
             float *at = scores + i + half * LANES;
             const __m256 weights = exp8(_mm256_sub_ps(_mm256_loadu_ps(at), shift));
@@ -138,9 +138,9 @@ INLINE void add_slice(enum kv_key_type type,
                       unsigned n_vectors,
                       size_t few,
                       unsigned n_queries,
-                      bool ask,
-                      size_t ask_at,
-                      const float (*weights)[KV_ATTEND_GROUP],
+                      bool prefetch_on,
+                      size_t prefetch_at,
+                      const float (*weights)[KV_ATTEND_BATCH],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -156,8 +156,8 @@ INLINE void add_slice(enum kv_key_type type,
         const uint8_t *value = group->rows[row] + at;
         __m256 held[SLICE];
 
-        if (ask)
-            ask_for(group->with_values[row] + ask_at, n_vectors * bytes);
+        if (prefetch_on)
+            prefetch(group->with_values[row] + prefetch_at, n_vectors * bytes);
         if (n_queries == BLOCK) {
             for (unsigned i = 0; i < n_vectors; i++)
                 held[i] = few > 0 ? load_few(type, value, few) : load8(type, value + i * bytes);
@@ -197,8 +197,8 @@ INLINE void add_block(enum kv_key_type type,
                       const struct group *group,
                       size_t key_bytes,
                       unsigned n_queries,
-                      bool ask,
-                      const float (*weights)[KV_ATTEND_GROUP],
+                      bool prefetch_on,
+                      const float (*weights)[KV_ATTEND_BATCH],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -207,33 +207,33 @@ INLINE void add_block(enum kv_key_type type,
     size_t j = 0;
 
     while (j + LANES <= d_v) {
-        const size_t left = (d_v - j) / LANES, ask_at = j * element_bytes(type);
-        const size_t n = left < most ? left : most, at = key_bytes + ask_at;
+        const size_t left = (d_v - j) / LANES, prefetch_at = j * element_bytes(type);
+        const size_t n = left < most ? left : most, at = key_bytes + prefetch_at;
 
         if (n == 4)
-            add_slice(type, group, at, 4, 0, n_queries, ask, ask_at, weights, old, output + j,
-                      d_v);
+            add_slice(type, group, at, 4, 0, n_queries, prefetch_on, prefetch_at, weights, old,
+                      output + j, d_v);
         else if (n == 3)
-            add_slice(type, group, at, 3, 0, n_queries, ask, ask_at, weights, old, output + j,
-                      d_v);
+            add_slice(type, group, at, 3, 0, n_queries, prefetch_on, prefetch_at, weights, old,
+                      output + j, d_v);
         else if (n == 2)
-            add_slice(type, group, at, 2, 0, n_queries, ask, ask_at, weights, old, output + j,
-                      d_v);
+            add_slice(type, group, at, 2, 0, n_queries, prefetch_on, prefetch_at, weights, old,
+                      output + j, d_v);
         else
-            add_slice(type, group, at, 1, 0, n_queries, ask, ask_at, weights, old, output + j,
-                      d_v);
+            add_slice(type, group, at, 1, 0, n_queries, prefetch_on, prefetch_at, weights, old,
+                      output + j, d_v);
         j += n * LANES;
     }
     if (j < d_v)
-        add_slice(type, group, key_bytes + j * element_bytes(type), 1, d_v - j, n_queries, ask,
-                  j * element_bytes(type), weights, old, output + j, d_v);
+        add_slice(type, group, key_bytes + j * element_bytes(type), 1, d_v - j, n_queries,
+                  prefetch_on, j * element_bytes(type), weights, old, output + j, d_v);
 }
 
 INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
                       const float *queries,
                       struct group *group,
-                      const uint32_t *among,
+                      const uint32_t *query_mask,
                       float *state)
 {
     const unsigned n_queries = shape->n_queries;
@@ -241,8 +241,8 @@ INLINE void add_group(enum kv_key_type type,
     float *output = state + 2 * (size_t)n_queries;
 
     if (d_k % STEP != 0)
-        kv_keys_avx2.score_list(type, (const void *const *)group->rows, group->n, d_k, queries,
-                                n_queries, group->scores[0], KV_ATTEND_GROUP);
+        kv_exact_scores_avx2.score_list(type, (const void *const *)group->rows, group->n, d_k,
+                                        queries, n_queries, group->scores[0], KV_ATTEND_BATCH);
     for (unsigned from = 0, n; d_k % STEP == 0 && from < n_queries; from += n) {
         n = block_of(n_queries - from);
 #define SCORE(N) \
@@ -251,13 +251,13 @@ INLINE void add_group(enum kv_key_type type,
 #undef SCORE
     }
     for (unsigned query = 0; query < n_queries; query++)
-        weigh(group, shape->scale, among, query, group->scores[query], &state[query],
+        weigh(group, shape->scale, query_mask, query, group->scores[query], &state[query],
               &state[n_queries + query], &group->old[query]);
     for (unsigned from = 0, n; from < n_queries; from += n) {
         n = block_of(n_queries - from);
 #define ADD(N)                                                                          \
     add_block(type, group, key_bytes, N, from == 0,                                     \
-              (const float(*)[KV_ATTEND_GROUP])group->scores + from, group->old + from, \
+              (const float(*)[KV_ATTEND_BATCH])group->scores + from, group->old + from, \
               output + from * d_v, d_v)
         FOR_SIZE(n, ADD);
 #undef ADD
@@ -275,12 +275,12 @@ INLINE void add_group(enum kv_key_type type,
 INLINE void
 share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
 {
-    const unsigned half = KV_ATTEND_GROUP / 2;
+    const unsigned half = KV_ATTEND_BATCH / 2;
     unsigned n_consecutive = 0;
 
     for (unsigned i = 1; i < n_ahead; i++)
         n_consecutive += group->ahead[i] == group->ahead[i - 1] + row_bytes;
-    group->is_consecutive = n_ahead == KV_ATTEND_GROUP && n_consecutive > half;
+    group->is_consecutive = n_ahead == KV_ATTEND_BATCH && n_consecutive > half;
     if (group->is_consecutive)
         for (unsigned i = 0; i < half; i++) {
             group->with_scores[2 * i] = group->ahead[i];

@@ -21,9 +21,9 @@ enum {
 
 struct group {
     unsigned n;
-    const uint8_t *rows[KV_ATTEND_GROUP];
-    const uint8_t *ahead[KV_ATTEND_GROUP]; /* of the next group; no row there: of this one */
-    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_GROUP]; /* then weights */
+    const uint8_t *rows[KV_ATTEND_BATCH];
+    const uint8_t *ahead[KV_ATTEND_BATCH]; /* of the next group; no row there: of this one */
+    float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_BATCH]; /* then weights */
     float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
 };
 
@@ -36,31 +36,31 @@ INLINE void score_block(enum kv_key_type type,
                         const float *queries,
                         unsigned n_queries,
                         size_t d,
-                        bool ask,
-                        float (*ret_scores)[KV_ATTEND_GROUP])
+                        bool prefetch_on,
+                        float (*ret_scores)[KV_ATTEND_BATCH])
 {
     const size_t bytes = d * element_bytes(type);
     unsigned row = 0;
 
     for (; row + TILE <= group->n; row += TILE) {
-        if (ask)
+        if (prefetch_on)
             for (unsigned i = 0; i < TILE; i++)
-                ask_for(group->ahead[row + i], bytes);
+                prefetch(group->ahead[row + i], bytes);
         score_tile(type, group->rows + row, TILE, queries, n_queries, d, &ret_scores[0][row],
-                   KV_ATTEND_GROUP);
+                   KV_ATTEND_BATCH);
     }
     for (; row < group->n; row++) {
-        if (ask)
-            ask_for(group->ahead[row], bytes);
+        if (prefetch_on)
+            prefetch(group->ahead[row], bytes);
         score_tile(type, group->rows + row, 1, queries, n_queries, d, &ret_scores[0][row],
-                   KV_ATTEND_GROUP);
+                   KV_ATTEND_BATCH);
     }
 }
 
 /* attend.h's weights of one query. */
 INLINE void weigh(const struct group *group,
                   float scale,
-                  const uint32_t *among,
+                  const uint32_t *query_mask,
                   unsigned query,
                   float *scores,
                   float *max,
@@ -73,14 +73,14 @@ INLINE void weigh(const struct group *group,
     __m512 most = none, sums = _mm512_setzero_ps(), shift;
     float larger;
 
-    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+    for (unsigned i = 0; i < KV_ATTEND_BATCH; i += LANES) {
         const __mmask16 here = first_lanes(i < group->n ? group->n - i : 0);
         __m512 s = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, scores + i), by);
         __mmask16 has = here;
 
-        if (among != NULL)
-            has = _mm512_mask_test_epi32_mask(here, _mm512_maskz_loadu_epi32(here, among + i),
-                                              bit);
+        if (query_mask != NULL)
+            has = _mm512_mask_test_epi32_mask(
+                here, _mm512_maskz_loadu_epi32(here, query_mask + i), bit);
         /* The instructions answer their second operand if one is a NaN. */
         s = _mm512_min_ps(_mm512_max_ps(s, none), limit);
         s = _mm512_mask_mov_ps(none, has, s);
@@ -90,7 +90,7 @@ INLINE void weigh(const struct group *group,
     larger = max16(most);
     larger = (larger > *max ? larger : *max) + 0.0f;
     shift = _mm512_set1_ps(larger);
-    for (unsigned i = 0; i < KV_ATTEND_GROUP; i += LANES) {
+    for (unsigned i = 0; i < KV_ATTEND_BATCH; i += LANES) {
         const __m512 weights = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), shift));
 
         sums = _mm512_add_ps(sums, weights);
@@ -112,8 +112,8 @@ INLINE void add_slice(enum kv_key_type type,
                       bool whole,
                       __mmask16 last,
                       unsigned n_queries,
-                      bool ask,
-                      const float (*weights)[KV_ATTEND_GROUP],
+                      bool prefetch_on,
+                      const float (*weights)[KV_ATTEND_BATCH],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -128,8 +128,8 @@ INLINE void add_slice(enum kv_key_type type,
         const uint8_t *value = group->rows[row] + at;
         __m512 held[SLICE];
 
-        if (ask)
-            ask_for(group->ahead[row] + at, n_vectors * bytes);
+        if (prefetch_on)
+            prefetch(group->ahead[row] + at, n_vectors * bytes);
         for (unsigned i = 0; i < n_vectors; i++)
             held[i] = whole || i + 1 < n_vectors ? load16(type, value + i * bytes)
                                                  : load_some(type, last, value + i * bytes);
@@ -159,8 +159,8 @@ INLINE void add_block(enum kv_key_type type,
                       const struct group *group,
                       size_t key_bytes,
                       unsigned n_queries,
-                      bool ask,
-                      const float (*weights)[KV_ATTEND_GROUP],
+                      bool prefetch_on,
+                      const float (*weights)[KV_ATTEND_BATCH],
                       const float *old,
                       float *output,
                       size_t d_v)
@@ -170,27 +170,27 @@ INLINE void add_block(enum kv_key_type type,
 
     for (; j + SLICE * LANES <= d_v; j += SLICE * LANES)
         add_slice(type, group, key_bytes + j * element_bytes(type), SLICE, true, all, n_queries,
-                  ask, weights, old, output + j, d_v);
+                  prefetch_on, weights, old, output + j, d_v);
     if (j + 2 * LANES <= d_v) {
         add_slice(type, group, key_bytes + j * element_bytes(type), 2, true, all, n_queries,
-                  ask, weights, old, output + j, d_v);
+                  prefetch_on, weights, old, output + j, d_v);
         j += 2 * LANES;
     }
     if (j + LANES <= d_v) {
         add_slice(type, group, key_bytes + j * element_bytes(type), 1, true, all, n_queries,
-                  ask, weights, old, output + j, d_v);
+                  prefetch_on, weights, old, output + j, d_v);
         j += LANES;
     }
     if (j < d_v)
         add_slice(type, group, key_bytes + j * element_bytes(type), 1, false,
-                  first_lanes(d_v - j), n_queries, ask, weights, old, output + j, d_v);
+                  first_lanes(d_v - j), n_queries, prefetch_on, weights, old, output + j, d_v);
 }
 
 INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
                       const float *queries,
                       struct group *group,
-                      const uint32_t *among,
+                      const uint32_t *query_mask,
                       float *state)
 {
     const unsigned n_queries = shape->n_queries, n_blocks = (n_queries + TILE - 1) / TILE;
@@ -206,13 +206,13 @@ INLINE void add_group(enum kv_key_type type,
 #undef SCORE
     }
     for (unsigned query = 0; query < n_queries; query++)
-        weigh(group, shape->scale, among, query, group->scores[query], &state[query],
+        weigh(group, shape->scale, query_mask, query, group->scores[query], &state[query],
               &state[n_queries + query], &group->old[query]);
     for (unsigned block = 0, from = 0, n; block < n_blocks; block++, from += n) {
         n = (n_queries - from + n_blocks - block - 1) / (n_blocks - block);
 #define ADD(N)                                                                          \
     add_block(type, group, key_bytes, N, block == 0,                                    \
-              (const float(*)[KV_ATTEND_GROUP])group->scores + from, group->old + from, \
+              (const float(*)[KV_ATTEND_BATCH])group->scores + from, group->old + from, \
               output + from * d_v, d_v)
         FOR_SIZE(n, ADD);
 #undef ADD

@@ -18,7 +18,7 @@ INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
                       const float *queries,
                       struct group *group,
-                      const uint32_t *among,
+                      const uint32_t *query_mask,
                       float *state);
 
 /* Says which part of the next group is asked for when. */
@@ -26,7 +26,7 @@ INLINE void
 share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes);
 
 /* Into L2: requests that wait there are more than those that can wait in L1. */
-INLINE void ask_for(const uint8_t *from, size_t bytes)
+INLINE void prefetch(const uint8_t *from, size_t bytes)
 {
     const char *at = (const char *)from, *end = at + bytes;
 
@@ -43,28 +43,28 @@ INLINE void ask_for(const uint8_t *from, size_t bytes)
 TARGET __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
                                                       const float *queries,
                                                       struct group *group,
-                                                      const uint32_t *among,
+                                                      const uint32_t *query_mask,
                                                       float *state)
 {
-    add_group(KV_KEY_FP32, shape, queries, group, among, state);
+    add_group(KV_KEY_FP32, shape, queries, group, query_mask, state);
 }
 
 TARGET __attribute__((noinline)) static void add_fp16(const struct kv_attend_shape *shape,
                                                       const float *queries,
                                                       struct group *group,
-                                                      const uint32_t *among,
+                                                      const uint32_t *query_mask,
                                                       float *state)
 {
-    add_group(KV_KEY_FP16, shape, queries, group, among, state);
+    add_group(KV_KEY_FP16, shape, queries, group, query_mask, state);
 }
 
 TARGET __attribute__((noinline)) static void add_bf16(const struct kv_attend_shape *shape,
                                                       const float *queries,
                                                       struct group *group,
-                                                      const uint32_t *among,
+                                                      const uint32_t *query_mask,
                                                       float *state)
 {
-    add_group(KV_KEY_BF16, shape, queries, group, among, state);
+    add_group(KV_KEY_BF16, shape, queries, group, query_mask, state);
 }
 
 /* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
@@ -75,7 +75,7 @@ INLINE unsigned find_rows(const void *const *list,
                           size_t n,
                           const uint8_t **ret_rows)
 {
-    const unsigned count = n - from < KV_ATTEND_GROUP ? (unsigned)(n - from) : KV_ATTEND_GROUP;
+    const unsigned count = n - from < KV_ATTEND_BATCH ? (unsigned)(n - from) : KV_ATTEND_BATCH;
 
     for (unsigned i = 0; i < count; i++)
         ret_rows[i] = list != NULL ? list[from + i] : run + (from + i) * stride;
@@ -88,7 +88,7 @@ TARGET static void attend(const struct kv_attend_shape *shape,
                           const uint8_t *run,
                           size_t stride,
                           size_t n,
-                          const uint32_t *among,
+                          const uint32_t *query_mask,
                           const uint32_t *seeds,
                           uint32_t *ret_crcs,
                           float *state)
@@ -102,7 +102,7 @@ TARGET static void attend(const struct kv_attend_shape *shape,
         return;
     n_ahead = find_rows(list, run, stride, 0, n, group.ahead);
     for (unsigned i = 0; i < n_ahead; i++)
-        ask_for(group.ahead[i], row_bytes);
+        prefetch(group.ahead[i], row_bytes);
     for (size_t from = 0; from < n; from += group.n) {
         group.n = n_ahead;
         memcpy(group.rows, group.ahead, group.n * sizeof(group.rows[0]));
@@ -112,11 +112,14 @@ TARGET static void attend(const struct kv_attend_shape *shape,
                              ret_crcs + from);
         share_asking(&group, n_ahead, row_bytes, key_bytes);
         if (shape->type == KV_KEY_FP32)
-            add_fp32(shape, queries, &group, among != NULL ? among + from : NULL, state);
+            add_fp32(shape, queries, &group, query_mask != NULL ? query_mask + from : NULL,
+                     state);
         else if (shape->type == KV_KEY_FP16)
-            add_fp16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+            add_fp16(shape, queries, &group, query_mask != NULL ? query_mask + from : NULL,
+                     state);
         else
-            add_bf16(shape, queries, &group, among != NULL ? among + from : NULL, state);
+            add_bf16(shape, queries, &group, query_mask != NULL ? query_mask + from : NULL,
+                     state);
     }
 }
 
@@ -124,12 +127,12 @@ TARGET static void attend_rows(const struct kv_attend_shape *shape,
                                const float *queries,
                                const void *const *rows,
                                size_t n,
-                               const uint32_t *among,
+                               const uint32_t *query_mask,
                                const uint32_t *seeds,
                                uint32_t *ret_crcs,
                                float *state)
 {
-    attend(shape, queries, rows, NULL, 0, n, among, seeds, ret_crcs, state);
+    attend(shape, queries, rows, NULL, 0, n, query_mask, seeds, ret_crcs, state);
 }
 
 TARGET static void attend_run(const struct kv_attend_shape *shape,
@@ -137,10 +140,10 @@ TARGET static void attend_run(const struct kv_attend_shape *shape,
                               const void *rows,
                               size_t stride,
                               size_t n,
-                              const uint32_t *among,
+                              const uint32_t *query_mask,
                               float *state)
 {
-    attend(shape, queries, NULL, rows, stride, n, among, NULL, NULL, state);
+    attend(shape, queries, NULL, rows, stride, n, query_mask, NULL, NULL, state);
 }
 
 #endif

@@ -149,7 +149,7 @@ TARGET INLINE void fold_nine_rows(const uint8_t *const *rows,
             for (unsigned row = 0; row < STREAMS; row++)
                 states[row] = _mm_crc32_u64(states[row], load64(streams[row] + word));
         }
-        ask_ahead(ahead, GROUP);
+        prefetch_ahead(ahead, GROUP);
         if (i >= lanes_bytes)
             break;
 #pragma GCC unroll 6

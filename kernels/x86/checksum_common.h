@@ -102,7 +102,7 @@ INLINE struct checksum_ahead ahead_of(
 }
 
 /* Asks for the next n lines. */
-INLINE void ask_ahead(struct checksum_ahead *ahead, unsigned n)
+INLINE void prefetch_ahead(struct checksum_ahead *ahead, unsigned n)
 {
     for (; n > 0 && ahead->at != ahead->end; n--) {
         __builtin_prefetch(ahead->at, 0, 3);

@@ -162,7 +162,7 @@ TARGET_SSE42 void checksum_sse42_list(const void *const *rows,
 
         for (size_t i = 0; i < words_bytes; i += 8) {
             if (i % CHECKSUM_LINE == 0)
-                ask_ahead(&ahead, STREAMS);
+                prefetch_ahead(&ahead, STREAMS);
             state_a = _mm_crc32_u64(state_a, load64(a + i));
             state_b = _mm_crc32_u64(state_b, load64(b + i));
             state_c = _mm_crc32_u64(state_c, load64(c + i));
@@ -302,7 +302,7 @@ TARGET_FOLD INLINE void fold_six_rows(const uint8_t *const *rows,
             state_f = _mm_crc32_u64(state_f, load64(f + word));
         }
         if (i & 32)
-            ask_ahead(ahead, GROUP);
+            prefetch_ahead(ahead, GROUP);
         if (i >= lanes_bytes)
             break;
         lanes_a = fold_lanes(lanes_a, by, load256(a + i));

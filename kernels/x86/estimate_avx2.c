@@ -11,7 +11,7 @@
 
 enum {
     BLOCK = 2 * QUERIES, /* summaries of four pairs */
-    PAIRS_MAX = KV_REST_SUMMARIES_MAX / 2,
+    PAIRS_MAX = KV_SUMMARIES_MAX / 2,
 };
 
 INLINE __m256 load_integers(const int8_t *at)
@@ -33,13 +33,13 @@ INLINE __m256 without_nan(__m256 s)
  * sums over summaries are those of whole vectors.  Such vectors are of a pair of summaries,
  * [1] being the fourth behind [0]. */
 struct part {
-    const struct kv_rest_shape *shape;
-    const struct kv_rest_question *question;
+    const struct kv_summary_shape *shape;
+    const struct kv_estimate_question *question;
     size_t first;         /* query */
     const float *queries; /* (n, up d_k), from the first on, 0 behind their elements */
-    struct rest_ahead ahead;
+    struct estimate_ahead ahead;
     float shrink[QUERIES];
-    float weights[KV_REST_SUMMARIES_MAX * QUERIES]; /* (2^bits, QUERIES) */
+    float weights[KV_SUMMARIES_MAX * QUERIES]; /* (2^bits, QUERIES) */
 };
 
 /* Of n <= QUERIES queries. */
@@ -106,7 +106,7 @@ INLINE void multiply(const struct part *part,
                      unsigned n,
                      __m256 sums[2][QUERIES])
 {
-    const size_t d = kv_rest_up(part->shape->d_k);
+    const size_t d = kv_summary_up(part->shape->d_k);
 
     for (size_t i = at; i < d; i += STEP) {
         const __m256 a = load_integers(keys[0] + i), b = load_integers(keys[1] + i);
@@ -141,7 +141,7 @@ INLINE __m256 products(const struct part *part, const int8_t *const keys[2], uns
 /* Counts of eight summaries from c on, as pairs. */
 INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_counts[QUERIES])
 {
-    const struct kv_rest_question *question = part->question;
+    const struct kv_estimate_question *question = part->question;
     __m256 counts[QUERIES];
 
     for (unsigned query = 0; query < QUERIES; query++) {
@@ -157,7 +157,7 @@ INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_
 /* Scores of eight rows from `row` on, as pairs; -inf behind the last one. */
 INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 ret_s[QUERIES])
 {
-    const struct kv_rest_question *question = part->question;
+    const struct kv_estimate_question *question = part->question;
     const __m256 scale = _mm256_set1_ps(question->scale);
     const size_t left = question->n_scored - row;
     __m256 scores[QUERIES];
@@ -182,18 +182,21 @@ INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 re
 }
 
 /* The scores of all summaries, in pairs, and the largest of them and of the rows' ones. */
-INLINE __m128
-score(struct part *part, const void *group, __m256 corr, unsigned n, __m256 ret_s[PAIRS_MAX])
+INLINE __m128 score(struct part *part,
+                    const void *group,
+                    __m256 variance_correction,
+                    unsigned n,
+                    __m256 ret_s[PAIRS_MAX])
 {
-    const struct kv_rest_shape *shape = part->shape;
-    const float *key_scales = kv_summary_at(group, kv_rest_at_key_scales(shape));
-    const int8_t *keys = kv_summary_at(group, kv_rest_at_keys(shape));
-    const size_t stride = kv_rest_up(shape->d_k);
+    const struct kv_summary_shape *shape = part->shape;
+    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
+    const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
+    const size_t stride = kv_summary_up(shape->d_k);
     const __m256 infinite = _mm256_set1_ps(-__builtin_inff());
     const __m256 scale = _mm256_set1_ps(part->question->scale);
     __m256 most = infinite, s[QUERIES];
 
-    for (size_t c = 0; c < kv_rest_n_summaries(shape); c += BLOCK) {
+    for (size_t c = 0; c < kv_summary_count(shape); c += BLOCK) {
         const __m256 by = _mm256_loadu_ps(key_scales + c);
         __m256 counts[QUERIES];
 
@@ -205,11 +208,12 @@ score(struct part *part, const void *group, __m256 corr, unsigned n, __m256 ret_
                 _mm256_mul_ps(products(part, of_pair, n),
                               _mm256_permutevar_ps(by, _mm256_set1_epi32((int)i)));
             const __m256 none = _mm256_cmp_ps(counts[i], _mm256_setzero_ps(), _CMP_EQ_OQ);
-            const __m256 score = without_nan(_mm256_fmadd_ps(product, scale, corr));
+            const __m256 score =
+                without_nan(_mm256_fmadd_ps(product, scale, variance_correction));
 
             ret_s[c / 2 + i] = _mm256_blendv_ps(score, infinite, none);
             most = _mm256_max_ps(most, ret_s[c / 2 + i]);
-            rest_ahead_step(&part->ahead);
+            estimate_ahead_step(&part->ahead);
         }
     }
     for (size_t row = 0; row < part->question->n_scored; row += LANES) {
@@ -230,8 +234,8 @@ INLINE void add_weight(float *weights, const uint8_t *number, __m128 weight)
 /* Scores become weights; returns their sums. */
 INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
 {
-    const struct kv_rest_question *question = part->question;
-    const size_t n_summaries = kv_rest_n_summaries(part->shape);
+    const struct kv_estimate_question *question = part->question;
+    const size_t n_summaries = kv_summary_count(part->shape);
     float *weights = part->weights;
     __m256 pairs[QUERIES], lanes[STEP / 2];
 
@@ -280,8 +284,8 @@ INLINE void add_slice(const struct part *part,
                       unsigned n,
                       float *outputs)
 {
-    const size_t n_summaries = kv_rest_n_summaries(part->shape);
-    const size_t d_v = part->shape->d_v, stride = kv_rest_up(d_v);
+    const size_t n_summaries = kv_summary_count(part->shape);
+    const size_t d_v = part->shape->d_v, stride = kv_summary_up(d_v);
     const float *weights = part->weights;
     __m256 sums[QUERIES][LANES];
 
@@ -324,12 +328,12 @@ INLINE void add_slice(const struct part *part,
 INLINE void add_values(struct part *part, const int8_t *values, unsigned n, float *outputs)
 {
     const unsigned n_vectors = n > 2 ? 2 : LANES / n;
-    const size_t end = kv_rest_up(part->shape->d_v);
+    const size_t end = kv_summary_up(part->shape->d_v);
     size_t i = 0;
 
     for (; i + n_vectors * LANES <= end; i += n_vectors * LANES) {
         add_slice(part, values, i, n_vectors, n, outputs);
-        rest_ahead_step(&part->ahead);
+        estimate_ahead_step(&part->ahead);
     }
     for (; i < end; i += STEP)
         add_slice(part, values, i, 2, n, outputs);
@@ -337,9 +341,9 @@ INLINE void add_values(struct part *part, const int8_t *values, unsigned n, floa
 
 /* The queries as rows of whole steps. */
 INLINE const float *
-whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_REST_D_MAX])
+whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_SUMMARY_D_MAX])
 {
-    const size_t d_k = part->shape->d_k, d = kv_rest_up(d_k);
+    const size_t d_k = part->shape->d_k, d = kv_summary_up(d_k);
     const float *queries = part->question->queries + part->first * d_k;
 
     if (d == d_k)
@@ -351,38 +355,39 @@ whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_REST_
     return padded;
 }
 
-INLINE void add_part(const struct kv_rest_shape *shape,
+INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_rest_question *question,
+                     const struct kv_estimate_question *question,
                      size_t first,
                      unsigned n,
                      float *state)
 {
-    const float *value_scales = kv_summary_at(group, kv_rest_at_value_scales(shape));
-    const int8_t *values = kv_summary_at(group, kv_rest_at_values(shape));
-    const size_t n_summaries = kv_rest_n_summaries(shape);
+    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
+    const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
+    const size_t n_summaries = kv_summary_count(shape);
     float *maxes = state + first, *sums = maxes + question->n_queries;
     float *outputs = state + 2 * question->n_queries + first * shape->d_v;
-    float padded[QUERIES * KV_REST_D_MAX];
+    float padded[QUERIES * KV_SUMMARY_D_MAX];
     const __m128 max = load_queries(maxes, n);
     __m256 s[PAIRS_MAX];
-    __m128 corr, most, sum, shrink;
-    struct kv_rest_head head;
+    __m128 variance_correction, most, sum, shrink;
+    struct kv_summary_head head;
     struct part part;
 
     part.shape = shape;
     part.question = question;
     part.first = first;
     part.queries = whole_steps(&part, n, padded);
-    part.ahead = rest_ahead_begin(shape, question, first,
-                                  n_summaries / 2 + shape->d_v / (QUERIES * LANES));
+    part.ahead = estimate_ahead_begin(shape, question, first,
+                                      n_summaries / 2 + shape->d_v / (QUERIES * LANES));
     memcpy(&head, group, sizeof(head));
-    corr = _mm_mul_ps(load_queries(question->squares + first, n),
-                      _mm_set1_ps(question->scale * question->scale));
-    corr = _mm_mul_ps(_mm_set1_ps(0.15f), _mm_mul_ps(corr, _mm_set1_ps(head.variance)));
-    corr = _mm_min_ps(corr, _mm_set1_ps(1));
+    variance_correction = _mm_mul_ps(load_queries(question->squares + first, n),
+                                     _mm_set1_ps(question->scale * question->scale));
+    variance_correction = _mm_mul_ps(
+        _mm_set1_ps(0.15f), _mm_mul_ps(variance_correction, _mm_set1_ps(head.variance)));
+    variance_correction = _mm_min_ps(variance_correction, _mm_set1_ps(1));
 
-    most = _mm_max_ps(max, score(&part, group, twice(corr), n, s));
+    most = _mm_max_ps(max, score(&part, group, twice(variance_correction), n, s));
     most = _mm_add_ps(most, _mm_setzero_ps());
     sum = weigh(&part, s, twice(most), n);
     shrink = _mm256_castps256_ps128(exp8(_mm256_castps128_ps256(_mm_sub_ps(max, most))));

@@ -37,29 +37,29 @@ INLINE __m512 without_nan(__m512 s)
 
 /* Up to four queries of a question: their number is a constant where this is used. */
 struct part {
-    const struct kv_rest_question *question;
+    const struct kv_estimate_question *question;
     size_t first; /* query */
-    struct rest_ahead ahead;
-    float corr[QUERIES], shrink[QUERIES];
-    float weights[QUERIES][KV_REST_SUMMARIES_MAX];
+    struct estimate_ahead ahead;
+    float variance_correction[QUERIES], shrink[QUERIES];
+    float weights[QUERIES][KV_SUMMARIES_MAX];
 };
 
-static inline float corr_of(float square, float scale, float variance)
+static inline float variance_correction_of(float square, float scale, float variance)
 {
-    const float corr = 0.15f * (square * (scale * scale) * variance);
+    const float variance_correction = 0.15f * (square * (scale * scale) * variance);
 
-    return corr < 1 ? corr : 1;
+    return variance_correction < 1 ? variance_correction : 1;
 }
 
 /* Products with all mean keys, as weights.  Where a query has ended, + 0 changes nothing: no
  * lane is -0, as it is 0 at first and products with integers do not vanish. */
 INLINE void
-score(struct part *part, const struct kv_rest_shape *shape, const int8_t *keys, unsigned n)
+score(struct part *part, const struct kv_summary_shape *shape, const int8_t *keys, unsigned n)
 {
-    const size_t d_k = shape->d_k, stride = kv_rest_up(d_k);
+    const size_t d_k = shape->d_k, stride = kv_summary_up(d_k);
     const float *queries = part->question->queries + part->first * d_k;
 
-    for (size_t c = 0; c < kv_rest_n_summaries(shape); c += TILE, keys += TILE * stride) {
+    for (size_t c = 0; c < kv_summary_count(shape); c += TILE, keys += TILE * stride) {
         __m512 sums[TILE][TILE];
         float all[TILE * TILE];
 
@@ -81,21 +81,21 @@ score(struct part *part, const struct kv_rest_shape *shape, const int8_t *keys, 
         _mm512_storeu_ps(all, sums_of((const __m512(*)[TILE])sums, TILE, n));
         for (unsigned query = 0; query < n; query++)
             memcpy(part->weights[query] + c, all + query * TILE, TILE * sizeof(float));
-        rest_ahead_step(&part->ahead);
+        estimate_ahead_step(&part->ahead);
     }
 }
 
 /* Products become weights; returns their sum. */
 INLINE float weigh(const struct part *part,
-                   const struct kv_rest_shape *shape,
+                   const struct kv_summary_shape *shape,
                    const float *key_scales,
                    unsigned query,
                    float *weights,
                    float *max,
                    float *ret_shrink)
 {
-    const struct kv_rest_question *question = part->question;
-    const size_t n_summaries = kv_rest_n_summaries(shape), index = part->first + query;
+    const struct kv_estimate_question *question = part->question;
+    const size_t n_summaries = kv_summary_count(shape), index = part->first + query;
     const uint16_t *counts = question->counts + index * question->counts_stride;
     const size_t n_scored = question->n_scored;
     const float *scores =
@@ -108,8 +108,8 @@ INLINE float weigh(const struct part *part,
         const __m512i n = load_counts(counts + c);
         const __m512 product =
             _mm512_mul_ps(_mm512_loadu_ps(weights + c), _mm512_loadu_ps(key_scales + c));
-        __m512 s =
-            without_nan(_mm512_fmadd_ps(product, scale, _mm512_set1_ps(part->corr[query])));
+        __m512 s = without_nan(
+            _mm512_fmadd_ps(product, scale, _mm512_set1_ps(part->variance_correction[query])));
 
         s = _mm512_mask_mov_ps(infinite, _mm512_test_epi32_mask(n, n), s);
         _mm512_storeu_ps(weights + c, s);
@@ -148,21 +148,21 @@ INLINE float weigh(const struct part *part,
 /* Weighted means of n_vectors vectors of elements from i on are added to the outputs (n, d_v);
  * n and n_vectors are constants where this is called. */
 INLINE void add_slice(const struct part *part,
-                      const struct kv_rest_shape *shape,
+                      const struct kv_summary_shape *shape,
                       const int8_t *values,
                       size_t i,
                       unsigned n_vectors,
                       unsigned n,
                       float *outputs)
 {
-    const size_t d_v = shape->d_v, stride = kv_rest_up(d_v);
+    const size_t d_v = shape->d_v, stride = kv_summary_up(d_v);
     __m512 sums[QUERIES][SLICE];
 
     for (unsigned query = 0; query < n; query++)
         for (unsigned v = 0; v < n_vectors; v++)
             sums[query][v] = _mm512_setzero_ps();
     values += i;
-    for (size_t c = 0; c < kv_rest_n_summaries(shape); c++, values += stride) {
+    for (size_t c = 0; c < kv_summary_count(shape); c++, values += stride) {
         __m512 elements[SLICE];
 
         for (unsigned v = 0; v < n_vectors; v++)
@@ -187,46 +187,45 @@ INLINE void add_slice(const struct part *part,
 }
 
 INLINE void add_values(struct part *part,
-                       const struct kv_rest_shape *shape,
+                       const struct kv_summary_shape *shape,
                        const int8_t *values,
                        unsigned n,
                        float *outputs)
 {
-    const size_t end = kv_rest_up(shape->d_v);
+    const size_t end = kv_summary_up(shape->d_v);
     size_t i = 0;
 
     for (; i + SLICE * LANES <= end; i += SLICE * LANES) {
         add_slice(part, shape, values, i, SLICE, n, outputs);
-        rest_ahead_step(&part->ahead);
+        estimate_ahead_step(&part->ahead);
     }
     for (; i < end; i += LANES)
         add_slice(part, shape, values, i, 1, n, outputs);
 }
 
-INLINE void add_part(const struct kv_rest_shape *shape,
+INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_rest_question *question,
+                     const struct kv_estimate_question *question,
                      size_t first,
                      unsigned n,
                      float *state)
 {
-    const float *key_scales = kv_summary_at(group, kv_rest_at_key_scales(shape));
-    const float *value_scales = kv_summary_at(group, kv_rest_at_value_scales(shape));
+    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
+    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
     float *maxes = state + first, *sums = maxes + question->n_queries;
     float *outputs = state + 2 * question->n_queries + first * shape->d_v;
-    struct kv_rest_head head;
+    struct kv_summary_head head;
     struct part part;
 
     part.question = question;
     part.first = first;
-    part.ahead =
-        rest_ahead_begin(shape, question, first,
-                         kv_rest_n_summaries(shape) / TILE + shape->d_v / (SLICE * LANES));
+    part.ahead = estimate_ahead_begin(
+        shape, question, first, kv_summary_count(shape) / TILE + shape->d_v / (SLICE * LANES));
     memcpy(&head, group, sizeof(head));
     for (unsigned query = 0; query < n; query++)
-        part.corr[query] =
-            corr_of(question->squares[first + query], question->scale, head.variance);
-    score(&part, shape, kv_summary_at(group, kv_rest_at_keys(shape)), n);
+        part.variance_correction[query] = variance_correction_of(
+            question->squares[first + query], question->scale, head.variance);
+    score(&part, shape, kv_summary_at(group, kv_summary_at_keys(shape)), n);
     for (unsigned query = 0; query < n; query++) {
         float *weights = part.weights[query];
         const float sum =
@@ -234,11 +233,11 @@ INLINE void add_part(const struct kv_rest_shape *shape,
 
         sums[query] = _mm_cvtss_f32(_mm_fmadd_ss(
             _mm_set_ss(sums[query]), _mm_set_ss(part.shrink[query]), _mm_set_ss(sum)));
-        for (size_t c = 0; c < kv_rest_n_summaries(shape); c += LANES)
+        for (size_t c = 0; c < kv_summary_count(shape); c += LANES)
             _mm512_storeu_ps(weights + c, _mm512_mul_ps(_mm512_loadu_ps(weights + c),
                                                         _mm512_loadu_ps(value_scales + c)));
     }
-    add_values(&part, shape, kv_summary_at(group, kv_rest_at_values(shape)), n, outputs);
+    add_values(&part, shape, kv_summary_at(group, kv_summary_at_values(shape)), n, outputs);
 }
 
 const struct kv_estimate_kernels kv_estimate_avx512 = {

@@ -17,27 +17,29 @@ enum {
     QUERIES = 4, /* at once */
 };
 
-struct rest_ahead {
+struct estimate_ahead {
     const uint8_t *at;
     size_t n, n_each; /* lines: all that are left, of a step */
 };
 
 /* Of a question's queries from `first` on; the first ones ask for all queries. */
-static inline struct rest_ahead rest_ahead_begin(const struct kv_rest_shape *shape,
-                                                 const struct kv_rest_question *question,
-                                                 size_t first,
-                                                 size_t n_steps)
+static inline struct estimate_ahead
+estimate_ahead_begin(const struct kv_summary_shape *shape,
+                     const struct kv_estimate_question *question,
+                     size_t first,
+                     size_t n_steps)
 {
-    struct rest_ahead ahead = {.at = question->next};
+    struct estimate_ahead ahead = {.at = question->next};
 
     if (first == 0 && question->next != NULL) {
-        ahead.n = kv_rest_bytes(shape) / LINE_BYTES + 1;
+        ahead.n = kv_summary_bytes(shape) / LINE_BYTES + 1;
         ahead.n_each = ahead.n / n_steps + 1;
     }
     return ahead;
 }
 
-__attribute__((always_inline)) static inline void rest_ahead_step(struct rest_ahead *ahead)
+__attribute__((always_inline)) static inline void
+estimate_ahead_step(struct estimate_ahead *ahead)
 {
     size_t n = ahead->n < ahead->n_each ? ahead->n : ahead->n_each;
 
@@ -48,16 +50,16 @@ __attribute__((always_inline)) static inline void rest_ahead_step(struct rest_ah
 
 /* What each instruction set has of its own: the queries from `first` on; n, QUERIES at most, is a
  * constant where this is called. */
-INLINE void add_part(const struct kv_rest_shape *shape,
+INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_rest_question *question,
+                     const struct kv_estimate_question *question,
                      size_t first,
                      unsigned n,
                      float *state);
 
-TARGET static void add(const struct kv_rest_shape *shape,
+TARGET static void add(const struct kv_summary_shape *shape,
                        const void *group,
-                       const struct kv_rest_question *question,
+                       const struct kv_estimate_question *question,
                        float *state)
 {
     size_t query = 0;

@@ -22,7 +22,7 @@ enum {
 };
 
 /* Elements at the end of a row, n < STEP of them, 0 behind. */
-INLINE void load_rest(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
+INLINE void load_summary(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
 {
     uint8_t bytes[STEP * sizeof(float)] = {0};
 
@@ -83,11 +83,11 @@ INLINE void score_pair(enum kv_key_type type,
         for (unsigned query = 0; query < n_queries; query++) {
             __m256 x[2];
 
-            load_rest(KV_KEY_FP32, queries + query * d + i, d - i, x);
+            load_summary(KV_KEY_FP32, queries + query * d + i, d - i, x);
             for (unsigned key = 0; key < n_keys; key++) {
                 __m256 elements[2];
 
-                load_rest(type, keys[key] + i * element_bytes(type), d - i, elements);
+                load_summary(type, keys[key] + i * element_bytes(type), d - i, elements);
                 for (unsigned half = 0; half < 2; half++) {
                     /* A lane without an element stays: + 0 would change -0. */
                     const __m256i has = _mm256_cmpgt_epi32(
@@ -175,7 +175,7 @@ INLINE void score_chunk(enum kv_key_type type,
 {
     if (d % STEP != 0) {
         for (size_t i = 0; ahead != NULL && i < CHUNK; i++)
-            ask_for(ahead[i], d * element_bytes(type));
+            prefetch(ahead[i], d * element_bytes(type));
         score_pairs(type, keys, n, queries, n_queries, d, ret_scores, scores_stride);
         return;
     }
@@ -225,13 +225,13 @@ INLINE void score_pointers(enum kv_key_type type,
     const size_t bytes = d * element_bytes(type);
 
     for (size_t i = 0; i < AHEAD_LISTED && i < n; i++)
-        ask_for(list[i], bytes);
+        prefetch(list[i], bytes);
     for (size_t row = 0; row < n; row += CHUNK) {
         const size_t count = n - row < CHUNK ? n - row : CHUNK, next = row + AHEAD_LISTED;
         const bool is_whole = next + CHUNK <= n;
 
         for (size_t i = next; !is_whole && i < n; i++)
-            ask_for(list[i], bytes);
+            prefetch(list[i], bytes);
         score_chunk(type, list + row, count, is_whole ? list + next : NULL, queries, n_queries,
                     d, ret_scores + row, scores_stride);
     }
@@ -252,13 +252,13 @@ INLINE void load_rows(enum kv_key_type type,
         if (i < d) {
             __m256 rest[2];
 
-            load_rest(type, keys + i * element_bytes(type), d - i, rest);
+            load_summary(type, keys + i * element_bytes(type), d - i, rest);
             memcpy(ret_values + i, &rest[0], (d - i) * sizeof(float));
         }
     }
 }
 
-const struct kv_keys_kernels kv_keys_avx2 = {
+const struct kv_exact_scores_kernels kv_exact_scores_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
     .load = load,

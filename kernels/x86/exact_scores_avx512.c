@@ -46,10 +46,10 @@ INLINE void score_pointers(enum kv_key_type type,
 
     ahead = ahead < TILE ? TILE : ahead > AHEAD_ROWS_MAX ? AHEAD_ROWS_MAX : ahead;
     for (size_t i = 0; i < ahead && i < n; i++)
-        ask_for(keys[i], bytes);
+        prefetch(keys[i], bytes);
     for (; row + TILE <= n; row += TILE) {
         for (size_t i = row + ahead; i < row + ahead + TILE && i < n; i++)
-            ask_for(keys[i], bytes);
+            prefetch(keys[i], bytes);
         score_keys(type,
                    (const uint8_t *const[TILE]){keys[row], keys[row + 1], keys[row + 2],
                                                 keys[row + 3]},
@@ -81,7 +81,7 @@ INLINE void load_rows(enum kv_key_type type,
     }
 }
 
-const struct kv_keys_kernels kv_keys_avx512 = {
+const struct kv_exact_scores_kernels kv_exact_scores_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
     .load = load,

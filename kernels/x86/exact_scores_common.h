@@ -11,7 +11,7 @@
 #if defined(__x86_64__)
 
 /* Into L2: requests that wait there are more than those that can wait in L1. */
-INLINE void ask_for(const void *key, size_t bytes)
+INLINE void prefetch(const void *key, size_t bytes)
 {
     const uintptr_t end = (uintptr_t)key + bytes;
 

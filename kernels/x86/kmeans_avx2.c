@@ -53,8 +53,8 @@ INLINE float square_of(const float *x, size_t width)
     return sum16(low, high);
 }
 
-AVX2 static void half_squares(const struct kv_pq_shape *shape,
-                              const struct kv_kmeans_book *book)
+AVX2 static void half_sq_norms(const struct kv_pq_shape *shape,
+                               const struct kv_kmeans_codebook *codebook)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
     const bool full = n_centroids >= LANES;
@@ -63,7 +63,7 @@ AVX2 static void half_squares(const struct kv_pq_shape *shape,
 
     for (size_t j = 0; j < shape->m; j++)
         for (size_t c = 0; c < n_centroids; c += LANES) {
-            const float *at = book->centroids + j * width * n_centroids + c;
+            const float *at = codebook->centroids + j * width * n_centroids + c;
             const size_t row = j * n_centroids + c;
             __m256 sum = _mm256_setzero_ps();
 
@@ -72,15 +72,16 @@ AVX2 static void half_squares(const struct kv_pq_shape *shape,
 
                 sum = _mm256_fmadd_ps(x, x, sum);
             }
-            if (book->lifts != NULL) {
-                const __m256 x = load(book->lifts + row, full, lanes);
+            if (codebook->augments != NULL) {
+                const __m256 x = load(codebook->augments + row, full, lanes);
 
                 sum = _mm256_fmadd_ps(x, x, sum);
             }
             if (full)
-                _mm256_storeu_ps(book->half_squares + row, _mm256_mul_ps(sum, half));
+                _mm256_storeu_ps(codebook->half_sq_norms + row, _mm256_mul_ps(sum, half));
             else
-                _mm256_maskstore_ps(book->half_squares + row, lanes, _mm256_mul_ps(sum, half));
+                _mm256_maskstore_ps(codebook->half_sq_norms + row, lanes,
+                                    _mm256_mul_ps(sum, half));
         }
 }
 
@@ -108,7 +109,7 @@ INLINE struct nearest nearest_lane(__m256 distances, __m256i codes)
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,
-                      const float *lifts,
+                      const float *augments,
                       unsigned n_rows,
                       unsigned n_vectors,
                       bool full,
@@ -130,20 +131,20 @@ INLINE void find_rows(const struct space *space,
         __m256 distances[ROWS][VECTORS_MAX];
 
         for (unsigned v = 0; v < n_vectors; v++) {
-            __m256 half = load(space->half_squares + c + v * LANES, full, lanes);
+            __m256 half = load(space->half_sq_norms + c + v * LANES, full, lanes);
 
             if (!full)
                 half = _mm256_blendv_ps(infinite, half, _mm256_castsi256_ps(lanes));
             for (unsigned row = 0; row < n_rows; row++)
                 distances[row][v] = half;
         }
-        if (space->lifts != NULL)
+        if (space->augments != NULL)
             for (unsigned v = 0; v < n_vectors; v++) {
-                const __m256 lift = load(space->lifts + c + v * LANES, full, lanes);
+                const __m256 augment = load(space->augments + c + v * LANES, full, lanes);
 
                 for (unsigned row = 0; row < n_rows; row++)
-                    distances[row][v] = _mm256_fnmadd_ps(_mm256_broadcast_ss(lifts + row), lift,
-                                                         distances[row][v]);
+                    distances[row][v] = _mm256_fnmadd_ps(_mm256_broadcast_ss(augments + row),
+                                                         augment, distances[row][v]);
             }
         for (size_t i = 0; i < width; i++, at += n_centroids) {
             __m256 centroid[VECTORS_MAX];
@@ -174,7 +175,7 @@ INLINE void find_rows(const struct space *space,
 }
 
 INLINE void
-add_row(const struct space *space, const float *x, struct nearest nearest, float lift)
+add_row(const struct space *space, const float *x, struct nearest nearest, float augment)
 {
     const size_t width = space->width;
     float *sum = space->sums + nearest.code * width;
@@ -188,8 +189,8 @@ add_row(const struct space *space, const float *x, struct nearest nearest, float
     for (; i < width; i++)
         sum[i] += x[i];
     space->counts[nearest.code]++;
-    if (space->lifts != NULL)
-        space->lift_sums[nearest.code] += lift;
+    if (space->augments != NULL)
+        space->augment_sums[nearest.code] += augment;
 }
 
 AVX2 static void
@@ -206,8 +207,8 @@ place(const struct space *space, const float *x, size_t stride, size_t n, uint8_
 const struct kv_kmeans_kernels kv_kmeans_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
-    .longest = longest,
-    .half_squares = half_squares,
+    .max_norm_sq = max_norm_sq,
+    .half_sq_norms = half_sq_norms,
     .encode = encode,
     .step = place_keys,
 };

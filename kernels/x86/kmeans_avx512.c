@@ -35,8 +35,8 @@ INLINE float square_of(const float *x, size_t width)
     return sum16(lanes);
 }
 
-AVX512 static void half_squares(const struct kv_pq_shape *shape,
-                                const struct kv_kmeans_book *book)
+AVX512 static void half_sq_norms(const struct kv_pq_shape *shape,
+                                 const struct kv_kmeans_codebook *codebook)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape), width = shape->d / shape->m;
     const __mmask16 lanes = first_lanes(n_centroids);
@@ -44,7 +44,7 @@ AVX512 static void half_squares(const struct kv_pq_shape *shape,
 
     for (size_t j = 0; j < shape->m; j++)
         for (size_t c = 0; c < n_centroids; c += LANES) {
-            const float *at = book->centroids + j * width * n_centroids + c;
+            const float *at = codebook->centroids + j * width * n_centroids + c;
             const size_t row = j * n_centroids + c;
             __m512 sum = _mm512_setzero_ps();
 
@@ -53,12 +53,13 @@ AVX512 static void half_squares(const struct kv_pq_shape *shape,
 
                 sum = _mm512_fmadd_ps(x, x, sum);
             }
-            if (book->lifts != NULL) {
-                const __m512 x = _mm512_maskz_loadu_ps(lanes, book->lifts + row);
+            if (codebook->augments != NULL) {
+                const __m512 x = _mm512_maskz_loadu_ps(lanes, codebook->augments + row);
 
                 sum = _mm512_fmadd_ps(x, x, sum);
             }
-            _mm512_mask_storeu_ps(book->half_squares + row, lanes, _mm512_mul_ps(sum, half));
+            _mm512_mask_storeu_ps(codebook->half_sq_norms + row, lanes,
+                                  _mm512_mul_ps(sum, half));
         }
 }
 
@@ -102,7 +103,7 @@ INLINE __m512 load(const float *at, bool full, __mmask16 lanes)
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,
-                      const float *lifts,
+                      const float *augments,
                       unsigned n_rows,
                       unsigned n_vectors,
                       bool full,
@@ -118,20 +119,20 @@ INLINE void find_rows(const struct space *space,
         __m512 distances[ROWS][VECTORS];
 
         for (unsigned v = 0; v < n_vectors; v++) {
-            __m512 half = load(space->half_squares + c + v * LANES, full, lanes);
+            __m512 half = load(space->half_sq_norms + c + v * LANES, full, lanes);
 
             if (!full)
                 half = _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_inff()), lanes, half);
             for (unsigned row = 0; row < n_rows; row++)
                 distances[row][v] = half;
         }
-        if (space->lifts != NULL)
+        if (space->augments != NULL)
             for (unsigned v = 0; v < n_vectors; v++) {
-                const __m512 lift = load(space->lifts + c + v * LANES, full, lanes);
+                const __m512 augment = load(space->augments + c + v * LANES, full, lanes);
 
                 for (unsigned row = 0; row < n_rows; row++)
-                    distances[row][v] =
-                        _mm512_fnmadd_ps(_mm512_set1_ps(lifts[row]), lift, distances[row][v]);
+                    distances[row][v] = _mm512_fnmadd_ps(_mm512_set1_ps(augments[row]), augment,
+                                                         distances[row][v]);
             }
         for (size_t i = 0; i < width; i++, at += n_centroids) {
             __m512 centroid[VECTORS];
@@ -152,7 +153,7 @@ INLINE void find_rows(const struct space *space,
 }
 
 INLINE void
-add_row(const struct space *space, const float *x, struct nearest nearest, float lift)
+add_row(const struct space *space, const float *x, struct nearest nearest, float augment)
 {
     const size_t width = space->width;
     float *sum = space->sums + nearest.code * width;
@@ -171,8 +172,8 @@ add_row(const struct space *space, const float *x, struct nearest nearest, float
                                             _mm512_maskz_loadu_ps(lanes, x + i)));
     }
     space->counts[nearest.code]++;
-    if (space->lifts != NULL)
-        space->lift_sums[nearest.code] += lift;
+    if (space->augments != NULL)
+        space->augment_sums[nearest.code] += augment;
 }
 
 AVX512 static void
@@ -189,8 +190,8 @@ place(const struct space *space, const float *x, size_t stride, size_t n, uint8_
 const struct kv_kmeans_kernels kv_kmeans_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
-    .longest = longest,
-    .half_squares = half_squares,
+    .max_norm_sq = max_norm_sq,
+    .half_sq_norms = half_sq_norms,
     .encode = encode,
     .step = place_keys,
 };

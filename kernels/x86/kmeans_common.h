@@ -19,12 +19,12 @@ enum {
 
 /* One subspace. */
 struct space {
-    const float *centroids, *half_squares;
-    const float *lifts; /* NULL: none */
-    float longest;
+    const float *centroids, *half_sq_norms;
+    const float *augments; /* NULL: none */
+    float max_norm_sq;
     size_t n_centroids, width;
     /* Where rows are added; NULL: nowhere. */
-    float *sums, *lift_sums;
+    float *sums, *augment_sums;
     uint32_t *counts;
 };
 
@@ -43,7 +43,7 @@ INLINE float square_of(const float *x, size_t width);
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,
-                      const float *lifts,
+                      const float *augments,
                       unsigned n_rows,
                       unsigned n_vectors,
                       bool full,
@@ -51,21 +51,23 @@ INLINE void find_rows(const struct space *space,
 
 /* Adds a row to its centroid's sum, unless its distance is not finite. */
 INLINE void
-add_row(const struct space *space, const float *x, struct nearest nearest, float lift);
+add_row(const struct space *space, const float *x, struct nearest nearest, float augment);
 
 /* All rows of a subspace: place_many() with as many vectors as suit its centroids. */
 TARGET static void
 place(const struct space *space, const float *x, size_t stride, size_t n, uint8_t *ret_codes);
 
-INLINE float lift_of(const float *x, size_t width, float longest)
+INLINE float augment_of(const float *x, size_t width, float max_norm_sq)
 {
-    const float left = longest - square_of(x, width);
+    const float left = max_norm_sq - square_of(x, width);
 
     return left > 0 ? _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(left))) : 0;
 }
 
-TARGET static void
-longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret_longest)
+TARGET static void max_norm_sq(const struct kv_pq_shape *shape,
+                               const float *keys,
+                               size_t n,
+                               float *ret_max_norm_sq)
 {
     const size_t width = shape->d / shape->m;
 
@@ -73,8 +75,8 @@ longest(const struct kv_pq_shape *shape, const float *keys, size_t n, float *ret
         for (size_t j = 0; j < shape->m; j++) {
             const float square = square_of(keys + row * shape->d + j * width, width);
 
-            if (square > ret_longest[j] && square < __builtin_inff())
-                ret_longest[j] = square;
+            if (square > ret_max_norm_sq[j] && square < __builtin_inff())
+                ret_max_norm_sq[j] = square;
         }
 }
 
@@ -89,16 +91,16 @@ INLINE void place_rows(const struct space *space,
                        uint8_t *ret_codes)
 {
     struct nearest nearest[ROWS];
-    float lifts[ROWS] = {0};
+    float augments[ROWS] = {0};
 
-    if (space->lifts != NULL)
+    if (space->augments != NULL)
         for (unsigned row = 0; row < n_rows; row++)
-            lifts[row] = lift_of(x + row * stride, space->width, space->longest);
-    find_rows(space, x, stride, lifts, n_rows, n_vectors, full, nearest);
+            augments[row] = augment_of(x + row * stride, space->width, space->max_norm_sq);
+    find_rows(space, x, stride, augments, n_rows, n_vectors, full, nearest);
     for (unsigned row = n_done; row < n_rows; row++) {
         ret_codes[row] = (uint8_t)nearest[row].code;
         if (space->sums != NULL)
-            add_row(space, x + row * stride, nearest[row], lifts[row]);
+            add_row(space, x + row * stride, nearest[row], augments[row]);
     }
 }
 
@@ -130,7 +132,7 @@ INLINE void place_many(const struct space *space,
 }
 
 TARGET static void place_keys(const struct kv_pq_shape *shape,
-                              const struct kv_kmeans_book *book,
+                              const struct kv_kmeans_codebook *codebook,
                               const float *keys,
                               size_t n,
                               uint8_t *ret_codes,
@@ -143,20 +145,21 @@ TARGET static void place_keys(const struct kv_pq_shape *shape,
         n_rows = n - row < 2 * TILE ? n - row : TILE;
         for (size_t j = 0; j < shape->m; j++) {
             struct space space = {
-                .centroids = book->centroids + j * width * n_centroids,
-                .half_squares = book->half_squares + j * n_centroids,
+                .centroids = codebook->centroids + j * width * n_centroids,
+                .half_sq_norms = codebook->half_sq_norms + j * n_centroids,
                 .n_centroids = n_centroids,
                 .width = width,
             };
 
-            if (book->lifts != NULL) {
-                space.lifts = book->lifts + j * n_centroids;
-                space.longest = book->longest[j];
+            if (codebook->augments != NULL) {
+                space.augments = codebook->augments + j * n_centroids;
+                space.max_norm_sq = codebook->max_norm_sq[j];
             }
             if (sums != NULL) {
                 space.sums = sums->sums + j * width * n_centroids;
                 space.counts = sums->counts + j * n_centroids;
-                space.lift_sums = sums->lifts == NULL ? NULL : sums->lifts + j * n_centroids;
+                space.augment_sums =
+                    sums->augments == NULL ? NULL : sums->augments + j * n_centroids;
             }
             place(&space, keys + row * shape->d + j * width, shape->d, n_rows,
                   ret_codes + j * codes_stride + row);
@@ -165,13 +168,13 @@ TARGET static void place_keys(const struct kv_pq_shape *shape,
 }
 
 TARGET static void encode(const struct kv_pq_shape *shape,
-                          const struct kv_kmeans_book *book,
+                          const struct kv_kmeans_codebook *codebook,
                           const float *keys,
                           size_t n,
                           uint8_t *ret_codes,
                           size_t codes_stride)
 {
-    place_keys(shape, book, keys, n, ret_codes, codes_stride, NULL);
+    place_keys(shape, codebook, keys, n, ret_codes, codes_stride, NULL);
 }
 
 #endif

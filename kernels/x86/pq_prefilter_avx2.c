@@ -72,43 +72,43 @@ AVX2 static size_t sieve8(const uint8_t *sums,
                           size_t n,
                           size_t k,
                           uint32_t margin,
-                          uint32_t *ret_sure,
-                          size_t *ret_n_sure,
-                          uint32_t *ret_open)
+                          uint32_t *ret_accepted,
+                          size_t *ret_n_accepted,
+                          uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
-    size_t n_sure = 0, n_open = 0, i = 0;
+    size_t n_accepted = 0, n_undecided = 0, i = 0;
 
     for (uint32_t bit = 128; bit > 0; bit /= 2)
         if (count8(sums, n, bound | bit) >= k)
             bound |= bit;
 
     const uint32_t least = bound > margin ? bound - margin : 0;
-    const bool has_sure = bound + margin < UINT8_MAX;
-    const uint32_t sure = has_sure ? bound + margin + 1 : UINT8_MAX;
-    const __m256i from = _mm256_set1_epi8((char)least), over = _mm256_set1_epi8((char)sure);
+    const bool has_accepted = bound + margin < UINT8_MAX;
+    const uint32_t accepted = has_accepted ? bound + margin + 1 : UINT8_MAX;
+    const __m256i from = _mm256_set1_epi8((char)least), over = _mm256_set1_epi8((char)accepted);
 
     for (; i + SUMS <= n; i += SUMS) {
         const __m256i at = load(sums + i);
         const uint32_t all =
             (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(at, from), at));
-        const uint32_t above = has_sure ? (uint32_t)_mm256_movemask_epi8(
-                                              _mm256_cmpeq_epi8(_mm256_max_epu8(at, over), at))
-                                        : 0;
+        const uint32_t above = has_accepted ? (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(
+                                                  _mm256_max_epu8(at, over), at))
+                                            : 0;
 
         if (all == 0)
             continue;
-        n_sure = write_set(ret_sure, n_sure, above, (uint32_t)i);
-        n_open = write_set(ret_open, n_open, all & ~above, (uint32_t)i);
+        n_accepted = write_set(ret_accepted, n_accepted, above, (uint32_t)i);
+        n_undecided = write_set(ret_undecided, n_undecided, all & ~above, (uint32_t)i);
     }
     for (; i < n; i++) {
-        if (has_sure && sums[i] >= sure)
-            ret_sure[n_sure++] = (uint32_t)i;
+        if (has_accepted && sums[i] >= accepted)
+            ret_accepted[n_accepted++] = (uint32_t)i;
         else if (sums[i] >= least)
-            ret_open[n_open++] = (uint32_t)i;
+            ret_undecided[n_undecided++] = (uint32_t)i;
     }
-    *ret_n_sure = n_sure;
-    return n_open;
+    *ret_n_accepted = n_accepted;
+    return n_undecided;
 }
 
 /* ---- 16 bits ----------------------------------------------------------------------------- */
@@ -154,42 +154,43 @@ AVX2 static size_t sieve16(const uint16_t *sums,
                            size_t n,
                            size_t k,
                            uint32_t margin,
-                           uint32_t *ret_sure,
-                           size_t *ret_n_sure,
-                           uint32_t *ret_open)
+                           uint32_t *ret_accepted,
+                           size_t *ret_n_accepted,
+                           uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
-    size_t n_sure = 0, n_open = 0, i = 0;
+    size_t n_accepted = 0, n_undecided = 0, i = 0;
 
     for (uint32_t bit = 1 << 15; bit > 0; bit /= 2)
         if (count16(sums, n, bound | bit) >= k)
             bound |= bit;
 
     const uint32_t least = bound > margin ? bound - margin : 0;
-    const bool has_sure = bound + margin < UINT16_MAX;
-    const uint32_t sure = has_sure ? bound + margin + 1 : UINT16_MAX;
-    const __m256i from = _mm256_set1_epi16((short)least), over = _mm256_set1_epi16((short)sure);
+    const bool has_accepted = bound + margin < UINT16_MAX;
+    const uint32_t accepted = has_accepted ? bound + margin + 1 : UINT16_MAX;
+    const __m256i from = _mm256_set1_epi16((short)least),
+                  over = _mm256_set1_epi16((short)accepted);
 
     for (; i + SUMS <= n; i += SUMS) {
         const uint32_t all = reach16(sums + i, from);
-        const uint32_t above = has_sure ? reach16(sums + i, over) : 0;
+        const uint32_t above = has_accepted ? reach16(sums + i, over) : 0;
 
         if (all == 0)
             continue;
-        n_sure = write_set(ret_sure, n_sure, above, (uint32_t)i);
-        n_open = write_set(ret_open, n_open, all & ~above, (uint32_t)i);
+        n_accepted = write_set(ret_accepted, n_accepted, above, (uint32_t)i);
+        n_undecided = write_set(ret_undecided, n_undecided, all & ~above, (uint32_t)i);
     }
     for (; i < n; i++) {
-        if (has_sure && sums[i] >= sure)
-            ret_sure[n_sure++] = (uint32_t)i;
+        if (has_accepted && sums[i] >= accepted)
+            ret_accepted[n_accepted++] = (uint32_t)i;
         else if (sums[i] >= least)
-            ret_open[n_open++] = (uint32_t)i;
+            ret_undecided[n_undecided++] = (uint32_t)i;
     }
-    *ret_n_sure = n_sure;
-    return n_open;
+    *ret_n_accepted = n_accepted;
+    return n_undecided;
 }
 
-const struct kv_sieve_kernels kv_sieve_avx2 = {
+const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
     .sieve8 = sieve8,

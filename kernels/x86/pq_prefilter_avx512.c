@@ -73,35 +73,35 @@ AVX512 static size_t sieve8(const uint8_t *sums,
                             size_t n,
                             size_t k,
                             uint32_t margin,
-                            uint32_t *ret_sure,
-                            size_t *ret_n_sure,
-                            uint32_t *ret_open)
+                            uint32_t *ret_accepted,
+                            size_t *ret_n_accepted,
+                            uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
-    size_t n_sure = 0, n_open = 0;
+    size_t n_accepted = 0, n_undecided = 0;
 
     for (uint32_t bit = 128; bit > 0; bit /= 2)
         if (count8(sums, n, bound | bit) >= k)
             bound |= bit;
 
     const uint32_t least = bound > margin ? bound - margin : 0;
-    const bool has_sure = bound + margin < UINT8_MAX;
-    const uint32_t sure = has_sure ? bound + margin + 1 : UINT8_MAX;
-    const __m512i from = _mm512_set1_epi8((char)least), over = _mm512_set1_epi8((char)sure);
+    const bool has_accepted = bound + margin < UINT8_MAX;
+    const uint32_t accepted = has_accepted ? bound + margin + 1 : UINT8_MAX;
+    const __m512i from = _mm512_set1_epi8((char)least), over = _mm512_set1_epi8((char)accepted);
 
     for (size_t i = 0; i < n; i += SUMS8) {
         const uint64_t there = first_bits(n - i);
         const __m512i at = _mm512_maskz_loadu_epi8(there, sums + i);
         const uint64_t all = _mm512_mask_cmpge_epu8_mask(there, at, from);
-        const uint64_t above = has_sure ? _mm512_mask_cmpge_epu8_mask(there, at, over) : 0;
+        const uint64_t above = has_accepted ? _mm512_mask_cmpge_epu8_mask(there, at, over) : 0;
 
         if (all == 0)
             continue;
-        n_sure = write_set(ret_sure, n_sure, above, (uint32_t)i);
-        n_open = write_set(ret_open, n_open, all & ~above, (uint32_t)i);
+        n_accepted = write_set(ret_accepted, n_accepted, above, (uint32_t)i);
+        n_undecided = write_set(ret_undecided, n_undecided, all & ~above, (uint32_t)i);
     }
-    *ret_n_sure = n_sure;
-    return n_open;
+    *ret_n_accepted = n_accepted;
+    return n_undecided;
 }
 
 /* ---- 16 bits ----------------------------------------------------------------------------- */
@@ -133,38 +133,39 @@ AVX512 static size_t sieve16(const uint16_t *sums,
                              size_t n,
                              size_t k,
                              uint32_t margin,
-                             uint32_t *ret_sure,
-                             size_t *ret_n_sure,
-                             uint32_t *ret_open)
+                             uint32_t *ret_accepted,
+                             size_t *ret_n_accepted,
+                             uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
-    size_t n_sure = 0, n_open = 0;
+    size_t n_accepted = 0, n_undecided = 0;
 
     for (uint32_t bit = 1 << 15; bit > 0; bit /= 2)
         if (count16(sums, n, bound | bit) >= k)
             bound |= bit;
 
     const uint32_t least = bound > margin ? bound - margin : 0;
-    const bool has_sure = bound + margin < UINT16_MAX;
-    const uint32_t sure = has_sure ? bound + margin + 1 : UINT16_MAX;
-    const __m512i from = _mm512_set1_epi16((short)least), over = _mm512_set1_epi16((short)sure);
+    const bool has_accepted = bound + margin < UINT16_MAX;
+    const uint32_t accepted = has_accepted ? bound + margin + 1 : UINT16_MAX;
+    const __m512i from = _mm512_set1_epi16((short)least),
+                  over = _mm512_set1_epi16((short)accepted);
 
     for (size_t i = 0; i < n; i += SUMS16) {
         const __mmask32 there = (__mmask32)first_bits(n - i);
         const __m512i at = _mm512_maskz_loadu_epi16(there, sums + i);
         const uint32_t all = _mm512_mask_cmpge_epu16_mask(there, at, from);
-        const uint32_t above = has_sure ? _mm512_mask_cmpge_epu16_mask(there, at, over) : 0;
+        const uint32_t above = has_accepted ? _mm512_mask_cmpge_epu16_mask(there, at, over) : 0;
 
         if (all == 0)
             continue;
-        n_sure = write_set(ret_sure, n_sure, above, (uint32_t)i);
-        n_open = write_set(ret_open, n_open, all & ~above, (uint32_t)i);
+        n_accepted = write_set(ret_accepted, n_accepted, above, (uint32_t)i);
+        n_undecided = write_set(ret_undecided, n_undecided, all & ~above, (uint32_t)i);
     }
-    *ret_n_sure = n_sure;
-    return n_open;
+    *ret_n_accepted = n_accepted;
+    return n_undecided;
 }
 
-const struct kv_sieve_kernels kv_sieve_avx512 = {
+const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
     .sieve8 = sieve8,

@@ -141,7 +141,7 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
         const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked);
 
         if (ahead < n_tiles - tile)
-            ask_for(tiles[tile + ahead], bytes);
+            prefetch(tiles[tile + ahead], bytes);
         for (size_t query = 0; query < n_queries; query++) {
             const uint8_t *table = tables + query * m * size;
             __m256i sums[PARTS];
@@ -186,7 +186,7 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
             uint16_t *to = ret_sums + query * sums_stride + tile * KV_PQ_TILE;
 
             if (ahead < n_tiles - tile)
-                ask_for(tiles[tile + ahead], bytes);
+                prefetch(tiles[tile + ahead], bytes);
             for (unsigned part = 0; part < PARTS; part++) {
                 __m256i a = _mm256_setzero_si256(), b = a;
 
@@ -385,7 +385,7 @@ INLINE void score_tiles(const struct kv_pq_shape *shape,
         n_rows =
             begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
         if ((tile + ahead) * KV_PQ_TILE < begin + n)
-            ask_for(tiles[tile + ahead], bytes);
+            prefetch(tiles[tile + ahead], bytes);
         if (group > 1 && n_rows >= ROWS)
             score_group(ordered, n_centroids, m, group, n_queries, codes, n_rows, to,
                         scores_stride);

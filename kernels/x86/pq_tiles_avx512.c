@@ -116,7 +116,7 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
 
         unpack(m, width, 0, tiles[tile], codes);
         if (ahead < n_tiles - tile)
-            ask_for(tiles[tile + ahead], bytes);
+            prefetch(tiles[tile + ahead], bytes);
         for (size_t query = 0; query < n_queries; query++) {
             const uint8_t *at = tables + query * m * size;
             __m512i table[REGISTERS_MAX], low, high;
@@ -227,7 +227,7 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
 
             unpack(m, width, 0, tiles[tile], codes);
             if (ahead < n_tiles - tile)
-                ask_for(tiles[tile + ahead], bytes);
+                prefetch(tiles[tile + ahead], bytes);
             for (unsigned half = 0; half < 2; half++) {
                 struct words sums = look_up_words(tables, planes, width, codes[half]);
 
@@ -343,7 +343,7 @@ AVX512 static void score(const struct kv_pq_shape *shape,
         n_rows =
             begin + n - row < KV_PQ_TILE - in_tile ? begin + n - row : KV_PQ_TILE - in_tile;
         if ((tile + ahead) * KV_PQ_TILE < begin + n)
-            ask_for(tiles[tile + ahead], bytes);
+            prefetch(tiles[tile + ahead], bytes);
         if (shape->bits <= 4) {
             unpack(shape->m, 4, 1, tiles[tile], unpacked);
             score_queries(shape, tables, n_queries, 1, codes, n_rows, to, scores_stride);

@@ -32,7 +32,7 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
                          uint16_t *ret_sums,
                          size_t sums_stride);
 
-INLINE void ask_for(const uint8_t *tile, size_t bytes)
+INLINE void prefetch(const uint8_t *tile, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64)
         _mm_prefetch((const char *)tile + i, _MM_HINT_T1);

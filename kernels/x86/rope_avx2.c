@@ -10,16 +10,16 @@
 
 #if defined(__x86_64__)
 
-INLINE __m256 turned(__m256 pairs, __m256 turn, __m256 way)
+INLINE __m256 turned(__m256 pairs, __m256 rotate, __m256 way)
 {
-    const __m256 sines = _mm256_mul_ps(_mm256_movehdup_ps(turn), way);
+    const __m256 sines = _mm256_mul_ps(_mm256_movehdup_ps(rotate), way);
 
-    return _mm256_addsub_ps(_mm256_mul_ps(pairs, _mm256_moveldup_ps(turn)),
+    return _mm256_addsub_ps(_mm256_mul_ps(pairs, _mm256_moveldup_ps(rotate)),
                             _mm256_mul_ps(_mm256_permute_ps(pairs, 0xb1), sines));
 }
 
-AVX2 static void
-turn_adjacent(const float *turns, float sign, size_t n_rot, float *x, size_t n_heads, size_t d)
+AVX2 static void rotate_adjacent(
+    const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d)
 {
     const __m256 way = _mm256_set1_ps(sign);
 
@@ -27,26 +27,31 @@ turn_adjacent(const float *turns, float sign, size_t n_rot, float *x, size_t n_h
         size_t i = 0;
 
         for (; i + LANES <= n_rot; i += LANES)
-            _mm256_storeu_ps(x + i,
-                             turned(_mm256_loadu_ps(x + i), _mm256_loadu_ps(turns + i), way));
+            _mm256_storeu_ps(
+                x + i, turned(_mm256_loadu_ps(x + i), _mm256_loadu_ps(rotations + i), way));
         if (i < n_rot) {
             const __m256i has = first_lanes(n_rot - i);
 
             _mm256_maskstore_ps(x + i, has,
                                 turned(_mm256_maskload_ps(x + i, has),
-                                       _mm256_maskload_ps(turns + i, has), way));
+                                       _mm256_maskload_ps(rotations + i, has), way));
         }
     }
 }
 
 /* The first n pairs of a row of eight, of every head; n is LANES, a constant, where all are. */
-INLINE void turn_eight(
-    const float *turns, __m256 way, size_t n, float *x, size_t half, size_t n_heads, size_t d)
+INLINE void rotate_eight(const float *rotations,
+                         __m256 way,
+                         size_t n,
+                         float *x,
+                         size_t half,
+                         size_t n_heads,
+                         size_t d)
 {
     const __m256i has = first_lanes(n);
-    const __m256 low = _mm256_maskload_ps(turns, first_lanes(2 * n));
+    const __m256 low = _mm256_maskload_ps(rotations, first_lanes(2 * n));
     const __m256 high =
-        _mm256_maskload_ps(turns + LANES, first_lanes(2 * n > LANES ? 2 * n - LANES : 0));
+        _mm256_maskload_ps(rotations + LANES, first_lanes(2 * n > LANES ? 2 * n - LANES : 0));
     const __m256 a = _mm256_permute2f128_ps(low, high, 0x20);
     const __m256 b = _mm256_permute2f128_ps(low, high, 0x31);
     const __m256 c = _mm256_shuffle_ps(a, b, 0x88);
@@ -69,23 +74,23 @@ INLINE void turn_eight(
     }
 }
 
-AVX2 static void
-turn_halves(const float *turns, float sign, size_t n_rot, float *x, size_t n_heads, size_t d)
+AVX2 static void rotate_halves(
+    const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d)
 {
     const __m256 way = _mm256_set1_ps(sign);
     const size_t half = n_rot / 2;
     size_t i = 0;
 
     for (; i + LANES <= half; i += LANES)
-        turn_eight(turns + 2 * i, way, LANES, x + i, half, n_heads, d);
+        rotate_eight(rotations + 2 * i, way, LANES, x + i, half, n_heads, d);
     if (i < half)
-        turn_eight(turns + 2 * i, way, half - i, x + i, half, n_heads, d);
+        rotate_eight(rotations + 2 * i, way, half - i, x + i, half, n_heads, d);
 }
 
 const struct kv_rope_kernels kv_rope_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
-    .turn = turn,
+    .rotate = rotate,
 };
 
 #endif

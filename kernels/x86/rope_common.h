@@ -11,29 +11,29 @@
 #if defined(__x86_64__)
 
 /* What each instruction set has of its own: the heads of one row. */
-TARGET static void
-turn_adjacent(const float *turns, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
+TARGET static void rotate_adjacent(
+    const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
 
-TARGET static void
-turn_halves(const float *turns, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
+TARGET static void rotate_halves(
+    const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
 
-TARGET static void turn(enum kv_rope_style style,
-                        int back,
-                        const float *turns,
-                        size_t turns_stride,
-                        size_t n_rot,
-                        float *x,
-                        size_t n,
-                        size_t n_heads,
-                        size_t d)
+TARGET static void rotate(enum kv_rope_style style,
+                          int back,
+                          const float *rotations,
+                          size_t rotations_stride,
+                          size_t n_rot,
+                          float *x,
+                          size_t n,
+                          size_t n_heads,
+                          size_t d)
 {
     const float sign = back ? -1 : 1;
 
-    for (size_t row = 0; row < n; row++, turns += turns_stride, x += n_heads * d)
+    for (size_t row = 0; row < n; row++, rotations += rotations_stride, x += n_heads * d)
         if (style == KV_ROPE_ADJACENT)
-            turn_adjacent(turns, sign, n_rot, x, n_heads, d);
+            rotate_adjacent(rotations, sign, n_rot, x, n_heads, d);
         else
-            turn_halves(turns, sign, n_rot, x, n_heads, d);
+            rotate_halves(rotations, sign, n_rot, x, n_heads, d);
 }
 
 #endif

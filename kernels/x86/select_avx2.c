@@ -14,7 +14,7 @@ enum {
 };
 
 /* The first n < LANES of scores, -inf behind them. */
-INLINE __m256 load_rest(const float *scores, size_t n)
+INLINE __m256 load_summary(const float *scores, size_t n)
 {
     const __m256i lanes = first_lanes(n);
 
@@ -23,7 +23,7 @@ INLINE __m256 load_rest(const float *scores, size_t n)
 }
 
 /* Scores of items of no rows are -inf. */
-INLINE __m256 among(__m256 scores, const uint32_t *counts)
+INLINE __m256 query_mask(__m256 scores, const uint32_t *counts)
 {
     const __m256i rows = _mm256_loadu_si256((const __m256i *)(const void *)counts);
 
@@ -32,7 +32,7 @@ INLINE __m256 among(__m256 scores, const uint32_t *counts)
         _mm256_castsi256_ps(_mm256_cmpeq_epi32(rows, _mm256_setzero_si256())));
 }
 
-static_assert((int)LANES <= (int)KV_SELECT_SPARE, "write_lanes() writes all lanes");
+static_assert((int)LANES <= (int)KV_TOPK_SPARE, "write_lanes() writes all lanes");
 
 /* The instruction answers its second operand if one is a NaN. */
 AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
@@ -40,7 +40,7 @@ AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
     __m256 a = _mm256_set1_ps(-__builtin_inff()), b = a, c = a, d = a;
 
     for (; counts != NULL && n >= LANES; n -= LANES, scores += LANES, counts += LANES)
-        a = _mm256_max_ps(among(_mm256_loadu_ps(scores), counts), a);
+        a = _mm256_max_ps(query_mask(_mm256_loadu_ps(scores), counts), a);
     for (; n >= 4 * LANES; n -= 4 * LANES, scores += 4 * LANES) {
         a = _mm256_max_ps(_mm256_loadu_ps(scores), a);
         b = _mm256_max_ps(_mm256_loadu_ps(scores + LANES), b);
@@ -133,7 +133,8 @@ INLINE uint64_t exps_of(
     sum = counted ? 0 : 0 - zero * i;
     if (i < n) {
         const __m256i lanes = first_lanes(n - i);
-        const __m256 exps = exp8(_mm256_fmadd_ps(load_rest(scores + i, n - i), scale, shift));
+        const __m256 exps =
+            exp8(_mm256_fmadd_ps(load_summary(scores + i, n - i), scale, shift));
         const __m256i by = counted ? _mm256_maskload_epi32((const int *)(counts + i), lanes)
                                    : _mm256_srli_epi32(lanes, 31);
 
@@ -250,7 +251,7 @@ INLINE void merge_some(const float *exps,
     }
 }
 
-/* Images with their highest bit turned, so that they compare as signed numbers. */
+/* Sort keys with their highest bit turned, so that they compare as signed numbers. */
 INLINE __m256i images(__m256 scores)
 {
     const __m256 plain = _mm256_add_ps(scores, _mm256_setzero_ps()); /* -0 to +0 */
@@ -273,7 +274,7 @@ INLINE unsigned lanes_that(__m256i equal)
     return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(equal));
 }
 
-/* The images of a vector that agree with the bound: after the first pass they are few in most
+/* The sort keys of a vector that agree with the bound: after the first pass they are few in most
  * vectors. */
 INLINE void count_vector(uint32_t *bins,
                          __m256 scores,
@@ -305,7 +306,7 @@ INLINE void count_vector(uint32_t *bins,
     }
 }
 
-INLINE void count_pass(struct kv_selector *selector,
+INLINE void count_pass(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
                        size_t n,
@@ -320,8 +321,8 @@ INLINE void count_pass(struct kv_selector *selector,
         count_vector(selector->bins, _mm256_loadu_ps(scores + i), counted ? counts + i : NULL,
                      0xff, bound, pass);
     if (i < n)
-        count_vector(selector->bins, load_rest(scores + i, n - i), counted ? counts + i : NULL,
-                     (1u << (n - i)) - 1, bound, pass);
+        count_vector(selector->bins, load_summary(scores + i, n - i),
+                     counted ? counts + i : NULL, (1u << (n - i)) - 1, bound, pass);
 }
 
 /* Which of up to eight items from i on are there, above the bound, at it. */
@@ -335,7 +336,7 @@ INLINE void compare(const float *scores,
 {
     const size_t rest = n - i;
     const __m256i turned =
-        images(rest >= LANES ? _mm256_loadu_ps(scores + i) : load_rest(scores + i, rest));
+        images(rest >= LANES ? _mm256_loadu_ps(scores + i) : load_summary(scores + i, rest));
     unsigned there = rest >= LANES ? 0xff : (1u << rest) - 1;
 
     if (counts != NULL && rest >= LANES) {
@@ -358,17 +359,17 @@ INLINE __m256i first_of(unsigned set)
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
 }
 
-/* Scores compare as their images do, but for NaN: where a bound is the image of a number, which
+/* Scores compare as their sort keys do, but for NaN: where a bound is the sort key of a number, which
  * 0x7fffffff, -0's, is not. */
-INLINE int is_number(uint32_t image)
+INLINE int is_number(uint32_t sort_key)
 {
-    return image >= 0x007fffff && image <= 0xff800000 && image != 0x7fffffff;
+    return sort_key >= 0x007fffff && sort_key <= 0xff800000 && sort_key != 0x7fffffff;
 }
 
-INLINE __m256 number_of(uint32_t image)
+INLINE __m256 number_of(uint32_t sort_key)
 {
     return _mm256_castsi256_ps(
-        _mm256_set1_epi32((int)(image & 0x80000000 ? image ^ 0x80000000 : ~image)));
+        _mm256_set1_epi32((int)(sort_key & 0x80000000 ? sort_key ^ 0x80000000 : ~sort_key)));
 }
 
 INLINE unsigned lanes_of(__m256 mask)
@@ -442,10 +443,10 @@ AVX2 static size_t between(const float *scores,
         n_between = append(ret_scores, n_between, at, in);
     }
     for (; i < n; i++) {
-        const uint32_t image = kv_score_image(scores[i]);
+        const uint32_t sort_key = kv_score_key(scores[i]);
 
-        n_above += image > most;
-        if (image >= least && image <= most)
+        n_above += sort_key > most;
+        if (sort_key >= least && sort_key <= most)
             ret_scores[n_between++] = scores[i];
     }
     *ret_n_above = n_above;
@@ -459,7 +460,7 @@ INLINE size_t collect_few(const float *scores,
                           uint64_t *ties,
                           uint32_t base,
                           uint32_t *ret_indices,
-                          size_t n_chosen)
+                          size_t n_selected)
 {
     unsigned sets[FEW], any = 0, any_equal = 0;
 
@@ -471,7 +472,7 @@ INLINE size_t collect_few(const float *scores,
         any_equal |= lanes_of(_mm256_cmp_ps(at, bound, _CMP_EQ_OQ));
     }
     if (any == 0)
-        return n_chosen;
+        return n_selected;
     for (unsigned v = 0; any_equal != 0 && v < FEW; v++) {
         unsigned equal =
             lanes_of(_mm256_cmp_ps(_mm256_loadu_ps(scores + i + v * LANES), bound, _CMP_EQ_OQ));
@@ -481,12 +482,12 @@ INLINE size_t collect_few(const float *scores,
         sets[v] ^= equal; /* for which there are no ties left */
     }
     for (unsigned v = 0; v < FEW; v++)
-        n_chosen =
-            write_lanes(ret_indices, n_chosen, sets[v], base + (uint32_t)(i + v * LANES));
-    return n_chosen;
+        n_selected =
+            write_lanes(ret_indices, n_selected, sets[v], base + (uint32_t)(i + v * LANES));
+    return n_selected;
 }
 
-AVX2 static size_t collect(struct kv_selector *selector,
+AVX2 static size_t collect(struct kv_topk *selector,
                            const float *scores,
                            const uint32_t *counts,
                            size_t n,
@@ -495,27 +496,27 @@ AVX2 static size_t collect(struct kv_selector *selector,
 {
     const __m256i bound = _mm256_set1_epi32((int)(selector->bound ^ 0x80000000));
     uint64_t ties = selector->ties;
-    size_t n_chosen = 0, i = 0;
+    size_t n_selected = 0, i = 0;
 
     if (counts == NULL && is_number(selector->bound)) {
         const __m256 number = number_of(selector->bound);
 
         for (; i + FEW * LANES <= n; i += FEW * LANES)
-            n_chosen = collect_few(scores, i, number, &ties, base, ret_indices, n_chosen);
+            n_selected = collect_few(scores, i, number, &ties, base, ret_indices, n_selected);
     }
     for (; i < n; i += LANES) {
-        unsigned chosen, equal;
+        unsigned selected, equal;
 
-        compare(scores, counts, n, i, bound, &chosen, &equal);
+        compare(scores, counts, n, i, bound, &selected, &equal);
         for (; equal != 0 && ties > 0; equal &= equal - 1, ties--)
-            chosen |= equal & -equal;
-        n_chosen = write_lanes(ret_indices, n_chosen, chosen, base + (uint32_t)i);
+            selected |= equal & -equal;
+        n_selected = write_lanes(ret_indices, n_selected, selected, base + (uint32_t)i);
     }
     selector->ties = ties;
-    return n_chosen;
+    return n_selected;
 }
 
-AVX2 static void items(const struct kv_selector *selector,
+AVX2 static void items(const struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
                        size_t n,
@@ -540,7 +541,7 @@ AVX2 static void items(const struct kv_selector *selector,
     *ret_n_equal = n_equal;
 }
 
-const struct kv_select_kernels kv_select_avx2 = {
+const struct kv_topk_kernels kv_topk_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
     .max = max_of,

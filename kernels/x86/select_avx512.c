@@ -153,7 +153,7 @@ INLINE __m512i shifted(__m512i images_of, unsigned by)
     return _mm512_srlv_epi32(images_of, _mm512_set1_epi32((int)by));
 }
 
-/* The images of a vector that agree with the bound: after the first pass they are few in most
+/* The sort keys of a vector that agree with the bound: after the first pass they are few in most
  * vectors. */
 INLINE void count_vector(uint32_t *bins,
                          __m512 scores,
@@ -184,7 +184,7 @@ INLINE void count_vector(uint32_t *bins,
 }
 
 /* `pass` and whether there are counts are constants where this is called. */
-INLINE void count_pass(struct kv_selector *selector,
+INLINE void count_pass(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
                        size_t n,
@@ -219,12 +219,13 @@ AVX512 static size_t between(const float *scores,
     for (size_t i = 0; i < n; i += LANES) {
         const __mmask16 there = first_lanes(n - i);
         const __m512 at = _mm512_maskz_loadu_ps(there, scores + i);
-        const __m512i image = images(at);
-        const __mmask16 reach = _mm512_mask_cmpge_epu32_mask(there, image, from);
-        const __mmask16 in = _mm512_mask_cmple_epu32_mask(reach, image, to);
+        const __m512i sort_key = images(at);
+        const __mmask16 reach = _mm512_mask_cmpge_epu32_mask(there, sort_key, from);
+        const __mmask16 in = _mm512_mask_cmple_epu32_mask(reach, sort_key, to);
         const size_t n_in = (size_t)__builtin_popcount(in);
 
-        n_above += (size_t)__builtin_popcount(_mm512_mask_cmpgt_epu32_mask(there, image, to));
+        n_above +=
+            (size_t)__builtin_popcount(_mm512_mask_cmpgt_epu32_mask(there, sort_key, to));
         if (in == 0)
             continue;
         _mm512_mask_storeu_ps(ret_scores + n_between, first_lanes(n_in),
@@ -258,13 +259,13 @@ INLINE void compare(const float *scores,
                     __mmask16 *ret_equal)
 {
     const __mmask16 there = items_at(counts, n, i);
-    const __m512i image = images(_mm512_maskz_loadu_ps(there, scores + i));
+    const __m512i sort_key = images(_mm512_maskz_loadu_ps(there, scores + i));
 
-    *ret_above = _mm512_mask_cmpgt_epu32_mask(there, image, bound);
-    *ret_equal = _mm512_mask_cmpeq_epi32_mask(there, image, bound);
+    *ret_above = _mm512_mask_cmpgt_epu32_mask(there, sort_key, bound);
+    *ret_equal = _mm512_mask_cmpeq_epi32_mask(there, sort_key, bound);
 }
 
-AVX512 static size_t collect(struct kv_selector *selector,
+AVX512 static size_t collect(struct kv_topk *selector,
                              const float *scores,
                              const uint32_t *counts,
                              size_t n,
@@ -273,26 +274,26 @@ AVX512 static size_t collect(struct kv_selector *selector,
 {
     const __m512i bound = _mm512_set1_epi32((int)selector->bound);
     uint64_t ties = selector->ties;
-    size_t n_chosen = 0;
+    size_t n_selected = 0;
 
     for (size_t i = 0; i < n; i += LANES) {
         __mmask16 above, equal;
 
         compare(scores, counts, n, i, bound, &above, &equal);
 
-        unsigned chosen = above, rest = equal;
+        unsigned selected = above, rest = equal;
 
         for (; rest != 0 && ties > 0; rest &= rest - 1, ties--)
-            chosen |= rest & -rest;
-        if (chosen != 0)
-            n_chosen =
-                write_lanes(ret_indices, n_chosen, (__mmask16)chosen, base + (uint32_t)i);
+            selected |= rest & -rest;
+        if (selected != 0)
+            n_selected =
+                write_lanes(ret_indices, n_selected, (__mmask16)selected, base + (uint32_t)i);
     }
     selector->ties = ties;
-    return n_chosen;
+    return n_selected;
 }
 
-AVX512 static void items(const struct kv_selector *selector,
+AVX512 static void items(const struct kv_topk *selector,
                          const float *scores,
                          const uint32_t *counts,
                          size_t n,
@@ -317,7 +318,7 @@ AVX512 static void items(const struct kv_selector *selector,
     *ret_n_equal = n_equal;
 }
 
-const struct kv_select_kernels kv_select_avx512 = {
+const struct kv_topk_kernels kv_topk_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
     .max = max_of,

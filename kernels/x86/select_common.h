@@ -26,7 +26,7 @@ INLINE void merge_some(const float *exps,
                        int is_sum);
 
 /* `pass` and whether there are counts are constants where this is called. */
-INLINE void count_pass(struct kv_selector *selector,
+INLINE void count_pass(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
                        size_t n,
@@ -71,7 +71,7 @@ TARGET static void merge_max(const float *exps,
 }
 
 TARGET static void
-count(struct kv_selector *selector, const float *scores, const uint32_t *counts, size_t n)
+count(struct kv_topk *selector, const float *scores, const uint32_t *counts, size_t n)
 {
     const int counted = counts != NULL;
 

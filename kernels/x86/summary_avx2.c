@@ -25,7 +25,7 @@ INLINE void load_step(const float *at, size_t i, size_t n, __m256 ret_x[2])
 
 INLINE int fits(const float *x, size_t d)
 {
-    const __m256 most = _mm256_set1_ps(KV_REST_MOST);
+    const __m256 most = _mm256_set1_ps(KV_SUMMARY_MOST);
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
 
@@ -106,7 +106,7 @@ AVX2 static double distance(const float *keys,
     for (size_t row = 0; row < n; row++, keys += d_k) {
         __m256 lanes[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
 
-        if (numbers[row] == KV_REST_NONE)
+        if (numbers[row] == KV_SUMMARY_NONE)
             continue;
         for (size_t i = 0; i < d_k; i += STEP) {
             __m256 key[2], mean[2];
@@ -124,7 +124,7 @@ AVX2 static double distance(const float *keys,
     return sum;
 }
 
-const struct kv_rest_kernels kv_rest_avx2 = {
+const struct kv_summary_kernels kv_summary_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
     .prepare = prepare,

@@ -7,7 +7,7 @@
 
 INLINE bool fits(const float *x, size_t d)
 {
-    const __m512 most = _mm512_set1_ps(KV_REST_MOST);
+    const __m512 most = _mm512_set1_ps(KV_SUMMARY_MOST);
     const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
     unsigned all = first_lanes(LANES);
 
@@ -67,7 +67,7 @@ AVX512 static double distance(const float *keys,
     for (size_t row = 0; row < n; row++, keys += d_k) {
         __m512 lanes = _mm512_setzero_ps();
 
-        if (numbers[row] == KV_REST_NONE)
+        if (numbers[row] == KV_SUMMARY_NONE)
             continue;
         for (size_t i = 0; i < d_k; i += LANES) {
             const __m512 x = _mm512_sub_ps(load_step(keys, i, d_k),
@@ -80,7 +80,7 @@ AVX512 static double distance(const float *keys,
     return sum;
 }
 
-const struct kv_rest_kernels kv_rest_avx512 = {
+const struct kv_summary_kernels kv_summary_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
     .prepare = prepare,

@@ -32,7 +32,7 @@ refuse(char *detail, size_t detail_bytes, const char *format, ...)
 }
 
 /* Digits from *text on; *text is moved behind them.  false: none, or too large. */
-static bool take_digits(const char **text, uint64_t *ret_number)
+static bool parse_digits(const char **text, uint64_t *ret_number)
 {
     const char *at = *text;
     uint64_t number = 0;
@@ -52,7 +52,7 @@ static bool parse_uint(const char *text, uint64_t *ret_number)
 {
     uint64_t number;
 
-    if (!take_digits(&text, &number) || *text != '\0')
+    if (!parse_digits(&text, &number) || *text != '\0')
         return false;
     *ret_number = number;
     return true;
@@ -63,12 +63,12 @@ bool kv_config_parse_size(const char *text, uint64_t *ret_bytes)
     uint64_t whole, fraction = 0, scale = 1, bytes;
     unsigned shift = 0;
 
-    if (!take_digits(&text, &whole))
+    if (!parse_digits(&text, &whole))
         return false;
     if (*text == '.') {
         const char *begin = ++text;
 
-        if (!take_digits(&text, &fraction) || text - begin > 9)
+        if (!parse_digits(&text, &fraction) || text - begin > 9)
             return false;
         for (; begin < text; begin++)
             scale *= 10;
@@ -147,7 +147,7 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
-static kv_status_t set_string(const struct kv_config_row *row,
+static kv_status_t set_string(const struct kv_option *option,
                               void *field,
                               const char *text,
                               const char *where,
@@ -163,38 +163,39 @@ static kv_status_t set_string(const struct kv_config_row *row,
     for (const char *at = text; *at != '\0'; at++)
         if ((unsigned char)*at < ' ')
             return refuse(detail, detail_bytes, "%s: has control characters: %s", where, text);
-    if (row->choices != NULL && !is_choice(row->choices, text))
-        return refuse(detail, detail_bytes, "%s: not one of %s: %s", where, row->choices, text);
+    if (option->choices != NULL && !is_choice(option->choices, text))
+        return refuse(detail, detail_bytes, "%s: not one of %s: %s", where, option->choices,
+                      text);
     memcpy(field, text, bytes + 1);
     return KV_OK;
 }
 
-static kv_status_t set_number(const struct kv_config_row *row,
+static kv_status_t set_number(const struct kv_option *option,
                               uint64_t *field,
                               const char *text,
                               const char *where,
                               char *detail,
                               size_t detail_bytes)
 {
-    bool is_size = row->type == KV_CONFIG_SIZE;
+    bool is_size = option->type == KV_CONFIG_SIZE;
     char min[32], max[32];
     uint64_t number;
 
     if (is_size ? !kv_config_parse_size(text, &number) : !parse_uint(text, &number))
         return refuse(detail, detail_bytes, "%s: not a %s: %s", where,
                       is_size ? "size" : "number", text);
-    if (number >= row->min && (row->max == 0 || number <= row->max)) {
+    if (number >= option->min && (option->max == 0 || number <= option->max)) {
         *field = number;
         return KV_OK;
     }
     if (is_size) {
-        kv_config_format_size(row->min, min, sizeof(min));
-        kv_config_format_size(row->max, max, sizeof(max));
+        kv_config_format_size(option->min, min, sizeof(min));
+        kv_config_format_size(option->max, max, sizeof(max));
     } else {
-        snprintf(min, sizeof(min), "%" PRIu64, row->min);
-        snprintf(max, sizeof(max), "%" PRIu64, row->max);
+        snprintf(min, sizeof(min), "%" PRIu64, option->min);
+        snprintf(max, sizeof(max), "%" PRIu64, option->max);
     }
-    if (row->max == 0)
+    if (option->max == 0)
         return refuse(detail, detail_bytes, "%s: less than %s: %s", where, min, text);
     return refuse(detail, detail_bytes, "%s: not in %s..%s: %s", where, min, max, text);
 }
@@ -210,29 +211,29 @@ set_flag(bool *field, const char *text, const char *where, char *detail, size_t 
     return KV_OK;
 }
 
-static kv_status_t set(const struct kv_config_row *row,
+static kv_status_t set(const struct kv_option *option,
                        void *options,
                        const char *text,
                        const char *where,
                        char *detail,
                        size_t detail_bytes)
 {
-    void *field = (char *)options + row->offset;
+    void *field = (char *)options + option->offset;
 
-    switch (row->type) {
+    switch (option->type) {
     case KV_CONFIG_STRING:
-        return set_string(row, field, text, where, detail, detail_bytes);
+        return set_string(option, field, text, where, detail, detail_bytes);
     case KV_CONFIG_SIZE:
     case KV_CONFIG_UINT:
-        return set_number(row, field, text, where, detail, detail_bytes);
+        return set_number(option, field, text, where, detail, detail_bytes);
     case KV_CONFIG_FLAG:
         return set_flag(field, text, where, detail, detail_bytes);
     }
     return KV_INVALID;
 }
 
-static const struct kv_config_row *
-find(const struct kv_config_row *rows, const char *name, size_t name_bytes)
+static const struct kv_option *
+find(const struct kv_option *rows, const char *name, size_t name_bytes)
 {
     for (; rows->name != NULL; rows++)
         if (strlen(rows->name) == name_bytes && memcmp(rows->name, name, name_bytes) == 0)
@@ -240,7 +241,7 @@ find(const struct kv_config_row *rows, const char *name, size_t name_bytes)
     return NULL;
 }
 
-void kv_config_defaults(const struct kv_config_row *rows, void *options)
+void kv_config_defaults(const struct kv_option *rows, void *options)
 {
     for (; rows->name != NULL; rows++) {
         char *field = (char *)options + rows->offset;
@@ -259,15 +260,15 @@ void kv_config_defaults(const struct kv_config_row *rows, void *options)
             *(bool *)field = false;
             break;
         }
-        if (rows->fallback != NULL && rows->fallback[0] != '\0')
-            status = set(rows, options, rows->fallback, rows->name, detail, sizeof(detail));
+        if (rows->default_text != NULL && rows->default_text[0] != '\0')
+            status = set(rows, options, rows->default_text, rows->name, detail, sizeof(detail));
         /* A default that its own row refuses is our mistake. */
         assert(status == KV_OK);
         (void)status;
     }
 }
 
-kv_status_t kv_config_arguments(const struct kv_config_row *rows,
+kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 void *options,
                                 int *argc,
                                 char **argv,
@@ -278,7 +279,7 @@ kv_status_t kv_config_arguments(const struct kv_config_row *rows,
 
     for (int i = 0; i < n; i++) {
         char *argument = argv[i], where[WHERE_BYTES];
-        const struct kv_config_row *row;
+        const struct kv_option *option;
         const char *value = NULL;
         size_t name_bytes;
         kv_status_t status;
@@ -293,20 +294,20 @@ kv_status_t kv_config_arguments(const struct kv_config_row *rows,
             break;
         }
         name_bytes = strcspn(argument, "=");
-        row = argument[1] == '-' ? find(rows, argument + 2, name_bytes - 2) : NULL;
-        if (row == NULL)
+        option = argument[1] == '-' ? find(rows, argument + 2, name_bytes - 2) : NULL;
+        if (option == NULL)
             return refuse(detail, detail_bytes, "option: unknown: %.*s", (int)name_bytes,
                           argument);
         if (argument[name_bytes] == '=')
             value = argument + name_bytes + 1;
-        else if (row->type == KV_CONFIG_FLAG)
+        else if (option->type == KV_CONFIG_FLAG)
             value = "yes";
         else if (i + 1 < n)
             value = argv[++i];
         else
-            return refuse(detail, detail_bytes, "option: needs a value: --%s", row->name);
-        snprintf(where, sizeof(where), "option: --%s", row->name);
-        status = set(row, options, value, where, detail, detail_bytes);
+            return refuse(detail, detail_bytes, "option: needs a value: --%s", option->name);
+        snprintf(where, sizeof(where), "option: --%s", option->name);
+        status = set(option, options, value, where, detail, detail_bytes);
         if (status != KV_OK)
             return status;
     }
@@ -325,7 +326,7 @@ static char *skip_blanks(char *at)
 
 /* Cuts the value out of the rest of a line, in place: up to a comment, or what stands in quotes
  * with \" and \\ undone.  NULL: a quote does not end, or something follows it. */
-static char *take_value(char *at)
+static char *parse_value(char *at)
 {
     char *value, *to, *end;
 
@@ -354,7 +355,7 @@ static char *take_value(char *at)
     return value;
 }
 
-static kv_status_t set_line(const struct kv_config_row *rows,
+static kv_status_t set_line(const struct kv_option *rows,
                             void *options,
                             char *line,
                             const char *place,
@@ -363,25 +364,25 @@ static kv_status_t set_line(const struct kv_config_row *rows,
 {
     char *name = skip_blanks(line), *value, where[2 * WHERE_BYTES];
     size_t name_bytes = strcspn(name, "=# \t\r");
-    const struct kv_config_row *row;
+    const struct kv_option *option;
 
     if (*name == '\0' || *name == '#')
         return KV_OK;
     value = skip_blanks(name + name_bytes);
     if (*value != '=' || name_bytes == 0)
         return refuse(detail, detail_bytes, "%s: not `name = value`: %.60s", place, name);
-    row = find(rows, name, name_bytes);
-    if (row == NULL)
+    option = find(rows, name, name_bytes);
+    if (option == NULL)
         return refuse(detail, detail_bytes, "%s: unknown option: %.*s", place,
                       name_bytes < 60 ? (int)name_bytes : 60, name);
-    value = take_value(value + 1);
+    value = parse_value(value + 1);
     if (value == NULL)
-        return refuse(detail, detail_bytes, "%s: quotes do not match: %s", place, row->name);
-    snprintf(where, sizeof(where), "%s: %s", place, row->name);
-    return set(row, options, value, where, detail, detail_bytes);
+        return refuse(detail, detail_bytes, "%s: quotes do not match: %s", place, option->name);
+    snprintf(where, sizeof(where), "%s: %s", place, option->name);
+    return set(option, options, value, where, detail, detail_bytes);
 }
 
-kv_status_t kv_config_file(const struct kv_config_row *rows,
+kv_status_t kv_config_file(const struct kv_option *rows,
                            void *options,
                            const char *path,
                            char *detail,
@@ -417,7 +418,7 @@ kv_status_t kv_config_file(const struct kv_config_row *rows,
     return status;
 }
 
-kv_status_t kv_config_environment(const struct kv_config_row *rows,
+kv_status_t kv_config_environment(const struct kv_option *rows,
                                   void *options,
                                   const char *prefix,
                                   char *detail,
@@ -465,11 +466,11 @@ static size_t wrap(FILE *out, const char *words, size_t column, const char *lead
     return column;
 }
 
-static const char *value_word(const struct kv_config_row *row)
+static const char *value_word(const struct kv_option *option)
 {
-    switch (row->type) {
+    switch (option->type) {
     case KV_CONFIG_STRING:
-        return row->choices != NULL ? row->choices : "TEXT";
+        return option->choices != NULL ? option->choices : "TEXT";
     case KV_CONFIG_SIZE:
         return "SIZE";
     case KV_CONFIG_UINT:
@@ -480,19 +481,19 @@ static const char *value_word(const struct kv_config_row *row)
     return "";
 }
 
-static size_t option_columns(const struct kv_config_row *row)
+static size_t option_columns(const struct kv_option *option)
 {
-    size_t value = strlen(value_word(row));
+    size_t value = strlen(value_word(option));
 
-    return strlen("  --") + strlen(row->name) + (value > 0 ? 1 + value : 0);
+    return strlen("  --") + strlen(option->name) + (value > 0 ? 1 + value : 0);
 }
 
-void kv_config_help(const struct kv_config_row *rows, FILE *out)
+void kv_config_help(const struct kv_option *rows, FILE *out)
 {
     size_t indent = 0;
 
-    for (const struct kv_config_row *row = rows; row->name != NULL; row++) {
-        size_t columns = option_columns(row) + 3;
+    for (const struct kv_option *option = rows; option->name != NULL; option++) {
+        size_t columns = option_columns(option) + 3;
 
         if (columns > indent && columns <= HELP_INDENT_MAX)
             indent = columns;
@@ -508,12 +509,12 @@ void kv_config_help(const struct kv_config_row *rows, FILE *out)
         }
         fprintf(out, "%*s", (int)(indent - column), "");
         column = wrap(out, rows->help, indent, "", indent);
-        if (rows->type != KV_CONFIG_FLAG && rows->fallback != NULL &&
-            rows->fallback[0] != '\0') {
-            char fallback[KV_CONFIG_STRING_BYTES + 16];
+        if (rows->type != KV_CONFIG_FLAG && rows->default_text != NULL &&
+            rows->default_text[0] != '\0') {
+            char default_text[KV_CONFIG_STRING_BYTES + 16];
 
-            snprintf(fallback, sizeof(fallback), "(default: %s)", rows->fallback);
-            wrap(out, fallback, column, "", indent);
+            snprintf(default_text, sizeof(default_text), "(default: %s)", rows->default_text);
+            wrap(out, default_text, column, "", indent);
         }
         fputc('\n', out);
     }
@@ -551,24 +552,24 @@ static void print_size(uint64_t bytes, FILE *out)
 }
 
 /* A default may be what nobody may type: 0 or "" for "not set". */
-static bool is_settable(const struct kv_config_row *row, const void *field)
+static bool is_settable(const struct kv_option *option, const void *field)
 {
     uint64_t number;
 
-    switch (row->type) {
+    switch (option->type) {
     case KV_CONFIG_STRING:
-        return row->choices == NULL || is_choice(row->choices, field);
+        return option->choices == NULL || is_choice(option->choices, field);
     case KV_CONFIG_SIZE:
     case KV_CONFIG_UINT:
         number = *(const uint64_t *)field;
-        return number >= row->min && (row->max == 0 || number <= row->max);
+        return number >= option->min && (option->max == 0 || number <= option->max);
     case KV_CONFIG_FLAG:
         break;
     }
     return true;
 }
 
-void kv_config_print(const struct kv_config_row *rows, const void *options, FILE *out)
+void kv_config_print(const struct kv_option *rows, const void *options, FILE *out)
 {
     for (; rows->name != NULL; rows++) {
         const void *field = (const char *)options + rows->offset;

@@ -27,9 +27,9 @@ enum kv_config_type {
     KV_CONFIG_FLAG,   /* bool: present or not; in a file yes or no */
 };
 
-struct kv_config_row {
-    const char *name;     /* without the leading --; NULL ends the table */
-    const char *fallback; /* NULL or "": 0, no, empty, whatever the bounds say */
+struct kv_option {
+    const char *name;         /* without the leading --; NULL ends the table */
+    const char *default_text; /* NULL or "": 0, no, empty, whatever the bounds say */
     const char *help;
     size_t offset;
     enum kv_config_type type;
@@ -38,12 +38,12 @@ struct kv_config_row {
 };
 
 /* Fills `options` with the defaults. */
-void kv_config_defaults(const struct kv_config_row *rows, void *options);
+void kv_config_defaults(const struct kv_option *rows, void *options);
 
 /* Takes --name VALUE, --name=VALUE and flags out of argv; what is left (operands, and so the
  * program's name where argv is main's) is moved to the front, *argc says how many.  "--" ends
  * options.  KV_INVALID: `detail` is `what: where: value`, `options` may be half filled. */
-kv_status_t kv_config_arguments(const struct kv_config_row *rows,
+kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 void *options,
                                 int *argc,
                                 char **argv,
@@ -54,22 +54,22 @@ kv_status_t kv_config_arguments(const struct kv_config_row *rows,
  * blank or holds a # stands in double quotes, \" and \\ inside.  KV_NOT_FOUND, KV_IO: no such
  * file, or it cannot be read.  A row that the command line set stays: call in order file,
  * environment, command line. */
-kv_status_t kv_config_file(const struct kv_config_row *rows,
+kv_status_t kv_config_file(const struct kv_option *rows,
                            void *options,
                            const char *path,
                            char *detail,
                            size_t detail_bytes);
-kv_status_t kv_config_environment(const struct kv_config_row *rows,
+kv_status_t kv_config_environment(const struct kv_option *rows,
                                   void *options,
                                   const char *prefix,
                                   char *detail,
                                   size_t detail_bytes);
 
 /* `  --name VALUE   help (default: ...)`, wrapped at 96 columns. */
-void kv_config_help(const struct kv_config_row *rows, FILE *out);
+void kv_config_help(const struct kv_option *rows, FILE *out);
 
 /* A file that kv_config_file() reads back: every row with its value, its help as comment. */
-void kv_config_print(const struct kv_config_row *rows, const void *options, FILE *out);
+void kv_config_print(const struct kv_option *rows, const void *options, FILE *out);
 
 /* "512M" -> bytes.  false: not a size. */
 bool kv_config_parse_size(const char *text, uint64_t *ret_bytes);

@@ -13,7 +13,7 @@ struct kv_pool {
     uint32_t n_objects;
     uint32_t n_free;
     uint32_t *free; /* (n_free) indices, the last one goes next */
-    bool *lent;     /* (n_objects) */
+    bool *used;     /* (n_objects) */
     void *memory;   /* of the objects */
     uint8_t *objects;
 };
@@ -34,10 +34,10 @@ struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
     pool->n_objects = n_objects;
     pool->n_free = n_objects;
     pool->free = calloc((size_t)n_objects + 1, sizeof(*pool->free));
-    pool->lent = calloc((size_t)n_objects + 1, sizeof(*pool->lent));
+    pool->used = calloc((size_t)n_objects + 1, sizeof(*pool->used));
     /* Zeros that the system hands out as they are touched: a large pool costs what is used. */
     pool->memory = calloc(1, bytes);
-    if (pool->free == NULL || pool->lent == NULL || pool->memory == NULL)
+    if (pool->free == NULL || pool->used == NULL || pool->memory == NULL)
         goto err_destroy;
     pool->objects =
         (uint8_t *)pool->memory + (ALIGN_BYTES - (uintptr_t)pool->memory % ALIGN_BYTES);
@@ -55,7 +55,7 @@ void kv_pool_destroy(struct kv_pool *pool)
     if (pool == NULL)
         return;
     free(pool->memory);
-    free(pool->lent);
+    free(pool->used);
     free(pool->free);
     free(pool);
 }
@@ -67,7 +67,7 @@ void *kv_pool_get(struct kv_pool *pool)
 
     uint32_t index = pool->free[--pool->n_free];
 
-    pool->lent[index] = true;
+    pool->used[index] = true;
     return kv_pool_at(pool, index);
 }
 
@@ -75,8 +75,8 @@ void kv_pool_put(struct kv_pool *pool, void *object)
 {
     uint32_t index = kv_pool_index(pool, object);
 
-    assert(pool->lent[index]);
-    pool->lent[index] = false;
+    assert(pool->used[index]);
+    pool->used[index] = false;
     pool->free[pool->n_free++] = index;
 }
 
@@ -95,7 +95,7 @@ uint32_t kv_pool_index(const struct kv_pool *pool, const void *object)
     return (uint32_t)(offset / pool->stride_bytes);
 }
 
-uint32_t kv_pool_lent(const struct kv_pool *pool)
+uint32_t kv_pool_used(const struct kv_pool *pool)
 {
     return pool->n_objects - pool->n_free;
 }

@@ -22,7 +22,7 @@ void kv_pool_put(struct kv_pool *pool, void *object);
 /* The i-th object, lent or not; for walks over all. */
 void *kv_pool_at(struct kv_pool *pool, uint32_t index);
 uint32_t kv_pool_index(const struct kv_pool *pool, const void *object);
-uint32_t kv_pool_lent(const struct kv_pool *pool);
+uint32_t kv_pool_used(const struct kv_pool *pool);
 uint32_t kv_pool_size(const struct kv_pool *pool);
 
 #endif

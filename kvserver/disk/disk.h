@@ -21,7 +21,7 @@ typedef void (*kv_disk_done_fn)(void *arg, kv_status_t status);
 typedef void (*kv_disk_each_fn)(
     void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes);
 
-struct kv_disk_row {
+struct kv_disk_ops {
     const char *name;
     /* Starts a write; `done` is called once, in a later progress().  KV_NO_MEMORY, KV_IO. */
     kv_status_t (*put)(struct kv_disk *disk,
@@ -45,7 +45,7 @@ struct kv_disk_row {
 };
 
 struct kv_disk {
-    const struct kv_disk_row *row;
+    const struct kv_disk_ops *ops;
 };
 
 /* Keeps everything in memory; a write takes write_us by `clock` (0 in production: what ends

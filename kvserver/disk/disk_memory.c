@@ -158,7 +158,7 @@ static void close_disk(struct kv_disk *base)
     free(disk);
 }
 
-static const struct kv_disk_row kv_disk_memory = {
+static const struct kv_disk_ops kv_disk_memory = {
     .name = "memory",
     .put = put,
     .remove = remove_key,
@@ -173,7 +173,7 @@ struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write
 
     if (disk == NULL)
         return NULL;
-    disk->base.row = &kv_disk_memory;
+    disk->base.ops = &kv_disk_memory;
     disk->clock = clock;
     disk->write_us = write_us;
     disk->last = &disk->first;

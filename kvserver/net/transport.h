@@ -79,20 +79,20 @@ struct kv_port_events {
 
 /* What every implementation begins with. */
 struct kv_transport {
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *ops;
 };
 struct kv_port {
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *ops;
 };
 struct kv_channel {
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *ops;
     size_t pair_max; /* bytes that send_pair takes; 0: the row has none */
 };
 struct kv_incoming {
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *ops;
 };
 
-struct kv_transport_row {
+struct kv_transport_ops {
     const char *name;
 
     /* KV_UNSUPPORTED, KV_INVALID, KV_IO: `detail` says what is missing, and where. */
@@ -170,16 +170,16 @@ enum {
 };
 
 /* In-process: ports of one process by number.  Its own folder: loopback/. */
-extern const struct kv_transport_row kv_transport_loopback;
+extern const struct kv_transport_ops kv_transport_loopback;
 
 #ifdef KV_WITH_UCX
 /* ucx/, target kv_transport_ucx: only ucx_private.h there includes ucp.h. */
-extern const struct kv_transport_row kv_transport_ucx;
+extern const struct kv_transport_ops kv_transport_ucx;
 #endif
 
 static inline unsigned kv_port_progress(struct kv_port *port)
 {
-    return port->row->port_progress(port);
+    return port->ops->port_progress(port);
 }
 
 static inline kv_status_t kv_channel_send(struct kv_channel *channel,
@@ -190,7 +190,7 @@ static inline kv_status_t kv_channel_send(struct kv_channel *channel,
                                           kv_transport_done_fn done,
                                           void *arg)
 {
-    return channel->row->send(channel, header, header_bytes, data, data_bytes, done, arg);
+    return channel->ops->send(channel, header, header_bytes, data, data_bytes, done, arg);
 }
 
 static inline kv_status_t kv_channel_send_pair(struct kv_channel *channel,
@@ -200,7 +200,7 @@ static inline kv_status_t kv_channel_send_pair(struct kv_channel *channel,
                                                kv_transport_done_fn done,
                                                void *arg)
 {
-    return channel->row->send_pair(channel, header, header_bytes, pieces, done, arg);
+    return channel->ops->send_pair(channel, header, header_bytes, pieces, done, arg);
 }
 
 static inline kv_status_t kv_incoming_receive(struct kv_incoming *incoming,
@@ -209,12 +209,12 @@ static inline kv_status_t kv_incoming_receive(struct kv_incoming *incoming,
                                               kv_transport_done_fn done,
                                               void *arg)
 {
-    return incoming->row->receive(incoming, iov, n_iov, done, arg);
+    return incoming->ops->receive(incoming, iov, n_iov, done, arg);
 }
 
 static inline void kv_incoming_refuse(struct kv_incoming *incoming)
 {
-    incoming->row->refuse(incoming);
+    incoming->ops->refuse(incoming);
 }
 
 #endif

@@ -13,22 +13,22 @@ enum {
 static_assert(KV_THREADS_MAX == 64 && KV_CREDITS_MAX == 256, "bounds that texts here name");
 
 static kv_status_t
-refuse(char *detail, size_t bytes, const char *what, unsigned long long value)
+reject(char *detail, size_t bytes, const char *what, unsigned long long value)
 {
     snprintf(detail, bytes, "node: %s: %llu", what, value);
     return KV_INVALID;
 }
 
 static kv_status_t
-config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
+config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
 {
     if (config->n_threads == 0 || config->n_threads > KV_THREADS_MAX)
-        return refuse(detail, detail_bytes, "threads out of 1..64", config->n_threads);
+        return reject(detail, detail_bytes, "threads out of 1..64", config->n_threads);
     if (config->memory_bytes / config->n_threads < MEMORY_PER_THREAD_MIN)
-        return refuse(detail, detail_bytes, "too little memory, 16M per data thread needed",
+        return reject(detail, detail_bytes, "too little memory, 16M per data thread needed",
                       config->memory_bytes);
     if (config->memory_bytes > kv_memory_total()) {
-        refuse(detail, detail_bytes, "more memory than this machine may use",
+        reject(detail, detail_bytes, "more memory than this machine may use",
                config->memory_bytes);
         return KV_NO_MEMORY;
     }
@@ -45,28 +45,28 @@ config_check(struct kv_node_config *config, char *detail, size_t detail_bytes)
     if (config->stuck_send_ms == 0)
         config->stuck_send_ms = 10000;
     if (config->sessions_max > 1 << 20)
-        return refuse(detail, detail_bytes, "sessions out of 1..1048576", config->sessions_max);
+        return reject(detail, detail_bytes, "sessions out of 1..1048576", config->sessions_max);
     if (config->clients_max > 1 << 16)
-        return refuse(detail, detail_bytes, "clients out of 1..65536", config->clients_max);
+        return reject(detail, detail_bytes, "clients out of 1..65536", config->clients_max);
     if (config->credits > KV_CREDITS_MAX)
-        return refuse(detail, detail_bytes, "credits out of 1..256", config->credits);
+        return reject(detail, detail_bytes, "credits out of 1..256", config->credits);
     return KV_OK;
 }
 
-static kv_status_t thread_init(struct kv_node *node, uint32_t index)
+static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
 {
     struct kvs_control *control = &node->control;
-    const struct kv_node_config *config = &control->config;
-    struct kv_data_setup setup = {
-        .ops = kv_ops,
+    const struct kvs_node_config *config = &control->config;
+    struct kvs_shard_setup setup = {
+        .ops = kvs_ops,
         .background = kvs_background,
         .n_background = KVS_BACKGROUND_COUNT,
         .index = index,
         .n_threads = config->n_threads,
         .n_parts = config->sessions_max,
-        .n_peers = config->clients_max,
-        .n_commands = kv_node_commands_max(config),
-        .n_works = kv_node_works_max(config),
+        .n_clients = config->clients_max,
+        .n_commands = kvs_node_commands_max(config),
+        .n_requests = kvs_node_requests_max(config),
         .memory_bytes = config->memory_bytes / config->n_threads,
         .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
         .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
@@ -78,16 +78,16 @@ static kv_status_t thread_init(struct kv_node *node, uint32_t index)
 
     /* Clients see versions: they must not tell what the generator made before and after. */
     kv_random_fill(&control->random, &setup.object_version, sizeof(setup.object_version));
-    return kv_data_init(&node->data[index], &setup);
+    return kvs_shard_init(&node->shard[index], &setup);
 }
 
-kv_status_t kv_node_create(const struct kv_node_config *config,
-                           struct kv_node **ret_node,
-                           char *detail,
-                           size_t detail_bytes)
+kv_status_t kvs_node_create(const struct kvs_node_config *config,
+                            struct kvs_node **ret_node,
+                            char *detail,
+                            size_t detail_bytes)
 {
-    struct kv_node *node = calloc(1, sizeof(*node));
-    struct kv_node_config checked = *config;
+    struct kvs_node *node = calloc(1, sizeof(*node));
+    struct kvs_node_config checked = *config;
 
     if (node == NULL)
         return KV_NO_MEMORY;
@@ -97,9 +97,9 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
 
     snprintf(detail, detail_bytes, "node: memory refused: %llu bytes",
              (unsigned long long)checked.memory_bytes);
-    node->data = calloc(checked.n_threads, sizeof(*node->data));
-    status = kvs_control_init(&node->control, &checked, kv_ops, node->data);
-    if (node->data == NULL)
+    node->shard = calloc(checked.n_threads, sizeof(*node->shard));
+    status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard);
+    if (node->shard == NULL)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
         goto err_destroy;
@@ -112,7 +112,7 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
         }
     }
     if (checked.message_control) {
-        status = kv_control_port_open(&node->control);
+        status = kvs_control_port_open(&node->control);
         if (status != KV_OK) {
             snprintf(detail, detail_bytes, "node: control port: %s", kv_status_name(status));
             goto err_destroy;
@@ -124,87 +124,87 @@ kv_status_t kv_node_create(const struct kv_node_config *config,
     return KV_OK;
 
 err_destroy:
-    kv_node_destroy(node);
+    kvs_node_destroy(node);
     return status;
 }
 
-void kv_node_destroy(struct kv_node *node)
+void kvs_node_destroy(struct kvs_node *node)
 {
     if (node == NULL)
         return;
-    kv_node_stop(node);
+    kvs_node_stop(node);
     for (uint32_t i = 0; i < node->n_threads; i++)
-        kv_data_fini(&node->data[i]);
-    kv_control_fini(&node->control);
-    free(node->data);
+        kvs_shard_fini(&node->shard[i]);
+    kvs_control_fini(&node->control);
+    free(node->shard);
     free(node);
 }
 
-bool kv_node_data_step(struct kv_node *node, uint32_t thread)
+bool kvs_node_data_step(struct kvs_node *node, uint32_t thread)
 {
-    return kv_data_step(&node->data[thread]);
+    return kvs_shard_step(&node->shard[thread]);
 }
 
-bool kv_node_control(struct kv_node *node,
-                     enum kv_op_id op,
-                     uint32_t client_index,
-                     const struct kv_id128 *client_token,
-                     const uint8_t *request,
-                     size_t request_bytes,
-                     kv_node_reply_fn reply,
-                     void *arg)
+bool kvs_node_control(struct kvs_node *node,
+                      enum kv_op_id op,
+                      uint32_t client_index,
+                      const struct kv_id128 *client_token,
+                      const uint8_t *request,
+                      size_t request_bytes,
+                      kvs_node_reply_fn reply,
+                      void *arg)
 {
     return kvs_control_request(&node->control, op, client_index, client_token, request,
                                request_bytes, reply, arg);
 }
 
-bool kv_node_control_step(struct kv_node *node)
+bool kvs_node_control_step(struct kvs_node *node)
 {
     return kvs_control_step(&node->control);
 }
 
-void kv_node_client_gone(struct kv_node *node,
-                         uint32_t client_index,
-                         const struct kv_id128 *client_token)
+void kvs_node_client_gone(struct kvs_node *node,
+                          uint32_t client_index,
+                          const struct kv_id128 *client_token)
 {
     kvs_control_client_gone(&node->control, client_index, client_token);
 }
 
-bool kvs_node_attach_client(struct kv_node *node,
+bool kvs_node_attach_client(struct kvs_node *node,
                             uint32_t client_index,
                             const struct kv_id128 *client_token)
 {
     return kvs_control_attach_client(&node->control, client_index, client_token);
 }
 
-bool kvs_node_has_client(struct kv_node *node,
+bool kvs_node_has_client(struct kvs_node *node,
                          uint32_t client_index,
                          const struct kv_id128 *client_token)
 {
-    return kv_client_of(&node->control, client_index, client_token) != NULL;
+    return kvs_client_of(&node->control, client_index, client_token) != NULL;
 }
 
-void kv_node_drain(struct kv_node *node)
+void kvs_node_drain(struct kvs_node *node)
 {
     kvs_control_drain(&node->control);
 }
 
-bool kv_node_drained(struct kv_node *node)
+bool kvs_node_drained(struct kvs_node *node)
 {
     return kvs_control_drained(&node->control);
 }
 
-bool kv_node_drain_requested(const struct kv_node *node)
+bool kvs_node_drain_requested(const struct kvs_node *node)
 {
     return atomic_load((_Atomic bool *)&node->control.drain_requested);
 }
 
-uint64_t kv_node_last_step_us(const struct kv_node *node)
+uint64_t kvs_node_last_step_us(const struct kvs_node *node)
 {
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        uint64_t seen_us = atomic_load_explicit(&node->data[i].seen_us, memory_order_relaxed);
+        uint64_t seen_us = atomic_load_explicit(&node->shard[i].seen_us, memory_order_relaxed);
 
         if (seen_us < least)
             least = seen_us;
@@ -212,30 +212,30 @@ uint64_t kv_node_last_step_us(const struct kv_node *node)
     return least;
 }
 
-const char *kv_node_address(const struct kv_node *node)
+const char *kvs_node_address(const struct kvs_node *node)
 {
     return node->control.address;
 }
 
-void kv_node_metrics(struct kv_node *node, FILE *out)
+void kvs_node_metrics(struct kvs_node *node, FILE *out)
 {
     kvs_control_metrics(&node->control, out);
 }
 
-const char *kv_op_name(enum kv_op_id op)
+const char *kvs_op_name(enum kv_op_id op)
 {
-    return (unsigned)op < KV_OP_COUNT ? kv_ops[op].name : NULL;
+    return (unsigned)op < KV_OP_COUNT ? kvs_ops[op].name : NULL;
 }
 
-bool kv_op_is_control(unsigned op)
+bool kvs_op_is_control(unsigned op)
 {
-    return op < KV_OP_COUNT && kv_ops[op].control != NULL;
+    return op < KV_OP_COUNT && kvs_ops[op].control != NULL;
 }
 
-void kv_node_list_ops(FILE *out)
+void kvs_node_list_ops(FILE *out)
 {
     for (unsigned op = 0; op < KV_OP_COUNT; op++)
-        if (kv_ops[op].name != NULL)
-            fprintf(out, "%s\t%s\t%s\n", kv_ops[op].name,
-                    kv_op_is_control(op) ? "control" : "data", kv_ops[op].summary);
+        if (kvs_ops[op].name != NULL)
+            fprintf(out, "%s\t%s\t%s\n", kvs_ops[op].name,
+                    kvs_op_is_control(op) ? "control" : "data", kvs_ops[op].summary);
 }

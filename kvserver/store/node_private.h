@@ -7,8 +7,8 @@
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/node.h"
 
-struct kv_node {
-    struct kv_data *data; /* (n_threads) */
+struct kvs_node {
+    struct kvs_shard *shard; /* (n_threads) */
     uint32_t n_threads;
     struct kvs_control control;
 

@@ -14,17 +14,17 @@ enum {
 };
 
 struct driven {
-    struct kv_node *node;
+    struct kvs_node *node;
     uint32_t index;
 };
 
-void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_us)
+void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeout_us)
 {
-    struct kv_data *data = &node->data[thread];
+    struct kvs_shard *shard = &node->shard[thread];
     int fd = -1;
 
     /* Armed first, looked again after: what comes in between is not slept through. */
-    if (data->port->row->port_arm(data->port, &fd) != KV_OK || kv_ring_ready(data->commands))
+    if (shard->port->ops->port_arm(shard->port, &fd) != KV_OK || kv_ring_ready(shard->commands))
         return;
     kv_sleep_fds(&fd, 1, timeout_us);
 }
@@ -32,30 +32,30 @@ void kv_node_data_sleep(struct kv_node *node, uint32_t thread, uint64_t timeout_
 static void drive_data(void *arg)
 {
     struct driven *driven = arg;
-    struct kv_node *node = driven->node;
-    struct kv_data *data = &node->data[driven->index];
+    struct kvs_node *node = driven->node;
+    struct kvs_shard *shard = &node->shard[driven->index];
     uint64_t idle_since_us = 0;
 
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
-        if (kv_data_step(data)) {
+        if (kvs_shard_step(shard)) {
             idle_since_us = 0;
-            if (data->answers_due) {
-                data->answers_due = false;
+            if (shard->answers_due) {
+                shard->answers_due = false;
                 if (node->wake_control != NULL)
                     node->wake_control(node->wake_arg);
             }
             continue;
         }
         if (idle_since_us == 0)
-            idle_since_us = data->now_us;
-        if (data->now_us - idle_since_us < SPIN_US ||
-            (kv_pool_lent(data->works) > 0 &&
-             data->now_us - data->moved_us < SPIN_WORKING_US)) {
+            idle_since_us = shard->now_us;
+        if (shard->now_us - idle_since_us < SPIN_US ||
+            (kv_pool_used(shard->requests) > 0 &&
+             shard->now_us - shard->moved_us < SPIN_WORKING_US)) {
             kv_relax();
             continue;
         }
-        kv_node_data_sleep(node, driven->index,
-                           kv_pool_lent(data->works) > 0 ? SLEEP_WORKING_US : SLEEP_US);
+        kvs_node_data_sleep(node, driven->index,
+                            kv_pool_used(shard->requests) > 0 ? SLEEP_WORKING_US : SLEEP_US);
         idle_since_us = 0;
     }
     free(driven);
@@ -65,31 +65,31 @@ static void wake_port(void *arg)
 {
     struct kv_port *port = arg;
 
-    port->row->port_wake(port);
+    port->ops->port_wake(port);
 }
 
 static void drive_control(void *arg)
 {
     struct driven *driven = arg;
-    struct kv_node *node = driven->node;
+    struct kvs_node *node = driven->node;
 
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
-        bool waiting = kv_node_control_step(node);
+        bool waiting = kvs_node_control_step(node);
         int fd = -1;
-        if (node->control.port->row->port_arm(node->control.port, &fd) == KV_OK &&
+        if (node->control.port->ops->port_arm(node->control.port, &fd) == KV_OK &&
             !kv_ring_ready(node->control.answers))
             kv_sleep_fds(&fd, 1, waiting ? 1000 : 20000);
     }
     free(driven);
 }
 
-void kv_node_set_control_waker(struct kv_node *node, void (*wake)(void *arg), void *arg)
+void kvs_node_set_control_waker(struct kvs_node *node, void (*wake)(void *arg), void *arg)
 {
     node->wake_control = wake;
     node->wake_arg = arg;
 }
 
-kv_status_t kv_node_start(struct kv_node *node, bool with_control)
+kv_status_t kvs_node_start(struct kvs_node *node, bool with_control)
 {
     uint32_t n_threads = node->n_threads + (with_control ? 1 : 0);
 
@@ -100,7 +100,7 @@ kv_status_t kv_node_start(struct kv_node *node, bool with_control)
         return KV_NO_MEMORY;
     atomic_store(&node->stopping, false);
     if (with_control)
-        kv_node_set_control_waker(node, wake_port, node->control.port);
+        kvs_node_set_control_waker(node, wake_port, node->control.port);
     for (uint32_t i = 0; i < n_threads; i++) {
         struct driven *driven = malloc(sizeof(*driven));
         char name[16];
@@ -114,22 +114,22 @@ kv_status_t kv_node_start(struct kv_node *node, bool with_control)
         }
         if (status != KV_OK) {
             free(driven);
-            kv_node_stop(node);
+            kvs_node_stop(node);
             return status;
         }
     }
     return KV_OK;
 }
 
-void kv_node_stop(struct kv_node *node)
+void kvs_node_stop(struct kvs_node *node)
 {
     if (node->threads == NULL)
         return;
     atomic_store_explicit(&node->stopping, true, memory_order_release);
     for (uint32_t i = 0; i < node->n_threads; i++)
-        node->data[i].port->row->port_wake(node->data[i].port);
+        node->shard[i].port->ops->port_wake(node->shard[i].port);
     if (node->control.port != NULL)
-        node->control.port->row->port_wake(node->control.port);
+        node->control.port->ops->port_wake(node->control.port);
     for (uint32_t i = 0; node->threads[i] != NULL; i++)
         kv_thread_join(node->threads[i]);
     free(node->threads);

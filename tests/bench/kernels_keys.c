@@ -26,18 +26,19 @@ static void score_block(void *arg, size_t i)
     const struct keys *keys = arg;
     const size_t bytes = BLOCK_ROWS * keys->row_bytes;
 
-    kv_keys_score(KV_KEY_FP16, keys->kernels->from + i % (keys->kernels->bytes / bytes) * bytes,
-                  keys->row_bytes, BLOCK_ROWS, keys->shape->d, keys->queries,
-                  keys->shape->n_queries, keys->scores, BLOCK_ROWS);
+    kv_exact_scores_score(KV_KEY_FP16,
+                          keys->kernels->from + i % (keys->kernels->bytes / bytes) * bytes,
+                          keys->row_bytes, BLOCK_ROWS, keys->shape->d, keys->queries,
+                          keys->shape->n_queries, keys->scores, BLOCK_ROWS);
 }
 
 static void score_candidates(void *arg, size_t i)
 {
     const struct keys *keys = arg;
 
-    kv_keys_score_list(KV_KEY_FP16, keys->rows + i % keys->n_turns * CANDIDATES, CANDIDATES,
-                       keys->shape->d, keys->queries, keys->shape->n_queries, keys->scores,
-                       CANDIDATES);
+    kv_exact_scores_score_list(KV_KEY_FP16, keys->rows + i % keys->n_turns * CANDIDATES,
+                               CANDIDATES, keys->shape->d, keys->queries,
+                               keys->shape->n_queries, keys->scores, CANDIDATES);
 }
 
 static bool measure(struct keys *keys, bool is_list)

@@ -1,5 +1,5 @@
 /* K-means, m = 2 and b = 6: codes of keys, and whole steps over a sample.  Keys are fp32, as
- * they are after kv_keys_load().  Of operations only those of the inner products count. */
+ * they are after kv_exact_scores_load().  Of operations only those of the inner products count. */
 #include "tests/bench/kernels.h"
 
 #include "kernels/kmeans.h"
@@ -17,7 +17,7 @@ struct kmeans {
     const struct kernels *kernels;
     const struct kernels_shape *model;
     struct kv_pq_shape shape;
-    struct kv_kmeans_book book;
+    struct kv_kmeans_codebook book;
     struct kv_kmeans_sums sums;
     uint8_t *codes;
 };
@@ -88,21 +88,21 @@ bool kernels_kmeans(struct bench *bench, const struct bench_load *load)
         const size_t n_table = kv_pq_table_size(&kmeans.shape);
 
         kmeans.book.centroids = kernels_alloc(size, sizeof(float));
-        kmeans.book.half_squares = kernels_alloc(n_table, sizeof(float));
+        kmeans.book.half_sq_norms = kernels_alloc(n_table, sizeof(float));
         kmeans.sums.sums = kernels_alloc(size, sizeof(float));
         kmeans.sums.counts = kernels_alloc(n_table, sizeof(uint32_t));
         kmeans.codes = kernels_alloc(SUBSPACES * AT_ONCE, 1);
-        is_good = kmeans.book.centroids != NULL && kmeans.book.half_squares != NULL &&
+        is_good = kmeans.book.centroids != NULL && kmeans.book.half_sq_norms != NULL &&
                   kmeans.sums.sums != NULL && kmeans.sums.counts != NULL &&
                   kmeans.codes != NULL;
         if (is_good) {
             kernels_fill_normal(kmeans.book.centroids, size, 11);
-            kv_kmeans_half_squares(&kmeans.shape, &kmeans.book);
+            kv_kmeans_half_sq_norms(&kmeans.shape, &kmeans.book);
             is_good = measure(&kmeans, "kernels.kmeans.encode", AT_ONCE, encode) &&
                       measure(&kmeans, "kernels.kmeans.step", SAMPLE_ROWS, step);
         }
         free(kmeans.book.centroids);
-        free(kmeans.book.half_squares);
+        free(kmeans.book.half_sq_norms);
         free(kmeans.sums.sums);
         free(kmeans.sums.counts);
         free(kmeans.codes);

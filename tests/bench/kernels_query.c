@@ -50,7 +50,7 @@ struct query {
     uint32_t *counts, *chosen, *at_bound;
     uint64_t *bits, *equal;
     void *scratch;
-    struct kv_chooser chooser;
+    struct kvs_selector chooser;
 };
 
 static void make_tables(const struct query *query, const float *vectors)
@@ -60,15 +60,15 @@ static void make_tables(const struct query *query, const float *vectors)
 
 static void choose(struct query *query, const float *maxima, uint32_t *counts, uint32_t n_items)
 {
-    const struct kv_choice choice = {.merge = KV_MERGE_SUM,
-                                     .n_queries = query->n_heads,
-                                     .scale = 0.08838835f,
-                                     .k = query->k,
-                                     .factor = 1};
+    const struct kvs_selection choice = {.merge = KV_MERGE_SUM,
+                                         .n_queries = query->n_heads,
+                                         .scale = 0.08838835f,
+                                         .k = query->k,
+                                         .factor = 1};
 
-    kv_choose_begin(&query->chooser, &choice, query->scores, maxima, counts, NULL, n_items,
-                    false, query->scores + (size_t)n_items * query->n_heads);
-    while (!kv_choose_slice(&query->chooser))
+    kvs_select_begin(&query->chooser, &choice, query->scores, maxima, counts, NULL, n_items,
+                     false, query->scores + (size_t)n_items * query->n_heads);
+    while (!kvs_select_slice(&query->chooser))
         ;
 }
 
@@ -87,7 +87,7 @@ static struct kv_cells cells_of(const struct query *query, size_t unit, unsigned
 static void by_cells(struct query *query, size_t unit, const float *vectors)
 {
     const unsigned n_chapters = query->n / query->chapter;
-    struct kv_selector *selector = &query->chooser.groups[0];
+    struct kv_topk *selector = &query->chooser.groups[0];
     uint32_t n_items = 0, item = 0;
     size_t n = 0;
 
@@ -110,11 +110,11 @@ static void by_cells(struct query *query, size_t unit, const float *vectors)
     for (unsigned i = 0; i < n_chapters; i++) {
         const struct kv_cells cells = cells_of(query, unit, i);
         const uint32_t n_full = kv_cells_n_full(&shape, &cells);
-        uint32_t above[N_CELLS + KV_SELECT_SPARE], equal[N_CELLS + KV_SELECT_SPARE];
+        uint32_t above[N_CELLS + KV_TOPK_SPARE], equal[N_CELLS + KV_TOPK_SPARE];
         size_t n_above, n_equal;
 
-        kv_selector_items(selector, query->chooser.weights + item, query->counts + item, n_full,
-                          above, &n_above, equal, &n_equal);
+        kv_topk_items(selector, query->chooser.weights + item, query->counts + item, n_full,
+                      above, &n_above, equal, &n_equal);
         item += n_full;
         for (size_t at = 0; at < n_above; at++)
             kv_cells_mark(&cells, above[at], 0, query->chapter, (uint64_t)i * query->chapter,
@@ -150,7 +150,7 @@ static void by_tiles(struct query *query, size_t unit, const float *vectors)
         }
     }
     choose(query, maxima, NULL, query->n);
-    kv_choose_rows(&query->chooser, query->chosen, NULL);
+    kvs_select_rows(&query->chooser, query->chosen, NULL);
 }
 
 static void by_sieve(struct query *query, size_t unit, const float *vectors)
@@ -283,9 +283,9 @@ bool kernels_query(struct bench *bench, const struct bench_load *load)
     query->centroids = kernels_alloc(kv_pq_centroids_size(&shape), sizeof(float));
     query->queries = kernels_alloc(N_QUERIES * HEADS_MAX * D, sizeof(float));
     query->tables = kernels_alloc(HEADS_MAX * kv_pq_table_size(&shape), sizeof(float));
-    query->scores = kernels_alloc((HEADS_MAX + KV_CHOOSE_ROOM) * n_items, sizeof(float));
+    query->scores = kernels_alloc((HEADS_MAX + KVS_SELECT_CAPACITY) * n_items, sizeof(float));
     query->counts = kernels_alloc(n_items, sizeof(uint32_t));
-    query->chosen = kernels_alloc(N_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    query->chosen = kernels_alloc(N_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
     query->at_bound = kernels_alloc(N_MAX, sizeof(uint32_t));
     query->bits = kernels_alloc(N_MAX / 64, sizeof(uint64_t));
     query->equal = kernels_alloc(N_MAX / 64, sizeof(uint64_t));

@@ -24,8 +24,8 @@ static void turn(void *arg, size_t i)
     const size_t bytes = TOKENS * rope->n_heads * rope->d * sizeof(float);
     uint8_t *at = rope->kernels->to + i % (rope->kernels->bytes / bytes) * bytes;
 
-    kv_rope_turn(rope->style, rope->turns, rope->stride, rope->d, (float *)(void *)at, TOKENS,
-                 rope->n_heads, rope->d);
+    kv_rope_rotate(rope->style, rope->turns, rope->stride, rope->d, (float *)(void *)at, TOKENS,
+                   rope->n_heads, rope->d);
 }
 
 static bool measure(struct rope *rope, const char *name, const char *model)
@@ -62,7 +62,7 @@ bool kernels_rope(struct bench *bench, const struct bench_load *load)
         is_good = frequencies != NULL && rope.turns != NULL;
         if (is_good) {
             kv_rope_frequencies(10000, model->d, NULL, frequencies);
-            kv_rope_turns(frequencies, model->d, 1000, TOKENS, rope.turns);
+            kv_rope_rotations(frequencies, model->d, 1000, TOKENS, rope.turns);
             rope.stride = model->d;
             rope.style = KV_ROPE_ADJACENT;
             is_good = measure(&rope, "kernels.rope.adjacent", model->name);

@@ -24,8 +24,8 @@ static void select_turn(void *arg, size_t i)
     const float *all = (const float *)(const void *)select->kernels->to;
     const size_t n_heads = select->kernels->bytes / sizeof(float) / select->n;
 
-    kv_select(all + i % n_heads * select->n, select->n, select->k, select->chosen,
-              select->scratch);
+    kv_topk_select(all + i % n_heads * select->n, select->n, select->k, select->chosen,
+                   select->scratch);
 }
 
 static bool measure(struct kernels *kernels, size_t n, size_t k)
@@ -33,7 +33,7 @@ static bool measure(struct kernels *kernels, size_t n, size_t k)
     struct select select = {.kernels = kernels, .n = n, .k = k};
     bool is_good;
 
-    select.chosen = kernels_alloc(k + KV_SELECT_SPARE, sizeof(*select.chosen));
+    select.chosen = kernels_alloc(k + KV_TOPK_SPARE, sizeof(*select.chosen));
     select.scratch = kernels_alloc(n, sizeof(*select.scratch));
     if (select.chosen == NULL || select.scratch == NULL) {
         free(select.chosen);

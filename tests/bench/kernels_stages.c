@@ -79,26 +79,26 @@ static const char *const names[N_RECORDS] = {
 /* What a node has, and its querier. */
 struct stages {
     struct kernels *kernels;
-    struct kv_arena *arena;
-    struct kv_heap heap;
-    struct kv_codebooks codebooks;
+    struct kvs_arena *arena;
+    struct kvs_segment_store heap;
+    struct kvs_codebooks codebooks;
     bool has_heap;
-    struct kv_indexer *indexer;
-    struct kv_unit units[HEADS];
+    struct kvs_indexer *indexer;
+    struct kvs_unit units[HEADS];
     unsigned n_heads; /* HEADS, but for a smoke run */
     uint32_t n_tokens;
     float *centres; /* (HEADS, N_CENTRES, D) */
     float *noise;   /* (NOISE + D) */
     float *queries; /* (LAYERS, HEADS, QUERIES, D) */
 
-    struct kv_choice take, choice;
+    struct kvs_selection take, choice;
     struct kv_wire_range range;
-    struct kv_scan scan;
-    struct kv_scan_part *parts;
-    struct kv_chooser *chooser;
-    struct kv_picker *picker;
-    struct kv_attention *attention;
-    struct kv_remainder *remainder;
+    struct kvs_score scan;
+    struct kvs_score_run *parts;
+    struct kvs_selector *chooser;
+    struct kvs_expander *picker;
+    struct kvs_attention *attention;
+    struct kvs_estimate *remainder;
     float *room, *tables;
     size_t room_floats;
     float *kept;                /* (QUERIES, TAKEN_MAX) exact scores */
@@ -113,9 +113,9 @@ struct stages {
 
 /* ---- a head's query, as ops/query.c goes through it -------------------------------------- */
 
-static void score(struct stages *stages, struct kv_unit *unit, const float *queries)
+static void score(struct stages *stages, struct kvs_unit *unit, const float *queries)
 {
-    stages->scan = (struct kv_scan){
+    stages->scan = (struct kvs_score){
         .unit = unit,
         .type = KV_KEY_FP16,
         .d = D,
@@ -125,37 +125,39 @@ static void score(struct stages *stages, struct kv_unit *unit, const float *quer
         .queries = queries,
         .by_code = true,
         .by_cell = true,
-        .n = kv_ranges_count(&stages->range, 1),
+        .n = kvs_ranges_count(&stages->range, 1),
         .room = stages->room,
         .room_floats = stages->room_floats,
         .parts = stages->parts,
         .tables = stages->tables,
     };
-    kv_scan_begin(&stages->scan, &stages->codebooks);
-    while (!kv_scan_slice(&stages->scan, &stages->codebooks, &kv_clock_real))
+    kvs_score_begin(&stages->scan, &stages->codebooks);
+    while (!kvs_score_slice(&stages->scan, &stages->codebooks, &kv_clock_real))
         ;
 }
 
 static void take(struct stages *stages)
 {
-    const struct kv_scan *scan = &stages->scan;
+    const struct kvs_score *scan = &stages->scan;
 
-    kv_choose_begin(stages->chooser, &stages->take, scan->scores, scan->maxima, scan->counts,
-                    NULL, scan->n_items, false, scan->scores + (size_t)scan->n_items * QUERIES);
-    while (!kv_choose_slice(stages->chooser))
+    kvs_select_begin(stages->chooser, &stages->take, scan->scores, scan->maxima, scan->counts,
+                     NULL, scan->n_items, false,
+                     scan->scores + (size_t)scan->n_items * QUERIES);
+    while (!kvs_select_slice(stages->chooser))
         ;
 }
 
 static void pick(struct stages *stages)
 {
-    kv_pick_begin(stages->picker, &stages->scan, stages->chooser, stages->taken, stages->among);
-    while (!kv_pick_slice(stages->picker, &stages->codebooks))
+    kvs_expand_begin(stages->picker, &stages->scan, stages->chooser, stages->taken,
+                     stages->among);
+    while (!kvs_expand_slice(stages->picker, &stages->codebooks))
         ;
 }
 
 static void rerank(struct stages *stages)
 {
-    const struct kv_scan *scan = &stages->scan;
+    const struct kvs_score *scan = &stages->scan;
     const uint32_t n_taken = stages->picker->n;
 
     for (uint32_t at = 0, n; at < n_taken; at += n) {
@@ -163,9 +165,9 @@ static void rerank(struct stages *stages)
 
         n = n_taken - at < RERANK_ROWS ? n_taken - at : RERANK_ROWS;
         for (uint32_t i = 0; i < n; i++)
-            keys[i] = kv_unit_row(scan->unit, stages->taken[at + i]);
-        kv_keys_score_list(scan->type, keys, n, D, scan->queries, QUERIES, stages->room + at,
-                           n_taken);
+            keys[i] = kvs_unit_row(scan->unit, stages->taken[at + i]);
+        kv_exact_scores_score_list(scan->type, keys, n, D, scan->queries, QUERIES,
+                                   stages->room + at, n_taken);
         for (uint32_t q = 0; q < QUERIES; q++)
             memcpy(stages->kept + (size_t)q * n_taken + at,
                    stages->room + (size_t)q * n_taken + at, n * sizeof(float));
@@ -179,11 +181,11 @@ static uint32_t choose(struct stages *stages)
     const uint32_t n_taken = stages->picker->n;
     uint32_t n_chosen;
 
-    kv_choose_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, NULL, n_taken,
-                    false, stages->room + (size_t)n_taken * QUERIES);
-    while (!kv_choose_slice(stages->chooser))
+    kvs_select_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, NULL, n_taken,
+                     false, stages->room + (size_t)n_taken * QUERIES);
+    while (!kvs_select_slice(stages->chooser))
         ;
-    n_chosen = kv_choose_rows(stages->chooser, stages->indices, stages->among);
+    n_chosen = kvs_select_rows(stages->chooser, stages->indices, stages->among);
     for (uint32_t i = 0; i < n_chosen; i++)
         stages->taken[i] = stages->taken[stages->indices[i]];
     return n_chosen;
@@ -193,36 +195,36 @@ static void attend(struct stages *stages, uint32_t n_chosen)
 {
     uint32_t bad = UINT32_MAX;
 
-    kv_attention_begin(stages->attention, &attending, stages->scan.unit, stages->scan.queries,
-                       false);
+    kvs_attention_begin(stages->attention, &attending, stages->scan.unit, stages->scan.queries,
+                        false);
     for (uint32_t i = 0; i < n_chosen && bad == UINT32_MAX; i++)
-        if (kv_attention_add(stages->attention, stages->taken[i], stages->among[i]))
-            bad = kv_attention_slice(stages->attention, &stages->heap);
+        if (kvs_attention_add(stages->attention, stages->taken[i], stages->among[i]))
+            bad = kvs_attention_slice(stages->attention, &stages->heap);
     if (bad == UINT32_MAX)
-        bad = kv_attention_slice(stages->attention, &stages->heap);
+        bad = kvs_attention_slice(stages->attention, &stages->heap);
     if (bad != UINT32_MAX)
         stages->fault = "a row fails its checksum";
-    kv_attention_end(stages->attention, stages->output, stages->lse);
+    kvs_attention_end(stages->attention, stages->output, stages->lse);
 }
 
 static void rest(struct stages *stages, uint32_t n_chosen)
 {
-    const struct kv_remainder_question question = {
-        .scan = &stages->scan,
+    const struct kvs_estimate_input question = {
+        .score = &stages->scan,
         .shape = attending,
-        .bits = KV_REST_16,
-        .chosen = stages->taken,
-        .among = stages->among,
-        .n_chosen = n_chosen,
+        .bits = KV_SUMMARY_16,
+        .selected = stages->taken,
+        .query_mask = stages->among,
+        .n_selected = n_chosen,
         .scored = stages->scored,
         .scores = stages->kept,
         .n_scored = stages->picker->n,
     };
 
-    kv_remainder_begin(stages->remainder, &question);
-    while (!kv_remainder_slice(stages->remainder, &stages->codebooks, &kv_clock_real))
+    kvs_estimate_begin(stages->remainder, &question);
+    while (!kvs_estimate_slice(stages->remainder, &stages->codebooks, &kv_clock_real))
         ;
-    kv_remainder_end(stages->remainder, true, stages->output, stages->lse);
+    kvs_estimate_end(stages->remainder, true, stages->output, stages->lse);
 }
 
 /* The stage's time ends, the next one's begins. */
@@ -234,7 +236,7 @@ static void lap(struct stages *stages, enum stage stage, double *at)
     *at = now;
 }
 
-static void answer(struct stages *stages, struct kv_unit *unit, const float *queries)
+static void answer(struct stages *stages, struct kvs_unit *unit, const float *queries)
 {
     double at = kernels_now();
     uint32_t n_chosen;
@@ -256,7 +258,8 @@ static void answer(struct stages *stages, struct kv_unit *unit, const float *que
 
     if (stages->picker->n != stages->take.factor * K || n_chosen != K)
         stages->fault = "rows taken or chosen: not as many as asked for";
-    else if (stages->remainder->n_rest != stages->scan.n - K || stages->remainder->n_exact != 0)
+    else if (stages->remainder->n_estimated != stages->scan.n - K ||
+             stages->remainder->n_exact != 0)
         stages->fault = "rows of the rest: not all that were not chosen";
     else if (stages->scan.n_coded != stages->scan.n)
         stages->fault = "rows without codes";
@@ -308,7 +311,7 @@ static void fill_rows(const struct stages *stages, unsigned head)
 
     kv_random_init(&random, head + 1);
     for (uint32_t token = 0; token < stages->n_tokens; token++) {
-        uint8_t *row = kv_unit_row(&stages->units[head], token);
+        uint8_t *row = kvs_unit_row(&stages->units[head], token);
         const double place = (double)kv_random_below(&random, NOISE) / NOISE;
         const float *centre = centre_at(stages, head, (uint32_t)(place * place * N_CENTRES));
         const float *noise = stages->noise + kv_random_below(&random, NOISE);
@@ -323,15 +326,15 @@ static void fill_rows(const struct stages *stages, unsigned head)
 }
 
 /* As whoever wrote them would have. */
-static void seal_rows(struct kv_unit *unit, uint32_t n_tokens)
+static void seal_rows(struct kvs_unit *unit, uint32_t n_tokens)
 {
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
 
     for (uint32_t token = 0; token < n_tokens; token++) {
         uint32_t seed;
 
-        kv_verify_seeds(&rows, &token, 1, &seed);
-        *kv_unit_crc(unit, token) = kv_crc32c(seed, kv_unit_row(unit, token), ROW_BYTES);
+        kvs_verify_seeds(&rows, &token, 1, &seed);
+        *kvs_unit_crc(unit, token) = kv_crc32c(seed, kvs_unit_row(unit, token), ROW_BYTES);
     }
 }
 
@@ -356,12 +359,12 @@ static void close_units(struct stages *stages)
     if (stages->has_heap) {
         for (unsigned head = 0; head < stages->n_heads; head++)
             if (stages->units[head].row_bytes > 0)
-                kv_unit_clear(&stages->units[head], &stages->heap);
-        kv_indexer_destroy(stages->indexer);
-        kv_codebooks_fini(&stages->codebooks);
+                kvs_unit_clear(&stages->units[head], &stages->heap);
+        kvs_indexer_destroy(stages->indexer);
+        kvs_codebooks_fini(&stages->codebooks);
     }
     if (stages->arena != NULL)
-        kv_arena_destroy(stages->arena);
+        kvs_arena_destroy(stages->arena);
     memset(stages->units, 0, sizeof(stages->units));
     stages->arena = NULL;
     stages->indexer = NULL;
@@ -372,35 +375,36 @@ static void close_units(struct stages *stages)
 static bool open_units(struct stages *stages, uint32_t chapter_blocks)
 {
     const uint64_t rows_bytes = (uint64_t)stages->n_tokens * ROW_BYTES * stages->n_heads;
-    const struct kv_index_plan plan = {
+    const struct kvs_index_plan plan = {
         .chapter_blocks = chapter_blocks,
         .shape = codes,
         .type = KV_KEY_FP16,
         .d_v = D,
-        .rest_bits = KV_REST_16,
+        .summaries_bits = KV_SUMMARY_16,
         .iterations = ITERATIONS,
         .seed = 1,
     };
     bool is_good;
 
-    stages->arena = kv_arena_create(2 * rows_bytes + (64 << 20));
-    stages->has_heap = stages->arena != NULL && kv_heap_init(&stages->heap, stages->arena) &&
-                       kv_codebooks_init(&stages->codebooks, &stages->heap);
+    stages->arena = kvs_arena_create(2 * rows_bytes + (64 << 20));
+    stages->has_heap = stages->arena != NULL &&
+                       kvs_segment_store_init(&stages->heap, stages->arena) &&
+                       kvs_codebooks_init(&stages->codebooks, &stages->heap);
     if (stages->has_heap)
-        stages->indexer = kv_indexer_create(&stages->codebooks, &kv_clock_real);
+        stages->indexer = kvs_indexer_create(&stages->codebooks, &kv_clock_real);
     is_good = stages->indexer != NULL;
     for (unsigned head = 0; is_good && head < stages->n_heads; head++) {
-        struct kv_unit *unit = &stages->units[head];
+        struct kvs_unit *unit = &stages->units[head];
 
-        is_good = kv_unit_init(unit, &stages->heap, 0, head, ROW_BYTES) == KV_OK &&
-                  kv_unit_reserve(unit, &stages->heap, stages->n_tokens) == KV_OK;
+        is_good = kvs_unit_init(unit, &stages->heap, 0, head, ROW_BYTES) == KV_OK &&
+                  kvs_unit_reserve(unit, &stages->heap, stages->n_tokens) == KV_OK;
         if (!is_good)
             break;
         fill_rows(stages, head);
         seal_rows(unit, stages->n_tokens);
         unit->committed = stages->n_tokens;
-        is_good = kv_index_cut(stages->indexer, unit, unit->committed, &plan) == KV_OK;
-        while (kv_indexer_step(stages->indexer))
+        is_good = kvs_index_schedule(stages->indexer, unit, unit->committed, &plan) == KV_OK;
+        while (kvs_indexer_step(stages->indexer))
             ;
     }
     if (!is_good)
@@ -418,11 +422,11 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
 
     for (unsigned head = 0; head < stages->n_heads; head++)
         for (uint32_t token = 0; token < stages->n_tokens; token += chapter, n++) {
-            const struct kv_segment *segment =
+            const struct kvs_segment *segment =
                 stages->units[head].segments[token / KV_BLOCK_TOKENS];
-            const struct kv_codebook *book =
-                kv_codebook_at(&stages->codebooks, segment->codebook);
-            const struct kv_cells cells = kv_codebook_cells(book);
+            const struct kvs_codebook *book =
+                kvs_codebook_at(&stages->codebooks, segment->codebook);
+            const struct kv_cells cells = kvs_codebook_cells(book);
 
             sum += book->cells != NULL ? kv_cells_n_full(&codes, &cells) : 0;
         }
@@ -435,10 +439,10 @@ static unsigned needs_of(const struct stages *stages,
                          bool is_cells,
                          struct kernels_need *ret_needs)
 {
-    const struct kv_rest_shape summaries = {KV_KEY_FP16, D, D, KV_REST_16};
+    const struct kv_summary_shape summaries = {KV_KEY_FP16, D, D, KV_SUMMARY_16};
     const double n_taken = stages->take.factor * K, pair = 2.0 * QUERIES;
     const double n_chapters = ((stages->n_tokens + chapter - 1) / chapter);
-    const double n_groups = (double)stages->n_tokens / KV_REST_ROWS;
+    const double n_groups = (double)stages->n_tokens / KV_SUMMARY_ROWS;
     const double of_chapter =
         (double)(kv_pq_centroids_size(&codes) * sizeof(float)) +
         (is_cells ? full_cells(stages, chapter) * sizeof(uint32_t)
@@ -462,10 +466,9 @@ static unsigned needs_of(const struct stages *stages,
         return 2;
     case STAGE_REST:
         ret_needs[0] = (struct kernels_need){
-            KERNELS_READ, n_groups * (double)kv_rest_bytes(&summaries), 0, 0};
+            KERNELS_READ, n_groups * (double)kv_summary_bytes(&summaries), 0, 0};
         ret_needs[1] = (struct kernels_need){
-            KERNELS_FMA, n_groups * (double)kv_rest_n_summaries(&summaries) * pair * 2 * D, 0,
-            0};
+            KERNELS_FMA, n_groups * (double)kv_summary_count(&summaries) * pair * 2 * D, 0, 0};
         return 2;
     default:
         return 0;
@@ -475,14 +478,14 @@ static unsigned needs_of(const struct stages *stages,
 static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blocks)
 {
     const uint32_t chapter = chapter_blocks * KV_BLOCK_TOKENS;
-    const bool is_cells = chapter >= kv_codebook_cells_pay(&codes);
+    const bool is_cells = chapter >= kvs_codebook_cells_pay(&codes);
     bool is_good = true;
 
-    stages->choice = (struct kv_choice){.merge = KV_MERGE_SUM,
-                                        .n_queries = QUERIES,
-                                        .scale = attending.scale,
-                                        .k = K,
-                                        .factor = 1};
+    stages->choice = (struct kvs_selection){.merge = KV_MERGE_SUM,
+                                            .n_queries = QUERIES,
+                                            .scale = attending.scale,
+                                            .k = K,
+                                            .factor = 1};
     stages->take = stages->choice;
     stages->take.factor = factor;
     for (unsigned record = 0; is_good && record < N_RECORDS; record++) {
@@ -545,26 +548,27 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     /* As many tokens as the memory that was asked for holds, and at least enough to choose. */
     n_tokens = kernels->bytes / (HEADS * ROW_BYTES);
     n_tokens = n_tokens < 2 * TAKEN_MAX ? 2 * TAKEN_MAX : n_tokens;
-    n_tokens = n_tokens > TOKENS_MAX ? TOKENS_MAX : n_tokens / KV_REST_ROWS * KV_REST_ROWS;
+    n_tokens =
+        n_tokens > TOKENS_MAX ? TOKENS_MAX : n_tokens / KV_SUMMARY_ROWS * KV_SUMMARY_ROWS;
     stages->kernels = kernels;
     stages->n_heads = bench->smoke ? 2 : HEADS;
     stages->n_tokens = (uint32_t)n_tokens;
     stages->range = (struct kv_wire_range){SINKS, stages->n_tokens - WINDOW};
-    stages->room_floats = n_tokens * (QUERIES + KV_SCAN_SPARE);
+    stages->room_floats = n_tokens * (QUERIES + KVS_SCORE_SPARE);
     stages->centres = kernels_alloc(HEADS * N_CENTRES * D, sizeof(float));
     stages->noise = kernels_alloc(NOISE + D, sizeof(float));
     stages->queries = kernels_alloc(LAYERS * HEADS * QUERIES * D, sizeof(float));
-    stages->parts = kernels_alloc(KV_SCAN_PARTS_MAX, sizeof(*stages->parts));
+    stages->parts = kernels_alloc(KVS_SCORE_RUNS_MAX, sizeof(*stages->parts));
     stages->chooser = kernels_alloc(1, sizeof(*stages->chooser));
-    stages->picker = kv_picker_create();
+    stages->picker = kvs_expander_create();
     stages->attention = kernels_alloc(1, sizeof(*stages->attention));
     stages->remainder = kernels_alloc(1, sizeof(*stages->remainder));
     stages->room = kernels_alloc(stages->room_floats, sizeof(float));
-    stages->tables = kernels_alloc((size_t)QUERIES * KV_SCAN_TABLE, sizeof(float));
+    stages->tables = kernels_alloc((size_t)QUERIES * KVS_SCORE_TABLE, sizeof(float));
     stages->kept = kernels_alloc(QUERIES * TAKEN_MAX, sizeof(float));
-    stages->taken = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
-    stages->among = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
-    stages->indices = kernels_alloc(TAKEN_MAX + KV_SELECT_SPARE, sizeof(uint32_t));
+    stages->taken = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
+    stages->among = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
+    stages->indices = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
     stages->scored = kernels_alloc(TAKEN_MAX, sizeof(uint32_t));
     if (stages->centres != NULL && stages->noise != NULL && stages->queries != NULL &&
         stages->parts != NULL && stages->chooser != NULL && stages->picker != NULL &&
@@ -572,7 +576,7 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
         stages->tables != NULL && stages->kept != NULL && stages->taken != NULL &&
         stages->among != NULL && stages->indices != NULL && stages->scored != NULL)
         is_good = measure_all(stages);
-    kv_picker_destroy(stages->picker);
+    kvs_expander_destroy(stages->picker);
     free(stages->centres);
     free(stages->noise);
     free(stages->queries);

@@ -64,7 +64,7 @@ static bool measure_shape(struct scan *scan)
     static char text[64];
     const size_t bytes = kv_tile_bytes(&scan->shape);
     const size_t n_tiles = scan->kernels->bytes / bytes / HEAD_TILES * HEAD_TILES;
-    struct kv_table_rounding rounding;
+    struct kv_pq_table_rounding rounding;
 
     scan->n_heads = n_tiles / HEAD_TILES;
     if (scan->n_heads == 0)
@@ -76,10 +76,12 @@ static bool measure_shape(struct scan *scan)
         scan->tiles[i] = scan->kernels->to + i * bytes;
     for (size_t query = 0; query < QUERIES_MAX; query++) {
         const float *table = scan->tables + query * kv_pq_table_size(&scan->shape);
-        const size_t size = kv_table_rounded_size(&scan->shape);
+        const size_t size = kv_pq_table_rounded_size(&scan->shape);
 
-        if (!kv_table_round8(&scan->shape, table, scan->rounded8 + query * size, &rounding) ||
-            !kv_table_round16(&scan->shape, table, scan->rounded16 + query * size, &rounding))
+        if (!kv_pq_table_round8(&scan->shape, table, scan->rounded8 + query * size,
+                                &rounding) ||
+            !kv_pq_table_round16(&scan->shape, table, scan->rounded16 + query * size,
+                                 &rounding))
             return false;
     }
     (void)snprintf(text, sizeof(text), "d=%u m=%u b=%u", scan->shape.d, scan->shape.m,

@@ -203,13 +203,13 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 static void end_close(struct end *end)
 {
     if (end->channel != NULL)
-        end->channel->row->channel_close(end->channel);
+        end->channel->ops->channel_close(end->channel);
     if (end->port != NULL)
-        end->port->row->port_close(end->port);
+        end->port->ops->port_close(end->port);
     if (end->mapping != NULL)
-        end->transport->row->unmap(end->transport, end->mapping);
+        end->transport->ops->unmap(end->transport, end->mapping);
     if (end->transport != NULL)
-        end->transport->row->close(end->transport);
+        end->transport->ops->close(end->transport);
     if (end->memory != NULL)
         kv_memory_release(end->memory, end->bytes);
 }
@@ -267,12 +267,12 @@ static bool end_open(struct end *end, const char *transport, size_t bytes, int c
         bench_complain("bare messages: transport %s: %s", transport, detail);
         return false;
     }
-    end->transport->row->map(end->transport, end->memory, bytes, KV_MEMORY_HOST, &end->mapping);
-    if (end->transport->row->port_open(end->transport, &events, end, &end->port) != KV_OK) {
+    end->transport->ops->map(end->transport, end->memory, bytes, KV_MEMORY_HOST, &end->mapping);
+    if (end->transport->ops->port_open(end->transport, &events, end, &end->port) != KV_OK) {
         bench_complain("bare messages: port: cannot open");
         return false;
     }
-    end->port->row->port_address(end->port, &address, &address_bytes);
+    end->port->ops->port_address(end->port, &address, &address_bytes);
     if (!write_all(control, &address_bytes, sizeof(address_bytes)) ||
         !write_all(control, address, address_bytes) ||
         !read_all(control, &other_bytes, sizeof(other_bytes)) || other_bytes > sizeof(other) ||
@@ -280,7 +280,7 @@ static bool end_open(struct end *end, const char *transport, size_t bytes, int c
         bench_complain("bare messages: peer: ended");
         return false;
     }
-    if (end->port->row->connect(end->port, other, other_bytes, mode, NULL, &end->channel) !=
+    if (end->port->ops->connect(end->port, other, other_bytes, mode, NULL, &end->channel) !=
         KV_OK) {
         bench_complain("bare messages: %s: cannot connect", transport);
         return false;

@@ -28,22 +28,22 @@ struct settings {
 
 #define FIELD(name) offsetof(struct settings, name)
 
-static const struct kv_config_row rows[] = {
+static const struct kv_option rows[] = {
     {.name = "transport",
-     .fallback = "both",
+     .default_text = "both",
      .help = "how data travels",
      .offset = FIELD(transport),
      .type = KV_CONFIG_STRING,
      .choices = "both|tcp|shm"},
     {.name = "runs",
-     .fallback = "5",
+     .default_text = "5",
      .help = "runs whose median is reported",
      .offset = FIELD(runs),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = BENCH_RUNS_MAX},
     {.name = "data",
-     .fallback = "256M",
+     .default_text = "256M",
      .help =
          "rows that operations walk through, kernels twice as much; more than the caches hold",
      .offset = FIELD(data),
@@ -51,12 +51,12 @@ static const struct kv_config_row rows[] = {
      .min = 32 << 20,
      .max = 4ull << 30},
     {.name = "kvserver",
-     .fallback = "",
+     .default_text = "",
      .help = "path of kvserver; empty: the one of the same build",
      .offset = FIELD(kvserver),
      .type = KV_CONFIG_STRING},
     {.name = "mooncake",
-     .fallback = "",
+     .default_text = "",
      .help = "Python that has Mooncake (install_mooncake.sh): objects are compared with it",
      .offset = FIELD(mooncake),
      .type = KV_CONFIG_STRING},

@@ -64,7 +64,7 @@ static void open_side(void)
 static void close_side(void)
 {
     kv_client_close(side.client);
-    side.transport->row->close(side.transport);
+    side.transport->ops->close(side.transport);
 }
 
 static int open_cluster(void **state)
@@ -95,7 +95,7 @@ static void rule(enum fault_way way, unsigned kind, unsigned op, unsigned skip, 
 /* Loses the connection to a node: the next operation that needs it connects anew. */
 static void lose(uint32_t node)
 {
-    kv_remote_fail(&side.client->remotes[node], KV_UNREACHABLE, "lost by the test");
+    kvc_node_fail(&side.client->nodes[node], KV_UNREACHABLE, "lost by the test");
     kv_poll(side.client);
 }
 
@@ -176,7 +176,7 @@ static void check_batch(struct kv_op *op, const struct batch *batch, kv_status_t
 {
     if (kv_wait(op) != wanted)
         fail_msg("%s: %s", kv_status_name(kv_op_status(op)), kv_op_detail(op));
-    assert_non_null(strstr(kv_op_detail(op), side.client->remotes[1].address));
+    assert_non_null(strstr(kv_op_detail(op), side.client->nodes[1].address));
     assert_non_null(strstr(kv_op_detail(op), ": object object "));
     kv_op_free(op);
     for (unsigned i = 0; i < N_OBJECTS; i++) {
@@ -248,7 +248,7 @@ static void a_node_does_not_connect(void **state)
     for (unsigned i = 0; i < N_OBJECTS; i++)
         assert_int_equal(batch.objects[i].status,
                          node_of(batch.names[i]) == 0 ? KV_OK : KV_IN_PROGRESS);
-    kv_op_expire(op); /* a minute later */
+    kvc_op_expire(op); /* a minute later */
     check_batch(op, &batch, KV_DEADLINE);
     close_side();
 }
@@ -280,22 +280,22 @@ static void a_node_comes_back(void **state)
  * still come. */
 static void a_node_hangs_amid_answers(void **state)
 {
-    struct kv_op *ops[KV_RECEIPTS_MAX], *op;
+    struct kv_op *ops[KVC_PENDING_RECEIVES_MAX], *op;
 
     (void)state;
     open_side();
     fault_add(side.transport, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING, KV_WIRE_REPLY,
                                                    KV_OP_PING, 0, 0});
-    for (unsigned i = 0; i < KV_RECEIPTS_MAX; i++)
+    for (unsigned i = 0; i < KVC_PENDING_RECEIVES_MAX; i++)
         assert_int_equal(kv_ping_begin(side.client, 1, i % 2, 0, OBJECT_BYTES, 0, &ops[i]),
                          KV_OK);
-    while (fault_held(side.transport) < KV_RECEIPTS_MAX)
+    while (fault_held(side.transport) < KVC_PENDING_RECEIVES_MAX)
         kv_client_wait(side.client, 1000);
     fault_clear(side.transport);
     assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, OBJECT_BYTES, 5000, &op), KV_OK);
     finish(op, "ping");
     fault_release(side.transport);
-    for (unsigned i = 0; i < KV_RECEIPTS_MAX; i++)
+    for (unsigned i = 0; i < KVC_PENDING_RECEIVES_MAX; i++)
         finish(ops[i], "ping");
     close_side();
 }
@@ -711,12 +711,12 @@ static void an_address_leads_astray(void **state)
     (void)state;
     open_side();
     session = open_poisoned(NO_TROUBLE);
-    address = side.client->remotes[0].address;
-    side.client->remotes[0].address = side.client->remotes[1].address;
+    address = side.client->nodes[0].address;
+    side.client->nodes[0].address = side.client->nodes[1].address;
     lose(0);
     assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, 0, 0, &op), KV_OK);
     kv_wait(op);
-    side.client->remotes[0].address = address;
+    side.client->nodes[0].address = address;
     assert_int_equal(kv_op_status(op), KV_INVALID);
     assert_non_null(strstr(kv_op_detail(op), "twice in the list"));
     kv_op_free(op);
@@ -734,8 +734,8 @@ static void options_are_the_callers_again(void **state)
     struct kv_op *op;
 
     (void)state;
-    snprintf(nodes, sizeof(nodes), "%s,%s", kv_node_address(cluster.nodes[0]),
-             kv_node_address(cluster.nodes[1]));
+    snprintf(nodes, sizeof(nodes), "%s,%s", kvs_node_address(cluster.nodes[0]),
+             kvs_node_address(cluster.nodes[1]));
     if (kv_client_open(&options, &client, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     POISON(nodes);
@@ -743,7 +743,7 @@ static void options_are_the_callers_again(void **state)
     POISON(name);
     POISON(options);
     for (uint32_t i = 0; i < N_NODES; i++) {
-        kv_remote_fail(&client->remotes[i], KV_UNREACHABLE, "lost by the test");
+        kvc_node_fail(&client->nodes[i], KV_UNREACHABLE, "lost by the test");
         kv_poll(client);
         assert_int_equal(kv_table_begin(client, i, "clients", 0, &op), KV_OK);
         finish(op, "table");

@@ -106,7 +106,7 @@ static struct {
     struct kv_clock clock;
     struct kv_transport *transport;
     struct kv_disk *disk;
-    struct kv_node *node;
+    struct kvs_node *node;
     struct kv_client *client;
     struct kv_buffer *out, *in;
     struct kv_model_info model;
@@ -139,8 +139,8 @@ static void step(uint64_t us)
     it.clock.virtual_us += us;
     if (it.client != NULL)
         kv_poll(it.client);
-    kv_node_data_step(it.node, 0);
-    kv_node_control_step(it.node);
+    kvs_node_data_step(it.node, 0);
+    kvs_node_control_step(it.node);
 }
 
 static kv_status_t run(struct kv_op *op)
@@ -158,7 +158,7 @@ static void run_well(kv_status_t begun, struct kv_op *op, const char *what)
     kv_op_free(op);
 }
 
-static struct kv_data *data(void)
+static struct kvs_shard *data(void)
 {
     return node_data(it.node, 0);
 }
@@ -173,7 +173,7 @@ static void open_node(void)
     assert_int_equal(
         kv_transport_loopback.open(&transport, &it.transport, detail, sizeof(detail)), KV_OK);
     it.disk = kv_disk_memory_open(&it.clock, 0);
-    const struct kv_node_config config = {
+    const struct kvs_node_config config = {
         .name = "flips",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = 1,
@@ -188,22 +188,22 @@ static void open_node(void)
         .message_control = true,
         .disk = it.disk,
     };
-    if (kv_node_create(&config, &it.node, detail, sizeof(detail)) != KV_OK)
+    if (kvs_node_create(&config, &it.node, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
-    snprintf(address, sizeof(address), "%s", kv_node_address(it.node));
-    const struct kv_remote_setup remote = {.address = address, .mode = KV_CHANNEL_NETWORK};
-    const struct kv_client_setup setup = {
+    snprintf(address, sizeof(address), "%s", kvs_node_address(it.node));
+    const struct kvc_node_setup remote = {.address = address, .mode = KV_CHANNEL_NETWORK};
+    const struct kvc_client_setup setup = {
         .nodes = &remote,
         .n_nodes = 1,
         .transport = it.transport,
-        .open_control = kv_control_message_open,
+        .open_control = kvc_control_message_open,
         .clock = &it.clock,
         .seed = 2,
         .name = "test",
         .deadline_ms = 60000,
         .peer_timeout_ms = 60000,
     };
-    assert_int_equal(kv_client_create(&setup, &it.client), KV_OK);
+    assert_int_equal(kvc_client_create(&setup, &it.client), KV_OK);
     assert_int_equal(kv_buffer_alloc(it.client, BUFFER_BYTES, &it.out), KV_OK);
     assert_int_equal(kv_buffer_alloc(it.client, BUFFER_BYTES, &it.in), KV_OK);
 }
@@ -212,9 +212,9 @@ static void close_node(void)
 {
     kv_client_close(it.client);
     it.client = NULL;
-    kv_node_destroy(it.node);
-    it.disk->row->close(it.disk);
-    it.transport->row->close(it.transport);
+    kvs_node_destroy(it.node);
+    it.disk->ops->close(it.disk);
+    it.transport->ops->close(it.transport);
 }
 
 /* ---- what it holds ----------------------------------------------------------------------- */
@@ -356,31 +356,32 @@ static void fill_node(void)
 
 /* ---- the node's memory ------------------------------------------------------------------- */
 
-static struct kv_unit *unit_at(unsigned session, unsigned layer, unsigned head)
+static struct kvs_unit *unit_at(unsigned session, unsigned layer, unsigned head)
 {
-    return kv_part_unit(&data()->parts[it.sessions[session]->nodes[0].index], layer, head);
+    return kvs_shard_session_unit(&data()->parts[it.sessions[session]->nodes[0].index], layer,
+                                  head);
 }
 
 /* The codebook of the segment that begins the chapter; NULL: it has none. */
-static struct kv_codebook *book_at(const struct kv_unit *unit, uint32_t block)
+static struct kvs_codebook *book_at(const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kv_segment *segment = unit->segments[block];
+    const struct kvs_segment *segment = unit->segments[block];
 
     return segment->codes == NULL ? NULL
-                                  : kv_codebook_at(&data()->codebooks, segment->codebook);
+                                  : kvs_codebook_at(&data()->codebooks, segment->codebook);
 }
 
-static size_t n_floats(const struct kv_codebook *book)
+static size_t n_floats(const struct kvs_codebook *book)
 {
     return kv_pq_centroids_size(&book->shape) + kv_pq_table_size(&book->shape);
 }
 
-static size_t n_cells(const struct kv_codebook *book)
+static size_t n_cells(const struct kvs_codebook *book)
 {
     return book->cells == NULL ? 0 : kv_cells_head(&book->shape) + book->n_celled;
 }
 
-static void copy_book(const struct kv_codebook *book, struct book_copy *copy)
+static void copy_book(const struct kvs_codebook *book, struct book_copy *copy)
 {
     assert_true(n_floats(book) <= sizeof(copy->centroids) / sizeof(float));
     assert_true(n_cells(book) <= sizeof(copy->cells) / sizeof(uint32_t));
@@ -390,10 +391,10 @@ static void copy_book(const struct kv_codebook *book, struct book_copy *copy)
     copy->n_celled = book->n_celled;
     copy->n_summarised = book->summaries.n_rows;
     if (copy->n_summarised > 0) {
-        assert_int_equal(kv_summaries_n_groups(&book->summaries), 1);
-        assert_true(kv_rest_bytes(&book->summaries.shape) <= sizeof(copy->group));
+        assert_int_equal(kvs_summaries_n_groups(&book->summaries), 1);
+        assert_true(kv_summary_bytes(&book->summaries.shape) <= sizeof(copy->group));
         memcpy(copy->group, book->summaries.groups[0].bytes,
-               kv_rest_bytes(&book->summaries.shape));
+               kv_summary_bytes(&book->summaries.shape));
     }
 }
 
@@ -403,10 +404,10 @@ static void copy_memory(void)
 
     for (unsigned at = 0; at < 2 * UNITS; at++) {
         const unsigned session = at / UNITS, layer = at / HEADS % LAYERS, head = at % HEADS;
-        const struct kv_unit *unit = unit_at(session, layer, head);
+        const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kv_segment *segment = unit->segments[i];
+            const struct kvs_segment *segment = unit->segments[i];
             struct block_copy *copy = &it.blocks[session][layer][head][i];
 
             memcpy(copy->rows, segment->rows, sizeof(copy->rows));
@@ -415,7 +416,7 @@ static void copy_memory(void)
             n_coded += segment->n_coded;
             if (segment->codes != NULL)
                 memcpy(copy->tile, segment->codes, kv_tile_bytes(&book_at(unit, i)->shape));
-            const struct kv_codebook *book = book_at(unit, i);
+            const struct kvs_codebook *book = book_at(unit, i);
             if (book == NULL || book->block_begin != i)
                 continue;
             copy_book(book, &it.books[session][layer][head][i * KV_BLOCK_TOKENS / CHAPTER]);
@@ -427,27 +428,27 @@ static void copy_memory(void)
     assert_true(n_coded > 0 && n_celled > 0 && n_summarised > 0);
 }
 
-static bool has_same_centroids(const struct kv_codebook *book, const struct book_copy *copy)
+static bool has_same_centroids(const struct kvs_codebook *book, const struct book_copy *copy)
 {
     return !book->is_broken &&
            memcmp(book->centroids, copy->centroids, n_floats(book) * sizeof(float)) == 0;
 }
 
-static bool has_same_cells(const struct kv_codebook *book, const struct book_copy *copy)
+static bool has_same_cells(const struct kvs_codebook *book, const struct book_copy *copy)
 {
     return book->n_cells_lost == 0 && book->n_celled == copy->n_celled &&
            (book->cells == NULL ||
             memcmp(book->cells, copy->cells, n_cells(book) * sizeof(uint32_t)) == 0);
 }
 
-static bool has_same_summaries(const struct kv_codebook *book, const struct book_copy *copy)
+static bool has_same_summaries(const struct kvs_codebook *book, const struct book_copy *copy)
 {
     return book->n_summaries_lost == 0 && book->summaries.n_rows == copy->n_summarised &&
            (copy->n_summarised == 0 || memcmp(book->summaries.groups[0].bytes, copy->group,
-                                              kv_rest_bytes(&book->summaries.shape)) == 0);
+                                              kv_summary_bytes(&book->summaries.shape)) == 0);
 }
 
-static bool is_same_book(const struct kv_codebook *book, const struct book_copy *copy)
+static bool is_same_book(const struct kvs_codebook *book, const struct book_copy *copy)
 {
     return book != NULL && has_same_centroids(book, copy) && has_same_cells(book, copy) &&
            has_same_summaries(book, copy);
@@ -460,15 +461,15 @@ static const char *difference(void)
 
     for (unsigned at = 0; at < 2 * UNITS; at++) {
         const unsigned session = at / UNITS, layer = at / HEADS % LAYERS, head = at % HEADS;
-        const struct kv_unit *unit = unit_at(session, layer, head);
+        const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kv_segment *segment = unit->segments[i];
+            const struct kvs_segment *segment = unit->segments[i];
             const struct block_copy *copy = &it.blocks[session][layer][head][i];
             const uint32_t n = TOKENS - i * KV_BLOCK_TOKENS < KV_BLOCK_TOKENS
                                    ? TOKENS - i * KV_BLOCK_TOKENS
                                    : KV_BLOCK_TOKENS;
-            const struct kv_codebook *book = book_at(unit, i);
+            const struct kvs_codebook *book = book_at(unit, i);
             const char *what = NULL;
 
             if (memcmp(segment->rows, copy->rows, (size_t)n * ROW_BYTES) != 0)
@@ -513,9 +514,9 @@ static bool is_same_place(const struct flip *a, const struct flip *b)
            (a->kind == b->kind || (a->kind <= CRC && b->kind <= CRC)) && a->token == b->token;
 }
 
-static struct kv_stored_object *object_at(unsigned which)
+static struct kvs_stored_object *object_at(unsigned which)
 {
-    struct kv_stored_object *stored = data()->objects.first;
+    struct kvs_stored_object *stored = data()->objects.first;
 
     while (stored != NULL && stored->bytes != it.object_bytes[which])
         stored = stored->next;
@@ -527,8 +528,8 @@ static struct kv_stored_object *object_at(unsigned which)
 static bool plant(void)
 {
     struct flip flip = {.kind = (enum kind)below(KINDS), .session = below(2)};
-    struct kv_unit *unit;
-    struct kv_codebook *book;
+    struct kvs_unit *unit;
+    struct kvs_codebook *book;
 
     flip.layer = below(LAYERS);
     flip.head = below(HEADS);
@@ -542,16 +543,16 @@ static bool plant(void)
         if (is_same_place(&it.flips[i], &flip))
             return false;
     unit = unit_at(flip.session, flip.layer, flip.head);
-    struct kv_segment *segment = unit->segments[flip.token / KV_BLOCK_TOKENS];
+    struct kvs_segment *segment = unit->segments[flip.token / KV_BLOCK_TOKENS];
     book = book_at(unit, flip.token / KV_BLOCK_TOKENS);
     if (flip.kind >= CODES && flip.kind < OBJECT && book == NULL)
         return false;
     switch (flip.kind) {
     case ROW:
-        flip_bit(kv_unit_row(unit, flip.token), ROW_BYTES);
+        flip_bit(kvs_unit_row(unit, flip.token), ROW_BYTES);
         break;
     case CRC:
-        flip_bit(kv_unit_crc(unit, flip.token), sizeof(uint32_t));
+        flip_bit(kvs_unit_crc(unit, flip.token), sizeof(uint32_t));
         break;
     case CODES:
         flip_bit(segment->codes, kv_tile_bytes(&book->shape));
@@ -567,13 +568,13 @@ static bool plant(void)
     case SUMMARIES:
         if (book->summaries.n_rows == 0)
             return false;
-        flip_bit(book->summaries.groups[0].bytes, kv_rest_bytes(&book->summaries.shape));
+        flip_bit(book->summaries.groups[0].bytes, kv_summary_bytes(&book->summaries.shape));
         break;
     default: {
-        struct kv_stored_object *stored = object_at(flip.object);
+        struct kvs_stored_object *stored = object_at(flip.object);
         const uint32_t piece = below(stored->n_pieces);
 
-        flip_bit(stored->pieces[piece].bytes, kv_object_piece_bytes(stored->bytes, piece));
+        flip_bit(stored->pieces[piece].bytes, kvs_object_piece_bytes(stored->bytes, piece));
     }
     }
     it.flips[it.n_flips++] = flip;
@@ -682,7 +683,7 @@ static const float *row_of(uint32_t token)
 
 static void note_answer(void)
 {
-    const struct kv_querier *querier = kvs_query_queue_of(data())->querier;
+    const struct kvs_query_pipeline *querier = kvs_query_queue_of(data())->pipeline;
 
     memset(q.is_candidate, 0, sizeof(q.is_candidate));
     memset(q.is_chosen, 0, sizeof(q.is_chosen));
@@ -725,19 +726,19 @@ static double score_of(const float *vector, const float *key)
 /* A chapter's rows that were not chosen, by its summaries (kernels/estimate.h). */
 static uint32_t add_summaries(unsigned chapter, const float *vector, struct sum *sum)
 {
-    const struct kv_rest_shape shape = {KV_KEY_FP16, D, D, KV_REST_16};
+    const struct kv_summary_shape shape = {KV_KEY_FP16, D, D, KV_SUMMARY_16};
     const uint8_t *group = it.books[owner_of(q.session)][q.layer][q.head][chapter].group;
-    const uint8_t *numbers = group + kv_rest_at_numbers(&shape);
-    const int8_t *keys = (const int8_t *)group + kv_rest_at_keys(&shape);
-    const int8_t *means = (const int8_t *)group + kv_rest_at_values(&shape);
+    const uint8_t *numbers = group + kv_summary_at_numbers(&shape);
+    const int8_t *keys = (const int8_t *)group + kv_summary_at_keys(&shape);
+    const int8_t *means = (const int8_t *)group + kv_summary_at_values(&shape);
     float key_scales[16], value_scales[16];
     uint32_t counts[16] = {0}, n = 0;
-    struct kv_rest_head head;
+    struct kv_summary_head head;
     double square = 0;
 
     memcpy(&head, group, sizeof(head));
-    memcpy(key_scales, group + kv_rest_at_key_scales(&shape), sizeof(key_scales));
-    memcpy(value_scales, group + kv_rest_at_value_scales(&shape), sizeof(value_scales));
+    memcpy(key_scales, group + kv_summary_at_key_scales(&shape), sizeof(key_scales));
+    memcpy(value_scales, group + kv_summary_at_value_scales(&shape), sizeof(value_scales));
     for (unsigned i = 0; i < D; i++)
         square += (double)vector[i] * (double)vector[i];
     const double by = (double)q.query.scale;
@@ -845,7 +846,7 @@ static void check_outputs(void)
 /* Summaries that a query with a rest used are good, or gone. */
 static void check_summaries(void)
 {
-    const struct kv_unit *unit = unit_at(q.session, q.layer, q.head);
+    const struct kvs_unit *unit = unit_at(q.session, q.layer, q.head);
 
     for (unsigned chapter = 0; q.query.summaries != 0 && chapter < CHAPTERS_MAX; chapter++) {
         const uint32_t block = chapter * (CHAPTER / KV_BLOCK_TOKENS);
@@ -855,11 +856,11 @@ static void check_summaries(void)
             is_used = is_used || (token < TOKENS && q.is_candidate[token]);
         if (!is_used || block * KV_BLOCK_TOKENS >= lengths[q.session])
             continue;
-        const struct kv_codebook *book = book_at(unit, block);
+        const struct kvs_codebook *book = book_at(unit, block);
         if (book != NULL && !book->is_broken && book->summaries.n_rows > 0)
             assert_memory_equal(book->summaries.groups[0].bytes,
                                 it.books[owner_of(q.session)][q.layer][q.head][chapter].group,
-                                kv_rest_bytes(&book->summaries.shape));
+                                kv_summary_bytes(&book->summaries.shape));
     }
 }
 
@@ -946,15 +947,15 @@ static void ask_some(void)
 /* Until a pass that begins now has ended, and what jobs it queued. */
 static void scrub(void)
 {
-    struct kv_scrub_progress progress;
-    struct kv_indexer_stats jobs;
+    struct kvs_scrub_progress progress;
+    struct kvs_indexer_stats jobs;
 
-    kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+    kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     const uint64_t end = progress.n_passes + 2;
     do {
         step(500);
-        kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
-        kv_indexer_stats(data()->indexer, &jobs);
+        kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+        kvs_indexer_stats(data()->indexer, &jobs);
     } while (progress.n_passes < end || jobs.n_jobs > 0);
     counted.passes++;
 }
@@ -962,16 +963,16 @@ static void scrub(void)
 static bool is_found(const struct flip *flip)
 {
     if (flip->kind == OBJECT)
-        return kv_object_n_bad(object_at(flip->object)) > 0;
-    const struct kv_unit *unit = unit_at(flip->session, flip->layer, flip->head);
+        return kvs_object_n_bad(object_at(flip->object)) > 0;
+    const struct kvs_unit *unit = unit_at(flip->session, flip->layer, flip->head);
     if (flip->kind <= CRC)
-        return kv_unit_is_bad(unit, flip->token);
+        return kvs_unit_is_bad(unit, flip->token);
     /* These are known by what became of them. */
     const uint32_t block = flip->token / KV_BLOCK_TOKENS;
     const struct block_copy *copy = &it.blocks[flip->session][flip->layer][flip->head][block];
     const struct book_copy *book_copy =
         &it.books[flip->session][flip->layer][flip->head][block * KV_BLOCK_TOKENS / CHAPTER];
-    const struct kv_codebook *book = book_at(unit, block);
+    const struct kvs_codebook *book = book_at(unit, block);
     if (book == NULL || book->is_broken)
         return true;
     switch (flip->kind) {
@@ -1032,8 +1033,8 @@ static void round_of_flips(unsigned round)
         ask_some();
     }
     put_again();
-    assert_int_equal(data()->heap.health.rows_bad, 0);
-    assert_int_equal(data()->heap.health.objects_bad, 0);
+    assert_int_equal(data()->store.health.rows_bad, 0);
+    assert_int_equal(data()->store.health.objects_bad, 0);
     for (unsigned i = 0; i < 3 && difference() != NULL; i++)
         scrub();
     why = difference();
@@ -1055,8 +1056,8 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     };
     static const uint64_t sizes[] = {3 << 20, 1, 2};
     const uint64_t begun = KV_WIRE_BULK_MAX * 3 / 2, ends = KV_WIRE_BULK_MAX * 5 / 2;
-    const struct kv_stored_object *large;
-    struct kv_scrub_progress progress;
+    const struct kvs_stored_object *large;
+    struct kvs_scrub_progress progress;
 
     (void)state;
     open_node();
@@ -1066,7 +1067,7 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     large = object_at(LARGE);
     do {
         step(STEP_US);
-        kv_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+        kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     } while (data()->objects.looked != large || progress.pass_bytes < begun ||
              progress.pass_bytes > ends);
 
@@ -1076,14 +1077,14 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     assert_int_equal(object(KV_OBJECT_DELETE, BEHIND), KV_OK);
     assert_ptr_equal(data()->objects.looked, large);
     scrub();
-    assert_int_equal(data()->heap.health.objects_bad, 0);
+    assert_int_equal(data()->store.health.objects_bad, 0);
     assert_int_equal(object(KV_OBJECT_GET, SMALL), KV_OK);
     close_node();
 }
 
-static void flip_centroid(struct kv_unit *unit)
+static void flip_centroid(struct kvs_unit *unit)
 {
-    struct kv_codebook *book = book_at(unit, 0);
+    struct kvs_codebook *book = book_at(unit, 0);
 
     assert_non_null(book);
     flip_bit(book->centroids, n_floats(book) * sizeof(float));
@@ -1092,9 +1093,9 @@ static void flip_centroid(struct kv_unit *unit)
 /* While a query is in the middle of codes, they stay; the scrub goes on all the same. */
 static void queries_do_not_stop_the_scrub(void **state)
 {
-    struct kv_scrub_progress progress = {0};
-    const struct kv_codebook *book;
-    struct kv_scrub *scrub;
+    struct kvs_scrub_progress progress = {0};
+    const struct kvs_codebook *book;
+    struct kvs_scrub *scrub;
     struct kv_op *op = NULL;
 
     (void)state;
@@ -1102,20 +1103,20 @@ static void queries_do_not_stop_the_scrub(void **state)
     scrub_bytes = 0;
     open_node();
     fill_node();
-    scrub = kv_scrub_create(data(), SCRUB_BYTES);
+    scrub = kvs_scrub_create(data(), SCRUB_BYTES);
     assert_non_null(scrub);
     flip_centroid(unit_at(BY_CHAPTER, 0, 0));
     make_query();
     q.query.answer = KV_ANSWER_IDS;
     q.query.want_ids = false;
     assert_int_equal(kv_query_begin(it.sessions[q.session], &q.query, NULL, 0, &op), KV_OK);
-    while (kv_querier_is_between(kvs_query_queue_of(data())->querier))
+    while (kvs_query_pipeline_is_between(kvs_query_queue_of(data())->pipeline))
         step(STEP_US);
     for (unsigned i = 0; i < 10000 && progress.n_passes < 2; i++) {
         it.clock.virtual_us += 10000;
         data()->now_us = it.clock.virtual_us;
-        kv_scrub_step(scrub);
-        kv_scrub_progress(scrub, &progress);
+        kvs_scrub_step(scrub);
+        kvs_scrub_progress(scrub, &progress);
     }
     assert_int_equal(progress.n_passes, 2);
     assert_true(book_at(unit_at(BY_CHAPTER, 0, 0), 0)->is_broken);
@@ -1123,14 +1124,14 @@ static void queries_do_not_stop_the_scrub(void **state)
     kv_op_free(op);
     for (unsigned i = 0; i < 10000 && progress.n_passes < 4; i++) {
         step(10000);
-        kv_scrub_step(scrub);
-        kv_scrub_progress(scrub, &progress);
+        kvs_scrub_step(scrub);
+        kvs_scrub_progress(scrub, &progress);
     }
-    while (kv_indexer_step(data()->indexer))
+    while (kvs_indexer_step(data()->indexer))
         ;
     book = book_at(unit_at(BY_CHAPTER, 0, 0), 0);
     assert_true(book != NULL && !book->is_broken);
-    kv_scrub_destroy(scrub);
+    kvs_scrub_destroy(scrub);
     close_node();
     scrub_bytes = SCRUB_BYTES;
 }
@@ -1175,8 +1176,8 @@ static void chapters_are_made_again_whole(void **state)
         CHAPTER_BLOCKS = 16,
         FORKED_BLOCKS = 11
     };
-    const struct kv_unit *unit;
-    struct kv_codebook *book;
+    const struct kvs_unit *unit;
+    struct kvs_codebook *book;
 
     (void)state;
     kv_random_init(&it.random, 3);
@@ -1198,7 +1199,7 @@ static void chapters_are_made_again_whole(void **state)
     /* Nobody has the rest of it any more. */
     close_session(BY_CHAPTER);
     scrub();
-    flip_bit(book->summaries.groups[0].bytes, kv_rest_bytes(&book->summaries.shape));
+    flip_bit(book->summaries.groups[0].bytes, kv_summary_bytes(&book->summaries.shape));
     flip_bit(book->cells, n_cells(book) * sizeof(uint32_t));
     scrub();
     scrub();

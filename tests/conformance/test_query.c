@@ -43,7 +43,7 @@ enum {
 /* What the suite runs over. */
 static struct subject {
     const char *name;
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *row;
     const char *transports;
     const char *addresses; /* of nodes that are there already; NULL: embedded ones */
 } subject;
@@ -412,10 +412,10 @@ static bool find_codes(struct oracle_rows *rows,
     assert_true(keys != NULL && coded != NULL);
     kv_session_ticket(session, &ticket);
     for (uint32_t i = 0; i < cluster.n_nodes && !is_found; i++) {
-        kv_node_stop(cluster.nodes[i]);
+        kvs_node_stop(cluster.nodes[i]);
         is_found =
             node_codes(cluster.nodes[i], &ticket.token, layer, head, n_tokens, keys, coded);
-        assert_int_equal(kv_node_start(cluster.nodes[i], true), KV_OK);
+        assert_int_equal(kvs_node_start(cluster.nodes[i], true), KV_OK);
     }
     *ret_coded = 0;
     for (uint32_t i = 0; i < rows->n; i++) {
@@ -1862,7 +1862,7 @@ static void lost_and_doubled_messages(void **state)
     assert_true(fault_hits(transport) > 0);
     assert_true(cluster_becomes(side.client, "status", "requests_in_flight", 0));
     close_side(&side);
-    transport->row->close(transport);
+    transport->ops->close(transport);
 }
 
 /* An answer that was changed on its way, checksums and all: at most its rows can be wrong, and
@@ -1897,7 +1897,7 @@ static void changed_answers_are_refused(void **state)
     ask(&side, session, &question);
     close_session(session);
     close_side(&side);
-    transport->row->close(transport);
+    transport->ops->close(transport);
 }
 
 /* ---- running ----------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ enum {
 /* What the suite runs over. */
 static struct subject {
     const char *name;
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *row;
     const char *transports;
     bool joins; /* tens of kilobytes of bulk data travel with their request or reply */
 } subject;
@@ -347,7 +347,7 @@ static void open_faulty(struct faulty *faulty, uint32_t retry_ms)
 static void close_faulty(struct faulty *faulty)
 {
     close_side(&faulty->side);
-    faulty->transport->row->close(faulty->transport);
+    faulty->transport->ops->close(faulty->transport);
 }
 
 static void poll_for(struct kv_client *client, uint64_t us)
@@ -1384,7 +1384,7 @@ static void models_outlive_a_restart(void **state)
     }
     close_side(&side);
     cluster_end(&own, 0);
-    own.disks[0]->row->scan(own.disks[0], "model/", 6, count_record, &n_records);
+    own.disks[0]->ops->scan(own.disks[0], "model/", 6, count_record, &n_records);
     assert_int_equal(n_records, 256);
     cluster_start(&own, 0);
     open_side_as(&side, &own, NULL);

@@ -37,7 +37,7 @@ enum {
 /* What the suite runs over. */
 static struct subject {
     const char *name;
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *row;
     const char *transports;
     enum kv_channel_mode mode;
     bool has_processes; /* reaches other processes */
@@ -285,7 +285,7 @@ static const struct kv_port_events events = {
 static void open_end(struct end *end)
 {
     memset(end, 0, sizeof(*end));
-    assert_int_equal(transport->row->port_open(transport, &events, end, &end->port), KV_OK);
+    assert_int_equal(transport->ops->port_open(transport, &events, end, &end->port), KV_OK);
 }
 
 static kv_status_t connect_end(struct end *end, struct kv_port *peer)
@@ -294,9 +294,9 @@ static kv_status_t connect_end(struct end *end, struct kv_port *peer)
     size_t address_bytes;
     kv_status_t status;
 
-    peer->row->port_address(peer, &address, &address_bytes);
+    peer->ops->port_address(peer, &address, &address_bytes);
     assert_in_range(address_bytes, 1, ADDRESS_BYTES_MAX);
-    status = end->port->row->connect(end->port, address, address_bytes, subject.mode,
+    status = end->port->ops->connect(end->port, address, address_bytes, subject.mode,
                                      &end->channel, &end->channel);
     return status;
 }
@@ -304,7 +304,7 @@ static kv_status_t connect_end(struct end *end, struct kv_port *peer)
 static void close_channel(struct end *end)
 {
     if (end->channel != NULL)
-        end->channel->row->channel_close(end->channel);
+        end->channel->ops->channel_close(end->channel);
     end->channel = NULL;
 }
 
@@ -313,7 +313,7 @@ static void close_end(struct end *end)
     if (end->port == NULL)
         return;
     close_channel(end);
-    end->port->row->port_close(end->port);
+    end->port->ops->port_close(end->port);
     end->port = NULL;
 }
 
@@ -427,16 +427,16 @@ static void describes_itself(void **state)
     char text[256] = "";
 
     (void)state;
-    transport->row->describe(transport, text, sizeof(text));
+    transport->ops->describe(transport, text, sizeof(text));
     assert_int_not_equal(text[0], '\0');
     open_pair(&pair);
     print_message("%s: transport: %s\n", subject.name, text);
-    pair.a.channel->row->channel_describe(pair.a.channel, text, sizeof(text));
+    pair.a.channel->ops->channel_describe(pair.a.channel, text, sizeof(text));
     assert_int_not_equal(text[0], '\0');
     print_message("%s: channel: %s\n", subject.name, text);
     if (subject.transports != NULL)
         assert_true((strstr(text, "tcp/") == NULL) == (subject.mode == KV_CHANNEL_SHARED));
-    transport->row->describe(transport, text, 4); /* what fits */
+    transport->ops->describe(transport, text, 4); /* what fits */
     assert_in_range(strlen(text), 0, 3);
     close_pair(&pair);
 }
@@ -830,7 +830,7 @@ static void bad_addresses(void **state)
     (void)state;
     open_pair(&pair);
     kv_random_init(&random, 7);
-    pair.b.port->row->port_address(pair.b.port, &address, &address_bytes);
+    pair.b.port->ops->port_address(pair.b.port, &address, &address_bytes);
     for (unsigned i = 0; i < 4000; i++) {
         size_t bytes = address_bytes;
         kv_status_t status;
@@ -848,10 +848,10 @@ static void bad_addresses(void **state)
             copy[bytes++] = 0;
         }
         status =
-            pair.a.port->row->connect(pair.a.port, copy, bytes, subject.mode, NULL, &channel);
+            pair.a.port->ops->connect(pair.a.port, copy, bytes, subject.mode, NULL, &channel);
         /* A flipped bit of a loopback address may name the other port, by its number. */
         if (status == KV_OK)
-            channel->row->channel_close(channel);
+            channel->ops->channel_close(channel);
         else
             assert_true(status == KV_INVALID || status == KV_UNREACHABLE);
         if (subject.has_processes)
@@ -868,11 +868,11 @@ static void maps_memory(void **state)
 
     (void)state;
     assert_int_equal(
-        transport->row->map(transport, memory, sizeof(memory), KV_MEMORY_HOST, &mapping),
+        transport->ops->map(transport, memory, sizeof(memory), KV_MEMORY_HOST, &mapping),
         KV_OK);
-    transport->row->unmap(transport, mapping);
+    transport->ops->unmap(transport, mapping);
     assert_int_equal(
-        transport->row->map(transport, memory, sizeof(memory), KV_MEMORY_CUDA, &mapping),
+        transport->ops->map(transport, memory, sizeof(memory), KV_MEMORY_CUDA, &mapping),
         KV_UNSUPPORTED);
 }
 
@@ -895,7 +895,7 @@ static void run_other(void *arg)
 
         if (kv_port_progress(other->end.port) > 0 || !other->sleeps)
             continue;
-        if (other->end.port->row->port_arm(other->end.port, &fd) != KV_OK)
+        if (other->end.port->ops->port_arm(other->end.port, &fd) != KV_OK)
             continue;
         other->is_armed = true;
         bool is_woken = fd >= 0 && kv_sleep_fds(&fd, 1, WAIT_US);
@@ -959,7 +959,7 @@ static void echoes_between_threads(void **state)
     ask_for_echoes(&pair, 2000, 1000, NULL);
     ask_for_echoes(&pair, 100, 300 << 10, NULL);
     other.stop = true;
-    other.end.port->row->port_wake(other.end.port);
+    other.end.port->ops->port_wake(other.end.port);
     kv_thread_join(thread);
     assert_int_equal(other.end.n_wrong, 0);
     close_end(&other.end);
@@ -982,7 +982,7 @@ static void sleeps_and_wakes(void **state)
         DRIVE_UNTIL(&pair, other.is_armed);
     } while (n_slept != other.n_slept);
     other.stop = true;
-    other.end.port->row->port_wake(other.end.port);
+    other.end.port->ops->port_wake(other.end.port);
     kv_thread_join(thread);
     assert_true(other.n_slept > n_slept); /* woken, not over-slept */
     close_end(&other.end);
@@ -1004,12 +1004,12 @@ static void wake_before_arm(void **state)
         /* Whatever is left to do is done first. */
         for (uint64_t begin = now_us(); status == KV_BUSY && now_us() - begin < WAIT_US;) {
             step(&pair);
-            status = pair.a.port->row->port_arm(pair.a.port, &fd);
+            status = pair.a.port->ops->port_arm(pair.a.port, &fd);
         }
         assert_int_equal(status, KV_OK);
         kv_port_progress(pair.a.port);
-        pair.a.port->row->port_wake(pair.a.port);
-        status = pair.a.port->row->port_arm(pair.a.port, &fd);
+        pair.a.port->ops->port_wake(pair.a.port);
+        status = pair.a.port->ops->port_arm(pair.a.port, &fd);
         assert_true(status == KV_BUSY || (status == KV_OK && kv_sleep_fds(&fd, 1, 1000000)));
     }
     close_pair(&pair);
@@ -1046,7 +1046,7 @@ static void closes_while_received(void **state)
             end_send(&sendings[i]);
         }
         other.stop = true;
-        other.end.port->row->port_wake(other.end.port);
+        other.end.port->ops->port_wake(other.end.port);
         kv_thread_join(thread);
         assert_int_equal(other.end.n_wrong, 0);
         close_end(&other.end);
@@ -1076,7 +1076,7 @@ static void write_address(int fd, struct kv_port *port)
     const void *address;
     size_t bytes;
 
-    port->row->port_address(port, &address, &bytes);
+    port->ops->port_address(port, &address, &bytes);
     if (write(fd, &bytes, sizeof(bytes)) != (ssize_t)sizeof(bytes) ||
         write(fd, address, bytes) != (ssize_t)bytes)
         abort();
@@ -1090,7 +1090,7 @@ static kv_status_t read_address_and_connect(int fd, struct end *end)
     if (!read_all(fd, &bytes, sizeof(bytes)) || bytes > sizeof(address) ||
         !read_all(fd, address, bytes))
         abort();
-    return end->port->row->connect(end->port, address, bytes, subject.mode, &end->channel,
+    return end->port->ops->connect(end->port, address, bytes, subject.mode, &end->channel,
                                    &end->channel);
 }
 
@@ -1259,7 +1259,7 @@ static int open_transport(void **state)
 static int close_transport(void **state)
 {
     (void)state;
-    transport->row->close(transport);
+    transport->ops->close(transport);
     return 0;
 }
 

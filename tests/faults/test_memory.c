@@ -40,7 +40,7 @@ static struct {
     struct kv_clock clock;
     struct kv_transport *transport;
     struct kv_disk *disk;
-    struct kv_node *node;
+    struct kvs_node *node;
     struct {
         struct kv_client *client;
         struct kv_buffer *out, *in;
@@ -66,9 +66,9 @@ static void die(const char *what, const char *detail)
 static void turn(void)
 {
     for (uint32_t i = 0; run.node != NULL && i < N_THREADS; i++)
-        kv_node_data_step(run.node, i);
+        kvs_node_data_step(run.node, i);
     if (run.node != NULL)
-        kv_node_control_step(run.node);
+        kvs_node_control_step(run.node);
     for (unsigned i = 0; i < N_CLIENTS; i++)
         if (run.sides[i].client != NULL)
             kv_poll(run.sides[i].client);
@@ -135,7 +135,7 @@ static void must(const char *name, kv_status_t (*what)(void))
 
 static kv_status_t make_node(void)
 {
-    struct kv_node_config config = {
+    struct kvs_node_config config = {
         .name = "node",
         .memory_bytes = 64 << 20,
         .n_threads = N_THREADS,
@@ -161,18 +161,18 @@ static kv_status_t make_node(void)
         return KV_NO_MEMORY;
     config.transport = run.transport;
     config.disk = run.disk;
-    return kv_node_create(&config, &run.node, detail, sizeof(detail));
+    return kvs_node_create(&config, &run.node, detail, sizeof(detail));
 }
 
 static kv_status_t make_clients(void)
 {
-    const struct kv_remote_setup remote = {.address = kv_node_address(run.node),
-                                           .mode = KV_CHANNEL_NETWORK};
-    const struct kv_client_setup setup = {
+    const struct kvc_node_setup remote = {.address = kvs_node_address(run.node),
+                                          .mode = KV_CHANNEL_NETWORK};
+    const struct kvc_client_setup setup = {
         .nodes = &remote,
         .n_nodes = 1,
         .transport = run.transport,
-        .open_control = kv_control_message_open,
+        .open_control = kvc_control_message_open,
         .clock = &run.clock,
         .seed = 7,
         .name = "test",
@@ -185,7 +185,7 @@ static kv_status_t make_clients(void)
         kv_status_t status = KV_OK;
 
         if (run.sides[i].client == NULL)
-            status = kv_client_create(&setup, &run.sides[i].client);
+            status = kvc_client_create(&setup, &run.sides[i].client);
         if (status == KV_OK && run.sides[i].out == NULL)
             status = kv_buffer_alloc(run.sides[i].client, BUFFER_BYTES, &run.sides[i].out);
         if (status == KV_OK && run.sides[i].in == NULL)
@@ -478,7 +478,7 @@ static void scenario(void)
     must("read again", read_resumed);
     FILE *metrics = open_memstream(&text, &bytes);
     if (metrics != NULL) {
-        kv_node_metrics(run.node, metrics);
+        kvs_node_metrics(run.node, metrics);
         fclose(metrics);
         free(text);
     }
@@ -495,11 +495,11 @@ static void tear_down(void)
     memset(run.sides, 0, sizeof(run.sides));
     for (unsigned i = 0; i < 100; i++)
         turn();
-    kv_node_destroy(run.node);
+    kvs_node_destroy(run.node);
     if (run.disk != NULL)
-        run.disk->row->close(run.disk);
+        run.disk->ops->close(run.disk);
     if (run.transport != NULL)
-        run.transport->row->close(run.transport);
+        run.transport->ops->close(run.transport);
 }
 
 /* ---- all of them ------------------------------------------------------------------------- */

@@ -14,20 +14,20 @@ enum {
     N_TOKENIZERS = sizeof(pres) / sizeof(*pres),
 };
 
-static struct kv_tokenizer *tokenizers[N_TOKENIZERS];
+static struct kvw_tokenizer *tokenizers[N_TOKENIZERS];
 
 /* They live as long as the process. */
 static void make_all(void)
 {
     for (size_t i = 0; i < N_TOKENIZERS; i++) {
         static struct gguf_maker makers[N_TOKENIZERS];
-        static struct kv_gguf *files[N_TOKENIZERS];
-        char detail[KV_GGUF_DETAIL_BYTES];
+        static struct kvw_gguf *files[N_TOKENIZERS];
+        char detail[KVW_GGUF_DETAIL_BYTES];
 
         make_tokenizer(&makers[i], &(struct small_tokenizer){.pre = pres[i], .bos = SMALL_BOS});
-        FUZZ_CHECK(kv_gguf_open_memory(makers[i].data, makers[i].bytes, "fuzz", &files[i],
-                                       detail, sizeof(detail)) == KV_OK);
-        FUZZ_CHECK(kv_tokenizer_create(files[i], &tokenizers[i], detail, sizeof(detail)) ==
+        FUZZ_CHECK(kvw_gguf_open_memory(makers[i].data, makers[i].bytes, "fuzz", &files[i],
+                                        detail, sizeof(detail)) == KV_OK);
+        FUZZ_CHECK(kvw_tokenizer_create(files[i], &tokenizers[i], detail, sizeof(detail)) ==
                    KV_OK);
     }
 }
@@ -35,15 +35,15 @@ static void make_all(void)
 /* The text through a stream in one piece; equal to the text if that is UTF-8. */
 static bool is_utf8(const char *text, size_t bytes)
 {
-    struct kv_utf8_stream stream = {{0}, 0};
-    char *whole = malloc(kv_utf8_stream_bytes(bytes) + kv_utf8_stream_bytes(0));
+    struct kvw_utf8_stream stream = {{0}, 0};
+    char *whole = malloc(kvw_utf8_stream_bytes(bytes) + kvw_utf8_stream_bytes(0));
     size_t written;
     bool same;
 
     FUZZ_CHECK(whole != NULL);
-    written = kv_utf8_stream_push(&stream, text, bytes, whole);
-    FUZZ_CHECK(written <= kv_utf8_stream_bytes(bytes));
-    written += kv_utf8_stream_end(&stream, whole + written);
+    written = kvw_utf8_stream_push(&stream, text, bytes, whole);
+    FUZZ_CHECK(written <= kvw_utf8_stream_bytes(bytes));
+    written += kvw_utf8_stream_end(&stream, whole + written);
     same = written == bytes && (bytes == 0 || memcmp(whole, text, bytes) == 0);
     free(whole);
     return same;
@@ -52,9 +52,9 @@ static bool is_utf8(const char *text, size_t bytes)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     const char *text = (const char *)data + 1;
-    const struct kv_tokenizer *tokenizer;
-    struct kv_utf8_stream stream = {{0}, 0};
-    struct kv_text_part parts[2];
+    const struct kvw_tokenizer *tokenizer;
+    struct kvw_utf8_stream stream = {{0}, 0};
+    struct kvw_text_part parts[2];
     uint32_t *tokens;
     size_t count, at = 0, cut;
     bool special, same;
@@ -67,21 +67,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     tokenizer = tokenizers[data[0] % N_TOKENIZERS];
     special = data[0] & 0x80;
     cut = bytes * (data[0] & 7) / 7;
-    parts[0] = (struct kv_text_part){text, cut, special};
-    parts[1] = (struct kv_text_part){text + cut, bytes - cut, false};
-    FUZZ_CHECK(kv_tokenizer_encode_parts(tokenizer, parts, 2, false, &tokens, &count) == KV_OK);
+    parts[0] = (struct kvw_text_part){text, cut, special};
+    parts[1] = (struct kvw_text_part){text + cut, bytes - cut, false};
+    FUZZ_CHECK(kvw_tokenizer_encode_parts(tokenizer, parts, 2, false, &tokens, &count) ==
+               KV_OK);
     FUZZ_CHECK(count <= bytes * 3 + 1);
     /* A byte-level tokenizer that knows all bytes loses nothing. */
-    same = kv_tokenizer_pre(tokenizer)[0] != '\0' && is_utf8(text, bytes);
+    same = kvw_tokenizer_pre(tokenizer)[0] != '\0' && is_utf8(text, bytes);
     for (size_t i = 0; i < count; i++) {
-        struct kv_text piece;
+        struct kvw_text piece;
         char out[256];
         size_t written;
 
-        FUZZ_CHECK(tokens[i] < kv_tokenizer_n_tokens(tokenizer));
-        piece = kv_tokenizer_piece(tokenizer, tokens[i], true);
-        FUZZ_CHECK(kv_utf8_stream_bytes(piece.bytes) <= sizeof(out));
-        written = kv_utf8_stream_push(&stream, piece.data, piece.bytes, out);
+        FUZZ_CHECK(tokens[i] < kvw_tokenizer_n_tokens(tokenizer));
+        piece = kvw_tokenizer_piece(tokenizer, tokens[i], true);
+        FUZZ_CHECK(kvw_utf8_stream_bytes(piece.bytes) <= sizeof(out));
+        written = kvw_utf8_stream_push(&stream, piece.data, piece.bytes, out);
         FUZZ_CHECK(is_utf8(out, written));
         if (same) {
             FUZZ_CHECK(piece.bytes <= bytes - at &&

@@ -32,11 +32,11 @@ static void make_tensors(struct gguf_maker *maker)
     maker_begin(maker, 3);
     maker_key_string(maker, "general.architecture", "llama");
     maker_key_u32(maker, "general.alignment", 32);
-    for (size_t i = 0; kv_tensor_layout_at(i) != NULL; i++) {
-        const struct kv_tensor_layout *layout = kv_tensor_layout_at(i);
+    for (size_t i = 0; kvw_tensor_layout_at(i) != NULL; i++) {
+        const struct kvw_tensor_layout *layout = kvw_tensor_layout_at(i);
 
         maker_tensor(maker, layout->name, 2, dims, (uint32_t)layout->type, offset);
-        offset += (kv_tensor_row_bytes(layout->type, 256) * 2 + 31) / 32 * 32;
+        offset += (kvw_tensor_row_bytes(layout->type, 256) * 2 + 31) / 32 * 32;
     }
     maker_finish(maker, 32);
     for (uint64_t i = 0; i < offset; i++)

@@ -22,7 +22,7 @@ static const double tolerance = 1e-5; /* of all squares; what centroids move bel
 
 struct book {
     struct kv_pq_shape shape;
-    struct kv_kmeans_book means;
+    struct kv_kmeans_codebook means;
 };
 
 __attribute__((noreturn)) static void fail(const char *what, const char *where)
@@ -69,7 +69,7 @@ seed_book(struct book *book, const float *sample, size_t n_sample, struct kv_ran
         if (kv_random_below(random, n_sample - i) < n_centroids - n)
             kv_kmeans_set_centroid(&book->shape, &book->means, n++,
                                    sample + (size_t)i * book->shape.d);
-    kv_kmeans_half_squares(&book->shape, &book->means);
+    kv_kmeans_half_sq_norms(&book->shape, &book->means);
 }
 
 static void train(struct book *book, const float *sample, size_t n_sample, unsigned iterations)
@@ -87,7 +87,7 @@ static void train(struct book *book, const float *sample, size_t n_sample, unsig
         kv_kmeans_step(&book->shape, &book->means, sample, n_sample, codes, n_sample, &sums);
         moved = kv_kmeans_update(&book->shape, &book->means, &sums);
         for (size_t j = 0; j < n_table; j++)
-            squares += 2.0 * book->means.half_squares[j];
+            squares += 2.0 * book->means.half_sq_norms[j];
         if (!(moved > tolerance * squares))
             break;
     }
@@ -129,7 +129,7 @@ static void choose(const struct book *book,
         kv_tile_score(&book->shape, table, 1,
                       tiles + row / KV_PQ_TILE * kv_tile_bytes(&book->shape), 0,
                       n - row < KV_PQ_TILE ? n - row : KV_PQ_TILE, scores + row, n);
-    kv_select(scores, n, k, ret_chosen, scores + n);
+    kv_topk_select(scores, n, k, ret_chosen, scores + n);
 }
 
 int main(int argc, char **argv)
@@ -150,7 +150,7 @@ int main(int argc, char **argv)
     if (k == 0 || k > n)
         fail("K", argv[7]);
     book.means.centroids = get(kv_pq_centroids_size(&book.shape), sizeof(float));
-    book.means.half_squares = get(kv_pq_table_size(&book.shape), sizeof(float));
+    book.means.half_sq_norms = get(kv_pq_table_size(&book.shape), sizeof(float));
 
     const size_t stride = (n + SAMPLE_MAX - 1) / SAMPLE_MAX;
     n_sample = (n + stride - 1) / stride;
@@ -163,7 +163,7 @@ int main(int argc, char **argv)
 
     uint8_t *tiles = encode(&book, keys, n);
     float *scores = get(2 * n, sizeof(float));
-    uint32_t *chosen = get(k + KV_SELECT_SPARE, sizeof(uint32_t));
+    uint32_t *chosen = get(k + KV_TOPK_SPARE, sizeof(uint32_t));
     FILE *out = fopen(argv[3], "wb");
     if (out == NULL)
         fail("cannot write", argv[3]);
@@ -177,7 +177,7 @@ int main(int argc, char **argv)
     free(keys);
     free(queries);
     free(book.means.centroids);
-    free(book.means.half_squares);
+    free(book.means.half_sq_norms);
     free(sample);
     free(tiles);
     free(scores);

@@ -102,10 +102,11 @@ static void dump_pq(unsigned index, const struct kv_pq_shape *shape, size_t n, s
     float *centroids = some_floats(size), *keys = some_floats(n * shape->d);
     float *queries = some_floats(n_queries * shape->d), *half_squares = get(n_table, 4);
     uint8_t *codes = get(shape->m * n, 1);
-    const struct kv_kmeans_book book = {.centroids = centroids, .half_squares = half_squares};
+    const struct kv_kmeans_codebook book = {.centroids = centroids,
+                                            .half_sq_norms = half_squares};
     const struct kv_pq_kernels *kernels;
 
-    kv_kmeans_half_squares(shape, &book);
+    kv_kmeans_half_sq_norms(shape, &book);
     kv_kmeans_encode(shape, &book, keys, n, codes, n);
     put("<f4", shape_of(shape->m, width, n_centroids), centroids, size, 4, "pq%u.centroids",
         index);
@@ -154,24 +155,24 @@ static void dump_kmeans(unsigned index, const struct kv_pq_shape *shape, size_t 
     put("<f4", shape_of(n, shape->d, 0), keys, n * shape->d, 4, "kmeans%u.keys", index);
     for (unsigned i = 0; (kernels = kv_kmeans_kernels_at(i)) != NULL; i++) {
         const char *name = kernels->name;
-        struct kv_kmeans_book book = {.centroids = get(size, 4),
-                                      .half_squares = get(n_table, 4)};
+        struct kv_kmeans_codebook book = {.centroids = get(size, 4),
+                                          .half_sq_norms = get(n_table, 4)};
         struct kv_kmeans_sums sums = {.sums = get(size, 4), .counts = get(n_table, 4)};
         uint8_t *codes = get(shape->m * n, 1);
         double moved;
 
         if (lifted) {
-            book.lifts = get(n_table, 4);
-            book.longest = get(shape->m, 4);
-            sums.lifts = get(n_table, 4);
-            kernels->longest(shape, keys, n, book.longest);
+            book.augments = get(n_table, 4);
+            book.max_norm_sq = get(shape->m, 4);
+            sums.augments = get(n_table, 4);
+            kernels->max_norm_sq(shape, keys, n, book.max_norm_sq);
         }
         for (uint32_t c = 0; c < n_centroids; c++)
             kv_kmeans_set_centroid(shape, &book, c, keys + c % n * shape->d);
-        kernels->half_squares(shape, &book);
+        kernels->half_sq_norms(shape, &book);
         put("<f4", shape_of(shape->m, width, n_centroids), book.centroids, size, 4,
             "kmeans%u.centroids.%s", index, name);
-        put("<f4", shape_of(shape->m, n_centroids, 0), book.half_squares, n_table, 4,
+        put("<f4", shape_of(shape->m, n_centroids, 0), book.half_sq_norms, n_table, 4,
             "kmeans%u.half_squares.%s", index, name);
         kernels->step(shape, &book, keys, n, codes, n, &sums);
         put("<u1", shape_of(shape->m, n, 0), codes, shape->m * n, 1, "kmeans%u.codes.%s", index,
@@ -179,9 +180,9 @@ static void dump_kmeans(unsigned index, const struct kv_pq_shape *shape, size_t 
         put("<u4", shape_of(shape->m, n_centroids, 0), sums.counts, n_table, 4,
             "kmeans%u.counts.%s", index, name);
         if (lifted) {
-            put("<f4", shape_of(shape->m, 0, 0), book.longest, shape->m, 4,
+            put("<f4", shape_of(shape->m, 0, 0), book.max_norm_sq, shape->m, 4,
                 "kmeans%u.longest.%s", index, name);
-            put("<f4", shape_of(shape->m, n_centroids, 0), book.lifts, n_table, 4,
+            put("<f4", shape_of(shape->m, n_centroids, 0), book.augments, n_table, 4,
                 "kmeans%u.lifts.%s", index, name);
         }
         moved = kv_kmeans_update(shape, &book, &sums);
@@ -189,15 +190,15 @@ static void dump_kmeans(unsigned index, const struct kv_pq_shape *shape, size_t 
         put("<f4", shape_of(shape->m, width, n_centroids), book.centroids, size, 4,
             "kmeans%u.updated.%s", index, name);
         if (lifted)
-            put("<f4", shape_of(shape->m, n_centroids, 0), book.lifts, n_table, 4,
+            put("<f4", shape_of(shape->m, n_centroids, 0), book.augments, n_table, 4,
                 "kmeans%u.updated_lifts.%s", index, name);
         free(book.centroids);
-        free(book.half_squares);
-        free(book.lifts);
-        free(book.longest);
+        free(book.half_sq_norms);
+        free(book.augments);
+        free(book.max_norm_sq);
         free(sums.sums);
         free(sums.counts);
-        free(sums.lifts);
+        free(sums.augments);
         free(codes);
     }
     free(keys);
@@ -215,7 +216,7 @@ static void dump_keys(enum kv_key_type type, size_t n, size_t d, size_t n_querie
     uint16_t *halves = get(n * d, sizeof(*halves));
     const void *keys = type == KV_KEY_FP32 ? (const void *)wide : halves;
     const void **list = get(n, sizeof(*list));
-    const struct kv_keys_kernels *kernels;
+    const struct kv_exact_scores_kernels *kernels;
 
     for (size_t i = 0; i < n * d; i++)
         halves[i] = (uint16_t)(kv_random_next(&dice) & 0xbfff);
@@ -224,7 +225,7 @@ static void dump_keys(enum kv_key_type type, size_t n, size_t d, size_t n_querie
     put(types[type], shape_of(n, d, 0), keys, n * d, bytes, "keys_%s_%zu.keys", name, d);
     put("<f4", shape_of(n_queries, d, 0), queries, n_queries * d, 4, "keys_%s_%zu.queries",
         name, d);
-    for (unsigned i = 0; (kernels = kv_keys_kernels_at(i)) != NULL; i++) {
+    for (unsigned i = 0; (kernels = kv_exact_scores_kernels_at(i)) != NULL; i++) {
         float *values = get(n * d, 4), *scores = get(n_queries * n, 4);
 
         kernels->load(type, keys, d * bytes, n, d, values);
@@ -250,7 +251,7 @@ static void dump_select(unsigned index, size_t n, size_t k, float scale, int spe
     static const float odd[] = {NAN,   INFINITY, -INFINITY, 0.0f,
                                 -0.0f, FLT_MAX,  -FLT_MAX,  1e-42f};
     float *scores = some_floats(n);
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
     const float parameters[2] = {scale, 1.25f};
     const uint64_t wanted = k;
 
@@ -262,19 +263,19 @@ static void dump_select(unsigned index, size_t n, size_t k, float scale, int spe
     put("<f4", shape_of(n, 0, 0), scores, n, 4, "select%u.scores", index);
     put("<f4", "2", parameters, 2, 4, "select%u.scale_factor", index);
     put("<u8", "1", &wanted, 1, 8, "select%u.k", index);
-    for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
-        static struct kv_selector selector;
-        uint32_t *chosen = get(k + KV_SELECT_SPARE, 4);
+    for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
+        static struct kv_topk selector;
+        uint32_t *chosen = get(k + KV_TOPK_SPARE, 4);
         float *exps = get(n, 4), *merged = get(n, 4), max = kernels->max(scores, NULL, n);
         size_t n_chosen;
 
         memcpy(exps, scores, n * 4);
         const double sum = (double)kernels->exps(exps, NULL, n, scale, max) /
                            (double)((uint64_t)1 << KV_EXP_SUM_BITS);
-        kv_selector_begin(&selector, k);
-        for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+        kv_topk_begin(&selector, k);
+        for (unsigned pass = 0; pass < KV_TOPK_PASSES; pass++) {
             kernels->count(&selector, scores, NULL, n);
-            kv_selector_next(&selector);
+            kv_topk_next(&selector);
         }
         n_chosen = kernels->collect(&selector, scores, NULL, n, 0, chosen);
 
@@ -392,7 +393,7 @@ dump_rope(unsigned index, enum kv_rope_style style, size_t n_rot, size_t d, int 
     for (size_t i = 0; i < N; i++)
         positions[i] = (uint32_t)kv_random_below(&dice, 1 << 20);
     kv_rope_frequencies(parameters[0], n_rot, &scaling, frequencies);
-    kv_rope_turns_at(frequencies, n_rot, positions, N, turns);
+    kv_rope_rotations_at(frequencies, n_rot, positions, N, turns);
     put("<f8", "7", parameters, 7, 8, "rope%u.parameters", index);
     put("<u4", shape_of(N, 0, 0), positions, N, 4, "rope%u.positions", index);
     put("<f4", shape_of(N, HEADS, d), before, n_x, 4, "rope%u.x", index);
@@ -400,9 +401,9 @@ dump_rope(unsigned index, enum kv_rope_style style, size_t n_rot, size_t d, int 
         index);
     for (unsigned i = 0; (kernels = kv_rope_kernels_at(i)) != NULL; i++) {
         memcpy(x, before, n_x * 4);
-        kernels->turn(style, 0, turns, n_rot, n_rot, x, N, HEADS, d);
+        kernels->rotate(style, 0, turns, n_rot, n_rot, x, N, HEADS, d);
         put("<f4", shape_of(N, HEADS, d), x, n_x, 4, "rope%u.turned.%s", index, kernels->name);
-        kernels->turn(style, 1, turns, n_rot, n_rot, x, N, HEADS, d);
+        kernels->rotate(style, 1, turns, n_rot, n_rot, x, N, HEADS, d);
         put("<f4", shape_of(N, HEADS, d), x, n_x, 4, "rope%u.back.%s", index, kernels->name);
     }
     free(frequencies);
@@ -414,23 +415,23 @@ dump_rope(unsigned index, enum kv_rope_style style, size_t n_rot, size_t d, int 
 /* A group of rows about 40 points, and what it answers: with all rows left, and with every
  * third one scored and every fifth one taken. */
 static void
-dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_queries)
+dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t n_queries)
 {
-    const size_t d = shape->d_k + shape->d_v, n_summaries = kv_rest_n_summaries(shape);
+    const size_t d = shape->d_k + shape->d_v, n_summaries = kv_summary_count(shape);
     const size_t bytes = shape->type == KV_KEY_FP32 ? 4 : 2;
-    const size_t n_state = kv_rest_floats(shape, n_queries);
+    const size_t n_state = kv_estimate_floats(shape, n_queries);
     float *points = some_floats(40 * d), *rows = some_floats(n * d);
     float *queries = some_floats(n_queries * shape->d_k), *scores = get(n_queries * n, 4);
     float *squares = get(n_queries, 4);
-    uint16_t *halves = get(n * d, 2), counts[KV_REST_SUMMARIES_MAX];
+    uint16_t *halves = get(n * d, 2), counts[KV_SUMMARIES_MAX];
     uint32_t *taken = get(n, 4), *scored = get(n, 4), *places = get(n, 4), first, n_next;
-    uint8_t *group = get(kv_rest_bytes(shape), 1), *numbers = get(n, 1);
-    void *scratch = get(kv_rest_scratch_bytes(shape), 1);
+    uint8_t *group = get(kv_summary_bytes(shape), 1), *numbers = get(n, 1);
+    void *scratch = get(kv_summary_scratch_bytes(shape), 1);
     const void *stored = shape->type == KV_KEY_FP32 ? (const void *)rows : halves;
     const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, index};
     const struct kv_estimate_kernels *kernels;
     size_t n_taken = 0, n_scored = 0, n_over;
-    struct kv_rest_build build;
+    struct kv_summary_build build;
 
     for (size_t i = 0; i < n * d; i++) {
         uint32_t word;
@@ -444,10 +445,10 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
             memcpy(&rows[i], &word, 4);
         }
     }
-    kv_rest_build_begin(&build, shape, (uint32_t)n, index, scratch);
-    while (kv_rest_build_next(&build, &first, &n_next))
-        kv_rest_build_slice(&build, (const uint8_t *)stored + first * d * bytes, d * bytes);
-    kv_rest_build_end(&build, group);
+    kv_summary_build_begin(&build, shape, (uint32_t)n, index, scratch);
+    while (kv_summary_build_next(&build, &first, &n_next))
+        kv_summary_build_slice(&build, (const uint8_t *)stored + first * d * bytes, d * bytes);
+    kv_summary_build_end(&build, group);
     for (uint32_t row = 0; row < n; row++) {
         if (row % 5 == 0)
             taken[n_taken++] = row;
@@ -455,24 +456,25 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
             scored[n_scored++] = row;
     }
     put("<f4", shape_of(n, d, 0), rows, n * d, 4, "rest%u.rows", index);
-    kv_rest_squares(shape->d_k, queries, n_queries, squares);
+    kv_estimate_squares(shape->d_k, queries, n_queries, squares);
     put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
         "rest%u.queries", index);
     put("<u8", "4", parameters, 4, 8, "rest%u.shape", index);
-    put("<u1", shape_of(kv_rest_bytes(shape), 0, 0), group, kv_rest_bytes(shape), 1,
+    put("<u1", shape_of(kv_summary_bytes(shape), 0, 0), group, kv_summary_bytes(shape), 1,
         "rest%u.group", index);
     for (unsigned part = 0; part < 2; part++) {
-        n_over = kv_rest_count(shape, group, 0, 0, (uint32_t)n, taken, part * n_taken, scored,
-                               part * n_scored, counts, places, numbers);
+        n_over = kv_estimate_count(shape, group, 0, 0, (uint32_t)n, taken, part * n_taken,
+                                   scored, part * n_scored, counts, places, numbers);
         for (size_t query = 0; query < n_queries; query++)
             for (size_t i = 0; i < n_over; i++)
-                kv_keys_score(KV_KEY_FP32, rows + scored[places[i]] * d, 0, 1, shape->d_k,
-                              queries + query * shape->d_k, 1, scores + query * n_over + i, 1);
+                kv_exact_scores_score(KV_KEY_FP32, rows + scored[places[i]] * d, 0, 1,
+                                      shape->d_k, queries + query * shape->d_k, 1,
+                                      scores + query * n_over + i, 1);
         put("<u2", shape_of(n_summaries, 0, 0), counts, n_summaries, 2, "rest%u.counts%u",
             index, part);
         put("<u4", shape_of(n_over, 0, 0), places, n_over, 4, "rest%u.places%u", index, part);
         for (unsigned i = 0; (kernels = kv_estimate_kernels_at(i)) != NULL; i++) {
-            const struct kv_rest_question question = {
+            const struct kv_estimate_question question = {
                 .queries = queries,
                 .squares = squares,
                 .n_queries = n_queries,
@@ -486,9 +488,9 @@ dump_rest(unsigned index, const struct kv_rest_shape *shape, size_t n, size_t n_
             float *state = get(n_state, 4), *output = get(n_queries * shape->d_v, 4);
             float *lse = get(n_queries, 4);
 
-            kv_rest_begin(shape, n_queries, state);
+            kv_estimate_begin(shape, n_queries, state);
             kernels->add(shape, group, &question, state);
-            kv_rest_end(shape, n_queries, state, output, lse);
+            kv_estimate_end(shape, n_queries, state, output, lse);
             put("<f4", shape_of(n_queries, shape->d_v, 0), output, n_queries * shape->d_v, 4,
                 "rest%u.output%u.%s", index, part, kernels->name);
             put("<f4", shape_of(n_queries, 0, 0), lse, n_queries, 4, "rest%u.lse%u.%s", index,
@@ -523,11 +525,11 @@ int main(int argc, char **argv)
         {KV_KEY_BF16, 128, 128, 7, 0.0884f}, {KV_KEY_FP32, 80, 96, 5, 0.1f},
         {KV_KEY_FP32, 17, 33, 2, 1},         {KV_KEY_BF16, 256, 256, 32, 0.0625f},
     };
-    static const struct kv_rest_shape rests[] = {
-        {KV_KEY_FP32, 64, 64, KV_REST_16},
-        {KV_KEY_BF16, 128, 128, KV_REST_64},
-        {KV_KEY_FP32, 20, 9, KV_REST_64},
-        {KV_KEY_BF16, 33, 50, KV_REST_16},
+    static const struct kv_summary_shape rests[] = {
+        {KV_KEY_FP32, 64, 64, KV_SUMMARY_16},
+        {KV_KEY_BF16, 128, 128, KV_SUMMARY_64},
+        {KV_KEY_FP32, 20, 9, KV_SUMMARY_64},
+        {KV_KEY_BF16, 33, 50, KV_SUMMARY_16},
     };
 
     if (argc != 3) {
@@ -541,7 +543,7 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < 2 * sizeof(shapes) / sizeof(shapes[0]); i++)
         dump_kmeans(i, &shapes[i / 2], 1000 + i, i % 2);
     for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++)
-        dump_rest(i, &rests[i], i == 3 ? 333 : KV_REST_ROWS, 4 + i);
+        dump_rest(i, &rests[i], i == 3 ? 333 : KV_SUMMARY_ROWS, 4 + i);
     for (unsigned type = KV_KEY_FP32; type <= KV_KEY_BF16; type++) {
         dump_keys((enum kv_key_type)type, 101, 64, 8);
         dump_keys((enum kv_key_type)type, 100, 128, 5);

@@ -57,7 +57,7 @@ static struct {
     struct kv_clock clock;
     struct kv_transport *transport, *faulty; /* the stranger's; the node's */
     struct kv_disk *disk;
-    struct kv_node *node;
+    struct kvs_node *node;
     struct kv_random random;
 
     struct kv_port *port;
@@ -125,9 +125,9 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 
 static void step(void)
 {
-    kv_node_control_step(world.node);
+    kvs_node_control_step(world.node);
     for (uint32_t i = 0; i < N_THREADS; i++)
-        kv_node_data_step(world.node, i);
+        kvs_node_data_step(world.node, i);
     kv_port_progress(world.port);
     world.clock.virtual_us += STEP_US;
 }
@@ -205,7 +205,7 @@ ask(struct kv_channel *channel, struct kv_wire_header *header, const void *body,
         if (world.n_replies > 0 && world.reply.request_id == id && world.reply.op == header->op)
             return (kv_status_t)world.reply.status;
     }
-    fail_msg("%s: no answer", kv_op_name(header->op));
+    fail_msg("%s: no answer", kvs_op_name(header->op));
     return KV_DEADLINE;
 }
 
@@ -236,7 +236,7 @@ static kv_status_t try_control(unsigned op, const ProtobufCMessage *message)
 static void ask_control(unsigned op, const ProtobufCMessage *message)
 {
     if (try_control(op, message) != KV_OK)
-        fail_msg("%s: %s", kv_op_name(op), world.detail);
+        fail_msg("%s: %s", kvs_op_name(op), world.detail);
 }
 
 static ProtobufCBinaryData binary(const struct kv_id128 *id)
@@ -246,7 +246,7 @@ static ProtobufCBinaryData binary(const struct kv_id128 *id)
 
 static void connect_to(const void *address, size_t bytes, struct kv_channel **ret_channel)
 {
-    assert_int_equal(world.port->row->connect(world.port, address, bytes, KV_CHANNEL_NETWORK,
+    assert_int_equal(world.port->ops->connect(world.port, address, bytes, KV_CHANNEL_NETWORK,
                                               NULL, ret_channel),
                      KV_OK);
 }
@@ -262,7 +262,7 @@ static void say_hello(void)
     request.version = KV_WIRE_VERSION;
     request.name = "stranger";
     request.tenant = world.me.tenant;
-    world.port->row->port_address(world.port, &address, &request.address.len);
+    world.port->ops->port_address(world.port, &address, &request.address.len);
     request.address.data = (uint8_t *)address;
     request.client_id = binary(&world.me.client_id);
     ask_control(KV_OP_HELLO, &request.base);
@@ -274,7 +274,7 @@ static void say_hello(void)
     memcpy(&world.me.token, reply->client_token.data, sizeof(world.me.token));
     for (uint32_t i = 0; i < N_THREADS; i++) {
         if (world.data[i] != NULL)
-            world.data[i]->row->channel_close(world.data[i]);
+            world.data[i]->ops->channel_close(world.data[i]);
         connect_to(reply->addresses[i].data, reply->addresses[i].len, &world.data[i]);
     }
     kvpb__hello_reply__free_unpacked(reply, NULL);
@@ -384,7 +384,7 @@ static uint32_t thread_of_name(const char *name, size_t bytes)
  * so. */
 static void number_put(struct kv_wire_header *header, uint32_t thread)
 {
-    uint32_t settled = world.node->data[thread].peers[world.me.index].puts_settled;
+    uint32_t settled = world.node->shard[thread].clients[world.me.index].puts_settled;
     uint32_t *next = &world.me.n_puts[thread];
 
     if (settled - *next < INT32_MAX)
@@ -398,8 +398,8 @@ static void number_put(struct kv_wire_header *header, uint32_t thread)
 static uint64_t version_of(const char *name, size_t bytes)
 {
     const struct kv_id128 key = kv_hash128(name, bytes);
-    const struct kv_stored_object *object =
-        kv_objects_find(&world.node->data[thread_of_name(name, bytes)].objects, &key);
+    const struct kvs_stored_object *object =
+        kvs_objects_find(&world.node->shard[thread_of_name(name, bytes)].objects, &key);
 
     return object != NULL ? object->version : 1;
 }
@@ -416,30 +416,30 @@ static void settle(void)
         world.clock.virtual_us += 500;
     }
     for (uint32_t i = 0; i < N_THREADS; i++) {
-        const struct kv_data *data = &world.node->data[i];
+        const struct kvs_shard *data = &world.node->shard[i];
 
-        assert_int_equal(kv_pool_lent(data->works), 0);
-        assert_int_equal(kv_pool_lent(data->bodies), 0);
-        assert_int_equal(kv_pool_lent(data->stagings), 0);
-        assert_int_equal(kv_pool_lent(data->receipts), 0);
+        assert_int_equal(kv_pool_used(data->requests), 0);
+        assert_int_equal(kv_pool_used(data->bodies), 0);
+        assert_int_equal(kv_pool_used(data->stagings), 0);
+        assert_int_equal(kv_pool_used(data->pending_receives), 0);
         for (unsigned j = 0; j < KV_PRIORITY_COUNT; j++)
             assert_null(data->queues[j].first);
-        assert_null(data->unstaged.first);
+        assert_null(data->staging_waiters.first);
         assert_null(data->looking.first);
         assert_null(data->woken);
         assert_null(kvs_query_queue_of(data)->owner);
         assert_null(kvs_query_queue_of(data)->waiting.first);
-        struct kv_indexer_stats index;
-        kv_indexer_stats(data->indexer, &index);
+        struct kvs_indexer_stats index;
+        kvs_indexer_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);
         for (uint32_t j = 0; j < data->n_parts; j++)
             assert_null(data->parts[j].waiters);
         for (uint32_t j = 0; j < data->n_parts; j++) {
-            const struct kv_part *part = &data->parts[j];
+            const struct kvs_shard_session *part = &data->parts[j];
 
             for (uint32_t k = 0; k < part->n_units; k++) {
                 assert_int_equal(part->units[k].committed, part->units[k].reserved);
-                assert_int_equal(part->units[k].n_landings, 0);
+                assert_int_equal(part->units[k].n_transfers, 0);
             }
         }
     }
@@ -483,7 +483,7 @@ static uint64_t memory_lent(void)
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < N_THREADS; i++)
-        bytes += kv_arena_bytes_lent(world.node->data[i].arena);
+        bytes += kvs_arena_bytes_used(world.node->shard[i].arena);
     return bytes;
 }
 
@@ -491,14 +491,14 @@ static uint64_t memory_lent(void)
 static void clear_objects(void)
 {
     for (uint32_t i = 0; i < N_THREADS; i++) {
-        struct kv_objects *objects = &world.node->data[i].objects;
-        struct kv_stored_object *object;
+        struct kvs_objects *objects = &world.node->shard[i].objects;
+        struct kvs_stored_object *object;
         size_t cursor = 0;
 
         while ((object = kv_map_next(objects->map, &cursor)) != NULL) {
             struct kv_id128 key = object->key;
 
-            assert_true(kv_objects_remove(objects, &key));
+            assert_true(kvs_objects_remove(objects, &key));
             cursor = 0;
         }
         assert_int_equal(objects->bytes, 0);
@@ -507,17 +507,17 @@ static void clear_objects(void)
 
 static uint64_t counted(size_t offset)
 {
-    uint64_t n = kv_counted(
+    uint64_t n = kvs_counted(
         (const _Atomic uint64_t *)(const void *)((const char *)&world.node->control.stats +
                                                  offset));
 
     for (uint32_t i = 0; i < N_THREADS; i++)
-        n += kv_counted(
-            (const _Atomic uint64_t *)(const void *)((const char *)&world.node->data[i].stats +
+        n += kvs_counted(
+            (const _Atomic uint64_t *)(const void *)((const char *)&world.node->shard[i].stats +
                                                      offset));
     return n;
 }
-#define COUNTED(name) counted(offsetof(struct kv_stats, name))
+#define COUNTED(name) counted(offsetof(struct kvs_stats, name))
 
 /* ---- messages ---------------------------------------------------------------------------- */
 
@@ -702,7 +702,7 @@ static unsigned list_numbers(
 static unsigned
 numbers_of(const struct kv_wire_header *header, size_t bytes, struct number ret_list[])
 {
-    const unsigned flags = header->op < KV_OP_COUNT ? kv_ops[header->op].flags : 0;
+    const unsigned flags = header->op < KV_OP_COUNT ? kvs_ops[header->op].flags : 0;
     unsigned n = 0;
     size_t at = 0;
 
@@ -713,7 +713,7 @@ numbers_of(const struct kv_wire_header *header, size_t bytes, struct number ret_
         n = LIST_NUMBERS(ret_list, n, query_numbers, at);
         at = sizeof(struct kv_wire_query);
     }
-    if (flags & KV_OP_NEEDS_SESSION)
+    if (flags & KVS_OP_NEEDS_SESSION)
         for (uint32_t i = 0; i < header->n_units; i++, at += sizeof(struct kv_wire_unit))
             n = LIST_NUMBERS(ret_list, n, unit_numbers, at);
     for (unsigned i = 0; i < 16 && n < NUMBERS_MAX && at + 4 <= bytes; i++, at += 4)
@@ -835,7 +835,7 @@ static uint32_t make_request(unsigned op,
     size_t bytes = 0, bulk = 0;
 
     header.deadline_us = 1 + (uint32_t)kv_random_below(random, 20000);
-    if (op < KV_OP_COUNT && (kv_ops[op].flags & KV_OP_NEEDS_SESSION)) {
+    if (op < KV_OP_COUNT && (kvs_ops[op].flags & KVS_OP_NEEDS_SESSION)) {
         header.session_index = world.session_index;
         header.token = world.session_token;
         header.generation = 1;
@@ -909,10 +909,10 @@ static uint32_t make_request(unsigned op,
             uint8_t *data = body + KV_WIRE_BODY_MAX;
 
             memset(data, (int)size, size);
-            for (uint32_t i = 0; i < kv_object_n_pieces(size); i++, bytes += 4) {
+            for (uint32_t i = 0; i < kvs_object_n_pieces(size); i++, bytes += 4) {
                 uint32_t crc =
                     kv_crc32c(kv_object_seed(&hash) + i, data + (size_t)i * KV_WIRE_BULK_MAX,
-                              kv_object_piece_bytes(size, i));
+                              kvs_object_piece_bytes(size, i));
                 memcpy(body + bytes, &crc, 4);
             }
             header.object_bytes = size;
@@ -1117,14 +1117,14 @@ static void data_threads_take_anything(void **state)
         for (unsigned i = 0; i < 20; i++)
             step();
         for (uint32_t i = 0; i < N_THREADS; i++)
-            assert_in_range(kv_pool_lent(world.node->data[i].works), 0, 2 * CREDITS);
+            assert_in_range(kv_pool_used(world.node->shard[i].requests), 0, 2 * CREDITS);
         if (settles) {
             settle();
             close_session();
             clear_objects();
             good_requests_work();
             settle();
-            assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
+            assert_true(memory_lent() <= lent + (N_THREADS * 2 * KVS_ARENA_PAGE));
         }
     }
     settle();
@@ -1146,7 +1146,7 @@ static void send_all(
     if (bulk > 0)
         send_bulk(world.data[thread], header, body + bytes, bulk);
     step();
-    if (header->op != KV_OP_DRAIN && kv_op_is_control(header->op)) {
+    if (header->op != KV_OP_DRAIN && kvs_op_is_control(header->op)) {
         send_message(world.control, header, body, bytes);
         step();
     }
@@ -1243,7 +1243,7 @@ static void every_number_of_every_body(void **state)
                 send_all(thread, &header, scratch, bytes, bulk);
             }
         }
-        print_message("%s: %u numbers at %u values\n", kv_op_name(op), n_numbers,
+        print_message("%s: %u numbers at %u values\n", kvs_op_name(op), n_numbers,
                       (unsigned)N_BOUNDARIES);
         settle();
         close_session();
@@ -1371,7 +1371,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     case KV_OP_HELLO:
         hello.version = KV_WIRE_VERSION;
         hello.name = "other\n\"stranger\"";
-        world.port->row->port_address(world.port, &address, &hello.address.len);
+        world.port->ops->port_address(world.port, &address, &hello.address.len);
         hello.address.data = (uint8_t *)address;
         hello.client_id = binary(&id);
         message = &hello.base;
@@ -1498,7 +1498,7 @@ static void every_number_of_every_control_message(void **state)
             settle();
             assert_int_equal(world.node->control.n_sessions, 0);
         }
-        print_message("%s: %u numbers\n", kv_op_name(op), number);
+        print_message("%s: %u numbers\n", kvs_op_name(op), number);
         assert_true(number > 0);
         good_requests_work();
     }
@@ -1560,7 +1560,7 @@ static void control_thread_takes_anything(void **state)
         settle();
     }
     assert_int_equal(world.node->control.n_sessions, 0);
-    assert_true(memory_lent() <= lent + (N_THREADS * 2 * KV_ARENA_PAGE));
+    assert_true(memory_lent() <= lent + (N_THREADS * 2 * KVS_ARENA_PAGE));
 }
 
 /* The name's version is deleted once; again, or with another object there, it is gone already.
@@ -1619,16 +1619,16 @@ static void a_thread_stands_still(void **state)
 
     (void)state;
     settle();
-    begin_us = kv_node_last_step_us(world.node);
+    begin_us = kvs_node_last_step_us(world.node);
     for (unsigned i = 0; i < 10; i++) {
         world.clock.virtual_us += 1000000;
-        kv_node_control_step(world.node);
+        kvs_node_control_step(world.node);
         for (uint32_t thread = 1; thread < N_THREADS; thread++)
-            kv_node_data_step(world.node, thread);
+            kvs_node_data_step(world.node, thread);
     }
-    assert_int_equal(kv_node_last_step_us(world.node), begin_us);
+    assert_int_equal(kvs_node_last_step_us(world.node), begin_us);
     step();
-    assert_true(kv_node_last_step_us(world.node) >= begin_us + 10000000);
+    assert_true(kvs_node_last_step_us(world.node) >= begin_us + 10000000);
 }
 
 /* ---- rows of any bits -------------------------------------------------------------------- */
@@ -1852,7 +1852,7 @@ static void nobody_uses_a_session_that_is_cut(void **state)
     static const unsigned ops[] = {KV_OP_PUT,   KV_OP_APPEND, KV_OP_READ,
                                    KV_OP_FETCH, KV_OP_INDEX,  KV_OP_QUERY};
     const struct kv_id128 wide = make_wide_model();
-    struct kv_data *data = &world.node->data[0];
+    struct kvs_shard *data = &world.node->shard[0];
 
     (void)state;
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
@@ -1867,16 +1867,16 @@ static void nobody_uses_a_session_that_is_cut(void **state)
             fill_unit(&last, WIDE_ROW, 0, WIDE_TOKENS);
         }
         send_truncate(CUT_TOKENS);
-        kv_node_control_step(world.node);
-        kv_node_data_step(world.node, 0);
+        kvs_node_control_step(world.node);
+        kvs_node_data_step(world.node, 0);
         for (; data->command != NULL; n_between++) {
             send_about(ops[i], 2, &last, WIDE_TOKENS);
-            kv_node_data_step(world.node, 0);
+            kvs_node_data_step(world.node, 0);
             expect_reply(KV_BUSY, "the generation to come");
         }
         assert_true(n_between >= 2);
         send_about(ops[i], 1, &last, CUT_TOKENS);
-        kv_node_data_step(world.node, 0);
+        kvs_node_data_step(world.node, 0);
         expect_reply(KV_STALE, "the generation before");
         for (unsigned j = 0; j < 10; j++)
             step();
@@ -1913,17 +1913,17 @@ static void rows_land_while_the_session_forks(void **state)
         heads[i] = put_body(&unit, ROW_BYTES, 100 + i * 10, 10, bodies[i]);
     }
     send_message(channel, &headers[0], bodies[0], heads[0]);
-    kv_node_data_step(world.node, thread);
+    kvs_node_data_step(world.node, thread);
     send_fork(100);
-    kv_node_control_step(world.node);
-    kv_node_data_step(world.node, thread);
+    kvs_node_control_step(world.node);
+    kvs_node_data_step(world.node, thread);
     /* The child is there; the parent is still of its generation until the control thread has
      * heard that. */
     send_message(channel, &headers[1], bodies[1], heads[1]);
-    kv_node_data_step(world.node, thread);
+    kvs_node_data_step(world.node, thread);
     for (uint32_t i = 0; i < 2; i++) {
         send_bulk(channel, &headers[i], bodies[i] + heads[i], 10 * ROW_BYTES);
-        kv_node_data_step(world.node, thread);
+        kvs_node_data_step(world.node, thread);
         kv_port_progress(world.port);
         assert_int_equal(world.reply.request_id, headers[i].request_id);
         if (world.reply.status != KV_OK)
@@ -1946,16 +1946,16 @@ static uint64_t kept_for(uint32_t index)
     uint64_t sum = 0;
 
     for (uint32_t i = 0; i < N_THREADS; i++) {
-        const struct kv_data *data = &world.node->data[i];
-        const struct kv_peer *peer = &data->peers[index];
+        const struct kvs_shard *data = &world.node->shard[i];
+        const struct kvs_shard_client *peer = &data->clients[index];
 
-        sum += kv_counted(&peer->requests) + kv_counted(&peer->busy) +
-               kv_counted(&peer->dropped) + kv_counted(&peer->rows_in) +
-               kv_counted(&peer->rows_out) + peer->n_works;
-        for (unsigned j = 0; j < sizeof(peer->stash) / sizeof(peer->stash[0]); j++)
-            sum += peer->stash[j].incoming != NULL;
-        sum += kv_pool_lent(data->works) + kv_pool_lent(data->bodies) +
-               kv_pool_lent(data->receipts);
+        sum += kvs_counted(&peer->n_received) + kvs_counted(&peer->busy) +
+               kvs_counted(&peer->dropped) + kvs_counted(&peer->rows_in) +
+               kvs_counted(&peer->rows_out) + peer->n_requests;
+        for (unsigned j = 0; j < sizeof(peer->early_bulk) / sizeof(peer->early_bulk[0]); j++)
+            sum += peer->early_bulk[j].incoming != NULL;
+        sum += kv_pool_used(data->requests) + kv_pool_used(data->bodies) +
+               kv_pool_used(data->pending_receives);
     }
     return sum;
 }
@@ -2007,7 +2007,7 @@ static void an_index_needs_its_token(void **state)
     waiting.generation = waiting.n_units = waiting.token_count = 1;
     send_message(world.data[0], &waiting, &unit, sizeof(unit));
     step();
-    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 1);
+    assert_int_equal(world.node->shard[0].clients[victim.index].n_requests, 1);
 
     kept = kept_for(victim.index);
     n_unknown = COUNTED(unknown_clients);
@@ -2039,12 +2039,12 @@ static void an_index_needs_its_token(void **state)
     header.client_token = other.token;
     send_message(world.data[0], &header, NULL, 0);
     step();
-    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 1);
+    assert_int_equal(world.node->shard[0].clients[victim.index].n_requests, 1);
     header = request_of(KV_OP_CANCEL);
     header.offset = waiting.request_id;
     send_message(world.data[0], &header, NULL, 0);
     step();
-    assert_int_equal(world.node->data[0].peers[victim.index].n_works, 0);
+    assert_int_equal(world.node->shard[0].clients[victim.index].n_requests, 0);
     world.me = other;
     leave(&victim);
     close_session();
@@ -2055,14 +2055,14 @@ static void an_index_needs_its_token(void **state)
  * none left a client's own is answered KV_BUSY, and a stranger's not at all. */
 static void strangers_take_no_buffers(void **state)
 {
-    struct kv_data *data = &world.node->data[0];
-    void *receipts[KV_RECEIPTS];
+    struct kvs_shard *data = &world.node->shard[0];
+    void *receipts[KVS_PENDING_RECEIVES];
     uint64_t n_busy;
 
     (void)state;
     settle();
-    for (unsigned i = 0; i < KV_RECEIPTS; i++)
-        assert_non_null(receipts[i] = kv_pool_get(data->receipts));
+    for (unsigned i = 0; i < KVS_PENDING_RECEIVES; i++)
+        assert_non_null(receipts[i] = kv_pool_get(data->pending_receives));
     for (unsigned i = 0; i < 6; i++) {
         struct kv_wire_header header = request_of(KV_OP_PING);
 
@@ -2076,8 +2076,8 @@ static void strangers_take_no_buffers(void **state)
             step();
         assert_int_equal(COUNTED(busy), n_busy + (i == 5));
     }
-    for (unsigned i = 0; i < KV_RECEIPTS; i++)
-        kv_pool_put(data->receipts, receipts[i]);
+    for (unsigned i = 0; i < KVS_PENDING_RECEIVES; i++)
+        kv_pool_put(data->pending_receives, receipts[i]);
     good_requests_work();
 }
 
@@ -2110,18 +2110,18 @@ static void control_needs_a_client(void **state)
     assert_int_equal(world.n_replies, 0);
     assert_true(COUNTED(unknown_clients) > n_unknown);
     assert_int_equal(world.node->control.n_sessions, n_sessions);
-    assert_false(kv_node_drain_requested(world.node));
-    assert_int_equal(world.node->control.clients[me.index].state, KV_CLIENT_OPEN);
+    assert_false(kvs_node_drain_requested(world.node));
+    assert_int_equal(world.node->control.clients[me.index].state, KVS_CLIENT_OPEN);
     close_session();
 }
 
 /* The text of a failure that was answered in a data message. */
 static bool says(const char *what)
 {
-    char text[KV_SMALL_BYTES + 1] = "";
+    char text[KVS_SMALL_BYTES + 1] = "";
 
     memcpy(text, world.body,
-           world.reply.body_bytes < KV_SMALL_BYTES ? world.reply.body_bytes : KV_SMALL_BYTES);
+           world.reply.body_bytes < KVS_SMALL_BYTES ? world.reply.body_bytes : KVS_SMALL_BYTES);
     return strstr(text, what) != NULL;
 }
 
@@ -2210,7 +2210,7 @@ static bool was_stored(void)
 {
     const struct kv_id128 key = kv_hash128("numbered", 8);
 
-    return kv_objects_remove(&world.node->data[thread_of_name("numbered", 8)].objects, &key);
+    return kvs_objects_remove(&world.node->shard[thread_of_name("numbered", 8)].objects, &key);
 }
 
 /* A put stores once, however often it is sent, and not at all once its client waits for it no
@@ -2326,7 +2326,7 @@ static void all_say(kv_status_t status)
         lifecycle.op_id++;
         lifecycle.kind = ops[i];
         if (try_control(ops[i], requests[i]) != status)
-            fail_msg("%s: %s", kv_op_name(ops[i]), world.detail);
+            fail_msg("%s: %s", kvs_op_name(ops[i]), world.detail);
         if (ops[i] == KV_OP_FORK)
             lifecycle.generation += status == KV_OK;
     }
@@ -2347,7 +2347,7 @@ static void sessions_are_their_tenants(void **state)
     (void)another(4);
     all_say(KV_DENIED);
     for (unsigned op = 1; op <= KV_OP_QUERY; op++) {
-        if ((kv_ops[op].flags & KV_OP_NEEDS_SESSION) == 0)
+        if ((kvs_ops[op].flags & KVS_OP_NEEDS_SESSION) == 0)
             continue;
         do {
             uint32_t thread = make_request(op, &header, scratch, &bytes, &bulk);
@@ -2374,7 +2374,7 @@ static void hello_again_is_the_same_client(void **state)
     (void)state;
     request.version = KV_WIRE_VERSION;
     request.name = "again";
-    world.port->row->port_address(world.port, &address, &request.address.len);
+    world.port->ops->port_address(world.port, &address, &request.address.len);
     request.address.data = (uint8_t *)address;
     request.client_id = binary(&me.client_id);
     request.tenant = 4;
@@ -2434,16 +2434,17 @@ static void pins_are_counted_out(void **state)
     const uint32_t thread = thread_of_unit(0, 0);
     const uint32_t n_tokens = 5 * KV_BLOCK_TOKENS / 2;
     struct kv_wire_header header;
-    struct kv_segment *segments[3];
+    struct kvs_segment *segments[3];
     size_t head;
 
     (void)state;
     open_session();
     fill_unit(&unit, ROW_BYTES, 0, n_tokens);
     for (uint32_t i = 0; i < 3; i++) {
-        const struct kv_part *part = &world.node->data[thread].parts[world.session_index];
+        const struct kvs_shard_session *part =
+            &world.node->shard[thread].parts[world.session_index];
 
-        segments[i] = kv_part_unit(part, 0, 0)->segments[i];
+        segments[i] = kvs_shard_session_unit(part, 0, 0)->segments[i];
         segments[i]->pins = UINT16_MAX;
     }
     header = session_request(KV_OP_READ, 1);
@@ -2477,7 +2478,7 @@ static void requests_are_counted_on(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < N_THREADS; i++)
-        world.node->data[i].marks = UINT32_MAX;
+        world.node->shard[i].marks = UINT32_MAX;
     good_requests_work();
 }
 
@@ -2537,10 +2538,10 @@ static void expect_gap(const struct put *put, const char *what)
 
 static uint32_t committed(void)
 {
-    const struct kv_part *part =
-        &world.node->data[thread_of_unit(0, 0)].parts[world.session_index];
+    const struct kvs_shard_session *part =
+        &world.node->shard[thread_of_unit(0, 0)].parts[world.session_index];
 
-    return kv_part_unit(part, 0, 0)->committed;
+    return kvs_shard_session_unit(part, 0, 0)->committed;
 }
 
 /* A put whose rows begin beyond those that are there waits for what is under way, and for
@@ -2607,7 +2608,7 @@ static void chains_of_puts_take_turns(void **state)
         MOST_AT_ONCE = 16
     };
     const uint32_t thread = thread_of_unit(0, 0);
-    struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    struct kvs_shard_client *peer = &world.node->shard[thread].clients[world.me.index];
     uint32_t there = 0, n_steps = 0;
     static struct put put;
     uint64_t n_replies;
@@ -2621,7 +2622,7 @@ static void chains_of_puts_take_turns(void **state)
     for (uint32_t token = N_PUTS - 1; token < N_PUTS; token -= 2)
         send_put(&put, token, 1, token, false);
     assert_int_equal(world.n_replies, n_replies);
-    assert_int_equal(peer->n_works, N_PUTS - 1);
+    assert_int_equal(peer->n_requests, N_PUTS - 1);
 
     put.header = session_request(KV_OP_PUT, 1);
     put.header.n_units = 1;
@@ -2652,7 +2653,7 @@ static void sessions_do_not_queue_for_a_look(void **state)
     };
     const uint32_t thread = thread_of_unit(0, 0);
     const struct kv_wire_unit unit = {0, 0, 0};
-    struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    struct kvs_shard_client *peer = &world.node->shard[thread].clients[world.me.index];
     uint32_t sessions[N_SESSIONS], n_steps = 0;
     struct kv_wire_header header;
     static struct put put;
@@ -2674,7 +2675,7 @@ static void sessions_do_not_queue_for_a_look(void **state)
     }
     for (unsigned i = 0; i < 4; i++)
         step();
-    assert_int_equal(peer->n_works, N_SESSIONS);
+    assert_int_equal(peer->n_requests, N_SESSIONS);
 
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
         world.session_index = sessions[i];
@@ -2702,12 +2703,12 @@ static void sessions_do_not_queue_for_a_look(void **state)
 /* More requests than the credits: bounded, and the list of clients says who it is. */
 static void floods_are_bounded(void **state)
 {
-    struct kv_peer *peer;
+    struct kvs_shard_client *peer;
     uint64_t n_most = 0;
 
     (void)state;
     open_session();
-    peer = &world.node->data[0].peers[world.me.index];
+    peer = &world.node->shard[0].clients[world.me.index];
     for (unsigned i = 0; i < 3000; i++) {
         struct kv_wire_header header;
         size_t bytes, bulk;
@@ -2721,14 +2722,14 @@ static void floods_are_bounded(void **state)
         header.token_begin = 1000; /* never there: it waits */
         send_message(world.data[0], &header, scratch, bytes);
         if (i % 100 == 0)
-            kv_node_data_step(world.node, 0);
-        if (kv_pool_lent(world.node->data[0].works) > n_most)
-            n_most = kv_pool_lent(world.node->data[0].works);
+            kvs_node_data_step(world.node, 0);
+        if (kv_pool_used(world.node->shard[0].requests) > n_most)
+            n_most = kv_pool_used(world.node->shard[0].requests);
     }
     for (unsigned i = 0; i < 100; i++)
         step();
     assert_in_range(n_most, 1, CREDITS);
-    assert_true(kv_counted(&peer->busy) + kv_counted(&peer->dropped) > 2000);
+    assert_true(kvs_counted(&peer->busy) + kvs_counted(&peer->dropped) > 2000);
 
     Kvpb__TableRequest request = KVPB__TABLE_REQUEST__INIT;
     request.name = "clients";
@@ -2872,7 +2873,7 @@ static void beyond_the_credits(void **state)
 /* However many clients come, each of their credits has a work, and none has too few. */
 static void credits_are_as_many_as_works(void **state)
 {
-    const struct kv_node_config config = {
+    const struct kvs_node_config config = {
         .name = "crowded",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = 1,
@@ -2883,20 +2884,20 @@ static void credits_are_as_many_as_works(void **state)
         .disk = world.disk,
     };
     uint32_t sum = 0;
-    struct kv_node *node;
+    struct kvs_node *node;
     char detail[256];
 
     (void)state;
-    if (kv_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
+    if (kvs_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     for (uint32_t i = 0; i < config.clients_max; i++) {
-        const uint32_t credits = kv_client_grant(&node->control);
+        const uint32_t credits = kvs_client_grant(&node->control);
 
-        assert_in_range(credits, KV_CREDITS_SURE, KV_CREDITS_MAX);
+        assert_in_range(credits, KVS_CREDITS_SURE, KV_CREDITS_MAX);
         sum += credits;
     }
-    assert_int_equal(sum, kv_pool_size(node->data[0].works));
-    kv_node_destroy(node);
+    assert_int_equal(sum, kv_pool_size(node->shard[0].requests));
+    kvs_node_destroy(node);
 }
 
 /* What a client was granted is another's when it has gone. */
@@ -2916,7 +2917,7 @@ static void deadlines_have_a_most(void **state)
 {
     const struct kv_wire_unit unit = {0, 0, 0};
     uint32_t thread = thread_of_unit(0, 0);
-    const struct kv_peer *peer = &world.node->data[thread].peers[world.me.index];
+    const struct kvs_shard_client *peer = &world.node->shard[thread].clients[world.me.index];
     struct kv_wire_header header;
 
     (void)state;
@@ -2925,15 +2926,15 @@ static void deadlines_have_a_most(void **state)
     header.deadline_us = UINT32_MAX;
     send_message(world.data[thread], &header, &unit, sizeof(unit));
     step();
-    assert_int_equal(peer->n_works, 1);
-    assert_in_range(peer->works->deadline_us - world.clock.virtual_us,
+    assert_int_equal(peer->n_requests, 1);
+    assert_in_range(peer->requests->deadline_us - world.clock.virtual_us,
                     KV_WIRE_DEADLINE_MAX_US - 10 * STEP_US, KV_WIRE_DEADLINE_MAX_US);
     header.op = KV_OP_CANCEL;
     header.offset = header.request_id;
     header.deadline_us = 1;
     send_message(world.data[thread], &header, NULL, 0);
     step();
-    assert_int_equal(peer->n_works, 0);
+    assert_int_equal(peer->n_requests, 0);
     close_session();
     good_requests_work();
 }
@@ -2975,7 +2976,7 @@ static void a_client_that_hangs(void **state)
 {
     uint64_t n_stuck = COUNTED(stalled_clients), id;
     uint32_t index = world.me.index;
-    struct kv_data *data = &world.node->data[thread_of_unit(0, 0)];
+    struct kvs_shard *data = &world.node->shard[thread_of_unit(0, 0)];
 
     (void)state;
     open_session();
@@ -2985,7 +2986,7 @@ static void a_client_that_hangs(void **state)
     id = begin_put(FIRST_ROWS, HANGING_ROWS, 2, UINT32_MAX);
     assert_int_equal(answer_within(id, 11000000), KV_IN_PROGRESS);
     assert_int_equal(COUNTED(stalled_clients), n_stuck + 1);
-    assert_int_equal(data->peers[index].state, KV_PEER_CLOSING);
+    assert_int_equal(data->clients[index].state, KVS_SHARD_CLIENT_CLOSING);
 
     say_hello();
     assert_int_not_equal(world.me.index, index); /* its place is not free yet */
@@ -2994,7 +2995,7 @@ static void a_client_that_hangs(void **state)
     fault_release(world.faulty);
     settle();
     rows_are(FIRST_ROWS, HANGING_ROWS, 3);
-    assert_int_equal(data->peers[index].state, KV_PEER_FREE);
+    assert_int_equal(data->clients[index].state, KVS_SHARD_CLIENT_FREE);
     fault_clear(world.faulty);
     close_session();
     good_requests_work();
@@ -3010,7 +3011,7 @@ static void requests_that_hang(void **state)
     fault_add(world.faulty, &(struct fault_rule){FAULT_IN, FAULT_HOLD_LANDING, KV_WIRE_REQUEST,
                                                  KV_OP_PING, 0, 0});
     memset(scratch, 0, KV_WIRE_BODY_MAX);
-    for (unsigned i = 0; i < KV_RECEIPTS_PEER; i++) {
+    for (unsigned i = 0; i < KVS_PENDING_RECEIVES_CLIENT; i++) {
         struct kv_wire_header header = request_of(KV_OP_PING);
 
         send_message(world.data[0], &header, scratch, KV_WIRE_BODY_MAX);
@@ -3023,10 +3024,10 @@ static void requests_that_hang(void **state)
     }
     assert_int_equal(answer_within(0, 11000000), KV_IN_PROGRESS);
     assert_int_equal(COUNTED(stalled_clients), n_stuck + 1);
-    assert_int_equal(world.node->data[0].peers[index].state, KV_PEER_CLOSING);
+    assert_int_equal(world.node->shard[0].clients[index].state, KVS_SHARD_CLIENT_CLOSING);
     fault_release(world.faulty);
     settle();
-    assert_int_equal(world.node->data[0].peers[index].state, KV_PEER_FREE);
+    assert_int_equal(world.node->shard[0].clients[index].state, KVS_SHARD_CLIENT_FREE);
     fault_clear(world.faulty);
     say_hello();
     good_requests_work();
@@ -3057,7 +3058,8 @@ static void cancels_put_nothing_off(void **state)
     fault_release(world.faulty);
     fault_clear(world.faulty);
     settle();
-    assert_int_equal(world.node->data[thread_of_unit(0, 0)].peers[index].state, KV_PEER_FREE);
+    assert_int_equal(world.node->shard[thread_of_unit(0, 0)].clients[index].state,
+                     KVS_SHARD_CLIENT_FREE);
     close_session();
     good_requests_work();
 }
@@ -3070,7 +3072,7 @@ static void buffers_are_shared_out(void **state)
         N_ROWS = 300
     }; /* of two units: more than goes with an answer */
     const uint32_t thread = thread_of_unit(0, 0);
-    struct kv_data *data = &world.node->data[thread];
+    struct kvs_shard *data = &world.node->shard[thread];
     struct kv_wire_unit units[2];
     struct kv_wire_header header;
     static struct put put;
@@ -3082,11 +3084,11 @@ static void buffers_are_shared_out(void **state)
     for (unsigned i = 0; i < 2; i++)
         fill_unit(&units[i], ROW_BYTES, 0, N_ROWS);
     before = another(0);
-    data->peers[world.me.index].credits = KV_STAGINGS + 8;
+    data->clients[world.me.index].credits = KVS_STAGINGS + 8;
 
     fault_add(world.faulty, &(struct fault_rule){FAULT_OUT, FAULT_HOLD, KV_WIRE_BULK_REPLY,
                                                  KV_OP_READ, 0, 0});
-    for (unsigned i = 0; i < KV_STAGINGS + 8; i++) {
+    for (unsigned i = 0; i < KVS_STAGINGS + 8; i++) {
         header = rows_request(KV_OP_READ, 0, N_ROWS);
         header.n_units = 2;
         send_message(world.data[thread], &header, units, sizeof(units));
@@ -3100,18 +3102,18 @@ static void buffers_are_shared_out(void **state)
     header.n_units = 2;
     send_message(world.data[thread], &header, units, sizeof(units));
     assert_int_equal(answer_within(header.request_id, 500000), KV_OK);
-    assert_int_equal(fault_held(world.faulty), KV_STAGINGS_PEER);
-    assert_int_equal(data->peers[world.me.index].n_works, KV_STAGINGS + 8);
+    assert_int_equal(fault_held(world.faulty), KVS_STAGINGS_CLIENT);
+    assert_int_equal(data->clients[world.me.index].n_requests, KVS_STAGINGS + 8);
     fault_release(world.faulty);
     for (unsigned i = 0; i < 1000; i++)
         step();
-    assert_int_equal(data->peers[world.me.index].n_works, 0);
-    assert_int_equal(kv_pool_lent(data->stagings), 0);
+    assert_int_equal(data->clients[world.me.index].n_requests, 0);
+    assert_int_equal(kv_pool_used(data->stagings), 0);
 
     /* Over rows that are there, and on. */
-    for (unsigned i = 0; i < KV_STAGINGS; i++)
+    for (unsigned i = 0; i < KVS_STAGINGS; i++)
         send_put(&put, N_ROWS - 5, 10, 0, true);
-    assert_int_equal(kv_pool_lent(data->stagings), KV_STAGINGS_PEER - KV_STAGINGS_KEPT / 2);
+    assert_int_equal(kv_pool_used(data->stagings), KVS_STAGINGS_CLIENT - KVS_STAGINGS_KEPT / 2);
     /* Its own answers have some, too. */
     header = rows_request(KV_OP_READ, 0, N_ROWS);
     header.n_units = 2;
@@ -3151,7 +3153,7 @@ static int open_world(void **state)
     assert_int_equal(fault_open(&kv_transport_loopback, NULL, &world.faulty), KV_OK);
     world.disk = kv_disk_memory_open(&world.clock, 0);
     assert_non_null(world.disk);
-    struct kv_node_config config = {
+    struct kvs_node_config config = {
         .name = "node",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = N_THREADS,
@@ -3165,13 +3167,13 @@ static int open_world(void **state)
         .message_control = true,
         .disk = world.disk,
     };
-    assert_int_equal(kv_node_create(&config, &world.node, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvs_node_create(&config, &world.node, detail, sizeof(detail)), KV_OK);
     assert_int_equal(
         kv_transport_loopback.port_open(world.transport, &events, &world, &world.port), KV_OK);
 
     const void *address;
     size_t bytes;
-    world.node->control.port->row->port_address(world.node->control.port, &address, &bytes);
+    world.node->control.port->ops->port_address(world.node->control.port, &address, &bytes);
     connect_to(address, bytes, &world.control);
     say_hello();
     make_model();
@@ -3181,11 +3183,11 @@ static int open_world(void **state)
 static int close_world(void **state)
 {
     (void)state;
-    world.port->row->port_close(world.port);
-    kv_node_destroy(world.node);
-    world.disk->row->close(world.disk);
-    world.transport->row->close(world.transport);
-    world.faulty->row->close(world.faulty);
+    world.port->ops->port_close(world.port);
+    kvs_node_destroy(world.node);
+    world.disk->ops->close(world.disk);
+    world.transport->ops->close(world.transport);
+    world.faulty->ops->close(world.faulty);
     return 0;
 }
 
@@ -3230,14 +3232,14 @@ static void sizes_of_rows_are_bounded(void **state)
 /* Of the models that no session uses, the one that was used longest ago makes room. */
 static void models_used_lately_stay(void **state)
 {
-    struct kv_id128 models[KV_MODELS_MAX + 1];
-    unsigned n = KV_MODELS_MAX;
+    struct kv_id128 models[KVS_MODELS_MAX + 1];
+    unsigned n = KVS_MODELS_MAX;
 
     (void)state;
     kv_random_fill(&world.random, models, sizeof(models));
     for (unsigned i = 0; i < world.node->control.n_models; i++)
         n -= world.node->control.models[i]->n_sessions > 0;
-    assert_in_range(n, 4, KV_MODELS_MAX);
+    assert_in_range(n, 4, KVS_MODELS_MAX);
     for (unsigned i = 0; i < n; i++)
         make_model_of(&models[i]);
     make_model_of(&models[0]); /* once more */

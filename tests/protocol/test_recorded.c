@@ -81,7 +81,7 @@ static struct {
     struct kv_clock clock;
     struct kv_transport *transport;
     struct kv_disk *disk;
-    struct kv_node *node;
+    struct kvs_node *node;
     uint64_t round;
     struct recorded_messages said;
 } world;
@@ -131,7 +131,7 @@ static void open_world(void)
     assert_int_equal(tap_open(on_sent, NULL, &world.transport), KV_OK);
     world.disk = kv_disk_memory_open(&world.clock, 0);
     assert_non_null(world.disk);
-    const struct kv_node_config config = {
+    const struct kvs_node_config config = {
         .name = "recorded",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = 1,
@@ -145,23 +145,23 @@ static void open_world(void)
         .disk = world.disk,
     };
 
-    if (kv_node_create(&config, &world.node, detail, sizeof(detail)) != KV_OK)
+    if (kvs_node_create(&config, &world.node, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
 }
 
 static void close_world(void)
 {
-    kv_node_destroy(world.node);
-    world.disk->row->close(world.disk);
-    world.transport->row->close(world.transport);
+    kvs_node_destroy(world.node);
+    world.disk->ops->close(world.disk);
+    world.transport->ops->close(world.transport);
     recorded_free(&world.said);
 }
 
 static void step_node(void)
 {
     world.clock.virtual_us += STEP_US;
-    kv_node_control_step(world.node);
-    kv_node_data_step(world.node, 0);
+    kvs_node_control_step(world.node);
+    kvs_node_data_step(world.node, 0);
     world.round++;
 }
 
@@ -177,15 +177,15 @@ static void step(void)
 
 static void open_side(unsigned i)
 {
-    const char *address = strchr(kv_node_address(world.node), ':');
+    const char *address = strchr(kvs_node_address(world.node), ':');
     char remote_address[2 * KV_WIRE_ADDRESS_MAX + 32];
-    const struct kv_remote_setup remote = {.address = remote_address,
-                                           .mode = KV_CHANNEL_NETWORK};
-    const struct kv_client_setup setup = {
+    const struct kvc_node_setup remote = {.address = remote_address,
+                                          .mode = KV_CHANNEL_NETWORK};
+    const struct kvc_client_setup setup = {
         .nodes = &remote,
         .n_nodes = 1,
         .transport = world.transport,
-        .open_control = kv_control_message_open,
+        .open_control = kvc_control_message_open,
         .clock = &world.clock,
         .seed = 100 + i,
         .name = i == 0 ? "first" : "second",
@@ -194,7 +194,7 @@ static void open_side(unsigned i)
 
     assert_non_null(address);
     snprintf(remote_address, sizeof(remote_address), "loopback%s", address);
-    assert_int_equal(kv_client_create(&setup, &sides[i].client), KV_OK);
+    assert_int_equal(kvc_client_create(&setup, &sides[i].client), KV_OK);
     assert_int_equal(kv_buffer_alloc(sides[i].client, BUFFER_BYTES, &sides[i].buffer), KV_OK);
     memset(kv_buffer_data(sides[i].buffer), 0, BUFFER_BYTES);
 }
@@ -886,9 +886,9 @@ static void open_strangers(void)
         const void *address;
         size_t bytes;
 
-        assert_int_equal(world.transport->row->port_open(world.transport, &events, NULL, &port),
+        assert_int_equal(world.transport->ops->port_open(world.transport, &events, NULL, &port),
                          KV_OK);
-        port->row->port_address(port, &address, &bytes);
+        port->ops->port_address(port, &address, &bytes);
         for (unsigned number = 0; number < TAP_PORTS_MAX; number++) {
             tap_address(number, wanted);
             if (memcmp(address, wanted, bytes) != 0)
@@ -903,7 +903,7 @@ static void open_strangers(void)
 static void close_stranger(unsigned number)
 {
     if (strangers.ports[number] != NULL)
-        strangers.ports[number]->row->port_close(strangers.ports[number]);
+        strangers.ports[number]->ops->port_close(strangers.ports[number]);
     strangers.ports[number] = NULL;
 }
 
@@ -928,7 +928,7 @@ static void send_recorded(const struct recorded_message *message)
     memcpy(&header, message->data, sizeof(header));
     if (*channel == NULL) {
         tap_address(message->to, address);
-        assert_int_equal(port->row->connect(port, address, sizeof(address), KV_CHANNEL_NETWORK,
+        assert_int_equal(port->ops->connect(port, address, sizeof(address), KV_CHANNEL_NETWORK,
                                             NULL, channel),
                          KV_OK);
     }
@@ -1031,7 +1031,7 @@ static void every_operation(void **state)
             is_answered[header.op] = true;
     }
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        const char *name = kv_op_name((enum kv_op_id)op);
+        const char *name = kvs_op_name((enum kv_op_id)op);
 
         if (name == NULL)
             continue;

@@ -10,65 +10,65 @@
 
 /* Records of segments stay with the heap once they were carved, and so do the pages where they
  * are. */
-static uint64_t record_bytes(const struct kv_heap *heap)
+static uint64_t record_bytes(const struct kvs_segment_store *heap)
 {
-    const char *base = kv_arena_base(heap->arena);
-    uint64_t n_pages = kv_arena_bytes(heap->arena) / KV_ARENA_PAGE, n_held = 0;
+    const char *base = kvs_arena_base(heap->arena);
+    uint64_t n_pages = kvs_arena_bytes(heap->arena) / KVS_ARENA_PAGE, n_held = 0;
     bool *is_held = calloc(n_pages, sizeof(bool));
 
     if (is_held == NULL)
         abort();
-    for (const struct kv_segment *record = heap->free_records; record != NULL;
-         record = (const struct kv_segment *)(const void *)record->rows)
-        is_held[((const char *)record - base) / KV_ARENA_PAGE] = true;
+    for (const struct kvs_segment *record = heap->free_records; record != NULL;
+         record = (const struct kvs_segment *)(const void *)record->rows)
+        is_held[((const char *)record - base) / KVS_ARENA_PAGE] = true;
     for (uint64_t i = 0; i < n_pages; i++)
         n_held += is_held[i];
     free(is_held);
-    return n_held * KV_ARENA_PAGE;
+    return n_held * KVS_ARENA_PAGE;
 }
 
-void node_look(struct kv_node *node, struct node_look *ret_look)
+void node_look(struct kvs_node *node, struct node_look *ret_look)
 {
     struct node_look look = {.sessions = node->control.n_sessions,
                              .calls = node->control.n_calls};
 
     for (uint32_t i = 0; i < node->control.config.clients_max; i++)
-        look.clients += node->control.clients[i].state != KV_CLIENT_FREE;
+        look.clients += node->control.clients[i].state != KVS_CLIENT_FREE;
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_data *data = &node->data[i];
-        uint64_t lent = kv_arena_bytes_lent(data->arena);
-        uint64_t records = record_bytes(&data->heap);
+        const struct kvs_shard *data = &node->shard[i];
+        uint64_t lent = kvs_arena_bytes_used(data->arena);
+        uint64_t records = record_bytes(&data->store);
 
-        look.works += kv_pool_lent(data->works);
-        look.bodies += kv_pool_lent(data->bodies);
-        look.stagings += kv_pool_lent(data->stagings);
-        look.segments += data->heap.n_segments;
-        struct kv_indexer_stats index;
-        kv_indexer_stats(data->indexer, &index);
-        look.codebooks += kv_pool_lent(data->codebooks.pool);
+        look.works += kv_pool_used(data->requests);
+        look.bodies += kv_pool_used(data->bodies);
+        look.stagings += kv_pool_used(data->stagings);
+        look.segments += data->store.n_segments;
+        struct kvs_indexer_stats index;
+        kvs_indexer_stats(data->indexer, &index);
+        look.codebooks += kv_pool_used(data->codebooks.pool);
         look.jobs += index.n_jobs;
         look.queriers += kvs_query_queue_of(data)->owner != NULL ||
                          kvs_query_queue_of(data)->waiting.first != NULL;
         look.objects += kv_map_count(data->objects.map);
         look.object_bytes += data->objects.bytes;
         look.bytes_strayed += lent > records ? lent - records : 0;
-        look.corrupt_rows += kv_counted(&data->stats.corrupt_rows);
-        look.bad_messages += kv_counted(&data->stats.bad_messages);
+        look.corrupt_rows += kvs_counted(&data->stats.corrupt_rows);
+        look.bad_messages += kvs_counted(&data->stats.bad_messages);
     }
     *ret_look = look;
 }
 
 /* Are these the codes that the codebook gives the segment's keys? */
-static bool are_codes(const struct kv_codebook *book,
-                      const struct kv_segment *segment,
+static bool are_codes(const struct kvs_codebook *book,
+                      const struct kvs_segment *segment,
                       enum kv_key_type type,
                       uint32_t row_bytes)
 {
-    static float keys[KV_PQ_TILE * KV_CODEBOOK_DIM_MAX];
+    static float keys[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
     static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
-    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
 
-    kv_keys_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
+    kv_exact_scores_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
     kv_kmeans_encode(&book->shape, &kmeans, keys, segment->n_coded, codes, KV_PQ_TILE);
     kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);
     for (uint32_t j = 0; j < book->shape.m; j++)
@@ -78,22 +78,23 @@ static bool are_codes(const struct kv_codebook *book,
     return true;
 }
 
-static const char *
-unit_fault(const struct kv_data *data, const struct kv_part *part, const struct kv_unit *unit)
+static const char *unit_fault(const struct kvs_shard *data,
+                              const struct kvs_shard_session *part,
+                              const struct kvs_unit *unit)
 {
     const struct kv_layer_schema *layer = &part->schema->layers[unit->layer];
     static char text[160];
     const char *why = NULL;
 
     for (uint32_t i = 0; i < unit->n_segments && why == NULL; i++) {
-        const struct kv_segment *segment = unit->segments[i];
-        const struct kv_codebook *book;
+        const struct kvs_segment *segment = unit->segments[i];
+        const struct kvs_codebook *book;
 
         if (segment->training && segment->pins == 0)
             why = "a job has it, and it is not pinned";
         if (segment->codes == NULL)
             continue;
-        book = kv_codebook_at(&data->codebooks, segment->codebook);
+        book = kvs_codebook_at(&data->codebooks, segment->codebook);
         if (segment->n_coded == 0 || segment->n_coded > segment->n_written)
             why = "its codes are too few or too many";
         else if (book->refs == 0 || book->shape.d != layer->d_k)
@@ -107,12 +108,12 @@ unit_fault(const struct kv_data *data, const struct kv_part *part, const struct 
     return why != NULL ? text : NULL;
 }
 
-const char *node_codes_fault(struct kv_node *node)
+const char *node_codes_fault(struct kvs_node *node)
 {
     const char *why = NULL;
 
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_data *data = &node->data[i];
+        const struct kvs_shard *data = &node->shard[i];
 
         for (uint32_t j = 0; j < data->n_parts; j++)
             for (uint32_t k = 0; data->parts[j].used && k < data->parts[j].n_units; k++)
@@ -123,24 +124,24 @@ const char *node_codes_fault(struct kv_node *node)
 }
 
 /* The unit of a session; NULL: that data thread does not have it. */
-static struct kv_unit *
-unit_of(const struct kv_data *data, const struct node_place *place, unsigned which)
+static struct kvs_unit *
+unit_of(const struct kvs_shard *data, const struct node_place *place, unsigned which)
 {
-    const struct kv_part *part = &data->parts[place->sessions[which]];
+    const struct kvs_shard_session *part = &data->parts[place->sessions[which]];
 
-    return part->used ? kv_part_unit(part, place->layer, place->head) : NULL;
+    return part->used ? kvs_shard_session_unit(part, place->layer, place->head) : NULL;
 }
 
-bool node_swap(struct kv_node *node, const struct node_place *place)
+bool node_swap(struct kvs_node *node, const struct node_place *place)
 {
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        struct kv_unit *a = unit_of(&node->data[i], place, 0);
-        struct kv_unit *b = unit_of(&node->data[i], place, 1);
+        struct kvs_unit *a = unit_of(&node->shard[i], place, 0);
+        struct kvs_unit *b = unit_of(&node->shard[i], place, 1);
 
         if (a == NULL || b == NULL || place->block >= a->n_segments ||
             place->block >= b->n_segments)
             continue;
-        struct kv_segment *segment = a->segments[place->block];
+        struct kvs_segment *segment = a->segments[place->block];
         a->segments[place->block] = b->segments[place->block];
         b->segments[place->block] = segment;
         return segment != a->segments[place->block];
@@ -148,7 +149,7 @@ bool node_swap(struct kv_node *node, const struct node_place *place)
     return false;
 }
 
-uint32_t node_verify(struct kv_node *node,
+uint32_t node_verify(struct kvs_node *node,
                      const struct node_place *place,
                      unsigned which,
                      bool ret_is_bad[KV_BLOCK_TOKENS])
@@ -156,8 +157,8 @@ uint32_t node_verify(struct kv_node *node,
     const uint32_t begin = place->block * KV_BLOCK_TOKENS;
 
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_data *data = &node->data[i];
-        const struct kv_unit *unit = unit_of(data, place, which);
+        const struct kvs_shard *data = &node->shard[i];
+        const struct kvs_unit *unit = unit_of(data, place, which);
 
         if (unit == NULL || unit->committed <= begin)
             continue;
@@ -166,8 +167,9 @@ uint32_t node_verify(struct kv_node *node,
             n_rows = KV_BLOCK_TOKENS;
         for (uint32_t j = 0; j < n_rows; j++)
             ret_is_bad[j] =
-                kv_part_verify(&data->parts[place->sessions[which]], unit, begin + j, 1,
-                               kv_unit_row(unit, begin + j), kv_unit_crc(unit, begin + j)) == 0;
+                kvs_shard_session_verify(&data->parts[place->sessions[which]], unit, begin + j,
+                                         1, kvs_unit_row(unit, begin + j),
+                                         kvs_unit_crc(unit, begin + j)) == 0;
         return n_rows;
     }
     return 0;

@@ -16,7 +16,7 @@ struct node_look {
     uint64_t corrupt_rows, bad_messages;
 };
 
-void node_look(struct kv_node *node, struct node_look *ret_look);
+void node_look(struct kvs_node *node, struct node_look *ret_look);
 
 /* A block of a unit that two sessions have. */
 struct node_place {
@@ -26,16 +26,16 @@ struct node_place {
 
 /* Exchanges the two sessions' segments there.  false: nothing happened, a session has none, or
  * both have the same. */
-bool node_swap(struct kv_node *node, const struct node_place *place);
+bool node_swap(struct kvs_node *node, const struct node_place *place);
 
 /* Which committed rows of the block, in sessions[which], fail the check that the node makes of
  * rows.  Returns how many rows there are; 0: there is no such block. */
-uint32_t node_verify(struct kv_node *node,
+uint32_t node_verify(struct kvs_node *node,
                      const struct node_place *place,
                      unsigned which,
                      bool ret_is_bad[KV_BLOCK_TOKENS]);
 
 /* All codes of all units against their keys: NULL, or what is wrong. */
-const char *node_codes_fault(struct kv_node *node);
+const char *node_codes_fault(struct kvs_node *node);
 
 #endif

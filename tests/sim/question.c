@@ -307,7 +307,7 @@ static void candidates_free(struct candidates *candidates)
 static bool candidates_code(struct candidates *candidates,
                             const struct question *question,
                             const struct truth *truth,
-                            struct kv_node *const *nodes,
+                            struct kvs_node *const *nodes,
                             uint32_t head,
                             const struct kv_query_result *found)
 {
@@ -593,7 +593,7 @@ static const char *ids_fault(const struct kv_query *query, const struct kv_query
 
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
-                           struct kv_node *const *nodes,
+                           struct kvs_node *const *nodes,
                            const struct kv_session *session,
                            uint64_t since,
                            const struct kv_op *op)

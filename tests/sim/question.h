@@ -19,7 +19,7 @@ enum {
     QUESTION_HELD_MAX = TRUTH_UNITS_MAX * (TRUTH_TOKENS_MAX / KV_BLOCK_TOKENS),
 };
 
-struct kv_node;
+struct kvs_node;
 
 struct question {
     struct kv_query query;
@@ -45,7 +45,7 @@ void question_free(struct question *question);
  *   nodes  by place, NULL where one is dead; NULL: rows may have lost their codes since */
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
-                           struct kv_node *const *nodes,
+                           struct kvs_node *const *nodes,
                            const struct kv_session *session,
                            uint64_t since,
                            const struct kv_op *op);

@@ -136,7 +136,7 @@ struct sim_net {
     uint64_t hash;
 };
 
-static const struct kv_transport_row net_row;
+static const struct kv_transport_ops net_row;
 
 /* ---- chance and time --------------------------------------------------------------------- */
 
@@ -588,7 +588,7 @@ static kv_status_t net_connect(struct kv_port *base,
         return KV_UNREACHABLE;
 
     channel = failing_memory_sure(1, sizeof(*channel));
-    channel->base.row = &net_row;
+    channel->base.ops = &net_row;
     channel->port = port;
     channel->peer = peer;
     channel->mode = mode;
@@ -693,7 +693,7 @@ static kv_status_t net_send(struct kv_channel *base,
         channel_fail_later(channel, latency(net));
 
     message = failing_memory_sure(1, sizeof(*message));
-    message->base.row = &net_row;
+    message->base.ops = &net_row;
     message->refs = 1;
     message->channel = channel;
     message->is_large = data_bytes > net->inline_bytes;
@@ -790,7 +790,7 @@ static kv_status_t net_port_open(struct kv_transport *base,
     struct sim_net *net = transport->net;
     struct net_port *port = failing_memory_sure(1, sizeof(*port));
 
-    port->base.row = &net_row;
+    port->base.ops = &net_row;
     port->transport = transport;
     port->events = *events;
     port->owner = owner;
@@ -977,7 +977,7 @@ static void net_describe(struct kv_transport *transport, char *text, size_t text
 }
 
 /* Its name is what carriers of control messages look for in an address. */
-static const struct kv_transport_row net_row = {
+static const struct kv_transport_ops net_row = {
     .name = "loopback",
     .open = net_open,
     .close = net_close,
@@ -1052,7 +1052,7 @@ struct kv_transport *sim_net_transport(struct sim_net *net, unsigned place)
     struct net_transport *transport = failing_memory_sure(1, sizeof(*transport));
 
     assert(place < SIM_PLACES_MAX);
-    transport->base.row = &net_row;
+    transport->base.ops = &net_row;
     transport->net = net;
     transport->place = place;
     transport->next = net->transports;

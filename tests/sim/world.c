@@ -162,7 +162,7 @@ struct client {
 
 struct node {
     struct own_clock clock;
-    struct kv_node *node; /* NULL: dead */
+    struct kvs_node *node; /* NULL: dead */
     struct kv_transport *transport;
     struct kv_disk *disk;
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
@@ -299,7 +299,7 @@ static void node_begin(struct world *world, unsigned place)
 {
     struct node *node = &world->nodes[place];
     char name[16], detail[256];
-    struct kv_node_config config = {
+    struct kvs_node_config config = {
         .name = name,
         .memory_bytes = world->node_bytes * node->n_threads,
         .n_threads = node->n_threads,
@@ -322,11 +322,11 @@ static void node_begin(struct world *world, unsigned place)
         node->disk = kv_disk_memory_open(
             &world->clock, has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0);
     config.disk = node->disk;
-    if (kv_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
+    if (kvs_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
         fprintf(stderr, "kv_sim: %s\n", detail);
         abort();
     }
-    snprintf(node->address, sizeof(node->address), "%s", kv_node_address(node->node));
+    snprintf(node->address, sizeof(node->address), "%s", kvs_node_address(node->node));
     if (node->drained_us != 0)
         world->drain_heard_us = world->clock.virtual_us + DRAIN_HEARD_US;
     node->drained_us = 0;
@@ -337,11 +337,11 @@ static void node_end(struct world *world, unsigned place)
 {
     struct node *node = &world->nodes[place];
 
-    kv_node_destroy(node->node);
+    kvs_node_destroy(node->node);
     node->node = NULL;
     /* What is under way to the disk names the node. */
     if (node->disk != NULL)
-        node->disk->row->close(node->disk);
+        node->disk->ops->close(node->disk);
     node->disk = NULL;
     (void)world;
 }
@@ -386,10 +386,10 @@ static void drains_step(struct world *world)
 
         if (node->node == NULL)
             continue;
-        if (kv_node_drain_requested(node->node))
+        if (kvs_node_drain_requested(node->node))
             node_drains(world, i);
         if (node->drained_us != 0 &&
-            (kv_node_drained(node->node) ||
+            (kvs_node_drained(node->node) ||
              (!world->is_calm && node->drained_us <= world->clock.virtual_us)))
             node_stop(world, i, false);
     }
@@ -418,21 +418,21 @@ static bool may_hear_of_drain(const struct world *world)
 static kv_status_t open_control(struct kv_client *client,
                                 uint32_t place,
                                 const char *address,
-                                struct kv_control **ret_control)
+                                struct kvc_control **ret_control)
 {
     const struct client *own = (const struct client *)(const void *)client->loop.clock;
 
     (void)address;
-    return kv_control_message_open(client, place, own->world->nodes[place].address,
-                                   ret_control);
+    return kvc_control_message_open(client, place, own->world->nodes[place].address,
+                                    ret_control);
 }
 
 static void client_begin(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
-    struct kv_remote_setup nodes[WORLD_NODES_MAX];
+    struct kvc_node_setup nodes[WORLD_NODES_MAX];
     char name[16];
-    struct kv_client_setup setup = {
+    struct kvc_client_setup setup = {
         .nodes = nodes,
         .n_nodes = world->n_nodes,
         .open_control = open_control,
@@ -451,13 +451,13 @@ static void client_begin(struct world *world, unsigned number)
     clock_begin(world, &client->clock);
     snprintf(name, sizeof(name), "client%u", number);
     for (unsigned i = 0; i < world->n_nodes; i++)
-        nodes[i] = (struct kv_remote_setup){
+        nodes[i] = (struct kvc_node_setup){
             .address = "sim",
             .mode = one_in(world, 2) ? KV_CHANNEL_NETWORK : KV_CHANNEL_SHARED,
         };
     client->transport = sim_net_transport(world->net, WORLD_NODES_MAX + number);
     setup.transport = client->transport;
-    if (kv_client_create(&setup, &client->client) != KV_OK)
+    if (kvc_client_create(&setup, &client->client) != KV_OK)
         abort();
     client->n_begun = client->n_ended = 0;
     for (unsigned i = 0; i < SLOTS_MAX; i++) {
@@ -1505,7 +1505,7 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         kv_op_index_result(task->op, &indexed);
         why = question_index_fault(&task->index, truth, is_first, &indexed);
     } else if (status == KV_OK) {
-        struct kv_node *nodes[WORLD_NODES_MAX];
+        struct kvs_node *nodes[WORLD_NODES_MAX];
 
         for (unsigned i = 0; i < world->n_nodes; i++)
             nodes[i] = world->nodes[i].node;
@@ -1784,9 +1784,9 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
         return false;
     enter(world);
     if (part == 0)
-        is_busy = kv_node_control_step(node->node);
+        is_busy = kvs_node_control_step(node->node);
     else if (part <= node->n_threads)
-        is_busy = kv_node_data_step(node->node, part - 1);
+        is_busy = kvs_node_data_step(node->node, part - 1);
     leave();
     return is_busy;
 }
@@ -1925,7 +1925,7 @@ static void strike_drain(struct world *world, unsigned place, unsigned number)
     if (one_in(world, 2)) {
         task_begin(world, &world->clients[number], TASK_DRAIN);
     } else {
-        kv_node_drain(node->node);
+        kvs_node_drain(node->node);
         node_drains(world, place);
     }
 }
@@ -2110,7 +2110,7 @@ static void turn_idle(void *world)
 static void check_swaps(struct world *world)
 {
     struct client *client = &world->clients[below(world, N_CLIENTS)];
-    struct kv_node *nodes[WORLD_NODES_MAX];
+    struct kvs_node *nodes[WORLD_NODES_MAX];
     struct swaps swaps = {
         .client = client->client,
         .model = &world->models[below(world, N_MODELS)],

@@ -21,7 +21,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
 {
     const struct cluster_setup *setup = &cluster->setup;
     char name[16], detail[256] = "";
-    struct kv_node_config node = {
+    struct kvs_node_config node = {
         .name = name,
         .memory_bytes = setup->memory_bytes,
         .n_threads = setup->n_threads,
@@ -37,9 +37,9 @@ void cluster_start(struct cluster *cluster, uint32_t i)
 
     assert_null(cluster->nodes[i]);
     snprintf(name, sizeof(name), "node-%u", i);
-    if (kv_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
+    if (kvs_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
-    assert_int_equal(kv_node_start(cluster->nodes[i], true), KV_OK);
+    assert_int_equal(kvs_node_start(cluster->nodes[i], true), KV_OK);
 }
 
 bool cluster_open(struct cluster *cluster, const struct cluster_setup *setup)
@@ -67,8 +67,8 @@ void cluster_end(struct cluster *cluster, uint32_t node)
 {
     if (cluster->nodes[node] == NULL)
         return;
-    kv_node_stop(cluster->nodes[node]);
-    kv_node_destroy(cluster->nodes[node]);
+    kvs_node_stop(cluster->nodes[node]);
+    kvs_node_destroy(cluster->nodes[node]);
     cluster->nodes[node] = NULL;
 }
 
@@ -76,10 +76,10 @@ void cluster_close(struct cluster *cluster)
 {
     for (uint32_t i = 0; i < cluster->n_nodes; i++) {
         cluster_end(cluster, i);
-        cluster->disks[i]->row->close(cluster->disks[i]);
+        cluster->disks[i]->ops->close(cluster->disks[i]);
     }
     if (cluster->transport != NULL)
-        cluster->transport->row->close(cluster->transport);
+        cluster->transport->ops->close(cluster->transport);
     memset(cluster, 0, sizeof(*cluster));
 }
 
@@ -87,12 +87,12 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
                                   const struct cluster_client *setup)
 {
     static char addresses[CLUSTER_NODES_MAX][2 * KV_WIRE_ADDRESS_MAX + 32];
-    struct kv_remote_setup remotes[CLUSTER_NODES_MAX];
-    struct kv_client_setup client_setup = {
+    struct kvc_node_setup remotes[CLUSTER_NODES_MAX];
+    struct kvc_client_setup client_setup = {
         .nodes = remotes,
         .n_nodes = cluster->n_nodes,
         .transport = cluster->transport,
-        .open_control = kv_control_message_open,
+        .open_control = kvc_control_message_open,
         .clock = &kv_clock_real,
         .name = "test",
         .deadline_ms = 60000, /* under a sanitizer, on a busy machine */
@@ -102,12 +102,12 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
 
     for (uint32_t i = 0; i < cluster->n_nodes; i++) {
         /* The carrier knows one scheme, whatever the row's addresses are. */
-        const char *address = strchr(kv_node_address(cluster->nodes[i]), ':');
+        const char *address = strchr(kvs_node_address(cluster->nodes[i]), ':');
 
         assert_non_null(address);
         snprintf(addresses[i], sizeof(addresses[i]), "loopback%s", address);
         remotes[i] =
-            (struct kv_remote_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
+            (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
     }
     if (setup != NULL) {
         if (setup->transport != NULL)
@@ -120,7 +120,7 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
         client_setup.credits = setup->credits;
         client_setup.tenant = setup->tenant;
     }
-    assert_int_equal(kv_client_create(&client_setup, &client), KV_OK);
+    assert_int_equal(kvc_client_create(&client_setup, &client), KV_OK);
     return client;
 }
 
@@ -161,7 +161,7 @@ static void begin_look(const struct cluster *cluster)
     uint64_t begin_us = kv_clock_now(&kv_clock_real);
 
     for (uint32_t i = 0; i < cluster->n_nodes; i++)
-        while (kv_node_last_step_us(cluster->nodes[i]) < begin_us) {
+        while (kvs_node_last_step_us(cluster->nodes[i]) < begin_us) {
             if (kv_clock_now(&kv_clock_real) - begin_us > BECOMES_US)
                 fail_msg("node %u: a data thread stands still", i);
             kv_sleep_fds(NULL, 0, LOOK_AGAIN_US);

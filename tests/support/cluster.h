@@ -17,7 +17,7 @@ enum {
 };
 
 struct cluster_setup {
-    const struct kv_transport_row *row;
+    const struct kv_transport_ops *row;
     const char *transports; /* of the row's configuration */
     uint32_t n_nodes, n_threads;
     uint64_t memory_bytes; /* of each node */
@@ -29,7 +29,7 @@ struct cluster {
     struct cluster_setup setup;
     struct kv_transport *transport;
     struct kv_disk *disks[CLUSTER_NODES_MAX];
-    struct kv_node *nodes[CLUSTER_NODES_MAX];
+    struct kvs_node *nodes[CLUSTER_NODES_MAX];
     uint32_t n_nodes;
 };
 

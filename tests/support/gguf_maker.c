@@ -54,32 +54,32 @@ void maker_key(struct gguf_maker *maker, const char *key, uint32_t type)
 
 void maker_key_u32(struct gguf_maker *maker, const char *key, uint32_t value)
 {
-    maker_key(maker, key, KV_GGUF_U32);
+    maker_key(maker, key, KVW_GGUF_U32);
     maker_u32(maker, value);
 }
 
 void maker_key_bool(struct gguf_maker *maker, const char *key, bool value)
 {
-    maker_key(maker, key, KV_GGUF_BOOL);
+    maker_key(maker, key, KVW_GGUF_BOOL);
     maker_bytes(maker, value ? "\1" : "\0", 1);
 }
 
 void maker_key_f32(struct gguf_maker *maker, const char *key, float value)
 {
-    maker_key(maker, key, KV_GGUF_F32);
+    maker_key(maker, key, KVW_GGUF_F32);
     maker_bytes(maker, &value, sizeof(value));
 }
 
 void maker_key_string(struct gguf_maker *maker, const char *key, const char *value)
 {
-    maker_key(maker, key, KV_GGUF_STRING);
+    maker_key(maker, key, KVW_GGUF_STRING);
     maker_string(maker, value);
 }
 
 static void
 maker_key_array(struct gguf_maker *maker, const char *key, uint32_t type, size_t count)
 {
-    maker_key(maker, key, KV_GGUF_ARRAY);
+    maker_key(maker, key, KVW_GGUF_ARRAY);
     maker_u32(maker, type);
     maker_u64(maker, count);
 }
@@ -89,7 +89,7 @@ void maker_key_strings(struct gguf_maker *maker,
                        const char *const *values,
                        size_t count)
 {
-    maker_key_array(maker, key, KV_GGUF_STRING, count);
+    maker_key_array(maker, key, KVW_GGUF_STRING, count);
     for (size_t i = 0; i < count; i++)
         maker_string(maker, values[i]);
 }
@@ -99,7 +99,7 @@ void maker_key_u32s(struct gguf_maker *maker,
                     const uint32_t *values,
                     size_t count)
 {
-    maker_key_array(maker, key, KV_GGUF_U32, count);
+    maker_key_array(maker, key, KVW_GGUF_U32, count);
     maker_bytes(maker, values, count * sizeof(*values));
 }
 
@@ -108,7 +108,7 @@ void maker_key_f32s(struct gguf_maker *maker,
                     const float *values,
                     size_t count)
 {
-    maker_key_array(maker, key, KV_GGUF_F32, count);
+    maker_key_array(maker, key, KVW_GGUF_F32, count);
     maker_bytes(maker, values, count * sizeof(*values));
 }
 

@@ -117,7 +117,7 @@ void make_model(struct made_model *made,
         const struct made_tensor *tensor = &made->tensors[i];
         const uint64_t dims[2] = {tensor->columns, tensor->rows};
 
-        maker_tensor(&made->maker, tensor->name, tensor->rows > 1 ? 2 : 1, dims, KV_TENSOR_F32,
+        maker_tensor(&made->maker, tensor->name, tensor->rows > 1 ? 2 : 1, dims, KVW_TENSOR_F32,
                      offset);
         offset += (tensor->columns * tensor->rows * sizeof(float) + 31) / 32 * 32;
     }
@@ -136,14 +136,14 @@ void make_model(struct made_model *made,
 
     char detail[512] = "";
 
-    if (kv_gguf_open_memory(made->aligned, made->maker.bytes, "made", &made->gguf, detail,
-                            sizeof(detail)) != KV_OK)
+    if (kvw_gguf_open_memory(made->aligned, made->maker.bytes, "made", &made->gguf, detail,
+                             sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
 }
 
 void unmake_model(struct made_model *made)
 {
-    kv_gguf_close(made->gguf);
+    kvw_gguf_close(made->gguf);
     for (size_t i = 0; i < made->n_tensors; i++)
         free(made->tensors[i].values);
     maker_free(&made->maker);

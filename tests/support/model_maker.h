@@ -40,7 +40,7 @@ struct made_model {
     struct made_tensor tensors[MADE_TENSORS + 1];
     size_t n_tensors;
     void *aligned;
-    struct kv_gguf *gguf;
+    struct kvw_gguf *gguf;
 };
 
 /* With a tokenizer unless it is NULL; the vocabulary is then the tokenizer's.  The same

@@ -15,20 +15,20 @@ enum {
 
 struct model_session {
     struct made_model made;
-    struct kv_device *device;
-    struct kv_model *model;
-    struct kv_embedded *embedded;
+    struct kvw_device *device;
+    struct kvw_model *model;
+    struct kvw_embedded *embedded;
     struct kv_client *client;
-    struct kv_attention *attention;
-    struct kv_forward *forward;
+    struct kvw_method *attention;
+    struct kvw_forward *forward;
     uint32_t n_tokens;
     uint32_t tokens[MODEL_SESSION_TOKENS_MAX]; /* drawn; the same ones every time */
 };
 
 /* All must go well, or the test fails. */
 void model_session_open(struct model_session *session,
-                        const struct kv_attention_row *row,
-                        const struct kv_attention_options *options,
+                        const struct kvw_method_ops *row,
+                        const struct kvw_method_options *options,
                         enum kv_dtype dtype,
                         uint32_t n_tokens);
 void model_session_close(struct model_session *session);

@@ -25,7 +25,7 @@ code_at(const struct kv_pq_shape *shape, const uint8_t *tile, uint32_t row, uint
 }
 
 static void
-stand_for(const struct kv_codebook *book, const uint8_t *tile, uint32_t row, double *ret_key)
+stand_for(const struct kvs_codebook *book, const uint8_t *tile, uint32_t row, double *ret_key)
 {
     const uint32_t width = book->shape.d / book->shape.m;
 
@@ -38,25 +38,25 @@ stand_for(const struct kv_codebook *book, const uint8_t *tile, uint32_t row, dou
     }
 }
 
-static void codes_of_unit(const struct kv_data *data,
-                          const struct kv_unit *unit,
+static void codes_of_unit(const struct kvs_shard *data,
+                          const struct kvs_unit *unit,
                           uint32_t d_k,
                           uint32_t n_tokens,
                           double *ret_keys,
                           bool *ret_coded)
 {
     for (uint32_t token = 0; token < n_tokens; token++) {
-        const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+        const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
         const uint32_t row = token % KV_BLOCK_TOKENS;
 
         ret_coded[token] = segment->codes != NULL && row < segment->n_coded;
         if (ret_coded[token])
-            stand_for(kv_codebook_at(&data->codebooks, segment->codebook), segment->codes, row,
+            stand_for(kvs_codebook_at(&data->codebooks, segment->codebook), segment->codes, row,
                       ret_keys + (size_t)token * d_k);
     }
 }
 
-bool node_codes(struct kv_node *node,
+bool node_codes(struct kvs_node *node,
                 const struct kv_id128 *session_token,
                 uint32_t layer,
                 uint32_t kv_head,
@@ -65,15 +65,15 @@ bool node_codes(struct kv_node *node,
                 bool *ret_coded)
 {
     for (uint32_t i = 0; i < node->n_threads; i++) {
-        const struct kv_data *data = &node->data[i];
+        const struct kvs_shard *data = &node->shard[i];
 
         for (uint32_t j = 0; j < data->n_parts; j++) {
-            const struct kv_part *part = &data->parts[j];
-            const struct kv_unit *unit;
+            const struct kvs_shard_session *part = &data->parts[j];
+            const struct kvs_unit *unit;
 
             if (!part->used || memcmp(&part->token, session_token, sizeof(*session_token)) != 0)
                 continue;
-            unit = kv_part_unit(part, layer, kv_head);
+            unit = kvs_shard_session_unit(part, layer, kv_head);
             if (unit == NULL || unit->committed < n_tokens)
                 continue;
             const uint32_t d_k = part->schema->layers[layer].d_k;

@@ -13,7 +13,7 @@
  * them.
  *   ret_keys   (n_tokens, d_k) the centroids of a row's codes, side by side; zeros without
  *   ret_coded  (n_tokens) the row has codes */
-bool node_codes(struct kv_node *node,
+bool node_codes(struct kvs_node *node,
                 const struct kv_id128 *session_token,
                 uint32_t layer,
                 uint32_t kv_head,

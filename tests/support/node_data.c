@@ -2,7 +2,7 @@
 
 #include "kvserver/store/node_private.h"
 
-struct kv_data *node_data(struct kv_node *node, uint32_t thread)
+struct kvs_shard *node_data(struct kvs_node *node, uint32_t thread)
 {
-    return &node->data[thread];
+    return &node->shard[thread];
 }

@@ -8,6 +8,6 @@
 #include "kvserver/store/node.h"
 #include "kvserver/store/shard/shard.h"
 
-struct kv_data *node_data(struct kv_node *node, uint32_t thread);
+struct kvs_shard *node_data(struct kvs_node *node, uint32_t thread);
 
 #endif

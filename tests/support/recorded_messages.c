@@ -195,7 +195,7 @@ static const char *name_of(const struct recorded_message *message)
     if (message->header_bytes != sizeof(header))
         return "no header of kv_wire.h";
     memcpy(&header, message->data, sizeof(header));
-    op = header.op < KV_OP_COUNT ? kv_op_name((enum kv_op_id)header.op) : NULL;
+    op = header.op < KV_OP_COUNT ? kvs_op_name((enum kv_op_id)header.op) : NULL;
     snprintf(text, sizeof(text), "%s %s%s%s", op != NULL ? op : "unknown",
              kinds[header.kind <= KV_WIRE_BULK_REPLY ? header.kind : 0],
              header.status != KV_OK ? ": " : "",

@@ -11,7 +11,7 @@ struct small_tokenizer {
     const char *lacking; /* a key that is left out; NULL: none */
     const char *extra;   /* one more token; NULL: none */
     const char *merge;   /* one more line of merges; NULL: none */
-    uint32_t extra_kind; /* of all kinds that enum kv_token_kind has, or another number */
+    uint32_t extra_kind; /* of all kinds that enum kvw_token_kind has, or another number */
     uint32_t bos;        /* as the key says */
     size_t scores_cut;   /* so many scores are missing */
     size_t kinds_cut;    /* so many kinds are missing */

@@ -70,7 +70,7 @@ struct errand {
     uint8_t data[];
 };
 
-static const struct kv_transport_row fault_row;
+static const struct kv_transport_ops fault_row;
 
 static struct fault_port *port_of(struct kv_port *port)
 {
@@ -208,7 +208,7 @@ static void on_incoming(void *owner,
     incoming = calloc(1, sizeof(*incoming));
     if (incoming == NULL)
         abort();
-    incoming->base.row = &fault_row;
+    incoming->base.ops = &fault_row;
     incoming->inner = inner;
     incoming->port = port;
     incoming->bytes = data_bytes;
@@ -452,13 +452,13 @@ static kv_status_t port_open(struct kv_transport *base,
 
     if (port == NULL)
         return KV_NO_MEMORY;
-    port->base.row = &fault_row;
+    port->base.ops = &fault_row;
     port->transport = transport;
     port->events = *events;
     port->owner = owner;
     port->held_end = &port->held;
     status =
-        transport->inner->row->port_open(transport->inner, &inner_events, port, &port->inner);
+        transport->inner->ops->port_open(transport->inner, &inner_events, port, &port->inner);
     if (status != KV_OK) {
         free(port);
         return status;
@@ -480,7 +480,7 @@ static void port_close(struct kv_port *base)
         free(parcel->copy);
         free(parcel);
     }
-    port->inner->row->port_close(port->inner);
+    port->inner->ops->port_close(port->inner);
     free(port);
 }
 
@@ -488,7 +488,7 @@ static void port_address(struct kv_port *base, const void **ret_address, size_t 
 {
     struct kv_port *inner = port_of(base)->inner;
 
-    inner->row->port_address(inner, ret_address, ret_bytes);
+    inner->ops->port_address(inner, ret_address, ret_bytes);
 }
 
 static kv_status_t port_arm(struct kv_port *base, int *ret_fd)
@@ -497,14 +497,14 @@ static kv_status_t port_arm(struct kv_port *base, int *ret_fd)
 
     if (port->transport->n_release > 0 && port->held != NULL)
         return KV_BUSY;
-    return port->inner->row->port_arm(port->inner, ret_fd);
+    return port->inner->ops->port_arm(port->inner, ret_fd);
 }
 
 static void port_wake(struct kv_port *base)
 {
     struct kv_port *inner = port_of(base)->inner;
 
-    inner->row->port_wake(inner);
+    inner->ops->port_wake(inner);
 }
 
 static kv_status_t connect(struct kv_port *base,
@@ -520,9 +520,9 @@ static kv_status_t connect(struct kv_port *base,
 
     if (channel == NULL)
         return KV_NO_MEMORY;
-    channel->base.row = &fault_row;
+    channel->base.ops = &fault_row;
     channel->port = port;
-    status = port->inner->row->connect(port->inner, address, address_bytes, mode, channel_arg,
+    status = port->inner->ops->connect(port->inner, address, address_bytes, mode, channel_arg,
                                        &channel->inner);
     if (status != KV_OK) {
         free(channel);
@@ -552,7 +552,7 @@ static void channel_close(struct kv_channel *base)
         parcel->done(parcel->arg, KV_UNREACHABLE);
         free(parcel);
     }
-    channel->inner->row->channel_close(channel->inner);
+    channel->inner->ops->channel_close(channel->inner);
     free(channel);
 }
 
@@ -560,7 +560,7 @@ static void channel_describe(struct kv_channel *base, char *text, size_t text_by
 {
     struct kv_channel *inner = ((struct fault_channel *)base)->inner;
 
-    inner->row->channel_describe(inner, text, text_bytes);
+    inner->ops->channel_describe(inner, text, text_bytes);
 }
 
 /* ---- the transport ----------------------------------------------------------------------- */
@@ -569,7 +569,7 @@ static void close_transport(struct kv_transport *base)
 {
     struct fault_transport *transport = (struct fault_transport *)base;
 
-    transport->inner->row->close(transport->inner);
+    transport->inner->ops->close(transport->inner);
     free(transport);
 }
 
@@ -581,24 +581,24 @@ static kv_status_t map(struct kv_transport *base,
 {
     struct kv_transport *inner = ((struct fault_transport *)base)->inner;
 
-    return inner->row->map(inner, memory, bytes, type, ret_mapping);
+    return inner->ops->map(inner, memory, bytes, type, ret_mapping);
 }
 
 static void unmap(struct kv_transport *base, struct kv_mapping *mapping)
 {
     struct kv_transport *inner = ((struct fault_transport *)base)->inner;
 
-    inner->row->unmap(inner, mapping);
+    inner->ops->unmap(inner, mapping);
 }
 
 static void describe(struct kv_transport *base, char *text, size_t text_bytes)
 {
     struct kv_transport *inner = ((struct fault_transport *)base)->inner;
 
-    inner->row->describe(inner, text, text_bytes);
+    inner->ops->describe(inner, text, text_bytes);
 }
 
-static const struct kv_transport_row fault_row = {
+static const struct kv_transport_ops fault_row = {
     .name = "fault",
     .close = close_transport,
     .map = map,
@@ -619,7 +619,7 @@ static const struct kv_transport_row fault_row = {
     .refuse = refuse,
 };
 
-kv_status_t fault_open(const struct kv_transport_row *row,
+kv_status_t fault_open(const struct kv_transport_ops *row,
                        const char *transports,
                        struct kv_transport **ret_transport)
 {
@@ -630,7 +630,7 @@ kv_status_t fault_open(const struct kv_transport_row *row,
 
     if (transport == NULL)
         return KV_NO_MEMORY;
-    transport->base.row = &fault_row;
+    transport->base.ops = &fault_row;
     status = row->open(&config, &transport->inner, detail, sizeof(detail));
     if (status != KV_OK) {
         free(transport);

@@ -37,7 +37,7 @@ struct fault_rule {
     unsigned count; /* then so many are hit; 0: all */
 };
 
-kv_status_t fault_open(const struct kv_transport_row *row,
+kv_status_t fault_open(const struct kv_transport_ops *row,
                        const char *transports,
                        struct kv_transport **ret_transport);
 

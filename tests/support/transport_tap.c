@@ -30,7 +30,7 @@ struct tap_channel {
     struct tap_channel *next;
 };
 
-static const struct kv_transport_row tap_row;
+static const struct kv_transport_ops tap_row;
 
 void tap_address(unsigned number, char ret_address[TAP_ADDRESS_BYTES])
 {
@@ -56,7 +56,7 @@ kv_status_t tap_open(tap_fn sent, void *arg, struct kv_transport **ret_transport
         free(tap);
         return status;
     }
-    tap->base.row = &tap_row;
+    tap->base.ops = &tap_row;
     tap->sent = sent;
     tap->arg = arg;
     *ret_transport = &tap->base;
@@ -67,7 +67,7 @@ static void tap_close(struct kv_transport *base)
 {
     struct tap *tap = (struct tap *)base;
 
-    tap->below->row->close(tap->below);
+    tap->below->ops->close(tap->below);
     free(tap);
 }
 
@@ -79,21 +79,21 @@ static kv_status_t tap_map(struct kv_transport *base,
 {
     struct tap *tap = (struct tap *)base;
 
-    return tap->below->row->map(tap->below, memory, bytes, type, ret_mapping);
+    return tap->below->ops->map(tap->below, memory, bytes, type, ret_mapping);
 }
 
 static void tap_unmap(struct kv_transport *base, struct kv_mapping *mapping)
 {
     struct tap *tap = (struct tap *)base;
 
-    tap->below->row->unmap(tap->below, mapping);
+    tap->below->ops->unmap(tap->below, mapping);
 }
 
 static void tap_describe(struct kv_transport *base, char *text, size_t text_bytes)
 {
     struct tap *tap = (struct tap *)base;
 
-    tap->below->row->describe(tap->below, text, text_bytes);
+    tap->below->ops->describe(tap->below, text, text_bytes);
 }
 
 /* ---- ports ------------------------------------------------------------------------------- */
@@ -112,12 +112,12 @@ static kv_status_t port_open(struct kv_transport *base,
     port = calloc(1, sizeof(*port));
     if (port == NULL)
         return KV_NO_MEMORY;
-    status = tap->below->row->port_open(tap->below, events, owner, &port->below);
+    status = tap->below->ops->port_open(tap->below, events, owner, &port->below);
     if (status != KV_OK) {
         free(port);
         return status;
     }
-    port->base.row = &tap_row;
+    port->base.ops = &tap_row;
     port->tap = tap;
     port->number = tap->n_ports++;
     tap_address(port->number, port->address);
@@ -130,7 +130,7 @@ static void port_close(struct kv_port *base)
 {
     struct tap_port *port = (struct tap_port *)base;
 
-    port->below->row->port_close(port->below);
+    port->below->ops->port_close(port->below);
     while (port->channels != NULL) {
         struct tap_channel *channel = port->channels;
 
@@ -156,14 +156,14 @@ static kv_status_t port_arm(struct kv_port *base, int *ret_fd)
 {
     struct kv_port *below = ((struct tap_port *)base)->below;
 
-    return below->row->port_arm(below, ret_fd);
+    return below->ops->port_arm(below, ret_fd);
 }
 
 static void port_wake(struct kv_port *base)
 {
     struct kv_port *below = ((struct tap_port *)base)->below;
 
-    below->row->port_wake(below);
+    below->ops->port_wake(below);
 }
 
 /* ---- channels ---------------------------------------------------------------------------- */
@@ -194,14 +194,14 @@ static kv_status_t connect_to(struct kv_port *base,
     channel = calloc(1, sizeof(*channel));
     if (channel == NULL)
         return KV_NO_MEMORY;
-    peer->below->row->port_address(peer->below, &address, &address_bytes);
-    status = port->below->row->connect(port->below, address, address_bytes, mode, channel_arg,
+    peer->below->ops->port_address(peer->below, &address, &address_bytes);
+    status = port->below->ops->connect(port->below, address, address_bytes, mode, channel_arg,
                                        &channel->below);
     if (status != KV_OK) {
         free(channel);
         return status;
     }
-    channel->base.row = &tap_row;
+    channel->base.ops = &tap_row;
     channel->base.pair_max = channel->below->pair_max;
     channel->port = port;
     channel->to = peer->number;
@@ -216,7 +216,7 @@ static void channel_close(struct kv_channel *base)
     struct tap_channel *channel = (struct tap_channel *)base;
     struct tap_channel **link = &channel->port->channels;
 
-    channel->below->row->channel_close(channel->below);
+    channel->below->ops->channel_close(channel->below);
     while (*link != channel)
         link = &(*link)->next;
     *link = channel->next;
@@ -227,7 +227,7 @@ static void channel_describe(struct kv_channel *base, char *text, size_t text_by
 {
     struct kv_channel *below = ((struct tap_channel *)base)->below;
 
-    below->row->channel_describe(below, text, text_bytes);
+    below->ops->channel_describe(below, text, text_bytes);
 }
 
 /* ---- messages ---------------------------------------------------------------------------- */
@@ -277,7 +277,7 @@ static kv_status_t tap_send_pair(struct kv_channel *base,
 }
 
 /* What arrives is the loopback's own, receive() and refuse() with it. */
-static const struct kv_transport_row tap_row = {
+static const struct kv_transport_ops tap_row = {
     .name = "tap",
     .close = tap_close,
     .map = tap_map,

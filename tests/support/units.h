@@ -1,7 +1,7 @@
 /* units.h - units with rows of random fp32 keys, for tests of what works on units directly.
  *
  * Threads: one.  Memory: a bench owns its arena; units are the caller's, cleared with
- * kv_unit_clear().
+ * kvs_unit_clear().
  */
 #ifndef KV_TESTS_SUPPORT_UNITS_H
 #define KV_TESTS_SUPPORT_UNITS_H
@@ -16,20 +16,20 @@
 #include <string.h>
 
 struct bench {
-    struct kv_arena *arena;
-    struct kv_heap heap;
-    struct kv_codebooks codebooks;
-    struct kv_indexer *indexer;
+    struct kvs_arena *arena;
+    struct kvs_segment_store heap;
+    struct kvs_codebooks codebooks;
+    struct kvs_indexer *indexer;
     struct kv_random random;
 };
 
 static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed)
 {
-    bench->arena = kv_arena_create(bytes);
-    if (bench->arena == NULL || !kv_heap_init(&bench->heap, bench->arena) ||
-        !kv_codebooks_init(&bench->codebooks, &bench->heap))
+    bench->arena = kvs_arena_create(bytes);
+    if (bench->arena == NULL || !kvs_segment_store_init(&bench->heap, bench->arena) ||
+        !kvs_codebooks_init(&bench->codebooks, &bench->heap))
         abort();
-    bench->indexer = kv_indexer_create(&bench->codebooks, &kv_clock_real);
+    bench->indexer = kvs_indexer_create(&bench->codebooks, &kv_clock_real);
     if (bench->indexer == NULL)
         abort();
     kv_random_init(&bench->random, seed);
@@ -37,35 +37,36 @@ static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed
 
 static inline void bench_close(struct bench *bench)
 {
-    kv_indexer_destroy(bench->indexer);
-    kv_codebooks_fini(&bench->codebooks);
-    kv_arena_destroy(bench->arena);
+    kvs_indexer_destroy(bench->indexer);
+    kvs_codebooks_fini(&bench->codebooks);
+    kvs_arena_destroy(bench->arena);
 }
 
 /* The CRCs of rows that a test has written into the unit, as their writer would have made them.
  */
-static inline void unit_seal(struct kv_unit *unit, uint32_t begin, uint32_t count)
+static inline void unit_seal(struct kvs_unit *unit, uint32_t begin, uint32_t count)
 {
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
 
     for (uint32_t row = begin; row < begin + count; row++) {
         uint32_t seed;
 
-        kv_verify_seeds(&rows, &row, 1, &seed);
-        *kv_unit_crc(unit, row) = kv_crc32c(seed, kv_unit_row(unit, row), unit->row_bytes);
+        kvs_verify_seeds(&rows, &row, 1, &seed);
+        *kvs_unit_crc(unit, row) = kv_crc32c(seed, kvs_unit_row(unit, row), unit->row_bytes);
     }
 }
 
 /* Appends rows whose elements are in (-1, 1), as the random numbers have them. */
-static inline kv_status_t unit_append(struct bench *bench, struct kv_unit *unit, uint32_t count)
+static inline kv_status_t
+unit_append(struct bench *bench, struct kvs_unit *unit, uint32_t count)
 {
     uint32_t begin = unit->committed;
-    kv_status_t status = kv_unit_reserve(unit, &bench->heap, begin + count);
+    kv_status_t status = kvs_unit_reserve(unit, &bench->heap, begin + count);
 
     if (status != KV_OK)
         return status;
     for (uint32_t row = begin; row < begin + count; row++) {
-        float *key = (float *)(void *)kv_unit_row(unit, row);
+        float *key = (float *)(void *)kvs_unit_row(unit, row);
 
         for (uint32_t i = 0; i < unit->row_bytes / sizeof(float); i++)
             key[i] =
@@ -77,25 +78,25 @@ static inline kv_status_t unit_append(struct bench *bench, struct kv_unit *unit,
 }
 
 static inline void
-unit_make(struct bench *bench, struct kv_unit *unit, uint32_t head, uint32_t d, uint32_t rows)
+unit_make(struct bench *bench, struct kvs_unit *unit, uint32_t head, uint32_t d, uint32_t rows)
 {
-    if (kv_unit_init(unit, &bench->heap, 0, head, d * (uint32_t)sizeof(float)) != KV_OK ||
+    if (kvs_unit_init(unit, &bench->heap, 0, head, d * (uint32_t)sizeof(float)) != KV_OK ||
         unit_append(bench, unit, rows) != KV_OK)
         abort();
 }
 
 /* Whether all codes of the unit's rows are what their codebooks give. */
-static inline bool unit_codes_are_right(const struct bench *bench, const struct kv_unit *unit)
+static inline bool unit_codes_are_right(const struct bench *bench, const struct kvs_unit *unit)
 {
     uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
 
     for (uint32_t i = 0; i < unit->n_segments; i++) {
-        const struct kv_segment *segment = unit->segments[i];
+        const struct kvs_segment *segment = unit->segments[i];
 
         if (segment->codes == NULL)
             continue;
-        const struct kv_codebook *book = kv_codebook_at(&bench->codebooks, segment->codebook);
-        const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+        const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, segment->codebook);
+        const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
         kv_kmeans_encode(&book->shape, &kmeans, (const float *)(const void *)segment->rows,
                          segment->n_coded, codes, KV_PQ_TILE);
         kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);

@@ -111,8 +111,8 @@ static _Noreturn void flood(struct kv_client *client, size_t data_bytes)
 {
     static uint8_t data[WRITE_BYTES];
     static struct ping pings[BURST];
-    const struct kv_remote *remote = &client->remotes[0];
-    struct kv_channel *channel = remote->lanes[0].channel;
+    const struct kvc_node *remote = &client->nodes[0];
+    struct kv_channel *channel = remote->connections[0].channel;
     uint64_t id = 0;
 
     while (true) {

@@ -247,9 +247,9 @@ static void on_answer(
 static bool has_come(void *arg)
 {
     const struct answer *const *answer = arg;
-    struct kv_control *control = ((void **)arg)[1];
+    struct kvc_control *control = ((void **)arg)[1];
 
-    control->row->progress(control);
+    control->transport->progress(control);
     return (*answer)->has_come;
 }
 
@@ -257,21 +257,21 @@ static void another_version(void **state)
 {
     Kvpb__HelloRequest request = KVPB__HELLO_REQUEST__INIT;
     uint8_t id[16] = {1}, address[8] = {2}, packed[256];
-    struct kv_control *control;
+    struct kvc_control *control;
     struct answer answer = {0};
     size_t bytes;
 
     (void)state;
-    assert_int_equal(kv_control_grpc_open(served.control, &control), KV_OK);
+    assert_int_equal(kvc_control_grpc_open(served.control, &control), KV_OK);
     request.version = KV_WIRE_VERSION + 1;
     request.name = (char *)"from the future";
     request.client_id = (ProtobufCBinaryData){sizeof(id), id};
     request.address = (ProtobufCBinaryData){sizeof(address), address};
     assert_true(kvpb__hello_request__get_packed_size(&request) <= sizeof(packed));
     bytes = kvpb__hello_request__pack(&request, packed);
-    assert_int_equal(control->row->call(control, KV_OP_HELLO, packed, bytes,
-                                        SYSTEM_DEADLINE_MS * UINT64_C(1000), on_answer,
-                                        &answer),
+    assert_int_equal(control->transport->call(control, KV_OP_HELLO, packed, bytes,
+                                              SYSTEM_DEADLINE_MS * UINT64_C(1000), on_answer,
+                                              &answer),
                      KV_OK);
     assert_true(process_until(has_come, (void *[]){&answer, control}, PROCESS_PATIENCE_MS));
     assert_int_equal(answer.status, KV_OK);
@@ -279,13 +279,13 @@ static void another_version(void **state)
     assert_int_equal(answer.hello->outcome->status, KV_VERSION);
     assert_non_null(strstr(answer.hello->outcome->detail, "version"));
     kvpb__hello_reply__free_unpacked(answer.hello, NULL);
-    control->row->close(control);
+    control->transport->close(control);
 }
 
 /* ---- strangers --------------------------------------------------------------------------- */
 
 struct ending {
-    struct kv_control *control;
+    struct kvc_control *control;
     bool has_come;
     kv_status_t status;
     char detail[200];
@@ -312,16 +312,16 @@ static bool has_ended(void *arg)
 {
     struct ending *ending = arg;
 
-    ending->control->row->progress(ending->control);
+    ending->control->transport->progress(ending->control);
     return ending->has_come;
 }
 
 static kv_status_t call(struct ending *ending, enum kv_op_id op)
 {
     ending->has_come = false;
-    assert_int_equal(ending->control->row->call(ending->control, op, NULL, 0,
-                                                SYSTEM_DEADLINE_MS * UINT64_C(1000), on_ending,
-                                                ending),
+    assert_int_equal(ending->control->transport->call(ending->control, op, NULL, 0,
+                                                      SYSTEM_DEADLINE_MS * UINT64_C(1000),
+                                                      on_ending, ending),
                      KV_OK);
     assert_true(process_until(has_ended, ending, PROCESS_PATIENCE_MS));
     return ending->status;
@@ -331,18 +331,18 @@ static kv_status_t call(struct ending *ending, enum kv_op_id op)
 static void strangers_call_nothing(void **state)
 {
     struct kv_client *client = system_open(served.control, "tcp", 0);
-    const struct kv_remote *remote = &client->remotes[0];
+    const struct kvc_node *remote = &client->nodes[0];
     struct kv_id128 token = remote->client_token;
 
     (void)state;
     for (unsigned who = 0; who < 3; who++) { /* nobody, one who guesses, the client */
         struct ending ending = {0};
 
-        assert_int_equal(kv_control_grpc_open(served.control, &ending.control), KV_OK);
+        assert_int_equal(kvc_control_grpc_open(served.control, &ending.control), KV_OK);
         token.bytes[5] ^= who == 1;
         if (who > 0)
-            assert_int_equal(ending.control->row->attach(ending.control, remote->client_index,
-                                                         &token, on_lost, NULL),
+            assert_int_equal(ending.control->transport->attach(
+                                 ending.control, remote->client_index, &token, on_lost, NULL),
                              KV_OK);
         token = remote->client_token;
         for (unsigned op = KV_OP_MODEL; who < 2 && op <= KV_OP_DRAIN; op++) {
@@ -351,7 +351,7 @@ static void strangers_call_nothing(void **state)
         }
         if (who == 2)
             assert_int_equal(call(&ending, KV_OP_TABLE), KV_OK); /* says: no such table */
-        ending.control->row->close(ending.control);
+        ending.control->transport->close(ending.control);
     }
     assert_int_equal(system_number(client, 0, "status", "clients"), 1);
     kv_client_close(client);

@@ -100,7 +100,7 @@ class Repository:
             if file.startswith("tests/") and file.endswith("/CMakeLists.txt"):
                 self.tests[file.split("/")[1]] |= words
         self.words.update(word for file in texts for word in PLAIN_WORD.findall(file))
-        # KV_WORK_WAITING may be called WAITING.
+        # KVS_REQUEST_WAITING may be called WAITING.
         self.capital_ends = {word[at.end():] for word in self.words if word.isupper()
                              for at in re.finditer("_", word)}
         self.folders = {part for file in texts for part in file.split("/")[:-1]}
@@ -226,7 +226,7 @@ def check(root):
 
 
 SELF_TEST = {
-    "kvserver/store/unit.c": 'int kv_unit_open(struct kv_unit *unit) { return unit->n_rows; }\n'
+    "kvserver/store/unit.c": 'int kv_unit_open(struct kvs_unit *unit) { return unit->n_rows; }\n'
                              'const char *help = "lease-ms"; // "KV_UNIT_GONE" is no code\n'
                              '#define NAME(x) kv_##x(kv_ops_##x)\nNAME(put)\n"gone"; recount;\n',
     "kvserver/store/unit.h": "/* kv_unit_open() unit->n_rows, kv_ops_put and kv_unit_*: fine.\n"

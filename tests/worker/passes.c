@@ -32,12 +32,12 @@ struct way {
 };
 
 struct session {
-    struct kv_device *device;
-    struct kv_model *model;
-    struct kv_embedded *embedded;
+    struct kvw_device *device;
+    struct kvw_model *model;
+    struct kvw_embedded *embedded;
     struct kv_client *client;
-    struct kv_attention *attention;
-    struct kv_forward *forward;
+    struct kvw_method *attention;
+    struct kvw_forward *forward;
 };
 
 static char detail[DETAIL_BYTES];
@@ -51,52 +51,52 @@ static void check(kv_status_t status, const char *what)
 }
 
 static void open_session(struct session *session,
-                         const struct kv_gguf *gguf,
+                         const struct kvw_gguf *gguf,
                          unsigned n_threads,
                          enum kv_dtype dtype,
                          uint32_t capacity)
 {
-    const struct kv_device_config config = {.n_threads = n_threads};
+    const struct kvw_device_config config = {.n_threads = n_threads};
 
     check(kvw_device_find("cpu")->open(&config, &session->device, detail, sizeof(detail)),
           "device");
-    check(kv_model_open(gguf, session->device, &session->model, detail, sizeof(detail)),
+    check(kvw_model_open(gguf, session->device, &session->model, detail, sizeof(detail)),
           "model");
-    check(kv_embedded_open(UINT64_C(2) << 30, &session->embedded, detail, sizeof(detail)),
+    check(kvw_embedded_open(UINT64_C(2) << 30, &session->embedded, detail, sizeof(detail)),
           "store");
 
-    const struct kv_client_options options = {.nodes = kv_embedded_address(session->embedded),
+    const struct kv_client_options options = {.nodes = kvw_embedded_address(session->embedded),
                                               .peer_timeout_ms = 60000};
 
     check(kv_client_open(&options, &session->client, detail, sizeof(detail)), "client");
 
-    const struct kv_attention_setup setup = {
+    const struct kvw_method_setup setup = {
         .session =
             {
                 .model = session->model,
                 .client = session->client,
                 .dtype = dtype,
                 .capacity = capacity,
-                .chunk_tokens = KV_FORWARD_CHUNK,
+                .chunk_tokens = KVW_FORWARD_CHUNK,
             },
     };
 
-    check(kv_attention_full.create(&setup, &session->attention, detail, sizeof(detail)),
+    check(kvw_method_full.create(&setup, &session->attention, detail, sizeof(detail)),
           "attention");
-    check(kv_forward_create(session->model, session->attention, &session->forward), "forward");
+    check(kvw_forward_create(session->model, session->attention, &session->forward), "forward");
 }
 
 static void close_session(struct session *session)
 {
-    kv_forward_destroy(session->forward);
-    session->attention->row->destroy(session->attention);
+    kvw_forward_destroy(session->forward);
+    session->attention->ops->destroy(session->attention);
     kv_client_close(session->client);
-    kv_embedded_close(session->embedded);
-    kv_model_close(session->model);
-    session->device->row->close(session->device);
+    kvw_embedded_close(session->embedded);
+    kvw_model_close(session->model);
+    session->device->ops->close(session->device);
 }
 
-static float *pass(const struct kv_gguf *gguf,
+static float *pass(const struct kvw_gguf *gguf,
                    const struct way *way,
                    enum kv_dtype dtype,
                    const uint32_t *tokens,
@@ -112,17 +112,17 @@ static float *pass(const struct kv_gguf *gguf,
     logits = malloc((size_t)n * n_vocabulary * sizeof(logits[0]));
     check(logits != NULL ? KV_OK : KV_NO_MEMORY, "logits");
     for (uint32_t begin = 0, end; begin < n; begin = end) {
-        end = way->piece == 0          ? kv_forward_chunk_end(begin, n)
+        end = way->piece == 0          ? kvw_forward_chunk_end(begin, n)
               : n - begin < way->piece ? n
                                        : begin + way->piece;
-        check(kv_forward_step(session.forward, way->piece == 1 ? KV_DECODE : KV_PREFILL,
-                              tokens + begin, begin, end - begin),
+        check(kvw_forward_step(session.forward, way->piece == 1 ? KVW_DECODE : KVW_PREFILL,
+                               tokens + begin, begin, end - begin),
               way->name);
-        check(kv_forward_logits(session.forward, 0, end - begin,
-                                logits + (size_t)begin * n_vocabulary),
+        check(kvw_forward_logits(session.forward, 0, end - begin,
+                                 logits + (size_t)begin * n_vocabulary),
               way->name);
     }
-    check(kvw_attention_flush(session.attention), "store");
+    check(kvw_method_flush(session.attention), "store");
     close_session(&session);
     *ret_vocabulary = n_vocabulary;
     return logits;
@@ -189,10 +189,10 @@ static void save_ids(const char *out, const uint32_t *tokens, uint32_t n)
 
 /* Tokens of a text, or as a file lists them. */
 static uint32_t
-read_tokens(const struct kv_gguf *gguf, const char *from, uint32_t most, uint32_t **ret_tokens)
+read_tokens(const struct kvw_gguf *gguf, const char *from, uint32_t most, uint32_t **ret_tokens)
 {
     const bool is_list = strncmp(from, "ids:", 4) == 0;
-    struct kv_tokenizer *tokenizer;
+    struct kvw_tokenizer *tokenizer;
     char *text = malloc(TEXT_BYTES);
     FILE *file = fopen(is_list ? from + 4 : from, "rb");
     size_t n = 0;
@@ -208,10 +208,10 @@ read_tokens(const struct kv_gguf *gguf, const char *from, uint32_t most, uint32_
     } else {
         size_t bytes = fread(text, 1, TEXT_BYTES, file);
 
-        check(kv_tokenizer_create(gguf, &tokenizer, detail, sizeof(detail)), "tokenizer");
-        check(kv_tokenizer_encode(tokenizer, text, bytes, false, true, ret_tokens, &n),
+        check(kvw_tokenizer_create(gguf, &tokenizer, detail, sizeof(detail)), "tokenizer");
+        check(kvw_tokenizer_encode(tokenizer, text, bytes, false, true, ret_tokens, &n),
               "tokens");
-        kv_tokenizer_destroy(tokenizer);
+        kvw_tokenizer_destroy(tokenizer);
     }
     fclose(file);
     free(text);
@@ -237,12 +237,12 @@ int main(int argc, char **argv)
         {"pieces", n_threads, PIECE},
         {"steps", n_threads, 1},
     };
-    struct kv_gguf *gguf;
+    struct kvw_gguf *gguf;
     float *first = NULL;
     uint32_t *tokens, n, n_vocabulary;
     int result = 0;
 
-    check(kv_gguf_open(argv[1], &gguf, detail, sizeof(detail)), "file");
+    check(kvw_gguf_open(argv[1], &gguf, detail, sizeof(detail)), "file");
     n = read_tokens(gguf, argv[2], (uint32_t)atoi(argv[3]), &tokens);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         float *logits = pass(gguf, &ways[i], dtype, tokens, n, &n_vocabulary);
@@ -269,6 +269,6 @@ int main(int argc, char **argv)
     }
     free(first);
     free(tokens);
-    kv_gguf_close(gguf);
+    kvw_gguf_close(gguf);
     return result;
 }

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void print_pieces(const struct kv_tokenizer *tokenizer)
+static void print_pieces(const struct kvw_tokenizer *tokenizer)
 {
-    for (uint32_t i = 0; i < kv_tokenizer_n_tokens(tokenizer); i++) {
-        struct kv_text piece = kv_tokenizer_piece(tokenizer, i, true);
+    for (uint32_t i = 0; i < kvw_tokenizer_n_tokens(tokenizer); i++) {
+        struct kvw_text piece = kvw_tokenizer_piece(tokenizer, i, true);
 
         for (size_t j = 0; j < piece.bytes; j++)
             printf("%02x", (unsigned char)piece.data[j]);
@@ -32,12 +32,12 @@ static size_t read_hexadecimal(char *line)
 }
 
 static kv_status_t
-print_line(const struct kv_tokenizer *tokenizer, char *line, bool special, bool bounds)
+print_line(const struct kvw_tokenizer *tokenizer, char *line, bool special, bool bounds)
 {
     uint32_t *tokens;
     size_t count;
-    kv_status_t status = kv_tokenizer_encode(tokenizer, line, read_hexadecimal(line), special,
-                                             bounds, &tokens, &count);
+    kv_status_t status = kvw_tokenizer_encode(tokenizer, line, read_hexadecimal(line), special,
+                                              bounds, &tokens, &count);
 
     if (status != KV_OK)
         return status;
@@ -50,9 +50,9 @@ print_line(const struct kv_tokenizer *tokenizer, char *line, bool special, bool 
 
 int main(int argc, char **argv)
 {
-    char detail[KV_GGUF_DETAIL_BYTES] = "";
-    struct kv_tokenizer *tokenizer = NULL;
-    struct kv_gguf *gguf = NULL;
+    char detail[KVW_GGUF_DETAIL_BYTES] = "";
+    struct kvw_tokenizer *tokenizer = NULL;
+    struct kvw_gguf *gguf = NULL;
     bool special = false, bounds = false, pieces = false;
     char *line = NULL;
     size_t capacity = 0;
@@ -67,9 +67,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: print_tokens FILE [--special] [--bounds] [--pieces]\n");
         return 2;
     }
-    status = kv_gguf_open(argv[1], &gguf, detail, sizeof(detail));
+    status = kvw_gguf_open(argv[1], &gguf, detail, sizeof(detail));
     if (status == KV_OK)
-        status = kv_tokenizer_create(gguf, &tokenizer, detail, sizeof(detail));
+        status = kvw_tokenizer_create(gguf, &tokenizer, detail, sizeof(detail));
     if (status == KV_OK && pieces)
         print_pieces(tokenizer);
     while (status == KV_OK && !pieces && getline(&line, &capacity, stdin) > 0)
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
     if (status != KV_OK)
         fprintf(stderr, "print_tokens: %s: %s\n", kv_status_name(status), detail);
     free(line);
-    kv_tokenizer_destroy(tokenizer);
-    kv_gguf_close(gguf);
+    kvw_tokenizer_destroy(tokenizer);
+    kvw_gguf_close(gguf);
     return status == KV_OK ? 0 : 1;
 }

@@ -34,23 +34,23 @@ static struct process_result result;
 
 static int make_files(void **state)
 {
-    struct kv_tokenizer *reader;
-    struct kv_gguf *gguf;
-    char long_text[TEXT_BYTES], detail[KV_GGUF_DETAIL_BYTES] = "";
+    struct kvw_tokenizer *reader;
+    struct kvw_gguf *gguf;
+    char long_text[TEXT_BYTES], detail[KVW_GGUF_DETAIL_BYTES] = "";
 
     (void)state;
     worker_file_write_model(model, "model.gguf");
     worker_text(long_text, sizeof(long_text));
     worker_file_write(text, "text", long_text, sizeof(long_text));
     worker_file_write(needles, "needles", sentences, strlen(sentences));
-    assert_int_equal(kv_gguf_open(model, &gguf, detail, sizeof(detail)), KV_OK);
-    assert_int_equal(kv_tokenizer_create(gguf, &reader, detail, sizeof(detail)), KV_OK);
-    assert_int_equal(kv_tokenizer_encode(reader, long_text, sizeof(long_text), false, true,
-                                         &tokens, &n_tokens),
+    assert_int_equal(kvw_gguf_open(model, &gguf, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_tokenizer_create(gguf, &reader, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_tokenizer_encode(reader, long_text, sizeof(long_text), false, true,
+                                          &tokens, &n_tokens),
                      KV_OK);
     assert_true(n_tokens > TOKENS);
-    kv_tokenizer_destroy(reader);
-    kv_gguf_close(gguf);
+    kvw_tokenizer_destroy(reader);
+    kvw_gguf_close(gguf);
     return 0;
 }
 

@@ -32,25 +32,25 @@ static const char *folder;
 
 static const struct variant {
     const char *name;
-    const struct kv_attention_row *row;
+    const struct kvw_method_ops *row;
     enum kv_dtype dtype;
-    enum kv_answer_form answer;
+    enum kvw_result_mode answer;
     uint32_t rest;
 } variants[] = {
-    {"full fp16", &kv_attention_full, KV_FP16, KV_FORM_AUTO, 0},
-    {"full bf16", &kv_attention_full, KV_BF16, KV_FORM_AUTO, 0},
-    {"pqcache rows", &kv_attention_pqcache, KV_FP16, KV_FORM_ROWS, 0},
-    {"pqcache rows, rest 64", &kv_attention_pqcache, KV_FP16, KV_FORM_ROWS, 64},
-    {"pqcache attend", &kv_attention_pqcache, KV_FP16, KV_FORM_ATTEND, 0},
-    {"pqcache attend, rest 16", &kv_attention_pqcache, KV_BF16, KV_FORM_ATTEND, 16},
+    {"full fp16", &kvw_method_full, KV_FP16, KVW_RESULT_AUTO, 0},
+    {"full bf16", &kvw_method_full, KV_BF16, KVW_RESULT_AUTO, 0},
+    {"pqcache rows", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 0},
+    {"pqcache rows, rest 64", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 64},
+    {"pqcache attend", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ATTEND, 0},
+    {"pqcache attend, rest 16", &kvw_method_pqcache, KV_BF16, KVW_RESULT_ATTEND, 16},
 };
 
 /* Nothing that a time decides: the index is waited for, k-means has a number of iterations. */
-static struct kv_attention_options options_of(const struct variant *variant)
+static struct kvw_method_options options_of(const struct variant *variant)
 {
-    struct kv_attention_options options = kv_attention_defaults;
+    struct kvw_method_options options = kvw_method_defaults;
 
-    options.budget = (struct kv_budget_options){.top_k = 60, .sinks = 4, .window = 16};
+    options.budget = (struct kvw_budget_options){.top_k = 60, .sinks = 4, .window = 16};
     options.index.chapter_blocks = 8;
     options.index.bits = 4;
     options.index.iterations = 4;
@@ -65,7 +65,7 @@ static void run(const struct variant *variant, FILE *out)
 {
     static struct model_session session;
     static float logits[STEPS + 1][MADE_VOCABULARY];
-    const struct kv_attention_options options = options_of(variant);
+    const struct kvw_method_options options = options_of(variant);
 
     model_session_open(&session, variant->row, &options, variant->dtype, PROMPT + STEPS);
     model_session_pass(&session, 0, PROMPT, PROMPT + STEPS, logits);

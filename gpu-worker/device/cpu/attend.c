@@ -22,8 +22,8 @@ enum {
 };
 
 struct job {
-    struct kv_cpu *cpu;
-    const struct kv_rows_shape *shape;
+    struct kvw_cpu *cpu;
+    const struct kvw_rows_shape *shape;
     uint32_t group; /* query heads of a kv head */
     const float *k, *v, *q;
     const char *rows;
@@ -31,26 +31,26 @@ struct job {
     uint32_t token_begin, n;
     uint32_t n_runs;
     uint32_t tokens; /* many: tokens of a part */
-    const struct kv_row_run *chosen;
+    const struct kvw_row_run *chosen;
     const uint32_t *chosen_begin;
     float *out, *lse; /* lse NULL: not wanted */
 };
 
 static size_t row_bytes(const struct job *job)
 {
-    return kv_rows_shape_row_bytes(job->shape);
+    return kvw_rows_shape_row_bytes(job->shape);
 }
 
 /* ---- rows into the cache ---- */
 
-static void put_head(void *arg, unsigned part, unsigned member)
+static void put_head(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_rows_shape *shape = job->shape;
+    const struct kvw_rows_shape *shape = job->shape;
     const size_t d = shape->d, bytes = row_bytes(job);
     char *row = job->rows_out + ((size_t)part * shape->capacity + job->token_begin) * bytes;
 
-    (void)member;
+    (void)thread_index;
     for (size_t t = 0; t < job->n; t++, row += bytes) {
         const size_t from = (t * shape->n_kv_heads + part) * d;
 
@@ -59,20 +59,20 @@ static void put_head(void *arg, unsigned part, unsigned member)
     }
 }
 
-void kv_cpu_rows_put(struct kv_device *device,
-                     const struct kv_rows_shape *shape,
-                     const struct kv_device_buffer *k,
-                     const struct kv_device_buffer *v,
-                     uint32_t token_begin,
-                     uint32_t n,
-                     struct kv_device_buffer *rows)
+void kvw_cpu_rows_put(struct kvw_device *device,
+                      const struct kvw_rows_shape *shape,
+                      const struct kvw_device_buffer *k,
+                      const struct kvw_device_buffer *v,
+                      uint32_t token_begin,
+                      uint32_t n,
+                      struct kvw_device_buffer *rows)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
+        .cpu = kvw_cpu_of(device),
         .shape = shape,
-        .k = kv_cpu_floats(k),
-        .v = kv_cpu_floats(v),
-        .rows_out = ((struct kv_cpu_buffer *)rows)->data,
+        .k = kvw_cpu_floats(k),
+        .v = kvw_cpu_floats(v),
+        .rows_out = ((struct kvw_cpu_buffer *)rows)->data,
         .token_begin = token_begin,
         .n = n,
     };
@@ -82,13 +82,13 @@ void kv_cpu_rows_put(struct kv_device *device,
         for (unsigned head = 0; head < shape->n_kv_heads; head++)
             put_head(&job, head, 0);
     else
-        kv_crew_run(job.cpu->crew, put_head, &job, shape->n_kv_heads);
+        kvw_thread_pool_run(job.cpu->thread_pool, put_head, &job, shape->n_kv_heads);
 }
 
 /* ---- few tokens ---- */
 
 /* What a run leaves, per query head. */
-static size_t partial_floats(const struct kv_rows_shape *shape)
+static size_t partial_floats(const struct kvw_rows_shape *shape)
 {
     return 2 + (size_t)shape->d; /* maximum, sum, values */
 }
@@ -134,8 +134,8 @@ static void attend_run(const struct job *job,
                        float *scratch,
                        float *partial)
 {
-    const struct kv_rows_shape *shape = job->shape;
-    const struct kv_dot_table *dot = job->cpu->dot;
+    const struct kvw_rows_shape *shape = job->shape;
+    const struct kvw_dot_table *dot = job->cpu->dot;
     const struct kvw_softmax_ops *softmax = job->cpu->softmax;
     const size_t d = shape->d, bytes = row_bytes(job);
     const float scale = 1 / sqrtf((float)d);
@@ -164,7 +164,7 @@ static size_t attend_floats(const struct job *job)
     return (size_t)job->group * (2 * job->shape->d + RUN);
 }
 
-static void few_tokens(void *arg, unsigned part, unsigned member)
+static void few_tokens(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const uint32_t head = part / job->n_runs, run = part % job->n_runs;
@@ -173,7 +173,7 @@ static void few_tokens(void *arg, unsigned part, unsigned member)
         job->rows + ((size_t)head * job->shape->capacity + begin) * row_bytes(job);
 
     attend_run(job, head, rows, n_tokens - begin < RUN ? n_tokens - begin : RUN,
-               kv_cpu_scratch(job->cpu, member), partial_at(job, head, run));
+               kvw_cpu_scratch(job->cpu, thread_index), partial_at(job, head, run));
 }
 
 /* Runs of RUN rows that a head's rows make. */
@@ -185,7 +185,7 @@ static uint32_t runs_of(const struct job *job, uint32_t head)
 /* Partials of n_runs runs for each head.  false: no memory, which sync() tells. */
 static bool reserve_partials(const struct job *job)
 {
-    struct kv_cpu *cpu = job->cpu;
+    struct kvw_cpu *cpu = job->cpu;
     const size_t bytes = (size_t)job->shape->n_q_heads * job->n_runs *
                          partial_floats(job->shape) * sizeof(float);
     float *larger;
@@ -204,7 +204,7 @@ static bool reserve_partials(const struct job *job)
 
 static void merge(const struct job *job, float *out)
 {
-    const struct kv_rows_shape *shape = job->shape;
+    const struct kvw_rows_shape *shape = job->shape;
     const size_t d = shape->d, floats = partial_floats(shape);
 
     for (uint32_t i = 0; i < shape->n_q_heads; i++) {
@@ -225,11 +225,11 @@ static void merge(const struct job *job, float *out)
 
 /* ---- many tokens ---- */
 
-static void many_tokens(void *arg, unsigned part, unsigned member)
+static void many_tokens(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_rows_shape *shape = job->shape;
-    const struct kv_dot_table *dot = job->cpu->dot;
+    const struct kvw_rows_shape *shape = job->shape;
+    const struct kvw_dot_table *dot = job->cpu->dot;
     const struct kvw_softmax_ops *softmax = job->cpu->softmax;
     const uint32_t head = part % shape->n_kv_heads, group = job->group;
     const uint32_t first = part / shape->n_kv_heads * job->tokens; /* of the chunk */
@@ -237,7 +237,7 @@ static void many_tokens(void *arg, unsigned part, unsigned member)
     const size_t d = shape->d, bytes = row_bytes(job), m = (size_t)n * group;
     const uint32_t token = job->token_begin + first; /* position of the first query */
     const float scale = 1 / sqrtf((float)d);
-    float *queries = kv_cpu_scratch(job->cpu, member);
+    float *queries = kvw_cpu_scratch(job->cpu, thread_index);
     float *keys = queries + m * d;
     float *values = keys + RUN * d;
     float *scores = values + RUN * d;
@@ -247,7 +247,7 @@ static void many_tokens(void *arg, unsigned part, unsigned member)
     float *sums = most + m;
     float *of_run = sums + m; /* (m, 2): maximum and sum of the run */
 
-    assert((size_t)(of_run + 2 * m - queries) * sizeof(float) <= KV_CPU_SCRATCH_BYTES);
+    assert((size_t)(of_run + 2 * m - queries) * sizeof(float) <= KVW_CPU_SCRATCH_BYTES);
     for (size_t i = 0; i < m; i++) {
         const float *from =
             job->q + ((first + i / group) * shape->n_q_heads + head * group + i % group) * d;
@@ -298,68 +298,69 @@ static void many_tokens(void *arg, unsigned part, unsigned member)
 
 /* Tokens whose queries make a part.  It follows from the shape: see QUERIES_MANY, and a part's
  * memory must fit into the scratch. */
-static uint32_t many_part(const struct kv_rows_shape *shape, uint32_t group)
+static uint32_t many_part(const struct kvw_rows_shape *shape, uint32_t group)
 {
     const size_t fixed = (size_t)2 * RUN * shape->d;
     const size_t of_token = group * ((size_t)3 * shape->d + RUN + 4);
-    const size_t most = (KV_CPU_SCRATCH_BYTES / sizeof(float) - fixed) / of_token;
+    const size_t most = (KVW_CPU_SCRATCH_BYTES / sizeof(float) - fixed) / of_token;
     uint32_t tokens = QUERIES_MANY / group > 8 ? QUERIES_MANY / group : 8;
 
     return tokens < most ? tokens : (uint32_t)most;
 }
 
-void kv_cpu_rows_attend(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_device_buffer *rows,
-                        uint32_t token_begin,
-                        uint32_t n,
-                        struct kv_device_buffer *out)
+void kvw_cpu_rows_attend(struct kvw_device *device,
+                         const struct kvw_rows_shape *shape,
+                         const struct kvw_device_buffer *q,
+                         const struct kvw_device_buffer *rows,
+                         uint32_t token_begin,
+                         uint32_t n,
+                         struct kvw_device_buffer *out)
 {
     const size_t token_floats = (size_t)shape->n_q_heads * shape->d;
     struct job job = {
-        .cpu = kv_cpu_of(device),
+        .cpu = kvw_cpu_of(device),
         .shape = shape,
         .group = shape->n_q_heads / shape->n_kv_heads,
-        .q = kv_cpu_floats(q),
-        .rows = ((const struct kv_cpu_buffer *)rows)->data,
+        .q = kvw_cpu_floats(q),
+        .rows = ((const struct kvw_cpu_buffer *)rows)->data,
         .token_begin = token_begin,
         .n = n,
-        .out = kv_cpu_floats(out),
+        .out = kvw_cpu_floats(out),
     };
 
     assert(n <= shape->capacity && token_begin <= shape->capacity - n);
-    if (n >= KV_CPU_MANY) {
+    if (n >= KVW_CPU_MANY) {
         job.tokens = many_part(shape, job.group);
-        kv_crew_run(job.cpu->crew, many_tokens, &job,
-                    shape->n_kv_heads * ((n + job.tokens - 1) / job.tokens));
+        kvw_thread_pool_run(job.cpu->thread_pool, many_tokens, &job,
+                            shape->n_kv_heads * ((n + job.tokens - 1) / job.tokens));
         return;
     }
     for (uint32_t i = 0; i < n; i++, job.q += token_floats, job.token_begin++) {
         job.n_runs = job.token_begin / RUN + 1;
         if (!reserve_partials(&job))
             return;
-        kv_crew_run(job.cpu->crew, few_tokens, &job, shape->n_kv_heads * job.n_runs);
+        kvw_thread_pool_run(job.cpu->thread_pool, few_tokens, &job,
+                            shape->n_kv_heads * job.n_runs);
         merge(&job, job.out + i * token_floats);
     }
 }
 
 /* ---- one token, chosen rows ---- */
 
-static const char *run_data(const struct kv_row_run *run)
+static const char *run_data(const struct kvw_row_run *run)
 {
-    return ((const struct kv_cpu_buffer *)run->buffer)->data;
+    return ((const struct kvw_cpu_buffer *)run->buffer)->data;
 }
 
 /* Rows first .. first + RUN - 1 of a head's chosen ones; what does not lie together is brought
  * together. */
-static void chosen_run(void *arg, unsigned part, unsigned member)
+static void chosen_run(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const uint32_t head = part / job->n_runs;
     const uint32_t end = job->chosen_begin[head + 1];
     const size_t bytes = row_bytes(job);
-    float *scratch = kv_cpu_scratch(job->cpu, member);
+    float *scratch = kvw_cpu_scratch(job->cpu, thread_index);
     char *gathered = (char *)(scratch + attend_floats(job));
     uint32_t skip = part % job->n_runs * RUN, n = 0, at = job->chosen_begin[head];
     const char *rows = gathered;
@@ -367,7 +368,7 @@ static void chosen_run(void *arg, unsigned part, unsigned member)
     for (; at < end && job->chosen[at].n_rows <= skip; at++)
         skip -= job->chosen[at].n_rows;
     for (; at < end && n < RUN; at++, skip = 0) {
-        const struct kv_row_run *run = &job->chosen[at];
+        const struct kvw_row_run *run = &job->chosen[at];
         const uint32_t left = run->n_rows - skip;
         const uint32_t count = left < RUN - n ? left : RUN - n;
         const char *from = run_data(run) + (run->first_row + skip) * bytes;
@@ -382,27 +383,28 @@ static void chosen_run(void *arg, unsigned part, unsigned member)
         attend_run(job, head, rows, n, scratch, partial_at(job, head, part % job->n_runs));
 }
 
-void kv_cpu_runs_attend(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_row_run *runs,
-                        const uint32_t *run_begin,
-                        struct kv_device_buffer *out,
-                        struct kv_device_buffer *lse)
+void kvw_cpu_runs_attend(struct kvw_device *device,
+                         const struct kvw_rows_shape *shape,
+                         const struct kvw_device_buffer *q,
+                         const struct kvw_row_run *runs,
+                         const uint32_t *run_begin,
+                         struct kvw_device_buffer *out,
+                         struct kvw_device_buffer *lse)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
+        .cpu = kvw_cpu_of(device),
         .shape = shape,
         .group = shape->n_q_heads / shape->n_kv_heads,
-        .q = kv_cpu_floats(q),
+        .q = kvw_cpu_floats(q),
         .chosen = runs,
         .chosen_begin = run_begin,
-        .out = kv_cpu_floats(out),
-        .lse = lse != NULL ? kv_cpu_floats(lse) : NULL,
+        .out = kvw_cpu_floats(out),
+        .lse = lse != NULL ? kvw_cpu_floats(lse) : NULL,
     };
 
     assert(lse == NULL || shape->n_q_heads * sizeof(float) <= lse->bytes);
-    assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <= KV_CPU_SCRATCH_BYTES);
+    assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <=
+           KVW_CPU_SCRATCH_BYTES);
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
         assert(run_begin[head] < run_begin[head + 1]);
         for (uint32_t i = run_begin[head]; i < run_begin[head + 1]; i++)
@@ -413,34 +415,34 @@ void kv_cpu_runs_attend(struct kv_device *device,
     }
     if (!reserve_partials(&job))
         return;
-    kv_crew_run(job.cpu->crew, chosen_run, &job, shape->n_kv_heads * job.n_runs);
+    kvw_thread_pool_run(job.cpu->thread_pool, chosen_run, &job, shape->n_kv_heads * job.n_runs);
     merge(&job, job.out);
 }
 
-void kv_cpu_answers_merge(struct kv_device *device,
-                          const struct kv_rows_shape *shape,
-                          const float *outputs,
-                          const float *lses,
-                          struct kv_device_buffer *out,
-                          struct kv_device_buffer *lse)
+void kvw_cpu_answers_merge(struct kvw_device *device,
+                           const struct kvw_rows_shape *shape,
+                           const float *outputs,
+                           const float *lses,
+                           struct kvw_device_buffer *out,
+                           struct kvw_device_buffer *lse)
 {
-    const float *const all_outputs[] = {kv_cpu_floats(out), outputs};
-    const float *const all_lses[] = {kv_cpu_floats(lse), lses};
+    const float *const all_outputs[] = {kvw_cpu_floats(out), outputs};
+    const float *const all_lses[] = {kvw_cpu_floats(lse), lses};
 
     (void)device;
-    kv_attend_merge(shape->n_q_heads, shape->d, 2, all_outputs, all_lses, kv_cpu_floats(out),
-                    kv_cpu_floats(lse));
+    kv_attend_merge(shape->n_q_heads, shape->d, 2, all_outputs, all_lses, kvw_cpu_floats(out),
+                    kvw_cpu_floats(lse));
 }
 
-static void score_run(void *arg, unsigned part, unsigned member)
+static void score_run(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_rows_shape *shape = job->shape;
+    const struct kvw_rows_shape *shape = job->shape;
     const uint32_t head = part / job->n_runs, begin = part % job->n_runs * RUN;
     const uint32_t n = job->n - begin < RUN ? job->n - begin : RUN;
     const size_t d = shape->d, bytes = row_bytes(job);
     const float scale = 1 / sqrtf((float)d);
-    float *queries = kv_cpu_scratch(job->cpu, member);
+    float *queries = kvw_cpu_scratch(job->cpu, thread_index);
 
     for (size_t i = 0; i < job->group * d; i++)
         queries[i] = job->q[(size_t)head * job->group * d + i] * scale;
@@ -450,27 +452,27 @@ static void score_run(void *arg, unsigned part, unsigned member)
         job->n);
 }
 
-void kv_cpu_rows_score(struct kv_device *device,
-                       const struct kv_rows_shape *shape,
-                       const struct kv_device_buffer *q,
-                       const struct kv_device_buffer *rows,
-                       uint32_t row_begin,
-                       uint32_t n,
-                       struct kv_device_buffer *out)
+void kvw_cpu_rows_score(struct kvw_device *device,
+                        const struct kvw_rows_shape *shape,
+                        const struct kvw_device_buffer *q,
+                        const struct kvw_device_buffer *rows,
+                        uint32_t row_begin,
+                        uint32_t n,
+                        struct kvw_device_buffer *out)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
+        .cpu = kvw_cpu_of(device),
         .shape = shape,
         .group = shape->n_q_heads / shape->n_kv_heads,
-        .q = kv_cpu_floats(q),
-        .rows = ((const struct kv_cpu_buffer *)rows)->data,
+        .q = kvw_cpu_floats(q),
+        .rows = ((const struct kvw_cpu_buffer *)rows)->data,
         .token_begin = row_begin,
         .n = n,
         .n_runs = (n + RUN - 1) / RUN,
-        .out = kv_cpu_floats(out),
+        .out = kvw_cpu_floats(out),
     };
 
     assert(n <= shape->capacity && row_begin <= shape->capacity - n);
     assert((size_t)shape->n_q_heads * n * sizeof(float) <= out->bytes);
-    kv_crew_run(job.cpu->crew, score_run, &job, shape->n_kv_heads * job.n_runs);
+    kvw_thread_pool_run(job.cpu->thread_pool, score_run, &job, shape->n_kv_heads * job.n_runs);
 }

@@ -15,35 +15,36 @@ enum {
 
 /* ---- the device ---- */
 
-static void cpu_close(struct kv_device *device)
+static void cpu_close(struct kvw_device *device)
 {
-    struct kv_cpu *cpu = kv_cpu_of(device);
+    struct kvw_cpu *cpu = kvw_cpu_of(device);
 
-    if (cpu->crew != NULL && cpu->scratch != NULL)
-        kv_memory_release(cpu->scratch,
-                          (size_t)kv_crew_threads(cpu->crew) * KV_CPU_SCRATCH_BYTES);
-    kv_crew_destroy(cpu->crew);
+    if (cpu->thread_pool != NULL && cpu->scratch != NULL)
+        kv_memory_release(cpu->scratch, (size_t)kvw_thread_pool_threads(cpu->thread_pool) *
+                                            KVW_CPU_SCRATCH_BYTES);
+    kvw_thread_pool_destroy(cpu->thread_pool);
     free(cpu->partials);
     free(cpu);
 }
 
-static kv_status_t cpu_open(const struct kv_device_config *config,
-                            struct kv_device **ret_device,
+static kv_status_t cpu_open(const struct kvw_device_config *config,
+                            struct kvw_device **ret_device,
                             char *detail,
                             size_t detail_bytes)
 {
-    struct kv_cpu *cpu = calloc(1, sizeof(*cpu));
+    struct kvw_cpu *cpu = calloc(1, sizeof(*cpu));
     kv_status_t status = KV_NO_MEMORY;
 
     if (cpu == NULL)
         goto err;
-    cpu->base.row = &kv_device_cpu;
-    cpu->dot = kv_dot_table();
+    cpu->base.ops = &kvw_device_cpu;
+    cpu->dot = kvw_dot_table();
     cpu->softmax = kvw_softmax();
-    status = kv_crew_create(config->n_threads, &cpu->crew);
+    status = kvw_thread_pool_create(config->n_threads, &cpu->thread_pool);
     if (status != KV_OK)
         goto err;
-    cpu->scratch = kv_memory_reserve((size_t)kv_crew_threads(cpu->crew) * KV_CPU_SCRATCH_BYTES);
+    cpu->scratch = kv_memory_reserve((size_t)kvw_thread_pool_threads(cpu->thread_pool) *
+                                     KVW_CPU_SCRATCH_BYTES);
     if (cpu->scratch == NULL) {
         status = KV_NO_MEMORY;
         goto err;
@@ -59,17 +60,17 @@ err:
     return status;
 }
 
-static void cpu_describe(const struct kv_device *device, char *text, size_t text_bytes)
+static void cpu_describe(const struct kvw_device *device, char *text, size_t text_bytes)
 {
-    const struct kv_cpu *cpu = (const struct kv_cpu *)device;
+    const struct kvw_cpu *cpu = (const struct kvw_cpu *)device;
 
     snprintf(text, text_bytes, "cpu %s, %u threads", cpu->dot->name,
-             kv_crew_threads(cpu->crew));
+             kvw_thread_pool_threads(cpu->thread_pool));
 }
 
-static kv_status_t cpu_sync(struct kv_device *device)
+static kv_status_t cpu_sync(struct kvw_device *device)
 {
-    struct kv_cpu *cpu = kv_cpu_of(device);
+    struct kvw_cpu *cpu = kvw_cpu_of(device);
     const kv_status_t failure = cpu->failure;
 
     cpu->failure = KV_OK;
@@ -78,14 +79,15 @@ static kv_status_t cpu_sync(struct kv_device *device)
 
 /* ---- memory ---- */
 
-static kv_status_t
-cpu_buffer_create(struct kv_device *device, size_t bytes, struct kv_device_buffer **ret_buffer)
+static kv_status_t cpu_buffer_create(struct kvw_device *device,
+                                     size_t bytes,
+                                     struct kvw_device_buffer **ret_buffer)
 {
-    struct kv_cpu_buffer *buffer = calloc(1, sizeof(*buffer));
+    struct kvw_cpu_buffer *buffer = calloc(1, sizeof(*buffer));
 
     if (buffer == NULL)
         return KV_NO_MEMORY;
-    buffer->base = (struct kv_device_buffer){.row = device->row, .bytes = bytes};
+    buffer->base = (struct kvw_device_buffer){.ops = device->ops, .bytes = bytes};
     buffer->data = kv_memory_reserve(bytes);
     if (buffer->data == NULL) {
         free(buffer);
@@ -95,25 +97,25 @@ cpu_buffer_create(struct kv_device *device, size_t bytes, struct kv_device_buffe
     return KV_OK;
 }
 
-static kv_status_t cpu_buffer_wrap(struct kv_device *device,
+static kv_status_t cpu_buffer_wrap(struct kvw_device *device,
                                    void *memory,
                                    size_t bytes,
-                                   struct kv_device_buffer **ret_buffer)
+                                   struct kvw_device_buffer **ret_buffer)
 {
-    struct kv_cpu_buffer *buffer = calloc(1, sizeof(*buffer));
+    struct kvw_cpu_buffer *buffer = calloc(1, sizeof(*buffer));
 
     if (buffer == NULL)
         return KV_NO_MEMORY;
-    buffer->base = (struct kv_device_buffer){.row = device->row, .bytes = bytes};
+    buffer->base = (struct kvw_device_buffer){.ops = device->ops, .bytes = bytes};
     buffer->data = memory;
     buffer->is_wrapped = true;
     *ret_buffer = &buffer->base;
     return KV_OK;
 }
 
-static void cpu_buffer_destroy(struct kv_device_buffer *base)
+static void cpu_buffer_destroy(struct kvw_device_buffer *base)
 {
-    struct kv_cpu_buffer *buffer = (struct kv_cpu_buffer *)base;
+    struct kvw_cpu_buffer *buffer = (struct kvw_cpu_buffer *)base;
 
     if (buffer == NULL)
         return;
@@ -123,50 +125,50 @@ static void cpu_buffer_destroy(struct kv_device_buffer *base)
 }
 
 static void
-cpu_write(struct kv_device_buffer *buffer, size_t offset, const void *data, size_t bytes)
+cpu_write(struct kvw_device_buffer *buffer, size_t offset, const void *data, size_t bytes)
 {
     assert(bytes <= buffer->bytes && offset <= buffer->bytes - bytes);
-    memcpy(((struct kv_cpu_buffer *)buffer)->data + offset, data, bytes);
+    memcpy(((struct kvw_cpu_buffer *)buffer)->data + offset, data, bytes);
 }
 
 static void
-cpu_read(const struct kv_device_buffer *buffer, size_t offset, void *data, size_t bytes)
+cpu_read(const struct kvw_device_buffer *buffer, size_t offset, void *data, size_t bytes)
 {
     assert(bytes <= buffer->bytes && offset <= buffer->bytes - bytes);
-    memcpy(data, ((const struct kv_cpu_buffer *)buffer)->data + offset, bytes);
+    memcpy(data, ((const struct kvw_cpu_buffer *)buffer)->data + offset, bytes);
 }
 
-static void cpu_copy(struct kv_device_buffer *to,
+static void cpu_copy(struct kvw_device_buffer *to,
                      size_t to_offset,
-                     const struct kv_device_buffer *from,
+                     const struct kvw_device_buffer *from,
                      size_t from_offset,
                      size_t bytes)
 {
     assert(bytes <= from->bytes && from_offset <= from->bytes - bytes);
-    cpu_write(to, to_offset, ((const struct kv_cpu_buffer *)from)->data + from_offset, bytes);
+    cpu_write(to, to_offset, ((const struct kvw_cpu_buffer *)from)->data + from_offset, bytes);
 }
 
-static kv_status_t cpu_weight_create(struct kv_device *device,
-                                     enum kv_tensor_type type,
+static kv_status_t cpu_weight_create(struct kvw_device *device,
+                                     enum kvw_tensor_type type,
                                      size_t n_rows,
                                      size_t n_columns,
                                      const void *data,
-                                     struct kv_weight **ret_weight)
+                                     struct kvw_weight **ret_weight)
 {
-    struct kv_cpu_weight *weight = calloc(1, sizeof(*weight));
+    struct kvw_cpu_weight *weight = calloc(1, sizeof(*weight));
 
     if (weight == NULL)
         return KV_NO_MEMORY;
-    *weight = (struct kv_cpu_weight){
-        .base = {.row = device->row, .type = type, .n_rows = n_rows, .n_columns = n_columns},
+    *weight = (struct kvw_cpu_weight){
+        .base = {.ops = device->ops, .type = type, .n_rows = n_rows, .n_columns = n_columns},
         .data = data,
-        .row_bytes = kv_tensor_row_bytes(type, n_columns),
+        .row_bytes = kvw_tensor_row_bytes(type, n_columns),
     };
     *ret_weight = &weight->base;
     return KV_OK;
 }
 
-static void cpu_weight_destroy(struct kv_weight *weight)
+static void cpu_weight_destroy(struct kvw_weight *weight)
 {
     free(weight);
 }
@@ -174,8 +176,8 @@ static void cpu_weight_destroy(struct kv_weight *weight)
 /* ---- elementwise ---- */
 
 struct job {
-    struct kv_cpu *cpu;
-    const struct kv_cpu_weight *weight;
+    struct kvw_cpu *cpu;
+    const struct kvw_cpu_weight *weight;
     const uint32_t *tokens;
     float *to;
     const float *from;
@@ -186,24 +188,24 @@ struct job {
 };
 
 /* Work of one row is not worth waking anybody. */
-static void run_rows(struct job *job, kv_crew_fn run)
+static void run_rows(struct job *job, kvw_thread_pool_fn run)
 {
-    if (job->n < KV_CPU_MANY)
+    if (job->n < KVW_CPU_MANY)
         for (unsigned i = 0; i < job->n; i++)
             run(job, i, 0);
     else
-        kv_crew_run(job->cpu->crew, run, job, (unsigned)job->n);
+        kvw_thread_pool_run(job->cpu->thread_pool, run, job, (unsigned)job->n);
 }
 
-static void run_pieces(struct job *job, kv_crew_fn run)
+static void run_pieces(struct job *job, kvw_thread_pool_fn run)
 {
     const unsigned n_parts = (unsigned)((job->n + PIECE - 1) / PIECE);
 
-    if (n_parts < KV_CPU_MANY)
+    if (n_parts < KVW_CPU_MANY)
         for (unsigned i = 0; i < n_parts; i++)
             run(job, i, 0);
     else
-        kv_crew_run(job->cpu->crew, run, job, n_parts);
+        kvw_thread_pool_run(job->cpu->thread_pool, run, job, n_parts);
 }
 
 static size_t piece_count(const struct job *job, unsigned part)
@@ -213,28 +215,28 @@ static size_t piece_count(const struct job *job, unsigned part)
     return job->n - begin < PIECE ? job->n - begin : PIECE;
 }
 
-static void embed_row(void *arg, unsigned part, unsigned member)
+static void embed_row(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_cpu_weight *weight = job->weight;
+    const struct kvw_cpu_weight *weight = job->weight;
 
-    (void)member;
+    (void)thread_index;
     job->cpu->dot->unpack[weight->base.type](
         weight->data + job->tokens[part] * weight->row_bytes,
         job->to + part * weight->base.n_columns, weight->base.n_columns);
 }
 
-static void cpu_embed(struct kv_device *device,
-                      const struct kv_weight *weight,
+static void cpu_embed(struct kvw_device *device,
+                      const struct kvw_weight *weight,
                       const uint32_t *tokens,
                       size_t n,
-                      struct kv_device_buffer *out)
+                      struct kvw_device_buffer *out)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .weight = (const struct kv_cpu_weight *)weight,
+        .cpu = kvw_cpu_of(device),
+        .weight = (const struct kvw_cpu_weight *)weight,
         .tokens = tokens,
-        .to = kv_cpu_floats(out),
+        .to = kvw_cpu_floats(out),
         .n = n,
     };
 
@@ -242,7 +244,7 @@ static void cpu_embed(struct kv_device *device,
     run_rows(&job, embed_row);
 }
 
-static void norm_row(void *arg, unsigned part, unsigned member)
+static void norm_row(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const size_t n = job->weight->base.n_columns;
@@ -252,23 +254,23 @@ static void norm_row(void *arg, unsigned part, unsigned member)
     const float mean = job->cpu->dot->sum_of_squares(x, n) / (float)n;
     const float scale = 1 / sqrtf(mean + job->epsilon);
 
-    (void)member;
+    (void)thread_index;
     for (size_t i = 0; i < n; i++)
         to[i] = x[i] * scale * weight[i];
 }
 
-static void cpu_rms_norm(struct kv_device *device,
-                         const struct kv_weight *weight,
+static void cpu_rms_norm(struct kvw_device *device,
+                         const struct kvw_weight *weight,
                          float epsilon,
-                         const struct kv_device_buffer *x,
+                         const struct kvw_device_buffer *x,
                          size_t n,
-                         struct kv_device_buffer *out)
+                         struct kvw_device_buffer *out)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .weight = (const struct kv_cpu_weight *)weight,
-        .from = kv_cpu_floats(x),
-        .to = kv_cpu_floats(out),
+        .cpu = kvw_cpu_of(device),
+        .weight = (const struct kvw_cpu_weight *)weight,
+        .from = kvw_cpu_floats(x),
+        .to = kvw_cpu_floats(out),
         .n = n,
         .epsilon = epsilon,
     };
@@ -277,77 +279,77 @@ static void cpu_rms_norm(struct kv_device *device,
     run_rows(&job, norm_row);
 }
 
-static void add_piece(void *arg, unsigned part, unsigned member)
+static void add_piece(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const size_t begin = (size_t)part * PIECE, count = piece_count(job, part);
 
-    (void)member;
+    (void)thread_index;
     for (size_t i = begin; i < begin + count; i++)
         job->to[i] += job->from[i];
 }
 
-static void cpu_add(struct kv_device *device,
-                    struct kv_device_buffer *x,
-                    const struct kv_device_buffer *y,
+static void cpu_add(struct kvw_device *device,
+                    struct kvw_device_buffer *x,
+                    const struct kvw_device_buffer *y,
                     size_t n_elements)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .to = kv_cpu_floats(x),
-        .from = kv_cpu_floats(y),
+        .cpu = kvw_cpu_of(device),
+        .to = kvw_cpu_floats(x),
+        .from = kvw_cpu_floats(y),
         .n = n_elements,
     };
 
     run_pieces(&job, add_piece);
 }
 
-static void silu_piece(void *arg, unsigned part, unsigned member)
+static void silu_piece(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const size_t begin = (size_t)part * PIECE;
 
-    (void)member;
+    (void)thread_index;
     job->cpu->dot->silu_gate(job->to + begin, job->from + begin, piece_count(job, part));
 }
 
-static void cpu_silu_gate(struct kv_device *device,
-                          struct kv_device_buffer *gate,
-                          const struct kv_device_buffer *up,
+static void cpu_silu_gate(struct kvw_device *device,
+                          struct kvw_device_buffer *gate,
+                          const struct kvw_device_buffer *up,
                           size_t n_elements)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .to = kv_cpu_floats(gate),
-        .from = kv_cpu_floats(up),
+        .cpu = kvw_cpu_of(device),
+        .to = kvw_cpu_floats(gate),
+        .from = kvw_cpu_floats(up),
         .n = n_elements,
     };
 
     run_pieces(&job, silu_piece);
 }
 
-static void rope_row(void *arg, unsigned part, unsigned member)
+static void rope_row(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
 
-    (void)member;
-    kv_rope_turn(job->style, job->from + part * job->n_rot, 0, job->n_rot,
-                 job->to + part * job->n_heads * job->d, 1, job->n_heads, job->d);
+    (void)thread_index;
+    kv_rope_rotate(job->style, job->from + part * job->n_rot, 0, job->n_rot,
+                   job->to + part * job->n_heads * job->d, 1, job->n_heads, job->d);
 }
 
-static void cpu_rope(struct kv_device *device,
+static void cpu_rope(struct kvw_device *device,
                      enum kv_rope_style style,
-                     const struct kv_device_buffer *turns,
-                     struct kv_device_buffer *x,
+                     const struct kvw_device_buffer *turns,
+                     struct kvw_device_buffer *x,
                      size_t n,
                      size_t n_heads,
                      size_t d,
                      size_t n_rot)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .to = kv_cpu_floats(x),
-        .from = kv_cpu_floats(turns),
+        .cpu = kvw_cpu_of(device),
+        .to = kvw_cpu_floats(x),
+        .from = kvw_cpu_floats(turns),
         .n = n,
         .n_heads = n_heads,
         .d = d,
@@ -360,7 +362,7 @@ static void cpu_rope(struct kv_device *device,
     run_rows(&job, rope_row);
 }
 
-const struct kv_device_row kv_device_cpu = {
+const struct kvw_device_ops kvw_device_cpu = {
     .name = "cpu",
     .summary = "this machine's processors",
     .open = cpu_open,
@@ -377,13 +379,13 @@ const struct kv_device_row kv_device_cpu = {
     .sync = cpu_sync,
     .embed = cpu_embed,
     .rms_norm = cpu_rms_norm,
-    .matmul = kv_cpu_matmul,
+    .matmul = kvw_cpu_matmul,
     .add = cpu_add,
     .silu_gate = cpu_silu_gate,
     .rope = cpu_rope,
-    .rows_put = kv_cpu_rows_put,
-    .rows_attend = kv_cpu_rows_attend,
-    .runs_attend = kv_cpu_runs_attend,
-    .answers_merge = kv_cpu_answers_merge,
-    .rows_score = kv_cpu_rows_score,
+    .rows_put = kvw_cpu_rows_put,
+    .rows_attend = kvw_cpu_rows_attend,
+    .runs_attend = kvw_cpu_runs_attend,
+    .answers_merge = kvw_cpu_answers_merge,
+    .rows_score = kvw_cpu_rows_score,
 };

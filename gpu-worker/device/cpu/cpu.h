@@ -7,7 +7,7 @@
  * What is cut into parts is cut by shape alone, never by the number of threads; and each
  * token's results have the same bits however many pass with it (dot.h).
  *
- * Threads: parts run on the crew's threads, each with its own scratch.
+ * Threads: parts run on the thread pool's threads, each with its own scratch.
  */
 #ifndef KV_GPU_WORKER_DEVICE_CPU_CPU_H
 #define KV_GPU_WORKER_DEVICE_CPU_CPU_H
@@ -19,91 +19,91 @@
 
 #include <stdbool.h>
 
-extern const struct kv_device_row kv_device_cpu;
+extern const struct kvw_device_ops kvw_device_cpu;
 
 enum {
-    KV_CPU_MANY = 16, /* rows from which on work is worth waking the other threads */
-    KV_CPU_SCRATCH_BYTES = 2 << 20, /* of each thread */
+    KVW_CPU_MANY = 16, /* rows from which on work is worth waking the other threads */
+    KVW_CPU_SCRATCH_BYTES = 2 << 20, /* of each thread */
 };
 
-struct kv_cpu {
-    struct kv_device base;
-    struct kv_crew *crew;
-    const struct kv_dot_table *dot;
+struct kvw_cpu {
+    struct kvw_device base;
+    struct kvw_thread_pool *thread_pool;
+    const struct kvw_dot_table *dot;
     const struct kvw_softmax_ops *softmax;
-    float *scratch;  /* (threads, KV_CPU_SCRATCH_BYTES) */
+    float *scratch;  /* (threads, KVW_CPU_SCRATCH_BYTES) */
     float *partials; /* of attention; grows with the context */
     size_t partials_bytes;
     kv_status_t failure; /* what sync() tells */
 };
 
-struct kv_cpu_buffer {
-    struct kv_device_buffer base;
+struct kvw_cpu_buffer {
+    struct kvw_device_buffer base;
     char *data;
     bool is_wrapped; /* the memory is the caller's */
 };
 
-struct kv_cpu_weight {
-    struct kv_weight base;
+struct kvw_cpu_weight {
+    struct kvw_weight base;
     const char *data;
     size_t row_bytes;
 };
 
-static inline struct kv_cpu *kv_cpu_of(struct kv_device *device)
+static inline struct kvw_cpu *kvw_cpu_of(struct kvw_device *device)
 {
-    return (struct kv_cpu *)device;
+    return (struct kvw_cpu *)device;
 }
 
-static inline float *kv_cpu_floats(const struct kv_device_buffer *buffer)
+static inline float *kvw_cpu_floats(const struct kvw_device_buffer *buffer)
 {
-    return (float *)(void *)((const struct kv_cpu_buffer *)buffer)->data;
+    return (float *)(void *)((const struct kvw_cpu_buffer *)buffer)->data;
 }
 
-static inline float *kv_cpu_scratch(const struct kv_cpu *cpu, unsigned member)
+static inline float *kvw_cpu_scratch(const struct kvw_cpu *cpu, unsigned thread_index)
 {
-    return cpu->scratch + (size_t)member * (KV_CPU_SCRATCH_BYTES / sizeof(float));
+    return cpu->scratch + (size_t)thread_index * (KVW_CPU_SCRATCH_BYTES / sizeof(float));
 }
 
 /* Operations of device.h. */
-void kv_cpu_matmul(struct kv_device *device,
-                   const struct kv_weight *weight,
-                   const struct kv_weight *bias,
-                   const struct kv_device_buffer *x,
-                   size_t n,
-                   struct kv_device_buffer *out);
-void kv_cpu_rows_put(struct kv_device *device,
-                     const struct kv_rows_shape *shape,
-                     const struct kv_device_buffer *k,
-                     const struct kv_device_buffer *v,
-                     uint32_t token_begin,
-                     uint32_t n,
-                     struct kv_device_buffer *rows);
-void kv_cpu_rows_attend(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_device_buffer *rows,
-                        uint32_t token_begin,
+void kvw_cpu_matmul(struct kvw_device *device,
+                    const struct kvw_weight *weight,
+                    const struct kvw_weight *bias,
+                    const struct kvw_device_buffer *x,
+                    size_t n,
+                    struct kvw_device_buffer *out);
+void kvw_cpu_rows_put(struct kvw_device *device,
+                      const struct kvw_rows_shape *shape,
+                      const struct kvw_device_buffer *k,
+                      const struct kvw_device_buffer *v,
+                      uint32_t token_begin,
+                      uint32_t n,
+                      struct kvw_device_buffer *rows);
+void kvw_cpu_rows_attend(struct kvw_device *device,
+                         const struct kvw_rows_shape *shape,
+                         const struct kvw_device_buffer *q,
+                         const struct kvw_device_buffer *rows,
+                         uint32_t token_begin,
+                         uint32_t n,
+                         struct kvw_device_buffer *out);
+void kvw_cpu_runs_attend(struct kvw_device *device,
+                         const struct kvw_rows_shape *shape,
+                         const struct kvw_device_buffer *q,
+                         const struct kvw_row_run *runs,
+                         const uint32_t *run_begin,
+                         struct kvw_device_buffer *out,
+                         struct kvw_device_buffer *lse);
+void kvw_cpu_answers_merge(struct kvw_device *device,
+                           const struct kvw_rows_shape *shape,
+                           const float *outputs,
+                           const float *lses,
+                           struct kvw_device_buffer *out,
+                           struct kvw_device_buffer *lse);
+void kvw_cpu_rows_score(struct kvw_device *device,
+                        const struct kvw_rows_shape *shape,
+                        const struct kvw_device_buffer *q,
+                        const struct kvw_device_buffer *rows,
+                        uint32_t row_begin,
                         uint32_t n,
-                        struct kv_device_buffer *out);
-void kv_cpu_runs_attend(struct kv_device *device,
-                        const struct kv_rows_shape *shape,
-                        const struct kv_device_buffer *q,
-                        const struct kv_row_run *runs,
-                        const uint32_t *run_begin,
-                        struct kv_device_buffer *out,
-                        struct kv_device_buffer *lse);
-void kv_cpu_answers_merge(struct kv_device *device,
-                          const struct kv_rows_shape *shape,
-                          const float *outputs,
-                          const float *lses,
-                          struct kv_device_buffer *out,
-                          struct kv_device_buffer *lse);
-void kv_cpu_rows_score(struct kv_device *device,
-                       const struct kv_rows_shape *shape,
-                       const struct kv_device_buffer *q,
-                       const struct kv_device_buffer *rows,
-                       uint32_t row_begin,
-                       uint32_t n,
-                       struct kv_device_buffer *out);
+                        struct kvw_device_buffer *out);
 
 #endif

@@ -21,21 +21,21 @@
 #include "gpu-worker/gguf/tensor_type.h"
 
 enum {
-    KV_DOT_TYPES = 31, /* one more than the largest enum kv_tensor_type */
+    KVW_DOT_TYPES = 31, /* one more than the largest enum kvw_tensor_type */
 };
 
-struct kv_dot_table {
+struct kvw_dot_table {
     const char *name; /* "scalar", "avx2" */
 
     /* Products of rows, `stride` bytes apart, with x (n): ret_products (n_rows). */
-    void (*dot[KV_DOT_TYPES])(const void *rows,
-                              size_t stride,
-                              size_t n_rows,
-                              const float *x,
-                              size_t n,
-                              float *ret_products);
+    void (*dot[KVW_DOT_TYPES])(const void *rows,
+                               size_t stride,
+                               size_t n_rows,
+                               const float *x,
+                               size_t n,
+                               float *ret_products);
     /* The row's values, ret_values (n). */
-    void (*unpack[KV_DOT_TYPES])(const void *row, float *ret_values, size_t n);
+    void (*unpack[KVW_DOT_TYPES])(const void *row, float *ret_values, size_t n);
 
     /* Products of all rows of a (n_a, k) with all of b (n_b, k), `lda` and `ldb` floats apart:
      * ret_products (n_a, n_b), ldc apart. */
@@ -80,13 +80,13 @@ struct kv_dot_table {
 };
 
 /* The best table for this processor. */
-const struct kv_dot_table *kv_dot_table(void);
+const struct kvw_dot_table *kvw_dot_table(void);
 
 /* All that this processor can run, the plainest first; NULL behind the last. */
-const struct kv_dot_table *kv_dot_table_at(unsigned index);
+const struct kvw_dot_table *kvw_dot_table_at(unsigned index);
 
 /* dot_scalar.c, dot_avx2.c.  The second is NULL on other processors. */
-extern const struct kv_dot_table kv_dot_scalar;
-const struct kv_dot_table *kv_dot_avx2(void);
+extern const struct kvw_dot_table kvw_dot_scalar;
+const struct kvw_dot_table *kvw_dot_avx2(void);
 
 #endif

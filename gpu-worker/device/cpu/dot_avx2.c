@@ -358,11 +358,11 @@ INLINE void store8_bf16(void *at, __m256 v)
             const __m256 rest_x = _mm256_maskload_ps(x + i, tail_mask(n - i));                 \
                                                                                                \
             for (unsigned j = 0; j < count; j++) {                                             \
-                ELEMENT rest[8] = {0};                                                         \
+                ELEMENT summaries[8] = {0};                                                    \
                                                                                                \
-                memcpy(rest, row + j * stride + i * sizeof(ELEMENT),                           \
-                       (n - i) * sizeof(rest[0]));                                             \
-                acc[j] = _mm256_fmadd_ps(load8_##name(rest), rest_x, acc[j]);                  \
+                memcpy(summaries, row + j * stride + i * sizeof(ELEMENT),                      \
+                       (n - i) * sizeof(summaries[0]));                                        \
+                acc[j] = _mm256_fmadd_ps(load8_##name(summaries), rest_x, acc[j]);             \
             }                                                                                  \
         }                                                                                      \
         put_sums(acc, count, ret_products);                                                    \
@@ -387,11 +387,11 @@ INLINE void store8_bf16(void *at, __m256 v)
         for (; i + 8 <= n; i += 8)                                                             \
             _mm256_storeu_ps(ret_values + i, load8_##name(at + i));                            \
         if (i < n) {                                                                           \
-            ELEMENT rest[8] = {0};                                                             \
+            ELEMENT summaries[8] = {0};                                                        \
             float values[8];                                                                   \
                                                                                                \
-            memcpy(rest, at + i, (n - i) * sizeof(rest[0]));                                   \
-            _mm256_storeu_ps(values, load8_##name(rest));                                      \
+            memcpy(summaries, at + i, (n - i) * sizeof(summaries[0]));                         \
+            _mm256_storeu_ps(values, load8_##name(summaries));                                 \
             memcpy(ret_values + i, values, (n - i) * sizeof(values[0]));                       \
         }                                                                                      \
     }                                                                                          \
@@ -404,12 +404,12 @@ INLINE void store8_bf16(void *at, __m256 v)
         for (; i + 8 <= n; i += 8)                                                             \
             store8_##name(at + i, _mm256_loadu_ps(values + i));                                \
         if (i < n) {                                                                           \
-            ELEMENT rest[8];                                                                   \
+            ELEMENT summaries[8];                                                              \
             float rest_values[8] = {0};                                                        \
                                                                                                \
             memcpy(rest_values, values + i, (n - i) * sizeof(rest_values[0]));                 \
-            store8_##name(rest, _mm256_loadu_ps(rest_values));                                 \
-            memcpy(at + i, rest, (n - i) * sizeof(rest[0]));                                   \
+            store8_##name(summaries, _mm256_loadu_ps(rest_values));                            \
+            memcpy(at + i, summaries, (n - i) * sizeof(summaries[0]));                         \
         }                                                                                      \
     }                                                                                          \
                                                                                                \
@@ -669,30 +669,30 @@ AVX2 static void silu_gate(float *gate, const float *up, size_t n)
         gate[i] = _mm256_cvtss_f32(silu8(_mm256_set1_ps(gate[i]))) * up[i];
 }
 
-static const struct kv_dot_table table = {
+static const struct kvw_dot_table table = {
     .name = "avx2",
-    .dot = {[KV_TENSOR_F32] = dot_fp32,
-            [KV_TENSOR_F16] = dot_fp16,
-            [KV_TENSOR_BF16] = dot_bf16,
-            [KV_TENSOR_Q4_0] = dot_q4_0,
-            [KV_TENSOR_Q4_1] = dot_q4_1,
-            [KV_TENSOR_Q5_0] = dot_q5_0,
-            [KV_TENSOR_Q5_1] = dot_q5_1,
-            [KV_TENSOR_Q8_0] = dot_q8_0,
-            [KV_TENSOR_Q4_K] = dot_q4_k,
-            [KV_TENSOR_Q5_K] = dot_q5_k,
-            [KV_TENSOR_Q6_K] = dot_q6_k},
-    .unpack = {[KV_TENSOR_F32] = load_fp32,
-               [KV_TENSOR_F16] = load_fp16,
-               [KV_TENSOR_BF16] = load_bf16,
-               [KV_TENSOR_Q4_0] = unpack_q4_0,
-               [KV_TENSOR_Q4_1] = unpack_q4_1,
-               [KV_TENSOR_Q5_0] = unpack_q5_0,
-               [KV_TENSOR_Q5_1] = unpack_q5_1,
-               [KV_TENSOR_Q8_0] = unpack_q8_0,
-               [KV_TENSOR_Q4_K] = unpack_q4_k,
-               [KV_TENSOR_Q5_K] = unpack_q5_k,
-               [KV_TENSOR_Q6_K] = unpack_q6_k},
+    .dot = {[KVW_TENSOR_F32] = dot_fp32,
+            [KVW_TENSOR_F16] = dot_fp16,
+            [KVW_TENSOR_BF16] = dot_bf16,
+            [KVW_TENSOR_Q4_0] = dot_q4_0,
+            [KVW_TENSOR_Q4_1] = dot_q4_1,
+            [KVW_TENSOR_Q5_0] = dot_q5_0,
+            [KVW_TENSOR_Q5_1] = dot_q5_1,
+            [KVW_TENSOR_Q8_0] = dot_q8_0,
+            [KVW_TENSOR_Q4_K] = dot_q4_k,
+            [KVW_TENSOR_Q5_K] = dot_q5_k,
+            [KVW_TENSOR_Q6_K] = dot_q6_k},
+    .unpack = {[KVW_TENSOR_F32] = load_fp32,
+               [KVW_TENSOR_F16] = load_fp16,
+               [KVW_TENSOR_BF16] = load_bf16,
+               [KVW_TENSOR_Q4_0] = unpack_q4_0,
+               [KVW_TENSOR_Q4_1] = unpack_q4_1,
+               [KVW_TENSOR_Q5_0] = unpack_q5_0,
+               [KVW_TENSOR_Q5_1] = unpack_q5_1,
+               [KVW_TENSOR_Q8_0] = unpack_q8_0,
+               [KVW_TENSOR_Q4_K] = unpack_q4_k,
+               [KVW_TENSOR_Q5_K] = unpack_q5_k,
+               [KVW_TENSOR_Q6_K] = unpack_q6_k},
     .products = products,
     .score = {[KV_FP32] = score_fp32, [KV_FP16] = score_fp16, [KV_BF16] = score_bf16},
     .gather = {[KV_FP32] = gather_fp32, [KV_FP16] = gather_fp16, [KV_BF16] = gather_bf16},
@@ -702,14 +702,14 @@ static const struct kv_dot_table table = {
     .silu_gate = silu_gate,
 };
 
-const struct kv_dot_table *kv_dot_avx2(void)
+const struct kvw_dot_table *kvw_dot_avx2(void)
 {
     return kvw_has_avx2() ? &table : NULL;
 }
 
 #else
 
-const struct kv_dot_table *kv_dot_avx2(void)
+const struct kvw_dot_table *kvw_dot_avx2(void)
 {
     return NULL;
 }

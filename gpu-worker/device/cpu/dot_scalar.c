@@ -24,7 +24,7 @@ static void add_products(float sums[8], const float *a, const float *b, size_t n
         sums[i % 8] += a[i] * b[i];
 }
 
-static float dot_row(enum kv_tensor_type type, const void *row, const float *x, size_t n)
+static float dot_row(enum kvw_tensor_type type, const void *row, const float *x, size_t n)
 {
     const char *at = row;
     float sums[8] = {0};
@@ -33,14 +33,14 @@ static float dot_row(enum kv_tensor_type type, const void *row, const float *x, 
     for (size_t i = 0; i < n; i += PIECE) {
         const size_t count = n - i < PIECE ? n - i : PIECE;
 
-        kv_dequantise_row(type, at, count, values);
+        kvw_dequantise_row(type, at, count, values);
         add_products(sums, values, x + i, count);
-        at += kv_tensor_row_bytes(type, count);
+        at += kvw_tensor_row_bytes(type, count);
     }
     return sum8(sums);
 }
 
-static void dot_rows(enum kv_tensor_type type,
+static void dot_rows(enum kvw_tensor_type type,
                      const void *rows,
                      size_t stride,
                      size_t n_rows,
@@ -64,19 +64,19 @@ static void products(const float *a,
 {
     for (size_t i = 0; i < n_a; i++)
         for (size_t j = 0; j < n_b; j++)
-            ret_products[i * ldc + j] = dot_row(KV_TENSOR_F32, b + j * ldb, a + i * lda, k);
+            ret_products[i * ldc + j] = dot_row(KVW_TENSOR_F32, b + j * ldb, a + i * lda, k);
 }
 
 #define TENSOR_TYPE(NAME)                                                                  \
     static void dot_##NAME(const void *rows, size_t stride, size_t n_rows, const float *x, \
                            size_t n, float *ret_products)                                  \
     {                                                                                      \
-        dot_rows(KV_TENSOR_##NAME, rows, stride, n_rows, x, n, ret_products);              \
+        dot_rows(KVW_TENSOR_##NAME, rows, stride, n_rows, x, n, ret_products);             \
     }                                                                                      \
                                                                                            \
     static void unpack_##NAME(const void *row, float *ret_values, size_t n)                \
     {                                                                                      \
-        kv_dequantise_row(KV_TENSOR_##NAME, row, n, ret_values);                           \
+        kvw_dequantise_row(KVW_TENSOR_##NAME, row, n, ret_values);                         \
     }
 
 TENSOR_TYPE(F32)
@@ -99,7 +99,7 @@ static uint16_t round_fp16(float value)
         value = 65504.0f;
     if (value < -65504.0f)
         value = -65504.0f;
-    return kv_f16_from_f32(value);
+    return kvw_f16_from_f32(value);
 }
 
 static void store_fp32(const float *values, void *ret_row, size_t n)
@@ -116,7 +116,7 @@ static void store_fp16(const float *values, void *ret_row, size_t n)
 static void store_bf16(const float *values, void *ret_row, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        ((uint16_t *)ret_row)[i] = kv_bf16_from_f32(values[i]);
+        ((uint16_t *)ret_row)[i] = kvw_bf16_from_f32(values[i]);
 }
 
 #define ROW_TYPE(name, TENSOR)                                                               \
@@ -137,16 +137,16 @@ static void store_bf16(const float *values, void *ret_row, size_t n)
         float values[KV_DIM_MAX];                                                            \
                                                                                              \
         for (size_t r = 0; r < n_rows; r++) {                                                \
-            kv_dequantise_row(TENSOR, (const char *)rows + r * stride, d, values);           \
+            kvw_dequantise_row(TENSOR, (const char *)rows + r * stride, d, values);          \
             for (size_t q = 0; q < n_queries; q++)                                           \
                 for (size_t i = 0; i < d; i++)                                               \
                     out[q * d + i] += weights[q * weights_stride + r] * values[i];           \
         }                                                                                    \
     }
 
-ROW_TYPE(fp32, KV_TENSOR_F32)
-ROW_TYPE(fp16, KV_TENSOR_F16)
-ROW_TYPE(bf16, KV_TENSOR_BF16)
+ROW_TYPE(fp32, KVW_TENSOR_F32)
+ROW_TYPE(fp16, KVW_TENSOR_F16)
+ROW_TYPE(bf16, KVW_TENSOR_BF16)
 
 /* ---- elementwise ---- */
 
@@ -164,30 +164,30 @@ static void silu_gate(float *gate, const float *up, size_t n)
         gate[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
-const struct kv_dot_table kv_dot_scalar = {
+const struct kvw_dot_table kvw_dot_scalar = {
     .name = "scalar",
-    .dot = {[KV_TENSOR_F32] = dot_F32,
-            [KV_TENSOR_F16] = dot_F16,
-            [KV_TENSOR_BF16] = dot_BF16,
-            [KV_TENSOR_Q4_0] = dot_Q4_0,
-            [KV_TENSOR_Q4_1] = dot_Q4_1,
-            [KV_TENSOR_Q5_0] = dot_Q5_0,
-            [KV_TENSOR_Q5_1] = dot_Q5_1,
-            [KV_TENSOR_Q8_0] = dot_Q8_0,
-            [KV_TENSOR_Q4_K] = dot_Q4_K,
-            [KV_TENSOR_Q5_K] = dot_Q5_K,
-            [KV_TENSOR_Q6_K] = dot_Q6_K},
-    .unpack = {[KV_TENSOR_F32] = unpack_F32,
-               [KV_TENSOR_F16] = unpack_F16,
-               [KV_TENSOR_BF16] = unpack_BF16,
-               [KV_TENSOR_Q4_0] = unpack_Q4_0,
-               [KV_TENSOR_Q4_1] = unpack_Q4_1,
-               [KV_TENSOR_Q5_0] = unpack_Q5_0,
-               [KV_TENSOR_Q5_1] = unpack_Q5_1,
-               [KV_TENSOR_Q8_0] = unpack_Q8_0,
-               [KV_TENSOR_Q4_K] = unpack_Q4_K,
-               [KV_TENSOR_Q5_K] = unpack_Q5_K,
-               [KV_TENSOR_Q6_K] = unpack_Q6_K},
+    .dot = {[KVW_TENSOR_F32] = dot_F32,
+            [KVW_TENSOR_F16] = dot_F16,
+            [KVW_TENSOR_BF16] = dot_BF16,
+            [KVW_TENSOR_Q4_0] = dot_Q4_0,
+            [KVW_TENSOR_Q4_1] = dot_Q4_1,
+            [KVW_TENSOR_Q5_0] = dot_Q5_0,
+            [KVW_TENSOR_Q5_1] = dot_Q5_1,
+            [KVW_TENSOR_Q8_0] = dot_Q8_0,
+            [KVW_TENSOR_Q4_K] = dot_Q4_K,
+            [KVW_TENSOR_Q5_K] = dot_Q5_K,
+            [KVW_TENSOR_Q6_K] = dot_Q6_K},
+    .unpack = {[KVW_TENSOR_F32] = unpack_F32,
+               [KVW_TENSOR_F16] = unpack_F16,
+               [KVW_TENSOR_BF16] = unpack_BF16,
+               [KVW_TENSOR_Q4_0] = unpack_Q4_0,
+               [KVW_TENSOR_Q4_1] = unpack_Q4_1,
+               [KVW_TENSOR_Q5_0] = unpack_Q5_0,
+               [KVW_TENSOR_Q5_1] = unpack_Q5_1,
+               [KVW_TENSOR_Q8_0] = unpack_Q8_0,
+               [KVW_TENSOR_Q4_K] = unpack_Q4_K,
+               [KVW_TENSOR_Q5_K] = unpack_Q5_K,
+               [KVW_TENSOR_Q6_K] = unpack_Q6_K},
     .products = products,
     .score = {[KV_FP32] = score_fp32, [KV_FP16] = score_fp16, [KV_BF16] = score_bf16},
     .gather = {[KV_FP32] = gather_fp32, [KV_FP16] = gather_fp16, [KV_BF16] = gather_bf16},
@@ -197,14 +197,14 @@ const struct kv_dot_table kv_dot_scalar = {
     .silu_gate = silu_gate,
 };
 
-const struct kv_dot_table *kv_dot_table(void)
+const struct kvw_dot_table *kvw_dot_table(void)
 {
-    const struct kv_dot_table *avx2 = kv_dot_avx2();
+    const struct kvw_dot_table *avx2 = kvw_dot_avx2();
 
-    return avx2 != NULL ? avx2 : &kv_dot_scalar;
+    return avx2 != NULL ? avx2 : &kvw_dot_scalar;
 }
 
-const struct kv_dot_table *kv_dot_table_at(unsigned index)
+const struct kvw_dot_table *kvw_dot_table_at(unsigned index)
 {
-    return index == 0 ? &kv_dot_scalar : index == 1 ? kv_dot_avx2() : NULL;
+    return index == 0 ? &kvw_dot_scalar : index == 1 ? kvw_dot_avx2() : NULL;
 }

@@ -14,8 +14,8 @@ enum {
 };
 
 struct job {
-    struct kv_cpu *cpu;
-    const struct kv_cpu_weight *weight;
+    struct kvw_cpu *cpu;
+    const struct kvw_cpu_weight *weight;
     const float *x;
     size_t n;
     float *out;
@@ -29,27 +29,27 @@ static size_t part_end(const struct job *job, size_t begin)
     return n_rows - begin < job->tile ? n_rows : begin + job->tile;
 }
 
-static void one_row(void *arg, unsigned part, unsigned member)
+static void one_row(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_cpu_weight *weight = job->weight;
+    const struct kvw_cpu_weight *weight = job->weight;
     const size_t begin = part * job->tile, end = part_end(job, begin);
 
-    (void)member;
+    (void)thread_index;
     job->cpu->dot->dot[weight->base.type](weight->data + begin * weight->row_bytes,
                                           weight->row_bytes, end - begin, job->x,
                                           weight->base.n_columns, job->out + begin);
 }
 
-static void many_rows(void *arg, unsigned part, unsigned member)
+static void many_rows(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
-    const struct kv_cpu_weight *weight = job->weight;
-    const struct kv_dot_table *dot = job->cpu->dot;
+    const struct kvw_cpu_weight *weight = job->weight;
+    const struct kvw_dot_table *dot = job->cpu->dot;
     const size_t begin = part * job->tile, end = part_end(job, begin);
     const size_t n_rows = weight->base.n_rows, n_columns = weight->base.n_columns;
     const char *data = weight->data + begin * weight->row_bytes;
-    float *values = kv_cpu_scratch(job->cpu, member);
+    float *values = kvw_cpu_scratch(job->cpu, thread_index);
 
     for (size_t row = 0; row < end - begin; row++)
         dot->unpack[weight->base.type](data + row * weight->row_bytes, values + row * n_columns,
@@ -62,7 +62,7 @@ static void many_rows(void *arg, unsigned part, unsigned member)
  * is work for several threads. */
 static size_t many_tile(size_t n_rows, size_t n_columns)
 {
-    const size_t most = KV_CPU_SCRATCH_BYTES / sizeof(float) / n_columns;
+    const size_t most = KVW_CPU_SCRATCH_BYTES / sizeof(float) / n_columns;
     size_t tile = n_rows <= 4 * MANY_TILE ? MANY_TILE / 2 : MANY_TILE;
 
     while (tile > most && tile > 1)
@@ -70,29 +70,29 @@ static size_t many_tile(size_t n_rows, size_t n_columns)
     return tile;
 }
 
-void kv_cpu_matmul(struct kv_device *device,
-                   const struct kv_weight *weight,
-                   const struct kv_weight *bias,
-                   const struct kv_device_buffer *x,
-                   size_t n,
-                   struct kv_device_buffer *out)
+void kvw_cpu_matmul(struct kvw_device *device,
+                    const struct kvw_weight *weight,
+                    const struct kvw_weight *bias,
+                    const struct kvw_device_buffer *x,
+                    size_t n,
+                    struct kvw_device_buffer *out)
 {
     struct job job = {
-        .cpu = kv_cpu_of(device),
-        .weight = (const struct kv_cpu_weight *)weight,
-        .x = kv_cpu_floats(x),
+        .cpu = kvw_cpu_of(device),
+        .weight = (const struct kvw_cpu_weight *)weight,
+        .x = kvw_cpu_floats(x),
         .n = n,
-        .out = kv_cpu_floats(out),
+        .out = kvw_cpu_floats(out),
         .tile = n == 1 ? ONE_TILE : many_tile(weight->n_rows, weight->n_columns),
     };
     const unsigned n_parts = (unsigned)((weight->n_rows + job.tile - 1) / job.tile);
 
     assert(n * weight->n_columns * sizeof(float) <= x->bytes);
     assert(n * weight->n_rows * sizeof(float) <= out->bytes);
-    assert(weight->n_columns * sizeof(float) <= KV_CPU_SCRATCH_BYTES);
-    kv_crew_run(job.cpu->crew, n == 1 ? one_row : many_rows, &job, n_parts);
+    assert(weight->n_columns * sizeof(float) <= KVW_CPU_SCRATCH_BYTES);
+    kvw_thread_pool_run(job.cpu->thread_pool, n == 1 ? one_row : many_rows, &job, n_parts);
     if (bias != NULL) {
-        const float *values = (const void *)((const struct kv_cpu_weight *)bias)->data;
+        const float *values = (const void *)((const struct kvw_cpu_weight *)bias)->data;
 
         for (size_t i = 0; i < n; i++)
             for (size_t row = 0; row < weight->n_rows; row++)

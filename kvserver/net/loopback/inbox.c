@@ -1,7 +1,7 @@
 /* inbox.c - the queue that a port receives from, and the registry of all open ports.
  *
- * Any thread of the process may put messages into an inbox; the port's thread takes them out.
- * Nodes of messages are kept for reuse, so that a busy inbox does not allocate.
+ * Any thread of the process may put messages into a receive queue; the port's thread takes them out.
+ * Nodes of messages are kept for reuse, so that a busy receive queue does not allocate.
  */
 #include "kvserver/net/loopback/loopback_private.h"
 
@@ -9,14 +9,14 @@
 #include <stdlib.h>
 
 enum {
-    SMALL_MAX = 4 << 10,        /* data of a small message node */
-    INBOX_MESSAGES_MAX = 4096,  /* waiting in one inbox, then KV_BUSY */
-    INBOX_BYTES_MAX = 64 << 20, /* the same for their data */
-    SPARE_SMALL_MAX = 256,      /* nodes kept for reuse, per inbox */
-    SPARE_LARGE_MAX = 32,       /* the same for nodes of INLINE_MAX */
+    SMALL_MAX = 4 << 10,                /* data of a small message node */
+    RECEIVE_QUEUE_MESSAGES_MAX = 4096,  /* waiting in one receive queue, then KV_BUSY */
+    RECEIVE_QUEUE_BYTES_MAX = 64 << 20, /* the same for their data */
+    SPARE_SMALL_MAX = 256,              /* nodes kept for reuse, per receive queue */
+    SPARE_LARGE_MAX = 32,               /* the same for nodes of KV_LOOPBACK_INLINE_MAX */
 };
 
-struct registry kv_loopback_registry;
+struct kv_loopback_registry kv_loopback_registry;
 
 /* The lock is made by whoever comes first, and lives as long as the process. */
 kv_status_t kv_loopback_registry_init(void)
@@ -44,99 +44,102 @@ void kv_loopback_registry_release(void)
     kv_lock_release(atomic_load(&kv_loopback_registry.lock));
 }
 
-/* Inboxes */
+/* Receive queues */
 
-static void free_messages(struct message *message)
+static void free_messages(struct kv_loopback_message *message)
 {
     while (message != NULL) {
-        struct message *next = message->next;
+        struct kv_loopback_message *next = message->next;
 
         free(message);
         message = next;
     }
 }
 
-void kv_loopback_inbox_unref(struct inbox *inbox)
+void kv_loopback_receive_queue_unref(struct kv_loopback_receive_queue *receive_queue)
 {
-    if (inbox == NULL || atomic_fetch_sub(&inbox->refs, 1) > 1)
+    if (receive_queue == NULL || atomic_fetch_sub(&receive_queue->refs, 1) > 1)
         return;
-    assert(inbox->first == NULL && inbox->first_finished == NULL);
-    free_messages(inbox->spare_small);
-    free_messages(inbox->spare_large);
-    kv_signal_destroy(inbox->signal);
-    kv_lock_destroy(inbox->lock);
-    free(inbox);
+    assert(receive_queue->first == NULL && receive_queue->first_finished == NULL);
+    free_messages(receive_queue->spare_small);
+    free_messages(receive_queue->spare_large);
+    kv_signal_destroy(receive_queue->signal);
+    kv_lock_destroy(receive_queue->lock);
+    free(receive_queue);
 }
 
-struct inbox *kv_loopback_inbox_create(void)
+struct kv_loopback_receive_queue *kv_loopback_receive_queue_create(void)
 {
-    struct inbox *inbox = calloc(1, sizeof(*inbox));
+    struct kv_loopback_receive_queue *receive_queue = calloc(1, sizeof(*receive_queue));
 
-    if (inbox == NULL)
+    if (receive_queue == NULL)
         return NULL;
-    inbox->lock = kv_lock_create();
-    inbox->signal = kv_signal_create();
-    if (inbox->lock == NULL || inbox->signal == NULL) {
-        if (inbox->lock != NULL)
-            kv_lock_destroy(inbox->lock);
-        if (inbox->signal != NULL)
-            kv_signal_destroy(inbox->signal);
-        free(inbox);
+    receive_queue->lock = kv_lock_create();
+    receive_queue->signal = kv_signal_create();
+    if (receive_queue->lock == NULL || receive_queue->signal == NULL) {
+        if (receive_queue->lock != NULL)
+            kv_lock_destroy(receive_queue->lock);
+        if (receive_queue->signal != NULL)
+            kv_signal_destroy(receive_queue->signal);
+        free(receive_queue);
         return NULL;
     }
-    atomic_init(&inbox->refs, 1);
-    atomic_init(&inbox->open, true);
-    return inbox;
+    atomic_init(&receive_queue->refs, 1);
+    atomic_init(&receive_queue->open, true);
+    return receive_queue;
 }
 
 /* Call with the lock held; returns what to do after its release. */
-bool kv_loopback_must_raise(struct inbox *inbox)
+bool kv_loopback_must_raise(struct kv_loopback_receive_queue *receive_queue)
 {
-    bool raise = inbox->sleeping;
+    bool raise = receive_queue->sleeping;
 
-    inbox->sleeping = false;
+    receive_queue->sleeping = false;
     return raise;
 }
 
-/* Takes a place in the inbox and a node for it. */
-kv_status_t
-kv_loopback_inbox_reserve(struct inbox *inbox, size_t data_bytes, struct message **ret_message)
+/* Takes a place in the receive queue and a node for it. */
+kv_status_t kv_loopback_receive_queue_reserve(struct kv_loopback_receive_queue *receive_queue,
+                                              size_t data_bytes,
+                                              struct kv_loopback_message **ret_message)
 {
     bool is_large = data_bytes > SMALL_MAX;
-    struct message *message = NULL;
+    struct kv_loopback_message *message = NULL;
     kv_status_t status = KV_OK;
 
-    kv_lock_take(inbox->lock);
-    if (!atomic_load(&inbox->open)) {
+    kv_lock_take(receive_queue->lock);
+    if (!atomic_load(&receive_queue->open)) {
         status = KV_UNREACHABLE;
-    } else if (inbox->n_messages >= INBOX_MESSAGES_MAX ||
-               inbox->n_bytes + data_bytes > INBOX_BYTES_MAX) {
+    } else if (receive_queue->n_messages >= RECEIVE_QUEUE_MESSAGES_MAX ||
+               receive_queue->n_bytes + data_bytes > RECEIVE_QUEUE_BYTES_MAX) {
         status = KV_BUSY;
     } else {
-        struct message **spare = is_large ? &inbox->spare_large : &inbox->spare_small;
-        unsigned *n_spare = is_large ? &inbox->n_spare_large : &inbox->n_spare_small;
+        struct kv_loopback_message **spare =
+            is_large ? &receive_queue->spare_large : &receive_queue->spare_small;
+        unsigned *n_spare =
+            is_large ? &receive_queue->n_spare_large : &receive_queue->n_spare_small;
 
         message = *spare;
         if (message != NULL) {
             *spare = message->next;
             --*n_spare;
         }
-        inbox->n_messages++;
-        inbox->n_bytes += data_bytes;
+        receive_queue->n_messages++;
+        receive_queue->n_bytes += data_bytes;
     }
-    kv_lock_release(inbox->lock);
+    kv_lock_release(receive_queue->lock);
     if (status != KV_OK)
         return status;
 
     if (message == NULL) {
-        size_t bytes = sizeof(*message) + (is_large ? INLINE_MAX : SMALL_MAX);
+        size_t bytes = sizeof(*message) + (is_large ? KV_LOOPBACK_INLINE_MAX : SMALL_MAX);
 
         message = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
         if (message == NULL) {
-            kv_lock_take(inbox->lock);
-            inbox->n_messages--;
-            inbox->n_bytes -= data_bytes;
-            kv_lock_release(inbox->lock);
+            kv_lock_take(receive_queue->lock);
+            receive_queue->n_messages--;
+            receive_queue->n_bytes -= data_bytes;
+            kv_lock_release(receive_queue->lock);
             return KV_NO_MEMORY;
         }
         message->is_large = is_large;
@@ -149,14 +152,17 @@ kv_loopback_inbox_reserve(struct inbox *inbox, size_t data_bytes, struct message
 }
 
 /* Gives a node back; call with the lock held. */
-void kv_loopback_inbox_recycle(struct inbox *inbox, struct message *message)
+void kv_loopback_receive_queue_recycle(struct kv_loopback_receive_queue *receive_queue,
+                                       struct kv_loopback_message *message)
 {
-    struct message **spare = message->is_large ? &inbox->spare_large : &inbox->spare_small;
-    unsigned *n_spare = message->is_large ? &inbox->n_spare_large : &inbox->n_spare_small;
+    struct kv_loopback_message **spare =
+        message->is_large ? &receive_queue->spare_large : &receive_queue->spare_small;
+    unsigned *n_spare =
+        message->is_large ? &receive_queue->n_spare_large : &receive_queue->n_spare_small;
     unsigned max = message->is_large ? SPARE_LARGE_MAX : SPARE_SMALL_MAX;
 
-    inbox->n_messages--;
-    inbox->n_bytes -= message->data_bytes;
+    receive_queue->n_messages--;
+    receive_queue->n_bytes -= message->data_bytes;
     if (*n_spare >= max) {
         free(message);
         return;
@@ -168,25 +174,26 @@ void kv_loopback_inbox_recycle(struct inbox *inbox, struct message *message)
 
 /* Queues a filled node.  KV_UNREACHABLE: the port has closed since it was reserved; the node is
  * gone. */
-kv_status_t kv_loopback_inbox_push(struct inbox *inbox, struct message *message)
+kv_status_t kv_loopback_receive_queue_push(struct kv_loopback_receive_queue *receive_queue,
+                                           struct kv_loopback_message *message)
 {
     bool raise;
 
-    kv_lock_take(inbox->lock);
-    if (!atomic_load(&inbox->open)) {
-        kv_loopback_inbox_recycle(inbox, message);
-        kv_lock_release(inbox->lock);
+    kv_lock_take(receive_queue->lock);
+    if (!atomic_load(&receive_queue->open)) {
+        kv_loopback_receive_queue_recycle(receive_queue, message);
+        kv_lock_release(receive_queue->lock);
         return KV_UNREACHABLE;
     }
-    if (inbox->last != NULL)
-        inbox->last->next = message;
+    if (receive_queue->last != NULL)
+        receive_queue->last->next = message;
     else
-        inbox->first = message;
-    inbox->last = message;
-    atomic_fetch_add_explicit(&inbox->n_waiting, 1, memory_order_relaxed);
-    raise = kv_loopback_must_raise(inbox);
-    kv_lock_release(inbox->lock);
+        receive_queue->first = message;
+    receive_queue->last = message;
+    atomic_fetch_add_explicit(&receive_queue->n_waiting, 1, memory_order_relaxed);
+    raise = kv_loopback_must_raise(receive_queue);
+    kv_lock_release(receive_queue->lock);
     if (raise)
-        kv_signal_raise(inbox->signal);
+        kv_signal_raise(receive_queue->signal);
     return KV_OK;
 }

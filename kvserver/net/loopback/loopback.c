@@ -1,8 +1,8 @@
 /* loopback.c - ports of one process, by number.
  *
- * Each port has an inbox, which outlives it: channels to the port and offers from it hold a
- * reference.  Small data is copied into the inbox of the receiver.  Large data is offered: the
- * inbox gets a header and a `struct offer`, and the receiver copies from the sender's memory.
+ * Each port has a receive queue, which outlives it: channels to the port and offers from it hold a
+ * reference.  Small data is copied into the receive queue of the receiver.  Large data is offered: the
+ * receive queue gets a header and a `struct offer`, and the receiver copies from the sender's memory.
  *
  *             receive() begins               copied
  *   OFFERED --------------------> COPYING -----------> FINISHED    the sender frees the offer
@@ -13,10 +13,10 @@
  *
  * The one compare-and-swap that leaves OFFERED decides who owns the sender's memory, so that a
  * receiver never reads memory which its owner has been told is free.  FINISHED offers travel
- * back through a list in the sender's inbox that needs no space, and `done` is called there, by
+ * back through a list in the sender's receive queue that needs no space, and `done` is called there, by
  * the sender's thread.
  *
- * Locks: registry before inbox, never two inboxes at once; none is held during a callback or a
+ * Locks: registry before receive queue, never two receive queues at once; none is held during a callback or a
  * copy of data.
  */
 #include "kvserver/net/loopback/loopback_private.h"
@@ -46,10 +46,10 @@ static kv_status_t loopback_connect(struct kv_port *base,
                                     void *channel_arg,
                                     struct kv_channel **ret_channel)
 {
-    struct loopback_port *port = port_of(base);
-    struct loopback_channel *channel;
-    struct address peer;
-    struct inbox *inbox;
+    struct kv_loopback_port *port = kv_loopback_port_of(base);
+    struct kv_loopback_channel *channel;
+    struct kv_loopback_address peer;
+    struct kv_loopback_receive_queue *receive_queue;
 
     if (address_bytes != sizeof(peer))
         return KV_INVALID;
@@ -63,21 +63,22 @@ static kv_status_t loopback_connect(struct kv_port *base,
     if (channel == NULL)
         return KV_NO_MEMORY;
     kv_loopback_registry_take();
-    for (inbox = kv_loopback_registry.inboxes; inbox != NULL; inbox = inbox->next)
-        if (inbox->number == peer.number)
+    for (receive_queue = kv_loopback_registry.receive_queues; receive_queue != NULL;
+         receive_queue = receive_queue->next)
+        if (receive_queue->number == peer.number)
             break;
-    if (inbox != NULL)
-        atomic_fetch_add(&inbox->refs, 1);
+    if (receive_queue != NULL)
+        atomic_fetch_add(&receive_queue->refs, 1);
     kv_loopback_registry_release();
-    if (inbox == NULL) {
+    if (receive_queue == NULL) {
         free(channel);
         return KV_UNREACHABLE;
     }
 
-    channel->base.row = port->base.row;
-    channel->base.pair_max = INLINE_MAX;
+    channel->base.ops = port->base.ops;
+    channel->base.pair_max = KV_LOOPBACK_INLINE_MAX;
     channel->port = port;
-    channel->peer = inbox;
+    channel->peer = receive_queue;
     channel->mode = mode;
     channel->channel_arg = channel_arg;
     channel->next = port->channels;
@@ -90,9 +91,9 @@ static kv_status_t loopback_connect(struct kv_port *base,
 
 static void loopback_channel_close(struct kv_channel *base)
 {
-    struct loopback_channel *channel = (struct loopback_channel *)base;
-    struct loopback_port *port = channel->port;
-    struct offer *offer;
+    struct kv_loopback_channel *channel = (struct kv_loopback_channel *)base;
+    struct kv_loopback_port *port = channel->port;
+    struct kv_loopback_offer *offer;
 
     /* `done` may send on other channels, so the walk starts again after each. */
     for (offer = port->offers; offer != NULL;) {
@@ -112,7 +113,7 @@ static void loopback_channel_close(struct kv_channel *base)
         port->channels = channel->next;
     if (channel->next != NULL)
         channel->next->previous = channel->previous;
-    kv_loopback_inbox_unref(channel->peer);
+    kv_loopback_receive_queue_unref(channel->peer);
     free(channel);
 }
 
@@ -130,16 +131,17 @@ static kv_status_t loopback_send(struct kv_channel *base,
                                  kv_transport_done_fn done,
                                  void *arg)
 {
-    struct loopback_channel *channel = (struct loopback_channel *)base;
-    struct loopback_port *port = channel->port;
-    bool is_offer = data_bytes > INLINE_MAX;
-    struct message *message;
-    struct offer *offer;
+    struct kv_loopback_channel *channel = (struct kv_loopback_channel *)base;
+    struct kv_loopback_port *port = channel->port;
+    bool is_offer = data_bytes > KV_LOOPBACK_INLINE_MAX;
+    struct kv_loopback_message *message;
+    struct kv_loopback_offer *offer;
     kv_status_t status;
 
     if (header_bytes > KV_TRANSPORT_HEADER_MAX)
         return KV_INVALID;
-    status = kv_loopback_inbox_reserve(channel->peer, is_offer ? 0 : data_bytes, &message);
+    status =
+        kv_loopback_receive_queue_reserve(channel->peer, is_offer ? 0 : data_bytes, &message);
     if (status != KV_OK)
         return status;
     message->header_bytes = header_bytes;
@@ -148,29 +150,29 @@ static kv_status_t loopback_send(struct kv_channel *base,
     if (!is_offer) {
         if (data_bytes > 0)
             memcpy(message->data, data, data_bytes);
-        return kv_loopback_inbox_push(channel->peer, message);
+        return kv_loopback_receive_queue_push(channel->peer, message);
     }
 
     offer = kv_loopback_offer_get(port);
     if (offer == NULL) {
         kv_lock_take(channel->peer->lock);
-        kv_loopback_inbox_recycle(channel->peer, message);
+        kv_loopback_receive_queue_recycle(channel->peer, message);
         kv_lock_release(channel->peer->lock);
         return KV_NO_MEMORY;
     }
-    offer->base.row = port->base.row;
+    offer->base.ops = port->base.ops;
     offer->data = data;
     offer->data_bytes = data_bytes;
-    offer->sender = port->inbox;
-    atomic_fetch_add(&port->inbox->refs, 1);
+    offer->sender = port->receive_queue;
+    atomic_fetch_add(&port->receive_queue->refs, 1);
     offer->channel = channel;
     offer->done = done;
     offer->arg = arg;
     kv_loopback_offer_link(port, offer);
     message->offer = offer;
-    status = kv_loopback_inbox_push(channel->peer, message);
+    status = kv_loopback_receive_queue_push(channel->peer, message);
     if (status != KV_OK) {
-        kv_loopback_inbox_unref(offer->sender);
+        kv_loopback_receive_queue_unref(offer->sender);
         kv_loopback_offer_unlink(port, offer);
         kv_loopback_offer_put(port, offer);
         return status;
@@ -185,8 +187,8 @@ static kv_status_t loopback_send_pair(struct kv_channel *base,
                                       kv_transport_done_fn done,
                                       void *arg)
 {
-    struct loopback_channel *channel = (struct loopback_channel *)base;
-    struct message *message;
+    struct kv_loopback_channel *channel = (struct kv_loopback_channel *)base;
+    struct kv_loopback_message *message;
     kv_status_t status;
 
     (void)done;
@@ -194,8 +196,8 @@ static kv_status_t loopback_send_pair(struct kv_channel *base,
     if (header_bytes > KV_TRANSPORT_HEADER_MAX || pieces[0].bytes > base->pair_max ||
         pieces[1].bytes > base->pair_max - pieces[0].bytes)
         return KV_INVALID;
-    status =
-        kv_loopback_inbox_reserve(channel->peer, pieces[0].bytes + pieces[1].bytes, &message);
+    status = kv_loopback_receive_queue_reserve(channel->peer, pieces[0].bytes + pieces[1].bytes,
+                                               &message);
     if (status != KV_OK)
         return status;
     message->header_bytes = header_bytes;
@@ -204,38 +206,39 @@ static kv_status_t loopback_send_pair(struct kv_channel *base,
         memcpy(message->data, pieces[0].base, pieces[0].bytes);
     if (pieces[1].bytes > 0)
         memcpy(message->data + pieces[0].bytes, pieces[1].base, pieces[1].bytes);
-    return kv_loopback_inbox_push(channel->peer, message);
+    return kv_loopback_receive_queue_push(channel->peer, message);
 }
 
 /* Ports */
 
 static void loopback_port_close(struct kv_port *base)
 {
-    struct loopback_port *port = port_of(base);
-    struct inbox *inbox = port->inbox;
-    struct message *message;
+    struct kv_loopback_port *port = kv_loopback_port_of(base);
+    struct kv_loopback_receive_queue *receive_queue = port->receive_queue;
+    struct kv_loopback_message *message;
 
     kv_loopback_registry_take();
-    for (struct inbox **link = &kv_loopback_registry.inboxes; *link != NULL;
-         link = &(*link)->next) {
-        if (*link == inbox) {
-            *link = inbox->next;
+    for (struct kv_loopback_receive_queue **link = &kv_loopback_registry.receive_queues;
+         *link != NULL; link = &(*link)->next) {
+        if (*link == receive_queue) {
+            *link = receive_queue->next;
             break;
         }
     }
-    kv_lock_take(inbox->lock);
-    atomic_store(&inbox->open, false);
-    message = inbox->first;
-    inbox->first = inbox->last = NULL;
-    kv_lock_release(inbox->lock);
+    kv_lock_take(receive_queue->lock);
+    atomic_store(&receive_queue->open, false);
+    message = receive_queue->first;
+    receive_queue->first = receive_queue->last = NULL;
+    kv_lock_release(receive_queue->lock);
     /* Everybody looks at his channels: one of them may lead here. */
     atomic_fetch_add(&kv_loopback_registry.n_closed, 1);
-    for (struct inbox *other = kv_loopback_registry.inboxes; other != NULL; other = other->next)
+    for (struct kv_loopback_receive_queue *other = kv_loopback_registry.receive_queues;
+         other != NULL; other = other->next)
         kv_signal_raise(other->signal);
     kv_loopback_registry_release();
 
     while (message != NULL) {
-        struct message *next = message->next;
+        struct kv_loopback_message *next = message->next;
 
         if (message->offer != NULL)
             kv_loopback_offer_decline(message->offer, KV_UNREACHABLE);
@@ -243,7 +246,7 @@ static void loopback_port_close(struct kv_port *base)
         message = next;
     }
     while (port->held != NULL) {
-        struct offer *offer = port->held;
+        struct kv_loopback_offer *offer = port->held;
 
         kv_loopback_held_unlink(offer);
         kv_loopback_offer_decline(offer, KV_UNREACHABLE);
@@ -262,12 +265,12 @@ static void loopback_port_close(struct kv_port *base)
     }
 
     while (port->spare != NULL) {
-        struct offer *offer = port->spare;
+        struct kv_loopback_offer *offer = port->spare;
 
         port->spare = offer->next;
         free(offer);
     }
-    kv_loopback_inbox_unref(inbox);
+    kv_loopback_receive_queue_unref(receive_queue);
     free(port);
 }
 
@@ -276,29 +279,29 @@ static kv_status_t loopback_port_open(struct kv_transport *transport,
                                       void *owner,
                                       struct kv_port **ret_port)
 {
-    struct loopback_port *port = calloc(1, sizeof(*port));
+    struct kv_loopback_port *port = calloc(1, sizeof(*port));
 
     if (port == NULL)
         return KV_NO_MEMORY;
-    port->inbox = kv_loopback_inbox_create();
-    if (port->inbox == NULL) {
+    port->receive_queue = kv_loopback_receive_queue_create();
+    if (port->receive_queue == NULL) {
         free(port);
         return KV_NO_MEMORY;
     }
-    port->base.row = transport->row;
+    port->base.ops = transport->ops;
     port->events = *events;
     port->owner = owner;
     port->closed_seen = atomic_load(&kv_loopback_registry.n_closed);
 
     kv_loopback_registry_take();
-    port->inbox->number = ++kv_loopback_registry.last_number;
-    port->inbox->next = kv_loopback_registry.inboxes;
-    kv_loopback_registry.inboxes = port->inbox;
+    port->receive_queue->number = ++kv_loopback_registry.last_number;
+    port->receive_queue->next = kv_loopback_registry.receive_queues;
+    kv_loopback_registry.receive_queues = port->receive_queue;
     kv_loopback_registry_release();
 
     port->address.magic = ADDRESS_MAGIC;
     port->address.process = (uint32_t)getpid();
-    port->address.number = port->inbox->number;
+    port->address.number = port->receive_queue->number;
     *ret_port = &port->base;
     return KV_OK;
 }
@@ -306,14 +309,14 @@ static kv_status_t loopback_port_open(struct kv_transport *transport,
 static void
 loopback_port_address(struct kv_port *port, const void **ret_address, size_t *ret_bytes)
 {
-    *ret_address = &port_of(port)->address;
-    *ret_bytes = sizeof(struct address);
+    *ret_address = &kv_loopback_port_of(port)->address;
+    *ret_bytes = sizeof(struct kv_loopback_address);
 }
 
 /* Reports one channel that leads to a closed port; false: there is none. */
-static bool report_one(struct loopback_port *port)
+static bool report_one(struct kv_loopback_port *port)
 {
-    struct loopback_channel *channel;
+    struct kv_loopback_channel *channel;
 
     for (channel = port->channels; channel != NULL; channel = channel->next) {
         if (channel->reported || channel->mode != KV_CHANNEL_NETWORK ||
@@ -326,17 +329,17 @@ static bool report_one(struct loopback_port *port)
     return false;
 }
 
-static void deliver(struct loopback_port *port, struct message *message)
+static void deliver(struct kv_loopback_port *port, struct kv_loopback_message *message)
 {
-    struct offer *offer = message->offer;
+    struct kv_loopback_offer *offer = message->offer;
 
     if (offer == NULL) {
         port->events.message(port->owner, message->header, message->header_bytes, message->data,
                              message->data_bytes);
         return;
     }
-    if (atomic_load(&offer->state) == WITHDRAWN) {
-        kv_loopback_offer_bury(offer);
+    if (atomic_load(&offer->state) == KV_LOOPBACK_WITHDRAWN) {
+        kv_loopback_offer_retire(offer);
         return;
     }
     offer->receiver = port;
@@ -351,10 +354,10 @@ static void deliver(struct loopback_port *port, struct message *message)
 
 static unsigned loopback_port_progress(struct kv_port *base)
 {
-    struct loopback_port *port = port_of(base);
-    struct inbox *inbox = port->inbox;
+    struct kv_loopback_port *port = kv_loopback_port_of(base);
+    struct kv_loopback_receive_queue *receive_queue = port->receive_queue;
     unsigned n_closed = atomic_load(&kv_loopback_registry.n_closed);
-    struct message *message = NULL;
+    struct kv_loopback_message *message = NULL;
     unsigned n = 0;
 
     if (n_closed != port->closed_seen) {
@@ -364,24 +367,24 @@ static unsigned loopback_port_progress(struct kv_port *base)
     }
     /* Relaxed is enough: a message that is missed here raises the signal or is seen next time,
      * and the lock orders its contents. */
-    if (atomic_load_explicit(&inbox->n_waiting, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&receive_queue->n_waiting, memory_order_relaxed) == 0)
         return n;
 
     while (kv_loopback_complete_one(port))
         n++;
     for (unsigned i = 0; i <= PROGRESS_MESSAGES_MAX; i++) {
-        kv_lock_take(inbox->lock);
-        inbox->sleeping = false;
+        kv_lock_take(receive_queue->lock);
+        receive_queue->sleeping = false;
         if (message != NULL)
-            kv_loopback_inbox_recycle(inbox, message);
-        message = i < PROGRESS_MESSAGES_MAX ? inbox->first : NULL;
+            kv_loopback_receive_queue_recycle(receive_queue, message);
+        message = i < PROGRESS_MESSAGES_MAX ? receive_queue->first : NULL;
         if (message != NULL) {
-            inbox->first = message->next;
-            if (inbox->first == NULL)
-                inbox->last = NULL;
-            atomic_fetch_sub_explicit(&inbox->n_waiting, 1, memory_order_relaxed);
+            receive_queue->first = message->next;
+            if (receive_queue->first == NULL)
+                receive_queue->last = NULL;
+            atomic_fetch_sub_explicit(&receive_queue->n_waiting, 1, memory_order_relaxed);
         }
-        kv_lock_release(inbox->lock);
+        kv_lock_release(receive_queue->lock);
         if (message == NULL)
             break;
         deliver(port, message);
@@ -392,31 +395,32 @@ static unsigned loopback_port_progress(struct kv_port *base)
 
 static kv_status_t loopback_port_arm(struct kv_port *base, int *ret_fd)
 {
-    struct loopback_port *port = port_of(base);
-    struct inbox *inbox = port->inbox;
+    struct kv_loopback_port *port = kv_loopback_port_of(base);
+    struct kv_loopback_receive_queue *receive_queue = port->receive_queue;
     bool busy;
 
-    kv_signal_clear(inbox->signal);
-    kv_lock_take(inbox->lock);
-    busy = inbox->first != NULL || inbox->first_finished != NULL || inbox->woken;
-    inbox->woken = false;
-    inbox->sleeping = !busy;
-    kv_lock_release(inbox->lock);
+    kv_signal_clear(receive_queue->signal);
+    kv_lock_take(receive_queue->lock);
+    busy = receive_queue->first != NULL || receive_queue->first_finished != NULL ||
+           receive_queue->woken;
+    receive_queue->woken = false;
+    receive_queue->sleeping = !busy;
+    kv_lock_release(receive_queue->lock);
     /* After the clear: a port that closes from here on raises the signal again. */
     if (busy || atomic_load(&kv_loopback_registry.n_closed) != port->closed_seen)
         return KV_BUSY;
-    *ret_fd = kv_signal_fd(inbox->signal);
+    *ret_fd = kv_signal_fd(receive_queue->signal);
     return KV_OK;
 }
 
 static void loopback_port_wake(struct kv_port *port)
 {
-    struct inbox *inbox = port_of(port)->inbox;
+    struct kv_loopback_receive_queue *receive_queue = kv_loopback_port_of(port)->receive_queue;
 
-    kv_lock_take(inbox->lock);
-    inbox->woken = true;
-    kv_lock_release(inbox->lock);
-    kv_signal_raise(inbox->signal);
+    kv_lock_take(receive_queue->lock);
+    receive_queue->woken = true;
+    kv_lock_release(receive_queue->lock);
+    kv_signal_raise(receive_queue->signal);
 }
 
 /* The transport */
@@ -435,7 +439,7 @@ static kv_status_t loopback_open(const struct kv_transport_config *config,
         snprintf(detail, detail_bytes, "loopback: out of memory");
         return KV_NO_MEMORY;
     }
-    transport->row = &kv_transport_loopback;
+    transport->ops = &kv_transport_loopback;
     *ret_transport = transport;
     return KV_OK;
 }
@@ -477,7 +481,7 @@ static void loopback_describe(struct kv_transport *transport, char *text, size_t
     snprintf(text, text_bytes, "loopback");
 }
 
-const struct kv_transport_row kv_transport_loopback = {
+const struct kv_transport_ops kv_transport_loopback = {
     .name = "loopback",
     .open = loopback_open,
     .close = loopback_close,

@@ -12,9 +12,9 @@ enum {
     SPARE_OFFERS_MAX = 256, /* offers kept for reuse, per port */
 };
 
-struct offer *kv_loopback_offer_get(struct loopback_port *port)
+struct kv_loopback_offer *kv_loopback_offer_get(struct kv_loopback_port *port)
 {
-    struct offer *offer = port->spare;
+    struct kv_loopback_offer *offer = port->spare;
 
     if (offer != NULL) {
         port->spare = offer->next;
@@ -25,11 +25,11 @@ struct offer *kv_loopback_offer_get(struct loopback_port *port)
             return NULL;
     }
     memset(offer, 0, sizeof(*offer));
-    atomic_init(&offer->state, OFFERED);
+    atomic_init(&offer->state, KV_LOOPBACK_OFFERED);
     return offer;
 }
 
-void kv_loopback_offer_put(struct loopback_port *port, struct offer *offer)
+void kv_loopback_offer_put(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
 {
     if (port->n_spare >= SPARE_OFFERS_MAX) {
         free(offer);
@@ -40,7 +40,7 @@ void kv_loopback_offer_put(struct loopback_port *port, struct offer *offer)
     port->n_spare++;
 }
 
-void kv_loopback_offer_link(struct loopback_port *port, struct offer *offer)
+void kv_loopback_offer_link(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
 {
     offer->previous = NULL;
     offer->next = port->offers;
@@ -49,7 +49,7 @@ void kv_loopback_offer_link(struct loopback_port *port, struct offer *offer)
     port->offers = offer;
 }
 
-void kv_loopback_offer_unlink(struct loopback_port *port, struct offer *offer)
+void kv_loopback_offer_unlink(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
 {
     if (offer->previous != NULL)
         offer->previous->next = offer->next;
@@ -59,23 +59,23 @@ void kv_loopback_offer_unlink(struct loopback_port *port, struct offer *offer)
         offer->next->previous = offer->previous;
 }
 
-static bool offer_leave(struct offer *offer, enum offer_state state)
+static bool offer_leave(struct kv_loopback_offer *offer, enum kv_loopback_offer_state state)
 {
-    int expected = OFFERED;
+    int expected = KV_LOOPBACK_OFFERED;
 
     return atomic_compare_exchange_strong(&offer->state, &expected, state);
 }
 
 /* The receiver has no more to do with the offer, which left OFFERED by its hand. */
-static void offer_finish(struct offer *offer, kv_status_t status)
+static void offer_finish(struct kv_loopback_offer *offer, kv_status_t status)
 {
-    struct inbox *sender = offer->sender;
+    struct kv_loopback_receive_queue *sender = offer->sender;
     bool raise;
 
     offer->status = status;
     offer->next_finished = NULL;
     kv_lock_take(sender->lock);
-    atomic_store(&offer->state, FINISHED);
+    atomic_store(&offer->state, KV_LOOPBACK_FINISHED);
     if (sender->last_finished != NULL)
         sender->last_finished->next_finished = offer;
     else
@@ -84,38 +84,38 @@ static void offer_finish(struct offer *offer, kv_status_t status)
     atomic_fetch_add_explicit(&sender->n_waiting, 1, memory_order_relaxed);
     raise = kv_loopback_must_raise(sender);
     kv_lock_release(sender->lock);
-    /* The offer is the sender's now; its reference to the inbox is still ours. */
+    /* The offer is the sender's now; its reference to the receive queue is still ours. */
     if (raise)
         kv_signal_raise(sender->signal);
-    kv_loopback_inbox_unref(sender);
+    kv_loopback_receive_queue_unref(sender);
 }
 
 /* Receiver's side: the sender took the offer back. */
-void kv_loopback_offer_bury(struct offer *offer)
+void kv_loopback_offer_retire(struct kv_loopback_offer *offer)
 {
-    assert(atomic_load(&offer->state) == WITHDRAWN);
-    kv_loopback_inbox_unref(offer->sender);
+    assert(atomic_load(&offer->state) == KV_LOOPBACK_WITHDRAWN);
+    kv_loopback_receive_queue_unref(offer->sender);
     free(offer);
 }
 
 /* Receiver's side, from any state that it can meet. */
-void kv_loopback_offer_decline(struct offer *offer, kv_status_t status)
+void kv_loopback_offer_decline(struct kv_loopback_offer *offer, kv_status_t status)
 {
-    if (offer_leave(offer, COPYING))
+    if (offer_leave(offer, KV_LOOPBACK_COPYING))
         offer_finish(offer, status);
     else
-        kv_loopback_offer_bury(offer);
+        kv_loopback_offer_retire(offer);
 }
 
 /* Sender's side.  Returns false where the receiver has answered already, or is copying. */
-bool kv_loopback_offer_withdraw(struct loopback_port *port, struct offer *offer)
+bool kv_loopback_offer_withdraw(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
 {
     kv_transport_done_fn done = offer->done;
     void *arg = offer->arg;
 
     /* Unlinked first: from the swap on the receiver may free it. */
     kv_loopback_offer_unlink(port, offer);
-    if (!offer_leave(offer, WITHDRAWN)) {
+    if (!offer_leave(offer, KV_LOOPBACK_WITHDRAWN)) {
         kv_loopback_offer_link(port, offer);
         return false;
     }
@@ -123,21 +123,21 @@ bool kv_loopback_offer_withdraw(struct loopback_port *port, struct offer *offer)
     return true;
 }
 
-bool kv_loopback_complete_one(struct loopback_port *port)
+bool kv_loopback_complete_one(struct kv_loopback_port *port)
 {
-    struct inbox *inbox = port->inbox;
-    struct offer *offer;
+    struct kv_loopback_receive_queue *receive_queue = port->receive_queue;
+    struct kv_loopback_offer *offer;
     kv_status_t status;
 
-    kv_lock_take(inbox->lock);
-    offer = inbox->first_finished;
+    kv_lock_take(receive_queue->lock);
+    offer = receive_queue->first_finished;
     if (offer != NULL) {
-        inbox->first_finished = offer->next_finished;
-        if (inbox->first_finished == NULL)
-            inbox->last_finished = NULL;
-        atomic_fetch_sub_explicit(&inbox->n_waiting, 1, memory_order_relaxed);
+        receive_queue->first_finished = offer->next_finished;
+        if (receive_queue->first_finished == NULL)
+            receive_queue->last_finished = NULL;
+        atomic_fetch_sub_explicit(&receive_queue->n_waiting, 1, memory_order_relaxed);
     }
-    kv_lock_release(inbox->lock);
+    kv_lock_release(receive_queue->lock);
     if (offer == NULL)
         return false;
 
@@ -151,9 +151,9 @@ bool kv_loopback_complete_one(struct loopback_port *port)
     return true;
 }
 
-void kv_loopback_held_unlink(struct offer *offer)
+void kv_loopback_held_unlink(struct kv_loopback_offer *offer)
 {
-    struct loopback_port *port = offer->receiver;
+    struct kv_loopback_port *port = offer->receiver;
 
     if (offer->previous_held != NULL)
         offer->previous_held->next_held = offer->next_held;
@@ -169,7 +169,7 @@ kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
                                 kv_transport_done_fn done,
                                 void *arg)
 {
-    struct offer *offer = (struct offer *)incoming;
+    struct kv_loopback_offer *offer = (struct kv_loopback_offer *)incoming;
     const unsigned char *from;
     size_t bytes = 0;
 
@@ -181,8 +181,8 @@ kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
     assert(bytes == offer->data_bytes);
 
     kv_loopback_held_unlink(offer);
-    if (!offer_leave(offer, COPYING)) {
-        kv_loopback_offer_bury(offer);
+    if (!offer_leave(offer, KV_LOOPBACK_COPYING)) {
+        kv_loopback_offer_retire(offer);
         return KV_UNREACHABLE;
     }
     from = offer->data;
@@ -196,7 +196,7 @@ kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
 
 void kv_loopback_refuse(struct kv_incoming *incoming)
 {
-    struct offer *offer = (struct offer *)incoming;
+    struct kv_loopback_offer *offer = (struct kv_loopback_offer *)incoming;
 
     kv_loopback_held_unlink(offer);
     kv_loopback_offer_decline(offer, KV_OK);

@@ -1,6 +1,6 @@
 /* ucx.c - the transport over UCX: tcp between hosts, shared memory within one.
  *
- * Two contexts, and so two workers per port, because UCX chooses the wires of an endpoint by
+ * Two contexts, and so two workers per port, because UCX chooses the links of an endpoint by
  * context and not by endpoint:
  *
  *   network   tcp on the named devices                      KV_CHANNEL_NETWORK
@@ -21,7 +21,7 @@
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
-const struct kv_transport_row kv_transport_ucx = {
+const struct kv_transport_ops kv_transport_ucx = {
     .name = "ucx",
     .open = kv_ucx_open,
     .close = kv_ucx_close,

@@ -16,17 +16,17 @@
 
 void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs)
 {
-    struct ucx_channel *channel = arg;
+    struct kv_ucx_channel *channel = arg;
 
     (void)endpoint;
     if (channel->failed)
         return;
     channel->failed = true;
-    channel->status = status_of(ucs);
+    channel->status = kv_ucx_status_of(ucs);
     channel->port->n_failures++;
 }
 
-static void channel_unlink(struct ucx_channel *channel)
+static void channel_unlink(struct kv_ucx_channel *channel)
 {
     if (channel->previous != NULL)
         channel->previous->next = channel->next;
@@ -36,7 +36,7 @@ static void channel_unlink(struct ucx_channel *channel)
         channel->next->previous = channel->previous;
 }
 
-static void end_watch(struct ucx_channel *channel)
+static void end_watch(struct kv_ucx_channel *channel)
 {
     if (channel->process_fd < 0)
         return;
@@ -46,7 +46,7 @@ static void end_watch(struct ucx_channel *channel)
 }
 
 /* Without it (a kernel before 5.3, no descriptor left) nobody reports a dead peer. */
-static void begin_watch(struct ucx_channel *channel, uint32_t process)
+static void begin_watch(struct kv_ucx_channel *channel, uint32_t process)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};
 
@@ -56,22 +56,22 @@ static void begin_watch(struct ucx_channel *channel, uint32_t process)
         end_watch(channel);
 }
 
-void kv_ucx_look_for_dead_peers(struct ucx_port *port)
+void kv_ucx_look_for_dead_peers(struct kv_ucx_port *port)
 {
-    struct epoll_event ready[WATCH_EVENTS_MAX];
-    int n = epoll_wait(port->watch_fd, ready, WATCH_EVENTS_MAX, 0);
+    struct epoll_event ready[KV_UCX_WATCH_EVENTS_MAX];
+    int n = epoll_wait(port->watch_fd, ready, KV_UCX_WATCH_EVENTS_MAX, 0);
 
     for (int i = 0; i < n; i++) {
-        struct ucx_channel *channel = ready[i].data.ptr;
+        struct kv_ucx_channel *channel = ready[i].data.ptr;
 
         end_watch(channel);
         kv_ucx_on_failure(channel, channel->endpoint, UCS_ERR_CONNECTION_RESET);
     }
 }
 
-static void close_endpoint(struct ucx_channel *channel)
+static void close_endpoint(struct kv_ucx_channel *channel)
 {
-    struct ucx_port *port = channel->port;
+    struct kv_ucx_port *port = channel->port;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE,
@@ -80,22 +80,23 @@ static void close_endpoint(struct ucx_channel *channel)
 
     if (UCS_PTR_IS_PTR(request))
         ucp_request_free(request);
-    port->settle = SETTLE_ROUNDS;
-    channel->wire->n_channels--;
-    if (channel->wire->kind == WIRE_SHARED)
+    port->settle = KV_UCX_SETTLE_ROUNDS;
+    channel->link->n_channels--;
+    if (channel->link->kind == KV_UCX_LINK_SHARED)
         port->must_probe = true;
     free(channel);
 }
 
 void kv_ucx_channel_close(struct kv_channel *base)
 {
-    struct ucx_channel *channel = (struct ucx_channel *)base;
-    struct ucx_port *port = channel->port;
+    struct kv_ucx_channel *channel = (struct kv_ucx_channel *)base;
+    struct kv_ucx_port *port = channel->port;
 
     channel_unlink(channel);
-    for (struct flight *flight = port->flights; flight != NULL; flight = flight->next)
-        if (flight->channel == channel)
-            flight->channel = NULL;
+    for (struct kv_ucx_pending_send *pending_send = port->pending_sends; pending_send != NULL;
+         pending_send = pending_send->next)
+        if (pending_send->channel == channel)
+            pending_send->channel = NULL;
     if (channel->failed && !channel->reported)
         port->n_failures--;
     end_watch(channel);
@@ -111,24 +112,24 @@ void kv_ucx_channel_close(struct kv_channel *base)
 
 static kv_status_t read_address(const void *address,
                                 size_t address_bytes,
-                                const unsigned char *ret_parts[N_WIRES],
-                                struct address_prefix *ret_prefix)
+                                const unsigned char *ret_parts[KV_UCX_N_LINKS],
+                                struct kv_ucx_address_prefix *ret_prefix)
 {
     const unsigned char *at = address;
-    struct address_prefix prefix;
+    struct kv_ucx_address_prefix prefix;
     size_t bytes = sizeof(prefix);
-    size_t crc_begin = offsetof(struct address_prefix, process);
+    size_t crc_begin = offsetof(struct kv_ucx_address_prefix, process);
 
-    if (address_bytes < sizeof(prefix) || address_bytes > ADDRESS_BYTES_MAX)
+    if (address_bytes < sizeof(prefix) || address_bytes > KV_UCX_ADDRESS_BYTES_MAX)
         return KV_INVALID;
     memcpy(&prefix, at, sizeof(prefix));
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         bytes += prefix.bytes[kind];
-    if (prefix.magic != ADDRESS_MAGIC || bytes != address_bytes ||
+    if (prefix.magic != KV_UCX_ADDRESS_MAGIC || bytes != address_bytes ||
         prefix.crc != kv_crc32c(0, at + crc_begin, address_bytes - crc_begin))
         return KV_INVALID;
     at += sizeof(prefix);
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
         ret_parts[kind] = at;
         at += prefix.bytes[kind];
     }
@@ -143,12 +144,12 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
                            void *channel_arg,
                            struct kv_channel **ret_channel)
 {
-    struct ucx_port *port = port_of(base);
-    const unsigned char *parts[N_WIRES];
-    struct address_prefix prefix;
-    struct ucx_channel *channel;
+    struct kv_ucx_port *port = kv_ucx_port_of(base);
+    const unsigned char *parts[KV_UCX_N_LINKS];
+    struct kv_ucx_address_prefix prefix;
+    struct kv_ucx_channel *channel;
     char lanes[256] = "";
-    enum wire_kind kind;
+    enum kv_ucx_link_kind kind;
     void *part;
     ucs_status_t ucs;
     kv_status_t status;
@@ -156,10 +157,10 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
     status = read_address(address, address_bytes, parts, &prefix);
     if (status != KV_OK)
         return status;
-    /* With one kind of wire, both modes use it. */
-    kind = mode == KV_CHANNEL_SHARED ? WIRE_SHARED : WIRE_NETWORK;
-    if (port->wires[kind] == NULL)
-        kind = kind == WIRE_SHARED ? WIRE_NETWORK : WIRE_SHARED;
+    /* With one kind of link, both modes use it. */
+    kind = mode == KV_CHANNEL_SHARED ? KV_UCX_LINK_SHARED : KV_UCX_LINK_NETWORK;
+    if (port->links[kind] == NULL)
+        kind = kind == KV_UCX_LINK_SHARED ? KV_UCX_LINK_NETWORK : KV_UCX_LINK_SHARED;
     if (prefix.bytes[kind] == 0)
         return KV_UNREACHABLE;
 
@@ -171,12 +172,12 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
         return KV_NO_MEMORY;
     }
     memcpy(part, parts[kind], prefix.bytes[kind]); /* aligned, as UCX gave it */
-    channel->base.row = port->base.row;
+    channel->base.ops = port->base.ops;
     channel->port = port;
-    channel->wire = port->wires[kind];
+    channel->link = port->links[kind];
     channel->process_fd = -1;
     channel->channel_arg = channel_arg;
-    ucs = ucp_ep_create(channel->wire->worker,
+    ucs = ucp_ep_create(channel->link->worker,
                         &(ucp_ep_params_t){
                             .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                                           UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
@@ -192,13 +193,14 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
         return ucs == UCS_ERR_NO_MEMORY ? KV_NO_MEMORY : KV_UNREACHABLE;
     }
 
-    channel->base.pair_max = kind == WIRE_SHARED ? SHARED_EAGER_MAX : NETWORK_EAGER_MAX;
-    channel->wire->n_channels++;
+    channel->base.pair_max =
+        kind == KV_UCX_LINK_SHARED ? KV_UCX_SHARED_EAGER_MAX : KV_UCX_NETWORK_EAGER_MAX;
+    channel->link->n_channels++;
     channel->next = port->channels;
     if (port->channels != NULL)
         port->channels->previous = channel;
     port->channels = channel;
-    if (mode == KV_CHANNEL_SHARED && kind != WIRE_SHARED) {
+    if (mode == KV_CHANNEL_SHARED && kind != KV_UCX_LINK_SHARED) {
         /* Only the user's own choice of transports can make this shared memory. */
         kv_ucx_describe_endpoint(channel->endpoint, lanes, sizeof(lanes));
         if (strstr(lanes, "/memory") == NULL) {
@@ -206,7 +208,7 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
             return KV_UNREACHABLE;
         }
     }
-    if (kind == WIRE_SHARED)
+    if (kind == KV_UCX_LINK_SHARED)
         begin_watch(channel, prefix.process);
     *ret_channel = &channel->base;
     return KV_OK;
@@ -214,21 +216,21 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
 
 void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_bytes)
 {
-    struct ucx_channel *channel = (struct ucx_channel *)base;
+    struct kv_ucx_channel *channel = (struct kv_ucx_channel *)base;
 
     if (text_bytes == 0)
         return;
     text[0] = '\0';
     kv_ucx_describe_endpoint(channel->endpoint, text, text_bytes);
     /* Large data goes beside UCX (ucx.c). */
-    if (channel->wire->kind == WIRE_SHARED)
+    if (channel->link->kind == KV_UCX_LINK_SHARED)
         kv_ucx_add_word(text, text_bytes, "cma/memory", strlen("cma/memory"));
 }
 
-void kv_ucx_close_endpoints(struct ucx_port *port)
+void kv_ucx_close_endpoints(struct kv_ucx_port *port)
 {
     while (port->to_close != NULL) {
-        struct ucx_channel *channel = port->to_close;
+        struct kv_ucx_channel *channel = port->to_close;
 
         port->to_close = channel->next;
         close_endpoint(channel);

@@ -1,4 +1,4 @@
-/* ucx_context.c - opens the transport: one UCX context for each kind of wire.
+/* ucx_context.c - opens the transport: one UCX context for each kind of link.
  *
  * Here are the options that UCX is given, the memory that is registered with it, and the text
  * that names the devices of a context or an endpoint.
@@ -29,23 +29,24 @@ static const struct option common_options[] = {
     {NULL, NULL, NULL},
 };
 
-static const struct option wire_options[N_WIRES][10] = {
-    [WIRE_NETWORK] = {{"TLS", "UCX_TLS", "tcp"},
-                      /* Without a copy, a send that a dead peer cuts short is completed twice
+static const struct option link_options[KV_UCX_N_LINKS][10] = {
+    [KV_UCX_LINK_NETWORK] =
+        {{"TLS", "UCX_TLS", "tcp"},
+         /* Without a copy, a send that a dead peer cuts short is completed twice
                        * and aborts the process (UCX 1.13).  Large segments, the same on both
                        * sides, make the copy cost what the round trips of a rendezvous with
                        * PUT did. */
-                      {"ZCOPY_THRESH", NULL, "inf"},
-                      {"RNDV_SCHEME", NULL, "am"},
-                      {"TX_SEG_SIZE", NULL, "256k"},
-                      {"RX_SEG_SIZE", NULL, "256k"},
-                      {"MAX_NUM_EPS", "UCX_TCP_MAX_NUM_EPS", "8192"},
-                      {"KEEPIDLE", "UCX_TCP_KEEPIDLE", "1s"},
-                      {"KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
-                      {"KEEPCNT", "UCX_TCP_KEEPCNT", "3"}},
+         {"ZCOPY_THRESH", NULL, "inf"},
+         {"RNDV_SCHEME", NULL, "am"},
+         {"TX_SEG_SIZE", NULL, "256k"},
+         {"RX_SEG_SIZE", NULL, "256k"},
+         {"MAX_NUM_EPS", "UCX_TCP_MAX_NUM_EPS", "8192"},
+         {"KEEPIDLE", "UCX_TCP_KEEPIDLE", "1s"},
+         {"KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
+         {"KEEPCNT", "UCX_TCP_KEEPCNT", "3"}},
     /* cma: its part here is to ask the system that peers may read this process. */
-    [WIRE_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
-                     {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
+    [KV_UCX_LINK_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
+                            {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
 };
 
 /* Reading what UCX prints, the only place where it names devices. */
@@ -125,7 +126,7 @@ void kv_ucx_describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes)
     if (fclose(stream) == 0) {
         char mark[16];
 
-        for (unsigned lane = 0; lane < LANES_MAX; lane++) {
+        for (unsigned lane = 0; lane < KV_UCX_LANES_MAX; lane++) {
             snprintf(mark, sizeof(mark), "lane[%u]:", lane);
             add_resources(text, text_bytes, printed, mark);
         }
@@ -163,7 +164,7 @@ static bool device_exists(const char *device, const void *arg)
 
 static bool device_in_use(const char *device, const void *arg)
 {
-    char word[DEVICES_BYTES_MAX + 2];
+    char word[KV_UCX_DEVICES_BYTES_MAX + 2];
 
     /* Words of `arg` are separated by spaces, and so is its end. */
     snprintf(word, sizeof(word), "/%s ", device);
@@ -174,10 +175,10 @@ static kv_status_t set_option(ucp_config_t *config, const struct option *option)
 {
     if (option->variable != NULL && getenv(option->variable) != NULL)
         return KV_OK;
-    return status_of(ucp_config_modify(config, option->name, option->value));
+    return kv_ucx_status_of(ucp_config_modify(config, option->name, option->value));
 }
 
-static kv_status_t open_context(enum wire_kind kind,
+static kv_status_t open_context(enum kv_ucx_link_kind kind,
                                 const char *devices,
                                 ucp_context_h *ret_context,
                                 char *detail,
@@ -187,7 +188,7 @@ static kv_status_t open_context(enum wire_kind kind,
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_REQUEST_SIZE,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-        .request_size = sizeof(struct flight),
+        .request_size = sizeof(struct kv_ucx_pending_send),
     };
     ucp_config_t *config;
     kv_status_t status;
@@ -202,7 +203,7 @@ static kv_status_t open_context(enum wire_kind kind,
     for (const struct option *option = common_options; option->name != NULL; option++)
         if (status == KV_OK)
             status = set_option(config, option);
-    for (const struct option *option = wire_options[kind]; option->name != NULL; option++)
+    for (const struct option *option = link_options[kind]; option->name != NULL; option++)
         if (status == KV_OK)
             status = set_option(config, option);
     if (status != KV_OK) {
@@ -215,7 +216,8 @@ static kv_status_t open_context(enum wire_kind kind,
     ucp_config_release(config);
     if (ucs != UCS_OK) {
         snprintf(detail, detail_bytes, "ucx: %s: %s",
-                 kind == WIRE_NETWORK ? devices : "shared memory", ucs_status_string(ucs));
+                 kind == KV_UCX_LINK_NETWORK ? devices : "shared memory",
+                 ucs_status_string(ucs));
         return ucs == UCS_ERR_NO_DEVICE ? KV_UNSUPPORTED : KV_IO;
     }
     return KV_OK;
@@ -223,25 +225,25 @@ static kv_status_t open_context(enum wire_kind kind,
 
 void kv_ucx_close(struct kv_transport *base)
 {
-    struct ucx_transport *transport = (struct ucx_transport *)base;
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
 
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (transport->contexts[kind] != NULL)
             ucp_cleanup(transport->contexts[kind]);
     free(transport);
 }
 
-static kv_status_t open_network(struct ucx_transport *transport,
+static kv_status_t open_network(struct kv_ucx_transport *transport,
                                 const char *devices,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    char device[DEVICES_BYTES_MAX];
+    char device[KV_UCX_DEVICES_BYTES_MAX];
     char in_use[1024] = "";
     kv_status_t status;
     size_t used;
 
-    if (strlen(devices) >= DEVICES_BYTES_MAX) {
+    if (strlen(devices) >= KV_UCX_DEVICES_BYTES_MAX) {
         snprintf(detail, detail_bytes, "ucx: the list of devices is too long");
         return KV_INVALID;
     }
@@ -250,12 +252,13 @@ static kv_status_t open_network(struct ucx_transport *transport,
         snprintf(detail, detail_bytes, "ucx: network device %s: does not exist", device);
         return KV_UNSUPPORTED;
     }
-    status = open_context(WIRE_NETWORK, devices, &transport->contexts[WIRE_NETWORK], detail,
-                          detail_bytes);
+    status = open_context(KV_UCX_LINK_NETWORK, devices,
+                          &transport->contexts[KV_UCX_LINK_NETWORK], detail, detail_bytes);
     if (status != KV_OK || getenv("UCX_NET_DEVICES") != NULL || getenv("UCX_TLS") != NULL)
         return status;
 
-    if (!describe_context(transport->contexts[WIRE_NETWORK], in_use, sizeof(in_use) - 1)) {
+    if (!describe_context(transport->contexts[KV_UCX_LINK_NETWORK], in_use,
+                          sizeof(in_use) - 1)) {
         snprintf(detail, detail_bytes, "ucx: out of memory");
         return KV_NO_MEMORY;
     }
@@ -281,8 +284,8 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
     bool network = is_auto || strcmp(transports, "tcp") == 0;
     /* Whoever names UCX's transports himself gets them in one context, not twice. */
     bool shared = (is_auto && getenv("UCX_TLS") == NULL) || strcmp(transports, "shm") == 0;
-    struct ucx_transport *transport;
-    char device[DEVICES_BYTES_MAX];
+    struct kv_ucx_transport *transport;
+    char device[KV_UCX_DEVICES_BYTES_MAX];
     kv_status_t status = KV_OK;
 
     if (!network && !shared) {
@@ -294,7 +297,7 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
         snprintf(detail, detail_bytes, "ucx: out of memory");
         return KV_NO_MEMORY;
     }
-    transport->base.row = &kv_transport_ucx;
+    transport->base.ops = &kv_transport_ucx;
     if (network)
         status = open_network(transport, devices, detail, detail_bytes);
     /* UCX looks for devices in /sys; without it (a bare chroot) auto is shared memory alone. */
@@ -302,15 +305,15 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
         each_device(devices, device_exists, NULL, device, sizeof(device)))
         status = KV_OK;
     if (status == KV_OK && shared)
-        status = open_context(WIRE_SHARED, devices, &transport->contexts[WIRE_SHARED], detail,
-                              detail_bytes);
+        status = open_context(KV_UCX_LINK_SHARED, devices,
+                              &transport->contexts[KV_UCX_LINK_SHARED], detail, detail_bytes);
     if (status != KV_OK) {
         kv_ucx_close(&transport->base);
         return status;
     }
 
     transport->has_cuda = true;
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
         ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
 
         if (transport->contexts[kind] == NULL)
@@ -325,9 +328,9 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
 
 void kv_ucx_unmap(struct kv_transport *base, struct kv_mapping *mapping)
 {
-    struct ucx_transport *transport = (struct ucx_transport *)base;
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
 
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (mapping->handles[kind] != NULL)
             ucp_mem_unmap(transport->contexts[kind], mapping->handles[kind]);
     free(mapping);
@@ -339,7 +342,7 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
                        enum kv_memory_type type,
                        struct kv_mapping **ret_mapping)
 {
-    struct ucx_transport *transport = (struct ucx_transport *)base;
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
     ucp_mem_map_params_t params = {
         .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
@@ -354,7 +357,7 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
     mapping = calloc(1, sizeof(*mapping));
     if (mapping == NULL)
         return KV_NO_MEMORY;
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
         ucs_status_t ucs;
 
         if (transport->contexts[kind] == NULL)
@@ -363,7 +366,7 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
         if (ucs != UCS_OK) {
             mapping->handles[kind] = NULL;
             kv_ucx_unmap(base, mapping);
-            return status_of(ucs);
+            return kv_ucx_status_of(ucs);
         }
     }
     *ret_mapping = mapping;
@@ -372,12 +375,12 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
 
 void kv_ucx_describe(struct kv_transport *base, char *text, size_t text_bytes)
 {
-    struct ucx_transport *transport = (struct ucx_transport *)base;
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
 
     if (text_bytes == 0)
         return;
     text[0] = '\0';
-    for (unsigned kind = N_WIRES; kind-- > 0;)
+    for (unsigned kind = KV_UCX_N_LINKS; kind-- > 0;)
         if (transport->contexts[kind] != NULL)
             describe_context(transport->contexts[kind], text, text_bytes);
 }

@@ -1,7 +1,7 @@
-/* ucx_port.c - opens, drives, arms and closes ports, with their wires and their address.
+/* ucx_port.c - opens, drives, arms and closes ports, with their links and their address.
  *
- * A wire is a UCX worker.  A port has one for each context of its transport, and until nothing
- * is held of them the shared wires that were replaced (ucx_probe.c).
+ * A link is a UCX worker.  A port has one for each context of its transport, and until nothing
+ * is held of them the shared links that were replaced (ucx_probe.c).
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -16,27 +16,28 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-static unsigned progress_workers(struct ucx_port *port)
+static unsigned progress_workers(struct kv_ucx_port *port)
 {
     unsigned n = 0;
 
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (port->wires[kind] == NULL)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
+        if (port->links[kind] == NULL)
             continue;
-        if (kind == WIRE_NETWORK && n > 0 && ++port->turns % NETWORK_TURNS != 0)
+        if (kind == KV_UCX_LINK_NETWORK && n > 0 && ++port->turns % KV_UCX_NETWORK_TURNS != 0)
             continue;
-        n += ucp_worker_progress(port->wires[kind]->worker);
+        n += ucp_worker_progress(port->links[kind]->worker);
     }
-    for (struct wire *wire = port->retired; wire != NULL; wire = wire->next)
-        n += ucp_worker_progress(wire->worker);
+    for (struct kv_ucx_link *link = port->retired; link != NULL; link = link->next)
+        n += ucp_worker_progress(link->worker);
     if (port->settle > 0 && --port->settle == 0)
         kv_ucx_abandon_offers(port);
     return n;
 }
 
-/* Wires */
+/* Links */
 
-static kv_status_t set_handler(struct wire *wire, unsigned id, ucp_am_recv_callback_t handler)
+static kv_status_t
+set_handler(struct kv_ucx_link *link, unsigned id, ucp_am_recv_callback_t handler)
 {
     ucp_am_handler_param_t param = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -44,73 +45,76 @@ static kv_status_t set_handler(struct wire *wire, unsigned id, ucp_am_recv_callb
         .id = id,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = handler,
-        .arg = wire,
+        .arg = link,
     };
 
-    return status_of(ucp_worker_set_am_recv_handler(wire->worker, &param));
+    return kv_ucx_status_of(ucp_worker_set_am_recv_handler(link->worker, &param));
 }
 
-void kv_ucx_close_wire(struct wire *wire)
+void kv_ucx_close_link(struct kv_ucx_link *link)
 {
-    struct ucx_incoming *dead;
+    struct kv_ucx_incoming *dead;
 
-    kv_ucx_give_up_flights(wire);
-    dead = kv_ucx_give_up_incomings(wire);
-    ucp_worker_destroy(wire->worker); /* and the probe with it */
+    kv_ucx_give_up_pending_sends(link);
+    dead = kv_ucx_give_up_incomings(link);
+    ucp_worker_destroy(link->worker); /* and the probe with it */
     while (dead != NULL) {
-        struct ucx_incoming *next = dead->next;
+        struct kv_ucx_incoming *next = dead->next;
 
-        kv_ucx_incoming_spare(wire->port, dead);
+        kv_ucx_incoming_spare(link->port, dead);
         dead = next;
     }
-    free(wire);
+    free(link);
 }
 
-kv_status_t kv_ucx_open_wire(struct ucx_port *port, enum wire_kind kind, struct wire **ret_wire)
+kv_status_t kv_ucx_open_link(struct kv_ucx_port *port,
+                             enum kv_ucx_link_kind kind,
+                             struct kv_ucx_link **ret_link)
 {
     ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
         .thread_mode = UCS_THREAD_MODE_SINGLE,
     };
-    struct wire *wire = calloc(1, sizeof(*wire));
+    struct kv_ucx_link *link = calloc(1, sizeof(*link));
     kv_status_t status;
 
-    if (wire == NULL)
+    if (link == NULL)
         return KV_NO_MEMORY;
-    wire->port = port;
-    wire->kind = kind;
-    status =
-        status_of(ucp_worker_create(port->transport->contexts[kind], &params, &wire->worker));
+    link->port = port;
+    link->kind = kind;
+    status = kv_ucx_status_of(
+        ucp_worker_create(port->transport->contexts[kind], &params, &link->worker));
     if (status != KV_OK) {
-        free(wire);
+        free(link);
         return status;
     }
-    status = set_handler(wire, AM_ID, kv_ucx_on_message);
+    status = set_handler(link, KV_UCX_AM_ID, kv_ucx_on_message);
     if (status == KV_OK)
-        status = set_handler(wire, PROBE_ID, kv_ucx_on_probe);
+        status = set_handler(link, KV_UCX_PROBE_ID, kv_ucx_on_probe);
     if (status != KV_OK) {
-        kv_ucx_close_wire(wire);
+        kv_ucx_close_link(link);
         return status;
     }
-    *ret_wire = wire;
+    *ret_link = link;
     return KV_OK;
 }
 
-kv_status_t kv_ucx_make_address(struct ucx_port *port)
+kv_status_t kv_ucx_make_address(struct kv_ucx_port *port)
 {
-    ucp_address_t *parts[N_WIRES] = {NULL};
-    size_t bytes[N_WIRES] = {0};
-    struct address_prefix prefix = {.magic = ADDRESS_MAGIC, .process = port->process};
-    size_t crc_begin = offsetof(struct address_prefix, process);
+    ucp_address_t *parts[KV_UCX_N_LINKS] = {NULL};
+    size_t bytes[KV_UCX_N_LINKS] = {0};
+    struct kv_ucx_address_prefix prefix = {.magic = KV_UCX_ADDRESS_MAGIC,
+                                           .process = port->process};
+    size_t crc_begin = offsetof(struct kv_ucx_address_prefix, process);
     size_t total = sizeof(prefix);
     kv_status_t status = KV_OK;
-    struct address *address;
+    struct kv_ucx_address *address;
     unsigned char *at;
 
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
-        if (port->wires[kind] == NULL)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
+        if (port->links[kind] == NULL)
             continue;
-        if (ucp_worker_get_address(port->wires[kind]->worker, &parts[kind], &bytes[kind]) !=
+        if (ucp_worker_get_address(port->links[kind]->worker, &parts[kind], &bytes[kind]) !=
             UCS_OK) {
             parts[kind] = NULL;
             status = KV_IO;
@@ -118,7 +122,7 @@ kv_status_t kv_ucx_make_address(struct ucx_port *port)
         }
         total += bytes[kind];
     }
-    if (total > ADDRESS_BYTES_MAX) {
+    if (total > KV_UCX_ADDRESS_BYTES_MAX) {
         status = KV_TOO_LARGE;
         goto out;
     }
@@ -130,11 +134,11 @@ kv_status_t kv_ucx_make_address(struct ucx_port *port)
     address->before = atomic_load(&port->address);
     address->bytes = total;
     at = address->data;
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         prefix.bytes[kind] = (uint16_t)bytes[kind];
     memcpy(at, &prefix, sizeof(prefix));
     at += sizeof(prefix);
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
         if (bytes[kind] > 0)
             memcpy(at, parts[kind], bytes[kind]);
         at += bytes[kind];
@@ -145,9 +149,9 @@ kv_status_t kv_ucx_make_address(struct ucx_port *port)
     atomic_store(&port->address, address);
 
 out:
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (parts[kind] != NULL)
-            ucp_worker_release_address(port->wires[kind]->worker, parts[kind]);
+            ucp_worker_release_address(port->links[kind]->worker, parts[kind]);
     return status;
 }
 
@@ -158,11 +162,11 @@ static kv_status_t add_to_epoll(int epoll_fd, int fd)
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
 }
 
-kv_status_t kv_ucx_watch_wire(const struct ucx_port *port, const struct wire *wire)
+kv_status_t kv_ucx_watch_link(const struct kv_ucx_port *port, const struct kv_ucx_link *link)
 {
     int fd;
 
-    if (ucp_worker_get_efd(wire->worker, &fd) != UCS_OK)
+    if (ucp_worker_get_efd(link->worker, &fd) != UCS_OK)
         return KV_IO;
     return add_to_epoll(port->epoll_fd, fd);
 }
@@ -171,19 +175,19 @@ kv_status_t kv_ucx_watch_wire(const struct ucx_port *port, const struct wire *wi
 
 unsigned kv_ucx_port_progress(struct kv_port *base)
 {
-    struct ucx_port *port = port_of(base);
+    struct kv_ucx_port *port = kv_ucx_port_of(base);
     unsigned n;
 
     assert(!port->in_progress); /* UCX must not be entered twice */
     port->in_progress = true;
     n = progress_workers(port);
     if (port->watch_fd >= 0 && port->watch-- == 0) {
-        port->watch = WATCH_ROUNDS;
+        port->watch = KV_UCX_WATCH_ROUNDS;
         kv_ucx_look_for_dead_peers(port);
         kv_ucx_look_at_queue(port);
     }
     while (port->n_failures > 0) {
-        struct ucx_channel *channel = port->channels;
+        struct kv_ucx_channel *channel = port->channels;
 
         while (!channel->failed || channel->reported)
             channel = channel->next;
@@ -194,20 +198,20 @@ unsigned kv_ucx_port_progress(struct kv_port *base)
     }
     kv_ucx_close_endpoints(port);
     if (port->retired != NULL)
-        kv_ucx_bury_wires(port);
+        kv_ucx_retire_links(port);
     port->in_progress = false;
     return n;
 }
 
 void kv_ucx_port_close(struct kv_port *base)
 {
-    struct ucx_port *port = port_of(base);
+    struct kv_ucx_port *port = kv_ucx_port_of(base);
 
     assert(!port->in_progress);
     port->closing = true;
     port->in_progress = true; /* so that channels closed by callbacks wait */
-    for (struct ucx_incoming *incoming = port->incomings; incoming != NULL;) {
-        struct ucx_incoming *next = incoming->next;
+    for (struct kv_ucx_incoming *incoming = port->incomings; incoming != NULL;) {
+        struct kv_ucx_incoming *next = incoming->next;
 
         if (!incoming->receiving)
             kv_ucx_incoming_release(incoming);
@@ -218,23 +222,23 @@ void kv_ucx_port_close(struct kv_port *base)
     kv_ucx_close_endpoints(port);
 
     /* UCX completes what is in flight, and tells peers; it must not take for ever. */
-    for (unsigned round = 0; round < CLOSE_ROUNDS_MAX; round++) {
-        if (port->settle == 0 && port->flights == NULL && port->incomings == NULL)
+    for (unsigned round = 0; round < KV_UCX_CLOSE_ROUNDS_MAX; round++) {
+        if (port->settle == 0 && port->pending_sends == NULL && port->incomings == NULL)
             break;
         progress_workers(port);
         kv_ucx_close_endpoints(port);
     }
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
-        if (port->wires[kind] != NULL)
-            kv_ucx_close_wire(port->wires[kind]);
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
+        if (port->links[kind] != NULL)
+            kv_ucx_close_link(port->links[kind]);
     while (port->retired != NULL) {
-        struct wire *wire = port->retired;
+        struct kv_ucx_link *link = port->retired;
 
-        port->retired = wire->next;
-        kv_ucx_close_wire(wire);
+        port->retired = link->next;
+        kv_ucx_close_link(link);
     }
     while (port->spare_incomings != NULL) {
-        struct ucx_incoming *incoming = port->spare_incomings;
+        struct kv_ucx_incoming *incoming = port->spare_incomings;
 
         port->spare_incomings = incoming->next;
         free(incoming);
@@ -246,8 +250,8 @@ void kv_ucx_port_close(struct kv_port *base)
         close(port->epoll_fd);
     if (port->wake_fd >= 0)
         close(port->wake_fd);
-    for (struct address *address = atomic_load(&port->address); address != NULL;) {
-        struct address *before = address->before;
+    for (struct kv_ucx_address *address = atomic_load(&port->address); address != NULL;) {
+        struct kv_ucx_address *before = address->before;
 
         free(address);
         address = before;
@@ -256,10 +260,10 @@ void kv_ucx_port_close(struct kv_port *base)
 }
 
 /* One descriptor for all that wakes the port. */
-static kv_status_t make_fd(struct ucx_port *port)
+static kv_status_t make_fd(struct kv_ucx_port *port)
 {
-    if (port->wires[WIRE_SHARED] == NULL)
-        return ucp_worker_get_efd(port->wires[WIRE_NETWORK]->worker, &port->fd) == UCS_OK
+    if (port->links[KV_UCX_LINK_SHARED] == NULL)
+        return ucp_worker_get_efd(port->links[KV_UCX_LINK_NETWORK]->worker, &port->fd) == UCS_OK
                    ? KV_OK
                    : KV_IO;
     port->watch_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -269,8 +273,8 @@ static kv_status_t make_fd(struct ucx_port *port)
         add_to_epoll(port->epoll_fd, port->watch_fd) != KV_OK ||
         add_to_epoll(port->epoll_fd, port->wake_fd) != KV_OK)
         return KV_IO;
-    for (unsigned kind = 0; kind < N_WIRES; kind++)
-        if (port->wires[kind] != NULL && kv_ucx_watch_wire(port, port->wires[kind]) != KV_OK)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
+        if (port->links[kind] != NULL && kv_ucx_watch_link(port, port->links[kind]) != KV_OK)
             return KV_IO;
     port->fd = port->epoll_fd;
     return KV_OK;
@@ -281,13 +285,13 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
                              void *owner,
                              struct kv_port **ret_port)
 {
-    struct ucx_transport *transport = (struct ucx_transport *)base;
-    struct ucx_port *port = calloc(1, sizeof(*port));
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
+    struct kv_ucx_port *port = calloc(1, sizeof(*port));
     kv_status_t status = KV_OK;
 
     if (port == NULL)
         return KV_NO_MEMORY;
-    port->base.row = base->row;
+    port->base.ops = base->ops;
     port->transport = transport;
     port->events = *events;
     port->owner = owner;
@@ -295,9 +299,9 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
     port->watch_fd = -1;
     port->epoll_fd = -1;
     port->wake_fd = -1;
-    for (unsigned kind = 0; kind < N_WIRES && status == KV_OK; kind++)
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS && status == KV_OK; kind++)
         if (transport->contexts[kind] != NULL)
-            status = kv_ucx_open_wire(port, kind, &port->wires[kind]);
+            status = kv_ucx_open_link(port, kind, &port->links[kind]);
     if (status == KV_OK)
         status = kv_ucx_make_address(port);
     if (status == KV_OK)
@@ -312,7 +316,7 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
 
 void kv_ucx_port_address(struct kv_port *port, const void **ret_address, size_t *ret_bytes)
 {
-    struct address *address = atomic_load(&port_of(port)->address);
+    struct kv_ucx_address *address = atomic_load(&kv_ucx_port_of(port)->address);
 
     *ret_address = address->data;
     *ret_bytes = address->bytes;
@@ -320,7 +324,7 @@ void kv_ucx_port_address(struct kv_port *port, const void **ret_address, size_t 
 
 kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 {
-    struct ucx_port *port = port_of(base);
+    struct kv_ucx_port *port = kv_ucx_port_of(base);
 
     uint64_t wakes;
 
@@ -328,12 +332,12 @@ kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
         return KV_BUSY;
     if (port->wake_fd >= 0 && read(port->wake_fd, &wakes, sizeof(wakes)) > 0)
         return KV_BUSY;
-    for (unsigned kind = 0; kind < N_WIRES; kind++) {
+    for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
         ucs_status_t ucs;
 
-        if (port->wires[kind] == NULL)
+        if (port->links[kind] == NULL)
             continue;
-        ucs = ucp_worker_arm(port->wires[kind]->worker);
+        ucs = ucp_worker_arm(port->links[kind]->worker);
         if (ucs != UCS_OK)
             return ucs == UCS_ERR_BUSY ? KV_BUSY : KV_IO;
     }
@@ -344,13 +348,13 @@ kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 
 void kv_ucx_port_wake(struct kv_port *base)
 {
-    struct ucx_port *port = port_of(base);
+    struct kv_ucx_port *port = kv_ucx_port_of(base);
 
     const uint64_t one = 1;
 
-    /* A shared wire may be replaced while another thread is here. */
+    /* A shared link may be replaced while another thread is here. */
     if (port->wake_fd < 0)
-        ucp_worker_signal(port->wires[WIRE_NETWORK]->worker);
+        ucp_worker_signal(port->links[KV_UCX_LINK_NETWORK]->worker);
     else if (write(port->wake_fd, &one, sizeof(one)) < 0)
         assert(errno == EAGAIN); /* full of wakes */
 }

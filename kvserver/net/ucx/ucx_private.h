@@ -14,91 +14,91 @@
 #include <stdatomic.h>
 #include <ucp/api/ucp.h>
 
-enum wire_kind {
-    WIRE_SHARED, /* first: it is the faster one to look at */
-    WIRE_NETWORK,
-    N_WIRES,
+enum kv_ucx_link_kind {
+    KV_UCX_LINK_SHARED, /* first: it is the faster one to look at */
+    KV_UCX_LINK_NETWORK,
+    KV_UCX_N_LINKS,
 };
 
 enum {
-    AM_ID = 1,
-    PROBE_ID = 2,
-    ADDRESS_MAGIC = 0x7563766b,
-    ADDRESS_BYTES_MAX = 4096,
-    LANES_MAX = 16, /* of an endpoint, to describe */
-    DEVICES_BYTES_MAX = 256,
+    KV_UCX_AM_ID = 1,
+    KV_UCX_PROBE_ID = 2,
+    KV_UCX_ADDRESS_MAGIC = 0x7563766b,
+    KV_UCX_ADDRESS_BYTES_MAX = 4096,
+    KV_UCX_LANES_MAX = 16, /* of an endpoint, to describe */
+    KV_UCX_DEVICES_BYTES_MAX = 256,
 
     /* Larger data is offered.  Measured on one machine, 64 KB fetches: over tcp a rendezvous
      * costs a round trip and a half, over shared memory less than the second copy. */
-    NETWORK_EAGER_MAX = 192 << 10,
-    SHARED_EAGER_MAX = 8 << 10,
+    KV_UCX_NETWORK_EAGER_MAX = 192 << 10,
+    KV_UCX_SHARED_EAGER_MAX = 8 << 10,
 
     /* Progress calls after a close, in which UCX lets go of an endpoint's requests. */
-    SETTLE_ROUNDS = 64,
-    CLOSE_ROUNDS_MAX = 20000,
+    KV_UCX_SETTLE_ROUNDS = 64,
+    KV_UCX_CLOSE_ROUNDS_MAX = 20000,
     /* A look at the network costs a system call: where shared memory is busy, one in so many.
      */
-    NETWORK_TURNS = 8,
+    KV_UCX_NETWORK_TURNS = 8,
     /* Rounds of progress between two looks for dead peers on this host. */
-    WATCH_ROUNDS = 4096,
-    WATCH_EVENTS_MAX = 16,
-    PROBE_EVERY_US = 1000000,
-    PROBE_LOST_US = 1000000,
+    KV_UCX_WATCH_ROUNDS = 4096,
+    KV_UCX_WATCH_EVENTS_MAX = 16,
+    KV_UCX_PROBE_EVERY_US = 1000000,
+    KV_UCX_PROBE_LOST_US = 1000000,
 };
 
 /* The envelope of a port's address: this, then the network address, then the shared one. */
-struct address_prefix {
+struct kv_ucx_address_prefix {
     uint32_t magic;
     uint32_t crc; /* CRC32C of what follows it */
     uint32_t process;
-    uint16_t bytes[N_WIRES];
+    uint16_t bytes[KV_UCX_N_LINKS];
 };
 
 struct kv_mapping {
-    ucp_mem_h handles[N_WIRES];
+    ucp_mem_h handles[KV_UCX_N_LINKS];
 };
 
-struct ucx_transport {
+struct kv_ucx_transport {
     struct kv_transport base;
-    ucp_context_h contexts[N_WIRES]; /* NULL: not in use */
+    ucp_context_h contexts[KV_UCX_N_LINKS]; /* NULL: not in use */
     bool has_cuda;
 };
 
 /* A send in flight; lives in the space that UCX keeps for us in front of each request. */
-struct flight {
-    struct ucx_port *port; /* NULL: given up, its owner knows */
-    struct wire *wire;
-    struct ucx_channel *channel; /* NULL: closed since */
-    kv_transport_done_fn done;   /* NULL: the owner was told, UCX has still to let go */
+struct kv_ucx_pending_send {
+    struct kv_ucx_port *port; /* NULL: given up, its owner knows */
+    struct kv_ucx_link *link;
+    struct kv_ucx_channel *channel; /* NULL: closed since */
+    kv_transport_done_fn done;      /* NULL: the owner was told, UCX has still to let go */
     void *arg;
     struct kv_offer *offer; /* NULL: none, the data went as a message */
-    struct flight *previous, *next;
+    struct kv_ucx_pending_send *previous, *next;
 };
 
 /* A worker of a port, and what goes over it. */
-struct wire {
-    struct ucx_port *port;
-    enum wire_kind kind;
+struct kv_ucx_link {
+    struct kv_ucx_port *port;
+    enum kv_ucx_link_kind kind;
     ucp_worker_h worker;
-    ucp_ep_h probe; /* to the wire itself; NULL: none yet */
+    ucp_ep_h probe; /* to the link itself; NULL: none yet */
     unsigned n_channels;
-    struct wire *next; /* of those that are retired */
+    struct kv_ucx_link *next; /* of those that are retired */
 };
 
 /* What others connect to.  Replaced, never changed: any thread may be reading the one before.
  */
-struct address {
-    struct address *before;
+struct kv_ucx_address {
+    struct kv_ucx_address *before;
     size_t bytes;
     unsigned char data[];
 };
 
-struct ucx_incoming {
+struct kv_ucx_incoming {
     struct kv_incoming base;
-    struct wire *wire;
+    struct kv_ucx_link *link;
     void *descriptor;
     size_t data_bytes;
-    struct kv_offer_tail tail; /* WIRE_SHARED */
+    struct kv_offer_tail tail; /* KV_UCX_LINK_SHARED */
     ucs_status_t *answer;      /* what the handler will return; NULL: it has returned */
     bool receiving;            /* UCX has the descriptor */
     bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
@@ -107,42 +107,42 @@ struct ucx_incoming {
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
-    struct ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
+    struct kv_ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
     ucp_dt_iov_t pieces[KV_IOV_MAX];
 };
 
-struct ucx_channel {
+struct kv_ucx_channel {
     struct kv_channel base;
-    struct ucx_port *port;
-    struct wire *wire;
+    struct kv_ucx_port *port;
+    struct kv_ucx_link *link;
     ucp_ep_h endpoint;
     int process_fd; /* readable when the peer's process is dead; -1: not watched */
     void *channel_arg;
     bool failed;
     bool reported;
     kv_status_t status;
-    struct ucx_channel *previous, *next; /* of the port; `next` also of those to close */
+    struct kv_ucx_channel *previous, *next; /* of the port; `next` also of those to close */
 };
 
-struct ucx_port {
+struct kv_ucx_port {
     struct kv_port base;
-    struct ucx_transport *transport;
+    struct kv_ucx_transport *transport;
     struct kv_port_events events;
     void *owner;
-    struct wire *wires[N_WIRES]; /* NULL: not in use */
-    struct wire *retired;        /* until nobody holds anything of them */
-    uint32_t process;            /* this one */
-    int watch_fd;                /* over the process_fd of channels; -1 without shared memory */
+    struct kv_ucx_link *links[KV_UCX_N_LINKS]; /* NULL: not in use */
+    struct kv_ucx_link *retired;               /* until nobody holds anything of them */
+    uint32_t process;                          /* this one */
+    int watch_fd; /* over the process_fd of channels; -1 without shared memory */
     int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */
     int wake_fd;  /* port_wake(), where there is epoll_fd */
     int fd;       /* what port_arm() gives */
-    _Atomic(struct address *) address;
+    _Atomic(struct kv_ucx_address *) address;
 
-    struct ucx_channel *channels;
-    struct ucx_channel *to_close;
-    struct flight *flights;
-    struct ucx_incoming *incomings; /* held by the owner, or being received */
-    struct ucx_incoming *spare_incomings;
+    struct kv_ucx_channel *channels;
+    struct kv_ucx_channel *to_close;
+    struct kv_ucx_pending_send *pending_sends;
+    struct kv_ucx_incoming *incomings; /* held by the owner, or being received */
+    struct kv_ucx_incoming *spare_incomings;
     struct kv_offers offers;
     unsigned n_failures; /* not reported yet */
     unsigned settle;     /* rounds of progress due after a close */
@@ -155,12 +155,12 @@ struct ucx_port {
     bool closing;
 };
 
-static inline struct ucx_port *port_of(struct kv_port *port)
+static inline struct kv_ucx_port *kv_ucx_port_of(struct kv_port *port)
 {
-    return (struct ucx_port *)port;
+    return (struct kv_ucx_port *)port;
 }
 
-static inline kv_status_t status_of(ucs_status_t status)
+static inline kv_status_t kv_ucx_status_of(ucs_status_t status)
 {
     switch (status) {
     case UCS_OK:
@@ -225,10 +225,10 @@ kv_status_t kv_ucx_send_pair(struct kv_channel *base,
                              void *arg);
 
 /* Ends the sends of closed channels whose data was offered; UCX may keep the requests. */
-void kv_ucx_abandon_offers(struct ucx_port *port);
+void kv_ucx_abandon_offers(struct kv_ucx_port *port);
 
-/* Ends all sends of a wire that is about to be closed. */
-void kv_ucx_give_up_flights(const struct wire *wire);
+/* Ends all sends of a link that is about to be closed. */
+void kv_ucx_give_up_pending_sends(const struct kv_ucx_link *link);
 
 /* ucx_receive.c */
 
@@ -248,14 +248,14 @@ ucs_status_t kv_ucx_on_message(void *arg,
                                const ucp_am_recv_param_t *param);
 
 /* Ends an incoming that is not being received. */
-void kv_ucx_incoming_release(struct ucx_incoming *incoming);
+void kv_ucx_incoming_release(struct kv_ucx_incoming *incoming);
 
 /* Keeps the memory of an incoming that is not in the port's list for reuse. */
-void kv_ucx_incoming_spare(struct ucx_port *port, struct ucx_incoming *incoming);
+void kv_ucx_incoming_spare(struct kv_ucx_port *port, struct kv_ucx_incoming *incoming);
 
-/* Ends all receives of a wire that is about to be closed.  Returns a list of those that must
+/* Ends all receives of a link that is about to be closed.  Returns a list of those that must
  * outlive the worker, for kv_ucx_incoming_spare(). */
-struct ucx_incoming *kv_ucx_give_up_incomings(const struct wire *wire);
+struct kv_ucx_incoming *kv_ucx_give_up_incomings(const struct kv_ucx_link *link);
 
 /* ucx_channel.c */
 
@@ -272,10 +272,10 @@ void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_by
 void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs);
 
 /* Fails the channels whose peer's process is dead. */
-void kv_ucx_look_for_dead_peers(struct ucx_port *port);
+void kv_ucx_look_for_dead_peers(struct kv_ucx_port *port);
 
 /* Closes the endpoints in `to_close`. */
-void kv_ucx_close_endpoints(struct ucx_port *port);
+void kv_ucx_close_endpoints(struct kv_ucx_port *port);
 
 /* ucx_port.c */
 
@@ -289,15 +289,16 @@ unsigned kv_ucx_port_progress(struct kv_port *base);
 kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd);
 void kv_ucx_port_wake(struct kv_port *base);
 
-kv_status_t
-kv_ucx_open_wire(struct ucx_port *port, enum wire_kind kind, struct wire **ret_wire);
-void kv_ucx_close_wire(struct wire *wire);
+kv_status_t kv_ucx_open_link(struct kv_ucx_port *port,
+                             enum kv_ucx_link_kind kind,
+                             struct kv_ucx_link **ret_link);
+void kv_ucx_close_link(struct kv_ucx_link *link);
 
-/* Gives the port an address that names its present wires. */
-kv_status_t kv_ucx_make_address(struct ucx_port *port);
+/* Gives the port an address that names its present links. */
+kv_status_t kv_ucx_make_address(struct kv_ucx_port *port);
 
-/* Has the port's descriptor wake for the wire. */
-kv_status_t kv_ucx_watch_wire(const struct ucx_port *port, const struct wire *wire);
+/* Has the port's descriptor wake for the link. */
+kv_status_t kv_ucx_watch_link(const struct kv_ucx_port *port, const struct kv_ucx_link *link);
 
 /* ucx_probe.c */
 
@@ -310,9 +311,9 @@ ucs_status_t kv_ucx_on_probe(void *arg,
                              const ucp_am_recv_param_t *param);
 
 /* Sends a probe of the shared queue when one is due; replaces a queue that lost one. */
-void kv_ucx_look_at_queue(struct ucx_port *port);
+void kv_ucx_look_at_queue(struct kv_ucx_port *port);
 
-/* Closes the retired wires of which nothing is held. */
-void kv_ucx_bury_wires(struct ucx_port *port);
+/* Closes the retired links of which nothing is held. */
+void kv_ucx_retire_links(struct kv_ucx_port *port);
 
 #endif

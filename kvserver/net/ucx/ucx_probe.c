@@ -15,7 +15,7 @@ ucs_status_t kv_ucx_on_probe(void *arg,
                              size_t data_bytes,
                              const ucp_am_recv_param_t *param)
 {
-    struct wire *wire = arg;
+    struct kv_ucx_link *link = arg;
 
     (void)header;
     (void)header_bytes;
@@ -23,42 +23,42 @@ ucs_status_t kv_ucx_on_probe(void *arg,
     (void)data_bytes;
     (void)param;
     /* An old queue that goes on after all says nothing of the one in use. */
-    if (wire == wire->port->wires[WIRE_SHARED])
-        wire->port->is_probing = false;
+    if (link == link->port->links[KV_UCX_LINK_SHARED])
+        link->port->is_probing = false;
     return UCS_OK;
 }
 
-static void send_probe(struct ucx_port *port, uint64_t now_us)
+static void send_probe(struct kv_ucx_port *port, uint64_t now_us)
 {
-    struct wire *wire = port->wires[WIRE_SHARED];
+    struct kv_ucx_link *link = port->links[KV_UCX_LINK_SHARED];
     ucp_request_param_t param = {.op_attr_mask = 0};
     ucp_address_t *address;
     ucs_status_ptr_t request;
     size_t bytes;
 
     port->probe_us = now_us;
-    if (wire->probe == NULL) {
-        ucs_status_t ucs = ucp_worker_get_address(wire->worker, &address, &bytes);
+    if (link->probe == NULL) {
+        ucs_status_t ucs = ucp_worker_get_address(link->worker, &address, &bytes);
 
         if (ucs != UCS_OK)
             return;
-        ucs = ucp_ep_create(wire->worker,
+        ucs = ucp_ep_create(link->worker,
                             &(ucp_ep_params_t){
                                 .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                                               UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
                                 .address = address,
                                 .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                             },
-                            &wire->probe);
-        ucp_worker_release_address(wire->worker, address);
+                            &link->probe);
+        ucp_worker_release_address(link->worker, address);
         if (ucs != UCS_OK) {
-            wire->probe = NULL;
+            link->probe = NULL;
             return;
         }
     }
     port->is_probing = true;
     port->must_probe = false;
-    request = ucp_am_send_nbx(wire->probe, PROBE_ID, NULL, 0, NULL, 0, &param);
+    request = ucp_am_send_nbx(link->probe, KV_UCX_PROBE_ID, NULL, 0, NULL, 0, &param);
     if (UCS_PTR_IS_PTR(request))
         ucp_request_free(request);
     else if (UCS_PTR_IS_ERR(request))
@@ -66,68 +66,69 @@ static void send_probe(struct ucx_port *port, uint64_t now_us)
 }
 
 /* The channels over the old queue have failed; their owners connect to the new one. */
-static void replace_queue(struct ucx_port *port)
+static void replace_queue(struct kv_ucx_port *port)
 {
-    struct wire *old = port->wires[WIRE_SHARED], *fresh;
+    struct kv_ucx_link *old = port->links[KV_UCX_LINK_SHARED], *fresh;
 
     port->is_probing = false;
-    if (kv_ucx_open_wire(port, WIRE_SHARED, &fresh) != KV_OK)
+    if (kv_ucx_open_link(port, KV_UCX_LINK_SHARED, &fresh) != KV_OK)
         return; /* the next probe tries again */
-    port->wires[WIRE_SHARED] = fresh;
-    if (kv_ucx_watch_wire(port, fresh) != KV_OK || kv_ucx_make_address(port) != KV_OK) {
-        port->wires[WIRE_SHARED] = old;
-        kv_ucx_close_wire(fresh);
+    port->links[KV_UCX_LINK_SHARED] = fresh;
+    if (kv_ucx_watch_link(port, fresh) != KV_OK || kv_ucx_make_address(port) != KV_OK) {
+        port->links[KV_UCX_LINK_SHARED] = old;
+        kv_ucx_close_link(fresh);
         return;
     }
-    for (struct ucx_channel *channel = port->channels; channel != NULL; channel = channel->next)
-        if (channel->wire == old)
+    for (struct kv_ucx_channel *channel = port->channels; channel != NULL;
+         channel = channel->next)
+        if (channel->link == old)
             kv_ucx_on_failure(channel, channel->endpoint, UCS_ERR_CONNECTION_RESET);
     old->next = port->retired;
     port->retired = old;
 }
 
-void kv_ucx_look_at_queue(struct ucx_port *port)
+void kv_ucx_look_at_queue(struct kv_ucx_port *port)
 {
-    const struct wire *wire = port->wires[WIRE_SHARED];
+    const struct kv_ucx_link *link = port->links[KV_UCX_LINK_SHARED];
     uint64_t now_us;
 
-    if (wire == NULL || port->closing || (wire->n_channels == 0 && !port->is_probing))
+    if (link == NULL || port->closing || (link->n_channels == 0 && !port->is_probing))
         return;
     now_us = kv_clock_now(&kv_clock_real);
     if (port->is_probing) {
-        if (now_us - port->probe_us > PROBE_LOST_US)
+        if (now_us - port->probe_us > KV_UCX_PROBE_LOST_US)
             replace_queue(port);
-    } else if (port->must_probe || now_us - port->probe_us > PROBE_EVERY_US) {
+    } else if (port->must_probe || now_us - port->probe_us > KV_UCX_PROBE_EVERY_US) {
         send_probe(port, now_us);
     }
 }
 
 /* By an owner, that is; what UCX holds is given up. */
-static bool is_held(const struct wire *wire)
+static bool is_held(const struct kv_ucx_link *link)
 {
-    if (wire->n_channels > 0)
+    if (link->n_channels > 0)
         return true;
-    for (const struct ucx_incoming *incoming = wire->port->incomings; incoming != NULL;
+    for (const struct kv_ucx_incoming *incoming = link->port->incomings; incoming != NULL;
          incoming = incoming->next)
-        if (incoming->wire == wire && !incoming->receiving)
+        if (incoming->link == link && !incoming->receiving)
             return true;
     return false;
 }
 
-void kv_ucx_bury_wires(struct ucx_port *port)
+void kv_ucx_retire_links(struct kv_ucx_port *port)
 {
-    struct wire **link = &port->retired;
+    struct kv_ucx_link **next_link = &port->retired;
 
     if (port->settle > 0)
         return;
-    while (*link != NULL) {
-        struct wire *wire = *link;
+    while (*next_link != NULL) {
+        struct kv_ucx_link *link = *next_link;
 
-        if (is_held(wire)) {
-            link = &wire->next;
+        if (is_held(link)) {
+            next_link = &link->next;
             continue;
         }
-        *link = wire->next;
-        kv_ucx_close_wire(wire);
+        *next_link = link->next;
+        kv_ucx_close_link(link);
     }
 }

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct ucx_incoming *incoming_get(struct ucx_port *port)
+static struct kv_ucx_incoming *incoming_get(struct kv_ucx_port *port)
 {
-    struct ucx_incoming *incoming = port->spare_incomings;
+    struct kv_ucx_incoming *incoming = port->spare_incomings;
 
     if (incoming != NULL)
         port->spare_incomings = incoming->next;
@@ -21,8 +21,8 @@ static struct ucx_incoming *incoming_get(struct ucx_port *port)
         incoming = malloc(sizeof(*incoming));
     if (incoming == NULL)
         return NULL;
-    memset(incoming, 0, offsetof(struct ucx_incoming, pieces));
-    incoming->base.row = port->base.row;
+    memset(incoming, 0, offsetof(struct kv_ucx_incoming, pieces));
+    incoming->base.ops = port->base.ops;
     incoming->next = port->incomings;
     if (port->incomings != NULL)
         port->incomings->previous = incoming;
@@ -30,9 +30,9 @@ static struct ucx_incoming *incoming_get(struct ucx_port *port)
     return incoming;
 }
 
-static void incoming_unlink(struct ucx_incoming *incoming)
+static void incoming_unlink(struct kv_ucx_incoming *incoming)
 {
-    struct ucx_port *port = incoming->wire->port;
+    struct kv_ucx_port *port = incoming->link->port;
 
     if (incoming->previous != NULL)
         incoming->previous->next = incoming->next;
@@ -42,34 +42,34 @@ static void incoming_unlink(struct ucx_incoming *incoming)
         incoming->next->previous = incoming->previous;
 }
 
-void kv_ucx_incoming_spare(struct ucx_port *port, struct ucx_incoming *incoming)
+void kv_ucx_incoming_spare(struct kv_ucx_port *port, struct kv_ucx_incoming *incoming)
 {
     incoming->next = port->spare_incomings;
     port->spare_incomings = incoming;
 }
 
-static void incoming_put(struct ucx_incoming *incoming)
+static void incoming_put(struct kv_ucx_incoming *incoming)
 {
-    struct ucx_port *port = incoming->wire->port;
+    struct kv_ucx_port *port = incoming->link->port;
 
     incoming_unlink(incoming);
     kv_ucx_incoming_spare(port, incoming);
 }
 
 /* Tells the sender that its data is needed no longer. */
-void kv_ucx_incoming_release(struct ucx_incoming *incoming)
+void kv_ucx_incoming_release(struct kv_ucx_incoming *incoming)
 {
     /* Inside the handler UCX still owns the descriptor and does this itself. */
     if (incoming->answer != NULL)
         *incoming->answer = UCS_OK;
     else
-        ucp_am_data_release(incoming->wire->worker, incoming->descriptor);
+        ucp_am_data_release(incoming->link->worker, incoming->descriptor);
     incoming_put(incoming);
 }
 
 static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *user_data)
 {
-    struct ucx_incoming *incoming = user_data;
+    struct kv_ucx_incoming *incoming = user_data;
     kv_transport_done_fn done = incoming->done;
     void *arg = incoming->arg;
 
@@ -79,11 +79,11 @@ static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *use
         return;
     if (incoming->in_call) {
         incoming->over = true;
-        incoming->status = status_of(ucs);
+        incoming->status = kv_ucx_status_of(ucs);
         return;
     }
     incoming_put(incoming);
-    done(arg, status_of(ucs));
+    done(arg, kv_ucx_status_of(ucs));
 }
 
 kv_status_t kv_ucx_receive(struct kv_incoming *base,
@@ -92,7 +92,7 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
                            kv_transport_done_fn done,
                            void *arg)
 {
-    struct ucx_incoming *incoming = (struct ucx_incoming *)base;
+    struct kv_ucx_incoming *incoming = (struct kv_ucx_incoming *)base;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_DATATYPE,
@@ -112,7 +112,7 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
     }
     assert(bytes == incoming->data_bytes);
 
-    if (incoming->wire->kind == WIRE_SHARED) {
+    if (incoming->link->kind == KV_UCX_LINK_SHARED) {
         enum kv_offer_outcome outcome =
             kv_offer_read(&incoming->tail, incoming->data_bytes, iov, n_iov);
 
@@ -126,20 +126,20 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
     incoming->arg = arg;
     incoming->receiving = true;
     incoming->in_call = true;
-    request = ucp_am_recv_data_nbx(incoming->wire->worker, incoming->descriptor,
+    request = ucp_am_recv_data_nbx(incoming->link->worker, incoming->descriptor,
                                    n_iov == 1 ? iov[0].base : (void *)incoming->pieces,
                                    n_iov == 1 ? iov[0].bytes : n_iov, &param);
     incoming->in_call = false;
     if (UCS_PTR_IS_PTR(request) && !incoming->over)
         return KV_IN_PROGRESS;
-    status = incoming->over ? incoming->status : status_of(UCS_PTR_STATUS(request));
+    status = incoming->over ? incoming->status : kv_ucx_status_of(UCS_PTR_STATUS(request));
     incoming_put(incoming);
     return status;
 }
 
 void kv_ucx_refuse(struct kv_incoming *base)
 {
-    kv_ucx_incoming_release((struct ucx_incoming *)base);
+    kv_ucx_incoming_release((struct kv_ucx_incoming *)base);
 }
 
 /* The header and the data of a small message lie wherever UCX has them, at any alignment. */
@@ -150,9 +150,9 @@ ucs_status_t kv_ucx_on_message(void *arg,
                                size_t data_bytes,
                                const ucp_am_recv_param_t *param)
 {
-    struct wire *wire = arg;
-    struct ucx_port *port = wire->port;
-    struct ucx_incoming *incoming;
+    struct kv_ucx_link *link = arg;
+    struct kv_ucx_port *port = link->port;
+    struct kv_ucx_incoming *incoming;
     ucs_status_t answer = UCS_INPROGRESS;
 
     if (port->closing)
@@ -163,7 +163,7 @@ ucs_status_t kv_ucx_on_message(void *arg,
         return UCS_OK;
     }
 
-    if (wire->kind == WIRE_SHARED) {
+    if (link->kind == KV_UCX_LINK_SHARED) {
         if (header_bytes < sizeof(struct kv_offer_tail))
             return UCS_OK;
         header_bytes -= sizeof(struct kv_offer_tail);
@@ -174,17 +174,17 @@ ucs_status_t kv_ucx_on_message(void *arg,
     if (incoming == NULL)
         return UCS_OK; /* the sender is told that it is over; its owner's deadline does the rest
                         */
-    incoming->wire = wire;
+    incoming->link = link;
     incoming->descriptor = data;
     incoming->data_bytes = data_bytes;
-    if (wire->kind == WIRE_SHARED)
+    if (link->kind == KV_UCX_LINK_SHARED)
         memcpy(&incoming->tail, (const char *)header + header_bytes,
                sizeof(struct kv_offer_tail));
     incoming->answer = &answer;
     port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
     /* It may be gone, and its memory another's; only if nothing answered it is surely this one.
      */
-    for (struct ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
+    for (struct kv_ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
         if (held->answer == &answer) {
             held->answer = NULL;
             break;
@@ -194,13 +194,13 @@ ucs_status_t kv_ucx_on_message(void *arg,
 }
 
 /* Returns a list of those that must outlive the worker. */
-struct ucx_incoming *kv_ucx_give_up_incomings(const struct wire *wire)
+struct kv_ucx_incoming *kv_ucx_give_up_incomings(const struct kv_ucx_link *link)
 {
-    struct ucx_port *port = wire->port;
-    struct ucx_incoming *incoming = port->incomings, *dead = NULL;
+    struct kv_ucx_port *port = link->port;
+    struct kv_ucx_incoming *incoming = port->incomings, *dead = NULL;
 
     while (incoming != NULL) {
-        if (incoming->wire != wire) {
+        if (incoming->link != link) {
             incoming = incoming->next;
             continue;
         }

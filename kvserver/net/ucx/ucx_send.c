@@ -1,96 +1,96 @@
 /* ucx_send.c - sends messages and pairs, and keeps the list of what is in flight.
  *
  * A send that UCX does not complete at once is a flight.  Each flight ends once: when UCX
- * completes it, when the offer of a closed channel is abandoned, or when its wire is closed.
+ * completes it, when the offer of a closed channel is abandoned, or when its link is closed.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
 #include <assert.h>
 #include <stddef.h>
 
-static void flight_link(struct flight *flight)
+static void pending_send_link(struct kv_ucx_pending_send *pending_send)
 {
-    struct ucx_port *port = flight->port;
+    struct kv_ucx_port *port = pending_send->port;
 
-    flight->previous = NULL;
-    flight->next = port->flights;
-    if (port->flights != NULL)
-        port->flights->previous = flight;
-    port->flights = flight;
+    pending_send->previous = NULL;
+    pending_send->next = port->pending_sends;
+    if (port->pending_sends != NULL)
+        port->pending_sends->previous = pending_send;
+    port->pending_sends = pending_send;
 }
 
-static void flight_unlink(struct flight *flight)
+static void pending_send_unlink(struct kv_ucx_pending_send *pending_send)
 {
-    if (flight->previous != NULL)
-        flight->previous->next = flight->next;
+    if (pending_send->previous != NULL)
+        pending_send->previous->next = pending_send->next;
     else
-        flight->port->flights = flight->next;
-    if (flight->next != NULL)
-        flight->next->previous = flight->previous;
+        pending_send->port->pending_sends = pending_send->next;
+    if (pending_send->next != NULL)
+        pending_send->next->previous = pending_send->previous;
 }
 
 static void on_sent(void *request, ucs_status_t ucs, void *user_data)
 {
-    struct flight *flight = request;
-    struct ucx_port *port = flight->port;
-    kv_transport_done_fn done = flight->done;
-    void *arg = flight->arg;
+    struct kv_ucx_pending_send *pending_send = request;
+    struct kv_ucx_port *port = pending_send->port;
+    kv_transport_done_fn done = pending_send->done;
+    void *arg = pending_send->arg;
 
     (void)user_data;
     if (port == NULL) {
         ucp_request_free(request);
         return;
     }
-    flight_unlink(flight);
-    if (flight->offer != NULL)
-        kv_offer_put(&port->offers, flight->offer);
+    pending_send_unlink(pending_send);
+    if (pending_send->offer != NULL)
+        kv_offer_put(&port->offers, pending_send->offer);
     ucp_request_free(request);
     if (done != NULL)
-        done(arg, status_of(ucs));
+        done(arg, kv_ucx_status_of(ucs));
 }
 
 /* Over shared memory UCX waits for room in the peer's queue before it gives up the offers of a
  * closed endpoint: for ever, if the peer was killed.  It does not look at their data any more,
  * and a peer that still does finds that the offer is over. */
-void kv_ucx_abandon_offers(struct ucx_port *port)
+void kv_ucx_abandon_offers(struct kv_ucx_port *port)
 {
-    struct flight *flight = port->flights;
+    struct kv_ucx_pending_send *pending_send = port->pending_sends;
 
-    while (flight != NULL) {
-        kv_transport_done_fn done = flight->done;
+    while (pending_send != NULL) {
+        kv_transport_done_fn done = pending_send->done;
 
-        if (flight->channel != NULL || flight->offer == NULL || done == NULL) {
-            flight = flight->next;
+        if (pending_send->channel != NULL || pending_send->offer == NULL || done == NULL) {
+            pending_send = pending_send->next;
             continue;
         }
-        kv_offer_end(flight->offer);
-        flight->done = NULL;
-        done(flight->arg, KV_UNREACHABLE);
-        flight = port->flights; /* `done` may have sent something */
+        kv_offer_end(pending_send->offer);
+        pending_send->done = NULL;
+        done(pending_send->arg, KV_UNREACHABLE);
+        pending_send = port->pending_sends; /* `done` may have sent something */
     }
 }
 
 /* What has become of a send that UCX was given. */
-static kv_status_t sent(struct ucx_channel *channel,
+static kv_status_t sent(struct kv_ucx_channel *channel,
                         ucs_status_ptr_t request,
                         struct kv_offer *offer,
                         kv_transport_done_fn done,
                         void *arg)
 {
-    struct flight *flight = request;
+    struct kv_ucx_pending_send *pending_send = request;
 
     if (!UCS_PTR_IS_PTR(request)) {
         if (offer != NULL)
             kv_offer_put(&channel->port->offers, offer);
-        return status_of(UCS_PTR_STATUS(request));
+        return kv_ucx_status_of(UCS_PTR_STATUS(request));
     }
-    flight->port = channel->port;
-    flight->wire = channel->wire;
-    flight->channel = channel;
-    flight->done = done;
-    flight->arg = arg;
-    flight->offer = offer;
-    flight_link(flight);
+    pending_send->port = channel->port;
+    pending_send->link = channel->link;
+    pending_send->channel = channel;
+    pending_send->done = done;
+    pending_send->arg = arg;
+    pending_send->offer = offer;
+    pending_send_link(pending_send);
     return KV_IN_PROGRESS;
 }
 
@@ -102,10 +102,10 @@ kv_status_t kv_ucx_send(struct kv_channel *base,
                         kv_transport_done_fn done,
                         void *arg)
 {
-    struct ucx_channel *channel = (struct ucx_channel *)base;
-    struct ucx_port *port = channel->port;
-    bool is_shared = channel->wire->kind == WIRE_SHARED;
-    size_t eager_max = is_shared ? SHARED_EAGER_MAX : NETWORK_EAGER_MAX;
+    struct kv_ucx_channel *channel = (struct kv_ucx_channel *)base;
+    struct kv_ucx_port *port = channel->port;
+    bool is_shared = channel->link->kind == KV_UCX_LINK_SHARED;
+    size_t eager_max = is_shared ? KV_UCX_SHARED_EAGER_MAX : KV_UCX_NETWORK_EAGER_MAX;
     bool is_offer = data_bytes > eager_max;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS,
@@ -127,7 +127,7 @@ kv_status_t kv_ucx_send(struct kv_channel *base,
     }
 
     return sent(channel,
-                ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, data,
+                ucp_am_send_nbx(channel->endpoint, KV_UCX_AM_ID, header, header_bytes, data,
                                 data_bytes, &param),
                 offer, done, arg);
 }
@@ -144,7 +144,7 @@ kv_status_t kv_ucx_send_pair(struct kv_channel *base,
                              kv_transport_done_fn done,
                              void *arg)
 {
-    struct ucx_channel *channel = (struct ucx_channel *)base;
+    struct kv_ucx_channel *channel = (struct kv_ucx_channel *)base;
     ucp_request_param_t param = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
@@ -158,34 +158,34 @@ kv_status_t kv_ucx_send_pair(struct kv_channel *base,
         return KV_INVALID;
     if (channel->failed)
         return KV_UNREACHABLE;
-    return sent(
-        channel,
-        ucp_am_send_nbx(channel->endpoint, AM_ID, header, header_bytes, pieces, 2, &param),
-        NULL, done, arg);
+    return sent(channel,
+                ucp_am_send_nbx(channel->endpoint, KV_UCX_AM_ID, header, header_bytes, pieces,
+                                2, &param),
+                NULL, done, arg);
 }
 
 /* Where a peer's queue has no room UCX never lets go of what is in flight, but completes it
  * once more while the worker is destroyed: the owner is told first, and that is not passed on.
  */
-void kv_ucx_give_up_flights(const struct wire *wire)
+void kv_ucx_give_up_pending_sends(const struct kv_ucx_link *link)
 {
-    struct ucx_port *port = wire->port;
-    struct flight *flight = port->flights;
+    struct kv_ucx_port *port = link->port;
+    struct kv_ucx_pending_send *pending_send = port->pending_sends;
 
-    while (flight != NULL) {
-        kv_transport_done_fn done = flight->done;
-        void *arg = flight->arg;
+    while (pending_send != NULL) {
+        kv_transport_done_fn done = pending_send->done;
+        void *arg = pending_send->arg;
 
-        if (flight->wire != wire) {
-            flight = flight->next;
+        if (pending_send->link != link) {
+            pending_send = pending_send->next;
             continue;
         }
-        flight_unlink(flight);
-        if (flight->offer != NULL)
-            kv_offer_put(&port->offers, flight->offer);
-        flight->port = NULL;
+        pending_send_unlink(pending_send);
+        if (pending_send->offer != NULL)
+            kv_offer_put(&port->offers, pending_send->offer);
+        pending_send->port = NULL;
         if (done != NULL)
             done(arg, KV_UNREACHABLE);
-        flight = port->flights; /* `done` may have sent something */
+        pending_send = port->pending_sends; /* `done` may have sent something */
     }
 }

@@ -12,7 +12,7 @@
 /* What can always be said: that there is no memory for the answer, and the client asks again.
  * What the call did stays done, and is told then.  Every reply has its outcome in field 1, so
  * the smallest stands for all. */
-static void reply_busy(kv_node_reply_fn reply, void *arg)
+static void reply_busy(kvs_node_reply_fn reply, void *arg)
 {
     Kvpb__CloseReply message = KVPB__CLOSE_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
@@ -25,12 +25,12 @@ static void reply_busy(kv_node_reply_fn reply, void *arg)
     reply(arg, packed, kvpb__close_reply__pack(&message, packed));
 }
 
-struct kv_control_call *kvs_call_create(struct kvs_control *control,
-                                        enum kv_op_id op,
-                                        kv_node_reply_fn reply,
-                                        void *arg)
+struct kvs_control_call *kvs_call_create(struct kvs_control *control,
+                                         enum kv_op_id op,
+                                         kvs_node_reply_fn reply,
+                                         void *arg)
 {
-    struct kv_control_call *call =
+    struct kvs_control_call *call =
         calloc(1, sizeof(*call) + control->n_threads * sizeof(call->commands[0]));
 
     if (call == NULL) {
@@ -51,7 +51,7 @@ struct kv_control_call *kvs_call_create(struct kvs_control *control,
     return call;
 }
 
-void kv_control_call_end(struct kv_control_call *call)
+void kvs_control_call_end(struct kvs_control_call *call)
 {
     *call->list_link = call->list_next;
     if (call->list_next != NULL)
@@ -62,12 +62,13 @@ void kv_control_call_end(struct kv_control_call *call)
     free(call);
 }
 
-struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op)
+struct kvs_control_call *kvs_control_call_internal(struct kvs_control *control,
+                                                   enum kv_op_id op)
 {
     return kvs_call_create(control, op, NULL, NULL);
 }
 
-void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message)
+void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *message)
 {
     if (call->reply != NULL) {
         size_t bytes = protobuf_c_message_get_packed_size(message);
@@ -81,10 +82,10 @@ void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *mess
             reply_busy(call->reply, call->arg);
         }
     }
-    kv_control_call_end(call);
+    kvs_control_call_end(call);
 }
 
-static void reply_status(struct kv_control_call *call, kv_status_t status, char *detail)
+static void reply_status(struct kvs_control_call *call, kv_status_t status, char *detail)
 {
     Kvpb__CloseReply reply = KVPB__CLOSE_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
@@ -92,20 +93,20 @@ static void reply_status(struct kv_control_call *call, kv_status_t status, char 
     outcome.status = status;
     outcome.detail = detail;
     reply.outcome = &outcome;
-    kv_control_reply(call, &reply.base);
+    kvs_control_reply(call, &reply.base);
 }
 
-void kvs_call_reply_ok(struct kv_control_call *call)
+void kvs_call_reply_ok(struct kvs_control_call *call)
 {
     char nothing[] = "";
 
     reply_status(call, KV_OK, nothing);
 }
 
-void kv_control_refuse(struct kv_control_call *call,
-                       kv_status_t status,
-                       const char *format,
-                       ...)
+void kvs_control_refuse(struct kvs_control_call *call,
+                        kv_status_t status,
+                        const char *format,
+                        ...)
 {
     char detail[512];
     va_list args;
@@ -114,14 +115,14 @@ void kv_control_refuse(struct kv_control_call *call,
     va_start(args, format);
     vsnprintf(detail, sizeof(detail), format, args);
     va_end(args);
-    kv_count(&call->control->stats.control_refused, 1);
-    kv_count(&call->control->stats.ops[call->op].errors, 1);
+    kvs_count(&call->control->stats.control_refused, 1);
+    kvs_count(&call->control->stats.ops[call->op].errors, 1);
     reply_status(call, status, detail);
 }
 
-void kv_control_ask(struct kv_control_call *call,
-                    const struct kv_command *command,
-                    void (*next)(struct kv_control_call *call))
+void kvs_control_broadcast(struct kvs_control_call *call,
+                           const struct kvs_command *command,
+                           void (*next)(struct kvs_control_call *call))
 {
     struct kvs_control *control = call->control;
 
@@ -129,7 +130,7 @@ void kv_control_ask(struct kv_control_call *call,
     call->status = KV_OK;
     call->n_pending = 1; /* not zero before all are asked */
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        struct kv_command *copy = &call->commands[i];
+        struct kvs_command *copy = &call->commands[i];
 
         *copy = *command;
         copy->thread = i;
@@ -137,21 +138,21 @@ void kv_control_ask(struct kv_control_call *call,
         copy->bytes = 0;
         /* The ring has room for all commands that sessions, clients and calls can have under
          * way at once. */
-        bool pushed = kv_ring_push(control->data[i].commands, copy);
+        bool pushed = kv_ring_push(control->shard[i].commands, copy);
         assert(pushed);
         (void)pushed;
         call->n_pending++;
-        control->data[i].port->row->port_wake(control->data[i].port);
+        control->shard[i].port->ops->port_wake(control->shard[i].port);
     }
     if (--call->n_pending == 0)
         call->next(call);
 }
 
-void kvs_call_answered(struct kv_control_call *call, const struct kv_command *command)
+void kvs_call_answered(struct kvs_control_call *call, const struct kvs_command *command)
 {
     if (command->status != KV_OK && call->status == KV_OK)
         call->status = command->status;
-    if (command->kind == KV_COMMAND_SESSION_LENGTH) {
+    if (command->kind == KVS_COMMAND_SESSION_LENGTH) {
         if (command->has_units && command->tokens < call->tokens)
             call->tokens = command->tokens;
         call->bytes += command->bytes;

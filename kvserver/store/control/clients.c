@@ -11,18 +11,18 @@ enum {
     CLOSE_AGAIN_US = 20000,
 };
 
-struct kv_client_record *
-kv_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token)
+struct kvs_client_record *
+kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token)
 {
     if (token == NULL || index >= control->config.clients_max)
         return NULL;
-    struct kv_client_record *client = &control->clients[index];
-    if (client->state != KV_CLIENT_OPEN || !kv_token_equal(&client->token, token))
+    struct kvs_client_record *client = &control->clients[index];
+    if (client->state != KVS_CLIENT_OPEN || !kv_token_equal(&client->token, token))
         return NULL;
     return client;
 }
 
-uint32_t kv_client_grant(struct kvs_control *control)
+uint32_t kvs_client_grant(struct kvs_control *control)
 {
     uint32_t more = control->config.credits - control->credits_sure;
 
@@ -32,40 +32,40 @@ uint32_t kv_client_grant(struct kvs_control *control)
     return control->credits_sure + more;
 }
 
-static void client_closed(struct kv_control_call *call)
+static void client_closed(struct kvs_control_call *call)
 {
-    struct kv_client_record *client = call->client;
+    struct kvs_client_record *client = call->client;
 
     client->n_asked = 0;
     if (call->status == KV_OK) {
-        client->state = KV_CLIENT_FREE;
+        client->state = KVS_CLIENT_FREE;
         call->control->credits_spare += client->credits - call->control->credits_sure;
     }
-    kv_control_call_end(call);
+    kvs_control_call_end(call);
 }
 
-static void client_close(struct kvs_control *control, struct kv_client_record *client)
+static void client_close(struct kvs_control *control, struct kvs_client_record *client)
 {
-    struct kv_control_call *call = kv_control_call_internal(control, KV_OP_GOODBYE);
+    struct kvs_control_call *call = kvs_control_call_internal(control, KV_OP_GOODBYE);
 
     client->closing_us = kv_clock_now(control->config.clock);
     if (call == NULL)
         return;
     call->client = client;
     client->n_asked = control->n_threads;
-    kv_control_ask(call,
-                   &(struct kv_command){.kind = KV_COMMAND_PEER_CLOSE, .index = client->index},
-                   client_closed);
+    kvs_control_broadcast(
+        call, &(struct kvs_command){.kind = KVS_COMMAND_CLIENT_CLOSE, .index = client->index},
+        client_closed);
 }
 
-void kv_client_remove(struct kvs_control *control, struct kv_client_record *client)
+void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *client)
 {
-    if (client->state != KV_CLIENT_OPEN && client->state != KV_CLIENT_OPENING)
+    if (client->state != KVS_CLIENT_OPEN && client->state != KVS_CLIENT_OPENING)
         return;
-    client->state = KV_CLIENT_CLOSING;
+    client->state = KVS_CLIENT_CLOSING;
     client->n_asked = 0;
     if (client->channel != NULL) {
-        client->channel->row->channel_close(client->channel);
+        client->channel->ops->channel_close(client->channel);
         client->channel = NULL;
     }
     client_close(control, client);
@@ -75,20 +75,20 @@ void kvs_control_client_gone(struct kvs_control *control,
                              uint32_t client_index,
                              const struct kv_id128 *client_token)
 {
-    struct kv_client_record *client = kv_client_of(control, client_index, client_token);
+    struct kvs_client_record *client = kvs_client_of(control, client_index, client_token);
 
     if (client == NULL)
         return;
-    kv_count(&control->stats.clients_lost, 1);
+    kvs_count(&control->stats.clients_lost, 1);
     kv_log(KV_LOG_DEBUG, "client gone: %s", client->name);
-    kv_client_remove(control, client);
+    kvs_client_remove(control, client);
 }
 
 bool kvs_control_attach_client(struct kvs_control *control,
                                uint32_t client_index,
                                const struct kv_id128 *client_token)
 {
-    struct kv_client_record *client = kv_client_of(control, client_index, client_token);
+    struct kvs_client_record *client = kvs_client_of(control, client_index, client_token);
 
     if (client != NULL)
         client->attached = true;
@@ -100,19 +100,19 @@ static uint64_t client_requests(const struct kvs_control *control, uint32_t inde
     uint64_t requests = 0;
 
     for (uint32_t i = 0; i < control->n_threads; i++)
-        requests += kv_counted(&control->data[i].peers[index].requests);
+        requests += kvs_counted(&control->shard[i].clients[index].n_received);
     return requests;
 }
 
-void kv_clients_check(struct kvs_control *control, uint64_t now_us)
+void kvs_clients_check(struct kvs_control *control, uint64_t now_us)
 {
     for (uint32_t i = 0; i < control->config.clients_max; i++) {
-        struct kv_client_record *client = &control->clients[i];
+        struct kvs_client_record *client = &control->clients[i];
 
-        if (client->state == KV_CLIENT_CLOSING && client->n_asked == 0 &&
+        if (client->state == KVS_CLIENT_CLOSING && client->n_asked == 0 &&
             now_us - client->closing_us > CLOSE_AGAIN_US) {
             client_close(control, client); /* what it had under way may have ended by now */
-        } else if (client->state == KV_CLIENT_OPEN && !client->attached) {
+        } else if (client->state == KVS_CLIENT_OPEN && !client->attached) {
             uint64_t requests = client_requests(control, i);
             if (requests != client->requests_seen)
                 client->heard_us = now_us;
@@ -120,21 +120,21 @@ void kv_clients_check(struct kvs_control *control, uint64_t now_us)
             /* A hello answered in this very step is younger than the step. */
             if (now_us > client->heard_us &&
                 now_us - client->heard_us > control->config.client_lease_ms * UINT64_C(1000)) {
-                kv_count(&control->stats.clients_lost, 1);
-                kv_client_remove(control, client);
+                kvs_count(&control->stats.clients_lost, 1);
+                kvs_client_remove(control, client);
             }
         }
     }
 }
 
-void kv_client_stuck(struct kvs_control *control, const struct kv_command *notice)
+void kvs_client_stuck(struct kvs_control *control, const struct kvs_command *notice)
 {
-    struct kv_client_record *client = &control->clients[notice->index];
+    struct kvs_client_record *client = &control->clients[notice->index];
 
-    if (client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &notice->token)) {
-        kv_count(&control->stats.clients_lost, 1);
+    if (client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &notice->token)) {
+        kvs_count(&control->stats.clients_lost, 1);
         kv_log(KV_LOG_INFO, "client lost: %s: its channel failed or it took no replies",
                client->name);
-        kv_client_remove(control, client);
+        kvs_client_remove(control, client);
     }
 }

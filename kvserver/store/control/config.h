@@ -14,7 +14,7 @@
 
 struct kv_disk;
 
-struct kv_node_config {
+struct kvs_node_config {
     const char *name;         /* how the node calls itself; copied */
     uint64_t memory_bytes;    /* for rows and objects of all threads, reserved at start */
     uint32_t n_threads;       /* data threads, 1..KV_THREADS_MAX */
@@ -37,6 +37,6 @@ struct kv_node_config {
 };
 
 /* `reply` is packed and lent for the call. */
-typedef void (*kv_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
+typedef void (*kvs_node_reply_fn)(void *arg, const uint8_t *reply, size_t reply_bytes);
 
 #endif

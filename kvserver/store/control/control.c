@@ -12,8 +12,8 @@ static const struct {
     uint64_t every_us;
     void (*run)(struct kvs_control *control, uint64_t now_us);
 } periodic_tasks[KVS_PERIODIC_TASKS] = {
-    {20000, kv_sessions_expire},
-    {20000, kv_clients_check},
+    {20000, kvs_sessions_expire},
+    {20000, kvs_clients_check},
 };
 
 bool kvs_control_request(struct kvs_control *control,
@@ -22,33 +22,33 @@ bool kvs_control_request(struct kvs_control *control,
                          const struct kv_id128 *client_token,
                          const uint8_t *request,
                          size_t request_bytes,
-                         kv_node_reply_fn reply,
+                         kvs_node_reply_fn reply,
                          void *arg)
 {
-    struct kv_client_record *client = kv_client_of(control, client_index, client_token);
+    struct kvs_client_record *client = kvs_client_of(control, client_index, client_token);
 
     assert(kvs_control_has_op(control, op));
     if (client == NULL && op != KV_OP_HELLO && op != KV_OP_GOODBYE) {
-        kv_count(&control->stats.unknown_clients, 1);
+        kvs_count(&control->stats.unknown_clients, 1);
         return false;
     }
-    struct kv_control_call *call = kvs_call_create(control, op, reply, arg);
+    struct kvs_control_call *call = kvs_call_create(control, op, reply, arg);
     if (call == NULL)
         return true;
-    kv_count(&control->stats.control_requests, 1);
-    kv_count(&control->stats.ops[op].count, 1);
+    kvs_count(&control->stats.control_requests, 1);
+    kvs_count(&control->stats.ops[op].count, 1);
     if (client != NULL) {
         client->heard_us = kv_clock_now(control->config.clock);
         call->tenant = client->tenant;
     }
     call->request = request;
     call->request_bytes = request_bytes;
-    if (control->n_calls > KV_CALLS_MAX)
-        kv_control_refuse(call, KV_BUSY, "more than %d control requests under way",
-                          KV_CALLS_MAX);
+    if (control->n_calls > KVS_CALLS_MAX)
+        kvs_control_refuse(call, KV_BUSY, "more than %d control requests under way",
+                           KVS_CALLS_MAX);
     else if (request_bytes > KV_WIRE_CONTROL_MAX)
-        kv_control_refuse(call, KV_TOO_LARGE, "%s: a request of %zu bytes, at most %d",
-                          control->ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
+        kvs_control_refuse(call, KV_TOO_LARGE, "%s: a request of %zu bytes, at most %d",
+                           control->ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
     else
         control->ops[op].control(call);
     return true;
@@ -60,7 +60,7 @@ void kvs_control_drain(struct kvs_control *control)
 {
     atomic_store(&control->draining, true);
     for (uint32_t i = 0; i < control->n_threads; i++)
-        atomic_store(&control->data[i].draining, true);
+        atomic_store(&control->shard[i].draining, true);
 }
 
 bool kvs_control_drained(struct kvs_control *control)
@@ -68,24 +68,24 @@ bool kvs_control_drained(struct kvs_control *control)
     if (!atomic_load(&control->draining) || control->n_calls > 0)
         return false;
     for (uint32_t i = 0; i < control->n_threads; i++)
-        if (kv_counted(&control->data[i].stats.in_flight) > 0)
+        if (kvs_counted(&control->shard[i].stats.in_flight) > 0)
             return false;
     return true;
 }
 
 /* ---- one step ---------------------------------------------------------------------------- */
 
-static void on_answer(struct kvs_control *control, struct kv_command *command)
+static void on_answer(struct kvs_control *control, struct kvs_command *command)
 {
-    if (command->kind == KV_COMMAND_PEER_STUCK)
-        kv_client_stuck(control, command);
+    if (command->kind == KVS_COMMAND_CLIENT_STUCK)
+        kvs_client_stuck(control, command);
     else
         kvs_call_answered(command->owner, command);
 }
 
 bool kvs_control_step(struct kvs_control *control)
 {
-    struct kv_command *command;
+    struct kvs_command *command;
     uint64_t now_us = kv_clock_now(control->config.clock);
 
     while ((command = kv_ring_pop(control->answers)) != NULL)
@@ -93,7 +93,7 @@ bool kvs_control_step(struct kvs_control *control)
     if (control->port != NULL)
         while (kv_port_progress(control->port) > 0)
             ;
-    control->config.disk->row->progress(control->config.disk);
+    control->config.disk->ops->progress(control->config.disk);
     for (int i = 0; i < KVS_PERIODIC_TASKS; i++) {
         if (now_us < control->due_us[i])
             continue;
@@ -104,13 +104,13 @@ bool kvs_control_step(struct kvs_control *control)
 }
 
 kv_status_t kvs_control_init(struct kvs_control *control,
-                             const struct kv_node_config *config,
-                             const struct kv_op_row *ops,
-                             struct kv_data *data)
+                             const struct kvs_node_config *config,
+                             const struct kvs_op_type *ops,
+                             struct kvs_shard *shard)
 {
     control->config = *config;
     control->ops = ops;
-    control->data = data;
+    control->shard = shard;
     control->n_threads = config->n_threads;
     snprintf(control->name, sizeof(control->name), "%s",
              config->name != NULL ? config->name : "node");
@@ -122,31 +122,31 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->started_us = kv_clock_now(config->clock);
 
     control->credits_sure =
-        config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE;
+        config->credits < KVS_CREDITS_SURE ? config->credits : KVS_CREDITS_SURE;
     control->credits_spare =
-        kv_node_works_max(config) - config->clients_max * control->credits_sure;
+        kvs_node_requests_max(config) - config->clients_max * control->credits_sure;
 
     control->sessions = calloc(config->sessions_max, sizeof(*control->sessions));
     control->clients = calloc(config->clients_max, sizeof(*control->clients));
     control->session_of_id = kv_map_create(kv_random_next(&control->random));
-    control->answers = kv_ring_create(config->n_threads * kv_node_commands_max(config));
+    control->answers = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
     return control->sessions != NULL && control->clients != NULL &&
                    control->session_of_id != NULL && control->answers != NULL
                ? KV_OK
                : KV_NO_MEMORY;
 }
 
-void kv_control_fini(struct kvs_control *control)
+void kvs_control_fini(struct kvs_control *control)
 {
     while (control->calls != NULL)
-        kv_control_refuse(control->calls, KV_UNREACHABLE, "the node stops");
+        kvs_control_refuse(control->calls, KV_UNREACHABLE, "the node stops");
     if (control->clients != NULL)
         for (uint32_t i = 0; i < control->config.clients_max; i++)
             if (control->clients[i].channel != NULL)
-                control->clients[i].channel->row->channel_close(control->clients[i].channel);
+                control->clients[i].channel->ops->channel_close(control->clients[i].channel);
     control->port_closes = true;
     if (control->port != NULL)
-        control->port->row->port_close(control->port);
+        control->port->ops->port_close(control->port);
     kv_map_destroy(control->session_of_id);
     if (control->sessions != NULL)
         for (uint32_t i = 0; i < control->config.sessions_max; i++)

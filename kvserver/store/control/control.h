@@ -1,10 +1,10 @@
 /* control.h - the control thread's side of a node: models, clients, sessions, and the calls
  * that change them.
  *
- *   request -> kv_control_call -> handler (ops_*.c)
- *                                   |  asks every data thread (kv_control_ask)
+ *   request -> kvs_control_call -> handler (ops_*.c)
+ *                                   |  asks every data thread (kvs_control_broadcast)
  *                                   v
- *                                 next step, when all have answered ... -> kv_control_reply
+ *                                 next step, when all have answered ... -> kvs_control_reply
  *
  * A session or client is changed by one call at a time (`busy`); a second one is told KV_BUSY.
  *
@@ -25,17 +25,17 @@
 #include <protobuf-c/protobuf-c.h>
 
 enum {
-    KV_MODELS_MAX = 256,
-    KV_CALLS_MAX = 1024,   /* control requests under way */
-    KV_LIFECYCLE_LOG = 16, /* lifecycle operations that a session remembers */
-    KV_CLIENT_NAME_BYTES = 64,
+    KVS_MODELS_MAX = 256,
+    KVS_CALLS_MAX = 1024, /* control requests under way */
+    KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
+    KVS_CLIENT_NAME_BYTES = 64,
     KVS_PERIODIC_TASKS = 2, /* control.c */
 };
 
 /* Stays known, on the disk too, while sessions use it; after that until another model needs its
  * place, and then the one that was used longest ago goes.  So a client may take its time
  * between making a model known and opening a session of it. */
-struct kv_model {
+struct kvs_model {
     struct kv_model_info info;
     bool saving; /* the disk has not said yes */
     uint32_t n_sessions;
@@ -43,7 +43,7 @@ struct kv_model {
 };
 
 /* A fork or a truncate that was done. */
-struct kv_lifecycle {
+struct kvs_log_entry {
     uint64_t op_id;
     uint32_t kind;       /* KV_OP_FORK, KV_OP_TRUNCATE */
     uint32_t generation; /* before it */
@@ -53,12 +53,12 @@ struct kv_lifecycle {
     uint32_t child_index; /* as it was then; the child may be gone */
 };
 
-struct kv_session {
+struct kvs_session {
     bool used;
     bool busy;
     uint32_t index;
     struct kv_id128 id, token;
-    struct kv_model *model; /* which counts the session */
+    struct kvs_model *model; /* which counts the session */
     uint32_t generation;
     uint32_t tenant;
     uint32_t tokens_max;
@@ -69,23 +69,23 @@ struct kv_session {
     struct kv_writers *writers; /* data threads use it, too, until they have answered to what
                                    replaces it */
     uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
-    struct kv_lifecycle log[KV_LIFECYCLE_LOG];
-    uint32_t n_log; /* ever done; the last KV_LIFECYCLE_LOG are kept */
+    struct kvs_log_entry log[KVS_LOG_ENTRIES];
+    uint32_t n_log; /* ever done; the last KVS_LOG_ENTRIES are kept */
 };
 
-enum kv_client_state {
-    KV_CLIENT_FREE = 0,
-    KV_CLIENT_OPENING,
-    KV_CLIENT_OPEN,
-    KV_CLIENT_CLOSING,
+enum kvs_client_state {
+    KVS_CLIENT_FREE = 0,
+    KVS_CLIENT_OPENING,
+    KVS_CLIENT_OPEN,
+    KVS_CLIENT_CLOSING,
 };
 
-struct kv_client_record {
-    enum kv_client_state state;
+struct kvs_client_record {
+    enum kvs_client_state state;
     uint32_t index;
     uint32_t n_asked; /* threads that still have to close it */
     struct kv_id128 id, token;
-    char name[KV_CLIENT_NAME_BYTES];
+    char name[KVS_CLIENT_NAME_BYTES];
     enum kv_channel_mode mode;
     uint32_t tenant;
     uint32_t credits; /* granted until the place is free again */
@@ -96,56 +96,56 @@ struct kv_client_record {
     struct kv_channel *channel; /* of the control port: message carrier only */
 };
 
-struct kv_control_call {
+struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
     uint32_t tenant;        /* of the client that asks, as it said at hello */
     const uint8_t *request; /* only until the handler returns */
     size_t request_bytes;
-    kv_node_reply_fn reply; /* NULL: nobody waits */
+    kvs_node_reply_fn reply; /* NULL: nobody waits */
     void *arg;
-    void (*next)(struct kv_control_call *call);
+    void (*next)(struct kvs_control_call *call);
     uint32_t n_pending; /* answers of data threads, or the disk's */
     kv_status_t status; /* first failure among them */
 
-    struct kv_session *session, *child;
-    struct kv_client_record *client;
-    struct kv_model *model;
-    struct kv_lifecycle lifecycle;
+    struct kvs_session *session, *child;
+    struct kvs_client_record *client;
+    struct kvs_model *model;
+    struct kvs_log_entry log_entry;
     struct kv_writers *writers; /* truncate: the session's, when it is done */
     kv_status_t refusal;        /* that it ends with, when what it began is undone */
     uint32_t tokens;            /* the fewest that a data thread has */
     uint64_t bytes;             /* of all data threads */
     uint8_t *address;           /* hello: of the client's port; the call's */
-    struct kv_control_call *list_next, **list_link;
-    struct kv_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
+    struct kvs_control_call *list_next, **list_link;
+    struct kvs_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
 };
 
 struct kvs_control {
-    struct kv_node_config config;
-    const struct kv_op_row *ops; /* (KV_OP_COUNT) by number: op.h */
+    struct kvs_node_config config;
+    const struct kvs_op_type *ops; /* (KV_OP_COUNT) by number: op.h */
     char name[64];
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     struct kv_id128 id;
     struct kv_random random;
     uint64_t started_us;
-    struct kv_data *data; /* (n_threads) the node's */
+    struct kvs_shard *shard; /* (n_threads) the node's */
     uint32_t n_threads;
     struct kv_ring *answers;
 
-    struct kv_model *models[KV_MODELS_MAX];
+    struct kvs_model *models[KVS_MODELS_MAX];
     uint32_t n_models;
-    struct kv_session *sessions; /* (sessions_max) */
+    struct kvs_session *sessions; /* (sessions_max) */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
-    struct kv_ended_list ended;       /* of those */
-    struct kv_client_record *clients; /* (clients_max) */
-    uint32_t credits_sure;            /* of every client */
-    uint32_t credits_spare;           /* not granted to any, besides those */
-    struct kv_control_call *calls;
+    struct kvs_ended_list ended;       /* of those */
+    struct kvs_client_record *clients; /* (clients_max) */
+    uint32_t credits_sure;             /* of every client */
+    uint32_t credits_spare;            /* not granted to any, besides those */
+    struct kvs_control_call *calls;
     uint32_t n_calls;
     uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each is done next */
-    struct kv_stats stats;               /* the control thread's */
+    struct kvs_stats stats;              /* the control thread's */
     _Atomic bool draining, drain_requested;
     _Atomic uint32_t n_sessions_seen; /* for metrics */
 
@@ -153,23 +153,23 @@ struct kvs_control {
     bool port_closes;     /* and with it all of its channels */
 };
 
-/* Works that each data thread has: one for each credit that can be granted. */
-static inline uint32_t kv_node_works_max(const struct kv_node_config *config)
+/* Requests that each data thread has: one for each credit that can be granted. */
+static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *config)
 {
     uint64_t all = (uint64_t)config->clients_max * config->credits;
     uint64_t sure = (uint64_t)config->clients_max *
-                    (config->credits < KV_CREDITS_SURE ? config->credits : KV_CREDITS_SURE);
+                    (config->credits < KVS_CREDITS_SURE ? config->credits : KVS_CREDITS_SURE);
 
-    if (all <= KV_WORKS_MAX)
+    if (all <= KVS_REQUESTS_MAX)
         return (uint32_t)all;
-    return sure > KV_WORKS_MAX ? (uint32_t)sure : KV_WORKS_MAX;
+    return sure > KVS_REQUESTS_MAX ? (uint32_t)sure : KVS_REQUESTS_MAX;
 }
 
 /* Commands that can be under way to one data thread at once: one per session, two per client,
  * and one per call. */
-static inline uint32_t kv_node_commands_max(const struct kv_node_config *config)
+static inline uint32_t kvs_node_commands_max(const struct kvs_node_config *config)
 {
-    return config->sessions_max + 2 * config->clients_max + KV_CALLS_MAX + 1;
+    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 1;
 }
 
 static inline bool kvs_control_has_op(const struct kvs_control *control, unsigned op)
@@ -178,7 +178,7 @@ static inline bool kvs_control_has_op(const struct kvs_control *control, unsigne
 }
 
 /* Of its operation. */
-static inline const char *kvs_call_name(const struct kv_control_call *call)
+static inline const char *kvs_call_name(const struct kvs_control_call *call)
 {
     return call->control->ops[call->op].name;
 }
@@ -186,21 +186,21 @@ static inline const char *kvs_call_name(const struct kv_control_call *call)
 /* ---- control.c ---- */
 
 /* For the node's n_threads data threads, which are made after it: they need its ring.  The
- * configuration is whole and checked.  KV_NO_MEMORY: kv_control_fini() all the same. */
+ * configuration is whole and checked.  KV_NO_MEMORY: kvs_control_fini() all the same. */
 kv_status_t kvs_control_init(struct kvs_control *control,
-                             const struct kv_node_config *config,
-                             const struct kv_op_row *ops,
-                             struct kv_data *data);
-void kv_control_fini(struct kvs_control *control);
+                             const struct kvs_node_config *config,
+                             const struct kvs_op_type *ops,
+                             struct kvs_shard *shard);
+void kvs_control_fini(struct kvs_control *control);
 
-/* As node.h says of kv_node_control() and so on. */
+/* As node.h says of kvs_node_control() and so on. */
 bool kvs_control_request(struct kvs_control *control,
                          enum kv_op_id op,
                          uint32_t client_index,
                          const struct kv_id128 *client_token,
                          const uint8_t *request,
                          size_t request_bytes,
-                         kv_node_reply_fn reply,
+                         kvs_node_reply_fn reply,
                          void *arg);
 bool kvs_control_step(struct kvs_control *control);
 void kvs_control_drain(struct kvs_control *control);
@@ -210,55 +210,56 @@ bool kvs_control_drained(struct kvs_control *control);
 
 /* Sends `command` to every data thread, then call->next runs when all have answered;
  * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
-void kv_control_ask(struct kv_control_call *call,
-                    const struct kv_command *command,
-                    void (*next)(struct kv_control_call *call));
+void kvs_control_broadcast(struct kvs_control_call *call,
+                           const struct kvs_command *command,
+                           void (*next)(struct kvs_control_call *call));
 
 /* A data thread has answered to the command. */
-void kvs_call_answered(struct kv_control_call *call, const struct kv_command *command);
+void kvs_call_answered(struct kvs_control_call *call, const struct kvs_command *command);
 
 /* Ends the call with the packed message, whose outcome the caller has set. */
-void kv_control_reply(struct kv_control_call *call, const ProtobufCMessage *message);
+void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *message);
 /* End the call with an outcome alone: it was done; it was not, and why. */
-void kvs_call_reply_ok(struct kv_control_call *call);
-void kv_control_refuse(struct kv_control_call *call,
-                       kv_status_t status,
-                       const char *format,
-                       ...) __attribute__((format(printf, 3, 4)));
+void kvs_call_reply_ok(struct kvs_control_call *call);
+void kvs_control_refuse(struct kvs_control_call *call,
+                        kv_status_t status,
+                        const char *format,
+                        ...) __attribute__((format(printf, 3, 4)));
 /* NULL: out of memory, and who waits for the reply has been told to ask again. */
-struct kv_control_call *kvs_call_create(struct kvs_control *control,
-                                        enum kv_op_id op,
-                                        kv_node_reply_fn reply,
-                                        void *arg);
+struct kvs_control_call *kvs_call_create(struct kvs_control *control,
+                                         enum kv_op_id op,
+                                         kvs_node_reply_fn reply,
+                                         void *arg);
 /* A call that nobody waits for.  NULL: out of memory, its task tries again the next time. */
-struct kv_control_call *kv_control_call_internal(struct kvs_control *control, enum kv_op_id op);
-void kv_control_call_end(struct kv_control_call *call);
+struct kvs_control_call *kvs_control_call_internal(struct kvs_control *control,
+                                                   enum kv_op_id op);
+void kvs_control_call_end(struct kvs_control_call *call);
 
 /* ---- sessions.c ---- */
 
 /* NULL: there are too many. */
-struct kv_session *kv_session_create(struct kvs_control *control,
-                                     const struct kv_id128 *id,
-                                     struct kv_model *model);
-void kv_session_destroy(struct kvs_control *control, struct kv_session *session);
+struct kvs_session *kvs_session_create(struct kvs_control *control,
+                                       const struct kv_id128 *id,
+                                       struct kvs_model *model);
+void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session);
 /* Has every data thread give up its part; why tells those who come too late. */
-void kv_session_close(struct kv_control_call *call,
-                      const struct kv_session *session,
-                      enum kv_ended_why why,
-                      void (*next)(struct kv_control_call *call));
-uint64_t kv_session_used_us(const struct kvs_control *control,
-                            const struct kv_session *session);
+void kvs_session_close(struct kvs_control_call *call,
+                       const struct kvs_session *session,
+                       enum kvs_ended_why why,
+                       void (*next)(struct kvs_control_call *call));
+uint64_t kvs_session_used_us(const struct kvs_control *control,
+                             const struct kvs_session *session);
 
 /* What is left of the lease at that moment; 0: it has ended. */
-uint64_t kv_session_lease_left_us(const struct kvs_control *control,
-                                  const struct kv_session *session,
-                                  uint64_t now_us);
+uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
+                                   const struct kvs_session *session,
+                                   uint64_t now_us);
 /* Closes those whose lease has ended. */
-void kv_sessions_expire(struct kvs_control *control, uint64_t now_us);
+void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */
 
-/* As node.h says of kv_node_client_gone() and kvs_node_attach_client(). */
+/* As node.h says of kvs_node_client_gone() and kvs_node_attach_client(). */
 void kvs_control_client_gone(struct kvs_control *control,
                              uint32_t client_index,
                              const struct kv_id128 *client_token);
@@ -267,21 +268,21 @@ bool kvs_control_attach_client(struct kvs_control *control,
                                const struct kv_id128 *client_token);
 
 /* NULL: it is no client of this node, or not its token. */
-struct kv_client_record *
-kv_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token);
-/* Credits for a new client: what the configuration says while there are works for so many, and
+struct kvs_client_record *
+kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token);
+/* Credits for a new client: what the configuration says while there are requests for so many, and
  * always credits_sure. */
-uint32_t kv_client_grant(struct kvs_control *control);
-void kv_client_remove(struct kvs_control *control, struct kv_client_record *client);
+uint32_t kvs_client_grant(struct kvs_control *control);
+void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *client);
 /* A data thread says that its channel to the client stands still or has failed. */
-void kv_client_stuck(struct kvs_control *control, const struct kv_command *notice);
+void kvs_client_stuck(struct kvs_control *control, const struct kvs_command *notice);
 /* Removes those that were not heard for too long, and goes on with those that are going. */
-void kv_clients_check(struct kvs_control *control, uint64_t now_us);
+void kvs_clients_check(struct kvs_control *control, uint64_t now_us);
 
 /* ---- message_port.c ---- */
 
 /* And writes its address, as a client in the same process is given it. */
-kv_status_t kv_control_port_open(struct kvs_control *control);
+kv_status_t kvs_control_port_open(struct kvs_control *control);
 
 /* ---- ops_model.c ---- */
 
@@ -290,21 +291,21 @@ void kvs_models_load(struct kvs_control *control);
 
 /* ---- ops_*.c: what the rows of the operation table call ---- */
 
-void kv_control_hello(struct kv_control_call *call);
-void kv_control_goodbye(struct kv_control_call *call);
-void kv_control_model(struct kv_control_call *call);
-void kv_control_open(struct kv_control_call *call);
-void kv_control_resume(struct kv_control_call *call);
-void kv_control_fork(struct kv_control_call *call);
-void kv_control_truncate(struct kv_control_call *call);
-void kv_control_close(struct kv_control_call *call);
-void kv_control_renew(struct kv_control_call *call);
-void kv_control_session(struct kv_control_call *call);
-void kv_control_table(struct kv_control_call *call);
-void kv_control_drain(struct kv_control_call *call);
+void kvs_control_hello(struct kvs_control_call *call);
+void kvs_control_goodbye(struct kvs_control_call *call);
+void kvs_control_model(struct kvs_control_call *call);
+void kvs_control_open(struct kvs_control_call *call);
+void kvs_control_resume(struct kvs_control_call *call);
+void kvs_control_fork(struct kvs_control_call *call);
+void kvs_control_truncate(struct kvs_control_call *call);
+void kvs_control_close(struct kvs_control_call *call);
+void kvs_control_renew(struct kvs_control_call *call);
+void kvs_control_session(struct kvs_control_call *call);
+void kvs_control_table(struct kvs_control_call *call);
+void kvs_control_drain_begin(struct kvs_control_call *call);
 
 /* ---- tables.c ---- */
 
-void kv_tables_reply(struct kv_control_call *call, const char *name);
+void kvs_tables_reply(struct kvs_control_call *call, const char *name);
 
 #endif

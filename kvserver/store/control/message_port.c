@@ -22,7 +22,7 @@ static void message_sent(void *arg, kv_status_t status)
 
     (void)status;
     if (reply->channel != NULL && !reply->control->port_closes)
-        reply->channel->row->channel_close(reply->channel);
+        reply->channel->ops->channel_close(reply->channel);
     free(reply->body);
     free(reply);
 }
@@ -35,7 +35,7 @@ hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
     struct kv_channel *channel = reply->channel;
 
     if (hello != NULL && hello->outcome != NULL && hello->outcome->status == KV_OK) {
-        struct kv_client_record *client = &reply->control->clients[hello->client_index];
+        struct kvs_client_record *client = &reply->control->clients[hello->client_index];
         if (client->channel == NULL) {
             client->channel = channel;
             reply->channel = NULL;
@@ -54,7 +54,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
     if (reply->channel != NULL) {
         channel = hello_channel(reply, bytes, n_bytes);
     } else {
-        const struct kv_client_record *client = kv_client_of(
+        const struct kvs_client_record *client = kvs_client_of(
             reply->control, reply->request.client_index, &reply->request.client_token);
         if (client != NULL)
             channel = client->channel;
@@ -92,7 +92,7 @@ static kv_status_t connect_hello(struct kvs_control *control,
 
     if (hello != NULL && hello->address.len <= KV_WIRE_ADDRESS_MAX)
         status =
-            control->port->row->connect(control->port, hello->address.data, hello->address.len,
+            control->port->ops->connect(control->port, hello->address.data, hello->address.len,
                                         KV_CHANNEL_SHARED, NULL, ret_channel);
     kvpb__hello_request__free_unpacked(hello, NULL);
     return status;
@@ -107,7 +107,7 @@ static void on_message(
 
     if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK ||
         header.kind != KV_WIRE_REQUEST || !kvs_control_has_op(control, header.op)) {
-        kv_count(&control->stats.bad_messages, 1);
+        kvs_count(&control->stats.bad_messages, 1);
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
     }
@@ -120,7 +120,7 @@ static void on_message(
     reply->request = header;
     if (header.op == KV_OP_HELLO &&
         connect_hello(control, body, body_bytes, &reply->channel) != KV_OK) {
-        kv_count(&control->stats.bad_messages, 1);
+        kvs_count(&control->stats.bad_messages, 1);
         free(reply);
         return;
     }
@@ -141,7 +141,7 @@ static void on_incoming(void *owner,
     (void)message;
     (void)message_bytes;
     (void)bytes;
-    kv_count(&control->stats.bad_messages, 1);
+    kvs_count(&control->stats.bad_messages, 1);
     kv_incoming_refuse(incoming);
 }
 
@@ -159,17 +159,17 @@ static void write_address(struct kvs_control *control)
     const void *address;
     size_t bytes;
 
-    control->port->row->port_address(control->port, &address, &bytes);
+    control->port->ops->port_address(control->port, &address, &bytes);
     size_t at = (size_t)snprintf(control->address, sizeof(control->address),
-                                 "%s:", control->config.transport->row->name);
+                                 "%s:", control->config.transport->ops->name);
     for (size_t i = 0; i < bytes && at + 2 < sizeof(control->address); i++, at += 2)
         snprintf(control->address + at, 3, "%02x", ((const uint8_t *)address)[i]);
 }
 
-kv_status_t kv_control_port_open(struct kvs_control *control)
+kv_status_t kvs_control_port_open(struct kvs_control *control)
 {
     struct kv_transport *transport = control->config.transport;
-    kv_status_t status = transport->row->port_open(transport, &events, control, &control->port);
+    kv_status_t status = transport->ops->port_open(transport, &events, control, &control->port);
 
     if (status == KV_OK)
         write_address(control);

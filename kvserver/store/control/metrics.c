@@ -2,39 +2,39 @@
 
 #include <string.h>
 
-const struct kv_counter kv_counters[] = {
-#define COUNTER_ROW(name, help) {#name, help, offsetof(struct kv_stats, name)},
-    KV_COUNTERS(COUNTER_ROW)
+const struct kvs_counter kvs_counters[] = {
+#define COUNTER_ROW(name, help) {#name, help, offsetof(struct kvs_stats, name)},
+    KVS_COUNTERS(COUNTER_ROW)
 #undef COUNTER_ROW
 };
 
-const size_t kv_n_counters = sizeof(kv_counters) / sizeof(kv_counters[0]);
+const size_t kvs_n_counters = sizeof(kvs_counters) / sizeof(kvs_counters[0]);
 
-uint64_t kv_stats_total(const struct kvs_control *control, size_t offset)
+uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset)
 {
     uint64_t total =
-        kv_counted((const _Atomic uint64_t *)((const char *)&control->stats + offset));
+        kvs_counted((const _Atomic uint64_t *)((const char *)&control->stats + offset));
 
     for (uint32_t i = 0; i < control->n_threads; i++)
-        total += kv_counted(
-            (const _Atomic uint64_t *)((const char *)&control->data[i].stats + offset));
+        total += kvs_counted(
+            (const _Atomic uint64_t *)((const char *)&control->shard[i].stats + offset));
     return total;
 }
 
-void kv_op_totals(const struct kvs_control *control,
-                  unsigned op,
-                  uint64_t *ret_count,
-                  uint64_t *ret_errors,
-                  struct kv_histogram *ret_us)
+void kvs_op_totals(const struct kvs_control *control,
+                   unsigned op,
+                   uint64_t *ret_count,
+                   uint64_t *ret_errors,
+                   struct kv_histogram *ret_us)
 {
     memset(ret_us, 0, sizeof(*ret_us));
-    *ret_count = kv_counted(&control->stats.ops[op].count);
-    *ret_errors = kv_counted(&control->stats.ops[op].errors);
+    *ret_count = kvs_counted(&control->stats.ops[op].count);
+    *ret_errors = kvs_counted(&control->stats.ops[op].errors);
     kv_histogram_merge(ret_us, &control->stats.ops[op].us);
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        const struct kv_op_stats *stats = &control->data[i].stats.ops[op];
-        *ret_count += kv_counted(&stats->count);
-        *ret_errors += kv_counted(&stats->errors);
+        const struct kvs_op_stats *stats = &control->shard[i].stats.ops[op];
+        *ret_count += kvs_counted(&stats->count);
+        *ret_errors += kvs_counted(&stats->errors);
         kv_histogram_merge(ret_us, &stats->us);
     }
 }
@@ -52,13 +52,13 @@ static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
 
 static void write_counters(const struct kvs_control *control, FILE *out)
 {
-    for (size_t i = 0; i < kv_n_counters; i++) {
+    for (size_t i = 0; i < kvs_n_counters; i++) {
         char name[64];
 
-        snprintf(name, sizeof(name), "%s_total", kv_counters[i].name);
-        metric(out, name, "counter", kv_counters[i].help);
+        snprintf(name, sizeof(name), "%s_total", kvs_counters[i].name);
+        metric(out, name, "counter", kvs_counters[i].help);
         fprintf(out, "topkv_%s %llu\n", name,
-                (unsigned long long)kv_stats_total(control, kv_counters[i].offset));
+                (unsigned long long)kvs_stats_total(control, kvs_counters[i].offset));
     }
 }
 
@@ -68,22 +68,23 @@ static const struct {
     size_t offset;
 } sums[] = {
     {"memory_used_bytes", "memory for rows and objects, pages in use",
-     offsetof(struct kv_stats, memory_used)},
-    {"segments", "segments in memory", offsetof(struct kv_stats, segments)},
-    {"codebooks", "codebooks in memory", offsetof(struct kv_stats, codebooks)},
+     offsetof(struct kvs_stats, memory_used)},
+    {"segments", "segments in memory", offsetof(struct kvs_stats, segments)},
+    {"codebooks", "codebooks in memory", offsetof(struct kvs_stats, codebooks)},
     {"summarised_rows", "rows that summaries in memory stand for",
-     offsetof(struct kv_stats, summarised)},
-    {"summaries_bytes", "bytes of those summaries", offsetof(struct kv_stats, summaries_bytes)},
-    {"index_jobs", "chapters that wait for codes", offsetof(struct kv_stats, index_jobs)},
-    {"objects", "objects in memory", offsetof(struct kv_stats, objects)},
-    {"object_bytes", "bytes of objects in memory", offsetof(struct kv_stats, object_bytes)},
+     offsetof(struct kvs_stats, summarised)},
+    {"summaries_bytes", "bytes of those summaries",
+     offsetof(struct kvs_stats, summaries_bytes)},
+    {"index_jobs", "chapters that wait for codes", offsetof(struct kvs_stats, index_jobs)},
+    {"objects", "objects in memory", offsetof(struct kvs_stats, objects)},
+    {"object_bytes", "bytes of objects in memory", offsetof(struct kvs_stats, object_bytes)},
     {"refused_rows", "bad rows in memory, refused until they are put again",
-     offsetof(struct kv_stats, rows_bad)},
+     offsetof(struct kvs_stats, rows_bad)},
     {"refused_objects", "bad pieces of objects in memory, refused until they are put again",
-     offsetof(struct kv_stats, objects_bad)},
+     offsetof(struct kvs_stats, objects_bad)},
     {"scrub_pass_bytes", "bytes checked so far in the passes of the scrub under way",
-     offsetof(struct kv_stats, scrub_pass_bytes)},
-    {"requests_in_flight", "data requests under way", offsetof(struct kv_stats, in_flight)},
+     offsetof(struct kvs_stats, scrub_pass_bytes)},
+    {"requests_in_flight", "data requests under way", offsetof(struct kvs_stats, in_flight)},
 };
 
 static uint64_t slowest_pass_us(const struct kvs_control *control)
@@ -91,7 +92,7 @@ static uint64_t slowest_pass_us(const struct kvs_control *control)
     uint64_t slowest_us = 0;
 
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        const uint64_t us = kv_counted(&control->data[i].stats.scrub_last_us);
+        const uint64_t us = kvs_counted(&control->shard[i].stats.scrub_last_us);
 
         slowest_us = us > slowest_us ? us : slowest_us;
     }
@@ -104,7 +105,7 @@ static void write_gauges(struct kvs_control *control, FILE *out)
 
     gauge(out, "memory_bytes", "memory for rows and objects", control->config.memory_bytes);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
-        gauge(out, sums[i].name, sums[i].help, kv_stats_total(control, sums[i].offset));
+        gauge(out, sums[i].name, sums[i].help, kvs_stats_total(control, sums[i].offset));
     gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
           slowest_pass_us(control) / 1000000);
     gauge(out, "sessions", "sessions open", atomic_load(&control->n_sessions_seen));
@@ -124,7 +125,7 @@ static void write_ops(const struct kvs_control *control, FILE *out)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;
-        kv_op_totals(control, op, &count, &errors, &us);
+        kvs_op_totals(control, op, &count, &errors, &us);
         fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", control->ops[op].name,
                 (unsigned long long)errors);
     }
@@ -133,13 +134,13 @@ static void write_ops(const struct kvs_control *control, FILE *out)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;
-        kv_op_totals(control, op, &count, &errors, &us);
-        for (size_t i = 0; kv_counted(&us.count) > 0 && i < 4; i++)
+        kvs_op_totals(control, op, &count, &errors, &us);
+        for (size_t i = 0; kvs_counted(&us.count) > 0 && i < 4; i++)
             fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n",
                     control->ops[op].name, quantiles[i],
                     (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
         fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", control->ops[op].name,
-                (double)kv_counted(&us.sum) / 1e6);
+                (double)kvs_counted(&us.sum) / 1e6);
         fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", control->ops[op].name,
                 (unsigned long long)count);
     }

@@ -10,24 +10,24 @@
 
 #include <stdio.h>
 
-struct kv_counter {
+struct kvs_counter {
     const char *name, *help;
-    size_t offset; /* in struct kv_stats */
+    size_t offset; /* in struct kvs_stats */
 };
 
-/* (kv_n_counters) KV_COUNTERS, one by one. */
-extern const struct kv_counter kv_counters[];
-extern const size_t kv_n_counters;
+/* (kvs_n_counters) KVS_COUNTERS, one by one. */
+extern const struct kvs_counter kvs_counters[];
+extern const size_t kvs_n_counters;
 
 /* The number at that offset in the statistics of all threads, added up. */
-uint64_t kv_stats_total(const struct kvs_control *control, size_t offset);
+uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset);
 
 /* All threads' numbers of one operation, in one histogram. */
-void kv_op_totals(const struct kvs_control *control,
-                  unsigned op,
-                  uint64_t *ret_count,
-                  uint64_t *ret_errors,
-                  struct kv_histogram *ret_us);
+void kvs_op_totals(const struct kvs_control *control,
+                   unsigned op,
+                   uint64_t *ret_count,
+                   uint64_t *ret_errors,
+                   struct kv_histogram *ret_us);
 
 /* Writes all statistics as Prometheus text. */
 void kvs_control_metrics(struct kvs_control *control, FILE *out);

@@ -6,146 +6,146 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void hello_answer(struct kv_control_call *call)
+static void hello_answer(struct kvs_control_call *call)
 {
     struct kvs_control *control = call->control;
-    struct kv_client_record *client = call->client;
+    struct kvs_client_record *client = call->client;
     Kvpb__HelloReply reply = KVPB__HELLO_REPLY__INIT;
-    Kvpb__Outcome outcome = kv_pb_ok_outcome();
+    Kvpb__Outcome outcome = kvs_pb_ok_outcome();
     ProtobufCBinaryData addresses[KV_THREADS_MAX];
     char transports[256];
 
     for (uint32_t i = 0; i < control->n_threads; i++) {
         const void *address;
-        struct kv_port *port = control->data[i].port;
-        port->row->port_address(port, &address, &addresses[i].len);
+        struct kv_port *port = control->shard[i].port;
+        port->ops->port_address(port, &address, &addresses[i].len);
         addresses[i].data = (uint8_t *)address;
     }
-    control->config.transport->row->describe(control->config.transport, transports,
+    control->config.transport->ops->describe(control->config.transport, transports,
                                              sizeof(transports));
     reply.outcome = &outcome;
     reply.version = KV_WIRE_VERSION;
     reply.client_index = client->index;
-    reply.client_token = kv_pb_put_id(&client->token);
+    reply.client_token = kvs_pb_put_id(&client->token);
     reply.n_addresses = control->n_threads;
     reply.addresses = addresses;
     reply.credits = client->credits;
     reply.bulk_bytes_max = KV_WIRE_BULK_MAX;
     reply.lease_ms = control->config.lease_ms;
     reply.node = control->name;
-    reply.node_id = kv_pb_put_id(&control->id);
+    reply.node_id = kvs_pb_put_id(&control->id);
     reply.memory_bytes = control->config.memory_bytes;
     reply.transports = transports;
-    kv_control_reply(call, &reply.base);
+    kvs_control_reply(call, &reply.base);
 }
 
-static void hello_opened(struct kv_control_call *call)
+static void hello_opened(struct kvs_control_call *call)
 {
-    struct kv_client_record *client = call->client;
+    struct kvs_client_record *client = call->client;
 
-    if (client->state != KV_CLIENT_OPENING) {
-        kv_control_refuse(call, KV_UNREACHABLE, "hello: the client left meanwhile");
+    if (client->state != KVS_CLIENT_OPENING) {
+        kvs_control_refuse(call, KV_UNREACHABLE, "hello: the client left meanwhile");
         return;
     }
     if (call->status != KV_OK) {
-        kv_client_remove(call->control, client);
-        kv_control_refuse(call, call->status, "hello: cannot reach the client's data port: %s",
-                          kv_status_name(call->status));
+        kvs_client_remove(call->control, client);
+        kvs_control_refuse(call, call->status, "hello: cannot reach the client's data port: %s",
+                           kv_status_name(call->status));
         return;
     }
-    client->state = KV_CLIENT_OPEN;
+    client->state = KVS_CLIENT_OPEN;
     client->heard_us = kv_clock_now(call->control->config.clock);
     client->requests_seen = 0;
-    kv_count(&call->control->stats.clients_registered, 1);
+    kvs_count(&call->control->stats.clients_registered, 1);
     hello_answer(call);
 }
 
-static struct kv_client_record *client_place(struct kvs_control *control)
+static struct kvs_client_record *client_place(struct kvs_control *control)
 {
     for (uint32_t i = 0; i < control->config.clients_max; i++)
-        if (control->clients[i].state == KV_CLIENT_FREE)
+        if (control->clients[i].state == KVS_CLIENT_FREE)
             return &control->clients[i];
     return NULL;
 }
 
-static struct kv_client_record *client_by_id(struct kvs_control *control,
-                                             const struct kv_id128 *id)
+static struct kvs_client_record *client_by_id(struct kvs_control *control,
+                                              const struct kv_id128 *id)
 {
     for (uint32_t i = 0; i < control->config.clients_max; i++)
-        if ((control->clients[i].state == KV_CLIENT_OPEN ||
-             control->clients[i].state == KV_CLIENT_OPENING) &&
+        if ((control->clients[i].state == KVS_CLIENT_OPEN ||
+             control->clients[i].state == KVS_CLIENT_OPENING) &&
             kv_token_equal(&control->clients[i].id, id))
             return &control->clients[i];
     return NULL;
 }
 
 /* A client that is known says hello again, as the answer was lost. */
-static void hello_again(struct kv_control_call *call,
+static void hello_again(struct kvs_control_call *call,
                         const Kvpb__HelloRequest *request,
-                        struct kv_client_record *client)
+                        struct kvs_client_record *client)
 {
     if (client->tenant != request->tenant) {
-        kv_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
-                          request->tenant, client->tenant);
-    } else if (client->state == KV_CLIENT_OPENING) {
-        kv_control_refuse(call, KV_BUSY, "hello: the client is being opened");
+        kvs_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
+                           request->tenant, client->tenant);
+    } else if (client->state == KVS_CLIENT_OPENING) {
+        kvs_control_refuse(call, KV_BUSY, "hello: the client is being opened");
     } else {
         call->client = client;
         hello_answer(call);
     }
 }
 
-static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *request)
+static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *request)
 {
     struct kvs_control *control = call->control;
-    struct kv_command command = {.kind = KV_COMMAND_PEER_OPEN};
+    struct kvs_command command = {.kind = KVS_COMMAND_CLIENT_OPEN};
     struct kv_id128 id;
 
     if (request->version != KV_WIRE_VERSION) {
-        kv_control_refuse(call, KV_VERSION, "hello: protocol version %u, this node speaks %u",
-                          request->version, KV_WIRE_VERSION);
+        kvs_control_refuse(call, KV_VERSION, "hello: protocol version %u, this node speaks %u",
+                           request->version, KV_WIRE_VERSION);
         return;
     }
-    if (!kv_pb_get_id(&request->client_id, &id) || request->address.len == 0 ||
+    if (!kvs_pb_get_id(&request->client_id, &id) || request->address.len == 0 ||
         request->address.len > KV_WIRE_ADDRESS_MAX) {
-        kv_control_refuse(call, KV_INVALID, "hello: id of %zu bytes, address of %zu",
-                          request->client_id.len, request->address.len);
+        kvs_control_refuse(call, KV_INVALID, "hello: id of %zu bytes, address of %zu",
+                           request->client_id.len, request->address.len);
         return;
     }
     if (atomic_load(&control->draining)) {
-        kv_control_refuse(call, KV_DRAINING, "hello: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "hello: the node is about to stop");
         return;
     }
-    struct kv_client_record *client = client_by_id(control, &id);
+    struct kvs_client_record *client = client_by_id(control, &id);
     if (client != NULL) {
         hello_again(call, request, client);
         return;
     }
     client = client_place(control);
     if (client == NULL) {
-        kv_control_refuse(call, KV_BUSY, "hello: %u clients already",
-                          control->config.clients_max);
+        kvs_control_refuse(call, KV_BUSY, "hello: %u clients already",
+                           control->config.clients_max);
         return;
     }
     call->address = malloc(request->address.len);
     if (call->address == NULL) {
-        kv_control_refuse(call, KV_NO_MEMORY, "hello: the node's memory is full");
+        kvs_control_refuse(call, KV_NO_MEMORY, "hello: the node's memory is full");
         return;
     }
     memcpy(call->address, request->address.data, request->address.len);
     uint32_t index = (uint32_t)(client - control->clients);
-    *client = (struct kv_client_record){
-        .state = KV_CLIENT_OPENING,
+    *client = (struct kvs_client_record){
+        .state = KVS_CLIENT_OPENING,
         .index = index,
         .id = id,
         .mode = request->shared_memory ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK,
         .tenant = request->tenant,
         .since_us = kv_clock_now(control->config.clock),
     };
-    kv_pb_copy_text(client->name, sizeof(client->name), request->name);
+    kvs_pb_copy_text(client->name, sizeof(client->name), request->name);
     kv_random_fill(&control->random, &client->token, sizeof(client->token));
 
-    client->credits = kv_client_grant(control);
+    client->credits = kvs_client_grant(control);
     command.index = index;
     command.token = client->token;
     command.tenant = client->tenant;
@@ -154,40 +154,40 @@ static void hello(struct kv_control_call *call, const Kvpb__HelloRequest *reques
     command.address_bytes = (uint32_t)request->address.len;
     command.address = call->address;
     call->client = client;
-    kv_control_ask(call, &command, hello_opened);
+    kvs_control_broadcast(call, &command, hello_opened);
 }
 
-void kv_control_hello(struct kv_control_call *call)
+void kvs_control_hello(struct kvs_control_call *call)
 {
     Kvpb__HelloRequest *request =
         kvpb__hello_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "hello: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "hello: not a request of this protocol");
     else
         hello(call, request);
     kvpb__hello_request__free_unpacked(request, NULL);
 }
 
-void kv_control_goodbye(struct kv_control_call *call)
+void kvs_control_goodbye(struct kvs_control_call *call)
 {
     Kvpb__GoodbyeRequest *request =
         kvpb__goodbye_request__unpack(NULL, call->request_bytes, call->request);
     struct kvs_control *control = call->control;
     struct kv_id128 token;
 
-    if (request == NULL || !kv_pb_get_id(&request->client_token, &token) ||
+    if (request == NULL || !kvs_pb_get_id(&request->client_token, &token) ||
         request->client_index >= control->config.clients_max) {
-        kv_control_refuse(call, KV_INVALID, "goodbye: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "goodbye: not a request of this protocol");
     } else {
-        struct kv_client_record *client = &control->clients[request->client_index];
-        bool known = client->state == KV_CLIENT_OPEN && kv_token_equal(&client->token, &token);
+        struct kvs_client_record *client = &control->clients[request->client_index];
+        bool known = client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
         if (known) {
             kvs_call_reply_ok(call);
-            kv_client_remove(control, client);
+            kvs_client_remove(control, client);
         } else {
-            kv_control_refuse(call, KV_NOT_FOUND, "goodbye: no such client");
+            kvs_control_refuse(call, KV_NOT_FOUND, "goodbye: no such client");
         }
     }
     kvpb__goodbye_request__free_unpacked(request, NULL);

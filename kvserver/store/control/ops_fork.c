@@ -4,67 +4,67 @@
 
 #include <stdlib.h>
 
-static void lifecycle_record(struct kv_control_call *call)
+static void log_entry_record(struct kvs_control_call *call)
 {
-    struct kv_session *session = call->session;
+    struct kvs_session *session = call->session;
 
     session->generation++;
     session->busy = false;
-    session->log[session->n_log++ % KV_LIFECYCLE_LOG] = call->lifecycle;
+    session->log[session->n_log++ % KVS_LOG_ENTRIES] = call->log_entry;
 }
 
 /* Finds the session and checks that the operation is the next one for it.  Answers by itself,
  * and returns NULL, where it is not, or was done before. */
-static struct kv_session *lifecycle_begin(struct kv_control_call *call,
-                                          uint32_t index,
-                                          const ProtobufCBinaryData *token,
-                                          const Kvpb__Lifecycle *operation)
+static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
+                                           uint32_t index,
+                                           const ProtobufCBinaryData *token,
+                                           const Kvpb__Lifecycle *operation)
 {
     struct kvs_control *control = call->control;
-    struct kv_session *session = kv_session_of(call, index, token);
+    struct kvs_session *session = kvs_session_of(call, index, token);
 
     if (session == NULL)
         return NULL;
     if (operation == NULL || operation->tokens > session->tokens_max) {
-        kv_control_refuse(call, KV_INVALID, "%s: tokens %u, at most %u", kvs_call_name(call),
-                          operation != NULL ? operation->tokens : 0, session->tokens_max);
+        kvs_control_refuse(call, KV_INVALID, "%s: tokens %u, at most %u", kvs_call_name(call),
+                           operation != NULL ? operation->tokens : 0, session->tokens_max);
         return NULL;
     }
-    uint32_t n_log = session->n_log < KV_LIFECYCLE_LOG ? session->n_log : KV_LIFECYCLE_LOG;
+    uint32_t n_log = session->n_log < KVS_LOG_ENTRIES ? session->n_log : KVS_LOG_ENTRIES;
     for (uint32_t i = 0; i < n_log; i++) {
-        const struct kv_lifecycle *done = &session->log[i];
+        const struct kvs_log_entry *done = &session->log[i];
         if (done->op_id != operation->op_id)
             continue;
         call->session = session;
         if (done->kind == KV_OP_FORK) {
             call->child = kv_map_get(control->session_of_id, &done->child_id);
             if (call->child == NULL) {
-                kv_control_refuse(call, KV_NOT_FOUND, "fork: was done, but the child is gone");
+                kvs_control_refuse(call, KV_NOT_FOUND, "fork: was done, but the child is gone");
                 return NULL;
             }
         }
-        kv_session_reply(call, false);
+        kvs_session_reply(call, false);
         return NULL;
     }
     if (operation->generation != session->generation) {
-        kv_control_refuse(call, KV_STALE, "%s: session %u is at generation %u, not %u",
-                          kvs_call_name(call), index, session->generation,
-                          operation->generation);
+        kvs_control_refuse(call, KV_STALE, "%s: session %u is at generation %u, not %u",
+                           kvs_call_name(call), index, session->generation,
+                           operation->generation);
         return NULL;
     }
     if (operation->writer == 0) {
-        kv_control_refuse(call, KV_INVALID, "%s: writer 0", kvs_call_name(call));
+        kvs_control_refuse(call, KV_INVALID, "%s: writer 0", kvs_call_name(call));
         return NULL;
     }
     if (kv_writers_count(session->writers, operation->tokens, operation->writer) >
         KV_WRITER_RUNS_MAX) {
-        kv_control_refuse(call, KV_TOO_LARGE,
-                          "%s: rows of more than %d writers: too many forks of forks",
-                          kvs_call_name(call), KV_WRITER_RUNS_MAX);
+        kvs_control_refuse(call, KV_TOO_LARGE,
+                           "%s: rows of more than %d writers: too many forks of forks",
+                           kvs_call_name(call), KV_WRITER_RUNS_MAX);
         return NULL;
     }
     call->session = session;
-    call->lifecycle = (struct kv_lifecycle){
+    call->log_entry = (struct kvs_log_entry){
         .op_id = operation->op_id,
         .kind = call->op,
         .generation = operation->generation,
@@ -74,154 +74,154 @@ static struct kv_session *lifecycle_begin(struct kv_control_call *call,
     return session;
 }
 
-static void fork_advanced(struct kv_control_call *call)
+static void fork_advanced(struct kvs_control_call *call)
 {
-    struct kv_session *session = call->session, *child = call->child;
+    struct kvs_session *session = call->session, *child = call->child;
 
-    if (call->lifecycle.tokens > session->shared_tokens)
-        session->shared_tokens = call->lifecycle.tokens;
+    if (call->log_entry.tokens > session->shared_tokens)
+        session->shared_tokens = call->log_entry.tokens;
 
     child->busy = false;
     child->renewed_us = kv_clock_now(call->control->config.clock);
-    lifecycle_record(call);
-    kv_count(&call->control->stats.sessions_opened, 1);
-    kv_session_reply(call, false);
+    log_entry_record(call);
+    kvs_count(&call->control->stats.sessions_opened, 1);
+    kvs_session_reply(call, false);
 }
 
-static void fork_undone(struct kv_control_call *call)
+static void fork_undone(struct kvs_control_call *call)
 {
     const kv_status_t status = call->refusal;
 
     call->session->busy = false;
-    kv_session_destroy(call->control, call->child);
+    kvs_session_destroy(call->control, call->child);
     if (status == KV_INVALID)
-        kv_control_refuse(call, status, "fork: fewer than %u tokens are committed",
-                          call->lifecycle.tokens);
+        kvs_control_refuse(call, status, "fork: fewer than %u tokens are committed",
+                           call->log_entry.tokens);
     else
-        kv_control_refuse(call, status, "fork: %s",
-                          status == KV_NO_MEMORY ? "the store's memory is full"
-                                                 : kv_status_name(status));
+        kvs_control_refuse(call, status, "fork: %s",
+                           status == KV_NO_MEMORY ? "the store's memory is full"
+                                                  : kv_status_name(status));
 }
 
-static void fork_done(struct kv_control_call *call)
+static void fork_done(struct kvs_control_call *call)
 {
     if (call->status != KV_OK) {
         call->refusal = call->status;
-        kv_session_close(call, call->child, KV_ENDED_UNSAID, fork_undone);
+        kvs_session_close(call, call->child, KVS_ENDED_UNSAID, fork_undone);
         return;
     }
-    kv_control_ask(call,
-                   &(struct kv_command){.kind = KV_COMMAND_SESSION_GENERATION,
-                                        .index = call->session->index,
-                                        .generation = call->session->generation + 1},
-                   fork_advanced);
+    kvs_control_broadcast(call,
+                          &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
+                                                .index = call->session->index,
+                                                .generation = call->session->generation + 1},
+                          fork_advanced);
 }
 
-static void fork_session(struct kv_control_call *call, const Kvpb__ForkRequest *request)
+static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest *request)
 {
     struct kvs_control *control = call->control;
-    struct kv_session *session =
-        lifecycle_begin(call, request->session_index, &request->token, request->operation);
+    struct kvs_session *session =
+        log_entry_begin(call, request->session_index, &request->token, request->operation);
 
     if (session == NULL)
         return;
-    if (!kv_pb_get_id(&request->operation->child_session_id, &call->lifecycle.child_id) ||
-        !kv_pb_get_id(&request->operation->child_token, &call->lifecycle.child_token) ||
-        kv_map_get(control->session_of_id, &call->lifecycle.child_id) != NULL) {
-        kv_control_refuse(call, KV_INVALID, "fork: the child's id or token");
+    if (!kvs_pb_get_id(&request->operation->child_session_id, &call->log_entry.child_id) ||
+        !kvs_pb_get_id(&request->operation->child_token, &call->log_entry.child_token) ||
+        kv_map_get(control->session_of_id, &call->log_entry.child_id) != NULL) {
+        kvs_control_refuse(call, KV_INVALID, "fork: the child's id or token");
         return;
     }
     if (atomic_load(&control->draining)) {
-        kv_control_refuse(call, KV_DRAINING, "fork: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "fork: the node is about to stop");
         return;
     }
-    struct kv_session *child =
-        kv_session_create(control, &call->lifecycle.child_id, session->model);
+    struct kvs_session *child =
+        kvs_session_create(control, &call->log_entry.child_id, session->model);
     if (child == NULL) {
-        kv_control_refuse(call, KV_BUSY, "fork: %u sessions already", control->n_sessions);
+        kvs_control_refuse(call, KV_BUSY, "fork: %u sessions already", control->n_sessions);
         return;
     }
     child->writers =
-        kv_writers_create(session->writers, call->lifecycle.tokens, call->lifecycle.writer);
+        kv_writers_create(session->writers, call->log_entry.tokens, call->log_entry.writer);
     if (child->writers == NULL) {
-        kv_session_destroy(control, child);
-        kv_control_refuse(call, KV_NO_MEMORY, "fork: out of memory");
+        kvs_session_destroy(control, child);
+        kvs_control_refuse(call, KV_NO_MEMORY, "fork: out of memory");
         return;
     }
-    child->token = call->lifecycle.child_token;
+    child->token = call->log_entry.child_token;
     child->tenant = session->tenant;
     child->tokens_max = session->tokens_max;
-    child->lease_us = kv_lease_of(control, request->lease_ms);
+    child->lease_us = kvs_lease_of(control, request->lease_ms);
     child->root = session->root;
     child->epoch = session->epoch;
     child->n_nodes = session->n_nodes;
     child->node_index = session->node_index;
     session->busy = true;
     call->child = child;
-    call->lifecycle.child_index = child->index;
+    call->log_entry.child_index = child->index;
 
-    struct kv_command command = kv_session_command(KV_COMMAND_SESSION_FORK, child);
+    struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_FORK, child);
     command.index = session->index;
     command.child_index = child->index;
-    command.tokens = call->lifecycle.tokens;
-    kv_control_ask(call, &command, fork_done);
+    command.tokens = call->log_entry.tokens;
+    kvs_control_broadcast(call, &command, fork_done);
 }
 
-void kv_control_fork(struct kv_control_call *call)
+void kvs_control_fork(struct kvs_control_call *call)
 {
     Kvpb__ForkRequest *request =
         kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "fork: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "fork: not a request of this protocol");
     else
         fork_session(call, request);
     kvpb__fork_request__free_unpacked(request, NULL);
 }
 
-static void truncate_done(struct kv_control_call *call)
+static void truncate_done(struct kvs_control_call *call)
 {
-    struct kv_session *session = call->session;
+    struct kvs_session *session = call->session;
 
     if (kv_writers_own(call->writers) != kv_writers_own(session->writers))
         session->shared_tokens = 0;
     free(session->writers);
     session->writers = call->writers;
     call->writers = NULL;
-    lifecycle_record(call);
-    kv_session_reply(call, false);
+    log_entry_record(call);
+    kvs_session_reply(call, false);
 }
 
-static void truncate_session(struct kv_control_call *call, struct kv_session *session)
+static void truncate_session(struct kvs_control_call *call, struct kvs_session *session)
 {
-    const struct kv_lifecycle *lifecycle = &call->lifecycle;
+    const struct kvs_log_entry *log_entry = &call->log_entry;
 
-    call->writers = kv_writers_create(session->writers, lifecycle->tokens, lifecycle->writer);
+    call->writers = kv_writers_create(session->writers, log_entry->tokens, log_entry->writer);
     if (call->writers == NULL) {
-        kv_control_refuse(call, KV_NO_MEMORY, "truncate: out of memory");
+        kvs_control_refuse(call, KV_NO_MEMORY, "truncate: out of memory");
         return;
     }
     session->busy = true;
-    kv_control_ask(call,
-                   &(struct kv_command){.kind = KV_COMMAND_SESSION_TRUNCATE,
-                                        .index = session->index,
-                                        .generation = session->generation + 1,
-                                        .tokens = lifecycle->tokens,
-                                        .writers = call->writers},
-                   truncate_done);
+    kvs_control_broadcast(call,
+                          &(struct kvs_command){.kind = KVS_COMMAND_SESSION_TRUNCATE,
+                                                .index = session->index,
+                                                .generation = session->generation + 1,
+                                                .tokens = log_entry->tokens,
+                                                .writers = call->writers},
+                          truncate_done);
 }
 
-void kv_control_truncate(struct kv_control_call *call)
+void kvs_control_truncate(struct kvs_control_call *call)
 {
     Kvpb__TruncateRequest *request =
         kvpb__truncate_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kv_control_refuse(call, KV_INVALID, "truncate: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "truncate: not a request of this protocol");
         return;
     }
-    struct kv_session *session =
-        lifecycle_begin(call, request->session_index, &request->token, request->operation);
+    struct kvs_session *session =
+        log_entry_begin(call, request->session_index, &request->token, request->operation);
     if (session != NULL)
         truncate_session(call, session);
     kvpb__truncate_request__free_unpacked(request, NULL);

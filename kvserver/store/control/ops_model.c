@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kv_model *kv_model_find(struct kvs_control *control, const struct kv_id128 *fingerprint)
+struct kvs_model *kvs_model_find(struct kvs_control *control,
+                                 const struct kv_id128 *fingerprint)
 {
     for (uint32_t i = 0; i < control->n_models; i++)
         if (kv_token_equal(&control->models[i]->info.fingerprint, fingerprint))
@@ -24,7 +25,7 @@ static bool same_schema(const kv_schema_t *a, const kv_schema_t *b)
 
 static void model_saved(void *arg, kv_status_t status)
 {
-    struct kv_control_call *call = arg;
+    struct kvs_control_call *call = arg;
 
     struct kvs_control *control = call->control;
 
@@ -37,7 +38,7 @@ static void model_saved(void *arg, kv_status_t status)
         if (control->models[i] == call->model)
             control->models[i] = control->models[--control->n_models];
     free(call->model);
-    kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
+    kvs_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
 }
 
 static kv_status_t model_from(const Kvpb__ModelRequest *request,
@@ -46,14 +47,14 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
                               size_t detail_bytes)
 {
     memset(info, 0, sizeof(*info));
-    if (!kv_pb_get_id(&request->fingerprint, &info->fingerprint) || request->name[0] == '\0' ||
+    if (!kvs_pb_get_id(&request->fingerprint, &info->fingerprint) || request->name[0] == '\0' ||
         strlen(request->name) > KV_NAME_BYTES_MAX || request->n_layers > KV_LAYERS_MAX) {
         snprintf(detail, detail_bytes,
                  "model: a name of %zu bytes, a fingerprint of %zu, %zu layers",
                  strlen(request->name), request->fingerprint.len, request->n_layers);
         return KV_INVALID;
     }
-    kv_pb_copy_text(info->name, sizeof(info->name), request->name);
+    kvs_pb_copy_text(info->name, sizeof(info->name), request->name);
     info->schema.n_layers = (uint32_t)request->n_layers;
     for (size_t i = 0; i < request->n_layers; i++) {
         const Kvpb__Layer *layer = request->layers[i];
@@ -93,29 +94,29 @@ static struct model_key model_key(const struct kv_id128 *fingerprint)
  */
 static bool model_make_room(struct kvs_control *control)
 {
-    uint32_t oldest = KV_MODELS_MAX;
+    uint32_t oldest = KVS_MODELS_MAX;
 
-    if (control->n_models < KV_MODELS_MAX)
+    if (control->n_models < KVS_MODELS_MAX)
         return true;
     for (uint32_t i = 0; i < control->n_models; i++) {
-        const struct kv_model *model = control->models[i];
+        const struct kvs_model *model = control->models[i];
 
         if (model->n_sessions == 0 && !model->saving &&
-            (oldest == KV_MODELS_MAX || model->used_us < control->models[oldest]->used_us))
+            (oldest == KVS_MODELS_MAX || model->used_us < control->models[oldest]->used_us))
             oldest = i;
     }
-    if (oldest == KV_MODELS_MAX)
+    if (oldest == KVS_MODELS_MAX)
         return false;
     struct model_key key = model_key(&control->models[oldest]->info.fingerprint);
     kv_log(KV_LOG_INFO, "model: %s: forgotten, no session uses it",
            control->models[oldest]->info.name);
-    control->config.disk->row->remove(control->config.disk, key.bytes, sizeof(key.bytes));
+    control->config.disk->ops->remove(control->config.disk, key.bytes, sizeof(key.bytes));
     free(control->models[oldest]);
     control->models[oldest] = control->models[--control->n_models];
     return true;
 }
 
-static void model(struct kv_control_call *call, const Kvpb__ModelRequest *request)
+static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *request)
 {
     struct kvs_control *control = call->control;
     struct kv_model_info info;
@@ -123,30 +124,30 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
 
     kv_status_t status = model_from(request, &info, detail, sizeof(detail));
     if (status != KV_OK) {
-        kv_control_refuse(call, status, "%s", detail);
+        kvs_control_refuse(call, status, "%s", detail);
         return;
     }
-    struct kv_model *known = kv_model_find(control, &info.fingerprint);
+    struct kvs_model *known = kvs_model_find(control, &info.fingerprint);
     if (known != NULL) {
         known->used_us = kv_clock_now(control->config.clock);
         if (!same_schema(&known->info.schema, &info.schema))
-            kv_control_refuse(call, KV_EXISTS,
-                              "model: %s: its fingerprint is %s's, with another schema",
-                              info.name, known->info.name);
+            kvs_control_refuse(call, KV_EXISTS,
+                               "model: %s: its fingerprint is %s's, with another schema",
+                               info.name, known->info.name);
         else if (known->saving)
-            kv_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
+            kvs_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
         else
             kvs_call_reply_ok(call);
         return;
     }
     if (!model_make_room(control)) {
-        kv_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
-                          info.name, KV_MODELS_MAX);
+        kvs_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
+                           info.name, KVS_MODELS_MAX);
         return;
     }
-    struct kv_model *added = calloc(1, sizeof(*added));
+    struct kvs_model *added = calloc(1, sizeof(*added));
     if (added == NULL) {
-        kv_control_refuse(call, KV_NO_MEMORY, "model: out of memory");
+        kvs_control_refuse(call, KV_NO_MEMORY, "model: out of memory");
         return;
     }
     added->info = info;
@@ -155,11 +156,11 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
     call->model = added;
     struct model_key key = model_key(&info.fingerprint);
     status =
-        control->config.disk->row->put(control->config.disk, key.bytes, sizeof(key.bytes),
+        control->config.disk->ops->put(control->config.disk, key.bytes, sizeof(key.bytes),
                                        call->request, call->request_bytes, model_saved, call);
     if (status != KV_OK) {
         free(added);
-        kv_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
+        kvs_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
         return;
     }
     control->models[control->n_models++] = added;
@@ -172,7 +173,7 @@ static void model(struct kv_control_call *call, const Kvpb__ModelRequest *reques
 static bool restore(struct kvs_control *control, const void *packed, size_t packed_bytes)
 {
     Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
-    struct kv_model *added = calloc(1, sizeof(*added));
+    struct kvs_model *added = calloc(1, sizeof(*added));
     char detail[256];
     bool good = request != NULL && added != NULL &&
                 model_from(request, &added->info, detail, sizeof(detail)) == KV_OK;
@@ -192,8 +193,8 @@ load(void *arg, const void *key, size_t key_bytes, const void *value, size_t val
 
     (void)key;
     (void)key_bytes;
-    if (control->n_models == KV_MODELS_MAX)
-        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KV_MODELS_MAX);
+    if (control->n_models == KVS_MODELS_MAX)
+        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KVS_MODELS_MAX);
     else if (!restore(control, value, value_bytes))
         kv_log(KV_LOG_WARN, "model: a record of the disk is not a model, left out: %zu bytes",
                value_bytes);
@@ -201,16 +202,16 @@ load(void *arg, const void *key, size_t key_bytes, const void *value, size_t val
 
 void kvs_models_load(struct kvs_control *control)
 {
-    control->config.disk->row->scan(control->config.disk, "model/", 6, load, control);
+    control->config.disk->ops->scan(control->config.disk, "model/", 6, load, control);
 }
 
-void kv_control_model(struct kv_control_call *call)
+void kvs_control_model(struct kvs_control_call *call)
 {
     Kvpb__ModelRequest *request =
         kvpb__model_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "model: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "model: not a request of this protocol");
     else
         model(call, request);
     kvpb__model_request__free_unpacked(request, NULL);

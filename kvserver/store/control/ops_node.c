@@ -2,19 +2,19 @@
 #include "kvserver/store/control/control.h"
 #include "proto/kvstore.pb-c.h"
 
-void kv_control_table(struct kv_control_call *call)
+void kvs_control_table(struct kvs_control_call *call)
 {
     Kvpb__TableRequest *request =
         kvpb__table_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "table: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "table: not a request of this protocol");
     else
-        kv_tables_reply(call, request->name);
+        kvs_tables_reply(call, request->name);
     kvpb__table_request__free_unpacked(request, NULL);
 }
 
-void kv_control_drain(struct kv_control_call *call)
+void kvs_control_drain_begin(struct kvs_control_call *call)
 {
     struct kvs_control *control = call->control;
 

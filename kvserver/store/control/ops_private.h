@@ -18,18 +18,19 @@
 /* ---- ops_model.c ---- */
 
 /* NULL: there is none. */
-struct kv_model *kv_model_find(struct kvs_control *control, const struct kv_id128 *fingerprint);
+struct kvs_model *kvs_model_find(struct kvs_control *control,
+                                 const struct kv_id128 *fingerprint);
 
 /* ---- ops_session.c ---- */
 
 /* The session that the call names.  NULL: it may not have it now, and the call has ended. */
-struct kv_session *
-kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token);
+struct kvs_session *
+kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBinaryData *token);
 /* In microseconds: what was asked for, and at most what the node grants. */
-uint64_t kv_lease_of(const struct kvs_control *control, uint32_t lease_ms);
-struct kv_command kv_session_command(enum kv_command_kind kind,
-                                     const struct kv_session *session);
+uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms);
+struct kvs_command kvs_session_command(enum kvs_command_kind kind,
+                                       const struct kvs_session *session);
 /* Ends the call with what there is to say of its session. */
-void kv_session_reply(struct kv_control_call *call, bool with_schema);
+void kvs_session_reply(struct kvs_control_call *call, bool with_schema);
 
 #endif

@@ -10,51 +10,52 @@
 
 /* Who has the token of a session that has ended is told what became of it; nobody else hears
  * whether there was one. */
-static void
-refuse_session(struct kv_control_call *call, const ProtobufCBinaryData *token, const char *what)
+static void refuse_session(struct kvs_control_call *call,
+                           const ProtobufCBinaryData *token,
+                           const char *what)
 {
     const struct kvs_control *control = call->control;
     const char *name = kvs_call_name(call);
-    char ended[KV_ENDED_TEXT];
+    char ended[KVS_ENDED_TEXT];
     struct kv_id128 given;
 
-    if (kv_pb_get_id(token, &given) &&
-        kv_ended_tell(&control->ended, &given, kv_clock_now(control->config.clock), ended))
-        kv_control_refuse(call, KV_NOT_FOUND, "%s: %s: %s", name, what, ended);
+    if (kvs_pb_get_id(token, &given) &&
+        kvs_ended_tell(&control->ended, &given, kv_clock_now(control->config.clock), ended))
+        kvs_control_refuse(call, KV_NOT_FOUND, "%s: %s: %s", name, what, ended);
     else
-        kv_control_refuse(call, KV_NOT_FOUND, "%s: no %s with that token", name, what);
+        kvs_control_refuse(call, KV_NOT_FOUND, "%s: no %s with that token", name, what);
 }
 
-struct kv_session *
-kv_session_of(struct kv_control_call *call, uint32_t index, const ProtobufCBinaryData *token)
+struct kvs_session *
+kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBinaryData *token)
 {
     struct kvs_control *control = call->control;
-    struct kv_session *session =
+    struct kvs_session *session =
         index < control->config.sessions_max ? &control->sessions[index] : NULL;
     struct kv_id128 given;
     char what[32];
 
-    if (session == NULL || !session->used || !kv_pb_get_id(token, &given) ||
+    if (session == NULL || !session->used || !kvs_pb_get_id(token, &given) ||
         !kv_token_equal(&session->token, &given)) {
         snprintf(what, sizeof(what), "session %u", index);
         refuse_session(call, token, what);
         return NULL;
     }
     if (session->tenant != call->tenant) {
-        kv_control_refuse(call, KV_DENIED, "%s: session %u is another tenant's",
-                          kvs_call_name(call), index);
+        kvs_control_refuse(call, KV_DENIED, "%s: session %u is another tenant's",
+                           kvs_call_name(call), index);
         return NULL;
     }
     if (session->busy) {
-        kv_control_refuse(call, KV_BUSY, "%s: session %u is being changed", kvs_call_name(call),
-                          index);
+        kvs_control_refuse(call, KV_BUSY, "%s: session %u is being changed",
+                           kvs_call_name(call), index);
         return NULL;
     }
     session->renewed_us = kv_clock_now(control->config.clock);
     return session;
 }
 
-uint64_t kv_lease_of(const struct kvs_control *control, uint32_t lease_ms)
+uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms)
 {
     if (lease_ms == 0 || lease_ms > control->config.lease_ms)
         lease_ms = control->config.lease_ms;
@@ -83,8 +84,8 @@ static Kvpb__WriterRun **writers_message(const struct kv_writers *writers)
 struct session_facts {
     struct kv_model_info info; /* copied: the message has no const */
     Kvpb__Layer layers[KV_LAYERS_MAX], *layer_list[KV_LAYERS_MAX];
-    struct kv_lifecycle entries[KV_LIFECYCLE_LOG];
-    Kvpb__Lifecycle log[KV_LIFECYCLE_LOG], *log_list[KV_LIFECYCLE_LOG];
+    struct kvs_log_entry entries[KVS_LOG_ENTRIES];
+    Kvpb__Lifecycle log[KVS_LOG_ENTRIES], *log_list[KVS_LOG_ENTRIES];
 };
 
 static void add_schema(Kvpb__OpenReply *reply, struct session_facts *facts)
@@ -107,33 +108,33 @@ static void add_schema(Kvpb__OpenReply *reply, struct session_facts *facts)
 }
 
 static void
-add_log(Kvpb__OpenReply *reply, const struct kv_session *session, struct session_facts *facts)
+add_log(Kvpb__OpenReply *reply, const struct kvs_session *session, struct session_facts *facts)
 {
-    const uint32_t n = session->n_log < KV_LIFECYCLE_LOG ? session->n_log : KV_LIFECYCLE_LOG;
+    const uint32_t n = session->n_log < KVS_LOG_ENTRIES ? session->n_log : KVS_LOG_ENTRIES;
 
     for (uint32_t i = 0; i < n; i++) {
-        struct kv_lifecycle *entry = &facts->entries[i];
+        struct kvs_log_entry *entry = &facts->entries[i];
         Kvpb__Lifecycle *told = facts->log_list[i] = &facts->log[i];
 
-        *entry = session->log[(session->n_log - n + i) % KV_LIFECYCLE_LOG];
+        *entry = session->log[(session->n_log - n + i) % KVS_LOG_ENTRIES];
         *told = (Kvpb__Lifecycle)KVPB__LIFECYCLE__INIT;
         told->op_id = entry->op_id;
         told->kind = entry->kind;
         told->generation = entry->generation;
         told->tokens = entry->tokens;
-        told->child_session_id = kv_pb_put_id(&entry->child_id);
-        told->child_token = kv_pb_put_id(&entry->child_token);
+        told->child_session_id = kvs_pb_put_id(&entry->child_id);
+        told->child_token = kvs_pb_put_id(&entry->child_token);
         told->writer = entry->writer;
     }
     reply->n_recent = n;
     reply->recent = facts->log_list;
 }
 
-void kv_session_reply(struct kv_control_call *call, bool with_schema)
+void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
 {
-    struct kv_session *session = call->session;
+    struct kvs_session *session = call->session;
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
-    Kvpb__Outcome outcome = kv_pb_ok_outcome();
+    Kvpb__Outcome outcome = kvs_pb_ok_outcome();
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     struct session_facts facts;
 
@@ -149,7 +150,7 @@ void kv_session_reply(struct kv_control_call *call, bool with_schema)
     reply.tokens_max = session->tokens_max;
     reply.lease_ms = (uint32_t)(session->lease_us / 1000);
     reply.placement = &placement;
-    reply.fingerprint = kv_pb_put_id(&facts.info.fingerprint);
+    reply.fingerprint = kvs_pb_put_id(&facts.info.fingerprint);
     reply.model = facts.info.name;
     if (call->child != NULL) {
         reply.child_index = call->child->index;
@@ -162,45 +163,45 @@ void kv_session_reply(struct kv_control_call *call, bool with_schema)
         reply.n_writers = session->writers->n_runs;
         reply.writers = writers_message(session->writers);
         if (reply.writers == NULL) {
-            kv_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kvs_call_name(call));
+            kvs_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kvs_call_name(call));
             return;
         }
     }
     Kvpb__WriterRun **writers = reply.writers;
-    kv_control_reply(call, &reply.base);
+    kvs_control_reply(call, &reply.base);
     free(writers);
 }
 
 /* ---- open, resume ------------------------------------------------------------------------ */
 
-static void open_undone(struct kv_control_call *call)
+static void open_undone(struct kvs_control_call *call)
 {
-    kv_session_destroy(call->control, call->session);
-    kv_control_refuse(call, call->refusal, "open: %s",
-                      call->refusal == KV_NO_MEMORY ? "the store's memory is full"
-                                                    : kv_status_name(call->refusal));
+    kvs_session_destroy(call->control, call->session);
+    kvs_control_refuse(call, call->refusal, "open: %s",
+                       call->refusal == KV_NO_MEMORY ? "the store's memory is full"
+                                                     : kv_status_name(call->refusal));
 }
 
-static void open_done(struct kv_control_call *call)
+static void open_done(struct kvs_control_call *call)
 {
-    struct kv_session *session = call->session;
+    struct kvs_session *session = call->session;
 
     if (call->status != KV_OK) {
         call->refusal = call->status;
-        kv_session_close(call, session, KV_ENDED_UNSAID, open_undone);
+        kvs_session_close(call, session, KVS_ENDED_UNSAID, open_undone);
         return;
     }
     session->busy = false;
     session->renewed_us = kv_clock_now(call->control->config.clock);
-    kv_count(&call->control->stats.sessions_opened, 1);
-    kv_session_reply(call, false);
+    kvs_count(&call->control->stats.sessions_opened, 1);
+    kvs_session_reply(call, false);
 }
 
 /* What a data thread needs to know of a session to make its part of it. */
-struct kv_command kv_session_command(enum kv_command_kind kind,
-                                     const struct kv_session *session)
+struct kvs_command kvs_session_command(enum kvs_command_kind kind,
+                                       const struct kvs_session *session)
 {
-    return (struct kv_command){
+    return (struct kvs_command){
         .kind = kind,
         .index = session->index,
         .token = session->token,
@@ -216,119 +217,120 @@ struct kv_command kv_session_command(enum kv_command_kind kind,
     };
 }
 
-static void open_session(struct kv_control_call *call, const Kvpb__OpenRequest *request)
+static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
 {
     struct kvs_control *control = call->control;
     const Kvpb__Placement *placement = request->placement;
     struct kv_id128 id, token, fingerprint;
 
-    if (!kv_pb_get_id(&request->session_id, &id) || !kv_pb_get_id(&request->token, &token) ||
-        !kv_pb_get_id(&request->fingerprint, &fingerprint) || placement == NULL ||
+    if (!kvs_pb_get_id(&request->session_id, &id) || !kvs_pb_get_id(&request->token, &token) ||
+        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || placement == NULL ||
         placement->n_nodes == 0 || placement->n_nodes > KV_NODES_MAX ||
         placement->node_index >= placement->n_nodes || request->tokens_max > KV_TOKENS_MAX ||
         request->writer == 0) {
-        kv_control_refuse(call, KV_INVALID,
-                          "open: an id, the placement, tokens_max %u or writer %llx",
-                          request->tokens_max, (unsigned long long)request->writer);
+        kvs_control_refuse(call, KV_INVALID,
+                           "open: an id, the placement, tokens_max %u or writer %llx",
+                           request->tokens_max, (unsigned long long)request->writer);
         return;
     }
-    struct kv_session *session = kv_map_get(control->session_of_id, &id);
+    struct kvs_session *session = kv_map_get(control->session_of_id, &id);
     if (session != NULL) { /* asked again, its answer got lost; or somebody else's id */
         if (!kv_token_equal(&session->token, &token))
-            kv_control_refuse(call, KV_EXISTS, "open: the id is another session's");
+            kvs_control_refuse(call, KV_EXISTS, "open: the id is another session's");
         else if (session->tenant != call->tenant)
-            kv_control_refuse(call, KV_DENIED, "open: the session is another tenant's");
+            kvs_control_refuse(call, KV_DENIED, "open: the session is another tenant's");
         else if (session->busy)
-            kv_control_refuse(call, KV_BUSY, "open: the session is being opened");
+            kvs_control_refuse(call, KV_BUSY, "open: the session is being opened");
         else {
             call->session = session;
-            kv_session_reply(call, false);
+            kvs_session_reply(call, false);
         }
         return;
     }
     if (atomic_load(&control->draining)) {
-        kv_control_refuse(call, KV_DRAINING, "open: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "open: the node is about to stop");
         return;
     }
-    struct kv_model *known = kv_model_find(control, &fingerprint);
+    struct kvs_model *known = kvs_model_find(control, &fingerprint);
     if (known == NULL || known->saving) {
-        kv_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
+        kvs_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
-    session = kv_session_create(control, &id, known);
+    session = kvs_session_create(control, &id, known);
     if (session == NULL) {
-        kv_control_refuse(call, KV_BUSY, "open: %u sessions already", control->n_sessions);
+        kvs_control_refuse(call, KV_BUSY, "open: %u sessions already", control->n_sessions);
         return;
     }
     session->writers = kv_writers_create(NULL, 0, request->writer);
     if (session->writers == NULL) {
-        kv_session_destroy(control, session);
-        kv_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
+        kvs_session_destroy(control, session);
+        kvs_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
         return;
     }
     session->token = token;
     session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
-    session->lease_us = kv_lease_of(control, request->lease_ms);
+    session->lease_us = kvs_lease_of(control, request->lease_ms);
     session->root = placement->root;
     session->epoch = placement->epoch;
     session->n_nodes = placement->n_nodes;
     session->node_index = placement->node_index;
     call->session = session;
-    struct kv_command command = kv_session_command(KV_COMMAND_SESSION_OPEN, session);
-    kv_control_ask(call, &command, open_done);
+    struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
+    kvs_control_broadcast(call, &command, open_done);
 }
 
-void kv_control_open(struct kv_control_call *call)
+void kvs_control_open(struct kvs_control_call *call)
 {
     Kvpb__OpenRequest *request =
         kvpb__open_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "open: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "open: not a request of this protocol");
     else
         open_session(call, request);
     kvpb__open_request__free_unpacked(request, NULL);
 }
 
-static void resume_done(struct kv_control_call *call)
+static void resume_done(struct kvs_control_call *call)
 {
     call->session->busy = false;
-    kv_session_reply(call, true);
+    kvs_session_reply(call, true);
 }
 
-static void resume(struct kv_control_call *call, const Kvpb__ResumeRequest *request)
+static void resume(struct kvs_control_call *call, const Kvpb__ResumeRequest *request)
 {
     struct kvs_control *control = call->control;
     struct kv_id128 id;
-    struct kv_session *session = kv_pb_get_id(&request->session_id, &id)
-                                     ? kv_map_get(control->session_of_id, &id)
-                                     : NULL;
+    struct kvs_session *session = kvs_pb_get_id(&request->session_id, &id)
+                                      ? kv_map_get(control->session_of_id, &id)
+                                      : NULL;
 
     if (session == NULL) {
         refuse_session(call, &request->token, "session");
         return;
     }
-    session = kv_session_of(call, session->index, &request->token);
+    session = kvs_session_of(call, session->index, &request->token);
     if (session == NULL)
         return;
     if (request->lease_ms != 0)
-        session->lease_us = kv_lease_of(control, request->lease_ms);
+        session->lease_us = kvs_lease_of(control, request->lease_ms);
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
-    kv_control_ask(
-        call, &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH, .index = session->index},
+    kvs_control_broadcast(
+        call,
+        &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
         resume_done);
 }
 
-void kv_control_resume(struct kv_control_call *call)
+void kvs_control_resume(struct kvs_control_call *call)
 {
     Kvpb__ResumeRequest *request =
         kvpb__resume_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kv_control_refuse(call, KV_INVALID, "resume: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "resume: not a request of this protocol");
     else
         resume(call, request);
     kvpb__resume_request__free_unpacked(request, NULL);
@@ -336,59 +338,59 @@ void kv_control_resume(struct kv_control_call *call)
 
 /* ---- close, renew, session --------------------------------------------------------------- */
 
-static void close_done(struct kv_control_call *call)
+static void close_done(struct kvs_control_call *call)
 {
-    kv_count(&call->control->stats.sessions_closed, 1);
-    kv_session_destroy(call->control, call->session);
+    kvs_count(&call->control->stats.sessions_closed, 1);
+    kvs_session_destroy(call->control, call->session);
     kvs_call_reply_ok(call);
 }
 
-void kv_control_close(struct kv_control_call *call)
+void kvs_control_close(struct kvs_control_call *call)
 {
     Kvpb__CloseRequest *request =
         kvpb__close_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kv_control_refuse(call, KV_INVALID, "close: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "close: not a request of this protocol");
         return;
     }
-    struct kv_session *session = kv_session_of(call, request->session_index, &request->token);
+    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;
         call->session = session;
-        kv_session_close(call, session, KV_ENDED_CLOSED, close_done);
+        kvs_session_close(call, session, KVS_ENDED_CLOSED, close_done);
     }
     kvpb__close_request__free_unpacked(request, NULL);
 }
 
-void kv_control_renew(struct kv_control_call *call)
+void kvs_control_renew(struct kvs_control_call *call)
 {
     Kvpb__RenewRequest *request =
         kvpb__renew_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kv_control_refuse(call, KV_INVALID, "renew: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "renew: not a request of this protocol");
         return;
     }
-    struct kv_session *session = kv_session_of(call, request->session_index, &request->token);
+    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         Kvpb__RenewReply reply = KVPB__RENEW_REPLY__INIT;
-        Kvpb__Outcome outcome = kv_pb_ok_outcome();
+        Kvpb__Outcome outcome = kvs_pb_ok_outcome();
 
         if (request->lease_ms != 0)
-            session->lease_us = kv_lease_of(call->control, request->lease_ms);
+            session->lease_us = kvs_lease_of(call->control, request->lease_ms);
         reply.outcome = &outcome;
         reply.lease_ms = (uint32_t)(session->lease_us / 1000);
-        kv_control_reply(call, &reply.base);
+        kvs_control_reply(call, &reply.base);
     }
     kvpb__renew_request__free_unpacked(request, NULL);
 }
 
-static void session_told(struct kv_control_call *call)
+static void session_length_done(struct kvs_control_call *call)
 {
-    struct kv_session *session = call->session;
+    struct kvs_session *session = call->session;
     Kvpb__SessionReply reply = KVPB__SESSION_REPLY__INIT;
-    Kvpb__Outcome outcome = kv_pb_ok_outcome();
+    Kvpb__Outcome outcome = kvs_pb_ok_outcome();
 
     session->busy = false;
     reply.outcome = &outcome;
@@ -397,28 +399,28 @@ static void session_told(struct kv_control_call *call)
     reply.bytes = call->bytes;
     uint64_t now_us = kv_clock_now(call->control->config.clock);
     reply.lease_left_ms =
-        (uint32_t)(kv_session_lease_left_us(call->control, session, now_us) / 1000);
-    kv_control_reply(call, &reply.base);
+        (uint32_t)(kvs_session_lease_left_us(call->control, session, now_us) / 1000);
+    kvs_control_reply(call, &reply.base);
 }
 
-void kv_control_session(struct kv_control_call *call)
+void kvs_control_session(struct kvs_control_call *call)
 {
     Kvpb__SessionRequest *request =
         kvpb__session_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kv_control_refuse(call, KV_INVALID, "session: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "session: not a request of this protocol");
         return;
     }
-    struct kv_session *session = kv_session_of(call, request->session_index, &request->token);
+    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;
         call->session = session;
         call->tokens = UINT32_MAX;
-        kv_control_ask(
+        kvs_control_broadcast(
             call,
-            &(struct kv_command){.kind = KV_COMMAND_SESSION_LENGTH, .index = session->index},
-            session_told);
+            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
+            session_length_done);
     }
     kvpb__session_request__free_unpacked(request, NULL);
 }

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-bool kv_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id)
+bool kvs_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id)
 {
     if (bytes->len != sizeof(ret_id->bytes))
         return false;
@@ -10,19 +10,19 @@ bool kv_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id)
     return true;
 }
 
-ProtobufCBinaryData kv_pb_put_id(struct kv_id128 *id)
+ProtobufCBinaryData kvs_pb_put_id(struct kv_id128 *id)
 {
     return (ProtobufCBinaryData){sizeof(id->bytes), id->bytes};
 }
 
-Kvpb__Outcome kv_pb_ok_outcome(void)
+Kvpb__Outcome kvs_pb_ok_outcome(void)
 {
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
 
     return outcome;
 }
 
-void kv_pb_copy_text(char *to, size_t to_bytes, const char *from)
+void kvs_pb_copy_text(char *to, size_t to_bytes, const char *from)
 {
     size_t n = 0;
 

@@ -12,12 +12,12 @@
 #include <stddef.h>
 
 /* false: of another size. */
-bool kv_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id);
+bool kvs_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id);
 /* Not copied. */
-ProtobufCBinaryData kv_pb_put_id(struct kv_id128 *id);
-Kvpb__Outcome kv_pb_ok_outcome(void);
+ProtobufCBinaryData kvs_pb_put_id(struct kv_id128 *id);
+Kvpb__Outcome kvs_pb_ok_outcome(void);
 
 /* Cuts what does not fit. */
-void kv_pb_copy_text(char *to, size_t to_bytes, const char *from);
+void kvs_pb_copy_text(char *to, size_t to_bytes, const char *from);
 
 #endif

@@ -3,18 +3,18 @@
 
 #include <stdlib.h>
 
-struct kv_session *kv_session_create(struct kvs_control *control,
-                                     const struct kv_id128 *id,
-                                     struct kv_model *model)
+struct kvs_session *kvs_session_create(struct kvs_control *control,
+                                       const struct kv_id128 *id,
+                                       struct kvs_model *model)
 {
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
-        struct kv_session *session = &control->sessions[i];
+        struct kvs_session *session = &control->sessions[i];
 
         if (session->used)
             continue;
         if (!kv_map_set(control->session_of_id, id, session))
             return NULL;
-        *session = (struct kv_session){
+        *session = (struct kvs_session){
             .used = true, .busy = true, .index = i, .id = *id, .model = model, .generation = 1};
         model->n_sessions++;
         control->n_sessions++;
@@ -24,7 +24,7 @@ struct kv_session *kv_session_create(struct kvs_control *control,
     return NULL;
 }
 
-void kv_session_destroy(struct kvs_control *control, struct kv_session *session)
+void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session)
 {
     kv_map_remove(control->session_of_id, &session->id);
     free(session->writers);
@@ -36,29 +36,30 @@ void kv_session_destroy(struct kvs_control *control, struct kv_session *session)
     atomic_store(&control->n_sessions_seen, control->n_sessions);
 }
 
-void kv_session_close(struct kv_control_call *call,
-                      const struct kv_session *session,
-                      enum kv_ended_why why,
-                      void (*next)(struct kv_control_call *call))
+void kvs_session_close(struct kvs_control_call *call,
+                       const struct kvs_session *session,
+                       enum kvs_ended_why why,
+                       void (*next)(struct kvs_control_call *call))
 {
     struct kvs_control *control = call->control;
-    const struct kv_command command = {.kind = KV_COMMAND_SESSION_CLOSE,
-                                       .index = session->index,
-                                       .ended = {.token = session->token,
-                                                 .at_us = kv_clock_now(control->config.clock),
-                                                 .lease_us = session->lease_us,
-                                                 .why = why}};
+    const struct kvs_command command = {.kind = KVS_COMMAND_SESSION_CLOSE,
+                                        .index = session->index,
+                                        .ended = {.token = session->token,
+                                                  .at_us = kv_clock_now(control->config.clock),
+                                                  .lease_us = session->lease_us,
+                                                  .why = why}};
 
-    kv_ended_add(&control->ended, &command.ended);
-    kv_control_ask(call, &command, next);
+    kvs_ended_add(&control->ended, &command.ended);
+    kvs_control_broadcast(call, &command, next);
 }
 
-uint64_t kv_session_used_us(const struct kvs_control *control, const struct kv_session *session)
+uint64_t kvs_session_used_us(const struct kvs_control *control,
+                             const struct kvs_session *session)
 {
     uint64_t used_us = session->renewed_us;
 
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        uint64_t here = atomic_load_explicit(&control->data[i].parts[session->index].used_us,
+        uint64_t here = atomic_load_explicit(&control->shard[i].parts[session->index].used_us,
                                              memory_order_relaxed);
         if (here > used_us)
             used_us = here;
@@ -66,38 +67,38 @@ uint64_t kv_session_used_us(const struct kvs_control *control, const struct kv_s
     return used_us;
 }
 
-uint64_t kv_session_lease_left_us(const struct kvs_control *control,
-                                  const struct kv_session *session,
-                                  uint64_t now_us)
+uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
+                                   const struct kvs_session *session,
+                                   uint64_t now_us)
 {
-    uint64_t used_us = kv_session_used_us(control, session);
+    uint64_t used_us = kvs_session_used_us(control, session);
     /* A data thread may have looked at the clock after the caller did. */
     uint64_t idle_us = now_us > used_us ? now_us - used_us : 0;
 
     return idle_us < session->lease_us ? session->lease_us - idle_us : 0;
 }
 
-static void session_expired(struct kv_control_call *call)
+static void session_expired(struct kvs_control_call *call)
 {
-    kv_session_destroy(call->control, call->session);
-    kv_control_call_end(call);
+    kvs_session_destroy(call->control, call->session);
+    kvs_control_call_end(call);
 }
 
-void kv_sessions_expire(struct kvs_control *control, uint64_t now_us)
+void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us)
 {
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
-        struct kv_session *session = &control->sessions[i];
+        struct kvs_session *session = &control->sessions[i];
 
         if (!session->used || session->busy)
             continue;
-        if (kv_session_lease_left_us(control, session, now_us) > 0)
+        if (kvs_session_lease_left_us(control, session, now_us) > 0)
             continue;
-        struct kv_control_call *call = kv_control_call_internal(control, KV_OP_CLOSE);
+        struct kvs_control_call *call = kvs_control_call_internal(control, KV_OP_CLOSE);
         if (call == NULL)
             return;
         session->busy = true;
         call->session = session;
-        kv_count(&control->stats.sessions_expired, 1);
-        kv_session_close(call, session, KV_ENDED_LEASE, session_expired);
+        kvs_count(&control->stats.sessions_expired, 1);
+        kvs_session_close(call, session, KVS_ENDED_LEASE, session_expired);
     }
 }

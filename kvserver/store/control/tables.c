@@ -126,7 +126,7 @@ static uint32_t n_clients(const struct kvs_control *control)
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < control->config.clients_max; i++)
-        n += control->clients[i].state == KV_CLIENT_OPEN;
+        n += control->clients[i].state == KVS_CLIENT_OPEN;
     return n;
 }
 
@@ -135,7 +135,7 @@ static void table_status(struct kvs_control *control, struct builder *table)
     char transports[256];
     uint64_t now_us = kv_clock_now(control->config.clock);
 
-    control->config.transport->row->describe(control->config.transport, transports,
+    control->config.transport->ops->describe(control->config.transport, transports,
                                              sizeof(transports));
     columns(table, "name value");
     pair_text(table, "name", control->name);
@@ -147,12 +147,12 @@ static void table_status(struct kvs_control *control, struct builder *table)
     pair_number(table, "threads", control->n_threads);
     pair_number(table, "memory_bytes", (double)control->config.memory_bytes);
     pair_number(table, "memory_used_bytes",
-                (double)kv_stats_total(control, offsetof(struct kv_stats, memory_used)));
+                (double)kvs_stats_total(control, offsetof(struct kvs_stats, memory_used)));
     pair_number(table, "models", control->n_models);
     pair_number(table, "sessions", control->n_sessions);
     pair_number(table, "clients", n_clients(control));
     pair_number(table, "requests_in_flight",
-                (double)kv_stats_total(control, offsetof(struct kv_stats, in_flight)));
+                (double)kvs_stats_total(control, offsetof(struct kvs_stats, in_flight)));
 }
 
 static void table_sessions(struct kvs_control *control, struct builder *table)
@@ -161,7 +161,7 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
 
     columns(table, "session id model generation tenant lease_left_ms nodes node_index");
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
-        const struct kv_session *session = &control->sessions[i];
+        const struct kvs_session *session = &control->sessions[i];
         if (!session->used)
             continue;
         Kvpb__Row *to = row(table);
@@ -170,7 +170,7 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
         text(table, to, session->model->info.name);
         number(table, to, session->generation);
         number(table, to, session->tenant);
-        number(table, to, (double)(kv_session_lease_left_us(control, session, now_us) / 1000));
+        number(table, to, (double)(kvs_session_lease_left_us(control, session, now_us) / 1000));
         number(table, to, session->n_nodes);
         number(table, to, session->node_index);
     }
@@ -184,18 +184,18 @@ static void table_clients(struct kvs_control *control, struct builder *table)
     columns(table, "client name state transport tenant age_s requests in_flight busy dropped "
                    "rows_in rows_out");
     for (uint32_t i = 0; i < control->config.clients_max; i++) {
-        const struct kv_client_record *client = &control->clients[i];
+        const struct kvs_client_record *client = &control->clients[i];
         uint64_t requests = 0, in_flight = 0, busy = 0, dropped = 0, in = 0, out = 0;
-        if (client->state == KV_CLIENT_FREE)
+        if (client->state == KVS_CLIENT_FREE)
             continue;
         for (uint32_t j = 0; j < control->n_threads; j++) {
-            const struct kv_peer *peer = &control->data[j].peers[i];
-            requests += kv_counted(&peer->requests);
-            in_flight += kv_counted(&peer->in_flight);
-            busy += kv_counted(&peer->busy);
-            dropped += kv_counted(&peer->dropped);
-            in += kv_counted(&peer->rows_in);
-            out += kv_counted(&peer->rows_out);
+            const struct kvs_shard_client *shard_client = &control->shard[j].clients[i];
+            requests += kvs_counted(&shard_client->n_received);
+            in_flight += kvs_counted(&shard_client->in_flight);
+            busy += kvs_counted(&shard_client->busy);
+            dropped += kvs_counted(&shard_client->dropped);
+            in += kvs_counted(&shard_client->rows_in);
+            out += kvs_counted(&shard_client->rows_out);
         }
         Kvpb__Row *to = row(table);
         number(table, to, client->index);
@@ -236,7 +236,7 @@ static void table_ops(struct kvs_control *control, struct builder *table)
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;
-        kv_op_totals(control, op, &count, &errors, &us);
+        kvs_op_totals(control, op, &count, &errors, &us);
         Kvpb__Row *to = row(table);
         text(table, to, control->ops[op].name);
         text(table, to, kvs_control_has_op(control, op) ? "control" : "data");
@@ -251,26 +251,26 @@ static void table_ops(struct kvs_control *control, struct builder *table)
 static void table_stats(struct kvs_control *control, struct builder *table)
 {
     columns(table, "name value help");
-    for (size_t i = 0; i < kv_n_counters; i++) {
+    for (size_t i = 0; i < kvs_n_counters; i++) {
         Kvpb__Row *to = row(table);
-        text(table, to, kv_counters[i].name);
-        number(table, to, (double)kv_stats_total(control, kv_counters[i].offset));
-        text(table, to, kv_counters[i].help);
+        text(table, to, kvs_counters[i].name);
+        number(table, to, (double)kvs_stats_total(control, kvs_counters[i].offset));
+        text(table, to, kvs_counters[i].help);
     }
 }
 
 /* Where a data thread's scrub is. */
-static void scrub_position(const struct kv_stats *stats, char *text, size_t text_bytes)
+static void scrub_position(const struct kvs_stats *stats, char *text, size_t text_bytes)
 {
-    switch ((enum kv_scrub_phase)kv_counted(&stats->scrub_phase)) {
-    case KV_SCRUB_ROWS:
+    switch ((enum kvs_scrub_phase)kvs_counted(&stats->scrub_phase)) {
+    case KVS_SCRUB_ROWS:
         snprintf(text, text_bytes, "session %llu",
-                 (unsigned long long)kv_counted(&stats->scrub_session));
+                 (unsigned long long)kvs_counted(&stats->scrub_session));
         break;
-    case KV_SCRUB_OBJECTS:
+    case KVS_SCRUB_OBJECTS:
         snprintf(text, text_bytes, "objects");
         break;
-    case KV_SCRUB_RESTS:
+    case KVS_SCRUB_RESTS:
         snprintf(text, text_bytes, "rests");
         break;
     }
@@ -282,31 +282,31 @@ static void table_scrub(struct kvs_control *control, struct builder *table)
                    "last_pass_s bad_rows bad_codes bad_centroids bad_cells bad_summaries "
                    "bad_objects refused_rows refused_objects");
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        const struct kv_stats *stats = &control->data[i].stats;
-        const _Atomic uint64_t *const found[KV_KINDS] = {
-            [KV_KIND_ROWS] = &stats->bad_rows,
-            [KV_KIND_CODES] = &stats->bad_codes,
-            [KV_KIND_CENTROIDS] = &stats->bad_centroids,
-            [KV_KIND_CELLS] = &stats->bad_cells,
-            [KV_KIND_SUMMARIES] = &stats->bad_summaries,
-            [KV_KIND_OBJECTS] = &stats->bad_objects,
+        const struct kvs_stats *stats = &control->shard[i].stats;
+        const _Atomic uint64_t *const found[KVS_KINDS] = {
+            [KVS_KIND_ROWS] = &stats->bad_rows,
+            [KVS_KIND_CODES] = &stats->bad_codes,
+            [KVS_KIND_CENTROIDS] = &stats->bad_centroids,
+            [KVS_KIND_CELLS] = &stats->bad_cells,
+            [KVS_KIND_SUMMARIES] = &stats->bad_summaries,
+            [KVS_KIND_OBJECTS] = &stats->bad_objects,
         };
         Kvpb__Row *to = row(table);
         char position[32];
 
         number(table, to, i);
         number(table, to, (double)control->config.scrub_bytes / control->n_threads);
-        number(table, to, (double)kv_counted(&stats->scrub_bytes));
-        number(table, to, (double)kv_counted(&stats->scrub_passes));
+        number(table, to, (double)kvs_counted(&stats->scrub_bytes));
+        number(table, to, (double)kvs_counted(&stats->scrub_passes));
         scrub_position(stats, position, sizeof(position));
         text(table, to, control->config.scrub_bytes == 0 ? "off" : position);
-        number(table, to, (double)kv_counted(&stats->scrub_pass_bytes));
-        number(table, to, (double)kv_counted(&stats->scrub_last_bytes));
-        number(table, to, (double)kv_counted(&stats->scrub_last_us) / 1e6);
-        for (unsigned kind = 0; kind < KV_KINDS; kind++)
-            number(table, to, (double)kv_counted(found[kind]));
-        number(table, to, (double)kv_counted(&stats->rows_bad));
-        number(table, to, (double)kv_counted(&stats->objects_bad));
+        number(table, to, (double)kvs_counted(&stats->scrub_pass_bytes));
+        number(table, to, (double)kvs_counted(&stats->scrub_last_bytes));
+        number(table, to, (double)kvs_counted(&stats->scrub_last_us) / 1e6);
+        for (unsigned kind = 0; kind < KVS_KINDS; kind++)
+            number(table, to, (double)kvs_counted(found[kind]));
+        number(table, to, (double)kvs_counted(&stats->rows_bad));
+        number(table, to, (double)kvs_counted(&stats->objects_bad));
     }
 }
 
@@ -319,7 +319,7 @@ static const struct {
     {"scrub", table_scrub},
 };
 
-void kv_tables_reply(struct kv_control_call *call, const char *name)
+void kvs_tables_reply(struct kvs_control_call *call, const char *name)
 {
     struct builder table = {0};
     Kvpb__TableReply reply = KVPB__TABLE_REPLY__INIT;
@@ -329,7 +329,7 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
     while (which < sizeof(tables) / sizeof(tables[0]) && strcmp(tables[which].name, name) != 0)
         which++;
     if (which == sizeof(tables) / sizeof(tables[0])) {
-        kv_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
+        kvs_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
         return;
     }
     tables[which].fill(call->control, &table);
@@ -339,12 +339,12 @@ void kv_tables_reply(struct kv_control_call *call, const char *name)
     reply.n_rows = table.n_rows;
     reply.rows = table.rows;
     if (table.failed)
-        kv_control_refuse(call, KV_NO_MEMORY, "table: out of memory");
+        kvs_control_refuse(call, KV_NO_MEMORY, "table: out of memory");
     else if (kvpb__table_reply__get_packed_size(&reply) > KV_WIRE_CONTROL_MAX)
-        kv_control_refuse(call, KV_TOO_LARGE, "table: %zu rows do not fit an answer",
-                          table.n_rows);
+        kvs_control_refuse(call, KV_TOO_LARGE, "table: %zu rows do not fit an answer",
+                           table.n_rows);
     else
-        kv_control_reply(call, &reply.base);
+        kvs_control_reply(call, &reply.base);
 
     for (size_t i = 0; i < table.n_rows; i++)
         kvpb__row__free_unpacked(table.rows[i], NULL);

@@ -23,15 +23,15 @@ enum job_state {
     JOB_ENCODE,
     JOB_CELLS_COUNT, /* where the chapter is long enough for cells */
     JOB_CELLS_PLACE,
-    JOB_REST_BEGIN, /* where summaries are asked for */
-    JOB_REST,
+    JOB_SUMMARIES_BEGIN, /* where summaries are asked for */
+    JOB_SUMMARIES,
 };
 
 struct job {
     struct job *next;
     enum job_state state;
-    struct kv_index_plan plan;
-    struct kv_segment **segments; /* pinned, of the arena */
+    struct kvs_index_plan plan;
+    struct kvs_segment **segments; /* pinned, of the arena */
     int segments_class;
     uint32_t n_segments;
     uint32_t n_rows; /* from the first one's row 0 on */
@@ -55,29 +55,30 @@ struct job {
     bool wants_cells;  /* late ones */
 };
 
-struct kv_indexer {
-    struct kv_codebooks *books;
+struct kvs_indexer {
+    struct kvs_codebooks *books;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
     struct job *first, **end;
     struct job **looked; /* the next one of which is asked whether anybody wants it */
     bool ended;
-    struct kv_indexer_stats stats;
-    struct kv_summariser summariser; /* of the first job, in JOB_REST */
-    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_CODEBOOK_KEYS / 8];
-    float keys[KV_CODEBOOK_KEYS];
+    struct kvs_indexer_stats stats;
+    struct kvs_summariser summariser; /* of the first job, in JOB_SUMMARIES */
+    uint8_t codes[KV_PQ_SUBSPACES_MAX * KVS_CODEBOOK_KEYS / 8];
+    float keys[KVS_CODEBOOK_KEYS];
 };
 
-struct kv_indexer *kv_indexer_create(struct kv_codebooks *books, const struct kv_clock *clock)
+struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
+                                       const struct kv_clock *clock)
 {
-    struct kv_indexer *indexer = calloc(1, sizeof(*indexer));
+    struct kvs_indexer *indexer = calloc(1, sizeof(*indexer));
 
     if (indexer == NULL)
         return NULL;
     indexer->books = books;
     indexer->clock = clock;
     indexer->end = indexer->looked = &indexer->first;
-    indexer->jobs = kv_pool_create(KV_INDEX_JOBS_MAX, sizeof(struct job));
+    indexer->jobs = kv_pool_create(KVS_INDEX_JOBS_MAX, sizeof(struct job));
     if (indexer->jobs == NULL) {
         free(indexer);
         return NULL;
@@ -85,9 +86,9 @@ struct kv_indexer *kv_indexer_create(struct kv_codebooks *books, const struct kv
     return indexer;
 }
 
-static struct kv_codebook *book_of(const struct kv_indexer *indexer, const struct job *job)
+static struct kvs_codebook *book_of(const struct kvs_indexer *indexer, const struct job *job)
 {
-    return kv_codebook_at(indexer->books, job->codebook);
+    return kvs_codebook_at(indexer->books, job->codebook);
 }
 
 static uint32_t *counts_of(const struct job *job)
@@ -97,9 +98,9 @@ static uint32_t *counts_of(const struct job *job)
 
 /* ---- jobs -------------------------------------------------------------------------------- */
 
-static void job_end(struct kv_indexer *indexer, struct job **link)
+static void job_end(struct kvs_indexer *indexer, struct job **link)
 {
-    struct kv_arena *arena = indexer->books->heap->arena;
+    struct kvs_arena *arena = indexer->books->store->arena;
     struct job *job = *link;
 
     *link = job->next;
@@ -107,27 +108,27 @@ static void job_end(struct kv_indexer *indexer, struct job **link)
         indexer->end = link;
     if (indexer->looked == &job->next)
         indexer->looked = link;
-    if (job->state == JOB_REST)
-        kv_summarise_drop(&indexer->summariser);
+    if (job->state == JOB_SUMMARIES)
+        kvs_summarise_drop(&indexer->summariser);
     job->segments[0]->begins_job = false;
     for (uint32_t i = 0; i < job->n_segments; i++) {
         if (!job->is_late)
             job->segments[i]->training = false;
-        kv_segment_unpin(indexer->books->heap, job->segments[i]);
+        kvs_segment_unpin(indexer->books->store, job->segments[i]);
     }
-    kv_arena_free(arena, job->segments_class, job->segments);
+    kvs_arena_free(arena, job->segments_class, job->segments);
     if (job->sums != NULL)
-        kv_arena_free(arena, job->sums_class, job->sums);
+        kvs_arena_free(arena, job->sums_class, job->sums);
     if (job->cells != NULL)
-        kv_arena_free(arena, job->cells_class, job->cells);
+        kvs_arena_free(arena, job->cells_class, job->cells);
     if (job->has_codebook)
-        kv_codebook_unref(indexer->books, job->codebook);
+        kvs_codebook_unref(indexer->books, job->codebook);
     kv_pool_put(indexer->jobs, job);
     indexer->ended = true;
     indexer->stats.n_jobs--;
 }
 
-void kv_indexer_destroy(struct kv_indexer *indexer)
+void kvs_indexer_destroy(struct kvs_indexer *indexer)
 {
     if (indexer == NULL)
         return;
@@ -138,34 +139,34 @@ void kv_indexer_destroy(struct kv_indexer *indexer)
 }
 
 /* Whether n_rows are all of the lost rows, or as many as are left of them in any unit. */
-static bool has_most(const struct kv_codebook *book, uint32_t n_rows, uint32_t n_lost)
+static bool has_most(const struct kvs_codebook *book, uint32_t n_rows, uint32_t n_lost)
 {
     const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
 
     return n_lost > 0 && n_rows >= (n_left < n_lost ? n_left : n_lost);
 }
 
-static bool can_mend_cells(const struct kv_codebook *book, uint32_t n_rows)
+static bool can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows)
 {
     return has_most(book, n_rows, book->n_cells_lost) &&
-           n_rows >= kv_codebook_cells_pay(&book->shape);
+           n_rows >= kvs_codebook_cells_pay(&book->shape);
 }
 
-static kv_status_t job_create(struct kv_indexer *indexer,
-                              const struct kv_unit *unit,
+static kv_status_t job_create(struct kvs_indexer *indexer,
+                              const struct kvs_unit *unit,
                               uint32_t block_begin,
                               uint32_t row_end,
-                              const struct kv_index_plan *plan,
+                              const struct kvs_index_plan *plan,
                               bool is_late)
 {
-    struct kv_arena *arena = indexer->books->heap->arena;
+    struct kvs_arena *arena = indexer->books->store->arena;
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const size_t list_bytes = n_segments * sizeof(struct kv_segment *);
+    const size_t list_bytes = n_segments * sizeof(struct kvs_segment *);
     const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
     const size_t runs_bytes =
         writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
-    int class_id = kv_arena_class_rounded(arena, list_bytes + runs_bytes);
+    int class_id = kvs_arena_class_rounded(arena, list_bytes + runs_bytes);
 
     if (class_id < 0)
         return KV_NO_MEMORY;
@@ -175,7 +176,7 @@ static kv_status_t job_create(struct kv_indexer *indexer,
     struct job *job = kv_pool_get(indexer->jobs);
     if (job == NULL)
         return KV_BUSY;
-    struct kv_segment **segments = kv_arena_alloc(arena, class_id);
+    struct kvs_segment **segments = kvs_arena_alloc(arena, class_id);
     if (segments == NULL) {
         kv_pool_put(indexer->jobs, job);
         return KV_NO_MEMORY;
@@ -206,7 +207,7 @@ static kv_status_t job_create(struct kv_indexer *indexer,
     if (is_late) {
         job->has_codebook = true;
         job->codebook = segments[0]->codebook;
-        kv_codebook_ref(indexer->books, job->codebook);
+        kvs_codebook_ref(indexer->books, job->codebook);
         job->wants_cells = can_mend_cells(book_of(indexer, job), n_rows);
     }
     *indexer->end = job;
@@ -215,25 +216,25 @@ static kv_status_t job_create(struct kv_indexer *indexer,
     return KV_OK;
 }
 
-static bool is_bare(const struct kv_segment *segment)
+static bool is_bare(const struct kvs_segment *segment)
 {
     return segment->codes == NULL && !segment->training;
 }
 
 /* One codebook for everything: made once, by whoever comes first; what is behind it gets its
  * codes from queries. */
-static kv_status_t cut_whole(struct kv_indexer *indexer,
-                             const struct kv_unit *unit,
+static kv_status_t cut_whole(struct kvs_indexer *indexer,
+                             const struct kvs_unit *unit,
                              uint32_t tokens,
-                             const struct kv_index_plan *plan)
+                             const struct kvs_index_plan *plan)
 {
     uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
 
     while (begin > 0 && is_bare(unit->segments[begin - 1]))
         begin--;
     if (begin > 0) {
-        const struct kv_segment *before = unit->segments[begin - 1];
-        if (before->training || kv_codebook_at(indexer->books, before->codebook)->open)
+        const struct kvs_segment *before = unit->segments[begin - 1];
+        if (before->training || kvs_codebook_at(indexer->books, before->codebook)->open)
             return KV_OK;
     }
     /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
@@ -242,32 +243,34 @@ static kv_status_t cut_whole(struct kv_indexer *indexer,
     return job_create(indexer, unit, begin, tokens, plan, false);
 }
 
-static struct kv_rest_shape rest_shape(const struct kv_index_plan *plan)
+static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan)
 {
-    return (struct kv_rest_shape){
-        .type = plan->type, .d_k = plan->shape.d, .d_v = plan->d_v, .bits = plan->rest_bits};
+    return (struct kv_summary_shape){.type = plan->type,
+                                     .d_k = plan->shape.d,
+                                     .d_v = plan->d_v,
+                                     .bits = plan->summaries_bits};
 }
 
 /* Summaries of chapters that have codes. */
-static kv_status_t cut_late(struct kv_indexer *indexer,
-                            const struct kv_unit *unit,
+static kv_status_t cut_late(struct kvs_indexer *indexer,
+                            const struct kvs_unit *unit,
                             uint32_t n_blocks,
-                            const struct kv_index_plan *plan)
+                            const struct kvs_index_plan *plan)
 {
     kv_status_t status = KV_OK;
 
     for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
-        const struct kv_segment *segment = unit->segments[begin];
+        const struct kvs_segment *segment = unit->segments[begin];
 
         end = begin + 1;
         if (!segment->in_chapter)
             continue;
-        const struct kv_codebook *book = kv_codebook_at(indexer->books, segment->codebook);
-        end = kv_unit_chapter_end(unit, begin, n_blocks);
+        const struct kvs_codebook *book = kvs_codebook_at(indexer->books, segment->codebook);
+        end = kvs_unit_chapter_end(unit, begin, n_blocks);
         if (begin != book->block_begin || segment->training || segment->begins_job ||
             book->is_broken)
             continue;
-        uint32_t n_rows = book->summaries.shape.bits == plan->rest_bits &&
+        uint32_t n_rows = book->summaries.shape.bits == plan->summaries_bits &&
                                   book->summaries.shape.d_v == plan->d_v
                               ? book->summaries.n_rows
                               : 0;
@@ -277,10 +280,10 @@ static kv_status_t cut_late(struct kv_indexer *indexer,
     return status;
 }
 
-kv_status_t kv_index_cut(struct kv_indexer *indexer,
-                         const struct kv_unit *unit,
-                         uint32_t tokens,
-                         const struct kv_index_plan *plan)
+kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
+                               const struct kvs_unit *unit,
+                               uint32_t tokens,
+                               const struct kvs_index_plan *plan)
 {
     const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
     kv_status_t status = KV_OK;
@@ -302,51 +305,51 @@ kv_status_t kv_index_cut(struct kv_indexer *indexer,
         if (end == begin)
             end++;
     }
-    if (status == KV_OK && plan->rest_bits != 0)
+    if (status == KV_OK && plan->summaries_bits != 0)
         status = cut_late(indexer, unit, n_blocks, plan);
     return status;
 }
 
 kv_status_t
-kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block)
+kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kv_segment *segment = unit->segments[block];
+    const struct kvs_segment *segment = unit->segments[block];
 
     if (!segment->in_chapter || segment->training || segment->begins_job)
         return KV_OK;
-    struct kv_codebook *book = kv_codebook_at(indexer->books, segment->codebook);
-    const uint32_t end = kv_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
+    struct kvs_codebook *book = kvs_codebook_at(indexer->books, segment->codebook);
+    const uint32_t end = kvs_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = can_mend_cells(book, n_rows);
-    const bool wants_rest = has_most(book, n_rows, book->n_summaries_lost);
-    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
+    const bool wants_summaries = has_most(book, n_rows, book->n_summaries_lost);
+    struct kvs_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
 
-    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_rest))
+    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_summaries))
         return KV_OK;
-    if (!wants_rest)
-        plan.rest_bits = 0;
+    if (!wants_summaries)
+        plan.summaries_bits = 0;
     return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
 }
 
-void kv_index_look(const struct kv_codebooks *books,
-                   const struct kv_unit *unit,
-                   uint32_t tokens,
-                   uint64_t serial,
-                   struct kv_index_look *ret_look)
+void kvs_index_look(const struct kvs_codebooks *books,
+                    const struct kvs_unit *unit,
+                    uint32_t tokens,
+                    uint64_t serial,
+                    struct kvs_index_look *ret_look)
 {
     uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const struct kv_codebook *last = NULL;
+    const struct kvs_codebook *last = NULL;
 
-    *ret_look = (struct kv_index_look){0};
+    *ret_look = (struct kvs_index_look){0};
     for (uint32_t i = 0; i < n_blocks; i++) {
-        const struct kv_segment *segment = unit->segments[i];
+        const struct kvs_segment *segment = unit->segments[i];
         uint32_t n_rows = tokens - i * KV_BLOCK_TOKENS;
 
         ret_look->n_pending += segment->begins_job;
         if (segment->codes == NULL)
             continue;
-        ret_look->n_coded += kv_segment_coded(books, segment, n_rows);
-        const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
+        ret_look->n_coded += kvs_segment_coded(books, segment, n_rows);
+        const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
         if (book == last || segment->training)
             continue; /* counted, or still to come */
         last = book;
@@ -369,13 +372,13 @@ static const uint8_t *row_at(const struct job *job, uint32_t row)
 }
 
 /* Rows that are about to be read, every `stride`-th: what is made of them stays. */
-static bool are_good(struct kv_indexer *indexer,
+static bool are_good(struct kvs_indexer *indexer,
                      const struct job *job,
                      uint32_t first,
                      uint32_t stride,
                      uint32_t n)
 {
-    const struct kv_row_set rows = {
+    const struct kvs_row_set rows = {
         .segments = job->segments,
         .block = job->block_begin,
         .row_bytes = job->row_bytes,
@@ -384,8 +387,8 @@ static bool are_good(struct kv_indexer *indexer,
         .writers = job->writers,
     };
 
-    return kv_verify_run(indexer->books->heap, &rows,
-                         job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
+    return kvs_verify_run(indexer->books->store, &rows,
+                          job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
 }
 
 /* Rows of one slice, of which each costs an inner product with every centroid. */
@@ -393,10 +396,10 @@ static uint32_t rows_at_once(const struct job *job)
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
     uint32_t n = SLICE_OPERATIONS / (uint32_t)kv_pq_centroids_size(shape);
-    uint32_t max = KV_CODEBOOK_KEYS / shape->d;
+    uint32_t max = KVS_CODEBOOK_KEYS / shape->d;
 
-    if (max > KV_CODEBOOK_KEYS / 8)
-        max = KV_CODEBOOK_KEYS / 8;
+    if (max > KVS_CODEBOOK_KEYS / 8)
+        max = KVS_CODEBOOK_KEYS / 8;
     return n < 1 ? 1 : n < max ? n : max;
 }
 
@@ -407,33 +410,33 @@ static uint64_t seed_of(const struct job *job)
 }
 
 /* The first centroids are keys: as many different rows of the sample, each as likely as any. */
-static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
+static kv_status_t seed_job(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kv_codebooks *books = indexer->books;
+    struct kvs_codebooks *books = indexer->books;
     const struct kv_pq_shape *shape = &job->plan.shape;
     const size_t sums_bytes = kv_pq_centroids_size(shape) * sizeof(float) +
                               kv_pq_table_size(shape) * sizeof(uint32_t);
     const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(shape);
-    struct kv_kmeans_book kmeans;
+    struct kv_kmeans_codebook kmeans;
     struct kv_random random;
     kv_status_t status;
 
-    job->sums_class = kv_arena_class_rounded(books->heap->arena, sums_bytes);
+    job->sums_class = kvs_arena_class_rounded(books->store->arena, sums_bytes);
     job->sums =
-        job->sums_class < 0 ? NULL : kv_arena_alloc(books->heap->arena, job->sums_class);
+        job->sums_class < 0 ? NULL : kvs_arena_alloc(books->store->arena, job->sums_class);
     if (job->sums == NULL)
         return KV_NO_MEMORY;
     memset(job->sums, 0, sums_bytes);
-    status = kv_codebook_create(books, shape, &job->codebook);
+    status = kvs_codebook_create(books, shape, &job->codebook);
     if (status != KV_OK)
         return status;
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
     book_of(indexer, job)->plan = job->plan;
-    kmeans = kv_codebook_kmeans(book_of(indexer, job));
+    kmeans = kvs_codebook_kmeans(book_of(indexer, job));
 
-    job->stride = (job->n_rows + KV_INDEX_SAMPLE_MAX - 1) / KV_INDEX_SAMPLE_MAX;
+    job->stride = (job->n_rows + KVS_INDEX_SAMPLE_MAX - 1) / KVS_INDEX_SAMPLE_MAX;
     job->n_sample = (job->n_rows + job->stride - 1) / job->stride;
     assert(job->n_sample >= n_centroids);
     kv_random_init(&random, seed_of(job));
@@ -442,12 +445,12 @@ static kv_status_t seed_job(struct kv_indexer *indexer, struct job *job)
             continue;
         if (!are_good(indexer, job, i * job->stride, 1, 1))
             return KV_CORRUPT;
-        kv_keys_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1, shape->d,
-                     indexer->keys);
+        kv_exact_scores_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1,
+                             shape->d, indexer->keys);
         kv_kmeans_set_centroid(shape, &kmeans, n++, indexer->keys);
     }
-    kv_kmeans_half_squares(shape, &kmeans);
-    kv_codebook_seal(book_of(indexer, job));
+    kv_kmeans_half_sq_norms(shape, &kmeans);
+    kvs_codebook_seal(book_of(indexer, job));
     job->state = job->plan.iterations > 0 ? JOB_LLOYD : JOB_ENCODE;
     return KV_OK;
 }
@@ -462,11 +465,11 @@ static double sum_of_squares(const float *half_squares, size_t n)
 }
 
 /* Some rows to their centroids; behind the last row, the centroids to their rows. */
-static kv_status_t lloyd_slice(struct kv_indexer *indexer, struct job *job, uint64_t begin_us)
+static kv_status_t lloyd_slice(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
-    struct kv_codebook *book = book_of(indexer, job);
-    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
+    struct kvs_codebook *book = book_of(indexer, job);
+    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
     const struct kv_kmeans_sums sums = {.sums = job->sums, .counts = counts_of(job)};
     const uint32_t at_once = rows_at_once(job);
     uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
@@ -479,8 +482,9 @@ static kv_status_t lloyd_slice(struct kv_indexer *indexer, struct job *job, uint
         run = (KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS + job->stride - 1) / job->stride;
         if (run > n - i)
             run = n - i;
-        kv_keys_load(job->plan.type, row_at(job, row), (size_t)job->row_bytes * job->stride,
-                     run, shape->d, indexer->keys + (size_t)i * shape->d);
+        kv_exact_scores_load(job->plan.type, row_at(job, row),
+                             (size_t)job->row_bytes * job->stride, run, shape->d,
+                             indexer->keys + (size_t)i * shape->d);
     }
     kv_kmeans_step(shape, &kmeans, indexer->keys, n, indexer->codes, n, &sums);
     job->cursor += n;
@@ -494,16 +498,16 @@ static kv_status_t lloyd_slice(struct kv_indexer *indexer, struct job *job, uint
     if (book->iterations >= job->plan.iterations ||
         (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) ||
         !(moved > TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(shape)))) {
-        kv_codebook_seal(book);
+        kvs_codebook_seal(book);
         job->state = JOB_ENCODE;
     }
     return KV_OK;
 }
 
 /* Some rows of a segment; true behind the last. */
-static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
-    struct kv_segment *segment = job->segments[job->cursor];
+    struct kvs_segment *segment = job->segments[job->cursor];
     uint32_t n_rows = job->n_rows - job->cursor * KV_BLOCK_TOKENS;
     uint32_t begin = segment->n_coded, end = begin + rows_at_once(job);
     kv_status_t status;
@@ -517,8 +521,8 @@ static kv_status_t encode_slice(struct kv_indexer *indexer, struct job *job, boo
         end = n_rows;
     if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
         return KV_CORRUPT;
-    status = kv_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
-                               job->row_bytes, end);
+    status = kvs_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
+                                job->row_bytes, end);
     if (status != KV_OK)
         return status;
     indexer->stats.rows_coded += end - begin;
@@ -540,53 +544,53 @@ static uint32_t rows_in_chapter(const struct job *job)
 }
 
 /* Cells, if they pay. */
-static bool begin_cells(struct kv_indexer *indexer, struct job *job)
+static bool begin_cells(struct kvs_indexer *indexer, struct job *job)
 {
-    const struct kv_codebook *book = book_of(indexer, job);
+    const struct kvs_codebook *book = book_of(indexer, job);
 
     job->n_celled = rows_in_chapter(job);
     job->cells =
-        kv_codebook_alloc_cells(indexer->books, book, &job->n_celled, &job->cells_class);
+        kvs_codebook_alloc_cells(indexer->books, book, &job->n_celled, &job->cells_class);
     job->cursor = 0;
     return job->cells != NULL;
 }
 
 /* There will be no cells yet: some codes are bad. */
-static void give_up_cells(struct kv_indexer *indexer, struct job *job)
+static void give_up_cells(struct kvs_indexer *indexer, struct job *job)
 {
     book_of(indexer, job)->n_cells_lost = job->n_celled;
-    kv_arena_free(indexer->books->heap->arena, job->cells_class, job->cells);
+    kvs_arena_free(indexer->books->store->arena, job->cells_class, job->cells);
     job->cells = NULL;
 }
 
 /* The book has its cells. */
-static void end_cells(struct kv_indexer *indexer, struct job *job)
+static void end_cells(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kv_codebook *book = book_of(indexer, job);
+    struct kvs_codebook *book = book_of(indexer, job);
     const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
 
     kv_cells_end(&book->shape, &cells);
-    kv_codebook_set_cells(indexer->books, job->codebook, job->cells, job->cells_class,
-                          job->n_celled);
+    kvs_codebook_set_cells(indexer->books, job->codebook, job->cells, job->cells_class,
+                           job->n_celled);
     job->cells = NULL;
     if (job->wants_cells)
-        indexer->books->heap->health.mended[KV_KIND_CELLS]++;
+        indexer->books->store->health.mended[KVS_KIND_CELLS]++;
     book->n_cells_lost = 0;
 }
 
 /* Some segments are counted, or placed; true behind the last one placed, or where that ends. */
-static bool cells_slice(struct kv_indexer *indexer, struct job *job)
+static bool cells_slice(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kv_codebook *book = book_of(indexer, job);
+    struct kvs_codebook *book = book_of(indexer, job);
     const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
     const uint32_t end =
         n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
     const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
 
     for (; job->cursor < end; job->cursor++) {
-        const struct kv_segment *segment = job->segments[job->cursor];
+        const struct kvs_segment *segment = job->segments[job->cursor];
 
-        if (!segment->in_chapter || !kv_segment_codes_are_good(indexer->books, segment)) {
+        if (!segment->in_chapter || !kvs_segment_codes_are_good(indexer->books, segment)) {
             give_up_cells(indexer, job);
             return true;
         }
@@ -609,15 +613,15 @@ static bool cells_slice(struct kv_indexer *indexer, struct job *job)
 }
 
 /* Room for summaries; false: there will be none. */
-static bool begin_rest(struct kv_indexer *indexer, struct job *job)
+static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
 {
-    const struct kv_rest_shape shape = rest_shape(&job->plan);
+    const struct kv_summary_shape shape = summaries_shape(&job->plan);
     const uint32_t n_rows = rows_in_chapter(job);
 
     if (n_rows == 0)
         return false;
-    if (kv_summarise_begin(&indexer->summariser, indexer->books->heap->arena, &shape, n_rows,
-                           seed_of(job)) != KV_OK) {
+    if (kvs_summarise_begin(&indexer->summariser, indexer->books->store->arena, &shape, n_rows,
+                            seed_of(job)) != KV_OK) {
         indexer->stats.summaries_failed++;
         return false;
     }
@@ -625,26 +629,26 @@ static bool begin_rest(struct kv_indexer *indexer, struct job *job)
 }
 
 /* *ret_done: the codebook has them. */
-static kv_status_t rest_slice(struct kv_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
-    struct kv_codebook *book = book_of(indexer, job);
+    struct kvs_codebook *book = book_of(indexer, job);
     uint32_t first, n;
 
-    kv_summarise_next(&indexer->summariser, &first, &n);
+    kvs_summarise_next(&indexer->summariser, &first, &n);
     if (!are_good(indexer, job, first, 1, n))
         return KV_CORRUPT;
-    *ret_done = !kv_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
-                                    job->row_bytes);
+    *ret_done = !kvs_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
+                                     job->row_bytes);
     if (!*ret_done)
         return KV_OK;
-    struct kv_summaries made = kv_summarise_end(&indexer->summariser);
+    struct kvs_summaries made = kvs_summarise_end(&indexer->summariser);
     made.seed = job->plan.seed;
-    kv_codebook_set_summaries(indexer->books, job->codebook, &made);
+    kvs_codebook_set_summaries(indexer->books, job->codebook, &made);
     if (book->n_summaries_lost > 0)
-        indexer->books->heap->health.mended[KV_KIND_SUMMARIES]++;
+        indexer->books->store->health.mended[KVS_KIND_SUMMARIES]++;
     book->n_summaries_lost = 0;
     indexer->stats.rows_summarised += made.n_rows;
-    job->state = JOB_REST_BEGIN;
+    job->state = JOB_SUMMARIES_BEGIN;
     return KV_OK;
 }
 
@@ -657,14 +661,14 @@ static bool is_wanted(const struct job *job)
     return job->segments[least - 1]->refs > 0;
 }
 
-static void drop(struct kv_indexer *indexer, struct job **link)
+static void drop(struct kvs_indexer *indexer, struct job **link)
 {
     indexer->stats.dropped++;
     job_end(indexer, link);
 }
 
 /* Jobs far from their turn have segments pinned: some of them are looked at in each step. */
-static void drop_unwanted(struct kv_indexer *indexer)
+static void drop_unwanted(struct kvs_indexer *indexer)
 {
     for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {
         if (*indexer->looked == NULL)
@@ -678,7 +682,7 @@ static void drop_unwanted(struct kv_indexer *indexer)
     }
 }
 
-bool kv_indexer_step(struct kv_indexer *indexer)
+bool kvs_indexer_step(struct kvs_indexer *indexer)
 {
     struct job *job = indexer->first;
     kv_status_t status = KV_OK;
@@ -695,7 +699,7 @@ bool kv_indexer_step(struct kv_indexer *indexer)
     case JOB_QUEUED:
         if (job->is_late)
             job->state = job->wants_cells && begin_cells(indexer, job) ? JOB_CELLS_COUNT
-                                                                       : JOB_REST_BEGIN;
+                                                                       : JOB_SUMMARIES_BEGIN;
         else
             status = seed_job(indexer, job);
         break;
@@ -706,22 +710,22 @@ bool kv_indexer_step(struct kv_indexer *indexer)
         status = encode_slice(indexer, job, &done);
         if (done) {
             book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
-            job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_REST_BEGIN;
+            job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_SUMMARIES_BEGIN;
         }
         done = false;
         break;
     case JOB_CELLS_COUNT:
     case JOB_CELLS_PLACE:
         if (cells_slice(indexer, job))
-            job->state = JOB_REST_BEGIN;
+            job->state = JOB_SUMMARIES_BEGIN;
         break;
-    case JOB_REST_BEGIN:
-        done = job->plan.rest_bits == 0 || !begin_rest(indexer, job);
+    case JOB_SUMMARIES_BEGIN:
+        done = job->plan.summaries_bits == 0 || !begin_summaries(indexer, job);
         if (!done)
-            job->state = JOB_REST;
+            job->state = JOB_SUMMARIES;
         break;
-    case JOB_REST:
-        status = rest_slice(indexer, job, &done);
+    case JOB_SUMMARIES:
+        status = summaries_slice(indexer, job, &done);
         break;
     }
     uint64_t spent_us = kv_clock_now(indexer->clock) - begin_us;
@@ -738,7 +742,7 @@ bool kv_indexer_step(struct kv_indexer *indexer)
     return true;
 }
 
-bool kv_indexer_take_ended(struct kv_indexer *indexer)
+bool kvs_indexer_take_ended(struct kvs_indexer *indexer)
 {
     bool ended = indexer->ended;
 
@@ -746,7 +750,7 @@ bool kv_indexer_take_ended(struct kv_indexer *indexer)
     return ended;
 }
 
-void kv_indexer_stats(const struct kv_indexer *indexer, struct kv_indexer_stats *ret_stats)
+void kvs_indexer_stats(const struct kvs_indexer *indexer, struct kvs_indexer_stats *ret_stats)
 {
     *ret_stats = indexer->stats;
 }

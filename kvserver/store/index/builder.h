@@ -1,15 +1,15 @@
 /* builder.h - codebooks, codes and summaries, made in the background: one job per chapter of a
  * unit.
  *
- *   kv_index_cut() -> job QUEUED -> SEED -> LLOYD ... -> ENCODE ... -> CELLS ... -> REST ... ->
+ *   kvs_index_schedule() -> job QUEUED -> SEED -> LLOYD ... -> ENCODE ... -> CELLS ... -> REST ... ->
  *                                   gone; one slice of at most some 100 us per
- *                                   kv_indexer_step()
+ *                                   kvs_indexer_step()
  *
  * Summaries of a chapter that has codes, but none of that size or only of fewer rows than the
  * unit has of it, are a job that is REST alone; they take the place of those there are.  Where
  * there is no memory for summaries there are none, which a query's answer does not depend on.
  *
- * A job works on segments, not on the unit that asked: it has them pinned, so forks, truncates
+ * A job requests on segments, not on the unit that asked: it has them pinned, so forks, truncates
  * and closes go on meanwhile, and whoever refers to the segments has the codes.  A job is
  * dropped when nobody has so many of its first segments any more that they are worth a
  * codebook.
@@ -28,53 +28,54 @@
 #include "kvserver/store/rows/unit.h"
 
 enum {
-    KV_INDEX_SAMPLE_MAX = 16384, /* rows that k-means looks at */
-    KV_INDEX_JOBS_MAX = 16384,   /* queued on one data thread */
+    KVS_INDEX_SAMPLE_MAX = 16384, /* rows that k-means looks at */
+    KVS_INDEX_JOBS_MAX = 16384,   /* queued on one data thread */
 };
 
-struct kv_indexer;
+struct kvs_indexer;
 
 /* NULL: out of memory. */
-struct kv_indexer *kv_indexer_create(struct kv_codebooks *books, const struct kv_clock *clock);
+struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
+                                       const struct kv_clock *clock);
 /* Drops all jobs. */
-void kv_indexer_destroy(struct kv_indexer *indexer); /* NULL is allowed */
+void kvs_indexer_destroy(struct kvs_indexer *indexer); /* NULL is allowed */
 
 /* Queues a job for every chapter of the unit's first `tokens` rows that has no codes and none
  * coming, or no such summaries and no job.  KV_BUSY: too many jobs; KV_NO_MEMORY.  What was
  * queued before stays. */
-kv_status_t kv_index_cut(struct kv_indexer *indexer,
-                         const struct kv_unit *unit,
-                         uint32_t tokens,
-                         const struct kv_index_plan *plan);
+kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
+                               const struct kvs_unit *unit,
+                               uint32_t tokens,
+                               const struct kvs_index_plan *plan);
 
 /* Queues a job for cells and summaries that the chapter which begins at the block has lost, if
  * the unit has all of their rows, or as many as any unit still has, and no job is at them.
  * KV_BUSY, KV_NO_MEMORY: later, then. */
 kv_status_t
-kv_index_repair(struct kv_indexer *indexer, const struct kv_unit *unit, uint32_t block);
+kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block);
 
 /* What the unit's first `tokens` rows have. */
-struct kv_index_look {
+struct kvs_index_look {
     uint32_t n_coded;      /* rows */
     uint32_t n_pending;    /* chapters that jobs are at */
     uint32_t n_old, n_new; /* codebooks up to and behind the given serial */
     uint32_t iterations;   /* of the new ones, summed */
     uint64_t train_us;
 };
-void kv_index_look(const struct kv_codebooks *books,
-                   const struct kv_unit *unit,
-                   uint32_t tokens,
-                   uint64_t serial,
-                   struct kv_index_look *ret_look);
+void kvs_index_look(const struct kvs_codebooks *books,
+                    const struct kvs_unit *unit,
+                    uint32_t tokens,
+                    uint64_t serial,
+                    struct kvs_index_look *ret_look);
 
 /* One slice of the oldest job, and a look at some others: are they wanted?  Returns false if
  * there is none. */
-bool kv_indexer_step(struct kv_indexer *indexer);
+bool kvs_indexer_step(struct kvs_indexer *indexer);
 
 /* True once after a job has ended, however. */
-bool kv_indexer_take_ended(struct kv_indexer *indexer);
+bool kvs_indexer_take_ended(struct kvs_indexer *indexer);
 
-struct kv_indexer_stats {
+struct kvs_indexer_stats {
     uint64_t trained; /* codebooks */
     uint64_t dropped, failed;
     uint64_t rows_coded, rows_summarised;
@@ -82,6 +83,6 @@ struct kv_indexer_stats {
     uint64_t worked_us;
     uint32_t n_jobs; /* queued and at work */
 };
-void kv_indexer_stats(const struct kv_indexer *indexer, struct kv_indexer_stats *ret_stats);
+void kvs_indexer_stats(const struct kvs_indexer *indexer, struct kvs_indexer_stats *ret_stats);
 
 #endif

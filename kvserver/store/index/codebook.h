@@ -11,7 +11,7 @@
  * and summaries by one that wants others.
  *
  * Cells and summaries that fail their checksums are counted and lost: not used any more, until
- * others are made (kv_index_repair()).
+ * others are made (kvs_index_repair()).
  *
  * Threads: the data thread.  Memory: records from the system as they are used, centroids from
  * the arena.
@@ -28,24 +28,24 @@
 #include "proto/kv_status.h"
 
 enum {
-    KV_CODEBOOKS_MAX = 64 << 10, /* of one data thread */
-    KV_CODEBOOK_DIM_MAX = 1024,
-    KV_CODEBOOK_KEYS = 16 << 10, /* elements of keys that are converted at once */
+    KVS_CODEBOOKS_MAX = 64 << 10, /* of one data thread */
+    KVS_CODEBOOK_DIM_MAX = 1024,
+    KVS_CODEBOOK_KEYS = 16 << 10, /* elements of keys that are converted at once */
 };
 
 /* How to make codes. */
-struct kv_index_plan {
+struct kvs_index_plan {
     uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
     struct kv_pq_shape shape;
     enum kv_key_type type;
-    uint32_t d_v;        /* elements of a value */
-    uint32_t rest_bits;  /* KV_REST_16, KV_REST_64; 0: no summaries are asked for */
-    uint32_t iterations; /* of k-means at most */
-    uint64_t budget_us;  /* of the thread's time for k-means; 0: no limit */
+    uint32_t d_v;            /* elements of a value */
+    uint32_t summaries_bits; /* KV_SUMMARY_16, KV_SUMMARY_64; 0: no summaries are asked for */
+    uint32_t iterations;     /* of k-means at most */
+    uint64_t budget_us;      /* of the thread's time for k-means; 0: no limit */
     uint64_t seed;
 };
 
-struct kv_codebook {
+struct kvs_codebook {
     uint64_t serial; /* counts up with every codebook of the thread */
     uint32_t refs;   /* segments that have its codes, and the job that makes it */
     bool open;       /* rows behind its segments get its codes when a query first meets them */
@@ -59,98 +59,98 @@ struct kv_codebook {
     uint32_t *cells; /* lists (kernels/pq_cells.h) of the first n_celled rows; NULL: none */
     int cells_class;
     uint32_t n_celled;
-    struct kv_summaries summaries;     /* of the first segments' rows, key and value */
-    uint32_t centroids_crc, cells_crc; /* centroids and half_squares; cells, heads and rows */
+    struct kvs_summaries summaries;    /* of the first segments' rows, key and value */
+    uint32_t centroids_crc, cells_crc; /* centroids and half_sq_norms; cells, heads and rows */
     uint32_t n_cells_lost;             /* rows whose cells are to be made again */
     uint32_t n_summaries_lost;         /* rows whose summaries are to be made again, by: */
-    struct kv_index_plan lost_plan;
-    struct kv_index_plan plan; /* by which it was made */
-    uint32_t block_begin;      /* the chapter's first block */
-    uint32_t iterations;       /* of k-means that made it */
-    uint64_t train_us;         /* of the thread's time */
+    struct kvs_index_plan lost_plan;
+    struct kvs_index_plan plan; /* by which it was made */
+    uint32_t block_begin;       /* the chapter's first block */
+    uint32_t iterations;        /* of k-means that made it */
+    uint64_t train_us;          /* of the thread's time */
 };
 
-struct kv_codebooks {
-    struct kv_heap *heap; /* of the segments that have its codes */
+struct kvs_codebooks {
+    struct kvs_segment_store *store; /* of the segments that have its codes */
     struct kv_pool *pool;
     uint64_t serial;                           /* of the last one made */
     uint64_t rows_summarised, summaries_bytes; /* of all there are */
 };
 
-/* For the segments of that heap, which must stay where it is. */
-bool kv_codebooks_init(struct kv_codebooks *books, struct kv_heap *heap);
+/* For the segments of that segment store, which must stay where it is. */
+bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store);
 /* No segment has codes any more. */
-void kv_codebooks_fini(struct kv_codebooks *books);
+void kvs_codebooks_fini(struct kvs_codebooks *books);
 
 /* One with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
- * KV_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */
-kv_status_t kv_codebook_create(struct kv_codebooks *books,
-                               const struct kv_pq_shape *shape,
-                               uint32_t *ret_codebook);
-void kv_codebook_ref(struct kv_codebooks *books, uint32_t codebook);
-void kv_codebook_unref(struct kv_codebooks *books, uint32_t codebook);
+ * KVS_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */
+kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
+                                const struct kv_pq_shape *shape,
+                                uint32_t *ret_codebook);
+void kvs_codebook_ref(struct kvs_codebooks *books, uint32_t codebook);
+void kvs_codebook_unref(struct kvs_codebooks *books, uint32_t codebook);
 
 /* Its centroids are what they will be: makes their checksum. */
-void kv_codebook_seal(struct kv_codebook *book);
+void kvs_codebook_seal(struct kvs_codebook *book);
 
 /* Compares centroids and cells with the checksums that were made of them. */
-bool kv_codebook_centroids_are_good(const struct kv_codebook *book);
-bool kv_codebook_cells_are_good(const struct kv_codebook *book);
+bool kvs_codebook_centroids_are_good(const struct kvs_codebook *book);
+bool kvs_codebook_cells_are_good(const struct kvs_codebook *book);
 
 /* Gives it its cells, of the first n_celled rows, or takes them from it (NULL). */
-void kv_codebook_set_cells(struct kv_codebooks *books,
-                           uint32_t codebook,
-                           uint32_t *cells,
-                           int cells_class,
-                           uint32_t n_celled);
+void kvs_codebook_set_cells(struct kvs_codebooks *books,
+                            uint32_t codebook,
+                            uint32_t *cells,
+                            int cells_class,
+                            uint32_t n_celled);
 
 /* Verifies its cells, if it has any that are not lost already.  False: they are now.  They stay
  * where they are, as a query may be in the middle of them. */
-bool kv_codebook_verify_cells(struct kv_codebooks *books, uint32_t codebook);
+bool kvs_codebook_verify_cells(struct kvs_codebooks *books, uint32_t codebook);
 
 /* Verifies a group of its summaries.  False: it was bad, and the codebook has none any more. */
-bool kv_codebook_verify_summaries(struct kv_codebooks *books,
-                                  uint32_t codebook,
-                                  uint32_t group);
+bool kvs_codebook_verify_summaries(struct kvs_codebooks *books,
+                                   uint32_t codebook,
+                                   uint32_t group);
 
 /* Puts summaries in the place of what the codebook has; they are its own from then on. */
-void kv_codebook_set_summaries(struct kv_codebooks *books,
-                               uint32_t codebook,
-                               const struct kv_summaries *summaries);
+void kvs_codebook_set_summaries(struct kvs_codebooks *books,
+                                uint32_t codebook,
+                                const struct kvs_summaries *summaries);
 
 /* Room for lists of the first *n_rows rows, fewer if a page holds no more; their head is 0.
  * NULL: there are too many cells, too few rows for them to pay, or no memory. */
-uint32_t *kv_codebook_alloc_cells(struct kv_codebooks *books,
-                                  const struct kv_codebook *book,
-                                  uint32_t *n_rows,
-                                  int *ret_class);
+uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
+                                   const struct kvs_codebook *book,
+                                   uint32_t *n_rows,
+                                   int *ret_class);
 
 /* Rows from which on cells are scored faster than rows.  With random codes, which fill most
  * cells, 4,096 cells took 1.0 to 1.2 times as long as chapters of 4,096 rows, and 0.4 times as
  * long as those of 16,384 (four vectors, 128K rows, AVX2: kv_bench kernels query.cold); those
  * of real keys leave most cells empty. */
-static inline uint32_t kv_codebook_cells_pay(const struct kv_pq_shape *shape)
+static inline uint32_t kvs_codebook_cells_pay(const struct kv_pq_shape *shape)
 {
     return kv_cells_n(shape) + kv_cells_n(shape) / 4;
 }
 
-static inline struct kv_cells kv_codebook_cells(const struct kv_codebook *book)
+static inline struct kv_cells kvs_codebook_cells(const struct kvs_codebook *book)
 {
     return kv_cells_at(&book->shape, book->cells, book->n_celled);
 }
 
-static inline struct kv_codebook *kv_codebook_at(const struct kv_codebooks *books,
-                                                 uint32_t codebook)
+static inline struct kvs_codebook *kvs_codebook_at(const struct kvs_codebooks *books,
+                                                   uint32_t codebook)
 {
     return kv_pool_at(books->pool, codebook);
 }
 
 /* As the kernels of k-means take it. */
-static inline struct kv_kmeans_book kv_codebook_kmeans(const struct kv_codebook *book)
+static inline struct kv_kmeans_codebook kvs_codebook_kmeans(const struct kvs_codebook *book)
 {
-    return (struct kv_kmeans_book){
+    return (struct kv_kmeans_codebook){
         .centroids = book->centroids,
-        .half_squares = book->half_squares,
+        .half_sq_norms = book->half_squares,
     };
 }
 

@@ -7,22 +7,22 @@
 
 static_assert((int)KV_PQ_TILE == (int)KV_BLOCK_TOKENS, "the codes of a block are a tile");
 
-static uint32_t tile_crc(const struct kv_codebooks *books, const struct kv_segment *segment)
+static uint32_t tile_crc(const struct kvs_codebooks *books, const struct kvs_segment *segment)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
     return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
 }
 
-bool kv_segment_codes_are_good(const struct kv_codebooks *books,
-                               const struct kv_segment *segment)
+bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
+                                const struct kvs_segment *segment)
 {
     return tile_crc(books, segment) == segment->codes_crc;
 }
 
-void kv_segment_lose_codes(struct kv_codebooks *books, struct kv_segment *segment)
+void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_segment *segment)
 {
-    books->heap->health.found[KV_KIND_CODES]++;
+    books->store->health.found[KVS_KIND_CODES]++;
     segment->n_lost = segment->n_coded;
     segment->lost_chapter = segment->in_chapter;
     segment->n_coded = 0;
@@ -30,24 +30,24 @@ void kv_segment_lose_codes(struct kv_codebooks *books, struct kv_segment *segmen
 }
 
 /* Codes of rows [n_coded, n_rows). */
-static void encode(struct kv_codebooks *books,
-                   struct kv_segment *segment,
+static void encode(struct kvs_codebooks *books,
+                   struct kvs_segment *segment,
                    enum kv_key_type type,
                    uint32_t row_bytes,
                    uint32_t n_rows)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
-    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
-    const uint32_t at_once = KV_CODEBOOK_KEYS / book->shape.d;
-    float keys[KV_CODEBOOK_KEYS];
+    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const uint32_t at_once = KVS_CODEBOOK_KEYS / book->shape.d;
+    float keys[KVS_CODEBOOK_KEYS];
     uint8_t codes[KV_TILE_BYTES_MAX];
 
     while (segment->n_coded < n_rows) {
         uint32_t begin = segment->n_coded;
         uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
 
-        kv_keys_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
-                     book->shape.d, keys);
+        kv_exact_scores_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
+                             book->shape.d, keys);
         kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
         kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
         segment->n_coded = (uint8_t)(begin + n);
@@ -55,12 +55,12 @@ static void encode(struct kv_codebooks *books,
     segment->codes_crc = tile_crc(books, segment);
 }
 
-void kv_segment_recode(struct kv_codebooks *books,
-                       struct kv_segment *segment,
-                       enum kv_key_type type,
-                       uint32_t row_bytes)
+void kvs_segment_recode(struct kvs_codebooks *books,
+                        struct kvs_segment *segment,
+                        enum kv_key_type type,
+                        uint32_t row_bytes)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
     assert(segment->n_coded == 0 && segment->n_lost > 0);
     memset(segment->codes, 0, kv_tile_bytes(&book->shape));
@@ -68,31 +68,31 @@ void kv_segment_recode(struct kv_codebooks *books,
     segment->in_chapter = segment->lost_chapter;
     segment->n_lost = 0;
     segment->lost_chapter = false;
-    books->heap->health.mended[KV_KIND_CODES]++;
+    books->store->health.mended[KVS_KIND_CODES]++;
 }
 
-kv_status_t kv_segment_encode(struct kv_codebooks *books,
-                              struct kv_segment *segment,
-                              uint32_t codebook,
-                              enum kv_key_type type,
-                              uint32_t row_bytes,
-                              uint32_t n_rows)
+kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
+                               struct kvs_segment *segment,
+                               uint32_t codebook,
+                               enum kv_key_type type,
+                               uint32_t row_bytes,
+                               uint32_t n_rows)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
     assert(n_rows <= segment->n_written);
     if (segment->codes == NULL) {
-        segment->codes = kv_arena_alloc(books->heap->arena, book->tile_class);
+        segment->codes = kvs_arena_alloc(books->store->arena, book->tile_class);
         if (segment->codes == NULL)
             return KV_NO_MEMORY;
         memset(segment->codes, 0, kv_tile_bytes(&book->shape));
         segment->codebook = codebook;
         segment->n_coded = 0;
-        kv_codebook_ref(books, codebook);
+        kvs_codebook_ref(books, codebook);
     } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
-               !kv_segment_codes_are_good(books, segment)) {
+               !kvs_segment_codes_are_good(books, segment)) {
         /* A new checksum would make them good. */
-        kv_segment_lose_codes(books, segment);
+        kvs_segment_lose_codes(books, segment);
     }
     assert(segment->codebook == codebook);
     if (segment->n_lost > 0)
@@ -101,12 +101,12 @@ kv_status_t kv_segment_encode(struct kv_codebooks *books,
     return KV_OK;
 }
 
-void kv_segment_drop_codes(struct kv_codebooks *books, struct kv_segment *segment)
+void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_segment *segment)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
-    kv_arena_free(books->heap->arena, book->tile_class, segment->codes);
-    kv_codebook_unref(books, segment->codebook);
+    kvs_arena_free(books->store->arena, book->tile_class, segment->codes);
+    kvs_codebook_unref(books, segment->codebook);
     segment->codes = NULL;
     segment->n_coded = segment->n_lost = 0;
     segment->in_chapter = segment->lost_chapter = false;

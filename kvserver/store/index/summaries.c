@@ -3,51 +3,52 @@
 #include <assert.h>
 #include <string.h>
 
-void kv_summaries_clear(struct kv_summaries *summaries, struct kv_arena *arena)
+void kvs_summaries_clear(struct kvs_summaries *summaries, struct kvs_arena *arena)
 {
-    for (uint32_t i = 0; i < kv_summaries_n_groups(summaries); i++)
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(summaries); i++)
         if (summaries->groups[i].bytes != NULL)
-            kv_arena_free(arena, summaries->group_class, summaries->groups[i].bytes);
+            kvs_arena_free(arena, summaries->group_class, summaries->groups[i].bytes);
     if (summaries->groups != NULL)
-        kv_arena_free(arena, summaries->list_class, summaries->groups);
-    *summaries = (struct kv_summaries){0};
+        kvs_arena_free(arena, summaries->list_class, summaries->groups);
+    *summaries = (struct kvs_summaries){0};
 }
 
-static void *alloc_rounded(struct kv_arena *arena, size_t bytes, int *ret_class)
+static void *alloc_rounded(struct kvs_arena *arena, size_t bytes, int *ret_class)
 {
-    *ret_class = kv_arena_class_rounded(arena, bytes);
-    return *ret_class < 0 ? NULL : kv_arena_alloc(arena, *ret_class);
+    *ret_class = kvs_arena_class_rounded(arena, bytes);
+    return *ret_class < 0 ? NULL : kvs_arena_alloc(arena, *ret_class);
 }
 
-kv_status_t kv_summarise_begin(struct kv_summariser *summariser,
-                               struct kv_arena *arena,
-                               const struct kv_rest_shape *shape,
-                               uint32_t n_rows,
-                               uint64_t seed)
+kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
+                                struct kvs_arena *arena,
+                                const struct kv_summary_shape *shape,
+                                uint32_t n_rows,
+                                uint64_t seed)
 {
-    struct kv_summariser begun = {
+    struct kvs_summariser begun = {
         .arena = arena,
         .made = {.shape = *shape, .n_rows = n_rows},
         .seed = seed,
     };
-    struct kv_summaries *made = &begun.made;
-    const size_t list_bytes = kv_summaries_n_groups(made) * sizeof(*made->groups);
+    struct kvs_summaries *made = &begun.made;
+    const size_t list_bytes = kvs_summaries_n_groups(made) * sizeof(*made->groups);
 
     assert(n_rows > 0);
-    begun.scratch = alloc_rounded(arena, kv_rest_scratch_bytes(shape), &begun.scratch_class);
+    begun.scratch = alloc_rounded(arena, kv_summary_scratch_bytes(shape), &begun.scratch_class);
     if (begun.scratch == NULL)
         return KV_NO_MEMORY;
     made->groups = alloc_rounded(arena, list_bytes, &made->list_class);
     if (made->groups == NULL) {
-        kv_arena_free(arena, begun.scratch_class, begun.scratch);
+        kvs_arena_free(arena, begun.scratch_class, begun.scratch);
         return KV_NO_MEMORY;
     }
     memset(made->groups, 0, list_bytes);
     /* All of them now: what cannot be kept in the end need not be made. */
-    for (uint32_t i = 0; i < kv_summaries_n_groups(made); i++) {
-        made->groups[i].bytes = alloc_rounded(arena, kv_rest_bytes(shape), &made->group_class);
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(made); i++) {
+        made->groups[i].bytes =
+            alloc_rounded(arena, kv_summary_bytes(shape), &made->group_class);
         if (made->groups[i].bytes == NULL) {
-            kv_summarise_drop(&begun);
+            kvs_summarise_drop(&begun);
             return KV_NO_MEMORY;
         }
     }
@@ -55,61 +56,61 @@ kv_status_t kv_summarise_begin(struct kv_summariser *summariser,
     return KV_OK;
 }
 
-static uint32_t rows_of_group(const struct kv_summariser *summariser)
+static uint32_t rows_of_group(const struct kvs_summariser *summariser)
 {
-    const uint32_t left = summariser->made.n_rows - summariser->group * KV_REST_ROWS;
+    const uint32_t left = summariser->made.n_rows - summariser->group * KV_SUMMARY_ROWS;
 
-    return left < KV_REST_ROWS ? left : KV_REST_ROWS;
+    return left < KV_SUMMARY_ROWS ? left : KV_SUMMARY_ROWS;
 }
 
-void kv_summarise_next(const struct kv_summariser *summariser,
-                       uint32_t *ret_first,
-                       uint32_t *ret_n)
+void kvs_summarise_next(const struct kvs_summariser *summariser,
+                        uint32_t *ret_first,
+                        uint32_t *ret_n)
 {
     uint32_t first = 0, n = 0;
 
     if (summariser->begun)
-        (void)kv_rest_build_next(&summariser->build, &first, &n);
-    *ret_first = summariser->group * KV_REST_ROWS + first;
+        (void)kv_summary_build_next(&summariser->build, &first, &n);
+    *ret_first = summariser->group * KV_SUMMARY_ROWS + first;
     *ret_n = n;
 }
 
-bool kv_summarise_slice(struct kv_summariser *summariser, const void *rows, size_t stride)
+bool kvs_summarise_slice(struct kvs_summariser *summariser, const void *rows, size_t stride)
 {
-    struct kv_summaries *made = &summariser->made;
+    struct kvs_summaries *made = &summariser->made;
     uint32_t first, n;
 
     if (!summariser->begun) {
-        kv_rest_build_begin(&summariser->build, &made->shape, rows_of_group(summariser),
-                            summariser->seed + summariser->group, summariser->scratch);
+        kv_summary_build_begin(&summariser->build, &made->shape, rows_of_group(summariser),
+                               summariser->seed + summariser->group, summariser->scratch);
         summariser->begun = true;
         return true;
     }
-    if (kv_rest_build_next(&summariser->build, &first, &n)) {
-        kv_rest_build_slice(&summariser->build, rows, stride);
+    if (kv_summary_build_next(&summariser->build, &first, &n)) {
+        kv_summary_build_slice(&summariser->build, rows, stride);
         return true;
     }
-    struct kv_summary_group *group = &made->groups[summariser->group];
-    kv_rest_build_end(&summariser->build, group->bytes);
-    group->crc = kv_crc32c(0, group->bytes, kv_rest_bytes(&made->shape));
+    struct kvs_summary_group *group = &made->groups[summariser->group];
+    kv_summary_build_end(&summariser->build, group->bytes);
+    group->crc = kv_crc32c(0, group->bytes, kv_summary_bytes(&made->shape));
     summariser->begun = false;
-    return ++summariser->group < kv_summaries_n_groups(made);
+    return ++summariser->group < kvs_summaries_n_groups(made);
 }
 
-struct kv_summaries kv_summarise_end(struct kv_summariser *summariser)
+struct kvs_summaries kvs_summarise_end(struct kvs_summariser *summariser)
 {
-    const struct kv_summaries made = summariser->made;
+    const struct kvs_summaries made = summariser->made;
 
-    assert(summariser->group == kv_summaries_n_groups(&made));
-    kv_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
+    assert(summariser->group == kvs_summaries_n_groups(&made));
+    kvs_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
     summariser->scratch = NULL;
-    summariser->made = (struct kv_summaries){0};
+    summariser->made = (struct kvs_summaries){0};
     return made;
 }
 
-void kv_summarise_drop(struct kv_summariser *summariser)
+void kvs_summarise_drop(struct kvs_summariser *summariser)
 {
-    kv_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
+    kvs_arena_free(summariser->arena, summariser->scratch_class, summariser->scratch);
     summariser->scratch = NULL;
-    kv_summaries_clear(&summariser->made, summariser->arena);
+    kvs_summaries_clear(&summariser->made, summariser->arena);
 }

@@ -5,28 +5,28 @@
 #include "kvserver/store/ops/query.h"
 #include "kvserver/store/ops/scrub.h"
 
-static void *scrub_open(struct kv_data *data, const struct kv_data_setup *setup)
+static void *scrub_open(struct kvs_shard *shard, const struct kvs_shard_setup *setup)
 {
-    return kv_scrub_create(data, setup->scrub_bytes);
+    return kvs_scrub_create(shard, setup->scrub_bytes);
 }
 
 static void scrub_close(void *state)
 {
-    kv_scrub_destroy(state);
+    kvs_scrub_destroy(state);
 }
 
-static bool scrub_step(struct kv_data *data, void *state)
+static bool scrub_step(struct kvs_shard *shard, void *state)
 {
-    (void)data;
-    return kv_scrub_step(state);
+    (void)shard;
+    return kvs_scrub_step(state);
 }
 
-static void scrub_tell(struct kv_data *data, const void *state)
+static void scrub_tell(struct kvs_shard *shard, const void *state)
 {
-    struct kv_stats *stats = &data->stats;
-    struct kv_scrub_progress progress;
+    struct kvs_stats *stats = &shard->stats;
+    struct kvs_scrub_progress progress;
 
-    kv_scrub_progress(state, &progress);
+    kvs_scrub_progress(state, &progress);
     kvs_stat_set(&stats->scrub_bytes, progress.bytes);
     kvs_stat_set(&stats->scrub_passes, progress.n_passes);
     kvs_stat_set(&stats->scrub_phase, progress.phase);
@@ -37,21 +37,21 @@ static void scrub_tell(struct kv_data *data, const void *state)
 }
 
 /* Whoever waits for codes looks again when a job has ended. */
-static bool index_step(struct kv_data *data, void *state)
+static bool index_step(struct kvs_shard *shard, void *state)
 {
     (void)state;
-    if (!kv_indexer_step(data->indexer))
+    if (!kvs_indexer_step(shard->indexer))
         return false;
-    if (kv_indexer_take_ended(data->indexer))
-        for (uint32_t i = 0; i < data->n_parts; i++)
-            kv_part_wake(data, &data->parts[i], UINT32_MAX);
+    if (kvs_indexer_take_ended(shard->indexer))
+        for (uint32_t i = 0; i < shard->n_parts; i++)
+            kvs_shard_session_wake(shard, &shard->parts[i], UINT32_MAX);
     return true;
 }
 
-static bool recall_step(struct kv_data *data, void *state)
+static bool recall_step(struct kvs_shard *shard, void *state)
 {
     (void)state;
-    return kv_recall_step(kvs_query_queue_of(data)->recall);
+    return kvs_recall_step(kvs_query_queue_of(shard)->recall);
 }
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {

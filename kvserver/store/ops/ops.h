@@ -11,7 +11,7 @@
 #include "kvserver/store/shard/shard.h"
 
 /* (KV_OP_COUNT) by number; rows without a name are no operation. */
-extern const struct kv_op_row kv_ops[KV_OP_COUNT];
+extern const struct kvs_op_type kvs_ops[KV_OP_COUNT];
 
 /* In the order of service. */
 enum kvs_background_id {
@@ -24,38 +24,38 @@ enum kvs_background_id {
 extern const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT];
 
 /* ops/put.c */
-void kv_op_put_begin(struct kv_work *work);
-void kv_op_put_landed(struct kv_work *work);
-void kv_op_put_wake(struct kv_work *work);
-bool kv_op_put_run(struct kv_work *work);
-void kv_op_put_release(struct kv_work *work);
+void kvs_op_put_begin(struct kvs_request *request);
+void kvs_op_put_received(struct kvs_request *request);
+void kvs_op_put_wake(struct kvs_request *request);
+bool kvs_op_put_run(struct kvs_request *request);
+void kvs_op_put_release(struct kvs_request *request);
 
 /* ops/read.c */
-void kv_op_read_begin(struct kv_work *work);
-bool kv_op_read_run(struct kv_work *work);
-void kv_op_read_wake(struct kv_work *work);
+void kvs_op_read_begin(struct kvs_request *request);
+bool kvs_op_read_run(struct kvs_request *request);
+void kvs_op_read_wake(struct kvs_request *request);
 
 /* ops/index.c */
-void kv_op_index_begin(struct kv_work *work);
-bool kv_op_index_run(struct kv_work *work);
-void kv_op_index_wake(struct kv_work *work);
+void kvs_op_index_begin(struct kvs_request *request);
+bool kvs_op_index_run(struct kvs_request *request);
+void kvs_op_index_wake(struct kvs_request *request);
 
 /* ops/query.c */
-void *kvs_op_query_open(struct kv_data *data);
+void *kvs_op_query_open(struct kvs_shard *shard);
 void kvs_op_query_close(void *state);
-void kv_op_query_begin(struct kv_work *work);
-bool kv_op_query_run(struct kv_work *work);
-void kv_op_query_wake(struct kv_work *work);
-void kv_op_query_release(struct kv_work *work);
+void kvs_op_query_begin(struct kvs_request *request);
+bool kvs_op_query_run(struct kvs_request *request);
+void kvs_op_query_wake(struct kvs_request *request);
+void kvs_op_query_release(struct kvs_request *request);
 
 /* ops/object.c */
-void kv_op_object_put_begin(struct kv_work *work);
-void kv_op_object_put_landed(struct kv_work *work);
-void kv_op_object_put_discarded(struct kv_work *work);
-bool kv_op_object_put_run(struct kv_work *work);
-void kv_op_object_get_begin(struct kv_work *work);
-void kv_op_object_exists_begin(struct kv_work *work);
-void kv_op_object_delete_begin(struct kv_work *work);
-void kv_op_ping_begin(struct kv_work *work);
+void kvs_op_object_put_begin(struct kvs_request *request);
+void kvs_op_object_put_received(struct kvs_request *request);
+void kvs_op_object_put_discarded(struct kvs_request *request);
+bool kvs_op_object_put_run(struct kvs_request *request);
+void kvs_op_object_get_begin(struct kvs_request *request);
+void kvs_op_object_exists_begin(struct kvs_request *request);
+void kvs_op_object_delete_begin(struct kvs_request *request);
+void kvs_op_ping_begin(struct kvs_request *request);
 
 #endif

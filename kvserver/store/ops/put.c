@@ -23,14 +23,15 @@
 
 #include <string.h>
 
-enum standing {
+enum put_position {
     AT_END,   /* begins where the unit's reservation ends */
     THERE,    /* wholly committed already */
     OVERLAPS, /* partly committed, the rest is free to write */
     NOT_YET,  /* others must commit first */
 };
 
-static enum standing stand(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+static enum put_position
+find_put_position(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     if (end <= unit->committed)
         return THERE;
@@ -41,52 +42,52 @@ static enum standing stand(const struct kv_unit *unit, uint32_t begin, uint32_t 
     return begin < unit->committed && unit->reserved == unit->committed ? OVERLAPS : NOT_YET;
 }
 
-static void answer_put(struct kv_work *work)
+static void answer_put(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_header *header = &request->header;
     uint32_t committed = UINT32_MAX;
 
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
         if (unit->committed < committed)
             committed = unit->committed;
     }
-    work->reply.layer = kvs_units(work)[0].layer;
-    work->reply.snapshot = committed;
-    work->reply.n_rows = request->n_units * request->token_count;
-    kv_work_answer(work, NULL, 0, NULL, 0);
+    request->reply.layer = kvs_units(request)[0].layer;
+    request->reply.snapshot = committed;
+    request->reply.n_rows = header->n_units * header->token_count;
+    kvs_request_answer(request, NULL, 0, NULL, 0);
 }
 
-static void count_rows_in(struct kv_work *work, uint64_t rows, uint64_t bytes)
+static void count_rows_in(struct kvs_request *request, uint64_t rows, uint64_t bytes)
 {
-    kv_count(&work->data->stats.rows_in, rows);
-    kv_count(&work->data->stats.rows_in_bytes, bytes);
-    kv_count(&work->peer->rows_in, rows);
+    kvs_count(&request->shard->stats.rows_in, rows);
+    kvs_count(&request->shard->stats.rows_in_bytes, bytes);
+    kvs_count(&request->client->rows_in, rows);
 }
 
 /* Verifies rows that are there already: they must be those that came, but for *ret_n_bad of
- * them that have gone bad.  On failure the work has failed. */
-static bool same_rows(struct kv_work *work, uint32_t *ret_n_bad)
+ * them that have gone bad.  On failure the request has failed. */
+static bool same_rows(struct kvs_request *request, uint32_t *ret_n_bad)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = kvs_numbers(work);
-    const uint32_t begin = request->token_begin, end = begin + request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *crcs = kvs_numbers(request);
+    const uint32_t begin = header->token_begin, end = begin + header->token_count;
 
     *ret_n_bad = 0;
-    for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
-        const struct kv_row_set rows = kv_unit_rows(unit);
+    for (uint32_t i = 0; i < header->n_units; i++, crcs += header->token_count) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
+        const struct kvs_row_set rows = kvs_unit_rows(unit);
         uint32_t there = unit->committed < end ? unit->committed : end;
 
         if (there > begin)
-            kv_verify_run(&work->data->heap, &rows, begin, 1, there - begin);
+            kvs_verify_run(&request->shard->store, &rows, begin, 1, there - begin);
         for (uint32_t token = begin; token < there; token++) {
-            if (kv_unit_is_bad(unit, token)) {
+            if (kvs_unit_is_bad(unit, token)) {
                 ++*ret_n_bad;
-            } else if (*kv_unit_crc(unit, token) != crcs[token - begin]) {
-                kv_work_fail(work, KV_CONFLICT,
-                             "%s: layer %u head %u token %u: another row is there",
-                             work->row->name, unit->layer, unit->kv_head, token);
+            } else if (*kvs_unit_crc(unit, token) != crcs[token - begin]) {
+                kvs_request_fail(request, KV_CONFLICT,
+                                 "%s: layer %u head %u token %u: another row is there",
+                                 request->type->name, unit->layer, unit->kv_head, token);
                 return false;
             }
         }
@@ -96,70 +97,72 @@ static bool same_rows(struct kv_work *work, uint32_t *ret_n_bad)
 
 /* Whether the row that has gone bad was one of this checksum: its own is that, and its bytes
  * have changed, or its bytes have that, and its checksum has changed. */
-static bool was_row(const struct kv_unit *unit, uint32_t token, uint32_t crc)
+static bool was_row(const struct kvs_unit *unit, uint32_t token, uint32_t crc)
 {
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
     uint32_t seed;
 
-    kv_verify_seeds(&rows, &token, 1, &seed);
-    return *kv_unit_crc(unit, token) == crc ||
-           kv_crc32c(seed, kv_unit_row(unit, token), unit->row_bytes) == crc;
+    kvs_verify_seeds(&rows, &token, 1, &seed);
+    return *kvs_unit_crc(unit, token) == crc ||
+           kv_crc32c(seed, kvs_unit_row(unit, token), unit->row_bytes) == crc;
 }
 
 /* Writes the rows again that have gone bad, from those that came, which are good.  On failure
- * the work has failed. */
-static bool mend_rows(struct kv_work *work, const uint8_t *rows)
+ * the request has failed. */
+static bool mend_rows(struct kvs_request *request, const uint8_t *rows)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = kvs_numbers(work);
-    const uint32_t begin = request->token_begin, end = begin + request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *crcs = kvs_numbers(request);
+    const uint32_t begin = header->token_begin, end = begin + header->token_count;
 
-    for (uint32_t i = 0; i < request->n_units; i++, crcs += request->token_count) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++, crcs += header->token_count) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
         uint32_t there = unit->committed < end ? unit->committed : end;
 
         for (uint32_t token = begin; token < there; token++) {
-            if (!kv_unit_is_bad(unit, token))
+            if (!kvs_unit_is_bad(unit, token))
                 continue;
             if (!was_row(unit, token, crcs[token - begin])) {
-                kv_work_fail(
-                    work, KV_CONFLICT,
+                kvs_request_fail(
+                    request, KV_CONFLICT,
                     "%s: layer %u head %u token %u: the row there has gone bad, and was "
                     "another",
-                    work->row->name, unit->layer, unit->kv_head, token);
+                    request->type->name, unit->layer, unit->kv_head, token);
                 return false;
             }
-            kv_unit_mend(unit, &work->data->heap, token,
-                         rows + (size_t)(token - begin) * unit->row_bytes, crcs[token - begin]);
+            kvs_unit_mend(unit, &request->shard->store, token,
+                          rows + (size_t)(token - begin) * unit->row_bytes,
+                          crcs[token - begin]);
         }
-        rows += (size_t)request->token_count * unit->row_bytes;
+        rows += (size_t)header->token_count * unit->row_bytes;
     }
     return true;
 }
 
 /* Not all rows up to the put's first one are there or landing. */
-static bool has_gap(const struct kv_work *work, const struct kv_unit *unit)
+static bool has_gap(const struct kvs_request *request, const struct kvs_unit *unit)
 {
-    return work->request.token_begin > unit->reserved;
+    return request->header.token_begin > unit->reserved;
 }
 
 /* Other puts that wait look again when the thread comes to them. */
-static void queue_waiting_puts(struct kv_work *work)
+static void queue_waiting_puts(struct kvs_request *request)
 {
-    for (struct kv_work *other = work->part->waiters, *next; other != NULL; other = next) {
+    for (struct kvs_request *other = request->session->waiters, *next; other != NULL;
+         other = next) {
         next = other->next;
-        if (other != work && other->row->run == kv_op_put_run)
-            kv_work_queue(other);
+        if (other != request && other->type->run == kvs_op_put_run)
+            kvs_request_queue(other);
     }
 }
 
-static void set_coming(struct kv_work *work, bool coming)
+static void set_coming(struct kvs_request *request, bool coming)
 {
-    if (work->coming == coming)
+    if (request->coming == coming)
         return;
-    work->coming = coming;
-    for (uint32_t i = 0; i < work->request.n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    request->coming = coming;
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
 
         unit->n_coming = coming ? unit->n_coming + 1 : unit->n_coming - 1;
     }
@@ -167,372 +170,382 @@ static void set_coming(struct kv_work *work, bool coming)
 
 /* The put cannot be done now.  false: nothing that is under way leads to it, and it has failed.
  */
-static bool put_may_wait(struct kv_work *work)
+static bool put_may_wait(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    const bool was_coming = work->coming;
-    const struct kv_unit *behind = NULL;
+    const struct kv_wire_header *header = &request->header;
+    const bool was_coming = request->coming;
+    const struct kvs_unit *behind = NULL;
     bool has_any = false;
 
-    for (uint32_t i = 0; i < request->n_units; i++)
-        has_any = has_any || has_gap(work, kvs_unit_at(work, i));
-    set_coming(work, !has_any);
+    for (uint32_t i = 0; i < header->n_units; i++)
+        has_any = has_any || has_gap(request, kvs_unit_at(request, i));
+    set_coming(request, !has_any);
     if (was_coming && has_any)
-        queue_waiting_puts(work); /* they counted on this one */
-    if (!has_any || request->snapshot > 0)
+        queue_waiting_puts(request); /* they counted on this one */
+    if (!has_any || header->snapshot > 0)
         return true;
-    for (uint32_t i = 0; i < request->n_units && behind == NULL; i++)
-        if (has_gap(work, kvs_unit_at(work, i)) && kvs_unit_at(work, i)->n_coming == 0)
-            behind = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units && behind == NULL; i++)
+        if (has_gap(request, kvs_unit_at(request, i)) && kvs_unit_at(request, i)->n_coming == 0)
+            behind = kvs_unit_at(request, i);
     if (behind != NULL)
-        kv_work_fail(work, KV_NOT_READY,
-                     "%s: layer %u head %u: begins at token %u, yet %u are there and nothing "
-                     "under way fills the gap",
-                     work->row->name, behind->layer, behind->kv_head, request->token_begin,
-                     behind->committed);
+        kvs_request_fail(
+            request, KV_NOT_READY,
+            "%s: layer %u head %u: begins at token %u, yet %u are there and nothing "
+            "under way fills the gap",
+            request->type->name, behind->layer, behind->kv_head, header->token_begin,
+            behind->committed);
     return behind == NULL;
 }
 
 /* Whether all rows before the put's are there, and none are landing where they go. */
-static bool can_copy(const struct kv_work *work)
+static bool can_copy(const struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t begin = request->token_begin, end = begin + request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t begin = header->token_begin, end = begin + header->token_count;
     bool ready = true;
 
-    for (uint32_t i = 0; i < request->n_units && ready; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
-        enum standing standing = stand(unit, begin, end);
+    for (uint32_t i = 0; i < header->n_units && ready; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
+        enum put_position put_position = find_put_position(unit, begin, end);
 
-        ready = standing != NOT_YET && (standing != AT_END || unit->committed == begin);
+        ready = put_position != NOT_YET && (put_position != AT_END || unit->committed == begin);
     }
     return ready;
 }
 
-/* Verifies rows that came.  On failure the work has failed. */
-static bool verify_put(struct kv_work *work, const uint8_t *rows)
+/* Verifies rows that came.  On failure the request has failed. */
+static bool verify_put(struct kvs_request *request, const uint8_t *rows)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = kvs_numbers(work);
-    const uint32_t begin = request->token_begin, count = request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *crcs = kvs_numbers(request);
+    const uint32_t begin = header->token_begin, count = header->token_count;
     struct kv_crc_batch batch;
     uint32_t computed[KV_WIRE_ROWS_MAX], i = 0;
 
-    kv_crc_batch_begin(&batch, work->part->writers, computed);
-    for (uint32_t unit = 0; unit < request->n_units; unit++) {
-        const struct kv_unit *of = kvs_unit_at(work, unit);
+    kv_crc_batch_begin(&batch, request->session->writers, computed);
+    for (uint32_t unit = 0; unit < header->n_units; unit++) {
+        const struct kvs_unit *of = kvs_unit_at(request, unit);
 
         kv_crc_batch_add(&batch, of->layer, of->kv_head, rows, count, of->row_bytes, begin);
         rows += (size_t)count * of->row_bytes;
     }
     kv_crc_batch_end(&batch);
-    if (memcmp(computed, crcs, (size_t)request->n_units * count * sizeof(*crcs)) == 0)
+    if (memcmp(computed, crcs, (size_t)header->n_units * count * sizeof(*crcs)) == 0)
         return true;
     while (computed[i] == crcs[i])
         i++;
-    kv_count(&work->data->stats.corrupt_rows, 1);
-    kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                 work->row->name, kvs_unit_at(work, i / count)->layer,
-                 kvs_unit_at(work, i / count)->kv_head, begin + i % count);
+    kvs_count(&request->shard->stats.corrupt_rows, 1);
+    kvs_request_fail(request, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
+                     request->type->name, kvs_unit_at(request, i / count)->layer,
+                     kvs_unit_at(request, i / count)->kv_head, begin + i % count);
     return false;
 }
 
 /* Rows in a buffer: the body's, or a staging buffer's. */
-static void put_copy(struct kv_work *work, const uint8_t *rows)
+static void put_copy(struct kvs_request *request, const uint8_t *rows)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = kvs_numbers(work);
-    uint32_t begin = request->token_begin, count = request->token_count, end = begin + count;
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *crcs = kvs_numbers(request);
+    uint32_t begin = header->token_begin, count = header->token_count, end = begin + count;
     uint64_t n_rows = 0, bytes = 0;
     uint32_t n_bad;
 
-    if (!can_copy(work)) {
-        if (put_may_wait(work))
-            kv_work_wait(work, begin);
+    if (!can_copy(request)) {
+        if (put_may_wait(request))
+            kvs_request_wait(request, begin);
         return;
     }
-    if (!same_rows(work, &n_bad) || !verify_put(work, rows))
+    if (!same_rows(request, &n_bad) || !verify_put(request, rows))
         return;
-    if (n_bad > 0 && !mend_rows(work, rows))
+    if (n_bad > 0 && !mend_rows(request, rows))
         return;
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
-        if (end > unit->reserved && kv_unit_reserve(unit, &work->data->heap, end) != KV_OK) {
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
+        if (end > unit->reserved &&
+            kvs_unit_reserve(unit, &request->shard->store, end) != KV_OK) {
             while (i-- > 0) {
-                struct kv_unit *done = kvs_unit_at(work, i);
+                struct kvs_unit *done = kvs_unit_at(request, i);
                 if (done->committed < end)
-                    kv_unit_unreserve(done, &work->data->heap, done->committed);
+                    kvs_unit_unreserve(done, &request->shard->store, done->committed);
             }
-            kv_work_fail(work, KV_NO_MEMORY, "%s: the store's memory is full", work->row->name);
+            kvs_request_fail(request, KV_NO_MEMORY, "%s: the store's memory is full",
+                             request->type->name);
             return;
         }
     }
-    for (uint32_t i = 0; i < request->n_units; i++, crcs += count) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++, crcs += count) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
         size_t unit_bytes = (size_t)count * unit->row_bytes;
 
         if (end > unit->committed) {
             uint32_t skip = unit->committed - begin;
-            kv_unit_write(unit, begin + skip, count - skip,
-                          rows + (size_t)skip * unit->row_bytes);
-            kv_unit_write_crcs(unit, begin + skip, count - skip, crcs + skip);
+            kvs_unit_write(unit, begin + skip, count - skip,
+                           rows + (size_t)skip * unit->row_bytes);
+            kvs_unit_write_crcs(unit, begin + skip, count - skip, crcs + skip);
             unit->committed = end;
             n_rows += count - skip;
             bytes += (uint64_t)(count - skip) * unit->row_bytes;
         }
         rows += unit_bytes;
     }
-    const bool was_coming = work->coming;
-    set_coming(work, false);
-    count_rows_in(work, n_rows, bytes);
-    struct kv_part *part = work->part;
-    struct kv_data *data = work->data;
-    answer_put(work);
+    const bool was_coming = request->coming;
+    set_coming(request, false);
+    count_rows_in(request, n_rows, bytes);
+    struct kvs_shard_session *session = request->session;
+    struct kvs_shard *shard = request->shard;
+    answer_put(request);
     /* Those behind a gap counted on it. */
-    kv_part_wake(data, part, was_coming ? UINT32_MAX : end);
+    kvs_shard_session_wake(shard, session, was_coming ? UINT32_MAX : end);
 }
 
 /* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces
  * than a transfer takes, or of segments that take no more transfers. */
-static kv_status_t put_reserve(struct kv_work *work)
+static kv_status_t put_reserve(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    struct kv_heap *heap = &work->data->heap;
-    uint32_t begin = request->token_begin, count = request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    struct kvs_segment_store *store = &request->shard->store;
+    uint32_t begin = header->token_begin, count = header->token_count;
     kv_status_t status = KV_OK;
     uint32_t i;
 
-    if (request->n_units * (count / KV_BLOCK_TOKENS + 2) > KV_PINS_MAX)
+    if (header->n_units * (count / KV_BLOCK_TOKENS + 2) > KVS_PINS_MAX)
         return KV_TOO_LARGE;
-    for (i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    for (i = 0; i < header->n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
 
-        status = kv_unit_reserve(unit, heap, begin + count);
+        status = kvs_unit_reserve(unit, store, begin + count);
         if (status != KV_OK)
             goto err_unreserve;
-        work->n_iov = kv_unit_pieces(unit, begin, count, work->iov, work->n_iov, KV_IOV_MAX);
-        if (work->n_iov > KV_IOV_MAX || !kv_unit_can_pin(unit, begin, count)) {
+        request->n_iov =
+            kvs_unit_pieces(unit, begin, count, request->iov, request->n_iov, KV_IOV_MAX);
+        if (request->n_iov > KV_IOV_MAX || !kvs_unit_can_pin(unit, begin, count)) {
             i++;
             status = KV_TOO_LARGE;
             goto err_unreserve;
         }
     }
-    for (i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
-        work->n_pins += kv_unit_pin(unit, begin, count, work->pins + work->n_pins);
-        unit->n_landings++;
+    for (i = 0; i < header->n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
+        request->n_pins += kvs_unit_pin(unit, begin, count, request->pins + request->n_pins);
+        unit->n_transfers++;
     }
-    work->landing = true;
+    request->transfer = true;
     return KV_OK;
 
 err_unreserve:
-    work->n_iov = 0;
+    request->n_iov = 0;
     while (i-- > 0)
-        kv_unit_unreserve(kvs_unit_at(work, i), heap, begin);
+        kvs_unit_unreserve(kvs_unit_at(request, i), store, begin);
     return status;
 }
 
-static void stop_landing(struct kv_work *work)
+static void stop_transfer(struct kvs_request *request)
 {
-    work->landing = false;
-    for (uint32_t i = 0; i < work->request.n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    request->transfer = false;
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
 
         unit->broken = true;
-        if (--unit->n_landings == 0) {
+        if (--unit->n_transfers == 0) {
             unit->broken = false;
-            kv_unit_unreserve(unit, &work->data->heap, unit->committed);
+            kvs_unit_unreserve(unit, &request->shard->store, unit->committed);
         }
     }
 }
 
-void kv_op_put_release(struct kv_work *work)
+void kvs_op_put_release(struct kvs_request *request)
 {
-    if (!work->landing && !work->coming)
+    if (!request->transfer && !request->coming)
         return;
-    if (kv_work_stale(work)) { /* whoever changed the session has reset its units */
-        work->landing = work->coming = false;
+    if (kvs_request_stale(request)) { /* whoever changed the session has reset its units */
+        request->transfer = request->coming = false;
         return;
     }
-    if (work->landing)
-        stop_landing(work);
-    set_coming(work, false);
-    queue_waiting_puts(work);
+    if (request->transfer)
+        stop_transfer(request);
+    set_coming(request, false);
+    queue_waiting_puts(request);
 }
 
-static void put_commit(struct kv_work *work)
+static void put_commit(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    uint32_t begin = request->token_begin, end = begin + request->token_count;
+    const struct kv_wire_header *header = &request->header;
+    uint32_t begin = header->token_begin, end = begin + header->token_count;
     bool ready = true;
     uint64_t bytes = 0;
 
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
         if (unit->broken) {
-            kv_work_fail(work, KV_NOT_READY,
-                         "%s: layer %u head %u: rows before token %u failed", work->row->name,
-                         unit->layer, unit->kv_head, begin);
+            kvs_request_fail(request, KV_NOT_READY,
+                             "%s: layer %u head %u: rows before token %u failed",
+                             request->type->name, unit->layer, unit->kv_head, begin);
             return;
         }
         ready = ready && unit->committed == begin;
     }
     if (!ready) {
-        kv_work_wait(work, begin);
+        kvs_request_wait(request, begin);
         return;
     }
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
         unit->committed = end;
-        unit->n_landings--;
-        bytes += (uint64_t)request->token_count * unit->row_bytes;
+        unit->n_transfers--;
+        bytes += (uint64_t)header->token_count * unit->row_bytes;
     }
-    work->landing = false;
-    count_rows_in(work, (uint64_t)request->n_units * request->token_count, bytes);
-    struct kv_part *part = work->part;
-    struct kv_data *data = work->data;
-    answer_put(work);
-    kv_part_wake(data, part, end);
+    request->transfer = false;
+    count_rows_in(request, (uint64_t)header->n_units * header->token_count, bytes);
+    struct kvs_shard_session *session = request->session;
+    struct kvs_shard *shard = request->shard;
+    answer_put(request);
+    kvs_shard_session_wake(shard, session, end);
 }
 
-/* *ret_head: bytes of the body before rows.  On failure the work has failed. */
-static bool
-check_put(struct kv_work *work, size_t *ret_head, uint64_t *ret_rows, uint64_t *ret_bytes)
+/* *ret_head: bytes of the body before rows.  On failure the request has failed. */
+static bool check_put(struct kvs_request *request,
+                      size_t *ret_head,
+                      uint64_t *ret_rows,
+                      uint64_t *ret_bytes)
 {
-    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_header *header = &request->header;
 
-    if (!kv_parse_units(work, false, ret_rows, ret_bytes))
+    if (!kvs_parse_units(request, false, ret_rows, ret_bytes))
         return false;
-    *ret_head = request->n_units * sizeof(struct kv_wire_unit) + *ret_rows * sizeof(uint32_t);
-    if (request->body_bytes != *ret_head + (request->bulk_bytes > 0 ? 0 : *ret_bytes) ||
-        (request->bulk_bytes > 0 && request->bulk_bytes != *ret_bytes)) {
-        kv_work_fail(
-            work, KV_INVALID, "%s: %llu rows of %llu bytes, yet a body of %u and bulk of %llu",
-            work->row->name, (unsigned long long)*ret_rows, (unsigned long long)*ret_bytes,
-            request->body_bytes, (unsigned long long)request->bulk_bytes);
+    *ret_head = header->n_units * sizeof(struct kv_wire_unit) + *ret_rows * sizeof(uint32_t);
+    if (header->body_bytes != *ret_head + (header->bulk_bytes > 0 ? 0 : *ret_bytes) ||
+        (header->bulk_bytes > 0 && header->bulk_bytes != *ret_bytes)) {
+        kvs_request_fail(request, KV_INVALID,
+                         "%s: %llu rows of %llu bytes, yet a body of %u and bulk of %llu",
+                         request->type->name, (unsigned long long)*ret_rows,
+                         (unsigned long long)*ret_bytes, header->body_bytes,
+                         (unsigned long long)header->bulk_bytes);
         return false;
     }
-    if (request->snapshot != 0 && request->snapshot != request->token_begin) {
-        kv_work_fail(work, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
-                     work->row->name, request->snapshot, request->token_begin);
+    if (header->snapshot != 0 && header->snapshot != header->token_begin) {
+        kvs_request_fail(request, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
+                         request->type->name, header->snapshot, header->token_begin);
         return false;
     }
     return true;
 }
 
-void kv_op_put_begin(struct kv_work *work)
+void kvs_op_put_begin(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_header *header = &request->header;
     uint64_t n_rows, bytes;
-    uint32_t begin = request->token_begin, end;
+    uint32_t begin = header->token_begin, end;
     size_t head;
     bool direct = true, there = true;
 
-    if (!check_put(work, &head, &n_rows, &bytes))
+    if (!check_put(request, &head, &n_rows, &bytes))
         return;
-    if (request->bulk_bytes == 0) {
-        put_copy(work, work->body + head);
+    if (header->bulk_bytes == 0) {
+        put_copy(request, request->body + head);
         return;
     }
 
-    end = begin + request->token_count;
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        enum standing standing = stand(kvs_unit_at(work, i), begin, end);
-        direct = direct && standing == AT_END;
-        there = there && standing == THERE;
+    end = begin + header->token_count;
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        enum put_position put_position = find_put_position(kvs_unit_at(request, i), begin, end);
+        direct = direct && put_position == AT_END;
+        there = there && put_position == THERE;
     }
     if (there) {
         uint32_t n_bad;
 
-        if (!same_rows(work, &n_bad))
+        if (!same_rows(request, &n_bad))
             return;
         if (n_bad == 0) {
-            work->reply.layer = kvs_units(work)[0].layer;
-            work->reply.snapshot = end;
-            work->reply.n_rows = (uint32_t)n_rows;
-            work->small[0] = '\0';
-            kv_work_await_bulk(work, true);
+            request->reply.layer = kvs_units(request)[0].layer;
+            request->reply.snapshot = end;
+            request->reply.n_rows = (uint32_t)n_rows;
+            request->small[0] = '\0';
+            kvs_request_await_bulk(request, true);
             return;
         }
     }
     if (direct) {
-        kv_status_t status = put_reserve(work);
+        kv_status_t status = put_reserve(request);
         if (status == KV_OK) {
-            kv_count(&work->data->stats.receives_in_place, 1);
-            kv_work_await_bulk(work, false);
+            kvs_count(&request->shard->stats.receives_in_place, 1);
+            kvs_request_await_bulk(request, false);
             return;
         }
         if (status == KV_NO_MEMORY) {
-            kv_work_fail(work, status, "%s: the store's memory is full", work->row->name);
+            kvs_request_fail(request, status, "%s: the store's memory is full",
+                             request->type->name);
             return;
         }
     }
-    if (!put_may_wait(work))
+    if (!put_may_wait(request))
         return;
-    if (!kv_work_stage_bulk(work)) {
-        kv_work_fail(work, KV_BUSY, "%s: no staging buffer", work->row->name);
+    if (!kvs_request_stage_bulk(request)) {
+        kvs_request_fail(request, KV_BUSY, "%s: no staging buffer", request->type->name);
         return;
     }
-    kv_count(&work->data->stats.receives_staged, 1);
-    work->iov[0] = (struct kv_iov){work->staging, bytes};
-    work->n_iov = 1;
-    kv_work_await_bulk(work, false);
+    kvs_count(&request->shard->stats.receives_staged, 1);
+    request->iov[0] = (struct kv_iov){request->staging, bytes};
+    request->n_iov = 1;
+    kvs_request_await_bulk(request, false);
 }
 
-void kv_op_put_landed(struct kv_work *work)
+void kvs_op_put_received(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *crcs = kvs_numbers(work);
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *crcs = kvs_numbers(request);
 
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "%s: session %u was changed meanwhile", work->row->name,
-                     request->session_index);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+                         request->type->name, header->session_index);
         return;
     }
-    if (work->staging != NULL) {
-        put_copy(work, work->staging);
+    if (request->staging != NULL) {
+        put_copy(request, request->staging);
         return;
     }
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        struct kv_unit *unit = kvs_unit_at(work, i);
-        uint32_t end = request->token_begin + request->token_count, step;
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        struct kvs_unit *unit = kvs_unit_at(request, i);
+        uint32_t end = header->token_begin + header->token_count, step;
 
-        for (uint32_t token = request->token_begin; token < end; token += step, crcs += step) {
+        for (uint32_t token = header->token_begin; token < end; token += step, crcs += step) {
             step = KV_BLOCK_TOKENS - token % KV_BLOCK_TOKENS;
             step = step < end - token ? step : end - token;
-            uint32_t bad =
-                kv_part_verify(work->part, unit, token, step, kv_unit_row(unit, token), crcs);
+            uint32_t bad = kvs_shard_session_verify(request->session, unit, token, step,
+                                                    kvs_unit_row(unit, token), crcs);
 
             if (bad < step) {
-                kv_count(&work->data->stats.corrupt_rows, 1);
-                kv_work_fail(work, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                             work->row->name, unit->layer, unit->kv_head, token + bad);
+                kvs_count(&request->shard->stats.corrupt_rows, 1);
+                kvs_request_fail(request, KV_CORRUPT,
+                                 "%s: layer %u head %u token %u: wrong checksum",
+                                 request->type->name, unit->layer, unit->kv_head, token + bad);
                 return;
             }
-            kv_unit_write_crcs(unit, token, step, crcs);
+            kvs_unit_write_crcs(unit, token, step, crcs);
         }
     }
-    put_commit(work);
+    put_commit(request);
 }
 
-void kv_op_put_wake(struct kv_work *work)
+void kvs_op_put_wake(struct kvs_request *request)
 {
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "%s: session %u was changed meanwhile", work->row->name,
-                     work->request.session_index);
-    } else if (work->landing) {
-        put_commit(work);
-    } else if (work->staging != NULL) {
-        put_copy(work, work->staging);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+                         request->type->name, request->header.session_index);
+    } else if (request->transfer) {
+        put_commit(request);
+    } else if (request->staging != NULL) {
+        put_copy(request, request->staging);
     } else {
-        put_copy(work, work->body + work->request.n_units * sizeof(struct kv_wire_unit) +
-                           (size_t)work->request.n_units * work->request.token_count *
-                               sizeof(uint32_t));
+        put_copy(request, request->body +
+                              request->header.n_units * sizeof(struct kv_wire_unit) +
+                              (size_t)request->header.n_units * request->header.token_count *
+                                  sizeof(uint32_t));
     }
 }
 
-bool kv_op_put_run(struct kv_work *work)
+bool kvs_op_put_run(struct kvs_request *request)
 {
-    kv_op_put_wake(work);
+    kvs_op_put_wake(request);
     return false;
 }

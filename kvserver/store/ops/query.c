@@ -1,7 +1,7 @@
 /* query: which rows matter to some query vectors?
  *
  *   begin ......... checked; waits for its snapshot
- *   run, run, ..... takes a staging buffer (for rows) and the querier, then slices (pipeline.h)
+ *   run, run, ..... takes a staging buffer (for rows) and the query pipeline, then slices (pipeline.h)
  *   answer ........ ids and what was asked besides; rows behind them, or by bulk */
 #include "kvserver/store/ops/query.h"
 
@@ -13,16 +13,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *kvs_op_query_open(struct kv_data *data)
+void *kvs_op_query_open(struct kvs_shard *shard)
 {
     struct kvs_query_queue *queue = calloc(1, sizeof(*queue));
 
     if (queue == NULL)
         return NULL;
     queue->waiting.end = &queue->waiting.first;
-    queue->querier = kv_querier_create();
-    queue->recall = kv_recall_create(data);
-    if (queue->querier == NULL || queue->recall == NULL) {
+    queue->pipeline = kvs_query_pipeline_create();
+    queue->recall = kvs_recall_create(shard);
+    if (queue->pipeline == NULL || queue->recall == NULL) {
         kvs_op_query_close(queue);
         return NULL;
     }
@@ -33,58 +33,59 @@ void kvs_op_query_close(void *state)
 {
     struct kvs_query_queue *queue = state;
 
-    kv_recall_destroy(queue->recall);
-    kv_querier_destroy(queue->querier);
+    kvs_recall_destroy(queue->recall);
+    kvs_query_pipeline_destroy(queue->pipeline);
     free(queue);
 }
 
-void kv_op_query_wake(struct kv_work *work)
+void kvs_op_query_wake(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_header *header = &request->header;
 
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",
-                     request->session_index);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "query: session %u was changed meanwhile",
+                         header->session_index);
         return;
     }
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        if (kvs_unit_at(work, i)->committed < request->snapshot) {
-            kv_work_wait(work, request->snapshot);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        if (kvs_unit_at(request, i)->committed < header->snapshot) {
+            kvs_request_wait(request, header->snapshot);
             return;
         }
     }
-    kv_work_queue(work);
+    kvs_request_queue(request);
 }
 
-void kv_op_query_begin(struct kv_work *work)
+void kvs_op_query_begin(struct kvs_request *request)
 {
-    struct kv_wire_header *request = &work->request;
+    struct kv_wire_header *header = &request->header;
 
-    if (!kv_query_check(work))
+    if (!kvs_query_check(request))
         return;
-    uint32_t need = kv_query_ranges(work)[kv_query_of(work)->n_ranges - 1].end;
-    if (request->snapshot > work->part->tokens_max) {
-        kv_work_fail(work, KV_INVALID, "query: snapshot %u, at most %u tokens in a session",
-                     request->snapshot, work->part->tokens_max);
+    uint32_t need = kvs_query_ranges(request)[kvs_query_of(request)->n_ranges - 1].end;
+    if (header->snapshot > request->session->tokens_max) {
+        kvs_request_fail(request, KV_INVALID,
+                         "query: snapshot %u, at most %u tokens in a session", header->snapshot,
+                         request->session->tokens_max);
         return;
     }
-    if (request->snapshot < need)
-        request->snapshot = need;
-    kv_op_query_wake(work);
+    if (header->snapshot < need)
+        header->snapshot = need;
+    kvs_op_query_wake(request);
 }
 
-void kv_op_query_release(struct kv_work *work)
+void kvs_op_query_release(struct kvs_request *request)
 {
-    struct kvs_query_queue *queue = kvs_query_queue_of(work->data);
+    struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
 
-    if (queue->owner != work)
+    if (queue->owner != request)
         return;
-    kv_querier_end(queue->querier);
+    kvs_query_pipeline_end(queue->pipeline);
     /* Handed on at once: should the next one end before its turn, it comes by here, too. */
     queue->owner = queue->waiting.first;
     queue->begun = false;
     if (queue->owner != NULL)
-        kv_work_queue(queue->owner);
+        kvs_request_queue(queue->owner);
 }
 
 /* ---- the answer -------------------------------------------------------------------------- */
@@ -95,161 +96,163 @@ static uint8_t *append(uint8_t *to, const void *from, size_t bytes)
     return to + bytes;
 }
 
-static void count(struct kv_work *work, const struct kv_querier *querier)
+static void count(struct kvs_request *request, const struct kvs_query_pipeline *pipeline)
 {
-    struct kv_stats *stats = &work->data->stats;
+    struct kvs_stats *stats = &request->shard->stats;
 
-    for (uint32_t i = 0; i < work->request.n_units; i++) {
-        kv_count(&stats->rows_scored_by_code, querier->found[i].n_scored_by_code);
-        kv_count(&stats->rows_scored_by_key, querier->found[i].n_scored_by_key);
-        kv_count(&stats->rows_reranked, querier->found[i].n_reranked);
-        kv_count(&stats->rows_selected, querier->found[i].n_selected);
-        kv_count(&stats->rows_estimated, querier->found[i].n_estimated);
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
+        kvs_count(&stats->rows_scored_by_code, pipeline->found[i].n_scored_by_code);
+        kvs_count(&stats->rows_scored_by_key, pipeline->found[i].n_scored_by_key);
+        kvs_count(&stats->rows_reranked, pipeline->found[i].n_reranked);
+        kvs_count(&stats->rows_selected, pipeline->found[i].n_selected);
+        kvs_count(&stats->rows_estimated, pipeline->found[i].n_estimated);
     }
-    kv_count(&stats->rows_attended, querier->n_attended);
-    kv_count(&stats->rows_attended_unsummarised, querier->n_rest_exact);
-    kv_count(&stats->rows_out, querier->n_rows);
-    kv_count(&stats->rows_out_bytes, querier->rows_bytes);
-    kv_count(&work->peer->rows_out, querier->n_rows);
+    kvs_count(&stats->rows_attended, pipeline->n_attended);
+    kvs_count(&stats->rows_attended_unsummarised, pipeline->n_attended_unsummarised);
+    kvs_count(&stats->rows_out, pipeline->n_rows);
+    kvs_count(&stats->rows_out_bytes, pipeline->rows_bytes);
+    kvs_count(&request->client->rows_out, pipeline->n_rows);
 }
 
 /* Whether every output is a number: one row with a value that is none spoils a whole element,
- * and the asker could not tell that from a node that answers nonsense.  On failure the work has
+ * and the asker could not tell that from a node that answers nonsense.  On failure the request has
  * failed. */
-static bool check_outputs(struct kv_work *work, const struct kv_querier *querier)
+static bool check_outputs(struct kvs_request *request,
+                          const struct kvs_query_pipeline *pipeline)
 {
-    const float *output = querier->outputs;
+    const float *output = pipeline->outputs;
 
-    if (!kv_query_has_outputs(kv_query_of(work)))
+    if (!kvs_query_has_outputs(kvs_query_of(request)))
         return true;
-    for (uint32_t unit = 0; unit < work->request.n_units; unit++) {
-        const float *end =
-            output + (size_t)kv_query_of(work)->n_queries * kvs_unit_layer(work, unit)->d_v;
+    for (uint32_t unit = 0; unit < request->header.n_units; unit++) {
+        const float *end = output + (size_t)kvs_query_of(request)->n_queries *
+                                        kvs_unit_layer(request, unit)->d_v;
 
         for (; output < end; output++) {
             if (isfinite(*output))
                 continue;
-            kv_work_fail(work, KV_INVALID,
-                         "query: layer %u head %u: the output is no number: a row attended "
-                         "holds a NaN, an infinity, or values too large to add",
-                         kvs_units(work)[unit].layer, kvs_units(work)[unit].kv_head);
+            kvs_request_fail(request, KV_INVALID,
+                             "query: layer %u head %u: the output is no number: a row attended "
+                             "holds a NaN, an infinity, or values too large to add",
+                             kvs_units(request)[unit].layer, kvs_units(request)[unit].kv_head);
             return false;
         }
     }
     return true;
 }
 
-static void answer(struct kv_work *work, struct kv_querier *querier)
+static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipeline)
 {
-    const struct kv_wire_query *query = kv_query_of(work);
-    const uint64_t begun_us = kvs_query_queue_of(work->data)->begun_us;
-    const size_t ids_bytes = querier->n_ids * sizeof(uint32_t);
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const uint64_t begun_us = kvs_query_queue_of(request->shard)->begun_us;
+    const size_t ids_bytes = pipeline->n_ids * sizeof(uint32_t);
     const struct kv_wire_query_times times = {
-        .queue_us = (uint32_t)(begun_us - work->begin_us),
-        .service_us = (uint32_t)(kv_clock_now(work->data->clock) - begun_us),
+        .queue_us = (uint32_t)(begun_us - request->begin_us),
+        .service_us = (uint32_t)(kv_clock_now(request->shard->clock) - begun_us),
     };
-    const size_t bytes = querier->rows_bytes;
+    const size_t bytes = pipeline->rows_bytes;
     uint32_t committed = UINT32_MAX;
-    uint8_t *to = work->answer;
+    uint8_t *to = request->answer;
 
     to = append(to, &times, sizeof(times));
-    to = append(to, querier->found, work->request.n_units * sizeof(querier->found[0]));
-    to = append(to, querier->ids, ids_bytes);
+    to = append(to, pipeline->found, request->header.n_units * sizeof(pipeline->found[0]));
+    to = append(to, pipeline->ids, ids_bytes);
     if (query->flags & KV_WIRE_WEIGHTS)
-        to = append(to, querier->scores, ids_bytes);
+        to = append(to, pipeline->scores, ids_bytes);
     if (query->merge == KV_MERGE_NONE)
-        to = append(to, querier->heads, ids_bytes);
-    to = append(to, querier->outputs, querier->n_outputs * sizeof(float));
-    to = append(to, querier->lses, querier->n_lses * sizeof(float));
-    to = append(to, querier->crcs, querier->n_rows * sizeof(uint32_t));
-    for (uint32_t i = 0; i < work->request.n_units; i++)
-        if (querier->found[i].committed < committed)
-            committed = querier->found[i].committed;
-    work->reply.layer = kvs_units(work)[0].layer;
-    work->reply.snapshot = committed;
-    work->reply.n_rows = querier->n_rows;
-    count(work, querier);
+        to = append(to, pipeline->heads, ids_bytes);
+    to = append(to, pipeline->outputs, pipeline->n_outputs * sizeof(float));
+    to = append(to, pipeline->lses, pipeline->n_lses * sizeof(float));
+    to = append(to, pipeline->crcs, pipeline->n_rows * sizeof(uint32_t));
+    for (uint32_t i = 0; i < request->header.n_units; i++)
+        if (pipeline->found[i].committed < committed)
+            committed = pipeline->found[i].committed;
+    request->reply.layer = kvs_units(request)[0].layer;
+    request->reply.snapshot = committed;
+    request->reply.n_rows = pipeline->n_rows;
+    count(request, pipeline);
 
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2 &&
-                   (size_t)(to - work->answer) + bytes <= KV_WIRE_BODY_MAX;
+                   (size_t)(to - request->answer) + bytes <= KV_WIRE_BODY_MAX;
     if (in_body && bytes > 0)
-        to = append(to, work->staging, bytes);
-    kv_op_query_release(work);
-    kv_work_answer(work, work->answer, (size_t)(to - work->answer), work->staging,
-                   in_body ? 0 : bytes);
+        to = append(to, request->staging, bytes);
+    kvs_op_query_release(request);
+    kvs_request_answer(request, request->answer, (size_t)(to - request->answer),
+                       request->staging, in_body ? 0 : bytes);
 }
 
 /* ---- its turn ---------------------------------------------------------------------------- */
 
 static void note_selected(void *arg,
-                          const struct kv_scan *scan,
-                          const struct kv_choice *choice,
+                          const struct kvs_score *score,
+                          const struct kvs_selection *selection,
                           const uint32_t *tokens,
                           uint32_t n_tokens)
 {
-    struct kv_work *work = arg;
+    struct kvs_request *request = arg;
 
-    kv_recall_note(kvs_query_queue_of(work->data)->recall, work->part, scan, choice, tokens,
-                   n_tokens);
+    kvs_recall_note(kvs_query_queue_of(request->shard)->recall, request->session, score,
+                    selection, tokens, n_tokens);
 }
 
-/* False: it is another work's, and this one is in its queue. */
-static bool take_querier(struct kv_work *work)
+/* False: it is another request's, and this one is in its queue. */
+static bool take_pipeline(struct kvs_request *request)
 {
-    struct kvs_query_queue *queue = kvs_query_queue_of(work->data);
+    struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
     struct kvs_query_input input;
 
-    if (queue->owner == work && queue->begun)
+    if (queue->owner == request && queue->begun)
         return true;
-    if (queue->owner != NULL && queue->owner != work) {
-        kv_work_queue_at(work, &queue->waiting);
+    if (queue->owner != NULL && queue->owner != request) {
+        kvs_request_queue_at(request, &queue->waiting);
         return false;
     }
-    queue->owner = work;
+    queue->owner = request;
     queue->begun = true;
-    queue->begun_us = kv_clock_now(work->data->clock);
-    kvs_query_parse(work, queue->units, &input);
+    queue->begun_us = kv_clock_now(request->shard->clock);
+    kvs_query_parse(request, queue->units, &input);
     input.selected = note_selected;
-    input.arg = work;
-    kv_querier_begin(queue->querier, &input);
+    input.arg = request;
+    kvs_query_pipeline_begin(queue->pipeline, &input);
     return true;
 }
 
-static void fail_bad(struct kv_work *work, const struct kv_querier *querier)
+static void fail_bad(struct kvs_request *request, const struct kvs_query_pipeline *pipeline)
 {
-    const struct kv_wire_unit *unit = &kvs_units(work)[querier->unit];
+    const struct kv_wire_unit *unit = &kvs_units(request)[pipeline->unit];
 
-    kv_work_fail(
-        work, KV_CORRUPT,
+    kvs_request_fail(
+        request, KV_CORRUPT,
         "query: layer %u head %u token %u: the row has gone bad in memory: put it again",
-        unit->layer, unit->kv_head, querier->bad);
+        unit->layer, unit->kv_head, pipeline->bad);
 }
 
-bool kv_op_query_run(struct kv_work *work)
+bool kvs_op_query_run(struct kvs_request *request)
 {
-    struct kv_querier *querier = kvs_query_queue_of(work->data)->querier;
+    struct kvs_query_pipeline *pipeline = kvs_query_queue_of(request->shard)->pipeline;
 
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "query: session %u was changed meanwhile",
-                     work->request.session_index);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "query: session %u was changed meanwhile",
+                         request->header.session_index);
         return false;
     }
-    if (kv_query_of(work)->answer == KV_ANSWER_ROWS && work->staging == NULL &&
-        !kv_work_stage(work))
+    if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
+        !kvs_request_acquire_staging(request))
         return false;
-    if (work->answer == NULL && kv_work_answer_slot(work, KV_WIRE_BODY_MAX) != KV_OK) {
-        kv_work_fail(work, KV_BUSY, "query: no buffer for the answer");
-        return false;
-    }
-    if (!take_querier(work))
-        return false;
-    if (!kv_querier_slice(querier)) {
-        fail_bad(work, querier);
+    if (request->answer == NULL &&
+        kvs_request_answer_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
+        kvs_request_fail(request, KV_BUSY, "query: no buffer for the answer");
         return false;
     }
-    if (!kv_querier_is_done(querier))
+    if (!take_pipeline(request))
+        return false;
+    if (!kvs_query_pipeline_slice(pipeline)) {
+        fail_bad(request, pipeline);
+        return false;
+    }
+    if (!kvs_query_pipeline_is_done(pipeline))
         return true;
-    if (check_outputs(work, querier))
-        answer(work, querier);
+    if (check_outputs(request, pipeline))
+        answer(request, pipeline);
     return false;
 }

@@ -9,18 +9,18 @@
 #include "kvserver/store/query/pipeline.h"
 
 struct kvs_query_queue {
-    struct kv_querier *querier;
-    struct kv_work *owner;                    /* who has it; NULL: nobody */
-    bool begun;                               /* the query in it is the owner's */
-    uint64_t begun_us;                        /* its first slice */
-    struct kv_unit *units[KV_WIRE_UNITS_MAX]; /* of that query */
-    struct kv_work_queue waiting;             /* works that want it */
-    struct kv_recall *recall;                 /* is shown what was chosen */
+    struct kvs_query_pipeline *pipeline;
+    struct kvs_request *owner;                 /* who has it; NULL: nobody */
+    bool begun;                                /* the query in it is the owner's */
+    uint64_t begun_us;                         /* its first slice */
+    struct kvs_unit *units[KV_WIRE_UNITS_MAX]; /* of that query */
+    struct kvs_request_queue waiting;          /* requests that want it */
+    struct kvs_recall *recall;                 /* is shown what was chosen */
 };
 
-static inline struct kvs_query_queue *kvs_query_queue_of(const struct kv_data *data)
+static inline struct kvs_query_queue *kvs_query_queue_of(const struct kvs_shard *shard)
 {
-    return data->op_state[KV_OP_QUERY];
+    return shard->op_state[KV_OP_QUERY];
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* query_parse.h - the body of a query message (kv_wire.h): its parts, whether it is sound, and
  * what a query makes of it.
  *
- * Threads: the data thread.  Memory: the work's; nothing is kept.
+ * Threads: the data thread.  Memory: the request's; nothing is kept.
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_PARSE_H
 #define KV_KVSERVER_STORE_OPS_QUERY_PARSE_H
@@ -10,17 +10,18 @@
 #include "kvserver/store/shard/shard.h"
 
 /* Everything that a message may have wrong: bounds, units, what they hold, whether the answer
- * fits one message.  False: the work has failed, with an error that names the field.  The
- * functions below are for works that have passed. */
-bool kv_query_check(struct kv_work *work);
+ * fits one message.  False: the request has failed, with an error that names the field.  The
+ * functions below are for requests that have passed. */
+bool kvs_query_check(struct kvs_request *request);
 
-const struct kv_wire_query *kv_query_of(const struct kv_work *work);
-const struct kv_wire_range *kv_query_ranges(const struct kv_work *work); /* (n_ranges) */
+const struct kv_wire_query *kvs_query_of(const struct kvs_request *request);
+const struct kv_wire_range *
+kvs_query_ranges(const struct kvs_request *request); /* (n_ranges) */
 
 /* What the message asks.
  *   units  (n_units) room for them */
-void kvs_query_parse(const struct kv_work *work,
-                     struct kv_unit **units,
+void kvs_query_parse(const struct kvs_request *request,
+                     struct kvs_unit **units,
                      struct kvs_query_input *ret_input);
 
 #endif

@@ -9,231 +9,234 @@
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
 
-static bool is_fetch(const struct kv_work *work)
+static bool is_fetch(const struct kvs_request *request)
 {
-    return work->request.op == KV_OP_FETCH;
+    return request->header.op == KV_OP_FETCH;
 }
 
 /* Rows of unit i of the request. */
-static uint32_t rows_of(const struct kv_work *work, uint32_t i)
+static uint32_t rows_of(const struct kvs_request *request, uint32_t i)
 {
-    return is_fetch(work) ? kvs_units(work)[i].n_ids : work->request.token_count;
+    return is_fetch(request) ? kvs_units(request)[i].n_ids : request->header.token_count;
 }
 
 /* Gathers rows from the cursor on into dst, at most `room` bytes; advances the cursor.  Returns
  * the bytes written. */
-static size_t gather(struct kv_work *work, uint8_t *dst, size_t room)
+static size_t gather(struct kvs_request *request, uint8_t *dst, size_t room)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = kvs_numbers(work);
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *ids = kvs_numbers(request);
     size_t done = 0;
 
-    if (is_fetch(work))
-        for (uint32_t i = 0; i < work->cursor_unit; i++)
-            ids += kvs_units(work)[i].n_ids;
-    for (; work->cursor_unit < request->n_units; work->cursor_unit++, work->cursor_row = 0) {
-        const struct kv_unit *unit = kvs_unit_at(work, work->cursor_unit);
-        uint32_t n_rows = rows_of(work, work->cursor_unit);
+    if (is_fetch(request))
+        for (uint32_t i = 0; i < request->cursor_unit; i++)
+            ids += kvs_units(request)[i].n_ids;
+    for (; request->cursor_unit < header->n_units;
+         request->cursor_unit++, request->cursor_row = 0) {
+        const struct kvs_unit *unit = kvs_unit_at(request, request->cursor_unit);
+        uint32_t n_rows = rows_of(request, request->cursor_unit);
 
-        while (work->cursor_row < n_rows) {
+        while (request->cursor_row < n_rows) {
             const void *rows[512];
             uint32_t n = 0;
-            for (; n < 512 && work->cursor_row + n < n_rows &&
+            for (; n < 512 && request->cursor_row + n < n_rows &&
                    done + (size_t)(n + 1) * unit->row_bytes <= room;
                  n++) {
-                uint32_t at = work->cursor_row + n;
+                uint32_t at = request->cursor_row + n;
                 rows[n] =
-                    kv_unit_row(unit, is_fetch(work) ? ids[at] : request->token_begin + at);
+                    kvs_unit_row(unit, is_fetch(request) ? ids[at] : header->token_begin + at);
             }
             if (n == 0)
                 return done;
             kv_rows_gather(dst + done, rows, n, unit->row_bytes);
             done += (size_t)n * unit->row_bytes;
-            work->cursor_row += n;
+            request->cursor_row += n;
         }
-        if (is_fetch(work))
+        if (is_fetch(request))
             ids += n_rows;
     }
     return done;
 }
 
-static void gather_crcs(const struct kv_work *work, uint32_t *ret_crcs)
+static void gather_crcs(const struct kvs_request *request, uint32_t *ret_crcs)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = kvs_numbers(work);
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *ids = kvs_numbers(request);
 
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
 
-        if (is_fetch(work)) {
-            for (uint32_t j = 0; j < kvs_units(work)[i].n_ids; j++)
-                *ret_crcs++ = *kv_unit_crc(unit, *ids++);
+        if (is_fetch(request)) {
+            for (uint32_t j = 0; j < kvs_units(request)[i].n_ids; j++)
+                *ret_crcs++ = *kvs_unit_crc(unit, *ids++);
         } else {
-            kv_unit_read_crcs(unit, request->token_begin, request->token_count, ret_crcs);
-            ret_crcs += request->token_count;
+            kvs_unit_read_crcs(unit, header->token_begin, header->token_count, ret_crcs);
+            ret_crcs += header->token_count;
         }
     }
 }
 
-/* Whether no row is known to be bad.  On failure the work has failed. */
-static bool rows_are_good(struct kv_work *work)
+/* Whether no row is known to be bad.  On failure the request has failed. */
+static bool rows_are_good(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    const uint32_t *ids = kvs_numbers(work);
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t *ids = kvs_numbers(request);
 
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
-        const uint32_t n = rows_of(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
+        const uint32_t n = rows_of(request, i);
         uint32_t bad = UINT32_MAX;
 
-        if (is_fetch(work)) {
+        if (is_fetch(request)) {
             for (uint32_t j = 0; j < n && bad == UINT32_MAX; j++)
-                bad = kv_unit_is_bad(unit, ids[j]) ? ids[j] : UINT32_MAX;
+                bad = kvs_unit_is_bad(unit, ids[j]) ? ids[j] : UINT32_MAX;
             ids += n;
         } else {
-            const uint32_t first = kv_unit_known_bad(unit, request->token_begin, n);
+            const uint32_t first = kvs_unit_known_bad(unit, header->token_begin, n);
 
-            bad = first < request->token_begin + n ? first : UINT32_MAX;
+            bad = first < header->token_begin + n ? first : UINT32_MAX;
         }
         if (bad == UINT32_MAX)
             continue;
-        kv_work_fail(
-            work, KV_CORRUPT,
+        kvs_request_fail(
+            request, KV_CORRUPT,
             "%s: layer %u head %u token %u: the row has gone bad in memory: put it again",
-            work->row->name, unit->layer, unit->kv_head, bad);
+            request->type->name, unit->layer, unit->kv_head, bad);
         return false;
     }
     return true;
 }
 
 /* All rows are committed: answer, or queue what takes a staging buffer. */
-static void read_ready(struct kv_work *work)
+static void read_ready(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
-    uint32_t n_rows = work->reply.n_rows;
-    size_t bytes = work->cursor_bytes; /* of all rows, kept there by begin */
+    const struct kv_wire_header *header = &request->header;
+    uint32_t n_rows = request->reply.n_rows;
+    size_t bytes = request->cursor_bytes; /* of all rows, kept there by begin */
     size_t crc_bytes = n_rows * sizeof(uint32_t);
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2;
 
-    if (!rows_are_good(work))
+    if (!rows_are_good(request))
         return;
-    if (work->answer == NULL) {
+    if (request->answer == NULL) {
         size_t need = crc_bytes + (in_body ? bytes : 0);
         /* `small` may hold the request's body: the answer then needs a slot of its own. */
-        if (work->body != work->small && need <= sizeof(work->small)) {
-            work->answer = work->small;
-        } else if (kv_work_answer_slot(work, need) != KV_OK) {
-            kv_work_fail(work, KV_BUSY, "%s: no buffer for the answer", work->row->name);
+        if (request->body != request->small && need <= sizeof(request->small)) {
+            request->answer = request->small;
+        } else if (kvs_request_answer_slot(request, need) != KV_OK) {
+            kvs_request_fail(request, KV_BUSY, "%s: no buffer for the answer",
+                             request->type->name);
             return;
         }
-        gather_crcs(work, (uint32_t *)(void *)work->answer);
-        kv_count(&work->data->stats.rows_out, n_rows);
-        kv_count(&work->data->stats.rows_out_bytes, bytes);
-        kv_count(&work->peer->rows_out, n_rows);
+        gather_crcs(request, (uint32_t *)(void *)request->answer);
+        kvs_count(&request->shard->stats.rows_out, n_rows);
+        kvs_count(&request->shard->stats.rows_out_bytes, bytes);
+        kvs_count(&request->client->rows_out, n_rows);
     }
     if (in_body) {
-        gather(work, work->answer + crc_bytes, bytes);
-        kv_work_answer(work, work->answer, crc_bytes + bytes, NULL, 0);
+        gather(request, request->answer + crc_bytes, bytes);
+        kvs_request_answer(request, request->answer, crc_bytes + bytes, NULL, 0);
         return;
     }
-    if (!is_fetch(work) && request->n_units == 1) {
-        struct kv_unit *unit = kvs_unit_at(work, 0);
+    if (!is_fetch(request) && header->n_units == 1) {
+        struct kvs_unit *unit = kvs_unit_at(request, 0);
         struct kv_iov piece;
 
-        if (kv_unit_pieces(unit, request->token_begin, request->token_count, &piece, 0, 1) ==
+        if (kvs_unit_pieces(unit, header->token_begin, header->token_count, &piece, 0, 1) ==
                 1 &&
-            kv_unit_can_pin(unit, request->token_begin, request->token_count)) {
-            work->n_pins =
-                kv_unit_pin(unit, request->token_begin, request->token_count, work->pins);
-            kv_count(&work->data->stats.direct_sends, 1);
-            kv_work_answer(work, work->answer, crc_bytes, piece.base, piece.bytes);
+            kvs_unit_can_pin(unit, header->token_begin, header->token_count)) {
+            request->n_pins =
+                kvs_unit_pin(unit, header->token_begin, header->token_count, request->pins);
+            kvs_count(&request->shard->stats.direct_sends, 1);
+            kvs_request_answer(request, request->answer, crc_bytes, piece.base, piece.bytes);
             return;
         }
     }
-    kv_work_queue(work);
+    kvs_request_queue(request);
 }
 
-bool kv_op_read_run(struct kv_work *work)
+bool kvs_op_read_run(struct kvs_request *request)
 {
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "%s: session %u was changed meanwhile", work->row->name,
-                     work->request.session_index);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+                         request->type->name, request->header.session_index);
         return false;
     }
-    if (work->staging == NULL && !kv_work_stage(work))
+    if (request->staging == NULL && !kvs_request_acquire_staging(request))
         return false;
-    if (work->cursor_unit == 0 && work->cursor_row == 0) {
-        kv_count(&work->data->stats.staged_sends, 1);
-        work->cursor_bytes = 0;
+    if (request->cursor_unit == 0 && request->cursor_row == 0) {
+        kvs_count(&request->shard->stats.staged_sends, 1);
+        request->cursor_bytes = 0;
     }
-    work->cursor_bytes += gather(work, work->staging + work->cursor_bytes, KV_SLICE_BYTES);
-    if (work->cursor_unit < work->request.n_units)
+    request->cursor_bytes +=
+        gather(request, request->staging + request->cursor_bytes, KVS_SLICE_BYTES);
+    if (request->cursor_unit < request->header.n_units)
         return true;
-    kv_work_answer(work, work->answer, work->reply.n_rows * sizeof(uint32_t), work->staging,
-                   work->cursor_bytes);
+    kvs_request_answer(request, request->answer, request->reply.n_rows * sizeof(uint32_t),
+                       request->staging, request->cursor_bytes);
     return false;
 }
 
-void kv_op_read_wake(struct kv_work *work)
+void kvs_op_read_wake(struct kvs_request *request)
 {
-    const struct kv_wire_header *request = &work->request;
+    const struct kv_wire_header *header = &request->header;
     uint32_t least = UINT32_MAX;
 
-    if (kv_work_stale(work)) {
-        kv_work_fail(work, KV_STALE, "%s: session %u was changed meanwhile", work->row->name,
-                     request->session_index);
+    if (kvs_request_stale(request)) {
+        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+                         request->type->name, header->session_index);
         return;
     }
-    for (uint32_t i = 0; i < request->n_units; i++) {
-        const struct kv_unit *unit = kvs_unit_at(work, i);
+    for (uint32_t i = 0; i < header->n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
         if (unit->committed < least)
             least = unit->committed;
     }
-    if (least < request->snapshot) {
-        kv_work_wait(work, request->snapshot);
+    if (least < header->snapshot) {
+        kvs_request_wait(request, header->snapshot);
         return;
     }
-    work->reply.layer = kvs_units(work)[0].layer;
-    work->reply.snapshot = least;
-    read_ready(work);
+    request->reply.layer = kvs_units(request)[0].layer;
+    request->reply.snapshot = least;
+    read_ready(request);
 }
 
-void kv_op_read_begin(struct kv_work *work)
+void kvs_op_read_begin(struct kvs_request *request)
 {
-    struct kv_wire_header *request = &work->request;
+    struct kv_wire_header *header = &request->header;
     uint64_t n_rows, bytes;
-    uint32_t need = request->token_begin + request->token_count;
+    uint32_t need = header->token_begin + header->token_count;
 
-    if (!kv_parse_units(work, is_fetch(work), &n_rows, &bytes))
+    if (!kvs_parse_units(request, is_fetch(request), &n_rows, &bytes))
         return;
-    size_t expected = request->n_units * sizeof(struct kv_wire_unit) +
-                      (is_fetch(work) ? n_rows * sizeof(uint32_t) : 0);
-    if (request->body_bytes != expected || n_rows == 0) {
-        kv_work_fail(work, KV_INVALID, "%s: a body of %u bytes for %llu rows, %zu expected",
-                     work->row->name, request->body_bytes, (unsigned long long)n_rows,
-                     expected);
+    size_t expected = header->n_units * sizeof(struct kv_wire_unit) +
+                      (is_fetch(request) ? n_rows * sizeof(uint32_t) : 0);
+    if (header->body_bytes != expected || n_rows == 0) {
+        kvs_request_fail(
+            request, KV_INVALID, "%s: a body of %u bytes for %llu rows, %zu expected",
+            request->type->name, header->body_bytes, (unsigned long long)n_rows, expected);
         return;
     }
-    if (is_fetch(work)) {
+    if (is_fetch(request)) {
         uint32_t last = 0;
         for (uint64_t i = 0; i < n_rows; i++)
-            if (kvs_numbers(work)[i] > last)
-                last = kvs_numbers(work)[i];
-        if (last >= work->part->tokens_max) {
-            kv_work_fail(work, KV_INVALID, "%s: token %u, at most %u in a session",
-                         work->row->name, last, work->part->tokens_max);
+            if (kvs_numbers(request)[i] > last)
+                last = kvs_numbers(request)[i];
+        if (last >= request->session->tokens_max) {
+            kvs_request_fail(request, KV_INVALID, "%s: token %u, at most %u in a session",
+                             request->type->name, last, request->session->tokens_max);
             return;
         }
         need = last + 1;
     }
-    if (request->snapshot > work->part->tokens_max) {
-        kv_work_fail(work, KV_INVALID, "%s: snapshot %u, at most %u tokens in a session",
-                     work->row->name, request->snapshot, work->part->tokens_max);
+    if (header->snapshot > request->session->tokens_max) {
+        kvs_request_fail(request, KV_INVALID, "%s: snapshot %u, at most %u tokens in a session",
+                         request->type->name, header->snapshot, request->session->tokens_max);
         return;
     }
-    if (request->snapshot < need)
-        request->snapshot = need;
-    work->reply.n_rows = (uint32_t)n_rows;
-    work->cursor_bytes = bytes;
-    kv_op_read_wake(work);
+    if (header->snapshot < need)
+        header->snapshot = need;
+    request->reply.n_rows = (uint32_t)n_rows;
+    request->cursor_bytes = bytes;
+    kvs_op_read_wake(request);
 }

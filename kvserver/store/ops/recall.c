@@ -14,42 +14,42 @@ enum {
 /* The weight of one look in the average. */
 static const float NEW_SHARE = 0.125f;
 
-struct kv_recall {
-    struct kv_data *data;
+struct kvs_recall {
+    struct kvs_shard *shard;
     bool busy;
     uint32_t part, serial, generation;
     uint32_t layer, kv_head;
-    struct kv_scan scan;
-    struct kv_choice choice;
+    struct kvs_score score;
+    struct kvs_selection selection;
     uint32_t k[KV_QUERIES_MAX]; /* of the choice's groups */
     bool choosing;              /* all is scored */
-    struct kv_chooser chooser;
-    struct kv_scan_part parts[KV_RANGES_MAX];
+    struct kvs_selector selector;
+    struct kvs_score_run parts[KV_RANGES_MAX];
     struct kv_wire_range ranges[KV_RANGES_MAX];
-    float *queries;    /* (KV_QUERIES_MAX, KV_CODEBOOK_DIM_MAX) */
+    float *queries;    /* (KV_QUERIES_MAX, KVS_CODEBOOK_DIM_MAX) */
     uint32_t *tokens;  /* (n_tokens) */
     uint32_t n_tokens; /* the answer */
     float *floats;     /* FLOATS, from the system as they are used */
 };
 
-struct kv_recall *kv_recall_create(struct kv_data *data)
+struct kvs_recall *kvs_recall_create(struct kvs_shard *shard)
 {
-    struct kv_recall *recall = calloc(1, sizeof(*recall));
+    struct kvs_recall *recall = calloc(1, sizeof(*recall));
 
     if (recall == NULL)
         return NULL;
-    recall->data = data;
-    recall->queries = calloc((size_t)KV_QUERIES_MAX * KV_CODEBOOK_DIM_MAX, sizeof(float));
+    recall->shard = shard;
+    recall->queries = calloc((size_t)KV_QUERIES_MAX * KVS_CODEBOOK_DIM_MAX, sizeof(float));
     recall->tokens = calloc((size_t)KV_QUERIES_MAX * KV_SELECTED_MAX, sizeof(uint32_t));
     recall->floats = kv_memory_reserve(FLOATS * sizeof(float));
     if (recall->queries == NULL || recall->tokens == NULL || recall->floats == NULL) {
-        kv_recall_destroy(recall);
+        kvs_recall_destroy(recall);
         return NULL;
     }
     return recall;
 }
 
-void kv_recall_destroy(struct kv_recall *recall)
+void kvs_recall_destroy(struct kvs_recall *recall)
 {
     if (recall == NULL)
         return;
@@ -59,56 +59,57 @@ void kv_recall_destroy(struct kv_recall *recall)
     free(recall);
 }
 
-void kv_recall_note(struct kv_recall *recall,
-                    const struct kv_part *part,
-                    const struct kv_scan *scan,
-                    const struct kv_choice *choice,
-                    const uint32_t *tokens,
-                    uint32_t n_tokens)
+void kvs_recall_note(struct kvs_recall *recall,
+                     const struct kvs_shard_session *session,
+                     const struct kvs_score *score,
+                     const struct kvs_selection *selection,
+                     const uint32_t *tokens,
+                     uint32_t n_tokens)
 {
-    struct kv_unit *unit = scan->unit;
+    struct kvs_unit *unit = score->unit;
 
     /* Due from then on, until it has been looked at. */
-    if (++unit->n_queries < KV_RECALL_EVERY || recall->busy || n_tokens == 0 ||
-        (size_t)scan->n * (scan->n_queries + KV_SCAN_SPARE) + KV_SELECT_SPARE > FLOATS ||
-        scan->n > CANDIDATES_MAX)
+    if (++unit->n_queries < KVS_RECALL_EVERY || recall->busy || n_tokens == 0 ||
+        (size_t)score->n * (score->n_queries + KVS_SCORE_SPARE) + KV_TOPK_SPARE > FLOATS ||
+        score->n > CANDIDATES_MAX)
         return;
     unit->n_queries = 0;
     recall->busy = true;
-    recall->part = part->index;
-    recall->serial = part->serial;
-    recall->generation = part->generation;
+    recall->part = session->index;
+    recall->serial = session->serial;
+    recall->generation = session->generation;
     recall->layer = unit->layer;
     recall->kv_head = unit->kv_head;
-    recall->choice = *choice;
-    recall->scan = *scan;
-    memcpy(recall->ranges, scan->ranges, scan->n_ranges * sizeof(*scan->ranges));
-    memcpy(recall->queries, scan->queries,
-           (size_t)scan->n_queries * scan->d * sizeof(*scan->queries));
+    recall->selection = *selection;
+    recall->score = *score;
+    memcpy(recall->ranges, score->ranges, score->n_ranges * sizeof(*score->ranges));
+    memcpy(recall->queries, score->queries,
+           (size_t)score->n_queries * score->d * sizeof(*score->queries));
     memcpy(recall->tokens, tokens, n_tokens * sizeof(*tokens));
     recall->n_tokens = n_tokens;
-    recall->scan.ranges = recall->ranges;
-    recall->scan.queries = recall->queries;
-    recall->scan.room = recall->floats;
-    recall->scan.room_floats = FLOATS;
-    recall->scan.parts = recall->parts;
-    recall->scan.by_code = recall->scan.by_cell = false;
+    recall->score.ranges = recall->ranges;
+    recall->score.queries = recall->queries;
+    recall->score.room = recall->floats;
+    recall->score.room_floats = FLOATS;
+    recall->score.parts = recall->parts;
+    recall->score.by_code = recall->score.by_cell = false;
     recall->choosing = false;
-    if (choice->each != NULL) {
-        memcpy(recall->k, choice->each, kv_choice_groups(choice) * sizeof(*recall->k));
-        recall->choice.each = recall->k;
+    if (selection->per_query != NULL) {
+        memcpy(recall->k, selection->per_query,
+               kvs_selection_groups(selection) * sizeof(*recall->k));
+        recall->selection.per_query = recall->k;
     }
-    kv_scan_begin(&recall->scan, &recall->data->codebooks);
+    kvs_score_begin(&recall->score, &recall->shard->codebooks);
 }
 
 /* Tokens that are in both lists, which ascend. */
-static uint32_t n_common(const struct kv_recall *recall, const uint32_t *indices, uint32_t n)
+static uint32_t n_common(const struct kvs_recall *recall, const uint32_t *indices, uint32_t n)
 {
-    struct kv_range_walk walk = {.ranges = recall->ranges};
+    struct kvs_range_walk walk = {.ranges = recall->ranges};
     uint32_t common = 0, at = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t token = kv_range_walk_to(&walk, indices[i]);
+        uint32_t token = kvs_range_walk_to(&walk, indices[i]);
 
         while (at < recall->n_tokens && recall->tokens[at] < token)
             at++;
@@ -117,38 +118,38 @@ static uint32_t n_common(const struct kv_recall *recall, const uint32_t *indices
     return common;
 }
 
-bool kv_recall_step(struct kv_recall *recall)
+bool kvs_recall_step(struct kvs_recall *recall)
 {
-    const struct kv_part *part = &recall->data->parts[recall->part];
-    struct kv_scan *scan = &recall->scan;
+    const struct kvs_shard_session *session = &recall->shard->parts[recall->part];
+    struct kvs_score *score = &recall->score;
 
     if (!recall->busy)
         return false;
-    if (!part->used || part->serial != recall->serial ||
-        part->generation != recall->generation) {
+    if (!session->used || session->serial != recall->serial ||
+        session->generation != recall->generation) {
         recall->busy = false;
         return true;
     }
     /* The part's units may have moved to another place. */
-    scan->unit = kv_part_unit(part, recall->layer, recall->kv_head);
+    score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
     if (!recall->choosing) {
-        if (!kv_scan_slice(scan, &recall->data->codebooks, recall->data->clock))
+        if (!kvs_score_slice(score, &recall->shard->codebooks, recall->shard->clock))
             return true;
-        kv_choose_begin(&recall->chooser, &recall->choice, scan->scores, scan->maxima, NULL,
-                        NULL, scan->n, false, kvs_scan_spare(scan));
+        kvs_select_begin(&recall->selector, &recall->selection, score->scores, score->maxima,
+                         NULL, NULL, score->n, false, kvs_score_spare(score));
         recall->choosing = true;
     }
-    if (!kv_choose_slice(&recall->chooser))
+    if (!kvs_select_slice(&recall->selector))
         return true;
 
-    uint32_t *indices =
-        (uint32_t *)(void *)(kvs_scan_spare(scan) + (size_t)scan->n_items * KV_CHOOSE_ROOM);
-    uint32_t n = kv_choose_rows(&recall->chooser, indices, NULL);
+    uint32_t *indices = (uint32_t *)(void *)(kvs_score_spare(score) +
+                                             (size_t)score->n_items * KVS_SELECT_CAPACITY);
+    uint32_t n = kvs_select_rows(&recall->selector, indices, NULL);
     float share = n > 0 ? (float)n_common(recall, indices, n) / (float)n : 1;
-    struct kv_unit *unit = scan->unit;
+    struct kvs_unit *unit = score->unit;
     unit->recall =
         isnan(unit->recall) ? share : unit->recall + NEW_SHARE * (share - unit->recall);
-    kv_count(&recall->data->stats.recall_samples, 1);
+    kvs_count(&recall->shard->stats.recall_samples, 1);
     recall->busy = false;
     return true;
 }

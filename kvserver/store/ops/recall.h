@@ -1,7 +1,7 @@
 /* recall.h - how good the codes are: some queries are answered a second time, by all keys, when
  * there is nothing else to do, and the choices are compared.
  *
- * At least every KV_RECALL_EVERY-th query of a unit is, one at a time; the unit keeps a moving
+ * At least every KVS_RECALL_EVERY-th query of a unit is, one at a time; the unit keeps a moving
  * average of the share of exact top-k that its answer had.
  *
  * Threads: the data thread.  Memory: create/destroy.
@@ -14,25 +14,25 @@
 #include "kvserver/store/shard/shard.h"
 
 enum {
-    KV_RECALL_EVERY = 64,
+    KVS_RECALL_EVERY = 64,
 };
 
-struct kv_recall;
+struct kvs_recall;
 
 /* NULL: out of memory. */
-struct kv_recall *kv_recall_create(struct kv_data *data);
-void kv_recall_destroy(struct kv_recall *recall); /* NULL is allowed */
+struct kvs_recall *kvs_recall_create(struct kvs_shard *shard);
+void kvs_recall_destroy(struct kvs_recall *recall); /* NULL is allowed */
 
 /* Counts a query of the unit that was answered with these tokens, ascending; takes it for a
  * look if one is due and there is room. */
-void kv_recall_note(struct kv_recall *recall,
-                    const struct kv_part *part,
-                    const struct kv_scan *scan,
-                    const struct kv_choice *choice,
-                    const uint32_t *tokens,
-                    uint32_t n_tokens);
+void kvs_recall_note(struct kvs_recall *recall,
+                     const struct kvs_shard_session *session,
+                     const struct kvs_score *score,
+                     const struct kvs_selection *selection,
+                     const uint32_t *tokens,
+                     uint32_t n_tokens);
 
 /* A slice of the look under way.  Returns false if there is none. */
-bool kv_recall_step(struct kv_recall *recall);
+bool kvs_recall_step(struct kvs_recall *recall);
 
 #endif

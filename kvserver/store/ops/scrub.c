@@ -15,13 +15,13 @@ enum {
     PASS_US = 50 * 1000,     /* from one pass's begin to the next one's, at least */
 };
 
-struct kv_scrub {
-    struct kv_data *data;
+struct kvs_scrub {
+    struct kvs_shard *shard;
     uint64_t bytes_per_s;
     uint64_t due_us;   /* of the next slice */
     uint64_t begun_us; /* the pass */
     uint16_t pass;     /* its number: never 0 */
-    struct kv_scrub_progress progress;
+    struct kvs_scrub_progress progress;
 
     uint32_t part, serial, unit, block; /* the next segment */
     uint32_t codebook, step;            /* at one of its checks: see check_codebook() */
@@ -29,109 +29,110 @@ struct kv_scrub {
     uint32_t piece, at, crc; /* of the object looked at, so far */
 };
 
-struct kv_scrub *kv_scrub_create(struct kv_data *data, uint64_t bytes_per_s)
+struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s)
 {
-    struct kv_scrub *scrub = calloc(1, sizeof(*scrub));
+    struct kvs_scrub *scrub = calloc(1, sizeof(*scrub));
 
     if (scrub == NULL)
         return NULL;
-    scrub->data = data;
+    scrub->shard = shard;
     scrub->bytes_per_s = bytes_per_s;
-    scrub->begun_us = scrub->due_us = kv_clock_now(data->clock);
+    scrub->begun_us = scrub->due_us = kv_clock_now(shard->clock);
     scrub->pass = 1;
-    scrub->serial = data->parts[0].serial;
+    scrub->serial = shard->parts[0].serial;
     return scrub;
 }
 
-void kv_scrub_destroy(struct kv_scrub *scrub)
+void kvs_scrub_destroy(struct kvs_scrub *scrub)
 {
     free(scrub);
 }
 
-void kv_scrub_progress(const struct kv_scrub *scrub, struct kv_scrub_progress *ret_progress)
+void kvs_scrub_progress(const struct kvs_scrub *scrub, struct kvs_scrub_progress *ret_progress)
 {
     *ret_progress = scrub->progress;
     ret_progress->session = scrub->part;
 }
 
-static struct kv_codebook *book_of(const struct kv_scrub *scrub,
-                                   const struct kv_segment *segment)
+static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
+                                    const struct kvs_segment *segment)
 {
-    return kv_codebook_at(&scrub->data->codebooks, segment->codebook);
+    return kvs_codebook_at(&scrub->shard->codebooks, segment->codebook);
 }
 
 /* ---- rows and codes ---------------------------------------------------------------------- */
 
 /* Rows of the segment that the unit has. */
-static uint32_t rows_of(const struct kv_unit *unit, uint32_t block)
+static uint32_t rows_of(const struct kvs_unit *unit, uint32_t block)
 {
     const uint32_t n = unit->committed - block * KV_BLOCK_TOKENS;
 
     return n < KV_BLOCK_TOKENS ? n : KV_BLOCK_TOKENS;
 }
 
-static uint64_t check_rows(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t block)
+static uint64_t check_rows(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
-    struct kv_segment *segment = unit->segments[block];
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
     const uint32_t begin = segment->pass == scrub->pass ? segment->n_checked : 0;
     const uint32_t end = rows_of(unit, block);
 
     if (begin >= end)
         return 0;
-    kv_verify_run(&scrub->data->heap, &rows, block * KV_BLOCK_TOKENS + begin, 1, end - begin);
+    kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS + begin, 1,
+                   end - begin);
     segment->pass = scrub->pass;
     segment->n_checked = (uint8_t)end;
     return (uint64_t)(end - begin) * (unit->row_bytes + sizeof(uint32_t));
 }
 
 /* Whether all rows that have lost their codes are good. */
-static bool can_recode(const struct kv_scrub *scrub, struct kv_unit *unit, uint32_t block)
+static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
-    const struct kv_segment *segment = unit->segments[block];
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    const struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
     const uint32_t n = segment->n_lost;
 
     return rows_of(unit, block) >= n &&
-           kv_verify_run(&scrub->data->heap, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
+           kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
 }
 
 /* Codes of a codebook that is broken go with it; no job is at these. */
-static uint64_t check_codes(struct kv_scrub *scrub,
-                            const struct kv_part *part,
-                            struct kv_unit *unit,
+static uint64_t check_codes(struct kvs_scrub *scrub,
+                            const struct kvs_shard_session *session,
+                            struct kvs_unit *unit,
                             uint32_t block)
 {
-    struct kv_codebooks *books = &scrub->data->codebooks;
-    struct kv_segment *segment = unit->segments[block];
-    const struct kv_codebook *book = book_of(scrub, segment);
+    struct kvs_codebooks *books = &scrub->shard->codebooks;
+    struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_codebook *book = book_of(scrub, segment);
 
-    if (segment->n_coded > 0 && !kv_segment_codes_are_good(books, segment))
-        kv_segment_lose_codes(books, segment);
+    if (segment->n_coded > 0 && !kvs_segment_codes_are_good(books, segment))
+        kvs_segment_lose_codes(books, segment);
     if (segment->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
-        kv_segment_recode(books, segment,
-                          (enum kv_key_type)part->schema->layers[unit->layer].dtype,
-                          unit->row_bytes);
+        kvs_segment_recode(books, segment,
+                           (enum kv_key_type)session->schema->layers[unit->layer].dtype,
+                           unit->row_bytes);
     return kv_tile_bytes(&book->shape);
 }
 
 /* ---- codebooks --------------------------------------------------------------------------- */
 
-static void check_centroids(struct kv_scrub *scrub, struct kv_codebook *book)
+static void check_centroids(struct kvs_scrub *scrub, struct kvs_codebook *book)
 {
-    if (book->is_broken || kv_codebook_centroids_are_good(book))
+    if (book->is_broken || kvs_codebook_centroids_are_good(book))
         return;
-    scrub->data->heap.health.found[KV_KIND_CENTROIDS]++;
+    scrub->shard->store.health.found[KVS_KIND_CENTROIDS]++;
     book->is_broken = true;
 }
 
 /* One of its checks: centroids, cells, then group by group of its summaries.  Returns how many
  * bytes it was. */
-static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
+static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
 {
-    struct kv_codebooks *books = &scrub->data->codebooks;
-    struct kv_codebook *book = kv_codebook_at(books, codebook);
-    const struct kv_summaries *summaries = &book->summaries;
+    struct kvs_codebooks *books = &scrub->shard->codebooks;
+    struct kvs_codebook *book = kvs_codebook_at(books, codebook);
+    const struct kvs_summaries *summaries = &book->summaries;
     uint64_t bytes = 0;
 
     if (scrub->codebook != codebook)
@@ -142,12 +143,12 @@ static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
         check_centroids(scrub, book);
     } else if (scrub->step == 1) {
         bytes = book->n_celled * sizeof(uint32_t);
-        (void)kv_codebook_verify_cells(books, codebook);
-    } else if (scrub->step - 2 < kv_summaries_n_groups(summaries)) {
-        bytes = kv_rest_bytes(&summaries->shape);
-        (void)kv_codebook_verify_summaries(books, codebook, scrub->step - 2);
+        (void)kvs_codebook_verify_cells(books, codebook);
+    } else if (scrub->step - 2 < kvs_summaries_n_groups(summaries)) {
+        bytes = kv_summary_bytes(&summaries->shape);
+        (void)kvs_codebook_verify_summaries(books, codebook, scrub->step - 2);
     }
-    if (++scrub->step >= 2 + kv_summaries_n_groups(summaries)) {
+    if (++scrub->step >= 2 + kvs_summaries_n_groups(summaries)) {
         if (book->pass != 0)
             book->n_most = book->n_seen;
         book->n_seen = 0;
@@ -160,7 +161,7 @@ static uint64_t check_codebook(struct kv_scrub *scrub, uint32_t codebook)
 /* ---- what is made again ------------------------------------------------------------------ */
 
 /* The unit's segments before `end` whose codes are by the codebook of the last of them. */
-static uint32_t run_begin(const struct kv_unit *unit, uint32_t end)
+static uint32_t run_begin(const struct kvs_unit *unit, uint32_t end)
 {
     const uint32_t codebook = unit->segments[end - 1]->codebook;
     uint32_t begin = end - 1;
@@ -172,23 +173,23 @@ static uint32_t run_begin(const struct kv_unit *unit, uint32_t end)
 }
 
 /* Whether codes of the segments may be made anew: no job is at them, and the rows are good. */
-static bool may_recut(const struct kv_unit *unit, uint32_t begin, uint32_t tokens)
+static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t tokens)
 {
     const uint32_t first = begin * KV_BLOCK_TOKENS;
 
     for (uint32_t i = begin; i * KV_BLOCK_TOKENS < tokens; i++)
         if (unit->segments[i]->training || unit->segments[i]->begins_job)
             return false;
-    return kv_unit_known_bad(unit, first, tokens - first) == tokens;
+    return kvs_unit_known_bad(unit, first, tokens - first) == tokens;
 }
 
 /* To make what the codebook was, and its summaries, from the same rows. */
-static struct kv_index_plan plan_of(const struct kv_codebook *book)
+static struct kvs_index_plan plan_of(const struct kvs_codebook *book)
 {
-    struct kv_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
+    struct kvs_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
 
     if (book->summaries.n_rows > 0) {
-        plan.rest_bits = book->summaries.shape.bits;
+        plan.summaries_bits = book->summaries.shape.bits;
         plan.d_v = book->summaries.shape.d_v;
     }
     plan.seed = book->plan.seed;
@@ -198,7 +199,7 @@ static struct kv_index_plan plan_of(const struct kv_codebook *book)
 }
 
 /* Full segments of the chapter that the unit has; their codes may be lost. */
-static uint32_t n_of_chapter(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     uint32_t at = begin;
 
@@ -212,47 +213,48 @@ static uint32_t n_of_chapter(const struct kv_unit *unit, uint32_t begin, uint32_
  * Cells and summaries for which there is no memory, and codes that a query is in the middle of,
  * are tried again in the next pass.  Codes whose job finds no memory are gone: these rows are
  * scored by key until somebody asks for an index. */
-static void mend_codebook(struct kv_scrub *scrub, struct kv_unit *unit, uint32_t end)
+static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t end)
 {
-    struct kv_data *data = scrub->data;
+    struct kvs_shard *shard = scrub->shard;
     const uint32_t begin = run_begin(unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
-    struct kv_codebook *book = book_of(scrub, unit->segments[begin]);
+    struct kvs_codebook *book = book_of(scrub, unit->segments[begin]);
     const uint32_t n_full = n_of_chapter(unit, begin, end);
 
     if (book->n_seen < n_full)
         book->n_seen = n_full;
     if (!book->is_broken) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
-            (void)kv_index_repair(data->indexer, unit, begin);
+            (void)kvs_index_repair(shard->indexer, unit, begin);
         return;
     }
     /* From a fork that has only the first of the chapter, the others would get nothing. */
     if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
-        !kv_querier_is_between(kvs_query_queue_of(data)->querier))
+        !kvs_query_pipeline_is_between(kvs_query_queue_of(shard)->pipeline))
         return;
-    const struct kv_index_plan plan = plan_of(book);
+    const struct kvs_index_plan plan = plan_of(book);
     for (uint32_t i = end; i-- > begin;)
-        kv_segment_drop_codes(&data->codebooks, unit->segments[i]);
-    if (kv_index_cut(data->indexer, unit, tokens, &plan) == KV_OK)
-        data->heap.health.mended[KV_KIND_CENTROIDS]++;
+        kvs_segment_drop_codes(&shard->codebooks, unit->segments[i]);
+    if (kvs_index_schedule(shard->indexer, unit, tokens, &plan) == KV_OK)
+        shard->store.health.mended[KVS_KIND_CENTROIDS]++;
 }
 
 /* ---- the walk ---------------------------------------------------------------------------- */
 
 /* Whether the segment before `end` is the unit's last one by its codebook. */
-static bool is_last_of_codebook(const struct kv_unit *unit, uint32_t end)
+static bool is_last_of_codebook(const struct kvs_unit *unit, uint32_t end)
 {
     return end * KV_BLOCK_TOKENS >= unit->committed || unit->segments[end]->codes == NULL ||
            unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
 }
 
 /* One segment, or one check of its codebook; returns the bytes of it. */
-static uint64_t
-check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit *unit)
+static uint64_t check_segment(struct kvs_scrub *scrub,
+                              const struct kvs_shard_session *session,
+                              struct kvs_unit *unit)
 {
-    const struct kv_segment *segment = unit->segments[scrub->block];
+    const struct kvs_segment *segment = unit->segments[scrub->block];
     const bool has_codes = segment->codes != NULL && !segment->training;
     uint64_t bytes = 0;
 
@@ -260,7 +262,7 @@ check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit
         return check_codebook(scrub, segment->codebook);
     bytes += check_rows(scrub, unit, scrub->block);
     if (has_codes)
-        bytes += check_codes(scrub, part, unit, scrub->block);
+        bytes += check_codes(scrub, session, unit, scrub->block);
     scrub->block++;
     if (has_codes && is_last_of_codebook(unit, scrub->block))
         mend_codebook(scrub, unit, scrub->block);
@@ -268,59 +270,60 @@ check_segment(struct kv_scrub *scrub, const struct kv_part *part, struct kv_unit
 }
 
 /* The session at the cursor is behind us. */
-static void next_part(struct kv_scrub *scrub)
+static void next_part(struct kvs_scrub *scrub)
 {
     scrub->part++;
     scrub->unit = scrub->block = scrub->step = 0;
-    if (scrub->part < scrub->data->n_parts) {
-        scrub->serial = scrub->data->parts[scrub->part].serial;
+    if (scrub->part < scrub->shard->n_parts) {
+        scrub->serial = scrub->shard->parts[scrub->part].serial;
         return;
     }
-    scrub->progress.phase = KV_SCRUB_OBJECTS;
-    scrub->data->objects.looked = scrub->data->objects.first;
-    scrub->data->objects.looked_begun = false;
+    scrub->progress.phase = KVS_SCRUB_OBJECTS;
+    scrub->shard->objects.looked = scrub->shard->objects.first;
+    scrub->shard->objects.looked_begun = false;
 }
 
-static uint64_t walk_rows(struct kv_scrub *scrub)
+static uint64_t walk_rows(struct kvs_scrub *scrub)
 {
     uint64_t bytes = 0;
 
     for (uint32_t n = 0; n < PARTS_PER_SLICE && bytes < SLICE_BYTES &&
-                         scrub->progress.phase == KV_SCRUB_ROWS;) {
-        const struct kv_part *part = &scrub->data->parts[scrub->part];
+                         scrub->progress.phase == KVS_SCRUB_ROWS;) {
+        const struct kvs_shard_session *session = &scrub->shard->parts[scrub->part];
 
-        if (!part->used || scrub->unit >= part->n_units || part->serial != scrub->serial) {
+        if (!session->used || scrub->unit >= session->n_units ||
+            session->serial != scrub->serial) {
             next_part(scrub);
             n++;
             continue;
         }
-        struct kv_unit *unit = &part->units[scrub->unit];
+        struct kvs_unit *unit = &session->units[scrub->unit];
         if (scrub->block * KV_BLOCK_TOKENS >= unit->committed) {
             scrub->unit++;
             scrub->block = 0;
         } else {
-            bytes += check_segment(scrub, part, unit);
+            bytes += check_segment(scrub, session, unit);
         }
     }
     return bytes;
 }
 
 /* A piece's next bytes; one that ends is good or bad. */
-static uint64_t walk_objects(struct kv_scrub *scrub)
+static uint64_t walk_objects(struct kvs_scrub *scrub)
 {
-    struct kv_objects *objects = &scrub->data->objects;
-    struct kv_stored_object *object = objects->looked;
+    struct kvs_objects *objects = &scrub->shard->objects;
+    struct kvs_stored_object *object = objects->looked;
 
     if (object == NULL) {
-        scrub->progress.phase = KV_SCRUB_RESTS;
+        scrub->progress.phase = KVS_SCRUB_RESTS;
         return 0;
     }
     /* Another may have come to lie where one was that is gone. */
     if (!objects->looked_begun)
         scrub->piece = scrub->at = 0;
     objects->looked_begun = true;
-    const struct kv_object_piece *piece = &object->pieces[scrub->piece];
-    const uint32_t left = kv_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
+    const struct kvs_object_piece *piece = &object->pieces[scrub->piece];
+    const uint32_t left = kvs_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
     const uint32_t n = left < SLICE_BYTES ? left : SLICE_BYTES;
 
     if (scrub->at == 0)
@@ -329,7 +332,7 @@ static uint64_t walk_objects(struct kv_scrub *scrub)
     scrub->at += n;
     if (n == left) {
         if (scrub->crc != piece->crc)
-            kv_object_mark_bad(objects, object, scrub->piece);
+            kvs_object_mark_bad(objects, object, scrub->piece);
         scrub->at = 0;
         if (++scrub->piece == object->n_pieces) {
             objects->looked = object->next;
@@ -339,18 +342,18 @@ static uint64_t walk_objects(struct kv_scrub *scrub)
     return n;
 }
 
-static void begin_pass(struct kv_scrub *scrub, uint64_t now_us)
+static void begin_pass(struct kvs_scrub *scrub, uint64_t now_us)
 {
     scrub->begun_us = now_us;
     if (++scrub->pass == 0)
         scrub->pass = 1;
     scrub->part = scrub->unit = scrub->block = scrub->step = 0;
-    scrub->serial = scrub->data->parts[0].serial;
+    scrub->serial = scrub->shard->parts[0].serial;
     scrub->progress.pass_bytes = 0;
-    scrub->progress.phase = KV_SCRUB_ROWS;
+    scrub->progress.phase = KVS_SCRUB_ROWS;
 }
 
-static void end_pass(struct kv_scrub *scrub, uint64_t now_us)
+static void end_pass(struct kvs_scrub *scrub, uint64_t now_us)
 {
     scrub->progress.n_passes++;
     scrub->progress.last_pass_us = now_us - scrub->begun_us;
@@ -359,17 +362,17 @@ static void end_pass(struct kv_scrub *scrub, uint64_t now_us)
         scrub->due_us = scrub->begun_us + PASS_US;
 }
 
-bool kv_scrub_step(struct kv_scrub *scrub)
+bool kvs_scrub_step(struct kvs_scrub *scrub)
 {
-    struct kv_scrub_progress *progress = &scrub->progress;
-    const uint64_t now_us = scrub->data->now_us;
+    struct kvs_scrub_progress *progress = &scrub->progress;
+    const uint64_t now_us = scrub->shard->now_us;
     uint64_t bytes = 0;
 
     if (scrub->bytes_per_s == 0 || now_us < scrub->due_us)
         return false;
-    if (progress->phase == KV_SCRUB_RESTS)
+    if (progress->phase == KVS_SCRUB_RESTS)
         begin_pass(scrub, now_us);
-    if (progress->phase == KV_SCRUB_ROWS)
+    if (progress->phase == KVS_SCRUB_ROWS)
         bytes = walk_rows(scrub);
     else
         bytes = walk_objects(scrub);
@@ -379,7 +382,7 @@ bool kv_scrub_step(struct kv_scrub *scrub)
         scrub->due_us = now_us - LAG_US;
     scrub->due_us +=
         (bytes < SLICE_COST ? SLICE_COST : bytes) * UINT64_C(1000000) / scrub->bytes_per_s;
-    if (progress->phase == KV_SCRUB_RESTS)
+    if (progress->phase == KVS_SCRUB_RESTS)
         end_pass(scrub, now_us);
     return true;
 }

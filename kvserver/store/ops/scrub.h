@@ -9,7 +9,7 @@
  * What came after a pass began may be left to the next one.  Segments that units share are
  * verified once a pass.
  *
- * It works in slices of some 20 us (a segment of the largest rows takes 150), when nothing else
+ * It requests in slices of some 20 us (a segment of the largest rows takes 150), when nothing else
  * waits or after every 16 slices of requests, and checks no more bytes a second than allowed.
  * No request does any of its work.
  *
@@ -20,24 +20,24 @@
 
 #include "kvserver/store/shard/shard.h"
 
-struct kv_scrub;
+struct kvs_scrub;
 
 /* bytes_per_s 0: never.  NULL: out of memory. */
-struct kv_scrub *kv_scrub_create(struct kv_data *data, uint64_t bytes_per_s);
-void kv_scrub_destroy(struct kv_scrub *scrub); /* NULL is allowed */
+struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s);
+void kvs_scrub_destroy(struct kvs_scrub *scrub); /* NULL is allowed */
 
 /* A slice, if one is due; false: none is. */
-bool kv_scrub_step(struct kv_scrub *scrub);
+bool kvs_scrub_step(struct kvs_scrub *scrub);
 
-struct kv_scrub_progress {
-    enum kv_scrub_phase phase;
-    uint32_t session;      /* KV_SCRUB_ROWS: at it */
+struct kvs_scrub_progress {
+    enum kvs_scrub_phase phase;
+    uint32_t session;      /* KVS_SCRUB_ROWS: at it */
     uint64_t bytes;        /* checked, ever */
     uint64_t pass_bytes;   /* of this pass */
     uint64_t n_passes;     /* done */
     uint64_t last_pass_us; /* how long the last one took */
     uint64_t last_pass_bytes;
 };
-void kv_scrub_progress(const struct kv_scrub *scrub, struct kv_scrub_progress *ret_progress);
+void kvs_scrub_progress(const struct kvs_scrub *scrub, struct kvs_scrub_progress *ret_progress);
 
 #endif

@@ -11,10 +11,10 @@ enum {
     SLICE_BYTES = 512 << 10,  /* of rows that come from memory, one by one */
 };
 
-const char *kv_attention_shape(const struct kv_layer_schema *layer,
-                               uint32_t n_queries,
-                               float scale,
-                               struct kv_attend_shape *ret_shape)
+const char *kvs_attention_shape(const struct kv_layer_schema *layer,
+                                uint32_t n_queries,
+                                float scale,
+                                struct kv_attend_shape *ret_shape)
 {
     const struct kv_attend_shape shape = {.type = (enum kv_key_type)layer->dtype,
                                           .d_k = layer->d_k,
@@ -37,17 +37,17 @@ static uint32_t slice_rows(const struct kv_attend_shape *shape)
 
     if (n > SLICE_BYTES / kv_attend_row_bytes(shape))
         n = SLICE_BYTES / kv_attend_row_bytes(shape);
-    if (n > KV_ATTENTION_ROWS)
-        n = KV_ATTENTION_ROWS;
-    n -= n % KV_ATTEND_GROUP;
-    return n == 0 ? KV_ATTEND_GROUP : (uint32_t)n;
+    if (n > KVS_ATTENTION_ROWS)
+        n = KVS_ATTENTION_ROWS;
+    n -= n % KV_ATTEND_BATCH;
+    return n == 0 ? KV_ATTEND_BATCH : (uint32_t)n;
 }
 
-void kv_attention_begin(struct kv_attention *attention,
-                        const struct kv_attend_shape *shape,
-                        const struct kv_unit *unit,
-                        const float *queries,
-                        bool each)
+void kvs_attention_begin(struct kvs_attention *attention,
+                         const struct kv_attend_shape *shape,
+                         const struct kvs_unit *unit,
+                         const float *queries,
+                         bool each)
 {
     attention->unit = unit;
     attention->shape = *shape;
@@ -59,28 +59,28 @@ void kv_attention_begin(struct kv_attention *attention,
     kv_attend_begin(shape, attention->state);
 }
 
-uint32_t kv_attention_slice(struct kv_attention *attention, struct kv_heap *heap)
+uint32_t kvs_attention_slice(struct kvs_attention *attention, struct kvs_segment_store *store)
 {
-    const struct kv_row_set rows = kv_unit_rows(attention->unit);
+    const struct kvs_row_set rows = kvs_unit_rows(attention->unit);
     const uint32_t n = attention->n;
     uint32_t differs = 0;
 
     if (n == 0)
         return UINT32_MAX;
-    kv_verify_seeds(&rows, attention->tokens, n, attention->seeds);
+    kvs_verify_seeds(&rows, attention->tokens, n, attention->seeds);
     kv_attend_checked(&attention->shape, attention->queries, attention->rows, n,
-                      attention->each ? attention->among : NULL, attention->seeds,
+                      attention->each ? attention->query_mask : NULL, attention->seeds,
                       attention->crcs, attention->state);
     attention->n = 0;
     for (uint32_t i = 0; i < n; i++)
         differs |= attention->crcs[i] ^ *attention->stored[i];
     if (differs == 0 && !attention->has_bad)
         return UINT32_MAX;
-    const uint32_t bad = kv_verify_crcs(heap, &rows, attention->tokens, attention->crcs, n);
+    const uint32_t bad = kvs_verify_crcs(store, &rows, attention->tokens, attention->crcs, n);
     return bad < n ? attention->tokens[bad] : UINT32_MAX;
 }
 
-void kv_attention_end(const struct kv_attention *attention, float *ret_output, float *ret_lse)
+void kvs_attention_end(const struct kvs_attention *attention, float *ret_output, float *ret_lse)
 {
     kv_attend_end(&attention->shape, attention->state, ret_output, ret_lse);
 }

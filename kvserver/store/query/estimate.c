@@ -3,8 +3,8 @@
 #include <assert.h>
 #include <math.h>
 
-static_assert((int)KV_REST_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whole blocks");
-static_assert((int)KV_BLOCK_TOKENS % (int)KV_REST_SLICE == 0, "a slice is in one block");
+static_assert((int)KV_SUMMARY_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whole blocks");
+static_assert((int)KV_BLOCK_TOKENS % (int)KV_SUMMARY_SLICE == 0, "a slice is in one block");
 
 enum {
     SLICE_US = 50,
@@ -13,23 +13,22 @@ enum {
     FEW_QUERIES = 4,
 };
 
-void kv_remainder_begin(struct kv_remainder *remainder,
-                        const struct kv_remainder_question *question)
+void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input)
 {
-    const struct kv_attend_shape *shape = &question->shape;
+    const struct kv_attend_shape *shape = &input->shape;
 
-    assert(question->scan->n_ranges > 0 && shape->n_queries <= KV_QUERIES_MAX);
-    remainder->question = *question;
-    remainder->shape = (struct kv_rest_shape){
-        .type = shape->type, .d_k = shape->d_k, .d_v = shape->d_v, .bits = question->bits};
-    remainder->range = remainder->at_chosen = remainder->at_scored = 0;
-    remainder->token = question->scan->ranges[0].begin;
-    remainder->n_pending = remainder->n_rest = remainder->n_exact = 0;
-    remainder->bad = remainder->lost = UINT32_MAX;
-    kv_attention_begin(&remainder->attention, shape, question->scan->unit,
-                       question->scan->queries, question->each);
-    kv_rest_begin(&remainder->shape, shape->n_queries, remainder->state);
-    kv_rest_squares(shape->d_k, question->scan->queries, shape->n_queries, remainder->squares);
+    assert(input->score->n_ranges > 0 && shape->n_queries <= KV_QUERIES_MAX);
+    estimate->input = *input;
+    estimate->shape = (struct kv_summary_shape){
+        .type = shape->type, .d_k = shape->d_k, .d_v = shape->d_v, .bits = input->bits};
+    estimate->range = estimate->at_selected = estimate->at_scored = 0;
+    estimate->token = input->score->ranges[0].begin;
+    estimate->n_pending = estimate->n_estimated = estimate->n_exact = 0;
+    estimate->bad = estimate->lost = UINT32_MAX;
+    kvs_attention_begin(&estimate->attention, shape, input->score->unit, input->score->queries,
+                        input->each);
+    kv_estimate_begin(&estimate->shape, shape->n_queries, estimate->state);
+    kv_estimate_squares(shape->d_k, input->score->queries, shape->n_queries, estimate->squares);
 }
 
 /* How many of the next tokens, which ascend, are before `end`. */
@@ -49,25 +48,25 @@ static uint32_t lower(uint32_t a, uint32_t b)
 
 /* The summaries of the group that a block of the unit is in, and which blocks that has; NULL:
  * there are none of that size. */
-static const uint8_t *group_of(const struct kv_remainder *remainder,
-                               const struct kv_codebooks *books,
+static const uint8_t *group_of(const struct kvs_estimate *estimate,
+                               const struct kvs_codebooks *books,
                                uint32_t block,
                                uint32_t *ret_begin,
                                uint32_t *ret_end)
 {
-    const struct kv_segment *segment = remainder->question.scan->unit->segments[block];
+    const struct kvs_segment *segment = estimate->input.score->unit->segments[block];
 
     if (!segment->in_chapter)
         return NULL;
-    const struct kv_codebook *book = kv_codebook_at(books, segment->codebook);
-    const struct kv_summaries *summaries = &book->summaries;
-    const uint32_t blocks = KV_REST_ROWS / KV_BLOCK_TOKENS;
+    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+    const struct kvs_summaries *summaries = &book->summaries;
+    const uint32_t blocks = KV_SUMMARY_ROWS / KV_BLOCK_TOKENS;
     const uint32_t group = (block - book->block_begin) / blocks;
     const uint32_t begin = book->block_begin + group * blocks;
     const uint32_t end =
         lower(begin + blocks, book->block_begin + summaries->n_rows / KV_BLOCK_TOKENS);
 
-    if (book->is_broken || block >= end || summaries->shape.bits != remainder->shape.bits)
+    if (book->is_broken || block >= end || summaries->shape.bits != estimate->shape.bits)
         return NULL;
     *ret_begin = begin;
     *ret_end = end;
@@ -76,60 +75,60 @@ static const uint8_t *group_of(const struct kv_remainder *remainder,
 
 /* Whether the summaries of the next candidate's group are good: if not, the chapter has none
  * any more. */
-static bool check_group(struct kv_remainder *remainder, struct kv_codebooks *books)
+static bool check_group(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
-    const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
-    const uint32_t codebook = remainder->question.scan->unit->segments[block]->codebook;
-    const struct kv_codebook *book = kv_codebook_at(books, codebook);
+    const uint32_t block = estimate->token / KV_BLOCK_TOKENS;
+    const uint32_t codebook = estimate->input.score->unit->segments[block]->codebook;
+    const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
-    if (kv_codebook_verify_summaries(
-            books, codebook, (block - book->block_begin) / (KV_REST_ROWS / KV_BLOCK_TOKENS)))
+    if (kvs_codebook_verify_summaries(
+            books, codebook, (block - book->block_begin) / (KV_SUMMARY_ROWS / KV_BLOCK_TOKENS)))
         return true;
-    remainder->lost = book->block_begin;
+    estimate->lost = book->block_begin;
     return false;
 }
 
 /* The summaries of the group that the next candidate is in, its first token, and where
- * candidates of it end; NULL: there are none of that size. */
-static const uint8_t *group_at(struct kv_remainder *remainder,
-                               struct kv_codebooks *books,
+ * eligible rows of it end; NULL: there are none of that size. */
+static const uint8_t *group_at(struct kvs_estimate *estimate,
+                               struct kvs_codebooks *books,
                                uint32_t *ret_first,
                                uint32_t *ret_end)
 {
-    const struct kv_scan *scan = remainder->question.scan;
-    const uint32_t block = remainder->token / KV_BLOCK_TOKENS;
+    const struct kvs_score *score = estimate->input.score;
+    const uint32_t block = estimate->token / KV_BLOCK_TOKENS;
     uint32_t begin, end;
-    const uint8_t *group = group_of(remainder, books, block, &begin, &end);
+    const uint8_t *group = group_of(estimate, books, block, &begin, &end);
 
-    if (group == NULL || !check_group(remainder, books))
+    if (group == NULL || !check_group(estimate, books))
         return NULL;
     *ret_first = begin * KV_BLOCK_TOKENS;
-    *ret_end = lower(kv_unit_chapter_end(scan->unit, block, end) * KV_BLOCK_TOKENS,
-                     scan->ranges[remainder->range].end);
+    *ret_end = lower(kvs_unit_chapter_end(score->unit, block, end) * KV_BLOCK_TOKENS,
+                     score->ranges[estimate->range].end);
     return group;
 }
 
-/* The group behind one whose candidates end at `end`, to be fetched ahead; NULL: none. */
-static const uint8_t *group_behind(const struct kv_remainder *remainder,
-                                   const struct kv_codebooks *books,
+/* The group behind one whose eligible rows end at `end`, to be fetched ahead; NULL: none. */
+static const uint8_t *group_behind(const struct kvs_estimate *estimate,
+                                   const struct kvs_codebooks *books,
                                    uint32_t end)
 {
     uint32_t next_begin, next_end;
 
-    if (end == remainder->question.scan->ranges[remainder->range].end)
+    if (end == estimate->input.score->ranges[estimate->range].end)
         return NULL;
-    return group_of(remainder, books, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
+    return group_of(estimate, books, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
 }
 
 /* The scores of rows scored and not taken, from their places. */
-static void gather_scores(struct kv_remainder *remainder, uint32_t first_scored, uint32_t n)
+static void gather_scores(struct kvs_estimate *estimate, uint32_t first_scored, uint32_t n)
 {
-    const struct kv_remainder_question *question = &remainder->question;
-    const uint32_t *places = remainder->places;
+    const struct kvs_estimate_input *input = &estimate->input;
+    const uint32_t *places = estimate->places;
 
-    for (uint32_t q = 0; q < question->shape.n_queries; q++) {
-        const float *from = question->scores + (size_t)q * question->n_scored + first_scored;
-        float *to = remainder->scores + (size_t)q * n;
+    for (uint32_t q = 0; q < input->shape.n_queries; q++) {
+        const float *from = input->scores + (size_t)q * input->n_scored + first_scored;
+        float *to = estimate->scores + (size_t)q * n;
 
         for (uint32_t i = 0; i < n; i++)
             to[i] = from[places[i]];
@@ -137,38 +136,38 @@ static void gather_scores(struct kv_remainder *remainder, uint32_t first_scored,
 }
 
 /* What a vector chose itself is not left over for it; a place is a row that not all chose. */
-static void leave_out_own(struct kv_remainder *remainder,
+static void leave_out_own(struct kvs_estimate *estimate,
                           uint32_t first_scored,
                           uint32_t n,
-                          const uint32_t *chosen,
-                          const uint32_t *among,
-                          uint32_t n_chosen)
+                          const uint32_t *selected,
+                          const uint32_t *query_mask,
+                          uint32_t n_selected)
 {
-    const struct kv_remainder_question *question = &remainder->question;
+    const struct kvs_estimate_input *input = &estimate->input;
 
     for (uint32_t i = 0, at = 0; i < n; i++) {
-        const uint32_t token = question->scored[first_scored + remainder->places[i]];
+        const uint32_t token = input->scored[first_scored + estimate->places[i]];
 
-        while (at < n_chosen && chosen[at] < token)
+        while (at < n_selected && selected[at] < token)
             at++;
-        for (uint32_t q = 0; at < n_chosen && q < question->shape.n_queries; q++)
-            if (chosen[at] == token && among[at] >> q & 1)
-                remainder->scores[(size_t)q * n + i] = -INFINITY;
+        for (uint32_t q = 0; at < n_selected && q < input->shape.n_queries; q++)
+            if (selected[at] == token && query_mask[at] >> q & 1)
+                estimate->scores[(size_t)q * n + i] = -INFINITY;
     }
 }
 
 /* Rows of the group that the vectors in `mask` chose, all of them. */
-static uint32_t chosen_by(struct kv_remainder *remainder,
-                          const uint32_t *chosen,
-                          const uint32_t *among,
-                          uint32_t n_chosen,
-                          uint32_t mask)
+static uint32_t selected_by(struct kvs_estimate *estimate,
+                            const uint32_t *selected,
+                            const uint32_t *query_mask,
+                            uint32_t n_selected,
+                            uint32_t mask)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < n_chosen; i++)
-        if ((among[i] & mask) == mask)
-            remainder->own[n++] = chosen[i];
+    for (uint32_t i = 0; i < n_selected; i++)
+        if ((query_mask[i] & mask) == mask)
+            estimate->own[n++] = selected[i];
     return n;
 }
 
@@ -181,148 +180,149 @@ static uint32_t sum_of(const uint16_t *counts, size_t n)
     return sum;
 }
 
-/* The candidates of a group, to `end`, by its summaries. */
-static void add_group(struct kv_remainder *remainder,
+/* The eligible rows of a group, to `end`, by its summaries. */
+static void add_group(struct kvs_estimate *estimate,
                       const uint8_t *group,
                       uint32_t first,
                       uint32_t end,
                       const uint8_t *next)
 {
-    const struct kv_remainder_question *question = &remainder->question;
-    const struct kv_rest_shape *shape = &remainder->shape;
-    const uint32_t n_queries = question->shape.n_queries;
-    const uint32_t *chosen = question->chosen + remainder->at_chosen;
-    const uint32_t *among = question->among + remainder->at_chosen;
-    const uint32_t *scored = question->scored + remainder->at_scored;
-    const uint32_t n_chosen = n_before(chosen, question->n_chosen - remainder->at_chosen, end);
-    const uint32_t n_scored = n_before(scored, question->n_scored - remainder->at_scored, end);
-    const size_t n_summaries = kv_rest_n_summaries(shape);
+    const struct kvs_estimate_input *input = &estimate->input;
+    const struct kv_summary_shape *shape = &estimate->shape;
+    const uint32_t n_queries = input->shape.n_queries;
+    const uint32_t *selected = input->selected + estimate->at_selected;
+    const uint32_t *query_mask = input->query_mask + estimate->at_selected;
+    const uint32_t *scored = input->scored + estimate->at_scored;
+    const uint32_t n_selected =
+        n_before(selected, input->n_selected - estimate->at_selected, end);
+    const uint32_t n_scored = n_before(scored, input->n_scored - estimate->at_scored, end);
+    const size_t n_summaries = kv_summary_count(shape);
     const uint32_t all = UINT32_MAX >> (32 - n_queries);
-    const uint32_t *taken = chosen;
-    uint32_t n_taken = n_chosen;
-    const bool counts_differ = question->each && n_scored == 0 && n_chosen > 0;
-    struct kv_rest_question asked = {
-        .queries = question->scan->queries,
-        .squares = remainder->squares,
+    const uint32_t *candidates = selected;
+    uint32_t n_candidates = n_selected;
+    const bool counts_differ = input->each && n_scored == 0 && n_selected > 0;
+    struct kv_estimate_question asked = {
+        .queries = input->score->queries,
+        .squares = estimate->squares,
         .n_queries = n_queries,
-        .scale = question->shape.scale,
-        .counts = remainder->counts,
-        .numbers = remainder->numbers,
-        .scores = remainder->scores,
+        .scale = input->shape.scale,
+        .counts = estimate->counts,
+        .numbers = estimate->numbers,
+        .scores = estimate->scores,
         .next = next,
     };
 
-    if (question->each) { /* what one vector has not chosen is left over */
-        taken = remainder->own;
-        n_taken = chosen_by(remainder, chosen, among, n_chosen, all);
+    if (input->each) { /* what one vector has not chosen is left over */
+        candidates = estimate->own;
+        n_candidates = selected_by(estimate, selected, query_mask, n_selected, all);
     }
-    asked.n_scored = asked.scores_stride =
-        kv_rest_count(shape, group, first, remainder->token, end, taken, n_taken, scored,
-                      n_scored, remainder->counts, remainder->places, remainder->numbers);
-    remainder->n_rest += sum_of(remainder->counts, n_summaries) + (uint32_t)asked.n_scored;
-    gather_scores(remainder, remainder->at_scored, (uint32_t)asked.n_scored);
-    if (question->each)
-        leave_out_own(remainder, remainder->at_scored, (uint32_t)asked.n_scored, chosen, among,
-                      n_chosen);
+    asked.n_scored = asked.scores_stride = kv_estimate_count(
+        shape, group, first, estimate->token, end, candidates, n_candidates, scored, n_scored,
+        estimate->counts, estimate->places, estimate->numbers);
+    estimate->n_estimated += sum_of(estimate->counts, n_summaries) + (uint32_t)asked.n_scored;
+    gather_scores(estimate, estimate->at_scored, (uint32_t)asked.n_scored);
+    if (input->each)
+        leave_out_own(estimate, estimate->at_scored, (uint32_t)asked.n_scored, selected,
+                      query_mask, n_selected);
     for (uint32_t q = 0; counts_differ && q < n_queries; q++) {
-        n_taken = chosen_by(remainder, chosen, among, n_chosen, 1u << q);
-        kv_rest_count(shape, group, first, remainder->token, end, remainder->own, n_taken, NULL,
-                      0, remainder->counts + q * n_summaries, remainder->places,
-                      remainder->numbers);
+        n_candidates = selected_by(estimate, selected, query_mask, n_selected, 1u << q);
+        kv_estimate_count(shape, group, first, estimate->token, end, estimate->own,
+                          n_candidates, NULL, 0, estimate->counts + q * n_summaries,
+                          estimate->places, estimate->numbers);
     }
     asked.counts_stride = counts_differ ? n_summaries : 0;
-    kv_rest_add(shape, group, &asked, remainder->state);
-    remainder->at_chosen += n_chosen;
-    remainder->at_scored += n_scored;
-    remainder->token = end;
+    kv_estimate_add(shape, group, &asked, estimate->state);
+    estimate->at_selected += n_selected;
+    estimate->at_scored += n_scored;
+    estimate->token = end;
 }
 
 /* Rows that wait to be attended. */
-static void attend_pending(struct kv_remainder *remainder, struct kv_codebooks *books)
+static void attend_pending(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
-    for (uint32_t i = 0; i < remainder->n_pending; i++)
-        kv_attention_add(&remainder->attention, remainder->pending[i],
-                         remainder->pending_among[i]);
-    remainder->n_exact += remainder->n_pending;
-    remainder->n_pending = 0;
-    remainder->bad = kv_attention_slice(&remainder->attention, books->heap);
+    for (uint32_t i = 0; i < estimate->n_pending; i++)
+        kvs_attention_add(&estimate->attention, estimate->pending[i],
+                          estimate->pending_query_mask[i]);
+    estimate->n_exact += estimate->n_pending;
+    estimate->n_pending = 0;
+    estimate->bad = kvs_attention_slice(&estimate->attention, books->store);
 }
 
-/* Candidates of the next block that have no summaries; true: a slice of them has been
+/* Eligible rows of the next block that have no summaries; true: a slice of them has been
  * attended. */
-static bool add_rows(struct kv_remainder *remainder, struct kv_codebooks *books)
+static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
-    const struct kv_remainder_question *question = &remainder->question;
-    const uint32_t all = UINT32_MAX >> (32 - question->shape.n_queries);
-    const uint32_t end = lower((remainder->token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS,
-                               question->scan->ranges[remainder->range].end);
+    const struct kvs_estimate_input *input = &estimate->input;
+    const uint32_t all = UINT32_MAX >> (32 - input->shape.n_queries);
+    const uint32_t end = lower((estimate->token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS,
+                               input->score->ranges[estimate->range].end);
 
-    while (remainder->token < end) {
-        const uint32_t token = remainder->token++;
-        uint32_t among = all;
+    while (estimate->token < end) {
+        const uint32_t token = estimate->token++;
+        uint32_t query_mask = all;
 
-        if (remainder->at_chosen < question->n_chosen &&
-            question->chosen[remainder->at_chosen] == token)
-            among = question->each ? all & ~question->among[remainder->at_chosen++]
-                                   : (remainder->at_chosen++, 0);
-        if (remainder->at_scored < question->n_scored &&
-            question->scored[remainder->at_scored] == token)
-            remainder->at_scored++;
-        if (among == 0)
+        if (estimate->at_selected < input->n_selected &&
+            input->selected[estimate->at_selected] == token)
+            query_mask = input->each ? all & ~input->query_mask[estimate->at_selected++]
+                                     : (estimate->at_selected++, 0);
+        if (estimate->at_scored < input->n_scored &&
+            input->scored[estimate->at_scored] == token)
+            estimate->at_scored++;
+        if (query_mask == 0)
             continue;
-        remainder->pending[remainder->n_pending] = token;
-        remainder->pending_among[remainder->n_pending++] = among;
-        if (remainder->n_pending == remainder->attention.slice_rows) {
-            attend_pending(remainder, books);
+        estimate->pending[estimate->n_pending] = token;
+        estimate->pending_query_mask[estimate->n_pending++] = query_mask;
+        if (estimate->n_pending == estimate->attention.slice_rows) {
+            attend_pending(estimate, books);
             return true;
         }
     }
     return false;
 }
 
-bool kv_remainder_slice(struct kv_remainder *remainder,
-                        struct kv_codebooks *books,
+bool kvs_estimate_slice(struct kvs_estimate *estimate,
+                        struct kvs_codebooks *books,
                         const struct kv_clock *clock)
 {
-    const struct kv_scan *scan = remainder->question.scan;
-    const uint32_t n_queries = remainder->question.shape.n_queries;
+    const struct kvs_score *score = estimate->input.score;
+    const uint32_t n_queries = estimate->input.shape.n_queries;
     const uint32_t clock_steps = n_queries <= FEW_QUERIES ? CLOCK_STEPS : 1;
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
     uint32_t first, end;
 
-    for (uint32_t step = 0; remainder->range < scan->n_ranges; step++) {
+    for (uint32_t step = 0; estimate->range < score->n_ranges; step++) {
         if (step == SLICE_STEPS ||
             (step > 0 && step % clock_steps == 0 && kv_clock_now(clock) >= end_us))
             return false;
-        const uint8_t *group = group_at(remainder, books, &first, &end);
+        const uint8_t *group = group_at(estimate, books, &first, &end);
         bool is_full = false;
 
         if (group != NULL)
-            add_group(remainder, group, first, end, group_behind(remainder, books, end));
+            add_group(estimate, group, first, end, group_behind(estimate, books, end));
         else
-            is_full = add_rows(remainder, books);
-        if (remainder->token == scan->ranges[remainder->range].end &&
-            ++remainder->range < scan->n_ranges)
-            remainder->token = scan->ranges[remainder->range].begin;
+            is_full = add_rows(estimate, books);
+        if (estimate->token == score->ranges[estimate->range].end &&
+            ++estimate->range < score->n_ranges)
+            estimate->token = score->ranges[estimate->range].begin;
         if (is_full)
             return false;
     }
-    attend_pending(remainder, books);
-    return remainder->bad == UINT32_MAX;
+    attend_pending(estimate, books);
+    return estimate->bad == UINT32_MAX;
 }
 
-void kv_remainder_end(struct kv_remainder *remainder,
+void kvs_estimate_end(struct kvs_estimate *estimate,
                       bool merges,
                       float *ret_output,
                       float *ret_lse)
 {
-    const struct kv_attend_shape *shape = &remainder->question.shape;
-    const float *const outputs[] = {remainder->outputs[0], remainder->outputs[1], ret_output};
-    const float *const lses[] = {remainder->lses[0], remainder->lses[1], ret_lse};
+    const struct kv_attend_shape *shape = &estimate->input.shape;
+    const float *const outputs[] = {estimate->outputs[0], estimate->outputs[1], ret_output};
+    const float *const lses[] = {estimate->lses[0], estimate->lses[1], ret_lse};
 
-    kv_rest_end(&remainder->shape, shape->n_queries, remainder->state, remainder->outputs[0],
-                remainder->lses[0]);
-    kv_attention_end(&remainder->attention, remainder->outputs[1], remainder->lses[1]);
+    kv_estimate_end(&estimate->shape, shape->n_queries, estimate->state, estimate->outputs[0],
+                    estimate->lses[0]);
+    kvs_attention_end(&estimate->attention, estimate->outputs[1], estimate->lses[1]);
     kv_attend_merge(shape->n_queries, shape->d_v, merges ? 3 : 2, outputs, lses, ret_output,
                     ret_lse);
 }

@@ -1,4 +1,4 @@
-/* estimate.h - step 3 of a query: what the candidates of a unit that were not chosen would
+/* estimate.h - step 3 of a query: what the eligible rows of a unit that were not chosen would
  * have added to attention, a slice at a time.
  *
  * Summaries are verified before they are used (codebook.h): those that have gone bad are lost,
@@ -10,7 +10,7 @@
  * chapter, or a chapter whose summaries found no memory.  Which rows are which is found out
  * group by group, as summaries may come and go meanwhile; each row is one or the other.
  *
- *     kv_remainder_begin();  while (!kv_remainder_slice(...)) other work;  kv_remainder_end();
+ *     kvs_estimate_begin();  while (!kvs_estimate_slice(...)) other work;  kvs_estimate_end();
  *
  * Threads: the data thread.  Memory: the struct's own, a fixed size; the unit must not change
  * between slices but grow.
@@ -24,13 +24,13 @@
 #include "proto/kv_wire.h"
 
 /* What is asked.  The arrays are the caller's, until the end. */
-struct kv_remainder_question {
-    const struct kv_scan *scan;   /* unit, ranges, queries */
-    struct kv_attend_shape shape; /* of the unit's rows */
-    uint32_t bits;                /* KV_REST_16, KV_REST_64 */
-    const uint32_t *chosen;       /* (n_chosen) tokens, ascending */
-    const uint32_t *among;        /* (n_chosen) bit q: vector q chose it */
-    uint32_t n_chosen;
+struct kvs_estimate_input {
+    const struct kvs_score *score; /* unit, ranges, queries */
+    struct kv_attend_shape shape;  /* of the unit's rows */
+    uint32_t bits;                 /* KV_SUMMARY_16, KV_SUMMARY_64 */
+    const uint32_t *selected;      /* (n_selected) tokens, ascending */
+    const uint32_t *query_mask;    /* (n_selected) bit q: vector q chose it */
+    uint32_t n_selected;
     bool each;              /* a vector's are the rows that it did not choose itself */
     const uint32_t *scored; /* (n_scored) tokens of exact scores, ascending: all that were
                              * chosen, or none */
@@ -38,45 +38,44 @@ struct kv_remainder_question {
     uint32_t n_scored;
 };
 
-struct kv_remainder {
-    struct kv_remainder_question question;
-    struct kv_rest_shape shape;
-    uint32_t range, token;         /* the next candidate */
-    uint32_t at_chosen, at_scored; /* the next of them */
-    struct kv_attention attention; /* over rows without summaries */
-    uint32_t n_pending;            /* such rows, not attended yet: they may still be moved */
-    uint32_t pending[KV_ATTENTION_ROWS], pending_among[KV_ATTENTION_ROWS];
-    uint32_t n_rest;  /* rows that summaries stand for, for some vector */
-    uint32_t n_exact; /* rows attended */
-    uint32_t bad;     /* a token whose row is bad; UINT32_MAX: none */
+struct kvs_estimate {
+    struct kvs_estimate_input input;
+    struct kv_summary_shape shape;
+    uint32_t range, token;           /* the next candidate */
+    uint32_t at_selected, at_scored; /* the next of them */
+    struct kvs_attention attention;  /* over rows without summaries */
+    uint32_t n_pending;              /* such rows, not attended yet: they may still be moved */
+    uint32_t pending[KVS_ATTENTION_ROWS], pending_query_mask[KVS_ATTENTION_ROWS];
+    uint32_t n_estimated; /* rows that summaries stand for, for some vector */
+    uint32_t n_exact;     /* rows attended */
+    uint32_t bad;         /* a token whose row is bad; UINT32_MAX: none */
     uint32_t lost; /* the first block of a chapter whose summaries were bad; UINT32_MAX: none */
 
-    float state[KV_QUERIES_MAX * (2 + KV_REST_D_MAX)]; /* of the summaries */
-    float squares[KV_QUERIES_MAX];                     /* of the queries */
+    float state[KV_QUERIES_MAX * (2 + KV_SUMMARY_D_MAX)]; /* of the summaries */
+    float squares[KV_QUERIES_MAX];                        /* of the queries */
 
     /* Of one group. */
-    uint16_t counts[KV_QUERIES_MAX * KV_REST_SUMMARIES_MAX];
-    uint32_t places[KV_REST_ROWS], own[KV_REST_ROWS];
-    uint8_t numbers[KV_REST_ROWS];
-    float scores[KV_QUERIES_MAX * KV_REST_ROWS];
+    uint16_t counts[KV_QUERIES_MAX * KV_SUMMARIES_MAX];
+    uint32_t places[KV_SUMMARY_ROWS], own[KV_SUMMARY_ROWS];
+    uint8_t numbers[KV_SUMMARY_ROWS];
+    float scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS];
 
     /* By the summaries, and of the rows; to be merged. */
-    float outputs[2][KV_QUERIES_MAX * KV_REST_D_MAX], lses[2][KV_QUERIES_MAX];
+    float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];
 };
 
-void kv_remainder_begin(struct kv_remainder *remainder,
-                        const struct kv_remainder_question *question);
+void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input);
 
-/* Works for some 50 us; true when all candidates are in it, which a bad row prevents. */
-bool kv_remainder_slice(struct kv_remainder *remainder,
-                        struct kv_codebooks *books,
+/* Requests for some 50 us; true when all eligible rows are in it, which a bad row prevents. */
+bool kvs_estimate_slice(struct kvs_estimate *estimate,
+                        struct kvs_codebooks *books,
                         const struct kv_clock *clock);
 
 /* What they amount to.
  *   merges      the answer over other rows is in ret_output and ret_lse: over both, then
  *   ret_output  (n_queries, d_v)
  *   ret_lse     (n_queries), natural; -inf: of no row */
-void kv_remainder_end(struct kv_remainder *remainder,
+void kvs_estimate_end(struct kvs_estimate *estimate,
                       bool merges,
                       float *ret_output,
                       float *ret_lse);

@@ -9,142 +9,143 @@ enum {
     AHEAD = 8, /* cells whose lists are fetched meanwhile */
 };
 
-struct kv_picker *kv_picker_create(void)
+struct kvs_expander *kvs_expander_create(void)
 {
-    struct kv_picker *picker = calloc(1, sizeof(*picker));
+    struct kvs_expander *expander = calloc(1, sizeof(*expander));
 
-    if (picker == NULL)
+    if (expander == NULL)
         return NULL;
-    picker->rows = calloc(KV_PICK_ROWS_MAX + KV_SELECT_SPARE, sizeof(*picker->rows));
-    picker->marks = calloc(KV_PICK_ROWS_MAX, sizeof(*picker->marks));
-    picker->above = calloc(KV_PICK_ROWS_MAX / 64, sizeof(*picker->above));
-    picker->at_bound = calloc(KV_PICK_ROWS_MAX / 64, sizeof(*picker->at_bound));
-    if (picker->rows == NULL || picker->marks == NULL || picker->above == NULL ||
-        picker->at_bound == NULL) {
-        kv_picker_destroy(picker);
+    expander->rows = calloc(KVS_EXPAND_ROWS_MAX + KV_TOPK_SPARE, sizeof(*expander->rows));
+    expander->marks = calloc(KVS_EXPAND_ROWS_MAX, sizeof(*expander->marks));
+    expander->above = calloc(KVS_EXPAND_ROWS_MAX / 64, sizeof(*expander->above));
+    expander->at_bound = calloc(KVS_EXPAND_ROWS_MAX / 64, sizeof(*expander->at_bound));
+    if (expander->rows == NULL || expander->marks == NULL || expander->above == NULL ||
+        expander->at_bound == NULL) {
+        kvs_expander_destroy(expander);
         return NULL;
     }
-    return picker;
+    return expander;
 }
 
-void kv_picker_destroy(struct kv_picker *picker)
+void kvs_expander_destroy(struct kvs_expander *expander)
 {
-    if (picker == NULL)
+    if (expander == NULL)
         return;
-    free(picker->rows);
-    free(picker->marks);
-    free(picker->above);
-    free(picker->at_bound);
-    free(picker);
+    free(expander->rows);
+    free(expander->marks);
+    free(expander->above);
+    free(expander->at_bound);
+    free(expander);
 }
 
-void kv_pick_begin(struct kv_picker *picker,
-                   const struct kv_scan *scan,
-                   struct kv_chooser *chooser,
-                   uint32_t *tokens,
-                   uint32_t *heads)
+void kvs_expand_begin(struct kvs_expander *expander,
+                      const struct kvs_score *score,
+                      struct kvs_selector *selector,
+                      uint32_t *tokens,
+                      uint32_t *heads)
 {
-    picker->scan = scan;
-    picker->chooser = chooser;
-    picker->tokens = tokens;
-    picker->heads = heads;
-    picker->n = picker->part = picker->done = 0;
-    memset(picker->n_of, 0, sizeof(picker->n_of));
-    picker->n_max = kv_choice_max(&chooser->choice, scan->n);
+    expander->score = score;
+    expander->selector = selector;
+    expander->tokens = tokens;
+    expander->heads = heads;
+    expander->n = expander->part = expander->done = 0;
+    memset(expander->n_of, 0, sizeof(expander->n_of));
+    expander->n_max = kvs_selection_max(&selector->selection, score->n);
 }
 
 /* Rows of the group's chosen cells, counted from the part's first row on. */
-static size_t pick_cells(struct kv_picker *picker,
-                         const struct kv_codebooks *books,
-                         const struct kv_scan_part *part,
-                         uint32_t group)
+static size_t expand_cells(struct kvs_expander *expander,
+                           const struct kvs_codebooks *books,
+                           const struct kvs_score_run *run,
+                           uint32_t group)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, part->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
-    const uint32_t begin = part->token_begin - first, end = part->token_end - first;
-    const uint32_t *counts = picker->scan->counts + part->item;
-    const float *scores = kv_chooser_scores(picker->chooser, group) + part->item;
-    const struct kv_cells cells = kv_codebook_cells(book);
-    struct kv_selector *selector = &picker->chooser->groups[group];
-    const uint32_t n_cells = part->n_items;
-    uint32_t above[KV_CELLS_MAX + KV_SELECT_SPARE], equal[KV_CELLS_MAX + KV_SELECT_SPARE];
+    const uint32_t begin = run->token_begin - first, end = run->token_end - first;
+    const uint32_t *counts = expander->score->counts + run->item;
+    const float *scores = kvs_selector_scores(expander->selector, group) + run->item;
+    const struct kv_cells cells = kvs_codebook_cells(book);
+    struct kv_topk *topk = &expander->selector->groups[group];
+    const uint32_t n_cells = run->n_items;
+    uint32_t above[KV_CELLS_MAX + KV_TOPK_SPARE], equal[KV_CELLS_MAX + KV_TOPK_SPARE];
     size_t n_above, n_equal;
 
-    kv_selector_items(selector, scores, counts, n_cells, above, &n_above, equal, &n_equal);
+    kv_topk_items(topk, scores, counts, n_cells, above, &n_above, equal, &n_equal);
     for (size_t i = 0; i < n_above; i++) {
         if (i + AHEAD < n_above)
             __builtin_prefetch(cells.rows + cells.offsets[above[i + AHEAD]]);
-        kv_cells_mark(&cells, above[i], begin, end, 0, picker->above);
+        kv_cells_mark(&cells, above[i], begin, end, 0, expander->above);
     }
-    for (size_t i = 0; selector->ties > 0 && i < n_equal; i++)
-        kv_cells_mark(&cells, equal[i], begin, end, 0, picker->at_bound);
-    if (selector->ties > 0 && n_equal > 0) {
+    for (size_t i = 0; topk->ties > 0 && i < n_equal; i++)
+        kv_cells_mark(&cells, equal[i], begin, end, 0, expander->at_bound);
+    if (topk->ties > 0 && n_equal > 0) {
         const size_t n_ties =
-            kv_bits_take(picker->at_bound, begin / 64 * 64, end, selector->ties, picker->rows);
+            kv_bits_take(expander->at_bound, begin / 64 * 64, end, topk->ties, expander->rows);
 
-        selector->ties -= n_ties;
+        topk->ties -= n_ties;
         for (size_t i = 0; i < n_ties; i++)
-            picker->above[picker->rows[i] / 64] |= (uint64_t)1 << picker->rows[i] % 64;
+            expander->above[expander->rows[i] / 64] |= (uint64_t)1 << expander->rows[i] % 64;
     }
-    const size_t n =
-        kv_bits_take(picker->above, begin / 64 * 64, end, KV_PICK_ROWS_MAX, picker->rows);
+    const size_t n = kv_bits_take(expander->above, begin / 64 * 64, end, KVS_EXPAND_ROWS_MAX,
+                                  expander->rows);
     for (size_t i = 0; i < n; i++)
-        picker->rows[i] -= begin;
+        expander->rows[i] -= begin;
     return n;
 }
 
-bool kv_pick_slice(struct kv_picker *picker, const struct kv_codebooks *books)
+bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books)
 {
-    const struct kv_scan_part *part = &picker->scan->parts[picker->part];
-    const bool is_cells = part->codebook != KV_SCAN_ROWS;
-    const uint32_t n_groups = kv_choice_groups(&picker->chooser->choice);
-    const uint32_t begin = part->token_begin + picker->done;
-    uint32_t n_rows = part->token_end - begin;
+    const struct kvs_score_run *run = &expander->score->parts[expander->part];
+    const bool is_cells = run->codebook != KVS_SCORE_ROWS;
+    const uint32_t n_groups = kvs_selection_groups(&expander->selector->selection);
+    const uint32_t begin = run->token_begin + expander->done;
+    uint32_t n_rows = run->token_end - begin;
 
     if (!is_cells && n_rows > SLICE_ROWS)
         n_rows = SLICE_ROWS;
-    assert(n_rows <= KV_PICK_ROWS_MAX);
+    assert(n_rows <= KVS_EXPAND_ROWS_MAX);
     if (n_groups > 1)
-        memset(picker->marks, 0, n_rows * sizeof(*picker->marks));
+        memset(expander->marks, 0, n_rows * sizeof(*expander->marks));
     for (uint32_t group = 0; group < n_groups; group++) {
         const size_t n = is_cells
-                             ? pick_cells(picker, books, part, group)
-                             : kv_selector_collect(&picker->chooser->groups[group],
-                                                   kv_chooser_scores(picker->chooser, group) +
-                                                       part->item + picker->done,
-                                                   NULL, n_rows, 0, picker->rows);
+                             ? expand_cells(expander, books, run, group)
+                             : kv_topk_collect(&expander->selector->groups[group],
+                                               kvs_selector_scores(expander->selector, group) +
+                                                   run->item + expander->done,
+                                               NULL, n_rows, 0, expander->rows);
 
-        picker->n_of[group] += (uint32_t)n;
+        expander->n_of[group] += (uint32_t)n;
         for (size_t i = 0; n_groups > 1 && i < n; i++)
-            picker->marks[picker->rows[i]] |= 1u << group;
-        for (size_t i = 0; n_groups == 1 && i < n && picker->n < picker->n_max; i++) {
-            picker->heads[picker->n] =
-                kv_choice_merges(&picker->chooser->choice) ? UINT32_MAX : 1;
-            picker->tokens[picker->n++] = begin + picker->rows[i];
+            expander->marks[expander->rows[i]] |= 1u << group;
+        for (size_t i = 0; n_groups == 1 && i < n && expander->n < expander->n_max; i++) {
+            expander->heads[expander->n] =
+                kvs_selection_merges(&expander->selector->selection) ? UINT32_MAX : 1;
+            expander->tokens[expander->n++] = begin + expander->rows[i];
         }
     }
     for (uint32_t i = 0; n_groups > 1 && i < n_rows; i++) {
-        if (picker->marks[i] == 0 || picker->n == picker->n_max)
+        if (expander->marks[i] == 0 || expander->n == expander->n_max)
             continue;
-        picker->heads[picker->n] = picker->marks[i];
-        picker->tokens[picker->n++] = begin + i;
+        expander->heads[expander->n] = expander->marks[i];
+        expander->tokens[expander->n++] = begin + i;
     }
-    picker->done += n_rows;
-    if (part->token_begin + picker->done == part->token_end) {
-        picker->part++;
-        picker->done = 0;
+    expander->done += n_rows;
+    if (run->token_begin + expander->done == run->token_end) {
+        expander->part++;
+        expander->done = 0;
     }
-    return picker->part == picker->scan->n_parts;
+    return expander->part == expander->score->n_parts;
 }
 
-bool kv_pick_is_whole(const struct kv_picker *picker)
+bool kvs_expand_is_whole(const struct kvs_expander *expander)
 {
-    const struct kv_chooser *chooser = picker->chooser;
+    const struct kvs_selector *selector = expander->selector;
 
-    for (uint32_t group = 0; group < kv_choice_groups(&chooser->choice); group++) {
-        const uint32_t takes = kv_choice_takes(&chooser->choice, chooser->k[group]);
+    for (uint32_t group = 0; group < kvs_selection_groups(&selector->selection); group++) {
+        const uint32_t takes =
+            kvs_selection_n_candidates(&selector->selection, selector->k[group]);
 
-        if (picker->n_of[group] != (takes < picker->scan->n ? takes : picker->scan->n))
+        if (expander->n_of[group] != (takes < expander->score->n ? takes : expander->score->n))
             return false;
     }
     return true;
@@ -153,51 +154,51 @@ bool kv_pick_is_whole(const struct kv_picker *picker)
 /* The item of a token in such a part, which is its cell's.  While the query waited, the unit
  * may have got a copy of its last segment to write behind what that was filled to, and the copy
  * has no codes, or other ones: those of the key are made again. */
-static uint32_t item_of(const struct kv_scan *scan,
-                        const struct kv_codebooks *books,
-                        const struct kv_scan_part *part,
+static uint32_t item_of(const struct kvs_score *score,
+                        const struct kvs_codebooks *books,
+                        const struct kvs_score_run *run,
                         uint32_t token)
 {
-    const struct kv_codebook *book = kv_codebook_at(books, part->codebook);
-    const struct kv_kmeans_book kmeans = kv_codebook_kmeans(book);
-    const struct kv_segment *segment = scan->unit->segments[token / KV_BLOCK_TOKENS];
+    const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
+    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kvs_segment *segment = score->unit->segments[token / KV_BLOCK_TOKENS];
     const uint32_t row = token % KV_BLOCK_TOKENS;
-    float key[KV_CODEBOOK_DIM_MAX];
-    const struct kv_cells cells = kv_codebook_cells(book);
+    float key[KVS_CODEBOOK_DIM_MAX];
+    const struct kv_cells cells = kvs_codebook_cells(book);
     uint8_t codes[KV_PQ_SUBSPACES_MAX];
     uint32_t cell = 0;
 
-    if (segment->codes != NULL && segment->codebook == part->codebook &&
+    if (segment->codes != NULL && segment->codebook == run->codebook &&
         row < segment->n_coded) {
         uint16_t kept;
 
         kv_tile_cells(&book->shape, segment->codes, row, 1, &kept);
         return kv_cells_item(&cells, kept);
     }
-    kv_keys_load(scan->type, kv_unit_row(scan->unit, token), scan->unit->row_bytes, 1,
-                 book->shape.d, key);
+    kv_exact_scores_load(score->type, kvs_unit_row(score->unit, token), score->unit->row_bytes,
+                         1, book->shape.d, key);
     kv_kmeans_encode(&book->shape, &kmeans, key, 1, codes, 1);
     for (uint32_t j = 0; j < book->shape.m; j++)
         cell = cell << book->shape.bits | codes[j];
     return kv_cells_item(&cells, cell);
 }
 
-void kv_pick_weights(const struct kv_scan *scan,
-                     const struct kv_chooser *chooser,
-                     const struct kv_codebooks *books,
-                     const uint32_t *tokens,
-                     uint32_t n,
-                     float *ret_weights)
+void kvs_expand_weights(const struct kvs_score *score,
+                        const struct kvs_selector *selector,
+                        const struct kvs_codebooks *books,
+                        const uint32_t *tokens,
+                        uint32_t n,
+                        float *ret_weights)
 {
-    const struct kv_scan_part *part = scan->parts;
+    const struct kvs_score_run *run = score->parts;
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t item;
 
-        while (tokens[i] >= part->token_end)
-            part++;
-        item = part->codebook == KV_SCAN_ROWS ? tokens[i] - part->token_begin
-                                              : item_of(scan, books, part, tokens[i]);
-        ret_weights[i] = chooser->weights[part->item + item];
+        while (tokens[i] >= run->token_end)
+            run++;
+        item = run->codebook == KVS_SCORE_ROWS ? tokens[i] - run->token_begin
+                                               : item_of(score, books, run, tokens[i]);
+        ret_weights[i] = selector->weights[run->item + item];
     }
 }

@@ -1,6 +1,6 @@
 /* expand.h - which rows a choice among a scan's items is: tokens, ascending, in slices.
  *
- *     kv_pick_begin();  while (!kv_pick_slice(...)) other work;
+ *     kvs_expand_begin();  while (!kvs_expand_slice(...)) other work;
  *
  * A chosen cell is all its rows; of the cells at the bound, the lowest rows are taken.
  *
@@ -12,9 +12,9 @@
 #include "kvserver/store/query/score.h"
 #include "kvserver/store/query/selection.h"
 
-struct kv_picker {
-    const struct kv_scan *scan;
-    struct kv_chooser *chooser;
+struct kvs_expander {
+    const struct kvs_score *score;
+    struct kvs_selector *selector;
     uint32_t *tokens, *heads;      /* of the caller */
     uint32_t n;                    /* tokens so far; in the end, all */
     uint32_t n_max;                /* room for them: cells whose lists are bad may claim more */
@@ -22,39 +22,39 @@ struct kv_picker {
     uint32_t part, done;           /* rows of it */
 
     /* Of some rows of a part. */
-    uint32_t *rows, *marks;     /* (KV_PICK_ROWS_MAX) */
-    uint64_t *above, *at_bound; /* bits (KV_PICK_ROWS_MAX) */
+    uint32_t *rows, *marks;     /* (KVS_EXPAND_ROWS_MAX) */
+    uint64_t *above, *at_bound; /* bits (KVS_EXPAND_ROWS_MAX) */
 };
 
 enum {
-    KV_PICK_ROWS_MAX = KV_ARENA_PAGE / 4, /* more than a codebook's cells have */
+    KVS_EXPAND_ROWS_MAX = KVS_ARENA_PAGE / 4, /* more than a codebook's cells have */
 };
 
-struct kv_picker *kv_picker_create(void);         /* NULL: out of memory */
-void kv_picker_destroy(struct kv_picker *picker); /* NULL is allowed */
+struct kvs_expander *kvs_expander_create(void);           /* NULL: out of memory */
+void kvs_expander_destroy(struct kvs_expander *expander); /* NULL is allowed */
 
-/* Begins to write the rows that the chooser, which is done, chose among the items of the scan.
- *   tokens  (kv_choice_max())
- *   heads   (kv_choice_max()) bit q: vector q chose the row; SUM and MAX: all */
-void kv_pick_begin(struct kv_picker *picker,
-                   const struct kv_scan *scan,
-                   struct kv_chooser *chooser,
-                   uint32_t *tokens,
-                   uint32_t *heads);
+/* Begins to write the rows that the selector, which is done, chose among the items of the scan.
+ *   tokens  (kvs_selection_max())
+ *   heads   (kvs_selection_max()) bit q: vector q chose the row; SUM and MAX: all */
+void kvs_expand_begin(struct kvs_expander *expander,
+                      const struct kvs_score *score,
+                      struct kvs_selector *selector,
+                      uint32_t *tokens,
+                      uint32_t *heads);
 
-/* Some rows, or one chapter's cells; true when picker->n tokens are there. */
-bool kv_pick_slice(struct kv_picker *picker, const struct kv_codebooks *books);
+/* Some rows, or one chapter's cells; true when expander->n tokens are there. */
+bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books);
 
 /* Whether each group chose as many rows as it was to: lists of cells that have gone bad may
  * make it more or fewer. */
-bool kv_pick_is_whole(const struct kv_picker *picker);
+bool kvs_expand_is_whole(const struct kvs_expander *expander);
 
-/* The merged weights, which the chooser has made, of n tokens that it chose, ascending. */
-void kv_pick_weights(const struct kv_scan *scan,
-                     const struct kv_chooser *chooser,
-                     const struct kv_codebooks *books,
-                     const uint32_t *tokens,
-                     uint32_t n,
-                     float *ret_weights);
+/* The merged weights, which the selector has made, of n tokens that it chose, ascending. */
+void kvs_expand_weights(const struct kvs_score *score,
+                        const struct kvs_selector *selector,
+                        const struct kvs_codebooks *books,
+                        const uint32_t *tokens,
+                        uint32_t n,
+                        float *ret_weights);
 
 #endif

@@ -1,15 +1,15 @@
-/* score.h - scores of a unit's candidates, in slices: by their codes where they have some, by
+/* score.h - scores of a unit's eligible rows, in slices: by their codes where they have some, by
  * their keys where not.
  *
- *     kv_scan_begin();  while (!kv_scan_slice(...)) other work;
+ *     kvs_score_begin();  while (!kvs_score_slice(...)) other work;
  *
- * What is scored are items: candidates, or all full cells (kernels/pq_cells.h) of a chapter
- * that is long enough for that to be faster.  A part is a run of candidates whose items are one
+ * What is scored are items: eligible rows, or all full cells (kernels/pq_cells.h) of a chapter
+ * that is long enough for that to be faster.  A part is a run of eligible rows whose items are one
  * or the other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].
  * Rows that follow an open codebook (codebook.h) and have no codes yet get them here.
  *
  * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
- * grow, or kv_scan_begin() starts anew.
+ * grow, or kvs_score_begin() starts anew.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_SCORE_H
 #define KV_KVSERVER_STORE_QUERY_SCORE_H
@@ -20,23 +20,23 @@
 #include "proto/kv_wire.h"
 
 enum {
-    KV_SCAN_TABLE = KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX,
-    KV_SCAN_PARTS_MAX = 4096,
+    KVS_SCORE_TABLE = KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX,
+    KVS_SCORE_RUNS_MAX = 4096,
 };
 
-#define KV_SCAN_ROWS UINT32_MAX
+#define KVS_SCORE_ROWS UINT32_MAX
 
-/* Candidates of which each is an item, or those of one codebook's cells. */
-struct kv_scan_part {
+/* Eligible rows of which each is an item, or those of one codebook's cells. */
+struct kvs_score_run {
     uint32_t token_begin, token_end;
     uint32_t item; /* the first */
     uint32_t n_items;
-    uint32_t codebook; /* whose cells they are; KV_SCAN_ROWS: each is an item */
+    uint32_t codebook; /* whose cells they are; KVS_SCORE_ROWS: each is an item */
 };
 
 /* One unit and what is asked of it. */
-struct kv_scan {
-    struct kv_unit *unit;
+struct kvs_score {
+    struct kvs_unit *unit;
     enum kv_key_type type;
     uint32_t d;
     const struct kv_wire_range *ranges; /* below unit->committed */
@@ -45,16 +45,16 @@ struct kv_scan {
     const float *queries; /* (n_queries, d) */
     bool by_code;         /* false: all by their keys */
     bool by_cell;         /* cells are allowed */
-    uint32_t n;           /* candidates */
+    uint32_t n;           /* eligible rows */
     float *room;          /* of the caller, for scores, counts, and whatever comes after */
-    size_t room_floats;   /* at least n * (n_queries + KV_SCAN_SPARE) */
-    struct kv_scan_part *parts; /* (KV_SCAN_PARTS_MAX) of the caller */
-    float *tables;              /* (n_queries, KV_SCAN_TABLE) of the caller */
+    size_t room_floats;   /* at least n * (n_queries + KVS_SCORE_SPARE) */
+    struct kvs_score_run *parts; /* (KVS_SCORE_RUNS_MAX) of the caller */
+    float *tables;               /* (n_queries, KVS_SCORE_TABLE) of the caller */
 
     /* Known when it has begun. */
     uint32_t n_parts, n_items;
     float *scores;    /* (n_queries, n_items), in `room` */
-    uint32_t *counts; /* (n_items), in `room` behind KV_SCAN_SPARE - 1 arrays; NULL: all 1 */
+    uint32_t *counts; /* (n_items), in `room` behind KVS_SCORE_SPARE - 1 arrays; NULL: all 1 */
 
     /* A row known to be bad (verify.h), whose key would have decided; UINT32_MAX: none. */
     uint32_t bad;
@@ -69,32 +69,32 @@ struct kv_scan {
 };
 
 enum {
-    KV_SCAN_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
+    KVS_SCORE_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
 };
 
-/* The caller's arrays behind the scores, (KV_SCAN_SPARE - 1, n_items). */
-static inline float *kvs_scan_spare(const struct kv_scan *scan)
+/* The caller's arrays behind the scores, (KVS_SCORE_SPARE - 1, n_items). */
+static inline float *kvs_score_spare(const struct kvs_score *score)
 {
-    return scan->scores + (size_t)scan->n_items * scan->n_queries;
+    return score->scores + (size_t)score->n_items * score->n_queries;
 }
 
 /* Tokens in the ranges. */
-uint32_t kv_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
+uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
-/* Cuts the candidates into parts, sets the cursor and the counts to the begin. */
-void kv_scan_begin(struct kv_scan *scan, const struct kv_codebooks *books);
+/* Cuts the eligible rows into parts, sets the cursor and the counts to the begin. */
+void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books);
 
-/* Works for some 50 us; true when all items are scored. */
-bool kv_scan_slice(struct kv_scan *scan,
-                   struct kv_codebooks *books,
-                   const struct kv_clock *clock);
+/* Requests for some 50 us; true when all items are scored. */
+bool kvs_score_slice(struct kvs_score *score,
+                     struct kvs_codebooks *books,
+                     const struct kv_clock *clock);
 
 /* Goes through tokens of the ranges by their numbers, which ascend from call to call. */
-struct kv_range_walk {
+struct kvs_range_walk {
     const struct kv_wire_range *ranges;
-    uint32_t before; /* candidates before the range that it is in */
+    uint32_t before; /* eligible rows before the range that it is in */
 };
-static inline uint32_t kv_range_walk_to(struct kv_range_walk *walk, uint32_t index)
+static inline uint32_t kvs_range_walk_to(struct kvs_range_walk *walk, uint32_t index)
 {
     while (index - walk->before >= walk->ranges->end - walk->ranges->begin) {
         walk->before += walk->ranges->end - walk->ranges->begin;

@@ -21,288 +21,293 @@ enum after {
 struct step {
     uint32_t cost;       /* of an item, where that of the fastest step is 1 */
     bool costs_by_query; /* ... and a quarter of that for each query vector */
-    bool (*begin)(struct kv_chooser *chooser); /* false: it is left out; NULL: it never is */
-    void (*work)(struct kv_chooser *chooser, uint32_t at, uint32_t n); /* items [at, at + n) */
-    enum after (*end)(struct kv_chooser *chooser);                     /* NULL: NEXT_STEP */
+    bool (*begin)(struct kvs_selector *selector); /* false: it is left out; NULL: it never is */
+    void (*request)(struct kvs_selector *selector,
+                    uint32_t at,
+                    uint32_t n);                      /* items [at, at + n) */
+    enum after (*end)(struct kvs_selector *selector); /* NULL: NEXT_STEP */
 };
 
-uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n)
+uint32_t kvs_selection_max(const struct kvs_selection *selection, uint32_t n)
 {
-    const uint64_t max =
-        (uint64_t)kv_choice_takes(choice, choice->k) * kv_choice_groups(choice);
+    const uint64_t max = (uint64_t)kvs_selection_n_candidates(selection, selection->k) *
+                         kvs_selection_groups(selection);
 
     return max < n ? (uint32_t)max : n;
 }
 
-static uint32_t takes_of(const struct kv_chooser *chooser, uint32_t group)
+static uint32_t takes_of(const struct kvs_selector *selector, uint32_t group)
 {
-    return kv_choice_takes(&chooser->choice, chooser->k[group]);
+    return kvs_selection_n_candidates(&selector->selection, selector->k[group]);
 }
 
-static const uint32_t *counts_at(const struct kv_chooser *chooser, uint32_t at)
+static const uint32_t *counts_at(const struct kvs_selector *selector, uint32_t at)
 {
-    return chooser->counts != NULL ? chooser->counts + at : NULL;
+    return selector->counts != NULL ? selector->counts + at : NULL;
 }
 
 /* ---- weights ----------------------------------------------------------------------------- */
 
-static float *scores_at(const struct kv_chooser *chooser, uint32_t at)
+static float *scores_at(const struct kvs_selector *selector, uint32_t at)
 {
-    return chooser->scores + (size_t)chooser->query * chooser->n + at;
+    return selector->scores + (size_t)selector->query * selector->n + at;
 }
 
-static void raise_max(struct kv_chooser *chooser, float most)
+static void raise_max(struct kvs_selector *selector, float most)
 {
-    chooser->max = most > chooser->max ? most : chooser->max;
+    selector->max = most > selector->max ? most : selector->max;
 }
 
 /* The next query vector's weights are made, which begins with its maximum. */
-static bool begin_max(struct kv_chooser *chooser)
+static bool begin_max(struct kvs_selector *selector)
 {
-    chooser->max = chooser->knows_maxima ? chooser->maxima[chooser->query] : -INFINITY;
-    chooser->sum = 0;
-    return !chooser->knows_maxima;
+    selector->max = selector->knows_maxima ? selector->maxima[selector->query] : -INFINITY;
+    selector->sum = 0;
+    return !selector->knows_maxima;
 }
 
-static void find_max(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void find_max(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    raise_max(chooser, kv_scores_max(scores_at(chooser, at), counts_at(chooser, at), n));
+    raise_max(selector, kv_scores_max(scores_at(selector, at), counts_at(selector, at), n));
 }
 
-static void make_exps(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void make_exps(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    chooser->sum += kv_softmax_exps(scores_at(chooser, at), counts_at(chooser, at), n,
-                                    chooser->choice.scale, chooser->max);
+    selector->sum += kv_softmax_exps(scores_at(selector, at), counts_at(selector, at), n,
+                                     selector->selection.scale, selector->max);
 }
 
-static enum after end_exps(struct kv_chooser *chooser)
+static enum after end_exps(struct kvs_selector *selector)
 {
-    chooser->factors[chooser->query] = kv_softmax_factor(chooser->sum);
-    return ++chooser->query < chooser->choice.n_queries ? NEXT_QUERY : NEXT_STEP;
+    selector->factors[selector->query] = kv_softmax_factor(selector->sum);
+    return ++selector->query < selector->selection.n_queries ? NEXT_QUERY : NEXT_STEP;
 }
 
 /* The weights of all query vectors, together. */
-static void merge_all(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void merge_all(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    const struct kv_choice *choice = &chooser->choice;
-    float *merged = chooser->weights + at;
+    const struct kvs_selection *selection = &selector->selection;
+    float *merged = selector->weights + at;
 
     memset(merged, 0, n * sizeof(*merged));
-    if (choice->merge == KV_MERGE_SUM)
-        kv_merge_sum(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
-                     merged);
+    if (selection->merge == KV_MERGE_SUM)
+        kv_weights_merge_sum(selector->scores + at, selector->n, selector->factors,
+                             selection->n_queries, n, merged);
     else
-        kv_merge_max(chooser->scores + at, chooser->n, chooser->factors, choice->n_queries, n,
-                     merged);
+        kv_weights_merge_max(selector->scores + at, selector->n, selector->factors,
+                             selection->n_queries, n, merged);
 }
 
-static enum after end_merge(struct kv_chooser *chooser)
+static enum after end_merge(struct kvs_selector *selector)
 {
-    chooser->query = 0;
-    chooser->sum = 0;
+    selector->query = 0;
+    selector->sum = 0;
     return NEXT_STEP;
 }
 
 /* UNION and NONE need weights to answer them or to say how many. */
-static bool each_weighs(struct kv_chooser *chooser)
+static bool per_query_weighs(struct kvs_selector *selector)
 {
-    return chooser->wants_weights || chooser->choice.selection != KV_SELECT_TOP;
+    return selector->wants_weights || selector->selection.selection != KV_SELECT_TOP;
 }
 
-static bool begin_each_max(struct kv_chooser *chooser)
+static bool begin_per_query_max(struct kvs_selector *selector)
 {
-    return each_weighs(chooser) && begin_max(chooser);
+    return per_query_weighs(selector) && begin_max(selector);
 }
 
 /* The scores are still to be chosen by. */
-static void copy_exps(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void copy_exps(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    memcpy(chooser->spare + at, scores_at(chooser, at), n * sizeof(*chooser->spare));
-    chooser->sum += kv_softmax_exps(chooser->spare + at, counts_at(chooser, at), n,
-                                    chooser->choice.scale, chooser->max);
+    memcpy(selector->spare + at, scores_at(selector, at), n * sizeof(*selector->spare));
+    selector->sum += kv_softmax_exps(selector->spare + at, counts_at(selector, at), n,
+                                     selector->selection.scale, selector->max);
 }
 
-static enum after end_each_exps(struct kv_chooser *chooser)
+static enum after end_per_query_exps(struct kvs_selector *selector)
 {
-    chooser->factors[0] = kv_softmax_factor(chooser->sum);
+    selector->factors[0] = kv_softmax_factor(selector->sum);
     return NEXT_STEP;
 }
 
-static bool wants_weights(struct kv_chooser *chooser)
+static bool wants_weights(struct kvs_selector *selector)
 {
-    return chooser->wants_weights;
+    return selector->wants_weights;
 }
 
-static void merge_one(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void merge_one(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    if (chooser->query == 0)
-        memset(chooser->weights + at, 0, n * sizeof(*chooser->weights));
-    kv_merge_max(chooser->spare + at, n, chooser->factors, 1, n, chooser->weights + at);
+    if (selector->query == 0)
+        memset(selector->weights + at, 0, n * sizeof(*selector->weights));
+    kv_weights_merge_max(selector->spare + at, n, selector->factors, 1, n,
+                         selector->weights + at);
 }
 
 /* ---- how many ---------------------------------------------------------------------------- */
 
 /* The group's weights. */
-static const float *weights_at(const struct kv_chooser *chooser, uint32_t at)
+static const float *weights_at(const struct kvs_selector *selector, uint32_t at)
 {
-    return (kv_choice_merges(&chooser->choice) ? chooser->weights : chooser->spare) + at;
+    return (kvs_selection_merges(&selector->selection) ? selector->weights : selector->spare) +
+           at;
 }
 
 /* The selection wants k rows. */
-static void limit_k(struct kv_chooser *chooser, uint64_t k)
+static void limit_k(struct kvs_selector *selector, uint64_t k)
 {
-    if (k < chooser->choice.k)
-        chooser->k[chooser->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
+    if (k < selector->selection.k)
+        selector->k[selector->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
 }
 
-static bool is_by_mass(struct kv_chooser *chooser)
+static bool is_by_mass(struct kvs_selector *selector)
 {
-    return chooser->choice.selection == KV_SELECT_MASS;
+    return selector->selection.selection == KV_SELECT_MASS;
 }
 
-static void sum_weights(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void sum_weights(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    chooser->sum += kv_weights_sum(chooser->weights + at, counts_at(chooser, at), n);
+    selector->sum += kv_weights_sum(selector->weights + at, counts_at(selector, at), n);
 }
 
-static bool begin_mass(struct kv_chooser *chooser)
+static bool begin_mass(struct kvs_selector *selector)
 {
-    if (!is_by_mass(chooser))
+    if (!is_by_mass(selector))
         return false;
-    chooser->pass = 0;
-    kv_mass_begin(&chooser->mass, chooser->sum, (double)chooser->choice.share);
+    selector->pass = 0;
+    kv_mass_begin(&selector->mass, selector->sum, (double)selector->selection.share);
     return true;
 }
 
-static void count_mass(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void count_mass(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    kv_mass_count(&chooser->mass, weights_at(chooser, at), counts_at(chooser, at), n);
+    kv_mass_count(&selector->mass, weights_at(selector, at), counts_at(selector, at), n);
 }
 
-static enum after end_mass(struct kv_chooser *chooser)
+static enum after end_mass(struct kvs_selector *selector)
 {
-    kv_mass_next(&chooser->mass);
-    if (++chooser->pass < KV_SELECTOR_PASSES)
+    kv_mass_next(&selector->mass);
+    if (++selector->pass < KV_TOPK_PASSES)
         return SAME_STEP;
-    limit_k(chooser, chooser->mass.n_rows);
+    limit_k(selector, selector->mass.n_rows);
     return NEXT_STEP;
 }
 
-static bool is_by_threshold(struct kv_chooser *chooser)
+static bool is_by_threshold(struct kvs_selector *selector)
 {
-    return chooser->choice.selection == KV_SELECT_THRESHOLD;
+    return selector->selection.selection == KV_SELECT_THRESHOLD;
 }
 
-static bool begin_heaviest(struct kv_chooser *chooser)
+static bool begin_heaviest(struct kvs_selector *selector)
 {
-    if (!is_by_threshold(chooser))
+    if (!is_by_threshold(selector))
         return false;
-    chooser->sum = 0;
-    chooser->max = -INFINITY;
+    selector->sum = 0;
+    selector->max = -INFINITY;
     return true;
 }
 
-static void find_heaviest(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void find_heaviest(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    raise_max(chooser, kv_scores_max(weights_at(chooser, at), counts_at(chooser, at), n));
+    raise_max(selector, kv_scores_max(weights_at(selector, at), counts_at(selector, at), n));
 }
 
-static void count_from(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void count_from(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    chooser->sum += kv_count_from(weights_at(chooser, at), counts_at(chooser, at), n,
-                                  chooser->max * chooser->choice.share);
+    selector->sum += kv_count_from(weights_at(selector, at), counts_at(selector, at), n,
+                                   selector->max * selector->selection.share);
 }
 
-static enum after end_from(struct kv_chooser *chooser)
+static enum after end_from(struct kvs_selector *selector)
 {
-    limit_k(chooser, chooser->sum);
+    limit_k(selector, selector->sum);
     return NEXT_STEP;
 }
 
 /* ---- which ------------------------------------------------------------------------------- */
 
 /* Looks for scores that may be the bound, if a sample says which. */
-static bool begin_sift(struct kv_chooser *chooser)
+static bool begin_sift(struct kvs_selector *selector)
 {
-    const uint32_t group = chooser->query;
+    const uint32_t group = selector->query;
 
-    kv_selector_begin(&chooser->groups[group], takes_of(chooser, group));
-    chooser->pass = 0;
-    chooser->n_between = 0;
-    chooser->n_above = 0;
-    for (uint32_t i = 0; chooser->from != NULL && i < chooser->n; i++)
-        chooser->own[i] = chooser->from[i] >> group & 1;
-    return chooser->from == NULL && chooser->counts == NULL &&
-           kv_scores_guess(kv_chooser_scores(chooser, group), chooser->n,
-                           takes_of(chooser, group), &chooser->least, &chooser->most);
+    kv_topk_begin(&selector->groups[group], takes_of(selector, group));
+    selector->pass = 0;
+    selector->n_between = 0;
+    selector->n_above = 0;
+    for (uint32_t i = 0; selector->from != NULL && i < selector->n; i++)
+        selector->own[i] = selector->from[i] >> group & 1;
+    return selector->from == NULL && selector->counts == NULL &&
+           kv_scores_guess(kvs_selector_scores(selector, group), selector->n,
+                           takes_of(selector, group), &selector->least, &selector->most);
 }
 
-static void sift(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void sift(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     size_t n_above;
 
-    chooser->n_between += (uint32_t)kv_scores_between(
-        kv_chooser_scores(chooser, chooser->query) + at, n, chooser->least, chooser->most,
-        (float *)(void *)chooser->own + chooser->n_between, &n_above);
-    chooser->n_above += n_above;
+    selector->n_between += (uint32_t)kv_scores_between(
+        kvs_selector_scores(selector, selector->query) + at, n, selector->least, selector->most,
+        (float *)(void *)selector->own + selector->n_between, &n_above);
+    selector->n_above += n_above;
 }
 
 /* All that are near the bound, if it is among them: the k-th largest of all is one of theirs.
  */
-static enum after end_sift(struct kv_chooser *chooser)
+static enum after end_sift(struct kvs_selector *selector)
 {
-    const uint64_t k = takes_of(chooser, chooser->query);
+    const uint64_t k = takes_of(selector, selector->query);
 
-    if (chooser->n_above < k && k <= chooser->n_above + chooser->n_between)
-        kv_selector_begin(&chooser->groups[chooser->query], k - chooser->n_above);
+    if (selector->n_above < k && k <= selector->n_above + selector->n_between)
+        kv_topk_begin(&selector->groups[selector->query], k - selector->n_above);
     else
-        chooser->n_between = 0;
+        selector->n_between = 0;
     return NEXT_STEP;
 }
 
-static void count(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void count(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    struct kv_selector *selector = &chooser->groups[chooser->query];
-    const uint32_t *counts = chooser->from != NULL ? chooser->own : chooser->counts;
+    struct kv_topk *topk = &selector->groups[selector->query];
+    const uint32_t *counts = selector->from != NULL ? selector->own : selector->counts;
 
-    if (chooser->n_between > 0)
-        kv_selector_count(selector, (const float *)(const void *)chooser->own + at, NULL, n);
+    if (selector->n_between > 0)
+        kv_topk_count(topk, (const float *)(const void *)selector->own + at, NULL, n);
     else
-        kv_selector_count(selector, kv_chooser_scores(chooser, chooser->query) + at,
-                          counts != NULL ? counts + at : NULL, n);
+        kv_topk_count(topk, kvs_selector_scores(selector, selector->query) + at,
+                      counts != NULL ? counts + at : NULL, n);
 }
 
-static enum after end_count(struct kv_chooser *chooser)
+static enum after end_count(struct kvs_selector *selector)
 {
-    kv_selector_next(&chooser->groups[chooser->query]);
-    if (++chooser->pass < KV_SELECTOR_PASSES)
+    kv_topk_next(&selector->groups[selector->query]);
+    if (++selector->pass < KV_TOPK_PASSES)
         return SAME_STEP;
-    return ++chooser->query < kv_choice_groups(&chooser->choice) ? NEXT_QUERY : NEXT_STEP;
+    return ++selector->query < kvs_selection_groups(&selector->selection) ? NEXT_QUERY
+                                                                          : NEXT_STEP;
 }
 
-static bool is_among(struct kv_chooser *chooser)
+static bool is_query_mask(struct kvs_selector *selector)
 {
-    return chooser->from != NULL;
+    return selector->from != NULL;
 }
 
 /* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
  * rows, together they may be 32 times as many: the others are not looked at. */
-static void mark_chosen(struct kv_chooser *chooser, uint32_t at, uint32_t n)
+static void mark_selected(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
-    const uint32_t all = UINT32_MAX >> (32 - kv_choice_groups(&chooser->choice));
-    uint32_t *marks = (uint32_t *)(void *)chooser->spare;
+    const uint32_t all = UINT32_MAX >> (32 - kvs_selection_groups(&selector->selection));
+    uint32_t *marks = (uint32_t *)(void *)selector->spare;
 
     for (uint32_t i = at; i < at + n; i++) {
         marks[i] = 0;
-        for (uint32_t left = chooser->from[i] & all; left != 0; left &= left - 1) {
+        for (uint32_t left = selector->from[i] & all; left != 0; left &= left - 1) {
             const uint32_t group = (uint32_t)__builtin_ctz(left);
-            struct kv_selector *selector = &chooser->groups[group];
-            const uint32_t image = kv_score_image(kv_chooser_scores(chooser, group)[i]);
-            const bool is_tie = image == selector->bound && selector->ties > 0;
+            struct kv_topk *topk = &selector->groups[group];
+            const uint32_t image = kv_score_key(kvs_selector_scores(selector, group)[i]);
+            const bool is_tie = image == topk->bound && topk->ties > 0;
 
-            if (image <= selector->bound && !is_tie)
+            if (image <= topk->bound && !is_tie)
                 continue;
-            selector->ties -= is_tie;
+            topk->ties -= is_tie;
             marks[i] |= 1u << group;
         }
     }
@@ -313,156 +318,158 @@ static void mark_chosen(struct kv_chooser *chooser, uint32_t at, uint32_t n)
 /* SUM and MAX: the first two for each query vector, then all for the merged weights.  These are
  * made of all vectors at once, and summed one by one. */
 static const struct step merged[] = {
-    {.cost = 1, .begin = begin_max, .work = find_max},
-    {.cost = 1, .work = make_exps, .end = end_exps},
-    {.cost = 1, .costs_by_query = true, .work = merge_all, .end = end_merge},
-    {.cost = 4, .begin = is_by_mass, .work = sum_weights},
-    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
-    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
-    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
-    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
-    {.cost = 1, .work = count, .end = end_count},
-    {.work = NULL},
+    {.cost = 1, .begin = begin_max, .request = find_max},
+    {.cost = 1, .request = make_exps, .end = end_exps},
+    {.cost = 1, .costs_by_query = true, .request = merge_all, .end = end_merge},
+    {.cost = 4, .begin = is_by_mass, .request = sum_weights},
+    {.cost = 4, .begin = begin_mass, .request = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .request = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .request = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .request = sift, .end = end_sift},
+    {.cost = 1, .request = count, .end = end_count},
+    {.request = NULL},
 };
 
 /* UNION and NONE: all but the last for each query vector.  The last one looks at scores of many
  * vectors for one row, which are far apart. */
 static const struct step per_query[] = {
-    {.cost = 1, .begin = begin_each_max, .work = find_max},
-    {.cost = 1, .begin = each_weighs, .work = copy_exps, .end = end_each_exps},
-    {.cost = 1, .begin = wants_weights, .work = merge_one},
-    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
-    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
-    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
-    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
-    {.cost = 1, .work = count, .end = end_count},
-    {.cost = COST_MAX, .begin = is_among, .work = mark_chosen},
-    {.work = NULL},
+    {.cost = 1, .begin = begin_per_query_max, .request = find_max},
+    {.cost = 1, .begin = per_query_weighs, .request = copy_exps, .end = end_per_query_exps},
+    {.cost = 1, .begin = wants_weights, .request = merge_one},
+    {.cost = 4, .begin = begin_mass, .request = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .request = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .request = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .request = sift, .end = end_sift},
+    {.cost = 1, .request = count, .end = end_count},
+    {.cost = COST_MAX, .begin = is_query_mask, .request = mark_selected},
+    {.request = NULL},
 };
 
-static const struct step *step_of(const struct kv_chooser *chooser)
+static const struct step *step_of(const struct kvs_selector *selector)
 {
-    return (kv_choice_merges(&chooser->choice) ? merged : per_query) + chooser->step;
+    return (kvs_selection_merges(&selector->selection) ? merged : per_query) + selector->step;
 }
 
-static bool is_done(const struct kv_chooser *chooser)
+static bool is_done(const struct kvs_selector *selector)
 {
-    return step_of(chooser)->work == NULL;
+    return step_of(selector)->request == NULL;
 }
 
 /* Begins the step, or the first one behind it that is not left out. */
-static void begin_step(struct kv_chooser *chooser, uint32_t step)
+static void begin_step(struct kvs_selector *selector, uint32_t step)
 {
-    chooser->step = step;
-    while (!is_done(chooser) && step_of(chooser)->begin != NULL &&
-           !step_of(chooser)->begin(chooser))
-        chooser->step++;
+    selector->step = step;
+    while (!is_done(selector) && step_of(selector)->begin != NULL &&
+           !step_of(selector)->begin(selector))
+        selector->step++;
 }
 
 /* All items have been looked at. */
-static void end_step(struct kv_chooser *chooser)
+static void end_step(struct kvs_selector *selector)
 {
-    const struct step *step = step_of(chooser);
-    const enum after after = step->end != NULL ? step->end(chooser) : NEXT_STEP;
+    const struct step *step = step_of(selector);
+    const enum after after = step->end != NULL ? step->end(selector) : NEXT_STEP;
 
-    chooser->cursor = 0;
+    selector->cursor = 0;
     if (after != SAME_STEP)
-        begin_step(chooser, after == NEXT_QUERY ? 0 : chooser->step + 1);
+        begin_step(selector, after == NEXT_QUERY ? 0 : selector->step + 1);
 }
 
-static uint32_t cost_of(const struct kv_chooser *chooser)
+static uint32_t cost_of(const struct kvs_selector *selector)
 {
-    const struct step *step = step_of(chooser);
+    const struct step *step = step_of(selector);
 
-    return step->cost + (step->costs_by_query ? chooser->choice.n_queries / 4 : 0);
+    return step->cost + (step->costs_by_query ? selector->selection.n_queries / 4 : 0);
 }
 
 /* That the step looks at. */
-static uint32_t items_of(const struct kv_chooser *chooser)
+static uint32_t items_of(const struct kvs_selector *selector)
 {
-    return step_of(chooser)->work == count && chooser->n_between > 0 ? chooser->n_between
-                                                                     : chooser->n;
+    return step_of(selector)->request == count && selector->n_between > 0 ? selector->n_between
+                                                                          : selector->n;
 }
 
-void kv_choose_begin(struct kv_chooser *chooser,
-                     const struct kv_choice *choice,
-                     float *scores,
-                     const float *maxima,
-                     const uint32_t *counts,
-                     const uint32_t *among,
-                     uint32_t n,
-                     bool weights,
-                     float *room)
+void kvs_select_begin(struct kvs_selector *selector,
+                      const struct kvs_selection *selection,
+                      float *scores,
+                      const float *maxima,
+                      const uint32_t *counts,
+                      const uint32_t *query_mask,
+                      uint32_t n,
+                      bool weights,
+                      float *room)
 {
-    assert(among == NULL || (counts == NULL && !kv_choice_merges(choice)));
-    chooser->choice = *choice;
-    chooser->scores = scores;
-    chooser->counts = counts;
-    chooser->from = among;
-    chooser->n = n;
-    chooser->wants_weights = weights;
-    chooser->weights = room;
-    chooser->spare = room + n;
-    chooser->own = (uint32_t *)(void *)(room + 2 * (size_t)n);
-    chooser->query = chooser->cursor = chooser->pass = 0;
-    chooser->knows_maxima = maxima != NULL;
+    assert(query_mask == NULL || (counts == NULL && !kvs_selection_merges(selection)));
+    selector->selection = *selection;
+    selector->scores = scores;
+    selector->counts = counts;
+    selector->from = query_mask;
+    selector->n = n;
+    selector->wants_weights = weights;
+    selector->weights = room;
+    selector->spare = room + n;
+    selector->own = (uint32_t *)(void *)(room + 2 * (size_t)n);
+    selector->query = selector->cursor = selector->pass = 0;
+    selector->knows_maxima = maxima != NULL;
     if (maxima != NULL)
-        memcpy(chooser->maxima, maxima, choice->n_queries * sizeof(*maxima));
-    for (uint32_t group = 0; group < kv_choice_groups(choice); group++)
-        chooser->k[group] = choice->each != NULL ? choice->each[group] : choice->k;
-    begin_step(chooser, 0);
+        memcpy(selector->maxima, maxima, selection->n_queries * sizeof(*maxima));
+    for (uint32_t group = 0; group < kvs_selection_groups(selection); group++)
+        selector->k[group] =
+            selection->per_query != NULL ? selection->per_query[group] : selection->k;
+    begin_step(selector, 0);
 }
 
-bool kv_choose_slice(struct kv_chooser *chooser)
+bool kvs_select_slice(struct kvs_selector *selector)
 {
     uint32_t left = SLICE_ITEMS;
 
-    while (!is_done(chooser)) {
-        const uint32_t cost = cost_of(chooser);
-        const uint32_t n_all = items_of(chooser), rest = n_all - chooser->cursor;
-        const uint32_t n = rest < left / cost ? rest : left / cost;
+    while (!is_done(selector)) {
+        const uint32_t cost = cost_of(selector);
+        const uint32_t n_all = items_of(selector), estimate = n_all - selector->cursor;
+        const uint32_t n = estimate < left / cost ? estimate : left / cost;
 
-        step_of(chooser)->work(chooser, chooser->cursor, n);
-        chooser->cursor += n;
+        step_of(selector)->request(selector, selector->cursor, n);
+        selector->cursor += n;
         left -= n * cost;
-        if (chooser->cursor == n_all)
-            end_step(chooser);
+        if (selector->cursor == n_all)
+            end_step(selector);
         if (left < COST_MAX)
-            return is_done(chooser);
+            return is_done(selector);
     }
     return true;
 }
 
-uint32_t kv_choose_rows(struct kv_chooser *chooser, uint32_t *ret_indices, uint32_t *ret_heads)
+uint32_t
+kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *ret_heads)
 {
-    const uint32_t n_groups = kv_choice_groups(&chooser->choice);
-    uint32_t *marks = (uint32_t *)(void *)chooser->spare, n_chosen = 0;
+    const uint32_t n_groups = kvs_selection_groups(&selector->selection);
+    uint32_t *marks = (uint32_t *)(void *)selector->spare, n_selected = 0;
 
-    if (n_groups == 1 && chooser->from == NULL) {
-        n_chosen =
-            (uint32_t)kv_selector_collect(&chooser->groups[0], kv_chooser_scores(chooser, 0),
-                                          NULL, chooser->n, 0, ret_indices);
-        for (uint32_t i = 0; ret_heads != NULL && i < n_chosen; i++)
-            ret_heads[i] = kv_choice_merges(&chooser->choice) ? UINT32_MAX : 1;
-        return n_chosen;
+    if (n_groups == 1 && selector->from == NULL) {
+        n_selected =
+            (uint32_t)kv_topk_collect(&selector->groups[0], kvs_selector_scores(selector, 0),
+                                      NULL, selector->n, 0, ret_indices);
+        for (uint32_t i = 0; ret_heads != NULL && i < n_selected; i++)
+            ret_heads[i] = kvs_selection_merges(&selector->selection) ? UINT32_MAX : 1;
+        return n_selected;
     }
-    if (chooser->from == NULL) {
-        memset(marks, 0, chooser->n * sizeof(*marks));
+    if (selector->from == NULL) {
+        memset(marks, 0, selector->n * sizeof(*marks));
         for (uint32_t group = 0; group < n_groups; group++) {
             const size_t n =
-                kv_selector_collect(&chooser->groups[group], kv_chooser_scores(chooser, group),
-                                    NULL, chooser->n, 0, ret_indices);
+                kv_topk_collect(&selector->groups[group], kvs_selector_scores(selector, group),
+                                NULL, selector->n, 0, ret_indices);
 
             for (size_t i = 0; i < n; i++)
                 marks[ret_indices[i]] |= 1u << group;
         }
     }
-    for (uint32_t i = 0; i < chooser->n; i++) {
+    for (uint32_t i = 0; i < selector->n; i++) {
         if (marks[i] == 0)
             continue;
         if (ret_heads != NULL)
-            ret_heads[n_chosen] = marks[i];
-        ret_indices[n_chosen++] = i;
+            ret_heads[n_selected] = marks[i];
+        ret_indices[n_selected++] = i;
     }
-    return n_chosen;
+    return n_selected;
 }

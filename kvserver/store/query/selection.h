@@ -10,11 +10,11 @@
  *            FROM: those with at least `share` of the largest weight;  never more than k
  *
  * Ties go to the lower row.  See kernels/select.h for the arithmetic: it does not matter how
- * rows are made items, nor how the work is cut into slices.
+ * rows are made items, nor how the request is cut into slices.
  *
- *     kv_choose_begin();  while (!kv_choose_slice(...)) other work;  kv_choose_rows();
+ *     kvs_select_begin();  while (!kvs_select_slice(...)) other work;  kvs_select_rows();
  *
- * Threads: pure functions of the chooser.  Memory: the caller's.
+ * Threads: pure functions of the selector.  Memory: the caller's.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_SELECTION_H
 #define KV_KVSERVER_STORE_QUERY_SELECTION_H
@@ -24,22 +24,23 @@
 
 #include <stdbool.h>
 
-struct kv_choice {
+struct kvs_selection {
     enum kv_merge merge;
     enum kv_selection selection;
     uint32_t n_queries;
     float scale;
     float share; /* MASS, FROM */
     uint32_t k;
-    const uint32_t *each; /* (kv_choice_groups()) k of each group, at most k; NULL: k */
-    uint32_t factor;      /* so many times as many rows are taken, at most KV_SELECTED_MAX */
+    const uint32_t
+        *per_query;  /* (kvs_selection_groups()) k of each group, at most k; NULL: k */
+    uint32_t factor; /* so many times as many rows are taken, at most KV_SELECTED_MAX */
 };
 
 /* How a choice among some items goes on. */
-struct kv_chooser {
-    struct kv_choice choice;
+struct kvs_selector {
+    struct kvs_selection selection;
     float *scores;                 /* (n_queries, n) */
-    const uint32_t *counts, *from; /* (n); see kv_choose_begin() */
+    const uint32_t *counts, *from; /* (n); see kvs_select_begin() */
     uint32_t n;
     bool wants_weights;
     float *weights, *spare; /* (n) */
@@ -55,32 +56,33 @@ struct kv_chooser {
     struct kv_mass mass;
 
     uint32_t k[KV_QUERIES_MAX]; /* rows of each group that the selection wants */
-    struct kv_selector groups[KV_QUERIES_MAX];
+    struct kv_topk groups[KV_QUERIES_MAX];
 };
 
-static inline bool kv_choice_merges(const struct kv_choice *choice)
+static inline bool kvs_selection_merges(const struct kvs_selection *selection)
 {
-    return choice->merge == KV_MERGE_SUM || choice->merge == KV_MERGE_MAX;
+    return selection->merge == KV_MERGE_SUM || selection->merge == KV_MERGE_MAX;
 }
 
-static inline uint32_t kv_choice_groups(const struct kv_choice *choice)
+static inline uint32_t kvs_selection_groups(const struct kvs_selection *selection)
 {
-    return kv_choice_merges(choice) ? 1 : choice->n_queries;
+    return kvs_selection_merges(selection) ? 1 : selection->n_queries;
 }
 
 /* Rows that each group takes where the selection wants k of it. */
-static inline uint32_t kv_choice_takes(const struct kv_choice *choice, uint32_t k)
+static inline uint32_t kvs_selection_n_candidates(const struct kvs_selection *selection,
+                                                  uint32_t k)
 {
-    const uint64_t takes = (uint64_t)k * choice->factor;
+    const uint64_t takes = (uint64_t)k * selection->factor;
 
     return takes < KV_SELECTED_MAX ? (uint32_t)takes : KV_SELECTED_MAX;
 }
 
 /* Rows that a choice among n may take. */
-uint32_t kv_choice_max(const struct kv_choice *choice, uint32_t n);
+uint32_t kvs_selection_max(const struct kvs_selection *selection, uint32_t n);
 
 enum {
-    KV_CHOOSE_ROOM = 3, /* arrays of n floats */
+    KVS_SELECT_CAPACITY = 3, /* arrays of n floats */
 };
 
 /* Begins a choice among n items.
@@ -91,47 +93,50 @@ enum {
  *   among   (n) bit g: group g may choose the row; NULL: all may.  UNION and NONE only, without
  *           counts
  *   weights the merged weights are wanted; SUM and MAX make them anyway
- *   room    (KV_CHOOSE_ROOM, n), also for the weights: its first n when all is done */
-void kv_choose_begin(struct kv_chooser *chooser,
-                     const struct kv_choice *choice,
-                     float *scores,
-                     const float *maxima,
-                     const uint32_t *counts,
-                     const uint32_t *among,
-                     uint32_t n,
-                     bool weights,
-                     float *room);
+ *   room    (KVS_SELECT_CAPACITY, n), also for the weights: its first n when all is done */
+void kvs_select_begin(struct kvs_selector *selector,
+                      const struct kvs_selection *selection,
+                      float *scores,
+                      const float *maxima,
+                      const uint32_t *counts,
+                      const uint32_t *query_mask,
+                      uint32_t n,
+                      bool weights,
+                      float *room);
 
-/* Works for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
-bool kv_choose_slice(struct kv_chooser *chooser);
+/* Requests for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
+bool kvs_select_slice(struct kvs_selector *selector);
 
 /* The scores that group g chooses by. */
-static inline const float *kv_chooser_scores(const struct kv_chooser *chooser, uint32_t group)
+static inline const float *kvs_selector_scores(const struct kvs_selector *selector,
+                                               uint32_t group)
 {
-    return kv_choice_merges(&chooser->choice) ? chooser->weights
-                                              : chooser->scores + (size_t)group * chooser->n;
+    return kvs_selection_merges(&selector->selection)
+               ? selector->weights
+               : selector->scores + (size_t)group * selector->n;
 }
 
-/* Where all items are rows: the chosen ones.  Returns how many, at most kv_choice_max().
- *   ret_indices  ascending; room for KV_SELECT_SPARE more
+/* Where all items are rows: the chosen ones.  Returns how many, at most kvs_selection_max().
+ *   ret_indices  ascending; room for KV_TOPK_SPARE more
  *   ret_heads    bit q: vector q chose it; SUM and MAX: all; may be NULL */
-uint32_t kv_choose_rows(struct kv_chooser *chooser, uint32_t *ret_indices, uint32_t *ret_heads);
+uint32_t
+kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *ret_heads);
 
 /* All at once, of rows. */
-static inline uint32_t kv_choose(struct kv_chooser *chooser,
-                                 const struct kv_choice *choice,
-                                 float *scores,
-                                 const uint32_t *among,
-                                 uint32_t n,
-                                 bool weights,
-                                 float *room,
-                                 uint32_t *ret_indices,
-                                 uint32_t *ret_heads)
+static inline uint32_t kvs_select(struct kvs_selector *selector,
+                                  const struct kvs_selection *selection,
+                                  float *scores,
+                                  const uint32_t *query_mask,
+                                  uint32_t n,
+                                  bool weights,
+                                  float *room,
+                                  uint32_t *ret_indices,
+                                  uint32_t *ret_heads)
 {
-    kv_choose_begin(chooser, choice, scores, NULL, NULL, among, n, weights, room);
-    while (!kv_choose_slice(chooser))
+    kvs_select_begin(selector, selection, scores, NULL, NULL, query_mask, n, weights, room);
+    while (!kvs_select_slice(selector))
         ;
-    return kv_choose_rows(chooser, ret_indices, ret_heads);
+    return kvs_select_rows(selector, ret_indices, ret_heads);
 }
 
 #endif

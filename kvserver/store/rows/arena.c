@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    ELEMENTS_MAX = KV_ARENA_PAGE / KV_ARENA_ELEMENT_MIN,
+    ELEMENTS_MAX = KVS_ARENA_PAGE / KVS_ARENA_ELEMENT_MIN,
     WORDS = ELEMENTS_MAX / 64,
     NONE = -1,
     TOUCH_AHEAD_PAGES = 32, /* 64 MiB kept ready */
@@ -31,7 +31,7 @@ struct size_class {
     uint32_t n_holds;
 };
 
-struct kv_arena {
+struct kvs_arena {
     char *base;
     uint64_t bytes;
     uint32_t n_pages, n_free;
@@ -40,10 +40,10 @@ struct kv_arena {
     uint32_t touched_bytes; /* of the next one */
     struct page *pages;
     uint32_t n_classes, n_exact;
-    struct size_class classes[KV_ARENA_CLASSES_MAX];
+    struct size_class classes[KVS_ARENA_CLASSES_MAX];
 };
 
-static void list_push(struct kv_arena *arena, int32_t *first, uint32_t index)
+static void list_push(struct kvs_arena *arena, int32_t *first, uint32_t index)
 {
     struct page *page = &arena->pages[index];
 
@@ -54,7 +54,7 @@ static void list_push(struct kv_arena *arena, int32_t *first, uint32_t index)
     *first = (int32_t)index;
 }
 
-static void list_remove(struct kv_arena *arena, int32_t *first, uint32_t index)
+static void list_remove(struct kvs_arena *arena, int32_t *first, uint32_t index)
 {
     struct page *page = &arena->pages[index];
 
@@ -66,19 +66,19 @@ static void list_remove(struct kv_arena *arena, int32_t *first, uint32_t index)
         arena->pages[page->next].prev = page->prev;
 }
 
-struct kv_arena *kv_arena_create(uint64_t bytes)
+struct kvs_arena *kvs_arena_create(uint64_t bytes)
 {
-    struct kv_arena *arena = calloc(1, sizeof(*arena));
+    struct kvs_arena *arena = calloc(1, sizeof(*arena));
 
     if (arena == NULL)
         return NULL;
-    uint64_t n_pages = bytes / KV_ARENA_PAGE;
+    uint64_t n_pages = bytes / KVS_ARENA_PAGE;
     if (n_pages == 0)
         n_pages = 1;
     if (n_pages > INT32_MAX)
         goto err_destroy;
     arena->n_pages = arena->n_free = (uint32_t)n_pages;
-    arena->bytes = n_pages * KV_ARENA_PAGE;
+    arena->bytes = n_pages * KVS_ARENA_PAGE;
     arena->pages = calloc(n_pages, sizeof(*arena->pages));
     arena->base = kv_memory_reserve(arena->bytes);
     if (arena->pages == NULL || arena->base == NULL)
@@ -93,11 +93,11 @@ struct kv_arena *kv_arena_create(uint64_t bytes)
     return arena;
 
 err_destroy:
-    kv_arena_destroy(arena);
+    kvs_arena_destroy(arena);
     return NULL;
 }
 
-void kv_arena_destroy(struct kv_arena *arena)
+void kvs_arena_destroy(struct kvs_arena *arena)
 {
     if (arena == NULL)
         return;
@@ -109,16 +109,16 @@ void kv_arena_destroy(struct kv_arena *arena)
 /* The size of the rounded class that serves `bytes`: four or more between two powers of two. */
 static size_t rounded(size_t bytes)
 {
-    size_t step = KV_ARENA_ELEMENT_MIN / 4;
+    size_t step = KVS_ARENA_ELEMENT_MIN / 4;
 
-    if (bytes < KV_ARENA_ELEMENT_MIN)
-        bytes = KV_ARENA_ELEMENT_MIN;
+    if (bytes < KVS_ARENA_ELEMENT_MIN)
+        bytes = KVS_ARENA_ELEMENT_MIN;
     while (step * 8 <= bytes)
         step *= 2;
     return (bytes + step - 1) / step * step;
 }
 
-static int find_class(const struct kv_arena *arena, size_t bytes)
+static int find_class(const struct kvs_arena *arena, size_t bytes)
 {
     for (uint32_t i = 0; i < arena->n_classes; i++)
         if (arena->classes[i].bytes == bytes)
@@ -127,7 +127,7 @@ static int find_class(const struct kv_arena *arena, size_t bytes)
 }
 
 /* An exact class that is nobody's. */
-static int find_unused(const struct kv_arena *arena)
+static int find_unused(const struct kvs_arena *arena)
 {
     for (uint32_t i = 0; i < arena->n_classes; i++) {
         const struct size_class *class = &arena->classes[i];
@@ -138,34 +138,34 @@ static int find_unused(const struct kv_arena *arena)
     return NONE;
 }
 
-static int set_class(struct kv_arena *arena, uint32_t class_id, size_t bytes)
+static int set_class(struct kvs_arena *arena, uint32_t class_id, size_t bytes)
 {
     arena->classes[class_id] = (struct size_class){
         .bytes = bytes,
-        .per_page = (uint32_t)(KV_ARENA_PAGE / bytes),
+        .per_page = (uint32_t)(KVS_ARENA_PAGE / bytes),
         .first = NONE,
     };
     return (int)class_id;
 }
 
-static int rounded_class(struct kv_arena *arena, size_t bytes)
+static int rounded_class(struct kvs_arena *arena, size_t bytes)
 {
     int class_id = find_class(arena, bytes);
 
     if (class_id != NONE)
         return class_id;
     /* Fewer than are left for them: see the test that counts them. */
-    assert(arena->n_classes < KV_ARENA_CLASSES_MAX);
+    assert(arena->n_classes < KVS_ARENA_CLASSES_MAX);
     return set_class(arena, arena->n_classes++, bytes);
 }
 
-static int exact_class(struct kv_arena *arena, size_t bytes)
+static int exact_class(struct kvs_arena *arena, size_t bytes)
 {
     int class_id = find_class(arena, bytes);
 
     if (class_id != NONE)
         return class_id;
-    if (arena->n_exact < KV_ARENA_EXACT_MAX) {
+    if (arena->n_exact < KVS_ARENA_EXACT_MAX) {
         arena->n_exact++;
         return set_class(arena, arena->n_classes++, bytes);
     }
@@ -173,13 +173,13 @@ static int exact_class(struct kv_arena *arena, size_t bytes)
     return class_id != NONE ? set_class(arena, (uint32_t)class_id, bytes) : NONE;
 }
 
-int kv_arena_class_hold(struct kv_arena *arena, size_t bytes)
+int kvs_arena_class_hold(struct kvs_arena *arena, size_t bytes)
 {
     size_t exact =
-        bytes < KV_ARENA_ELEMENT_MIN ? KV_ARENA_ELEMENT_MIN : (bytes + 63) & ~(size_t)63;
+        bytes < KVS_ARENA_ELEMENT_MIN ? KVS_ARENA_ELEMENT_MIN : (bytes + 63) & ~(size_t)63;
     int class_id = NONE;
 
-    if (exact > KV_ARENA_PAGE)
+    if (exact > KVS_ARENA_PAGE)
         return NONE;
     if (exact != rounded(exact))
         class_id = exact_class(arena, exact);
@@ -189,19 +189,19 @@ int kv_arena_class_hold(struct kv_arena *arena, size_t bytes)
     return class_id;
 }
 
-void kv_arena_class_release(struct kv_arena *arena, int class_id)
+void kvs_arena_class_release(struct kvs_arena *arena, int class_id)
 {
     assert(class_id >= 0 && (uint32_t)class_id < arena->n_classes &&
            arena->classes[class_id].n_holds > 0);
     arena->classes[class_id].n_holds--;
 }
 
-int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes)
+int kvs_arena_class_rounded(struct kvs_arena *arena, size_t bytes)
 {
-    return bytes <= KV_ARENA_PAGE ? rounded_class(arena, rounded(bytes)) : NONE;
+    return bytes <= KVS_ARENA_PAGE ? rounded_class(arena, rounded(bytes)) : NONE;
 }
 
-size_t kv_arena_class_bytes(const struct kv_arena *arena, int class_id)
+size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id)
 {
     return arena->classes[class_id].bytes;
 }
@@ -227,7 +227,7 @@ find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *be
 }
 
 void *
-kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count)
+kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32_t *ret_count)
 {
     assert(class_id >= 0 && (uint32_t)class_id < arena->n_classes && want > 0);
     struct size_class *class = &arena->classes[class_id];
@@ -261,25 +261,25 @@ kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t
     if (page->n_used == class->per_page)
         list_remove(arena, &class->first, index);
     *ret_count = count;
-    return arena->base + (uint64_t)index * KV_ARENA_PAGE + begin * class->bytes;
+    return arena->base + (uint64_t)index * KVS_ARENA_PAGE + begin * class->bytes;
 }
 
-void *kv_arena_alloc(struct kv_arena *arena, int class_id)
+void *kvs_arena_alloc(struct kvs_arena *arena, int class_id)
 {
     uint32_t count;
 
-    return kv_arena_alloc_run(arena, class_id, 1, &count);
+    return kvs_arena_alloc_run(arena, class_id, 1, &count);
 }
 
-void kv_arena_free(struct kv_arena *arena, int class_id, void *element)
+void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
 {
     if (element == NULL)
         return;
     uint64_t offset = (uint64_t)((char *)element - arena->base);
-    uint32_t index = (uint32_t)(offset / KV_ARENA_PAGE);
+    uint32_t index = (uint32_t)(offset / KVS_ARENA_PAGE);
     struct size_class *class = &arena->classes[class_id];
     struct page *page = &arena->pages[index];
-    uint32_t bit = (uint32_t)(offset % KV_ARENA_PAGE / class->bytes);
+    uint32_t bit = (uint32_t)(offset % KVS_ARENA_PAGE / class->bytes);
 
     assert(index < arena->n_pages && page->class_id == class_id);
     assert(page->used[bit / 64] >> bit % 64 & 1);
@@ -295,7 +295,7 @@ void kv_arena_free(struct kv_arena *arena, int class_id, void *element)
     }
 }
 
-uint64_t kv_arena_room(const struct kv_arena *arena, int class_id)
+uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id)
 {
     const struct size_class *class = &arena->classes[class_id];
     uint64_t room = (uint64_t)arena->n_free * class->per_page;
@@ -305,35 +305,35 @@ uint64_t kv_arena_room(const struct kv_arena *arena, int class_id)
     return room;
 }
 
-unsigned kv_arena_touch_ahead(struct kv_arena *arena)
+unsigned kvs_arena_touch_ahead(struct kvs_arena *arena)
 {
-    uint32_t lent = arena->n_pages - arena->n_free;
+    uint32_t used = arena->n_pages - arena->n_free;
 
-    if (arena->touched >= arena->n_pages || arena->touched >= lent + TOUCH_AHEAD_PAGES)
+    if (arena->touched >= arena->n_pages || arena->touched >= used + TOUCH_AHEAD_PAGES)
         return 0;
     volatile char *next =
-        arena->base + (uint64_t)arena->touched * KV_ARENA_PAGE + arena->touched_bytes;
+        arena->base + (uint64_t)arena->touched * KVS_ARENA_PAGE + arena->touched_bytes;
     for (size_t i = 0; i < TOUCH_BYTES; i += 4096)
         next[i] = 0;
     arena->touched_bytes += TOUCH_BYTES;
-    if (arena->touched_bytes == KV_ARENA_PAGE) {
+    if (arena->touched_bytes == KVS_ARENA_PAGE) {
         arena->touched++;
         arena->touched_bytes = 0;
     }
     return 1;
 }
 
-void *kv_arena_base(const struct kv_arena *arena)
+void *kvs_arena_base(const struct kvs_arena *arena)
 {
     return arena->base;
 }
 
-uint64_t kv_arena_bytes(const struct kv_arena *arena)
+uint64_t kvs_arena_bytes(const struct kvs_arena *arena)
 {
     return arena->bytes;
 }
 
-uint64_t kv_arena_bytes_lent(const struct kv_arena *arena)
+uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 {
-    return (uint64_t)(arena->n_pages - arena->n_free) * KV_ARENA_PAGE;
+    return (uint64_t)(arena->n_pages - arena->n_free) * KVS_ARENA_PAGE;
 }

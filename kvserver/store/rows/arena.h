@@ -12,7 +12,7 @@
  * Neighbours matter: rows that lie side by side are sent and received in one piece, so a run of
  * elements is taken from one page where possible.
  *
- * Threads: the data thread.  Memory: elements are lent until kv_arena_free(); the bytes of a
+ * Threads: the data thread.  Memory: elements are lent until kvs_arena_free(); the bytes of a
  * free page are whatever they were.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_ARENA_H
@@ -22,46 +22,46 @@
 #include <stdint.h>
 
 enum {
-    KV_ARENA_PAGE = 2 << 20,
-    KV_ARENA_ELEMENT_MIN = 256,
-    KV_ARENA_CLASSES_MAX = 192,
-    KV_ARENA_EXACT_MAX = 128, /* of them, of sizes that are not rounded ones */
+    KVS_ARENA_PAGE = 2 << 20,
+    KVS_ARENA_ELEMENT_MIN = 256,
+    KVS_ARENA_CLASSES_MAX = 192,
+    KVS_ARENA_EXACT_MAX = 128, /* of them, of sizes that are not rounded ones */
 };
 
-struct kv_arena;
+struct kvs_arena;
 
 /* Reserves `bytes`, rounded down to whole pages, at least one.  NULL: refused. */
-struct kv_arena *kv_arena_create(uint64_t bytes);
-void kv_arena_destroy(struct kv_arena *arena);
+struct kvs_arena *kvs_arena_create(uint64_t bytes);
+void kvs_arena_destroy(struct kvs_arena *arena);
 
 /* Holds the exact class of elements of `bytes`, or the rounded one if too many sizes are in
  * use. The class is that size's until its last holder releases it and its last element is back.
  * Negative: larger than a page. */
-int kv_arena_class_hold(struct kv_arena *arena, size_t bytes);
-void kv_arena_class_release(struct kv_arena *arena, int class_id);
+int kvs_arena_class_hold(struct kvs_arena *arena, size_t bytes);
+void kvs_arena_class_release(struct kvs_arena *arena, int class_id);
 
 /* The rounded class: `bytes` rounded up by at most a fifth.  It stays.  Negative: larger than a
  * page. */
-int kv_arena_class_rounded(struct kv_arena *arena, size_t bytes);
+int kvs_arena_class_rounded(struct kvs_arena *arena, size_t bytes);
 
 /* The size of its elements, and the distance of neighbours. */
-size_t kv_arena_class_bytes(const struct kv_arena *arena, int class_id);
+size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id);
 
 /* Up to `want` adjacent elements; *ret_count says how many, at least one.  NULL: full. */
 void *
-kv_arena_alloc_run(struct kv_arena *arena, int class_id, uint32_t want, uint32_t *ret_count);
-void *kv_arena_alloc(struct kv_arena *arena, int class_id);
-void kv_arena_free(struct kv_arena *arena, int class_id, void *element);
+kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32_t *ret_count);
+void *kvs_arena_alloc(struct kvs_arena *arena, int class_id);
+void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element);
 
 /* Elements of that class that could be had now. */
-uint64_t kv_arena_room(const struct kv_arena *arena, int class_id);
+uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id);
 
 /* Touches a part of a page more ahead of need, so that the first to use it does not pay for the
  * system clearing it.  Returns 0 when enough are ready. */
-unsigned kv_arena_touch_ahead(struct kv_arena *arena);
+unsigned kvs_arena_touch_ahead(struct kvs_arena *arena);
 
-void *kv_arena_base(const struct kv_arena *arena);
-uint64_t kv_arena_bytes(const struct kv_arena *arena);
-uint64_t kv_arena_bytes_lent(const struct kv_arena *arena); /* whole pages */
+void *kvs_arena_base(const struct kvs_arena *arena);
+uint64_t kvs_arena_bytes(const struct kvs_arena *arena);
+uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena); /* whole pages */
 
 #endif

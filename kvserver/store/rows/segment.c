@@ -4,49 +4,51 @@
 
 #include <assert.h>
 
-bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena)
+bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena)
 {
-    heap->arena = arena;
-    heap->free_records = NULL;
-    heap->n_segments = 0;
-    heap->health = (struct kv_health){0};
-    heap->crc_class = kv_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
-    heap->record_class = kv_arena_class_rounded(arena, 16 << 10);
-    heap->release_codes = NULL;
-    heap->release_arg = NULL;
-    return heap->crc_class >= 0 && heap->record_class >= 0;
+    store->arena = arena;
+    store->free_records = NULL;
+    store->n_segments = 0;
+    store->health = (struct kvs_health){0};
+    store->crc_class = kvs_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
+    store->record_class = kvs_arena_class_rounded(arena, 16 << 10);
+    store->release_codes = NULL;
+    store->release_arg = NULL;
+    return store->crc_class >= 0 && store->record_class >= 0;
 }
 
-static struct kv_segment *record_get(struct kv_heap *heap)
+static struct kvs_segment *record_get(struct kvs_segment_store *store)
 {
-    if (heap->free_records == NULL) {
+    if (store->free_records == NULL) {
         /* Records are small and many; what was carved for them once stays theirs. */
-        struct kv_segment *records = kv_arena_alloc(heap->arena, heap->record_class);
+        struct kvs_segment *records = kvs_arena_alloc(store->arena, store->record_class);
         if (records == NULL)
             return NULL;
         for (size_t i = (16 << 10) / sizeof(*records); i-- > 0;) {
-            records[i].rows = (uint8_t *)heap->free_records;
-            heap->free_records = &records[i];
+            records[i].rows = (uint8_t *)store->free_records;
+            store->free_records = &records[i];
         }
     }
-    struct kv_segment *record = heap->free_records;
-    heap->free_records = (struct kv_segment *)(void *)record->rows;
+    struct kvs_segment *record = store->free_records;
+    store->free_records = (struct kvs_segment *)(void *)record->rows;
     return record;
 }
 
-static void record_put(struct kv_heap *heap, struct kv_segment *record)
+static void record_put(struct kvs_segment_store *store, struct kvs_segment *record)
 {
-    record->rows = (uint8_t *)heap->free_records;
-    heap->free_records = record;
+    record->rows = (uint8_t *)store->free_records;
+    store->free_records = record;
 }
 
-void kv_segment_forget_rows(struct kv_heap *heap, struct kv_segment *segment, uint32_t filled)
+void kvs_segment_forget_rows(struct kvs_segment_store *store,
+                             struct kvs_segment *segment,
+                             uint32_t filled)
 {
     for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
         const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
         const uint64_t kept = n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
 
-        heap->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
+        store->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
         segment->bad[i] &= kept;
     }
     if (segment->n_checked > filled)
@@ -61,58 +63,61 @@ void kv_segment_forget_rows(struct kv_heap *heap, struct kv_segment *segment, ui
     }
 }
 
-static void segment_free(struct kv_heap *heap, struct kv_segment *segment)
+static void segment_free(struct kvs_segment_store *store, struct kvs_segment *segment)
 {
     assert(segment->refs == 0 && segment->pins == 0);
-    kv_segment_forget_rows(heap, segment, 0);
-    kv_arena_free(heap->arena, segment->row_class, segment->rows);
-    kv_arena_free(heap->arena, heap->crc_class, segment->crcs);
+    kvs_segment_forget_rows(store, segment, 0);
+    kvs_arena_free(store->arena, segment->row_class, segment->rows);
+    kvs_arena_free(store->arena, store->crc_class, segment->crcs);
     if (segment->codes != NULL)
-        heap->release_codes(heap->release_arg, segment);
-    record_put(heap, segment);
-    heap->n_segments--;
+        store->release_codes(store->release_arg, segment);
+    record_put(store, segment);
+    store->n_segments--;
 }
 
-void kv_segment_unref(struct kv_heap *heap, struct kv_segment *segment)
+void kvs_segment_unref(struct kvs_segment_store *store, struct kvs_segment *segment)
 {
     assert(segment->refs > 0);
     if (--segment->refs == 0 && segment->pins == 0)
-        segment_free(heap, segment);
+        segment_free(store, segment);
 }
 
-void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment)
+void kvs_segment_unpin(struct kvs_segment_store *store, struct kvs_segment *segment)
 {
     assert(segment->pins > 0);
     if (--segment->pins == 0 && segment->refs == 0)
-        segment_free(heap, segment);
+        segment_free(store, segment);
 }
 
-kv_status_t
-kv_segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count)
+kv_status_t kvs_segments_add(struct kvs_unit *unit,
+                             struct kvs_segment_store *store,
+                             uint32_t at,
+                             uint32_t count)
 {
-    const size_t stride = kv_arena_class_bytes(heap->arena, unit->row_class);
+    const size_t stride = kvs_arena_class_bytes(store->arena, unit->row_class);
     uint32_t n_done = 0;
 
     while (n_done < count) {
         uint32_t run;
-        uint8_t *rows = kv_arena_alloc_run(heap->arena, unit->row_class, count - n_done, &run);
+        uint8_t *rows =
+            kvs_arena_alloc_run(store->arena, unit->row_class, count - n_done, &run);
         if (rows == NULL)
             goto err_drop;
         for (uint32_t i = 0; i < run; i++, rows += stride) {
-            struct kv_segment *segment = record_get(heap);
-            uint32_t *crcs = kv_arena_alloc(heap->arena, heap->crc_class);
+            struct kvs_segment *segment = record_get(store);
+            uint32_t *crcs = kvs_arena_alloc(store->arena, store->crc_class);
 
             if (segment == NULL || crcs == NULL) {
                 if (segment != NULL)
-                    record_put(heap, segment);
-                kv_arena_free(heap->arena, heap->crc_class, crcs);
+                    record_put(store, segment);
+                kvs_arena_free(store->arena, store->crc_class, crcs);
                 for (; i < run; i++, rows += stride)
-                    kv_arena_free(heap->arena, unit->row_class, rows);
+                    kvs_arena_free(store->arena, unit->row_class, rows);
                 goto err_drop;
             }
-            *segment = (struct kv_segment){
+            *segment = (struct kvs_segment){
                 .rows = rows, .crcs = crcs, .refs = 1, .row_class = unit->row_class};
-            heap->n_segments++;
+            store->n_segments++;
             unit->segments[at + n_done++] = segment;
         }
     }
@@ -120,6 +125,6 @@ kv_segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_
 
 err_drop:
     while (n_done-- > 0)
-        kv_segment_unref(heap, unit->segments[at + n_done]);
+        kvs_segment_unref(store, unit->segments[at + n_done]);
     return KV_NO_MEMORY;
 }

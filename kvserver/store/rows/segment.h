@@ -2,7 +2,7 @@
  * come from.  unit.h says what holds of them.
  *
  * A segment keeps the bytes of its codes, whatever they mean: who makes them (index/encode.h)
- * is told by the heap when they go.
+ * is told by the segment store when they go.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* 64 bytes, and 8 in each unit that refers to it. */
-struct kv_segment {
+struct kvs_segment {
     uint8_t *rows;                      /* (KV_BLOCK_TOKENS, row_bytes) */
     uint32_t *crcs;                     /* (KV_BLOCK_TOKENS) */
     uint8_t *codes;                     /* a tile, see kernels/pq_tiles.h; NULL: none */
@@ -38,42 +38,46 @@ struct kv_segment {
                             * that the codebook's cells and summaries have in this place */
     bool lost_chapter : 1; /* it was in_chapter when its codes were lost */
 };
-static_assert(sizeof(struct kv_segment) == 64, "bookkeeping of a segment");
+static_assert(sizeof(struct kvs_segment) == 64, "bookkeeping of a segment");
 static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
 
 /* Where segments come from: one per data thread. */
-struct kv_heap {
-    struct kv_arena *arena;
+struct kvs_segment_store {
+    struct kvs_arena *arena;
     int crc_class;
-    int record_class;                /* pages of segment records */
-    struct kv_segment *free_records; /* linked through `rows` */
+    int record_class;                 /* pages of segment records */
+    struct kvs_segment *free_records; /* linked through `rows` */
     uint64_t n_segments;
-    struct kv_health health;
+    struct kvs_health health;
 
     /* Gives back the codes of a segment that goes.  Who makes codes sets it before the first. */
-    void (*release_codes)(void *arg, struct kv_segment *segment);
+    void (*release_codes)(void *arg, struct kvs_segment *segment);
     void *release_arg;
 };
 
 /* false: the arena has no page for it. */
-bool kv_heap_init(struct kv_heap *heap, struct kv_arena *arena);
+bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena);
 
-struct kv_unit;
+struct kvs_unit;
 
 /* `count` segments at `at` of the unit's array, side by side where the arena can. */
-kv_status_t
-kv_segments_add(struct kv_unit *unit, struct kv_heap *heap, uint32_t at, uint32_t count);
+kv_status_t kvs_segments_add(struct kvs_unit *unit,
+                             struct kvs_segment_store *store,
+                             uint32_t at,
+                             uint32_t count);
 
 /* One unit less refers to it. */
-void kv_segment_unref(struct kv_heap *heap, struct kv_segment *segment);
+void kvs_segment_unref(struct kvs_segment_store *store, struct kvs_segment *segment);
 
 /* One transfer less needs it. */
-void kv_segment_unpin(struct kv_heap *heap, struct kv_segment *segment);
+void kvs_segment_unpin(struct kvs_segment_store *store, struct kvs_segment *segment);
 
 /* Nobody refers to the rows from `filled` on any more: they are not bad, not lost. */
-void kv_segment_forget_rows(struct kv_heap *heap, struct kv_segment *segment, uint32_t filled);
+void kvs_segment_forget_rows(struct kvs_segment_store *store,
+                             struct kvs_segment *segment,
+                             uint32_t filled);
 
-static inline bool kv_segment_is_bad(const struct kv_segment *segment, uint32_t row)
+static inline bool kvs_segment_is_bad(const struct kvs_segment *segment, uint32_t row)
 {
     return segment->bad[row / 64] >> row % 64 & 1;
 }

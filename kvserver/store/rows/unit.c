@@ -9,22 +9,23 @@ enum {
     NO_CLASS = UINT8_MAX, /* of a unit that was cleared */
 };
 
-static kv_status_t array_grow(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
+static kv_status_t
+array_grow(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t n_segments)
 {
     if (n_segments <= unit->capacity)
         return KV_OK;
     size_t bytes = ARRAY_BYTES_MIN;
     while (bytes < n_segments * sizeof(*unit->segments))
         bytes *= 2;
-    int class_id = kv_arena_class_rounded(heap->arena, bytes);
+    int class_id = kvs_arena_class_rounded(store->arena, bytes);
     if (class_id < 0)
         return KV_NO_MEMORY;
-    struct kv_segment **segments = kv_arena_alloc(heap->arena, class_id);
+    struct kvs_segment **segments = kvs_arena_alloc(store->arena, class_id);
     if (segments == NULL)
         return KV_NO_MEMORY;
     if (unit->segments != NULL) {
         memcpy(segments, unit->segments, unit->n_segments * sizeof(*segments));
-        kv_arena_free(heap->arena, unit->array_class, unit->segments);
+        kvs_arena_free(store->arena, unit->array_class, unit->segments);
     }
     unit->segments = segments;
     unit->capacity = (uint32_t)(bytes / sizeof(*segments));
@@ -32,17 +33,17 @@ static kv_status_t array_grow(struct kv_unit *unit, struct kv_heap *heap, uint32
     return KV_OK;
 }
 
-kv_status_t kv_unit_init(struct kv_unit *unit,
-                         struct kv_heap *heap,
-                         uint32_t layer,
-                         uint32_t kv_head,
-                         uint32_t row_bytes)
+kv_status_t kvs_unit_init(struct kvs_unit *unit,
+                          struct kvs_segment_store *store,
+                          uint32_t layer,
+                          uint32_t kv_head,
+                          uint32_t row_bytes)
 {
-    int row_class = kv_arena_class_hold(heap->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
+    int row_class = kvs_arena_class_hold(store->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
 
     if (row_class < 0)
         return KV_TOO_LARGE;
-    *unit = (struct kv_unit){
+    *unit = (struct kvs_unit){
         .layer = (uint16_t)layer,
         .kv_head = (uint16_t)kv_head,
         .row_bytes = row_bytes,
@@ -57,69 +58,72 @@ static uint32_t segments_for(uint32_t tokens)
     return (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
 
-static void segments_cut(struct kv_unit *unit, struct kv_heap *heap, uint32_t n_segments)
+static void
+segments_cut(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t n_segments)
 {
     while (unit->n_segments > n_segments)
-        kv_segment_unref(heap, unit->segments[--unit->n_segments]);
+        kvs_segment_unref(store, unit->segments[--unit->n_segments]);
 }
 
-void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap)
+void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store)
 {
-    segments_cut(unit, heap, 0);
-    kv_arena_free(heap->arena, unit->array_class, unit->segments);
+    segments_cut(unit, store, 0);
+    kvs_arena_free(store->arena, unit->array_class, unit->segments);
     unit->segments = NULL;
     unit->capacity = unit->committed = unit->reserved = 0;
-    unit->n_landings = unit->n_coming = 0;
+    unit->n_transfers = unit->n_coming = 0;
     unit->broken = false;
     if (unit->row_class != NO_CLASS)
-        kv_arena_class_release(heap->arena, unit->row_class);
+        kvs_arena_class_release(store->arena, unit->row_class);
     unit->row_class = NO_CLASS;
 }
 
 /* Replaces the half-filled last segment by a copy that is the unit's alone.  KV_BUSY: rows are
  * landing in it, and would go on to land in the old one. */
-static kv_status_t tail_own(struct kv_unit *unit, struct kv_heap *heap)
+static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *store)
 {
     uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
 
     if (filled == 0)
         return KV_OK;
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
-    struct kv_segment *old = unit->segments[at];
+    struct kvs_segment *old = unit->segments[at];
     if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        kv_segment_forget_rows(heap, old, filled); /* the others are about to be overwritten */
+        kvs_segment_forget_rows(store, old,
+                                filled); /* the others are about to be overwritten */
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
         return KV_BUSY;
-    kv_status_t status = kv_segments_add(unit, heap, at, 1);
+    kv_status_t status = kvs_segments_add(unit, store, at, 1);
     if (status != KV_OK) {
         unit->segments[at] = old;
         return status;
     }
-    struct kv_segment *copy = unit->segments[at];
+    struct kvs_segment *copy = unit->segments[at];
     memcpy(copy->rows, old->rows, (size_t)filled * unit->row_bytes);
     memcpy(copy->crcs, old->crcs, filled * sizeof(*copy->crcs));
     copy->n_written = (uint8_t)filled;
     for (uint32_t row = 0; row < filled; row++)
-        if (kv_segment_is_bad(old, row)) {
+        if (kvs_segment_is_bad(old, row)) {
             copy->bad[row / 64] |= (uint64_t)1 << row % 64;
-            heap->health.rows_bad++;
+            store->health.rows_bad++;
         }
-    kv_segment_unref(heap, old);
+    kvs_segment_unref(store, old);
     return KV_OK;
 }
 
-kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end)
+kv_status_t
+kvs_unit_reserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t end)
 {
     uint32_t n_segments = segments_for(end);
-    kv_status_t status = array_grow(unit, heap, n_segments);
+    kv_status_t status = array_grow(unit, store, n_segments);
 
     assert(end > unit->reserved);
     if (status == KV_OK)
-        status = tail_own(unit, heap);
+        status = tail_own(unit, store);
     if (status == KV_OK && n_segments > unit->n_segments)
-        status = kv_segments_add(unit, heap, unit->n_segments, n_segments - unit->n_segments);
+        status = kvs_segments_add(unit, store, unit->n_segments, n_segments - unit->n_segments);
     if (status != KV_OK)
         return status;
     unit->n_segments = n_segments;
@@ -134,31 +138,31 @@ kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t
     return KV_OK;
 }
 
-void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begin)
+void kvs_unit_unreserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t begin)
 {
     assert(begin >= unit->committed);
     if (begin < unit->reserved) {
         unit->reserved = begin;
-        segments_cut(unit, heap, segments_for(begin));
+        segments_cut(unit, store, segments_for(begin));
     }
 }
 
-void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens)
+void kvs_unit_truncate(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t tokens)
 {
     if (tokens < unit->committed)
         unit->committed = tokens;
-    kv_unit_unreserve(unit, heap, unit->committed);
-    unit->n_landings = unit->n_coming = 0;
+    kvs_unit_unreserve(unit, store, unit->committed);
+    unit->n_transfers = unit->n_coming = 0;
     unit->broken = false;
 }
 
-kv_status_t kv_unit_fork(const struct kv_unit *unit,
-                         struct kv_unit *child,
-                         struct kv_heap *heap,
-                         uint32_t tokens)
+kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
+                          struct kvs_unit *child,
+                          struct kvs_segment_store *store,
+                          uint32_t tokens)
 {
     uint32_t n_segments = segments_for(tokens);
-    kv_status_t status = array_grow(child, heap, n_segments);
+    kv_status_t status = array_grow(child, store, n_segments);
 
     assert(tokens <= unit->committed && child->n_segments == 0);
     if (status != KV_OK)
@@ -180,18 +184,18 @@ static uint32_t in_segment(uint32_t begin, uint32_t end)
     return end - begin < left ? end - begin : left;
 }
 
-unsigned kv_unit_pieces(const struct kv_unit *unit,
-                        uint32_t begin,
-                        uint32_t count,
-                        struct kv_iov *iov,
-                        unsigned n_iov,
-                        unsigned max)
+unsigned kvs_unit_pieces(const struct kvs_unit *unit,
+                         uint32_t begin,
+                         uint32_t count,
+                         struct kv_iov *iov,
+                         unsigned n_iov,
+                         unsigned max)
 {
     uint32_t end = begin + count, step;
 
     for (; begin < end; begin += step) {
         step = in_segment(begin, end);
-        uint8_t *rows = kv_unit_row(unit, begin);
+        uint8_t *rows = kvs_unit_row(unit, begin);
         size_t bytes = (size_t)step * unit->row_bytes;
 
         if (n_iov > 0 && (uint8_t *)iov[n_iov - 1].base + iov[n_iov - 1].bytes == rows) {
@@ -205,45 +209,45 @@ unsigned kv_unit_pieces(const struct kv_unit *unit,
     return n_iov;
 }
 
-void kv_unit_write(struct kv_unit *unit, uint32_t begin, uint32_t count, const void *rows)
+void kvs_unit_write(struct kvs_unit *unit, uint32_t begin, uint32_t count, const void *rows)
 {
     const uint8_t *from = rows;
     uint32_t end = begin + count, step;
 
     for (; begin < end; begin += step) {
         step = in_segment(begin, end);
-        memcpy(kv_unit_row(unit, begin), from, (size_t)step * unit->row_bytes);
+        memcpy(kvs_unit_row(unit, begin), from, (size_t)step * unit->row_bytes);
         from += (size_t)step * unit->row_bytes;
     }
 }
 
-void kv_unit_write_crcs(struct kv_unit *unit,
-                        uint32_t begin,
-                        uint32_t count,
-                        const uint32_t *crcs)
+void kvs_unit_write_crcs(struct kvs_unit *unit,
+                         uint32_t begin,
+                         uint32_t count,
+                         const uint32_t *crcs)
 {
     uint32_t end = begin + count, step;
 
     for (; begin < end; begin += step, crcs += step) {
         step = in_segment(begin, end);
-        memcpy(kv_unit_crc(unit, begin), crcs, step * sizeof(*crcs));
+        memcpy(kvs_unit_crc(unit, begin), crcs, step * sizeof(*crcs));
     }
 }
 
-void kv_unit_read_crcs(const struct kv_unit *unit,
-                       uint32_t begin,
-                       uint32_t count,
-                       uint32_t *ret_crcs)
+void kvs_unit_read_crcs(const struct kvs_unit *unit,
+                        uint32_t begin,
+                        uint32_t count,
+                        uint32_t *ret_crcs)
 {
     uint32_t end = begin + count, step;
 
     for (; begin < end; begin += step, ret_crcs += step) {
         step = in_segment(begin, end);
-        memcpy(ret_crcs, kv_unit_crc(unit, begin), step * sizeof(*ret_crcs));
+        memcpy(ret_crcs, kvs_unit_crc(unit, begin), step * sizeof(*ret_crcs));
     }
 }
 
-bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count)
+bool kvs_unit_can_pin(const struct kvs_unit *unit, uint32_t begin, uint32_t count)
 {
     for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS; i++)
         if (unit->segments[i]->pins == UINT16_MAX)
@@ -251,10 +255,10 @@ bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count)
     return true;
 }
 
-unsigned kv_unit_pin(const struct kv_unit *unit,
-                     uint32_t begin,
-                     uint32_t count,
-                     struct kv_segment **pins)
+unsigned kvs_unit_pin(const struct kvs_unit *unit,
+                      uint32_t begin,
+                      uint32_t count,
+                      struct kvs_segment **pins)
 {
     unsigned n_pins = 0;
 
@@ -267,16 +271,19 @@ unsigned kv_unit_pin(const struct kv_unit *unit,
     return n_pins;
 }
 
-void kv_unit_mend(
-    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc)
+void kvs_unit_mend(struct kvs_unit *unit,
+                   struct kvs_segment_store *store,
+                   uint32_t token,
+                   const void *row,
+                   uint32_t crc)
 {
-    struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
     const uint32_t at = token % KV_BLOCK_TOKENS;
 
-    assert(kv_segment_is_bad(segment, at));
-    kv_unit_write(unit, token, 1, row);
-    kv_unit_write_crcs(unit, token, 1, &crc);
+    assert(kvs_segment_is_bad(segment, at));
+    kvs_unit_write(unit, token, 1, row);
+    kvs_unit_write_crcs(unit, token, 1, &crc);
     segment->bad[at / 64] &= ~((uint64_t)1 << at % 64);
-    heap->health.rows_bad--;
-    heap->health.mended[KV_KIND_ROWS]++;
+    store->health.rows_bad--;
+    store->health.mended[KVS_KIND_ROWS]++;
 }

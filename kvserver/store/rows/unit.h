@@ -19,7 +19,7 @@
  *       unit, by one codebook.  They are the segment's: whoever refers to it has them, and they
  *       go with it.
  *
- * Threads: the data thread that owns the unit.  Memory: segments are the heap's; a unit is its
+ * Threads: the data thread that owns the unit.  Memory: segments are the segment store's; a unit is its
  * part's storage.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_UNIT_H
@@ -29,14 +29,14 @@
 #include "kvserver/base/writers.h"
 #include "kvserver/store/rows/segment.h"
 
-struct kv_unit {
-    struct kv_segment **segments;
+struct kvs_unit {
+    struct kvs_segment **segments;
     uint32_t n_segments, capacity;
     uint32_t committed, reserved;
-    uint32_t n_landings; /* transfers under way into [committed, reserved) */
-    uint32_t n_coming;   /* puts under way that will write from `reserved` on, or across it */
-    bool broken;         /* one of them failed: none after it can be committed */
-    uint8_t array_class; /* of `segments` */
+    uint32_t n_transfers; /* transfers under way into [committed, reserved) */
+    uint32_t n_coming;    /* puts under way that will write from `reserved` on, or across it */
+    bool broken;          /* one of them failed: none after it can be committed */
+    uint8_t array_class;  /* of `segments` */
     uint8_t row_class;
     uint16_t layer, kv_head;
     uint32_t row_bytes;
@@ -50,87 +50,91 @@ struct kv_unit {
 };
 
 /* KV_TOO_LARGE: a segment of such rows does not fit a page. */
-kv_status_t kv_unit_init(struct kv_unit *unit,
-                         struct kv_heap *heap,
-                         uint32_t layer,
-                         uint32_t kv_head,
-                         uint32_t row_bytes);
-/* Gives back all that it has; it may be cleared again, and not used before kv_unit_init(). */
-void kv_unit_clear(struct kv_unit *unit, struct kv_heap *heap);
+kv_status_t kvs_unit_init(struct kvs_unit *unit,
+                          struct kvs_segment_store *store,
+                          uint32_t layer,
+                          uint32_t kv_head,
+                          uint32_t row_bytes);
+/* Gives back all that it has; it may be cleared again, and not used before kvs_unit_init(). */
+void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store);
 
 /* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed;
  * KV_BUSY: nor did it, for the last segment has to be copied and rows are landing in it. */
-kv_status_t kv_unit_reserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t end);
+kv_status_t
+kvs_unit_reserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t end);
 
 /* Gives up what is reserved from `begin` on. */
-void kv_unit_unreserve(struct kv_unit *unit, struct kv_heap *heap, uint32_t begin);
+void kvs_unit_unreserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t begin);
 
 /* Forgets all rows from `tokens` on, and every reservation. */
-void kv_unit_truncate(struct kv_unit *unit, struct kv_heap *heap, uint32_t tokens);
+void kvs_unit_truncate(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t tokens);
 
 /* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens`
  * rows. KV_NO_MEMORY: the child is empty. */
-kv_status_t kv_unit_fork(const struct kv_unit *unit,
-                         struct kv_unit *child,
-                         struct kv_heap *heap,
-                         uint32_t tokens);
+kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
+                          struct kvs_unit *child,
+                          struct kvs_segment_store *store,
+                          uint32_t tokens);
 
 /* A row that is reserved; its CRC. */
-static inline uint8_t *kv_unit_row(const struct kv_unit *unit, uint32_t token)
+static inline uint8_t *kvs_unit_row(const struct kvs_unit *unit, uint32_t token)
 {
     return unit->segments[token / KV_BLOCK_TOKENS]->rows +
            (size_t)(token % KV_BLOCK_TOKENS) * unit->row_bytes;
 }
 
-static inline uint32_t *kv_unit_crc(const struct kv_unit *unit, uint32_t token)
+static inline uint32_t *kvs_unit_crc(const struct kvs_unit *unit, uint32_t token)
 {
     return &unit->segments[token / KV_BLOCK_TOKENS]->crcs[token % KV_BLOCK_TOKENS];
 }
 
 /* Whether the row is known to be bad; its segment's record is all that is read. */
-static inline bool kv_unit_is_bad(const struct kv_unit *unit, uint32_t token)
+static inline bool kvs_unit_is_bad(const struct kvs_unit *unit, uint32_t token)
 {
-    return kv_segment_is_bad(unit->segments[token / KV_BLOCK_TOKENS], token % KV_BLOCK_TOKENS);
+    return kvs_segment_is_bad(unit->segments[token / KV_BLOCK_TOKENS], token % KV_BLOCK_TOKENS);
 }
 
 /* Writes a bad row again, and its CRC: it is good then, in every unit that has it. */
-void kv_unit_mend(
-    struct kv_unit *unit, struct kv_heap *heap, uint32_t token, const void *row, uint32_t crc);
+void kvs_unit_mend(struct kvs_unit *unit,
+                   struct kvs_segment_store *store,
+                   uint32_t token,
+                   const void *row,
+                   uint32_t crc);
 
 /* Appends the pieces of memory of rows [begin, begin + count) to iov, joining neighbours; n_iov
  * pieces are there already.  Returns how many there are then; `max` + 1: they do not fit. */
-unsigned kv_unit_pieces(const struct kv_unit *unit,
-                        uint32_t begin,
-                        uint32_t count,
-                        struct kv_iov *iov,
-                        unsigned n_iov,
-                        unsigned max);
+unsigned kvs_unit_pieces(const struct kvs_unit *unit,
+                         uint32_t begin,
+                         uint32_t count,
+                         struct kv_iov *iov,
+                         unsigned n_iov,
+                         unsigned max);
 
 /* Copies rows or CRCs in and out; [begin, begin + count) is reserved. */
-void kv_unit_write(struct kv_unit *unit, uint32_t begin, uint32_t count, const void *rows);
-void kv_unit_write_crcs(struct kv_unit *unit,
+void kvs_unit_write(struct kvs_unit *unit, uint32_t begin, uint32_t count, const void *rows);
+void kvs_unit_write_crcs(struct kvs_unit *unit,
+                         uint32_t begin,
+                         uint32_t count,
+                         const uint32_t *crcs);
+void kvs_unit_read_crcs(const struct kvs_unit *unit,
                         uint32_t begin,
                         uint32_t count,
-                        const uint32_t *crcs);
-void kv_unit_read_crcs(const struct kv_unit *unit,
-                       uint32_t begin,
-                       uint32_t count,
-                       uint32_t *ret_crcs);
+                        uint32_t *ret_crcs);
 
 /* Whether none of the segments of [begin, begin + count) has as many pins as it can count. */
-bool kv_unit_can_pin(const struct kv_unit *unit, uint32_t begin, uint32_t count);
+bool kvs_unit_can_pin(const struct kvs_unit *unit, uint32_t begin, uint32_t count);
 
 /* Pins the segments of [begin, begin + count), which can be, and writes them to `pins`; returns
  * how many, at most count / KV_BLOCK_TOKENS + 2. */
-unsigned kv_unit_pin(const struct kv_unit *unit,
-                     uint32_t begin,
-                     uint32_t count,
-                     struct kv_segment **pins);
+unsigned kvs_unit_pin(const struct kvs_unit *unit,
+                      uint32_t begin,
+                      uint32_t count,
+                      struct kvs_segment **pins);
 
 /* Where the chapter of segment `at`, which is `in_chapter`, ends among the unit's first
  * `end` segments: the unit may have only the first of the chapter's.  `end` or less: `at`. */
 static inline uint32_t
-kv_unit_chapter_end(const struct kv_unit *unit, uint32_t at, uint32_t end)
+kvs_unit_chapter_end(const struct kvs_unit *unit, uint32_t at, uint32_t end)
 {
     const uint32_t codebook = unit->segments[at]->codebook;
 

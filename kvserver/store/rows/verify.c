@@ -9,13 +9,13 @@ enum {
 
 /* The seeds of rows whose tokens mostly have one writer. */
 struct seeds {
-    const struct kv_row_set *rows;
+    const struct kvs_row_set *rows;
     uint32_t unit_seed, begin, end; /* of these tokens */
 };
 
 static uint32_t seed_of(struct seeds *seeds, uint32_t token)
 {
-    const struct kv_row_set *rows = seeds->rows;
+    const struct kvs_row_set *rows = seeds->rows;
 
     if (token < seeds->begin || token >= seeds->end) {
         if (rows->writers != NULL) {
@@ -30,10 +30,10 @@ static uint32_t seed_of(struct seeds *seeds, uint32_t token)
     return seeds->unit_seed + token * KV_ROW_SEED_STEP;
 }
 
-void kv_verify_seeds(const struct kv_row_set *rows,
-                     const uint32_t *tokens,
-                     uint32_t n,
-                     uint32_t *ret_seeds)
+void kvs_verify_seeds(const struct kvs_row_set *rows,
+                      const uint32_t *tokens,
+                      uint32_t n,
+                      uint32_t *ret_seeds)
 {
     struct seeds seeds = {.rows = rows};
 
@@ -42,45 +42,45 @@ void kv_verify_seeds(const struct kv_row_set *rows,
 }
 
 /* A row that will be refused until it is written again; does nothing if it is bad already. */
-static void mark_bad(struct kv_heap *heap, struct kv_segment *segment, uint32_t row)
+static void mark_bad(struct kvs_segment_store *store, struct kvs_segment *segment, uint32_t row)
 {
-    if (kv_segment_is_bad(segment, row))
+    if (kvs_segment_is_bad(segment, row))
         return;
     segment->bad[row / 64] |= (uint64_t)1 << row % 64;
-    heap->health.found[KV_KIND_ROWS]++;
-    heap->health.rows_bad++;
+    store->health.found[KVS_KIND_ROWS]++;
+    store->health.rows_bad++;
 }
 
-static struct kv_segment *segment_of(const struct kv_row_set *rows, uint32_t token)
+static struct kvs_segment *segment_of(const struct kvs_row_set *rows, uint32_t token)
 {
     return rows->segments[token / KV_BLOCK_TOKENS - rows->block];
 }
 
-uint32_t kv_verify_crcs(struct kv_heap *heap,
-                        const struct kv_row_set *rows,
-                        const uint32_t *tokens,
-                        const uint32_t *computed,
-                        uint32_t n)
+uint32_t kvs_verify_crcs(struct kvs_segment_store *store,
+                         const struct kvs_row_set *rows,
+                         const uint32_t *tokens,
+                         const uint32_t *computed,
+                         uint32_t n)
 {
     uint32_t first = n;
 
     for (uint32_t i = 0; i < n; i++) {
-        struct kv_segment *segment = segment_of(rows, tokens[i]);
+        struct kvs_segment *segment = segment_of(rows, tokens[i]);
         const uint32_t row = tokens[i] % KV_BLOCK_TOKENS;
 
         if (computed[i] != segment->crcs[row])
-            mark_bad(heap, segment, row);
-        if (first == n && kv_segment_is_bad(segment, row))
+            mark_bad(store, segment, row);
+        if (first == n && kvs_segment_is_bad(segment, row))
             first = i;
     }
     return first;
 }
 
-uint32_t kv_verify_run(struct kv_heap *heap,
-                       const struct kv_row_set *rows,
-                       uint32_t begin,
-                       uint32_t stride,
-                       uint32_t n)
+uint32_t kvs_verify_run(struct kvs_segment_store *store,
+                        const struct kvs_row_set *rows,
+                        uint32_t begin,
+                        uint32_t stride,
+                        uint32_t n)
 {
     uint32_t tokens[SOME_ROWS], seeds[SOME_ROWS], computed[SOME_ROWS], first = n;
     const void *at[SOME_ROWS];
@@ -92,27 +92,27 @@ uint32_t kv_verify_run(struct kv_heap *heap,
             at[i] = segment_of(rows, tokens[i])->rows +
                     (size_t)(tokens[i] % KV_BLOCK_TOKENS) * rows->row_bytes;
         }
-        kv_verify_seeds(rows, tokens, some, seeds);
+        kvs_verify_seeds(rows, tokens, some, seeds);
         kv_rows_crc_list(at, some, rows->row_bytes, seeds, computed);
-        const uint32_t bad = kv_verify_crcs(heap, rows, tokens, computed, some);
+        const uint32_t bad = kvs_verify_crcs(store, rows, tokens, computed, some);
         if (first == n && bad < some)
             first = done + bad;
     }
     return first;
 }
 
-uint32_t kv_unit_known_bad(const struct kv_unit *unit, uint32_t begin, uint32_t n)
+uint32_t kvs_unit_known_bad(const struct kvs_unit *unit, uint32_t begin, uint32_t n)
 {
     const uint32_t end = begin + n;
 
     for (uint32_t token = begin; token < end;) {
-        const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+        const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
 
         if ((segment->bad[0] | segment->bad[1]) == 0) {
             token = (token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
             continue;
         }
-        if (kv_segment_is_bad(segment, token % KV_BLOCK_TOKENS))
+        if (kvs_segment_is_bad(segment, token % KV_BLOCK_TOKENS))
             return token;
         token++;
     }

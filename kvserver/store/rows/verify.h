@@ -11,17 +11,17 @@
 #include "kvserver/store/rows/unit.h"
 
 /* Rows of some consecutive blocks of a unit. */
-struct kv_row_set {
-    struct kv_segment *const *segments; /* of `block` and those behind it */
+struct kvs_row_set {
+    struct kvs_segment *const *segments; /* of `block` and those behind it */
     uint32_t block;
     uint32_t row_bytes;
     uint32_t layer, kv_head;
     const struct kv_writers *writers; /* of their tokens; NULL: writer 0 */
 };
 
-static inline struct kv_row_set kv_unit_rows(const struct kv_unit *unit)
+static inline struct kvs_row_set kvs_unit_rows(const struct kvs_unit *unit)
 {
-    return (struct kv_row_set){
+    return (struct kvs_row_set){
         .segments = unit->segments,
         .row_bytes = unit->row_bytes,
         .layer = unit->layer,
@@ -32,27 +32,27 @@ static inline struct kv_row_set kv_unit_rows(const struct kv_unit *unit)
 
 /* Verifies rows of n tokens: begin, begin + stride, ...  Returns the place of the first that is
  * bad, n if none is. */
-uint32_t kv_verify_run(struct kv_heap *heap,
-                       const struct kv_row_set *rows,
-                       uint32_t begin,
-                       uint32_t stride,
-                       uint32_t n);
+uint32_t kvs_verify_run(struct kvs_segment_store *store,
+                        const struct kvs_row_set *rows,
+                        uint32_t begin,
+                        uint32_t stride,
+                        uint32_t n);
 
 /* The same for whoever makes the CRCs while he reads the rows: the seeds to begin with, and
  * what came out.
  *   tokens, ret_seeds, computed  (n) */
-void kv_verify_seeds(const struct kv_row_set *rows,
-                     const uint32_t *tokens,
-                     uint32_t n,
-                     uint32_t *ret_seeds);
-uint32_t kv_verify_crcs(struct kv_heap *heap,
-                        const struct kv_row_set *rows,
-                        const uint32_t *tokens,
-                        const uint32_t *computed,
-                        uint32_t n);
+void kvs_verify_seeds(const struct kvs_row_set *rows,
+                      const uint32_t *tokens,
+                      uint32_t n,
+                      uint32_t *ret_seeds);
+uint32_t kvs_verify_crcs(struct kvs_segment_store *store,
+                         const struct kvs_row_set *rows,
+                         const uint32_t *tokens,
+                         const uint32_t *computed,
+                         uint32_t n);
 
 /* The first of n tokens from `begin` on whose row is known to be bad; begin + n: none is.
  * Nothing is read of the rows. */
-uint32_t kv_unit_known_bad(const struct kv_unit *unit, uint32_t begin, uint32_t n);
+uint32_t kvs_unit_known_bad(const struct kvs_unit *unit, uint32_t begin, uint32_t n);
 
 #endif

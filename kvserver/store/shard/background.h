@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kv_data;
-struct kv_data_setup;
+struct kvs_shard;
+struct kvs_shard_setup;
 
 enum {
     KVS_BACKGROUND_MAX = 8
@@ -20,16 +20,16 @@ enum {
 struct kvs_background_row {
     uint32_t every; /* it has one turn in so many; 1: all of them */
 
-    /* What it keeps for a data thread.  open: NULL if there is no memory; the thread's heap,
+    /* What it keeps for a data thread.  open: NULL if there is no memory; the thread's segment store,
      * objects and sessions are there already.  Without them, `state` is NULL. */
-    void *(*open)(struct kv_data *data, const struct kv_data_setup *setup);
+    void *(*open)(struct kvs_shard *shard, const struct kvs_shard_setup *setup);
     void (*close)(void *state);
 
     /* A slice; false: there is nothing to do. */
-    bool (*step)(struct kv_data *data, void *state);
+    bool (*step)(struct kvs_shard *shard, void *state);
 
     /* Sets its gauges in data->stats.  May be NULL. */
-    void (*tell)(struct kv_data *data, const void *state);
+    void (*tell)(struct kvs_shard *shard, const void *state);
 };
 
 #endif

@@ -1,55 +1,58 @@
-/* A client of a data thread: its works, and its end. */
+/* A client of a data thread: its requests, and its end. */
 #include "kvserver/store/shard/shard_private.h"
 
-struct kv_work *kv_peer_find_work(struct kv_peer *peer, uint64_t request_id)
+struct kvs_request *kvs_shard_client_find_request(struct kvs_shard_client *client,
+                                                  uint64_t request_id)
 {
-    for (struct kv_work *work = peer->works; work != NULL; work = work->peer_next)
-        if (work->request.request_id == request_id)
-            return work;
+    for (struct kvs_request *request = client->requests; request != NULL;
+         request = request->client_next)
+        if (request->header.request_id == request_id)
+            return request;
     return NULL;
 }
 
-void kv_peer_close(struct kv_data *data, struct kv_peer *peer)
+void kvs_shard_client_close(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
-    if (peer->state != KV_PEER_OPEN)
+    if (client->state != KVS_SHARD_CLIENT_OPEN)
         return;
-    peer->state = KV_PEER_CLOSING;
-    kv_early_bulk_clear(peer, UINT64_MAX);
-    for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
-        next = work->peer_next;
-        work->orphan = true;
-        if (work->state == KV_WORK_AWAIT_BULK || work->state == KV_WORK_WAITING ||
-            work->state == KV_WORK_QUEUED)
-            kv_work_end(work);
-        else if (work->state == KV_WORK_RECEIVING)
-            kv_work_give_up(work);
+    client->state = KVS_SHARD_CLIENT_CLOSING;
+    kvs_early_bulk_clear(client, UINT64_MAX);
+    for (struct kvs_request *request = client->requests, *next; request != NULL;
+         request = next) {
+        next = request->client_next;
+        request->orphan = true;
+        if (request->state == KVS_REQUEST_AWAIT_BULK || request->state == KVS_REQUEST_WAITING ||
+            request->state == KVS_REQUEST_QUEUED)
+            kvs_request_end(request);
+        else if (request->state == KVS_REQUEST_RECEIVING)
+            kvs_request_give_up(request);
     }
-    struct kv_channel *channel = peer->channel;
-    peer->channel = NULL;
-    channel->row->channel_close(channel); /* ends the works that are sending */
-    kv_peer_settle(peer);
-    (void)data;
+    struct kv_channel *channel = client->channel;
+    client->channel = NULL;
+    channel->ops->channel_close(channel); /* ends the requests that are sending */
+    kvs_shard_client_settle(client);
+    (void)shard;
 }
 
-void kv_peer_lost(struct kv_data *data, struct kv_peer *peer)
+void kvs_shard_client_lost(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
-    /* Out of the ring before the peer's place is opened again: its closing is answered later.
+    /* Out of the ring before the client's place is opened again: its closing is answered later.
      */
-    if (!peer->is_told) {
-        peer->notice = (struct kv_command){
-            .kind = KV_COMMAND_PEER_STUCK,
-            .thread = data->index,
-            .index = peer->index,
-            .token = peer->token,
+    if (!client->is_told) {
+        client->notice = (struct kvs_command){
+            .kind = KVS_COMMAND_CLIENT_STUCK,
+            .thread = shard->index,
+            .index = client->index,
+            .token = client->token,
         };
-        peer->is_told = kvs_shard_notify(data, &peer->notice);
+        client->is_told = kvs_shard_notify(shard, &client->notice);
     }
-    kv_peer_close(data, peer);
+    kvs_shard_client_close(shard, client);
 }
 
-void kv_peer_settle(struct kv_peer *peer)
+void kvs_shard_client_settle(struct kvs_shard_client *client)
 {
-    if (peer->state == KV_PEER_CLOSING && peer->n_works == 0 && peer->n_receipts == 0 &&
-        peer->n_notes == 0)
-        peer->state = KV_PEER_FREE;
+    if (client->state == KVS_SHARD_CLIENT_CLOSING && client->n_requests == 0 &&
+        client->n_pending_receives == 0 && client->n_notes == 0)
+        client->state = KVS_SHARD_CLIENT_FREE;
 }

@@ -11,21 +11,21 @@
 #include <stdint.h>
 
 /* What the control thread asks of a data thread; answered with the same struct.  Its memory is
- * the control call's, or the peer's that it is about. */
-enum kv_command_kind {
-    KV_COMMAND_PEER_OPEN,
-    KV_COMMAND_PEER_CLOSE,
-    KV_COMMAND_SESSION_OPEN,
-    KV_COMMAND_SESSION_FORK,
-    KV_COMMAND_SESSION_GENERATION,
-    KV_COMMAND_SESSION_TRUNCATE,
-    KV_COMMAND_SESSION_CLOSE,
-    KV_COMMAND_SESSION_LENGTH,
-    KV_COMMAND_PEER_STUCK, /* data -> control: a client lost its channel */
+ * the control call's, or the client's that it is about. */
+enum kvs_command_kind {
+    KVS_COMMAND_CLIENT_OPEN,
+    KVS_COMMAND_CLIENT_CLOSE,
+    KVS_COMMAND_SESSION_OPEN,
+    KVS_COMMAND_SESSION_FORK,
+    KVS_COMMAND_SESSION_GENERATION,
+    KVS_COMMAND_SESSION_TRUNCATE,
+    KVS_COMMAND_SESSION_CLOSE,
+    KVS_COMMAND_SESSION_LENGTH,
+    KVS_COMMAND_CLIENT_STUCK, /* data -> control: a client lost its channel */
 };
 
-struct kv_command {
-    enum kv_command_kind kind;
+struct kvs_command {
+    enum kvs_command_kind kind;
     uint32_t thread;
     kv_status_t status; /* answer */
     void *owner;        /* the control thread's */
@@ -42,9 +42,9 @@ struct kv_command {
     const struct kv_writers *writers; /* session_open, _fork: the new one's; _truncate: what is
                                          left */
 
-    struct kv_ended ended; /* session_close: what later requests are told */
+    struct kvs_ended ended; /* session_close: what later requests are told */
 
-    enum kv_channel_mode mode; /* peer_open */
+    enum kv_channel_mode mode; /* client_open */
     uint32_t credits;
     uint32_t address_bytes;
     const uint8_t *address;

@@ -6,133 +6,141 @@
 #include <stdio.h>
 
 enum {
-    STASH_MAX_US = 1000000,
+    EARLY_BULK_MAX_US = 1000000,
 };
 
-static void work_late(struct kv_work *work)
+static void request_late(struct kvs_request *request)
 {
-    kv_count(&work->data->stats.deadline_exceeded, 1);
-    if (work->state == KV_WORK_AWAIT_BULK) {
+    kvs_count(&request->shard->stats.deadline_exceeded, 1);
+    if (request->state == KVS_REQUEST_AWAIT_BULK) {
         /* Its bulk never came; should it still come, it belongs to nobody and is refused. */
-        if (!work->discard) {
-            work->status = KV_DEADLINE;
-            if (work->row->release != NULL)
-                work->row->release(work); /* needs the body, which `small` may hold */
-            snprintf((char *)work->small, sizeof(work->small),
-                     "%s: the data did not arrive in time", work->row->name);
+        if (!request->discard) {
+            request->status = KV_DEADLINE;
+            if (request->type->release != NULL)
+                request->type->release(request); /* needs the body, which `small` may hold */
+            snprintf((char *)request->small, sizeof(request->small),
+                     "%s: the data did not arrive in time", request->type->name);
         }
-        work->landed = true;
-        kv_work_answer_status(work);
-    } else if (work->state == KV_WORK_QUEUED) {
-        work->landed = true;
-        kv_work_fail(work, KV_DEADLINE, "%s: the node was too busy", work->row->name);
+        request->received = true;
+        kvs_request_answer_status(request);
+    } else if (request->state == KVS_REQUEST_QUEUED) {
+        request->received = true;
+        kvs_request_fail(request, KV_DEADLINE, "%s: the node was too busy",
+                         request->type->name);
     } else {
-        work->landed = true;
-        const struct kv_wire_header *request = &work->request;
-        if (work->row->waits_for != NULL)
-            kv_work_fail(work, KV_NOT_READY, "%s: %s did not come in time", work->row->name,
-                         work->row->waits_for);
+        request->received = true;
+        const struct kv_wire_header *header = &request->header;
+        if (request->type->waits_for != NULL)
+            kvs_request_fail(request, KV_NOT_READY, "%s: %s did not come in time",
+                             request->type->name, request->type->waits_for);
         else
-            kv_work_fail(work, KV_NOT_READY, "%s: rows up to %u are not committed",
-                         work->row->name,
-                         request->snapshot > 0 ? request->snapshot : request->token_begin);
+            kvs_request_fail(request, KV_NOT_READY, "%s: rows up to %u are not committed",
+                             request->type->name,
+                             header->snapshot > 0 ? header->snapshot : header->token_begin);
     }
 }
 
 /* Since when the client has done nothing about it.  While it sends, one of its transfers may
- * take longer, unless the work has ended that the data was for. */
-static uint64_t idle_since(const struct kv_work *work)
+ * take longer, unless the request has ended that the data was for. */
+static uint64_t idle_since(const struct kvs_request *request)
 {
-    bool may_take_longer = work->state != KV_WORK_SENDING && !work->orphan;
+    bool may_take_longer = request->state != KVS_REQUEST_SENDING && !request->orphan;
 
-    return may_take_longer && work->peer->heard_us > work->since_us ? work->peer->heard_us
-                                                                    : work->since_us;
+    return may_take_longer && request->client->heard_us > request->since_us
+               ? request->client->heard_us
+               : request->since_us;
 }
 
-/* When the work has to be looked at again. */
-static uint64_t next_look(const struct kv_work *work)
+/* When the request has to be looked at again. */
+static uint64_t next_look(const struct kvs_request *request)
 {
-    uint64_t stuck_us = idle_since(work) + work->data->stuck_send_us;
+    uint64_t stuck_us = idle_since(request) + request->shard->stuck_send_us;
 
-    switch (work->state) {
-    case KV_WORK_WAITING:
-    case KV_WORK_QUEUED:
-        return work->deadline_us;
-    case KV_WORK_AWAIT_BULK:
-    case KV_WORK_RECEIVING:
-        return work->orphan || stuck_us < work->deadline_us ? stuck_us : work->deadline_us;
+    switch (request->state) {
+    case KVS_REQUEST_WAITING:
+    case KVS_REQUEST_QUEUED:
+        return request->deadline_us;
+    case KVS_REQUEST_AWAIT_BULK:
+    case KVS_REQUEST_RECEIVING:
+        return request->orphan || stuck_us < request->deadline_us ? stuck_us
+                                                                  : request->deadline_us;
     default:
         return stuck_us;
     }
 }
 
 /* Its data is on its way and did not arrive by its deadline. */
-static void receive_late(struct kv_work *work)
+static void receive_late(struct kvs_request *request)
 {
-    struct kv_data *data = work->data;
+    struct kvs_shard *shard = request->shard;
 
-    kv_count(&data->stats.deadline_exceeded, 1);
-    work->status = KV_DEADLINE;
-    kv_work_give_up(work);
-    kv_peer_note(data, work->peer, &work->request, KV_DEADLINE,
-                 "%s: the data did not arrive in time", work->row->name);
+    kvs_count(&shard->stats.deadline_exceeded, 1);
+    request->status = KV_DEADLINE;
+    kvs_request_give_up(request);
+    kvs_shard_client_note(shard, request->client, &request->header, KV_DEADLINE,
+                          "%s: the data did not arrive in time", request->type->name);
 }
 
 /* Ends what is late.  true: the client is stuck. */
-static bool peer_timers(struct kv_data *data, struct kv_peer *peer)
+static bool client_timers(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
     bool stuck = false;
 
-    for (struct kv_work *work = peer->works, *next; work != NULL; work = next) {
-        next = work->peer_next;
-        if (work->state == KV_WORK_SENDING || work->state == KV_WORK_AWAIT_BULK ||
-            work->state == KV_WORK_RECEIVING)
-            stuck = stuck || data->now_us >= idle_since(work) + data->stuck_send_us;
-        if (data->now_us < work->deadline_us || work->orphan)
+    for (struct kvs_request *request = client->requests, *next; request != NULL;
+         request = next) {
+        next = request->client_next;
+        if (request->state == KVS_REQUEST_SENDING || request->state == KVS_REQUEST_AWAIT_BULK ||
+            request->state == KVS_REQUEST_RECEIVING)
+            stuck = stuck || shard->now_us >= idle_since(request) + shard->stuck_send_us;
+        if (shard->now_us < request->deadline_us || request->orphan)
             continue;
-        if (work->state == KV_WORK_RECEIVING) {
-            receive_late(work);
-        } else if (work->state == KV_WORK_WAITING || work->state == KV_WORK_AWAIT_BULK ||
-                   work->state == KV_WORK_QUEUED) {
-            work_late(work);
-            next = peer->works; /* ending one may have ended others */
+        if (request->state == KVS_REQUEST_RECEIVING) {
+            receive_late(request);
+        } else if (request->state == KVS_REQUEST_WAITING ||
+                   request->state == KVS_REQUEST_AWAIT_BULK ||
+                   request->state == KVS_REQUEST_QUEUED) {
+            request_late(request);
+            next = client->requests; /* ending one may have ended others */
         }
     }
-    peer->due_us = UINT64_MAX;
-    for (struct kv_work *work = peer->works; work != NULL; work = work->peer_next)
-        kv_work_due(work, next_look(work));
+    client->due_us = UINT64_MAX;
+    for (struct kvs_request *request = client->requests; request != NULL;
+         request = request->client_next)
+        kvs_request_due(request, next_look(request));
     return stuck;
 }
 
-static void peer_stuck(struct kv_data *data, struct kv_peer *peer)
+static void client_stuck(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
-    kv_count(&data->stats.stalled_clients, 1);
-    kv_peer_lost(data, peer);
+    kvs_count(&shard->stats.stalled_clients, 1);
+    kvs_shard_client_lost(shard, client);
 }
 
-static void receipt_timers(struct kv_data *data)
+static void pending_receive_timers(struct kvs_shard *shard)
 {
-    for (uint32_t i = 0; kv_pool_lent(data->receipts) > 0 && i < KV_RECEIPTS; i++) {
-        struct receipt *receipt = kv_pool_at(data->receipts, i);
+    for (uint32_t i = 0; kv_pool_used(shard->pending_receives) > 0 && i < KVS_PENDING_RECEIVES;
+         i++) {
+        struct kvs_pending_receive *pending_receive = kv_pool_at(shard->pending_receives, i);
 
-        if (receipt->peer != NULL && receipt->peer->state == KV_PEER_OPEN &&
-            data->now_us >= receipt->since_us + data->stuck_send_us)
-            peer_stuck(data, receipt->peer);
+        if (pending_receive->client != NULL &&
+            pending_receive->client->state == KVS_SHARD_CLIENT_OPEN &&
+            shard->now_us >= pending_receive->since_us + shard->stuck_send_us)
+            client_stuck(shard, pending_receive->client);
     }
 }
 
-void kv_data_timers(struct kv_data *data)
+void kvs_shard_timers(struct kvs_shard *shard)
 {
-    for (uint32_t i = 0; i < data->n_peers; i++) {
-        struct kv_peer *peer = &data->peers[i];
+    for (uint32_t i = 0; i < shard->n_clients; i++) {
+        struct kvs_shard_client *client = &shard->clients[i];
 
-        if (peer->state == KV_PEER_FREE)
+        if (client->state == KVS_SHARD_CLIENT_FREE)
             continue;
-        kv_early_bulk_clear(peer,
-                            data->now_us > STASH_MAX_US ? data->now_us - STASH_MAX_US : 0);
-        if (data->now_us >= peer->due_us && peer_timers(data, peer) &&
-            peer->state == KV_PEER_OPEN)
-            peer_stuck(data, peer);
+        kvs_early_bulk_clear(
+            client, shard->now_us > EARLY_BULK_MAX_US ? shard->now_us - EARLY_BULK_MAX_US : 0);
+        if (shard->now_us >= client->due_us && client_timers(shard, client) &&
+            client->state == KVS_SHARD_CLIENT_OPEN)
+            client_stuck(shard, client);
     }
-    receipt_timers(data);
+    pending_receive_timers(shard);
 }

@@ -1,4 +1,4 @@
-/* What comes from the network: whose it is, whether it is sound and may be done, and the work
+/* What comes from the network: whose it is, whether it is sound and may be done, and the request
  * that it begins. */
 #include "kvserver/store/shard/shard_private.h"
 
@@ -10,270 +10,279 @@
 #include <string.h>
 
 /* The session that a request names is not there, or another has its place by now. */
-static void refuse_session(struct kv_work *work, const struct kv_part *part)
+static void refuse_session(struct kvs_request *request, const struct kvs_shard_session *session)
 {
-    const struct kv_wire_header *header = &work->request;
-    struct kv_data *data = work->data;
-    char what[KV_ENDED_TEXT];
+    const struct kv_wire_header *header = &request->header;
+    struct kvs_shard *shard = request->shard;
+    char what[KVS_ENDED_TEXT];
 
-    if (kv_ended_tell(&data->ended, &header->token, data->now_us, what))
-        kv_work_fail(work, KV_NOT_FOUND, "%s: session %u: %s", work->row->name,
-                     header->session_index, what);
-    else if (part == NULL || !part->used)
-        kv_work_fail(work, KV_NOT_FOUND, "%s: no session %u", work->row->name,
-                     header->session_index);
+    if (kvs_ended_tell(&shard->ended, &header->token, shard->now_us, what))
+        kvs_request_fail(request, KV_NOT_FOUND, "%s: session %u: %s", request->type->name,
+                         header->session_index, what);
+    else if (session == NULL || !session->used)
+        kvs_request_fail(request, KV_NOT_FOUND, "%s: no session %u", request->type->name,
+                         header->session_index);
     else
-        kv_work_fail(work, KV_DENIED, "%s: the token is not session %u's", work->row->name,
-                     header->session_index);
+        kvs_request_fail(request, KV_DENIED, "%s: the token is not session %u's",
+                         request->type->name, header->session_index);
 }
 
-static void cancel(struct kv_peer *peer, const struct kv_wire_header *header)
+static void cancel(struct kvs_shard_client *client, const struct kv_wire_header *header)
 {
-    struct kv_work *target = kv_peer_find_work(peer, header->offset);
+    struct kvs_request *target = kvs_shard_client_find_request(client, header->offset);
 
     if (target == NULL)
         return;
-    if (target->state == KV_WORK_WAITING || target->state == KV_WORK_QUEUED ||
-        target->state == KV_WORK_AWAIT_BULK)
-        kv_work_end(target);
-    else if (target->state == KV_WORK_RECEIVING && !target->orphan)
-        kv_work_give_up(target);
+    if (target->state == KVS_REQUEST_WAITING || target->state == KVS_REQUEST_QUEUED ||
+        target->state == KVS_REQUEST_AWAIT_BULK)
+        kvs_request_end(target);
+    else if (target->state == KVS_REQUEST_RECEIVING && !target->orphan)
+        kvs_request_give_up(target);
 }
 
-/* A work for the request; NULL: it was answered without one, or is under way already. */
-static struct kv_work *
-admit(struct kv_data *data, struct kv_peer *peer, const struct kv_wire_header *header)
+/* A request for the request; NULL: it was answered without one, or is under way already. */
+static struct kvs_request *admit(struct kvs_shard *shard,
+                                 struct kvs_shard_client *client,
+                                 const struct kv_wire_header *header)
 {
-    const char *name = data->ops[header->op].name;
+    const char *name = shard->ops[header->op].name;
 
-    /* Two works that wait for one bulk would keep each other's rows from coming. */
-    if (header->bulk_bytes > 0 && kv_peer_find_work(peer, header->request_id) != NULL) {
-        kv_count(&data->stats.dropped, 1);
-        kv_count(&peer->dropped, 1);
+    /* Two requests that wait for one bulk would keep each other's rows from coming. */
+    if (header->bulk_bytes > 0 &&
+        kvs_shard_client_find_request(client, header->request_id) != NULL) {
+        kvs_count(&shard->stats.dropped, 1);
+        kvs_count(&client->dropped, 1);
         return NULL;
     }
-    struct kv_work *work =
-        peer->n_works < peer->credits ? kv_work_create(data, peer, header) : NULL;
-    if (work != NULL) {
-        kv_count(&data->stats.requests, 1);
-        kv_count(&peer->requests, 1);
+    struct kvs_request *request =
+        client->n_requests < client->credits ? kvs_request_create(shard, client, header) : NULL;
+    if (request != NULL) {
+        kvs_count(&shard->stats.requests, 1);
+        kvs_count(&client->n_received, 1);
     } else if (header->op == KV_OP_PING && header->token_count == 0) {
         /* Whether the node lives must not depend on how busy it is. */
-        kv_count(&data->stats.requests, 1);
-        kv_count(&peer->requests, 1);
-        kv_peer_note(data, peer, header, KV_OK, "%s", "");
+        kvs_count(&shard->stats.requests, 1);
+        kvs_count(&client->n_received, 1);
+        kvs_shard_client_note(shard, client, header, KV_OK, "%s", "");
     } else {
-        kv_peer_note(data, peer, header, KV_BUSY, "%s: more than %u requests in flight",
-                     name != NULL ? name : "request", peer->credits);
+        kvs_shard_client_note(shard, client, header, KV_BUSY,
+                              "%s: more than %u requests in flight",
+                              name != NULL ? name : "request", client->credits);
     }
-    return work;
+    return request;
 }
 
-/* Finds the session's part.  On failure the work has failed. */
-static bool enter_session(struct kv_work *work)
+/* Finds the session's part.  On failure the request has failed. */
+static bool enter_session(struct kvs_request *request)
 {
-    const struct kv_wire_header *header = &work->request;
-    const char *name = work->row->name;
-    struct kv_data *data = work->data;
-    struct kv_part *part =
-        header->session_index < data->n_parts ? &data->parts[header->session_index] : NULL;
+    const struct kv_wire_header *header = &request->header;
+    const char *name = request->type->name;
+    struct kvs_shard *shard = request->shard;
+    struct kvs_shard_session *session =
+        header->session_index < shard->n_parts ? &shard->parts[header->session_index] : NULL;
 
-    if (part == NULL || !part->used || !kv_token_equal(&part->token, &header->token)) {
-        refuse_session(work, part);
-    } else if (part->tenant != work->peer->tenant) {
-        kv_work_fail(work, KV_DENIED, "%s: session %u is another tenant's", name,
-                     header->session_index);
-    } else if (part->generation != header->generation) {
-        kv_work_fail(work, KV_STALE, "%s: session %u is at generation %u, not %u", name,
-                     header->session_index, part->generation, header->generation);
-    } else if (part->changing) {
-        kv_work_fail(work, KV_BUSY, "%s: session %u is being changed", name,
-                     header->session_index);
-    } else if (part->epoch != header->epoch) {
-        kv_work_fail(work, KV_MOVED, "%s: placement epoch %u is not the session's %u", name,
-                     header->epoch, part->epoch);
+    if (session == NULL || !session->used || !kv_token_equal(&session->token, &header->token)) {
+        refuse_session(request, session);
+    } else if (session->tenant != request->client->tenant) {
+        kvs_request_fail(request, KV_DENIED, "%s: session %u is another tenant's", name,
+                         header->session_index);
+    } else if (session->generation != header->generation) {
+        kvs_request_fail(request, KV_STALE, "%s: session %u is at generation %u, not %u", name,
+                         header->session_index, session->generation, header->generation);
+    } else if (session->changing) {
+        kvs_request_fail(request, KV_BUSY, "%s: session %u is being changed", name,
+                         header->session_index);
+    } else if (session->epoch != header->epoch) {
+        kvs_request_fail(request, KV_MOVED, "%s: placement epoch %u is not the session's %u",
+                         name, header->epoch, session->epoch);
     } else {
-        atomic_store_explicit(&part->used_us, data->now_us, memory_order_relaxed);
-        work->part = part;
-        work->part_serial = part->serial;
+        atomic_store_explicit(&session->used_us, shard->now_us, memory_order_relaxed);
+        request->session = session;
+        request->part_serial = session->serial;
         return true;
     }
     return false;
 }
 
-static void begin_request(struct kv_data *data,
-                          struct kv_peer *peer,
+static void begin_request(struct kvs_shard *shard,
+                          struct kvs_shard_client *client,
                           const struct kv_wire_header *header,
                           const uint8_t *body)
 {
-    const struct kv_op_row *row = &data->ops[header->op];
+    const struct kvs_op_type *type = &shard->ops[header->op];
 
     if (header->op == KV_OP_CANCEL) {
-        cancel(peer, header);
+        cancel(client, header);
         return;
     }
-    struct kv_work *work = admit(data, peer, header);
-    if (work == NULL)
+    struct kvs_request *request = admit(shard, client, header);
+    if (request == NULL)
         return;
-    if (row->begin == NULL) {
-        kv_work_fail(work, KV_UNSUPPORTED, "operation %u is not of the data plane", header->op);
-        return;
-    }
-    if (header->tenant != peer->tenant) {
-        kv_work_fail(work, KV_DENIED, "%s: tenant %u, the client is of tenant %u", row->name,
-                     header->tenant, peer->tenant);
+    if (type->begin == NULL) {
+        kvs_request_fail(request, KV_UNSUPPORTED, "operation %u is not of the data plane",
+                         header->op);
         return;
     }
-    if (header->body_bytes < row->body_min) {
-        kv_work_fail(work, KV_INVALID, "%s: body of %u bytes, at least %u needed", row->name,
-                     header->body_bytes, row->body_min);
+    if (header->tenant != client->tenant) {
+        kvs_request_fail(request, KV_DENIED, "%s: tenant %u, the client is of tenant %u",
+                         type->name, header->tenant, client->tenant);
         return;
     }
-    if (header->bulk_bytes > 0 && (row->flags & KV_OP_TAKES_BULK) == 0) {
-        kv_work_fail(work, KV_INVALID, "%s: takes no bulk data", row->name);
+    if (header->body_bytes < type->body_min) {
+        kvs_request_fail(request, KV_INVALID, "%s: body of %u bytes, at least %u needed",
+                         type->name, header->body_bytes, type->body_min);
         return;
     }
-    if ((row->flags & KV_OP_WRITES) && atomic_load(&data->draining)) {
-        kv_work_fail(work, KV_DRAINING, "%s: the node is about to stop", row->name);
+    if (header->bulk_bytes > 0 && (type->flags & KVS_OP_TAKES_BULK) == 0) {
+        kvs_request_fail(request, KV_INVALID, "%s: takes no bulk data", type->name);
         return;
     }
-    if (row->flags & KV_OP_NEEDS_SESSION) {
-        if (!enter_session(work))
+    if ((type->flags & KVS_OP_WRITES) && atomic_load(&shard->draining)) {
+        kvs_request_fail(request, KV_DRAINING, "%s: the node is about to stop", type->name);
+        return;
+    }
+    if (type->flags & KVS_OP_NEEDS_SESSION) {
+        if (!enter_session(request))
             return;
     }
-    if (row->flags & KV_OP_KEEPS_BODY) {
-        kv_status_t status = kv_work_keep_body(work, body);
+    if (type->flags & KVS_OP_KEEPS_BODY) {
+        kv_status_t status = kvs_request_keep_body(request, body);
         if (status != KV_OK) {
-            kv_work_fail(work, status, "%s: no buffer for the request", row->name);
+            kvs_request_fail(request, status, "%s: no buffer for the request", type->name);
             return;
         }
     } else {
-        work->body = (uint8_t *)body;
+        request->body = (uint8_t *)body;
     }
-    row->begin(work);
+    type->begin(request);
 }
 
-static void bad_message(struct kv_data *data, const char *why)
+static void bad_message(struct kvs_shard *shard, const char *why)
 {
-    kv_count(&data->stats.bad_messages, 1);
-    KV_LOG_EVERY(KV_LOG_WARN, "message dropped: data thread %u: %s", data->index, why);
+    kvs_count(&shard->stats.bad_messages, 1);
+    KV_LOG_EVERY(KV_LOG_WARN, "message dropped: data thread %u: %s", shard->index, why);
 }
 
 /* The client that sent it, proven by its token; NULL: none of this node's. */
-static struct kv_peer *peer_of(struct kv_data *data, const struct kv_wire_header *header)
+static struct kvs_shard_client *client_of(struct kvs_shard *shard,
+                                          const struct kv_wire_header *header)
 {
-    struct kv_peer *peer =
-        header->client_index < data->n_peers ? &data->peers[header->client_index] : NULL;
+    struct kvs_shard_client *client =
+        header->client_index < shard->n_clients ? &shard->clients[header->client_index] : NULL;
 
-    if (peer == NULL || peer->state != KV_PEER_OPEN ||
-        !kv_token_equal(&peer->token, &header->client_token)) {
-        kv_count(&data->stats.unknown_clients, 1);
+    if (client == NULL || client->state != KVS_SHARD_CLIENT_OPEN ||
+        !kv_token_equal(&client->token, &header->client_token)) {
+        kvs_count(&shard->stats.unknown_clients, 1);
         return NULL;
     }
-    return peer;
+    return client;
 }
 
 /* Bulk data that came at once, by itself or behind its request: copied to where that wants it.
  */
-static void
-bulk_message(struct kv_peer *peer, const struct kv_wire_header *header, const uint8_t *bytes)
+static void bulk_message(struct kvs_shard_client *client,
+                         const struct kv_wire_header *header,
+                         const uint8_t *bytes)
 {
-    struct kv_work *work = kv_peer_find_work(peer, header->request_id);
+    struct kvs_request *request = kvs_shard_client_find_request(client, header->request_id);
 
-    if (work == NULL || work->state != KV_WORK_AWAIT_BULK ||
-        work->request.bulk_bytes != header->bulk_bytes)
+    if (request == NULL || request->state != KVS_REQUEST_AWAIT_BULK ||
+        request->header.bulk_bytes != header->bulk_bytes)
         return; /* of a request that has ended, or that it overtook: the client sends again */
-    if (work->discard) {
-        kv_work_bulk_discarded(work);
+    if (request->discard) {
+        kvs_request_bulk_discarded(request);
         return;
     }
-    for (unsigned i = 0; i < work->n_iov; bytes += work->iov[i++].bytes)
-        memcpy(work->iov[i].base, bytes, work->iov[i].bytes);
-    kv_work_received(work, KV_OK);
+    for (unsigned i = 0; i < request->n_iov; bytes += request->iov[i++].bytes)
+        memcpy(request->iov[i].base, bytes, request->iov[i].bytes);
+    kvs_request_received(request, KV_OK);
 }
 
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
-    struct kv_data *data = owner;
+    struct kvs_shard *shard = owner;
     struct kv_wire_header header;
     const char *why;
 
     if (kv_message_check(message, message_bytes, body, body_bytes, &header, &why) != KV_OK) {
-        bad_message(data, why);
+        bad_message(shard, why);
         return;
     }
     if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST) {
-        bad_message(data, "a reply, and this is a node");
+        bad_message(shard, "a reply, and this is a node");
         return;
     }
-    struct kv_peer *peer = peer_of(data, &header);
-    if (peer == NULL)
+    struct kvs_shard_client *client = client_of(shard, &header);
+    if (client == NULL)
         return;
-    peer->heard_us = data->now_us;
+    client->heard_us = shard->now_us;
     if (header.kind == KV_WIRE_BULK_REQUEST) {
-        bulk_message(peer, &header, body);
+        bulk_message(client, &header, body);
         return;
     }
-    begin_request(data, peer, &header, body);
+    begin_request(shard, client, &header, body);
     if (body_bytes > header.body_bytes)
-        bulk_message(peer, &header, (const uint8_t *)body + header.body_bytes);
+        bulk_message(client, &header, (const uint8_t *)body + header.body_bytes);
 }
 
-static void receipt_end(struct receipt *receipt)
+static void pending_receive_end(struct kvs_pending_receive *pending_receive)
 {
-    struct kv_data *data = receipt->data;
-    struct kv_peer *peer = receipt->peer;
+    struct kvs_shard *shard = pending_receive->shard;
+    struct kvs_shard_client *client = pending_receive->client;
 
-    peer->n_receipts--;
-    receipt->peer = NULL;
-    kv_pool_put(data->bodies, receipt->body);
-    kv_pool_put(data->receipts, receipt);
-    kv_peer_settle(peer);
+    client->n_pending_receives--;
+    pending_receive->client = NULL;
+    kv_pool_put(shard->bodies, pending_receive->body);
+    kv_pool_put(shard->pending_receives, pending_receive);
+    kvs_shard_client_settle(client);
 }
 
-static void receipt_done(void *arg, kv_status_t status)
+static void pending_receive_done(void *arg, kv_status_t status)
 {
-    struct receipt *receipt = arg;
+    struct kvs_pending_receive *pending_receive = arg;
 
-    if (status == KV_OK && receipt->peer->state == KV_PEER_OPEN)
-        on_message(receipt->data, &receipt->header, sizeof(receipt->header), receipt->body,
-                   receipt->bytes);
-    receipt_end(receipt);
+    if (status == KV_OK && pending_receive->client->state == KVS_SHARD_CLIENT_OPEN)
+        on_message(pending_receive->shard, &pending_receive->header,
+                   sizeof(pending_receive->header), pending_receive->body,
+                   pending_receive->bytes);
+    pending_receive_end(pending_receive);
 }
 
-static void receive_request(struct kv_peer *peer,
-                            struct kv_data *data,
+static void receive_request(struct kvs_shard_client *client,
+                            struct kvs_shard *shard,
                             const struct kv_wire_header *header,
                             size_t bytes,
                             struct kv_incoming *incoming)
 {
-    struct receipt *receipt = NULL;
-    const char *name = data->ops[header->op].name;
+    struct kvs_pending_receive *pending_receive = NULL;
+    const char *name = shard->ops[header->op].name;
 
-    peer->heard_us = data->now_us;
-    if (bytes <= KV_WIRE_BODY_MAX && peer->n_receipts < KV_RECEIPTS_PEER &&
-        n_left(data->bodies) > KV_BODIES_KEPT)
-        receipt = kv_pool_get(data->receipts);
-    if (receipt == NULL) {
+    client->heard_us = shard->now_us;
+    if (bytes <= KV_WIRE_BODY_MAX && client->n_pending_receives < KVS_PENDING_RECEIVES_CLIENT &&
+        kvs_n_left(shard->bodies) > KVS_BODIES_KEPT)
+        pending_receive = kv_pool_get(shard->pending_receives);
+    if (pending_receive == NULL) {
         kv_incoming_refuse(incoming);
-        kv_peer_note(data, peer, header, KV_BUSY, "%s: no buffer for a request of %zu bytes",
-                     name != NULL ? name : "request", bytes);
+        kvs_shard_client_note(shard, client, header, KV_BUSY,
+                              "%s: no buffer for a request of %zu bytes",
+                              name != NULL ? name : "request", bytes);
         return;
     }
-    *receipt = (struct receipt){
-        .data = data,
-        .peer = peer,
-        .since_us = data->now_us,
+    *pending_receive = (struct kvs_pending_receive){
+        .shard = shard,
+        .client = client,
+        .since_us = shard->now_us,
         .header = *header,
         .bytes = bytes,
-        .body = kv_pool_get(data->bodies),
+        .body = kv_pool_get(shard->bodies),
     };
-    peer->n_receipts++;
-    struct kv_iov iov = {receipt->body, bytes};
-    kv_status_t status = kv_incoming_receive(incoming, &iov, 1, receipt_done, receipt);
+    client->n_pending_receives++;
+    struct kv_iov iov = {pending_receive->body, bytes};
+    kv_status_t status =
+        kv_incoming_receive(incoming, &iov, 1, pending_receive_done, pending_receive);
     if (status != KV_IN_PROGRESS)
-        receipt_done(receipt, status);
+        pending_receive_done(pending_receive, status);
 }
 
 static void on_incoming(void *owner,
@@ -282,46 +291,46 @@ static void on_incoming(void *owner,
                         size_t bytes,
                         struct kv_incoming *incoming)
 {
-    struct kv_data *data = owner;
+    struct kvs_shard *shard = owner;
     struct kv_wire_header header;
     const char *why;
-    struct kv_peer *peer = NULL;
+    struct kvs_shard_client *client = NULL;
 
     if (kv_message_check_header(message, message_bytes, bytes, &header, &why) != KV_OK)
-        bad_message(data, why);
+        bad_message(shard, why);
     else if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST)
-        bad_message(data, "large, yet neither a request nor its bulk");
+        bad_message(shard, "large, yet neither a request nor its bulk");
     else
-        peer = peer_of(data, &header);
-    if (peer == NULL) {
+        client = client_of(shard, &header);
+    if (client == NULL) {
         kv_incoming_refuse(incoming);
         return;
     }
     if (header.kind == KV_WIRE_REQUEST) {
-        receive_request(peer, data, &header, bytes, incoming);
+        receive_request(client, shard, &header, bytes, incoming);
         return;
     }
 
-    struct kv_work *work = kv_peer_find_work(peer, header.request_id);
-    if (work != NULL) {
-        if (work->state == KV_WORK_AWAIT_BULK && work->request.bulk_bytes == bytes)
-            kv_work_receive_bulk(work, incoming);
+    struct kvs_request *request = kvs_shard_client_find_request(client, header.request_id);
+    if (request != NULL) {
+        if (request->state == KVS_REQUEST_AWAIT_BULK && request->header.bulk_bytes == bytes)
+            kvs_request_receive_bulk(request, incoming);
         else
             kv_incoming_refuse(incoming);
         return;
     }
     /* It overtook its request: keep it for a while. */
-    if (!kv_early_bulk_keep(peer, header.request_id, incoming, bytes, data->now_us))
+    if (!kvs_early_bulk_keep(client, header.request_id, incoming, bytes, shard->now_us))
         kv_incoming_refuse(incoming);
 }
 
 static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 {
-    struct kv_data *data = owner;
+    struct kvs_shard *shard = owner;
 
     (void)status;
-    kv_count(&data->stats.failed_channels, 1);
-    kv_peer_lost(data, channel_arg);
+    kvs_count(&shard->stats.failed_channels, 1);
+    kvs_shard_client_lost(shard, channel_arg);
 }
 
-const struct kv_port_events kv_data_events = {on_message, on_incoming, on_failed};
+const struct kv_port_events kvs_shard_events = {on_message, on_incoming, on_failed};

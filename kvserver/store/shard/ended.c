@@ -4,20 +4,20 @@
 
 #include <stdio.h>
 
-void kv_ended_add(struct kv_ended_list *list, const struct kv_ended *ended)
+void kvs_ended_add(struct kvs_ended_list *list, const struct kvs_ended *ended)
 {
-    if (ended->why != KV_ENDED_UNSAID)
-        list->last[list->n_ever++ % KV_ENDED_MAX] = *ended;
+    if (ended->why != KVS_ENDED_UNSAID)
+        list->last[list->n_ever++ % KVS_ENDED_MAX] = *ended;
 }
 
 /* The latest with that token: a session may be opened again under the one it had. */
-static const struct kv_ended *find(const struct kv_ended_list *list,
-                                   const struct kv_id128 *token)
+static const struct kvs_ended *find(const struct kvs_ended_list *list,
+                                    const struct kv_id128 *token)
 {
-    uint64_t n = list->n_ever < KV_ENDED_MAX ? list->n_ever : KV_ENDED_MAX;
+    uint64_t n = list->n_ever < KVS_ENDED_MAX ? list->n_ever : KVS_ENDED_MAX;
 
     for (uint64_t i = 1; i <= n; i++) {
-        const struct kv_ended *ended = &list->last[(list->n_ever - i) % KV_ENDED_MAX];
+        const struct kvs_ended *ended = &list->last[(list->n_ever - i) % KVS_ENDED_MAX];
 
         if (kv_token_equal(&ended->token, token))
             return ended;
@@ -25,21 +25,21 @@ static const struct kv_ended *find(const struct kv_ended_list *list,
     return NULL;
 }
 
-bool kv_ended_tell(const struct kv_ended_list *list,
-                   const struct kv_id128 *token,
-                   uint64_t now_us,
-                   char text[KV_ENDED_TEXT])
+bool kvs_ended_tell(const struct kvs_ended_list *list,
+                    const struct kv_id128 *token,
+                    uint64_t now_us,
+                    char text[KVS_ENDED_TEXT])
 {
-    const struct kv_ended *ended = find(list, token);
+    const struct kvs_ended *ended = find(list, token);
     double ago_s;
 
     if (ended == NULL)
         return false;
     ago_s = now_us > ended->at_us ? (double)(now_us - ended->at_us) / 1e6 : 0;
-    if (ended->why == KV_ENDED_LEASE)
-        snprintf(text, KV_ENDED_TEXT, "its lease of %.1f s ended %.1f s ago",
+    if (ended->why == KVS_ENDED_LEASE)
+        snprintf(text, KVS_ENDED_TEXT, "its lease of %.1f s ended %.1f s ago",
                  (double)ended->lease_us / 1e6, ago_s);
     else
-        snprintf(text, KV_ENDED_TEXT, "a client closed it %.1f s ago", ago_s);
+        snprintf(text, KVS_ENDED_TEXT, "a client closed it %.1f s ago", ago_s);
     return true;
 }

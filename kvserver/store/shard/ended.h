@@ -1,7 +1,7 @@
 /* ended.h - the sessions that ended lately: a request that comes too late is told what became
  * of its session, not only that there is none.
  *
- * The last KV_ENDED_MAX are remembered, by their tokens: who does not know the token hears
+ * The last KVS_ENDED_MAX are remembered, by their tokens: who does not know the token hears
  * nothing.
  *
  * Threads: each list is one thread's.  Memory: none beside the list.
@@ -15,35 +15,35 @@
 #include <stddef.h>
 
 enum {
-    KV_ENDED_MAX = 512,
-    KV_ENDED_TEXT = 96, /* bytes that the words take at most */
+    KVS_ENDED_MAX = 512,
+    KVS_ENDED_TEXT = 96, /* bytes that the words take at most */
 };
 
-enum kv_ended_why {
-    KV_ENDED_UNSAID = 0, /* it never was one: its open came to nothing */
-    KV_ENDED_CLOSED,     /* a client has closed it */
-    KV_ENDED_LEASE,      /* nobody used or renewed it for as long as its lease */
+enum kvs_ended_why {
+    KVS_ENDED_UNSAID = 0, /* it never was one: its open came to nothing */
+    KVS_ENDED_CLOSED,     /* a client has closed it */
+    KVS_ENDED_LEASE,      /* nobody used or renewed it for as long as its lease */
 };
 
-struct kv_ended {
+struct kvs_ended {
     struct kv_id128 token;
     uint64_t at_us;
     uint64_t lease_us;
-    enum kv_ended_why why;
+    enum kvs_ended_why why;
 };
 
-struct kv_ended_list {
-    struct kv_ended last[KV_ENDED_MAX];
+struct kvs_ended_list {
+    struct kvs_ended last[KVS_ENDED_MAX];
     uint64_t n_ever; /* the next goes to this place, counted round */
 };
 
-/* KV_ENDED_UNSAID: nothing happens. */
-void kv_ended_add(struct kv_ended_list *list, const struct kv_ended *ended);
+/* KVS_ENDED_UNSAID: nothing happens. */
+void kvs_ended_add(struct kvs_ended_list *list, const struct kvs_ended *ended);
 
 /* "its lease of 60.0 s ended 12.3 s ago".  false: no session with that token is remembered. */
-bool kv_ended_tell(const struct kv_ended_list *list,
-                   const struct kv_id128 *token,
-                   uint64_t now_us,
-                   char text[KV_ENDED_TEXT]);
+bool kvs_ended_tell(const struct kvs_ended_list *list,
+                    const struct kv_id128 *token,
+                    uint64_t now_us,
+                    char text[KVS_ENDED_TEXT]);
 
 #endif

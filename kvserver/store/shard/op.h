@@ -9,18 +9,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kv_control_call;
-struct kv_data;
-struct kv_work;
+struct kvs_control_call;
+struct kvs_shard;
+struct kvs_request;
 
-enum kv_op_flags {
-    KV_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
-    KV_OP_TAKES_BULK = 1 << 1,    /* its data may come by bulk */
-    KV_OP_WRITES = 1 << 2,        /* refused while draining */
-    KV_OP_KEEPS_BODY = 1 << 3,    /* needs its body after begin() or aligned: copied first */
+enum kvs_op_flags {
+    KVS_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
+    KVS_OP_TAKES_BULK = 1 << 1,    /* its data may come by bulk */
+    KVS_OP_WRITES = 1 << 2,        /* refused while draining */
+    KVS_OP_KEEPS_BODY = 1 << 3,    /* needs its body after begin() or aligned: copied first */
 };
 
-struct kv_op_row {
+struct kvs_op_type {
     const char *name;    /* as in logs, statistics and --list-ops */
     const char *summary; /* one line */
     uint32_t flags;
@@ -29,23 +29,23 @@ struct kv_op_row {
     const char *waits_for; /* in words, for one that waited too long; NULL: rows */
 
     /* What the operation keeps for a data thread, data->op_state[op].  open: NULL if there is
-     * no memory; the thread's heap, objects and index are there already.  Both may be NULL. */
-    void *(*open)(struct kv_data *data);
+     * no memory; the thread's segment store, objects and index are there already.  Both may be NULL. */
+    void *(*open)(struct kvs_shard *shard);
     void (*close)(void *state);
 
     /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
      * is where work->iov said.  discarded: it came and was not taken, as begin() wanted; NULL:
      * the answer leaves.  run: a slice of queued work; true while there is more.  wake:
-     * rows came or went.  release: the work ends, however; undo what it holds on units. */
-    void (*begin)(struct kv_work *work);
-    void (*landed)(struct kv_work *work);
-    void (*discarded)(struct kv_work *work);
-    bool (*run)(struct kv_work *work);
-    void (*wake)(struct kv_work *work);
-    void (*release)(struct kv_work *work);
+     * rows came or went.  release: the request ends, however; undo what it holds on units. */
+    void (*begin)(struct kvs_request *request);
+    void (*received)(struct kvs_request *request);
+    void (*discarded)(struct kvs_request *request);
+    bool (*run)(struct kvs_request *request);
+    void (*wake)(struct kvs_request *request);
+    void (*release)(struct kvs_request *request);
 
     /* Control plane, on the control thread. */
-    void (*control)(struct kv_control_call *call);
+    void (*control)(struct kvs_control_call *call);
 };
 
 #endif

@@ -1,5 +1,5 @@
 /* What a step of a data thread does next: messages, slices of requests, work in the background,
- * and works that waited. */
+ * and requests that waited. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/shard/op.h"
@@ -7,137 +7,139 @@
 enum {
     MESSAGES_PER_STEP = 64,
     MESSAGES_US = 50,    /* while a query is at work, unless one message alone takes longer */
-    LOOKS_PER_STEP = 16, /* of works that waited: each may copy what came with it */
+    LOOKS_PER_STEP = 16, /* of requests that waited: each may copy what came with it */
     QUERY_SLICES = 4,    /* of queries, before messages are looked at again */
 };
 
-void kv_work_link(struct kv_work **list, struct kv_work *work)
+void kvs_request_link(struct kvs_request **list, struct kvs_request *request)
 {
-    work->link = list;
-    work->next = *list;
-    if (work->next != NULL)
-        work->next->link = &work->next;
-    *list = work;
+    request->link = list;
+    request->next = *list;
+    if (request->next != NULL)
+        request->next->link = &request->next;
+    *list = request;
 }
 
-void kv_work_unlink(struct kv_work *work)
+void kvs_request_unlink(struct kvs_request *request)
 {
-    if (work->link == NULL)
+    if (request->link == NULL)
         return;
-    if (work->queue != NULL && work->queue->end == &work->next)
-        work->queue->end = work->link;
-    work->queue = NULL;
-    *work->link = work->next;
-    if (work->next != NULL)
-        work->next->link = work->link;
-    work->link = NULL;
-    work->next = NULL;
+    if (request->queue != NULL && request->queue->end == &request->next)
+        request->queue->end = request->link;
+    request->queue = NULL;
+    *request->link = request->next;
+    if (request->next != NULL)
+        request->next->link = request->link;
+    request->link = NULL;
+    request->next = NULL;
 }
 
-static void append_work(struct kv_work_queue *queue, struct kv_work *work)
+static void append_request(struct kvs_request_queue *queue, struct kvs_request *request)
 {
-    kv_work_unlink(work);
-    work->state = KV_WORK_QUEUED;
-    work->queue = queue;
-    work->next = NULL;
-    work->link = queue->end;
-    *queue->end = work;
-    queue->end = &work->next;
+    kvs_request_unlink(request);
+    request->state = KVS_REQUEST_QUEUED;
+    request->queue = queue;
+    request->next = NULL;
+    request->link = queue->end;
+    *queue->end = request;
+    queue->end = &request->next;
 }
 
-void kv_work_queue(struct kv_work *work)
+void kvs_request_queue(struct kvs_request *request)
 {
-    append_work(&work->data->queues[kv_op_priority(work->request.op)], work);
+    append_request(&request->shard->queues[kv_op_priority(request->header.op)], request);
 }
 
-void kv_work_queue_at(struct kv_work *work, struct kv_work_queue *queue)
+void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue)
 {
-    append_work(queue, work);
+    append_request(queue, request);
 }
 
-static void take_waiters(struct kv_data *data, struct kv_part *part)
+static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *session)
 {
-    part->is_woken = false;
-    for (struct kv_work *work = part->waiters, *next; work != NULL; work = next) {
-        next = work->next;
-        if (work->needs > part->woken_to)
+    session->is_woken = false;
+    for (struct kvs_request *request = session->waiters, *next; request != NULL;
+         request = next) {
+        next = request->next;
+        if (request->needs > session->woken_to)
             continue;
-        append_work(&data->looking, work);
-        work->state = KV_WORK_WAITING; /* it may be late, or cancelled */
+        append_request(&shard->looking, request);
+        request->state = KVS_REQUEST_WAITING; /* it may be late, or cancelled */
     }
 }
 
 /* Of all sessions that were woken: with one of them in each step, the last of many would wait for
  * as many steps. */
-static void take_woken(struct kv_data *data)
+static void take_woken(struct kvs_shard *shard)
 {
-    for (struct kv_part *part = data->woken; part != NULL; part = part->woken_next)
-        take_waiters(data, part);
-    data->woken = NULL;
-    data->woken_end = &data->woken;
+    for (struct kvs_shard_session *session = shard->woken; session != NULL;
+         session = session->woken_next)
+        take_waiters(shard, session);
+    shard->woken = NULL;
+    shard->woken_end = &shard->woken;
 }
 
-bool kv_data_look_again(struct kv_data *data)
+bool kvs_shard_look_again(struct kvs_shard *shard)
 {
-    const bool querying = data->queues[KV_PRIORITY_QUERY].first != NULL;
+    const bool querying = shard->queues[KV_PRIORITY_QUERY].first != NULL;
 
-    if (data->looking.first == NULL && data->woken == NULL)
+    if (shard->looking.first == NULL && shard->woken == NULL)
         return false;
-    if (data->looking.first == NULL)
-        take_woken(data);
-    for (int i = 0; i < LOOKS_PER_STEP && data->looking.first != NULL; i++) {
-        struct kv_work *work = data->looking.first;
+    if (shard->looking.first == NULL)
+        take_woken(shard);
+    for (int i = 0; i < LOOKS_PER_STEP && shard->looking.first != NULL; i++) {
+        struct kvs_request *request = shard->looking.first;
 
-        kv_work_unlink(work);
-        work->state = KV_WORK_BEGUN;
-        work->row->wake(work);
-        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+        kvs_request_unlink(request);
+        request->state = KVS_REQUEST_BEGUN;
+        request->type->wake(request);
+        if (querying && kv_clock_now(shard->clock) - shard->now_us >= MESSAGES_US)
             break;
     }
     return true;
 }
 
-bool kv_data_run_slice(struct kv_data *data)
+bool kvs_shard_run_slice(struct kvs_shard *shard)
 {
     for (int i = 0; i < KV_PRIORITY_COUNT; i++) {
-        struct kv_work *work = data->queues[i].first;
+        struct kvs_request *request = shard->queues[i].first;
 
-        if (work != NULL) {
-            kv_work_unlink(work);
-            work->state = KV_WORK_BEGUN;
-            if (work->row->run(work) && work->state == KV_WORK_BEGUN)
-                kv_work_queue(work);
+        if (request != NULL) {
+            kvs_request_unlink(request);
+            request->state = KVS_REQUEST_BEGUN;
+            if (request->type->run(request) && request->state == KVS_REQUEST_BEGUN)
+                kvs_request_queue(request);
             return true;
         }
     }
     return false;
 }
 
-bool kv_data_run_background(struct kv_data *data)
+bool kvs_shard_run_background(struct kvs_shard *shard)
 {
-    const uint32_t turn = data->background_turns++;
+    const uint32_t turn = shard->background_turns++;
 
-    data->turns = 0;
-    for (uint32_t i = 0; i < data->n_background; i++) {
-        const struct kvs_background_row *row = &data->background[i];
+    shard->turns = 0;
+    for (uint32_t i = 0; i < shard->n_background; i++) {
+        const struct kvs_background_row *row = &shard->background[i];
 
-        if (turn % row->every == 0 && row->step(data, data->background_state[i]))
+        if (turn % row->every == 0 && row->step(shard, shard->background_state[i]))
             return true;
     }
     return false;
 }
 
-bool kv_data_take_messages(struct kv_data *data)
+bool kvs_shard_take_messages(struct kvs_shard *shard)
 {
-    bool querying = data->queues[KV_PRIORITY_QUERY].first != NULL;
+    bool querying = shard->queues[KV_PRIORITY_QUERY].first != NULL;
     bool busy = false;
 
-    if (querying && ++data->query_slices < QUERY_SLICES)
+    if (querying && ++shard->query_slices < QUERY_SLICES)
         return false;
-    data->query_slices = 0;
-    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(data->port) > 0; i++) {
+    shard->query_slices = 0;
+    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(shard->port) > 0; i++) {
         busy = true;
-        if (querying && kv_clock_now(data->clock) - data->now_us >= MESSAGES_US)
+        if (querying && kv_clock_now(shard->clock) - shard->now_us >= MESSAGES_US)
             break;
     }
     return busy;

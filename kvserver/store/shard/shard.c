@@ -12,145 +12,146 @@ enum {
     BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
 };
 
-bool kv_data_step(struct kv_data *data)
+bool kvs_shard_step(struct kvs_shard *shard)
 {
     bool busy = false;
 
-    data->now_us = kv_clock_now(data->clock);
-    busy = kv_data_take_messages(data);
-    busy = kv_data_command_step(data) || busy;
-    bool sliced = kv_data_run_slice(data);
-    if (!sliced || ++data->turns >= BACKGROUND_EVERY)
-        sliced = kv_data_run_background(data) || sliced;
+    shard->now_us = kv_clock_now(shard->clock);
+    busy = kvs_shard_take_messages(shard);
+    busy = kvs_shard_command_step(shard) || busy;
+    bool sliced = kvs_shard_run_slice(shard);
+    if (!sliced || ++shard->turns >= BACKGROUND_EVERY)
+        sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
-    busy = kv_data_look_again(data) || busy;
+    busy = kvs_shard_look_again(shard) || busy;
     if (busy)
-        data->moved_us = data->now_us;
-    if (data->now_us >= data->timers_us) {
-        data->timers_us = data->now_us + TIMERS_EVERY_US;
-        atomic_store_explicit(&data->seen_us, data->now_us, memory_order_relaxed);
-        kv_data_timers(data);
-        kv_data_tell_stats(data);
-        busy = busy || kv_pool_lent(data->works) > 0;
+        shard->moved_us = shard->now_us;
+    if (shard->now_us >= shard->timers_us) {
+        shard->timers_us = shard->now_us + TIMERS_EVERY_US;
+        atomic_store_explicit(&shard->seen_us, shard->now_us, memory_order_relaxed);
+        kvs_shard_timers(shard);
+        kvs_shard_tell_stats(shard);
+        busy = busy || kv_pool_used(shard->requests) > 0;
     }
     if (!busy)
-        busy = kv_arena_touch_ahead(data->arena) > 0;
+        busy = kvs_arena_touch_ahead(shard->arena) > 0;
     return busy;
 }
 
-static bool ops_open(struct kv_data *data)
+static bool ops_open(struct kvs_shard *shard)
 {
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
-        if (data->ops[op].open == NULL)
+        if (shard->ops[op].open == NULL)
             continue;
-        data->op_state[op] = data->ops[op].open(data);
-        if (data->op_state[op] == NULL)
+        shard->op_state[op] = shard->ops[op].open(shard);
+        if (shard->op_state[op] == NULL)
             return false;
     }
     return true;
 }
 
-static void ops_close(struct kv_data *data)
+static void ops_close(struct kvs_shard *shard)
 {
     for (unsigned op = 0; op < KV_OP_COUNT; op++)
-        if (data->op_state[op] != NULL)
-            data->ops[op].close(data->op_state[op]);
+        if (shard->op_state[op] != NULL)
+            shard->ops[op].close(shard->op_state[op]);
 }
 
-static bool background_open(struct kv_data *data, const struct kv_data_setup *setup)
+static bool background_open(struct kvs_shard *shard, const struct kvs_shard_setup *setup)
 {
-    assert(data->n_background <= KVS_BACKGROUND_MAX);
-    for (uint32_t i = 0; i < data->n_background; i++) {
-        if (data->background[i].open == NULL)
+    assert(shard->n_background <= KVS_BACKGROUND_MAX);
+    for (uint32_t i = 0; i < shard->n_background; i++) {
+        if (shard->background[i].open == NULL)
             continue;
-        data->background_state[i] = data->background[i].open(data, setup);
-        if (data->background_state[i] == NULL)
+        shard->background_state[i] = shard->background[i].open(shard, setup);
+        if (shard->background_state[i] == NULL)
             return false;
     }
     return true;
 }
 
-static void background_close(struct kv_data *data)
+static void background_close(struct kvs_shard *shard)
 {
-    for (uint32_t i = 0; i < data->n_background; i++)
-        if (data->background_state[i] != NULL)
-            data->background[i].close(data->background_state[i]);
+    for (uint32_t i = 0; i < shard->n_background; i++)
+        if (shard->background_state[i] != NULL)
+            shard->background[i].close(shard->background_state[i]);
 }
 
-kv_status_t kv_data_init(struct kv_data *data, const struct kv_data_setup *setup)
+kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup)
 {
     kv_status_t status = KV_NO_MEMORY;
 
-    memset(data, 0, sizeof(*data));
-    data->ops = setup->ops;
-    data->background = setup->background;
-    data->n_background = setup->n_background;
-    data->index = setup->index;
-    data->n_threads = setup->n_threads;
-    data->stuck_send_us = setup->stuck_send_us;
-    data->clock = setup->clock;
-    atomic_init(&data->seen_us, kv_clock_now(setup->clock));
-    data->answers = setup->answers;
-    data->n_parts = setup->n_parts;
-    data->n_peers = setup->n_peers;
+    memset(shard, 0, sizeof(*shard));
+    shard->ops = setup->ops;
+    shard->background = setup->background;
+    shard->n_background = setup->n_background;
+    shard->index = setup->index;
+    shard->n_threads = setup->n_threads;
+    shard->stuck_send_us = setup->stuck_send_us;
+    shard->clock = setup->clock;
+    atomic_init(&shard->seen_us, kv_clock_now(setup->clock));
+    shard->answers = setup->answers;
+    shard->n_parts = setup->n_parts;
+    shard->n_clients = setup->n_clients;
     for (int i = 0; i < KV_PRIORITY_COUNT; i++)
-        data->queues[i].end = &data->queues[i].first;
-    data->unstaged.end = &data->unstaged.first;
-    data->looking.end = &data->looking.first;
-    data->woken_end = &data->woken;
+        shard->queues[i].end = &shard->queues[i].first;
+    shard->staging_waiters.end = &shard->staging_waiters.first;
+    shard->looking.end = &shard->looking.first;
+    shard->woken_end = &shard->woken;
 
-    data->arena = kv_arena_create(setup->memory_bytes);
-    data->parts = calloc(setup->n_parts, sizeof(*data->parts));
-    data->peers = calloc(setup->n_peers, sizeof(*data->peers));
-    data->works = kv_pool_create(setup->n_works, sizeof(struct kv_work));
-    data->middles = kv_pool_create(setup->n_works, KV_MIDDLE_BYTES);
-    data->bodies = kv_pool_create(KV_BODIES, KV_WIRE_BODY_MAX);
-    data->stagings = kv_pool_create(KV_STAGINGS, KV_WIRE_BULK_MAX);
-    data->receipts = kv_pool_create(KV_RECEIPTS, sizeof(struct receipt));
-    data->commands = kv_ring_create(setup->n_commands);
-    if (data->arena == NULL || data->parts == NULL || data->peers == NULL ||
-        data->works == NULL || data->middles == NULL || data->bodies == NULL ||
-        data->stagings == NULL || data->receipts == NULL || data->commands == NULL ||
-        !kv_heap_init(&data->heap, data->arena) ||
-        !kv_codebooks_init(&data->codebooks, &data->heap) ||
-        !kv_objects_init(&data->objects, data->arena, &data->heap.health, setup->secret,
-                         setup->object_version))
+    shard->arena = kvs_arena_create(setup->memory_bytes);
+    shard->parts = calloc(setup->n_parts, sizeof(*shard->parts));
+    shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));
+    shard->requests = kv_pool_create(setup->n_requests, sizeof(struct kvs_request));
+    shard->middles = kv_pool_create(setup->n_requests, KVS_MIDDLE_BYTES);
+    shard->bodies = kv_pool_create(KVS_BODIES, KV_WIRE_BODY_MAX);
+    shard->stagings = kv_pool_create(KVS_STAGINGS, KV_WIRE_BULK_MAX);
+    shard->pending_receives =
+        kv_pool_create(KVS_PENDING_RECEIVES, sizeof(struct kvs_pending_receive));
+    shard->commands = kv_ring_create(setup->n_commands);
+    if (shard->arena == NULL || shard->parts == NULL || shard->clients == NULL ||
+        shard->requests == NULL || shard->middles == NULL || shard->bodies == NULL ||
+        shard->stagings == NULL || shard->pending_receives == NULL || shard->commands == NULL ||
+        !kvs_segment_store_init(&shard->store, shard->arena) ||
+        !kvs_codebooks_init(&shard->codebooks, &shard->store) ||
+        !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
+                          setup->object_version))
         goto err_fini;
-    data->indexer = kv_indexer_create(&data->codebooks, data->clock);
-    if (data->indexer == NULL || !ops_open(data) || !background_open(data, setup))
+    shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock);
+    if (shard->indexer == NULL || !ops_open(shard) || !background_open(shard, setup))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_parts; i++)
-        data->parts[i].index = i;
-    status =
-        setup->transport->row->port_open(setup->transport, &kv_data_events, data, &data->port);
+        shard->parts[i].index = i;
+    status = setup->transport->ops->port_open(setup->transport, &kvs_shard_events, shard,
+                                              &shard->port);
     if (status == KV_OK)
         return KV_OK;
 
 err_fini:
-    kv_data_fini(data);
+    kvs_shard_fini(shard);
     return status;
 }
 
-void kv_data_fini(struct kv_data *data)
+void kvs_shard_fini(struct kvs_shard *shard)
 {
-    if (data->peers != NULL)
-        for (uint32_t i = 0; i < data->n_peers; i++)
-            kv_peer_close(data, &data->peers[i]);
-    if (data->port != NULL)
-        data->port->row->port_close(data->port);
-    kv_ring_destroy(data->commands);
-    background_close(data);
-    ops_close(data);
-    kv_indexer_destroy(data->indexer);
-    kv_codebooks_fini(&data->codebooks);
-    kv_objects_fini(&data->objects);
-    kv_pool_destroy(data->receipts);
-    kv_pool_destroy(data->stagings);
-    kv_pool_destroy(data->bodies);
-    kv_pool_destroy(data->middles);
-    kv_pool_destroy(data->works);
-    free(data->peers);
-    free(data->parts);
-    kv_arena_destroy(data->arena);
-    memset(data, 0, sizeof(*data));
+    if (shard->clients != NULL)
+        for (uint32_t i = 0; i < shard->n_clients; i++)
+            kvs_shard_client_close(shard, &shard->clients[i]);
+    if (shard->port != NULL)
+        shard->port->ops->port_close(shard->port);
+    kv_ring_destroy(shard->commands);
+    background_close(shard);
+    ops_close(shard);
+    kvs_indexer_destroy(shard->indexer);
+    kvs_codebooks_fini(&shard->codebooks);
+    kvs_objects_fini(&shard->objects);
+    kv_pool_destroy(shard->pending_receives);
+    kv_pool_destroy(shard->stagings);
+    kv_pool_destroy(shard->bodies);
+    kv_pool_destroy(shard->middles);
+    kv_pool_destroy(shard->requests);
+    free(shard->clients);
+    free(shard->parts);
+    kvs_arena_destroy(shard->arena);
+    memset(shard, 0, sizeof(*shard));
 }

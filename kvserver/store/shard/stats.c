@@ -3,26 +3,26 @@
 
 #include "kvserver/store/index/builder.h"
 
-static void tell_memory(struct kv_data *data)
+static void tell_memory(struct kvs_shard *shard)
 {
-    struct kv_stats *stats = &data->stats;
-    const struct kv_codebooks *books = &data->codebooks;
+    struct kvs_stats *stats = &shard->stats;
+    const struct kvs_codebooks *books = &shard->codebooks;
 
-    kvs_stat_set(&stats->memory_used, kv_arena_bytes_lent(data->arena));
-    kvs_stat_set(&stats->segments, data->heap.n_segments);
-    kvs_stat_set(&stats->codebooks, kv_pool_lent(books->pool));
+    kvs_stat_set(&stats->memory_used, kvs_arena_bytes_used(shard->arena));
+    kvs_stat_set(&stats->segments, shard->store.n_segments);
+    kvs_stat_set(&stats->codebooks, kv_pool_used(books->pool));
     kvs_stat_set(&stats->summarised, books->rows_summarised);
     kvs_stat_set(&stats->summaries_bytes, books->summaries_bytes);
-    kvs_stat_set(&stats->objects, kv_map_count(data->objects.map));
-    kvs_stat_set(&stats->object_bytes, data->objects.bytes);
+    kvs_stat_set(&stats->objects, kv_map_count(shard->objects.map));
+    kvs_stat_set(&stats->object_bytes, shard->objects.bytes);
 }
 
-static void tell_index(struct kv_data *data)
+static void tell_index(struct kvs_shard *shard)
 {
-    struct kv_stats *stats = &data->stats;
-    struct kv_indexer_stats index;
+    struct kvs_stats *stats = &shard->stats;
+    struct kvs_indexer_stats index;
 
-    kv_indexer_stats(data->indexer, &index);
+    kvs_indexer_stats(shard->indexer, &index);
     kvs_stat_set(&stats->index_jobs, index.n_jobs);
     kvs_stat_set(&stats->index_us, index.worked_us);
     kvs_stat_set(&stats->index_failed, index.failed);
@@ -32,25 +32,25 @@ static void tell_index(struct kv_data *data)
     kvs_stat_set(&stats->summaries_failed, index.summaries_failed);
 }
 
-static void tell_health(struct kv_data *data)
+static void tell_health(struct kvs_shard *shard)
 {
-    const struct kv_health *health = &data->heap.health;
-    struct kv_stats *stats = &data->stats;
-    _Atomic uint64_t *const found[KV_KINDS] = {
-        [KV_KIND_ROWS] = &stats->bad_rows,           [KV_KIND_CODES] = &stats->bad_codes,
-        [KV_KIND_CENTROIDS] = &stats->bad_centroids, [KV_KIND_CELLS] = &stats->bad_cells,
-        [KV_KIND_SUMMARIES] = &stats->bad_summaries, [KV_KIND_OBJECTS] = &stats->bad_objects,
+    const struct kvs_health *health = &shard->store.health;
+    struct kvs_stats *stats = &shard->stats;
+    _Atomic uint64_t *const found[KVS_KINDS] = {
+        [KVS_KIND_ROWS] = &stats->bad_rows,           [KVS_KIND_CODES] = &stats->bad_codes,
+        [KVS_KIND_CENTROIDS] = &stats->bad_centroids, [KVS_KIND_CELLS] = &stats->bad_cells,
+        [KVS_KIND_SUMMARIES] = &stats->bad_summaries, [KVS_KIND_OBJECTS] = &stats->bad_objects,
     };
-    _Atomic uint64_t *const mended[KV_KINDS] = {
-        [KV_KIND_ROWS] = &stats->mended_rows,
-        [KV_KIND_CODES] = &stats->mended_codes,
-        [KV_KIND_CENTROIDS] = &stats->mended_centroids,
-        [KV_KIND_CELLS] = &stats->mended_cells,
-        [KV_KIND_SUMMARIES] = &stats->mended_summaries,
-        [KV_KIND_OBJECTS] = &stats->mended_objects,
+    _Atomic uint64_t *const mended[KVS_KINDS] = {
+        [KVS_KIND_ROWS] = &stats->mended_rows,
+        [KVS_KIND_CODES] = &stats->mended_codes,
+        [KVS_KIND_CENTROIDS] = &stats->mended_centroids,
+        [KVS_KIND_CELLS] = &stats->mended_cells,
+        [KVS_KIND_SUMMARIES] = &stats->mended_summaries,
+        [KVS_KIND_OBJECTS] = &stats->mended_objects,
     };
 
-    for (unsigned kind = 0; kind < KV_KINDS; kind++) {
+    for (unsigned kind = 0; kind < KVS_KINDS; kind++) {
         kvs_stat_set(found[kind], health->found[kind]);
         kvs_stat_set(mended[kind], health->mended[kind]);
     }
@@ -58,12 +58,12 @@ static void tell_health(struct kv_data *data)
     kvs_stat_set(&stats->objects_bad, health->objects_bad);
 }
 
-void kv_data_tell_stats(struct kv_data *data)
+void kvs_shard_tell_stats(struct kvs_shard *shard)
 {
-    tell_memory(data);
-    tell_index(data);
-    tell_health(data);
-    for (uint32_t i = 0; i < data->n_background; i++)
-        if (data->background[i].tell != NULL)
-            data->background[i].tell(data, data->background_state[i]);
+    tell_memory(shard);
+    tell_index(shard);
+    tell_health(shard);
+    for (uint32_t i = 0; i < shard->n_background; i++)
+        if (shard->background[i].tell != NULL)
+            shard->background[i].tell(shard, shard->background_state[i]);
 }

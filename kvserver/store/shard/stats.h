@@ -10,7 +10,7 @@
 #include "proto/kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KV_COUNTERS(X)                                                                         \
+#define KVS_COUNTERS(X)                                                                        \
     X(requests, "data requests taken")                                                         \
     X(replies, "replies sent whole")                                                           \
     X(rows_in, "rows committed")                                                               \
@@ -70,22 +70,22 @@
     X(clients_lost, "clients that were lost or left without goodbye")
 
 /* What the scrub is at. */
-enum kv_scrub_phase {
-    KV_SCRUB_ROWS,
-    KV_SCRUB_OBJECTS,
-    KV_SCRUB_RESTS, /* a pass has ended, and the next one has not begun */
+enum kvs_scrub_phase {
+    KVS_SCRUB_ROWS,
+    KVS_SCRUB_OBJECTS,
+    KVS_SCRUB_RESTS, /* a pass has ended, and the next one has not begun */
 };
 
-struct kv_op_stats {
+struct kvs_op_stats {
     _Atomic uint64_t count;
     _Atomic uint64_t errors;
     struct kv_histogram us; /* from arrival to reply handed over */
 };
 
-struct kv_stats {
-#define KV_COUNTER_FIELD(name, help) _Atomic uint64_t name;
-    KV_COUNTERS(KV_COUNTER_FIELD)
-#undef KV_COUNTER_FIELD
+struct kvs_stats {
+#define KVS_COUNTER_FIELD(name, help) _Atomic uint64_t name;
+    KVS_COUNTERS(KVS_COUNTER_FIELD)
+#undef KVS_COUNTER_FIELD
     /* Gauges, set by the owner. */
     _Atomic uint64_t memory_used; /* bytes */
     _Atomic uint64_t segments;
@@ -98,13 +98,13 @@ struct kv_stats {
     _Atomic uint64_t in_flight;
     _Atomic uint64_t rows_bad, objects_bad; /* refused until they are written again: rows, and
                                              * pieces of objects */
-    /* Of the scrub: where it is (enum kv_scrub_phase, session), and its passes. */
+    /* Of the scrub: where it is (enum kvs_scrub_phase, session), and its passes. */
     _Atomic uint64_t scrub_phase, scrub_session, scrub_pass_bytes;
     _Atomic uint64_t scrub_last_us, scrub_last_bytes;
-    struct kv_op_stats ops[KV_OP_COUNT];
+    struct kvs_op_stats ops[KV_OP_COUNT];
 };
 
-static inline void kv_count(_Atomic uint64_t *counter, uint64_t n)
+static inline void kvs_count(_Atomic uint64_t *counter, uint64_t n)
 {
     /* One writer: a plain add, made visible whole. */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
@@ -117,7 +117,7 @@ static inline void kvs_stat_set(_Atomic uint64_t *number, uint64_t value)
     atomic_store_explicit(number, value, memory_order_relaxed);
 }
 
-static inline uint64_t kv_counted(const _Atomic uint64_t *counter)
+static inline uint64_t kvs_counted(const _Atomic uint64_t *counter)
 {
     return atomic_load_explicit((_Atomic uint64_t *)counter, memory_order_relaxed);
 }

@@ -24,7 +24,7 @@ struct options {
 };
 
 #define AT(field) offsetof(struct options, field)
-static const struct kv_config_row rows[] = {
+static const struct kv_option rows[] = {
     {"listen", "127.0.0.1:7440", "address of the control plane", AT(listen), KV_CONFIG_STRING,
      0, 0, NULL},
     {"transport", "auto",

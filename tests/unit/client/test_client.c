@@ -239,13 +239,13 @@ static void hello(const struct kv_wire_header *request, const void *body)
 
     assert_non_null(asked);
     if (f.node.to_client != NULL)
-        f.node.to_client->row->channel_close(f.node.to_client);
-    assert_int_equal(f.node.control->row->connect(f.node.control, asked->address.data,
+        f.node.to_client->ops->channel_close(f.node.to_client);
+    assert_int_equal(f.node.control->ops->connect(f.node.control, asked->address.data,
                                                   asked->address.len, KV_CHANNEL_NETWORK, NULL,
                                                   &f.node.to_client),
                      KV_OK);
     kvpb__hello_request__free_unpacked(asked, NULL);
-    f.node.data->row->port_address(f.node.data, &bytes, &n_bytes);
+    f.node.data->ops->port_address(f.node.data, &bytes, &n_bytes);
     for (uint32_t i = 0; i <= KV_THREADS_MAX; i++)
         addresses[i] = (ProtobufCBinaryData){.data = (uint8_t *)bytes, .len = n_bytes};
     reply.outcome = &outcome;
@@ -1118,8 +1118,8 @@ static kv_status_t run(struct kv_op *op, uint64_t most_us)
 static int set_up_lanes(uint32_t n_lanes, uint32_t credits, uint32_t ops_max)
 {
     struct kv_transport_config config = {0};
-    struct kv_client_setup setup = {0};
-    struct kv_remote_setup remote = {.mode = KV_CHANNEL_NETWORK};
+    struct kvc_client_setup setup = {0};
+    struct kvc_node_setup remote = {.mode = KV_CHANNEL_NETWORK};
     struct kv_model_info model = {.name = "model"};
     char detail[256], address[256] = "loopback:";
     const void *bytes;
@@ -1133,9 +1133,9 @@ static int set_up_lanes(uint32_t n_lanes, uint32_t credits, uint32_t ops_max)
     assert_int_equal(kv_transport_loopback.open(&config, &f.transport, detail, sizeof(detail)),
                      KV_OK);
     assert_int_equal(
-        f.transport->row->port_open(f.transport, &control_events, NULL, &f.node.control),
+        f.transport->ops->port_open(f.transport, &control_events, NULL, &f.node.control),
         KV_OK);
-    assert_int_equal(f.transport->row->port_open(f.transport, &data_events, NULL, &f.node.data),
+    assert_int_equal(f.transport->ops->port_open(f.transport, &data_events, NULL, &f.node.data),
                      KV_OK);
     f.node.id.bytes[0] = 1;
     f.node.generation = 1;
@@ -1144,20 +1144,20 @@ static int set_up_lanes(uint32_t n_lanes, uint32_t credits, uint32_t ops_max)
     f.node.answers = malloc((size_t)CREDITS * ANSWER_BYTES);
     assert_true(f.node.rows != NULL && f.node.crcs != NULL && f.node.answers != NULL);
 
-    f.node.control->row->port_address(f.node.control, &bytes, &n_bytes);
+    f.node.control->ops->port_address(f.node.control, &bytes, &n_bytes);
     for (size_t i = 0; i < n_bytes; i++)
         snprintf(address + strlen(address), 3, "%02x", ((const uint8_t *)bytes)[i]);
     remote.address = address;
     setup.nodes = &remote;
     setup.n_nodes = 1;
     setup.transport = f.transport;
-    setup.open_control = kv_control_message_open;
+    setup.open_control = kvc_control_message_open;
     setup.clock = &f.clock;
     setup.seed = 7;
     setup.ops_max = ops_max;
     setup.retry_ms = RETRY_MS;
     setup.peer_timeout_ms = PEER_TIMEOUT_MS;
-    assert_int_equal(kv_client_create(&setup, &f.client), KV_OK);
+    assert_int_equal(kvc_client_create(&setup, &f.client), KV_OK);
 
     assert_int_equal(kv_schema_uniform(&model.schema, N_LAYERS, N_HEADS, 64, 64, KV_FP16),
                      KV_OK);
@@ -1182,7 +1182,7 @@ static int set_up(void **state)
 static int set_up_many(void **state)
 {
     (void)state;
-    return set_up_lanes(3, 2 * KV_ENVELOPES_LARGE_MAX, 2 * KV_ENVELOPES_LARGE_MAX);
+    return set_up_lanes(3, 2 * KVC_MESSAGES_LARGE_MAX, 2 * KVC_MESSAGES_LARGE_MAX);
 }
 
 static int tear_down(void **state)
@@ -1191,10 +1191,10 @@ static int tear_down(void **state)
     kv_client_close(f.client);
     forget();
     if (f.node.to_client != NULL)
-        f.node.to_client->row->channel_close(f.node.to_client);
-    f.node.data->row->port_close(f.node.data);
-    f.node.control->row->port_close(f.node.control);
-    f.transport->row->close(f.transport);
+        f.node.to_client->ops->channel_close(f.node.to_client);
+    f.node.data->ops->port_close(f.node.data);
+    f.node.control->ops->port_close(f.node.control);
+    f.transport->ops->close(f.transport);
     free(f.node.rows);
     free(f.node.crcs);
     free(f.node.answers);
@@ -1570,7 +1570,7 @@ static void forge(struct kv_wire_header *header, enum forgery how, struct kv_ran
         break;
     case FORGED_ID_COUNTED:
         header->request_id =
-            kv_random_below(random, 2 * f.client->remotes[0].requests + 2) << 24 | slot;
+            kv_random_below(random, 2 * f.client->nodes[0].requests + 2) << 24 | slot;
         break;
     case FORGED_ID_ANY:
         header->request_id = (kv_random_next(random) >> 1 & ~UINT64_C(0xffffff)) | slot;
@@ -1719,11 +1719,11 @@ static void test_forged_offers(void **state)
     enum {
         BYTES = 100000
     };
-    static const struct kv_transport_row row = {.receive = receive_offer,
+    static const struct kv_transport_ops row = {.receive = receive_offer,
                                                 .refuse = refuse_offer};
     static const uint8_t body[BYTES];
     struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 600};
-    struct kv_incoming incoming = {.row = &row};
+    struct kv_incoming incoming = {.ops = &row};
     struct kv_wire_header header;
     struct kv_random random;
     struct kv_op *op;
@@ -1743,16 +1743,16 @@ static void test_forged_offers(void **state)
             header.bulk_bytes = BYTES;
         forge(&header, (enum forgery)(i % N_FORGERIES), &random);
         if (i >= 2 * N_FORGERIES)
-            header.request_id |= KV_CONTROL_ID_BIT;
+            header.request_id |= KVC_CONTROL_ID_BIT;
         kv_message_seal(&header, body, is_bulk ? 0 : BYTES);
-        kv_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
+        kvc_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
         assert_int_equal(offers.n_received, 0);
         assert_int_equal(offers.n_refused, i + 1);
     }
     header = (struct kv_wire_header){.kind = KV_WIRE_REPLY};
     address(&header, &f.node.seen[0].header);
     kv_message_seal(&header, body, BYTES);
-    kv_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
+    kvc_client_events.incoming(f.client, &header, sizeof(header), BYTES, &incoming);
     assert_int_equal(offers.n_received, 1);
     kv_op_free(op);
 }
@@ -1782,7 +1782,7 @@ static void test_forged_control(void **state)
         request = f.node.last_control;
         forge(&request, (enum forgery)(i % (FORGED_OP + 1)), &random);
         if (i % N_FORGERIES >= FORGED_ID_NEAR && i % N_FORGERIES < FORGED_OP)
-            request.request_id |= KV_CONTROL_ID_BIT;
+            request.request_id |= KVC_CONTROL_ID_BIT;
         reply_control(&request, &opened.base);
         turn(0);
         assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
@@ -1991,7 +1991,7 @@ static void begin_ping(uint32_t lane, bool is_large)
 {
     struct kv_op *op;
 
-    assert_int_equal(kv_ping_begin(f.client, 0, lane, is_large ? KV_ENVELOPE_SMALL + 1 : 0,
+    assert_int_equal(kv_ping_begin(f.client, 0, lane, is_large ? KVC_MESSAGE_SMALL + 1 : 0,
                                    lane + 1, 0, &op),
                      KV_OK);
 }
@@ -2013,17 +2013,17 @@ static void test_lanes_share(void **state)
 
     (void)state;
     for (uint32_t unit = 0; unit < N_LAYERS * N_HEADS; unit++)
-        has_units[kv_session_lane(f.session, unit / N_HEADS, unit % N_HEADS) -
-                  f.client->remotes[0].lanes] = true;
+        has_units[kvc_session_connection(f.session, unit / N_HEADS, unit % N_HEADS) -
+                  f.client->nodes[0].connections] = true;
     assert_true(has_units[0] && has_units[1] && has_units[2]);
     f.node.is_manual = true;
-    for (unsigned i = 0; i < KV_ENVELOPES_LARGE_MAX + 4; i++)
+    for (unsigned i = 0; i < KVC_MESSAGES_LARGE_MAX + 4; i++)
         begin_ping(0, true);
     turn(0);
-    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX);
+    assert_int_equal(f.node.n_seen, KVC_MESSAGES_LARGE_MAX);
     op = begin_read(&rows, 0);
     turn(0);
-    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 3);
+    assert_int_equal(f.node.n_seen, KVC_MESSAGES_LARGE_MAX + 3);
     kv_op_free(op);
     turn(0);
     f.node.n_seen -= 3; /* counts on as without it */
@@ -2032,16 +2032,16 @@ static void test_lanes_share(void **state)
     begin_ping(1, false);
     begin_ping(2, false);
     turn(0);
-    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 2);
+    assert_int_equal(f.node.n_seen, KVC_MESSAGES_LARGE_MAX + 2);
     for (uint32_t lane = 1; lane < 3; lane++)
         for (unsigned i = 0; i < 2; i++)
             begin_ping(lane, true);
     turn(0);
-    assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 2);
+    assert_int_equal(f.node.n_seen, KVC_MESSAGES_LARGE_MAX + 2);
     for (unsigned i = 0; i < 6; i++) {
         carry_out(&f.node.seen[i]);
         turn(0);
-        assert_int_equal(f.node.n_seen, KV_ENVELOPES_LARGE_MAX + 3 + i);
+        assert_int_equal(f.node.n_seen, KVC_MESSAGES_LARGE_MAX + 3 + i);
         assert_int_equal(last_lane(), i % 3);
     }
 }
@@ -2727,13 +2727,13 @@ static void test_hello_lies(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
-        kv_remote_fail(&f.client->remotes[0], KV_UNREACHABLE, "lost by the test");
+        kvc_node_fail(&f.client->nodes[0], KV_UNREACHABLE, "lost by the test");
         turn(0);
         f.node.lie = lies[i].lie;
         op = begin_control(KV_OP_TABLE);
         expose(op, &lies[i]);
     }
-    kv_remote_fail(&f.client->remotes[0], KV_UNREACHABLE, "lost by the test");
+    kvc_node_fail(&f.client->nodes[0], KV_UNREACHABLE, "lost by the test");
     turn(0);
     f.node.lie = LIE_HELLO_VERSION;
     op = begin_control(KV_OP_TABLE);
@@ -2750,7 +2750,7 @@ static void test_names(void **state)
 
     (void)state;
     f.node.lie = LIE_CONTROLS;
-    kv_remote_fail(&f.client->remotes[0], KV_UNREACHABLE, "lost by the test");
+    kvc_node_fail(&f.client->nodes[0], KV_UNREACHABLE, "lost by the test");
     kv_poll(f.client);
     op = begin_control(KV_OP_TABLE);
     assert_int_equal(run(op, 1000000), KV_OK);

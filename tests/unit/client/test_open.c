@@ -59,7 +59,7 @@ static void say(struct door *door, const struct kv_wire_header *request, const v
 
     assert_non_null(hello);
     assert_non_null(message);
-    assert_int_equal(door->port->row->connect(door->port, hello->address.data,
+    assert_int_equal(door->port->ops->connect(door->port, hello->address.data,
                                               hello->address.len, KV_CHANNEL_NETWORK, NULL,
                                               channel),
                      KV_OK);
@@ -120,7 +120,7 @@ static void run_door(void *arg)
         int fd;
 
         if (kv_port_progress(door->port) > 0 ||
-            door->port->row->port_arm(door->port, &fd) != KV_OK)
+            door->port->ops->port_arm(door->port, &fd) != KV_OK)
             continue;
         kv_sleep_fds(&fd, 1, 10000);
     }
@@ -140,8 +140,8 @@ static void open_door(struct door *door, kv_status_t says)
     assert_int_equal(
         kv_transport_loopback.open(&config, &door->transport, detail, sizeof(detail)), KV_OK);
     assert_int_equal(
-        door->transport->row->port_open(door->transport, &events, door, &door->port), KV_OK);
-    door->port->row->port_address(door->port, &bytes, &n_bytes);
+        door->transport->ops->port_open(door->transport, &events, door, &door->port), KV_OK);
+    door->port->ops->port_address(door->port, &bytes, &n_bytes);
     address = bytes;
     strcpy(door->address, "loopback:");
     for (size_t i = 0; i < n_bytes; i++)
@@ -153,13 +153,13 @@ static void open_door(struct door *door, kv_status_t says)
 static void close_door(struct door *door)
 {
     door->stop = true;
-    door->port->row->port_wake(door->port);
+    door->port->ops->port_wake(door->port);
     kv_thread_join(door->thread);
     for (unsigned i = 0; i < 64; i++)
         if (door->channels[i] != NULL)
-            door->channels[i]->row->channel_close(door->channels[i]);
-    door->port->row->port_close(door->port);
-    door->transport->row->close(door->transport);
+            door->channels[i]->ops->channel_close(door->channels[i]);
+    door->port->ops->port_close(door->port);
+    door->transport->ops->close(door->transport);
 }
 
 /* ---- opening ----------------------------------------------------------------------------- */
@@ -185,7 +185,7 @@ static int teardown(void **state)
 
 static const char *living(unsigned node)
 {
-    return kv_node_address(cluster.nodes[node]);
+    return kvs_node_address(cluster.nodes[node]);
 }
 
 static kv_status_t open_list(struct kv_client **client,

@@ -26,9 +26,9 @@ enum {
 /* ---- operations ---- */
 
 struct fixture {
-    struct kv_device *device;
-    struct kv_rows_shape shape;
-    struct kv_device_buffer *q, *rows, *other, *out, *lse;
+    struct kvw_device *device;
+    struct kvw_rows_shape shape;
+    struct kvw_device_buffer *q, *rows, *other, *out, *lse;
     float k[ROWS][KV_HEADS][D], v[ROWS][KV_HEADS][D]; /* as they were rounded */
     float queries[Q_HEADS][D];
 };
@@ -41,10 +41,10 @@ static float draw(struct kv_random *dice)
 /* Rows 0..ROWS - 1 in `rows`, the same in reverse in `other`. */
 static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
 {
-    const struct kv_device_config config = {.n_threads = n_threads};
+    const struct kvw_device_config config = {.n_threads = n_threads};
     const size_t floats = (size_t)ROWS * KV_HEADS * D;
-    struct kv_device_buffer *k, *v;
-    const struct kv_device_row *device;
+    struct kvw_device_buffer *k, *v;
+    const struct kvw_device_ops *device;
     struct kv_random dice;
     char detail[256] = "";
     size_t row_bytes;
@@ -52,9 +52,9 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
     memset(f, 0, sizeof(*f));
     assert_int_equal(kvw_device_find("cpu")->open(&config, &f->device, detail, sizeof(detail)),
                      KV_OK);
-    device = f->device->row;
-    f->shape = (struct kv_rows_shape){Q_HEADS, KV_HEADS, D, ROWS, dtype};
-    row_bytes = kv_rows_shape_row_bytes(&f->shape);
+    device = f->device->ops;
+    f->shape = (struct kvw_rows_shape){Q_HEADS, KV_HEADS, D, ROWS, dtype};
+    row_bytes = kvw_rows_shape_row_bytes(&f->shape);
     assert_int_equal(device->buffer_create(f->device, floats * 4, &k), KV_OK);
     assert_int_equal(device->buffer_create(f->device, floats * 4, &v), KV_OK);
     assert_int_equal(device->buffer_create(f->device, KV_HEADS * ROWS * row_bytes, &f->rows),
@@ -86,7 +86,7 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
 
 static void tear_down(struct fixture *f)
 {
-    const struct kv_device_row *device = f->device->row;
+    const struct kvw_device_ops *device = f->device->ops;
 
     device->buffer_destroy(f->q);
     device->buffer_destroy(f->rows);
@@ -97,21 +97,21 @@ static void tear_down(struct fixture *f)
 }
 
 /* Row `row` of a head, from one buffer or the other. */
-static struct kv_row_run
+static struct kvw_row_run
 one_row(const struct fixture *f, uint32_t head, uint32_t row, bool other)
 {
-    return (struct kv_row_run){other ? f->other : f->rows,
-                               (size_t)head * ROWS + (other ? ROWS - 1 - row : row), 1};
+    return (struct kvw_row_run){other ? f->other : f->rows,
+                                (size_t)head * ROWS + (other ? ROWS - 1 - row : row), 1};
 }
 
 static void attend(struct fixture *f,
-                   const struct kv_row_run *runs,
+                   const struct kvw_row_run *runs,
                    const uint32_t *run_begin,
                    float out[Q_HEADS][D])
 {
-    f->device->row->runs_attend(f->device, &f->shape, f->q, runs, run_begin, f->out, NULL);
-    f->device->row->read(f->out, 0, out, sizeof(float) * Q_HEADS * D);
-    assert_int_equal(f->device->row->sync(f->device), KV_OK);
+    f->device->ops->runs_attend(f->device, &f->shape, f->q, runs, run_begin, f->out, NULL);
+    f->device->ops->read(f->out, 0, out, sizeof(float) * Q_HEADS * D);
+    assert_int_equal(f->device->ops->sync(f->device), KV_OK);
 }
 
 static double score(const struct fixture *f, uint32_t q_head, uint32_t row)
@@ -150,17 +150,17 @@ static void test_all_rows(void **state)
     for (unsigned type = KV_FP32; type <= KV_BF16; type++) {
         set_up(&f, type, type == KV_FP16 ? 3 : 1);
         for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-            static struct kv_row_run runs[KV_HEADS * ROWS];
+            static struct kvw_row_run runs[KV_HEADS * ROWS];
             float wanted[Q_HEADS][D], whole[Q_HEADS][D], single[Q_HEADS][D];
             uint32_t run_begin[KV_HEADS + 1], n = 0;
 
-            f.device->row->rows_attend(f.device, &f.shape, f.q, f.rows, counts[i] - 1, 1,
+            f.device->ops->rows_attend(f.device, &f.shape, f.q, f.rows, counts[i] - 1, 1,
                                        f.out);
-            f.device->row->read(f.out, 0, wanted, sizeof(wanted));
+            f.device->ops->read(f.out, 0, wanted, sizeof(wanted));
 
             for (uint32_t head = 0; head <= KV_HEADS; head++) {
                 run_begin[head] = head;
-                runs[head] = (struct kv_row_run){f.rows, (size_t)head * ROWS, counts[i]};
+                runs[head] = (struct kvw_row_run){f.rows, (size_t)head * ROWS, counts[i]};
             }
             attend(&f, runs, run_begin, whole);
             assert_memory_equal(wanted, whole, sizeof(wanted));
@@ -182,7 +182,7 @@ static void test_all_rows(void **state)
 static void test_chosen_rows(void **state)
 {
     static const uint32_t strides[KV_HEADS] = {2, 5}; /* of rows chosen */
-    static struct kv_row_run runs[KV_HEADS * ROWS];
+    static struct kvw_row_run runs[KV_HEADS * ROWS];
     static struct fixture f;
 
     (void)state;
@@ -227,7 +227,7 @@ static void test_chosen_rows(void **state)
 /* Every second row or so, in one head, others in the next; then the rest of them. */
 static void some_rows(const struct fixture *f,
                       bool rest,
-                      struct kv_row_run *runs,
+                      struct kvw_row_run *runs,
                       uint32_t run_begin[KV_HEADS + 1])
 {
     uint32_t n = 0;
@@ -245,13 +245,13 @@ static void some_rows(const struct fixture *f,
  */
 static void test_merged_answers(void **state)
 {
-    static struct kv_row_run runs[KV_HEADS * ROWS];
+    static struct kvw_row_run runs[KV_HEADS * ROWS];
     static struct fixture f;
     static uint32_t ids[ROWS];
     float some[Q_HEADS][D], plain[Q_HEADS][D], merged[Q_HEADS][D], none[Q_HEADS][D] = {{0}};
     float lse[Q_HEADS], merged_lse[Q_HEADS], no_lse[Q_HEADS];
     uint32_t run_begin[KV_HEADS + 1];
-    const struct kv_device_row *device;
+    const struct kvw_device_ops *device;
 
     (void)state;
     for (uint32_t i = 0; i < ROWS; i++)
@@ -259,7 +259,7 @@ static void test_merged_answers(void **state)
     for (unsigned i = 0; i < Q_HEADS; i++)
         no_lse[i] = -INFINITY;
     set_up(&f, KV_FP32, 2);
-    device = f.device->row;
+    device = f.device->ops;
     some_rows(&f, true, runs, run_begin);
     attend(&f, runs, run_begin, plain);
     device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
@@ -303,9 +303,9 @@ static void test_scores(void **state)
     (void)state;
     set_up(&f, KV_FP32, 2);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        f.device->row->rows_score(f.device, &f.shape, f.q, f.rows, cases[i].begin, cases[i].n,
+        f.device->ops->rows_score(f.device, &f.shape, f.q, f.rows, cases[i].begin, cases[i].n,
                                   f.out);
-        f.device->row->read(f.out, 0, scores, Q_HEADS * cases[i].n * sizeof(float));
+        f.device->ops->read(f.out, 0, scores, Q_HEADS * cases[i].n * sizeof(float));
         for (uint32_t h = 0; h < Q_HEADS; h++)
             for (uint32_t r = 0; r < cases[i].n; r++)
                 assert_true(fabs((double)scores[h * cases[i].n + r] -
@@ -317,8 +317,8 @@ static void test_scores(void **state)
 /* ---- methods ---- */
 
 static void open_session(struct model_session *s,
-                         const struct kv_attention_row *row,
-                         const struct kv_attention_options *options)
+                         const struct kvw_method_ops *row,
+                         const struct kvw_method_options *options)
 {
     model_session_open(s, row, options, KV_FP16, TOKENS);
 }
@@ -328,8 +328,8 @@ static void pass(struct model_session *s, uint32_t begin, float logits[][MADE_VO
     model_session_pass(s, begin, PROMPT, TOKENS, logits);
 }
 
-static const struct kv_attention_row *const methods[] = {
-    &kv_attention_oracle, &kv_attention_window, &kv_attention_random};
+static const struct kvw_method_ops *const methods[] = {&kvw_method_oracle, &kvw_method_window,
+                                                       &kvw_method_random};
 
 enum {
     N_METHODS = 3,
@@ -343,14 +343,14 @@ static float by_method[N_METHODS][N_LOGITS][MADE_VOCABULARY];
 static void test_methods(void **state)
 {
     static struct model_session s;
-    const struct kv_attention_options all = {.budget = {0, 0, 4, 8}};
-    const struct kv_attention_options few = {
+    const struct kvw_method_options all = {.budget = {0, 0, 4, 8}};
+    const struct kvw_method_options few = {
         .budget = {0, SMALL, 4, 8}, .seed = 1, .recall_every = 1};
-    struct kv_attention_stats before, after;
+    struct kvw_method_stats before, after;
     struct kv_node_info node;
 
     (void)state;
-    open_session(&s, &kv_attention_full, &all);
+    open_session(&s, &kvw_method_full, &all);
     pass(&s, 0, by_full);
     model_session_close(&s);
     for (unsigned m = 0; m < N_METHODS; m++) {
@@ -365,18 +365,18 @@ static void test_methods(void **state)
         assert_int_equal(node.rows_in, TOKENS * units);
 
         /* Back to the prompt, with less. */
-        kvw_attention_stats(s.attention, &before);
+        kvw_method_stats(s.attention, &before);
         assert_int_equal(before.rows_attended, before.rows_possible);
         assert_int_equal(before.rows_to_recall, 0);
-        assert_int_equal(s.attention->row->retune(s.attention, &few), KV_OK);
-        assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
+        assert_int_equal(s.attention->ops->set_options(s.attention, &few), KV_OK);
+        assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
         pass(&s, PROMPT, by_method[m]);
         assert_memory_not_equal(by_full[1], by_method[m][1], sizeof(by_full[1]));
-        kvw_attention_stats(s.attention, &after);
+        kvw_method_stats(s.attention, &after);
         assert_int_equal(after.rows_attended - before.rows_attended,
                          steps * units * (4 + SMALL + 8));
         assert_int_equal(after.rows_to_recall, steps * units * SMALL);
-        if (methods[m] == &kv_attention_oracle)
+        if (methods[m] == &kvw_method_oracle)
             assert_int_equal(after.rows_recalled, after.rows_to_recall);
         else
             assert_true(after.rows_recalled < after.rows_to_recall / 2);
@@ -390,11 +390,11 @@ static void test_methods(void **state)
 
         /* A seed draws other rows, for who draws. */
         if (methods[m]->has_seed) {
-            struct kv_attention_options other = few;
+            struct kvw_method_options other = few;
 
             other.seed = 2;
-            assert_int_equal(s.attention->row->retune(s.attention, &other), KV_OK);
-            assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
+            assert_int_equal(s.attention->ops->set_options(s.attention, &other), KV_OK);
+            assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
             pass(&s, PROMPT, again);
             assert_memory_not_equal(by_method[m][1], again[1], sizeof(again[1]));
         }

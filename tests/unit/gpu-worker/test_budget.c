@@ -10,7 +10,7 @@
 static void test_splits(void **state)
 {
     static const struct {
-        struct kv_budget_options options;
+        struct kvw_budget_options options;
         uint32_t prompt_rows, n_rows;
         uint32_t sinks, window_begin, k;
     } cases[] = {
@@ -36,18 +36,18 @@ static void test_splits(void **state)
         {{0.5, 0, 4, 64}, 0, 68, 4, 4, 0},
         {{1, 0, 4, 64}, 0, 69, 4, 5, 1},
         /* PQCache's split does not grow. */
-        {{0.2, 0, 32, KV_WINDOW_HALF}, 1032, 1033, 32, 933, 100},
-        {{0.2, 0, 32, KV_WINDOW_HALF}, 1032, 3000, 32, 2900, 100},
-        {{0.2, 50, 32, KV_WINDOW_HALF}, 1032, 3000, 32, 2900, 50},
-        {{0.2, 0, 32, KV_WINDOW_HALF}, 10, 40, 32, 39, 0},
-        {{0, 50, 32, KV_WINDOW_HALF}, 1032, 3000, 32, 2950, 50},
-        {{0, 0, 32, KV_WINDOW_HALF}, 1032, 3000, 32, 2999, 0},
+        {{0.2, 0, 32, KVW_WINDOW_HALF}, 1032, 1033, 32, 933, 100},
+        {{0.2, 0, 32, KVW_WINDOW_HALF}, 1032, 3000, 32, 2900, 100},
+        {{0.2, 50, 32, KVW_WINDOW_HALF}, 1032, 3000, 32, 2900, 50},
+        {{0.2, 0, 32, KVW_WINDOW_HALF}, 10, 40, 32, 39, 0},
+        {{0, 50, 32, KVW_WINDOW_HALF}, 1032, 3000, 32, 2950, 50},
+        {{0, 0, 32, KVW_WINDOW_HALF}, 1032, 3000, 32, 2999, 0},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const struct kv_budget budget =
-            kv_budget_of(&cases[i].options, cases[i].prompt_rows, cases[i].n_rows);
+        const struct kvw_budget budget =
+            kvw_budget_of(&cases[i].options, cases[i].prompt_rows, cases[i].n_rows);
 
         assert_int_equal(budget.n_rows, cases[i].n_rows);
         assert_int_equal(budget.sinks, cases[i].sinks);
@@ -65,17 +65,17 @@ static void test_texts(void **state)
     uint32_t count;
 
     (void)state;
-    assert_true(kv_budget_parse_ratio("0.25", &ratio) && ratio == 0.25);
-    assert_true(kv_budget_parse_ratio("1/4", &ratio) && ratio == 0.25);
-    assert_true(kv_budget_parse_ratio("0", &ratio) && ratio == 0);
-    assert_true(kv_budget_parse_ratio("1", &ratio) && ratio == 1);
+    assert_true(kvw_budget_parse_ratio("0.25", &ratio) && ratio == 0.25);
+    assert_true(kvw_budget_parse_ratio("1/4", &ratio) && ratio == 0.25);
+    assert_true(kvw_budget_parse_ratio("0", &ratio) && ratio == 0);
+    assert_true(kvw_budget_parse_ratio("1", &ratio) && ratio == 1);
     for (size_t i = 0; i < sizeof(no_ratios) / sizeof(no_ratios[0]); i++)
-        assert_false(kv_budget_parse_ratio(no_ratios[i], &ratio));
-    assert_true(kv_budget_parse_window("half", &count) && count == KV_WINDOW_HALF);
-    assert_true(kv_budget_parse_window("64", &count) && count == 64);
+        assert_false(kvw_budget_parse_ratio(no_ratios[i], &ratio));
+    assert_true(kvw_budget_parse_window("half", &count) && count == KVW_WINDOW_HALF);
+    assert_true(kvw_budget_parse_window("64", &count) && count == 64);
     for (size_t i = 0; i < sizeof(no_windows) / sizeof(no_windows[0]); i++)
-        assert_false(kv_budget_parse_window(no_windows[i], &count));
-    assert_true(kv_budget_parse_count("0", 0, &count) && count == 0);
+        assert_false(kvw_budget_parse_window(no_windows[i], &count));
+    assert_true(kvw_budget_parse_count("0", 0, &count) && count == 0);
 }
 
 int main(void)

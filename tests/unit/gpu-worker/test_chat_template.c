@@ -25,10 +25,10 @@
 
 struct fixture {
     struct gguf_maker maker;
-    struct kv_gguf *gguf;
-    struct kv_tokenizer *tokenizer;
-    struct kv_chat_template *chat;
-    char detail[KV_GGUF_DETAIL_BYTES];
+    struct kvw_gguf *gguf;
+    struct kvw_tokenizer *tokenizer;
+    struct kvw_chat_template *chat;
+    char detail[KVW_GGUF_DETAIL_BYTES];
 };
 
 static kv_status_t
@@ -37,26 +37,26 @@ set_up(struct fixture *f, const char *pre, const char *program, const char *name
     *f = (struct fixture){0};
     make_tokenizer(&f->maker,
                    &(struct small_tokenizer){.pre = pre, .chat = program, .bos = SMALL_BOS});
-    assert_int_equal(kv_gguf_open_memory(f->maker.data, f->maker.bytes, "test", &f->gguf,
-                                         f->detail, sizeof(f->detail)),
+    assert_int_equal(kvw_gguf_open_memory(f->maker.data, f->maker.bytes, "test", &f->gguf,
+                                          f->detail, sizeof(f->detail)),
                      KV_OK);
-    assert_int_equal(kv_tokenizer_create(f->gguf, &f->tokenizer, f->detail, sizeof(f->detail)),
+    assert_int_equal(kvw_tokenizer_create(f->gguf, &f->tokenizer, f->detail, sizeof(f->detail)),
                      KV_OK);
-    return kv_chat_template_create(f->gguf, f->tokenizer, name, &f->chat, f->detail,
-                                   sizeof(f->detail));
+    return kvw_chat_template_create(f->gguf, f->tokenizer, name, &f->chat, f->detail,
+                                    sizeof(f->detail));
 }
 
 static void tear_down(struct fixture *f)
 {
-    kv_chat_template_destroy(f->chat);
-    kv_tokenizer_destroy(f->tokenizer);
-    kv_gguf_close(f->gguf);
+    kvw_chat_template_destroy(f->chat);
+    kvw_tokenizer_destroy(f->tokenizer);
+    kvw_gguf_close(f->gguf);
     maker_free(&f->maker);
 }
 
 /* The conversation as text again, control tokens in brackets where they are such. */
 static void expect(const struct fixture *f,
-                   const struct kv_chat_message *messages,
+                   const struct kvw_chat_message *messages,
                    size_t n_messages,
                    const char *expected)
 {
@@ -64,11 +64,11 @@ static void expect(const struct fixture *f,
     uint32_t *tokens;
     size_t count;
 
-    assert_int_equal(kv_chat_template_encode(f->chat, messages, n_messages, &tokens, &count),
+    assert_int_equal(kvw_chat_template_encode(f->chat, messages, n_messages, &tokens, &count),
                      KV_OK);
     for (size_t i = 0; i < count; i++) {
-        struct kv_text piece = kv_tokenizer_piece(f->tokenizer, tokens[i], true);
-        bool control = kv_tokenizer_kind(f->tokenizer, tokens[i]) == KV_TOKEN_CONTROL;
+        struct kvw_text piece = kvw_tokenizer_piece(f->tokenizer, tokens[i], true);
+        bool control = kvw_tokenizer_kind(f->tokenizer, tokens[i]) == KVW_TOKEN_CONTROL;
 
         strcat(text, control ? "[" : "");
         strncat(text, piece.data, piece.bytes);
@@ -80,19 +80,19 @@ static void expect(const struct fixture *f,
 
 /* The same with the last turn left open: all but what closes it. */
 static void expect_open(struct fixture *f,
-                        const struct kv_chat_message *messages,
+                        const struct kvw_chat_message *messages,
                         size_t n_messages,
                         const char *closing)
 {
     uint32_t *closed, *open, *end;
     size_t n_closed, n_open, n_end;
 
-    assert_int_equal(kv_chat_template_encode(f->chat, messages, n_messages, &closed, &n_closed),
-                     KV_OK);
     assert_int_equal(
-        kv_chat_template_encode_open(f->chat, messages, n_messages, &open, &n_open), KV_OK);
+        kvw_chat_template_encode(f->chat, messages, n_messages, &closed, &n_closed), KV_OK);
     assert_int_equal(
-        kv_tokenizer_encode(f->tokenizer, closing, strlen(closing), true, false, &end, &n_end),
+        kvw_chat_template_encode_open(f->chat, messages, n_messages, &open, &n_open), KV_OK);
+    assert_int_equal(
+        kvw_tokenizer_encode(f->tokenizer, closing, strlen(closing), true, false, &end, &n_end),
         KV_OK);
     assert_int_equal(n_open + n_end, n_closed);
     assert_memory_equal(open, closed, n_open * sizeof(open[0]));
@@ -107,12 +107,12 @@ static void expect_open(struct fixture *f,
         role, text, sizeof(text) - 1 \
     }
 
-static const struct kv_chat_message hello[] = {TEXT(KV_CHAT_USER, " Hi <|im_end|>")};
-static const struct kv_chat_message turns[] = {
-    TEXT(KV_CHAT_SYSTEM, "Be brief."),
-    TEXT(KV_CHAT_USER, "A?\n"),
-    TEXT(KV_CHAT_ASSISTANT, " B."),
-    TEXT(KV_CHAT_USER, "C?"),
+static const struct kvw_chat_message hello[] = {TEXT(KVW_CHAT_USER, " Hi <|im_end|>")};
+static const struct kvw_chat_message turns[] = {
+    TEXT(KVW_CHAT_SYSTEM, "Be brief."),
+    TEXT(KVW_CHAT_USER, "A?\n"),
+    TEXT(KVW_CHAT_ASSISTANT, " B."),
+    TEXT(KVW_CHAT_USER, "C?"),
 };
 
 static void chatml(void **state)
@@ -121,8 +121,8 @@ static void chatml(void **state)
 
     (void)state;
     assert_int_equal(set_up(&f, "smollm", SMOLLM, NULL), KV_OK);
-    assert_int_equal(kv_chat_template_family(f.chat), KV_CHAT_CHATML);
-    assert_true(kv_text_is(kv_chat_template_system(f.chat), "You are small."));
+    assert_int_equal(kvw_chat_template_family(f.chat), KVW_CHAT_CHATML);
+    assert_true(kvw_text_is(kvw_chat_template_system(f.chat), "You are small."));
     expect(&f, hello, 1,
            "[<|im_start|>]system\nYou are small.[<|im_end|>]\n"
            "[<|im_start|>]user\n Hi <|im_end|>[<|im_end|>]\n[<|im_start|>]assistant\n");
@@ -135,12 +135,12 @@ static void chatml(void **state)
     tear_down(&f);
 
     assert_int_equal(set_up(&f, "qwen2", QWEN, NULL), KV_OK);
-    assert_true(kv_text_is(kv_chat_template_system(f.chat), "It's me."));
+    assert_true(kvw_text_is(kvw_chat_template_system(f.chat), "It's me."));
     tear_down(&f);
 
     /* No system message of its own; and a template by name, whatever the file has. */
     assert_int_equal(set_up(&f, "qwen2", NULL, "chatml"), KV_OK);
-    assert_int_equal(kv_chat_template_system(f.chat).bytes, 0);
+    assert_int_equal(kvw_chat_template_system(f.chat).bytes, 0);
     expect(&f, turns + 1, 1, "[<|im_start|>]user\nA?\n[<|im_end|>]\n[<|im_start|>]assistant\n");
     tear_down(&f);
 }
@@ -151,7 +151,7 @@ static void llama3(void **state)
 
     (void)state;
     assert_int_equal(set_up(&f, "llama-bpe", "'<|start_header_id|>' + role", NULL), KV_OK);
-    assert_string_equal(kv_chat_template_name(f.chat), "llama3");
+    assert_string_equal(kvw_chat_template_name(f.chat), "llama3");
     /* This tokenizer's begin token is the one called <|im_start|>. */
     expect(&f, turns, 4,
            "[<|im_start|>]"
@@ -170,7 +170,7 @@ static void llama2(void **state)
 
     (void)state;
     assert_int_equal(set_up(&f, NULL, "[INST] <<SYS>>", NULL), KV_OK);
-    assert_int_equal(kv_chat_template_family(f.chat), KV_CHAT_LLAMA2);
+    assert_int_equal(kvw_chat_template_family(f.chat), KVW_CHAT_LLAMA2);
     /* SentencePiece puts a space behind each control token. */
     expect(&f, turns, 4,
            "[<s>] [INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nA? [/INST] B. [</s>]"
@@ -181,12 +181,12 @@ static void llama2(void **state)
 
 static void wrong_conversations(void **state)
 {
-    static const struct kv_chat_message bad[][3] = {
-        {TEXT(KV_CHAT_ASSISTANT, "x")},
-        {TEXT(KV_CHAT_SYSTEM, "x")},
-        {TEXT(KV_CHAT_USER, "x"), TEXT(KV_CHAT_USER, "x")},
-        {TEXT(KV_CHAT_USER, "x"), TEXT(KV_CHAT_ASSISTANT, "x")},
-        {TEXT(KV_CHAT_USER, "x"), TEXT(KV_CHAT_SYSTEM, "x"), TEXT(KV_CHAT_USER, "x")},
+    static const struct kvw_chat_message bad[][3] = {
+        {TEXT(KVW_CHAT_ASSISTANT, "x")},
+        {TEXT(KVW_CHAT_SYSTEM, "x")},
+        {TEXT(KVW_CHAT_USER, "x"), TEXT(KVW_CHAT_USER, "x")},
+        {TEXT(KVW_CHAT_USER, "x"), TEXT(KVW_CHAT_ASSISTANT, "x")},
+        {TEXT(KVW_CHAT_USER, "x"), TEXT(KVW_CHAT_SYSTEM, "x"), TEXT(KVW_CHAT_USER, "x")},
     };
     static const size_t counts[] = {1, 1, 2, 2, 3};
     struct fixture f;
@@ -195,9 +195,9 @@ static void wrong_conversations(void **state)
 
     (void)state;
     assert_int_equal(set_up(&f, "smollm", SMOLLM, NULL), KV_OK);
-    assert_int_equal(kv_chat_template_encode(f.chat, NULL, 0, &tokens, &count), KV_INVALID);
+    assert_int_equal(kvw_chat_template_encode(f.chat, NULL, 0, &tokens, &count), KV_INVALID);
     for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-        assert_int_equal(kv_chat_template_encode(f.chat, bad[i], counts[i], &tokens, &count),
+        assert_int_equal(kvw_chat_template_encode(f.chat, bad[i], counts[i], &tokens, &count),
                          KV_INVALID);
     tear_down(&f);
 }

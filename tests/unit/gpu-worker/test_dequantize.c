@@ -33,23 +33,23 @@ static void every_half(void **state)
     (void)state;
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
         uint16_t half = (uint16_t)bits;
-        float value = kv_f16_to_f32(half), brain = kv_bf16_to_f32(half);
+        float value = kvw_f16_to_f32(half), brain = kvw_bf16_to_f32(half);
 
         if ((bits >> 10 & 31) == 31) {
             assert_true((bits & 1023) == 0 ? isinf(value) : isnan(value));
             assert_int_equal(signbit(value) != 0, bits >> 15);
             if ((bits & 1023) == 0)
-                assert_int_equal(kv_f16_from_f32(value), half);
+                assert_int_equal(kvw_f16_from_f32(value), half);
             else
-                assert_true(isnan(kv_f16_to_f32(kv_f16_from_f32(value))));
+                assert_true(isnan(kvw_f16_to_f32(kvw_f16_from_f32(value))));
         } else {
             assert_true((double)value == half_by_definition(half));
-            assert_int_equal(kv_f16_from_f32(value), half);
+            assert_int_equal(kvw_f16_from_f32(value), half);
         }
         if (isnan(brain))
-            assert_true(isnan(kv_bf16_to_f32(kv_bf16_from_f32(brain))));
+            assert_true(isnan(kvw_bf16_to_f32(kvw_bf16_from_f32(brain))));
         else
-            assert_int_equal(kv_bf16_from_f32(brain), half);
+            assert_int_equal(kvw_bf16_from_f32(brain), half);
     }
 }
 
@@ -58,26 +58,26 @@ static void halves_round_to_even(void **state)
 {
     (void)state;
     for (uint16_t half = 0; half < 0x7bff; half++) {
-        float low = kv_f16_to_f32(half), high = kv_f16_to_f32(half + 1);
+        float low = kvw_f16_to_f32(half), high = kvw_f16_to_f32(half + 1);
         float middle = (low + high) / 2; /* exact in fp32 */
 
-        assert_int_equal(kv_f16_from_f32(middle), half % 2 == 0 ? half : half + 1);
-        assert_int_equal(kv_f16_from_f32(nextafterf(middle, 0)), half);
-        assert_int_equal(kv_f16_from_f32(nextafterf(middle, INFINITY)), half + 1);
-        assert_int_equal(kv_f16_from_f32(-middle), 0x8000 | (half % 2 == 0 ? half : half + 1));
+        assert_int_equal(kvw_f16_from_f32(middle), half % 2 == 0 ? half : half + 1);
+        assert_int_equal(kvw_f16_from_f32(nextafterf(middle, 0)), half);
+        assert_int_equal(kvw_f16_from_f32(nextafterf(middle, INFINITY)), half + 1);
+        assert_int_equal(kvw_f16_from_f32(-middle), 0x8000 | (half % 2 == 0 ? half : half + 1));
     }
-    assert_int_equal(kv_f16_from_f32(65519.996f), 0x7bff);
-    assert_int_equal(kv_f16_from_f32(65520.0f), 0x7c00);
-    assert_int_equal(kv_f16_from_f32(1e30f), 0x7c00);
-    assert_int_equal(kv_f16_from_f32(-1e30f), 0xfc00);
-    assert_int_equal(kv_f16_from_f32(0x1p-25f), 0);
-    assert_int_equal(kv_f16_from_f32(0x1.8p-25f), 1);
-    assert_int_equal(kv_f16_from_f32(1e-40f), 0);
-    assert_int_equal(kv_bf16_from_f32(float_of(0x3f808000)), 0x3f80);
-    assert_int_equal(kv_bf16_from_f32(float_of(0x3f818000)), 0x3f82);
-    assert_int_equal(kv_bf16_from_f32(float_of(0x3f808001)), 0x3f81);
-    assert_int_equal(kv_bf16_from_f32(float_of(0x7f7fffff)), 0x7f80);
-    assert_true(isnan(kv_bf16_to_f32(kv_bf16_from_f32(float_of(0x7f800001)))));
+    assert_int_equal(kvw_f16_from_f32(65519.996f), 0x7bff);
+    assert_int_equal(kvw_f16_from_f32(65520.0f), 0x7c00);
+    assert_int_equal(kvw_f16_from_f32(1e30f), 0x7c00);
+    assert_int_equal(kvw_f16_from_f32(-1e30f), 0xfc00);
+    assert_int_equal(kvw_f16_from_f32(0x1p-25f), 0);
+    assert_int_equal(kvw_f16_from_f32(0x1.8p-25f), 1);
+    assert_int_equal(kvw_f16_from_f32(1e-40f), 0);
+    assert_int_equal(kvw_bf16_from_f32(float_of(0x3f808000)), 0x3f80);
+    assert_int_equal(kvw_bf16_from_f32(float_of(0x3f818000)), 0x3f82);
+    assert_int_equal(kvw_bf16_from_f32(float_of(0x3f808001)), 0x3f81);
+    assert_int_equal(kvw_bf16_from_f32(float_of(0x7f7fffff)), 0x7f80);
+    assert_true(isnan(kvw_bf16_to_f32(kvw_bf16_from_f32(float_of(0x7f800001)))));
 }
 
 /* fp16 numbers to build blocks with. */
@@ -107,20 +107,20 @@ static void blocks_of_32(void **state)
         q5_0[2 + i / 8] |= (unsigned char)(1 << i % 8);
     memcpy(q5_1 + 4, q5_0 + 2, 4);
 
-    kv_dequantise_row(KV_TENSOR_Q8_0, q8_0, 32, values);
+    kvw_dequantise_row(KVW_TENSOR_Q8_0, q8_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)((i * 8 - 128) * 2));
-    kv_dequantise_row(KV_TENSOR_Q4_0, q4_0, 32, values);
+    kvw_dequantise_row(KVW_TENSOR_Q4_0, q4_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)(((i < 16 ? i : 31 - i) - 8) * 2));
-    kv_dequantise_row(KV_TENSOR_Q4_1, q4_1, 32, values);
+    kvw_dequantise_row(KVW_TENSOR_Q4_1, q4_1, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)((i < 16 ? i : 31 - i) * 2 - 1));
-    kv_dequantise_row(KV_TENSOR_Q5_0, q5_0, 32, values);
+    kvw_dequantise_row(KVW_TENSOR_Q5_0, q5_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] ==
                     (float)(((i < 16 ? i : 31 - i) + (i % 3 == 0 ? 16 : 0) - 16) * 2));
-    kv_dequantise_row(KV_TENSOR_Q5_1, q5_1, 32, values);
+    kvw_dequantise_row(KVW_TENSOR_Q5_1, q5_1, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] ==
                     (float)(((i < 16 ? i : 31 - i) + (i % 3 == 0 ? 16 : 0)) * 2 - 1));
@@ -169,15 +169,15 @@ static void blocks_of_256(void **state)
         q6_k[128 + i / 128 * 32 + i % 32] |= (unsigned char)(i % 4 << i % 128 / 32 * 2);
         q6_k[192 + i / 16] = (unsigned char)(i / 16 * 16 - 128);
     }
-    kv_dequantise_row(KV_TENSOR_Q4_K, q4_k, 256, values);
+    kvw_dequantise_row(KVW_TENSOR_Q4_K, q4_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] == (float)(2 * scales[i / 32] * (i * 7 % 16) + minima[i / 32]));
-    kv_dequantise_row(KV_TENSOR_Q5_K, q5_k, 256, values);
+    kvw_dequantise_row(KVW_TENSOR_Q5_K, q5_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] ==
                     (float)(2 * scales[i / 32] * (i * 7 % 16 + (i * 5 % 3 == 0) * 16) +
                             minima[i / 32]));
-    kv_dequantise_row(KV_TENSOR_Q6_K, q6_k, 256, values);
+    kvw_dequantise_row(KVW_TENSOR_Q6_K, q6_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] ==
                     (float)(2 * (i / 16 * 16 - 128) * (i * 7 % 16 + i % 4 * 16 - 32)));
@@ -187,8 +187,8 @@ static void blocks_of_256(void **state)
 
         memcpy(two + 1, q4_k, sizeof(q4_k));
         memcpy(two + 1 + sizeof(q4_k), q4_k, sizeof(q4_k));
-        assert_int_equal(kv_tensor_row_bytes(KV_TENSOR_Q4_K, 512), sizeof(two) - 1);
-        kv_dequantise_row(KV_TENSOR_Q4_K, two + 1, 512, values);
+        assert_int_equal(kvw_tensor_row_bytes(KVW_TENSOR_Q4_K, 512), sizeof(two) - 1);
+        kvw_dequantise_row(KVW_TENSOR_Q4_K, two + 1, 512, values);
         assert_memory_equal(values, values + 256, 256 * sizeof(*values));
     }
 }
@@ -200,14 +200,14 @@ static void plain_types(void **state)
     float out[3];
 
     (void)state;
-    kv_dequantise_row(KV_TENSOR_F32, values, 3, out);
+    kvw_dequantise_row(KVW_TENSOR_F32, values, 3, out);
     assert_memory_equal(out, values, sizeof(out));
-    kv_dequantise_row(KV_TENSOR_F16, halves, 3, out);
+    kvw_dequantise_row(KVW_TENSOR_F16, halves, 3, out);
     assert_true(out[0] == 1.5f && out[1] == 0 && signbit(out[1]) && out[2] == 0x1p-24f);
-    kv_dequantise_row(KV_TENSOR_BF16, brains, 3, out);
+    kvw_dequantise_row(KVW_TENSOR_BF16, brains, 3, out);
     assert_true(out[0] == 1.5f && signbit(out[1]) && out[2] == float_of(0x7f610000));
-    assert_null(kv_tensor_layout(4));
-    assert_string_equal(kv_tensor_layout(14)->name, "Q6_K");
+    assert_null(kvw_tensor_layout(4));
+    assert_string_equal(kvw_tensor_layout(14)->name, "Q6_K");
 }
 
 int main(void)

@@ -29,41 +29,41 @@ static float some(void)
 
 /* Random bytes are rows of any type of blocks, but for the scales: random fp16 may be infinite.
  */
-static void make_rows(enum kv_tensor_type type, uint8_t *rows, size_t n)
+static void make_rows(enum kvw_tensor_type type, uint8_t *rows, size_t n)
 {
-    const struct kv_tensor_layout *layout = kv_tensor_layout(type);
-    const size_t bytes = kv_tensor_row_bytes(type, n);
-    const uint16_t scale = kv_f16_from_f32(0.01f);
+    const struct kvw_tensor_layout *layout = kvw_tensor_layout(type);
+    const size_t bytes = kvw_tensor_row_bytes(type, n);
+    const uint16_t scale = kvw_f16_from_f32(0.01f);
 
     kv_random_fill(&dice, rows, ROWS * bytes);
     for (size_t at = 0; at < ROWS * bytes; at += layout->block_bytes) {
         const float value = some();
 
-        if (type == KV_TENSOR_F32) {
+        if (type == KVW_TENSOR_F32) {
             memcpy(rows + at, &value, sizeof(value));
-        } else if (type == KV_TENSOR_F16 || type == KV_TENSOR_BF16) {
+        } else if (type == KVW_TENSOR_F16 || type == KVW_TENSOR_BF16) {
             const uint16_t half =
-                type == KV_TENSOR_F16 ? kv_f16_from_f32(value) : kv_bf16_from_f32(value);
+                type == KVW_TENSOR_F16 ? kvw_f16_from_f32(value) : kvw_bf16_from_f32(value);
 
             memcpy(rows + at, &half, sizeof(half));
-        } else if (type == KV_TENSOR_Q6_K) {
+        } else if (type == KVW_TENSOR_Q6_K) {
             memcpy(rows + at + 208, &scale, sizeof(scale));
         } else {
             memcpy(rows + at, &scale, sizeof(scale));
-            if (type == KV_TENSOR_Q4_1 || type == KV_TENSOR_Q5_1 || type == KV_TENSOR_Q4_K ||
-                type == KV_TENSOR_Q5_K)
+            if (type == KVW_TENSOR_Q4_1 || type == KVW_TENSOR_Q5_1 || type == KVW_TENSOR_Q4_K ||
+                type == KVW_TENSOR_Q5_K)
                 memcpy(rows + at + 2, &scale, sizeof(scale));
         }
     }
 }
 
-static void check_type(const struct kv_dot_table *table, enum kv_tensor_type type, size_t n)
+static void check_type(const struct kvw_dot_table *table, enum kvw_tensor_type type, size_t n)
 {
     static uint8_t rows[ROWS * ROW_BYTES_MAX + 1];
     static float x[COLUMNS_MAX], exact[COLUMNS_MAX], unpacked[ROWS * COLUMNS_MAX];
     /* Rows need no alignment. */
-    uint8_t *at = type == KV_TENSOR_F32 ? rows : rows + 1;
-    const size_t stride = kv_tensor_row_bytes(type, n);
+    uint8_t *at = type == KVW_TENSOR_F32 ? rows : rows + 1;
+    const size_t stride = kvw_tensor_row_bytes(type, n);
     float products[ROWS], alone[ROWS], together[ROWS];
 
     make_rows(type, at, n);
@@ -73,7 +73,7 @@ static void check_type(const struct kv_dot_table *table, enum kv_tensor_type typ
     for (size_t row = 0; row < ROWS; row++) {
         double sum = 0, magnitude = 0;
 
-        kv_dequantise_row(type, at + row * stride, n, exact);
+        kvw_dequantise_row(type, at + row * stride, n, exact);
         table->unpack[type](at + row * stride, unpacked + row * n, n);
         for (size_t i = 0; i < n; i++) {
             const double product = (double)exact[i] * (double)x[i];
@@ -96,15 +96,15 @@ static void check_type(const struct kv_dot_table *table, enum kv_tensor_type typ
 static void test_products_of_every_type(void **state)
 {
     (void)state;
-    for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++)
-        for (size_t j = 0; kv_tensor_layout_at(j) != NULL; j++) {
-            const struct kv_tensor_layout *layout = kv_tensor_layout_at(j);
+    for (unsigned i = 0; kvw_dot_table_at(i) != NULL; i++)
+        for (size_t j = 0; kvw_tensor_layout_at(j) != NULL; j++) {
+            const struct kvw_tensor_layout *layout = kvw_tensor_layout_at(j);
 
-            check_type(kv_dot_table_at(i), layout->type, layout->block_elements);
-            check_type(kv_dot_table_at(i), layout->type, 1024);
-            check_type(kv_dot_table_at(i), layout->type, 2048);
+            check_type(kvw_dot_table_at(i), layout->type, layout->block_elements);
+            check_type(kvw_dot_table_at(i), layout->type, 1024);
+            check_type(kvw_dot_table_at(i), layout->type, 2048);
             if (layout->block_elements == 1)
-                check_type(kv_dot_table_at(i), layout->type, 203);
+                check_type(kvw_dot_table_at(i), layout->type, 203);
         }
 }
 
@@ -124,13 +124,13 @@ static void test_products_in_any_company(void **state)
         a[i] = some();
     for (size_t i = 0; i < N_B * K; i++)
         b[i] = some();
-    for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++) {
-        const struct kv_dot_table *table = kv_dot_table_at(i);
+    for (unsigned i = 0; kvw_dot_table_at(i) != NULL; i++) {
+        const struct kvw_dot_table *table = kvw_dot_table_at(i);
 
         table->products(a, K, N_A, b, K, N_B, K, all, N_B);
         for (size_t y = 0; y < N_A; y++)
             for (size_t x = 0; x < N_B; x++) {
-                table->dot[KV_TENSOR_F32](b + x * K, 0, 1, a + y * K, K, &one);
+                table->dot[KVW_TENSOR_F32](b + x * K, 0, 1, a + y * K, K, &one);
                 assert_memory_equal(&one, &all[y * N_B + x], sizeof(one));
             }
     }
@@ -140,7 +140,7 @@ static void test_products_in_any_company(void **state)
 }
 
 /* Scores and gathered values of cached rows, whole and as fp32 rows. */
-static void check_rows(const struct kv_dot_table *table, enum kv_dtype dtype, size_t d)
+static void check_rows(const struct kvw_dot_table *table, enum kv_dtype dtype, size_t d)
 {
     enum {
         N = 21,
@@ -185,11 +185,11 @@ static void check_rows(const struct kv_dot_table *table, enum kv_dtype dtype, si
 static void test_cached_rows(void **state)
 {
     (void)state;
-    for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++)
+    for (unsigned i = 0; kvw_dot_table_at(i) != NULL; i++)
         for (size_t d = 64; d <= 256; d += 24) {
-            check_rows(kv_dot_table_at(i), KV_FP32, d);
-            check_rows(kv_dot_table_at(i), KV_FP16, d);
-            check_rows(kv_dot_table_at(i), KV_BF16, d);
+            check_rows(kvw_dot_table_at(i), KV_FP32, d);
+            check_rows(kvw_dot_table_at(i), KV_FP16, d);
+            check_rows(kvw_dot_table_at(i), KV_BF16, d);
         }
 }
 
@@ -203,18 +203,18 @@ static void test_rounding(void **state)
     };
 
     (void)state;
-    for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++) {
+    for (unsigned i = 0; kvw_dot_table_at(i) != NULL; i++) {
         uint16_t half[N], brain[N];
 
-        kv_dot_table_at(i)->store[KV_FP16](values, half, N);
-        kv_dot_table_at(i)->store[KV_BF16](values, brain, N);
+        kvw_dot_table_at(i)->store[KV_FP16](values, half, N);
+        kvw_dot_table_at(i)->store[KV_BF16](values, brain, N);
         for (size_t j = 0; j < N; j++) {
             const float cut = values[j] > 65504    ? 65504
                               : values[j] < -65504 ? -65504
                                                    : values[j];
 
-            assert_int_equal(half[j], kv_f16_from_f32(cut));
-            assert_int_equal(brain[j], kv_bf16_from_f32(values[j]));
+            assert_int_equal(half[j], kvw_f16_from_f32(cut));
+            assert_int_equal(brain[j], kvw_bf16_from_f32(values[j]));
         }
     }
 }
@@ -231,8 +231,8 @@ static void test_elementwise(void **state)
         x[i] = some() * (float)(i % 200);
         up[i] = some();
     }
-    for (unsigned i = 0; kv_dot_table_at(i) != NULL; i++) {
-        const struct kv_dot_table *table = kv_dot_table_at(i);
+    for (unsigned i = 0; kvw_dot_table_at(i) != NULL; i++) {
+        const struct kvw_dot_table *table = kvw_dot_table_at(i);
         double squares = 0;
 
         memcpy(gate, x, sizeof(gate));

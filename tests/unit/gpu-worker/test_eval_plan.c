@@ -26,53 +26,53 @@ static void test_runs(void **state)
         {"oracle:top-k=2:window=half", "1/4", 0.25, 2, 4, 0},
         {"oracle:top-k=2:window=half", "k=9", 0, 2, 4, 0},
     };
-    struct kv_eval_plan plan;
+    struct kvw_eval_plan plan;
     char detail[256] = "";
 
     (void)state;
-    assert_int_equal(kv_eval_plan_make("random:sinks=7,full,oracle:top-k=2:window=half",
-                                       "1/4,k=9", "3,5", &kv_attention_defaults, &plan, detail,
-                                       sizeof(detail)),
+    assert_int_equal(kvw_eval_plan_make("random:sinks=7,full,oracle:top-k=2:window=half",
+                                        "1/4,k=9", "3,5", &kvw_method_defaults, &plan, detail,
+                                        sizeof(detail)),
                      KV_OK);
     assert_int_equal(plan.count, sizeof(wanted) / sizeof(wanted[0]));
     for (size_t i = 0; i < plan.count; i++) {
-        const struct kv_eval_run *run = &plan.runs[i];
+        const struct kvw_eval_run *run = &plan.runs[i];
 
         assert_string_equal(run->method, wanted[i].method);
         assert_string_equal(run->budget, wanted[i].budget);
-        assert_memory_equal(run->row->name, run->method, strlen(run->row->name));
+        assert_memory_equal(run->ops->name, run->method, strlen(run->ops->name));
         assert_true(run->options.budget.ratio == wanted[i].ratio);
         assert_int_equal(run->options.budget.top_k, wanted[i].top_k);
         assert_int_equal(run->options.budget.sinks, wanted[i].sinks);
-        assert_int_equal(run->options.budget.window, i > 4 ? KV_WINDOW_HALF : 64);
+        assert_int_equal(run->options.budget.window, i > 4 ? KVW_WINDOW_HALF : 64);
         assert_int_equal(run->options.seed, wanted[i].seed);
     }
-    kv_eval_plan_free(&plan);
+    kvw_eval_plan_free(&plan);
 }
 
 static void test_index_options(void **state)
 {
     static const char methods[] = "pqcache:rerank=8:rest=16:chapter=8:answer=attend,pqcache";
-    struct kv_eval_plan plan;
+    struct kvw_eval_plan plan;
     char detail[256] = "";
 
     (void)state;
-    assert_int_equal(kv_eval_plan_make(methods, "1/10,1/20", "1,2,3", &kv_attention_defaults,
-                                       &plan, detail, sizeof(detail)),
+    assert_int_equal(kvw_eval_plan_make(methods, "1/10,1/20", "1,2,3", &kvw_method_defaults,
+                                        &plan, detail, sizeof(detail)),
                      KV_OK);
     assert_int_equal(plan.count, 1 + 6 + 6);
     for (size_t i = 1; i < plan.count; i++) {
-        const struct kv_attention_options *options = &plan.runs[i].options;
+        const struct kvw_method_options *options = &plan.runs[i].options;
 
         assert_int_equal(options->seed, 1 + (i - 1) / 2 % 3);
         assert_true(options->budget.ratio == ((i - 1) % 2 == 0 ? 0.1 : 0.05));
         assert_int_equal(options->rerank, i <= 6 ? 8 : 4);
         assert_int_equal(options->index.summaries,
-                         i <= 6 ? 16 : kv_attention_defaults.index.summaries);
+                         i <= 6 ? 16 : kvw_method_defaults.index.summaries);
         assert_int_equal(options->index.chapter_blocks, i <= 6 ? 8 : 128);
-        assert_int_equal(options->answer, i <= 6 ? KV_FORM_ATTEND : KV_FORM_AUTO);
+        assert_int_equal(options->answer, i <= 6 ? KVW_RESULT_ATTEND : KVW_RESULT_AUTO);
     }
-    kv_eval_plan_free(&plan);
+    kvw_eval_plan_free(&plan);
 }
 
 static void test_refused(void **state)
@@ -98,12 +98,12 @@ static void test_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct kv_eval_plan plan;
+        struct kvw_eval_plan plan;
         char detail[256] = "";
 
-        assert_int_equal(kv_eval_plan_make(cases[i].methods, cases[i].budgets, cases[i].seeds,
-                                           &kv_attention_defaults, &plan, detail,
-                                           sizeof(detail)),
+        assert_int_equal(kvw_eval_plan_make(cases[i].methods, cases[i].budgets, cases[i].seeds,
+                                            &kvw_method_defaults, &plan, detail,
+                                            sizeof(detail)),
                          KV_INVALID);
         if (strstr(detail, cases[i].expected) == NULL)
             fail_msg("%zu: %s", i, detail);
@@ -112,14 +112,14 @@ static void test_refused(void **state)
 
 static void test_long(void **state)
 {
-    struct kv_eval_plan plan;
-    char list[KV_EVAL_NAME_BYTES + 1], detail[256] = "";
+    struct kvw_eval_plan plan;
+    char list[KVW_EVAL_NAME_BYTES + 1], detail[256] = "";
 
     (void)state;
     memset(list, '1', sizeof(list) - 1);
     list[sizeof(list) - 1] = '\0';
-    assert_int_equal(kv_eval_plan_make("random", "1/10", list, &kv_attention_defaults, &plan,
-                                       detail, sizeof(detail)),
+    assert_int_equal(kvw_eval_plan_make("random", "1/10", list, &kvw_method_defaults, &plan,
+                                        detail, sizeof(detail)),
                      KV_INVALID);
 }
 

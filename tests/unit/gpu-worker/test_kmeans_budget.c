@@ -15,13 +15,13 @@ static void iterations_fit(void **state)
 
     (void)state;
     /* 3 in the base time, and one for each further iteration's. */
-    assert_int_equal(kv_kmeans_iterations(1.0, 0.3, 0.1), 10);
-    assert_int_equal(kv_kmeans_iterations(0.3, 0.3, 0.1), 3);
-    assert_int_equal(kv_kmeans_iterations(0, 0.3, 0.1), 3);
-    assert_int_equal(kv_kmeans_iterations(1e9, 0.3, 0.1), 300);
-    assert_int_equal(kv_kmeans_iterations((double)NAN, 0.3, 0.1), 3);
+    assert_int_equal(kvw_kmeans_iterations(1.0, 0.3, 0.1), 10);
+    assert_int_equal(kvw_kmeans_iterations(0.3, 0.3, 0.1), 3);
+    assert_int_equal(kvw_kmeans_iterations(0, 0.3, 0.1), 3);
+    assert_int_equal(kvw_kmeans_iterations(1e9, 0.3, 0.1), 300);
+    assert_int_equal(kvw_kmeans_iterations((double)NAN, 0.3, 0.1), 3);
     for (double layer_s = 0; layer_s < 50; layer_s += 0.01) {
-        const uint32_t now = kv_kmeans_iterations(layer_s, 0.3, 0.1);
+        const uint32_t now = kvw_kmeans_iterations(layer_s, 0.3, 0.1);
 
         assert_true(now >= before && now >= 3 && now <= 300);
         before = now;
@@ -32,8 +32,8 @@ static void iterations_fit(void **state)
 static void a_measure_is_positive(void **state)
 {
     (void)state;
-    assert_true(kv_kmeans_row_s(64, 2, 2) > 0);
-    assert_true(kv_kmeans_row_s(128, 16, 8) > 0);
+    assert_true(kvw_kmeans_row_s(64, 2, 2) > 0);
+    assert_true(kvw_kmeans_row_s(128, 16, 8) > 0);
 }
 
 int main(void)

@@ -7,9 +7,9 @@
 
 #include <cmocka.h>
 
-static void assert_defaults(const struct kv_attention_options *options)
+static void assert_defaults(const struct kvw_method_options *options)
 {
-    const struct kv_attention_options *defaults = &kv_attention_defaults;
+    const struct kvw_method_options *defaults = &kvw_method_defaults;
 
     assert_true(options->budget.ratio == defaults->budget.ratio);
     assert_int_equal(options->budget.top_k, defaults->budget.top_k);
@@ -32,7 +32,7 @@ static void test_fallbacks(void **state)
 
     (void)state;
     for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
-        struct kv_attention_options options = kv_attention_defaults;
+        struct kvw_method_options options = kvw_method_defaults;
 
         if (option->fallback != NULL)
             assert_true(option->set(&options, option->fallback));
@@ -42,17 +42,16 @@ static void test_fallbacks(void **state)
 
 static void test_by_name(void **state)
 {
-    struct kv_attention_options options = kv_attention_defaults;
+    struct kvw_method_options options = kvw_method_defaults;
     const char *expected = "";
 
     (void)state;
-    assert_int_equal(kv_attention_option(&options, "pq-m", "4", &expected), KV_OK);
+    assert_int_equal(kvw_method_option(&options, "pq-m", "4", &expected), KV_OK);
     assert_int_equal(options.index.subspaces, 4);
-    assert_int_equal(kv_attention_option(&options, "pq-m", "x", &expected), KV_INVALID);
+    assert_int_equal(kvw_method_option(&options, "pq-m", "x", &expected), KV_INVALID);
     assert_string_equal(expected, "a number of subspaces, 1 to 16");
-    assert_int_equal(kv_attention_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
-    assert_int_equal(kv_attention_option(&options, "wait-index", "yes", &expected),
-                     KV_NOT_FOUND);
+    assert_int_equal(kvw_method_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
+    assert_int_equal(kvw_method_option(&options, "wait-index", "yes", &expected), KV_NOT_FOUND);
     assert_false(options.index.wait);
 }
 

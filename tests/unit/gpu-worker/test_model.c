@@ -143,69 +143,68 @@ static void compute(const struct made_model *made,
                     uint32_t piece,
                     float *logits)
 {
-    const struct kv_device_config config = {.n_threads = n_threads};
+    const struct kvw_device_config config = {.n_threads = n_threads};
     char detail[DETAIL_BYTES] = "";
-    struct kv_device *device;
-    struct kv_model *model;
-    struct kv_embedded *embedded;
+    struct kvw_device *device;
+    struct kvw_model *model;
+    struct kvw_embedded *embedded;
     struct kv_client *client;
-    struct kv_attention *attention;
-    struct kv_forward *forward;
+    struct kvw_method *attention;
+    struct kvw_forward *forward;
     struct kv_node_info node;
 
     assert_int_equal(kvw_device_find("cpu")->open(&config, &device, detail, sizeof(detail)),
                      KV_OK);
-    assert_int_equal(kv_model_open(made->gguf, device, &model, detail, sizeof(detail)), KV_OK);
-    assert_int_equal(kv_embedded_open(64 << 20, &embedded, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_model_open(made->gguf, device, &model, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_embedded_open(64 << 20, &embedded, detail, sizeof(detail)), KV_OK);
 
-    const struct kv_client_options options = {.nodes = kv_embedded_address(embedded),
+    const struct kv_client_options options = {.nodes = kvw_embedded_address(embedded),
                                               .peer_timeout_ms = 60000};
 
     assert_int_equal(kv_client_open(&options, &client, detail, sizeof(detail)), KV_OK);
 
-    const struct kv_attention_setup setup = {
+    const struct kvw_method_setup setup = {
         .session =
             {
                 .model = model,
                 .client = client,
                 .dtype = dtype,
                 .capacity = TOKENS,
-                .chunk_tokens = KV_FORWARD_CHUNK,
+                .chunk_tokens = KVW_FORWARD_CHUNK,
             },
     };
 
-    assert_int_equal(kv_attention_full.create(&setup, &attention, detail, sizeof(detail)),
-                     KV_OK);
-    assert_int_equal(kv_forward_create(model, attention, &forward), KV_OK);
+    assert_int_equal(kvw_method_full.create(&setup, &attention, detail, sizeof(detail)), KV_OK);
+    assert_int_equal(kvw_forward_create(model, attention, &forward), KV_OK);
     for (uint32_t begin = 0, end; begin < TOKENS; begin = end) {
-        end = piece == 0               ? kv_forward_chunk_end(begin, TOKENS)
+        end = piece == 0               ? kvw_forward_chunk_end(begin, TOKENS)
               : TOKENS - begin < piece ? TOKENS
                                        : begin + piece;
-        assert_int_equal(kv_forward_step(forward, piece == 1 ? KV_DECODE : KV_PREFILL,
-                                         tokens + begin, begin, end - begin),
+        assert_int_equal(kvw_forward_step(forward, piece == 1 ? KVW_DECODE : KVW_PREFILL,
+                                          tokens + begin, begin, end - begin),
                          KV_OK);
         assert_int_equal(
-            kv_forward_logits(forward, 0, end - begin, logits + begin * VOCABULARY), KV_OK);
+            kvw_forward_logits(forward, 0, end - begin, logits + begin * VOCABULARY), KV_OK);
     }
 
     /* Every row is in the store. */
-    assert_int_equal(kvw_attention_flush(attention), KV_OK);
+    assert_int_equal(kvw_method_flush(attention), KV_OK);
     kv_client_node(client, 0, &node);
     assert_int_equal(node.rows_in, (uint64_t)TOKENS * LAYERS * KV_HEADS);
 
     /* Forgotten tokens may come again, and others in their place. */
-    assert_int_equal(kvw_attention_truncate(attention, 10), KV_OK);
-    assert_int_equal(kv_forward_step(forward, KV_PREFILL, tokens, 10, 5), KV_OK);
-    assert_int_equal(kv_forward_step(forward, KV_PREFILL, &(uint32_t){VOCABULARY}, 15, 1),
+    assert_int_equal(kvw_method_truncate(attention, 10), KV_OK);
+    assert_int_equal(kvw_forward_step(forward, KVW_PREFILL, tokens, 10, 5), KV_OK);
+    assert_int_equal(kvw_forward_step(forward, KVW_PREFILL, &(uint32_t){VOCABULARY}, 15, 1),
                      KV_INVALID);
-    assert_int_equal(kvw_attention_flush(attention), KV_OK);
+    assert_int_equal(kvw_method_flush(attention), KV_OK);
 
-    kv_forward_destroy(forward);
-    attention->row->destroy(attention);
+    kvw_forward_destroy(forward);
+    attention->ops->destroy(attention);
     kv_client_close(client);
-    kv_embedded_close(embedded);
-    kv_model_close(model);
-    device->row->close(device);
+    kvw_embedded_close(embedded);
+    kvw_model_close(model);
+    device->ops->close(device);
 }
 
 static void test_numbers(void **state)
@@ -275,7 +274,7 @@ static void test_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(flaws) / sizeof(flaws[0]); i++) {
-        struct kv_model_params params = {.n_layers = 77};
+        struct kvw_model_params params = {.n_layers = 77};
         char detail[DETAIL_BYTES] = "";
         struct made_model made;
         kv_status_t status;
@@ -283,10 +282,10 @@ static void test_refused(void **state)
         make_model(&made, &flaws[i], NULL);
         if (flaws[i].extra_tensor != NULL && flaws[i].status == KV_OK)
             /* Random factors are mostly no divisors: any clear answer will do. */
-            assert_true(kv_model_read(made.gguf, &params, detail, sizeof(detail)) == KV_OK ||
+            assert_true(kvw_model_read(made.gguf, &params, detail, sizeof(detail)) == KV_OK ||
                         strstr(detail, "rope_freqs.weight") != NULL);
         else {
-            status = kv_model_read(made.gguf, &params, detail, sizeof(detail));
+            status = kvw_model_read(made.gguf, &params, detail, sizeof(detail));
             if (status != flaws[i].status || strstr(detail, flaws[i].expected) == NULL)
                 fail_msg("%zu: %s: %s", i, kv_status_name(status), detail);
             assert_int_equal(params.n_layers, 77); /* untouched */
@@ -313,12 +312,12 @@ static void test_scaling(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct kv_model_params params;
+        struct kvw_model_params params;
         char detail[DETAIL_BYTES] = "";
         struct made_model made;
 
         make_model(&made, &cases[i].made, NULL);
-        if (kv_model_read(made.gguf, &params, detail, sizeof(detail)) != KV_OK)
+        if (kvw_model_read(made.gguf, &params, detail, sizeof(detail)) != KV_OK)
             fail_msg("%zu: %s", i, detail);
         assert_true(params.rope_scale == cases[i].scale);
         unmake_model(&made);

@@ -24,43 +24,44 @@ static void test_file(void **state)
         {"a| \n", KV_INVALID, 1},
         {"a|b\n\n|b\n", KV_INVALID, 3},
     };
-    struct kv_needles needles;
+    struct kvw_needles needles;
     char *text;
     size_t line;
 
     (void)state;
-    assert_int_equal(kv_needles_read(good, strlen(good), &needles, &line), KV_OK);
+    assert_int_equal(kvw_needles_read(good, strlen(good), &needles, &line), KV_OK);
     assert_int_equal(needles.count, 2);
     assert_string_equal(needles.list[0].beginning, "The cat is called");
     assert_string_equal(needles.list[0].completion, "Mo");
     assert_string_equal(needles.list[1].beginning, "A dog");
     assert_string_equal(needles.list[1].completion, "Bo|Lo");
-    kv_needles_free(&needles);
+    kvw_needles_free(&needles);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         line = 99;
-        assert_int_equal(kv_needles_read(bad[i].text, strlen(bad[i].text), &needles, &line),
+        assert_int_equal(kvw_needles_read(bad[i].text, strlen(bad[i].text), &needles, &line),
                          bad[i].status);
         assert_int_equal(line, bad[i].line);
     }
-    assert_int_equal(kv_needles_read("a|b\0c", 5, &needles, &line), KV_INVALID);
+    assert_int_equal(kvw_needles_read("a|b\0c", 5, &needles, &line), KV_INVALID);
 
-    text = malloc(KV_NEEDLE_BYTES_MAX + 1);
+    text = malloc(KVW_NEEDLE_BYTES_MAX + 1);
     assert_non_null(text);
-    memset(text, 'a', KV_NEEDLE_BYTES_MAX + 1);
+    memset(text, 'a', KVW_NEEDLE_BYTES_MAX + 1);
     text[1] = '|';
-    assert_int_equal(kv_needles_read(text, KV_NEEDLE_BYTES_MAX + 1, &needles, &line),
+    assert_int_equal(kvw_needles_read(text, KVW_NEEDLE_BYTES_MAX + 1, &needles, &line),
                      KV_TOO_LARGE);
-    assert_int_equal(kv_needles_read(text, KV_NEEDLE_BYTES_MAX, &needles, &line), KV_OK);
-    kv_needles_free(&needles);
+    assert_int_equal(kvw_needles_read(text, KVW_NEEDLE_BYTES_MAX, &needles, &line), KV_OK);
+    kvw_needles_free(&needles);
     free(text);
 }
 
-static void check_placed(const struct kv_needles *needles, const char *text, const char *wanted)
+static void
+check_placed(const struct kvw_needles *needles, const char *text, const char *wanted)
 {
     char *placed;
     size_t bytes;
 
-    assert_int_equal(kv_needles_place(needles, text, strlen(text), &placed, &bytes), KV_OK);
+    assert_int_equal(kvw_needles_place(needles, text, strlen(text), &placed, &bytes), KV_OK);
     assert_string_equal(placed, wanted);
     assert_int_equal(bytes, strlen(wanted));
     free(placed);
@@ -69,12 +70,12 @@ static void check_placed(const struct kv_needles *needles, const char *text, con
 static void test_text(void **state)
 {
     static const char list[] = "A|b\nC|d";
-    struct kv_needles needles;
+    struct kvw_needles needles;
     size_t line, bytes;
     char *text;
 
     (void)state;
-    assert_int_equal(kv_needles_read(list, strlen(list), &needles, &line), KV_OK);
+    assert_int_equal(kvw_needles_read(list, strlen(list), &needles, &line), KV_OK);
     /* At a paragraph's end, at a line's, at a word's, anywhere. */
     check_placed(&needles, "1\n\n2\n\n3\n\n4\n\n5", "1\n\n2\n\nA b.\n\n3\n\n4\n\nC d.\n\n5");
     check_placed(&needles, "11111111\n22222222", "11111111\nA b.\n\n222\n\nC d.\n\n22222");
@@ -82,25 +83,25 @@ static void test_text(void **state)
     check_placed(&needles, "\xc3\xa9\xc3\xa9", "\xc3\xa9\n\nA b.\n\n\xc3\xa9\n\nC d.\n\n");
     check_placed(&needles, "", "A b.\n\nC d.\n\n");
 
-    assert_int_equal(kv_needle_ask(&needles.list[1], "text. \n", 7, &text, &bytes), KV_OK);
+    assert_int_equal(kvw_needle_ask(&needles.list[1], "text. \n", 7, &text, &bytes), KV_OK);
     assert_string_equal(text, "text.\n\nC");
     assert_int_equal(bytes, 8);
     free(text);
-    kv_needles_free(&needles);
+    kvw_needles_free(&needles);
 }
 
 static void test_answer(void **state)
 {
-    struct kv_needle needle = {(char[]){"x"}, (char[]){"seven men"}};
+    struct kvw_needle needle = {(char[]){"x"}, (char[]){"seven men"}};
 
     (void)state;
-    assert_int_equal(kv_needle_judge(&needle, "", 0), KV_NEEDLE_OPEN);
-    assert_int_equal(kv_needle_judge(&needle, " \n", 2), KV_NEEDLE_OPEN);
-    assert_int_equal(kv_needle_judge(&needle, " seven m", 8), KV_NEEDLE_OPEN);
-    assert_int_equal(kv_needle_judge(&needle, " seven men", 10), KV_NEEDLE_FOUND);
-    assert_int_equal(kv_needle_judge(&needle, "seven men and", 13), KV_NEEDLE_FOUND);
-    assert_int_equal(kv_needle_judge(&needle, " seven w", 8), KV_NEEDLE_MISSED);
-    assert_int_equal(kv_needle_judge(&needle, "Seven", 5), KV_NEEDLE_MISSED);
+    assert_int_equal(kvw_needle_judge(&needle, "", 0), KVW_NEEDLE_OPEN);
+    assert_int_equal(kvw_needle_judge(&needle, " \n", 2), KVW_NEEDLE_OPEN);
+    assert_int_equal(kvw_needle_judge(&needle, " seven m", 8), KVW_NEEDLE_OPEN);
+    assert_int_equal(kvw_needle_judge(&needle, " seven men", 10), KVW_NEEDLE_FOUND);
+    assert_int_equal(kvw_needle_judge(&needle, "seven men and", 13), KVW_NEEDLE_FOUND);
+    assert_int_equal(kvw_needle_judge(&needle, " seven w", 8), KVW_NEEDLE_MISSED);
+    assert_int_equal(kvw_needle_judge(&needle, "Seven", 5), KVW_NEEDLE_MISSED);
 }
 
 int main(void)

@@ -23,34 +23,34 @@ static struct model_session s;
 static float wanted[STEPS_MAX][MADE_VOCABULARY], got[STEPS_MAX][MADE_VOCABULARY];
 
 /* Chapters of 8 blocks, waited for: the same every time.  Rows come. */
-static struct kv_attention_options options_of(uint32_t k)
+static struct kvw_method_options options_of(uint32_t k)
 {
-    struct kv_attention_options options = kv_attention_defaults;
+    struct kvw_method_options options = kvw_method_defaults;
 
-    options.budget = (struct kv_budget_options){.top_k = k, .sinks = 4, .window = 16};
+    options.budget = (struct kvw_budget_options){.top_k = k, .sinks = 4, .window = 16};
     options.index.chapter_blocks = 8;
     options.index.bits = 4;
     options.index.iterations = 4;
     options.index.wait = true;
     options.rerank = 2;
-    options.answer = KV_FORM_ROWS;
+    options.answer = KVW_RESULT_ROWS;
     options.index.summaries = 0;
     return options;
 }
 
-static void run(const struct kv_attention_row *row,
-                const struct kv_attention_options *options,
+static void run(const struct kvw_method_ops *row,
+                const struct kvw_method_options *options,
                 float (*logits)[MADE_VOCABULARY])
 {
     model_session_open(&s, row, options, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, TOKENS, logits);
 }
 
-static struct kv_attention_stats stats(void)
+static struct kvw_method_stats stats(void)
 {
-    struct kv_attention_stats stats;
+    struct kvw_method_stats stats;
 
-    kvw_attention_stats(s.attention, &stats);
+    kvw_method_stats(s.attention, &stats);
     return stats;
 }
 
@@ -62,14 +62,14 @@ static size_t bytes_of(uint32_t n_steps)
 /* 1A.11, check 3: with nothing left out the bits are full attention's. */
 static void all_rows_are_full_attention(void **state)
 {
-    const struct kv_attention_options all = options_of(TOKENS);
+    const struct kvw_method_options all = options_of(TOKENS);
 
     (void)state;
-    run(&kv_attention_full, &all, wanted);
+    run(&kvw_method_full, &all, wanted);
     model_session_close(&s);
-    run(&kv_attention_pqcache, &all, got);
+    run(&kvw_method_pqcache, &all, got);
     assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
-    const struct kv_attention_stats after = stats();
+    const struct kvw_method_stats after = stats();
     assert_int_equal(after.rows_attended, after.rows_possible);
     model_session_close(&s);
 }
@@ -78,37 +78,39 @@ static void all_rows_are_full_attention(void **state)
 static void a_cache_changes_no_bit(void **state)
 {
     static const struct {
-        enum kv_cache_policy policy;
+        enum kvw_cache_policy policy;
         uint32_t tokens;
-    } caches[] = {
-        {KV_CACHE_LRU, 4096}, {KV_CACHE_LFU, 4096}, {KV_CACHE_LRU, 256}, {KV_CACHE_LFU, 128}};
-    struct kv_attention_options options = options_of(60);
+    } caches[] = {{KVW_CACHE_LRU, 4096},
+                  {KVW_CACHE_LFU, 4096},
+                  {KVW_CACHE_LRU, 256},
+                  {KVW_CACHE_LFU, 128}};
+    struct kvw_method_options options = options_of(60);
     const uint64_t steps = TOKENS - PROMPT;
-    struct kv_attention_stats off;
+    struct kvw_method_stats off;
 
     (void)state;
-    options.cache = KV_CACHE_OFF;
-    run(&kv_attention_pqcache, &options, wanted);
+    options.cache = KVW_CACHE_OFF;
+    run(&kvw_method_pqcache, &options, wanted);
     off = stats();
-    assert_int_equal(off.rows_chosen, steps * UNITS * 60);
+    assert_int_equal(off.rows_selected, steps * UNITS * 60);
     assert_int_equal(off.rows_cached, 0);
-    assert_int_equal(off.rows_sent, off.rows_chosen);
+    assert_int_equal(off.rows_sent, off.rows_selected);
     assert_int_equal(off.bytes_fetched, off.rows_sent * 2 * MADE_D * 2);
     assert_int_equal(off.rows_reranked, steps * UNITS * 120);
     assert_int_equal(off.codebooks_trained, UNITS);
     assert_true(off.rows_scored_by_code > 0);
     model_session_close(&s);
     for (unsigned i = 0; i < sizeof(caches) / sizeof(caches[0]); i++) {
-        struct kv_attention_stats on;
+        struct kvw_method_stats on;
 
         options.cache = caches[i].policy;
         options.cache_tokens = caches[i].tokens;
-        run(&kv_attention_pqcache, &options, got);
+        run(&kvw_method_pqcache, &options, got);
         assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
         on = stats();
-        assert_int_equal(on.rows_chosen, off.rows_chosen);
+        assert_int_equal(on.rows_selected, off.rows_selected);
         assert_true(on.rows_cached > 0);
-        assert_int_equal(on.rows_cached + on.rows_sent, on.rows_chosen);
+        assert_int_equal(on.rows_cached + on.rows_sent, on.rows_selected);
         model_session_close(&s);
     }
 }
@@ -116,15 +118,15 @@ static void a_cache_changes_no_bit(void **state)
 /* Rows by a second question: the same rows. */
 static void ids_then_rows(void **state)
 {
-    struct kv_attention_options options = options_of(60);
+    struct kvw_method_options options = options_of(60);
 
     (void)state;
-    run(&kv_attention_pqcache, &options, wanted);
+    run(&kvw_method_pqcache, &options, wanted);
     model_session_close(&s);
-    options.answer = KV_FORM_IDS;
-    run(&kv_attention_pqcache, &options, got);
+    options.answer = KVW_RESULT_IDS;
+    run(&kvw_method_pqcache, &options, got);
     assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
-    assert_int_equal(stats().rows_cached + stats().rows_sent, stats().rows_chosen);
+    assert_int_equal(stats().rows_cached + stats().rows_sent, stats().rows_selected);
     model_session_close(&s);
 }
 
@@ -148,20 +150,20 @@ static void attention_there_is_near(void **state)
 
     (void)state;
     for (unsigned i = 0; i < sizeof(ks) / sizeof(ks[0]); i++) {
-        struct kv_attention_options options = options_of(ks[i]);
-        struct kv_attention_stats here, there;
+        struct kvw_method_options options = options_of(ks[i]);
+        struct kvw_method_stats here, there;
 
-        run(&kv_attention_pqcache, &options, wanted);
+        run(&kvw_method_pqcache, &options, wanted);
         here = stats();
         model_session_close(&s);
         for (unsigned form = 0; form < 2; form++) {
-            options.answer = form == 0 ? KV_FORM_ATTEND : KV_FORM_AUTO;
-            run(&kv_attention_pqcache, &options, got);
+            options.answer = form == 0 ? KVW_RESULT_ATTEND : KVW_RESULT_AUTO;
+            run(&kvw_method_pqcache, &options, got);
             there = stats();
             assert_memory_equal(wanted[0], got[0], sizeof(wanted[0])); /* the prompt's */
             assert_true(difference(TOKENS - PROMPT) < 1e-3);
             assert_memory_not_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT - 1));
-            assert_int_equal(there.rows_chosen, here.rows_chosen);
+            assert_int_equal(there.rows_selected, here.rows_selected);
             assert_int_equal(there.rows_attended, here.rows_attended);
             assert_int_equal(there.rows_possible, here.rows_possible);
             assert_int_equal(there.rows_to_choose_from, here.rows_to_choose_from);
@@ -193,50 +195,50 @@ static void the_rest_is_estimated(void **state)
     static const uint32_t rests[] = {16, 64};
     static float by_rows[STEPS_MAX][MADE_VOCABULARY], by_none[STEPS_MAX][MADE_VOCABULARY];
     const uint64_t steps = TOKENS - PROMPT;
-    struct kv_attention_options options = options_of(60);
-    struct kv_attention_stats told;
+    struct kvw_method_options options = options_of(60);
+    struct kvw_method_stats told;
     double without;
 
     (void)state;
-    options.cache = KV_CACHE_OFF;
-    run(&kv_attention_full, &options, wanted);
+    options.cache = KVW_CACHE_OFF;
+    run(&kvw_method_full, &options, wanted);
     model_session_close(&s);
-    run(&kv_attention_pqcache, &options, got);
+    run(&kvw_method_pqcache, &options, got);
     without = distance(TOKENS - PROMPT);
     memcpy(by_none, got, sizeof(by_none));
     assert_int_equal(stats().rows_estimated, 0);
     model_session_close(&s);
     for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++) {
         options.index.summaries = rests[i];
-        options.answer = KV_FORM_ROWS;
-        run(&kv_attention_pqcache, &options, got);
+        options.answer = KVW_RESULT_ROWS;
+        run(&kvw_method_pqcache, &options, got);
         told = stats();
         memcpy(by_rows, got, sizeof(by_rows));
         assert_true(distance(TOKENS - PROMPT) < without / 2);
-        assert_int_equal(told.rows_chosen, steps * UNITS * 60);
+        assert_int_equal(told.rows_selected, steps * UNITS * 60);
         assert_true(told.rows_estimated > steps * UNITS * (1024 - 4 - 60 - 120));
-        assert_true(told.rows_estimated <= told.rows_to_choose_from - told.rows_chosen);
+        assert_true(told.rows_estimated <= told.rows_to_choose_from - told.rows_selected);
         assert_int_equal(told.bytes_fetched,
                          told.rows_sent * 2 * MADE_D * 2 +
                              steps * MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
 
         /* Back to the prompt, and summaries are there but not asked for. */
         options.index.summaries = 0;
-        assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
-        assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
+        assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_OK);
+        assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
         model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
         assert_memory_equal(by_none[1], got[1], bytes_of(TOKENS - PROMPT - 1));
         model_session_close(&s);
         options.index.summaries = rests[i];
 
-        options.answer = KV_FORM_IDS;
-        run(&kv_attention_pqcache, &options, got);
+        options.answer = KVW_RESULT_IDS;
+        run(&kvw_method_pqcache, &options, got);
         assert_memory_equal(by_rows, got, bytes_of(TOKENS - PROMPT));
         assert_int_equal(stats().rows_estimated, told.rows_estimated);
         model_session_close(&s);
 
-        options.answer = KV_FORM_ATTEND;
-        run(&kv_attention_pqcache, &options, got);
+        options.answer = KVW_RESULT_ATTEND;
+        run(&kvw_method_pqcache, &options, got);
         assert_int_equal(stats().rows_estimated, told.rows_estimated);
         assert_int_equal(stats().rows_attended, told.rows_attended);
         assert_true(distance(TOKENS - PROMPT) < without / 2);
@@ -246,15 +248,15 @@ static void the_rest_is_estimated(void **state)
 
         /* Of no row, nothing: the same bits. */
         options = options_of(TOKENS);
-        run(&kv_attention_full, &options, wanted);
+        run(&kvw_method_full, &options, wanted);
         model_session_close(&s);
         options.index.summaries = rests[i];
-        run(&kv_attention_pqcache, &options, got);
+        run(&kvw_method_pqcache, &options, got);
         assert_memory_equal(wanted, got, bytes_of(TOKENS - PROMPT));
         assert_int_equal(stats().rows_estimated, 0);
         model_session_close(&s);
         options = options_of(60);
-        options.cache = KV_CACHE_OFF;
+        options.cache = KVW_CACHE_OFF;
     }
 }
 
@@ -262,16 +264,16 @@ static void the_rest_is_estimated(void **state)
  * them: then it answers as one that has none. */
 static void a_form_stays(void **state)
 {
-    struct kv_attention_options options = options_of(60);
+    struct kvw_method_options options = options_of(60);
 
     (void)state;
-    run(&kv_attention_pqcache, &options, got);
-    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_OK);
-    options.answer = KV_FORM_ATTEND;
-    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
-    options.answer = KV_FORM_ROWS;
+    run(&kvw_method_pqcache, &options, got);
+    assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_OK);
+    options.answer = KVW_RESULT_ATTEND;
+    assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_UNSUPPORTED);
+    options.answer = KVW_RESULT_ROWS;
     options.index.summaries = 16;
-    assert_int_equal(s.attention->row->retune(s.attention, &options), KV_UNSUPPORTED);
+    assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_UNSUPPORTED);
     model_session_close(&s);
 }
 
@@ -279,13 +281,13 @@ static void a_form_stays(void **state)
  */
 static void rerank_follows_recall(void **state)
 {
-    struct kv_attention_options options = options_of(60);
+    struct kvw_method_options options = options_of(60);
     const uint64_t usual = (uint64_t)(LONG - PROMPT) * UNITS * 60 * 4;
 
     (void)state;
     options.rerank = 0;
     options.index.bits = 1;
-    model_session_open(&s, &kv_attention_pqcache, &options, KV_FP16, LONG);
+    model_session_open(&s, &kvw_method_pqcache, &options, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, LONG, got);
     assert_true(stats().recall_count > 0);
     assert_true(stats().rows_reranked > usual);
@@ -295,14 +297,14 @@ static void rerank_follows_recall(void **state)
 /* The node's counters are the method's. */
 static void the_node_counts_the_same(void **state)
 {
-    const struct kv_attention_options options = options_of(60);
+    const struct kvw_method_options options = options_of(60);
     const struct kv_table *table;
-    struct kv_attention_stats told;
+    struct kvw_method_stats told;
     struct kv_op *op;
     unsigned n_seen = 0;
 
     (void)state;
-    run(&kv_attention_pqcache, &options, got);
+    run(&kvw_method_pqcache, &options, got);
     told = stats();
     const struct {
         const char *name;
@@ -311,7 +313,7 @@ static void the_node_counts_the_same(void **state)
         {"rows_scored_by_code", told.rows_scored_by_code},
         {"rows_scored_by_key", told.rows_scored_by_key},
         {"rows_reranked", told.rows_reranked},
-        {"rows_selected", told.rows_chosen},
+        {"rows_selected", told.rows_selected},
     };
     assert_int_equal(kv_table_begin(s.client, 0, "stats", 0, &op), KV_OK);
     assert_int_equal(kv_wait(op), KV_OK);
@@ -334,23 +336,23 @@ static void the_node_counts_the_same(void **state)
 /* Back to the prompt: the same steps again, by the codes that are there. */
 static void a_second_time_trains_nothing(void **state)
 {
-    const struct kv_attention_options options = options_of(60);
+    const struct kvw_method_options options = options_of(60);
 
     (void)state;
-    run(&kv_attention_pqcache, &options, wanted);
+    run(&kvw_method_pqcache, &options, wanted);
     assert_int_equal(stats().codebooks_trained, UNITS);
-    assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
+    assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
     model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
     assert_memory_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT) - sizeof(wanted[0]));
     assert_int_equal(stats().codebooks_trained, UNITS);
 
     /* A prompt behind the prompt needs rows that are in the store only. */
-    const struct kv_attention_options all = options_of(LONG);
-    assert_int_equal(kvw_attention_truncate(s.attention, PROMPT), KV_OK);
+    const struct kvw_method_options all = options_of(LONG);
+    assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
     model_session_pass(&s, PROMPT, PROMPT + 40, PROMPT + 60, got);
     assert_int_equal(stats().codebooks_trained, UNITS);
     model_session_close(&s);
-    model_session_open(&s, &kv_attention_full, &all, KV_FP16, LONG);
+    model_session_open(&s, &kvw_method_full, &all, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, PROMPT, wanted);
     model_session_pass(&s, PROMPT, PROMPT + 40, PROMPT + 41, wanted);
     assert_memory_equal(wanted[0], got[0], sizeof(wanted[0]));
@@ -360,8 +362,8 @@ static void a_second_time_trains_nothing(void **state)
 /* A fork inherits rows and codes, and leaves nothing behind. */
 static void a_branch_leaves_nothing_behind(void **state)
 {
-    const struct kv_attention_options options = options_of(60);
-    const struct kv_attention_row *row = &kv_attention_pqcache;
+    const struct kvw_method_options options = options_of(60);
+    const struct kvw_method_ops *row = &kvw_method_pqcache;
 
     (void)state;
     run(row, &options, wanted);
@@ -370,17 +372,17 @@ static void a_branch_leaves_nothing_behind(void **state)
     model_session_open(&s, row, &options, KV_FP16, LONG);
     model_session_pass(&s, 0, PROMPT, PROMPT, got);
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_OK);
-        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_UNSUPPORTED);
+        assert_int_equal(kvw_method_enter_fork(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_method_enter_fork(s.attention, PROMPT), KV_UNSUPPORTED);
         model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
         assert_memory_equal(wanted[1], got[1], bytes_of(TOKENS - PROMPT) - sizeof(wanted[0]));
         /* Other text in another fork. */
-        assert_int_equal(kvw_attention_unbranch(s.attention, PROMPT), KV_OK);
-        assert_int_equal(kvw_attention_branch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_method_leave_fork(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_method_enter_fork(s.attention, PROMPT), KV_OK);
         s.tokens[PROMPT] = (s.tokens[PROMPT] + 1) % MADE_VOCABULARY;
         model_session_pass(&s, PROMPT, PROMPT + 20, PROMPT + 30, got);
         s.tokens[PROMPT] = (s.tokens[PROMPT] + MADE_VOCABULARY - 1) % MADE_VOCABULARY;
-        assert_int_equal(kvw_attention_unbranch(s.attention, PROMPT), KV_OK);
+        assert_int_equal(kvw_method_leave_fork(s.attention, PROMPT), KV_OK);
     }
     assert_int_equal(stats().codebooks_trained, UNITS);
     model_session_pass(&s, PROMPT, PROMPT, TOKENS, got);
@@ -392,13 +394,13 @@ static void a_branch_leaves_nothing_behind(void **state)
  * comes later (1A.6, step 7). */
 static void generated_text_gets_codes(void **state)
 {
-    struct kv_attention_options options = options_of(60);
-    struct kv_attention_stats after;
+    struct kvw_method_options options = options_of(60);
+    struct kvw_method_stats after;
 
     (void)state;
     for (unsigned whole = 0; whole < 2; whole++) {
         options.index.chapter_blocks = whole ? 0 : 8;
-        model_session_open(&s, &kv_attention_pqcache, &options, KV_FP16, LONG);
+        model_session_open(&s, &kvw_method_pqcache, &options, KV_FP16, LONG);
         model_session_pass(&s, 0, PROMPT, LONG, got);
         after = stats();
         assert_int_equal(after.codebooks_trained, whole ? UNITS : 2 * UNITS);
@@ -413,26 +415,26 @@ static void generated_text_gets_codes(void **state)
 /* The window is smaller than the ring was, or half of what is attended to; few rows. */
 static void odd_budgets(void **state)
 {
-    static const struct kv_budget_options budgets[] = {
+    static const struct kvw_budget_options budgets[] = {
         {.top_k = 9, .sinks = 0, .window = 1},
-        {.ratio = 0.1, .sinks = 32, .window = KV_WINDOW_HALF},
+        {.ratio = 0.1, .sinks = 32, .window = KVW_WINDOW_HALF},
         {.top_k = 40, .sinks = 2000, .window = 1},
         {.top_k = 1, .sinks = 1, .window = 3000},
         {.ratio = 0.001, .sinks = 4, .window = 64},
     };
-    struct kv_attention_options options = options_of(1);
+    struct kvw_method_options options = options_of(1);
 
     (void)state;
     for (unsigned i = 0; i < sizeof(budgets) / sizeof(budgets[0]); i++) {
-        struct kv_attention_stats after;
+        struct kvw_method_stats after;
 
         options.budget = budgets[i];
-        run(&kv_attention_pqcache, &options, got);
+        run(&kvw_method_pqcache, &options, got);
         after = stats();
         const uint64_t prompt = UNITS * ((uint64_t)PROMPT * (PROMPT + 1) / 2);
         uint64_t steps = 0;
         for (uint32_t n = PROMPT + 1; n <= TOKENS; n++) {
-            const struct kv_budget budget = kv_budget_of(&options.budget, PROMPT, n);
+            const struct kvw_budget budget = kvw_budget_of(&options.budget, PROMPT, n);
 
             steps += UNITS * (budget.sinks + budget.k + n - budget.window_begin);
         }
@@ -441,7 +443,7 @@ static void odd_budgets(void **state)
     }
     /* A prompt of one token, then steps. */
     options = options_of(4);
-    model_session_open(&s, &kv_attention_pqcache, &options, KV_FP16, LONG);
+    model_session_open(&s, &kvw_method_pqcache, &options, KV_FP16, LONG);
     model_session_pass(&s, 0, 1, 200, got);
     model_session_close(&s);
 }

@@ -16,27 +16,27 @@ enum {
 
 static const float logits[N] = {1, 3, 3, -INFINITY, 2};
 
-static struct kv_sampler *make(double temperature, uint32_t top_k, double top_p, uint64_t seed)
+static struct kvw_sampler *make(double temperature, uint32_t top_k, double top_p, uint64_t seed)
 {
-    const struct kv_sampler_options options = {temperature, top_k, top_p, seed};
-    struct kv_sampler *sampler;
+    const struct kvw_sampler_options options = {temperature, top_k, top_p, seed};
+    struct kvw_sampler *sampler;
 
-    assert_int_equal(kv_sampler_create(&options, N, &sampler), KV_OK);
+    assert_int_equal(kvw_sampler_create(&options, N, &sampler), KV_OK);
     return sampler;
 }
 
-static void draw(struct kv_sampler *sampler, unsigned counts[N])
+static void draw(struct kvw_sampler *sampler, unsigned counts[N])
 {
     for (unsigned i = 0; i < N; i++)
         counts[i] = 0;
     for (unsigned i = 0; i < DRAWS; i++) {
         uint32_t token;
 
-        assert_int_equal(kv_sampler_next(sampler, logits, &token), KV_OK);
+        assert_int_equal(kvw_sampler_next(sampler, logits, &token), KV_OK);
         assert_in_range(token, 0, N - 1);
         counts[token]++;
     }
-    kv_sampler_destroy(sampler);
+    kvw_sampler_destroy(sampler);
 }
 
 static void test_greedy(void **state)
@@ -79,35 +79,35 @@ static void test_cuts(void **state)
 
 static void test_seeds(void **state)
 {
-    struct kv_sampler *a = make(1, 0, 1, 7), *b = make(1, 0, 1, 7), *c = make(1, 0, 1, 8);
+    struct kvw_sampler *a = make(1, 0, 1, 7), *b = make(1, 0, 1, 7), *c = make(1, 0, 1, 8);
     unsigned n_other = 0;
 
     (void)state;
     for (unsigned i = 0; i < 100; i++) {
         uint32_t of_a, of_b, of_c;
 
-        assert_int_equal(kv_sampler_next(a, logits, &of_a), KV_OK);
-        assert_int_equal(kv_sampler_next(b, logits, &of_b), KV_OK);
-        assert_int_equal(kv_sampler_next(c, logits, &of_c), KV_OK);
+        assert_int_equal(kvw_sampler_next(a, logits, &of_a), KV_OK);
+        assert_int_equal(kvw_sampler_next(b, logits, &of_b), KV_OK);
+        assert_int_equal(kvw_sampler_next(c, logits, &of_c), KV_OK);
         assert_int_equal(of_a, of_b);
         n_other += of_a != of_c;
     }
     assert_true(n_other > 0);
-    kv_sampler_destroy(a);
-    kv_sampler_destroy(b);
-    kv_sampler_destroy(c);
+    kvw_sampler_destroy(a);
+    kvw_sampler_destroy(b);
+    kvw_sampler_destroy(c);
 }
 
 static void test_no_number(void **state)
 {
     const float broken[N] = {1, NAN, 2, 3, 4};
-    struct kv_sampler *sampler = make(0, 0, 1, 1);
+    struct kvw_sampler *sampler = make(0, 0, 1, 1);
     uint32_t token = 77;
 
     (void)state;
-    assert_int_equal(kv_sampler_next(sampler, broken, &token), KV_INVALID);
+    assert_int_equal(kvw_sampler_next(sampler, broken, &token), KV_INVALID);
     assert_int_equal(token, 77);
-    kv_sampler_destroy(sampler);
+    kvw_sampler_destroy(sampler);
 }
 
 int main(void)

@@ -33,23 +33,23 @@ static void count_part(void *arg, unsigned part, unsigned member)
 static void run_jobs(unsigned n_threads, unsigned n_jobs, unsigned nap_us)
 {
     static struct count count;
-    struct kv_crew *crew;
+    struct kvw_thread_pool *crew;
 
-    assert_int_equal(kv_crew_create(n_threads, &crew), KV_OK);
-    assert_int_equal(kv_crew_threads(crew), n_threads);
+    assert_int_equal(kvw_thread_pool_create(n_threads, &crew), KV_OK);
+    assert_int_equal(kvw_thread_pool_threads(crew), n_threads);
     count.n_members = n_threads;
     for (unsigned job = 0; job < n_jobs; job++) {
         const unsigned n_parts = job * 37 % PARTS_MAX;
 
         memset((void *)count.done, 0, sizeof(count.done));
-        kv_crew_run(crew, count_part, &count, n_parts);
+        kvw_thread_pool_run(crew, count_part, &count, n_parts);
         for (unsigned part = 0; part < PARTS_MAX; part++)
             assert_int_equal(atomic_load(&count.done[part]), part < n_parts);
         if (nap_us > 0)
             kv_sleep_fds(NULL, 0, nap_us);
     }
     assert_int_equal(atomic_load(&count.strangers), 0);
-    kv_crew_destroy(crew);
+    kvw_thread_pool_destroy(crew);
 }
 
 static void test_every_part_once(void **state)
@@ -67,14 +67,15 @@ static void test_members_that_sleep(void **state)
 
 static void test_sizes(void **state)
 {
-    struct kv_crew *crew;
+    struct kvw_thread_pool *crew;
 
     (void)state;
-    assert_int_equal(kv_crew_create(0, &crew), KV_INVALID);
-    assert_int_equal(kv_crew_create(KV_CREW_THREADS_MAX + 1, &crew), KV_INVALID);
-    assert_int_equal(kv_crew_create(2, &crew), KV_OK);
-    kv_crew_destroy(crew); /* without a job */
-    kv_crew_destroy(NULL);
+    assert_int_equal(kvw_thread_pool_create(0, &crew), KV_INVALID);
+    assert_int_equal(kvw_thread_pool_create(KVW_THREAD_POOL_THREADS_MAX + 1, &crew),
+                     KV_INVALID);
+    assert_int_equal(kvw_thread_pool_create(2, &crew), KV_OK);
+    kvw_thread_pool_destroy(crew); /* without a job */
+    kvw_thread_pool_destroy(NULL);
 }
 
 int main(void)

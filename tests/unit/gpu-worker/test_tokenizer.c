@@ -17,8 +17,8 @@
 
 struct fixture {
     struct gguf_maker maker;
-    struct kv_gguf *gguf;
-    struct kv_tokenizer *tokenizer;
+    struct kvw_gguf *gguf;
+    struct kvw_tokenizer *tokenizer;
 };
 
 static kv_status_t
@@ -28,25 +28,25 @@ set_up(struct fixture *fixture, const struct small_tokenizer *small, char *detai
 
     *fixture = (struct fixture){0};
     make_tokenizer(&fixture->maker, small);
-    status = kv_gguf_open_memory(fixture->maker.data, fixture->maker.bytes, "test",
-                                 &fixture->gguf, detail, KV_GGUF_DETAIL_BYTES);
+    status = kvw_gguf_open_memory(fixture->maker.data, fixture->maker.bytes, "test",
+                                  &fixture->gguf, detail, KVW_GGUF_DETAIL_BYTES);
     assert_int_equal(status, KV_OK);
-    return kv_tokenizer_create(fixture->gguf, &fixture->tokenizer, detail,
-                               KV_GGUF_DETAIL_BYTES);
+    return kvw_tokenizer_create(fixture->gguf, &fixture->tokenizer, detail,
+                                KVW_GGUF_DETAIL_BYTES);
 }
 
 static void set_up_right(struct fixture *fixture, const char *pre)
 {
     const struct small_tokenizer small = {.pre = pre, .bos = SMALL_BOS};
-    char detail[KV_GGUF_DETAIL_BYTES];
+    char detail[KVW_GGUF_DETAIL_BYTES];
 
     assert_int_equal(set_up(fixture, &small, detail), KV_OK);
 }
 
 static void tear_down(struct fixture *fixture)
 {
-    kv_tokenizer_destroy(fixture->tokenizer);
-    kv_gguf_close(fixture->gguf);
+    kvw_tokenizer_destroy(fixture->tokenizer);
+    kvw_gguf_close(fixture->gguf);
     maker_free(&fixture->maker);
 }
 
@@ -63,10 +63,10 @@ static void expect(const struct fixture *fixture,
     size_t count;
 
     assert_int_equal(
-        kv_tokenizer_encode(fixture->tokenizer, text, bytes, special, bounds, &tokens, &count),
+        kvw_tokenizer_encode(fixture->tokenizer, text, bytes, special, bounds, &tokens, &count),
         KV_OK);
     for (size_t i = 0; i < count; i++) {
-        struct kv_text token = kv_tokenizer_text(fixture->tokenizer, tokens[i]);
+        struct kvw_text token = kvw_tokenizer_text(fixture->tokenizer, tokens[i]);
 
         strcat(spelled, "|");
         strncat(spelled, token.data, token.bytes);
@@ -111,14 +111,14 @@ static void pre_tokenizers(void **state)
     expect(&f, "1234", 4, false, false, "|123|4");
     expect(&f, "!the", 4, false, false, "|!|the");
     expect(&f, "\n\n  x", 5, false, false, "|" N N "|" G "|" G "|x");
-    assert_true(kv_tokenizer_adds_bos(f.tokenizer));
+    assert_true(kvw_tokenizer_adds_bos(f.tokenizer));
     expect(&f, "a", 1, false, true, "|<|im_start|>|a");
     tear_down(&f);
     set_up_right(&f, "qwen2");
     expect(&f, "123", 3, false, false, "|1|2|3");
-    assert_false(kv_tokenizer_adds_bos(f.tokenizer));
+    assert_false(kvw_tokenizer_adds_bos(f.tokenizer));
     expect(&f, "a", 1, false, true, "|a");
-    assert_string_equal(kv_tokenizer_pre(f.tokenizer), "qwen2");
+    assert_string_equal(kvw_tokenizer_pre(f.tokenizer), "qwen2");
     tear_down(&f);
 }
 
@@ -128,8 +128,8 @@ static void sentence_piece(void **state)
 
     (void)state;
     set_up_right(&f, NULL);
-    assert_string_equal(kv_tokenizer_model(f.tokenizer), "llama");
-    assert_true(kv_tokenizer_adds_space(f.tokenizer));
+    assert_string_equal(kvw_tokenizer_model(f.tokenizer), "llama");
+    assert_true(kvw_tokenizer_adds_space(f.tokenizer));
     expect(&f, "", 0, false, true, "|<s>");
     expect(&f, "the", 3, false, false, "|" S "|the");
     /* "nd" (-6) and "an" (-5): the better pair first. */
@@ -144,10 +144,10 @@ static void sentence_piece(void **state)
 static void special_tokens(void **state)
 {
     struct fixture f;
-    const struct kv_text_part parts[] = {{"<|im_start|>th", 14, true},
-                                         {"e<|im_end|>", 11, false},
-                                         {"<|im_", 5, true},
-                                         {"end|>", 5, true}};
+    const struct kvw_text_part parts[] = {{"<|im_start|>th", 14, true},
+                                          {"e<|im_end|>", 11, false},
+                                          {"<|im_", 5, true},
+                                          {"end|>", 5, true}};
     uint32_t *tokens;
     size_t count;
 
@@ -158,24 +158,24 @@ static void special_tokens(void **state)
     /* User-defined ones are read always. */
     expect(&f, "a<tool>", 7, false, false, "|a|<tool>");
     /* Text goes on over the borders of parts, and marks do not. */
-    assert_int_equal(kv_tokenizer_encode_parts(f.tokenizer, parts, 4, false, &tokens, &count),
+    assert_int_equal(kvw_tokenizer_encode_parts(f.tokenizer, parts, 4, false, &tokens, &count),
                      KV_OK);
     assert_int_equal(count, 2 + 10 + 10);
-    assert_true(kv_text_is(kv_tokenizer_text(f.tokenizer, tokens[0]), "<|im_start|>"));
-    assert_true(kv_text_is(kv_tokenizer_text(f.tokenizer, tokens[1]), "the"));
+    assert_true(kvw_text_is(kvw_tokenizer_text(f.tokenizer, tokens[0]), "<|im_start|>"));
+    assert_true(kvw_text_is(kvw_tokenizer_text(f.tokenizer, tokens[1]), "the"));
     free(tokens);
 
-    assert_int_equal(kv_tokenizer_bos(f.tokenizer), SMALL_BOS);
-    assert_int_equal(kv_tokenizer_eos(f.tokenizer), SMALL_EOS);
-    assert_true(kv_tokenizer_is_end(f.tokenizer, SMALL_EOS));
-    assert_true(kv_tokenizer_is_end(
-        f.tokenizer, (uint32_t)kv_tokenizer_find(f.tokenizer, "<|eot_id|>", 10)));
-    assert_false(kv_tokenizer_is_end(f.tokenizer, SMALL_BOS));
-    assert_false(kv_tokenizer_is_end(f.tokenizer, UINT32_MAX));
-    assert_int_equal(kv_tokenizer_kind(f.tokenizer, 0), KV_TOKEN_CONTROL);
-    assert_int_equal(kv_tokenizer_piece(f.tokenizer, 0, false).bytes, 0);
-    assert_true(kv_text_is(kv_tokenizer_piece(f.tokenizer, 0, true), "<|endoftext|>"));
-    assert_int_equal(kv_tokenizer_find(f.tokenizer, "nowhere", 7), KV_TOKEN_NONE);
+    assert_int_equal(kvw_tokenizer_bos(f.tokenizer), SMALL_BOS);
+    assert_int_equal(kvw_tokenizer_eos(f.tokenizer), SMALL_EOS);
+    assert_true(kvw_tokenizer_is_end(f.tokenizer, SMALL_EOS));
+    assert_true(kvw_tokenizer_is_end(
+        f.tokenizer, (uint32_t)kvw_tokenizer_find(f.tokenizer, "<|eot_id|>", 10)));
+    assert_false(kvw_tokenizer_is_end(f.tokenizer, SMALL_BOS));
+    assert_false(kvw_tokenizer_is_end(f.tokenizer, UINT32_MAX));
+    assert_int_equal(kvw_tokenizer_kind(f.tokenizer, 0), KVW_TOKEN_CONTROL);
+    assert_int_equal(kvw_tokenizer_piece(f.tokenizer, 0, false).bytes, 0);
+    assert_true(kvw_text_is(kvw_tokenizer_piece(f.tokenizer, 0, true), "<|endoftext|>"));
+    assert_int_equal(kvw_tokenizer_find(f.tokenizer, "nowhere", 7), KVW_TOKEN_NONE);
     tear_down(&f);
 }
 
@@ -208,12 +208,12 @@ static void broken_text(void **state)
             size_t at = 0, count;
             uint32_t *tokens;
 
-            assert_int_equal(kv_tokenizer_encode(f.tokenizer, cases[i].text,
-                                                 strlen(cases[i].text), false, false, &tokens,
-                                                 &count),
+            assert_int_equal(kvw_tokenizer_encode(f.tokenizer, cases[i].text,
+                                                  strlen(cases[i].text), false, false, &tokens,
+                                                  &count),
                              KV_OK);
             for (size_t j = 0; j < count; j++) {
-                struct kv_text piece = kv_tokenizer_piece(f.tokenizer, tokens[j], false);
+                struct kvw_text piece = kvw_tokenizer_piece(f.tokenizer, tokens[j], false);
 
                 memcpy(back + at, piece.data, piece.bytes);
                 at += piece.bytes;
@@ -252,7 +252,7 @@ static void long_texts(void **state)
                 bytes += strlen(units[u]);
             }
             assert_int_equal(
-                kv_tokenizer_encode(f.tokenizer, text, bytes, true, false, &tokens, &count),
+                kvw_tokenizer_encode(f.tokenizer, text, bytes, true, false, &tokens, &count),
                 KV_OK);
             assert_true(count > BYTES / 32);
             free(tokens);
@@ -320,7 +320,7 @@ static void wrong_files_are_named(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        char detail[KV_GGUF_DETAIL_BYTES] = "";
+        char detail[KVW_GGUF_DETAIL_BYTES] = "";
         struct fixture f;
         kv_status_t status = set_up(&f, &cases[i].small, detail);
 
@@ -346,24 +346,24 @@ static void every_byte_changed(void **state)
         for (size_t at = 0; at < maker.bytes; at++) {
             for (int bit = (int)at % 4; bit < 8; bit += 4) {
                 struct fixture f = {.maker = maker};
-                char detail[KV_GGUF_DETAIL_BYTES];
+                char detail[KVW_GGUF_DETAIL_BYTES];
                 uint32_t *tokens;
                 size_t count;
 
                 maker.data[at] ^= (unsigned char)(1 << bit);
-                if (kv_gguf_open_memory(maker.data, maker.bytes, "test", &f.gguf, detail,
-                                        sizeof(detail)) == KV_OK &&
-                    kv_tokenizer_create(f.gguf, &f.tokenizer, detail, sizeof(detail)) ==
+                if (kvw_gguf_open_memory(maker.data, maker.bytes, "test", &f.gguf, detail,
+                                         sizeof(detail)) == KV_OK &&
+                    kvw_tokenizer_create(f.gguf, &f.tokenizer, detail, sizeof(detail)) ==
                         KV_OK) {
-                    assert_int_equal(kv_tokenizer_encode(f.tokenizer, text, sizeof(text), true,
-                                                         true, &tokens, &count),
+                    assert_int_equal(kvw_tokenizer_encode(f.tokenizer, text, sizeof(text), true,
+                                                          true, &tokens, &count),
                                      KV_OK);
                     for (size_t i = 0; i < count; i++)
-                        assert_true(tokens[i] < kv_tokenizer_n_tokens(f.tokenizer));
+                        assert_true(tokens[i] < kvw_tokenizer_n_tokens(f.tokenizer));
                     free(tokens);
                 }
-                kv_tokenizer_destroy(f.tokenizer);
-                kv_gguf_close(f.gguf);
+                kvw_tokenizer_destroy(f.tokenizer);
+                kvw_gguf_close(f.gguf);
                 maker.data[at] ^= (unsigned char)(1 << bit);
             }
         }

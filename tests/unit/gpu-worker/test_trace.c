@@ -50,11 +50,11 @@ static int tear_down(void **state)
     return 0;
 }
 
-static struct kv_trace *open_trace(void)
+static struct kvw_trace *open_trace(void)
 {
-    struct kv_trace *trace;
+    struct kvw_trace *trace;
 
-    assert_int_equal(kv_trace_open(path, &trace), KV_OK);
+    assert_int_equal(kvw_trace_open(path, &trace), KV_OK);
     return trace;
 }
 
@@ -93,17 +93,17 @@ static bool python_says(const char *lines)
 
 static void spans(void **state)
 {
-    struct kv_trace *trace = open_trace();
+    struct kvw_trace *trace = open_trace();
     char *text;
 
     (void)state;
-    kv_trace_span(trace, KV_TRACE_COMPUTE, "layer", 1000, 1250, NULL, 0);
-    kv_trace_span(trace, KV_TRACE_QUERY, "a \"name\"\n", 1100, 1600,
-                  (struct kv_trace_arg[]){{"layer", 3}, {"rows", 1ll << 40}, {"x", -1}}, 3);
-    kv_trace_span(trace, KV_TRACE_QUERY, "next", 1600, 1500, NULL, 0);
-    kv_trace_span(NULL, KV_TRACE_QUERY, "nobody", 0, 1, NULL, 0);
-    assert_int_equal(kv_trace_close(trace), KV_OK);
-    assert_int_equal(kv_trace_close(NULL), KV_OK);
+    kvw_trace_span(trace, KVW_TRACE_COMPUTE, "layer", 1000, 1250, NULL, 0);
+    kvw_trace_span(trace, KVW_TRACE_QUERY, "a \"name\"\n", 1100, 1600,
+                   (struct kvw_trace_arg[]){{"layer", 3}, {"rows", 1ll << 40}, {"x", -1}}, 3);
+    kvw_trace_span(trace, KVW_TRACE_QUERY, "next", 1600, 1500, NULL, 0);
+    kvw_trace_span(NULL, KVW_TRACE_QUERY, "nobody", 0, 1, NULL, 0);
+    assert_int_equal(kvw_trace_close(trace), KV_OK);
+    assert_int_equal(kvw_trace_close(NULL), KV_OK);
     text = read_trace();
     assert_string_equal(
         text, "[\n"
@@ -130,7 +130,7 @@ static void spans(void **state)
 static void nothing(void **state)
 {
     (void)state;
-    assert_int_equal(kv_trace_close(open_trace()), KV_OK);
+    assert_int_equal(kvw_trace_close(open_trace()), KV_OK);
     assert_true(python_says("assert len(events) == 1\n"));
 }
 
@@ -138,19 +138,19 @@ static void nothing(void **state)
  * holds. */
 static void overlaps(void **state)
 {
-    struct kv_trace *trace = open_trace();
+    struct kvw_trace *trace = open_trace();
 
     (void)state;
     for (unsigned i = 0; i < 5000; i++) {
         uint64_t begin_us = (uint64_t)i * 10;
 
-        kv_trace_span(trace, KV_TRACE_FETCH, "fetch", begin_us, begin_us + 35,
-                      (struct kv_trace_arg[]){{"layer", i % 30}}, 1);
-        kv_trace_span(trace, KV_TRACE_PUT, "put", begin_us, begin_us + 1000, NULL, 0);
-        kv_trace_span(trace, KV_TRACE_WAIT, "inner", begin_us + 2, begin_us + 8, NULL, 0);
-        kv_trace_span(trace, KV_TRACE_WAIT, "outer", begin_us, begin_us + 10, NULL, 0);
+        kvw_trace_span(trace, KVW_TRACE_FETCH, "fetch", begin_us, begin_us + 35,
+                       (struct kvw_trace_arg[]){{"layer", i % 30}}, 1);
+        kvw_trace_span(trace, KVW_TRACE_PUT, "put", begin_us, begin_us + 1000, NULL, 0);
+        kvw_trace_span(trace, KVW_TRACE_WAIT, "inner", begin_us + 2, begin_us + 8, NULL, 0);
+        kvw_trace_span(trace, KVW_TRACE_WAIT, "outer", begin_us, begin_us + 10, NULL, 0);
     }
-    assert_int_equal(kv_trace_close(trace), KV_OK);
+    assert_int_equal(kvw_trace_close(trace), KV_OK);
     assert_true(python_says(
         "spans = [e for e in events if e[\"ph\"] == \"X\"]\n"
         "names = {e[\"tid\"]: e[\"args\"][\"name\"] for e in events if e[\"ph\"] == \"M\"}\n"
@@ -171,22 +171,22 @@ static void overlaps(void **state)
 /* A disk that is full is told of once. */
 static void full_disk(void **state)
 {
-    struct kv_trace *trace;
+    struct kvw_trace *trace;
 
     (void)state;
-    assert_int_equal(kv_trace_open("/nowhere/at/all", &trace), KV_IO);
+    assert_int_equal(kvw_trace_open("/nowhere/at/all", &trace), KV_IO);
     assert_int_equal(n_logged, 0);
     if (access("/dev/full", W_OK) != 0)
         skip();
-    assert_int_equal(kv_trace_open("/dev/full", &trace), KV_OK);
+    assert_int_equal(kvw_trace_open("/dev/full", &trace), KV_OK);
     for (unsigned i = 0; i < 5000; i++)
-        kv_trace_span(trace, KV_TRACE_FETCH, "fetch", i, i + 1, NULL, 0);
-    assert_int_equal(kv_trace_close(trace), KV_IO);
+        kvw_trace_span(trace, KVW_TRACE_FETCH, "fetch", i, i + 1, NULL, 0);
+    assert_int_equal(kvw_trace_close(trace), KV_IO);
     assert_int_equal(n_logged, 1);
     assert_non_null(strstr(logged, "trace: /dev/full: No space left"));
     /* What is found out only at the end. */
-    assert_int_equal(kv_trace_open("/dev/full", &trace), KV_OK);
-    assert_int_equal(kv_trace_close(trace), KV_IO);
+    assert_int_equal(kvw_trace_open("/dev/full", &trace), KV_OK);
+    assert_int_equal(kvw_trace_close(trace), KV_IO);
     assert_int_equal(n_logged, 2);
 }
 

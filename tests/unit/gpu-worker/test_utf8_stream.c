@@ -16,11 +16,11 @@
 /* The whole text in one push, with the end. */
 static size_t at_once(const char *text, size_t bytes, char *ret_text)
 {
-    struct kv_utf8_stream stream = {{0}, 0};
-    size_t written = kv_utf8_stream_push(&stream, text, bytes, ret_text);
+    struct kvw_utf8_stream stream = {{0}, 0};
+    size_t written = kvw_utf8_stream_push(&stream, text, bytes, ret_text);
 
-    assert_true(written <= kv_utf8_stream_bytes(bytes));
-    return written + kv_utf8_stream_end(&stream, ret_text + written);
+    assert_true(written <= kvw_utf8_stream_bytes(bytes));
+    return written + kvw_utf8_stream_end(&stream, ret_text + written);
 }
 
 static void known_texts(void **state)
@@ -76,7 +76,7 @@ static void any_cut_gives_the_same(void **state)
     kv_random_init(&random, 7);
     for (int round = 0; round < 20000; round++) {
         char text[BYTES + 8], whole[4 * BYTES + 64], parts[4 * BYTES + 64];
-        struct kv_utf8_stream stream = {{0}, 0};
+        struct kvw_utf8_stream stream = {{0}, 0};
         size_t bytes = 0, at = 0, written = 0, n_whole;
 
         while (bytes < BYTES && kv_random_below(&random, 30) != 0) {
@@ -90,14 +90,14 @@ static void any_cut_gives_the_same(void **state)
         while (at < bytes) {
             size_t step = kv_random_below(&random, bytes - at + 1);
 
-            written += kv_utf8_stream_push(&stream, text + at, step, parts + written);
+            written += kvw_utf8_stream_push(&stream, text + at, step, parts + written);
             at += step;
             /* What is out already is a begin of the whole. */
             assert_true(written <= n_whole);
             assert_memory_equal(parts, whole, written);
             assert_true(stream.n_pending < 4);
         }
-        written += kv_utf8_stream_end(&stream, parts + written);
+        written += kvw_utf8_stream_end(&stream, parts + written);
         assert_int_equal(written, n_whole);
         assert_memory_equal(parts, whole, written);
     }
@@ -106,15 +106,15 @@ static void any_cut_gives_the_same(void **state)
 static void characters_come_when_whole(void **state)
 {
     static const char text[] = "\xf0\x9f\x99\x82";
-    struct kv_utf8_stream stream = {{0}, 0};
+    struct kvw_utf8_stream stream = {{0}, 0};
     char out[16];
 
     (void)state;
     for (int i = 0; i < 3; i++)
-        assert_int_equal(kv_utf8_stream_push(&stream, text + i, 1, out), 0);
-    assert_int_equal(kv_utf8_stream_push(&stream, text + 3, 1, out), 4);
+        assert_int_equal(kvw_utf8_stream_push(&stream, text + i, 1, out), 0);
+    assert_int_equal(kvw_utf8_stream_push(&stream, text + 3, 1, out), 4);
     assert_memory_equal(out, text, 4);
-    assert_int_equal(kv_utf8_stream_end(&stream, out), 0);
+    assert_int_equal(kvw_utf8_stream_end(&stream, out), 0);
 }
 
 int main(void)

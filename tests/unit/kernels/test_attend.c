@@ -90,7 +90,7 @@ static size_t some_n(void)
     case 0:
         return kv_random_below(&dice, 10);
     case 1:
-        return (size_t)KV_ATTEND_GROUP * (1 + kv_random_below(&dice, 2)) +
+        return (size_t)KV_ATTEND_BATCH * (1 + kv_random_below(&dice, 2)) +
                kv_random_below(&dice, 5) - 2;
     default:
         return kv_random_below(&dice, N_MAX + 1);
@@ -168,7 +168,7 @@ static void attend(const struct kv_attend_kernels *kernels,
         return;
     }
     for (size_t from = 0, count; from < n || kv_random_below(&dice, 3) == 0; from += count) {
-        count = KV_ATTEND_GROUP * kv_random_below(&dice, 4);
+        count = KV_ATTEND_BATCH * kv_random_below(&dice, 4);
         count = count < n - from ? count : n - from;
         if (kv_random_below(&dice, 2) == 0)
             kernels->rows(shape, rows->queries, rows->list + from, count,
@@ -247,7 +247,7 @@ static double value_of(const struct kv_attend_shape *shape, const void *row, siz
 {
     float value;
 
-    kv_keys_kernels_at(0)->load(
+    kv_exact_scores_kernels_at(0)->load(
         shape->type, (const uint8_t *)row + i * element_bytes(shape->type), 0, 1, 1, &value);
     return (double)value;
 }

@@ -140,11 +140,11 @@ static void tiers(void **state)
     unsigned n = 0;
 
     (void)state;
-    for (; kv_keys_kernels_at(n) != NULL; n++)
-        print_message("keys: %s\n", kv_keys_kernels_at(n)->name);
+    for (; kv_exact_scores_kernels_at(n) != NULL; n++)
+        print_message("keys: %s\n", kv_exact_scores_kernels_at(n)->name);
     assert_true(n >= 1);
-    assert_string_equal(kv_keys_kernels_at(0)->name, "scalar");
-    assert_null(kv_keys_kernels_at(~0u));
+    assert_string_equal(kv_exact_scores_kernels_at(0)->name, "scalar");
+    assert_null(kv_exact_scores_kernels_at(~0u));
     assert_int_equal(KV_KEY_FP32, KV_FP32);
     assert_int_equal(KV_KEY_FP16, KV_FP16);
     assert_int_equal(KV_KEY_BF16, KV_BF16);
@@ -156,12 +156,12 @@ static void every_half(void **state)
 {
     static uint16_t halves[1 << 16];
     static float values[1 << 16];
-    const struct kv_keys_kernels *kernels;
+    const struct kv_exact_scores_kernels *kernels;
 
     (void)state;
     for (unsigned i = 0; i < 1 << 16; i++)
         halves[i] = (uint16_t)i;
-    for (unsigned tier = 0; (kernels = kv_keys_kernels_at(tier)) != NULL; tier++)
+    for (unsigned tier = 0; (kernels = kv_exact_scores_kernels_at(tier)) != NULL; tier++)
         for (unsigned type = KV_KEY_FP16; type <= KV_KEY_BF16; type++) {
             kernels->load((enum kv_key_type)type, halves, 32, 1 << 12, 16, values);
             for (unsigned i = 0; i < 1 << 16; i++)
@@ -174,7 +174,7 @@ static void every_half(void **state)
 /* Scores of `kernels`, contiguous keys or a list of them, and what is around them. */
 static void check_scores(int round,
                          struct shape shape,
-                         const struct kv_keys_kernels *kernels,
+                         const struct kv_exact_scores_kernels *kernels,
                          const uint8_t *keys,
                          const float *queries,
                          const float *expected)
@@ -220,7 +220,7 @@ static void same_and_right(void **state)
 {
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
-        const struct kv_keys_kernels *kernels = kv_keys_kernels_at(0);
+        const struct kv_exact_scores_kernels *kernels = kv_exact_scores_kernels_at(0);
         const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
         const struct shape shape = some_shape();
         const size_t n_values = shape.n * shape.d;
@@ -236,7 +236,7 @@ static void same_and_right(void **state)
         floats_fill(&dice, kind, queries, shape.n_queries * shape.d);
         kernels->score(shape.type, keys, shape.stride, shape.n, shape.d, queries,
                        shape.n_queries, expected, shape.n);
-        for (unsigned i = 0; (kernels = kv_keys_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 0; (kernels = kv_exact_scores_kernels_at(i)) != NULL; i++) {
             guard(values, n_values);
             kernels->load(shape.type, keys, shape.stride, shape.n, shape.d, values);
             for (size_t at = 0; at < n_values; at++)
@@ -246,7 +246,7 @@ static void same_and_right(void **state)
                                                     at % shape.d * element_bytes(shape.type))));
             check_scores(round, shape, kernels, keys, queries, expected);
         }
-        kernels = kv_keys_kernels_at(0);
+        kernels = kv_exact_scores_kernels_at(0);
         if (kind == FLOATS_UNIFORM || kind == FLOATS_INTEGERS)
             for (size_t query = 0; query < shape.n_queries; query++)
                 for (size_t row = 0; row < shape.n; row++) {
@@ -272,7 +272,7 @@ static void same_and_right(void **state)
  * no element there. */
 static void vanishing_products(void **state)
 {
-    const struct kv_keys_kernels *plain = kv_keys_kernels_at(0), *kernels;
+    const struct kv_exact_scores_kernels *plain = kv_exact_scores_kernels_at(0), *kernels;
     float key[64], query[64], expected, score;
 
     (void)state;
@@ -283,7 +283,7 @@ static void vanishing_products(void **state)
     for (size_t d = 0; d <= 64; d++) {
         plain->score(KV_KEY_FP32, key, sizeof(key), 1, d, query, 1, &expected, 1);
         assert_true(floats_same(expected, d < 16 ? 0.0f : -0.0f));
-        for (unsigned i = 1; (kernels = kv_keys_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 1; (kernels = kv_exact_scores_kernels_at(i)) != NULL; i++) {
             kernels->score(KV_KEY_FP32, key, sizeof(key), 1, d, query, 1, &score, 1);
             assert_true(floats_same(score, expected));
         }
@@ -299,15 +299,16 @@ static void long_lists(void **state)
     };
     static float keys[ROWS][D], query[D], expected[ROWS], scores[ROWS];
     static const void *list[ROWS];
-    const struct kv_keys_kernels *kernels;
+    const struct kv_exact_scores_kernels *kernels;
 
     (void)state;
     floats_fill(&dice, FLOATS_UNIFORM, keys[0], (size_t)ROWS * D);
     floats_fill(&dice, FLOATS_UNIFORM, query, D);
     for (size_t i = 0; i < ROWS; i++)
         list[i] = keys[ROWS - 1 - i];
-    kv_keys_score(KV_KEY_FP32, keys, sizeof(keys[0]), ROWS, D, query, 1, expected, ROWS);
-    for (unsigned i = 0; (kernels = kv_keys_kernels_at(i)) != NULL; i++) {
+    kv_exact_scores_score(KV_KEY_FP32, keys, sizeof(keys[0]), ROWS, D, query, 1, expected,
+                          ROWS);
+    for (unsigned i = 0; (kernels = kv_exact_scores_kernels_at(i)) != NULL; i++) {
         kernels->score_list(KV_KEY_FP32, list, ROWS, D, query, 1, scores, ROWS);
         for (size_t row = 0; row < ROWS; row++)
             assert_true(floats_same(scores[row], expected[ROWS - 1 - row]));

@@ -30,7 +30,7 @@ static struct kv_random dice;
             print_error("KV_TEST_SEED=%llu round %d %s %s d %u m %u bits %u n %zu%s: %s\n", \
                         (unsigned long long)seed, world->round, kernels->name,              \
                         kind_names[world->kind], world->shape.d, world->shape.m,            \
-                        world->shape.bits, world->n, world->book.lifts ? " lifted" : "",    \
+                        world->shape.bits, world->n, world->book.augments ? " lifted" : "", \
                         #condition);                                                        \
             fail();                                                                         \
         }                                                                                   \
@@ -42,7 +42,7 @@ struct world {
     enum float_kind kind;
     struct kv_pq_shape shape;
     size_t n, codes_stride, n_codes, n_table, size;
-    struct kv_kmeans_book book;
+    struct kv_kmeans_codebook book;
     float *keys;
     void *bases[5];
 };
@@ -86,18 +86,19 @@ static void make_world(struct world *world, int round)
     world->size = kv_pq_centroids_size(shape);
     world->keys = some_floats(world->n * shape->d, &world->bases[0]);
     world->book.centroids = some_floats(world->size, &world->bases[1]);
-    world->book.half_squares = some_floats(world->n_table, &world->bases[2]);
+    world->book.half_sq_norms = some_floats(world->n_table, &world->bases[2]);
     floats_fill(&dice, world->kind, world->keys, world->n * shape->d);
     floats_fill(&dice, world->kind, world->book.centroids, world->size);
     if (round / FLOATS_N_KINDS % 2 == 1) {
-        world->book.lifts = some_floats(world->n_table, &world->bases[3]);
-        world->book.longest = some_floats(shape->m, &world->bases[4]);
-        memset(world->book.longest, 0, shape->m * sizeof(float));
-        kv_kmeans_kernels_at(0)->longest(shape, world->keys, world->n / 2, world->book.longest);
+        world->book.augments = some_floats(world->n_table, &world->bases[3]);
+        world->book.max_norm_sq = some_floats(shape->m, &world->bases[4]);
+        memset(world->book.max_norm_sq, 0, shape->m * sizeof(float));
+        kv_kmeans_kernels_at(0)->max_norm_sq(shape, world->keys, world->n / 2,
+                                             world->book.max_norm_sq);
         for (size_t i = 0; i < world->n_table; i++)
-            world->book.lifts[i] = fabsf(floats_one(&dice, world->kind));
+            world->book.augments[i] = fabsf(floats_one(&dice, world->kind));
     }
-    kv_kmeans_kernels_at(0)->half_squares(shape, &world->book);
+    kv_kmeans_kernels_at(0)->half_sq_norms(shape, &world->book);
 }
 
 static void clear_world(struct world *world)
@@ -113,9 +114,9 @@ static void make_trace(const struct world *world, struct trace *ret_trace)
     memset(trace, 0, sizeof(*trace));
     trace->sums.sums = some_floats(world->size, &trace->bases[0]);
     trace->sums.counts = floats_exact(&dice, world->n_table * 4, 4, &trace->bases[1]);
-    if (world->book.lifts != NULL) {
-        trace->sums.lifts = some_floats(world->n_table, &trace->bases[2]);
-        memset(trace->sums.lifts, 0, world->n_table * sizeof(float));
+    if (world->book.augments != NULL) {
+        trace->sums.augments = some_floats(world->n_table, &trace->bases[2]);
+        memset(trace->sums.augments, 0, world->n_table * sizeof(float));
     }
     trace->codes = floats_exact(&dice, world->n_codes, 1, &trace->bases[3]);
     memset(trace->sums.sums, 0, world->size * sizeof(float));
@@ -160,8 +161,8 @@ static void check_step(const struct world *world,
     EXPECT(memcmp(trace.codes, expected.codes, world->n_codes) == 0);
     EXPECT(floats_all_same(trace.sums.sums, expected.sums.sums, world->size));
     EXPECT(memcmp(trace.sums.counts, expected.sums.counts, world->n_table * 4) == 0);
-    EXPECT(world->book.lifts == NULL ||
-           floats_all_same(trace.sums.lifts, expected.sums.lifts, world->n_table));
+    EXPECT(world->book.augments == NULL ||
+           floats_all_same(trace.sums.augments, expected.sums.augments, world->n_table));
     for (size_t j = 0; j < world->shape.m; j++)
         for (size_t i = world->n; i < world->codes_stride; i++)
             EXPECT(trace.codes[j * world->codes_stride + i] == GUARD);
@@ -181,18 +182,18 @@ static void check_squares(const struct world *world,
     float *expected = some_floats(world->shape.m, &bases[0]);
     float *longest = some_floats(world->shape.m, &bases[1]);
     float *half_squares = some_floats(world->n_table, &bases[2]);
-    struct kv_kmeans_book book = world->book;
+    struct kv_kmeans_codebook book = world->book;
 
     memset(expected, 0, world->shape.m * sizeof(float));
     memset(longest, 0, world->shape.m * sizeof(float));
-    plain->longest(&world->shape, world->keys, world->n, expected);
-    kernels->longest(&world->shape, world->keys, world->n, longest);
+    plain->max_norm_sq(&world->shape, world->keys, world->n, expected);
+    kernels->max_norm_sq(&world->shape, world->keys, world->n, longest);
     EXPECT(floats_all_same(longest, expected, world->shape.m));
     for (size_t j = 0; j < world->shape.m; j++)
         EXPECT(isfinite(longest[j]));
-    book.half_squares = half_squares;
-    kernels->half_squares(&world->shape, &book);
-    EXPECT(floats_all_same(half_squares, world->book.half_squares, world->n_table));
+    book.half_sq_norms = half_squares;
+    kernels->half_sq_norms(&world->shape, &book);
+    EXPECT(floats_all_same(half_squares, world->book.half_sq_norms, world->n_table));
     for (int i = 0; i < 3; i++)
         free(bases[i]);
 }
@@ -242,14 +243,14 @@ distance_of(const struct world *world, size_t row, size_t j, size_t code, double
         size += c * c + fabs(x * c);
         square += x * x;
     }
-    if (world->book.lifts != NULL) {
-        const double c = (double)world->book.lifts[at];
+    if (world->book.augments != NULL) {
+        const double c = (double)world->book.augments[at];
 
-        if ((double)world->book.longest[j] > square)
-            lift = sqrt((double)world->book.longest[j] - square);
+        if ((double)world->book.max_norm_sq[j] > square)
+            lift = sqrt((double)world->book.max_norm_sq[j] - square);
         sum += c * c / 2 - lift * c;
         /* A lift's own rounding is at most the root of its square's. */
-        size += c * c + lift * c + c * sqrt((double)world->book.longest[j] * 0x1p24);
+        size += c * c + lift * c + c * sqrt((double)world->book.max_norm_sq[j] * 0x1p24);
     }
     *ret_magnitude = size;
     return sum;
@@ -283,7 +284,7 @@ static void check_nearest(const struct world *world, const struct kv_kmeans_kern
             }
             EXPECT(of_code - least <= (double)(2 * width + 4) * 0x1p-24 * magnitude);
             /* Sums of small integers are exact: of ties it is the lower code. */
-            if (world->kind == FLOATS_INTEGERS && world->book.lifts == NULL)
+            if (world->kind == FLOATS_INTEGERS && world->book.augments == NULL)
                 EXPECT(code == first);
         }
     free(codes);
@@ -304,11 +305,11 @@ static void check_update(const struct world *world, const struct kv_kmeans_kerne
     kernels->step(&world->shape, &world->book, world->keys, world->n, trace.codes,
                   world->codes_stride, &trace.sums);
     after.book.centroids = some_floats(world->size, &bases[0]);
-    after.book.half_squares = some_floats(world->n_table, &bases[1]);
+    after.book.half_sq_norms = some_floats(world->n_table, &bases[1]);
     memcpy(after.book.centroids, world->book.centroids, world->size * sizeof(float));
-    if (world->book.lifts != NULL) {
-        after.book.lifts = some_floats(world->n_table, &bases[2]);
-        memcpy(after.book.lifts, world->book.lifts, world->n_table * sizeof(float));
+    if (world->book.augments != NULL) {
+        after.book.augments = some_floats(world->n_table, &bases[2]);
+        memcpy(after.book.augments, world->book.augments, world->n_table * sizeof(float));
     }
     moved = kv_kmeans_update(&world->shape, &after.book, &trace.sums);
     for (size_t j = 0; j < world->shape.m; j++) {
@@ -361,7 +362,7 @@ static void check_update(const struct world *world, const struct kv_kmeans_kerne
         EXPECT(trace.sums.sums[i] == 0);
     for (size_t i = 0; i < world->n_table; i++)
         EXPECT(trace.sums.counts[i] == 0 &&
-               (trace.sums.lifts == NULL || trace.sums.lifts[i] == 0));
+               (trace.sums.augments == NULL || trace.sums.augments[i] == 0));
     for (size_t j = 0; j < world->shape.m; j++)
         for (size_t c = 0; c < n_centroids; c++) {
             const size_t at = j * n_centroids + c;
@@ -369,9 +370,9 @@ static void check_update(const struct world *world, const struct kv_kmeans_kerne
 
             for (size_t i = 0; i < width; i++)
                 sum += pow(centroid_at(&after, j, c, i), 2) / 2;
-            if (after.book.lifts != NULL)
-                sum += pow((double)after.book.lifts[at], 2) / 2;
-            EXPECT(fabs((double)after.book.half_squares[at] - sum) <=
+            if (after.book.augments != NULL)
+                sum += pow((double)after.book.augments[at], 2) / 2;
+            EXPECT(fabs((double)after.book.half_sq_norms[at] - sum) <=
                    (double)(width + 1) * 0x1p-24 * sum);
         }
     for (int i = 0; i < 3; i++)
@@ -404,7 +405,8 @@ static void nan_is_never_nearest(void **state)
     const struct kv_pq_shape shape = {.d = 8, .m = 1, .bits = 5};
     const struct kv_kmeans_kernels *kernels;
     float centroids[8 * 32], half_squares[32], keys[7 * 8];
-    const struct kv_kmeans_book book = {.centroids = centroids, .half_squares = half_squares};
+    const struct kv_kmeans_codebook book = {.centroids = centroids,
+                                            .half_sq_norms = half_squares};
     uint8_t codes[7];
 
     (void)state;
@@ -415,7 +417,7 @@ static void nan_is_never_nearest(void **state)
             for (unsigned c = 0; c < 32; c++)
                 centroids[3 * 32 + c] = c == only ? 0.5f : NAN;
             keys[6 * 8] = NAN;
-            kernels->half_squares(&shape, &book);
+            kernels->half_sq_norms(&shape, &book);
             kernels->encode(&shape, &book, keys, 7, codes, 7);
             for (unsigned row = 0; row < 7; row++)
                 assert_int_equal(codes[row], row == 6 ? 0 : only);
@@ -434,10 +436,10 @@ enum {
 struct run {
     struct kv_pq_shape shape;
     float keys[N][D], centroids[D << BITS], half_squares[M << BITS], sums[D << BITS];
-    float lifts[M << BITS], longest[M], lift_sums[M << BITS];
+    float augments[M << BITS], longest[M], lift_sums[M << BITS];
     uint32_t counts[M << BITS];
     uint8_t codes[M * N];
-    struct kv_kmeans_book book;
+    struct kv_kmeans_codebook book;
     struct kv_kmeans_sums all;
 };
 
@@ -446,22 +448,22 @@ static struct run run;
 static void start_run(bool lifted)
 {
     run.shape = (struct kv_pq_shape){.d = D, .m = M, .bits = BITS};
-    run.book =
-        (struct kv_kmeans_book){.centroids = run.centroids, .half_squares = run.half_squares};
+    run.book = (struct kv_kmeans_codebook){.centroids = run.centroids,
+                                           .half_sq_norms = run.half_squares};
     run.all = (struct kv_kmeans_sums){.sums = run.sums, .counts = run.counts};
     memset(run.sums, 0, sizeof(run.sums));
     memset(run.counts, 0, sizeof(run.counts));
     if (lifted) {
-        run.book.lifts = run.lifts;
-        run.book.longest = run.longest;
-        run.all.lifts = run.lift_sums;
+        run.book.augments = run.augments;
+        run.book.max_norm_sq = run.longest;
+        run.all.augments = run.lift_sums;
         memset(run.lift_sums, 0, sizeof(run.lift_sums));
         memset(run.longest, 0, sizeof(run.longest));
-        kv_kmeans_longest(&run.shape, run.keys[0], N, run.longest);
+        kv_kmeans_max_norm_sq(&run.shape, run.keys[0], N, run.longest);
     }
     for (uint32_t c = 0; c < 1u << BITS; c++)
         kv_kmeans_set_centroid(&run.shape, &run.book, c, run.keys[c]);
-    kv_kmeans_half_squares(&run.shape, &run.book);
+    kv_kmeans_half_sq_norms(&run.shape, &run.book);
 }
 
 static double run_step(void)
@@ -500,11 +502,11 @@ static double run_error(void)
                 part += (x - c) * (x - c);
                 square += x * x;
             }
-            if (run.book.lifts != NULL) {
+            if (run.book.augments != NULL) {
                 const double left = (double)run.longest[j] - square;
 
-                part +=
-                    pow(sqrt(left > 0 ? left : 0) - (double)run.lifts[(j << BITS) + code], 2);
+                part += pow(
+                    sqrt(left > 0 ? left : 0) - (double)run.augments[(j << BITS) + code], 2);
             }
             sum += isfinite(part) ? part : 0;
         }
@@ -541,7 +543,7 @@ static void empty_ones_split_the_largest(void **state)
     for (uint32_t c = 1; c < 1u << BITS; c++)
         for (size_t i = 0; i < D; i++)
             run.centroids[(i << BITS) + c] = 1000 + (float)c;
-    kv_kmeans_half_squares(&run.shape, &run.book);
+    kv_kmeans_half_sq_norms(&run.shape, &run.book);
     run_step();
     for (size_t j = 0; j < M; j++)
         assert_int_equal(codes_in_use(j), 1);
@@ -609,7 +611,7 @@ static void inner_products_stay(void **state)
 
                 for (size_t i = 0; i < width; i++)
                     square += pow((double)run.centroids[((j * width + i) << BITS) + c], 2);
-                square += pow((double)run.lifts[(j << BITS) + c], 2);
+                square += pow((double)run.augments[(j << BITS) + c], 2);
                 assert_true(square <= (double)run.longest[j] * 1.01);
             }
     }

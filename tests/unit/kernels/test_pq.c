@@ -222,10 +222,11 @@ static void few_sub_vectors(void **state)
     static float words[M][DISTINCT][WIDTH], keys[N][D], centroids[D << BITS], sums[D << BITS];
     static float half_squares[M << BITS], table[M << BITS], query[D], scores[N], exact[N],
         scratch[N];
-    static uint32_t counts[M << BITS], chosen[TOP + KV_SELECT_SPARE],
-        expected[TOP + KV_SELECT_SPARE];
+    static uint32_t counts[M << BITS], chosen[TOP + KV_TOPK_SPARE],
+        expected[TOP + KV_TOPK_SPARE];
     static uint8_t codes[M * N];
-    const struct kv_kmeans_book book = {.centroids = centroids, .half_squares = half_squares};
+    const struct kv_kmeans_codebook book = {.centroids = centroids,
+                                            .half_sq_norms = half_squares};
     const struct kv_kmeans_sums all = {.sums = sums, .counts = counts};
     double moved = 1;
     int steps = 0;
@@ -246,7 +247,7 @@ static void few_sub_vectors(void **state)
             key[i] = keys[c][i] + floats_uniform(&dice) / 16;
         kv_kmeans_set_centroid(&shape, &book, c, key);
     }
-    kv_kmeans_half_squares(&shape, &book);
+    kv_kmeans_half_sq_norms(&shape, &book);
     for (; moved > 0 && steps < STEPS_MAX; steps++) {
         kv_kmeans_step(&shape, &book, keys[0], N, codes, N, &all);
         moved = kv_kmeans_update(&shape, &book, &all);
@@ -264,11 +265,11 @@ static void few_sub_vectors(void **state)
             kv_tile_put(&shape, tile, 0, n, codes + row, N);
             kv_tile_score(&shape, table, 1, tile, 0, n, scores + row, n);
         }
-        kv_keys_score(KV_KEY_FP32, keys, sizeof(keys[0]), N, D, query, 1, exact, N);
+        kv_exact_scores_score(KV_KEY_FP32, keys, sizeof(keys[0]), N, D, query, 1, exact, N);
         for (size_t row = 0; row < N; row++)
             assert_true(scores[row] == exact[row]);
-        assert_int_equal(kv_select(scores, N, TOP, chosen, scratch), TOP);
-        assert_int_equal(kv_select(exact, N, TOP, expected, scratch), TOP);
+        assert_int_equal(kv_topk_select(scores, N, TOP, chosen, scratch), TOP);
+        assert_int_equal(kv_topk_select(exact, N, TOP, expected, scratch), TOP);
         assert_memory_equal(chosen, expected, TOP * sizeof(uint32_t));
     }
 }

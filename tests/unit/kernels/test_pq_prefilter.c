@@ -83,29 +83,29 @@ static void check_rows(int round,
     EXPECT(at_sure == n_sure && at_open == n_open);
 }
 
-#define CHECK(TYPE, FUNCTION, MOST)                                                      \
-    do {                                                                                 \
-        TYPE *sums = floats_exact(&dice, n * sizeof(TYPE), sizeof(TYPE), &bases[0]);     \
-        uint32_t *sure = floats_exact(&dice, (k + 8) * 4, 4, &bases[1]);                 \
-        uint32_t *open = floats_exact(&dice, (n + 8) * 4, 4, &bases[2]);                 \
-        uint32_t *sure2 = floats_exact(&dice, (k + 8) * 4, 4, &bases[3]);                \
-        uint32_t *open2 = floats_exact(&dice, (n + 8) * 4, 4, &bases[4]);                \
-        size_t n_sure = 0, n_sure2 = 0;                                                  \
-                                                                                         \
-        for (size_t i = 0; i < n; i++)                                                   \
-            sums[i] = (TYPE)(wide[i] = some_sum(round, MOST));                           \
-        const size_t n_open =                                                            \
-            kv_sieve_kernels_at(0)->FUNCTION(sums, n, k, margin, sure, &n_sure, open);   \
-        if (n <= 200)                                                                    \
-            check_rows(round, n, k, wide, margin, sure, n_sure, open, n_open);           \
-        for (unsigned i = 1; kv_sieve_kernels_at(i) != NULL; i++) {                      \
-            EXPECT(kv_sieve_kernels_at(i)->FUNCTION(sums, n, k, margin, sure2, &n_sure2, \
-                                                    open2) == n_open);                   \
-            EXPECT(n_sure2 == n_sure && memcmp(sure, sure2, n_sure * 4) == 0 &&          \
-                   memcmp(open, open2, n_open * 4) == 0);                                \
-        }                                                                                \
-        for (int i = 0; i < 5; i++)                                                      \
-            free(bases[i]);                                                              \
+#define CHECK(TYPE, FUNCTION, MOST)                                                           \
+    do {                                                                                      \
+        TYPE *sums = floats_exact(&dice, n * sizeof(TYPE), sizeof(TYPE), &bases[0]);          \
+        uint32_t *sure = floats_exact(&dice, (k + 8) * 4, 4, &bases[1]);                      \
+        uint32_t *open = floats_exact(&dice, (n + 8) * 4, 4, &bases[2]);                      \
+        uint32_t *sure2 = floats_exact(&dice, (k + 8) * 4, 4, &bases[3]);                     \
+        uint32_t *open2 = floats_exact(&dice, (n + 8) * 4, 4, &bases[4]);                     \
+        size_t n_sure = 0, n_sure2 = 0;                                                       \
+                                                                                              \
+        for (size_t i = 0; i < n; i++)                                                        \
+            sums[i] = (TYPE)(wide[i] = some_sum(round, MOST));                                \
+        const size_t n_open =                                                                 \
+            kv_pq_prefilter_kernels_at(0)->FUNCTION(sums, n, k, margin, sure, &n_sure, open); \
+        if (n <= 200)                                                                         \
+            check_rows(round, n, k, wide, margin, sure, n_sure, open, n_open);                \
+        for (unsigned i = 1; kv_pq_prefilter_kernels_at(i) != NULL; i++) {                    \
+            EXPECT(kv_pq_prefilter_kernels_at(i)->FUNCTION(sums, n, k, margin, sure2,         \
+                                                           &n_sure2, open2) == n_open);       \
+            EXPECT(n_sure2 == n_sure && memcmp(sure, sure2, n_sure * 4) == 0 &&               \
+                   memcmp(open, open2, n_open * 4) == 0);                                     \
+        }                                                                                     \
+        for (int i = 0; i < 5; i++)                                                           \
+            free(bases[i]);                                                                   \
     } while (0)
 
 static void rows_are_right(void **state)
@@ -114,8 +114,8 @@ static void rows_are_right(void **state)
     void *bases[5];
 
     (void)state;
-    for (unsigned i = 0; kv_sieve_kernels_at(i) != NULL; i++)
-        print_message("sieve: %s\n", kv_sieve_kernels_at(i)->name);
+    for (unsigned i = 0; kv_pq_prefilter_kernels_at(i) != NULL; i++)
+        print_message("sieve: %s\n", kv_pq_prefilter_kernels_at(i)->name);
     for (int round = 0; round < ROUNDS; round++) {
         const size_t n = 1 + kv_random_below(&dice, round % 5 == 0 ? N_MAX : 100);
         const size_t k = 1 + kv_random_below(&dice, n);
@@ -151,7 +151,7 @@ static void top_is_top(void **state)
         void *scratch = floats_exact(&dice, kv_tiles_top_bytes(n), 4, &bases[1]);
         uint32_t *rows = floats_exact(&dice, (k + 8) * 4, 4, &bases[2]);
         float *scores = malloc(2 * n * sizeof(float));
-        uint32_t *expected = malloc((k + KV_SELECT_SPARE) * sizeof(uint32_t));
+        uint32_t *expected = malloc((k + KV_TOPK_SPARE) * sizeof(uint32_t));
         size_t n_exact;
 
         assert_true(scores != NULL && expected != NULL);
@@ -167,7 +167,7 @@ static void top_is_top(void **state)
                           scores + i * KV_PQ_TILE, 1);
             tiles[i] = tile;
         }
-        const size_t n_expected = kv_select(scores, n, k, expected, scores + n);
+        const size_t n_expected = kv_topk_select(scores, n, k, expected, scores + n);
         EXPECT(kv_tiles_top(&shape, table, tiles, n, k, scratch, rows, &n_exact) == n_expected);
         EXPECT(memcmp(rows, expected, n_expected * 4) == 0);
         EXPECT(n_exact <= n);

@@ -224,7 +224,7 @@ static void scores_are_the_same(void **state)
             floats_exact(&dice, n_queries * size * sizeof(TYPE), sizeof(TYPE), &bases[0]);    \
         TYPE *a = floats_exact(&dice, n_queries * n * sizeof(TYPE), sizeof(TYPE), &bases[1]); \
         TYPE *b = floats_exact(&dice, n_queries * n * sizeof(TYPE), sizeof(TYPE), &bases[2]); \
-        struct kv_table_rounding rounding[QUERIES_MAX];                                       \
+        struct kv_pq_table_rounding rounding[QUERIES_MAX];                                    \
         bool is_rounded = true;                                                               \
                                                                                               \
         for (size_t q = 0; q < n_queries && is_rounded; q++)                                  \
@@ -266,7 +266,7 @@ static void rounded_sums(void **state)
         const struct kv_pq_shape shape = some_shape();
         const size_t n_queries = 1 + kv_random_below(&dice, QUERIES_MAX);
         const size_t n_tiles = 1 + kv_random_below(&dice, TILES_MAX), n = n_tiles * KV_PQ_TILE;
-        const size_t size = kv_table_rounded_size(&shape);
+        const size_t size = kv_pq_table_rounded_size(&shape);
         const size_t n_table = n_queries * kv_pq_table_size(&shape);
         float *tables = malloc(n_table * sizeof(float));
         float *scores = malloc(n_queries * n * sizeof(float));
@@ -282,8 +282,8 @@ static void rounded_sums(void **state)
         for (size_t i = 0; i < n_tiles; i++)
             kv_tile_score(&shape, tables, n_queries, tiles.tiles[i], 0, KV_PQ_TILE,
                           scores + i * KV_PQ_TILE, n);
-        CHECK_SCAN(uint8_t, kv_table_round8, scan8);
-        CHECK_SCAN(uint16_t, kv_table_round16, scan16);
+        CHECK_SCAN(uint8_t, kv_pq_table_round8, scan8);
+        CHECK_SCAN(uint16_t, kv_pq_table_round16, scan16);
         clear_tiles(&tiles);
         free(tables);
         free(scores);

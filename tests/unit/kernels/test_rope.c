@@ -95,12 +95,12 @@ static void same_bits(void **state)
         floats_fill(&dice, kind, turns, n_turns);
         floats_fill(&dice, kind, before, n_x);
         memcpy(expected, before, n_x * 4);
-        kv_rope_kernels_at(0)->turn(shape.style, back, turns, shape.turns_stride, shape.n_rot,
-                                    expected, shape.n, shape.n_heads, shape.d);
+        kv_rope_kernels_at(0)->rotate(shape.style, back, turns, shape.turns_stride, shape.n_rot,
+                                      expected, shape.n, shape.n_heads, shape.d);
         for (unsigned i = 0; (kernels = kv_rope_kernels_at(i)) != NULL; i++) {
             memcpy(x, before, n_x * 4);
-            kernels->turn(shape.style, back, turns, shape.turns_stride, shape.n_rot, x, shape.n,
-                          shape.n_heads, shape.d);
+            kernels->rotate(shape.style, back, turns, shape.turns_stride, shape.n_rot, x,
+                            shape.n, shape.n_heads, shape.d);
             EXPECT(floats_all_same(x, expected, n_x));
         }
         for (size_t i = 0; i < n_x; i++)
@@ -125,22 +125,22 @@ static void is_rotation(void **state)
         float before[D_MAX], turned[D_MAX], back[D_MAX], shifted[D_MAX], at_once[D_MAX];
 
         kv_rope_frequencies(10000, shape.n_rot, NULL, frequencies);
-        kv_rope_turns_at(frequencies, shape.n_rot, &position, 1, first);
-        kv_rope_turns(frequencies, shape.n_rot, delta, 1, shift);
-        kv_rope_turns(frequencies, shape.n_rot, position + delta, 1, both);
-        kv_rope_turns(frequencies, shape.n_rot, -(int64_t)position, 1, negative);
+        kv_rope_rotations_at(frequencies, shape.n_rot, &position, 1, first);
+        kv_rope_rotations(frequencies, shape.n_rot, delta, 1, shift);
+        kv_rope_rotations(frequencies, shape.n_rot, position + delta, 1, both);
+        kv_rope_rotations(frequencies, shape.n_rot, -(int64_t)position, 1, negative);
         floats_fill(&dice, FLOATS_UNIFORM, before, D_MAX);
         memcpy(turned, before, sizeof(before));
-        kv_rope_turn(shape.style, first, 0, shape.n_rot, turned, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, first, 0, shape.n_rot, turned, 1, 1, shape.d);
         memcpy(back, turned, sizeof(turned));
-        kv_rope_turn_back(shape.style, first, 0, shape.n_rot, back, 1, 1, shape.d);
+        kv_rope_unrotate(shape.style, first, 0, shape.n_rot, back, 1, 1, shape.d);
         memcpy(shifted, turned, sizeof(turned));
-        kv_rope_turn(shape.style, negative, 0, shape.n_rot, shifted, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, negative, 0, shape.n_rot, shifted, 1, 1, shape.d);
         EXPECT(floats_all_same(shifted, back, shape.d)); /* back is turning by the negative */
         memcpy(shifted, turned, sizeof(turned));
-        kv_rope_turn(shape.style, shift, 0, shape.n_rot, shifted, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, shift, 0, shape.n_rot, shifted, 1, 1, shape.d);
         memcpy(at_once, before, sizeof(before));
-        kv_rope_turn(shape.style, both, 0, shape.n_rot, at_once, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, both, 0, shape.n_rot, at_once, 1, 1, shape.d);
         for (size_t i = 0; i < shape.n_rot / 2; i++) {
             const double angle = (double)position * frequencies[i];
             size_t a, b;
@@ -183,8 +183,8 @@ static void turns_of_many(void **state)
 
     (void)state;
     kv_rope_frequencies(500000, N_ROT, NULL, frequencies);
-    kv_rope_turns(frequencies, N_ROT, 5, N, run);
-    kv_rope_turns_at(frequencies, N_ROT, positions, N, list);
+    kv_rope_rotations(frequencies, N_ROT, 5, N, run);
+    kv_rope_rotations_at(frequencies, N_ROT, positions, N, list);
     assert_memory_equal(run, list, sizeof(run));
     for (int i = 0; i < N; i++)
         for (int j = 0; j < N_ROT / 2; j++) {
@@ -193,7 +193,7 @@ static void turns_of_many(void **state)
             assert_true(run[i * N_ROT + 2 * j] == (float)cos(angle));
             assert_true(run[i * N_ROT + 2 * j + 1] == (float)sin(angle));
         }
-    kv_rope_turns(frequencies, N_ROT, 0, 1, run);
+    kv_rope_rotations(frequencies, N_ROT, 0, 1, run);
     for (int j = 0; j < N_ROT / 2; j++)
         assert_true(run[2 * j] == 1 && run[2 * j + 1] == 0);
 }

@@ -49,11 +49,11 @@ static void tiers(void **state)
     unsigned n = 0;
 
     (void)state;
-    for (; kv_select_kernels_at(n) != NULL; n++)
-        print_message("select: %s\n", kv_select_kernels_at(n)->name);
+    for (; kv_topk_kernels_at(n) != NULL; n++)
+        print_message("select: %s\n", kv_topk_kernels_at(n)->name);
     assert_true(n >= 1);
-    assert_string_equal(kv_select_kernels_at(0)->name, "scalar");
-    assert_null(kv_select_kernels_at(~0u));
+    assert_string_equal(kv_topk_kernels_at(0)->name, "scalar");
+    assert_null(kv_topk_kernels_at(~0u));
 }
 
 /* Numbers of rows, many of them 0. */
@@ -68,7 +68,7 @@ static uint32_t *some_counts(size_t n, void **ret_base)
 
 static void all_is_the_same(void **state)
 {
-    const struct kv_select_kernels *plain = kv_select_kernels_at(0), *kernels;
+    const struct kv_topk_kernels *plain = kv_topk_kernels_at(0), *kernels;
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
@@ -82,10 +82,10 @@ static void all_is_the_same(void **state)
         const float scale = some_scale();
 
         floats_fill(&dice, kind, scores, n);
-        for (unsigned i = 1; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 1; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
             const float odd = floats_one(&dice, FLOATS_SPECIAL);
             const float max = plain->max(scores, NULL, n), some = plain->max(scores, counts, n);
-            static struct kv_selector one, other;
+            static struct kv_topk one, other;
 
             EXPECT(floats_same(kernels->max(scores, NULL, n), max));
             EXPECT(floats_same(kernels->max(scores, counts, n), some));
@@ -125,7 +125,7 @@ static void all_is_the_same(void **state)
 
             /* What is between two bounds. */
             size_t n_above, n_others;
-            uint32_t least = kv_score_image(odd), most = kv_score_image(some);
+            uint32_t least = kv_score_key(odd), most = kv_score_key(some);
             const uint32_t swap = least;
             if (least > most) {
                 least = most;
@@ -135,9 +135,9 @@ static void all_is_the_same(void **state)
             EXPECT(kernels->between(scores, n, least, most, b, &n_others) == n_between);
             EXPECT(n_above == n_others && floats_all_same(a, b, n_between));
 
-            kv_selector_begin(&one, 1 + n / 2);
-            one.pass = (uint32_t)kv_random_below(&dice, KV_SELECTOR_PASSES);
-            one.bound = kv_score_image(n > 0 ? scores[0] : odd);
+            kv_topk_begin(&one, 1 + n / 2);
+            one.pass = (uint32_t)kv_random_below(&dice, KV_TOPK_PASSES);
+            one.bound = kv_score_key(n > 0 ? scores[0] : odd);
             other = one;
             plain->count(&one, scores, round % 2 == 0 ? counts : NULL, n);
             kernels->count(&other, scores, round % 2 == 0 ? counts : NULL, n);
@@ -149,7 +149,7 @@ static void all_is_the_same(void **state)
 }
 
 /* exp() of one number at most 0, or of one whose largest is 0. */
-static float exp_of(const struct kv_select_kernels *kernels, float x)
+static float exp_of(const struct kv_topk_kernels *kernels, float x)
 {
     kernels->exps(&x, NULL, 1, 1, 0);
     return x;
@@ -157,10 +157,10 @@ static float exp_of(const struct kv_select_kernels *kernels, float x)
 
 static void exp_is_exp(void **state)
 {
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
 
     (void)state;
-    for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+    for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
         double worst = 0;
 
         for (float x = -87; x <= 0; x += 0.00073f) {
@@ -182,11 +182,11 @@ static void exp_is_exp(void **state)
 
 static void sums_are_right(void **state)
 {
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
 
     (void)state;
     for (int round = 0; round < 500; round++)
-        for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
             const enum float_kind kind = FLOATS_UNIFORM;
             const size_t n = 1 + length();
             const float scale = some_scale();
@@ -222,12 +222,12 @@ static void sums_are_right(void **state)
  * make large: a weight is at most 1 all the same, so that a sum of them fits its integer. */
 static void weights_are_at_most_one(void **state)
 {
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
     const float huge[2] = {0x1.234568p+100f, 0x1.234566p+100f};
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++)
-        for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+        for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
             const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
             const size_t n = 1 + length();
             const float scale = some_scale();
@@ -256,11 +256,11 @@ static void nothing_and_nan(void **state)
     static const float nans[3] = {NAN, NAN, NAN}, mixed[3] = {NAN, -2, NAN};
     static const float zeros[2] = {-0.0f, -0.0f}, one = 1;
     static const uint32_t none[3] = {0, 0, 0}, first[3] = {1, 0, 0};
-    static struct kv_selector selector;
-    const struct kv_select_kernels *kernels;
+    static struct kv_topk selector;
+    const struct kv_topk_kernels *kernels;
 
     (void)state;
-    for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+    for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
         float low[3] = {-INFINITY, -INFINITY, NAN}, high[3] = {INFINITY, 7, NAN};
         float values[3] = {NAN, -2, NAN};
 
@@ -279,12 +279,12 @@ static void nothing_and_nan(void **state)
         kernels->merge_max(NULL, 0, &one, 1, 0, NULL);
         kernels->merge_sum(NULL, 0, NULL, 0, 0, NULL);
         kernels->merge_max(NULL, 0, NULL, 0, 0, NULL);
-        kv_selector_begin(&selector, 7);
+        kv_topk_begin(&selector, 7);
         kernels->count(&selector, NULL, NULL, 0);
         assert_int_equal(kernels->collect(&selector, NULL, NULL, 0, 0, NULL), 0);
     }
-    assert_int_equal(kv_select(NULL, 0, 0, NULL, NULL), 0);
-    assert_int_equal(kv_select(NULL, 0, 7, NULL, NULL), 0);
+    assert_int_equal(kv_topk_select(NULL, 0, 0, NULL, NULL), 0);
+    assert_int_equal(kv_topk_select(NULL, 0, 7, NULL, NULL), 0);
     assert_true(kv_softmax_factor(0) == 0);
 }
 
@@ -311,22 +311,22 @@ static int ascending(const void *first, const void *second)
 }
 
 /* The k largest with the functions of one table, the scores in some parts. */
-static size_t choose(const struct kv_select_kernels *kernels,
+static size_t choose(const struct kv_topk_kernels *kernels,
                      const float *scores,
                      size_t n,
                      size_t k,
                      uint32_t *ret)
 {
-    static struct kv_selector selector;
+    static struct kv_topk selector;
     size_t n_chosen = 0;
 
-    kv_selector_begin(&selector, k);
-    for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+    kv_topk_begin(&selector, k);
+    for (unsigned pass = 0; pass < KV_TOPK_PASSES; pass++) {
         for (size_t i = 0, part; i < n && k > 0; i += part) {
             part = 1 + kv_random_below(&dice, n - i);
             kernels->count(&selector, scores + i, NULL, part);
         }
-        kv_selector_next(&selector);
+        kv_topk_next(&selector);
     }
     for (size_t i = 0, part; i < n; i += part) {
         part = 1 + kv_random_below(&dice, n - i);
@@ -341,7 +341,7 @@ check_choice(int round, enum float_kind kind, const float *scores, size_t n, siz
 {
     const size_t n_chosen = k < n ? k : n;
     uint32_t *expected = malloc((n + 1) * sizeof(uint32_t));
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
 
     assert_non_null(expected);
     for (size_t i = 0; i < n; i++)
@@ -349,14 +349,14 @@ check_choice(int round, enum float_kind kind, const float *scores, size_t n, siz
     sorted_scores = scores;
     qsort(expected, n, sizeof(uint32_t), before);
     qsort(expected, n_chosen, sizeof(uint32_t), ascending);
-    for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
+    for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
         void *base;
         uint32_t *chosen =
-            floats_exact(&dice, (n_chosen + KV_SELECT_SPARE) * sizeof(uint32_t), 4, &base);
+            floats_exact(&dice, (n_chosen + KV_TOPK_SPARE) * sizeof(uint32_t), 4, &base);
 
         EXPECT(choose(kernels, scores, n, k, chosen) == n_chosen);
         EXPECT(memcmp(chosen, expected, n_chosen * sizeof(uint32_t)) == 0);
-        EXPECT(kv_select(scores, n, k, chosen, room) == n_chosen);
+        EXPECT(kv_topk_select(scores, n, k, chosen, room) == n_chosen);
         EXPECT(memcmp(chosen, expected, n_chosen * sizeof(uint32_t)) == 0);
         free(base);
     }
@@ -367,7 +367,7 @@ check_choice(int round, enum float_kind kind, const float *scores, size_t n, siz
  * as many rows by mass and by a least weight. */
 static void items_are_rows(void **state)
 {
-    const struct kv_select_kernels *kernels;
+    const struct kv_topk_kernels *kernels;
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
@@ -388,29 +388,29 @@ static void items_are_rows(void **state)
             for (uint32_t j = 0; j < counts[i]; j++)
                 rows[n_rows++] = scores[i];
         const size_t k = kv_random_below(&dice, n_rows + 2);
-        for (unsigned i = 0; (kernels = kv_select_kernels_at(i)) != NULL; i++) {
-            static struct kv_selector of_items, of_rows;
+        for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
+            static struct kv_topk of_items, of_rows;
 
-            kv_selector_begin(&of_items, k);
-            kv_selector_begin(&of_rows, k);
-            for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+            kv_topk_begin(&of_items, k);
+            kv_topk_begin(&of_rows, k);
+            for (unsigned pass = 0; pass < KV_TOPK_PASSES; pass++) {
                 if (k > 0) {
                     kernels->count(&of_items, scores, counts, n);
                     kernels->count(&of_rows, rows, NULL, n_rows);
                 }
-                kv_selector_next(&of_items);
-                kv_selector_next(&of_rows);
+                kv_topk_next(&of_items);
+                kv_topk_next(&of_rows);
             }
             EXPECT(memcmp(&of_items, &of_rows, sizeof(of_rows)) == 0);
 
             /* Items above the bound and at it: so many rows are taken. */
-            uint32_t *above = malloc((n + KV_SELECT_SPARE) * sizeof(uint32_t));
-            uint32_t *equal = malloc((n + KV_SELECT_SPARE) * sizeof(uint32_t));
+            uint32_t *above = malloc((n + KV_TOPK_SPARE) * sizeof(uint32_t));
+            uint32_t *equal = malloc((n + KV_TOPK_SPARE) * sizeof(uint32_t));
             size_t n_above, n_equal, n_taken = 0, at_above = 0, at_equal = 0;
             assert_true(above != NULL && equal != NULL);
             kernels->items(&of_items, scores, counts, n, above, &n_above, equal, &n_equal);
             for (uint32_t item = 0; item < n; item++) {
-                const uint32_t image = kv_score_image(scores[item]);
+                const uint32_t image = kv_score_key(scores[item]);
                 const bool is_above = at_above < n_above && above[at_above] == item;
                 const bool is_equal = at_equal < n_equal && equal[at_equal] == item;
 
@@ -425,7 +425,7 @@ static void items_are_rows(void **state)
             free(above);
             free(equal);
         }
-        kernels = kv_select_kernels_at(0);
+        kernels = kv_topk_kernels_at(0);
         const float max = kv_scores_max(scores, counts, n);
         EXPECT(floats_same(kv_scores_max(rows, NULL, n_rows), max));
         memcpy(exps, scores, n * sizeof(float));
@@ -437,7 +437,7 @@ static void items_are_rows(void **state)
         kv_mass_begin(&of_items, total, share);
         kv_mass_begin(&of_rows, total, share);
         const uint64_t wanted = of_rows.wanted;
-        for (unsigned pass = 0; pass < KV_SELECTOR_PASSES; pass++) {
+        for (unsigned pass = 0; pass < KV_TOPK_PASSES; pass++) {
             kv_mass_count(&of_items, exps, counts, n);
             kv_mass_count(&of_rows, rows, NULL, n_rows);
             kv_mass_next(&of_items);
@@ -445,12 +445,12 @@ static void items_are_rows(void **state)
         }
         EXPECT(of_items.n_rows == of_rows.n_rows);
         /* So many weigh enough, one less would not. */
-        uint32_t *chosen = malloc((n_rows + KV_SELECT_SPARE) * sizeof(uint32_t));
+        uint32_t *chosen = malloc((n_rows + KV_TOPK_SPARE) * sizeof(uint32_t));
         assert_non_null(chosen);
         for (unsigned less = 0; less < 2 && of_rows.n_rows >= less; less++) {
             uint64_t mass = 0;
             const size_t n_chosen =
-                kv_select(rows, n_rows, of_rows.n_rows - less, chosen, room);
+                kv_topk_select(rows, n_rows, of_rows.n_rows - less, chosen, room);
             for (size_t i = 0; i < n_chosen; i++)
                 mass += kv_weights_sum(rows + chosen[i], NULL, 1);
             EXPECT(less == 0 ? mass >= wanted : mass < wanted);

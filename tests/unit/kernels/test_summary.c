@@ -41,93 +41,97 @@ static uint32_t below(uint32_t n)
     return (uint32_t)kv_random_below(&dice, n);
 }
 
-static struct kv_rest_shape some_shape(uint32_t d_max)
+static struct kv_summary_shape some_shape(uint32_t d_max)
 {
-    return (struct kv_rest_shape){
+    return (struct kv_summary_shape){
         .type = KV_KEY_FP32,
         .d_k = 1 + below(d_max),
         .d_v = 1 + below(d_max),
-        .bits = below(2) == 0 ? KV_REST_16 : KV_REST_64,
+        .bits = below(2) == 0 ? KV_SUMMARY_16 : KV_SUMMARY_64,
     };
 }
 
-static size_t elements_of(const struct kv_rest_shape *shape)
+static size_t elements_of(const struct kv_summary_shape *shape)
 {
     return (size_t)shape->d_k + shape->d_v;
 }
 
 /* Builds from rows that lie `stride` bytes apart; returns the group, free with free(). */
-static void *build(const struct kv_rest_shape *shape,
+static void *build(const struct kv_summary_shape *shape,
                    const void *rows,
                    size_t stride,
                    uint32_t n_rows,
                    uint64_t build_seed)
 {
-    void *bases[2], *group = malloc(kv_rest_bytes(shape));
-    float *scratch = floats_exact(&dice, kv_rest_scratch_bytes(shape), 4, &bases[0]);
-    struct kv_rest_build work;
+    void *bases[2], *group = malloc(kv_summary_bytes(shape));
+    float *scratch = floats_exact(&dice, kv_summary_scratch_bytes(shape), 4, &bases[0]);
+    struct kv_summary_build work;
     uint32_t first, n, n_slices = 0;
 
     assert_non_null(group);
-    memset(scratch, GUARD, kv_rest_scratch_bytes(shape));
-    kv_rest_build_begin(&work, shape, n_rows, build_seed, scratch);
-    for (; kv_rest_build_next(&work, &first, &n); n_slices++) {
+    memset(scratch, GUARD, kv_summary_scratch_bytes(shape));
+    kv_summary_build_begin(&work, shape, n_rows, build_seed, scratch);
+    for (; kv_summary_build_next(&work, &first, &n); n_slices++) {
         /* Only those rows. */
         const size_t row_bytes = elements_of(shape) * (shape->type == KV_KEY_FP32 ? 4 : 2);
         const size_t bytes = n == 0 ? 0 : (n - 1) * stride + row_bytes;
         uint8_t *slice = floats_exact(&dice, bytes, 1, &bases[1]);
 
-        assert_true(first + n <= n_rows && n <= KV_REST_SLICE);
-        assert_true(n == 0 || first / KV_REST_SLICE == (first + n - 1) / KV_REST_SLICE);
+        assert_true(first + n <= n_rows && n <= KV_SUMMARY_SLICE);
+        assert_true(n == 0 || first / KV_SUMMARY_SLICE == (first + n - 1) / KV_SUMMARY_SLICE);
         if (n > 0)
             memcpy(slice, (const uint8_t *)rows + first * stride, bytes);
-        kv_rest_build_slice(&work, n > 0 ? slice : NULL, stride);
+        kv_summary_build_slice(&work, n > 0 ? slice : NULL, stride);
         free(bases[1]);
     }
-    assert_true(n_slices <= 5 * (KV_REST_ROWS / KV_REST_SLICE) + 4);
-    kv_rest_build_end(&work, group);
+    assert_true(n_slices <= 5 * (KV_SUMMARY_ROWS / KV_SUMMARY_SLICE) + 4);
+    kv_summary_build_end(&work, group);
     free(bases[0]);
-    assert_true(kv_rest_valid(shape, group));
+    assert_true(kv_summary_valid(shape, group));
     return group;
 }
 
-static void *build_floats(const struct kv_rest_shape *shape, const float *rows, uint32_t n_rows)
+static void *
+build_floats(const struct kv_summary_shape *shape, const float *rows, uint32_t n_rows)
 {
     return build(shape, rows, elements_of(shape) * sizeof(float), n_rows, 1);
 }
 
-static const uint8_t *numbers_of(const struct kv_rest_shape *shape, const void *group)
+static const uint8_t *numbers_of(const struct kv_summary_shape *shape, const void *group)
 {
-    return (const uint8_t *)group + kv_rest_at_numbers(shape);
+    return (const uint8_t *)group + kv_summary_at_numbers(shape);
 }
 
-static const uint16_t *counts_of(const struct kv_rest_shape *shape, const void *group)
+static const uint16_t *counts_of(const struct kv_summary_shape *shape, const void *group)
 {
-    return (const void *)((const uint8_t *)group + kv_rest_at_counts(shape));
+    return (const void *)((const uint8_t *)group + kv_summary_at_counts(shape));
 }
 
-static double key_of(const struct kv_rest_shape *shape, const void *group, size_t c, size_t i)
+static double
+key_of(const struct kv_summary_shape *shape, const void *group, size_t c, size_t i)
 {
     const uint8_t *at = group;
     float scale;
 
-    memcpy(&scale, at + kv_rest_at_key_scales(shape) + 4 * c, 4);
-    return (double)scale * (int8_t)at[kv_rest_at_keys(shape) + c * kv_rest_up(shape->d_k) + i];
-}
-
-static double value_of(const struct kv_rest_shape *shape, const void *group, size_t c, size_t i)
-{
-    const uint8_t *at = group;
-    float scale;
-
-    memcpy(&scale, at + kv_rest_at_value_scales(shape) + 4 * c, 4);
+    memcpy(&scale, at + kv_summary_at_key_scales(shape) + 4 * c, 4);
     return (double)scale *
-           (int8_t)at[kv_rest_at_values(shape) + c * kv_rest_up(shape->d_v) + i];
+           (int8_t)at[kv_summary_at_keys(shape) + c * kv_summary_up(shape->d_k) + i];
 }
 
-static struct kv_rest_head head_of(const void *group)
+static double
+value_of(const struct kv_summary_shape *shape, const void *group, size_t c, size_t i)
 {
-    struct kv_rest_head head;
+    const uint8_t *at = group;
+    float scale;
+
+    memcpy(&scale, at + kv_summary_at_value_scales(shape) + 4 * c, 4);
+    return (double)scale *
+           (int8_t)at[kv_summary_at_values(shape) + c * kv_summary_up(shape->d_v) + i];
+}
+
+static struct kv_summary_head head_of(const void *group)
+{
+    struct kv_summary_head head;
 
     memcpy(&head, group, sizeof(head));
     return head;
@@ -138,22 +142,22 @@ static void tiers(void **state)
     unsigned n = 0, n_estimate = 0;
 
     (void)state;
-    for (; kv_rest_kernels_at(n) != NULL; n++)
-        print_message("summary: %s\n", kv_rest_kernels_at(n)->name);
+    for (; kv_summary_kernels_at(n) != NULL; n++)
+        print_message("summary: %s\n", kv_summary_kernels_at(n)->name);
     for (; kv_estimate_kernels_at(n_estimate) != NULL; n_estimate++)
         print_message("estimate: %s\n", kv_estimate_kernels_at(n_estimate)->name);
     assert_true(n >= 1 && n_estimate >= 1);
-    assert_string_equal(kv_rest_kernels_at(0)->name, "scalar");
+    assert_string_equal(kv_summary_kernels_at(0)->name, "scalar");
     assert_string_equal(kv_estimate_kernels_at(0)->name, "scalar");
-    assert_null(kv_rest_kernels_at(~0u));
+    assert_null(kv_summary_kernels_at(~0u));
     assert_null(kv_estimate_kernels_at(~0u));
 }
 
 /* ---- implementations --------------------------------------------------------------------- */
 
 static void check_vectors(int round,
-                          const struct kv_rest_kernels *plain,
-                          const struct kv_rest_kernels *kernels)
+                          const struct kv_summary_kernels *plain,
+                          const struct kv_summary_kernels *kernels)
 {
     const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
     const size_t n = below(20), d_k = 1 + below(40), d = d_k + 1 + below(40), stride = d;
@@ -179,7 +183,7 @@ static void check_vectors(int round,
     memcpy(sums[1], sums[0], d * sizeof(float));
     memcpy(squares[1], squares[0], d * sizeof(float));
     for (size_t i = 0; i < n; i++)
-        numbers[i] = (uint8_t)(below(8) == 0 ? KV_REST_NONE : below(7));
+        numbers[i] = (uint8_t)(below(8) == 0 ? KV_SUMMARY_NONE : below(7));
 
     const double distance =
         plain->distance(vectors[0], n * d / d_k < n ? 0 : n, d_k, means, stride, numbers);
@@ -199,14 +203,14 @@ static void check_vectors(int round,
 }
 
 /* A group of random numbers, which no rows need have made. */
-static void *some_group(const struct kv_rest_shape *shape, void **ret_base)
+static void *some_group(const struct kv_summary_shape *shape, void **ret_base)
 {
-    uint8_t *group = floats_exact(&dice, kv_rest_bytes(shape), 4, ret_base);
-    const size_t n_summaries = kv_rest_n_summaries(shape);
-    const struct kv_rest_head head = {.variance = (float)below(100) / 64};
-    float *scales = (void *)(group + kv_rest_at_key_scales(shape));
+    uint8_t *group = floats_exact(&dice, kv_summary_bytes(shape), 4, ret_base);
+    const size_t n_summaries = kv_summary_count(shape);
+    const struct kv_summary_head head = {.variance = (float)below(100) / 64};
+    float *scales = (void *)(group + kv_summary_at_key_scales(shape));
 
-    kv_random_fill(&dice, group, kv_rest_bytes(shape));
+    kv_random_fill(&dice, group, kv_summary_bytes(shape));
     memcpy(group, &head, sizeof(head));
     for (size_t i = 0; i < 2 * n_summaries; i++)
         scales[i] = (float)below(1000) / 20000;
@@ -218,12 +222,12 @@ static void check_add(int round,
                       const struct kv_estimate_kernels *kernels)
 {
     const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
-    const struct kv_rest_shape shape = some_shape(round % 7 == 0 ? 200 : 40);
-    const size_t n_summaries = kv_rest_n_summaries(&shape), n_queries = below(QUERIES_MAX + 1);
+    const struct kv_summary_shape shape = some_shape(round % 7 == 0 ? 200 : 40);
+    const size_t n_summaries = kv_summary_count(&shape), n_queries = below(QUERIES_MAX + 1);
     const size_t n_scored = below(3) == 0 ? 0 : below(SCORED_MAX);
     const size_t stride = n_scored + below(4);
     const bool shared = below(2) == 0;
-    const size_t n_state = kv_rest_floats(&shape, n_queries);
+    const size_t n_state = kv_estimate_floats(&shape, n_queries);
     void *bases[8];
     float *queries = some_floats(n_queries * shape.d_k, &bases[0]);
     float *scores = some_floats(n_queries * stride, &bases[1]);
@@ -234,16 +238,16 @@ static void check_add(int round,
     float *squares = some_floats(n_queries, &bases[7]);
 
     floats_fill(&dice, kind, queries, n_queries * shape.d_k);
-    kv_rest_squares(shape.d_k, queries, n_queries, squares);
+    kv_estimate_squares(shape.d_k, queries, n_queries, squares);
     floats_fill(&dice, kind, scores, n_queries * stride);
     for (size_t i = 0; i < n_scored; i++)
         numbers[i] = (uint8_t)below((uint32_t)n_summaries);
     for (size_t i = 0; i < (shared ? 1 : n_queries) * n_summaries; i++)
-        counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(KV_REST_ROWS + 1));
-    kv_rest_begin(&shape, n_queries, expected);
-    kv_rest_begin(&shape, n_queries, state);
+        counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(KV_SUMMARY_ROWS + 1));
+    kv_estimate_begin(&shape, n_queries, expected);
+    kv_estimate_begin(&shape, n_queries, state);
     for (int i = 0; i < 3; i++) {
-        const struct kv_rest_question question = {
+        const struct kv_estimate_question question = {
             .queries = queries,
             .squares = squares,
             .n_queries = n_queries,
@@ -270,13 +274,13 @@ static void check_add(int round,
 
 static void same(void **state)
 {
-    const struct kv_rest_kernels *kernels;
+    const struct kv_summary_kernels *kernels;
     const struct kv_estimate_kernels *estimate;
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
-        for (unsigned i = 1; (kernels = kv_rest_kernels_at(i)) != NULL; i++)
-            check_vectors(round, kv_rest_kernels_at(0), kernels);
+        for (unsigned i = 1; (kernels = kv_summary_kernels_at(i)) != NULL; i++)
+            check_vectors(round, kv_summary_kernels_at(0), kernels);
         for (unsigned i = 1; (estimate = kv_estimate_kernels_at(i)) != NULL; i++)
             check_add(round, kv_estimate_kernels_at(0), estimate);
     }
@@ -287,14 +291,14 @@ static void same(void **state)
 static bool is_in(const float *row, size_t d)
 {
     for (size_t i = 0; i < d; i++)
-        if (!(fabsf(row[i]) <= KV_REST_MOST))
+        if (!(fabsf(row[i]) <= KV_SUMMARY_MOST))
             return false;
     return true;
 }
 
 /* What a group says is what its rows are. */
 static void check_group(int round,
-                        const struct kv_rest_shape *shape,
+                        const struct kv_summary_shape *shape,
                         const void *group,
                         const float *rows,
                         uint32_t n_rows)
@@ -305,7 +309,7 @@ static void check_group(int round,
     size_t n_in = 0;
 
     EXPECT(head_of(group).n_rows == n_rows);
-    for (size_t c = 0; c < kv_rest_n_summaries(shape); c++) {
+    for (size_t c = 0; c < kv_summary_count(shape); c++) {
         const size_t count = counts_of(shape, group)[c];
 
         for (size_t half = 0; half < 2; half++) {
@@ -341,8 +345,8 @@ static void check_group(int round,
         }
     }
     for (size_t row = 0; row < n_rows; row++) {
-        EXPECT((numbers[row] != KV_REST_NONE) == is_in(rows + row * d, d));
-        n_in += numbers[row] != KV_REST_NONE;
+        EXPECT((numbers[row] != KV_SUMMARY_NONE) == is_in(rows + row * d, d));
+        n_in += numbers[row] != KV_SUMMARY_NONE;
     }
     if (n_in > 0) {
         variance /= (double)(n_in * d_k);
@@ -358,7 +362,7 @@ static void groups(void **state)
     for (int round = 0; round < ROUNDS / 4; round++) {
         static const uint32_t lengths[] = {1, 2, 5, 15, 16, 17, 63, 64, 65, 1023, 1024};
         const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
-        const struct kv_rest_shape shape = some_shape(40);
+        const struct kv_summary_shape shape = some_shape(40);
         const size_t d = elements_of(&shape);
         const uint32_t n_rows = below(2) == 0
                                     ? lengths[below(sizeof(lengths) / sizeof(lengths[0]))]
@@ -383,11 +387,12 @@ static void same_rows_same_group(void **state)
         D = 24,
         N = 700
     };
-    struct kv_rest_shape shape = {.type = KV_KEY_FP32, .d_k = 16, .d_v = 8, .bits = KV_REST_16};
+    struct kv_summary_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 16, .d_v = 8, .bits = KV_SUMMARY_16};
     static float rows[N][D];
     static uint16_t halves[N][D];
     static uint8_t apart[N * 131];
-    const size_t bytes = kv_rest_bytes(&shape);
+    const size_t bytes = kv_summary_bytes(&shape);
     void *plain, *other;
 
     (void)state;
@@ -424,8 +429,8 @@ static void rows_that_are_none(void **state)
         D = 12,
         N = 256
     };
-    const struct kv_rest_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 4, .d_v = 8, .bits = KV_REST_64};
+    const struct kv_summary_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 4, .d_v = 8, .bits = KV_SUMMARY_64};
     static float rows[N][D];
 
     (void)state;
@@ -440,7 +445,7 @@ static void rows_that_are_none(void **state)
                     rows[row][row % D] = row % 3 == 0 ? NAN : row % 3 == 1 ? -INFINITY : 2e15f;
         group = build_floats(&shape, rows[0], N);
         for (size_t row = 0; row < N; row++)
-            n_none += numbers_of(&shape, group)[row] == KV_REST_NONE;
+            n_none += numbers_of(&shape, group)[row] == KV_SUMMARY_NONE;
         assert_int_equal(n_none, kept == 0 ? N : kept == 1 ? N - 1 : N / 2);
         check_group(kept, &shape, group, rows[0], N);
         free(group);
@@ -449,53 +454,54 @@ static void rows_that_are_none(void **state)
 
 static void validity(void **state)
 {
-    const struct kv_rest_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_REST_16};
-    const struct kv_rest_shape other = {
-        .type = KV_KEY_FP32, .d_k = 6, .d_v = 7, .bits = KV_REST_16};
+    const struct kv_summary_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_SUMMARY_16};
+    const struct kv_summary_shape other = {
+        .type = KV_KEY_FP32, .d_k = 6, .d_v = 7, .bits = KV_SUMMARY_16};
     float rows[100 * 12], huge = INFINITY;
-    uint8_t *group, *copy = malloc(kv_rest_bytes(&shape));
-    const size_t numbers = kv_rest_at_numbers(&shape);
+    uint8_t *group, *copy = malloc(kv_summary_bytes(&shape));
+    const size_t numbers = kv_summary_at_numbers(&shape);
 
     (void)state;
     assert_non_null(copy);
-    assert_false(kv_rest_shape_valid(&(struct kv_rest_shape){KV_KEY_FP32, 0, 7, KV_REST_16}));
-    assert_false(kv_rest_shape_valid(&(struct kv_rest_shape){KV_KEY_FP32, 5, 7, 5}));
-    assert_true(kv_rest_shape_valid(&shape));
+    assert_false(
+        kv_summary_shape_valid(&(struct kv_summary_shape){KV_KEY_FP32, 0, 7, KV_SUMMARY_16}));
+    assert_false(kv_summary_shape_valid(&(struct kv_summary_shape){KV_KEY_FP32, 5, 7, 5}));
+    assert_true(kv_summary_shape_valid(&shape));
     /* What is on disk stays where it is. */
-    assert_int_equal(kv_rest_at_counts(&shape), 16);
-    assert_int_equal(kv_rest_at_key_scales(&shape), 48);
-    assert_int_equal(kv_rest_at_value_scales(&shape), 112);
-    assert_int_equal(kv_rest_at_keys(&shape), 176);
-    assert_int_equal(kv_rest_at_values(&shape), 432);
-    assert_int_equal(kv_rest_at_numbers(&shape), 688);
-    assert_int_equal(kv_rest_bytes(&shape), 1712);
-    assert_int_equal(offsetof(struct kv_rest_head, variance), 12);
+    assert_int_equal(kv_summary_at_counts(&shape), 16);
+    assert_int_equal(kv_summary_at_key_scales(&shape), 48);
+    assert_int_equal(kv_summary_at_value_scales(&shape), 112);
+    assert_int_equal(kv_summary_at_keys(&shape), 176);
+    assert_int_equal(kv_summary_at_values(&shape), 432);
+    assert_int_equal(kv_summary_at_numbers(&shape), 688);
+    assert_int_equal(kv_summary_bytes(&shape), 1712);
+    assert_int_equal(offsetof(struct kv_summary_head, variance), 12);
     floats_fill(&dice, FLOATS_UNIFORM, rows, 100 * 12);
     group = build_floats(&shape, rows, 100);
-    assert_false(kv_rest_valid(&other, group));
+    assert_false(kv_summary_valid(&other, group));
     for (size_t i = 0; i < 12; i++) {
-        memcpy(copy, group, kv_rest_bytes(&shape));
+        memcpy(copy, group, kv_summary_bytes(&shape));
         copy[i] ^= 0x80;
         /* 128 rows more, which are in no summary, are nothing bad. */
-        assert_int_equal(kv_rest_valid(&shape, copy), i == 2);
+        assert_int_equal(kv_summary_valid(&shape, copy), i == 2);
     }
     for (size_t i = 0; i < 5; i++) {
-        const size_t places[] = {12, 16, kv_rest_at_key_scales(&shape) + 8,
-                                 kv_rest_at_value_scales(&shape) + 60, 48};
+        const size_t places[] = {12, 16, kv_summary_at_key_scales(&shape) + 8,
+                                 kv_summary_at_value_scales(&shape) + 60, 48};
 
-        memcpy(copy, group, kv_rest_bytes(&shape));
+        memcpy(copy, group, kv_summary_bytes(&shape));
         memcpy(copy + places[i], &huge, sizeof(huge));
-        assert_false(kv_rest_valid(&shape, copy));
+        assert_false(kv_summary_valid(&shape, copy));
     }
-    memcpy(copy, group, kv_rest_bytes(&shape));
+    memcpy(copy, group, kv_summary_bytes(&shape));
     copy[numbers + 3] = 16;
-    assert_false(kv_rest_valid(&shape, copy));
-    copy[numbers + 3] = KV_REST_NONE; /* its count is one too many */
-    assert_false(kv_rest_valid(&shape, copy));
-    memcpy(copy, group, kv_rest_bytes(&shape));
+    assert_false(kv_summary_valid(&shape, copy));
+    copy[numbers + 3] = KV_SUMMARY_NONE; /* its count is one too many */
+    assert_false(kv_summary_valid(&shape, copy));
+    memcpy(copy, group, kv_summary_bytes(&shape));
     copy[numbers + 100] = 0;
-    assert_false(kv_rest_valid(&shape, copy));
+    assert_false(kv_summary_valid(&shape, copy));
     free(group);
     free(copy);
 }
@@ -526,33 +532,33 @@ static void counting(void **state)
     enum {
         END = 900
     };
-    static uint32_t taken[END], scored[END], places[KV_REST_ROWS];
+    static uint32_t taken[END], scored[END], places[KV_SUMMARY_ROWS];
     static float rows[400 * 8];
 
     (void)state;
     for (int round = 0; round < ROUNDS / 4; round++) {
-        const struct kv_rest_shape shape = {
-            .type = KV_KEY_FP32, .d_k = 4, .d_v = 4, .bits = KV_REST_16};
+        const struct kv_summary_shape shape = {
+            .type = KV_KEY_FP32, .d_k = 4, .d_v = 4, .bits = KV_SUMMARY_16};
         const uint32_t n_rows = 1 + below(400), first = below(END - n_rows);
         const uint32_t begin = below(3) == 0 ? below(END) : 0;
         const uint32_t end = below(3) == 0 ? begin + below(END) : UINT32_MAX;
         const size_t n_taken = some_tokens(END, 1 + below(20), taken);
         const size_t n_scored = some_tokens(END, 1 + below(9), scored);
         uint16_t counts[16], expected[16] = {0};
-        uint8_t numbers[KV_REST_ROWS];
+        uint8_t numbers[KV_SUMMARY_ROWS];
         size_t n, n_expected = 0;
         void *group;
 
         floats_fill(&dice, FLOATS_UNIFORM, rows, 400 * 8);
         rows[below(n_rows) * 8] = NAN;
         group = build_floats(&shape, rows, n_rows);
-        n = kv_rest_count(&shape, group, first, begin, end, taken, n_taken, scored, n_scored,
-                          counts, places, numbers);
+        n = kv_estimate_count(&shape, group, first, begin, end, taken, n_taken, scored,
+                              n_scored, counts, places, numbers);
         for (uint32_t row = 0; row < n_rows; row++) {
             const uint32_t token = first + row;
             const uint8_t number = numbers_of(&shape, group)[row];
 
-            if (token < begin || token >= end || number == KV_REST_NONE ||
+            if (token < begin || token >= end || number == KV_SUMMARY_NONE ||
                 has(taken, n_taken, token))
                 continue;
             if (!has(scored, n_scored, token)) {
@@ -577,8 +583,8 @@ enum {
     G = 5,
 };
 
-static const struct kv_rest_shape answered = {
-    .type = KV_KEY_FP32, .d_k = DK, .d_v = DV, .bits = KV_REST_16};
+static const struct kv_summary_shape answered = {
+    .type = KV_KEY_FP32, .d_k = DK, .d_v = DV, .bits = KV_SUMMARY_16};
 
 /* Rows about points, `spread` from them, one point after the other: so that the first
  * centroids, one from each part of the rows, are of all points. */
@@ -635,7 +641,7 @@ static void ask(const void *group,
                 float *ret_lse)
 {
     float squares[G];
-    const struct kv_rest_question question = {
+    const struct kv_estimate_question question = {
         .queries = queries,
         .squares = squares,
         .n_queries = G,
@@ -648,10 +654,10 @@ static void ask(const void *group,
     };
     float state[G * (2 + DV)];
 
-    kv_rest_begin(&answered, G, state);
-    kv_rest_squares(DK, queries, G, squares);
-    kv_rest_add(&answered, group, &question, state);
-    kv_rest_end(&answered, G, state, ret_output[0], ret_lse);
+    kv_estimate_begin(&answered, G, state);
+    kv_estimate_squares(DK, queries, G, squares);
+    kv_estimate_add(&answered, group, &question, state);
+    kv_estimate_end(&answered, G, state, ret_output[0], ret_lse);
 }
 
 static void estimate_is_near(void **state)
@@ -689,8 +695,8 @@ static void estimate_is_near(void **state)
 static void leftovers(void **state)
 {
     static float rows[N][DK + DV], scores[G][N];
-    static uint32_t tokens[N], places[KV_REST_ROWS];
-    static uint8_t numbers[KV_REST_ROWS];
+    static uint32_t tokens[N], places[KV_SUMMARY_ROWS];
+    static uint8_t numbers[KV_SUMMARY_ROWS];
     float queries[G][DK], output[G][DV], lse[G];
     uint16_t counts[16];
     bool all[N];
@@ -706,8 +712,8 @@ static void leftovers(void **state)
         tokens[row] = 70 + row;
     group = build_floats(&answered, rows[0], N);
 
-    n = kv_rest_count(&answered, group, 70, 0, 70 + N, tokens, N, NULL, 0, counts, places,
-                      numbers);
+    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, tokens, N, NULL, 0, counts, places,
+                          numbers);
     assert_int_equal(n, 0);
     ask(group, queries[0], counts, NULL, NULL, 0, output, lse);
     for (size_t query = 0; query < G; query++) {
@@ -716,8 +722,8 @@ static void leftovers(void **state)
             EXPECT(output[query][i] == 0);
     }
 
-    n = kv_rest_count(&answered, group, 70, 0, 70 + N, NULL, 0, tokens, N, counts, places,
-                      numbers);
+    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, NULL, 0, tokens, N, counts, places,
+                          numbers);
     assert_int_equal(n, N);
     for (size_t i = 0; i < 16; i++)
         assert_int_equal(counts[i], 0);
@@ -745,17 +751,17 @@ static void leftovers(void **state)
 /* corr as the header says, and never above 1: one summary of two rows. */
 static void correction(void **state)
 {
-    const struct kv_rest_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_REST_16};
+    const struct kv_summary_shape shape = {
+        .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_SUMMARY_16};
     float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
     float work[3], square;
     void *group = build_floats(&shape, vectors[0], 2);
-    struct kv_rest_question question = {.queries = query,
-                                        .squares = &square,
-                                        .n_queries = 1,
-                                        .scale = 1,
-                                        .counts = counts_of(&shape, group)};
-    struct kv_rest_head head = head_of(group);
+    struct kv_estimate_question question = {.queries = query,
+                                            .squares = &square,
+                                            .n_queries = 1,
+                                            .scale = 1,
+                                            .counts = counts_of(&shape, group)};
+    struct kv_summary_head head = head_of(group);
     int round = 0;
 
     (void)state;
@@ -766,10 +772,10 @@ static void correction(void **state)
 
         query[0] = (float)round * 2;
         query[1] = -(float)round; /* its product with the key is 0 */
-        kv_rest_squares(2, query, 1, &square);
-        kv_rest_begin(&shape, 1, work);
-        kv_rest_add(&shape, group, &question, work);
-        kv_rest_end(&shape, 1, work, output, lse);
+        kv_estimate_squares(2, query, 1, &square);
+        kv_estimate_begin(&shape, 1, work);
+        kv_estimate_add(&shape, group, &question, work);
+        kv_estimate_end(&shape, 1, work, output, lse);
         EXPECT(fabs((double)lse[0] - log(2) - fmin(1, corr * 5)) < 0.02 + 0.03 * round);
         EXPECT(fabs((double)output[0] - 3) < 1e-5);
     }

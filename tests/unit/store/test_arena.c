@@ -45,7 +45,7 @@ static void check(const struct lent *lent, size_t bytes)
 static void lends_and_takes_back(void **state)
 {
     static struct lent lent[LENT_MAX];
-    struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE);
+    struct kvs_arena *arena = kvs_arena_create((uint64_t)N_PAGES * KVS_ARENA_PAGE);
     uint64_t seed = kv_clock_now(&kv_clock_real);
     struct kv_random random;
     int classes[N_SIZES];
@@ -56,30 +56,30 @@ static void lends_and_takes_back(void **state)
     print_message("seed %llu\n", (unsigned long long)seed);
     kv_random_init(&random, seed);
     assert_non_null(arena);
-    base = kv_arena_base(arena);
-    assert_int_equal(kv_arena_bytes(arena), (uint64_t)N_PAGES * KV_ARENA_PAGE);
+    base = kvs_arena_base(arena);
+    assert_int_equal(kvs_arena_bytes(arena), (uint64_t)N_PAGES * KVS_ARENA_PAGE);
     for (unsigned i = 0; i < N_SIZES; i++) {
-        classes[i] = kv_arena_class_hold(arena, sizes[i]);
+        classes[i] = kvs_arena_class_hold(arena, sizes[i]);
         assert_true(classes[i] >= 0);
-        assert_int_equal(kv_arena_class_hold(arena, sizes[i]), classes[i]);
+        assert_int_equal(kvs_arena_class_hold(arena, sizes[i]), classes[i]);
     }
     for (unsigned step = 0; step < STEPS; step++) {
         if (kv_random_below(&random, 100) < (step / 5000 % 2 == 0 ? 60u : 40u)) {
             unsigned size = (unsigned)kv_random_below(&random, N_SIZES);
             uint32_t want = 1 + (uint32_t)kv_random_below(&random, 20), count = 0;
-            uint64_t room = kv_arena_room(arena, classes[size]);
+            uint64_t room = kvs_arena_room(arena, classes[size]);
 
             if (n + want > LENT_MAX)
                 continue;
-            uint8_t *run = kv_arena_alloc_run(arena, classes[size], want, &count);
+            uint8_t *run = kvs_arena_alloc_run(arena, classes[size], want, &count);
             if (run == NULL) {
                 assert_int_equal(room, 0);
                 continue;
             }
             assert_in_range(count, 1, want);
-            assert_int_equal(kv_arena_room(arena, classes[size]), room - count);
+            assert_int_equal(kvs_arena_room(arena, classes[size]), room - count);
             for (uint32_t i = 0; i < count; i++, run += sizes[size]) {
-                assert_true(run >= base && run + sizes[size] <= base + kv_arena_bytes(arena));
+                assert_true(run >= base && run + sizes[size] <= base + kvs_arena_bytes(arena));
                 lent[n] = (struct lent){run, size, (uint8_t)kv_random_next(&random)};
                 fill(&lent[n++], sizes[size]);
             }
@@ -87,90 +87,91 @@ static void lends_and_takes_back(void **state)
             size_t i = kv_random_below(&random, n);
 
             check(&lent[i], sizes[lent[i].size]);
-            kv_arena_free(arena, classes[lent[i].size], lent[i].at);
+            kvs_arena_free(arena, classes[lent[i].size], lent[i].at);
             lent[i] = lent[--n];
         }
     }
     while (n-- > 0) {
         check(&lent[n], sizes[lent[n].size]);
-        kv_arena_free(arena, classes[lent[n].size], lent[n].at);
+        kvs_arena_free(arena, classes[lent[n].size], lent[n].at);
     }
-    assert_int_equal(kv_arena_bytes_lent(arena), 0);
-    kv_arena_free(arena, classes[0], NULL);
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_arena_free(arena, classes[0], NULL);
+    kvs_arena_destroy(arena);
 }
 
 /* In an empty arena a run is whole as long as a page has room. */
 static void runs_are_adjacent(void **state)
 {
-    struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE);
-    int class_id = kv_arena_class_hold(arena, 64 << 10);
+    struct kvs_arena *arena = kvs_arena_create((uint64_t)N_PAGES * KVS_ARENA_PAGE);
+    int class_id = kvs_arena_class_hold(arena, 64 << 10);
     uint32_t count;
 
     (void)state;
-    assert_non_null(kv_arena_alloc_run(arena, class_id, 20, &count));
+    assert_non_null(kvs_arena_alloc_run(arena, class_id, 20, &count));
     assert_int_equal(count, 20);
-    assert_non_null(kv_arena_alloc_run(arena, class_id, 12, &count));
+    assert_non_null(kvs_arena_alloc_run(arena, class_id, 12, &count));
     assert_int_equal(count, 12);
-    assert_int_equal(kv_arena_bytes_lent(arena), KV_ARENA_PAGE);
+    assert_int_equal(kvs_arena_bytes_used(arena), KVS_ARENA_PAGE);
     /* More than a page: as much as one gives. */
-    assert_non_null(kv_arena_alloc_run(arena, class_id, 1000, &count));
+    assert_non_null(kvs_arena_alloc_run(arena, class_id, 1000, &count));
     assert_int_equal(count, 32);
-    kv_arena_destroy(arena);
+    kvs_arena_destroy(arena);
 }
 
 static void full_and_one_class_takes_all(void **state)
 {
-    struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE + 12345);
-    int small = kv_arena_class_hold(arena, 512),
-        page = kv_arena_class_hold(arena, KV_ARENA_PAGE);
+    struct kvs_arena *arena = kvs_arena_create((uint64_t)N_PAGES * KVS_ARENA_PAGE + 12345);
+    int small = kvs_arena_class_hold(arena, 512),
+        page = kvs_arena_class_hold(arena, KVS_ARENA_PAGE);
     uint8_t *elements[N_PAGES];
 
     (void)state;
     for (unsigned i = 0; i < N_PAGES; i++) {
-        elements[i] = kv_arena_alloc(arena, page);
+        elements[i] = kvs_arena_alloc(arena, page);
         assert_non_null(elements[i]);
     }
-    assert_null(kv_arena_alloc(arena, page));
-    assert_null(kv_arena_alloc(arena, small));
-    assert_int_equal(kv_arena_room(arena, small), 0);
-    assert_int_equal(kv_arena_bytes_lent(arena), kv_arena_bytes(arena));
-    kv_arena_free(arena, page, elements[3]);
-    uint8_t *first = kv_arena_alloc(arena, small);
+    assert_null(kvs_arena_alloc(arena, page));
+    assert_null(kvs_arena_alloc(arena, small));
+    assert_int_equal(kvs_arena_room(arena, small), 0);
+    assert_int_equal(kvs_arena_bytes_used(arena), kvs_arena_bytes(arena));
+    kvs_arena_free(arena, page, elements[3]);
+    uint8_t *first = kvs_arena_alloc(arena, small);
     assert_ptr_equal(first, elements[3]);
-    assert_null(kv_arena_alloc(arena, page));
-    kv_arena_free(arena, small, first);
-    assert_ptr_equal(kv_arena_alloc(arena, page), elements[3]);
-    kv_arena_destroy(arena);
+    assert_null(kvs_arena_alloc(arena, page));
+    kvs_arena_free(arena, small, first);
+    assert_ptr_equal(kvs_arena_alloc(arena, page), elements[3]);
+    kvs_arena_destroy(arena);
 }
 
 static void classes_round_little(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(64 << 20);
-    bool is_seen[KV_ARENA_CLASSES_MAX] = {false};
+    struct kvs_arena *arena = kvs_arena_create(64 << 20);
+    bool is_seen[KVS_ARENA_CLASSES_MAX] = {false};
     unsigned n_classes = 0;
 
     (void)state;
-    assert_true(kv_arena_class_hold(arena, KV_ARENA_PAGE + 1) < 0);
-    assert_true(kv_arena_class_rounded(arena, KV_ARENA_PAGE + 1) < 0);
+    assert_true(kvs_arena_class_hold(arena, KVS_ARENA_PAGE + 1) < 0);
+    assert_true(kvs_arena_class_rounded(arena, KVS_ARENA_PAGE + 1) < 0);
     /* Every size up to a page has a class, and few serve all. */
-    for (size_t bytes = 1; bytes <= KV_ARENA_PAGE; bytes += bytes < 4096 ? 1 : 64) {
-        int class_id = kv_arena_class_rounded(arena, bytes);
+    for (size_t bytes = 1; bytes <= KVS_ARENA_PAGE; bytes += bytes < 4096 ? 1 : 64) {
+        int class_id = kvs_arena_class_rounded(arena, bytes);
         uint8_t *element;
 
-        assert_in_range(class_id, 0, KV_ARENA_CLASSES_MAX - 1);
-        assert_in_range(kv_arena_class_bytes(arena, class_id), bytes,
-                        bytes < KV_ARENA_ELEMENT_MIN ? KV_ARENA_ELEMENT_MIN : bytes * 5 / 4);
+        assert_in_range(class_id, 0, KVS_ARENA_CLASSES_MAX - 1);
+        assert_in_range(kvs_arena_class_bytes(arena, class_id), bytes,
+                        bytes < KVS_ARENA_ELEMENT_MIN ? KVS_ARENA_ELEMENT_MIN : bytes * 5 / 4);
         n_classes += !is_seen[class_id];
         is_seen[class_id] = true;
-        element = kv_arena_alloc(arena, class_id);
+        element = kvs_arena_alloc(arena, class_id);
         assert_non_null(element);
         memset(element, 1, bytes);
-        kv_arena_free(arena, class_id, element);
+        kvs_arena_free(arena, class_id, element);
     }
-    assert_in_range(kv_arena_class_rounded(arena, KV_ARENA_PAGE), 0, KV_ARENA_CLASSES_MAX - 1);
-    assert_in_range(n_classes, 1, KV_ARENA_CLASSES_MAX - KV_ARENA_EXACT_MAX);
-    kv_arena_destroy(arena);
+    assert_in_range(kvs_arena_class_rounded(arena, KVS_ARENA_PAGE), 0,
+                    KVS_ARENA_CLASSES_MAX - 1);
+    assert_in_range(n_classes, 1, KVS_ARENA_CLASSES_MAX - KVS_ARENA_EXACT_MAX);
+    kvs_arena_destroy(arena);
 }
 
 /* The i-th of some thousand sizes that no rounded class has. */
@@ -183,60 +184,60 @@ static size_t odd_size(unsigned i)
  */
 static void unused_classes_serve_other_sizes(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(64 << 20);
-    int kept = kv_arena_class_hold(arena, odd_size(5000));
-    uint8_t *element = kv_arena_alloc(arena, kept);
+    struct kvs_arena *arena = kvs_arena_create(64 << 20);
+    int kept = kvs_arena_class_hold(arena, odd_size(5000));
+    uint8_t *element = kvs_arena_alloc(arena, kept);
 
     (void)state;
-    assert_int_equal(kv_arena_class_bytes(arena, kept), odd_size(5000));
+    assert_int_equal(kvs_arena_class_bytes(arena, kept), odd_size(5000));
     memset(element, 7, odd_size(5000));
-    kv_arena_class_release(arena, kept); /* its element is still lent */
-    for (unsigned i = 0; i < 10 * KV_ARENA_CLASSES_MAX; i++) {
-        int held = kv_arena_class_hold(arena, odd_size(i));
-        uint8_t *other = kv_arena_alloc(arena, held);
+    kvs_arena_class_release(arena, kept); /* its element is still lent */
+    for (unsigned i = 0; i < 10 * KVS_ARENA_CLASSES_MAX; i++) {
+        int held = kvs_arena_class_hold(arena, odd_size(i));
+        uint8_t *other = kvs_arena_alloc(arena, held);
 
-        assert_int_equal(kv_arena_class_bytes(arena, held), odd_size(i));
-        assert_int_equal(kv_arena_class_hold(arena, odd_size(i)), held);
+        assert_int_equal(kvs_arena_class_bytes(arena, held), odd_size(i));
+        assert_int_equal(kvs_arena_class_hold(arena, odd_size(i)), held);
         assert_int_not_equal(held, kept);
         memset(other, 9, odd_size(i));
-        kv_arena_free(arena, held, other);
-        kv_arena_class_release(arena, held);
-        kv_arena_class_release(arena, held);
+        kvs_arena_free(arena, held, other);
+        kvs_arena_class_release(arena, held);
+        kvs_arena_class_release(arena, held);
     }
     for (size_t i = 0; i < odd_size(5000); i++)
         assert_int_equal(element[i], 7);
-    assert_int_equal(kv_arena_class_bytes(arena, kept), odd_size(5000));
-    kv_arena_free(arena, kept, element);
-    assert_int_equal(kv_arena_bytes_lent(arena), 0);
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_arena_class_bytes(arena, kept), odd_size(5000));
+    kvs_arena_free(arena, kept, element);
+    assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_arena_destroy(arena);
 }
 
 /* More sizes than there are classes, at once: the last ones share rounded classes. */
 static void many_sizes_at_once_are_rounded(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(64 << 20);
-    int classes[KV_ARENA_EXACT_MAX], late;
+    struct kvs_arena *arena = kvs_arena_create(64 << 20);
+    int classes[KVS_ARENA_EXACT_MAX], late;
 
     (void)state;
-    for (unsigned i = 0; i < KV_ARENA_EXACT_MAX; i++) {
-        classes[i] = kv_arena_class_hold(arena, odd_size(i));
-        assert_int_equal(kv_arena_class_bytes(arena, classes[i]), odd_size(i));
+    for (unsigned i = 0; i < KVS_ARENA_EXACT_MAX; i++) {
+        classes[i] = kvs_arena_class_hold(arena, odd_size(i));
+        assert_int_equal(kvs_arena_class_bytes(arena, classes[i]), odd_size(i));
     }
-    for (unsigned i = KV_ARENA_EXACT_MAX; i < 1000; i++) {
-        late = kv_arena_class_hold(arena, odd_size(i));
-        assert_in_range(late, 0, KV_ARENA_CLASSES_MAX - 1);
-        assert_in_range(kv_arena_class_bytes(arena, late), odd_size(i) + 1,
+    for (unsigned i = KVS_ARENA_EXACT_MAX; i < 1000; i++) {
+        late = kvs_arena_class_hold(arena, odd_size(i));
+        assert_in_range(late, 0, KVS_ARENA_CLASSES_MAX - 1);
+        assert_in_range(kvs_arena_class_bytes(arena, late), odd_size(i) + 1,
                         odd_size(i) * 5 / 4);
-        assert_int_equal(late, kv_arena_class_rounded(arena, odd_size(i)));
-        kv_arena_class_release(arena, late);
+        assert_int_equal(late, kvs_arena_class_rounded(arena, odd_size(i)));
+        kvs_arena_class_release(arena, late);
     }
-    for (unsigned i = 0; i < KV_ARENA_EXACT_MAX; i++)
-        assert_int_equal(kv_arena_class_bytes(arena, classes[i]), odd_size(i));
-    kv_arena_class_release(arena, classes[3]);
-    late = kv_arena_class_hold(arena, odd_size(2000));
+    for (unsigned i = 0; i < KVS_ARENA_EXACT_MAX; i++)
+        assert_int_equal(kvs_arena_class_bytes(arena, classes[i]), odd_size(i));
+    kvs_arena_class_release(arena, classes[3]);
+    late = kvs_arena_class_hold(arena, odd_size(2000));
     assert_int_equal(late, classes[3]);
-    assert_int_equal(kv_arena_class_bytes(arena, late), odd_size(2000));
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_arena_class_bytes(arena, late), odd_size(2000));
+    kvs_arena_destroy(arena);
 }
 
 /* What is lent is not written to, however far the page behind it has been touched. */
@@ -244,24 +245,24 @@ static void touching_spares_what_is_lent(void **state)
 {
     (void)state;
     for (unsigned n_before = 0; n_before < 40; n_before += 3) {
-        struct kv_arena *arena = kv_arena_create((uint64_t)N_PAGES * KV_ARENA_PAGE);
-        struct lent lent[2] = {{.size = KV_ARENA_PAGE, .mark = 7},
-                               {.size = KV_ARENA_PAGE, .mark = 9}};
+        struct kvs_arena *arena = kvs_arena_create((uint64_t)N_PAGES * KVS_ARENA_PAGE);
+        struct lent lent[2] = {{.size = KVS_ARENA_PAGE, .mark = 7},
+                               {.size = KVS_ARENA_PAGE, .mark = 9}};
 
         assert_non_null(arena);
         for (unsigned i = 0; i < 2; i++) {
             for (unsigned touch = 0; touch < n_before; touch++)
-                assert_int_equal(kv_arena_touch_ahead(arena), 1);
-            lent[i].at = kv_arena_alloc(arena, kv_arena_class_hold(arena, lent[i].size));
+                assert_int_equal(kvs_arena_touch_ahead(arena), 1);
+            lent[i].at = kvs_arena_alloc(arena, kvs_arena_class_hold(arena, lent[i].size));
             assert_non_null(lent[i].at);
             fill(&lent[i], lent[i].size);
         }
-        while (kv_arena_touch_ahead(arena) > 0)
+        while (kvs_arena_touch_ahead(arena) > 0)
             ;
         for (unsigned i = 0; i < 2; i++)
             for (size_t at = 0; at < lent[i].size; at += 64)
                 assert_int_equal(lent[i].at[at], lent[i].mark);
-        kv_arena_destroy(arena);
+        kvs_arena_destroy(arena);
     }
 }
 

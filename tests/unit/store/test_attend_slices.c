@@ -17,7 +17,7 @@ enum {
 };
 
 static struct kv_random dice;
-static struct kv_attention attention;
+static struct kvs_attention attention;
 
 /* Rows that are added one by one amount to what they do in a run. */
 static void slices_are_one_answer(void **state)
@@ -29,7 +29,7 @@ static void slices_are_one_answer(void **state)
     static uint32_t among[N_MAX];
     float lses[2][KV_ATTEND_QUERIES_MAX];
     struct bench bench;
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     bench_open(&bench, 64 << 20, 7);
@@ -52,20 +52,21 @@ static void slices_are_one_answer(void **state)
             queries[i] = floats_uniform(&dice);
         for (size_t i = 0; i < n; i++)
             among[i] = (uint32_t)kv_random_next(&dice);
-        assert_null(kv_attention_shape(&layer, n_queries, 0.1f, &shape));
+        assert_null(kvs_attention_shape(&layer, n_queries, 0.1f, &shape));
         unit_make(&bench, &unit, 0, (uint32_t)n_elements, n > 0 ? (uint32_t)n : 1);
         for (uint32_t i = 0; i < n; i++)
-            memcpy(kv_unit_row(&unit, i), rows + i * n_elements, n_elements * sizeof(float));
+            memcpy(kvs_unit_row(&unit, i), rows + i * n_elements, n_elements * sizeof(float));
         unit_seal(&unit, 0, (uint32_t)n);
-        kv_attention_begin(&attention, &shape, &unit, queries, each);
-        assert_in_range(attention.slice_rows, KV_ATTEND_GROUP, KV_ATTENTION_ROWS);
-        assert_int_equal(attention.slice_rows % KV_ATTEND_GROUP, 0);
+        kvs_attention_begin(&attention, &shape, &unit, queries, each);
+        assert_in_range(attention.slice_rows, KV_ATTEND_BATCH, KVS_ATTENTION_ROWS);
+        assert_int_equal(attention.slice_rows % KV_ATTEND_BATCH, 0);
         for (uint32_t i = 0; i < n; i++)
-            if (kv_attention_add(&attention, i, among[i]))
-                assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX);
-        assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX);
-        assert_int_equal(kv_attention_slice(&attention, &bench.heap), UINT32_MAX); /* nothing */
-        kv_attention_end(&attention, outputs[0], lses[0]);
+            if (kvs_attention_add(&attention, i, among[i]))
+                assert_int_equal(kvs_attention_slice(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kvs_attention_slice(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kvs_attention_slice(&attention, &bench.heap),
+                         UINT32_MAX); /* nothing */
+        kvs_attention_end(&attention, outputs[0], lses[0]);
 
         kv_attend_begin(&shape, whole);
         kv_attend_run(&shape, queries, rows, n_elements * sizeof(float), n, each ? among : NULL,
@@ -74,7 +75,7 @@ static void slices_are_one_answer(void **state)
         assert_memory_equal(outputs[0], outputs[1],
                             (size_t)n_queries * layer.d_v * sizeof(float));
         assert_memory_equal(lses[0], lses[1], n_queries * sizeof(float));
-        kv_unit_clear(&unit, &bench.heap);
+        kvs_unit_clear(&unit, &bench.heap);
     }
     bench_close(&bench);
 }
@@ -87,21 +88,21 @@ static void what_cannot_be_attended(void **state)
     struct kv_attend_shape shape;
 
     (void)state;
-    assert_null(kv_attention_shape(&layer, KV_QUERIES_MAX, 1, &shape));
+    assert_null(kvs_attention_shape(&layer, KV_QUERIES_MAX, 1, &shape));
     assert_true(kv_attend_shape_valid(&shape));
-    assert_non_null(kv_attention_shape(&layer, KV_QUERIES_MAX, INFINITY, &shape));
+    assert_non_null(kvs_attention_shape(&layer, KV_QUERIES_MAX, INFINITY, &shape));
     layer.kind = KV_LAYER_KEYS;
     layer.d_v = 0;
-    assert_non_null(kv_attention_shape(&layer, 1, 1, &shape));
+    assert_non_null(kvs_attention_shape(&layer, 1, 1, &shape));
     layer = good;
     layer.d_v++;
-    assert_non_null(kv_attention_shape(&layer, 1, 1, &shape));
+    assert_non_null(kvs_attention_shape(&layer, 1, 1, &shape));
     layer = good;
     layer.d_k++;
-    assert_non_null(kv_attention_shape(&layer, 1, 1, &shape));
+    assert_non_null(kvs_attention_shape(&layer, 1, 1, &shape));
     layer = good;
     layer.dtype = KV_INT8;
-    assert_non_null(kv_attention_shape(&layer, 1, 1, &shape));
+    assert_non_null(kvs_attention_shape(&layer, 1, 1, &shape));
 }
 
 int main(void)

@@ -17,9 +17,9 @@ enum {
 
 static struct bench bench;
 
-static struct kv_index_plan plan_of(uint32_t chapter_blocks)
+static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
 {
-    return (struct kv_index_plan){
+    return (struct kvs_index_plan){
         .chapter_blocks = chapter_blocks,
         .shape = {.d = D, .m = 2, .bits = 4},
         .type = KV_KEY_FP32,
@@ -28,11 +28,11 @@ static struct kv_index_plan plan_of(uint32_t chapter_blocks)
     };
 }
 
-static struct kv_indexer_stats stats_of(void)
+static struct kvs_indexer_stats stats_of(void)
 {
-    struct kv_indexer_stats stats;
+    struct kvs_indexer_stats stats;
 
-    kv_indexer_stats(bench.indexer, &stats);
+    kvs_indexer_stats(bench.indexer, &stats);
     return stats;
 }
 
@@ -40,23 +40,23 @@ static void finish_jobs(void)
 {
     uint32_t n_steps = 0;
 
-    while (kv_indexer_step(bench.indexer))
+    while (kvs_indexer_step(bench.indexer))
         assert_true(++n_steps < STEPS_MAX);
     assert_int_equal(stats_of().n_jobs, 0);
 }
 
 /* Queues what there is to queue; returns how many jobs. */
-static uint32_t cut(const struct kv_unit *unit, uint32_t tokens, uint32_t chapter_blocks)
+static uint32_t cut(const struct kvs_unit *unit, uint32_t tokens, uint32_t chapter_blocks)
 {
-    struct kv_index_plan plan = plan_of(chapter_blocks);
+    struct kvs_index_plan plan = plan_of(chapter_blocks);
     uint32_t before = stats_of().n_jobs;
 
-    assert_int_equal(kv_index_cut(bench.indexer, unit, tokens, &plan), KV_OK);
+    assert_int_equal(kvs_index_schedule(bench.indexer, unit, tokens, &plan), KV_OK);
     return stats_of().n_jobs - before;
 }
 
 /* Blocks [begin, end) have codes of one codebook, and those around them have not. */
-static void check_chapter(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+static void check_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++) {
         assert_non_null(unit->segments[i]->codes);
@@ -72,7 +72,7 @@ static void check_chapter(const struct kv_unit *unit, uint32_t begin, uint32_t e
         assert_int_not_equal(unit->segments[end]->codebook, unit->segments[begin]->codebook);
 }
 
-static void check_bare(const struct kv_unit *unit, uint32_t begin, uint32_t end)
+static void check_bare(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++)
         assert_null(unit->segments[i]->codes);
@@ -81,25 +81,25 @@ static void check_bare(const struct kv_unit *unit, uint32_t begin, uint32_t end)
 static void check_empty(void)
 {
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
+    assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
 
 static void chapters(void **state)
 {
-    struct kv_index_look look;
-    struct kv_unit unit;
+    struct kvs_index_look look;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS + 50);
     assert_int_equal(cut(&unit, 7 * KV_BLOCK_TOKENS + 127, 8), 0);
     assert_int_equal(cut(&unit, unit.committed, 8), 2); /* four blocks are left */
     assert_int_equal(cut(&unit, unit.committed, 8), 0);
-    kv_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    kvs_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 0);
     finish_jobs();
-    assert_true(kv_indexer_take_ended(bench.indexer));
-    assert_false(kv_indexer_take_ended(bench.indexer));
+    assert_true(kvs_indexer_take_ended(bench.indexer));
+    assert_false(kvs_indexer_take_ended(bench.indexer));
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 8, 16);
     check_bare(&unit, 16, 21);
@@ -112,39 +112,39 @@ static void chapters(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 16, 30);
     check_bare(&unit, 30, 31);
-    kv_index_look(&bench.codebooks, &unit, unit.committed, 2, &look);
+    kvs_index_look(&bench.codebooks, &unit, unit.committed, 2, &look);
     assert_int_equal(look.n_coded, 30 * KV_BLOCK_TOKENS);
     assert_int_equal(look.n_old, 2);
     assert_int_equal(look.n_new, 1);
     assert_in_range(look.iterations, 1, 3);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     check_empty();
 }
 
 static void forks_inherit(void **state)
 {
-    struct kv_unit unit, fork, late;
+    struct kvs_unit unit, fork, late;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    kv_unit_init(&late, &bench.heap, 0, 0, D * sizeof(float));
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    kvs_unit_init(&late, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(cut(&unit, unit.committed, 16), 1);
-    assert_true(kv_indexer_step(bench.indexer));
+    assert_true(kvs_indexer_step(bench.indexer));
     /* A fork while it trains; who asked goes: the fork has what it shares. */
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 10 * KV_BLOCK_TOKENS + 5), KV_OK);
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 10 * KV_BLOCK_TOKENS + 5), KV_OK);
     assert_int_equal(cut(&fork, fork.committed, 16), 0);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     finish_jobs();
     assert_int_equal(stats_of().dropped, 0);
     check_chapter(&fork, 0, 11);
     /* A fork of it trains nothing. */
-    assert_int_equal(kv_unit_fork(&fork, &late, &bench.heap, 9 * KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(kvs_unit_fork(&fork, &late, &bench.heap, 9 * KV_BLOCK_TOKENS), KV_OK);
     assert_int_equal(cut(&late, late.committed, 8), 0);
     check_chapter(&late, 0, 9);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     assert_true(unit_codes_are_right(&bench, &late));
-    kv_unit_clear(&late, &bench.heap);
+    kvs_unit_clear(&late, &bench.heap);
     check_empty();
 }
 
@@ -154,7 +154,7 @@ static void truncates_drop(void **state)
     enum {
         N_UNITS = 12
     };
-    struct kv_unit units[N_UNITS];
+    struct kvs_unit units[N_UNITS];
     uint64_t dropped = stats_of().dropped;
 
     (void)state;
@@ -163,11 +163,11 @@ static void truncates_drop(void **state)
         assert_int_equal(cut(&units[i], units[i].committed, 8), 2);
     }
     for (int i = 0; i < 3; i++)
-        assert_true(kv_indexer_step(bench.indexer));
+        assert_true(kvs_indexer_step(bench.indexer));
     for (uint32_t i = 1; i < N_UNITS; i++)
-        kv_unit_truncate(&units[i], &bench.heap, i % 2 ? 0 : 9 * KV_BLOCK_TOKENS);
+        kvs_unit_truncate(&units[i], &bench.heap, i % 2 ? 0 : 9 * KV_BLOCK_TOKENS);
     for (int i = 0; i < 3; i++)
-        assert_true(kv_indexer_step(bench.indexer));
+        assert_true(kvs_indexer_step(bench.indexer));
     assert_int_equal(stats_of().dropped - dropped, 2 * N_UNITS - 2 - N_UNITS / 2 + 1);
     assert_int_equal(bench.heap.n_segments, 16 + (N_UNITS / 2 - 1) * 9);
     finish_jobs();
@@ -178,68 +178,68 @@ static void truncates_drop(void **state)
         check_bare(&units[i], 8, 9);
     }
     for (uint32_t i = 0; i < N_UNITS; i++)
-        kv_unit_clear(&units[i], &bench.heap);
+        kvs_unit_clear(&units[i], &bench.heap);
     check_empty();
 }
 
 /* Rows that come after a truncate have no codes of the rows before them. */
 static void overwritten_rows(void **state)
 {
-    struct kv_unit unit, fork;
+    struct kvs_unit unit, fork;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1000);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(cut(&unit, 1000, 0), 1);
     /* While it trains: the job's rows stay as they are. */
-    assert_true(kv_indexer_step(bench.indexer));
-    kv_unit_truncate(&unit, &bench.heap, 950);
+    assert_true(kvs_indexer_step(bench.indexer));
+    kvs_unit_truncate(&unit, &bench.heap, 950);
     assert_int_equal(unit_append(&bench, &unit, 20), KV_OK);
     finish_jobs();
     assert_true(unit_codes_are_right(&bench, &unit));
     check_chapter(&unit, 0, 7);
     assert_null(unit.segments[7]->codes);
     /* In place. */
-    assert_int_equal(kv_segment_encode(&bench.codebooks, unit.segments[7],
-                                       unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
-                                       970 - 896),
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, unit.segments[7],
+                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
+                                        970 - 896),
                      KV_OK);
-    struct kv_segment *last = unit.segments[7];
-    kv_unit_truncate(&unit, &bench.heap, 930);
+    struct kvs_segment *last = unit.segments[7];
+    kvs_unit_truncate(&unit, &bench.heap, 930);
     assert_int_equal(unit_append(&bench, &unit, 40), KV_OK);
     assert_ptr_equal(unit.segments[7], last);
     assert_int_equal(last->n_coded, 930 - 896);
     assert_true(unit_codes_are_right(&bench, &unit));
     /* A copy for a fork. */
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 920), KV_OK);
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 920), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 200), KV_OK);
     assert_ptr_not_equal(fork.segments[7], last);
     assert_true(unit_codes_are_right(&bench, &fork));
     assert_true(unit_codes_are_right(&bench, &unit));
-    kv_unit_clear(&unit, &bench.heap);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     check_empty();
 }
 
 /* The same seed gives the same codes; units do not begin alike. */
 static void seeds(void **state)
 {
-    struct kv_unit units[4];
+    struct kvs_unit units[4];
     const float *centroids[4];
 
     (void)state;
     for (uint32_t i = 0; i < 4; i++) {
-        struct kv_index_plan plan = plan_of(8);
+        struct kvs_index_plan plan = plan_of(8);
 
         kv_random_init(&bench.random, 99);
         unit_make(&bench, &units[i], i == 2, D, 8 * KV_BLOCK_TOKENS);
         plan.seed += i == 3;
-        assert_int_equal(kv_index_cut(bench.indexer, &units[i], units[i].committed, &plan),
-                         KV_OK);
+        assert_int_equal(
+            kvs_index_schedule(bench.indexer, &units[i], units[i].committed, &plan), KV_OK);
         finish_jobs();
         check_chapter(&units[i], 0, 8);
         centroids[i] =
-            kv_codebook_at(&bench.codebooks, units[i].segments[0]->codebook)->centroids;
+            kvs_codebook_at(&bench.codebooks, units[i].segments[0]->codebook)->centroids;
     }
     assert_memory_equal(centroids[0], centroids[1], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 8; i++)
@@ -248,7 +248,7 @@ static void seeds(void **state)
     assert_memory_not_equal(centroids[0], centroids[2], D * 16 * sizeof(float));
     assert_memory_not_equal(centroids[0], centroids[3], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 4; i++)
-        kv_unit_clear(&units[i], &bench.heap);
+        kvs_unit_clear(&units[i], &bench.heap);
     check_empty();
 }
 
@@ -256,59 +256,60 @@ enum {
     D_V = 5,
 };
 
-static struct kv_index_plan plan_with_rest(uint32_t chapter_blocks, uint32_t bits)
+static struct kvs_index_plan plan_with_rest(uint32_t chapter_blocks, uint32_t bits)
 {
-    struct kv_index_plan plan = plan_of(chapter_blocks);
+    struct kvs_index_plan plan = plan_of(chapter_blocks);
 
     plan.d_v = D_V;
-    plan.rest_bits = bits;
+    plan.summaries_bits = bits;
     return plan;
 }
 
 /* As cut(), with summaries. */
 static uint32_t
-cut_rest(const struct kv_unit *unit, uint32_t tokens, uint32_t chapter_blocks, uint32_t bits)
+cut_rest(const struct kvs_unit *unit, uint32_t tokens, uint32_t chapter_blocks, uint32_t bits)
 {
-    const struct kv_index_plan plan = plan_with_rest(chapter_blocks, bits);
+    const struct kvs_index_plan plan = plan_with_rest(chapter_blocks, bits);
     uint32_t before = stats_of().n_jobs;
 
-    assert_int_equal(kv_index_cut(bench.indexer, unit, tokens, &plan), KV_OK);
+    assert_int_equal(kvs_index_schedule(bench.indexer, unit, tokens, &plan), KV_OK);
     return stats_of().n_jobs - before;
 }
 
 /* The chapter's summaries are those of blocks [begin, end), as if made at once. */
 static void
-check_summaries(const struct kv_unit *unit, uint32_t begin, uint32_t end, uint32_t bits)
+check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint32_t bits)
 {
-    static uint8_t rows[KV_REST_ROWS * (D + D_V) * sizeof(float)];
-    const struct kv_rest_shape shape = {KV_KEY_FP32, D, D_V, bits};
-    const struct kv_codebook *book =
-        kv_codebook_at(&bench.codebooks, unit->segments[begin]->codebook);
-    void *scratch = malloc(kv_rest_scratch_bytes(&shape)),
-         *group = malloc(kv_rest_bytes(&shape));
+    static uint8_t rows[KV_SUMMARY_ROWS * (D + D_V) * sizeof(float)];
+    const struct kv_summary_shape shape = {KV_KEY_FP32, D, D_V, bits};
+    const struct kvs_codebook *book =
+        kvs_codebook_at(&bench.codebooks, unit->segments[begin]->codebook);
+    void *scratch = malloc(kv_summary_scratch_bytes(&shape)),
+         *group = malloc(kv_summary_bytes(&shape));
 
     assert_true(scratch != NULL && group != NULL);
     assert_int_equal(book->block_begin, begin);
     assert_int_equal(book->summaries.n_rows, (end - begin) * KV_BLOCK_TOKENS);
-    assert_int_equal(kv_summaries_each(&book->summaries), 1u << bits);
-    for (uint32_t i = 0; i < kv_summaries_n_groups(&book->summaries); i++) {
-        uint32_t first = begin * KV_BLOCK_TOKENS + i * KV_REST_ROWS,
+    assert_int_equal(kvs_summaries_each(&book->summaries), 1u << bits);
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(&book->summaries); i++) {
+        uint32_t first = begin * KV_BLOCK_TOKENS + i * KV_SUMMARY_ROWS,
                  n = end * KV_BLOCK_TOKENS - first, at;
-        struct kv_rest_build build;
+        struct kv_summary_build build;
 
-        n = n < KV_REST_ROWS ? n : KV_REST_ROWS;
+        n = n < KV_SUMMARY_ROWS ? n : KV_SUMMARY_ROWS;
         for (uint32_t row = 0; row < n; row++)
-            memcpy(rows + (size_t)row * unit->row_bytes, kv_unit_row(unit, first + row),
+            memcpy(rows + (size_t)row * unit->row_bytes, kvs_unit_row(unit, first + row),
                    unit->row_bytes);
-        kv_rest_build_begin(&build, &shape, n,
-                            (plan_of(0).seed ^ (uint64_t)unit->layer << 48 ^
-                             (uint64_t)unit->kv_head << 32 ^ begin) +
-                                i,
-                            scratch);
-        while (kv_rest_build_next(&build, &at, &n))
-            kv_rest_build_slice(&build, rows + (size_t)at * unit->row_bytes, unit->row_bytes);
-        kv_rest_build_end(&build, group);
-        assert_memory_equal(book->summaries.groups[i].bytes, group, kv_rest_bytes(&shape));
+        kv_summary_build_begin(&build, &shape, n,
+                               (plan_of(0).seed ^ (uint64_t)unit->layer << 48 ^
+                                (uint64_t)unit->kv_head << 32 ^ begin) +
+                                   i,
+                               scratch);
+        while (kv_summary_build_next(&build, &at, &n))
+            kv_summary_build_slice(&build, rows + (size_t)at * unit->row_bytes,
+                                   unit->row_bytes);
+        kv_summary_build_end(&build, group);
+        assert_memory_equal(book->summaries.groups[i].bytes, group, kv_summary_bytes(&shape));
     }
     for (uint32_t i = begin; i < end; i++)
         assert_true(unit->segments[i]->in_chapter && unit->segments[i]->pins == 0 &&
@@ -320,44 +321,45 @@ check_summaries(const struct kv_unit *unit, uint32_t begin, uint32_t end, uint32
 /* With the codes, or later for codes that have none, or others, or fewer. */
 static void summaries(void **state)
 {
-    struct kv_index_look look;
-    struct kv_unit unit, fork;
+    struct kvs_index_look look;
+    struct kvs_unit unit, fork;
 
     (void)state;
     unit_make(&bench, &unit, 3, D + D_V, 20 * KV_BLOCK_TOKENS + 50);
-    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_16), 2);
-    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_64), 0); /* jobs are there */
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_SUMMARY_16), 2);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_SUMMARY_64),
+                     0); /* jobs are there */
     finish_jobs();
     assert_int_equal(stats_of().trained, 2);
-    check_summaries(&unit, 0, 10, KV_REST_16);
-    check_summaries(&unit, 10, 20, KV_REST_16);
+    check_summaries(&unit, 0, 10, KV_SUMMARY_16);
+    check_summaries(&unit, 10, 20, KV_SUMMARY_16);
     assert_int_equal(stats_of().rows_summarised, 20 * KV_BLOCK_TOKENS);
     assert_int_equal(bench.codebooks.rows_summarised, 20 * KV_BLOCK_TOKENS);
-    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_16), 0);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_SUMMARY_16), 0);
     assert_int_equal(cut(&unit, unit.committed, 10), 0);
     /* Others take their place. */
-    assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_REST_64), 2);
-    kv_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_SUMMARY_64), 2);
+    kvs_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 20 * KV_BLOCK_TOKENS);
     finish_jobs();
     assert_int_equal(stats_of().trained, 2);
-    check_summaries(&unit, 0, 10, KV_REST_64);
-    check_summaries(&unit, 10, 15, KV_REST_64);
+    check_summaries(&unit, 0, 10, KV_SUMMARY_64);
+    check_summaries(&unit, 10, 15, KV_SUMMARY_64);
     /* A fork has them; for more rows than they stand for they are made again. */
-    kv_unit_init(&fork, &bench.heap, 0, 3, (D + D_V) * sizeof(float));
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 14 * KV_BLOCK_TOKENS), KV_OK);
-    assert_int_equal(cut_rest(&fork, fork.committed, 10, KV_REST_64), 0);
-    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_REST_64), 1);
-    kv_unit_clear(&unit, &bench.heap); /* what the fork has is wanted still */
-    assert_true(kv_indexer_step(bench.indexer));
+    kvs_unit_init(&fork, &bench.heap, 0, 3, (D + D_V) * sizeof(float));
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 14 * KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(cut_rest(&fork, fork.committed, 10, KV_SUMMARY_64), 0);
+    assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_SUMMARY_64), 1);
+    kvs_unit_clear(&unit, &bench.heap); /* what the fork has is wanted still */
+    assert_true(kvs_indexer_step(bench.indexer));
     finish_jobs();
     assert_int_equal(stats_of().dropped, 0);
-    check_summaries(&fork, 0, 10, KV_REST_64);
+    check_summaries(&fork, 0, 10, KV_SUMMARY_64);
     assert_int_equal(
-        kv_codebook_at(&bench.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
+        kvs_codebook_at(&bench.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
         10 * KV_BLOCK_TOKENS);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     check_empty();
     assert_int_equal(bench.codebooks.summaries_bytes, 0);
 }
@@ -366,23 +368,23 @@ static void summaries(void **state)
  * asked for; a job that nobody wants any more leaves nothing. */
 static void summaries_of_open_codebooks(void **state)
 {
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D + D_V, 1000);
-    assert_int_equal(cut_rest(&unit, 1000, 0, KV_REST_16), 1);
+    assert_int_equal(cut_rest(&unit, 1000, 0, KV_SUMMARY_16), 1);
     finish_jobs();
-    check_summaries(&unit, 0, 7, KV_REST_16);
+    check_summaries(&unit, 0, 7, KV_SUMMARY_16);
     assert_int_equal(unit_append(&bench, &unit, 600), KV_OK);
-    assert_int_equal(kv_segment_encode(&bench.codebooks, unit.segments[7],
-                                       unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
-                                       KV_BLOCK_TOKENS),
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, unit.segments[7],
+                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
+                                        KV_BLOCK_TOKENS),
                      KV_OK);
-    assert_int_equal(cut_rest(&unit, 1600, 0, KV_REST_16), 0);
-    assert_int_equal(cut_rest(&unit, 1600, 0, KV_REST_64), 1);
+    assert_int_equal(cut_rest(&unit, 1600, 0, KV_SUMMARY_16), 0);
+    assert_int_equal(cut_rest(&unit, 1600, 0, KV_SUMMARY_64), 1);
     for (int i = 0; i < 20; i++) /* it is at them */
-        assert_true(kv_indexer_step(bench.indexer));
-    kv_unit_clear(&unit, &bench.heap);
+        assert_true(kvs_indexer_step(bench.indexer));
+    kvs_unit_clear(&unit, &bench.heap);
     finish_jobs();
     assert_int_equal(stats_of().dropped, 1);
     check_empty();
@@ -397,32 +399,34 @@ static void full_of_codes(void **state)
     (void)state;
     bench_close(&bench);
     for (uint32_t n_free = 1; n_free < 9; n_free++) {
-        const struct kv_index_plan plan = plan_with_rest(8, KV_REST_64);
+        const struct kvs_index_plan plan = plan_with_rest(8, KV_SUMMARY_64);
         void *filler[64];
         uint32_t n = 0;
-        struct kv_unit unit;
+        struct kvs_unit unit;
 
         bench_open(&bench, ARENA_BYTES, n_free);
         unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
-        int page = kv_arena_class_hold(bench.arena, KV_ARENA_PAGE);
-        while ((filler[n] = kv_arena_alloc(bench.arena, page)) != NULL)
+        int page = kvs_arena_class_hold(bench.arena, KVS_ARENA_PAGE);
+        while ((filler[n] = kvs_arena_alloc(bench.arena, page)) != NULL)
             n++;
         for (uint32_t i = 0; i < n_free; i++)
-            kv_arena_free(bench.arena, page, filler[--n]);
-        assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+            kvs_arena_free(bench.arena, page, filler[--n]);
+        assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan),
+                         KV_OK);
         finish_jobs();
-        struct kv_indexer_stats stats = stats_of();
+        struct kvs_indexer_stats stats = stats_of();
         assert_int_equal(stats.failed + stats.trained, 2);
         assert_int_equal(stats.rows_summarised,
-                         (stats.trained - stats.summaries_failed) * KV_REST_ROWS);
+                         (stats.trained - stats.summaries_failed) * KV_SUMMARY_ROWS);
         n_without += stats.summaries_failed;
         while (n > 0)
-            kv_arena_free(bench.arena, page, filler[--n]);
-        assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+            kvs_arena_free(bench.arena, page, filler[--n]);
+        assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan),
+                         KV_OK);
         finish_jobs();
-        check_summaries(&unit, 0, 8, KV_REST_64);
-        check_summaries(&unit, 8, 16, KV_REST_64);
-        kv_unit_clear(&unit, &bench.heap);
+        check_summaries(&unit, 0, 8, KV_SUMMARY_64);
+        check_summaries(&unit, 8, 16, KV_SUMMARY_64);
+        kvs_unit_clear(&unit, &bench.heap);
         check_empty();
         bench_close(&bench);
     }
@@ -433,23 +437,23 @@ static void full_of_codes(void **state)
 /* A slice is short, whatever the shape. */
 static void slices(void **state)
 {
-    struct kv_index_plan plan = plan_of(8);
+    struct kvs_index_plan plan = plan_of(8);
     uint64_t coded = stats_of().rows_coded, n_steps = 0;
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     plan.shape = (struct kv_pq_shape){.d = 512, .m = 4, .bits = 8};
     plan.iterations = 1;
     unit_make(&bench, &unit, 0, 512, 8 * KV_BLOCK_TOKENS);
-    assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
-    while (kv_indexer_step(bench.indexer)) {
+    assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+    while (kvs_indexer_step(bench.indexer)) {
         assert_true(++n_steps < STEPS_MAX);
         assert_in_range(stats_of().rows_coded - coded, 0, 16);
         coded = stats_of().rows_coded;
     }
     check_chapter(&unit, 0, 8);
     assert_true(unit_codes_are_right(&bench, &unit));
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     check_empty();
 }
 
@@ -463,21 +467,21 @@ static void full(void **state)
     for (uint32_t n_free = 0; n_free < 7; n_free++) {
         void *filler[64];
         uint32_t n = 0;
-        struct kv_unit unit;
-        struct kv_index_plan plan = plan_of(8);
+        struct kvs_unit unit;
+        struct kvs_index_plan plan = plan_of(8);
 
         bench_open(&bench, ARENA_BYTES, n_free);
         unit_make(&bench, &unit, 0, D, 16 * KV_BLOCK_TOKENS);
-        int page = kv_arena_class_hold(bench.arena, KV_ARENA_PAGE);
-        while ((filler[n] = kv_arena_alloc(bench.arena, page)) != NULL)
+        int page = kvs_arena_class_hold(bench.arena, KVS_ARENA_PAGE);
+        while ((filler[n] = kvs_arena_alloc(bench.arena, page)) != NULL)
             n++;
         for (uint32_t i = 0; i < n_free; i++)
-            kv_arena_free(bench.arena, page, filler[--n]);
+            kvs_arena_free(bench.arena, page, filler[--n]);
 
-        kv_status_t status = kv_index_cut(bench.indexer, &unit, unit.committed, &plan);
+        kv_status_t status = kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan);
         assert_true(status == KV_OK || (status == KV_NO_MEMORY && n_free == 0));
         finish_jobs();
-        struct kv_indexer_stats stats = stats_of();
+        struct kvs_indexer_stats stats = stats_of();
         assert_int_equal(stats.failed + stats.trained, status == KV_OK ? 2 : 0);
         n_failed += stats.failed;
         for (uint32_t i = 0; i < 16; i++) {
@@ -486,12 +490,13 @@ static void full(void **state)
         }
         assert_true(unit_codes_are_right(&bench, &unit));
         while (n > 0)
-            kv_arena_free(bench.arena, page, filler[--n]);
-        assert_int_equal(kv_index_cut(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+            kvs_arena_free(bench.arena, page, filler[--n]);
+        assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan),
+                         KV_OK);
         finish_jobs();
         check_chapter(&unit, 0, 8);
         check_chapter(&unit, 8, 16);
-        kv_unit_clear(&unit, &bench.heap);
+        kvs_unit_clear(&unit, &bench.heap);
         check_empty();
         bench_close(&bench);
     }

@@ -24,29 +24,29 @@ enum {
 };
 
 static struct bench bench;
-static struct kv_remainder left;
+static struct kvs_estimate left;
 static float queries[QUERIES_MAX * D_K];
 
-static struct kv_index_plan plan_of(uint32_t blocks, uint32_t rest_bits)
+static struct kvs_index_plan plan_of(uint32_t blocks, uint32_t rest_bits)
 {
-    return (struct kv_index_plan){
+    return (struct kvs_index_plan){
         .chapter_blocks = blocks,
         .shape = {.d = D_K, .m = 2, .bits = 4},
         .type = KV_KEY_FP32,
         .d_v = D_V,
-        .rest_bits = rest_bits,
+        .summaries_bits = rest_bits,
         .iterations = 2,
         .seed = 5,
     };
 }
 
 static void
-train(const struct kv_unit *unit, uint32_t tokens, uint32_t blocks, uint32_t rest_bits)
+train(const struct kvs_unit *unit, uint32_t tokens, uint32_t blocks, uint32_t rest_bits)
 {
-    const struct kv_index_plan plan = plan_of(blocks, rest_bits);
+    const struct kvs_index_plan plan = plan_of(blocks, rest_bits);
 
-    assert_int_equal(kv_index_cut(bench.indexer, unit, tokens, &plan), KV_OK);
-    while (kv_indexer_step(bench.indexer))
+    assert_int_equal(kvs_index_schedule(bench.indexer, unit, tokens, &plan), KV_OK);
+    while (kvs_indexer_step(bench.indexer))
         ;
 }
 
@@ -58,9 +58,9 @@ static uint32_t below(uint32_t bound)
 /* ---- a question -------------------------------------------------------------------------- */
 
 static struct {
-    struct kv_scan scan;
+    struct kvs_score scan;
     struct kv_wire_range ranges[RANGES_MAX];
-    struct kv_remainder_question asked;
+    struct kvs_estimate_input asked;
     bool is_candidate[ROWS_MAX], is_scored[ROWS_MAX];
     uint32_t by[ROWS_MAX]; /* vectors that chose the row */
     uint32_t chosen[ROWS_MAX], among[ROWS_MAX], scored[ROWS_MAX];
@@ -68,7 +68,7 @@ static struct {
     float output[QUERIES_MAX * D_V], lse[QUERIES_MAX];
 } it;
 
-static void make_ranges(struct kv_unit *unit)
+static void make_ranges(struct kvs_unit *unit)
 {
     uint32_t n = 0, begin = below(3) == 0 ? 0 : below(unit->committed);
 
@@ -83,33 +83,33 @@ static void make_ranges(struct kv_unit *unit)
             it.is_candidate[begin] = true;
         begin += below(40);
     }
-    it.scan = (struct kv_scan){.unit = unit,
-                               .type = KV_KEY_FP32,
-                               .d = D_K,
-                               .ranges = it.ranges,
-                               .n_ranges = n,
-                               .n_queries = 1 + below(QUERIES_MAX),
-                               .queries = queries};
+    it.scan = (struct kvs_score){.unit = unit,
+                                 .type = KV_KEY_FP32,
+                                 .d = D_K,
+                                 .ranges = it.ranges,
+                                 .n_ranges = n,
+                                 .n_queries = 1 + below(QUERIES_MAX),
+                                 .queries = queries};
 }
 
 /* Chosen rows are one of `one_in`, or all where that is 1; they are scored, and others as often
  * again, or none is. */
-static void make_question(struct kv_unit *unit, uint32_t bits, uint32_t one_in)
+static void make_question(struct kvs_unit *unit, uint32_t bits, uint32_t one_in)
 {
     const bool is_scored = below(2);
-    struct kv_remainder_question *asked = &it.asked;
+    struct kvs_estimate_input *asked = &it.asked;
 
     make_ranges(unit);
-    *asked = (struct kv_remainder_question){
-        .scan = &it.scan,
+    *asked = (struct kvs_estimate_input){
+        .score = &it.scan,
         .shape = {.type = KV_KEY_FP32,
                   .d_k = D_K,
                   .d_v = D_V,
                   .n_queries = it.scan.n_queries,
                   .scale = 0.5f + (float)below(3)},
         .bits = bits,
-        .chosen = it.chosen,
-        .among = it.among,
+        .selected = it.chosen,
+        .query_mask = it.among,
         .each = below(2),
         .scored = it.scored,
         .scores = it.scores,
@@ -122,8 +122,8 @@ static void make_question(struct kv_unit *unit, uint32_t bits, uint32_t one_in)
             continue;
         if (below(one_in) == 0) {
             it.by[token] = one_in == 1 ? all : 1 + below(all);
-            it.chosen[asked->n_chosen] = token;
-            it.among[asked->n_chosen++] = it.by[token];
+            it.chosen[asked->n_selected] = token;
+            it.among[asked->n_selected++] = it.by[token];
         }
         if (is_scored && (it.by[token] != 0 || below(one_in) == 0)) {
             it.is_scored[token] = true;
@@ -131,39 +131,39 @@ static void make_question(struct kv_unit *unit, uint32_t bits, uint32_t one_in)
         }
     }
     for (uint32_t i = 0; i < asked->n_scored; i++)
-        kv_keys_score(KV_KEY_FP32, kv_unit_row(unit, it.scored[i]), unit->row_bytes, 1, D_K,
-                      queries, it.scan.n_queries, it.scores + i, asked->n_scored);
+        kv_exact_scores_score(KV_KEY_FP32, kvs_unit_row(unit, it.scored[i]), unit->row_bytes, 1,
+                              D_K, queries, it.scan.n_queries, it.scores + i, asked->n_scored);
 }
 
 static void answer(void)
 {
     uint32_t n_slices = 0;
 
-    kv_remainder_begin(&left, &it.asked);
-    while (!kv_remainder_slice(&left, &bench.codebooks, &kv_clock_real))
+    kvs_estimate_begin(&left, &it.asked);
+    while (!kvs_estimate_slice(&left, &bench.codebooks, &kv_clock_real))
         assert_true(++n_slices < 10 * ROWS_MAX);
-    kv_remainder_end(&left, false, it.output, it.lse);
+    kvs_estimate_end(&left, false, it.output, it.lse);
 }
 
 /* ---- the same in double ------------------------------------------------------------------ */
 
 /* The group that stands for the row; NULL: there is none. */
 static const uint8_t *
-group_of(const struct kv_unit *unit, uint32_t token, uint32_t bits, uint32_t *ret_number)
+group_of(const struct kvs_unit *unit, uint32_t token, uint32_t bits, uint32_t *ret_number)
 {
-    const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
-    struct kv_rest_shape shape = {KV_KEY_FP32, D_K, D_V, bits};
+    const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, bits};
 
     if (!segment->in_chapter)
         return NULL;
-    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
     const uint32_t row = token - book->block_begin * KV_BLOCK_TOKENS;
 
     if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
         return NULL;
-    const uint8_t *group = book->summaries.groups[row / KV_REST_ROWS].bytes;
-    assert_true(kv_rest_valid(&shape, group));
-    *ret_number = group[kv_rest_at_numbers(&shape) + row % KV_REST_ROWS];
+    const uint8_t *group = book->summaries.groups[row / KV_SUMMARY_ROWS].bytes;
+    assert_true(kv_summary_valid(&shape, group));
+    *ret_number = group[kv_summary_at_numbers(&shape) + row % KV_SUMMARY_ROWS];
     return group;
 }
 
@@ -178,16 +178,16 @@ static double dot(const float *a, const float *b, uint32_t n)
 
 static double score_of(const uint8_t *group, uint32_t number, const float *query, double scale)
 {
-    struct kv_rest_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
     const int8_t *key =
-        (const int8_t *)group + kv_rest_at_keys(&shape) + number * kv_rest_up(D_K);
-    float key_scales[KV_REST_SUMMARIES_MAX];
-    struct kv_rest_head head;
+        (const int8_t *)group + kv_summary_at_keys(&shape) + number * kv_summary_up(D_K);
+    float key_scales[KV_SUMMARIES_MAX];
+    struct kv_summary_head head;
     double sum = 0;
 
     memcpy(&head, group, sizeof(head));
-    memcpy(key_scales, group + kv_rest_at_key_scales(&shape),
-           kv_rest_n_summaries(&shape) * sizeof(float));
+    memcpy(key_scales, group + kv_summary_at_key_scales(&shape),
+           kv_summary_count(&shape) * sizeof(float));
     for (uint32_t i = 0; i < D_K; i++)
         sum += (double)query[i] * key[i] * key_scales[number];
     double corr = 0.15 * scale * scale * dot(query, query, D_K) * head.variance;
@@ -196,18 +196,18 @@ static double score_of(const uint8_t *group, uint32_t number, const float *query
 
 static double value_of(const uint8_t *group, uint32_t number, uint32_t i)
 {
-    struct kv_rest_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
     const int8_t *value =
-        (const int8_t *)group + kv_rest_at_values(&shape) + number * kv_rest_up(D_V);
+        (const int8_t *)group + kv_summary_at_values(&shape) + number * kv_summary_up(D_V);
     float scale;
 
-    memcpy(&scale, group + kv_rest_at_value_scales(&shape) + number * sizeof(float),
+    memcpy(&scale, group + kv_summary_at_value_scales(&shape) + number * sizeof(float),
            sizeof(scale));
     return (double)value[i] * scale;
 }
 
 /* Checks the answer; returns how many rows summaries stand for. */
-static uint32_t check(const struct kv_unit *unit)
+static uint32_t check(const struct kvs_unit *unit)
 {
     const uint32_t all = (1u << it.scan.n_queries) - 1;
     uint32_t n_rest = 0, n_exact = 0;
@@ -219,11 +219,11 @@ static uint32_t check(const struct kv_unit *unit)
         if (!it.is_candidate[token] || by == all)
             continue;
         if (group_of(unit, token, it.asked.bits, &number) != NULL)
-            n_rest += number != KV_REST_NONE;
+            n_rest += number != KV_SUMMARY_NONE;
         else
             n_exact++;
     }
-    assert_int_equal(left.n_rest, n_rest);
+    assert_int_equal(left.n_estimated, n_rest);
     assert_int_equal(left.n_exact, n_exact);
     for (uint32_t q = 0; q < it.scan.n_queries; q++) {
         const float *query = queries + (size_t)q * D_K;
@@ -231,14 +231,14 @@ static uint32_t check(const struct kv_unit *unit)
         double sum = 0, output[D_V] = {0};
 
         for (uint32_t token = 0; token < unit->committed; token++) {
-            const float *row = (const float *)(const void *)kv_unit_row(unit, token);
+            const float *row = (const float *)(const void *)kvs_unit_row(unit, token);
             uint32_t number = 0;
 
             if (!it.is_candidate[token] ||
                 (it.asked.each ? it.by[token] >> q & 1 : it.by[token] != 0))
                 continue;
             const uint8_t *group = group_of(unit, token, it.asked.bits, &number);
-            if (group != NULL && number == KV_REST_NONE)
+            if (group != NULL && number == KV_SUMMARY_NONE)
                 continue;
             double weight = exp(group != NULL && !it.is_scored[token]
                                     ? score_of(group, number, query, scale)
@@ -259,12 +259,12 @@ static uint32_t check(const struct kv_unit *unit)
     return n_rest;
 }
 
-static uint32_t ask(struct kv_unit *unit, uint32_t rounds)
+static uint32_t ask(struct kvs_unit *unit, uint32_t rounds)
 {
     uint32_t n_rest = 0;
 
     for (uint32_t round = 0; round < rounds; round++) {
-        make_question(unit, round % 2 ? KV_REST_64 : KV_REST_16, 2 + below(30));
+        make_question(unit, round % 2 ? KV_SUMMARY_64 : KV_SUMMARY_16, 2 + below(30));
         answer();
         n_rest += check(unit);
     }
@@ -276,83 +276,83 @@ static uint32_t ask(struct kv_unit *unit, uint32_t rounds)
 /* Chapters with summaries of one size, of another, and with none; rows behind them. */
 static void chapters(void **state)
 {
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1500);
     assert_int_equal(ask(&unit, ROUNDS), 0);
-    train(&unit, 1500, 9, KV_REST_16); /* a group of eight blocks and one of one */
+    train(&unit, 1500, 9, KV_SUMMARY_16); /* a group of eight blocks and one of one */
     assert_true(ask(&unit, ROUNDS) > 0);
     assert_int_equal(unit_append(&bench, &unit, 1200), KV_OK);
     train(&unit, 2700, 9, 0);
     assert_int_equal(unit_append(&bench, &unit, 1300), KV_OK);
     assert_true(unit.segments[17]->in_chapter && !unit.segments[18]->in_chapter);
     ask(&unit, ROUNDS);
-    train(&unit, 2700, 9, KV_REST_64); /* all that are there */
+    train(&unit, 2700, 9, KV_SUMMARY_64); /* all that are there */
     assert_true(ask(&unit, ROUNDS) > 0);
-    train(&unit, 2000, 9, KV_REST_16);
+    train(&unit, 2000, 9, KV_SUMMARY_16);
     ask(&unit, ROUNDS);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Forks and truncates leave the first rows of a group, and others come behind them. */
 static void parts_of_groups(void **state)
 {
-    struct kv_unit unit, fork;
+    struct kvs_unit unit, fork;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 3000);
-    train(&unit, 3000, 0, KV_REST_16);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
+    train(&unit, 3000, 0, KV_SUMMARY_16);
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 900), KV_OK);
     assert_int_equal(unit_append(&bench, &unit, 100), KV_OK);
     assert_true(ask(&unit, ROUNDS) > 0);
     assert_true(ask(&fork, ROUNDS) > 0);
     /* The fork's codes are the codebook's, too, but its own rows are not the chapter's. */
     for (uint32_t i = 11; i < 2400 / KV_BLOCK_TOKENS; i++)
-        assert_int_equal(kv_segment_encode(&bench.codebooks, fork.segments[i],
-                                           fork.segments[0]->codebook, KV_KEY_FP32,
-                                           fork.row_bytes, KV_BLOCK_TOKENS),
+        assert_int_equal(kvs_segment_encode(&bench.codebooks, fork.segments[i],
+                                            fork.segments[0]->codebook, KV_KEY_FP32,
+                                            fork.row_bytes, KV_BLOCK_TOKENS),
                          KV_OK);
-    train(&fork, 2400, 0, KV_REST_64);
+    train(&fork, 2400, 0, KV_SUMMARY_64);
     assert_int_equal(
-        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
+        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
         11 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
     /* The unit asks for all of its own again. */
-    train(&unit, 3000, 0, KV_REST_64);
+    train(&unit, 3000, 0, KV_SUMMARY_64);
     assert_int_equal(
-        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
+        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
         23 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
-    kv_unit_clear(&fork, &bench.heap);
-    kv_unit_truncate(&unit, &bench.heap, 1234);
+    kvs_unit_clear(&fork, &bench.heap);
+    kvs_unit_truncate(&unit, &bench.heap, 1234);
     ask(&unit, ROUNDS);
     assert_int_equal(unit_append(&bench, &unit, 1000), KV_OK);
     assert_false(unit.segments[1234 / KV_BLOCK_TOKENS]->in_chapter);
     ask(&unit, ROUNDS);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Where all is chosen, nothing is left. */
 static void nothing_left(void **state)
 {
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1400);
-    train(&unit, 1400, 8, KV_REST_16);
+    train(&unit, 1400, 8, KV_SUMMARY_16);
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        make_question(&unit, KV_REST_16, 1);
+        make_question(&unit, KV_SUMMARY_16, 1);
         answer();
         assert_int_equal(check(&unit), 0);
         for (uint32_t q = 0; q < it.scan.n_queries; q++)
             assert_true(isinf(it.lse[q]) && it.lse[q] < 0);
     }
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Without summaries it is attention over what is left, to the bit, and merged with what was
@@ -362,59 +362,59 @@ static void exact_without_summaries(void **state)
     static float own[QUERIES_MAX * (2 + D_V)], output[QUERIES_MAX * D_V];
     static const void *rows[ROWS_MAX];
     float lse[QUERIES_MAX];
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1400);
     for (uint32_t round = 0; round < ROUNDS; round++) {
         uint32_t n = 0;
 
-        make_question(&unit, KV_REST_16, 3);
+        make_question(&unit, KV_SUMMARY_16, 3);
         it.asked.each = false;
         answer();
         for (uint32_t token = 0; token < unit.committed; token++)
             if (it.is_candidate[token] && it.by[token] == 0)
-                rows[n++] = kv_unit_row(&unit, token);
+                rows[n++] = kvs_unit_row(&unit, token);
         kv_attend_begin(&it.asked.shape, own);
         kv_attend_rows(&it.asked.shape, queries, rows, n, NULL, own);
         kv_attend_end(&it.asked.shape, own, output, lse);
         assert_memory_equal(it.lse, lse, it.scan.n_queries * sizeof(float));
         for (uint32_t i = 0; i < it.scan.n_queries * D_V; i++)
             assert_true(fabsf(it.output[i] - output[i]) <= 1e-6f * fabsf(output[i]));
-        kv_remainder_end(&left, true, it.output, it.lse); /* with itself: twice each row */
+        kvs_estimate_end(&left, true, it.output, it.lse); /* with itself: twice each row */
         for (uint32_t q = 0; n > 0 && q < it.scan.n_queries; q++)
             assert_true(fabs(it.lse[q] - lse[q] - log(2)) < 1e-5);
     }
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Summaries that come, change, or go between slices: each row is still counted once. */
 static void summaries_change_meanwhile(void **state)
 {
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 3300);
     for (uint32_t round = 0; round < 20; round++) {
-        const uint32_t bits = round % 2 ? KV_REST_64 : KV_REST_16;
-        const struct kv_index_plan plan = plan_of(8, bits);
+        const uint32_t bits = round % 2 ? KV_SUMMARY_64 : KV_SUMMARY_16;
+        const struct kvs_index_plan plan = plan_of(8, bits);
         uint32_t n = 0;
 
-        make_question(&unit, KV_REST_16, 3);
+        make_question(&unit, KV_SUMMARY_16, 3);
         it.asked.each = false;
         for (uint32_t token = 0; token < unit.committed; token++)
             n += it.is_candidate[token] && it.by[token] == 0;
-        assert_int_equal(kv_index_cut(bench.indexer, &unit, 3300, &plan), KV_OK);
-        kv_remainder_begin(&left, &it.asked);
-        while (!kv_remainder_slice(&left, &bench.codebooks, &kv_clock_real))
+        assert_int_equal(kvs_index_schedule(bench.indexer, &unit, 3300, &plan), KV_OK);
+        kvs_estimate_begin(&left, &it.asked);
+        while (!kvs_estimate_slice(&left, &bench.codebooks, &kv_clock_real))
             for (uint32_t i = below(500); i > 0; i--)
-                kv_indexer_step(bench.indexer);
-        kv_remainder_end(&left, false, it.output, it.lse);
-        assert_int_equal(left.n_rest + left.n_exact, n);
-        while (kv_indexer_step(bench.indexer))
+                kvs_indexer_step(bench.indexer);
+        kvs_estimate_end(&left, false, it.output, it.lse);
+        assert_int_equal(left.n_estimated + left.n_exact, n);
+        while (kvs_indexer_step(bench.indexer))
             ;
     }
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 static uint64_t hurried_now(const struct kv_clock *clock)
@@ -429,26 +429,26 @@ static uint64_t hurried_now(const struct kv_clock *clock)
 static void slices_of_many_vectors(void **state)
 {
     const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
-    struct kv_unit unit;
+    struct kvs_unit unit;
     bool is_done = false;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 3300);
-    train(&unit, 3300, 0, KV_REST_64);
-    make_question(&unit, KV_REST_64, 30);
-    it.ranges[0] = (struct kv_wire_range){0, 3 * KV_REST_ROWS};
+    train(&unit, 3300, 0, KV_SUMMARY_64);
+    make_question(&unit, KV_SUMMARY_64, 30);
+    it.ranges[0] = (struct kv_wire_range){0, 3 * KV_SUMMARY_ROWS};
     it.scan.n_ranges = 1;
     it.scan.n_queries = it.asked.shape.n_queries = QUERIES_MAX;
-    it.asked.n_chosen = it.asked.n_scored = 0;
-    kv_remainder_begin(&left, &it.asked);
+    it.asked.n_selected = it.asked.n_scored = 0;
+    kvs_estimate_begin(&left, &it.asked);
     while (!is_done) {
         const uint32_t before = left.token;
 
-        is_done = kv_remainder_slice(&left, &bench.codebooks, &hurried);
-        assert_in_range(left.token - before, 1, KV_REST_ROWS);
+        is_done = kvs_estimate_slice(&left, &bench.codebooks, &hurried);
+        assert_in_range(left.token - before, 1, KV_SUMMARY_ROWS);
     }
-    assert_int_equal(left.n_rest + left.n_exact, 3 * KV_REST_ROWS);
-    kv_unit_clear(&unit, &bench.heap);
+    assert_int_equal(left.n_estimated + left.n_exact, 3 * KV_SUMMARY_ROWS);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 static int set_up(void **state)
@@ -464,7 +464,7 @@ static int tear_down(void **state)
 {
     (void)state;
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
+    assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
     assert_int_equal(bench.codebooks.rows_summarised, 0);
     assert_int_equal(bench.codebooks.summaries_bytes, 0);
     bench_close(&bench);

@@ -26,88 +26,88 @@ static struct kv_id128 key_of(uint32_t i)
 static void sizes_and_pieces(void **state)
 {
     (void)state;
-    assert_int_equal(kv_object_n_pieces(0), 1);
-    assert_int_equal(kv_object_n_pieces(1), 1);
-    assert_int_equal(kv_object_n_pieces(KV_WIRE_BULK_MAX), 1);
-    assert_int_equal(kv_object_n_pieces(KV_WIRE_BULK_MAX + 1), 2);
-    assert_int_equal(kv_object_n_pieces(KV_OBJECT_BYTES_MAX), CRCS);
-    assert_int_equal(kv_object_piece_bytes(0, 0), 0);
-    assert_int_equal(kv_object_piece_bytes(KV_WIRE_BULK_MAX + 1, 0), KV_WIRE_BULK_MAX);
-    assert_int_equal(kv_object_piece_bytes(KV_WIRE_BULK_MAX + 1, 1), 1);
+    assert_int_equal(kvs_object_n_pieces(0), 1);
+    assert_int_equal(kvs_object_n_pieces(1), 1);
+    assert_int_equal(kvs_object_n_pieces(KV_WIRE_BULK_MAX), 1);
+    assert_int_equal(kvs_object_n_pieces(KV_WIRE_BULK_MAX + 1), 2);
+    assert_int_equal(kvs_object_n_pieces(KV_OBJECT_BYTES_MAX), CRCS);
+    assert_int_equal(kvs_object_piece_bytes(0, 0), 0);
+    assert_int_equal(kvs_object_piece_bytes(KV_WIRE_BULK_MAX + 1, 0), KV_WIRE_BULK_MAX);
+    assert_int_equal(kvs_object_piece_bytes(KV_WIRE_BULK_MAX + 1, 1), 1);
 }
 
 /* Random puts, removals and pins against a plain list. */
 static void random_operations(void **state)
 {
     static const uint64_t sizes[] = {0, 1, 511, 5000, 100000, 1 << 20, (1 << 20) + 1, 3 << 20};
-    struct kv_stored_object *there[N_NAMES] = {0}, *pinned[N_NAMES] = {0};
+    struct kvs_stored_object *there[N_NAMES] = {0}, *pinned[N_NAMES] = {0};
     uint64_t bytes_of[N_NAMES] = {0}, sum = 0, version = 0, seed = kv_clock_now(&kv_clock_real);
-    struct kv_arena *arena = kv_arena_create(64 << 20);
-    struct kv_health health = {0};
-    struct kv_objects objects;
+    struct kvs_arena *arena = kvs_arena_create(64 << 20);
+    struct kvs_health health = {0};
+    struct kvs_objects objects;
     struct kv_random random;
     uint32_t crcs[CRCS] = {0};
 
     (void)state;
     print_message("seed %llu\n", (unsigned long long)seed);
     kv_random_init(&random, seed);
-    assert_true(kv_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
+    assert_true(kvs_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
     for (unsigned step = 0; step < STEPS; step++) {
         uint32_t i = (uint32_t)kv_random_below(&random, N_NAMES);
         struct kv_id128 key = key_of(i);
 
-        assert_ptr_equal(kv_objects_find(&objects, &key), there[i]);
+        assert_ptr_equal(kvs_objects_find(&objects, &key), there[i]);
         switch (kv_random_below(&random, 3)) {
         case 0: {
             uint64_t bytes = sizes[kv_random_below(&random, 8)];
-            struct kv_stored_object *object;
+            struct kvs_stored_object *object;
 
             if (there[i] != NULL || pinned[i] != NULL)
                 break;
             crcs[0] = i;
-            object = kv_object_create(&objects, &key, bytes, 0, crcs);
+            object = kvs_object_create(&objects, &key, bytes, 0, crcs);
             if (object == NULL)
                 break;
             assert_true(object->version != 0 && object->version != version);
             version = object->version;
             for (uint32_t j = 0; j < object->n_pieces; j++)
-                memset(object->pieces[j].bytes, (int)i, kv_object_piece_bytes(bytes, j));
-            assert_null(kv_objects_find(&objects, &key));
+                memset(object->pieces[j].bytes, (int)i, kvs_object_piece_bytes(bytes, j));
+            assert_null(kvs_objects_find(&objects, &key));
             if (kv_random_below(&random, 4) > 0) {
-                assert_int_equal(kv_objects_publish(&objects, object), KV_OK);
+                assert_int_equal(kvs_objects_publish(&objects, object), KV_OK);
                 there[i] = object;
                 bytes_of[i] = bytes;
                 sum += bytes;
             }
-            kv_object_unpin(&objects, object);
+            kvs_object_unpin(&objects, object);
             break;
         }
         case 1:
-            assert_int_equal(kv_objects_remove(&objects, &key), there[i] != NULL);
+            assert_int_equal(kvs_objects_remove(&objects, &key), there[i] != NULL);
             if (there[i] != NULL && pinned[i] == NULL)
                 sum -= bytes_of[i];
             there[i] = NULL;
             break;
         default:
             if (pinned[i] != NULL) {
-                const struct kv_stored_object *object = pinned[i];
+                const struct kvs_stored_object *object = pinned[i];
 
                 for (uint32_t j = 0; j < object->n_pieces; j++) {
-                    uint32_t bytes = kv_object_piece_bytes(object->bytes, j);
+                    uint32_t bytes = kvs_object_piece_bytes(object->bytes, j);
                     if (bytes > 0)
                         assert_int_equal(object->pieces[j].bytes[bytes - 1], i);
                 }
                 if (there[i] == NULL)
                     sum -= bytes_of[i];
-                kv_object_unpin(&objects, pinned[i]);
+                kvs_object_unpin(&objects, pinned[i]);
                 pinned[i] = NULL;
             } else if (there[i] != NULL) {
-                kv_object_pin(there[i]);
+                kvs_object_pin(there[i]);
                 pinned[i] = there[i];
-                assert_true(kv_object_same(there[i], bytes_of[i],
-                                           there[i]->n_pieces == 1 ? &(uint32_t){i}
-                                                                   : (crcs[0] = i, crcs)));
-                assert_false(kv_object_same(there[i], bytes_of[i] + 1, crcs));
+                assert_true(kvs_object_same(there[i], bytes_of[i],
+                                            there[i]->n_pieces == 1 ? &(uint32_t){i}
+                                                                    : (crcs[0] = i, crcs)));
+                assert_false(kvs_object_same(there[i], bytes_of[i] + 1, crcs));
             }
         }
         assert_int_equal(objects.bytes, sum);
@@ -115,32 +115,32 @@ static void random_operations(void **state)
     for (uint32_t i = 0; i < N_NAMES; i++) {
         struct kv_id128 key = key_of(i);
 
-        kv_objects_remove(&objects, &key);
+        kvs_objects_remove(&objects, &key);
         if (pinned[i] != NULL)
-            kv_object_unpin(&objects, pinned[i]);
+            kvs_object_unpin(&objects, pinned[i]);
     }
     assert_int_equal(objects.bytes, 0);
-    assert_int_equal(kv_arena_bytes_lent(arena), 0);
-    kv_objects_fini(&objects);
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_objects_fini(&objects);
+    kvs_arena_destroy(arena);
 }
 
 /* An object that does not fit takes nothing. */
 static void does_not_fit(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(8 << 20);
-    struct kv_health health = {0};
-    struct kv_objects objects;
+    struct kvs_arena *arena = kvs_arena_create(8 << 20);
+    struct kvs_health health = {0};
+    struct kvs_objects objects;
     struct kv_id128 key = key_of(1);
     uint32_t crcs[CRCS] = {0};
 
     (void)state;
-    assert_true(kv_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
-    assert_null(kv_object_create(&objects, &key, 60 << 20, 0, crcs));
+    assert_true(kvs_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
+    assert_null(kvs_object_create(&objects, &key, 60 << 20, 0, crcs));
     assert_int_equal(objects.bytes, 0);
-    assert_int_equal(kv_arena_bytes_lent(arena), 0);
-    kv_objects_fini(&objects);
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_objects_fini(&objects);
+    kvs_arena_destroy(arena);
 }
 
 int main(void)

@@ -31,19 +31,19 @@ static const struct kv_wire_range ranges[] = {{0, 1000}, {1200, TOKENS}};
 static const struct kv_wire_unit named[N_UNITS] = {{.kv_head = 0, .n_ids = 1}, {.kv_head = 1}};
 
 static struct bench bench;
-static struct kv_unit units[N_UNITS];
-static struct kv_unit *const unit_list[N_UNITS] = {&units[0], &units[1]};
+static struct kvs_unit units[N_UNITS];
+static struct kvs_unit *const unit_list[N_UNITS] = {&units[0], &units[1]};
 static float queries[N_UNITS][D];
 static struct kv_wire_cached_block cached;
 static uint8_t rows[N_UNITS * K * ROW_BYTES];
-static struct kv_querier *querier;
+static struct kvs_query_pipeline *querier;
 
 /* What `selected` was told. */
 static uint32_t n_told, told[N_UNITS][K];
 
 static void note_selected(void *arg,
-                          const struct kv_scan *scan,
-                          const struct kv_choice *choice,
+                          const struct kvs_score *scan,
+                          const struct kvs_selection *choice,
                           const uint32_t *tokens,
                           uint32_t n_tokens)
 {
@@ -66,16 +66,16 @@ static int set_up(void **state)
     cached.block = CACHED;
     cached.fingerprint = kv_wire_block_fingerprint(units[0].segments[CACHED]->crcs);
     n_told = 0;
-    querier = kv_querier_create();
+    querier = kvs_query_pipeline_create();
     return querier == NULL;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    kv_querier_destroy(querier);
+    kvs_query_pipeline_destroy(querier);
     for (uint32_t i = 0; i < N_UNITS; i++)
-        kv_unit_clear(&units[i], &bench.heap);
+        kvs_unit_clear(&units[i], &bench.heap);
     bench_close(&bench);
     return 0;
 }
@@ -89,10 +89,10 @@ static void begin(void)
         .named = named,
         .units = unit_list,
         .queries = queries[0],
-        .held = &cached,
+        .cached = &cached,
         .layers = &layer,
         .rows = rows,
-        .heap = &bench.heap,
+        .store = &bench.heap,
         .codebooks = &bench.codebooks,
         .indexer = bench.indexer,
         .clock = &kv_clock_real,
@@ -100,15 +100,15 @@ static void begin(void)
         .arg = &bench,
     };
 
-    kv_querier_begin(querier, &input);
+    kvs_query_pipeline_begin(querier, &input);
 }
 
 static float score_of(uint32_t unit, uint32_t token)
 {
     float score;
 
-    kv_keys_score(KV_KEY_FP32, kv_unit_row(&units[unit], token), ROW_BYTES, 1, D, queries[unit],
-                  1, &score, 1);
+    kv_exact_scores_score(KV_KEY_FP32, kvs_unit_row(&units[unit], token), ROW_BYTES, 1, D,
+                          queries[unit], 1, &score, 1);
     return score;
 }
 
@@ -131,8 +131,8 @@ static void answers_the_best_rows(void **state)
 
     (void)state;
     begin();
-    while (!kv_querier_is_done(querier))
-        assert_true(kv_querier_slice(querier));
+    while (!kvs_query_pipeline_is_done(querier))
+        assert_true(kvs_query_pipeline_slice(querier));
     assert_int_equal(n_told, N_UNITS);
     assert_int_equal(querier->n_ids, N_UNITS * K);
     for (uint32_t i = 0; i < N_UNITS * K; i++) {
@@ -145,9 +145,9 @@ static void answers_the_best_rows(void **state)
         assert_int_equal((querier->ids[i] & KV_WIRE_ID_CACHED) != 0, is_cached);
         if (is_cached)
             continue;
-        assert_memory_equal(rows + n_rows * ROW_BYTES, kv_unit_row(&units[unit], token),
+        assert_memory_equal(rows + n_rows * ROW_BYTES, kvs_unit_row(&units[unit], token),
                             ROW_BYTES);
-        assert_int_equal(querier->crcs[n_rows++], *kv_unit_crc(&units[unit], token));
+        assert_int_equal(querier->crcs[n_rows++], *kvs_unit_crc(&units[unit], token));
     }
     assert_int_equal(querier->n_rows, n_rows);
     assert_true(n_rows < N_UNITS * K);
@@ -159,10 +159,10 @@ static void is_given_up(void **state)
 {
     (void)state;
     begin();
-    while (kv_querier_is_between(querier))
-        assert_true(kv_querier_slice(querier));
-    kv_querier_end(querier);
-    assert_true(kv_querier_is_between(querier));
+    while (kvs_query_pipeline_is_between(querier))
+        assert_true(kvs_query_pipeline_slice(querier));
+    kvs_query_pipeline_end(querier);
+    assert_true(kvs_query_pipeline_is_between(querier));
     answers_the_best_rows(state);
 }
 
@@ -175,8 +175,8 @@ static void fails_for_a_bad_row(void **state)
     units[1].segments[0]->bad[0] |= 1u << 10;
     bench.heap.health.rows_bad++;
     begin();
-    while (good && !kv_querier_is_done(querier))
-        good = kv_querier_slice(querier);
+    while (good && !kvs_query_pipeline_is_done(querier))
+        good = kvs_query_pipeline_slice(querier);
     assert_false(good);
     assert_int_equal(querier->unit, 1);
     assert_int_equal(querier->bad, 10);

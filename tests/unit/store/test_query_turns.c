@@ -15,8 +15,8 @@ enum {
     N_WORKS = 4
 };
 
-static struct kv_data *data;
-static struct kv_work *works;
+static struct kvs_shard *data;
+static struct kvs_request *works;
 
 static int set_up(void **state)
 {
@@ -31,11 +31,11 @@ static int set_up(void **state)
     if (data->op_state[KV_OP_QUERY] == NULL)
         return -1;
     for (int i = 0; i < N_WORKS; i++) {
-        works[i].data = data;
-        works[i].row = &kv_ops[KV_OP_QUERY];
-        works[i].request.op = KV_OP_QUERY;
+        works[i].shard = data;
+        works[i].type = &kvs_ops[KV_OP_QUERY];
+        works[i].header.op = KV_OP_QUERY;
         if (i > 0)
-            kv_work_queue_at(&works[i], &kvs_query_queue_of(data)->waiting);
+            kvs_request_queue_at(&works[i], &kvs_query_queue_of(data)->waiting);
     }
     kvs_query_queue_of(data)->owner = &works[0];
     return 0;
@@ -50,7 +50,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-static bool has_turn(const struct kv_work *work)
+static bool has_turn(const struct kvs_request *work)
 {
     return work->queue == &data->queues[KV_PRIORITY_QUERY] &&
            kvs_query_queue_of(data)->owner == work;
@@ -60,14 +60,14 @@ static bool has_turn(const struct kv_work *work)
 static void passes_on(void **state)
 {
     (void)state;
-    kv_op_query_release(&works[2]); /* not his */
+    kvs_op_query_release(&works[2]); /* not his */
     assert_ptr_equal(kvs_query_queue_of(data)->owner, &works[0]);
     for (int i = 0; i + 1 < N_WORKS; i++) {
-        kv_op_query_release(&works[i]);
+        kvs_op_query_release(&works[i]);
         assert_true(has_turn(&works[i + 1]));
         assert_int_equal(kvs_query_queue_of(data)->waiting.first != NULL, i + 2 < N_WORKS);
     }
-    kv_op_query_release(&works[N_WORKS - 1]);
+    kvs_op_query_release(&works[N_WORKS - 1]);
     assert_null(kvs_query_queue_of(data)->owner);
     assert_null(kvs_query_queue_of(data)->waiting.first);
 }

@@ -18,38 +18,38 @@ enum {
 };
 
 static struct bench bench;
-static float queries[QUERIES_MAX * D], room[(QUERIES_MAX + KV_SCAN_SPARE) * 2 * ROWS_MAX];
-static struct kv_scan_part parts[KV_SCAN_PARTS_MAX];
-static float tables[QUERIES_MAX * KV_SCAN_TABLE];
+static float queries[QUERIES_MAX * D], room[(QUERIES_MAX + KVS_SCORE_SPARE) * 2 * ROWS_MAX];
+static struct kvs_score_run parts[KVS_SCORE_RUNS_MAX];
+static float tables[QUERIES_MAX * KVS_SCORE_TABLE];
 
-static void train(const struct kv_unit *unit, uint32_t tokens, uint32_t blocks, uint32_t m)
+static void train(const struct kvs_unit *unit, uint32_t tokens, uint32_t blocks, uint32_t m)
 {
-    const struct kv_index_plan plan = {
+    const struct kvs_index_plan plan = {
         .chapter_blocks = blocks,
         .shape = {.d = D, .m = m, .bits = 3},
         .type = KV_KEY_FP32,
         .iterations = 2,
     };
 
-    assert_int_equal(kv_index_cut(bench.indexer, unit, tokens, &plan), KV_OK);
-    while (kv_indexer_step(bench.indexer))
+    assert_int_equal(kvs_index_schedule(bench.indexer, unit, tokens, &plan), KV_OK);
+    while (kvs_indexer_step(bench.indexer))
         ;
 }
 
 static float
-score_of(const struct kv_unit *unit, uint32_t token, const float *query, bool by_code)
+score_of(const struct kvs_unit *unit, uint32_t token, const float *query, bool by_code)
 {
-    const struct kv_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
     const uint32_t row = token % KV_BLOCK_TOKENS;
-    static float table[KV_SCAN_TABLE];
+    static float table[KVS_SCORE_TABLE];
     float score = 0;
 
     if (!by_code || segment->codes == NULL || row >= segment->n_coded) {
-        kv_keys_score(KV_KEY_FP32, kv_unit_row(unit, token), unit->row_bytes, 1, D, query, 1,
-                      &score, 1);
+        kv_exact_scores_score(KV_KEY_FP32, kvs_unit_row(unit, token), unit->row_bytes, 1, D,
+                              query, 1, &score, 1);
         return score;
     }
-    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
     const size_t n_centroids = kv_pq_n_centroids(&book->shape);
     kv_pq_tables(&book->shape, book->centroids, query, 1, table);
     for (uint32_t j = 0; j < book->shape.m; j++) {
@@ -61,14 +61,14 @@ score_of(const struct kv_unit *unit, uint32_t token, const float *query, bool by
     return score;
 }
 
-static struct kv_scan scan_of(struct kv_unit *unit,
-                              const struct kv_wire_range *ranges,
-                              uint32_t n_ranges,
-                              uint32_t n_queries,
-                              bool by_code,
-                              bool by_cell)
+static struct kvs_score scan_of(struct kvs_unit *unit,
+                                const struct kv_wire_range *ranges,
+                                uint32_t n_ranges,
+                                uint32_t n_queries,
+                                bool by_code,
+                                bool by_cell)
 {
-    return (struct kv_scan){
+    return (struct kvs_score){
         .unit = unit,
         .type = KV_KEY_FP32,
         .d = D,
@@ -78,7 +78,7 @@ static struct kv_scan scan_of(struct kv_unit *unit,
         .queries = queries,
         .by_code = by_code,
         .by_cell = by_cell,
-        .n = kv_ranges_count(ranges, n_ranges),
+        .n = kvs_ranges_count(ranges, n_ranges),
         .room = room,
         .room_floats = sizeof(room) / sizeof(room[0]),
         .parts = parts,
@@ -87,37 +87,39 @@ static struct kv_scan scan_of(struct kv_unit *unit,
 }
 
 /* The item of a token in the scan. */
-static uint32_t item_of(const struct kv_scan *scan, uint32_t token)
+static uint32_t item_of(const struct kvs_score *scan, uint32_t token)
 {
-    const struct kv_scan_part *part = scan->parts;
+    const struct kvs_score_run *part = scan->parts;
     uint16_t cell;
 
     while (token >= part->token_end)
         part++;
     assert_true(token >= part->token_begin && part < scan->parts + scan->n_parts);
-    if (part->codebook == KV_SCAN_ROWS)
+    if (part->codebook == KVS_SCORE_ROWS)
         return part->item + token - part->token_begin;
-    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, part->codebook);
-    const struct kv_cells cells = kv_codebook_cells(book);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, part->codebook);
+    const struct kv_cells cells = kvs_codebook_cells(book);
     kv_tile_cells(&book->shape, scan->unit->segments[token / KV_BLOCK_TOKENS]->codes,
                   token % KV_BLOCK_TOKENS, 1, &cell);
     return part->item + kv_cells_item(&cells, cell);
 }
 
 /* Scans, and checks every score and how many rows have it; returns the scan for its counts. */
-static struct kv_scan
-check(struct kv_unit *unit, const struct kv_wire_range *ranges, uint32_t n_ranges, bool by_code)
+static struct kvs_score check(struct kvs_unit *unit,
+                              const struct kv_wire_range *ranges,
+                              uint32_t n_ranges,
+                              bool by_code)
 {
-    struct kv_scan scan = scan_of(unit, ranges, n_ranges,
-                                  1 + (uint32_t)kv_random_below(&bench.random, QUERIES_MAX),
-                                  by_code, kv_random_below(&bench.random, 4) > 0);
-    struct kv_range_walk walk = {.ranges = ranges};
+    struct kvs_score scan = scan_of(unit, ranges, n_ranges,
+                                    1 + (uint32_t)kv_random_below(&bench.random, QUERIES_MAX),
+                                    by_code, kv_random_below(&bench.random, 4) > 0);
+    struct kvs_range_walk walk = {.ranges = ranges};
     static uint32_t counts[2 * ROWS_MAX];
     uint32_t n_slices = 0, i = 0;
 
     memset(counts, 0, sizeof(counts));
-    kv_scan_begin(&scan, &bench.codebooks);
-    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
+    kvs_score_begin(&scan, &bench.codebooks);
+    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
         assert_true(++n_slices < ROWS_MAX);
     assert_int_equal(scan.n_coded + scan.n_exact, scan.n);
     for (uint32_t r = 0; r < n_ranges; r++) {
@@ -125,7 +127,7 @@ check(struct kv_unit *unit, const struct kv_wire_range *ranges, uint32_t n_range
             const uint32_t item = item_of(&scan, token);
 
             counts[item]++;
-            assert_int_equal(kv_range_walk_to(&walk, i), token);
+            assert_int_equal(kvs_range_walk_to(&walk, i), token);
             for (uint32_t q = 0; q < scan.n_queries; q++) {
                 float wanted = score_of(unit, token, queries + (size_t)q * D, by_code);
 
@@ -141,43 +143,43 @@ check(struct kv_unit *unit, const struct kv_wire_range *ranges, uint32_t n_range
 }
 
 /* What a choice takes, by cells where they are or by rows. */
-static uint32_t pick(struct kv_unit *unit,
+static uint32_t pick(struct kvs_unit *unit,
                      const struct kv_wire_range *ranges,
                      uint32_t n_ranges,
-                     const struct kv_choice *choice,
+                     const struct kvs_selection *choice,
                      bool by_cell,
                      bool *ret_cells,
                      uint32_t *ret_tokens,
                      uint32_t *ret_heads,
                      float *ret_weights)
 {
-    static struct kv_chooser chooser;
-    struct kv_scan scan = scan_of(unit, ranges, n_ranges, choice->n_queries, true, by_cell);
-    struct kv_picker *picker = kv_picker_create();
+    static struct kvs_selector chooser;
+    struct kvs_score scan = scan_of(unit, ranges, n_ranges, choice->n_queries, true, by_cell);
+    struct kvs_expander *picker = kvs_expander_create();
     uint32_t n;
 
     assert_non_null(picker);
-    kv_scan_begin(&scan, &bench.codebooks);
-    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
+    kvs_score_begin(&scan, &bench.codebooks);
+    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
         ;
-    kv_choose_begin(&chooser, choice, scan.scores, scan.maxima, scan.counts, NULL, scan.n_items,
-                    true, scan.scores + (size_t)scan.n_items * scan.n_queries);
-    while (!kv_choose_slice(&chooser))
+    kvs_select_begin(&chooser, choice, scan.scores, scan.maxima, scan.counts, NULL,
+                     scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
+    while (!kvs_select_slice(&chooser))
         ;
-    kv_pick_begin(picker, &scan, &chooser, ret_tokens, ret_heads);
-    while (!kv_pick_slice(picker, &bench.codebooks))
+    kvs_expand_begin(picker, &scan, &chooser, ret_tokens, ret_heads);
+    while (!kvs_expand_slice(picker, &bench.codebooks))
         ;
     n = picker->n;
-    kv_pick_weights(&scan, &chooser, &bench.codebooks, ret_tokens, n, ret_weights);
-    kv_picker_destroy(picker);
+    kvs_expand_weights(&scan, &chooser, &bench.codebooks, ret_tokens, n, ret_weights);
+    kvs_expander_destroy(picker);
     *ret_cells = scan.counts != NULL;
     return n;
 }
 
-static void whole(struct kv_unit *unit, uint32_t n_coded, uint32_t n_chapters)
+static void whole(struct kvs_unit *unit, uint32_t n_coded, uint32_t n_chapters)
 {
     const struct kv_wire_range all = {0, unit->committed};
-    struct kv_scan scan = check(unit, &all, 1, true);
+    struct kvs_score scan = check(unit, &all, 1, true);
 
     assert_int_equal(scan.n_coded, n_coded);
     assert_int_equal(scan.n_chapters, n_chapters);
@@ -205,7 +207,7 @@ static uint32_t some_ranges(struct kv_wire_range *ranges, uint32_t max, uint32_t
 static void chapters(void **state)
 {
     struct kv_wire_range ranges[8];
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1500);
@@ -217,22 +219,22 @@ static void chapters(void **state)
     whole(&unit, 3072, 3);
     for (int round = 0; round < ROUNDS; round++)
         check(&unit, ranges, some_ranges(ranges, 8, 3200), round % 4 > 0);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Rows behind an open codebook get its codes when they are met, in forks their own. */
 static void open_codebook(void **state)
 {
     struct kv_wire_range ranges[8];
-    struct kv_unit unit, fork;
+    struct kvs_unit unit, fork;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 300);
     train(&unit, 290, 0, 3);
     assert_int_equal(unit.segments[2]->n_coded, 290 - 256);
     whole(&unit, 300, 1);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 280), KV_OK);
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 280), KV_OK);
     assert_int_equal(unit_append(&bench, &unit, 400), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
     for (int round = 0; round < ROUNDS; round++) {
@@ -244,15 +246,15 @@ static void open_codebook(void **state)
     assert_true(unit_codes_are_right(&bench, &unit));
     assert_true(unit_codes_are_right(&bench, &fork));
     /* Other rows in place of some. */
-    kv_unit_truncate(&fork, &bench.heap, 650);
+    kvs_unit_truncate(&fork, &bench.heap, 650);
     assert_int_equal(unit_append(&bench, &fork, 77), KV_OK);
     whole(&fork, 727, 1);
     assert_true(unit_codes_are_right(&bench, &fork));
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     whole(&fork, 727, 1);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
+    assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
 
 static uint64_t hurried_now(const struct kv_clock *clock)
@@ -263,7 +265,7 @@ static uint64_t hurried_now(const struct kv_clock *clock)
     return now_us += 1000;
 }
 
-static uint32_t n_with_codes(const struct kv_unit *unit)
+static uint32_t n_with_codes(const struct kvs_unit *unit)
 {
     uint32_t n = 0;
 
@@ -277,23 +279,23 @@ static void codes_are_made_in_slices(void **state)
 {
     const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
     const struct kv_wire_range all = {0, ROWS_MAX};
-    struct kv_unit unit;
+    struct kvs_unit unit;
     bool is_done = false;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 300);
     train(&unit, 290, 0, 3);
     assert_int_equal(unit_append(&bench, &unit, ROWS_MAX - 300), KV_OK);
-    struct kv_scan scan = scan_of(&unit, &all, 1, 2, true, true);
-    kv_scan_begin(&scan, &bench.codebooks);
+    struct kvs_score scan = scan_of(&unit, &all, 1, 2, true, true);
+    kvs_score_begin(&scan, &bench.codebooks);
     for (uint32_t before = n_with_codes(&unit), after; !is_done; before = after) {
-        is_done = kv_scan_slice(&scan, &bench.codebooks, &hurried);
+        is_done = kvs_score_slice(&scan, &bench.codebooks, &hurried);
         after = n_with_codes(&unit);
         assert_in_range(after - before, 0, 1);
     }
     assert_int_equal(scan.n_coded, ROWS_MAX);
     check(&unit, &all, 1, true);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* By cells or by rows, the same rows are chosen, by the same vectors, with the same weights. */
@@ -302,20 +304,20 @@ static void cells_choose_as_rows(void **state)
     static uint32_t tokens[2][ROWS_MAX], heads[2][ROWS_MAX];
     static float weights[2][ROWS_MAX];
     struct kv_wire_range ranges[8];
-    struct kv_unit unit, fork;
+    struct kvs_unit unit, fork;
     unsigned n_cells = 0;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 3300);
     train(&unit, 2100, 8, 2);
     train(&unit, 3300, 0, 3);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 1300), KV_OK);
     for (int round = 0; round < 8 * ROUNDS; round++) {
-        struct kv_unit *of = round % 2 ? &unit : &fork;
+        struct kvs_unit *of = round % 2 ? &unit : &fork;
         const uint32_t n_ranges = some_ranges(ranges, 8, of->committed);
-        const struct kv_choice choice = {
+        const struct kvs_selection choice = {
             .merge = (enum kv_merge)(KV_MERGE_SUM + kv_random_below(&bench.random, 4)),
             .selection = (enum kv_selection)kv_random_below(&bench.random, 3),
             .n_queries = 1 + (uint32_t)kv_random_below(&bench.random, QUERIES_MAX),
@@ -339,14 +341,14 @@ static void cells_choose_as_rows(void **state)
     }
     assert_true(n_cells > ROUNDS);
     /* Other rows in the place of some that are in cells. */
-    kv_unit_clear(&unit, &bench.heap);
-    kv_unit_truncate(&fork, &bench.heap, 700);
+    kvs_unit_clear(&unit, &bench.heap);
+    kvs_unit_truncate(&fork, &bench.heap, 700);
     assert_int_equal(unit_append(&bench, &fork, 700), KV_OK);
     for (int round = 0; round < ROUNDS; round++)
         check(&fork, ranges, some_ranges(ranges, 8, 1400), true);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     assert_int_equal(bench.heap.n_segments, 0);
-    assert_int_equal(kv_pool_lent(bench.codebooks.pool), 0);
+    assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
 
 /* Weights are asked for when the last segment, which is in cells, has been copied meanwhile:
@@ -356,46 +358,46 @@ static void weights_of_a_copied_segment(void **state)
     enum {
         TOKENS = 1000
     };
-    static uint32_t tokens[ROWS_MAX + KV_SELECT_SPARE], heads[ROWS_MAX];
+    static uint32_t tokens[ROWS_MAX + KV_TOPK_SPARE], heads[ROWS_MAX];
     static float weights[3][TOKENS];
-    static struct kv_chooser chooser;
+    static struct kvs_selector chooser;
     const struct kv_wire_range all = {0, TOKENS};
-    const struct kv_choice choice = {
+    const struct kvs_selection choice = {
         .merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = TOKENS, .factor = 1};
-    struct kv_picker *picker = kv_picker_create();
-    struct kv_unit unit, fork;
+    struct kvs_expander *picker = kvs_expander_create();
+    struct kvs_unit unit, fork;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1100);
     train(&unit, 1024, 8, 2);
-    kv_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kv_unit_fork(&unit, &fork, &bench.heap, TOKENS), KV_OK);
-    struct kv_scan scan = scan_of(&fork, &all, 1, choice.n_queries, true, true);
-    kv_scan_begin(&scan, &bench.codebooks);
-    while (!kv_scan_slice(&scan, &bench.codebooks, &kv_clock_real))
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, TOKENS), KV_OK);
+    struct kvs_score scan = scan_of(&fork, &all, 1, choice.n_queries, true, true);
+    kvs_score_begin(&scan, &bench.codebooks);
+    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
         ;
     assert_non_null(scan.counts);
     assert_int_equal(scan.n_parts, 1);
-    kv_choose_begin(&chooser, &choice, scan.scores, scan.maxima, scan.counts, NULL,
-                    scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
-    while (!kv_choose_slice(&chooser))
+    kvs_select_begin(&chooser, &choice, scan.scores, scan.maxima, scan.counts, NULL,
+                     scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
+    while (!kvs_select_slice(&chooser))
         ;
-    kv_pick_begin(picker, &scan, &chooser, tokens, heads);
-    while (!kv_pick_slice(picker, &bench.codebooks))
+    kvs_expand_begin(picker, &scan, &chooser, tokens, heads);
+    while (!kvs_expand_slice(picker, &bench.codebooks))
         ;
     assert_int_equal(picker->n, TOKENS);
-    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
+    kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
     assert_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
-    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[1]);
+    kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[1]);
     train(&fork, fork.committed, 0, 3);
     assert_non_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
-    kv_pick_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[2]);
+    kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[2]);
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
     assert_memory_equal(weights[0], weights[2], sizeof(weights[0]));
-    kv_picker_destroy(picker);
-    kv_unit_clear(&unit, &bench.heap);
-    kv_unit_clear(&fork, &bench.heap);
+    kvs_expander_destroy(picker);
+    kvs_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&fork, &bench.heap);
     assert_int_equal(bench.heap.n_segments, 0);
 }
 

@@ -15,10 +15,10 @@ enum {
 };
 
 static struct kv_random dice;
-static float scores[KV_QUERIES_MAX * N_MAX], weights[KV_CHOOSE_ROOM * 6 * N_MAX];
-static struct kv_chooser chooser;
+static float scores[KV_QUERIES_MAX * N_MAX], weights[KVS_SELECT_CAPACITY * 6 * N_MAX];
+static struct kvs_selector chooser;
 static float lost[KV_QUERIES_MAX * N_MAX];
-static uint32_t among[N_MAX], indices[N_MAX + KV_SELECT_SPARE], heads[N_MAX], expected[N_MAX];
+static uint32_t among[N_MAX], indices[N_MAX + KV_TOPK_SPARE], heads[N_MAX], expected[N_MAX];
 
 /* Is a before b?  NaN comes last, and of equals the lower index first. */
 static bool is_before(const float *values, uint32_t a, uint32_t b)
@@ -45,9 +45,9 @@ static void take_first(const float *values, uint32_t n, uint32_t k, unsigned q, 
     }
 }
 
-static struct kv_choice some_choice(uint32_t n)
+static struct kvs_selection some_choice(uint32_t n)
 {
-    return (struct kv_choice){
+    return (struct kvs_selection){
         .merge = (enum kv_merge)(KV_MERGE_SUM + kv_random_below(&dice, 4)),
         .n_queries = kv_random_below(&dice, 8) == 0 ? KV_QUERIES_MAX
                                                     : 1 + (uint32_t)kv_random_below(&dice, 4),
@@ -58,11 +58,11 @@ static struct kv_choice some_choice(uint32_t n)
     };
 }
 
-static void check_choice(const struct kv_choice *choice, uint32_t n, uint32_t n_chosen)
+static void check_choice(const struct kvs_selection *choice, uint32_t n, uint32_t n_chosen)
 {
     uint32_t at = 0;
 
-    assert_in_range(n_chosen, choice->k < n ? choice->k : n, kv_choice_max(choice, n));
+    assert_in_range(n_chosen, choice->k < n ? choice->k : n, kvs_selection_max(choice, n));
     for (uint32_t i = 0; i < n; i++) {
         if (expected[i] == 0)
             continue;
@@ -80,7 +80,7 @@ static void each(void **state)
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t n = 1 + (uint32_t)kv_random_below(&dice, round % 10 == 0 ? N_MAX : 30);
-        struct kv_choice choice = some_choice(n);
+        struct kvs_selection choice = some_choice(n);
         bool all = round % 3 == 0;
 
         choice.merge = round % 2 ? KV_MERGE_UNION : KV_MERGE_NONE;
@@ -91,8 +91,8 @@ static void each(void **state)
             among[i] = (uint32_t)kv_random_next(&dice);
         for (uint32_t q = 0; q < choice.n_queries; q++)
             take_first(scores + (size_t)q * n, n, choice.k, q, all);
-        uint32_t n_chosen = kv_choose(&chooser, &choice, scores, all ? NULL : among, n,
-                                      round % 5 == 0, weights, indices, heads);
+        uint32_t n_chosen = kvs_select(&chooser, &choice, scores, all ? NULL : among, n,
+                                       round % 5 == 0, weights, indices, heads);
         if (all)
             check_choice(&choice, n, n_chosen);
         for (uint32_t i = 0, at = 0; !all && i < n; i++) {
@@ -111,7 +111,7 @@ static void merged(void **state)
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t n = 1 + (uint32_t)kv_random_below(&dice, round % 10 == 0 ? N_MAX : 30);
-        struct kv_choice choice = some_choice(n);
+        struct kvs_selection choice = some_choice(n);
         bool sums = round % 2;
 
         choice.merge = sums ? KV_MERGE_SUM : KV_MERGE_MAX;
@@ -123,7 +123,7 @@ static void merged(void **state)
                 totals[q] += exp((double)choice.scale * (double)scores[(size_t)q * n + i]);
         memcpy(lost, scores, (size_t)n * choice.n_queries * sizeof(float));
         uint32_t n_chosen =
-            kv_choose(&chooser, &choice, lost, NULL, n, true, weights, indices, heads);
+            kvs_select(&chooser, &choice, lost, NULL, n, true, weights, indices, heads);
         for (uint32_t i = 0; i < n; i++) {
             double wanted = 0;
 
@@ -145,18 +145,18 @@ static void merged(void **state)
 /* Scores that are no numbers weigh nothing, and are chosen last. */
 static void no_numbers(void **state)
 {
-    const struct kv_choice choice = {
+    const struct kvs_selection choice = {
         .merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = 3, .factor = 1};
     static const float odd[] = {NAN, 1, INFINITY, 0, -INFINITY, 5, NAN, 0.5f};
 
     (void)state;
     for (int merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
-        struct kv_choice other = choice;
+        struct kvs_selection other = choice;
 
         other.merge = (enum kv_merge)merge;
         memcpy(scores, odd, sizeof(odd));
         uint32_t n_chosen =
-            kv_choose(&chooser, &other, scores, NULL, 4, true, weights, indices, heads);
+            kvs_select(&chooser, &other, scores, NULL, 4, true, weights, indices, heads);
         assert_in_range(n_chosen, 3, 4);
         for (uint32_t i = 0; i < 4; i++)
             assert_true(isfinite(weights[i]) && weights[i] >= 0);
@@ -166,10 +166,10 @@ static void no_numbers(void **state)
         scores[i] = NAN;
         among[i] = i >= 2;
     }
-    struct kv_choice one = {
+    struct kvs_selection one = {
         .merge = KV_MERGE_NONE, .n_queries = 1, .scale = 1, .k = 3, .factor = 1};
     assert_int_equal(
-        kv_choose(&chooser, &one, scores, among, 6, false, weights, indices, heads), 3);
+        kvs_select(&chooser, &one, scores, among, 6, false, weights, indices, heads), 3);
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(indices[i], 2 + i);
 }
@@ -181,7 +181,7 @@ static void how_many(void **state)
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t n = 1 + (uint32_t)kv_random_below(&dice, 60);
-        struct kv_choice choice = some_choice(n);
+        struct kvs_selection choice = some_choice(n);
         double worst = 0;
 
         choice.n_queries = 1 + (uint32_t)kv_random_below(&dice, 3);
@@ -191,10 +191,10 @@ static void how_many(void **state)
         choice.scale = 3;
         floats_fill(&dice, FLOATS_UNIFORM, scores, (size_t)n * choice.n_queries);
         memcpy(lost, scores, (size_t)n * choice.n_queries * sizeof(float));
-        uint32_t n_chosen = kv_choose(&chooser, &choice, lost, NULL, n, round % 3 == 0, weights,
-                                      indices, heads);
+        uint32_t n_chosen = kvs_select(&chooser, &choice, lost, NULL, n, round % 3 == 0,
+                                       weights, indices, heads);
 
-        for (uint32_t group = 0; group < kv_choice_groups(&choice); group++) {
+        for (uint32_t group = 0; group < kvs_selection_groups(&choice); group++) {
             double own[60], total = 0, most = 0, sum = 0;
             uint32_t wanted = 0, taken = 0;
 
@@ -202,7 +202,7 @@ static void how_many(void **state)
             for (uint32_t q = 0; q < choice.n_queries; q++) {
                 double of_vector = 0;
 
-                if (!kv_choice_merges(&choice) && q != group)
+                if (!kvs_selection_merges(&choice) && q != group)
                     continue;
                 for (uint32_t i = 0; i < n; i++)
                     of_vector += exp(3 * (double)scores[(size_t)q * n + i]);
@@ -235,7 +235,7 @@ static void how_many(void **state)
             wanted = wanted < choice.k ? wanted : choice.k;
             for (uint32_t i = 0; i < n_chosen; i++)
                 taken += heads[i] >> group & 1;
-            const uint32_t takes = kv_choice_takes(&choice, wanted);
+            const uint32_t takes = kvs_selection_n_candidates(&choice, wanted);
             if (worst == 0) {
                 assert_int_equal(chooser.k[group], wanted);
                 assert_int_equal(taken, takes < n ? takes : n);
@@ -252,14 +252,14 @@ static void many(void **state)
     enum {
         MANY = 200000
     };
-    static float of[2 * MANY], left[2 * MANY], room[KV_CHOOSE_ROOM * MANY];
-    static uint32_t chosen[MANY + KV_SELECT_SPARE], by[MANY];
-    static uint32_t wanted[2][MANY + KV_SELECT_SPARE];
+    static float of[2 * MANY], left[2 * MANY], room[KVS_SELECT_CAPACITY * MANY];
+    static uint32_t chosen[MANY + KV_TOPK_SPARE], by[MANY];
+    static uint32_t wanted[2][MANY + KV_TOPK_SPARE];
 
     (void)state;
     for (int round = 0; round < 60; round++) {
         const uint32_t n = 1 + (uint32_t)kv_random_below(&dice, MANY);
-        const struct kv_choice choice = {
+        const struct kvs_selection choice = {
             .merge = KV_MERGE_NONE,
             .n_queries = 2,
             .scale = 1,
@@ -277,10 +277,10 @@ static void many(void **state)
         }
         memcpy(left, of, 2 * (size_t)n * sizeof(float));
         for (uint32_t q = 0; q < 2; q++)
-            assert_int_equal(kv_select(of + (size_t)q * n, n, choice.k, wanted[q], room),
+            assert_int_equal(kv_topk_select(of + (size_t)q * n, n, choice.k, wanted[q], room),
                              n_wanted);
         const uint32_t n_chosen =
-            kv_choose(&chooser, &choice, left, NULL, n, round % 2, room, chosen, by);
+            kvs_select(&chooser, &choice, left, NULL, n, round % 2, room, chosen, by);
         for (uint32_t i = 0; i < n_chosen; i++)
             for (uint32_t q = 0; q < 2; q++)
                 if (by[i] >> q & 1) {
@@ -300,22 +300,22 @@ static void slices_are_short(void **state)
         SHARE = 64 << 10, /* of a slice */
         STEPS = 5 /* of all rows: exp, merge, the largest, those from there on, the sieve */
     };
-    static float of[MANY], room[KV_CHOOSE_ROOM * MANY];
+    static float of[MANY], room[KVS_SELECT_CAPACITY * MANY];
     const float most = 1;
-    const struct kv_choice choice = {.merge = KV_MERGE_SUM,
-                                     .selection = KV_SELECT_THRESHOLD,
-                                     .n_queries = 1,
-                                     .scale = 1,
-                                     .share = 0.9f,
-                                     .k = 8,
-                                     .factor = 1};
+    const struct kvs_selection choice = {.merge = KV_MERGE_SUM,
+                                         .selection = KV_SELECT_THRESHOLD,
+                                         .n_queries = 1,
+                                         .scale = 1,
+                                         .share = 0.9f,
+                                         .k = 8,
+                                         .factor = 1};
     uint32_t n_slices = 1;
 
     (void)state;
     for (uint32_t i = 0; i < MANY; i++)
         of[i] = (float)(i % 1000) / 999;
-    kv_choose_begin(&chooser, &choice, of, &most, NULL, NULL, MANY, false, room);
-    while (!kv_choose_slice(&chooser))
+    kvs_select_begin(&chooser, &choice, of, &most, NULL, NULL, MANY, false, room);
+    while (!kvs_select_slice(&chooser))
         n_slices++;
     assert_true(n_slices >= STEPS * (MANY / SHARE));
 }

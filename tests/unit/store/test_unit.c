@@ -24,7 +24,7 @@ enum {
 
 /* A unit and what must be in it. */
 struct twin {
-    struct kv_unit unit;
+    struct kvs_unit unit;
     uint64_t rows[TOKENS_MAX];
     uint32_t n_rows;
     bool used;
@@ -32,7 +32,7 @@ struct twin {
 
 /* Rows being sent: pinned, they may not change whatever becomes of the unit. */
 struct sending {
-    struct kv_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
+    struct kvs_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
     unsigned n_pins;
     const uint8_t *at[TOKENS_MAX];
     uint64_t rows[TOKENS_MAX];
@@ -42,15 +42,15 @@ struct sending {
 /* Rows being received into reserved memory: a late one may fall anywhere until unpinned, and
  * must hit nobody's rows. */
 struct landing {
-    struct kv_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
+    struct kvs_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
     unsigned n_pins;
     struct kv_iov iov[TOKENS_MAX];
     unsigned n_iov;
 };
 
 static struct {
-    struct kv_arena *arena;
-    struct kv_heap heap;
+    struct kvs_arena *arena;
+    struct kvs_segment_store heap;
     struct kv_random random;
     uint64_t number;
     struct twin twins[N_UNITS];
@@ -65,7 +65,7 @@ static uint64_t below(uint64_t bound)
 
 static void check(const struct twin *twin)
 {
-    const struct kv_unit *unit = &twin->unit;
+    const struct kvs_unit *unit = &twin->unit;
 
     assert_int_equal(unit->committed, twin->n_rows);
     assert_true(unit->reserved >= unit->committed);
@@ -74,10 +74,10 @@ static void check(const struct twin *twin)
     for (uint32_t i = 0; i < twin->n_rows; i++) {
         uint64_t row;
 
-        memcpy(&row, kv_unit_row(unit, i), sizeof(row));
+        memcpy(&row, kvs_unit_row(unit, i), sizeof(row));
         if (row != twin->rows[i])
             fail_msg("unit %zu row %u of %u", (size_t)(twin - world.twins), i, twin->n_rows);
-        assert_int_equal(*kv_unit_crc(unit, i), (uint32_t)row);
+        assert_int_equal(*kvs_unit_crc(unit, i), (uint32_t)row);
     }
 }
 
@@ -98,8 +98,8 @@ static void write_rows(struct twin *twin, uint32_t begin, uint32_t count)
         crcs[i] = (uint32_t)rows[i];
         twin->rows[begin + i] = rows[i];
     }
-    kv_unit_write(&twin->unit, begin, count, rows);
-    kv_unit_write_crcs(&twin->unit, begin, count, crcs);
+    kvs_unit_write(&twin->unit, begin, count, rows);
+    kvs_unit_write_crcs(&twin->unit, begin, count, crcs);
     twin->n_rows = begin + count;
     twin->unit.committed = begin + count;
 }
@@ -110,8 +110,8 @@ static void append(struct twin *twin)
 
     if (twin->n_rows + count > TOKENS_MAX)
         return;
-    kv_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
-    if (kv_unit_reserve(&twin->unit, &world.heap, twin->n_rows + count) == KV_OK)
+    kvs_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
+    if (kvs_unit_reserve(&twin->unit, &world.heap, twin->n_rows + count) == KV_OK)
         write_rows(twin, twin->n_rows, count);
 }
 
@@ -121,10 +121,10 @@ static void begin_landing(struct twin *twin)
     uint32_t begin = twin->unit.reserved, count = 1 + (uint32_t)below(200);
 
     if (landing->n_pins > 0 || begin + count > TOKENS_MAX ||
-        kv_unit_reserve(&twin->unit, &world.heap, begin + count) != KV_OK)
+        kvs_unit_reserve(&twin->unit, &world.heap, begin + count) != KV_OK)
         return;
-    landing->n_iov = kv_unit_pieces(&twin->unit, begin, count, landing->iov, 0, TOKENS_MAX);
-    landing->n_pins = kv_unit_pin(&twin->unit, begin, count, landing->pins);
+    landing->n_iov = kvs_unit_pieces(&twin->unit, begin, count, landing->iov, 0, TOKENS_MAX);
+    landing->n_pins = kvs_unit_pin(&twin->unit, begin, count, landing->pins);
     assert_in_range(landing->n_pins, 1, count / KV_BLOCK_TOKENS + 2);
 }
 
@@ -134,7 +134,7 @@ static void end_landing(struct landing *landing)
     for (unsigned i = 0; i < landing->n_iov; i++)
         memset(landing->iov[i].base, 0xee, landing->iov[i].bytes);
     for (unsigned i = 0; i < landing->n_pins; i++)
-        kv_segment_unpin(&world.heap, landing->pins[i]);
+        kvs_segment_unpin(&world.heap, landing->pins[i]);
     landing->n_pins = landing->n_iov = 0;
 }
 
@@ -147,10 +147,10 @@ static void begin_sending(struct twin *twin)
     uint32_t begin = (uint32_t)below(twin->n_rows);
     uint32_t count = 1 + (uint32_t)below(twin->n_rows - begin);
 
-    sending->n_pins = kv_unit_pin(&twin->unit, begin, count, sending->pins);
+    sending->n_pins = kvs_unit_pin(&twin->unit, begin, count, sending->pins);
     sending->n_rows = count;
     for (uint32_t i = 0; i < count; i++) {
-        sending->at[i] = kv_unit_row(&twin->unit, begin + i);
+        sending->at[i] = kvs_unit_row(&twin->unit, begin + i);
         sending->rows[i] = twin->rows[begin + i];
     }
 }
@@ -159,7 +159,7 @@ static void end_sending(struct sending *sending)
 {
     check_sending(sending);
     for (unsigned i = 0; i < sending->n_pins; i++)
-        kv_segment_unpin(&world.heap, sending->pins[i]);
+        kvs_segment_unpin(&world.heap, sending->pins[i]);
     sending->n_pins = sending->n_rows = 0;
 }
 
@@ -170,9 +170,9 @@ static void fork_unit(const struct twin *twin)
 
     if (child->used)
         return;
-    assert_int_equal(kv_unit_init(&child->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
-    if (kv_unit_fork(&twin->unit, &child->unit, &world.heap, tokens) != KV_OK) {
-        kv_unit_clear(&child->unit, &world.heap);
+    assert_int_equal(kvs_unit_init(&child->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
+    if (kvs_unit_fork(&twin->unit, &child->unit, &world.heap, tokens) != KV_OK) {
+        kvs_unit_clear(&child->unit, &world.heap);
         return;
     }
     child->used = true;
@@ -190,14 +190,14 @@ static void random_operations(void **state)
     print_message("seed %llu (KV_TEST_SEED)\n", (unsigned long long)seed);
     memset(&world, 0, sizeof(world));
     kv_random_init(&world.random, seed);
-    world.arena = kv_arena_create(ARENA_BYTES);
+    world.arena = kvs_arena_create(ARENA_BYTES);
     assert_non_null(world.arena);
-    assert_true(kv_heap_init(&world.heap, world.arena));
+    assert_true(kvs_segment_store_init(&world.heap, world.arena));
     for (unsigned step = 0; step < STEPS; step++) {
         struct twin *twin = &world.twins[below(N_UNITS)];
 
         if (!twin->used) {
-            assert_int_equal(kv_unit_init(&twin->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
+            assert_int_equal(kvs_unit_init(&twin->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
             twin->used = true;
             twin->n_rows = 0;
         }
@@ -225,15 +225,15 @@ static void random_operations(void **state)
             break;
         case 9:
             twin->n_rows = (uint32_t)below(twin->n_rows + 1);
-            kv_unit_truncate(&twin->unit, &world.heap, twin->n_rows);
+            kvs_unit_truncate(&twin->unit, &world.heap, twin->n_rows);
             break;
         case 10:
-            kv_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
+            kvs_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
             break;
         default:
             if (below(3) > 0)
                 break;
-            kv_unit_clear(&twin->unit, &world.heap);
+            kvs_unit_clear(&twin->unit, &world.heap);
             twin->used = false;
             continue;
         }
@@ -253,44 +253,44 @@ static void random_operations(void **state)
     for (unsigned i = 0; i < N_UNITS; i++) {
         if (world.twins[i].used) {
             check(&world.twins[i]);
-            kv_unit_clear(&world.twins[i].unit, &world.heap);
+            kvs_unit_clear(&world.twins[i].unit, &world.heap);
         }
     }
     assert_int_equal(world.heap.n_segments, 0);
-    kv_arena_destroy(world.arena);
+    kvs_arena_destroy(world.arena);
 }
 
 /* A full arena changes nothing. */
 static void refuses_whole(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(8 << 20);
-    struct kv_heap heap;
-    struct kv_unit unit, child;
+    struct kvs_arena *arena = kvs_arena_create(8 << 20);
+    struct kvs_segment_store heap;
+    struct kvs_unit unit, child;
     uint32_t end = 0;
     uint64_t row;
 
     (void)state;
-    assert_true(kv_heap_init(&heap, arena));
-    assert_int_equal(kv_unit_init(&unit, &heap, 1, 2, 512), KV_OK);
-    assert_int_equal(kv_unit_init(&child, &heap, 1, 2, 512), KV_OK);
-    while (kv_unit_reserve(&unit, &heap, end + 100) == KV_OK) {
+    assert_true(kvs_segment_store_init(&heap, arena));
+    assert_int_equal(kvs_unit_init(&unit, &heap, 1, 2, 512), KV_OK);
+    assert_int_equal(kvs_unit_init(&child, &heap, 1, 2, 512), KV_OK);
+    while (kvs_unit_reserve(&unit, &heap, end + 100) == KV_OK) {
         for (uint32_t i = end; i < end + 100; i++)
-            memcpy(kv_unit_row(&unit, i), &(uint64_t){i}, sizeof(row));
+            memcpy(kvs_unit_row(&unit, i), &(uint64_t){i}, sizeof(row));
         end += 100;
         unit.committed = end;
     }
     assert_int_equal(unit.reserved, end);
     assert_int_equal(unit.committed, end);
     uint64_t n_segments = heap.n_segments;
-    assert_int_equal(kv_unit_reserve(&unit, &heap, end + 100000), KV_NO_MEMORY);
+    assert_int_equal(kvs_unit_reserve(&unit, &heap, end + 100000), KV_NO_MEMORY);
     assert_int_equal(heap.n_segments, n_segments);
     for (uint32_t i = 0; i < end; i++) {
-        memcpy(&row, kv_unit_row(&unit, i), sizeof(row));
+        memcpy(&row, kvs_unit_row(&unit, i), sizeof(row));
         assert_int_equal(row, i);
     }
     /* A child shares what there is; writing its half-filled segment takes a copy. */
-    if (kv_unit_fork(&unit, &child, &heap, end) == KV_OK) {
-        kv_status_t status = kv_unit_reserve(&child, &heap, end + 1);
+    if (kvs_unit_fork(&unit, &child, &heap, end) == KV_OK) {
+        kv_status_t status = kvs_unit_reserve(&child, &heap, end + 1);
 
         if (status == KV_OK)
             assert_ptr_not_equal(child.segments[end / KV_BLOCK_TOKENS],
@@ -298,61 +298,61 @@ static void refuses_whole(void **state)
         else
             assert_int_equal(child.reserved, end);
     }
-    kv_unit_clear(&child, &heap);
-    kv_unit_clear(&unit, &heap);
+    kvs_unit_clear(&child, &heap);
+    kvs_unit_clear(&unit, &heap);
     assert_int_equal(heap.n_segments, 0);
-    kv_arena_destroy(arena);
+    kvs_arena_destroy(arena);
 }
 
 /* Segments reserved together lie in one piece. */
 static void pieces_are_joined(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(16 << 20);
+    struct kvs_arena *arena = kvs_arena_create(16 << 20);
     struct kv_iov iov[8];
-    struct kv_heap heap;
-    struct kv_unit unit;
+    struct kvs_segment_store heap;
+    struct kvs_unit unit;
 
     (void)state;
-    assert_true(kv_heap_init(&heap, arena));
-    assert_int_equal(kv_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
-    assert_int_equal(kv_unit_reserve(&unit, &heap, 1000), KV_OK);
-    assert_int_equal(kv_unit_pieces(&unit, 10, 980, iov, 0, 8), 1);
-    assert_ptr_equal(iov[0].base, kv_unit_row(&unit, 10));
+    assert_true(kvs_segment_store_init(&heap, arena));
+    assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
+    assert_int_equal(kvs_unit_reserve(&unit, &heap, 1000), KV_OK);
+    assert_int_equal(kvs_unit_pieces(&unit, 10, 980, iov, 0, 8), 1);
+    assert_ptr_equal(iov[0].base, kvs_unit_row(&unit, 10));
     assert_int_equal(iov[0].bytes, 980 * 256);
-    assert_int_equal(kv_unit_pieces(&unit, 990, 10, iov, 1, 8), 1);
+    assert_int_equal(kvs_unit_pieces(&unit, 990, 10, iov, 1, 8), 1);
     assert_int_equal(iov[0].bytes, 990 * 256);
-    assert_int_equal(kv_unit_pieces(&unit, 0, 10, iov, 1, 1), 2);
-    kv_unit_clear(&unit, &heap);
-    kv_arena_destroy(arena);
+    assert_int_equal(kvs_unit_pieces(&unit, 0, 10, iov, 1, 1), 2);
+    kvs_unit_clear(&unit, &heap);
+    kvs_arena_destroy(arena);
 }
 
 /* More sizes of rows than there are exact classes, one after the other: each finds one. */
 static void cleared_units_leave_their_class(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(16 << 20);
-    struct kv_heap heap;
+    struct kvs_arena *arena = kvs_arena_create(16 << 20);
+    struct kvs_segment_store heap;
 
     (void)state;
-    assert_true(kv_heap_init(&heap, arena));
-    for (uint32_t i = 0; i < 2 * KV_ARENA_EXACT_MAX; i++) {
+    assert_true(kvs_segment_store_init(&heap, arena));
+    for (uint32_t i = 0; i < 2 * KVS_ARENA_EXACT_MAX; i++) {
         const uint32_t row_bytes = 8 * (2 * i + 33); /* a segment of no rounded size */
-        struct kv_unit unit;
+        struct kvs_unit unit;
 
-        assert_int_equal(kv_unit_init(&unit, &heap, 0, 0, row_bytes), KV_OK);
-        assert_int_equal(kv_arena_class_bytes(arena, unit.row_class),
+        assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, row_bytes), KV_OK);
+        assert_int_equal(kvs_arena_class_bytes(arena, unit.row_class),
                          row_bytes * KV_BLOCK_TOKENS);
-        kv_unit_clear(&unit, &heap);
+        kvs_unit_clear(&unit, &heap);
     }
-    kv_arena_destroy(arena);
+    kvs_arena_destroy(arena);
 }
 
 /* Fails unless nothing changes: a copy of the last segment would not get the rows that are
  * landing in it. */
-static void expect_busy(struct kv_unit *unit, struct kv_heap *heap, uint32_t end)
+static void expect_busy(struct kvs_unit *unit, struct kvs_segment_store *heap, uint32_t end)
 {
-    const struct kv_unit before = *unit;
+    const struct kvs_unit before = *unit;
 
-    assert_int_equal(kv_unit_reserve(unit, heap, end), KV_BUSY);
+    assert_int_equal(kvs_unit_reserve(unit, heap, end), KV_BUSY);
     assert_int_equal(unit->reserved, before.reserved);
     assert_int_equal(unit->n_segments, before.n_segments);
 }
@@ -361,41 +361,41 @@ static void expect_busy(struct kv_unit *unit, struct kv_heap *heap, uint32_t end
  * however far others had reserved it. */
 static void rows_land_where_the_unit_has_them(void **state)
 {
-    struct kv_arena *arena = kv_arena_create(16 << 20);
-    struct kv_segment *pins[2];
+    struct kvs_arena *arena = kvs_arena_create(16 << 20);
+    struct kvs_segment *pins[2];
     struct kv_iov iov;
-    struct kv_heap heap;
-    struct kv_unit unit, child;
+    struct kvs_segment_store heap;
+    struct kvs_unit unit, child;
 
     (void)state;
-    assert_true(kv_heap_init(&heap, arena));
+    assert_true(kvs_segment_store_init(&heap, arena));
     for (unsigned is_forked = 0; is_forked < 2; is_forked++) {
-        assert_int_equal(kv_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
-        assert_int_equal(kv_unit_init(&child, &heap, 0, 0, 256), KV_OK);
-        assert_int_equal(kv_unit_reserve(&unit, &heap, 100), KV_OK);
+        assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(kvs_unit_init(&child, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(kvs_unit_reserve(&unit, &heap, 100), KV_OK);
         unit.committed = 100;
-        assert_int_equal(kv_unit_reserve(&unit, &heap, 110), KV_OK);
-        assert_int_equal(kv_unit_pieces(&unit, 100, 10, &iov, 0, 1), 1);
-        assert_int_equal(kv_unit_pin(&unit, 100, 10, pins), 1);
+        assert_int_equal(kvs_unit_reserve(&unit, &heap, 110), KV_OK);
+        assert_int_equal(kvs_unit_pieces(&unit, 100, 10, &iov, 0, 1), 1);
+        assert_int_equal(kvs_unit_pin(&unit, 100, 10, pins), 1);
         if (is_forked) {
-            assert_int_equal(kv_unit_fork(&unit, &child, &heap, 100), KV_OK);
+            assert_int_equal(kvs_unit_fork(&unit, &child, &heap, 100), KV_OK);
         } else { /* one behind it finds no memory in another unit of its message */
-            assert_int_equal(kv_unit_reserve(&unit, &heap, 120), KV_OK);
-            kv_unit_unreserve(&unit, &heap, 110);
+            assert_int_equal(kvs_unit_reserve(&unit, &heap, 120), KV_OK);
+            kvs_unit_unreserve(&unit, &heap, 110);
         }
         expect_busy(&unit, &heap, 115);
         expect_busy(&unit, &heap, 1000);
-        assert_ptr_equal(iov.base, kv_unit_row(&unit, 100));
+        assert_ptr_equal(iov.base, kvs_unit_row(&unit, 100));
         memset(iov.base, 7, iov.bytes);
         unit.committed = 110;
-        kv_segment_unpin(&heap, pins[0]);
-        assert_int_equal(kv_unit_reserve(&unit, &heap, 1000), KV_OK);
-        assert_memory_equal(kv_unit_row(&unit, 109), &(uint64_t){0x0707070707070707}, 8);
-        kv_unit_clear(&child, &heap);
-        kv_unit_clear(&unit, &heap);
+        kvs_segment_unpin(&heap, pins[0]);
+        assert_int_equal(kvs_unit_reserve(&unit, &heap, 1000), KV_OK);
+        assert_memory_equal(kvs_unit_row(&unit, 109), &(uint64_t){0x0707070707070707}, 8);
+        kvs_unit_clear(&child, &heap);
+        kvs_unit_clear(&unit, &heap);
     }
     assert_int_equal(heap.n_segments, 0);
-    kv_arena_destroy(arena);
+    kvs_arena_destroy(arena);
 }
 
 int main(void)

@@ -36,89 +36,89 @@ static int close_bench(void **state)
     return 0;
 }
 
-static uint32_t first_bad(const struct kv_unit *unit, uint32_t begin, uint32_t n)
+static uint32_t first_bad(const struct kvs_unit *unit, uint32_t begin, uint32_t n)
 {
-    const struct kv_row_set rows = kv_unit_rows(unit);
+    const struct kvs_row_set rows = kvs_unit_rows(unit);
 
-    return begin + kv_verify_run(&bench.heap, &rows, begin, 1, n);
+    return begin + kvs_verify_run(&bench.heap, &rows, begin, 1, n);
 }
 
 static void a_bad_row_is_bad_until_it_is_written(void **state)
 {
-    const struct kv_health *health = &bench.heap.health;
-    const struct kv_row_set *rows;
-    struct kv_row_set set;
-    struct kv_unit unit;
+    const struct kvs_health *health = &bench.heap.health;
+    const struct kvs_row_set *rows;
+    struct kvs_row_set set;
+    struct kvs_unit unit;
     uint8_t row[D * sizeof(float)];
     uint32_t crc;
 
     (void)state;
     unit_make(&bench, &unit, 1, D, 700);
-    set = kv_unit_rows(&unit);
+    set = kvs_unit_rows(&unit);
     rows = &set;
     assert_int_equal(first_bad(&unit, 0, 700), 700);
-    assert_int_equal(kv_unit_known_bad(&unit, 0, 700), 700);
-    memcpy(row, kv_unit_row(&unit, 300), sizeof(row));
-    crc = *kv_unit_crc(&unit, 300);
+    assert_int_equal(kvs_unit_known_bad(&unit, 0, 700), 700);
+    memcpy(row, kvs_unit_row(&unit, 300), sizeof(row));
+    crc = *kvs_unit_crc(&unit, 300);
 
     /* A row's bytes, another one's checksum: the first is told, both are marked. */
-    kv_unit_row(&unit, 300)[7] ^= 0x20;
-    *kv_unit_crc(&unit, 600) ^= 1;
-    assert_int_equal(kv_unit_known_bad(&unit, 0, 700), 700);
+    kvs_unit_row(&unit, 300)[7] ^= 0x20;
+    *kvs_unit_crc(&unit, 600) ^= 1;
+    assert_int_equal(kvs_unit_known_bad(&unit, 0, 700), 700);
     assert_int_equal(first_bad(&unit, 0, 700), 300);
     assert_int_equal(first_bad(&unit, 301, 399), 600);
-    assert_int_equal(kv_verify_run(&bench.heap, rows, 0, 7, 100), 100);
-    assert_int_equal(kv_verify_run(&bench.heap, rows, 0, 100, 7), 3);
-    assert_true(kv_unit_is_bad(&unit, 300) && kv_unit_is_bad(&unit, 600));
-    assert_int_equal(kv_unit_known_bad(&unit, 0, 700), 300);
-    assert_int_equal(kv_unit_known_bad(&unit, 301, 299), 600);
+    assert_int_equal(kvs_verify_run(&bench.heap, rows, 0, 7, 100), 100);
+    assert_int_equal(kvs_verify_run(&bench.heap, rows, 0, 100, 7), 3);
+    assert_true(kvs_unit_is_bad(&unit, 300) && kvs_unit_is_bad(&unit, 600));
+    assert_int_equal(kvs_unit_known_bad(&unit, 0, 700), 300);
+    assert_int_equal(kvs_unit_known_bad(&unit, 301, 299), 600);
     assert_int_equal(health->rows_bad, 2);
-    assert_int_equal(health->found[KV_KIND_ROWS], 2);
+    assert_int_equal(health->found[KVS_KIND_ROWS], 2);
 
     /* What flips back is not trusted. */
-    kv_unit_row(&unit, 300)[7] ^= 0x20;
-    *kv_unit_crc(&unit, 600) ^= 1;
+    kvs_unit_row(&unit, 300)[7] ^= 0x20;
+    *kvs_unit_crc(&unit, 600) ^= 1;
     assert_int_equal(first_bad(&unit, 0, 700), 300);
-    assert_int_equal(health->found[KV_KIND_ROWS], 2);
+    assert_int_equal(health->found[KVS_KIND_ROWS], 2);
 
-    memset(kv_unit_row(&unit, 300), 0, sizeof(row));
-    kv_unit_mend(&unit, &bench.heap, 300, row, crc);
-    assert_memory_equal(kv_unit_row(&unit, 300), row, sizeof(row));
+    memset(kvs_unit_row(&unit, 300), 0, sizeof(row));
+    kvs_unit_mend(&unit, &bench.heap, 300, row, crc);
+    assert_memory_equal(kvs_unit_row(&unit, 300), row, sizeof(row));
     assert_int_equal(first_bad(&unit, 0, 600), 600);
     assert_int_equal(health->rows_bad, 1);
-    assert_int_equal(health->mended[KV_KIND_ROWS], 1);
-    kv_unit_clear(&unit, &bench.heap);
+    assert_int_equal(health->mended[KVS_KIND_ROWS], 1);
+    kvs_unit_clear(&unit, &bench.heap);
     assert_int_equal(health->rows_bad, 0);
 }
 
-static uint32_t attend(const struct kv_unit *unit, uint32_t n)
+static uint32_t attend(const struct kvs_unit *unit, uint32_t n)
 {
     const struct kv_attend_shape shape = {
         .type = KV_KEY_FP32, .d_k = D_K, .d_v = D_V, .n_queries = 1, .scale = 1};
-    static struct kv_attention attention;
+    static struct kvs_attention attention;
     const float query[D_K] = {1};
 
-    kv_attention_begin(&attention, &shape, unit, query, false);
+    kvs_attention_begin(&attention, &shape, unit, query, false);
     for (uint32_t token = 0; token < n; token++)
-        assert_false(kv_attention_add(&attention, token, 1));
-    return kv_attention_slice(&attention, &bench.heap);
+        assert_false(kvs_attention_add(&attention, token, 1));
+    return kvs_attention_slice(&attention, &bench.heap);
 }
 
 /* Nor does a row that was found bad enter an output before it is written again. */
 static void attention_refuses_bad_rows(void **state)
 {
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 1, D, 200);
     assert_int_equal(attend(&unit, 200), UINT32_MAX);
-    kv_unit_row(&unit, 42)[7] ^= 0x20;
+    kvs_unit_row(&unit, 42)[7] ^= 0x20;
     assert_int_equal(attend(&unit, 42), UINT32_MAX);
     assert_int_equal(attend(&unit, 200), 42);
-    kv_unit_row(&unit, 42)[7] ^= 0x20;
+    kvs_unit_row(&unit, 42)[7] ^= 0x20;
     assert_int_equal(attend(&unit, 200), 42);
     assert_int_equal(attend(&unit, 42), UINT32_MAX);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* A row is checked by what its session says, not by where it lies. */
@@ -126,13 +126,13 @@ static void writers_are_the_sessions(void **state)
 {
     struct kv_writers *one = kv_writers_create(NULL, 0, 11), *fork, *other;
     const struct kv_writers *writers;
-    struct kv_unit unit;
+    struct kvs_unit unit;
 
     (void)state;
     fork = kv_writers_create(one, 200, 22);
     other = kv_writers_create(one, 201, 22);
     assert_true(one != NULL && fork != NULL && other != NULL);
-    assert_int_equal(kv_unit_init(&unit, &bench.heap, 3, 4, D * sizeof(float)), KV_OK);
+    assert_int_equal(kvs_unit_init(&unit, &bench.heap, 3, 4, D * sizeof(float)), KV_OK);
     writers = fork;
     unit.writers = &writers;
     assert_int_equal(unit_append(&bench, &unit, 400), KV_OK);
@@ -141,7 +141,7 @@ static void writers_are_the_sessions(void **state)
     assert_int_equal(first_bad(&unit, 0, 200), 200);
     assert_int_equal(first_bad(&unit, 201, 199), 400);
     assert_int_equal(first_bad(&unit, 0, 400), 200);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     free(one);
     free(fork);
     free(other);
@@ -150,46 +150,46 @@ static void writers_are_the_sessions(void **state)
 /* Marks go where rows go, and away with them. */
 static void marks_follow_the_rows(void **state)
 {
-    const struct kv_health *health = &bench.heap.health;
-    struct kv_unit unit, child;
+    const struct kvs_health *health = &bench.heap.health;
+    struct kvs_unit unit, child;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 230);
-    kv_unit_row(&unit, 10)[0] ^= 1;
-    kv_unit_row(&unit, 150)[0] ^= 1;
-    kv_unit_row(&unit, 220)[0] ^= 1;
+    kvs_unit_row(&unit, 10)[0] ^= 1;
+    kvs_unit_row(&unit, 150)[0] ^= 1;
+    kvs_unit_row(&unit, 220)[0] ^= 1;
     assert_int_equal(first_bad(&unit, 0, 230), 10);
-    assert_int_equal(kv_unit_init(&child, &bench.heap, 0, 0, D * sizeof(float)), KV_OK);
-    assert_int_equal(kv_unit_fork(&unit, &child, &bench.heap, 200), KV_OK);
-    assert_int_equal(kv_unit_known_bad(&child, 0, 200), 10);
+    assert_int_equal(kvs_unit_init(&child, &bench.heap, 0, 0, D * sizeof(float)), KV_OK);
+    assert_int_equal(kvs_unit_fork(&unit, &child, &bench.heap, 200), KV_OK);
+    assert_int_equal(kvs_unit_known_bad(&child, 0, 200), 10);
     assert_int_equal(health->rows_bad, 3);
 
     /* The child's copy of the half-filled block. */
     assert_int_equal(unit_append(&bench, &child, 30), KV_OK);
     assert_ptr_equal(child.segments[0], unit.segments[0]);
     assert_ptr_not_equal(child.segments[1], unit.segments[1]);
-    assert_true(kv_unit_is_bad(&child, 150));
+    assert_true(kvs_unit_is_bad(&child, 150));
     assert_int_equal(first_bad(&child, 151, 79), 230);
     assert_int_equal(health->rows_bad, 4);
 
     /* Rows that are written anew in their place. */
-    kv_unit_truncate(&unit, &bench.heap, 210);
+    kvs_unit_truncate(&unit, &bench.heap, 210);
     assert_int_equal(unit_append(&bench, &unit, 20), KV_OK);
     assert_int_equal(first_bad(&unit, 151, 79), 230);
     assert_int_equal(health->rows_bad, 3);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
     assert_int_equal(health->rows_bad, 2);
-    kv_unit_clear(&child, &bench.heap);
+    kvs_unit_clear(&child, &bench.heap);
 }
 
-static struct kv_index_plan plan_of(uint32_t chapter_blocks)
+static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
 {
-    return (struct kv_index_plan){
+    return (struct kvs_index_plan){
         .chapter_blocks = chapter_blocks,
         .shape = {.d = D_K, .m = 2, .bits = 4},
         .type = KV_KEY_FP32,
         .d_v = D_V,
-        .rest_bits = KV_REST_16,
+        .summaries_bits = KV_SUMMARY_16,
         .iterations = 3,
         .seed = 5,
     };
@@ -197,110 +197,110 @@ static struct kv_index_plan plan_of(uint32_t chapter_blocks)
 
 static void work_off(void)
 {
-    while (kv_indexer_step(bench.indexer))
+    while (kvs_indexer_step(bench.indexer))
         ;
 }
 
-static void index_unit(const struct kv_unit *unit, uint32_t chapter_blocks)
+static void index_unit(const struct kvs_unit *unit, uint32_t chapter_blocks)
 {
-    const struct kv_index_plan plan = plan_of(chapter_blocks);
+    const struct kvs_index_plan plan = plan_of(chapter_blocks);
 
-    assert_int_equal(kv_index_cut(bench.indexer, unit, unit->committed, &plan), KV_OK);
+    assert_int_equal(kvs_index_schedule(bench.indexer, unit, unit->committed, &plan), KV_OK);
     work_off();
 }
 
 /* Codes of a block whose tile has changed are not sealed again by those that join them. */
 static void bad_codes_are_made_again_as_they_were(void **state)
 {
-    struct kv_heap *heap = &bench.heap;
+    struct kvs_segment_store *heap = &bench.heap;
     uint8_t tile[KV_TILE_BYTES_MAX];
-    struct kv_segment *segment;
-    struct kv_unit unit;
+    struct kvs_segment *segment;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1000);
     index_unit(&unit, 0);
     segment = unit.segments[7]; /* of 104 rows */
-    const struct kv_codebook *book = kv_codebook_at(&bench.codebooks, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
     const size_t bytes = kv_tile_bytes(&book->shape);
     assert_int_equal(segment->n_coded, 104);
-    assert_true(kv_segment_codes_are_good(&bench.codebooks, segment));
+    assert_true(kvs_segment_codes_are_good(&bench.codebooks, segment));
     assert_int_equal(unit_append(&bench, &unit, 10), KV_OK);
     memcpy(tile, segment->codes, bytes);
     segment->codes[3] ^= 4;
-    assert_false(kv_segment_codes_are_good(&bench.codebooks, segment));
-    assert_int_equal(kv_segment_encode(&bench.codebooks, segment, segment->codebook,
-                                       KV_KEY_FP32, unit.row_bytes, 110),
+    assert_false(kvs_segment_codes_are_good(&bench.codebooks, segment));
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, segment, segment->codebook,
+                                        KV_KEY_FP32, unit.row_bytes, 110),
                      KV_CORRUPT);
-    assert_int_equal(heap->health.found[KV_KIND_CODES], 1);
-    assert_int_equal(kv_segment_coded(&bench.codebooks, segment, 128), 0);
-    kv_segment_recode(&bench.codebooks, segment, KV_KEY_FP32, unit.row_bytes);
-    assert_int_equal(kv_segment_coded(&bench.codebooks, segment, 128), 104);
+    assert_int_equal(heap->health.found[KVS_KIND_CODES], 1);
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, segment, 128), 0);
+    kvs_segment_recode(&bench.codebooks, segment, KV_KEY_FP32, unit.row_bytes);
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, segment, 128), 104);
     assert_memory_equal(segment->codes, tile, bytes);
-    assert_int_equal(kv_segment_encode(&bench.codebooks, segment, segment->codebook,
-                                       KV_KEY_FP32, unit.row_bytes, 110),
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, segment, segment->codebook,
+                                        KV_KEY_FP32, unit.row_bytes, 110),
                      KV_OK);
-    assert_true(kv_segment_codes_are_good(&bench.codebooks, segment));
+    assert_true(kvs_segment_codes_are_good(&bench.codebooks, segment));
     assert_int_equal(segment->n_coded, 110);
-    kv_unit_clear(&unit, heap);
+    kvs_unit_clear(&unit, heap);
 }
 
 /* Nothing is made of a row that is bad, wherever in the chapter it is. */
 static void a_job_that_meets_a_bad_row_fails(void **state)
 {
-    struct kv_indexer_stats stats;
+    struct kvs_indexer_stats stats;
 
     (void)state;
     for (uint32_t row = 0; row < 1024; row += 93) {
-        struct kv_unit unit;
-        struct kv_index_look look;
+        struct kvs_unit unit;
+        struct kvs_index_look look;
 
         unit_make(&bench, &unit, 0, D, 1024);
-        kv_unit_row(&unit, row)[D * 4 - 1] ^= 1; /* of the value, which codes do not see */
-        kv_indexer_stats(bench.indexer, &stats);
+        kvs_unit_row(&unit, row)[D * 4 - 1] ^= 1; /* of the value, which codes do not see */
+        kvs_indexer_stats(bench.indexer, &stats);
         const uint64_t n_failed = stats.failed;
         index_unit(&unit, 8);
-        kv_indexer_stats(bench.indexer, &stats);
+        kvs_indexer_stats(bench.indexer, &stats);
         assert_int_equal(stats.failed, n_failed + 1);
         assert_int_equal(stats.n_jobs, 0);
-        assert_int_equal(kv_unit_known_bad(&unit, 0, 1024), row);
-        kv_index_look(&bench.codebooks, &unit, 1024, 0, &look);
+        assert_int_equal(kvs_unit_known_bad(&unit, 0, 1024), row);
+        kvs_index_look(&bench.codebooks, &unit, 1024, 0, &look);
         assert_true(look.n_coded <= row / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
-        kv_unit_clear(&unit, &bench.heap);
+        kvs_unit_clear(&unit, &bench.heap);
     }
 }
 
 /* The same for a row that goes bad when the codes are there and summaries are made. */
 static void summaries_are_of_good_rows(void **state)
 {
-    struct kv_index_plan plan = plan_of(8);
-    struct kv_indexer_stats stats;
-    struct kv_unit unit;
+    struct kvs_index_plan plan = plan_of(8);
+    struct kvs_indexer_stats stats;
+    struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1024);
-    plan.rest_bits = 0;
-    assert_int_equal(kv_index_cut(bench.indexer, &unit, 1024, &plan), KV_OK);
+    plan.summaries_bits = 0;
+    assert_int_equal(kvs_index_schedule(bench.indexer, &unit, 1024, &plan), KV_OK);
     work_off();
-    plan.rest_bits = KV_REST_16;
-    assert_int_equal(kv_index_cut(bench.indexer, &unit, 1024, &plan), KV_OK);
+    plan.summaries_bits = KV_SUMMARY_16;
+    assert_int_equal(kvs_index_schedule(bench.indexer, &unit, 1024, &plan), KV_OK);
     for (unsigned i = 0; i < 10; i++)
-        assert_true(kv_indexer_step(bench.indexer));
-    kv_unit_row(&unit, 1000)[1] ^= 1;
+        assert_true(kvs_indexer_step(bench.indexer));
+    kvs_unit_row(&unit, 1000)[1] ^= 1;
     work_off();
-    kv_indexer_stats(bench.indexer, &stats);
-    assert_true(kv_unit_is_bad(&unit, 1000));
-    const struct kv_codebook *book =
-        kv_codebook_at(&bench.codebooks, unit.segments[0]->codebook);
+    kvs_indexer_stats(bench.indexer, &stats);
+    assert_true(kvs_unit_is_bad(&unit, 1000));
+    const struct kvs_codebook *book =
+        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook);
     assert_int_equal(book->summaries.n_rows, 0);
-    kv_unit_clear(&unit, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
 }
 
 /* Lost cells and summaries come back to the bit, from the unit that has all of their rows. */
 static void what_is_lost_is_made_again(void **state)
 {
-    struct kv_heap *heap = &bench.heap;
-    struct kv_unit unit, fork;
+    struct kvs_segment_store *heap = &bench.heap;
+    struct kvs_unit unit, fork;
     uint8_t *group;
     uint32_t *cells;
 
@@ -308,9 +308,9 @@ static void what_is_lost_is_made_again(void **state)
     unit_make(&bench, &unit, 0, D, 1024);
     index_unit(&unit, 8);
     const uint32_t codebook = unit.segments[0]->codebook;
-    struct kv_codebook *book = kv_codebook_at(&bench.codebooks, codebook);
+    struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codebook);
     const size_t n_cells = kv_cells_head(&book->shape) + book->n_celled;
-    const size_t group_bytes = kv_rest_bytes(&book->summaries.shape);
+    const size_t group_bytes = kv_summary_bytes(&book->summaries.shape);
     assert_non_null(book->cells);
     assert_int_equal(book->summaries.n_rows, 1024);
     cells = malloc(n_cells * sizeof(*cells));
@@ -318,39 +318,39 @@ static void what_is_lost_is_made_again(void **state)
     assert_true(cells != NULL && group != NULL);
     memcpy(cells, book->cells, n_cells * sizeof(*cells));
     memcpy(group, book->summaries.groups[0].bytes, group_bytes);
-    assert_true(kv_codebook_cells_are_good(book) && kv_codebook_centroids_are_good(book));
+    assert_true(kvs_codebook_cells_are_good(book) && kvs_codebook_centroids_are_good(book));
 
     book->cells[n_cells - 1] ^= 8;
-    assert_false(kv_codebook_cells_are_good(book));
-    assert_false(kv_codebook_verify_cells(&bench.codebooks, codebook));
-    assert_true(kv_codebook_verify_cells(&bench.codebooks, codebook)); /* that is known */
+    assert_false(kvs_codebook_cells_are_good(book));
+    assert_false(kvs_codebook_verify_cells(&bench.codebooks, codebook));
+    assert_true(kvs_codebook_verify_cells(&bench.codebooks, codebook)); /* that is known */
     assert_int_equal(book->n_cells_lost, book->n_celled);
-    assert_int_equal(heap->health.found[KV_KIND_CELLS], 1);
-    assert_true(kv_codebook_verify_summaries(&bench.codebooks, codebook, 0));
+    assert_int_equal(heap->health.found[KVS_KIND_CELLS], 1);
+    assert_true(kvs_codebook_verify_summaries(&bench.codebooks, codebook, 0));
     book->summaries.groups[0].bytes[group_bytes / 2] ^= 8;
-    assert_false(kv_summaries_are_good(&book->summaries, 0));
-    assert_false(kv_codebook_verify_summaries(&bench.codebooks, codebook, 0));
-    assert_int_equal(heap->health.found[KV_KIND_SUMMARIES], 1);
+    assert_false(kvs_summaries_are_good(&book->summaries, 0));
+    assert_false(kvs_codebook_verify_summaries(&bench.codebooks, codebook, 0));
+    assert_int_equal(heap->health.found[KVS_KIND_SUMMARIES], 1);
     assert_int_equal(book->summaries.n_rows, 0);
 
     /* A fork of some of the rows cannot. */
-    assert_int_equal(kv_unit_init(&fork, heap, 0, 0, D * sizeof(float)), KV_OK);
-    assert_int_equal(kv_unit_fork(&unit, &fork, heap, 512), KV_OK);
-    assert_int_equal(kv_index_repair(bench.indexer, &fork, 0), KV_OK);
-    assert_false(kv_indexer_step(bench.indexer));
-    assert_int_equal(kv_index_repair(bench.indexer, &unit, 0), KV_OK);
-    assert_int_equal(kv_index_repair(bench.indexer, &unit, 0), KV_OK); /* a job is at it */
+    assert_int_equal(kvs_unit_init(&fork, heap, 0, 0, D * sizeof(float)), KV_OK);
+    assert_int_equal(kvs_unit_fork(&unit, &fork, heap, 512), KV_OK);
+    assert_int_equal(kvs_index_repair(bench.indexer, &fork, 0), KV_OK);
+    assert_false(kvs_indexer_step(bench.indexer));
+    assert_int_equal(kvs_index_repair(bench.indexer, &unit, 0), KV_OK);
+    assert_int_equal(kvs_index_repair(bench.indexer, &unit, 0), KV_OK); /* a job is at it */
     work_off();
     assert_int_equal(book->n_cells_lost, 0);
     assert_int_equal(book->n_summaries_lost, 0);
     assert_memory_equal(book->cells, cells, n_cells * sizeof(*cells));
     assert_memory_equal(book->summaries.groups[0].bytes, group, group_bytes);
-    assert_int_equal(heap->health.mended[KV_KIND_CELLS], 1);
-    assert_int_equal(heap->health.mended[KV_KIND_SUMMARIES], 1);
+    assert_int_equal(heap->health.mended[KVS_KIND_CELLS], 1);
+    assert_int_equal(heap->health.mended[KVS_KIND_SUMMARIES], 1);
     free(cells);
     free(group);
-    kv_unit_clear(&fork, heap);
-    kv_unit_clear(&unit, heap);
+    kvs_unit_clear(&fork, heap);
+    kvs_unit_clear(&unit, heap);
 }
 
 int main(void)
