@@ -140,7 +140,7 @@ say "what the node counted"
 show "$kvctl" stats
 "$kvctl" stats >"$work/stats"
 for counter in rows_in_bytes rows_out_bytes rows_scored_by_code rows_scored_by_key \
-    rows_reranked rows_chosen codebooks_trained sessions_opened corrupt_rows; do
+    rows_reranked rows_selected codebooks_trained sessions_opened corrupt_rows; do
     sed -n "s/^$counter /  $counter /p" "$work/stats"
 done
 show "$kvctl" ping
