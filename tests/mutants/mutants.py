@@ -2,6 +2,7 @@
 """Do the tests notice when the product is broken on purpose?
 
     python3 tests/mutants/mutants.py BUILD [NAME...]     e.g. build-mutants; NAMEs from mutants.tsv
+    python3 tests/mutants/mutants.py --check             only whether each row's text is there once
 
 Each row of mutants.tsv is one small change of a product file, and the tests that must fail with
 it.  The changes are made in a copy of HEAD under BUILD, one at a time; the checkout is not touched.
@@ -68,7 +69,21 @@ def copy_head(tree):
             ["git", "-C", TOP, "worktree", "add", "--quiet", "--detach", "--force", tree])
 
 
+def check():
+    """A row goes stale when its file changes; this takes no build."""
+    stale = 0
+    for name, file, there, *_ in read_table():
+        path = TOP / file
+        n = path.read_text().count(there) if path.exists() else 0
+        if n != 1:
+            print(f"mutants.tsv: {name}: {file}: the text is there {n} times, not once")
+            stale += 1
+    return 1 if stale else 0
+
+
 def main():
+    if sys.argv[1:] == ["--check"]:
+        return check()
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         print(__doc__)
         return 2
