@@ -7,8 +7,9 @@
 #
 # Law, code and documentation: 4,000 tokens with three seeds and 8,000 with one (the GPL has 7,000),
 # the last 256 as decode steps; a tenth and a twentieth of the rows; chapters of 1,024 rows and of
-# the prompt.  The numbers of README.md's table.  Takes an hour on two cores; what FOLDER/rest.json
-# has already is not measured again.  Times are worth something on an idle machine only.
+# the prompt.  The numbers of the table in gpu-worker/README.md.  Takes an hour on two cores; what
+# FOLDER/rest.json has already is not measured again.  Times are worth something on an idle machine
+# only.
 set -eu
 
 case "${1:-}" in
