@@ -190,7 +190,8 @@ static const struct kvw_method_option method_options[] = {
      .expected = "auto, rows, ids or attend",
      .choices = "rows|attend|ids|auto",
      .set = set_answer},
-    {.name = "rest",
+    {.name = "summaries",
+     .alias = "rest",
      .fallback = "16",
      .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
              "that are not chosen would have added; 0: nothing",
@@ -248,6 +249,12 @@ const struct kvw_method_option *kvw_method_option_at(unsigned index)
     return index < N_OPTIONS ? &method_options[index] : NULL;
 }
 
+static bool is_called(const struct kvw_method_option *option, const char *name)
+{
+    return strcmp(option->name, name) == 0 ||
+           (option->alias != NULL && strcmp(option->alias, name) == 0);
+}
+
 kv_status_t kvw_method_option(struct kvw_method_options *options,
                               const char *name,
                               const char *value,
@@ -256,7 +263,7 @@ kv_status_t kvw_method_option(struct kvw_method_options *options,
     for (unsigned i = 0; i < N_OPTIONS; i++) {
         const struct kvw_method_option *option = &method_options[i];
 
-        if (option->is_flag || strcmp(option->name, name) != 0)
+        if (option->is_flag || !is_called(option, name))
             continue;
         if (option->set(options, value))
             return KV_OK;

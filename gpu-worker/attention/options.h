@@ -52,6 +52,7 @@ enum {
 
 struct kvw_method_option {
     const char *name;     /* as a command line calls it */
+    const char *alias;    /* an old name, still accepted; NULL: none */
     const char *fallback; /* what kvw_method_defaults has, as a text */
     const char *help;     /* NULL: commands have an option of this name for more than methods */
     const char *expected; /* what its values are */
@@ -65,8 +66,9 @@ struct kvw_method_option {
 /* All there are; NULL behind the last. */
 const struct kvw_method_option *kvw_method_option_at(unsigned index);
 
-/* Sets the option of that name, as a command line calls it, from a text.  KV_NOT_FOUND: there
- * is none of that name, or it is a flag; KV_INVALID: not a value of it, *ret_expected says in words what is. */
+/* Parses `value` into the option called `name`, which is its name on a command line or its
+ * alias.  Fails with KV_NOT_FOUND if no option has the name or the option is a flag, and with
+ * KV_INVALID if the value is not valid: *ret_expected then describes the valid ones. */
 kv_status_t kvw_method_option(struct kvw_method_options *options,
                               const char *name,
                               const char *value,

@@ -245,8 +245,8 @@ enum {
     N_OPTIONS = sizeof(options) / sizeof(options[0])
 };
 
-static_assert((int)N_OPTIONS + (int)KVW_METHOD_OPTIONS_MAX <= (int)KVW_OPTIONS_MAX,
-              "a command may take every option");
+static_assert((int)N_OPTIONS + 2 * (int)KVW_METHOD_OPTIONS_MAX <= (int)KVW_OPTIONS_MAX,
+              "a command may take every option and every alias");
 
 /* Appends the rows of attention methods' options; returns how many they are. */
 static unsigned method_rows(enum kvw_command_set command, struct kv_option *rows)
@@ -258,7 +258,7 @@ static unsigned method_rows(enum kvw_command_set command, struct kv_option *rows
         /* Without a help it is an option of the command itself. */
         if (option->help == NULL || (option->is_budget && !(command & KVW_COMMAND_RUNS)))
             continue;
-        rows[n_rows++] = (struct kv_option){
+        const struct kv_option row = {
             .name = option->name,
             .default_text = option->fallback,
             .help = option->help,
@@ -266,6 +266,14 @@ static unsigned method_rows(enum kvw_command_set command, struct kv_option *rows
             .type = option->is_flag ? KV_CONFIG_FLAG : KV_CONFIG_STRING,
             .choices = option->choices,
         };
+
+        /* The alias first: in the environment the row that comes later has precedence. */
+        if (option->alias != NULL) {
+            rows[n_rows] = row;
+            rows[n_rows].name = option->alias;
+            rows[n_rows++].help = NULL;
+        }
+        rows[n_rows++] = row;
     }
     return n_rows;
 }

@@ -495,13 +495,15 @@ void kv_config_help(const struct kv_option *rows, FILE *out)
     for (const struct kv_option *option = rows; option->name != NULL; option++) {
         size_t columns = option_columns(option) + 3;
 
-        if (columns > indent && columns <= HELP_INDENT_MAX)
+        if (option->help != NULL && columns > indent && columns <= HELP_INDENT_MAX)
             indent = columns;
     }
     for (; rows->name != NULL; rows++) {
         const char *value = value_word(rows);
         size_t column = option_columns(rows);
 
+        if (rows->help == NULL)
+            continue;
         fprintf(out, "  --%s%s%s", rows->name, *value != '\0' ? " " : "", value);
         if (column + 2 > indent) { /* too long for its column: the help begins below */
             fputc('\n', out);
@@ -574,6 +576,8 @@ void kv_config_print(const struct kv_option *rows, const void *options, FILE *ou
     for (; rows->name != NULL; rows++) {
         const void *field = (const char *)options + rows->offset;
 
+        if (rows->help == NULL)
+            continue;
         fputs("# ", out);
         wrap(out, rows->help, 2, "# ", 2);
         fprintf(out, "\n%s%s = ", is_settable(rows, field) ? "" : "# ", rows->name);

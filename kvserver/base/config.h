@@ -30,7 +30,7 @@ enum kv_config_type {
 struct kv_option {
     const char *name;         /* without the leading --; NULL ends the table */
     const char *default_text; /* NULL or "": 0, no, empty, whatever the bounds say */
-    const char *help;
+    const char *help;         /* NULL: an old name, accepted and not shown */
     size_t offset;
     enum kv_config_type type;
     uint64_t min, max;   /* numbers: bounds, both allowed; max 0: none */

@@ -54,7 +54,7 @@ static void logits(const char *store,
                    const char *name,
                    const char *answer,
                    const char *cache,
-                   const char *rest)
+                   const char *summaries)
 {
     char out[PROCESS_PATH_BYTES];
     const char *const argv[] = {kvworker,
@@ -67,8 +67,8 @@ static void logits(const char *store,
                                 answer,
                                 "--cache",
                                 cache,
-                                "--rest",
-                                rest,
+                                "--summaries",
+                                summaries,
                                 "--from",
                                 "1300",
                                 "--out",
@@ -122,7 +122,7 @@ static void expect_same_file(const char *name, const char *other)
 }
 
 /* Embedded, one node, two nodes that both serve, again, without a cache: the same bits.  By
- * attention, and with a rest, they are others, and the same everywhere, too. */
+ * attention, and with summaries, they are others, and the same everywhere, too. */
 static void the_same_logits_everywhere(void **state)
 {
     struct kv_client *client;
@@ -146,11 +146,11 @@ static void the_same_logits_everywhere(void **state)
     kv_client_close(client);
 
     for (unsigned i = 0; i < 2; i++) {
-        const char *rest = i == 0 ? "0" : "16";
+        const char *summaries = i == 0 ? "0" : "16";
 
-        logits("embedded", "embedded.npy", "attend", "lru", rest);
-        logits(one, "one.npy", "attend", "off", rest);
-        logits(both, "both.npy", "auto", "lru", rest);
+        logits("embedded", "embedded.npy", "attend", "lru", summaries);
+        logits(one, "one.npy", "attend", "off", summaries);
+        logits(both, "both.npy", "auto", "lru", summaries);
         expect_same_file("embedded.npy", "one.npy");
         expect_same_file("embedded.npy", "both.npy");
     }

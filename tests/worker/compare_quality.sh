@@ -38,8 +38,8 @@ METHODS = [
     ("oracle", "oracle", 0.3),
     ("window", "window", 0.3),
     ("random", "random", 5.0),
-    ("pq", "pqcache:chapter=prompt:rerank=1:rest=0", 1.0),
-    ("rerank4", "pqcache:chapter=prompt:rerank=4:rest=0", 1.0),
+    ("pq", "pqcache:chapter=prompt:rerank=1:summaries=0", 1.0),
+    ("rerank4", "pqcache:chapter=prompt:rerank=4:summaries=0", 1.0),
 ]
 
 

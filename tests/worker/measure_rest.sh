@@ -49,8 +49,8 @@ def entries(chapter, budget):
     """kvworker's names of the ways; the first has summaries, so that one prompt does for all."""
     options = ("pqcache", budget, *([] if chapter == "8" else [f"chapter={chapter}"]))
     rerank = f"rerank={RERANKS[budget]}"
-    return dict(zip(reversed(WAYS), (name(*options, rerank), name(*options, rerank, "rest=0"),
-                                     name(*options, "rerank=1", "rest=0"))))
+    return dict(zip(reversed(WAYS), (name(*options, rerank), name(*options, rerank, "summaries=0"),
+                                     name(*options, "rerank=1", "summaries=0"))))
 
 
 def measure(text, tokens, seed):
@@ -61,7 +61,7 @@ def measure(text, tokens, seed):
     command = [kvworker, "eval", "--model", model, "--text-file", text, "--json",
                "--tokens", str(tokens), "--from", str(tokens - STEPS), "--budgets", "1/10",
                "--seeds", str(seed), "--wait-index", "--kmeans-iters", "20",
-               "--chapter", "8", "--rest", "16",
+               "--chapter", "8", "--summaries", "16",
                "--methods", ",".join(methods)]
     begin = time.time()
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

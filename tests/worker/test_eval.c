@@ -280,6 +280,26 @@ static void test_formats(void **state)
     assert_memory_equal(result.output, "method ", 7);
 }
 
+/* An old name is accepted wherever the new one is, but --help does not show it.  Errors say the
+ * name that was given, so they show that each was read. */
+static void test_old_names(void **state)
+{
+    (void)state;
+    run("eval", 2, "--text-file", text, "--summaries", "8", NULL);
+    assert_non_null(strstr(result.errors, "option: --summaries: not one of 0|16|64: 8"));
+    run("eval", 2, "--text-file", text, "--rest", "8", NULL);
+    assert_non_null(strstr(result.errors, "option: --rest: not one of 0|16|64: 8"));
+    run("eval", 2, "--text-file", text, "--methods", "pqcache:rest=8", NULL);
+    assert_non_null(strstr(result.errors, "methods: rest: not 0, 16 or 64: 8"));
+    setenv("KVWORKER_REST", "8", 1);
+    run("eval", 2, "--text-file", text, NULL);
+    unsetenv("KVWORKER_REST");
+    assert_non_null(strstr(result.errors, "environment: KVWORKER_REST: not one of"));
+    run("eval", 0, "--help", NULL);
+    assert_non_null(strstr(result.output, "--summaries 0|16|64"));
+    assert_null(strstr(result.output, "--rest"));
+}
+
 static void test_refused(void **state)
 {
     char spoiled[PROCESS_PATH_BYTES];
@@ -298,9 +318,8 @@ static void test_refused(void **state)
     run("eval", 2, "--text-file", text, "--needles", spoiled, NULL);
     assert_non_null(strstr(result.errors, "spoiled:1: expected beginning|completion"));
     assert_string_equal(result.output, "");
-    run("eval", 2, "--text-file", text, "--rest", "8", NULL);
-    run("eval", 2, "--text-file", text, "--methods", "pqcache:rest=8", NULL);
-    assert_non_null(strstr(result.errors, "methods: rest: not 0, 16 or 64: 8"));
+    run("eval", 2, "--text-file", text, "--methods", "pqcache:summaries=8", NULL);
+    assert_non_null(strstr(result.errors, "methods: summaries: not 0, 16 or 64: 8"));
     run("eval", 2, "--text-file", text, "--methods", "pqcache:answer=some", NULL);
     assert_string_equal(result.output, "");
 }
@@ -310,7 +329,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_perplexity), cmocka_unit_test(test_costs),
         cmocka_unit_test(test_needles),    cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_old_names),  cmocka_unit_test(test_refused),
     };
 
     (void)argc;

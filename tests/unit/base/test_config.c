@@ -33,6 +33,7 @@ static const struct kv_option rows[] = {
      AT(transport), KV_CONFIG_STRING, 0, 0, "auto|tcp|shm"},
     {"memory-max", "1G", "memory for blocks", AT(memory), KV_CONFIG_SIZE, 1 << 20, 1ull << 40,
      NULL},
+    {"workers", "2", NULL, AT(threads), KV_CONFIG_UINT, 1, 64, NULL}, /* an old name */
     {"threads", "2", "data threads", AT(threads), KV_CONFIG_UINT, 1, 64, NULL},
     {"seed", NULL, "of the generator", AT(seed), KV_CONFIG_UINT, 0, 0, NULL},
     {"verbose", NULL, "say more", AT(verbose), KV_CONFIG_FLAG, 0, 0, NULL},
@@ -479,6 +480,7 @@ static void help(void **state)
     assert_non_null(strstr(text, "  --transport auto|tcp|shm "));
     assert_non_null(strstr(text, "  --memory-max SIZE "));
     assert_non_null(strstr(text, "say more\n"));
+    assert_null(strstr(text, "workers"));
     free(text);
 }
 

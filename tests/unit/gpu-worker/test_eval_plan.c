@@ -52,7 +52,8 @@ static void test_runs(void **state)
 
 static void test_index_options(void **state)
 {
-    static const char methods[] = "pqcache:rerank=8:rest=16:chapter=8:answer=attend,pqcache";
+    static const char methods[] =
+        "pqcache:rerank=8:summaries=16:chapter=8:answer=attend,pqcache";
     struct kvw_eval_plan plan;
     char detail[256] = "";
 
@@ -91,6 +92,7 @@ static void test_refused(void **state)
         {"random:sinks", "1/10", "0", "methods: expected option=value: sinks"},
         {"random:colour=red", "1/10", "0", "methods: unknown option: colour"},
         {"random:sinks=-1", "1/10", "0", "methods: sinks: not a number of rows: -1"},
+        {"pqcache:summaries=32", "1/10", "0", "methods: summaries: not 0, 16 or 64: 32"},
         {"pqcache:rest=32", "1/10", "0", "methods: rest: not 0, 16 or 64: 32"},
         {"pqcache:answer=all", "1/10", "0",
          "methods: answer: not auto, rows, ids or attend: all"},

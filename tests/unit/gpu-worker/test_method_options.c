@@ -55,11 +55,28 @@ static void test_by_name(void **state)
     assert_false(options.index.wait);
 }
 
+/* The old name of an option sets the same field to the same value. */
+static void test_alias(void **state)
+{
+    static struct kvw_method_options options, other; /* static: padding is equal, too */
+    const char *expected = "", *other_expected = "";
+
+    (void)state;
+    assert_int_equal(kvw_method_option(&options, "summaries", "64", &expected), KV_OK);
+    assert_int_equal(options.index.summaries, 64);
+    assert_int_equal(kvw_method_option(&other, "rest", "64", &other_expected), KV_OK);
+    assert_memory_equal(&options, &other, sizeof(options));
+    assert_int_equal(kvw_method_option(&options, "summaries", "8", &expected), KV_INVALID);
+    assert_int_equal(kvw_method_option(&other, "rest", "8", &other_expected), KV_INVALID);
+    assert_string_equal(expected, other_expected);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fallbacks),
         cmocka_unit_test(test_by_name),
+        cmocka_unit_test(test_alias),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
