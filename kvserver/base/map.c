@@ -142,3 +142,18 @@ void *kv_map_next(const struct kv_map *map, size_t *cursor)
     }
     return NULL;
 }
+
+void kv_map_check(const struct kv_map *map)
+{
+    const size_t n_slots = map->mask + 1;
+    size_t count = 0;
+
+    assert(n_slots >= SLOTS_MIN && (n_slots & map->mask) == 0);
+    for (size_t i = 0; i < n_slots; i++) {
+        if (map->slots[i].value == NULL)
+            continue;
+        count++;
+        assert(find(map, &map->slots[i].key) == i);
+    }
+    assert(count == map->count && count * 4 <= n_slots * 3);
+}

@@ -104,3 +104,17 @@ uint32_t kv_pool_size(const struct kv_pool *pool)
 {
     return pool->n_objects;
 }
+
+void kv_pool_check(struct kv_pool *pool)
+{
+    assert(pool->n_free <= pool->n_objects);
+    /* While the free ones count as lent, too, one that is listed twice shows. */
+    for (uint32_t i = 0; i < pool->n_free; i++) {
+        assert(pool->free[i] < pool->n_objects && !pool->used[pool->free[i]]);
+        pool->used[pool->free[i]] = true;
+    }
+    for (uint32_t i = 0; i < pool->n_objects; i++)
+        assert(pool->used[i]);
+    for (uint32_t i = 0; i < pool->n_free; i++)
+        pool->used[pool->free[i]] = false;
+}

@@ -1,5 +1,9 @@
 /* pool.h - a fixed number of equal objects, allocated once.
  *
+ * Invariants, which kv_pool_check() asserts:
+ *   (1) An object is either lent or free.
+ *   (2) The list of free objects names each of them once, and no other.
+ *
  * Threads: one at a time.  Memory: create/destroy; kv_pool_get() lends an object until
  * kv_pool_put().
  */
@@ -24,5 +28,8 @@ void *kv_pool_at(struct kv_pool *pool, uint32_t index);
 uint32_t kv_pool_index(const struct kv_pool *pool, const void *object);
 uint32_t kv_pool_used(const struct kv_pool *pool);
 uint32_t kv_pool_size(const struct kv_pool *pool);
+
+/* Asserts the invariants, in time that grows with the pool. */
+void kv_pool_check(struct kv_pool *pool);
 
 #endif

@@ -114,3 +114,21 @@ bool kv_ring_ready(const struct kv_ring *ring)
     /* Acquire: what the producer did before its push is seen by who acts on the answer. */
     return atomic_load_explicit(&slot->sequence, memory_order_acquire) == ring->head + 1;
 }
+
+void kv_ring_check(const struct kv_ring *ring)
+{
+    const uint64_t n_slots = ring->mask + 1;
+    const uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+
+    assert(n_slots >= 2 && (n_slots & ring->mask) == 0);
+    assert(tail - ring->head <= n_slots);
+    for (uint64_t position = ring->head; position < ring->head + n_slots; position++) {
+        const struct slot *slot = &ring->slots[position & ring->mask];
+        const uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_acquire);
+
+        if (position < tail)
+            assert(sequence == position + 1 && slot->item != NULL);
+        else
+            assert(sequence == position);
+    }
+}

@@ -1,8 +1,9 @@
 /* The map agrees with a plain array of keys over random operations; it grows to millions; keys
- * that share their home slots are found after any of them is removed. */
+ * that share their home slots are found after any of them is removed.  kv_map_check() finds what is broken. */
 #include "kvserver/base/hash.h"
-#include "kvserver/base/map.h"
+#include "kvserver/base/map.c" /* its insides are broken below */
 #include "kvserver/base/random.h"
+#include "tests/support/dies.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,6 +68,7 @@ static void random_operations(void **state)
         if (i % 1000 == 0) {
             size_t cursor = 0, walked = 0;
 
+            kv_map_check(map);
             while (kv_map_next(map, &cursor) != NULL)
                 walked++;
             assert_int_equal(walked, count);
@@ -77,6 +79,7 @@ static void random_operations(void **state)
             }
         }
     }
+    kv_map_check(map);
     kv_map_destroy(map);
 }
 
@@ -108,6 +111,7 @@ static void millions(void **state)
         assert_true(kv_map_get(map, &key) == want);
     }
     assert_int_equal(kv_map_count(map), KEYS / 2);
+    kv_map_check(map);
     kv_map_destroy(map);
 }
 
@@ -123,7 +127,69 @@ static void nothing(void **state)
     assert_null(kv_map_get(map, &key));
     assert_null(kv_map_remove(map, &key));
     assert_null(kv_map_next(map, &cursor));
+    kv_map_check(map);
     kv_map_destroy(map);
+}
+
+enum broken {
+    COUNT,
+    TWICE,
+    CUT_OFF,
+    TOO_FULL,
+    ODD_SLOTS,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kv_map *map = kv_map_create(7);
+    struct kv_id128 key;
+    size_t home;
+
+    if (map == NULL)
+        return;
+    for (uint64_t i = 0; i < 5; i++) {
+        key = key_of(i);
+        if (!kv_map_set(map, &key, map))
+            return;
+    }
+    home = find(map, &key);
+    if (*broken == COUNT) {
+        map->count++;
+    } else if (*broken == TWICE) {
+        while (map->slots[home].value != NULL)
+            home = (home + 1) & map->mask;
+        map->slots[home] = (struct slot){key, map};
+        map->count++;
+    } else if (*broken == CUT_OFF) {
+        size_t away = (home_of(map, &key) + map->mask / 2) & map->mask;
+
+        map->slots[home].value = NULL;
+        while (map->slots[away].value != NULL)
+            away = (away + 1) & map->mask;
+        map->slots[away] = (struct slot){key, map};
+    } else if (*broken == TOO_FULL) {
+        for (uint64_t i = 5; i < 13; i++) {
+            struct kv_id128 other = key_of(i);
+
+            map->slots[find(map, &other)] = (struct slot){other, map};
+            map->count++;
+        }
+    } else if (*broken == ODD_SLOTS) {
+        map->mask = SLOTS_MIN;
+    }
+    kv_map_check(map);
+}
+
+static void check(void **state)
+{
+    enum broken broken;
+
+    (void)state;
+    for (broken = 0; broken < N_BROKEN; broken++)
+        assert_true(dies(check_broken, &broken));
+    assert_false(dies(check_broken, &broken)); /* nothing is */
 }
 
 int main(void)
@@ -132,6 +198,7 @@ int main(void)
         cmocka_unit_test(random_operations),
         cmocka_unit_test(millions),
         cmocka_unit_test(nothing),
+        cmocka_unit_test(check),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,9 @@
 /* Every object is lent once at a time, aligned, apart from the others, and comes back as it was
- * left. */
-#include "kvserver/base/pool.h"
+ * left;
+ * kv_pool_check() finds what is not so. */
+#include "kvserver/base/pool.c" /* its insides are broken below */
 #include "kvserver/base/random.h"
+#include "tests/support/dies.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,6 +46,7 @@ static void lend_all(void **state)
     assert_int_equal(kv_pool_used(pool), OBJECTS - 1);
     assert_ptr_equal(kv_pool_get(pool), lent[5]);
     assert_int_equal(lent[5][BYTES - 1], 6);
+    kv_pool_check(pool);
     kv_pool_destroy(pool);
 }
 
@@ -76,6 +79,7 @@ static void random_order(void **state)
         }
         assert_int_equal(kv_pool_used(pool), count);
     }
+    kv_pool_check(pool);
     kv_pool_destroy(pool);
 }
 
@@ -86,14 +90,55 @@ static void edges(void **state)
     (void)state;
     assert_non_null(pool);
     assert_null(kv_pool_get(pool));
+    kv_pool_check(pool);
     kv_pool_destroy(pool);
     pool = kv_pool_create(2, 0);
     assert_non_null(pool);
     assert_ptr_not_equal(kv_pool_get(pool), kv_pool_get(pool));
+    kv_pool_check(pool);
     kv_pool_destroy(pool);
     assert_null(kv_pool_create(UINT32_MAX, SIZE_MAX));
     assert_null(kv_pool_create(UINT32_MAX, SIZE_MAX / 2));
     kv_pool_destroy(NULL);
+}
+
+enum broken {
+    LENT_AND_FREE,
+    LISTED_TWICE,
+    LISTED_BEYOND,
+    NEITHER,
+    MANY_FREE,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kv_pool *pool = kv_pool_create(8, 16);
+
+    if (pool == NULL || kv_pool_get(pool) == NULL)
+        return;
+    if (*broken == LENT_AND_FREE)
+        pool->used[pool->free[2]] = true;
+    else if (*broken == LISTED_TWICE)
+        pool->free[0] = pool->free[1];
+    else if (*broken == LISTED_BEYOND)
+        pool->free[3] = pool->n_objects;
+    else if (*broken == NEITHER)
+        pool->n_free--;
+    else if (*broken == MANY_FREE)
+        pool->n_free = pool->n_objects + 1;
+    kv_pool_check(pool);
+}
+
+static void check(void **state)
+{
+    enum broken broken;
+
+    (void)state;
+    for (broken = 0; broken < N_BROKEN; broken++)
+        assert_true(dies(check_broken, &broken));
+    assert_false(dies(check_broken, &broken)); /* nothing is */
 }
 
 int main(void)
@@ -102,6 +147,7 @@ int main(void)
         cmocka_unit_test(lend_all),
         cmocka_unit_test(random_order),
         cmocka_unit_test(edges),
+        cmocka_unit_test(check),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

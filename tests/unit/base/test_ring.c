@@ -1,8 +1,9 @@
 /* One thread: order, full and empty over many rounds.  Many producers: everything arrives once,
  * in each producer's order, and what was written before a push is seen after the pop (the
- * thread sanitizer checks that too). */
-#include "kvserver/base/ring.h"
+ * thread sanitizer checks that too).  kv_ring_check() finds what is broken. */
+#include "kvserver/base/ring.c" /* its insides are broken below */
 #include "kvserver/base/thread.h"
+#include "tests/support/dies.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -32,6 +33,8 @@ static void order(void **state)
         assert_int_equal(n_slots & (n_slots - 1), 0);
         for (int round = 0; round < 5000; round++) {
             assert_false(kv_ring_push(ring, (void *)1));
+            if (round % 100 == 0)
+                kv_ring_check(ring);
             for (uintptr_t j = 0; j <= (uintptr_t)round % n_slots; j++) {
                 assert_true(kv_ring_ready(ring));
                 assert_int_equal((uintptr_t)kv_ring_pop(ring), ++popped);
@@ -42,6 +45,7 @@ static void order(void **state)
         while (popped < pushed)
             assert_int_equal((uintptr_t)kv_ring_pop(ring), ++popped);
         assert_null(kv_ring_pop(ring));
+        kv_ring_check(ring);
         kv_ring_destroy(ring);
     }
     kv_ring_destroy(NULL);
@@ -112,14 +116,62 @@ static void many_producers(void **state)
             kv_thread_join(threads[j]);
             free(producers[j].items);
         }
+        kv_ring_check(ring);
         kv_ring_destroy(ring);
     }
+}
+
+enum broken {
+    TAIL_BACK,
+    TAIL_FAR,
+    HELD_NOTHING,
+    PUSHED_UNSAID,
+    FREE_UNSAID,
+    ODD_SLOTS,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kv_ring *ring = kv_ring_create(8);
+    int item;
+
+    if (ring == NULL)
+        return;
+    for (unsigned i = 0; i < 13; i++)
+        if (!kv_ring_push(ring, &item) || (i < 10 && kv_ring_pop(ring) == NULL))
+            return;
+    if (*broken == TAIL_BACK)
+        ring->tail = ring->head - 1;
+    else if (*broken == TAIL_FAR)
+        ring->tail = ring->head + ring->mask + 2;
+    else if (*broken == HELD_NOTHING)
+        ring->slots[(ring->head + 1) & ring->mask].item = NULL;
+    else if (*broken == PUSHED_UNSAID)
+        ring->slots[ring->head & ring->mask].sequence--;
+    else if (*broken == FREE_UNSAID)
+        ring->slots[ring->tail & ring->mask].sequence++;
+    else if (*broken == ODD_SLOTS)
+        ring->mask = 6;
+    kv_ring_check(ring);
+}
+
+static void check(void **state)
+{
+    enum broken broken;
+
+    (void)state;
+    for (broken = 0; broken < N_BROKEN; broken++)
+        assert_true(dies(check_broken, &broken));
+    assert_false(dies(check_broken, &broken)); /* nothing is */
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(order),
+        cmocka_unit_test(check), /* before there are threads */
         cmocka_unit_test(many_producers),
     };
 

@@ -1,0 +1,39 @@
+/* dies.h - whether something ends its process by an assertion.
+ *
+ * Threads: the only one.  Memory: none; what `broken` does is done to a copy of the process.
+ */
+#ifndef KV_TESTS_SUPPORT_DIES_H
+#define KV_TESTS_SUPPORT_DIES_H
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Calls broken(arg) in a child process.  true: SIGABRT ended it. */
+static inline bool dies(void (*broken)(void *arg), void *arg)
+{
+    const struct rlimit no_core = {0};
+    int status;
+    pid_t child = fork();
+
+    if (child < 0)
+        return false;
+    if (child == 0) {
+        int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+        /* The assertion's message is expected: nobody is to read it. */
+        if (nowhere >= 0)
+            (void)dup2(nowhere, STDERR_FILENO);
+        (void)setrlimit(RLIMIT_CORE, &no_core);
+        (void)signal(SIGABRT, SIG_DFL);
+        broken(arg);
+        _exit(0);
+    }
+    return waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+           WTERMSIG(status) == SIGABRT;
+}
+
+#endif
