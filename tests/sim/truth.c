@@ -162,7 +162,7 @@ bool truth_row_disputes(
 /* Whether what somebody with that generation was told still holds. */
 static bool is_sure(const struct truth *truth, uint32_t token, uint32_t generation)
 {
-    if (truth->is_closing)
+    if (truth->is_closing || generation <= truth->cut_generation[token])
         return false;
     for (uint32_t i = 0; i < truth->n_cuts; i++)
         if (token >= truth->cuts[i].tokens && generation <= truth->cuts[i].generation)
@@ -264,6 +264,9 @@ void truth_cut_done(
     for (uint32_t i = 0; i < truth->n_cuts; i++)
         if (truth->cuts[i].id == id)
             truth->cuts[i--] = truth->cuts[--truth->n_cuts];
+    for (uint32_t token = tokens; token < TRUTH_TOKENS_MAX; token++)
+        if (truth->cut_generation[token] < generation)
+            truth->cut_generation[token] = generation;
     for (uint32_t unit = 0; unit < truth->schema.n_units; unit++) {
         for (uint32_t token = tokens; token < TRUTH_TOKENS_MAX; token++) {
             struct truth_row *row = &truth->rows[unit][token];

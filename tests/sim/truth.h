@@ -6,7 +6,8 @@
  *     put begins            its rows are candidates
  *     put is acknowledged   the others of that generation or before are none any more
  *     truncate begins       rows behind it need not be there any more
- *     truncate succeeds     candidates of the generation before it are none any more
+ *     truncate succeeds     candidates of the generation before it are none any more, and what
+ *                           is heard of that generation later says nothing of those rows
  *     a node dies           none of its rows need be there
  *
  * A candidate that is none any more may still be seen by who began to read before; so each
@@ -55,6 +56,8 @@ struct truth {
     struct truth_row rows[TRUTH_UNITS_MAX][TRUTH_TOKENS_MAX];
     struct truth_cut cuts[TRUTH_CUTS_MAX];
     uint32_t n_cuts;
+    /* The latest generation whose rows a truncate has taken away there.  0: none has. */
+    uint32_t cut_generation[TRUTH_TOKENS_MAX];
     uint64_t n_losses;  /* times that rows ceased to be sure */
     bool is_closing;    /* a close has begun */
     uint64_t closed_at; /* a close has succeeded */
