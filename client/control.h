@@ -33,7 +33,7 @@ typedef void (*kvc_control_lost_fn)(void *arg);
 struct kvc_control_transport {
     const char *name;
     /* Borrows the packed request; deadline_us counts from now.  `done` is called once, later,
-     * never inside call(); also on close(), with KV_UNREACHABLE. */
+     * never inside call(); also on close(), with KV_UNREACHABLE where no answer has come. */
     kv_status_t (*call)(struct kvc_control *control,
                         enum kv_op_id op,
                         const uint8_t *request,

@@ -166,7 +166,9 @@ static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
     grpc_byte_buffer_reader reader;
     grpc_slice reply;
 
-    if (control->closing) {
+    /* One whose answer came first has that: where a node ends, what tells of the loss may
+     * overtake the last answers. */
+    if (control->closing && grpc_call->code == GRPC_STATUS_CANCELLED) {
         grpc_call->done(grpc_call->arg, KV_UNREACHABLE, NULL, 0, "the connection was closed");
         return;
     }
@@ -359,20 +361,28 @@ static unsigned grpc_row_progress(struct kvc_control *base)
     return n_callbacks;
 }
 
-/* Lets calls that were just begun, a goodbye above all, reach the node: gRPC would drop one
- * that is cancelled before it has left. */
-static void drain_calls(struct grpc_control *control)
+/* Whether all calls have ended but the attach, which does when its node does. */
+static bool have_ended(struct grpc_control *control)
 {
     uint32_t n_calls = 0;
 
     for (struct grpc_call *grpc_call = control->live; grpc_call != NULL;
          grpc_call = grpc_call->next)
         n_calls += grpc_call->done != NULL;
-    for (unsigned i = 0; i < PARTING_US / PARTING_TURN_US; i++) {
-        if (atomic_load(&control->n_finished) >= n_calls)
-            return;
+    kv_lock_take(control->lock);
+    for (struct grpc_call *grpc_call = control->finished_first; grpc_call != NULL;
+         grpc_call = grpc_call->next_finished)
+        n_calls -= grpc_call->done != NULL;
+    kv_lock_release(control->lock);
+    return n_calls == 0;
+}
+
+/* Lets calls that were just begun, a goodbye above all, reach the node: gRPC would drop one
+ * that is cancelled before it has left.  And lets answers come that are on their way. */
+static void drain_calls(struct grpc_control *control)
+{
+    for (unsigned i = 0; i < PARTING_US / PARTING_TURN_US && !have_ended(control); i++)
         kv_sleep_fds(NULL, 0, PARTING_TURN_US);
-    }
 }
 
 static void grpc_row_close(struct kvc_control *base)

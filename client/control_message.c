@@ -200,9 +200,15 @@ static void message_row_close(struct kvc_control *base)
 {
     struct message_control *control = (struct message_control *)base;
 
-    while (!kvc_list_empty(&control->calls))
-        finish(KVC_LIST_ENTRY(control->calls.next, struct message_call, of_control),
-               KV_UNREACHABLE, "the connection was closed");
+    while (!kvc_list_empty(&control->calls)) {
+        struct message_call *call =
+            KVC_LIST_ENTRY(control->calls.next, struct message_call, of_control);
+
+        if (call->outcome != KV_IN_PROGRESS)
+            finish(call, call->outcome, "");
+        else
+            finish(call, KV_UNREACHABLE, "the connection was closed");
+    }
     control->channel->ops->channel_close(control->channel);
     free(control);
 }
