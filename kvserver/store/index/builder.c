@@ -53,6 +53,7 @@ struct job {
     uint32_t n_celled; /* rows */
     bool is_late;      /* its chapter has codes: only summaries are wanted, or cells */
     bool wants_cells;  /* late ones */
+    bool replaces;     /* a broken codebook, whose codes its segments still have */
 };
 
 struct kvs_indexer {
@@ -238,7 +239,7 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
             return KV_OK;
     }
     /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
-    if (tokens < begin * KV_BLOCK_TOKENS + 2 * kv_pq_n_centroids(&plan->shape))
+    if (!kvs_index_is_enough(plan, begin, tokens))
         return KV_OK;
     return job_create(indexer, unit, begin, tokens, plan, false);
 }
@@ -329,6 +330,32 @@ kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint3
     if (!wants_summaries)
         plan.summaries_bits = 0;
     return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
+}
+
+bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens)
+{
+    const uint32_t first = block * KV_BLOCK_TOKENS;
+    const uint32_t least = plan->chapter_blocks > 0
+                               ? (uint32_t)KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS
+                               : 2 * (uint32_t)kv_pq_n_centroids(&plan->shape);
+
+    return tokens >= first && tokens - first >= least;
+}
+
+kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
+                              const struct kvs_unit *unit,
+                              uint32_t block,
+                              uint32_t tokens,
+                              const struct kvs_index_plan *plan)
+{
+    struct job **end = indexer->end;
+    kv_status_t status;
+
+    assert(kvs_index_is_enough(plan, block, tokens));
+    status = job_create(indexer, unit, block, tokens, plan, false);
+    if (status == KV_OK)
+        (*end)->replaces = true;
+    return status;
 }
 
 void kvs_index_look(const struct kvs_codebooks *books,
@@ -509,12 +536,16 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
 {
     struct kvs_segment *segment = job->segments[job->cursor];
     uint32_t n_rows = job->n_rows - job->cursor * KV_BLOCK_TOKENS;
-    uint32_t begin = segment->n_coded, end = begin + rows_at_once(job);
+    uint32_t begin, end;
     kv_status_t status;
 
     *ret_done = segment->refs == 0; /* nobody has this one any more, nor those behind it */
     if (*ret_done)
         return KV_OK;
+    if (job->replaces && segment->codes != NULL && segment->codebook != job->codebook)
+        kvs_segment_drop_codes(indexer->books, segment);
+    begin = segment->n_coded;
+    end = begin + rows_at_once(job);
     if (n_rows > KV_BLOCK_TOKENS)
         n_rows = KV_BLOCK_TOKENS;
     if (end > n_rows)
@@ -710,6 +741,8 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         status = encode_slice(indexer, job, &done);
         if (done) {
             book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
+            if (job->replaces)
+                indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
             job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_SUMMARIES_BEGIN;
         }
         done = false;

@@ -54,6 +54,19 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
 kv_status_t
 kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block);
 
+/* Whether rows [block, tokens) of a unit are enough for a codebook by the plan. */
+bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens);
+
+/* Queues a job that replaces the broken codebook of the unit's segments from the block on, to the
+ * row `tokens`, which are enough for it.  They keep their codes, which no query uses, until the
+ * job has made better ones: one that fails leaves everything for the next try.  No other job is
+ * at these segments.  KV_BUSY, KV_NO_MEMORY: nothing has changed. */
+kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
+                              const struct kvs_unit *unit,
+                              uint32_t block,
+                              uint32_t tokens,
+                              const struct kvs_index_plan *plan);
+
 /* What the unit's first `tokens` rows have. */
 struct kvs_index_look {
     uint32_t n_coded;      /* rows */

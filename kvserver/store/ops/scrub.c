@@ -209,10 +209,9 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     return at - begin;
 }
 
-/* The last segment of a codebook in this unit has been checked: what is lost is made again.
- * Cells and summaries for which there is no memory, and codes that a query is in the middle of,
- * are tried again in the next pass.  Codes whose job finds no memory are gone: these rows are
- * scored by key until somebody asks for an index. */
+/* The last segment of a codebook in this unit has been checked: what is lost is made again.  What
+ * finds no memory, and codes that a query is in the middle of, are tried again in the next pass.
+ * Rows that are too few for a codebook now lose their codes, which no query uses. */
 static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t end)
 {
     struct kvs_shard *shard = scrub->shard;
@@ -234,10 +233,12 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
         !kvs_query_pipeline_is_between(kvs_query_queue_of(shard)->pipeline))
         return;
     const struct kvs_index_plan plan = plan_of(book);
+    if (kvs_index_is_enough(&plan, begin, tokens)) {
+        (void)kvs_index_replace(shard->indexer, unit, begin, tokens, &plan);
+        return;
+    }
     for (uint32_t i = end; i-- > begin;)
         kvs_segment_drop_codes(&shard->codebooks, unit->segments[i]);
-    if (kvs_index_schedule(shard->indexer, unit, tokens, &plan) == KV_OK)
-        shard->store.health.mended[KVS_KIND_CENTROIDS]++;
 }
 
 /* ---- the walk ---------------------------------------------------------------------------- */

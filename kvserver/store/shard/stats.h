@@ -47,7 +47,7 @@
     X(bad_objects, "pieces of objects in memory that failed their checksum")                   \
     X(mended_rows, "bad rows that were written again")                                         \
     X(mended_codes, "blocks whose bad codes were made again")                                  \
-    X(mended_centroids, "codebooks with bad centroids that were queued to be made again")      \
+    X(mended_centroids, "codebooks with bad centroids whose place a new one took")             \
     X(mended_cells, "chapters whose bad cells were made again")                                \
     X(mended_summaries, "chapters whose bad summaries were made again")                        \
     X(mended_objects, "bad pieces of objects that were written again")                         \

@@ -434,6 +434,71 @@ static void full_of_codes(void **state)
     bench_open(&bench, ARENA_BYTES, 1);
 }
 
+/* A broken codebook is replaced by a job; where that finds no memory, nothing has changed. */
+static void broken_codebooks(void **state)
+{
+    enum {
+        FILLERS_MAX = 1 << 20
+    };
+    const struct kvs_index_plan plan = plan_of(8);
+    struct filler {
+        void *memory;
+        int class_id;
+    } *fillers = malloc(FILLERS_MAX * sizeof(*fillers));
+    uint32_t n = 0;
+    struct kvs_unit unit;
+
+    (void)state;
+    assert_non_null(fillers);
+    unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+    finish_jobs();
+    const uint32_t broken = unit.segments[8]->codebook;
+    kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
+
+    for (size_t bytes = KVS_ARENA_PAGE; bytes >= KVS_ARENA_ELEMENT_MIN; bytes /= 2) {
+        int class_id = kvs_arena_class_rounded(bench.arena, bytes);
+
+        while (n < FILLERS_MAX &&
+               (fillers[n].memory = kvs_arena_alloc(bench.arena, class_id)) != NULL)
+            fillers[n++].class_id = class_id;
+    }
+    /* In want of memory at once, or when the job begins. */
+    if (kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan) == KV_OK)
+        finish_jobs();
+    else
+        assert_int_equal(stats_of().n_jobs, 0);
+    check_chapter(&unit, 8, 16);
+    assert_int_equal(unit.segments[8]->codebook, broken);
+    assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
+
+    while (n-- > 0)
+        kvs_arena_free(bench.arena, fillers[n].class_id, fillers[n].memory);
+    free(fillers);
+    assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
+    finish_jobs();
+    check_chapter(&unit, 0, 8);
+    check_chapter(&unit, 8, 16);
+    assert_false(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+    assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
+    assert_int_equal(stats_of().trained, 3);
+    kvs_unit_clear(&unit, &bench.heap);
+    check_empty();
+}
+
+/* Rows that are too few for a codebook get none. */
+static void too_few(void **state)
+{
+    const struct kvs_index_plan by_chapter = plan_of(8), whole = plan_of(0);
+
+    (void)state;
+    assert_true(kvs_index_is_enough(&by_chapter, 8, 16 * KV_BLOCK_TOKENS));
+    assert_false(kvs_index_is_enough(&by_chapter, 8, 16 * KV_BLOCK_TOKENS - 1));
+    assert_false(kvs_index_is_enough(&by_chapter, 8, 4 * KV_BLOCK_TOKENS));
+    assert_true(kvs_index_is_enough(&whole, 1, KV_BLOCK_TOKENS + 32));
+    assert_false(kvs_index_is_enough(&whole, 1, KV_BLOCK_TOKENS + 31));
+}
+
 /* A slice is short, whatever the shape. */
 static void slices(void **state)
 {
@@ -529,6 +594,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(summaries, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries_of_open_codebooks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full_of_codes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(broken_codebooks, set_up, tear_down),
+        cmocka_unit_test(too_few),
         cmocka_unit_test_setup_teardown(slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full, set_up, tear_down),
     };
