@@ -19,21 +19,21 @@
 #include <unistd.h>
 
 enum {
-    BUFFER_BYTES = 16 << 10, /* of each direction */
+    BUFFER_BYTES = 16 << 10, /* per direction */
     EVENTS_MAX = 64,
-    ROUNDS_MAX = 8, /* of a buffer, before others have their turn */
+    ROUNDS_MAX = 8, /* reads of a full buffer before other connections get a turn */
     SLEEP_MS = 60000,
-    LOOK_US = 200000,       /* at how old connections are */
-    THROTTLED_US = 5000,    /* until those that wait for their turn have another */
-    RETRY_US = 100000,      /* after a failure that may pass: no descriptor, no memory */
-    STRANGER_US = 10000000, /* without an answer to a call */
+    LOOK_US = 200000,       /* interval between checks of connections' ages */
+    THROTTLED_US = 5000,    /* until throttled connections get another turn */
+    RETRY_US = 100000,      /* after a temporary failure: out of descriptors or memory */
+    STRANGER_US = 10000000, /* allowed without an answered call */
 
-    /* Per second, and at once. */
-    FRAMES_RATE = 4000, /* of a connection; data is free */
+    /* Rates are per second; bursts may pass at once. */
+    FRAMES_RATE = 4000, /* per connection; DATA frames are free */
     FRAMES_BURST = 1024,
-    CALLS_RATE = 8000, /* of all: gRPC keeps some 5 KB of each until its turn comes */
+    CALLS_RATE = 8000, /* for all connections: gRPC uses about 5 KB per queued call */
     CALLS_BURST = 2048,
-    RESETS_RATE = 100, /* of a connection, which is closed beyond */
+    RESETS_RATE = 100, /* per connection; exceeding it closes the connection */
     RESETS_BURST = 512,
 };
 
@@ -49,28 +49,31 @@ enum {
 };
 
 struct bucket {
+    /* A token bucket: limits a rate, and allows bursts. */
     uint64_t at_us;
-    uint64_t level; /* in millionths */
+    uint64_t level; /* in millionths of a token */
 };
 
-/* Bytes on their way from one end to the other. */
+/* One direction of a connection: bytes read from one socket, and not yet written to the
+ * other. */
 struct way {
     int from, to;
-    bool may_read, may_write; /* as far as is known */
-    bool ended;               /* `from` sends nothing more */
-    uint32_t begin, end;      /* of what is in `bytes` */
-    uint32_t checked;         /* before, all has been looked at and may go */
-    uint32_t frame_left;      /* of the frame under way */
+    bool may_read, may_write; /* until a call returns EAGAIN */
+    bool ended;               /* `from` has closed its end */
+    uint32_t begin, end;      /* the bytes in use */
+    uint32_t checked;         /* bytes before this offset have been checked and may be
+                               * forwarded */
+    uint32_t frame_left;      /* bytes left of the current frame */
     uint8_t *bytes;           /* (BUFFER_BYTES) */
 };
 
 struct connection {
     bool open;
-    bool greeted;  /* the preface came, and gRPC has the other end of `inner` */
-    bool answered; /* gRPC has answered a call, and is still there */
-    bool waits;    /* for its turn */
+    bool greeted;  /* the preface arrived, and gRPC has the other end of `inner` */
+    bool answered; /* gRPC has answered a call, and has not closed its end */
+    bool waits;    /* throttled, or out of turn */
     int outer, inner;
-    struct sockaddr_storage client; /* without its port */
+    struct sockaddr_storage client; /* port set to 0 */
     uint64_t since_us;
     struct bucket frames, resets;
     struct way in, out;
@@ -86,20 +89,20 @@ struct kvs_acceptor {
     atomic_bool stopping, is_stopped, ending;
     int epoll_fd;
     uint64_t now_us;
-    uint64_t deaf_us; /* until then no connection is accepted */
-    uint64_t look_us; /* at all connections; UINT64_MAX: no need */
-    uint8_t *buffers; /* two of each connection */
+    uint64_t deaf_us; /* no connection is accepted until then; 0: not suspended */
+    uint64_t look_us; /* next check of all connections; UINT64_MAX: none needed */
+    uint8_t *buffers; /* two per connection */
     struct bucket calls;
     uint32_t connections_max, n_connections;
-    uint32_t first; /* whose turn it is */
+    uint32_t first; /* the connection that is served first in the next round */
     struct connection connections[];
 };
 
-/* What epoll says an event is about. */
+/* What an epoll event refers to; other values are 2 * connection + is_inner. */
 #define ABOUT_LISTENER UINT64_MAX
 #define ABOUT_WAKE     (UINT64_MAX - 1)
 
-/* false: none is left now. */
+/* Takes one token.  Returns false if none is left. */
 static bool draw(struct bucket *bucket, uint64_t now_us, uint64_t rate, uint64_t burst)
 {
     uint64_t most = burst * 1000000;
@@ -133,7 +136,7 @@ static kv_status_t watch(struct kvs_acceptor *acceptor, int fd, uint64_t about, 
     return epoll_ctl(acceptor->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KV_OK : KV_IO;
 }
 
-/* Gives gRPC its end. */
+/* Creates the inner pair of sockets, and passes gRPC its end.  Returns false on failure. */
 static bool introduce(struct kvs_acceptor *acceptor, struct connection *connection)
 {
     uint64_t number = (uint64_t)(connection - acceptor->connections);
@@ -154,8 +157,8 @@ static bool introduce(struct kvs_acceptor *acceptor, struct connection *connecti
     return true;
 }
 
-/* What a frame of the client costs.  false: it is not its turn yet, or the connection is to be
- * closed. */
+/* Charges a frame that the client sent.  Returns false if it has to wait, or if the connection
+ * has to be closed, which sets *ret_is_bad. */
 static bool admit_frame(struct kvs_acceptor *acceptor,
                         struct connection *connection,
                         unsigned type,
@@ -172,7 +175,7 @@ static bool admit_frame(struct kvs_acceptor *acceptor,
                             draw(&acceptor->calls, acceptor->now_us, CALLS_RATE, CALLS_BURST));
 }
 
-/* Looks at what came.  false: the connection is to be closed. */
+/* Checks the frames that have arrived.  Returns false if the connection has to be closed. */
 static bool look(struct kvs_acceptor *acceptor, struct connection *connection, struct way *way)
 {
     bool is_in = way == &connection->in, is_bad = false;
@@ -205,7 +208,7 @@ static bool look(struct kvs_acceptor *acceptor, struct connection *connection, s
             acceptor->look_us = 0;
             break;
         }
-        /* A refusal is the end of its call at once. */
+        /* A call that gRPC rejects has END_STREAM in its first frame: it is not an answer. */
         if (!is_in && at[3] == FRAME_HEADERS && (at[4] & FLAG_END_STREAM) == 0)
             connection->answered = true;
         way->checked += FRAME_HEADER_BYTES;
@@ -214,7 +217,7 @@ static bool look(struct kvs_acceptor *acceptor, struct connection *connection, s
     return !is_bad;
 }
 
-/* As many bytes as there are and as fit.  false: `from` is broken. */
+/* Reads as much as is available and fits.  Returns false if `from` is broken. */
 static bool way_read(struct way *way)
 {
     if (way->begin > 0) {
@@ -254,7 +257,7 @@ static bool way_write(struct way *way)
     return true;
 }
 
-/* Moves what can be moved.  false: the connection is over. */
+/* Forwards what it can.  Returns false if the connection is over. */
 static bool
 way_pump(struct kvs_acceptor *acceptor, struct connection *connection, struct way *way)
 {
@@ -274,7 +277,7 @@ way_pump(struct kvs_acceptor *acceptor, struct connection *connection, struct wa
             break;
         }
     }
-    /* Of what has ended the rest goes first. */
+    /* After the sender has closed, its remaining bytes are forwarded first. */
     return !way->ended || (way->begin < way->checked && way->to >= 0);
 }
 
@@ -285,14 +288,14 @@ static void pump(struct kvs_acceptor *acceptor, struct connection *connection)
         (connection->greeted && !way_pump(acceptor, connection, &connection->out))) {
         connection_close(acceptor, connection);
     } else if (connection->out.ended && connection->answered) {
-        /* What is left for the client must not wait for it for ever. */
+        /* gRPC has closed: the client has limited time to receive the remaining bytes. */
         connection->answered = false;
         connection->since_us = acceptor->now_us;
         acceptor->look_us = 0;
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------- */
+/* ---- all connections --------------------------------------------------------------------- */
 
 static bool same_client(const struct connection *connection,
                         const struct sockaddr_storage *client)
@@ -300,7 +303,7 @@ static bool same_client(const struct connection *connection,
     return memcmp(&connection->client, client, sizeof(*client)) == 0;
 }
 
-/* The address alone, for all ports of it. */
+/* Clears the port: connections are counted per host. */
 static void forget_port(struct sockaddr_storage *client)
 {
     if (client->ss_family == AF_INET)
@@ -309,7 +312,8 @@ static void forget_port(struct sockaddr_storage *client)
         ((struct sockaddr_in6 *)(void *)client)->sin6_port = 0;
 }
 
-/* Closes the oldest of those that gRPC has not answered; of `peer`, unless that is NULL. */
+/* Closes the oldest connection that gRPC has not answered; only those of `client`, unless it is
+ * NULL. */
 static bool evict(struct kvs_acceptor *acceptor, const struct sockaddr_storage *client)
 {
     struct connection *oldest = NULL;
@@ -328,7 +332,7 @@ static bool evict(struct kvs_acceptor *acceptor, const struct sockaddr_storage *
     return true;
 }
 
-/* A place for one of that address; NULL: there is none. */
+/* Returns a place for a connection from that address, or NULL. */
 static struct connection *place_for(struct kvs_acceptor *acceptor,
                                     const struct sockaddr_storage *client)
 {
@@ -338,7 +342,7 @@ static struct connection *place_for(struct kvs_acceptor *acceptor,
     for (uint32_t i = 0; i < acceptor->connections_max; i++)
         if (acceptor->connections[i].open)
             n_same += same_client(&acceptor->connections[i], client);
-    /* Half of all: one address cannot shut out the others. */
+    /* One address gets at most half of the places, so it cannot lock out the others. */
     if (n_same >= acceptor->connections_max / 2 && !evict(acceptor, client))
         return NULL;
     if (acceptor->n_connections == acceptor->connections_max && !evict(acceptor, NULL))
@@ -366,7 +370,7 @@ static void admit(struct kvs_acceptor *acceptor, int fd, struct sockaddr_storage
     forget_port(client);
     connection = place_for(acceptor, client);
     if (connection == NULL) {
-        KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connection closed: %u are open already",
+        KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connection closed: %u are already open",
                      (unsigned)acceptor->port, acceptor->n_connections);
         close(fd);
         return;
@@ -407,7 +411,7 @@ static void take_new(struct kvs_acceptor *acceptor)
         } else if (errno == EAGAIN) {
             return;
         } else if (errno != EINTR && errno != ECONNABORTED) {
-            KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: connections must wait: %s",
+            KV_LOG_EVERY(KV_LOG_WARN, "listen: port %u: cannot accept, will retry: %s",
                          (unsigned)acceptor->port, strerror(errno));
             acceptor->deaf_us = acceptor->now_us + RETRY_US;
             return;
@@ -415,15 +419,15 @@ static void take_new(struct kvs_acceptor *acceptor)
     }
 }
 
-/* One end of a connection can do more than before, or it is broken, which shows when it is
- * used. */
+/* A socket became readable or writable, or it failed, which the next read or write will
+ * show. */
 static void on_event(struct kvs_acceptor *acceptor, const struct epoll_event *event)
 {
     struct connection *connection = &acceptor->connections[event->data.u64 >> 1];
     bool is_inner = event->data.u64 & 1;
 
     if (!connection->open || (is_inner && !connection->greeted))
-        return; /* closed in this very round */
+        return; /* closed earlier in this round */
     struct way *reads = is_inner ? &connection->out : &connection->in;
     struct way *writes = is_inner ? &connection->in : &connection->out;
     if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
@@ -433,7 +437,8 @@ static void on_event(struct kvs_acceptor *acceptor, const struct epoll_event *ev
     pump(acceptor, connection);
 }
 
-/* Those that wait have their turn, in turns, and those that never got on come to an end. */
+/* Serves connections that wait, beginning with a different one each time, and closes those that
+ * gRPC has not answered in time. */
 static void take_turns(struct kvs_acceptor *acceptor)
 {
     uint64_t now_us = acceptor->now_us, look_us = UINT64_MAX;
@@ -456,7 +461,7 @@ static void take_turns(struct kvs_acceptor *acceptor)
     acceptor->look_us = look_us;
 }
 
-/* Milliseconds until there is something to do without an event. */
+/* Returns the milliseconds until something is due without an event. */
 static int nap(const struct kvs_acceptor *acceptor)
 {
     uint64_t until_us = acceptor->look_us;
@@ -518,7 +523,7 @@ kv_status_t kvs_acceptor_create(const char *address,
         calloc(1, sizeof(*acceptor) + connections_max * sizeof(acceptor->connections[0]));
     kv_status_t status = KV_NO_MEMORY;
 
-    snprintf(detail, detail_bytes, "listen: %s: out of memory", address);
+    snprintf(detail, detail_bytes, "out of memory: listen: %s", address);
     if (acceptor == NULL)
         return status;
     acceptor->connections_max = connections_max;
@@ -526,7 +531,8 @@ kv_status_t kvs_acceptor_create(const char *address,
     acceptor->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     acceptor->wake = kv_signal_create();
     acceptor->stopped = kv_signal_create();
-    /* Zeros that the system hands out as they are touched: a place costs what it uses. */
+    /* calloc() of this size gets untouched zero pages: a connection costs only the pages it
+     * uses. */
     acceptor->buffers = calloc(connections_max, (size_t)2 * BUFFER_BYTES);
     if (acceptor->epoll_fd < 0 || acceptor->wake == NULL || acceptor->stopped == NULL ||
         acceptor->buffers == NULL)
@@ -558,7 +564,7 @@ kvs_acceptor_start(struct kvs_acceptor *acceptor, kvs_acceptor_take_fn take, voi
     acceptor->take = take;
     acceptor->arg = arg;
     acceptor->now_us = kv_clock_now(&kv_clock_real);
-    acceptor->deaf_us = acceptor->now_us; /* looks at once */
+    acceptor->deaf_us = acceptor->now_us; /* accept at once */
     kv_signal_raise(acceptor->wake);
     return kv_thread_start("kv-accept", run, acceptor, &acceptor->thread);
 }

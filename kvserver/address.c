@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 enum {
-    BACKLOG = 1024, /* everybody comes back at once when a node has restarted */
+    BACKLOG = 1024, /* all clients reconnect at once when a node restarts */
 };
 
-/* Splits and resolves; the list goes to freeaddrinfo(). */
+/* Splits and resolves an address.  The caller frees the list with freeaddrinfo(). */
 static kv_status_t resolve(const char *what,
                            const char *address,
                            struct addrinfo **ret_list,
@@ -41,7 +41,7 @@ static kv_status_t resolve(const char *what,
     return KV_OK;
 }
 
-/* A socket bound to the address; -1 with errno. */
+/* Returns a socket bound to the address, or -1 with errno set. */
 static int bind_socket(const struct addrinfo *info)
 {
     int one = 1;
@@ -51,7 +51,7 @@ static int bind_socket(const struct addrinfo *info)
 
     if (fd < 0)
         return -1;
-    /* Takes over from connections that linger after a restart, never from a listener. */
+    /* Allows a restart while old connections linger, but not two listeners. */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (info->ai_family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
@@ -135,7 +135,7 @@ kv_status_t kvs_address_listen(const char *what,
     return status;
 }
 
-/* The bytes of an address of either family; NULL for another family. */
+/* Returns the raw address bytes, or NULL if the family is neither IPv4 nor IPv6. */
 static const void *
 address_bytes(const struct sockaddr *address, size_t *ret_bytes, bool *ret_any, bool *ret_loop)
 {
@@ -177,7 +177,7 @@ bool kvs_address_is_loopback(const char *address)
     return loopback;
 }
 
-/* Whether the interface's address is one of the list, or the list has "any". */
+/* Returns whether the interface's address is in the list, or the list contains "any". */
 static bool wanted(const struct ifaddrs *interface, const struct addrinfo *list)
 {
     size_t have_bytes, want_bytes;
@@ -195,7 +195,7 @@ static bool wanted(const struct ifaddrs *interface, const struct addrinfo *list)
             continue;
         if (any)
             return true;
-        /* All of 127.0.0.0/8 is the loopback device's, though it lists one address. */
+        /* 127.0.0.0/8 belongs to the loopback device, although the device lists one address. */
         if (loop && (interface->ifa_flags & IFF_LOOPBACK) != 0)
             return true;
         if (have_bytes == want_bytes && memcmp(have, want, have_bytes) == 0)
@@ -204,7 +204,7 @@ static bool wanted(const struct ifaddrs *interface, const struct addrinfo *list)
     return false;
 }
 
-/* Whether a comma-separated list has the name. */
+/* Returns whether a comma-separated list contains the name. */
 static bool listed(const char *names, const char *name, size_t name_bytes)
 {
     while (*names != 0) {
@@ -251,7 +251,7 @@ kv_status_t kvs_address_devices(const char *what,
         devices[used] = 0;
     }
     if (used == 0) {
-        snprintf(detail, detail_bytes, "listen: no network device has the address: %s",
+        snprintf(detail, detail_bytes, "listen: no network device has this address: %s",
                  address);
         status = KV_INVALID;
     }

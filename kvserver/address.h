@@ -1,9 +1,9 @@
-/* address.h - "HOST:PORT" as an operator writes it: checked, listened on, and the network
- * devices behind it.  HOST is a number or a name; IPv6 numbers stand in brackets.
+/* address.h - parses "HOST:PORT" addresses, listens on them, and finds the network devices
+ * behind them.  HOST is a name or an IP address; IPv6 addresses are written in brackets.
  *
- * `what` begins a failure's detail: the name of the option that gave the address.
+ * `what` is the name of the option that gave the address; error messages begin with it.
  *
- * Threads: start-up only.
+ * Threads: startup only.
  */
 #ifndef KV_KVSERVER_ADDRESS_H
 #define KV_KVSERVER_ADDRESS_H
@@ -18,8 +18,9 @@ enum {
     KVS_ADDRESS_HOST_BYTES = 256
 };
 
-/* Listens; port 0 takes a free one.  The descriptor is the caller's and does not block.
- * KV_INVALID: not an address of this machine; KV_IO: in use, or forbidden. */
+/* Listens on the address; port 0 picks a free port.  The caller owns the descriptor, which is
+ * non-blocking.  Fails with KV_INVALID if this machine does not have the address, and with
+ * KV_IO if it is in use or not permitted. */
 kv_status_t kvs_address_listen(const char *what,
                                const char *address,
                                int *ret_fd,
@@ -27,17 +28,18 @@ kv_status_t kvs_address_listen(const char *what,
                                char *detail,
                                size_t detail_bytes);
 
-/* The host part.  KV_INVALID: not an address. */
+/* Copies the host part.  Fails with KV_INVALID if the text is not an address. */
 kv_status_t kvs_address_host(const char *what,
                              const char *address,
                              char host[KVS_ADDRESS_HOST_BYTES],
                              char *detail,
                              size_t detail_bytes);
 
-/* False also for what is not an address. */
+/* Returns false also for text that is not an address. */
 bool kvs_address_is_loopback(const char *address);
 
-/* The devices that have the address, comma-separated; for the address "any": all that are up.
+/* Writes the names of the devices that have the address, comma-separated; for the wildcard
+ * address, all devices that are up.
  */
 kv_status_t kvs_address_devices(const char *what,
                                 const char *address,

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 struct kvs_data_dir {
-    int fd; /* of the file `lock`, which carries the lock and says who has it */
+    int fd; /* of the file `lock`, which holds the lock and its owner's process id */
 };
 
 static kv_status_t make_folders(const char *path, char *detail, size_t detail_bytes)
@@ -21,7 +21,7 @@ static kv_status_t make_folders(const char *path, char *detail, size_t detail_by
     struct stat found;
 
     if (bytes == 0 || bytes >= sizeof(part)) {
-        snprintf(detail, detail_bytes, "folder: not a path: %s", path);
+        snprintf(detail, detail_bytes, "data directory: not a path: %s", path);
         return KV_INVALID;
     }
     for (size_t end = 1; end <= bytes; end++) {
@@ -31,17 +31,18 @@ static kv_status_t make_folders(const char *path, char *detail, size_t detail_by
         part[end] = 0;
         if (mkdir(part, 0700) == 0 || errno == EEXIST)
             continue;
-        snprintf(detail, detail_bytes, "folder: cannot be made: %s: %s", part, strerror(errno));
+        snprintf(detail, detail_bytes, "data directory: cannot create: %s: %s", part,
+                 strerror(errno));
         return KV_INVALID;
     }
     if (stat(path, &found) != 0 || !S_ISDIR(found.st_mode)) {
-        snprintf(detail, detail_bytes, "folder: not a folder: %s", path);
+        snprintf(detail, detail_bytes, "data directory: not a directory: %s", path);
         return KV_INVALID;
     }
     return KV_OK;
 }
 
-/* Reads who has the lock. */
+/* Reads the process id of the lock's owner. */
 static long owner_of(int fd)
 {
     char text[32];
@@ -56,11 +57,12 @@ static long owner_of(int fd)
 static kv_status_t lock_failed(int fd, const char *path, char *detail, size_t detail_bytes)
 {
     if (errno != EWOULDBLOCK) {
-        snprintf(detail, detail_bytes, "folder: cannot be locked: %s: %s", path,
+        snprintf(detail, detail_bytes, "data directory: cannot lock: %s: %s", path,
                  strerror(errno));
         return KV_INVALID;
     }
-    snprintf(detail, detail_bytes, "folder in use: %s: by process %ld", path, owner_of(fd));
+    snprintf(detail, detail_bytes, "data directory: %s: in use by process %ld", path,
+             owner_of(fd));
     return KV_EXISTS;
 }
 
@@ -77,13 +79,14 @@ kv_status_t kvs_data_dir_open(const char *path,
         return status;
     data_dir = malloc(sizeof(*data_dir));
     if (data_dir == NULL) {
-        snprintf(detail, detail_bytes, "folder: out of memory");
+        snprintf(detail, detail_bytes, "out of memory: data directory");
         return KV_NO_MEMORY;
     }
     snprintf(name, sizeof(name), "%s/lock", path);
     data_dir->fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (data_dir->fd < 0) {
-        snprintf(detail, detail_bytes, "folder: not writable: %s: %s", path, strerror(errno));
+        snprintf(detail, detail_bytes, "data directory: not writable: %s: %s", path,
+                 strerror(errno));
         free(data_dir);
         return KV_INVALID;
     }
@@ -92,7 +95,8 @@ kv_status_t kvs_data_dir_open(const char *path,
         goto err;
     }
     if (ftruncate(data_dir->fd, 0) != 0 || dprintf(data_dir->fd, "%ld\n", (long)getpid()) < 0) {
-        snprintf(detail, detail_bytes, "folder: not writable: %s: %s", path, strerror(errno));
+        snprintf(detail, detail_bytes, "data directory: not writable: %s: %s", path,
+                 strerror(errno));
         status = KV_INVALID;
         goto err;
     }
@@ -109,8 +113,8 @@ void kvs_data_dir_close(struct kvs_data_dir *data_dir)
 {
     if (data_dir == NULL)
         return;
-    /* The file and its number stay: to remove it would race with the next process, which may
-     * have opened it already.  The lock is what counts. */
+    /* The lock file stays: removing it would race with another process that has just opened it.
+     * Only the lock on it counts. */
     close(data_dir->fd);
     free(data_dir);
 }

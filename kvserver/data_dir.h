@@ -1,6 +1,6 @@
-/* data_dir.h - the node's folder: made where it is missing, and locked for one process.
+/* data_dir.h - the node's data directory: created if missing, and locked by one process.
  *
- * Threads: start-up and end.  Memory: open/close.
+ * Threads: startup and shutdown.  Memory: open/close.
  */
 #ifndef KV_KVSERVER_DATA_DIR_H
 #define KV_KVSERVER_DATA_DIR_H
@@ -11,15 +11,15 @@
 
 struct kvs_data_dir;
 
-/* Makes the folder and those above it (mode 0700) and takes its lock, which ends with the
- * process however it ends.  KV_INVALID: cannot be made, or not writable; KV_EXISTS: another
- * process has it, `detail` says which. */
+/* Creates the directory and its parents (mode 0700) and locks it.  The lock ends with the
+ * process, even after a crash.  Fails with KV_INVALID if the directory cannot be created or
+ * written, and with KV_EXISTS if another process holds the lock; `detail` names it. */
 kv_status_t kvs_data_dir_open(const char *path,
                               struct kvs_data_dir **ret_data_dir,
                               char *detail,
                               size_t detail_bytes);
 
-/* Gives the lock back.  NULL is allowed. */
+/* Releases the lock.  NULL is allowed. */
 void kvs_data_dir_close(struct kvs_data_dir *data_dir);
 
 #endif

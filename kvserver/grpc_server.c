@@ -1,6 +1,6 @@
-/* A call's life: armed -> reading its message -> with the node -> answering -> free.  To
- * receive its close has a tag of its own, that comes back when the call has ended, however it
- * did; a slot is free again when all of its tags are back and the node owes it no reply. */
+/* A call's states: armed -> reading its message -> with the node -> answering -> free.  A
+ * separate tag waits for the call's close and returns when the call has ended for any reason.
+ * A slot is free again when all of its tags have returned and the node owes it no reply. */
 #include "kvserver/grpc_server.h"
 
 #include "kvserver/acceptor.h"
@@ -24,14 +24,14 @@
 #include <string.h>
 
 enum {
-    ARMED_MAX = 16,       /* calls that gRPC may hand over without waiting for a turn */
-    EVENTS_PER_STEP = 64, /* then the node has its turn */
-    STREAMS_MAX = 32,     /* calls at once of one connection */
+    ARMED_MAX = 16,       /* calls that gRPC may deliver before the next step */
+    EVENTS_PER_STEP = 64, /* before the node's step */
+    STREAMS_MAX = 32,     /* concurrent calls per connection */
     METADATA_BYTES_MAX = 8192,
-    CONNECTIONS_SPARE = 256, /* besides two per client */
-    MEMORY_BYTES = 64 << 20, /* that gRPC may use for its buffers, and more per connection */
+    CONNECTIONS_SPARE = 256, /* in addition to two per client */
+    MEMORY_BYTES = 64 << 20, /* for gRPC's buffers; more is added per connection */
     CONNECTION_BYTES = 32 << 10,
-    IDLE_MS = 60000, /* a connection without a call */
+    IDLE_MS = 60000, /* for a connection without a call */
     KEEPALIVE_MS = 10000,
     PING_INTERVAL_MIN_MS = 200, /* between two pings of a client */
     SWEEP_US = 1000000,
@@ -40,10 +40,10 @@ enum {
 };
 
 enum tag_kind {
-    TAG_NEW,     /* a call came in */
-    TAG_MESSAGE, /* its message is there */
-    TAG_SENT,    /* its answer is on the way, or the opening of an attach */
-    TAG_CLOSED,  /* it has ended */
+    TAG_NEW,     /* a call arrived */
+    TAG_MESSAGE, /* its message arrived */
+    TAG_SENT,    /* its answer, or an attach's initial metadata, was sent */
+    TAG_CLOSED,  /* the call has ended */
     TAG_COUNT
 };
 
@@ -65,10 +65,10 @@ struct call {
     struct kvs_grpc_server *server;
     struct call *next_free;
     enum call_state state;
-    unsigned n_tags;   /* that gRPC has to give back */
-    bool owed;         /* the node still has to reply */
-    bool closed;       /* the client is not there any more */
-    bool opened;       /* initial metadata was sent */
+    unsigned n_tags;   /* that gRPC has yet to return */
+    bool owed;         /* the node has yet to reply */
+    bool closed;       /* the call has ended on the client's side */
+    bool opened;       /* start of a state that is limited to KVS_GRPC_PATIENCE_MS */
     uint64_t since_us; /* in a state that has to end within KVS_GRPC_PATIENCE_MS */
 
     grpc_call *grpc;
@@ -79,7 +79,7 @@ struct call {
     struct tag tags[TAG_COUNT];
 
     enum kv_op_id op;      /* 0: attach */
-    uint32_t client_index; /* who calls, or is attached */
+    uint32_t client_index; /* the caller, or the attached client */
     struct kv_id128 client_token;
 };
 
@@ -97,14 +97,14 @@ struct kvs_grpc_server {
     struct call *free;
     uint64_t swept_us;
 
-    /* An empty batch on a call that never goes anywhere: the one thing that any thread may put
-     * into the queue. */
+    /* An empty batch on a call to nowhere: the only event that any thread may add to the
+     * queue. */
     grpc_channel *wake_channel;
     grpc_call *wake_call;
     atomic_bool woken;
 };
 
-/* What gRPC has to say is for those who look for it: its errors are mostly a client's. */
+/* gRPC's messages are logged at debug level only: its errors are mostly the clients'. */
 static void log_from_grpc(gpr_log_func_args *args)
 {
     kv_log(KV_LOG_DEBUG, "grpc: %s", args->message);
@@ -115,7 +115,7 @@ static void start_batch(struct call *call, const grpc_op *ops, size_t n_ops, enu
     grpc_call_error error =
         grpc_call_start_batch(call->grpc, ops, n_ops, &call->tags[kind], NULL);
 
-    /* Only a misuse of the interface is refused. */
+    /* Fails only if the API is misused. */
     assert(error == GRPC_CALL_OK);
     (void)error;
     call->n_tags++;
@@ -144,7 +144,7 @@ static void arm(struct kvs_grpc_server *server)
     }
 }
 
-/* Drops what gRPC gave once it knows the call no more, and the slot once the node does not. */
+/* Frees what gRPC gave once the call has ended for gRPC, and the slot once the node is done. */
 static void release(struct call *call)
 {
     struct kvs_grpc_server *server = call->server;
@@ -171,7 +171,7 @@ static void release(struct call *call)
     arm(server);
 }
 
-/* Ends the call, with a message if there is one. */
+/* Ends the call with a status, and with a message unless that is NULL. */
 static void answer(struct call *call,
                    grpc_status_code code,
                    const char *text,
@@ -209,9 +209,9 @@ static void on_node_reply(void *arg, const uint8_t *reply, size_t reply_bytes)
     if (call->closed)
         release(call);
     else if (reply == NULL)
-        answer(call, GRPC_STATUS_UNAVAILABLE, "the node is out of memory", NULL, 0);
+        answer(call, GRPC_STATUS_UNAVAILABLE, "node is out of memory", NULL, 0);
     else if (reply_bytes > KV_WIRE_CONTROL_MAX)
-        answer(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "the answer is too large", NULL, 0);
+        answer(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "reply too large", NULL, 0);
     else
         answer(call, GRPC_STATUS_OK, "", reply, reply_bytes);
 }
@@ -223,7 +223,7 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
     grpc_op open = {.op = GRPC_OP_SEND_INITIAL_METADATA};
 
     if (request == NULL || request->client_token.len != sizeof(call->client_token.bytes)) {
-        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "not an attach request", NULL, 0);
+        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "malformed attach request", NULL, 0);
         goto out;
     }
     call->client_index = request->client_index;
@@ -238,7 +238,7 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
         if (other->state == CALL_ATTACHED && !other->closed &&
             other->client_index == call->client_index &&
             kv_token_equal(&other->client_token, &call->client_token)) {
-            answer(call, GRPC_STATUS_ALREADY_EXISTS, "the client is attached", NULL, 0);
+            answer(call, GRPC_STATUS_ALREADY_EXISTS, "client is already attached", NULL, 0);
             goto out;
         }
     }
@@ -251,7 +251,8 @@ out:
         kvpb__attach_request__free_unpacked(request, NULL);
 }
 
-/* Reads from the call's metadata which client it says it is; false: it does not say. */
+/* Reads the client's index and token from the call's metadata.  Returns false if they are
+ * missing. */
 static bool read_client(struct call *call)
 {
     for (size_t i = 0; i < call->metadata.count; i++) {
@@ -269,7 +270,7 @@ static bool read_client(struct call *call)
     return false;
 }
 
-/* A call came in: looks at what it wants, asks for its message. */
+/* A call arrived: looks up its method and starts reading its message. */
 static void on_new(struct call *call, bool success)
 {
     struct kvs_grpc_server *server = call->server;
@@ -318,12 +319,13 @@ static void on_message(struct call *call, bool success)
         return;
     }
     if (!success || call->request == NULL) {
-        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "no message", NULL, 0);
+        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "message missing", NULL, 0);
         return;
     }
     if (call->request->data.raw.compression != GRPC_COMPRESS_NONE ||
         !grpc_byte_buffer_reader_init(&reader, call->request)) {
-        answer(call, GRPC_STATUS_UNIMPLEMENTED, "compressed messages", NULL, 0);
+        answer(call, GRPC_STATUS_UNIMPLEMENTED, "compressed messages are not supported", NULL,
+               0);
         return;
     }
     message = grpc_byte_buffer_reader_readall(&reader);
@@ -331,7 +333,7 @@ static void on_message(struct call *call, bool success)
     grpc_byte_buffer_destroy(call->request);
     call->request = NULL;
     if (server->closing) {
-        answer(call, GRPC_STATUS_UNAVAILABLE, "the node stops", NULL, 0);
+        answer(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
     } else if (call->op == 0) {
         attach(call, GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message));
     } else {
@@ -343,8 +345,7 @@ static void on_message(struct call *call, bool success)
                               GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message),
                               on_node_reply, call)) {
             call->owed = false;
-            answer(call, GRPC_STATUS_UNAUTHENTICATED, "the node does not know this client",
-                   NULL, 0);
+            answer(call, GRPC_STATUS_UNAUTHENTICATED, "unknown client", NULL, 0);
         }
     }
     grpc_slice_unref(message);
@@ -389,7 +390,8 @@ static void handle(struct kvs_grpc_server *server, const grpc_event *event)
     }
 }
 
-/* Ends calls that wait for a client for too long, and attaches of clients that have left. */
+/* Cancels calls that have waited for a client for too long, and ends the attach calls of
+ * clients that have left. */
 static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
 {
     for (uint32_t i = 0; i < server->n_calls; i++) {
@@ -400,7 +402,7 @@ static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
             grpc_call_cancel(call->grpc, NULL);
         if (call->state == CALL_ATTACHED && !call->closed &&
             !kvs_node_has_client(server->node, call->client_index, &call->client_token))
-            answer(call, GRPC_STATUS_NOT_FOUND, "the client has left", NULL, 0);
+            answer(call, GRPC_STATUS_NOT_FOUND, "client has left", NULL, 0);
     }
 }
 
@@ -443,7 +445,7 @@ static grpc_server *server_open(uint32_t connections_max)
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
         {GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES_MAX},
-        /* A bomb of zeros is refused, not blown up. */
+        /* Compressed messages are rejected, so a decompression bomb has no effect. */
         {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
         {GRPC_ARG_HTTP2_BDP_PROBE, 0},
         {GRPC_ARG_MAX_CONNECTION_IDLE_MS, IDLE_MS},
@@ -524,7 +526,7 @@ kv_status_t kvs_grpc_server_create(const char *address,
     return KV_OK;
 
 err_memory:
-    snprintf(detail, detail_bytes, "listen: %s: out of memory", address);
+    snprintf(detail, detail_bytes, "out of memory: listen: %s", address);
     kvs_acceptor_destroy(acceptor);
     free(server);
     return KV_NO_MEMORY;
@@ -535,7 +537,7 @@ uint16_t kvs_grpc_server_port(const struct kvs_grpc_server *server)
     return kvs_acceptor_port(server->acceptor);
 }
 
-/* A connection came in.  The acceptor's thread. */
+/* A connection was accepted.  Called by the acceptor's thread. */
 static void take_connection(void *arg, int fd)
 {
     struct kvs_grpc_server *server = arg;
@@ -552,7 +554,7 @@ kv_status_t kvs_grpc_server_start(struct kvs_grpc_server *server, struct kvs_nod
     return kvs_acceptor_start(server->acceptor, take_connection, server);
 }
 
-/* Handles events until gRPC has nothing left or the time is over. */
+/* Handles events until gRPC has nothing left or the deadline has passed. */
 static void drain(struct kvs_grpc_server *server, gpr_timespec deadline)
 {
     while (!server->shut_down) {
@@ -576,8 +578,8 @@ void kvs_grpc_server_destroy(struct kvs_grpc_server *server)
         struct call *call = &server->calls[i];
 
         if ((call->state == CALL_ATTACHED || call->state == CALL_WITH_NODE) && !call->closed)
-            answer(call, GRPC_STATUS_UNAVAILABLE, "the node stops", NULL, 0);
-        call->owed = false; /* the node is gone */
+            answer(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
+        call->owed = false; /* the node is destroyed */
     }
     grpc_server_shutdown_and_notify(server->server, server->queue, server);
     drain(server, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
@@ -585,7 +587,7 @@ void kvs_grpc_server_destroy(struct kvs_grpc_server *server)
     grpc_server_cancel_all_calls(server->server);
     drain(server, gpr_inf_future(GPR_CLOCK_MONOTONIC));
     grpc_server_destroy(server->server);
-    kvs_acceptor_destroy(server->acceptor); /* after it, whose last words it passes on */
+    kvs_acceptor_destroy(server->acceptor); /* after gRPC: forwards its last bytes */
     grpc_server_credentials_release(server->credentials);
     grpc_call_unref(server->wake_call);
     grpc_channel_destroy(server->wake_channel);

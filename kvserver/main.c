@@ -1,4 +1,4 @@
-/* main.c - kvserver: options, signals, exit codes. */
+/* main.c - kvserver: command line, signals, exit codes. */
 #include "kernels/isa.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/config.h"
@@ -13,103 +13,104 @@
 #include <string.h>
 
 enum {
-    EXIT_USAGE = 2, /* wrong usage, or input that cannot be used */
+    EXIT_USAGE = 2, /* wrong usage, or unusable input */
     DRAIN_US = 10000000,
     DETAIL_BYTES = 1024,
 };
 
 #define FIELD(name) offsetof(struct kvs_server_options, name)
 
-/* Limits of 32 bits hold because the node counts so. */
+/* The options.  Those that the server narrows to 32 bits have a maximum below 2^32. */
 static const struct kv_option rows[] = {
     {.name = "listen",
      .default_text = "127.0.0.1:7400",
-     .help = "HOST:PORT of the control port; port 0 takes a free one",
+     .help = "HOST:PORT of the control port; port 0 picks a free port",
      .offset = FIELD(listen),
      .type = KV_CONFIG_STRING},
     {.name = "metrics",
      .default_text = "127.0.0.1:7402",
-     .help = "HOST:PORT of the HTTP page with /metrics, /health and /ready",
+     .help = "HOST:PORT of the HTTP server for /metrics, /health and /ready",
      .offset = FIELD(metrics),
      .type = KV_CONFIG_STRING},
     {.name = "net-devices",
      .default_text = "",
-     .help =
-         "network devices for data, comma-separated; empty: those with the listening address",
+     .help = "network devices for data, comma-separated; empty: those with the control address",
      .offset = FIELD(net_devices),
      .type = KV_CONFIG_STRING},
     {.name = "transport",
      .default_text = "auto",
-     .help = "how data travels; auto: shared memory on the same host, else tcp",
+     .help = "transport for data; auto: shared memory on the same host, otherwise tcp",
      .offset = FIELD(transport),
      .type = KV_CONFIG_STRING,
      .choices = "auto|tcp|shm"},
     {.name = "memory",
      .default_text = "0",
-     .help = "memory for rows and objects, reserved at start; 0: a quarter of RAM, or of the "
+     .help = "memory for rows and objects, reserved at startup; 0: a quarter of RAM, or of the "
              "container's limit if that is lower",
      .offset = FIELD(memory),
      .type = KV_CONFIG_SIZE},
     {.name = "scrub",
      .default_text = "64M",
-     .help = "bytes of memory per second checked against checksums in the background; 0: none",
+     .help = "bytes of memory verified per second in the background; 0: no verification",
      .offset = FIELD(scrub),
      .type = KV_CONFIG_SIZE},
     {.name = "dir",
      .default_text = "",
-     .help = "the node's folder; empty: $XDG_DATA_HOME/topkv or ~/.local/share/topkv",
+     .help = "data directory; empty: $XDG_DATA_HOME/topkv or ~/.local/share/topkv",
      .offset = FIELD(dir),
      .type = KV_CONFIG_STRING},
     {.name = "threads",
      .default_text = "0",
-     .help = "data threads; 0: one per core",
+     .help = "number of data threads; 0: one per core",
      .offset = FIELD(threads),
      .type = KV_CONFIG_UINT,
      .max = KV_THREADS_MAX},
     {.name = "name",
      .default_text = "",
-     .help = "how the node calls itself; empty: host name and port",
+     .help = "name shown in tables; empty: host name and port",
      .offset = FIELD(name),
      .type = KV_CONFIG_STRING},
     {.name = "sessions",
      .default_text = "4096",
-     .help = "sessions that may be open at once",
+     .help = "maximum number of open sessions",
      .offset = FIELD(sessions),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = 1 << 20},
     {.name = "clients",
      .default_text = "256",
-     .help = "clients that may be connected at once",
+     .help = "maximum number of connected clients",
      .offset = FIELD(clients),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = 1 << 16},
     {.name = "credits",
      .default_text = "64",
-     .help = "requests in flight per client and data thread; fewer, at least 8, where many "
-             "clients share the node",
+     .help =
+         "maximum requests in flight per client and data thread; reduced, not below 8, when "
+         "many clients share the node",
      .offset = FIELD(credits),
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = KV_CREDITS_MAX},
     {.name = "lease-ms",
      .default_text = "60000",
-     .help = "a session's lease: default and longest",
+     .help = "default and maximum session lease, in milliseconds",
      .offset = FIELD(lease_ms),
      .type = KV_CONFIG_UINT,
      .min = 100,
      .max = 7 * 24 * 3600 * 1000u},
     {.name = "log-level",
      .default_text = "info",
-     .help = "what is told on stderr",
+     .help = "log level",
      .offset = FIELD(log_level),
      .type = KV_CONFIG_STRING,
      .choices = "error|warn|info|debug"},
     {.name = NULL},
 };
 
-/* What is asked for besides settings: never in a configuration file. */
+/* Options that are actions.  They are not settings, so a configuration file cannot have
+ * them. */
 struct actions {
     bool help, version, print_config, list_ops;
     const char *config;
@@ -133,7 +134,7 @@ static void catch_signals(void)
     sigaction(SIGPIPE, &ignore, NULL);
 }
 
-/* Takes the actions out of argv.  Returns false if --config lacks its file. */
+/* Removes the actions from argv.  Returns false if --config has no argument. */
 static bool take_actions(struct actions *actions, int *argc, char **argv)
 {
     int kept = 1;
@@ -169,21 +170,21 @@ static void print_help(void)
     printf(
         "Usage: kvserver [OPTION]...\n"
         "\n"
-        "A storage node of TopKV: keeps the KV caches of language models in memory and hands\n"
-        "out the rows that are asked for.  Without options it serves on this machine only.\n"
+        "A TopKV storage node.  Stores the KV caches of language models in memory and serves\n"
+        "attention queries over them.  Without options it listens on localhost only.\n"
         "\n");
     kv_config_help(rows, stdout);
     printf(
         "\n"
-        "  --config FILE    read options from FILE (name = value); the command line comes\n"
-        "                   first, then the environment (KVSERVER_NAME), then FILE\n"
-        "  --print-config   print the options in effect as such a file, and end\n"
-        "  --list-ops       print every operation that the node knows, and end\n"
-        "  --help           print this, and end\n"
-        "  --version        print the version, and end\n"
+        "  --config FILE    read options from FILE (name = value); the command line and then\n"
+        "                   the environment (KVSERVER_NAME) take precedence over it\n"
+        "  --print-config   print the options in effect in that format and exit\n"
+        "  --list-ops       print the operations that the node supports and exit\n"
+        "  --help           print this help and exit\n"
+        "  --version        print the version and exit\n"
         "\n"
-        "When it serves, it prints one line: ready control=HOST:PORT metrics=HOST:PORT ...\n"
-        "SIGTERM and SIGINT let it finish what is under way; a second one ends it at once.\n");
+        "Once it serves, it prints one line: ready control=HOST:PORT metrics=HOST:PORT ...\n"
+        "SIGTERM or SIGINT drains the node and exits; a second signal exits immediately.\n");
 }
 
 static bool load_options(const struct actions *actions,
@@ -231,16 +232,17 @@ static void announce(const struct kvs_server_info *info)
     kv_log(KV_LOG_INFO, "control: %s; metrics: http://%s/metrics", info->control,
            info->metrics);
     kv_log(KV_LOG_INFO, "data: %s on %s", info->transports, info->devices);
-    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; folder: %s", memory, info->n_threads,
+    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; data directory: %s", memory, info->n_threads,
            info->dir);
     if (info->exposed)
-        kv_log(KV_LOG_WARN, "listen: %s: no TLS yet: trusted networks only", info->control);
+        kv_log(KV_LOG_WARN, "listen: %s: TLS is not implemented: use trusted networks only",
+               info->control);
     printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s\n",
            info->control, info->metrics, info->transports, info->n_threads, memory, info->dir);
     fflush(stdout);
 }
 
-/* Serves until a signal or a client ends it. */
+/* Serves until a signal or a client's drain request, then drains. */
 static void serve(struct kvs_server *server)
 {
     uint64_t drain_until_us;
@@ -249,12 +251,12 @@ static void serve(struct kvs_server *server)
         kvs_server_step(server);
 
     kv_log(KV_LOG_INFO, "draining: %s",
-           stop_signals > 0 ? "a signal came" : "a client asked for it");
+           stop_signals > 0 ? "signal received" : "requested by a client");
     kvs_server_drain(server);
     drain_until_us = kv_clock_now(&kv_clock_real) + DRAIN_US;
     while (!kvs_server_drained(server) && stop_signals < 2) {
         if (kv_clock_now(&kv_clock_real) > drain_until_us) {
-            kv_log(KV_LOG_WARN, "drain: not finished in 10 s, stopping");
+            kv_log(KV_LOG_WARN, "drain: not finished after 10 s, stopping");
             break;
         }
         kvs_server_step(server);
@@ -272,11 +274,11 @@ int main(int argc, char **argv)
     kv_log_set_program("kvserver");
     catch_signals();
     if (!kv_isa_named()) {
-        kv_log(KV_LOG_ERROR, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
+        kv_log(KV_LOG_ERROR, "KV_ISA: not one of scalar|avx2|avx512: %s", getenv("KV_ISA"));
         return EXIT_USAGE;
     }
     if (!take_actions(&actions, &argc, argv)) {
-        kv_log(KV_LOG_ERROR, "option: --config: a file is missing");
+        kv_log(KV_LOG_ERROR, "option: --config: needs a file");
         return EXIT_USAGE;
     }
     if (actions.help) {

@@ -1,7 +1,8 @@
-/* The library counts a connection's silence, not how long a request takes: one that drips holds
- * its place for ever.  So connections are counted here: each has some seconds for all that it
- * wants, and before all places are taken the oldest one, of the address that has most of them,
- * is closed.  A request that comes whole, as a check of health does, is answered long before.
+/* The HTTP library limits how long a connection may be silent, not how long a request may take:
+ * a client that sends a byte now and then would keep its place for ever.  So connections are
+ * limited here.  Each one may live for ten seconds; when most places are taken, each new
+ * connection closes the oldest one of the address that has the most.  A complete request, such
+ * as a health check, is answered long before either limit.
  */
 #include "kvserver/metrics_http.h"
 
@@ -19,16 +20,16 @@
 
 enum {
     CONNECTIONS_MAX = 64,
-    CONNECTIONS_CALM = 48, /* above, the oldest has to go */
+    CONNECTIONS_CALM = 48, /* above this, each new connection closes an old one */
     CONNECTION_BYTES = 16 << 10,
     CONNECTION_US = 10000000,
-    LOOK_US = 200000, /* at how old connections are */
+    LOOK_US = 200000, /* interval between checks of connections' ages */
     SLEEP_US = 60000000,
 };
 
 struct connection {
     struct kvs_metrics_http *http; /* NULL: not in use */
-    bool ended;                    /* shut down, the library will notice */
+    bool ended;                    /* shut down; the library has yet to notice */
     int fd;
     uint64_t since_us;
     unsigned char address[16];
@@ -42,7 +43,7 @@ struct kvs_metrics_http {
     struct kv_signal *stop;
     atomic_bool stopping;
     struct connection connections[CONNECTIONS_MAX];
-    unsigned n_connections; /* that have not ended */
+    unsigned n_connections; /* that have not been shut down */
 };
 
 static enum MHD_Result respond(struct MHD_Connection *connection,
@@ -151,7 +152,7 @@ static unsigned n_of_address(const struct kvs_metrics_http *http, const unsigned
     return n;
 }
 
-/* Of the address that has most, the oldest. */
+/* Ends the oldest connection of the address that has the most. */
 static void end_one(struct kvs_metrics_http *http)
 {
     struct connection *oldest = NULL;
@@ -202,7 +203,7 @@ static void on_connection(void *arg,
         if (http->connections[i].http == NULL)
             connection = &http->connections[i];
     if (connection == NULL)
-        return; /* the library has as many places */
+        return; /* cannot happen: the library's limit is the same */
     *connection = (struct connection){
         .http = http,
         .fd = MHD_get_connection_info(opened, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
@@ -266,7 +267,8 @@ serve(struct kvs_metrics_http *http, int fd, const char *address, char *detail, 
         close(fd);
     if (http->daemon == NULL ||
         kv_thread_start("kv-metrics", run, http, &http->thread) != KV_OK) {
-        snprintf(detail, bytes, "metrics: %s: no thread or memory", address);
+        snprintf(detail, bytes, "metrics: %s: cannot start a thread, or out of memory",
+                 address);
         return KV_IO;
     }
     return KV_OK;
@@ -283,7 +285,7 @@ kv_status_t kvs_metrics_http_create(const char *address,
     int fd;
 
     if (http == NULL) {
-        snprintf(detail, detail_bytes, "metrics: out of memory");
+        snprintf(detail, detail_bytes, "out of memory: metrics");
         return KV_NO_MEMORY;
     }
     http->source = *source;

@@ -21,7 +21,7 @@
 enum {
     TURN_IDLE_US = 100000,
     TURN_BUSY_US = 1000,
-    STUCK_US = 5000000, /* without a step of some thread: /health says so */
+    STUCK_US = 5000000, /* /health fails once a thread has made no step for this long */
 };
 
 enum phase {
@@ -40,10 +40,10 @@ struct kvs_server {
     struct kvs_node *node;
     bool node_runs;
 
-    /* read by the thread of the metrics page */
+    /* read by the metrics thread */
     struct kvs_node *_Atomic shown_node;
     atomic_int phase;
-    _Atomic uint64_t turn_us; /* of the control thread's last turn */
+    _Atomic uint64_t turn_us; /* time of the control thread's last step */
 };
 
 static void write_metrics(void *arg, FILE *out)
@@ -62,7 +62,7 @@ static bool is_healthy(void *arg)
     uint64_t last_us = atomic_load(&server->turn_us);
     uint64_t now_us;
 
-    /* Reserving much memory takes long, and is no illness. */
+    /* Reserving much memory takes long; that is not a failure. */
     if (atomic_load(&server->phase) == STARTING)
         return true;
     if (node != NULL && kvs_node_last_step_us(node) < last_us)
@@ -78,7 +78,8 @@ static bool is_ready(void *arg)
     return atomic_load(&server->phase) == SERVING;
 }
 
-/* Every client takes descriptors: of its control connection and of its data. */
+/* Each client needs several descriptors: for its control connection and for its data
+ * channels. */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -103,17 +104,18 @@ static kv_status_t find_data_dir(
     } else if (home != NULL && home[0] == '/') {
         length = snprintf(dir, dir_bytes, "%s/.local/share/topkv", home);
     } else {
-        snprintf(detail, detail_bytes, "folder: no --dir is given and HOME is not set");
+        snprintf(detail, detail_bytes,
+                 "data directory: --dir is not given and HOME is not set");
         return KV_INVALID;
     }
     if ((size_t)length >= dir_bytes) {
-        snprintf(detail, detail_bytes, "folder: path too long: %s", dir);
+        snprintf(detail, detail_bytes, "data directory: path too long: %s", dir);
         return KV_INVALID;
     }
     return KV_OK;
 }
 
-/* What can be checked before anything starts. */
+/* Fills `info` and checks what can be checked before anything starts. */
 static kv_status_t settle_options(const struct kvs_server_options *options,
                                   struct kvs_server_info *info,
                                   char *detail,
@@ -145,7 +147,7 @@ static kv_status_t settle_options(const struct kvs_server_options *options,
         info->n_threads = KV_THREADS_MAX;
     info->memory = options->memory != 0 ? options->memory : total / 4;
     if (total != 0 && info->memory > total) {
-        snprintf(detail, detail_bytes, "memory: more than there is: %s of %s",
+        snprintf(detail, detail_bytes, "memory: %s: more than the %s available",
                  kv_config_format_size(info->memory, want, sizeof(want)),
                  kv_config_format_size(total, have, sizeof(have)));
         return KV_NO_MEMORY;
@@ -153,7 +155,7 @@ static kv_status_t settle_options(const struct kvs_server_options *options,
     return KV_OK;
 }
 
-/* The address as it was given, with the port that was taken. */
+/* Formats the address as given, with the port that was actually bound. */
 static void format_address(const char *option, uint16_t port, char *text, size_t text_bytes)
 {
     int host_bytes = (int)(strrchr(option, ':') - option);
@@ -238,14 +240,15 @@ static kv_status_t open_node(struct kvs_server *server,
     kv_status_t status = kvs_node_create(&config, &server->node, detail, detail_bytes);
 
     if (status == KV_NO_MEMORY)
-        snprintf(detail, detail_bytes, "memory: cannot be reserved: %s",
+        snprintf(detail, detail_bytes, "memory: cannot reserve %s",
                  kv_config_format_size(info->memory, memory, sizeof(memory)));
     if (status != KV_OK)
         return status;
     kvs_node_set_control_waker(server->node, kvs_grpc_server_wake, server->grpc);
     status = kvs_node_start(server->node, false);
     if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "threads: cannot be started: %u", info->n_threads);
+        snprintf(detail, detail_bytes, "threads: cannot start %u data threads",
+                 info->n_threads);
         return status;
     }
     server->node_runs = true;
@@ -288,7 +291,8 @@ kv_status_t kvs_server_create(const struct kvs_server_options *options,
         goto err;
     status = kvs_grpc_server_start(server->grpc, server->node);
     if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "listen: %s: no thread", server->info.control);
+        snprintf(detail, detail_bytes, "listen: %s: cannot start a thread",
+                 server->info.control);
         goto err;
     }
 
@@ -307,7 +311,7 @@ void kvs_server_destroy(struct kvs_server *server)
 {
     if (server == NULL)
         return;
-    kvs_metrics_http_destroy(server->http); /* first: it shows what goes now */
+    kvs_metrics_http_destroy(server->http); /* first: it reads what is destroyed next */
     if (server->node_runs)
         kvs_node_stop(server->node);
     kvs_node_destroy(server->node);
@@ -315,7 +319,7 @@ void kvs_server_destroy(struct kvs_server *server)
         server->transport->ops->close(server->transport);
     if (server->disk != NULL)
         server->disk->ops->close(server->disk);
-    kvs_grpc_server_destroy(server->grpc); /* after the node, whose threads may wake it */
+    kvs_grpc_server_destroy(server->grpc); /* after the node, whose threads may still wake it */
     kvs_data_dir_close(server->data_dir);
     free(server);
 }

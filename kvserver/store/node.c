@@ -10,7 +10,7 @@ enum {
     MEMORY_PER_THREAD_MIN = 16 << 20
 };
 
-static_assert(KV_THREADS_MAX == 64 && KV_CREDITS_MAX == 256, "bounds that texts here name");
+static_assert(KV_THREADS_MAX == 64 && KV_CREDITS_MAX == 256, "limits named in messages below");
 
 static kv_status_t
 reject(char *detail, size_t bytes, const char *what, unsigned long long value)
@@ -23,12 +23,12 @@ static kv_status_t
 config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
 {
     if (config->n_threads == 0 || config->n_threads > KV_THREADS_MAX)
-        return reject(detail, detail_bytes, "threads out of 1..64", config->n_threads);
+        return reject(detail, detail_bytes, "threads must be 1 to 64", config->n_threads);
     if (config->memory_bytes / config->n_threads < MEMORY_PER_THREAD_MIN)
-        return reject(detail, detail_bytes, "too little memory, 16M per data thread needed",
+        return reject(detail, detail_bytes, "memory must be at least 16M per data thread",
                       config->memory_bytes);
     if (config->memory_bytes > kv_memory_total()) {
-        reject(detail, detail_bytes, "more memory than this machine may use",
+        reject(detail, detail_bytes, "memory exceeds what this machine has",
                config->memory_bytes);
         return KV_NO_MEMORY;
     }
@@ -45,11 +45,12 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->stuck_send_ms == 0)
         config->stuck_send_ms = 10000;
     if (config->sessions_max > 1 << 20)
-        return reject(detail, detail_bytes, "sessions out of 1..1048576", config->sessions_max);
+        return reject(detail, detail_bytes, "sessions must be 1 to 1048576",
+                      config->sessions_max);
     if (config->clients_max > 1 << 16)
-        return reject(detail, detail_bytes, "clients out of 1..65536", config->clients_max);
+        return reject(detail, detail_bytes, "clients must be 1 to 65536", config->clients_max);
     if (config->credits > KV_CREDITS_MAX)
-        return reject(detail, detail_bytes, "credits out of 1..256", config->credits);
+        return reject(detail, detail_bytes, "credits must be 1 to 256", config->credits);
     return KV_OK;
 }
 
@@ -76,7 +77,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .answers = control->answers,
     };
 
-    /* Clients see versions: they must not tell what the generator made before and after. */
+    /* Clients see versions, which must not reveal other output of the generator. */
     kv_random_fill(&control->random, &setup.object_version, sizeof(setup.object_version));
     return kvs_shard_init(&node->shard[index], &setup);
 }
@@ -95,7 +96,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
     if (status != KV_OK)
         goto err_destroy;
 
-    snprintf(detail, detail_bytes, "node: memory refused: %llu bytes",
+    snprintf(detail, detail_bytes, "out of memory: node: %llu bytes",
              (unsigned long long)checked.memory_bytes);
     node->shard = calloc(checked.n_threads, sizeof(*node->shard));
     status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard);

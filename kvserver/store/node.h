@@ -1,19 +1,19 @@
-/* node.h - a storage node: the store as a library.
+/* node.h - a storage node, as a library.
  *
- *     carriers                 control thread               data threads 0..n-1
+ *     transports               control thread               data threads 0..n-1
  *     gRPC, messages  ------>  kvs_node_control_step()  -->  kvs_node_data_step(i)
  *                              models, clients,        ring  units, rows, objects,
  *                              sessions, leases       <---  memory, one port each
  *
- * The control thread owns what a session is; a data thread owns the bytes of the units that
- * placement gives it, and nothing is shared: they pass messages over bounded rings.  A thread
- * is only what calls a step function again and again: kvs_node_start() makes them
- * (node_threads.c), a simulation calls the steps itself.
+ * The control thread owns the sessions; each data thread owns the bytes of the units that
+ * placement assigns to it.  They share no mutable data but pass messages over bounded rings.
+ * Any thread that calls a step function repeatedly will do: kvs_node_start() creates such
+ * threads (node_threads.c), and a simulation calls the steps itself.
  *
- * This library includes no header of UCX, gRPC or RocksDB: those are rows of the tables that
- * come in with the configuration.
+ * This library includes no header of UCX, gRPC or RocksDB: the configuration brings the
+ * transport and the disk as tables of functions.
  *
- * Threads: as said per function.  Memory: create/destroy.
+ * Threads: as stated for each function.  Memory: create/destroy.
  */
 #ifndef KV_KVSERVER_STORE_NODE_H
 #define KV_KVSERVER_STORE_NODE_H
@@ -24,37 +24,38 @@
 
 struct kvs_node;
 
-/* Reserves the memory, opens the ports.  KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what.
+/* Reserves the memory and opens the ports.  Fails with KV_NO_MEMORY, KV_INVALID or KV_IO;
+ * `detail` has the reason.
  */
 kv_status_t kvs_node_create(const struct kvs_node_config *config,
                             struct kvs_node **ret_node,
                             char *detail,
                             size_t detail_bytes);
 
-/* The threads must have stopped.  NULL is allowed. */
+/* Frees the node, and stops its threads if kvs_node_start() started them.  NULL is allowed. */
 void kvs_node_destroy(struct kvs_node *node);
 
-/* Starts one thread per data thread; with_control adds one for the control step (without it,
- * the caller's own thread calls kvs_node_control_step(), as kvserver's gRPC loop does). */
+/* Starts one thread per data thread; with_control adds one for the control step.  Without it, a
+ * thread of the caller's calls kvs_node_control_step(), as kvserver's gRPC loop does. */
 kv_status_t kvs_node_start(struct kvs_node *node, bool with_control);
 void kvs_node_stop(struct kvs_node *node);
 
 /* ---- data threads ---- */
 
-/* One turn of a data thread: messages, then one slice of the most urgent work.  Returns false
- * if there was nothing to do.  That thread only. */
+/* One step of a data thread: messages, then one slice of the most urgent request.  Returns
+ * false if there was nothing to do.  That data thread only. */
 bool kvs_node_data_step(struct kvs_node *node, uint32_t thread);
 
-/* Sleeps until there may be something to do, at most timeout_us.  That thread only. */
+/* Sleeps until there may be something to do, at most timeout_us.  That data thread only. */
 void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeout_us);
 
 /* ---- control thread ---- */
 
-/* Runs one control operation of a client; calls `reply` exactly once, from this call or from a
- * later control step.  Borrows the request.  `op` must be of the control plane: carriers check
+/* Runs one control operation of a client and calls `reply` exactly once, from this call or from
+ * a later control step.  Borrows the request.  `op` must be a control operation: callers check
  * kvs_op_is_control() first.  Hello and goodbye need no token (NULL).  For any other operation
- * the token must be that client's, or the call returns false: nothing was done, and `reply` is
- * not called. */
+ * the token must be that client's; otherwise the call returns false, does nothing, and does not
+ * call `reply`. */
 bool kvs_node_control(struct kvs_node *node,
                       enum kv_op_id op,
                       uint32_t client_index,
@@ -64,17 +65,17 @@ bool kvs_node_control(struct kvs_node *node,
                       kvs_node_reply_fn reply,
                       void *arg);
 
-/* One turn: answers of data threads, messages of the control port, leases, clients.  Returns
- * false if nothing waits for another turn soon. */
+/* One step: replies of data threads, messages of the control port, leases, clients.  Returns
+ * false if no further step is due soon. */
 bool kvs_node_control_step(struct kvs_node *node);
 
-/* A carrier knows that this client's process has ended.  The token keeps a late report from
- * hitting a new client in the same place. */
+/* Tells the node that this client's process has ended.  The token protects a new client in the
+ * same place from a late report. */
 void kvs_node_client_gone(struct kvs_node *node,
                           uint32_t client_index,
                           const struct kv_id128 *client_token);
-/* A carrier watches this client's process from now on, which so need not be heard of.  false:
- * it is no client of the node. */
+/* Tells the node that a control transport watches this client's process from now on, so that
+ * silence is no reason to remove it.  Returns false if the node has no such client. */
 bool kvs_node_attach_client(struct kvs_node *node,
                             uint32_t client_index,
                             const struct kv_id128 *client_token);
@@ -82,34 +83,35 @@ bool kvs_node_has_client(struct kvs_node *node,
                          uint32_t client_index,
                          const struct kv_id128 *client_token);
 
-/* Called from a data thread when it has put an answer into the control thread's ring; wakes a
- * control thread that sleeps elsewhere (the gRPC loop).  Set before start. */
+/* Sets the function that wakes a control thread that sleeps elsewhere (the gRPC loop).  A data
+ * thread calls it after it has put an answer into the control thread's ring.  Set it before
+ * kvs_node_start(). */
 void kvs_node_set_control_waker(struct kvs_node *node, void (*wake)(void *arg), void *arg);
 
-/* Refuses new sessions and objects from now on (KV_DRAINING). */
+/* Rejects new sessions and objects from now on (KV_DRAINING). */
 void kvs_node_drain(struct kvs_node *node);
-/* True when draining and nothing is in flight.  Control thread. */
+/* Returns true if the node is draining and nothing is in flight.  Control thread. */
 bool kvs_node_drained(struct kvs_node *node);
-/* A client asked for the drain (KV_OP_DRAIN), so the program should end. */
+/* Returns true if a client requested a drain (KV_OP_DRAIN): the program should then exit. */
 bool kvs_node_drain_requested(const struct kvs_node *node);
 
 /* ---- any thread ---- */
 
-/* For kv_client_options.nodes of a client in the same process; needs message_control.  Lent for
- * the node's life. */
+/* Returns the address for kv_client_options.nodes of a client in the same process; needs
+ * message_control.  Valid for the node's life. */
 const char *kvs_node_address(const struct kvs_node *node);
 
-/* When the data thread that has stood still the longest last took a step; they do so at least
- * every 50 ms.  By the node's clock. */
+/* Returns the time, by the node's clock, of the oldest last step of any data thread.  A healthy
+ * data thread makes a step at least every 50 ms. */
 uint64_t kvs_node_last_step_us(const struct kvs_node *node);
 
-/* Writes all statistics as Prometheus text.  Any thread; numbers may be a little old. */
+/* Writes all statistics as Prometheus text.  Any thread; values may be slightly out of date. */
 void kvs_node_metrics(struct kvs_node *node, FILE *out);
 
-/* `name\tplane\tsummary` of every operation. */
+/* Prints `name\tplane\tsummary` for every operation. */
 void kvs_node_list_ops(FILE *out);
 
-/* "put"; NULL: no operation has that number. */
+/* Returns the operation's name, such as "put", or NULL if the number is unknown. */
 const char *kvs_op_name(enum kv_op_id op);
 bool kvs_op_is_control(unsigned op);
 

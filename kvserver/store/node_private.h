@@ -1,5 +1,5 @@
-/* node_private.h - what a node is made of: its data threads' shards, its control thread's side,
- * and the threads that step them (node_threads.c), where it has its own.
+/* node_private.h - the parts of a node: the shards of its data threads, the control thread's
+ * state, and the threads that step them (node_threads.c), if it has its own.
  */
 #ifndef KV_KVSERVER_STORE_NODE_PRIVATE_H
 #define KV_KVSERVER_STORE_NODE_PRIVATE_H

@@ -1,5 +1,5 @@
-/* The threads of a node: each only calls a step function again and again, and sleeps when there
- * is nothing to do. */
+/* The threads of a node.  Each calls its step function repeatedly, and sleeps while there is
+ * nothing to do. */
 #include "kvserver/store/node_private.h"
 
 #include "kvserver/base/thread.h"
@@ -7,10 +7,11 @@
 #include <stdlib.h>
 
 enum {
-    SPIN_US = 50,            /* how long an idle thread looks before it sleeps */
-    SPIN_WORKING_US = 500,   /* the same after something moved for a request that is not over */
-    SLEEP_US = 50000,        /* deadlines of waiting requests are looked at so often at least */
-    SLEEP_WORKING_US = 1000, /* the same, while requests are under way */
+    SPIN_US = 50,            /* how long an idle thread spins before it sleeps */
+    SPIN_WORKING_US = 500,   /* the same, after progress on a request that has not finished */
+    SLEEP_US = 50000,        /* longest sleep: deadlines of waiting requests are checked as
+                              * often */
+    SLEEP_WORKING_US = 1000, /* the same, while requests are in flight */
 };
 
 struct driven {
@@ -23,7 +24,7 @@ void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeou
     struct kvs_shard *shard = &node->shard[thread];
     int fd = -1;
 
-    /* Armed first, looked again after: what comes in between is not slept through. */
+    /* Arms first, then checks again, so that nothing arriving in between is slept through. */
     if (shard->port->ops->port_arm(shard->port, &fd) != KV_OK || kv_ring_ready(shard->commands))
         return;
     kv_sleep_fds(&fd, 1, timeout_us);

@@ -92,7 +92,7 @@ static void kvserver_says_what_is_wrong(void **state)
         {.options = {"--config", "/nonexistent"},
          .status = 2,
          .says = "/nonexistent: No such file"},
-        {.options = {"--config"}, .status = 2, .says = "--config: a file is missing"},
+        {.options = {"--config"}, .status = 2, .says = "--config: needs a file"},
         {.options = {"--listen", "nonsense"},
          .status = 2,
          .says = "listen: not HOST:PORT: nonsense"},
@@ -108,13 +108,11 @@ static void kvserver_says_what_is_wrong(void **state)
          .says = "network device nope0: does not exist"},
         {.options = {"--listen", served.control}, .status = 1, .says = served.control},
         {.options = {"--metrics", served.metrics}, .status = 1, .says = served.metrics},
-        {.options = {"--dir", served.dir}, .status = 1, .says = "folder in use: "},
-        {.options = {"--dir", file}, .status = 2, .says = "folder: not a folder: "},
+        {.options = {"--dir", served.dir}, .status = 1, .says = ": in use by process "},
+        {.options = {"--dir", file}, .status = 2, .says = "data directory: not a directory: "},
         {.options = {"--dir", locked}, .status = 2, .says = locked, .as_nobody = true},
-        {.options = {"--memory", "1M"}, .status = 2, .says = "too little memory"},
-        {.options = {"--memory", "900T"},
-         .status = 1,
-         .says = "memory: more than there is: 900T"},
+        {.options = {"--memory", "1M"}, .status = 2, .says = "memory must be at least 16M"},
+        {.options = {"--memory", "900T"}, .status = 1, .says = "memory: 900T: more than the "},
     };
 
     (void)state;
@@ -130,7 +128,7 @@ static void memory_is_refused(void **state)
 {
     const struct mistake mistake = {.options = {"--memory", "3G"},
                                     .status = 1,
-                                    .says = "memory: cannot be reserved: 3G",
+                                    .says = "memory: cannot reserve 3G",
                                     .memory_limit = LIMIT_MB};
 
     (void)state;
@@ -353,7 +351,7 @@ static void strangers_call_nothing(void **state)
         token = remote->client_token;
         for (unsigned op = KV_OP_MODEL; who < 2 && op <= KV_OP_DRAIN; op++) {
             assert_int_equal(call(&ending, (enum kv_op_id)op), KV_UNREACHABLE);
-            assert_string_equal(ending.detail, "the node does not know this client");
+            assert_string_equal(ending.detail, "unknown client");
         }
         if (who == 2)
             assert_int_equal(call(&ending, KV_OP_TABLE), KV_OK); /* says: no such table */
