@@ -37,6 +37,8 @@ static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed
 
 static inline void bench_close(struct bench *bench)
 {
+    kvs_segment_store_check(&bench->heap);
+    kvs_arena_check(bench->arena);
     kvs_indexer_destroy(bench->indexer);
     kvs_codebooks_fini(&bench->codebooks);
     kvs_arena_destroy(bench->arena);

@@ -3,7 +3,6 @@
 #include "kvserver/base/memory.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -336,4 +335,72 @@ uint64_t kvs_arena_bytes(const struct kvs_arena *arena)
 uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 {
     return (uint64_t)(arena->n_pages - arena->n_free) * KVS_ARENA_PAGE;
+}
+
+bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *element)
+{
+    const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->base);
+
+    if (class_id < 0 || (uint32_t)class_id >= arena->n_classes || offset >= arena->bytes)
+        return false;
+    const struct page *page = &arena->pages[offset / KVS_ARENA_PAGE];
+    const size_t bytes = arena->classes[class_id].bytes;
+    const uint64_t bit = offset % KVS_ARENA_PAGE / bytes;
+
+    return page->class_id == class_id && offset % KVS_ARENA_PAGE % bytes == 0 &&
+           (page->used[bit / 64] >> bit % 64 & 1) != 0;
+}
+
+/* The pages of a list, all of which are lent to the class, or free (NONE). */
+static uint32_t check_list(const struct kvs_arena *arena, int32_t first, int32_t class_id)
+{
+    uint32_t n = 0;
+
+    for (int32_t i = first, prev = NONE; i != NONE; prev = i, i = arena->pages[i].next) {
+        assert(i >= 0 && (uint32_t)i < arena->n_pages && n < arena->n_pages);
+        assert(arena->pages[i].prev == prev && arena->pages[i].class_id == class_id);
+        n++;
+    }
+    return n;
+}
+
+static void check_page(const struct page *page, uint32_t per_page)
+{
+    uint32_t n_used = 0;
+
+    for (uint32_t word = 0; word * 64 < per_page; word++)
+        n_used += (uint32_t)__builtin_popcountll(page->used[word]);
+    if (per_page % 64 != 0)
+        assert(page->used[per_page / 64] >> per_page % 64 == 0);
+    assert(n_used == page->n_used && n_used > 0 && n_used <= per_page);
+}
+
+void kvs_arena_check(const struct kvs_arena *arena)
+{
+    uint32_t n_pages[KVS_ARENA_CLASSES_MAX] = {0}, n_roomy[KVS_ARENA_CLASSES_MAX] = {0};
+    uint32_t n_free = 0, n_exact = 0;
+
+    for (uint32_t i = 0; i < arena->n_pages; i++) {
+        const struct page *page = &arena->pages[i];
+
+        if (page->class_id == NONE) {
+            n_free++;
+            continue;
+        }
+        assert(page->class_id >= 0 && (uint32_t)page->class_id < arena->n_classes);
+        const uint32_t per_page = arena->classes[page->class_id].per_page;
+        check_page(page, per_page);
+        n_pages[page->class_id]++;
+        n_roomy[page->class_id] += page->n_used < per_page;
+    }
+    assert(n_free == arena->n_free && check_list(arena, arena->free_first, NONE) == n_free);
+    for (uint32_t i = 0; i < arena->n_classes; i++) {
+        const struct size_class *class = &arena->classes[i];
+
+        assert(class->n_pages == n_pages[i]);
+        assert(check_list(arena, class->first, (int32_t)i) == n_roomy[i]);
+        assert(find_class(arena, class->bytes) == (int)i);
+        n_exact += rounded(class->bytes) != class->bytes;
+    }
+    assert(n_exact <= KVS_ARENA_EXACT_MAX);
 }

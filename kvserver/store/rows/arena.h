@@ -12,12 +12,22 @@
  * Neighbours matter: rows that lie side by side are sent and received in one piece, so a run of
  * elements is taken from one page where possible.
  *
+ * Invariants, which kvs_arena_check() asserts:
+ *   (1) A page is free, or lent to one class: n_free counts the free ones, and each class's
+ *       count those lent to it.
+ *   (2) Free pages are on the free list; a lent page that has room is on its class's list, a full
+ *       one on none.  Every link back is the reverse of a link forward.
+ *   (3) A page counts as many elements as have a bit, one at least, and none has a bit that lies
+ *       behind the last that fits.
+ *   (4) No two classes are of one size, and at most KVS_ARENA_EXACT_MAX are exact.
+ *
  * Threads: the data thread.  Memory: elements are lent until kvs_arena_free(); the bytes of a
  * free page are whatever they were.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_ARENA_H
 #define KV_KVSERVER_STORE_ROWS_ARENA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -59,6 +69,12 @@ uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id);
 /* Touches a part of a page more ahead of need, so that the first to use it does not pay for the
  * system clearing it.  Returns 0 when enough are ready. */
 unsigned kvs_arena_touch_ahead(struct kvs_arena *arena);
+
+/* Whether it is an element of that class, lent now. */
+bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *element);
+
+/* Walks all pages. */
+void kvs_arena_check(const struct kvs_arena *arena);
 
 void *kvs_arena_base(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena);

@@ -186,3 +186,35 @@ bool kvs_object_same(const struct kvs_stored_object *object,
             return false;
     return true;
 }
+
+static void check_object(const struct kvs_objects *objects,
+                         const struct kvs_stored_object *object)
+{
+    assert(object->published && kv_map_get(objects->map, &object->key) == object);
+    assert(kvs_arena_is_lent(objects->arena, object->class_id, object));
+    assert(object->n_pieces == kvs_object_n_pieces(object->bytes));
+    assert(object->version != 0);
+    for (uint32_t i = 0; i < object->n_pieces; i++)
+        assert(kvs_arena_is_lent(objects->arena, object->pieces[i].class_id,
+                                 object->pieces[i].bytes));
+}
+
+void kvs_objects_check(const struct kvs_objects *objects)
+{
+    const struct kvs_stored_object *prev = NULL;
+    uint64_t bytes = 0, n_bad = 0;
+    size_t n = 0;
+    bool looked = objects->looked == NULL;
+
+    for (const struct kvs_stored_object *object = objects->first; object != NULL;
+         prev = object, object = object->next) {
+        n++;
+        assert(n <= kv_map_count(objects->map) && object->prev == prev);
+        check_object(objects, object);
+        bytes += object->bytes;
+        n_bad += kvs_object_n_bad(object);
+        looked = looked || objects->looked == object;
+    }
+    assert(objects->last == prev && n == kv_map_count(objects->map));
+    assert(bytes <= objects->bytes && n_bad == objects->health->objects_bad && looked);
+}

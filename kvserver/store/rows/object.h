@@ -4,6 +4,16 @@
  *
  * An object outlives its removal while transfers have it pinned.
  *
+ * Invariants, which kvs_objects_check() asserts:
+ *   (1) The published objects are those in the map, each under its key, and those in the list,
+ *       every link back of which is the reverse of a link forward.
+ *   (2) Their bytes are not more than `bytes`, which counts those being filled and those that
+ *       only transfers have as well.
+ *   (3) The scrub is at one of them, or behind the last.
+ *   (4) Their bad pieces are those that `health` counts.
+ *   (5) Each has its record and every piece lent from the arena, and a version that is not
+ *       0.
+ *
  * Threads: the data thread that owns the object's slot.  Memory: the arena's.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_OBJECT_H
@@ -100,6 +110,9 @@ uint32_t kvs_object_n_bad(const struct kvs_stored_object *object);
 /* Puts an object in the place of one of the same bytes, some of which have gone bad: it is that
  * one to everybody, version and all. */
 kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_object *object);
+
+/* Walks all that are published. */
+void kvs_objects_check(const struct kvs_objects *objects);
 
 /* True if size and CRCs are the object's: the same bytes. */
 bool kvs_object_same(const struct kvs_stored_object *object,

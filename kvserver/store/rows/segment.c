@@ -4,6 +4,11 @@
 
 #include <assert.h>
 
+enum {
+    RECORDS_BYTES = 16 << 10, /* carved at once */
+    RECORDS = RECORDS_BYTES / sizeof(struct kvs_segment),
+};
+
 bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena)
 {
     store->arena = arena;
@@ -11,7 +16,7 @@ bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *a
     store->n_segments = 0;
     store->health = (struct kvs_health){0};
     store->crc_class = kvs_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
-    store->record_class = kvs_arena_class_rounded(arena, 16 << 10);
+    store->record_class = kvs_arena_class_rounded(arena, RECORDS_BYTES);
     store->release_codes = NULL;
     store->release_arg = NULL;
     return store->crc_class >= 0 && store->record_class >= 0;
@@ -24,7 +29,7 @@ static struct kvs_segment *record_get(struct kvs_segment_store *store)
         struct kvs_segment *records = kvs_arena_alloc(store->arena, store->record_class);
         if (records == NULL)
             return NULL;
-        for (size_t i = (16 << 10) / sizeof(*records); i-- > 0;) {
+        for (size_t i = RECORDS; i-- > 0;) {
             records[i].rows = (uint8_t *)store->free_records;
             store->free_records = &records[i];
         }
@@ -127,4 +132,43 @@ err_drop:
     while (n_done-- > 0)
         kvs_segment_unref(store, unit->segments[at + n_done]);
     return KV_NO_MEMORY;
+}
+
+static uint32_t last_bad(const struct kvs_segment *segment)
+{
+    for (uint32_t row = KV_BLOCK_TOKENS; row > 0; row--)
+        if (kvs_segment_is_bad(segment, row - 1))
+            return row;
+    return 0;
+}
+
+void kvs_segment_check(const struct kvs_segment_store *store, const struct kvs_segment *segment)
+{
+    assert(segment->refs > 0 || segment->pins > 0);
+    assert(segment->pins > 0 || (!segment->training && !segment->begins_job));
+    assert(kvs_arena_is_lent(store->arena, segment->row_class, segment->rows));
+    assert(kvs_arena_is_lent(store->arena, store->crc_class, segment->crcs));
+    assert(segment->n_written <= KV_BLOCK_TOKENS);
+    assert(segment->n_coded <= segment->n_written && segment->n_lost <= segment->n_written);
+    assert(segment->n_checked <= segment->n_written);
+    assert(last_bad(segment) <= segment->n_written);
+    assert(segment->n_coded == 0 || segment->n_lost == 0);
+    assert(segment->codes != NULL || (segment->n_coded == 0 && segment->n_lost == 0));
+    assert(!segment->in_chapter || segment->n_coded == KV_BLOCK_TOKENS);
+    assert(!segment->lost_chapter || segment->n_lost == KV_BLOCK_TOKENS);
+}
+
+void kvs_segment_store_check(const struct kvs_segment_store *store)
+{
+    uint64_t n = store->n_segments;
+
+    for (const struct kvs_segment *record = store->free_records; record != NULL;
+         record = (const struct kvs_segment *)(const void *)record->rows) {
+        const uintptr_t at = (uintptr_t)record - (uintptr_t)kvs_arena_base(store->arena);
+
+        n++;
+        assert(at < kvs_arena_bytes(store->arena));
+        assert(n <= kvs_arena_bytes(store->arena) / sizeof(*record)); /* no ring */
+    }
+    assert(n % RECORDS == 0);
 }

@@ -3,6 +3,16 @@
  *
  * A segment keeps the bytes of its codes, whatever they mean: who makes them (index/encode.h)
  * is told by the segment store when they go.
+ *
+ * Invariants, which kvs_segment_check() asserts of a segment between two calls:
+ *   (1) A unit refers to it, or somebody has it pinned; a job that gives it codes, or that begins
+ *       with it, has.
+ *   (2) Its rows, CRCs and codes are elements of the arena that are lent.
+ *   (3) No more rows have codes, have lost them, are bad or verified than were ever written.
+ *   (4) Its codes are there or lost, not some of each; without a tile it has neither.
+ *   (5) In a chapter all of its rows have codes, or had when they were lost.
+ * and kvs_segment_store_check() of the store:
+ *   (6) The records in use and the free ones are all that pages were carved into.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
@@ -57,6 +67,11 @@ struct kvs_segment_store {
 
 /* false: the arena has no page for it. */
 bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena);
+
+void kvs_segment_check(const struct kvs_segment_store *store,
+                       const struct kvs_segment *segment);
+/* Walks the free records. */
+void kvs_segment_store_check(const struct kvs_segment_store *store);
 
 struct kvs_unit;
 

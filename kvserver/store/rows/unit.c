@@ -287,3 +287,22 @@ void kvs_unit_mend(struct kvs_unit *unit,
     store->health.rows_bad--;
     store->health.mended[KVS_KIND_ROWS]++;
 }
+
+void kvs_unit_check(const struct kvs_unit *unit, const struct kvs_segment_store *store)
+{
+    assert(unit->committed <= unit->reserved);
+    assert(unit->n_segments == segments_for(unit->reserved));
+    assert(unit->n_segments <= unit->capacity);
+    assert(unit->capacity == 0
+               ? unit->segments == NULL
+               : kvs_arena_is_lent(store->arena, unit->array_class, unit->segments));
+    assert(!unit->broken || unit->n_transfers > 0);
+    for (uint32_t i = 0; i < unit->n_segments; i++) {
+        const struct kvs_segment *segment = unit->segments[i];
+        const uint32_t left = unit->reserved - i * KV_BLOCK_TOKENS;
+
+        kvs_segment_check(store, segment);
+        assert(segment->refs > 0 && segment->row_class == unit->row_class);
+        assert(segment->n_written >= (left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS));
+    }
+}

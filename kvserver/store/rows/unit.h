@@ -18,6 +18,12 @@
  *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
  *       unit, by one codebook.  They are the segment's: whoever refers to it has them, and they
  *       go with it.
+ * and, which kvs_unit_check() asserts between two calls:
+ *   (5) committed <= reserved, and there is a segment for each block up to `reserved`, none
+ *       behind.
+ *   (6) Each is sound (segment.h), has the unit's reference, and rows of the unit's class.
+ *   (7) All rows below `reserved` count as written in their segments.
+ *   (8) A unit that is broken has transfers under way: the last of them mends it.
  *
  * Threads: the data thread that owns the unit.  Memory: segments are the segment store's; a unit is its
  * part's storage.
@@ -75,6 +81,9 @@ kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
                           struct kvs_unit *child,
                           struct kvs_segment_store *store,
                           uint32_t tokens);
+
+/* Looks at each of its segments. */
+void kvs_unit_check(const struct kvs_unit *unit, const struct kvs_segment_store *store);
 
 /* A row that is reserved; its CRC. */
 static inline uint8_t *kvs_unit_row(const struct kvs_unit *unit, uint32_t token)

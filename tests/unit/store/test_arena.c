@@ -97,6 +97,7 @@ static void lends_and_takes_back(void **state)
     }
     assert_int_equal(kvs_arena_bytes_used(arena), 0);
     kvs_arena_free(arena, classes[0], NULL);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -116,6 +117,7 @@ static void runs_are_adjacent(void **state)
     /* More than a page: as much as one gives. */
     assert_non_null(kvs_arena_alloc_run(arena, class_id, 1000, &count));
     assert_int_equal(count, 32);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -141,6 +143,7 @@ static void full_and_one_class_takes_all(void **state)
     assert_null(kvs_arena_alloc(arena, page));
     kvs_arena_free(arena, small, first);
     assert_ptr_equal(kvs_arena_alloc(arena, page), elements[3]);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -171,6 +174,7 @@ static void classes_round_little(void **state)
     assert_in_range(kvs_arena_class_rounded(arena, KVS_ARENA_PAGE), 0,
                     KVS_ARENA_CLASSES_MAX - 1);
     assert_in_range(n_classes, 1, KVS_ARENA_CLASSES_MAX - KVS_ARENA_EXACT_MAX);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -209,6 +213,7 @@ static void unused_classes_serve_other_sizes(void **state)
     assert_int_equal(kvs_arena_class_bytes(arena, kept), odd_size(5000));
     kvs_arena_free(arena, kept, element);
     assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -237,6 +242,7 @@ static void many_sizes_at_once_are_rounded(void **state)
     late = kvs_arena_class_hold(arena, odd_size(2000));
     assert_int_equal(late, classes[3]);
     assert_int_equal(kvs_arena_class_bytes(arena, late), odd_size(2000));
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -262,6 +268,7 @@ static void touching_spares_what_is_lent(void **state)
         for (unsigned i = 0; i < 2; i++)
             for (size_t at = 0; at < lent[i].size; at += 64)
                 assert_int_equal(lent[i].at[at], lent[i].mark);
+        kvs_arena_check(arena);
         kvs_arena_destroy(arena);
     }
 }

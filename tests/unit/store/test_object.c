@@ -111,6 +111,8 @@ static void random_operations(void **state)
             }
         }
         assert_int_equal(objects.bytes, sum);
+        if (step % 100 == 0)
+            kvs_objects_check(&objects);
     }
     for (uint32_t i = 0; i < N_NAMES; i++) {
         struct kv_id128 key = key_of(i);
@@ -121,6 +123,8 @@ static void random_operations(void **state)
     }
     assert_int_equal(objects.bytes, 0);
     assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_objects_check(&objects);
+    kvs_arena_check(arena);
     kvs_objects_fini(&objects);
     kvs_arena_destroy(arena);
 }
@@ -139,6 +143,8 @@ static void does_not_fit(void **state)
     assert_null(kvs_object_create(&objects, &key, 60 << 20, 0, crcs));
     assert_int_equal(objects.bytes, 0);
     assert_int_equal(kvs_arena_bytes_used(arena), 0);
+    kvs_objects_check(&objects);
+    kvs_arena_check(arena);
     kvs_objects_fini(&objects);
     kvs_arena_destroy(arena);
 }

@@ -67,6 +67,7 @@ static void check(const struct twin *twin)
 {
     const struct kvs_unit *unit = &twin->unit;
 
+    kvs_unit_check(unit, &world.heap);
     assert_int_equal(unit->committed, twin->n_rows);
     assert_true(unit->reserved >= unit->committed);
     assert_int_equal(unit->n_segments,
@@ -244,6 +245,8 @@ static void random_operations(void **state)
                     check(&world.twins[i]);
             for (unsigned i = 0; i < N_TRANSFERS; i++)
                 check_sending(&world.sendings[i]);
+            kvs_segment_store_check(&world.heap);
+            kvs_arena_check(world.arena);
         }
     }
     for (unsigned i = 0; i < N_TRANSFERS; i++) {
@@ -257,6 +260,8 @@ static void random_operations(void **state)
         }
     }
     assert_int_equal(world.heap.n_segments, 0);
+    kvs_segment_store_check(&world.heap);
+    kvs_arena_check(world.arena);
     kvs_arena_destroy(world.arena);
 }
 
@@ -301,6 +306,8 @@ static void refuses_whole(void **state)
     kvs_unit_clear(&child, &heap);
     kvs_unit_clear(&unit, &heap);
     assert_int_equal(heap.n_segments, 0);
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -323,6 +330,8 @@ static void pieces_are_joined(void **state)
     assert_int_equal(iov[0].bytes, 990 * 256);
     assert_int_equal(kvs_unit_pieces(&unit, 0, 10, iov, 1, 1), 2);
     kvs_unit_clear(&unit, &heap);
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -343,6 +352,8 @@ static void cleared_units_leave_their_class(void **state)
                          row_bytes * KV_BLOCK_TOKENS);
         kvs_unit_clear(&unit, &heap);
     }
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 
@@ -395,6 +406,8 @@ static void rows_land_where_the_unit_has_them(void **state)
         kvs_unit_clear(&unit, &heap);
     }
     assert_int_equal(heap.n_segments, 0);
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
 

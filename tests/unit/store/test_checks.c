@@ -1,0 +1,375 @@
+/* The checks of the store's structures, each proved: a structure that is sound passes, and one in
+ * which a single invariant was broken ends the process.
+ *
+ * The arena's own source is part of this test, which so reaches into its pages. */
+#include "kvserver/store/rows/arena.c"
+#include "kvserver/store/rows/object.h"
+#include "tests/support/units.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum {
+    D = 16,
+    ROW_BYTES = D * sizeof(float),
+    N_ROWS = 1000,
+    ARENA_BYTES = 64 << 20,
+};
+
+static struct bench bench;
+static struct kvs_unit unit, child;
+static struct kvs_objects objects;
+static struct kvs_stored_object *object[3];
+
+/* Whether a process in which `step` was done ends with SIGABRT by `check`. */
+static bool aborts(void (*step)(void), void (*check)(void))
+{
+    int status;
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        const struct rlimit no_core = {0};
+
+        signal(SIGABRT, SIG_DFL);
+        setrlimit(RLIMIT_CORE, &no_core);
+        if (freopen("/dev/null", "w", stderr) == NULL)
+            _exit(2);
+        step();
+        check();
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        fail_msg("a child of this test");
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+/* Tells by its name which break was not found. */
+#define expect_found(step, check)             \
+    do {                                      \
+        if (!aborts(step, check))             \
+            fail_msg("%s: not found", #step); \
+    } while (0)
+
+static int set_up(void **state)
+{
+    const uint32_t crcs[2] = {0};
+
+    (void)state;
+    bench_open(&bench, ARENA_BYTES, 5);
+    unit_make(&bench, &unit, 0, D, N_ROWS);
+    if (kvs_unit_init(&child, &bench.heap, 0, 0, ROW_BYTES) != KV_OK ||
+        kvs_unit_fork(&unit, &child, &bench.heap, 300) != KV_OK ||
+        !kvs_objects_init(&objects, bench.arena, &bench.heap.health, 7, 0))
+        return -1;
+    for (unsigned i = 0; i < 3; i++) {
+        const struct kv_id128 key = {.bytes = {(uint8_t)(i + 1)}};
+
+        object[i] = kvs_object_create(&objects, &key, 1500000, 0, crcs);
+        if (object[i] == NULL || kvs_objects_publish(&objects, object[i]) != KV_OK)
+            return -1;
+        kvs_object_unpin(&objects, object[i]);
+    }
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kvs_objects_fini(&objects);
+    kvs_unit_clear(&child, &bench.heap);
+    kvs_unit_clear(&unit, &bench.heap);
+    bench_close(&bench);
+    return 0;
+}
+
+/* ---- arena ------------------------------------------------------------------------------- */
+
+static void check_arena(void)
+{
+    kvs_arena_check(bench.arena);
+}
+
+/* A page that is lent and has room. */
+static struct page *roomy_page(void)
+{
+    return &bench.arena->pages[bench.arena->classes[unit.array_class].first];
+}
+
+static void arena_free_count(void)
+{
+    bench.arena->n_free++;
+}
+
+static void arena_element_without_bit(void)
+{
+    roomy_page()->used[0] &= roomy_page()->used[0] - 1;
+}
+
+static void arena_element_not_counted(void)
+{
+    roomy_page()->n_used--;
+}
+
+static void arena_bit_behind_the_last(void)
+{
+    struct page *page = &bench.arena->pages[bench.arena->classes[unit.row_class].first];
+    const uint32_t per_page = bench.arena->classes[unit.row_class].per_page;
+
+    page->used[(per_page - 1) / 64] |= (uint64_t)1 << 63;
+    page->used[per_page / 64] |= (uint64_t)1 << per_page % 64;
+    page->n_used += 2;
+}
+
+static void arena_page_on_no_list(void)
+{
+    bench.arena->classes[unit.array_class].first = NONE;
+}
+
+static void arena_ring_of_free_pages(void)
+{
+    struct page *first = &bench.arena->pages[bench.arena->free_first];
+
+    bench.arena->pages[first->next].next = bench.arena->free_first;
+}
+
+static void arena_link_back(void)
+{
+    bench.arena->pages[bench.arena->pages[bench.arena->free_first].next].prev = NONE;
+}
+
+static void arena_page_of_other_class(void)
+{
+    roomy_page()->class_id = unit.row_class;
+}
+
+static void arena_class_twice(void)
+{
+    bench.arena->classes[unit.array_class].bytes = bench.arena->classes[unit.row_class].bytes;
+}
+
+static void arena_finds(void **state)
+{
+    (void)state;
+    check_arena();
+    expect_found(arena_free_count, check_arena);
+    expect_found(arena_element_without_bit, check_arena);
+    expect_found(arena_element_not_counted, check_arena);
+    expect_found(arena_bit_behind_the_last, check_arena);
+    expect_found(arena_page_on_no_list, check_arena);
+    expect_found(arena_ring_of_free_pages, check_arena);
+    expect_found(arena_link_back, check_arena);
+    expect_found(arena_page_of_other_class, check_arena);
+    expect_found(arena_class_twice, check_arena);
+}
+
+/* ---- units, segments --------------------------------------------------------------------- */
+
+static void check_units(void)
+{
+    kvs_unit_check(&unit, &bench.heap);
+    kvs_unit_check(&child, &bench.heap);
+}
+
+static void unit_committed_beyond_reserved(void)
+{
+    unit.committed = unit.reserved + 1;
+}
+
+static void unit_segment_too_many(void)
+{
+    unit.reserved = unit.committed = 10;
+}
+
+static void unit_segment_too_few(void)
+{
+    unit.n_segments--;
+}
+
+static void unit_broken_for_ever(void)
+{
+    unit.broken = true;
+}
+
+static void unit_array_given_back(void)
+{
+    kvs_arena_free(bench.arena, unit.array_class, unit.segments);
+}
+
+static void unit_rows_not_written(void)
+{
+    unit.segments[1]->n_written = KV_BLOCK_TOKENS - 1;
+}
+
+static void unit_other_class(void)
+{
+    unit.segments[0]->row_class++;
+}
+
+static void segment_nobody_has(void)
+{
+    unit.segments[0]->refs = 0;
+}
+
+static void segment_trains_without_pin(void)
+{
+    unit.segments[0]->training = true;
+}
+
+static void segment_rows_given_back(void)
+{
+    kvs_arena_free(bench.arena, unit.row_class, unit.segments[2]->rows);
+}
+
+static void segment_coded_beyond_written(void)
+{
+    unit.segments[7]->n_coded = (uint8_t)(unit.segments[7]->n_written + 1);
+}
+
+static void segment_coded_without_tile(void)
+{
+    unit.segments[0]->n_coded = 3;
+}
+
+static void segment_bad_beyond_written(void)
+{
+    unit.segments[7]->bad[1] |= (uint64_t)1 << 63;
+}
+
+static void segment_half_in_chapter(void)
+{
+    unit.segments[0]->in_chapter = true;
+}
+
+static void units_find(void **state)
+{
+    (void)state;
+    assert_int_equal(unit.n_segments, 8);
+    check_units();
+    expect_found(unit_committed_beyond_reserved, check_units);
+    expect_found(unit_segment_too_many, check_units);
+    expect_found(unit_segment_too_few, check_units);
+    expect_found(unit_broken_for_ever, check_units);
+    expect_found(unit_array_given_back, check_units);
+    expect_found(unit_rows_not_written, check_units);
+    expect_found(unit_other_class, check_units);
+    expect_found(segment_nobody_has, check_units);
+    expect_found(segment_trains_without_pin, check_units);
+    expect_found(segment_rows_given_back, check_units);
+    expect_found(segment_coded_beyond_written, check_units);
+    expect_found(segment_coded_without_tile, check_units);
+    expect_found(segment_bad_beyond_written, check_units);
+    expect_found(segment_half_in_chapter, check_units);
+}
+
+static void check_store(void)
+{
+    kvs_segment_store_check(&bench.heap);
+}
+
+static void store_segment_not_counted(void)
+{
+    bench.heap.n_segments--;
+}
+
+static void store_record_lost(void)
+{
+    bench.heap.free_records = (struct kvs_segment *)(void *)bench.heap.free_records->rows;
+}
+
+static void store_ring_of_records(void)
+{
+    bench.heap.free_records->rows = (uint8_t *)bench.heap.free_records;
+}
+
+static void store_finds(void **state)
+{
+    (void)state;
+    check_store();
+    expect_found(store_segment_not_counted, check_store);
+    expect_found(store_record_lost, check_store);
+    expect_found(store_ring_of_records, check_store);
+}
+
+/* ---- objects ----------------------------------------------------------------------------- */
+
+static void check_objects(void)
+{
+    kvs_objects_check(&objects);
+}
+
+static void object_out_of_list(void)
+{
+    object[0]->next = object[2];
+    object[2]->prev = object[0];
+}
+
+static void object_link_back(void)
+{
+    object[1]->prev = NULL;
+}
+
+static void object_last(void)
+{
+    objects.last = object[1];
+}
+
+static void object_under_other_key(void)
+{
+    object[1]->key.bytes[0] ^= 0x40;
+}
+
+static void object_bytes(void)
+{
+    objects.bytes -= 1000;
+}
+
+static void object_bad_not_counted(void)
+{
+    object[1]->pieces[1].is_bad = true;
+}
+
+static void object_piece_given_back(void)
+{
+    kvs_arena_free(bench.arena, object[1]->pieces[0].class_id, object[1]->pieces[0].bytes);
+}
+
+static void object_looked_at_is_gone(void)
+{
+    static struct kvs_stored_object gone;
+
+    objects.looked = &gone;
+}
+
+static void objects_find(void **state)
+{
+    (void)state;
+    check_objects();
+    expect_found(object_out_of_list, check_objects);
+    expect_found(object_link_back, check_objects);
+    expect_found(object_last, check_objects);
+    expect_found(object_under_other_key, check_objects);
+    expect_found(object_bytes, check_objects);
+    expect_found(object_bad_not_counted, check_objects);
+    expect_found(object_piece_given_back, check_objects);
+    expect_found(object_looked_at_is_gone, check_objects);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(arena_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(units_find, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(store_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(objects_find, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
