@@ -64,7 +64,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .n_background = KVS_BACKGROUND_COUNT,
         .index = index,
         .n_threads = config->n_threads,
-        .n_parts = config->sessions_max,
+        .n_sessions = config->sessions_max,
         .n_clients = config->clients_max,
         .n_commands = kvs_node_commands_max(config),
         .n_requests = kvs_node_requests_max(config),

@@ -94,7 +94,7 @@ struct stages {
     struct kvs_selection take, choice;
     struct kv_wire_range range;
     struct kvs_score scan;
-    struct kvs_score_run *parts;
+    struct kvs_score_run *runs;
     struct kvs_selector *chooser;
     struct kvs_expander *picker;
     struct kvs_attention *attention;
@@ -128,7 +128,7 @@ static void score(struct stages *stages, struct kvs_unit *unit, const float *que
         .n = kvs_ranges_count(&stages->range, 1),
         .room = stages->room,
         .room_floats = stages->room_floats,
-        .parts = stages->parts,
+        .runs = stages->runs,
         .tables = stages->tables,
     };
     kvs_score_begin(&stages->scan, &stages->codebooks);
@@ -558,7 +558,7 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     stages->centres = kernels_alloc(HEADS * N_CENTRES * D, sizeof(float));
     stages->noise = kernels_alloc(NOISE + D, sizeof(float));
     stages->queries = kernels_alloc(LAYERS * HEADS * QUERIES * D, sizeof(float));
-    stages->parts = kernels_alloc(KVS_SCORE_RUNS_MAX, sizeof(*stages->parts));
+    stages->runs = kernels_alloc(KVS_SCORE_RUNS_MAX, sizeof(*stages->runs));
     stages->chooser = kernels_alloc(1, sizeof(*stages->chooser));
     stages->picker = kvs_expander_create();
     stages->attention = kernels_alloc(1, sizeof(*stages->attention));
@@ -571,7 +571,7 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     stages->indices = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
     stages->scored = kernels_alloc(TAKEN_MAX, sizeof(uint32_t));
     if (stages->centres != NULL && stages->noise != NULL && stages->queries != NULL &&
-        stages->parts != NULL && stages->chooser != NULL && stages->picker != NULL &&
+        stages->runs != NULL && stages->chooser != NULL && stages->picker != NULL &&
         stages->attention != NULL && stages->remainder != NULL && stages->room != NULL &&
         stages->tables != NULL && stages->kept != NULL && stages->taken != NULL &&
         stages->among != NULL && stages->indices != NULL && stages->scored != NULL)
@@ -580,7 +580,7 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     free(stages->centres);
     free(stages->noise);
     free(stages->queries);
-    free(stages->parts);
+    free(stages->runs);
     free(stages->chooser);
     free(stages->attention);
     free(stages->remainder);

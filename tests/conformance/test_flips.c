@@ -358,8 +358,8 @@ static void fill_node(void)
 
 static struct kvs_unit *unit_at(unsigned session, unsigned layer, unsigned head)
 {
-    return kvs_shard_session_unit(&data()->parts[it.sessions[session]->nodes[0].index], layer,
-                                  head);
+    return kvs_shard_session_unit(&data()->sessions[it.sessions[session]->nodes[0].index],
+                                  layer, head);
 }
 
 /* The codebook of the segment that begins the chapter; NULL: it has none. */

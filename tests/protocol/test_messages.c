@@ -432,10 +432,10 @@ static void settle(void)
         struct kvs_indexer_stats index;
         kvs_indexer_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);
-        for (uint32_t j = 0; j < data->n_parts; j++)
-            assert_null(data->parts[j].waiters);
-        for (uint32_t j = 0; j < data->n_parts; j++) {
-            const struct kvs_shard_session *part = &data->parts[j];
+        for (uint32_t j = 0; j < data->n_sessions; j++)
+            assert_null(data->sessions[j].waiters);
+        for (uint32_t j = 0; j < data->n_sessions; j++) {
+            const struct kvs_shard_session *part = &data->sessions[j];
 
             for (uint32_t k = 0; k < part->n_units; k++) {
                 assert_int_equal(part->units[k].committed, part->units[k].reserved);
@@ -2442,7 +2442,7 @@ static void pins_are_counted_out(void **state)
     fill_unit(&unit, ROW_BYTES, 0, n_tokens);
     for (uint32_t i = 0; i < 3; i++) {
         const struct kvs_shard_session *part =
-            &world.node->shard[thread].parts[world.session_index];
+            &world.node->shard[thread].sessions[world.session_index];
 
         segments[i] = kvs_shard_session_unit(part, 0, 0)->segments[i];
         segments[i]->pins = UINT16_MAX;
@@ -2539,7 +2539,7 @@ static void expect_gap(const struct put *put, const char *what)
 static uint32_t committed(void)
 {
     const struct kvs_shard_session *part =
-        &world.node->shard[thread_of_unit(0, 0)].parts[world.session_index];
+        &world.node->shard[thread_of_unit(0, 0)].sessions[world.session_index];
 
     return kvs_shard_session_unit(part, 0, 0)->committed;
 }

@@ -115,10 +115,10 @@ const char *node_codes_fault(struct kvs_node *node)
     for (uint32_t i = 0; i < node->n_threads; i++) {
         const struct kvs_shard *data = &node->shard[i];
 
-        for (uint32_t j = 0; j < data->n_parts; j++)
-            for (uint32_t k = 0; data->parts[j].used && k < data->parts[j].n_units; k++)
+        for (uint32_t j = 0; j < data->n_sessions; j++)
+            for (uint32_t k = 0; data->sessions[j].used && k < data->sessions[j].n_units; k++)
                 if (why == NULL)
-                    why = unit_fault(data, &data->parts[j], &data->parts[j].units[k]);
+                    why = unit_fault(data, &data->sessions[j], &data->sessions[j].units[k]);
     }
     return why;
 }
@@ -127,7 +127,7 @@ const char *node_codes_fault(struct kvs_node *node)
 static struct kvs_unit *
 unit_of(const struct kvs_shard *data, const struct node_place *place, unsigned which)
 {
-    const struct kvs_shard_session *part = &data->parts[place->sessions[which]];
+    const struct kvs_shard_session *part = &data->sessions[place->sessions[which]];
 
     return part->used ? kvs_shard_session_unit(part, place->layer, place->head) : NULL;
 }
@@ -167,8 +167,8 @@ uint32_t node_verify(struct kvs_node *node,
             n_rows = KV_BLOCK_TOKENS;
         for (uint32_t j = 0; j < n_rows; j++)
             ret_is_bad[j] =
-                kvs_shard_session_verify(&data->parts[place->sessions[which]], unit, begin + j,
-                                         1, kvs_unit_row(unit, begin + j),
+                kvs_shard_session_verify(&data->sessions[place->sessions[which]], unit,
+                                         begin + j, 1, kvs_unit_row(unit, begin + j),
                                          kvs_unit_crc(unit, begin + j)) == 0;
         return n_rows;
     }

@@ -67,8 +67,8 @@ bool node_codes(struct kvs_node *node,
     for (uint32_t i = 0; i < node->n_threads; i++) {
         const struct kvs_shard *data = &node->shard[i];
 
-        for (uint32_t j = 0; j < data->n_parts; j++) {
-            const struct kvs_shard_session *part = &data->parts[j];
+        for (uint32_t j = 0; j < data->n_sessions; j++) {
+            const struct kvs_shard_session *part = &data->sessions[j];
             const struct kvs_unit *unit;
 
             if (!part->used || memcmp(&part->token, session_token, sizeof(*session_token)) != 0)

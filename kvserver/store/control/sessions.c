@@ -59,8 +59,8 @@ uint64_t kvs_session_used_us(const struct kvs_control *control,
     uint64_t used_us = session->renewed_us;
 
     for (uint32_t i = 0; i < control->n_threads; i++) {
-        uint64_t here = atomic_load_explicit(&control->shard[i].parts[session->index].used_us,
-                                             memory_order_relaxed);
+        uint64_t here = atomic_load_explicit(
+            &control->shard[i].sessions[session->index].used_us, memory_order_relaxed);
         if (here > used_us)
             used_us = here;
     }

@@ -1,15 +1,15 @@
 /* builder.h - codebooks, codes and summaries, made in the background: one job per chapter of a
  * unit.
  *
- *   kvs_index_schedule() -> job QUEUED -> SEED -> LLOYD ... -> ENCODE ... -> CELLS ... -> REST ... ->
+ *   kvs_index_schedule() -> job QUEUED -> LLOYD ... -> ENCODE ... -> CELLS ... -> SUMMARIES ... ->
  *                                   gone; one slice of at most some 100 us per
  *                                   kvs_indexer_step()
  *
  * Summaries of a chapter that has codes, but none of that size or only of fewer rows than the
- * unit has of it, are a job that is REST alone; they take the place of those there are.  Where
+ * unit has of it, are a job of the last state alone; they take the place of those there are.  Where
  * there is no memory for summaries there are none, which a query's answer does not depend on.
  *
- * A job requests on segments, not on the unit that asked: it has them pinned, so forks, truncates
+ * A job works on segments, not on the unit that asked: it has them pinned, so forks, truncates
  * and closes go on meanwhile, and whoever refers to the segments has the codes.  A job is
  * dropped when nobody has so many of its first segments any more that they are worth a
  * codebook.

@@ -43,8 +43,8 @@ static bool index_step(struct kvs_shard *shard, void *state)
     if (!kvs_indexer_step(shard->indexer))
         return false;
     if (kvs_indexer_take_ended(shard->indexer))
-        for (uint32_t i = 0; i < shard->n_parts; i++)
-            kvs_shard_session_wake(shard, &shard->parts[i], UINT32_MAX);
+        for (uint32_t i = 0; i < shard->n_sessions; i++)
+            kvs_shard_session_wake(shard, &shard->sessions[i], UINT32_MAX);
     return true;
 }
 

@@ -160,7 +160,7 @@ static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipel
     if (query->flags & KV_WIRE_WEIGHTS)
         to = append(to, pipeline->scores, ids_bytes);
     if (query->merge == KV_MERGE_NONE)
-        to = append(to, pipeline->heads, ids_bytes);
+        to = append(to, pipeline->query_masks, ids_bytes);
     to = append(to, pipeline->outputs, pipeline->n_outputs * sizeof(float));
     to = append(to, pipeline->lses, pipeline->n_lses * sizeof(float));
     to = append(to, pipeline->crcs, pipeline->n_rows * sizeof(uint32_t));

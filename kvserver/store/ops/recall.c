@@ -17,14 +17,14 @@ static const float NEW_SHARE = 0.125f;
 struct kvs_recall {
     struct kvs_shard *shard;
     bool busy;
-    uint32_t part, serial, generation;
+    uint32_t session, serial, generation;
     uint32_t layer, kv_head;
     struct kvs_score score;
     struct kvs_selection selection;
     uint32_t k[KV_QUERIES_MAX]; /* of the choice's groups */
     bool choosing;              /* all is scored */
     struct kvs_selector selector;
-    struct kvs_score_run parts[KV_RANGES_MAX];
+    struct kvs_score_run runs[KV_RANGES_MAX];
     struct kv_wire_range ranges[KV_RANGES_MAX];
     float *queries;    /* (KV_QUERIES_MAX, KVS_CODEBOOK_DIM_MAX) */
     uint32_t *tokens;  /* (n_tokens) */
@@ -75,7 +75,7 @@ void kvs_recall_note(struct kvs_recall *recall,
         return;
     unit->n_queries = 0;
     recall->busy = true;
-    recall->part = session->index;
+    recall->session = session->index;
     recall->serial = session->serial;
     recall->generation = session->generation;
     recall->layer = unit->layer;
@@ -91,7 +91,7 @@ void kvs_recall_note(struct kvs_recall *recall,
     recall->score.queries = recall->queries;
     recall->score.room = recall->floats;
     recall->score.room_floats = FLOATS;
-    recall->score.parts = recall->parts;
+    recall->score.runs = recall->runs;
     recall->score.by_code = recall->score.by_cell = false;
     recall->choosing = false;
     if (selection->per_query != NULL) {
@@ -120,7 +120,7 @@ static uint32_t n_common(const struct kvs_recall *recall, const uint32_t *indice
 
 bool kvs_recall_step(struct kvs_recall *recall)
 {
-    const struct kvs_shard_session *session = &recall->shard->parts[recall->part];
+    const struct kvs_shard_session *session = &recall->shard->sessions[recall->session];
     struct kvs_score *score = &recall->score;
 
     if (!recall->busy)
@@ -130,7 +130,7 @@ bool kvs_recall_step(struct kvs_recall *recall)
         recall->busy = false;
         return true;
     }
-    /* The part's units may have moved to another place. */
+    /* The session's units may have moved to another place. */
     score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
     if (!recall->choosing) {
         if (!kvs_score_slice(score, &recall->shard->codebooks, recall->shard->clock))

@@ -23,8 +23,8 @@ struct kvs_scrub {
     uint16_t pass;     /* its number: never 0 */
     struct kvs_scrub_progress progress;
 
-    uint32_t part, serial, unit, block; /* the next segment */
-    uint32_t codebook, step;            /* at one of its checks: see check_codebook() */
+    uint32_t session, serial, unit, block; /* the next segment */
+    uint32_t codebook, step;               /* at one of its checks: see check_codebook() */
 
     uint32_t piece, at, crc; /* of the object looked at, so far */
 };
@@ -39,7 +39,7 @@ struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s
     scrub->bytes_per_s = bytes_per_s;
     scrub->begun_us = scrub->due_us = kv_clock_now(shard->clock);
     scrub->pass = 1;
-    scrub->serial = shard->parts[0].serial;
+    scrub->serial = shard->sessions[0].serial;
     return scrub;
 }
 
@@ -51,7 +51,7 @@ void kvs_scrub_destroy(struct kvs_scrub *scrub)
 void kvs_scrub_progress(const struct kvs_scrub *scrub, struct kvs_scrub_progress *ret_progress)
 {
     *ret_progress = scrub->progress;
-    ret_progress->session = scrub->part;
+    ret_progress->session = scrub->session;
 }
 
 static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
@@ -273,10 +273,10 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
 /* The session at the cursor is behind us. */
 static void next_part(struct kvs_scrub *scrub)
 {
-    scrub->part++;
+    scrub->session++;
     scrub->unit = scrub->block = scrub->step = 0;
-    if (scrub->part < scrub->shard->n_parts) {
-        scrub->serial = scrub->shard->parts[scrub->part].serial;
+    if (scrub->session < scrub->shard->n_sessions) {
+        scrub->serial = scrub->shard->sessions[scrub->session].serial;
         return;
     }
     scrub->progress.phase = KVS_SCRUB_OBJECTS;
@@ -290,7 +290,7 @@ static uint64_t walk_rows(struct kvs_scrub *scrub)
 
     for (uint32_t n = 0; n < PARTS_PER_SLICE && bytes < SLICE_BYTES &&
                          scrub->progress.phase == KVS_SCRUB_ROWS;) {
-        const struct kvs_shard_session *session = &scrub->shard->parts[scrub->part];
+        const struct kvs_shard_session *session = &scrub->shard->sessions[scrub->session];
 
         if (!session->used || scrub->unit >= session->n_units ||
             session->serial != scrub->serial) {
@@ -348,8 +348,8 @@ static void begin_pass(struct kvs_scrub *scrub, uint64_t now_us)
     scrub->begun_us = now_us;
     if (++scrub->pass == 0)
         scrub->pass = 1;
-    scrub->part = scrub->unit = scrub->block = scrub->step = 0;
-    scrub->serial = scrub->shard->parts[0].serial;
+    scrub->session = scrub->unit = scrub->block = scrub->step = 0;
+    scrub->serial = scrub->shard->sessions[0].serial;
     scrub->progress.pass_bytes = 0;
     scrub->progress.phase = KVS_SCRUB_ROWS;
 }

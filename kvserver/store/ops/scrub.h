@@ -9,7 +9,7 @@
  * What came after a pass began may be left to the next one.  Segments that units share are
  * verified once a pass.
  *
- * It requests in slices of some 20 us (a segment of the largest rows takes 150), when nothing else
+ * It works in slices of some 20 us (a segment of the largest rows takes 150), when nothing else
  * waits or after every 16 slices of requests, and checks no more bytes a second than allowed.
  * No request does any of its work.
  *

@@ -43,7 +43,7 @@ struct kvs_attention {
     float state[KV_ATTEND_QUERIES_MAX * (2 + KV_ATTEND_D_MAX)];
 };
 
-/* What attention over the rows of a layer requests on.  NULL: it can be done; else why not. */
+/* What attention over the rows of a layer works on.  NULL: it can be done; else why not. */
 const char *kvs_attention_shape(const struct kv_layer_schema *layer,
                                 uint32_t n_queries,
                                 float scale,

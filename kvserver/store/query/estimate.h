@@ -66,7 +66,7 @@ struct kvs_estimate {
 
 void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input);
 
-/* Requests for some 50 us; true when all eligible rows are in it, which a bad row prevents. */
+/* Works for some 50 us; true when all eligible rows are in it, which a bad row prevents. */
 bool kvs_estimate_slice(struct kvs_estimate *estimate,
                         struct kvs_codebooks *books,
                         const struct kv_clock *clock);

@@ -42,18 +42,18 @@ void kvs_expand_begin(struct kvs_expander *expander,
                       const struct kvs_score *score,
                       struct kvs_selector *selector,
                       uint32_t *tokens,
-                      uint32_t *heads)
+                      uint32_t *query_masks)
 {
     expander->score = score;
     expander->selector = selector;
     expander->tokens = tokens;
-    expander->heads = heads;
-    expander->n = expander->part = expander->done = 0;
+    expander->query_masks = query_masks;
+    expander->n = expander->run = expander->done = 0;
     memset(expander->n_of, 0, sizeof(expander->n_of));
     expander->n_max = kvs_selection_max(&selector->selection, score->n);
 }
 
-/* Rows of the group's chosen cells, counted from the part's first row on. */
+/* Rows of the group's chosen cells, counted from the run's first row on. */
 static size_t expand_cells(struct kvs_expander *expander,
                            const struct kvs_codebooks *books,
                            const struct kvs_score_run *run,
@@ -95,7 +95,7 @@ static size_t expand_cells(struct kvs_expander *expander,
 
 bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books)
 {
-    const struct kvs_score_run *run = &expander->score->parts[expander->part];
+    const struct kvs_score_run *run = &expander->score->runs[expander->run];
     const bool is_cells = run->codebook != KVS_SCORE_ROWS;
     const uint32_t n_groups = kvs_selection_groups(&expander->selector->selection);
     const uint32_t begin = run->token_begin + expander->done;
@@ -118,7 +118,7 @@ bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks 
         for (size_t i = 0; n_groups > 1 && i < n; i++)
             expander->marks[expander->rows[i]] |= 1u << group;
         for (size_t i = 0; n_groups == 1 && i < n && expander->n < expander->n_max; i++) {
-            expander->heads[expander->n] =
+            expander->query_masks[expander->n] =
                 kvs_selection_merges(&expander->selector->selection) ? UINT32_MAX : 1;
             expander->tokens[expander->n++] = begin + expander->rows[i];
         }
@@ -126,15 +126,15 @@ bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks 
     for (uint32_t i = 0; n_groups > 1 && i < n_rows; i++) {
         if (expander->marks[i] == 0 || expander->n == expander->n_max)
             continue;
-        expander->heads[expander->n] = expander->marks[i];
+        expander->query_masks[expander->n] = expander->marks[i];
         expander->tokens[expander->n++] = begin + i;
     }
     expander->done += n_rows;
     if (run->token_begin + expander->done == run->token_end) {
-        expander->part++;
+        expander->run++;
         expander->done = 0;
     }
-    return expander->part == expander->score->n_parts;
+    return expander->run == expander->score->n_runs;
 }
 
 bool kvs_expand_is_whole(const struct kvs_expander *expander)
@@ -142,16 +142,17 @@ bool kvs_expand_is_whole(const struct kvs_expander *expander)
     const struct kvs_selector *selector = expander->selector;
 
     for (uint32_t group = 0; group < kvs_selection_groups(&selector->selection); group++) {
-        const uint32_t takes =
+        const uint32_t n_candidates =
             kvs_selection_n_candidates(&selector->selection, selector->k[group]);
 
-        if (expander->n_of[group] != (takes < expander->score->n ? takes : expander->score->n))
+        if (expander->n_of[group] !=
+            (n_candidates < expander->score->n ? n_candidates : expander->score->n))
             return false;
     }
     return true;
 }
 
-/* The item of a token in such a part, which is its cell's.  While the query waited, the unit
+/* The item of a token in such a run, which is its cell's.  While the query waited, the unit
  * may have got a copy of its last segment to write behind what that was filled to, and the copy
  * has no codes, or other ones: those of the key are made again. */
 static uint32_t item_of(const struct kvs_score *score,
@@ -190,7 +191,7 @@ void kvs_expand_weights(const struct kvs_score *score,
                         uint32_t n,
                         float *ret_weights)
 {
-    const struct kvs_score_run *run = score->parts;
+    const struct kvs_score_run *run = score->runs;
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t item;

@@ -1,4 +1,4 @@
-/* expand.h - which rows a choice among a scan's items is: tokens, ascending, in slices.
+/* expand.h - which rows a choice among scored items is: tokens, ascending, in slices.
  *
  *     kvs_expand_begin();  while (!kvs_expand_slice(...)) other work;
  *
@@ -15,13 +15,13 @@
 struct kvs_expander {
     const struct kvs_score *score;
     struct kvs_selector *selector;
-    uint32_t *tokens, *heads;      /* of the caller */
-    uint32_t n;                    /* tokens so far; in the end, all */
+    uint32_t *tokens, *query_masks; /* of the caller */
+    uint32_t n;                     /* tokens so far; in the end, all */
     uint32_t n_max;                /* room for them: cells whose lists are bad may claim more */
     uint32_t n_of[KV_QUERIES_MAX]; /* rows that each group has chosen so far */
-    uint32_t part, done;           /* rows of it */
+    uint32_t run, done;            /* the run it is at, and rows of it that are done */
 
-    /* Of some rows of a part. */
+    /* Of some rows of a run. */
     uint32_t *rows, *marks;     /* (KVS_EXPAND_ROWS_MAX) */
     uint64_t *above, *at_bound; /* bits (KVS_EXPAND_ROWS_MAX) */
 };
@@ -33,14 +33,14 @@ enum {
 struct kvs_expander *kvs_expander_create(void);           /* NULL: out of memory */
 void kvs_expander_destroy(struct kvs_expander *expander); /* NULL is allowed */
 
-/* Begins to write the rows that the selector, which is done, chose among the items of the scan.
+/* Begins to write the rows that the selector, which is done, chose among the scored items.
  *   tokens  (kvs_selection_max())
- *   heads   (kvs_selection_max()) bit q: vector q chose the row; SUM and MAX: all */
+ *   query_masks  (kvs_selection_max()) bit q: vector q chose the row; SUM and MAX: all */
 void kvs_expand_begin(struct kvs_expander *expander,
                       const struct kvs_score *score,
                       struct kvs_selector *selector,
                       uint32_t *tokens,
-                      uint32_t *heads);
+                      uint32_t *query_masks);
 
 /* Some rows, or one chapter's cells; true when expander->n tokens are there. */
 bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books);

@@ -44,7 +44,7 @@ void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline,
     pipeline->stage = KVS_QUERY_UNIT;
     pipeline->selection = kvs_query_selection(input->query, 1);
     pipeline->selection.selection = KV_SELECT_TOP; /* step 1 says how many */
-    pipeline->take = kvs_query_selection(input->query, input->query->rerank);
+    pipeline->candidate_selection = kvs_query_selection(input->query, input->query->rerank);
     pipeline->queries = input->queries;
     pipeline->cached = input->cached;
 }
@@ -74,8 +74,9 @@ static enum kvs_query_stage first_stage(struct kvs_query_pipeline *pipeline)
     const bool weights = pipeline->input.query->flags & KV_WIRE_WEIGHTS;
     const uint32_t n = pipeline->score.n;
 
-    if (pipeline->take.selection != KV_SELECT_TOP ||
-        kvs_selection_n_candidates(&pipeline->take, pipeline->take.k) < n)
+    if (pipeline->candidate_selection.selection != KV_SELECT_TOP ||
+        kvs_selection_n_candidates(&pipeline->candidate_selection,
+                                   pipeline->candidate_selection.k) < n)
         return KVS_QUERY_SCORE;
     /* All are taken, by all vectors. */
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - pipeline->score.n_queries);
@@ -85,9 +86,11 @@ static enum kvs_query_stage first_stage(struct kvs_query_pipeline *pipeline)
         pipeline->scratch.candidates[i] = kvs_range_walk_to(&walk, i);
         pipeline->scratch.query_mask[i] = all;
     }
-    for (uint32_t group = 0; group < kvs_selection_groups(&pipeline->take); group++)
-        pipeline->k[group] = pipeline->take.k;
-    return pipeline->take.k < n || weights ? KVS_QUERY_RERANK : selected_stage(pipeline);
+    for (uint32_t group = 0; group < kvs_selection_groups(&pipeline->candidate_selection);
+         group++)
+        pipeline->k[group] = pipeline->candidate_selection.k;
+    return pipeline->candidate_selection.k < n || weights ? KVS_QUERY_RERANK
+                                                          : selected_stage(pipeline);
 }
 
 /* The row is bad, and would have been read: there is no answer.  Returns false. */
@@ -115,7 +118,7 @@ static bool stage_unit(struct kvs_query_pipeline *pipeline)
         .n = kvs_ranges_count(pipeline->input.ranges, query->n_ranges),
         .room = pipeline->scratch.floats,
         .room_floats = KVS_QUERY_PIPELINE_FLOATS,
-        .parts = pipeline->scratch.parts,
+        .runs = pipeline->scratch.runs,
         .tables = pipeline->scratch.tables,
     };
     kvs_score_begin(&pipeline->score, pipeline->input.codebooks);
@@ -141,8 +144,8 @@ static bool stage_score(struct kvs_query_pipeline *pipeline)
         return true;
     if (score->bad != UINT32_MAX)
         return fail_bad(pipeline, score->bad);
-    kvs_select_begin(pipeline->selector, &pipeline->take, score->scores, score->maxima,
-                     score->counts, NULL, score->n_items,
+    kvs_select_begin(pipeline->selector, &pipeline->candidate_selection, score->scores,
+                     score->maxima, score->counts, NULL, score->n_items,
                      pipeline->input.query->rerank == 1 &&
                          (pipeline->input.query->flags & KV_WIRE_WEIGHTS),
                      kvs_score_spare(score));
@@ -168,8 +171,8 @@ static void verify_cells(struct kvs_query_pipeline *pipeline)
     const struct kvs_score *score = &pipeline->score;
     struct kvs_codebooks *books = pipeline->input.codebooks;
 
-    for (uint32_t i = 0; i < score->n_parts; i++) {
-        const uint32_t codebook = score->parts[i].codebook;
+    for (uint32_t i = 0; i < score->n_runs; i++) {
+        const uint32_t codebook = score->runs[i].codebook;
 
         if (codebook == KVS_SCORE_ROWS || kvs_codebook_verify_cells(books, codebook))
             continue;
@@ -313,7 +316,7 @@ static void name_row(struct kvs_query_pipeline *pipeline, bool keeps)
 {
     const uint32_t token = pipeline->scratch.candidates[pipeline->cursor];
 
-    pipeline->heads[pipeline->n_ids] = pipeline->scratch.query_mask[pipeline->cursor];
+    pipeline->query_masks[pipeline->n_ids] = pipeline->scratch.query_mask[pipeline->cursor];
     pipeline->scores[pipeline->n_ids] = pipeline->scratch.weights[pipeline->cursor];
     pipeline->ids[pipeline->n_ids++] = keeps ? token | KV_WIRE_ID_CACHED : token;
     pipeline->found[pipeline->unit].n_ids++;

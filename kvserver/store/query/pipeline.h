@@ -3,13 +3,13 @@
  *     kvs_query_pipeline_begin();
  *     while (!kvs_query_pipeline_is_done()) { kvs_query_pipeline_slice(); other work }
  *
- * For each unit: score -> take -> pick -> rerank -> choose -> gather or attend -> rest.  Step 1,
- * up to pick, is left out where it takes every candidate; step 2, rerank and choose, as well
- * where every candidate is chosen and nobody asked for weights.
+ * For each unit: score -> select candidates -> expand -> rerank -> select -> gather or attend ->
+ * estimate.  Step 1, up to expand, is left out where it lets every row through; step 2, rerank
+ * and select, as well where every candidate is selected and nobody asked for weights.
  *
- * A query knows no request: whoever asks gives it an input, and fetches the answer from the
- * query pipeline's arrays.  Between slices rows may be added to units, and codes, cells and centroids
- * may go where kvs_query_pipeline_is_between(); else units stay as they are.
+ * A query knows no request: whoever asks gives it an input, and fetches the answer from its
+ * arrays.  Between slices rows may be added to units, and codes, cells and centroids may go where
+ * kvs_query_pipeline_is_between(); else units stay as they are.
  *
  * Threads: the data thread.  Memory: create/destroy; large parts come from the system as they
  * are used.
@@ -70,13 +70,13 @@ struct kvs_query_input {
     void *arg;
 };
 
-/* What a query requests with.  The sizes are those of the largest one. */
+/* What a query works with.  The sizes are those of the largest one. */
 struct kvs_query_scratch {
-    struct kvs_score_run *parts; /* (KVS_SCORE_RUNS_MAX) */
-    float *tables;               /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
-    uint32_t *candidates;        /* tokens that step 1 took; room for what it may */
-    uint32_t *query_mask;        /* ... and the vectors that did */
-    uint32_t *indices;           /* chosen of them */
+    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
+    float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
+    uint32_t *candidates;       /* tokens that step 1 took; room for what it may */
+    uint32_t *query_mask;       /* ... and the vectors that did */
+    uint32_t *indices;          /* chosen of them */
 
     /* (KVS_QUERY_PIPELINE_FLOATS) Step 1 has all of it, as kvs_score.room; then it is what the arrays
      * below are in. */
@@ -103,8 +103,8 @@ struct kvs_query_pipeline {
     const struct kv_wire_cached_block *looked; /* the last one whose fingerprint was compared */
     bool looked_same;
     struct kvs_score score;
-    struct kvs_selection take, selection; /* of step 1, of step 2 */
-    struct kvs_selector *selector;        /* at work on one of them */
+    struct kvs_selection candidate_selection, selection; /* of step 1, of step 2 */
+    struct kvs_selector *selector;                       /* at work on one of them */
     struct kvs_expander *expander;
     uint32_t k[KV_QUERIES_MAX]; /* rows that step 1 wants of each group */
     struct kvs_query_scratch scratch;
@@ -116,7 +116,7 @@ struct kvs_query_pipeline {
 
     /* The answer so far, of all units. */
     struct kv_wire_query_result found[KV_WIRE_UNITS_MAX];
-    uint32_t *ids, *heads, *crcs; /* (KVS_QUERY_PIPELINE_IDS) */
+    uint32_t *ids, *query_masks, *crcs; /* (KVS_QUERY_PIPELINE_IDS) */
     float *scores;
     uint32_t n_ids, n_rows;
     size_t rows_bytes; /* in input.rows */
@@ -141,7 +141,7 @@ void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline); /* NULL is
 void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline,
                               const struct kvs_query_input *input);
 
-/* Requests for some 50 to 100 us.  False: there is no answer, as the row of token `bad` of unit
+/* Works for some 50 to 100 us.  False: there is no answer, as the row of token `bad` of unit
  * `unit` is known to be bad, or has turned out to be. */
 bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline);
 
@@ -157,7 +157,7 @@ static inline void kvs_query_pipeline_end(struct kvs_query_pipeline *pipeline)
     pipeline->stage = KVS_QUERY_UNIT;
 }
 
-/* No scan's parts are in use: codes, cells and centroids may be freed. */
+/* No scores are being made: codes, cells and centroids may be freed. */
 static inline bool kvs_query_pipeline_is_between(const struct kvs_query_pipeline *pipeline)
 {
     return pipeline->stage == KVS_QUERY_UNIT;

@@ -9,19 +9,19 @@ static bool scratch_init(struct kvs_query_scratch *scratch)
 {
     const size_t n_candidates = (size_t)KV_QUERIES_MAX * KV_SELECTED_MAX + KV_TOPK_SPARE;
 
-    scratch->parts = calloc(KVS_SCORE_RUNS_MAX, sizeof(*scratch->parts));
+    scratch->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*scratch->runs));
     scratch->tables = calloc((size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE, sizeof(float));
     scratch->candidates = calloc(n_candidates, sizeof(uint32_t));
     scratch->query_mask = calloc(n_candidates, sizeof(uint32_t));
     scratch->indices = calloc(n_candidates, sizeof(uint32_t));
     scratch->floats = kv_memory_reserve(KVS_QUERY_PIPELINE_FLOATS * sizeof(float));
-    return scratch->parts != NULL && scratch->tables != NULL && scratch->candidates != NULL &&
+    return scratch->runs != NULL && scratch->tables != NULL && scratch->candidates != NULL &&
            scratch->query_mask != NULL && scratch->indices != NULL && scratch->floats != NULL;
 }
 
 static void scratch_fini(struct kvs_query_scratch *scratch)
 {
-    free(scratch->parts);
+    free(scratch->runs);
     free(scratch->tables);
     free(scratch->candidates);
     free(scratch->query_mask);
@@ -62,7 +62,7 @@ struct kvs_query_pipeline *kvs_query_pipeline_create(void)
     pipeline->selector = calloc(1, sizeof(*pipeline->selector));
     pipeline->expander = kvs_expander_create();
     pipeline->ids = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
-    pipeline->heads = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
+    pipeline->query_masks = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
     pipeline->crcs = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
     pipeline->scores = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
     pipeline->attention = calloc(1, sizeof(*pipeline->attention));
@@ -70,7 +70,7 @@ struct kvs_query_pipeline *kvs_query_pipeline_create(void)
     pipeline->outputs = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
     pipeline->lses = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
     if (!has_scratch || pipeline->selector == NULL || pipeline->expander == NULL ||
-        pipeline->ids == NULL || pipeline->heads == NULL || pipeline->crcs == NULL ||
+        pipeline->ids == NULL || pipeline->query_masks == NULL || pipeline->crcs == NULL ||
         pipeline->scores == NULL || pipeline->attention == NULL || pipeline->estimate == NULL ||
         pipeline->outputs == NULL || pipeline->lses == NULL) {
         kvs_query_pipeline_destroy(pipeline);
@@ -87,7 +87,7 @@ void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline)
     kvs_expander_destroy(pipeline->expander);
     free(pipeline->selector);
     free(pipeline->ids);
-    free(pipeline->heads);
+    free(pipeline->query_masks);
     free(pipeline->crcs);
     free(pipeline->scores);
     free(pipeline->attention);

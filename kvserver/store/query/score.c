@@ -24,16 +24,16 @@ uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
     return n;
 }
 
-/* ---- parts ------------------------------------------------------------------------------- */
+/* ---- runs -------------------------------------------------------------------------------- */
 
 static void add_rows(struct kvs_score *score, uint32_t begin, uint32_t end)
 {
-    struct kvs_score_run *last = score->n_parts > 0 ? &score->parts[score->n_parts - 1] : NULL;
+    struct kvs_score_run *last = score->n_runs > 0 ? &score->runs[score->n_runs - 1] : NULL;
 
     if (begin == end)
         return;
     if (last == NULL || last->codebook != KVS_SCORE_ROWS || last->token_end != begin) {
-        last = &score->parts[score->n_parts++];
+        last = &score->runs[score->n_runs++];
         *last = (struct kvs_score_run){begin, begin, score->n_items, 0, KVS_SCORE_ROWS};
     }
     last->token_end = end;
@@ -92,10 +92,10 @@ static void add_range(struct kvs_score *score,
             const size_t n_items = (size_t)score->n_items + (n_left - (end - token)) + n_full;
             pays = end - token >= kvs_codebook_cells_pay(&book->shape) && n_full > 0 &&
                    n_items * arrays <= score->room_floats &&
-                   score->n_parts + 2 * score->n_ranges + 2 <= KVS_SCORE_RUNS_MAX;
+                   score->n_runs + 2 * score->n_ranges + 2 <= KVS_SCORE_RUNS_MAX;
         }
         if (pays) {
-            score->parts[score->n_parts++] =
+            score->runs[score->n_runs++] =
                 (struct kvs_score_run){token, end, score->n_items, n_full, codebook};
             score->n_items += n_full;
             continue;
@@ -114,13 +114,13 @@ void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books)
     bool has_cells = false;
     uint32_t n_left = score->n;
 
-    score->n_parts = score->n_items = 0;
+    score->n_runs = score->n_items = 0;
     for (uint32_t i = 0; i < score->n_ranges; i++) {
         add_range(score, books, &score->ranges[i], n_left);
         n_left -= score->ranges[i].end - score->ranges[i].begin;
     }
-    for (uint32_t i = 0; i < score->n_parts; i++)
-        has_cells |= score->parts[i].codebook != KVS_SCORE_ROWS;
+    for (uint32_t i = 0; i < score->n_runs; i++)
+        has_cells |= score->runs[i].codebook != KVS_SCORE_ROWS;
     assert((size_t)score->n_items * (score->n_queries + KVS_SCORE_SPARE) <= score->room_floats);
     score->scores = score->room;
     score->counts = NULL;
@@ -128,8 +128,8 @@ void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books)
         score->counts =
             (uint32_t *)(void *)(score->room + (size_t)score->n_items *
                                                    (score->n_queries + KVS_SCORE_SPARE - 1));
-    score->part = 0;
-    score->token = score->parts[0].token_begin;
+    score->run = 0;
+    score->token = score->runs[0].token_begin;
     score->n_coded = score->n_exact = score->n_chapters = 0;
     score->serial = 0;
     score->bad = UINT32_MAX;
@@ -263,14 +263,14 @@ static void score_cells(struct kvs_score *score,
                        score->scores + run->item, score->n_items);
         count_cells(score, books, book, run->token_begin - first, run->token_end - first,
                     score->counts + run->item);
-    } else { /* they went bad since the scan began: there is room for as many as there were */
+    } else { /* they went bad since scoring began: there is room for as many as there were */
         memset(score->counts + run->item, 0, run->n_items * sizeof(*score->counts));
     }
     find_maxima(score, run->item, run->n_items);
     score->n_coded += run->token_end - run->token_begin;
 }
 
-/* Of the part's rows those that are in the segment end here. */
+/* Of the run's rows those that are in the segment end here. */
 static uint32_t rows_end(const struct kvs_score_run *run, uint32_t at)
 {
     const uint32_t end = run->token_end - at * KV_BLOCK_TOKENS;
@@ -278,7 +278,7 @@ static uint32_t rows_end(const struct kvs_score_run *run, uint32_t at)
     return end < KV_BLOCK_TOKENS ? end : KV_BLOCK_TOKENS;
 }
 
-/* Rows from scan->token on that have codes of one codebook, in one segment or some: their
+/* Rows from score->token on that have codes of one codebook, in one segment or some: their
  * scores.  Returns how many.  Codes are made for one segment at most, which takes longer than
  * scoring all of a run. */
 static uint32_t score_coded(struct kvs_score *score,
@@ -316,7 +316,7 @@ static uint32_t score_coded(struct kvs_score *score,
     return n;
 }
 
-/* Rows from scan->token on that have none, in one segment. */
+/* Rows from score->token on that have none, in one segment. */
 static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_run *run)
 {
     const uint32_t at = score->token / KV_BLOCK_TOKENS, begin = score->token % KV_BLOCK_TOKENS;
@@ -333,7 +333,7 @@ static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_ru
     return n;
 }
 
-/* Some of the part's rows, from scan->token on.  Returns how many. */
+/* Some of the run's rows, from score->token on.  Returns how many. */
 static uint32_t score_rows(struct kvs_score *score,
                            struct kvs_codebooks *books,
                            const struct kvs_score_run *run)
@@ -356,8 +356,8 @@ bool kvs_score_slice(struct kvs_score *score,
 {
     const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
 
-    for (uint32_t n_segments = 0; score->part < score->n_parts; n_segments++) {
-        const struct kvs_score_run *run = &score->parts[score->part];
+    for (uint32_t n_segments = 0; score->run < score->n_runs; n_segments++) {
+        const struct kvs_score_run *run = &score->runs[score->run];
 
         if (n_segments >= SLICE_SEGMENTS || (n_segments > 0 && kv_clock_now(clock) >= end_us))
             return false;
@@ -366,8 +366,8 @@ bool kvs_score_slice(struct kvs_score *score,
         else
             n_segments += score_rows(score, books, run) / KV_BLOCK_TOKENS;
         if (run->codebook != KVS_SCORE_ROWS || score->token == run->token_end)
-            if (++score->part < score->n_parts)
-                score->token = score->parts[score->part].token_begin;
+            if (++score->run < score->n_runs)
+                score->token = score->runs[score->run].token_begin;
     }
     return true;
 }

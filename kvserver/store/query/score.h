@@ -4,8 +4,8 @@
  *     kvs_score_begin();  while (!kvs_score_slice(...)) other work;
  *
  * What is scored are items: eligible rows, or all full cells (kernels/pq_cells.h) of a chapter
- * that is long enough for that to be faster.  A part is a run of eligible rows whose items are one
- * or the other; parts ascend.  Item i's score for query vector q is scores[q * n_items + i].
+ * that is long enough for that to be faster.  A run is eligible rows side by side whose items are
+ * one or the other; runs ascend.  Item i's score for query vector q is scores[q * n_items + i].
  * Rows that follow an open codebook (codebook.h) and have no codes yet get them here.
  *
  * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
@@ -48,11 +48,11 @@ struct kvs_score {
     uint32_t n;           /* eligible rows */
     float *room;          /* of the caller, for scores, counts, and whatever comes after */
     size_t room_floats;   /* at least n * (n_queries + KVS_SCORE_SPARE) */
-    struct kvs_score_run *parts; /* (KVS_SCORE_RUNS_MAX) of the caller */
-    float *tables;               /* (n_queries, KVS_SCORE_TABLE) of the caller */
+    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) of the caller */
+    float *tables;              /* (n_queries, KVS_SCORE_TABLE) of the caller */
 
     /* Known when it has begun. */
-    uint32_t n_parts, n_items;
+    uint32_t n_runs, n_items;
     float *scores;    /* (n_queries, n_items), in `room` */
     uint32_t *counts; /* (n_items), in `room` behind KVS_SCORE_SPARE - 1 arrays; NULL: all 1 */
 
@@ -63,7 +63,7 @@ struct kvs_score {
      * them. */
     float maxima[KV_QUERIES_MAX];
 
-    uint32_t part, token; /* where the next slice begins */
+    uint32_t run, token; /* where the next slice begins */
     uint32_t n_coded, n_exact, n_chapters;
     uint64_t serial; /* of the codebook that `tables` is for; 0: none */
 };
@@ -81,10 +81,10 @@ static inline float *kvs_score_spare(const struct kvs_score *score)
 /* Tokens in the ranges. */
 uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
-/* Cuts the eligible rows into parts, sets the cursor and the counts to the begin. */
+/* Cuts the eligible rows into runs, sets the cursor and the counts to the begin. */
 void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books);
 
-/* Requests for some 50 us; true when all items are scored. */
+/* Works for some 50 us; true when all items are scored. */
 bool kvs_score_slice(struct kvs_score *score,
                      struct kvs_codebooks *books,
                      const struct kv_clock *clock);

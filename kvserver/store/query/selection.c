@@ -22,9 +22,9 @@ struct step {
     uint32_t cost;       /* of an item, where that of the fastest step is 1 */
     bool costs_by_query; /* ... and a quarter of that for each query vector */
     bool (*begin)(struct kvs_selector *selector); /* false: it is left out; NULL: it never is */
-    void (*request)(struct kvs_selector *selector,
-                    uint32_t at,
-                    uint32_t n);                      /* items [at, at + n) */
+    void (*work)(struct kvs_selector *selector,
+                 uint32_t at,
+                 uint32_t n);                         /* items [at, at + n) */
     enum after (*end)(struct kvs_selector *selector); /* NULL: NEXT_STEP */
 };
 
@@ -36,7 +36,7 @@ uint32_t kvs_selection_max(const struct kvs_selection *selection, uint32_t n)
     return max < n ? (uint32_t)max : n;
 }
 
-static uint32_t takes_of(const struct kvs_selector *selector, uint32_t group)
+static uint32_t n_candidates_of(const struct kvs_selector *selector, uint32_t group)
 {
     return kvs_selection_n_candidates(&selector->selection, selector->k[group]);
 }
@@ -230,15 +230,15 @@ static bool begin_sift(struct kvs_selector *selector)
 {
     const uint32_t group = selector->query;
 
-    kv_topk_begin(&selector->groups[group], takes_of(selector, group));
+    kv_topk_begin(&selector->groups[group], n_candidates_of(selector, group));
     selector->pass = 0;
     selector->n_between = 0;
     selector->n_above = 0;
-    for (uint32_t i = 0; selector->from != NULL && i < selector->n; i++)
-        selector->own[i] = selector->from[i] >> group & 1;
-    return selector->from == NULL && selector->counts == NULL &&
+    for (uint32_t i = 0; selector->query_mask != NULL && i < selector->n; i++)
+        selector->own[i] = selector->query_mask[i] >> group & 1;
+    return selector->query_mask == NULL && selector->counts == NULL &&
            kv_scores_guess(kvs_selector_scores(selector, group), selector->n,
-                           takes_of(selector, group), &selector->least, &selector->most);
+                           n_candidates_of(selector, group), &selector->least, &selector->most);
 }
 
 static void sift(struct kvs_selector *selector, uint32_t at, uint32_t n)
@@ -255,7 +255,7 @@ static void sift(struct kvs_selector *selector, uint32_t at, uint32_t n)
  */
 static enum after end_sift(struct kvs_selector *selector)
 {
-    const uint64_t k = takes_of(selector, selector->query);
+    const uint64_t k = n_candidates_of(selector, selector->query);
 
     if (selector->n_above < k && k <= selector->n_above + selector->n_between)
         kv_topk_begin(&selector->groups[selector->query], k - selector->n_above);
@@ -267,7 +267,7 @@ static enum after end_sift(struct kvs_selector *selector)
 static void count(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     struct kv_topk *topk = &selector->groups[selector->query];
-    const uint32_t *counts = selector->from != NULL ? selector->own : selector->counts;
+    const uint32_t *counts = selector->query_mask != NULL ? selector->own : selector->counts;
 
     if (selector->n_between > 0)
         kv_topk_count(topk, (const float *)(const void *)selector->own + at, NULL, n);
@@ -287,7 +287,7 @@ static enum after end_count(struct kvs_selector *selector)
 
 static bool is_query_mask(struct kvs_selector *selector)
 {
-    return selector->from != NULL;
+    return selector->query_mask != NULL;
 }
 
 /* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
@@ -299,7 +299,7 @@ static void mark_selected(struct kvs_selector *selector, uint32_t at, uint32_t n
 
     for (uint32_t i = at; i < at + n; i++) {
         marks[i] = 0;
-        for (uint32_t left = selector->from[i] & all; left != 0; left &= left - 1) {
+        for (uint32_t left = selector->query_mask[i] & all; left != 0; left &= left - 1) {
             const uint32_t group = (uint32_t)__builtin_ctz(left);
             struct kv_topk *topk = &selector->groups[group];
             const uint32_t image = kv_score_key(kvs_selector_scores(selector, group)[i]);
@@ -318,31 +318,31 @@ static void mark_selected(struct kvs_selector *selector, uint32_t at, uint32_t n
 /* SUM and MAX: the first two for each query vector, then all for the merged weights.  These are
  * made of all vectors at once, and summed one by one. */
 static const struct step merged[] = {
-    {.cost = 1, .begin = begin_max, .request = find_max},
-    {.cost = 1, .request = make_exps, .end = end_exps},
-    {.cost = 1, .costs_by_query = true, .request = merge_all, .end = end_merge},
-    {.cost = 4, .begin = is_by_mass, .request = sum_weights},
-    {.cost = 4, .begin = begin_mass, .request = count_mass, .end = end_mass},
-    {.cost = 1, .begin = begin_heaviest, .request = find_heaviest},
-    {.cost = 1, .begin = is_by_threshold, .request = count_from, .end = end_from},
-    {.cost = 1, .begin = begin_sift, .request = sift, .end = end_sift},
-    {.cost = 1, .request = count, .end = end_count},
-    {.request = NULL},
+    {.cost = 1, .begin = begin_max, .work = find_max},
+    {.cost = 1, .work = make_exps, .end = end_exps},
+    {.cost = 1, .costs_by_query = true, .work = merge_all, .end = end_merge},
+    {.cost = 4, .begin = is_by_mass, .work = sum_weights},
+    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
+    {.cost = 1, .work = count, .end = end_count},
+    {.work = NULL},
 };
 
 /* UNION and NONE: all but the last for each query vector.  The last one looks at scores of many
  * vectors for one row, which are far apart. */
 static const struct step per_query[] = {
-    {.cost = 1, .begin = begin_per_query_max, .request = find_max},
-    {.cost = 1, .begin = per_query_weighs, .request = copy_exps, .end = end_per_query_exps},
-    {.cost = 1, .begin = wants_weights, .request = merge_one},
-    {.cost = 4, .begin = begin_mass, .request = count_mass, .end = end_mass},
-    {.cost = 1, .begin = begin_heaviest, .request = find_heaviest},
-    {.cost = 1, .begin = is_by_threshold, .request = count_from, .end = end_from},
-    {.cost = 1, .begin = begin_sift, .request = sift, .end = end_sift},
-    {.cost = 1, .request = count, .end = end_count},
-    {.cost = COST_MAX, .begin = is_query_mask, .request = mark_selected},
-    {.request = NULL},
+    {.cost = 1, .begin = begin_per_query_max, .work = find_max},
+    {.cost = 1, .begin = per_query_weighs, .work = copy_exps, .end = end_per_query_exps},
+    {.cost = 1, .begin = wants_weights, .work = merge_one},
+    {.cost = 4, .begin = begin_mass, .work = count_mass, .end = end_mass},
+    {.cost = 1, .begin = begin_heaviest, .work = find_heaviest},
+    {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
+    {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
+    {.cost = 1, .work = count, .end = end_count},
+    {.cost = COST_MAX, .begin = is_query_mask, .work = mark_selected},
+    {.work = NULL},
 };
 
 static const struct step *step_of(const struct kvs_selector *selector)
@@ -352,7 +352,7 @@ static const struct step *step_of(const struct kvs_selector *selector)
 
 static bool is_done(const struct kvs_selector *selector)
 {
-    return step_of(selector)->request == NULL;
+    return step_of(selector)->work == NULL;
 }
 
 /* Begins the step, or the first one behind it that is not left out. */
@@ -385,8 +385,8 @@ static uint32_t cost_of(const struct kvs_selector *selector)
 /* That the step looks at. */
 static uint32_t items_of(const struct kvs_selector *selector)
 {
-    return step_of(selector)->request == count && selector->n_between > 0 ? selector->n_between
-                                                                          : selector->n;
+    return step_of(selector)->work == count && selector->n_between > 0 ? selector->n_between
+                                                                       : selector->n;
 }
 
 void kvs_select_begin(struct kvs_selector *selector,
@@ -403,7 +403,7 @@ void kvs_select_begin(struct kvs_selector *selector,
     selector->selection = *selection;
     selector->scores = scores;
     selector->counts = counts;
-    selector->from = query_mask;
+    selector->query_mask = query_mask;
     selector->n = n;
     selector->wants_weights = weights;
     selector->weights = room;
@@ -425,10 +425,10 @@ bool kvs_select_slice(struct kvs_selector *selector)
 
     while (!is_done(selector)) {
         const uint32_t cost = cost_of(selector);
-        const uint32_t n_all = items_of(selector), estimate = n_all - selector->cursor;
-        const uint32_t n = estimate < left / cost ? estimate : left / cost;
+        const uint32_t n_all = items_of(selector), n_rest = n_all - selector->cursor;
+        const uint32_t n = n_rest < left / cost ? n_rest : left / cost;
 
-        step_of(selector)->request(selector, selector->cursor, n);
+        step_of(selector)->work(selector, selector->cursor, n);
         selector->cursor += n;
         left -= n * cost;
         if (selector->cursor == n_all)
@@ -440,20 +440,20 @@ bool kvs_select_slice(struct kvs_selector *selector)
 }
 
 uint32_t
-kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *ret_heads)
+kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *ret_query_masks)
 {
     const uint32_t n_groups = kvs_selection_groups(&selector->selection);
     uint32_t *marks = (uint32_t *)(void *)selector->spare, n_selected = 0;
 
-    if (n_groups == 1 && selector->from == NULL) {
+    if (n_groups == 1 && selector->query_mask == NULL) {
         n_selected =
             (uint32_t)kv_topk_collect(&selector->groups[0], kvs_selector_scores(selector, 0),
                                       NULL, selector->n, 0, ret_indices);
-        for (uint32_t i = 0; ret_heads != NULL && i < n_selected; i++)
-            ret_heads[i] = kvs_selection_merges(&selector->selection) ? UINT32_MAX : 1;
+        for (uint32_t i = 0; ret_query_masks != NULL && i < n_selected; i++)
+            ret_query_masks[i] = kvs_selection_merges(&selector->selection) ? UINT32_MAX : 1;
         return n_selected;
     }
-    if (selector->from == NULL) {
+    if (selector->query_mask == NULL) {
         memset(marks, 0, selector->n * sizeof(*marks));
         for (uint32_t group = 0; group < n_groups; group++) {
             const size_t n =
@@ -467,8 +467,8 @@ kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *
     for (uint32_t i = 0; i < selector->n; i++) {
         if (marks[i] == 0)
             continue;
-        if (ret_heads != NULL)
-            ret_heads[n_selected] = marks[i];
+        if (ret_query_masks != NULL)
+            ret_query_masks[n_selected] = marks[i];
         ret_indices[n_selected++] = i;
     }
     return n_selected;

@@ -10,7 +10,7 @@
  *            FROM: those with at least `share` of the largest weight;  never more than k
  *
  * Ties go to the lower row.  See kernels/select.h for the arithmetic: it does not matter how
- * rows are made items, nor how the request is cut into slices.
+ * rows are made items, nor how the work is cut into slices.
  *
  *     kvs_select_begin();  while (!kvs_select_slice(...)) other work;  kvs_select_rows();
  *
@@ -39,12 +39,12 @@ struct kvs_selection {
 /* How a choice among some items goes on. */
 struct kvs_selector {
     struct kvs_selection selection;
-    float *scores;                 /* (n_queries, n) */
-    const uint32_t *counts, *from; /* (n); see kvs_select_begin() */
+    float *scores;                       /* (n_queries, n) */
+    const uint32_t *counts, *query_mask; /* (n); see kvs_select_begin() */
     uint32_t n;
     bool wants_weights;
     float *weights, *spare; /* (n) */
-    uint32_t *own; /* (n) counts of one group, where `from` is given, or scores of its bound */
+    uint32_t *own; /* (n) counts of one group, with `query_mask`, or scores of its bound */
     uint32_t least, most, n_between; /* of those; 0: it is looked for among all */
     uint64_t n_above;
 
@@ -104,7 +104,7 @@ void kvs_select_begin(struct kvs_selector *selector,
                       bool weights,
                       float *room);
 
-/* Requests for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
+/* Works for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
 bool kvs_select_slice(struct kvs_selector *selector);
 
 /* The scores that group g chooses by. */
@@ -118,9 +118,10 @@ static inline const float *kvs_selector_scores(const struct kvs_selector *select
 
 /* Where all items are rows: the chosen ones.  Returns how many, at most kvs_selection_max().
  *   ret_indices  ascending; room for KV_TOPK_SPARE more
- *   ret_heads    bit q: vector q chose it; SUM and MAX: all; may be NULL */
-uint32_t
-kvs_select_rows(struct kvs_selector *selector, uint32_t *ret_indices, uint32_t *ret_heads);
+ *   ret_query_masks  bit q: vector q chose it; SUM and MAX: all; may be NULL */
+uint32_t kvs_select_rows(struct kvs_selector *selector,
+                         uint32_t *ret_indices,
+                         uint32_t *ret_query_masks);
 
 /* All at once, of rows. */
 static inline uint32_t kvs_select(struct kvs_selector *selector,
@@ -131,12 +132,12 @@ static inline uint32_t kvs_select(struct kvs_selector *selector,
                                   bool weights,
                                   float *room,
                                   uint32_t *ret_indices,
-                                  uint32_t *ret_heads)
+                                  uint32_t *ret_query_masks)
 {
     kvs_select_begin(selector, selection, scores, NULL, NULL, query_mask, n, weights, room);
     while (!kvs_select_slice(selector))
         ;
-    return kvs_select_rows(selector, ret_indices, ret_heads);
+    return kvs_select_rows(selector, ret_indices, ret_query_masks);
 }
 
 #endif

@@ -54,7 +54,7 @@ static bool client_close(struct kvs_shard *shard, struct kvs_command *command)
 
 static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_shard_session *session = &shard->parts[command->index];
+    struct kvs_shard_session *session = &shard->sessions[command->index];
 
     command->status = kvs_shard_session_init(shard, session, command);
     if (command->status == KV_OK)
@@ -64,8 +64,8 @@ static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
 
 static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_shard_session *session = &shard->parts[command->index];
-    struct kvs_shard_session *child = &shard->parts[command->child_index];
+    struct kvs_shard_session *session = &shard->sessions[command->index];
+    struct kvs_shard_session *child = &shard->sessions[command->child_index];
     uint32_t n_segments = 0;
 
     if (command->cursor == 0) {
@@ -98,13 +98,13 @@ static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
 
 static bool session_generation(struct kvs_shard *shard, struct kvs_command *command)
 {
-    kvs_shard_session_advance(shard, &shard->parts[command->index], command->generation);
+    kvs_shard_session_advance(shard, &shard->sessions[command->index], command->generation);
     return true;
 }
 
 static bool session_truncate(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_shard_session *session = &shard->parts[command->index];
+    struct kvs_shard_session *session = &shard->sessions[command->index];
     uint32_t end = command->cursor + UNITS_PER_SLICE;
 
     /* From the first slice on nobody may use the units as they were, and before the last one
@@ -125,7 +125,7 @@ static bool session_truncate(struct kvs_shard *shard, struct kvs_command *comman
 
 static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_shard_session *session = &shard->parts[command->index];
+    struct kvs_shard_session *session = &shard->sessions[command->index];
     uint32_t end = command->cursor + UNITS_PER_SLICE;
 
     if (command->cursor == 0 && session->used) {
@@ -143,7 +143,7 @@ static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
 
 static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
 {
-    const struct kvs_shard_session *session = &shard->parts[command->index];
+    const struct kvs_shard_session *session = &shard->sessions[command->index];
 
     command->tokens = UINT32_MAX;
     command->has_units = session->n_units > 0;

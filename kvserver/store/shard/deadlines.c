@@ -9,7 +9,7 @@ enum {
     EARLY_BULK_MAX_US = 1000000,
 };
 
-static void request_late(struct kvs_request *request)
+static void end_late(struct kvs_request *request)
 {
     kvs_count(&request->shard->stats.deadline_exceeded, 1);
     if (request->state == KVS_REQUEST_AWAIT_BULK) {
@@ -70,7 +70,7 @@ static uint64_t next_look(const struct kvs_request *request)
 }
 
 /* Its data is on its way and did not arrive by its deadline. */
-static void receive_late(struct kvs_request *request)
+static void give_up_late(struct kvs_request *request)
 {
     struct kvs_shard *shard = request->shard;
 
@@ -82,7 +82,7 @@ static void receive_late(struct kvs_request *request)
 }
 
 /* Ends what is late.  true: the client is stuck. */
-static bool client_timers(struct kvs_shard *shard, struct kvs_shard_client *client)
+static bool check_client(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
     bool stuck = false;
 
@@ -95,11 +95,11 @@ static bool client_timers(struct kvs_shard *shard, struct kvs_shard_client *clie
         if (shard->now_us < request->deadline_us || request->orphan)
             continue;
         if (request->state == KVS_REQUEST_RECEIVING) {
-            receive_late(request);
+            give_up_late(request);
         } else if (request->state == KVS_REQUEST_WAITING ||
                    request->state == KVS_REQUEST_AWAIT_BULK ||
                    request->state == KVS_REQUEST_QUEUED) {
-            request_late(request);
+            end_late(request);
             next = client->requests; /* ending one may have ended others */
         }
     }
@@ -110,13 +110,13 @@ static bool client_timers(struct kvs_shard *shard, struct kvs_shard_client *clie
     return stuck;
 }
 
-static void client_stuck(struct kvs_shard *shard, struct kvs_shard_client *client)
+static void close_stuck(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
     kvs_count(&shard->stats.stalled_clients, 1);
     kvs_shard_client_lost(shard, client);
 }
 
-static void pending_receive_timers(struct kvs_shard *shard)
+static void check_pending_receives(struct kvs_shard *shard)
 {
     for (uint32_t i = 0; kv_pool_used(shard->pending_receives) > 0 && i < KVS_PENDING_RECEIVES;
          i++) {
@@ -125,7 +125,7 @@ static void pending_receive_timers(struct kvs_shard *shard)
         if (pending_receive->client != NULL &&
             pending_receive->client->state == KVS_SHARD_CLIENT_OPEN &&
             shard->now_us >= pending_receive->since_us + shard->stuck_send_us)
-            client_stuck(shard, pending_receive->client);
+            close_stuck(shard, pending_receive->client);
     }
 }
 
@@ -138,9 +138,9 @@ void kvs_shard_timers(struct kvs_shard *shard)
             continue;
         kvs_early_bulk_clear(
             client, shard->now_us > EARLY_BULK_MAX_US ? shard->now_us - EARLY_BULK_MAX_US : 0);
-        if (shard->now_us >= client->due_us && client_timers(shard, client) &&
+        if (shard->now_us >= client->due_us && check_client(shard, client) &&
             client->state == KVS_SHARD_CLIENT_OPEN)
-            client_stuck(shard, client);
+            close_stuck(shard, client);
     }
-    pending_receive_timers(shard);
+    check_pending_receives(shard);
 }

@@ -72,14 +72,15 @@ static struct kvs_request *admit(struct kvs_shard *shard,
     return request;
 }
 
-/* Finds the session's part.  On failure the request has failed. */
+/* Finds the session.  On failure the request has failed. */
 static bool enter_session(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
     const char *name = request->type->name;
     struct kvs_shard *shard = request->shard;
-    struct kvs_shard_session *session =
-        header->session_index < shard->n_parts ? &shard->parts[header->session_index] : NULL;
+    struct kvs_shard_session *session = header->session_index < shard->n_sessions
+                                            ? &shard->sessions[header->session_index]
+                                            : NULL;
 
     if (session == NULL || !session->used || !kv_token_equal(&session->token, &header->token)) {
         refuse_session(request, session);
@@ -98,7 +99,7 @@ static bool enter_session(struct kvs_request *request)
     } else {
         atomic_store_explicit(&session->used_us, shard->now_us, memory_order_relaxed);
         request->session = session;
-        request->part_serial = session->serial;
+        request->session_serial = session->serial;
         return true;
     }
     return false;
@@ -226,7 +227,7 @@ static void on_message(
         bulk_message(client, &header, (const uint8_t *)body + header.body_bytes);
 }
 
-static void pending_receive_end(struct kvs_pending_receive *pending_receive)
+static void free_pending_receive(struct kvs_pending_receive *pending_receive)
 {
     struct kvs_shard *shard = pending_receive->shard;
     struct kvs_shard_client *client = pending_receive->client;
@@ -238,7 +239,7 @@ static void pending_receive_end(struct kvs_pending_receive *pending_receive)
     kvs_shard_client_settle(client);
 }
 
-static void pending_receive_done(void *arg, kv_status_t status)
+static void on_received(void *arg, kv_status_t status)
 {
     struct kvs_pending_receive *pending_receive = arg;
 
@@ -246,7 +247,7 @@ static void pending_receive_done(void *arg, kv_status_t status)
         on_message(pending_receive->shard, &pending_receive->header,
                    sizeof(pending_receive->header), pending_receive->body,
                    pending_receive->bytes);
-    pending_receive_end(pending_receive);
+    free_pending_receive(pending_receive);
 }
 
 static void receive_request(struct kvs_shard_client *client,
@@ -279,10 +280,9 @@ static void receive_request(struct kvs_shard_client *client,
     };
     client->n_pending_receives++;
     struct kv_iov iov = {pending_receive->body, bytes};
-    kv_status_t status =
-        kv_incoming_receive(incoming, &iov, 1, pending_receive_done, pending_receive);
+    kv_status_t status = kv_incoming_receive(incoming, &iov, 1, on_received, pending_receive);
     if (status != KV_IN_PROGRESS)
-        pending_receive_done(pending_receive, status);
+        on_received(pending_receive, status);
 }
 
 static void on_incoming(void *owner,

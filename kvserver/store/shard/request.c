@@ -16,7 +16,7 @@ void kvs_request_due(const struct kvs_request *request, uint64_t due_us)
 }
 
 /* From now on it is the client's turn. */
-static void request_hand_over(struct kvs_request *request, enum kvs_request_state state)
+static void hand_over(struct kvs_request *request, enum kvs_request_state state)
 {
     request->state = state;
     request->since_us = request->shard->now_us;
@@ -187,7 +187,7 @@ kv_status_t kvs_request_answer_slot(struct kvs_request *request, size_t bytes)
 
 bool kvs_request_stale(const struct kvs_request *request)
 {
-    return !request->session->used || request->session->serial != request->part_serial ||
+    return !request->session->used || request->session->serial != request->session_serial ||
            request->session->generation != request->header.generation;
 }
 
@@ -260,7 +260,7 @@ void kvs_request_answer(struct kvs_request *request,
     const struct kv_wire_header *header = &request->header;
 
     kvs_request_unlink(request);
-    request_hand_over(request, KVS_REQUEST_SENDING);
+    hand_over(request, KVS_REQUEST_SENDING);
     if (request->orphan || request->client->channel == NULL) {
         kvs_request_end(request);
         return;
@@ -413,7 +413,7 @@ void kvs_request_receive_bulk(struct kvs_request *request, struct kv_incoming *i
         kvs_request_bulk_discarded(request);
         return;
     }
-    request_hand_over(request, KVS_REQUEST_RECEIVING);
+    hand_over(request, KVS_REQUEST_RECEIVING);
     kv_status_t status = kv_incoming_receive(incoming, request->iov, request->n_iov,
                                              kvs_request_received, request);
     if (status != KV_IN_PROGRESS)
@@ -433,7 +433,7 @@ void kvs_request_await_bulk(struct kvs_request *request, bool discard)
     struct kv_incoming *incoming;
     uint64_t bytes;
 
-    request_hand_over(request, KVS_REQUEST_AWAIT_BULK);
+    hand_over(request, KVS_REQUEST_AWAIT_BULK);
     request->discard = discard;
     incoming = kvs_early_bulk_take(request->client, request->header.request_id, &bytes);
     if (incoming == NULL)

@@ -1,4 +1,4 @@
-/* request.h - a request that a data thread requests on, from its arrival until its answer has
+/* request.h - a request that a data thread works on, from its arrival until its answer has
  * left, and what operations do with it.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_REQUEST_H
@@ -53,7 +53,7 @@ struct kvs_request {
     const struct kvs_op_type *type;
     struct kvs_shard_client *client;
     struct kvs_request *client_next, **client_link; /* of the client's requests */
-    struct kvs_request *next, **link;               /* of a part's waiters, or of a queue */
+    struct kvs_request *next, **link;               /* of a session's waiters, or of a queue */
     struct kvs_request_queue *queue;                /* it is in; NULL: none */
     uint32_t needs; /* tokens that must be there before it looks again; UINT32_MAX: others */
     struct kv_wire_header header;
@@ -61,9 +61,9 @@ struct kvs_request {
     uint64_t since_us; /* the client has to send or to take something */
     bool orphan;       /* nobody waits for the answer any more */
 
-    /* Where the request applies; valid while part_serial is the part's. */
+    /* Where the request applies; valid while session_serial is the session's. */
     struct kvs_shard_session *session;
-    uint32_t part_serial;
+    uint32_t session_serial;
 
     /* The request's body after begin(), if the operation keeps it; aligned. */
     uint8_t *body;

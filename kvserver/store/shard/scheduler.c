@@ -34,7 +34,7 @@ void kvs_request_unlink(struct kvs_request *request)
     request->next = NULL;
 }
 
-static void append_request(struct kvs_request_queue *queue, struct kvs_request *request)
+static void append(struct kvs_request_queue *queue, struct kvs_request *request)
 {
     kvs_request_unlink(request);
     request->state = KVS_REQUEST_QUEUED;
@@ -47,12 +47,12 @@ static void append_request(struct kvs_request_queue *queue, struct kvs_request *
 
 void kvs_request_queue(struct kvs_request *request)
 {
-    append_request(&request->shard->queues[kv_op_priority(request->header.op)], request);
+    append(&request->shard->queues[kv_op_priority(request->header.op)], request);
 }
 
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue)
 {
-    append_request(queue, request);
+    append(queue, request);
 }
 
 static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *session)
@@ -63,7 +63,7 @@ static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *sess
         next = request->next;
         if (request->needs > session->woken_to)
             continue;
-        append_request(&shard->looking, request);
+        append(&shard->looking, request);
         request->state = KVS_REQUEST_WAITING; /* it may be late, or cancelled */
     }
 }

@@ -28,7 +28,7 @@ void kvs_shard_session_clear(struct kvs_shard *shard, struct kvs_shard_session *
     kvs_shard_session_free(shard, session);
 }
 
-/* Makes the units that the part lists; on failure n_units says how many were. */
+/* Makes the units that the session lists; on failure n_units says how many were. */
 static kv_status_t units_init(struct kvs_shard *shard,
                               struct kvs_shard_session *session,
                               const kv_schema_t *schema)

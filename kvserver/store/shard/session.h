@@ -48,8 +48,8 @@ uint32_t kvs_shard_session_verify(const struct kvs_shard_session *session,
                                   const void *rows,
                                   const uint32_t *crcs);
 
-/* Waiters of the part that need `tokens` at most look again, in the steps to come: never inside
- * this call.  UINT32_MAX: all of them do. */
+/* Waiters of the session that need `tokens` at most look again, in the steps to come: never
+ * inside this call.  UINT32_MAX: all of them do. */
 void kvs_shard_session_wake(struct kvs_shard *shard,
                             struct kvs_shard_session *session,
                             uint32_t tokens);

@@ -91,7 +91,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->clock = setup->clock;
     atomic_init(&shard->seen_us, kv_clock_now(setup->clock));
     shard->answers = setup->answers;
-    shard->n_parts = setup->n_parts;
+    shard->n_sessions = setup->n_sessions;
     shard->n_clients = setup->n_clients;
     for (int i = 0; i < KV_PRIORITY_COUNT; i++)
         shard->queues[i].end = &shard->queues[i].first;
@@ -100,7 +100,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->woken_end = &shard->woken;
 
     shard->arena = kvs_arena_create(setup->memory_bytes);
-    shard->parts = calloc(setup->n_parts, sizeof(*shard->parts));
+    shard->sessions = calloc(setup->n_sessions, sizeof(*shard->sessions));
     shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));
     shard->requests = kv_pool_create(setup->n_requests, sizeof(struct kvs_request));
     shard->middles = kv_pool_create(setup->n_requests, KVS_MIDDLE_BYTES);
@@ -109,7 +109,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->pending_receives =
         kv_pool_create(KVS_PENDING_RECEIVES, sizeof(struct kvs_pending_receive));
     shard->commands = kv_ring_create(setup->n_commands);
-    if (shard->arena == NULL || shard->parts == NULL || shard->clients == NULL ||
+    if (shard->arena == NULL || shard->sessions == NULL || shard->clients == NULL ||
         shard->requests == NULL || shard->middles == NULL || shard->bodies == NULL ||
         shard->stagings == NULL || shard->pending_receives == NULL || shard->commands == NULL ||
         !kvs_segment_store_init(&shard->store, shard->arena) ||
@@ -120,8 +120,8 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock);
     if (shard->indexer == NULL || !ops_open(shard) || !background_open(shard, setup))
         goto err_fini;
-    for (uint32_t i = 0; i < setup->n_parts; i++)
-        shard->parts[i].index = i;
+    for (uint32_t i = 0; i < setup->n_sessions; i++)
+        shard->sessions[i].index = i;
     status = setup->transport->ops->port_open(setup->transport, &kvs_shard_events, shard,
                                               &shard->port);
     if (status == KV_OK)
@@ -151,7 +151,7 @@ void kvs_shard_fini(struct kvs_shard *shard)
     kv_pool_destroy(shard->middles);
     kv_pool_destroy(shard->requests);
     free(shard->clients);
-    free(shard->parts);
+    free(shard->sessions);
     kvs_arena_destroy(shard->arena);
     memset(shard, 0, sizeof(*shard));
 }

@@ -13,8 +13,8 @@
  * for beyond them, or beyond the buffers that there are, is answered KV_BUSY by a note, which
  * needs no request; so is a ping.  Nothing that a client in order sends is met with silence.
  *
- * Threads: everything here belongs to the data thread, except `stats`, `part.used_us` (readable
- * by all) and the two rings (control -> data -> control).
+ * Threads: everything here belongs to the data thread, except `stats`, `used_us` of a session
+ * (readable by all) and the two rings (control -> data -> control).
  */
 #ifndef KV_KVSERVER_STORE_SHARD_SHARD_H
 #define KV_KVSERVER_STORE_SHARD_SHARD_H
@@ -57,10 +57,10 @@ struct kvs_shard {
     uint32_t n_background;
     void *background_state[KVS_BACKGROUND_MAX]; /* what each row keeps */
     uint32_t background_turns;
-    uint32_t query_slices;           /* since messages were last looked at */
-    uint32_t turns;                  /* steps since the background last had one of its turns */
-    struct kvs_shard_session *parts; /* (sessions_max) */
-    uint32_t n_parts;
+    uint32_t query_slices; /* since messages were last looked at */
+    uint32_t turns;        /* steps since the background last had one of its turns */
+    struct kvs_shard_session *sessions; /* (sessions_max) */
+    uint32_t n_sessions;
     struct kvs_ended_list ended;      /* of those */
     struct kvs_shard_client *clients; /* (clients_max) */
     uint32_t n_clients;
@@ -71,10 +71,11 @@ struct kvs_shard {
         staging_waiters;              /* need a staging buffer: the next that comes back is the
                                     * first's that may have it */
     struct kvs_request_queue looking; /* woken: look again, some in each step */
-    struct kvs_shard_session *woken, **woken_end; /* parts, in the order in which they were */
-    struct kv_ring *commands;                     /* from control */
-    struct kvs_command *command;                  /* under way, in slices */
-    struct kv_ring *answers;                      /* to control, shared by all data threads */
+    struct kvs_shard_session *woken,
+        **woken_end;             /* sessions, in the order in which they were */
+    struct kv_ring *commands;    /* from control */
+    struct kvs_command *command; /* under way, in slices */
+    struct kv_ring *answers;     /* to control, shared by all data threads */
     bool answers_due; /* something went into `answers` since the driver last looked */
     _Atomic bool draining;
     uint64_t timers_us;       /* next look at deadlines */
@@ -87,7 +88,7 @@ struct kvs_shard_setup {
     const struct kvs_op_type *ops;
     const struct kvs_background_row *background;
     uint32_t n_background;
-    uint32_t index, n_threads, n_parts, n_clients, n_commands, n_requests;
+    uint32_t index, n_threads, n_sessions, n_clients, n_commands, n_requests;
     uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;

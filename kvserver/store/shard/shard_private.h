@@ -65,8 +65,8 @@ void kvs_request_give_up(struct kvs_request *request);
 /* The answer to what needed no data, or failed: a status, and why in words. */
 void kvs_request_answer_status(struct kvs_request *request);
 
-/* Answers a request that has no request, or whose work cannot answer.  A client that does not take
- * such answers hears no more of them. */
+/* Answers a message that has no request, or whose request cannot answer.  A client that does not
+ * take such answers hears no more of them. */
 void kvs_shard_client_note(struct kvs_shard *shard,
                            struct kvs_shard_client *client,
                            const struct kv_wire_header *header,
@@ -129,7 +129,7 @@ void kvs_shard_timers(struct kvs_shard *shard);
 
 /* ---- session.c ---- */
 
-/* Lists the units that placement gives this thread.  The part is not visible yet. */
+/* Lists the units that placement gives this thread.  The session is not visible yet. */
 kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
                                    struct kvs_shard_session *session,
                                    const struct kvs_command *command);

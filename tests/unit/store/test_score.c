@@ -19,7 +19,7 @@ enum {
 
 static struct bench bench;
 static float queries[QUERIES_MAX * D], room[(QUERIES_MAX + KVS_SCORE_SPARE) * 2 * ROWS_MAX];
-static struct kvs_score_run parts[KVS_SCORE_RUNS_MAX];
+static struct kvs_score_run runs[KVS_SCORE_RUNS_MAX];
 static float tables[QUERIES_MAX * KVS_SCORE_TABLE];
 
 static void train(const struct kvs_unit *unit, uint32_t tokens, uint32_t blocks, uint32_t m)
@@ -81,7 +81,7 @@ static struct kvs_score scan_of(struct kvs_unit *unit,
         .n = kvs_ranges_count(ranges, n_ranges),
         .room = room,
         .room_floats = sizeof(room) / sizeof(room[0]),
-        .parts = parts,
+        .runs = runs,
         .tables = tables,
     };
 }
@@ -89,19 +89,19 @@ static struct kvs_score scan_of(struct kvs_unit *unit,
 /* The item of a token in the scan. */
 static uint32_t item_of(const struct kvs_score *scan, uint32_t token)
 {
-    const struct kvs_score_run *part = scan->parts;
+    const struct kvs_score_run *run = scan->runs;
     uint16_t cell;
 
-    while (token >= part->token_end)
-        part++;
-    assert_true(token >= part->token_begin && part < scan->parts + scan->n_parts);
-    if (part->codebook == KVS_SCORE_ROWS)
-        return part->item + token - part->token_begin;
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, part->codebook);
+    while (token >= run->token_end)
+        run++;
+    assert_true(token >= run->token_begin && run < scan->runs + scan->n_runs);
+    if (run->codebook == KVS_SCORE_ROWS)
+        return run->item + token - run->token_begin;
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, run->codebook);
     const struct kv_cells cells = kvs_codebook_cells(book);
     kv_tile_cells(&book->shape, scan->unit->segments[token / KV_BLOCK_TOKENS]->codes,
                   token % KV_BLOCK_TOKENS, 1, &cell);
-    return part->item + kv_cells_item(&cells, cell);
+    return run->item + kv_cells_item(&cells, cell);
 }
 
 /* Scans, and checks every score and how many rows have it; returns the scan for its counts. */
@@ -377,7 +377,7 @@ static void weights_of_a_copied_segment(void **state)
     while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
         ;
     assert_non_null(scan.counts);
-    assert_int_equal(scan.n_parts, 1);
+    assert_int_equal(scan.n_runs, 1);
     kvs_select_begin(&chooser, &choice, scan.scores, scan.maxima, scan.counts, NULL,
                      scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
     while (!kvs_select_slice(&chooser))
