@@ -196,6 +196,7 @@ static void page(void **state)
     assert_int_equal(process_http_get(node.metrics, "/metrics", body, sizeof(body)), 200);
     assert_non_null(strstr(body, "\ntopkv_memory_bytes 268435456\n"));
     assert_non_null(strstr(body, "\ntopkv_rows_in_total 0\n"));
+    assert_non_null(strstr(body, "\ntopkv_index_seconds_total 0.000000\n"));
     assert_non_null(strstr(body, "# TYPE topkv_op_seconds summary\n"));
     system_node_stop(&node);
 }

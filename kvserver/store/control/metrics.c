@@ -1,3 +1,6 @@
+/* What Prometheus reads.  A counter is added to KVS_COUNTERS (shard/stats.h), a gauge to `sums`
+ * or to write_gauges() below.
+ */
 #include "kvserver/store/control/metrics.h"
 
 #include <string.h>
@@ -50,15 +53,23 @@ static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
     fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
 }
 
+/* Prometheus wants base units: a counter of microseconds, NAME_us, is NAME_seconds there. */
 static void write_counters(const struct kvs_control *control, FILE *out)
 {
     for (size_t i = 0; i < kvs_n_counters; i++) {
+        const char *own = kvs_counters[i].name;
+        const uint64_t value = kvs_stats_total(control, kvs_counters[i].offset);
+        const size_t length = strlen(own);
+        const bool is_time = length > 3 && strcmp(own + length - 3, "_us") == 0;
         char name[64];
 
-        snprintf(name, sizeof(name), "%s_total", kvs_counters[i].name);
+        snprintf(name, sizeof(name), "%.*s%s_total", (int)(is_time ? length - 3 : length), own,
+                 is_time ? "_seconds" : "");
         metric(out, name, "counter", kvs_counters[i].help);
-        fprintf(out, "topkv_%s %llu\n", name,
-                (unsigned long long)kvs_stats_total(control, kvs_counters[i].offset));
+        if (is_time)
+            fprintf(out, "topkv_%s %.6f\n", name, (double)value / 1e6);
+        else
+            fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
     }
 }
 

@@ -29,7 +29,7 @@
     X(summaries_failed, "chapters left without summaries for want of memory")                  \
     X(rows_estimated, "rows that summaries stood for in queries' answers")                     \
     X(rows_attended_unsummarised, "rows of queries' rests attended for want of summaries")     \
-    X(index_us, "time of data threads for index jobs, in microseconds")                        \
+    X(index_us, "time of data threads for index jobs")                                         \
     X(index_failed, "index jobs that found no memory")                                         \
     X(objects_in, "objects stored")                                                            \
     X(objects_out, "object pieces answered")                                                   \
