@@ -2,6 +2,7 @@
 #include "client/client.h"
 
 #include "client/buffer.h"
+#include "client/check.h"
 #include "client/connection.h"
 #include "client/control.h"
 #include "client/control_message.h"
@@ -151,6 +152,7 @@ void kv_client_close(struct kv_client *client)
 {
     if (client == NULL)
         return;
+    kvc_client_check(client);
     client->loop.is_closing = true;
     for (uint32_t i = 0; i < kv_pool_size(client->op_pool); i++) {
         struct kv_op *op = kv_pool_at(client->op_pool, i);

@@ -163,6 +163,11 @@ static void background_done(struct kvc_call *call,
     }
 }
 
+bool kvc_call_renews(const struct kvc_call *call)
+{
+    return call->done == background_done;
+}
+
 static void renew(struct kv_session *session)
 {
     struct kv_client *client = session->client;

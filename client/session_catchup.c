@@ -194,6 +194,11 @@ static void surveyed(struct kvc_call *call,
         fail_waiting(session, call->node, status, detail);
 }
 
+bool kvc_call_catches_up(const struct kvc_call *call)
+{
+    return call->done == surveyed || call->done == surveyed_again || call->done == caught_up;
+}
+
 kv_status_t kvc_session_ready(struct kv_session *session,
                               struct kvc_node *node,
                               char *detail,

@@ -1,5 +1,6 @@
 #include "tests/sim/world.h"
 
+#include "client/check.h"
 #include "client/client.h"
 #include "client/control_message.h"
 #include "client/node.h"
@@ -39,6 +40,7 @@ enum {
     IDS_MAX = 600,
     NODE_BYTES = 256 << 20, /* of a data thread */
     NODE_BYTES_LITTLE = 16 << 20,
+    CHECK_EVERY = 128,    /* steps */
     LATEST_US = 30000000, /* no message is on its way for longer */
     LEASE_MS = 60000,
     LEASE_SHORT_MS = 4000,
@@ -1771,6 +1773,8 @@ static void step_client(struct world *world, unsigned number)
         return;
     enter(world);
     client->n_ended += kv_poll(client->client);
+    if (world->at % CHECK_EVERY == 0)
+        kvc_client_check(client->client);
     leave();
     client_check(world, client);
 }

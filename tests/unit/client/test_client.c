@@ -1,15 +1,19 @@
 /* The client library against a node made of this file's functions, over the loopback, on a
  * virtual clock: what goes over the wire, and what happens when answers are late, lost, refused
  * or wrong. */
+#include "client/buffer.h"
+#include "client/check.h"
 #include "client/client.h"
 #include "client/control_message.h"
 #include "client/node.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
+#include "kvserver/base/pool.h"
 #include "kvserver/base/writers.h"
 #include "kvserver/net/message.h"
 #include "proto/kvstore.pb-c.h"
+#include "tests/support/dies.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -1103,6 +1107,7 @@ static void turn(uint64_t us)
             ;
     }
     kv_poll(f.client);
+    kvc_client_check(f.client);
     f.clock.virtual_us += us;
 }
 
@@ -3005,6 +3010,188 @@ static void test_close_amid(void **state)
             carry_out(&f.node.seen[i]);
 }
 
+/* ---- invariants -------------------------------------------------------------------------- */
+
+/* What there is in the scene of test_check_finds(). */
+static struct kv_op *first_op(void)
+{
+    return KVC_LIST_ENTRY(f.client->ops.next, struct kv_op, of_client);
+}
+
+static struct kv_op *queued_op(void)
+{
+    return KVC_LIST_ENTRY(f.client->ops.previous, struct kv_op, of_client);
+}
+
+static struct kvc_request *first_request(void)
+{
+    return KVC_LIST_ENTRY(first_op()->owner.requests.next, struct kvc_request, of_owner);
+}
+
+static struct kvc_subop *first_subop(void)
+{
+    struct kv_op *op = first_op();
+
+    while (kvc_list_empty(&op->subops))
+        op = KVC_LIST_ENTRY(op->of_client.next, struct kv_op, of_client);
+    return KVC_LIST_ENTRY(op->subops.next, struct kvc_subop, of_op);
+}
+
+/* Breaks the number-th thing.  false: there are not so many. */
+static bool break_it(unsigned number)
+{
+    struct kvc_node *node = &f.client->nodes[0];
+    struct kvc_connection *connection = &node->connections[0];
+
+    switch (number) {
+    case 0: /* (1) */
+        f.client->ops.next->previous = f.client->ops.next;
+        return true;
+    case 1:
+        kvc_list_remove(&first_op()->of_client);
+        return true;
+    case 2: /* (2) */
+        f.client->loop.next_due_us = UINT64_MAX;
+        return true;
+    case 3: /* (3) */
+        node->failure = KV_UNREACHABLE;
+        return true;
+    case 4: /* (4) */
+        node->control = NULL;
+        return true;
+    case 5:
+        node->state = KVC_NODE_IDLE;
+        return true;
+    case 6: /* (5) */
+        node->n_requests++;
+        return true;
+    case 7:
+        node->bulk_moving++;
+        return true;
+    case 8:
+        node->n_calls++;
+        return true;
+    case 9:
+        node->n_pending_receives++;
+        return true;
+    case 10: /* (6) */
+        connection->n_in_flight--;
+        return true;
+    case 11:
+        connection->in_flight[first_request()->priority]--;
+        return true;
+    case 12:
+        node->credits = 1;
+        return true;
+    case 13: /* (7) */
+        connection->put_next++;
+        return true;
+    case 14:
+        connection->puts_ended[1] |= 4;
+        return true;
+    case 15: /* (8) */
+        first_subop()->finished = true;
+        return true;
+    case 16:
+        kvc_list_remove(&first_subop()->of_connection);
+        return true;
+    case 17: /* (9) */
+        first_request()->owner = NULL;
+        return true;
+    case 18:
+        first_request()->is_over = true;
+        return true;
+    case 19: /* (10) */
+        first_request()->connection++;
+        return true;
+    case 20:
+        first_request()->id ^= 1;
+        return true;
+    case 21: /* (11) */
+        f.client->n_large++;
+        return true;
+    case 22:
+        f.client->free_small = first_request()->message;
+        return true;
+    case 23: /* (12) */
+        f.buffer->n_holds = 1;
+        return true;
+    case 24: /* (13) */
+        first_op()->is_lent = false;
+        return true;
+    case 25:
+        first_op()->stage = KVC_STAGE_ENDED;
+        return true;
+    case 26:
+        kvc_list_remove(&queued_op()->of_session);
+        return true;
+    case 27: /* (14) */
+        queued_op()->stage = KVC_STAGE_RUNNING;
+        f.session->n_queued--;
+        return true;
+    case 28: /* (15) */
+        first_op()->owner.n_calls++;
+        return true;
+    case 29:
+        f.client->n_preparing++;
+        return true;
+    case 30:
+        f.session->n_queued++;
+        return true;
+    case 31:
+        f.session->n_exclusive--;
+        return true;
+    case 32: /* (16) */
+        queued_op()->stage = KVC_STAGE_PREPARING;
+        f.client->n_preparing++;
+        f.session->n_queued--;
+        return true;
+    case 33: /* (17) */
+        f.session->n_log = 1;
+        f.session->log[0].generation = f.session->generation + 1;
+        return true;
+    case 34: /* (18) */
+        f.session->n_renewing++;
+        return true;
+    case 35:
+        f.session->nodes[0].is_catching_up = true;
+        return true;
+    case 36: /* pools */
+        (void)kv_pool_get(f.client->requests);
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void check_broken(void *arg)
+{
+    const unsigned *number = arg;
+
+    if (break_it(*number))
+        kvc_client_check(f.client);
+}
+
+/* With requests and sub-operations under way and an operation that waits, whatever is broken is
+ * found. */
+static void test_check_finds(void **state)
+{
+    struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = 1};
+    unsigned number = 0;
+    struct kv_op *op;
+
+    (void)state;
+    f.node.is_manual = true;
+    for (unsigned i = 0; i < CREDITS + 2; i++)
+        begin_put(&rows, (size_t)i << 16);
+    assert_int_equal(kv_truncate_begin(f.session, 1, 1000, &op), KV_OK);
+    turn(1000);
+    while (dies(check_broken, &number))
+        number++;
+    if (break_it(number))
+        fail_msg("broken thing %u was not found", number);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -3043,6 +3230,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_troubles, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_index, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_close_amid, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_check_finds, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
