@@ -11,23 +11,23 @@
 extern "C" {
 #endif
 
-/* What a method's path begins with; the name follows. */
+/* The prefix of a method's path; the method's name follows. */
 #define KV_METHOD_PREFIX "/kvpb.KvStore/"
 
-/* The one method that is no operation: its call stays open while the client lives. */
+/* The only method that is not an operation: its call stays open while the client runs. */
 #define KV_METHOD_ATTACH "Attach"
 
-/* The metadata that says which client calls, in every call but Hello and Goodbye: its index,
- * u32 little-endian, and its token, 16 bytes. */
+/* The metadata that identifies the client, in every call except Hello and Goodbye: its index
+ * (u32, little-endian) and its token (16 bytes). */
 #define KV_METHOD_CLIENT "topkv-client-bin"
 enum {
     KV_METHOD_CLIENT_BYTES = sizeof(uint32_t) + sizeof(struct kv_id128)
 };
 
-/* "Open" for KV_OP_OPEN; NULL if it is no operation of the control plane. */
+/* Returns "Open" for KV_OP_OPEN; NULL if `op` is not a control operation. */
 const char *kv_method_name(enum kv_op_id op);
 
-/* The inverse; 0 if there is none of that name. */
+/* Returns the control operation of that name; 0 if there is none. */
 enum kv_op_id kv_method_op(const char *name);
 
 #ifdef __cplusplus

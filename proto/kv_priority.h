@@ -1,5 +1,5 @@
-/* kv_priority.h - which operation goes first where several wait: in the client for a credit, in
- * a data thread for its turn.
+/* kv_priority.h - the order of service of operations: of those that wait for a credit in the
+ * client, and of those that wait for execution in a data thread.
  *
  * Threads: pure functions.  Memory: none.
  */
@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/* Most urgent first.  A token of a decode step waits for its query, then for rows that the
- * query named; the next step's query waits for what this one appends.  Whoever reads or puts a
- * whole range has more of it under way. */
+/* Most urgent first.  A decode step waits for its query, then for the rows that the query
+ * selected; the next step's query waits for the rows that this one appends.  A read or a put of
+ * a long range has many requests outstanding and waits for all of them. */
 enum kv_priority {
     KV_PRIORITY_QUERY,
     KV_PRIORITY_FETCH,
@@ -24,7 +24,7 @@ enum kv_priority {
     KV_PRIORITY_COUNT,
 };
 
-/* Of an operation of the data plane. */
+/* Returns the priority of a data operation. */
 enum kv_priority kv_op_priority(enum kv_op_id op);
 
 #ifdef __cplusplus

@@ -1,66 +1,66 @@
-/* kv_wire.h - the data plane: what one node or client sends another, byte by byte.
+/* kv_wire.h - the data plane: the messages between clients and nodes, byte by byte.
  *
- * A request is one message: a header of 160 bytes and a body.  Rows or object bytes that are
- * too many to travel in the body are its bulk: bulk_bytes that follow the body in the same
- * message, where the transport takes both in one, and else come in a second message of kind
- * BULK with the same request id, so that they need not be copied into one piece with the body.
- * A reply has the same forms.  A receiver may see the BULK first.
+ * A request is one message: a header of 160 bytes and a body.  Rows or object bytes that do not
+ * fit the body are its bulk.  If the transport can send them in the same message, bulk_bytes
+ * follow the body.  If not, they travel in a second message of kind BULK with the same request
+ * id, so that they need not be copied next to the body.  A reply has the same forms.  The BULK
+ * message may arrive first.
  *
  *      client                                   node
- *      REQUEST {header, body} ---------------->  checked, then worked on
+ *      REQUEST {header, body} ---------------->  checked, then executed
  *      BULK    {header, rows} ---------------->  (put, append, object_put only)
- *                      <----------------  REPLY {header, body}
- *                      <----------------  BULK  {header, rows}  (fetch, read, object_get only)
+ *                      <----------------  REPLY {header, body} <----------------  BULK
+ *                      {header, rows}  (fetch, read, query, object_get)
  *
- * Bodies, in order, without padding between the parts:
+ * Bodies, in order, without padding between the arrays:
  *
  *   put, append    units[n_units], crcs[n_units][token_count], rows if bulk_bytes is 0
  *   read           units[n_units]                 of the tokens token_begin, token_count
  *   fetch          units[n_units], ids[sum of n_ids]
  *   index          struct kv_wire_index, units[n_units]
  *   query          struct kv_wire_query, units[n_units], ranges[n_ranges],
- *                  queries[n_units][n_queries][d_k] in fp32, held[sum of n_ids]
+ *                  queries[n_units][n_queries][d_k] in fp32, cached[sum of n_ids]
  *   object_put     name[name_bytes], crcs[pieces of object_bytes], bytes if bulk_bytes is 0
  *   object_*       name[name_bytes]
- *   ping           up to KV_WIRE_BODY_MAX bytes; `token_count` bytes come back
+ *   ping           up to KV_WIRE_BODY_MAX bytes; the reply has `token_count` bytes
  *   cancel         nothing; `offset` is the request id to cancel
  *   control ops    a protobuf message of kvstore.proto (loopback and simulator only: over a
  *                  network gRPC carries them)
  *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
- *                  object_get:  the bytes if bulk_bytes is 0
- *                  index:       struct kv_wire_index_result
- *                  query:       struct kv_wire_query_times, found[n_units], ids[sum of n_ids],
- *                               with KV_WIRE_WEIGHTS: scores[sum of n_ids] in fp32,
- *                               with KV_MERGE_NONE: heads[sum of n_ids],
- *                               with KV_ANSWER_ATTEND or rest: outputs
+ *                  object_get:  the bytes if bulk_bytes is 0 index:  struct
+ *                  kv_wire_index_result query:  struct kv_wire_query_times, results[n_units],
+ *                  ids[sum of n_ids],
+ *                               with KV_WIRE_WEIGHTS: weights[sum of n_ids] in fp32,
+ *                               with KV_MERGE_NONE: query_masks[sum of n_ids],
+ *                               with KV_ANSWER_ATTEND or summaries: outputs
  *                               [n_units][n_queries][d_v], log-sum-exps [n_units][n_queries],
  *                               in fp32,
  *                               with KV_ANSWER_ROWS: crcs[n_rows], rows if bulk_bytes is 0
- *                  failures:    a text that says what was wrong, not 0-terminated
+ *                  failures:    an error message, not 0-terminated
  *
- * An object is stored and got in pieces of KV_WIRE_BULK_MAX bytes, the last one shorter; piece
- * i has a CRC32C seeded by kv_object_seed(name) + i, made by the client that put it.
+ * An object is stored and read in pieces of KV_WIRE_BULK_MAX bytes; the last piece is shorter.
+ * Piece i has a CRC32C seeded with kv_object_seed(name) + i, from the client that put it.
  *
- * A request may be sent again under another id while the first one still waits in the node, so
- * every operation has the same effect twice as once.  object_delete names a version and not
- * only a name: a client learns it by object_exists, and the delete of a version that is gone
- * succeeds and leaves a later object of the name alone.  A client numbers its object_puts to a
- * data thread from 0, in each connection: a node stores once for each number, at most
- * KV_WIRE_PUTS_MAX - 1 beyond put_settled and none below it, so that an object which was
- * deleted does not come back with a put that is sent again or comes late.
+ * A client may send a request again under another id while the node still has the first one, so
+ * every operation has the same effect once and twice.  object_delete names a version, not only
+ * a name: the client learns it from object_exists.  Deleting a version that does not exist
+ * succeeds and leaves a later object of that name alone.  A client numbers its object_puts to a
+ * data thread from 0 in each connection.  The node stores each number once, at most
+ * KV_WIRE_PUTS_MAX - 1 above put_settled and none below it, so that a put that is resent or
+ * late cannot restore an object that was deleted.
  *
- * Identity is what a node knows of a client, never what a message says.  Hello binds a tenant
- * to a client and gives it an index and a token, 128 random bits that only the two know.  Both
- * are in every message.  A node drops what names a client without its token before it counts or
- * keeps anything for it, and refuses a tenant that hello did not say (KV_DENIED).  A session
- * belongs to the tenant of the client that opened it; clients of that tenant that have its
- * token, too, may use it.  A reply repeats request_id, op, client_index, client_token,
- * session_index and generation of its request, the bulk that belongs to it as well; a client
- * drops one that does not.
+ * A client's identity is what the node has recorded, never what a message claims.  Hello binds
+ * a tenant to a client and assigns it an index and a token: 128 random bits that only the
+ * client and the node know.  Both are in every message.  A message that names a client without
+ * its token is dropped before anything is counted or stored for that client; one that names a
+ * tenant other than hello's is rejected with KV_DENIED.  A session belongs to the tenant of the
+ * client that opened it; clients of that tenant that have the session's token may use it.  A
+ * reply, and its bulk, repeats request_id, op, client_index, client_token, session_index and
+ * generation of the request; a client drops a reply that does not.
  *
  * Rows are (unit, token, row_bytes) in the order of the request.  All numbers are
- * little-endian.  Nothing here is believed before kv_message_check() (net/message.h) and the
- * operation's own bounds have passed.
+ * little-endian.  Messages are untrusted: nothing is used before kv_message_check()
+ * (net/message.h) and the operation's own bounds checks have passed.
  */
 #ifndef KV_PROTO_KV_WIRE_H
 #define KV_PROTO_KV_WIRE_H
@@ -73,7 +73,8 @@
 extern "C" {
 #endif
 
-/* Raised when anything in this file changes.  A node refuses any other with KV_VERSION. */
+/* Incremented when anything in this file changes.  Nodes reject other versions with KV_VERSION.
+ * */
 #define KV_WIRE_VERSION 5
 
 enum {
@@ -86,10 +87,10 @@ enum {
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 
-    KV_THREADS_MAX = 64,  /* data threads of a node: hello's addresses */
+    KV_THREADS_MAX = 64,  /* data threads of a node, and addresses in hello's reply */
     KV_CREDITS_MAX = 256, /* requests of one client in flight to one data thread */
 
-    /* No request waits for longer: a node takes a later deadline as this one. */
+    /* No request waits longer: a node reduces a later deadline to this. */
     KV_WIRE_DEADLINE_MAX_US = 10 * 60 * 1000 * 1000,
 };
 
@@ -132,42 +133,41 @@ enum kv_op_id {
 
 /* Every message starts with this header.
  *
- *    0  u16  version        KV_WIRE_VERSION
- *    2  u8   kind           enum kv_wire_kind
- *    3  u8   op             enum kv_op_id
- *    4  i32  status         replies: kv_status_t; 0 elsewhere
- *    8  u64  request_id     chosen by the client, echoed in the reply and in bulk messages; it
- *                         cannot be guessed by others
- *   16  u32  client_index   from hello; says where the reply goes
- *   20  u32  session_index  from open, fork or resume; 0 where the op has no session
- *   24  u32  generation     the session's, as the sender knows it
+ *    0  u16  version  KV_WIRE_VERSION 2  u8  kind  enum kv_wire_kind 3  u8  op  enum kv_op_id 4
+ *    i32  status  replies: kv_status_t; 0 elsewhere 8  u64  request_id  chosen by the client,
+ *    unpredictable to others; repeated in the reply
+ *                         and in bulk messages
+ *   16  u32  client_index   from hello; selects where the reply is sent
+ *   20  u32  session_index  from open, fork or resume; 0 if the op has no session
+ *   24  u32  generation     of the session, as the sender knows it
  *   28  u32  tenant         as in hello
- *   32  u8   token[16]      the session's token; 0 where the op has no session
- *   48  u8   client_token[16]  from hello, in replies too; in a hello its client_id
+ *   32  u8   token[16]      the session's token; 0 if the op has no session
+ *   48  u8   client_token[16]  from hello, in replies too; in a hello: its client_id
  *   64  u32  epoch          of the placement table that the sender used
- *   68  u32  deadline_us    from now, at most KV_WIRE_DEADLINE_MAX_US; 0 is not allowed in a
+ *   68  u32  deadline_us    microseconds from now, at most KV_WIRE_DEADLINE_MAX_US; not 0 in a
  *                         request
  *   72  u32  flags          0
- *   76  u32  body_bytes     that follow in this message
- *   80  u64  bulk_bytes     that follow the body, or in a bulk message; there its own data
+ *   76  u32  body_bytes     that follow the header in this message
+ *   80  u64  bulk_bytes     that follow the body or are in a bulk message; there: its own data
  *   88  u32  body_crc       CRC32C of the body
  *   92  u32  n_units
  *   96  u32  token_begin
- *  100  u32  token_count
- *  104  u32  snapshot       requests: tokens that must be committed, which are waited for; put,
- *                         append: token_begin if other messages of this client lead up to it,
- *                         else 0, and a gap that nothing under way at the node fills is
- *                         KV_NOT_READY at once.  Replies: tokens that are committed
- *  108  u32  layer          replies: the first unit's layer
- *  112  u64  offset         object_get: first byte of the piece wanted; cancel: a request id
- *  120  u64  object_bytes   the whole object's size; object_get requests: 0
- *  128  u64  object_version  a number that no other object of the name ever has: of the object
- *                         in object_get and object_exists replies, to delete in object_delete
- *  136  u32  object_crc     object_get replies: the piece's CRC, as its writer made it
- *  140  u32  n_rows         replies: rows in it
+ *  100  u32  token_count 104  u32  snapshot  requests: tokens that must be committed; the node
+ *  waits for them.  put,
+ *                         append: token_begin if other messages of this client carry the rows
+ *                         before it, else 0: a gap that no outstanding put at the node fills
+ *                         then fails with KV_NOT_READY at once.  replies: committed tokens
+ *  108  u32  layer  replies: the first unit's layer 112  u64  offset  object_get: first byte of
+ *  the requested piece; cancel: a request id 120  u64  object_bytes  the whole object's size;
+ *  object_get requests: 0 128  u64  object_version  a number that no other object of the name
+ *  ever has: in object_get and
+ *                         object_exists replies the object's, in object_delete the one to
+ *                         delete
+ *  136  u32  object_crc     object_get replies: the piece's CRC, as its writer computed it
+ *  140  u32  n_rows         replies: rows in the reply
  *  144  u32  name_bytes
- *  148  u32  put_number     object_put: its number, the same whenever it is sent again
- *  152  u32  put_settled    the client waits for no object_put below that number
+ *  148  u32  put_number     object_put: its number, the same each time it is sent
+ *  152  u32  put_settled    the client waits for no object_put below this number
  *  156  u32  header_crc     CRC32C of bytes 0..155
  */
 struct kv_wire_header {
@@ -213,8 +213,8 @@ static_assert(offsetof(struct kv_wire_header, header_crc) == 156, "as in the byt
  *
  *    0  u16  layer
  *    2  u16  kv_head
- *    4  u32  n_ids      fetch: ids of this unit in the ids that follow; query: blocks of it in
- *                       `held`; 0 elsewhere
+ *    4  u32  n_ids      fetch: this unit's ids in `ids`; query: its blocks in `cached`; 0
+ *                       elsewhere
  */
 struct kv_wire_unit {
     uint16_t layer;
@@ -223,18 +223,18 @@ struct kv_wire_unit {
 };
 static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire");
 
-/* Makes codes for the rows before token_count of the units named (product quantisation of their
- * keys; PQCache, section 3.2), in chapters of equal codebooks.
+/* Builds product-quantized codes for the keys of the rows before token_count, in the request's
+ * units, one codebook per chapter (PQCache, arXiv:2407.12820, section 3.2).
  *
- *    0  u32  chapter_blocks  blocks with one codebook, counted from token 0; 0: one for all
- *                            rows there are, and later rows get its codes, too
+ *    0  u32  chapter_blocks  blocks that share a codebook, counted from token 0; 0: one
+ *                            codebook for all rows, with which later rows are coded, too
  *    4  u16  m               subspaces of a key
  *    6  u16  bits            of a code
  *    8  u32  iterations      of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX
- *   12  u32  budget_us       of the thread's time for each codebook; 0: no limit
+ *   12  u32  budget_us       microseconds of thread time per codebook; 0: no limit
  *   16  u64  seed
- *   24  u32  wait            1: the answer comes when the codes are there; 0: at once
- *   28  u32  rest            summaries per KV_SUMMARY_ROWS rows to be made, too: 0, 16 or 64
+ *   24  u32  wait            1: reply when the codes exist; 0: at once
+ *   28  u32  summaries       to build per KV_SUMMARY_ROWS rows: 0 (none), 16 or 64
  */
 struct kv_wire_index {
     uint32_t chapter_blocks;
@@ -248,15 +248,15 @@ struct kv_wire_index {
 };
 static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
 
-/* What became of it, summed over the units of the request.
+/* The result of an index request, summed over its units.
  *
  *    0  u64  rows         before token_count
- *    8  u64  rows_coded   of them with codes, now
- *   16  u32  n_found      codebooks that were there already
+ *    8  u64  rows_coded   of them with codes, at the time of the reply
+ *   16  u32  n_found      codebooks that existed before
  *   20  u32  n_trained    codebooks that this request waited for
- *   24  u32  n_pending    codebooks still to come
+ *   24  u32  n_pending    codebooks not built yet
  *   28  u32  iterations   of k-means, summed over n_trained
- *   32  u64  train_us     of the thread's time, summed over n_trained
+ *   32  u64  train_us     microseconds of thread time, summed over n_trained
  */
 struct kv_wire_index_result {
     uint64_t rows;
@@ -270,22 +270,24 @@ struct kv_wire_index_result {
 static_assert(sizeof(struct kv_wire_index_result) == 40, "as in the byte table");
 
 enum kv_wire_query_flags {
-    KV_WIRE_WEIGHTS = 1 << 0, /* answer the merged weights, too; with the names */
-    KV_WIRE_IDS = 1 << 1,     /* KV_ANSWER_ATTEND: name all rows chosen, not only those held */
+    KV_WIRE_WEIGHTS = 1 << 0, /* return the merged weights of the ids returned */
+    KV_WIRE_IDS = 1 << 1,     /* KV_ANSWER_ATTEND: return all selected ids, not only cached */
 };
 
-/* Asks each unit named for the rows that matter to its query vectors.
+/* Selects, in each unit of the request, the rows that matter most to its query vectors.
  *
- *   step 1   all candidates are scored, by their codes where they have some and by their keys
- *            where not; weights, merge, the rerank * k largest
- *   step 2   those are scored by their keys; weights over them alone, merge, the k largest
- *   step 3   if asked: attention over the chosen rows but for those held, and what the rows
- *            that were not chosen would have added, from their summaries (kernels/estimate.h):
- *            one output and log-sum-exp per query vector, together
+ *   step 1  Every eligible row is scored by its code, or by its key if it has no code.  Weights
+ *            are computed and merged; the rerank * k rows of largest weight become candidates.
+ *   step 2   The candidates are scored by their keys.  Weights over them alone are computed and
+ *            merged; the k rows of largest weight are selected.
+ *   step 3   If requested: attention over the selected rows that are not cached, and what the
+ *            rows that were not selected would have added, estimated from their summaries
+ *            (kernels/estimate.h): one output and log-sum-exp per query vector, together.
  *
- * With NONE, attention of a vector is over the rows that it chose; else over all that were.
- * Only candidates are in it.  An output that is not finite, since a row holds a NaN or an
- * infinity, is KV_INVALID.  (A key's score that is a NaN counts as -inf: that row comes last.)
+ * With NONE, a vector attends to the rows that it selected; else to all selected rows.  Only
+ * eligible rows contribute.  If an output is not finite, because a row has a NaN or an
+ * infinity, the query fails with KV_INVALID.  (A score that is NaN counts as -inf: that row
+ * comes last.)
  *
  * Ties go to the lower token.  With UNION and NONE, k and rerank * k are per query vector.
  *
@@ -293,15 +295,15 @@ enum kv_wire_query_flags {
  *    1  u8   merge       enum kv_merge
  *    2  u16  n_queries   query vectors per unit, 1..KV_QUERIES_MAX
  *    4  u32  k           1..KV_SELECTED_MAX
- *    8  u32  rerank      1.. ; rerank * k is cut to KV_SELECTED_MAX, never below k
- *   12  f32  scale       of scores before the softmax: 1 / sqrt(d_k) as a rule
- *   16  u32  n_ranges    candidates are the tokens of these ranges, ascending and disjoint
+ *    8  u32  rerank      1.. ; rerank * k is reduced to KV_SELECTED_MAX, never below k
+ *   12  f32  scale       of scores before the softmax: usually 1 / sqrt(d_k)
+ *   16  u32  n_ranges    the tokens of these ranges are eligible; ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
- *   24  u32  rest        summaries per KV_SUMMARY_ROWS rows that stand for the rows not chosen: 0
- *                        (none), 16 or 64; rows of which there are not so many are attended
- *   28  u32  selection   enum kv_selection: how many are chosen, never more than k; step 1
- *                        says it, and rerank * as many go on
- *   32  f32  share       MASS: of all weight; FROM: of the largest one; above 0, at most 1.
+ *   24  u32  summaries   per KV_SUMMARY_ROWS rows, for the estimate: 0 (none), 16 or 64; rows
+ *                        without so many summaries are attended exactly
+ *   28  u32  selection   enum kv_selection: how many rows are selected, at most k.  Step 1
+ *                        applies it, and passes rerank times as many rows to step 2
+ *   32  f32  fraction    MASS: of all weight; THRESHOLD: of the largest; above 0, at most 1.
  *                        0 with TOP
  *   36  u32  reserved    0
  */
@@ -328,22 +330,23 @@ struct kv_wire_range {
 };
 static_assert(sizeof(struct kv_wire_range) == 8, "a range is 8 bytes on the wire");
 
-/* A block of a unit that the asker holds: its rows are chosen as others are, and not sent.
+/* A block of a unit that the client has cached: its rows are selected like others, but not
+ * sent.
  *
  *    0  u32  block
- *    4  u32  fingerprint  kv_wire_block_fingerprint() of the CRCs that came with those rows: other
- *                         rows under the same number are sent
+ *    4  u32  fingerprint  kv_wire_block_fingerprint() of the CRCs that came with those rows; if
+ *                         the node's block has other rows, they are sent
  */
 struct kv_wire_cached_block {
     uint32_t block;
     uint32_t fingerprint;
 };
-static_assert(sizeof(struct kv_wire_cached_block) == 8, "a held block is 8 bytes on the wire");
+static_assert(sizeof(struct kv_wire_cached_block) == 8, "8 bytes on the wire");
 
-/* A query's answer: of the message.
+/* A query's reply: times of the whole message, in microseconds.
  *
- *    0  u32  queue_us   from arrival to the first slice of work
- *    4  u32  service_us   from there to the answer
+ *    0  u32  queue_us    from arrival until work begins
+ *    4  u32  service_us  from there until the reply
  */
 struct kv_wire_query_times {
     uint32_t queue_us;
@@ -351,20 +354,21 @@ struct kv_wire_query_times {
 };
 static_assert(sizeof(struct kv_wire_query_times) == 8, "as in the byte table");
 
-/* A query's answer: of one unit, in the order of the request.
+/* A query's reply: the result of one unit, in the order of the request.
  *
  *    0  u16  layer
  *    2  u16  kv_head
- *    4  u32  n_ids       tokens chosen, ascending; KV_WIRE_ID_CACHED is set in those not sent;
- *                        with KV_ANSWER_ATTEND only those, unless KV_WIRE_IDS
- *    8  u32  n_scored_by_code     candidates that step 1 scored by code
- *   12  u32  n_scored_by_key     candidates that step 1 scored by key
- *   16  u32  n_reranked  rows that step 2 scored by key
- *   20  u32  n_chapters  codebooks used
- *   24  f32  recall      of exact top-k, a moving average over some queries; NaN: not known yet
- *   28  u32  committed   rows that the unit has
- *   32  u32  n_selected    rows chosen, named or not
- *   36  u32  n_estimated      rows that summaries stand for; with NONE, for some vector
+ *    4  u32  n_ids             selected tokens, ascending; KV_WIRE_ID_CACHED is set in those
+ *                              whose rows are cached; with KV_ANSWER_ATTEND only those, unless
+ *                              KV_WIRE_IDS
+ *    8  u32  n_scored_by_code  eligible rows that step 1 scored by code
+ *   12  u32  n_scored_by_key   eligible rows that step 1 scored by key
+ *   16  u32  n_reranked        candidates that step 2 scored by key
+ *   20  u32  n_chapters        codebooks used
+ *   24  f32  recall            of exact top-k, a moving average over some queries; NaN: unknown
+ *   28  u32  committed         rows that the unit has
+ *   32  u32  n_selected        rows selected, whether or not they are in `ids`
+ *   36  u32  n_estimated       rows that summaries stand for; with NONE, for some vector
  */
 struct kv_wire_query_result {
     uint16_t layer;
@@ -387,15 +391,15 @@ static_assert(sizeof(struct kv_wire_query_result) == 40, "as in the byte table")
 #error "kv_wire.h: fields are used in place, which needs a little-endian machine"
 #endif
 
-/* The seed of a row's CRC: a right row in a wrong place fails too, and so does one of another
- * session, whose writer is another.  `writer` is the 64 bits that were drawn for the session
- * that wrote the row (kvserver/base/writers.h).
+/* Returns the seed of a row's CRC.  It depends on the row's place and writer, so a correct row
+ * in the wrong place, or of another session, fails its check.  `writer` is the 64 bits that
+ * were drawn for the session that wrote the row (kvserver/base/writers.h).
  *
- * The step is odd, so two positions of one unit never share a seed; of one writer, neither do
- * two units at one position.  Two writers share one by chance: 1 in 2^32.
+ * The step is odd, so two tokens of one unit never share a seed, nor do two units of one writer
+ * at one token.  Two writers share a seed by chance: 1 in 2^32.
  *
- * A CRC is linear: that of the same bytes under another seed is the old one xor a constant,
- * which follows from the two seeds and the length alone. */
+ * A CRC is linear: the CRC of the same bytes under another seed is the old one xor a constant
+ * that depends on the two seeds and the length alone. */
 #define KV_ROW_SEED_STEP 0x85ebca6bu
 
 static inline uint32_t
@@ -407,14 +411,15 @@ kv_row_seed(uint64_t writer, uint32_t layer, uint32_t kv_head, uint32_t token)
     return (unit ^ unit >> 15 ^ session) + token * KV_ROW_SEED_STEP;
 }
 
-/* What tells a block of a unit from another under the same number: its rows' CRCs, hashed.
+/* Returns a hash of a block's row CRCs in one unit.  It distinguishes blocks with the same
+ * number and different rows.
  *   crcs  (KV_BLOCK_TOKENS) */
 static inline uint32_t kv_wire_block_fingerprint(const uint32_t *crcs)
 {
     const uint64_t odd = 0xff51afd7ed558ccdu;
     uint64_t lanes[4] = {1, 2, 3, 4}, hash = 0;
 
-    /* Four at a time: a multiplication takes longer than the next one needs to begin. */
+    /* Four chains: a multiplication has more latency than the CPU needs between two of them. */
     for (int i = 0; i < KV_BLOCK_TOKENS; i++)
         lanes[i % 4] = (lanes[i % 4] ^ crcs[i]) * odd;
     for (int i = 0; i < 4; i++)

@@ -1,36 +1,57 @@
 /* kvclient.h - the client library of TopKV: the one header that users include.
  *
- * A client talks to a fixed list of storage nodes.  Every operation is begun, then finished:
+ * A client talks to a fixed list of storage nodes.  Every operation is started, then finished:
  *
  *     struct kv_op *op;
- *     status = kv_read_begin(session, &rows, &io, 0, &op);   // starts it, returns at once
- *     ...                                                    // compute; kv_poll() at times
+ *     kv_status_t status;
+ *
+ *     status = kv_read_begin(session, &rows, &io, 0, &op);   // starts the read and returns
+ *     ...                                                    // compute; kv_poll() now and then
  *     if (status == KV_OK)
- *         status = kv_finish(op);                            // waits, frees it: how it ended
+ *         status = kv_finish(op);                            // waits, frees op
  *     if (status != KV_OK)
- *         fprintf(stderr, "%s\n", kv_client_detail(client)); // which node, what, how long
+ *         fprintf(stderr, "%s\n", kv_client_detail(client)); // which node, what, why
  *
- * What may be relied on:
- *   (1) Every operation ends by its deadline, whatever the nodes do; none ends twice.
- *   (2) No operation hands out part of an answer as if it were whole.  Rows and objects are
- *       checked against the CRC32C that their writer made; what fails is KV_CORRUPT.  Nodes
- *       check the rows that they attend to, and the summaries that stand for others, in the
- *       same way.  A row or object that went bad in a node is named in the failure and refused
- *       until it is put again: the same put mends it.
- *   (3) All operations may be repeated after any failure (idempotent).  A fork or a truncate
- *       that ended without an answer may have been done: KV_STALE then, until a resume.
- *   (4) After a deadline or a cancel, a transfer may still be under way into the operation's
- *       buffer.  The buffer stays in quarantine, kv_buffer_busy() says so, until nothing can
- *       land in it any more.
+ * Guarantees:
+ *   (1) Every operation completes exactly once, by its deadline, whatever the nodes do.
+ *   (2) No operation returns a partial result as if it were complete.  Rows and objects are
+ *       checked against the CRC32C that their writer computed; a mismatch is KV_CORRUPT.  Nodes
+ *       check the rows and the summaries that they use in attention in the same way.  If a row
+ *       or object is corrupt in a node, operations that need it fail with KV_CORRUPT and name
+ *       it until it is put again; the same put repairs it.
+ *   (3) All operations are idempotent: any of them may be repeated after any failure.  A fork
+ *       or a truncate that failed without a reply may have been applied.  If it was, other
+ *       clients of the session get KV_STALE until they resume.
+ *   (4) After a deadline or a cancel, the transport may still write to the operation's buffer.
+ *       The buffer is then in quarantine: kv_buffer_busy() returns true and kv_buffer_free()
+ *       returns KV_BUSY until no write can arrive.
  *
- * Threads: a client and all that came from it are used by one thread at a time.  Open one
- * client per thread; sessions pass between clients by ticket.
+ * Calls: a kv_*_begin() returns KV_OK and an operation in *ret_op, or an error and no
+ * operation; *ret_op is then unchanged.  `deadline_ms` counts from the call; 0 selects the
+ * client's default.  The library has no callbacks.  It makes progress inside
+ * kv_poll(), kv_wait(), kv_finish() and kv_client_wait() only; poll at least once in a third of
+ * a session's lease, so that the library can renew it.  The functions that every caller needs
+ * have short names: kv_poll(), kv_wait(), kv_cancel(), kv_finish().
  *
- * Memory: *_begin() copies its arguments, arrays and names included: when it returns, they are
- * the caller's again.  What it goes on using are buffers, and the arrays that it fills: `crcs`
- * of kv_read_begin() and kv_fetch_begin(), `objects` of kv_objects_begin().  Those are the
- * caller's when the operation has ended; a buffer is once kv_buffer_busy() is false.  Handles
- * are freed with the function named at each.
+ * Threads: a client, and everything obtained from it, is used by one thread at a time.  Open
+ * one client per thread; pass sessions between clients by ticket.
+ *
+ * Memory: a kv_*_begin() borrows its arguments, arrays and names included, during the call and
+ * copies what it needs.  There are two exceptions.  An operation keeps its buffers until
+ * kv_buffer_busy() returns false, and it keeps the arrays that it fills until it ends: `crcs`
+ * of kv_read_begin() and kv_fetch_begin(), `objects` of kv_objects_begin().  The function that
+ * frees a handle is named where the handle is created.
+ *
+ * Errors: kv_status_t says what each status means and what the caller should do next.
+ * The contracts below name only the errors that are particular to a function.  In addition,
+ *   every kv_*_begin()  fails with KV_INVALID if an argument is out of bounds, with
+ *                       KV_NOT_FOUND if its session is closed, with KV_BUSY if ops_max
+ *                       operations exist, and with KV_NO_MEMORY if the process is out of
+ *                       memory;
+ *   every operation     may end with KV_DEADLINE, KV_CANCELLED, KV_UNREACHABLE (a node is down
+ *                       or was lost) or KV_CORRUPT; an operation on a session also with
+ *                       KV_NOT_FOUND (its lease has expired) or KV_STALE (another client forked
+ *                       or truncated it: resume the session).
  */
 #ifndef KVCLIENT_H
 #define KVCLIENT_H
@@ -52,111 +73,133 @@ struct kv_op;
 
 /* ---- client ------------------------------------------------------------------------------ */
 
+/* How to open a client.  Zeros and NULLs select the defaults, except in `nodes`. */
 struct kv_client_options {
-    const char
-        *nodes; /* "HOST:PORT,..."; or what kvs_node_address() of an embedded node said */
+    /* "HOST:PORT,...", or the result of kvs_node_address() for an embedded node.  All clients
+     * of a store give the same nodes in the same order. */
+    const char *nodes;
     const char *transport; /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
-    const char *net_devices; /* network devices for data, "lo,eth0"; NULL: the ones that reach
-                                the nodes */
-    const char *name;     /* shown by kvctl clients; NULL: the program's name and process id */
-    uint32_t deadline_ms; /* of operations begun with deadline 0; 0: 5000.  Ten minutes is the
-                             most that any operation waits: a longer one is taken as that. */
-    uint32_t peer_timeout_ms; /* a node that leaves requests unanswered and says nothing for
-                                 this long is taken for lost; 0: 2000 */
-    uint32_t tenant;  /* whose objects and sessions it uses; those of others are out of reach */
+    /* Network devices for data, "lo,eth0"; NULL: the devices that reach the nodes. */
+    const char *net_devices;
+    const char *name; /* shown by kvctl clients; NULL: the program's name and process id */
+    /* Milliseconds, for operations begun with deadline 0; 0: 5000.  The maximum for any
+     * operation is ten minutes; a longer deadline is reduced to that. */
+    uint32_t deadline_ms;
+    /* Milliseconds after which a node that leaves requests unanswered and sends nothing is
+     * considered lost; 0: 2000. */
+    uint32_t peer_timeout_ms;
+    uint32_t tenant;  /* whose objects and sessions the client uses; it cannot access others */
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
 };
 
-/* Connects to the nodes of the list; one that answers is enough.  The others are connected by
- * the first operation that needs them, and only what needs a node that is down fails, naming
- * it. Where rows and objects lie depends on the list alone, not on who answers.
+/* Opens a client and connects to the nodes of the list; one connected node is enough.  The
+ * first operation that needs one of the others connects to it.  While a node is down, only
+ * operations that need it fail, and they name it.  Where rows and objects are placed depends on
+ * the list alone, not on which nodes respond.
  *
  * Waits until every node has connected or failed, at most deadline_ms; once one has connected,
- * at most peer_timeout_ms from the begin.  The time that the system takes to look up host names
- * comes on top.
+ * at most peer_timeout_ms from the start.  Time for resolving host names is not included.
  *
- * KV_INVALID: an option, or a node that is in the list twice; KV_VERSION: a node of another
- * version; KV_UNREACHABLE: no node answers, or as all of them fail, if that is the same
- * (KV_DRAINING).  `detail` names the nodes. */
+ * Borrows `options` during the call.  Transfers *ret_client (free with kv_client_close()).
+ *
+ * Fails with KV_INVALID if an option is invalid or a node is in the list twice, with KV_VERSION
+ * if a node has another version of the protocol, with KV_UNSUPPORTED if this build has no
+ * network, and with KV_UNREACHABLE if no node responds.  If all nodes fail in the same way (for
+ * example with KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then
+ * says what failed and names the nodes; on success it is "". */
 KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   struct kv_client **ret_client,
                                   char *detail,
                                   size_t detail_bytes);
 
-/* Cancels what is under way, frees every session, buffer and operation that came from the
- * client. Sessions live on in the nodes until their leases end.  NULL is allowed. */
+/* Cancels outstanding operations and frees every session, buffer and operation of the client.
+ * Sessions stay in the nodes until their leases expire.  `client` may be NULL. */
 KV_API void kv_client_close(struct kv_client *client);
 
-/* What went wrong last in this client: "node 127.0.0.1:7400: read: deadline: 5.001 s: ...".
- * Lent until the next call. */
+/* Returns the most recent failure of this client: "node 127.0.0.1:7400: read: deadline: after
+ * 5.001 s: ...".  Valid until the next call on the client. */
 KV_API const char *kv_client_detail(const struct kv_client *client);
 
-/* Drives all operations without waiting; returns how many ended in this call. */
+/* Drives all operations without waiting.  Returns how many ended. */
 KV_API unsigned kv_poll(struct kv_client *client);
 
-/* Sleeps until an operation ends or timeout_us has passed; returns how many ended. */
+/* Waits until an operation ends or timeout_us microseconds have passed.  Returns how many
+ * operations ended. */
 KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
 
 enum kv_node_state {
     KV_NODE_CONNECTED,
-    KV_NODE_LOST,      /* reconnected by the next operation that needs it */
-    KV_NODE_UNREACHED, /* never connected yet, which the next operation that needs it does;
-                          until then only `address` and `detail` say anything */
+    KV_NODE_LOST,      /* the next operation that needs the node reconnects */
+    KV_NODE_UNREACHED, /* not connected so far; only `address` and `detail` are set.  The next
+                          operation that needs the node connects */
 };
 
+/* A node as this client sees it. */
 struct kv_node_info {
     const char *address;    /* as in the list */
-    const char *name;       /* as the node calls itself */
+    const char *name;       /* the node's own name */
     const char *transport;  /* in use for data: "tcp/lo", "posix/memory cma/memory" */
-    const char *transports; /* that the node has */
+    const char *transports; /* that the node offers */
     enum kv_node_state state;
-    const char *detail; /* how its last connection failed; "" if it is connected or none did */
-    uint32_t n_threads;
-    uint64_t memory_bytes;
-    uint64_t requests; /* sent to it by this client */
-    uint64_t rows_in;  /* rows that it stored for this client */
-    uint64_t rows_out; /* rows that it answered with */
+    const char *detail;    /* how the last connection failed; "" if connected or none failed */
+    uint32_t n_threads;    /* data threads */
+    uint64_t memory_bytes; /* of the node, for rows and objects */
+    uint64_t requests;     /* sent to the node by this client */
+    uint64_t rows_in;      /* rows stored for this client */
+    uint64_t rows_out;     /* rows returned to this client */
     uint64_t reconnects;
 };
 
-/* Of the list, connected or not. */
+/* Returns the number of nodes in the list, connected or not. */
 KV_API uint32_t kv_client_n_nodes(const struct kv_client *client);
-/* Lent until the next call that takes the client. */
+
+/* Describes one node.  `node` is a position in the list, from 0.  The strings are valid until
+ * the next call on the client. */
 KV_API void
 kv_client_node(const struct kv_client *client, uint32_t node, struct kv_node_info *ret_info);
 
 /* ---- operations -------------------------------------------------------------------------- */
 
-/* KV_IN_PROGRESS, or how it ended. */
+/* Returns KV_IN_PROGRESS, or the result of an operation that has ended. */
 KV_API kv_status_t kv_op_status(const struct kv_op *op);
 
-/* Waits until the operation has ended; returns how. */
+/* Waits until the operation has ended.  Returns its result. */
 KV_API kv_status_t kv_wait(struct kv_op *op);
 
-/* Ends the operation now with KV_CANCELLED, unless it has ended.  Nodes are told to drop it;
- * what it did before stays done. */
+/* Ends the operation now, with KV_CANCELLED, unless it has ended.  Tells the nodes to drop its
+ * requests; what they have already applied remains applied. */
 KV_API void kv_cancel(struct kv_op *op);
 
-/* Frees the operation; one under way is cancelled.  NULL is allowed. */
+/* Frees the operation and everything it still owns; an outstanding one is cancelled first.
+ * `op` may be NULL. */
 KV_API void kv_op_free(struct kv_op *op);
 
-/* kv_wait(), kv_op_free(), and the status. */
+/* Waits until the operation has ended, frees it and returns its result. */
 KV_API kv_status_t kv_finish(struct kv_op *op);
 
-/* The failure in words, "" if there is none.  Lent until the operation is freed. */
+/* Returns the failure as text, "" if there is none.  Valid until the operation is freed. */
 KV_API const char *kv_op_detail(const struct kv_op *op);
-KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op); /* from begin to end */
+
+/* Returns the microseconds between the begin and the end of the operation; 0: not ended. */
+KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op);
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
 enum kv_memory {
     KV_HOST_MEMORY = 0,
-    KV_CUDA_MEMORY = 1, /* KV_UNSUPPORTED so far: rows are checked by the processor */
+    KV_CUDA_MEMORY = 1, /* KV_UNSUPPORTED: not implemented; checksums are computed on the CPU */
 };
 
-/* Memory that the transports know: where rows and objects come from and land.
- * alloc: the library's own, page-aligned, huge pages asked for.  map: the caller's, which must
- * outlive the buffer.  KV_NO_MEMORY, KV_UNSUPPORTED. */
+/* A buffer is memory registered with the transports.  Rows and objects are sent from buffers
+ * and received into them.
+ *
+ * kv_buffer_alloc() allocates page-aligned memory, with huge pages where the system grants
+ * them.  kv_buffer_map() registers the caller's memory, which must stay allocated until the
+ * buffer is freed.  Both transfer *ret_buffer (free with kv_buffer_free()).
+ *
+ * Fail with KV_INVALID if `bytes` is 0 or `base` is NULL, with KV_NO_MEMORY, with
+ * KV_UNSUPPORTED for device memory, or with the transport's error if it cannot register the
+ * memory. */
 KV_API kv_status_t kv_buffer_alloc(struct kv_client *client,
                                    size_t bytes,
                                    struct kv_buffer **ret_buffer);
@@ -165,93 +208,117 @@ KV_API kv_status_t kv_buffer_map(struct kv_client *client,
                                  size_t bytes,
                                  enum kv_memory memory,
                                  struct kv_buffer **ret_buffer);
+
+/* Return the memory's address and its size in bytes.  Valid until the buffer is freed. */
 KV_API void *kv_buffer_data(const struct kv_buffer *buffer);
 KV_API size_t kv_buffer_bytes(const struct kv_buffer *buffer);
 
-/* True while a transfer may still touch the memory: operations under way, and quarantine. */
+/* Returns true while a transfer may read or write the memory: while an operation uses the
+ * buffer and while the buffer is in quarantine. */
 KV_API bool kv_buffer_busy(const struct kv_buffer *buffer);
 
-/* KV_BUSY: in use or in quarantine, nothing happened; poll and try again.  NULL is allowed. */
+/* Frees the buffer, and its memory if kv_buffer_alloc() allocated it.  Fails with KV_BUSY, and
+ * changes nothing, while kv_buffer_busy(); poll and try again.  `buffer` may be NULL. */
 KV_API kv_status_t kv_buffer_free(struct kv_buffer *buffer);
 
 /* ---- sessions ---------------------------------------------------------------------------- */
 
-/* Any client of the session's tenant that has it may use the session: pass it to the worker
- * that goes on with it. */
+/* What a client of the session's tenant needs to use the session; plain data, copied by
+ * assignment.  Pass it to the worker that continues the session.  The token is a secret. */
 struct kv_ticket {
     struct kv_id128 session_id;
     struct kv_id128 token;
 };
 
 struct kv_session_options {
-    uint32_t lease_ms;   /* 0: the nodes' default */
+    uint32_t lease_ms;   /* milliseconds; 0, or more than the nodes' maximum: the maximum */
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
 };
 
-/* A new, empty session of a model, on all nodes: it fails where one is down, naming it.  The
- * model becomes known to the nodes.  `options` may be NULL.  The session: kv_op_session(). */
+/* Creates an empty session for a model on all nodes.  Registers the model with the nodes.
+ * `options` may be NULL.  kv_op_session() returns the session.
+ *
+ * Fails with KV_INVALID if the model's schema is invalid (kv_schema_finish()), and if a node is
+ * down, naming it. */
 KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  const struct kv_model_info *model,
                                  const struct kv_session_options *options,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
 
-/* Takes up a session by its ticket, wherever it was made; brings nodes up to date that missed a
- * fork or a truncate.  KV_NOT_FOUND; KV_DENIED: it is another tenant's. */
+/* Opens an existing session by its ticket, whichever client created it.  Brings nodes up to
+ * date that missed a fork or a truncate.  kv_op_session() returns the session, kv_op_tokens()
+ * its committed length.
+ *
+ * Fails with KV_NOT_FOUND if no such session exists, with KV_DENIED if it belongs to another
+ * tenant, and with KV_STALE if a node missed more forks and truncates than the others have
+ * logged. */
 KV_API kv_status_t kv_resume_begin(struct kv_client *client,
                                    const struct kv_ticket *ticket,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
 
-/* A new session that shares the first `tokens` tokens; costs bookkeeping only.  Waits for the
- * session's operations under way.  Raises the session's generation: other clients of it get
- * KV_STALE until they resume.  KV_INVALID: more tokens than are committed. */
+/* Creates a session that shares the first `tokens` tokens; no rows are copied.  Waits for the
+ * session's outstanding operations first.  Increments the session's generation: its other
+ * clients get KV_STALE until they resume.  kv_op_session() returns the new session.
+ *
+ * Fails with KV_INVALID if fewer than `tokens` tokens are committed, and with KV_TOO_LARGE if
+ * the rows would have more writers than a session may have (forks of forks). */
 KV_API kv_status_t kv_fork_begin(struct kv_session *session,
                                  uint32_t tokens,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
 
-/* Forgets all tokens from `tokens` on.  Waits and raises the generation, as fork. */
+/* Discards all tokens from `tokens` on.  Like kv_fork_begin(), waits for the session's
+ * outstanding operations and increments the generation. */
 KV_API kv_status_t kv_truncate_begin(struct kv_session *session,
                                      uint32_t tokens,
                                      uint32_t deadline_ms,
                                      struct kv_op **ret_op);
 
-/* Ends the session and frees its memory on all nodes, then the handle is only good for
- * kv_session_free(). */
+/* Closes the session and frees its memory on all nodes; waits for its outstanding operations
+ * first.  After that, the only valid call on the handle is kv_session_free(). */
 KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Renews the lease; the library does so by itself while the client is polled.  Once a lease has
- * ended, every operation of the session fails with KV_NOT_FOUND.  Its text says when that was,
- * while the node remembers it: it does for the last 512 sessions that ended. */
+/* Sets the lease to lease_ms milliseconds and starts it again; 0: the same lease.  The library
+ * renews leases by itself while the client is polled.  After a lease has expired, every
+ * operation of the session fails with KV_NOT_FOUND.  A node remembers the last 512 sessions
+ * that ended; for those, the detail says how long ago the session ended. */
 KV_API kv_status_t kv_renew_begin(struct kv_session *session,
                                   uint32_t lease_ms,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Asks for the committed length, the least over all units: kv_op_tokens(). */
+/* Requests the committed length, in tokens: the minimum over all units.  kv_op_tokens() returns
+ * it. */
 KV_API kv_status_t kv_length_begin(struct kv_session *session,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
 
-/* After open, resume and fork: the session, given to the caller.  NULL: failed or taken. */
+/* Transfers the session of an open, resume or fork that succeeded (free with
+ * kv_session_free()).  Returns NULL if the operation has not succeeded, or if the session was
+ * transferred before. */
 KV_API struct kv_session *kv_op_session(struct kv_op *op);
+
+/* Returns the tokens that a resume, fork, truncate or length operation reports. */
 KV_API uint32_t kv_op_tokens(const struct kv_op *op);
 
+/* Properties of a session.  The schema is valid until the session is freed; the generation and
+ * the lease (milliseconds, as granted) are as of the last reply. */
 KV_API void kv_session_ticket(const struct kv_session *session, struct kv_ticket *ret_ticket);
 KV_API const kv_schema_t *kv_session_schema(const struct kv_session *session);
 KV_API uint32_t kv_session_generation(const struct kv_session *session);
 KV_API uint32_t kv_session_lease_ms(const struct kv_session *session);
 
-/* Forgets the handle; the session lives on in the nodes until its lease ends.  Operations of
- * the session that are under way are cancelled.  NULL is allowed. */
+/* Cancels the session's outstanding operations and frees the handle.  The session stays in the
+ * nodes until its lease expires.  `session` may be NULL. */
 KV_API void kv_session_free(struct kv_session *session);
 
 /* ---- rows -------------------------------------------------------------------------------- */
 
-/* A box of rows: layers x kv heads x tokens. */
+/* A range of rows: layers x kv heads x tokens. */
 struct kv_rows {
     uint32_t layer_begin, n_layers;
     uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all kv heads of each layer */
@@ -261,18 +328,20 @@ struct kv_rows {
 /* Where rows are in the caller's memory. */
 struct kv_rows_io {
     struct kv_buffer *buffer;
-    size_t offset;  /* rows (layer, head, token, row_bytes), dense, from this byte on */
-    uint32_t *crcs; /* (layer, head, token), or NULL.  put, append: the rows' CRCs if already
-                       known, see kv_row_crc(), copied; read, fetch: filled until the operation
-                       ends */
+    size_t offset; /* in bytes, of (n_layers, n_kv_heads, n_tokens, row_bytes), dense */
+    /* (n_layers, n_kv_heads, n_tokens) CRCs, or NULL.  put, append: input, see kv_row_crc();
+     * NULL: the library computes them.  read, fetch: output, filled until the operation ends.
+     * */
+    uint32_t *crcs;
 };
 
-/* Bytes of a box of rows; 0 if it does not fit the schema. */
+/* Returns the bytes of a range of rows; 0 if the range does not fit the schema. */
 KV_API size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *rows);
 
-/* The CRC32C of one row in its place in this session; in another session the same row has
- * another one.  A truncate may change it for the tokens that it takes away: make it for those
- * when the truncate has ended. */
+/* Computes the CRC32C of one row (row_bytes) at its place in this session.  The seed depends on
+ * the session, layer, kv head and token, so the same bytes have other CRCs elsewhere.  A
+ * truncate may change the seeds of the tokens that it discards: compute their CRCs after it has
+ * ended. */
 KV_API uint32_t kv_row_crc(const struct kv_session *session,
                            const void *row,
                            size_t row_bytes,
@@ -281,45 +350,46 @@ KV_API uint32_t kv_row_crc(const struct kv_session *session,
                            uint32_t token);
 
 /* Stores rows.  Rows are committed in token order: in each unit, token_begin must not exceed
- * the committed length plus the rows of puts under way, or the put fails with KV_NOT_READY at
- * once.  Puts of one session handle that are begun between two polls may be begun in any order.
- * Rows that are committed already must be the same, or the put fails with KV_CONFLICT.  On
- * KV_NO_MEMORY the message that failed stored nothing, but other messages of the same put may
- * have succeeded; repeating the put is safe. */
+ * the committed length plus the rows of outstanding puts.  Puts of one session handle that are
+ * begun between two polls may be begun in any order.
+ *
+ * Fails with KV_NOT_READY at once if rows before token_begin are missing, with KV_CONFLICT if
+ * different rows are already committed there, with KV_TOO_LARGE beyond the session's
+ * tokens_max, and with KV_NO_MEMORY if the store is full.  The message that failed then stored
+ * nothing, but other messages of the same put may have succeeded; repeating the put is safe. */
 KV_API kv_status_t kv_put_begin(struct kv_session *session,
                                 const struct kv_rows *rows,
                                 const struct kv_rows_io *io,
                                 uint32_t deadline_ms,
                                 struct kv_op **ret_op);
 
-/* Stores the new rows of a decode step: as put, few tokens, all layers in one message per data
- * thread. */
+/* Stores the new rows of a decode step.  As kv_put_begin(), for few tokens and all layers: one
+ * message per data thread, at a higher priority. */
 KV_API kv_status_t kv_append_begin(struct kv_session *session,
                                    const struct kv_rows *rows,
                                    const struct kv_rows_io *io,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
 
-/* Reads a box of rows, whole.  Waits for rows that are not committed yet, to the deadline, then
- * KV_NOT_READY. */
+/* Reads a range of rows.  Waits until all its rows are committed; fails with KV_NOT_READY if
+ * they are not by the deadline. */
 KV_API kv_status_t kv_read_begin(struct kv_session *session,
                                  const struct kv_rows *rows,
                                  const struct kv_rows_io *io,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
 
-/* One whole layer's rows by id: fans out over the nodes that own the heads, gathers.
- *   n_ids  (n_kv_heads) rows wanted of each head
- *   ids    (sum of n_ids) tokens, head after head
- * Rows land in the same order, dense; crcs likewise.  `snapshot`: tokens that must be committed
- * before the rows are taken; 0: those the ids need. */
+/* Selected rows of one layer, for kv_fetch_begin(). */
 struct kv_fetch {
     uint32_t layer;
     uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all */
-    const uint32_t *n_ids;
-    const uint32_t *ids;
-    uint32_t snapshot;
+    const uint32_t *n_ids;              /* (n_kv_heads) rows requested of each head */
+    const uint32_t *ids;                /* (sum of n_ids) tokens, head by head */
+    uint32_t snapshot; /* tokens that must be committed first; 0: those that the ids need */
 };
+
+/* Reads rows of one layer by token, from all nodes that own its heads.  The rows are written
+ * dense, in the order of `ids`, and so are the CRCs.  Waits and fails as kv_read_begin(). */
 KV_API kv_status_t kv_fetch_begin(struct kv_session *session,
                                   const struct kv_fetch *fetch,
                                   const struct kv_rows_io *io,
@@ -328,40 +398,43 @@ KV_API kv_status_t kv_fetch_begin(struct kv_session *session,
 
 /* ---- retrieval --------------------------------------------------------------------------- */
 
-/* Has the nodes make codes for the keys of rows that they have (product quantisation; PQCache,
- * section 3.2), in the background.  Rows that have codes keep them; a query needs none, it only
- * costs more without. */
+/* Which codes kv_index_begin() builds, and how. */
 struct kv_index_options {
     uint32_t layer_begin, n_layers; /* n_layers 0: all */
     uint32_t tokens;                /* rows before this token; they must be committed */
-    uint32_t chapter_blocks; /* blocks that share a codebook, 8 at least, counted from token 0;
-                                fewer at the end are left without codes.  0: one codebook, and
-                                later rows get its codes when a query first meets them */
-    uint32_t m, bits;        /* subspaces of a key, bits of a code */
-    uint32_t iterations;     /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
-    uint32_t budget_us;      /* of a node's time for each codebook; 0: no limit */
-    uint64_t seed;
-    uint32_t
-        summaries; /* summaries per 1,024 rows to be made, too, for queries that ask for the
-                      rest: 0, 16 or 64 */
-    bool wait;     /* end when the codes are there, to the deadline; else when the nodes know */
+    /* Blocks that share a codebook (a chapter), at least KV_CHAPTER_BLOCKS_MIN, counted from
+     * token 0; an incomplete chapter at the end has no codes.  0: one codebook for all rows,
+     * and a later row is coded with it when a query first reads the row. */
+    uint32_t chapter_blocks;
+    uint32_t m;          /* subspaces of a key, 1..KV_SUBSPACES_MAX; d_k is a multiple of m */
+    uint32_t bits;       /* of a code, 1..KV_CODE_BITS_MAX */
+    uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
+    uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
+    uint64_t seed;       /* of k-means */
+    uint32_t summaries;  /* cluster summaries to build per 1,024 rows, for queries that request
+                            an estimate: 0 (none), 16 or 64 */
+    bool wait; /* end when the codes exist, or at the deadline; false: when the nodes know */
 };
 
 struct kv_index_result {
-    uint64_t rows;       /* (token, kv head, layer) asked for */
-    uint64_t rows_coded; /* of them with codes, when the nodes answered */
-    uint32_t n_found;    /* codebooks that were there */
-    uint32_t n_trained;  /* codebooks that were made meanwhile */
-    uint32_t n_pending;  /* codebooks still to come */
-    uint32_t iterations; /* summed over n_trained */
-    uint64_t train_us;   /* of the nodes' threads, summed over n_trained */
+    uint64_t rows;       /* (token, kv head, layer) requested */
+    uint64_t rows_coded; /* of them with codes, when the nodes replied */
+    uint32_t n_found;    /* codebooks that existed before */
+    uint32_t n_trained;  /* codebooks that this operation waited for */
+    uint32_t n_pending;  /* codebooks that are not built yet */
+    uint32_t iterations; /* of k-means, summed over n_trained */
+    uint64_t train_us;   /* microseconds of the nodes' threads, summed over n_trained */
 };
 
+/* Builds product-quantized codes for the keys of committed rows, in the background on the nodes
+ * (PQCache, arXiv:2407.12820, section 3.2).  Rows that already have codes keep them.  Queries
+ * work without codes, but cost more. */
 KV_API kv_status_t kv_index_begin(struct kv_session *session,
                                   const struct kv_index_options *index,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
-/* Zeros if the operation has not ended well. */
+
+/* Returns what an index operation did; zeros unless it succeeded. */
 KV_API void kv_op_index_result(const struct kv_op *op, struct kv_index_result *ret_result);
 
 /* Tokens [begin, end). */
@@ -369,58 +442,65 @@ struct kv_range {
     uint32_t begin, end;
 };
 
-/* A block of a kv head whose rows the caller has: see kv_block_fingerprint(). */
+/* A block of a kv head whose rows the caller has; see kv_block_fingerprint(). */
 struct kv_cached_block {
     uint32_t block;
     uint32_t fingerprint;
 };
 
-/* Asks one layer for the rows that matter to some query vectors:
+/* Selects the rows of one layer that matter most to some query vectors:
  *
- *   1  candidates are scored by their codes, or by their keys where they have none; a vector's
- *      weights are the softmax of scale * score over the candidates; merged; the rerank * k
- *      largest are taken
- *   2  those are scored by their keys, weighed and merged again; the k largest are the answer
- *   3  if asked: attention over them, and an estimate of what all others would have added, from
- *      summaries that index made: one output and natural log-sum-exp per vector, together
+ *   1  Candidates.  Every eligible row (a token of `ranges`) is scored by its code, or by its
+ *      key if it has no code.  A softmax over scale * score gives each query vector's weights;
+ *      `merge` combines the vectors.  The rerank * k rows of largest weight become candidates.
+ *   2  Rerank.  Candidates are scored by their keys, weighted and merged again.  The k rows of
+ *      largest weight are selected.
+ *   3  Result.  The ids, the rows, or the attention output over the selected rows; with
+ *      `summaries`, an estimate of what the other eligible rows would have added.  An output
+ *      comes with its natural log-sum-exp, so that the caller can combine it with attention
+ *      over other rows (FlashAttention, arXiv:2205.14135, section 3.1).
  *
- * Weights that are answered are those of the last step that was needed: of all candidates where
- * rerank is 1, else of those that step 2 scored.  Where rerank * k reaches the number of
- * candidates, step 1 is left out, and n_scored_by_code and n_scored_by_key are 0.
+ * The weights returned are those of step 2, or of step 1 if rerank is 1.  If rerank * k is not
+ * less than the number of eligible rows, step 1 is skipped, and n_scored_by_code and
+ * n_scored_by_key are 0.
  *
- * Ties go to the lower token.  Fewer candidates than k: all of them.  A query begun early is a
- * prefetch: the answer waits in the caller's buffer. */
+ * Ties go to the lower token.  If fewer than k rows are eligible, all are selected.  To
+ * prefetch, begin the query early: the rows wait in the caller's buffer. */
 struct kv_query {
     uint32_t layer;
     uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all */
-    uint32_t n_queries;                 /* vectors of each kv head, 1..KV_QUERIES_MAX */
+    uint32_t n_queries;                 /* query vectors of each kv head, 1..KV_QUERIES_MAX */
     const float *queries;               /* (n_kv_heads, n_queries, d_k) */
-    float scale;                        /* > 0; 1 / sqrt(d_k) as a rule */
+    float scale;                        /* > 0; usually 1 / sqrt(d_k) */
     enum kv_merge merge;
     enum kv_answer answer;
-    uint32_t k;                  /* 1..KV_SELECTED_MAX; with UNION and NONE of each vector */
-    enum kv_selection selection; /* how many are chosen, never more than k; 0: k */
+    uint32_t k;                  /* 1..KV_SELECTED_MAX; with UNION and NONE, of each vector */
+    enum kv_selection selection; /* how many rows are selected, at most k; 0: k */
     float fraction;              /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
-    uint32_t rerank;   /* 1: what step 1 says; at most rerank * k = KV_SELECTED_MAX are taken */
-    bool want_weights; /* answer the merged weights, too; KV_ANSWER_ATTEND: with `names` */
-    bool want_ids;     /* KV_ANSWER_ATTEND: name all chosen rows, not only those held */
-    uint32_t summaries; /* summaries per 1,024 rows for step 3's estimate: 0 (none), 16 or 64;
-                          rows of which there are not so many are attended one by one */
+    uint32_t rerank;   /* candidates per selected row, from 1; KV_SELECTED_MAX in all at most */
+    bool want_weights; /* return the merged weights; KV_ANSWER_ATTEND: of the ids returned */
+    bool want_ids;     /* KV_ANSWER_ATTEND: return all selected ids, not only cached ones */
+    uint32_t summaries; /* summaries per 1,024 rows for the estimate of step 3: 0 (no estimate),
+                           16 or 64; rows without so many summaries are attended exactly */
     uint32_t snapshot;  /* tokens that must be committed; 0: those that the ranges need */
     uint32_t n_ranges;  /* 1..KV_RANGES_MAX */
-    const struct kv_range *ranges; /* candidates: ascending, disjoint, not empty */
-    const uint32_t *n_cached;      /* (n_kv_heads); NULL: none */
-    const struct kv_cached_block
-        *cached; /* (sum of n_cached) ascending in each head; chosen as others
-                                      are, not sent */
+    const struct kv_range *ranges;        /* (n_ranges) eligible rows: ascending, disjoint */
+    const uint32_t *n_cached;             /* (n_kv_heads); NULL: none */
+    const struct kv_cached_block *cached; /* (sum of n_cached) ascending in each head; rows
+                                             are selected like others, but not sent */
 };
 
-/* Bytes that the rows of an answer may take. */
+/* Returns the most bytes that the rows of a result can take; 0 if the query does not fit the
+ * schema. */
 KV_API size_t kv_query_rows_bytes_max(const kv_schema_t *schema, const struct kv_query *query);
 
-/* `io` is needed with KV_ANSWER_ROWS only: kv_query_rows_bytes_max() bytes from the offset on, `crcs` is
- * not used.  KV_TOO_LARGE: the rows of one head are more than 1 MiB; ask for ids and fetch.
- * KV_INVALID, from the node: a row that attention needs holds a NaN or an infinity. */
+/* Runs a query.  `io` is used with KV_ANSWER_ROWS only and may be NULL otherwise: rows are
+ * written to kv_query_rows_bytes_max() bytes of its buffer, from `offset` on; `crcs` is not
+ * used.
+ *
+ * Fails with KV_TOO_LARGE if the rows of one head may take more than 1 MiB (use KV_ANSWER_IDS
+ * and kv_fetch_begin()), with KV_INVALID if a row that attention needs has a NaN or an
+ * infinity, and with KV_NOT_READY if `snapshot` tokens are not committed by the deadline. */
 KV_API kv_status_t kv_query_begin(struct kv_session *session,
                                   const struct kv_query *query,
                                   const struct kv_rows_io *io,
@@ -429,80 +509,86 @@ KV_API kv_status_t kv_query_begin(struct kv_session *session,
 
 #define KV_ROW_CACHED UINT32_MAX
 
-/* The answer for one kv head. */
+/* The result for one kv head. */
 struct kv_query_result {
     uint32_t n_ids;
     const uint32_t *ids; /* (n_ids) tokens, ascending */
-    const uint32_t
-        *row_index; /* (n_ids) where its row is in `rows`; KV_ROW_CACHED: not sent.  With
-                               KV_ANSWER_ATTEND: KV_ROW_CACHED: held, and not in `outputs`; else
-                               0.  NULL with KV_ANSWER_IDS */
+    /* (n_ids) index of the row in `rows`, or KV_ROW_CACHED if the caller has it.
+     * KV_ANSWER_ATTEND: KV_ROW_CACHED if the row is left out of `outputs`, else 0.
+     * KV_ANSWER_IDS: NULL. */
+    const uint32_t *row_index;
     uint32_t n_rows;
-    const void *rows;     /* (n_rows, row_bytes), ascending by token; in the caller's buffer */
-    const uint32_t *crcs; /* (n_rows), checked */
-    const float *weights; /* (n_ids) merged weights; NULL if not asked for */
-    const uint32_t
-        *query_mask; /* (n_ids) with KV_MERGE_NONE: bit i: vector i chose it; else NULL */
-    /* With KV_ANSWER_ATTEND or a rest, else NULL: over the chosen rows but for those held (with
-     * KV_ANSWER_ATTEND), and over the others by estimate (with a rest). */
-    const float *outputs; /* (n_queries, d_v) */
-    const float *lses;    /* (n_queries), natural; -inf: over no row */
-    uint32_t n_selected;  /* rows, named or not */
-    uint32_t n_estimated; /* rows that summaries stand for, with NONE for some vector */
-    uint32_t n_scored_by_code,
-        n_scored_by_key;           /* candidates that step 1 scored by code, by key */
-    uint32_t n_reranked;           /* rows that step 2 scored */
-    uint32_t n_chapters;           /* codebooks used */
-    float recall;                  /* the node's estimate, of exact top-k; NaN: none yet */
-    uint32_t node;                 /* that answered */
-    uint32_t queue_us, service_us; /* in the node: before and at work, of the whole message */
+    const void *rows;           /* (n_rows, row_bytes), ascending by token; in the buffer */
+    const uint32_t *crcs;       /* (n_rows), checked */
+    const float *weights;       /* (n_ids) merged weights; NULL if not requested */
+    const uint32_t *query_mask; /* (n_ids) with KV_MERGE_NONE: bit i is set if query vector i
+                                   selected the row; else NULL */
+    /* With KV_ANSWER_ATTEND: attention over the selected rows that are not cached.  With
+     * `summaries`: plus the estimate for the rows that were not selected.  Else NULL. */
+    const float *outputs;      /* (n_queries, d_v) */
+    const float *lses;         /* (n_queries) natural log-sum-exps; -inf: over no row */
+    uint32_t n_selected;       /* rows selected, whether or not they are in `ids` */
+    uint32_t n_estimated;      /* rows that summaries stand for; with NONE, for some vector */
+    uint32_t n_scored_by_code; /* eligible rows that step 1 scored by code */
+    uint32_t n_scored_by_key;  /* eligible rows that step 1 scored by key */
+    uint32_t n_reranked;       /* candidates that step 2 scored */
+    uint32_t n_chapters;       /* codebooks used */
+    float recall;              /* of exact top-k, estimated by the node; NaN: unknown */
+    uint32_t node;             /* that replied: its position in the client's list */
+    uint32_t queue_us;   /* microseconds in the node before work began, of the whole message */
+    uint32_t service_us; /* microseconds from there to the reply, of the whole message */
 };
 
-/* `head` counts from kv_head_begin.  Everything is lent until the operation is freed.  KV_INVALID:
- * no query that ended well, or no such head. */
+/* Returns the result for one kv head; `head` counts from kv_head_begin.  Its arrays are valid
+ * until the operation is freed; `rows`, while the caller keeps the buffer unchanged.  Fails
+ * with KV_INVALID unless `op` is a query that succeeded and has such a head. */
 KV_API kv_status_t kv_op_query_result(const struct kv_op *op,
                                       uint32_t head,
                                       struct kv_query_result *ret_result);
 
-/* What tells a block of a kv head from another under the same number: its rows' CRCs, hashed.
+/* Returns a hash of a block's row CRCs in one kv head.  It distinguishes blocks with the same
+ * number and different rows.
  *   crcs  (KV_BLOCK_TOKENS) */
 KV_API uint32_t kv_block_fingerprint(const uint32_t *crcs);
 
-/* The trip of an operation, by the client's clock; 0: not yet. */
+/* When an operation was where: microseconds of the client's clock; 0: not yet. */
 struct kv_op_times {
     uint64_t begun_us;
-    uint64_t sent_us;    /* its last message was handed to the transport, the first time */
-    uint64_t arrived_us; /* its last answer was there */
+    uint64_t sent_us;    /* when its last message was first given to the transport */
+    uint64_t arrived_us; /* when its last reply arrived */
     uint64_t ended_us;
 };
 KV_API void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times);
+
+/* Returns the client's clock, in microseconds. */
 KV_API uint64_t kv_client_now_us(const struct kv_client *client);
 
 /* ---- objects ----------------------------------------------------------------------------- */
 
-/* Immutable bytes under the caller's name, for callers that have keys and blobs and no tokens.
- */
+/* An object: immutable bytes under the caller's name, for callers that have keys and blobs but
+ * no tokens. */
 struct kv_object {
-    const char *name; /* 1..KV_NAME_BYTES_MAX bytes */
+    const char *name; /* 1..KV_NAME_BYTES_MAX bytes, 0-terminated */
     struct kv_buffer *buffer;
-    size_t offset;
-    size_t bytes;       /* put: size; get: room in, size out */
-    kv_status_t status; /* out, of this object */
+    size_t offset;      /* in the buffer, in bytes */
+    size_t bytes;       /* put: size; get: in: capacity, out: size; exists: out: size */
+    kv_status_t status; /* out: of this object */
 };
 
 enum kv_object_verb {
-    KV_OBJECT_PUT,    /* KV_EXISTS: the name holds other bytes */
-    KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` tells the size, nothing landed;
-                        KV_CONFLICT: replaced while it was read, try again */
-    KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` tells the size */
-    KV_OBJECT_DELETE, /* KV_OK: what the node found under the name is gone, and what was put
-                        there since is not; KV_NOT_FOUND: it found nothing */
+    KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full */
+    KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` is the size, nothing was written;
+                         KV_CONFLICT: replaced while it was read, try again */
+    KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` is the size */
+    KV_OBJECT_DELETE, /* KV_OK: the object that the node found is deleted; one put later is not;
+                         KV_NOT_FOUND: it found none */
 };
 
-/* One or many objects in one operation, in parallel.  What is asked is copied; `status` and
- * `bytes` of each object are written until the operation ends.  Each object has its own status:
- * a node that cannot be reached fails its objects alone.  The operation's status is KV_OK if
- * all are, else that of the first that is not. */
+/* Runs one verb on n_objects objects, in parallel.  Keeps `objects` until the operation ends,
+ * and writes the `status` and `bytes` of each; names are copied.  Each object has its own
+ * status: a node that cannot be reached fails only its objects.  The operation succeeds if all
+ * objects do; else its status is that of the first object that failed.  Fails with KV_TOO_LARGE
+ * if an object to put has more than KV_OBJECT_BYTES_MAX bytes. */
 KV_API kv_status_t kv_objects_begin(struct kv_client *client,
                                     enum kv_object_verb verb,
                                     struct kv_object *objects,
@@ -512,7 +598,8 @@ KV_API kv_status_t kv_objects_begin(struct kv_client *client,
 
 /* ---- nodes ------------------------------------------------------------------------------- */
 
-/* A round trip to one data thread: `bytes_out` go, `bytes_back` come, both at most 128 KiB. */
+/* Makes a round trip to data thread `thread` of node `node`, with bytes_out bytes in the
+ * request and bytes_back in the reply, both at most 128 KiB. */
 KV_API kv_status_t kv_ping_begin(struct kv_client *client,
                                  uint32_t node,
                                  uint32_t thread,
@@ -528,35 +615,39 @@ struct kv_cell {
 
 struct kv_table {
     uint32_t n_columns, n_rows;
-    const char *const *columns;
+    const char *const *columns;  /* (n_columns) names */
     const struct kv_cell *cells; /* (n_rows, n_columns) */
 };
 
-/* A table about one node: "status", "sessions", "clients", "models", "ops", "stats" or "scrub".
- * Its texts hold no control characters. */
+/* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats" or
+ * "scrub".  Its texts have no control characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
-/* Lent until the operation is freed; NULL if it failed. */
+
+/* Returns the table; NULL unless the operation succeeded.  Valid until the operation is freed.
+ * */
 KV_API const struct kv_table *kv_op_table(const struct kv_op *op);
 
-/* The node takes no new sessions, finishes what it has, and stops. */
+/* Drains a node: it rejects new clients, sessions and writes with KV_DRAINING, finishes the
+ * requests that it has, and stops. */
 KV_API kv_status_t kv_drain_begin(struct kv_client *client,
                                   uint32_t node,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* The name of a block of tokens: SHA-256 cut to 128 bits over the parent's name (zeros for the
- * first block), the model's fingerprint, the tenant's salt and the tokens. */
+/* Returns the name of a block of tokens: the first 128 bits of SHA-256 over the parent's name
+ * (zeros for the first block), the model's fingerprint, the tenant's salt and the tokens.
+ *   tokens  (n_tokens) */
 KV_API struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
                                             const struct kv_id128 *fingerprint,
                                             const struct kv_id128 *salt,
                                             const uint32_t *tokens,
                                             size_t n_tokens);
 
-/* "0.1.0" */
+/* Returns the library's version, "0.1.0".  The string is static. */
 KV_API const char *kv_client_version(void);
 
 #ifdef __cplusplus
