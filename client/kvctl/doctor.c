@@ -1,7 +1,7 @@
-/* The doctor: the checks of this machine, then those of each node.
+/* kvctl doctor: checks of this machine, then of each node.
  *
- * Each check does what a node or a client will do, where it can: it reads another process's
- * memory rather than looking for the setting that might forbid it.
+ * Where possible, a check does what a node or a client does: it reads another process's memory
+ * instead of reading the setting that may forbid it.
  */
 #define _GNU_SOURCE /* process_vm_readv() */
 #include "client/kvctl/doctor_node.h"
@@ -28,7 +28,7 @@ enum {
 #define SHM_WANTED    (UINT64_C(256) << 20)
 #define MEMORY_WANTED (UINT64_C(1) << 30)
 
-/* The first line of a small file, without its end; false: there is none to read. */
+/* Reads the first line of a small file, without the newline.  Returns false if it cannot. */
 static bool read_line(const char *path, char *text, size_t text_bytes)
 {
     FILE *file = fopen(path, "re");
@@ -55,9 +55,8 @@ static void check_program(struct kvctl_doctor *doctor)
     kvctl_doctor_tell(doctor, KVCTL_OK, "client", NULL, "version %s, protocol %d",
                       kv_client_version(), KV_WIRE_VERSION);
     if (strcmp(kernel, "scalar") == 0)
-        kvctl_doctor_tell(
-            doctor, KVCTL_WARN, "processor", "checksums will cost more than the copying",
-            "%ld online, no instruction for CRC32C", sysconf(_SC_NPROCESSORS_ONLN));
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "processor", "checksums are slower than copying",
+                          "%ld online, no CRC32C instruction", sysconf(_SC_NPROCESSORS_ONLN));
     else
         kvctl_doctor_tell(doctor, KVCTL_OK, "processor", NULL,
                           "%ld online, kernels for %s, checksums by %s",
@@ -92,12 +91,12 @@ static void check_memory(struct kvctl_doctor *doctor)
         (limit = strtoull(limit_text, NULL, 10)) > 0 && limit < total) {
         kv_config_format_size(limit, limit_text, sizeof(limit_text));
         kvctl_doctor_tell(doctor, KVCTL_WARN, "memory",
-                          "give kvserver --memory: its default looks at the machine's memory",
-                          "%s of %s free, but this container may use %s", available_text,
-                          total_text, limit_text);
+                          "kvserver's default --memory is a quarter of the container's limit",
+                          "%s of %s free, container limit %s", available_text, total_text,
+                          limit_text);
     } else if (available < MEMORY_WANTED)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "memory",
-                          "give kvserver a small --memory, or free some", "%s of %s free",
+                          "set a small --memory for kvserver, or free memory", "%s of %s free",
                           available_text, total_text);
     else
         kvctl_doctor_tell(doctor, KVCTL_OK, "memory", NULL, "%s of %s free", available_text,
@@ -110,8 +109,8 @@ static void check_huge_pages(struct kvctl_doctor *doctor)
 
     if (!read_line("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof(text)))
         kvctl_doctor_tell(doctor, KVCTL_WARN, "huge pages",
-                          "reading rows may be up to a fifth slower",
-                          "this kernel tells of no transparent huge pages");
+                          "reading rows may be up to 20% slower",
+                          "not supported by this kernel");
     else if (strstr(text, "[never]") != NULL)
         kvctl_doctor_tell(
             doctor, KVCTL_WARN, "huge pages",
@@ -121,7 +120,7 @@ static void check_huge_pages(struct kvctl_doctor *doctor)
         kvctl_doctor_tell(doctor, KVCTL_OK, "huge pages", NULL, "transparent, %s", text);
 }
 
-/* Makes, fills and removes a piece of shared memory. */
+/* Creates, fills and removes a shared memory object.  Returns 0 or the error. */
 static int try_shared_memory(void)
 {
     char name[64];
@@ -132,7 +131,7 @@ static int try_shared_memory(void)
     fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
         return errno;
-    /* Not ftruncate(): pages that are not there show only as SIGBUS. */
+    /* Not ftruncate(): missing pages would only show as SIGBUS. */
     error = posix_fallocate(fd, 0, 1 << 20);
     if (error == 0) {
         piece = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -151,7 +150,7 @@ static int try_shared_memory(void)
 static void check_shared_memory(struct kvctl_doctor *doctor)
 {
     static const char advice[] =
-        "on one machine data will go over tcp, slower; in a container use --shm-size";
+        "data within this machine uses tcp, which is slower; in a container use --shm-size";
     struct statvfs facts;
     int error = try_shared_memory();
     char size[16] = "?", left[16] = "?";
@@ -173,8 +172,8 @@ static void check_shared_memory(struct kvctl_doctor *doctor)
                           size, left);
 }
 
-/* A child reads its parent's memory, which is what a setting of ptrace may forbid: between two
- * unrelated processes of one user the same rule holds.  0, or the error. */
+/* A child reads its parent's memory, which a ptrace setting may forbid; the same rule applies
+ * to unrelated processes of one user.  Returns 0 or the error. */
 static int try_foreign_memory(void)
 {
     static char secret[8] = "memory";
@@ -209,21 +208,20 @@ static void check_foreign_memory(struct kvctl_doctor *doctor)
                           "allowed between processes, ptrace_scope %s", scope);
     else
         kvctl_doctor_tell(doctor, KVCTL_WARN, "direct copies (cma)",
-                          "large rows over shared memory are copied twice: sysctl "
-                          "kernel.yama.ptrace_scope=0, or --cap-add SYS_PTRACE",
+                          "large rows are copied twice over shared memory: set sysctl "
+                          "kernel.yama.ptrace_scope=0, or use --cap-add SYS_PTRACE",
                           "%s, ptrace_scope %s", strerror(error), scope);
 }
 
-/* UCX looks there for network devices, and without them has shared memory only. */
+/* UCX finds network devices there; without them it has shared memory only. */
 static void check_network(struct kvctl_doctor *doctor)
 {
     if (access("/sys/class/net", R_OK | X_OK) == 0)
-        kvctl_doctor_tell(doctor, KVCTL_OK, "network", NULL, "devices can be seen");
+        kvctl_doctor_tell(doctor, KVCTL_OK, "network", NULL, "devices are visible");
     else
-        kvctl_doctor_tell(
-            doctor, KVCTL_WARN, "network",
-            "no data over tcp, only within this machine: mount -t sysfs sysfs /sys",
-            "/sys/class/net: %s", strerror(errno));
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "network",
+                          "no tcp, only shared memory: mount -t sysfs sysfs /sys",
+                          "/sys/class/net: %s", strerror(errno));
 }
 
 static void check_files(struct kvctl_doctor *doctor)
@@ -234,7 +232,7 @@ static void check_files(struct kvctl_doctor *doctor)
         return;
     if (limit.rlim_cur < FILES_WANTED)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "open files",
-                          "ulimit -n 65536: every client takes a few per data thread",
+                          "ulimit -n 65536: each client uses several per data thread",
                           "at most %llu", (unsigned long long)limit.rlim_cur);
     else
         kvctl_doctor_tell(doctor, KVCTL_OK, "open files", NULL, "at most %llu",

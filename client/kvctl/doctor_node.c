@@ -17,7 +17,7 @@ enum {
     CONNECT_MS = 2000
 };
 
-/* "HOST:PORT" -> its parts; a host in brackets loses them. */
+/* Splits "HOST:PORT"; brackets around the host are removed. */
 static bool
 split_address(const char *address, char *host, size_t host_bytes, const char **ret_port)
 {
@@ -58,7 +58,7 @@ static int connect_one(const struct addrinfo *info)
     return error;
 }
 
-/* An address can be bound to only on the machine whose it is. */
+/* Whether the address is this machine's: only then can a socket be bound to it. */
 static bool is_ours(const struct addrinfo *info)
 {
     struct sockaddr_storage address;
@@ -116,7 +116,7 @@ static bool check_port(struct kvctl_doctor *doctor, bool *ret_is_local)
     return false;
 }
 
-/* The number in a table of names and values; `fallback` if there is none. */
+/* Returns a number from a table of names and values; `fallback` if it has none. */
 static double value_of(const struct kv_table *table, const char *name, double fallback)
 {
     for (uint32_t r = 0; r < table->n_rows && table->n_columns >= 2; r++) {
@@ -139,7 +139,7 @@ static const char *text_of(const struct kv_table *table, const char *name)
     return NULL;
 }
 
-/* A number of bytes that the node tells; 0: it is none. */
+/* Returns a number of bytes from the table; 0 if it is out of range. */
 static uint64_t bytes_of(const struct kv_table *status, const char *column)
 {
     double value = value_of(status, column, 0);
@@ -152,7 +152,7 @@ static void check_version(struct kvctl_doctor *doctor, const struct kv_table *st
     double wire = value_of(status, "wire_version", 0);
     const char *version = text_of(status, "version");
 
-    /* A client of another protocol is not let in, so this can only be ours or unknown. */
+    /* Nodes reject clients of another protocol, so the version is ours or missing. */
     kvctl_doctor_tell(doctor, wire == KV_WIRE_VERSION ? KVCTL_OK : KVCTL_WARN, "server",
                       wire == KV_WIRE_VERSION ? NULL : "update the older side",
                       "version %s, protocol %.0f", version != NULL ? version : "unknown", wire);
@@ -169,12 +169,12 @@ static void check_fill(struct kvctl_doctor *doctor, const struct kv_table *statu
     kv_config_format_size(total, total_text, sizeof(total_text));
     kv_config_format_size(lent, lent_text, sizeof(lent_text));
     kvctl_doctor_tell(doctor, is_full ? KVCTL_WARN : KVCTL_OK, "store",
-                      is_full ? "puts may soon be refused: close sessions, delete "
-                                "objects, or give it more --memory"
+                      is_full ? "puts may soon fail: close sessions, delete objects, or "
+                                "increase --memory"
                               : NULL,
                       "%s of %s in use", lent_text, total_text);
     if (state != NULL && strcmp(state, "draining") == 0)
-        kvctl_doctor_tell(doctor, KVCTL_WARN, "state", "it is about to stop", "draining");
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "state", "the node is about to stop", "draining");
 }
 
 static void check_threads(struct kvctl_doctor *doctor, struct kv_client *client)
@@ -192,12 +192,12 @@ static void check_threads(struct kvctl_doctor *doctor, struct kv_client *client)
             status = kv_finish(op);
         if (status != KV_OK) {
             kvctl_doctor_tell(doctor, KVCTL_FAIL, "data threads",
-                              "the data ports are filtered, or the node is stuck", "%s",
+                              "a firewall blocks the data ports, or the node is stuck", "%s",
                               kvctl_without_node(doctor->node, kv_client_detail(client)));
             return;
         }
     }
-    kvctl_doctor_tell(doctor, KVCTL_OK, "data threads", NULL, "all %" PRIu32 " answer",
+    kvctl_doctor_tell(doctor, KVCTL_OK, "data threads", NULL, "all %" PRIu32 " respond",
                       n_threads);
 }
 
@@ -210,8 +210,8 @@ check_transport(struct kvctl_doctor *doctor, struct kv_client *client, bool is_l
     kv_client_node(client, 0, &info);
     if (is_local && strcmp(wanted, "tcp") != 0 && strncmp(info.transport, "tcp", 3) == 0)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "transport",
-                          "the node is on this machine and could use shared memory: look at "
-                          "shared memory above and at its --transport",
+                          "the node is on this machine, but does not use shared memory: see "
+                          "shared memory above, and its --transport",
                           "%s, the node has %s", info.transport, info.transports);
     else
         kvctl_doctor_tell(doctor, KVCTL_OK, "transport", NULL, "%s, the node has %s",
@@ -230,18 +230,18 @@ static void check_listeners(struct kvctl_doctor *doctor,
                                      used > 0 ? ", " : "", listeners->list[i].address);
     if (used > 0)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "ports",
-                          "no TLS yet, and data ports trust every peer: trusted networks only",
+                          "no TLS, and data ports trust every peer: use trusted networks only",
                           "beyond loopback: %s", open);
     else if (listeners->pid == 0)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "ports",
-                          "run kvctl as the node's user or as root to see all",
-                          "the control port is on loopback, data ports cannot be seen");
+                          "run kvctl as the node's user or as root to check all ports",
+                          "the control port is on loopback, the data ports are not visible");
     else
         kvctl_doctor_tell(doctor, KVCTL_OK, "ports", NULL,
                           "all %u of process %d are on loopback", listeners->n, listeners->pid);
 }
 
-/* Both clients and the node's own limits, where it can be seen. */
+/* The node's limit of open files, if /proc shows it. */
 static void check_files(struct kvctl_doctor *doctor, int pid)
 {
     char path[64], line[256];
@@ -262,8 +262,7 @@ static void check_files(struct kvctl_doctor *doctor, int pid)
                       "at most %llu in process %d", limit, pid);
 }
 
-/* Connects, data ports included.  If that fails, whether it would over tcp says what is wrong.
- */
+/* Connects, including the data ports.  If that fails, tries tcp to find the cause. */
 static struct kv_client *open_node(struct kvctl_doctor *doctor)
 {
     char detail[KVCTL_DETAIL_BYTES], ignored[KVCTL_DETAIL_BYTES];
@@ -277,14 +276,15 @@ static struct kv_client *open_node(struct kvctl_doctor *doctor)
         kvctl_open_quietly(&over_tcp, doctor->node, &client, ignored, sizeof(ignored)) ==
             KV_OK) {
         kv_client_close(client);
-        kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
-                          "over tcp it works, so shared memory does not: use the node's user "
-                          "and container, or transport tcp",
-                          "%s", kvctl_without_node(doctor->node, detail));
+        kvctl_doctor_tell(
+            doctor, KVCTL_FAIL, "connection",
+            "tcp works, shared memory does not: use the node's user and container, "
+            "or --transport tcp",
+            "%s", kvctl_without_node(doctor->node, detail));
         return NULL;
     }
     kvctl_doctor_tell(doctor, KVCTL_FAIL, "connection",
-                      "something listens there that does not answer as a node does", "%s",
+                      "the port is open, but does not respond as a TopKV node", "%s",
                       kvctl_without_node(doctor->node, detail));
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* doctor_node.h - the doctor's checks of a node, in the order in which a client meets the node.
+/* doctor_node.h - doctor's checks of a node, in the order in which a client depends on them.
  *
  * Threads: none of its own.  Memory: the caller's.
  */

@@ -1,4 +1,4 @@
-/* doctor_report.h - what the doctor tells.  A finding is one line:
+/* doctor_report.h - the output of kvctl doctor.  A finding is one line:
  *
  *     warn  shared memory: /dev/shm has 64M: give the container more (--shm-size 1g)
  *

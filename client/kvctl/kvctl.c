@@ -1,4 +1,4 @@
-/* What the commands share: clients of the nodes, how a failure is told, a clock. */
+/* What the commands share: opening clients, reporting failures, a clock. */
 #include "client/kvctl/kvctl.h"
 
 #include "kvserver/base/json.h"

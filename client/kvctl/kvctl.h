@@ -1,16 +1,16 @@
-/* kvctl.h - the inside of the operator's command line.
+/* kvctl.h - what the files of kvctl, the operator's command line, share.
  *
- *   main.c      options, the table of commands, exit codes
- *   kvctl.c     what commands share: clients of the nodes, how a failure is told, a clock
- *   table.c     status, sessions, clients, ops, stats, models; drain
- *   object.c    put, get, exists, delete
- *   ping.c      ping
- *   doctor.c    doctor: the checks of this machine, then those of each node
- *   doctor_node.c     its checks of a node
- *   doctor_report.c   how it tells what it found
- *   listeners.c       which ports a process listens on
+ *   main.c            options, the table of commands, exit codes
+ *   kvctl.c           what commands share: opening clients, reporting failures, a clock
+ *   table.c           status, sessions, clients, ops, stats, models, scrub; drain
+ *   object.c          put, get, exists, delete
+ *   ping.c            ping
+ *   doctor.c          doctor: checks of this machine, then of each node
+ *   doctor_node.c     doctor's checks of a node
+ *   doctor_report.c   doctor's output
+ *   listeners.c       the ports that a process listens on
  *
- * Threads: one.  Memory: all lives until the program ends, except as said.
+ * Threads: one.  Memory: valid until the program ends, unless a function says otherwise.
  */
 #ifndef KV_CLIENT_KVCTL_KVCTL_H
 #define KV_CLIENT_KVCTL_KVCTL_H
@@ -23,8 +23,8 @@
 enum {
     KVCTL_DONE = 0,
     KVCTL_FAILED = 1,
-    KVCTL_USAGE = 2,   /* wrong usage, or input that cannot be used */
-    KVCTL_UNKNOWN = 3, /* exists: its node did not answer */
+    KVCTL_USAGE = 2,   /* wrong usage, or invalid input */
+    KVCTL_UNKNOWN = 3, /* exists: its node did not respond */
 
     KVCTL_NODES_MAX = 64,
     KVCTL_DETAIL_BYTES = 1024,
@@ -52,42 +52,42 @@ struct kvctl {
 void kvctl_error(const struct kvctl *ctl, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A client of the whole list.  NULL: it was told on stderr. */
+/* Opens a client of the whole list.  Returns NULL after a message on stderr. */
 struct kv_client *kvctl_open(const struct kvctl *ctl);
 
-/* A client of one node.  NULL: it was told, see kvctl_node_failed(). */
+/* Opens a client of one node.  Returns NULL after kvctl_node_failed(). */
 struct kv_client *kvctl_open_node(const struct kvctl *ctl, const char *node);
 
-/* A command comes to nothing on one node: told on stderr, and with --json on stdout, where the
- * node is not to be missing: {"node": ..., "state": "unreachable", "detail": ...}. */
+/* Reports that a command failed on one node: on stderr, and with --json on stdout, too, so that
+ * every node has a line: {"node": ..., "state": "unreachable", "detail": ...}. */
 void kvctl_node_failed(const struct kvctl *ctl,
                        const char *node,
                        kv_status_t status,
                        const char *detail);
 
-/* "unreachable", or what else the node said of itself by failing so. */
+/* Returns the node's state that follows from a failure: "unreachable" or the status. */
 const char *kvctl_state_name(kv_status_t status);
 
-/* The rest of the library's words, which begin with the node. */
+/* Returns the library's detail without the node that it begins with. */
 const char *kvctl_without_node(const char *node, const char *detail);
 
-/* The same of some nodes, and hands the reason out. */
+/* Opens a client of some nodes; prints nothing.  `detail` receives the reason of a failure. */
 kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                const char *nodes,
                                struct kv_client **ret_client,
                                char *detail,
                                size_t detail_bytes);
 
-/* What a command does on one of ctl->nodes.  false: it failed, and told why. */
+/* Runs a command on one of ctl->nodes.  Returns false after a message if it failed. */
 typedef bool (*kvctl_node_fn)(const struct kvctl *ctl, unsigned index);
 
-/* Runs it on every node, on those after one that failed too.  Returns the exit status. */
+/* Runs `run` on every node, also after failures.  Returns the exit status. */
 int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run);
 
-/* Seconds, of a clock that never goes back. */
+/* Returns seconds of a monotonic clock. */
 double kvctl_now_s(void);
 
-/* A table of node 0.  KV_OK: *ret_table is lent until *ret_op is freed. */
+/* Requests a table of node 0.  *ret_table is valid until the caller frees *ret_op. */
 kv_status_t kvctl_table(struct kv_client *client,
                         const char *name,
                         struct kv_op **ret_op,

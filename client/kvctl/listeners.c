@@ -1,5 +1,5 @@
-/* How it is found: /proc/net/tcp and tcp6 say which sockets listen, by inode; the links in
- * /proc/PID/fd say whose inode it is.  Those of other users' processes are not to be read. */
+/* /proc/net/tcp and tcp6 list the listening sockets with their inodes; the links in
+ * /proc/PID/fd show which process has an inode.  Those of other users cannot be read. */
 #include "client/kvctl/listeners.h"
 
 #include <arpa/inet.h>
@@ -74,7 +74,7 @@ static void read_listeners(const char *path, bool is_v6, struct kvctl_listeners 
     fclose(file);
 }
 
-/* The inode of a socket's descriptor; 0: not a socket, or not to be read. */
+/* Returns the inode of a socket's descriptor; 0 if it is not a socket or cannot be read. */
 static uint64_t socket_of(const char *folder, const char *fd)
 {
     char path[PATH_BYTES], link[64];
@@ -89,7 +89,7 @@ static uint64_t socket_of(const char *folder, const char *fd)
     return sscanf(link, "socket:[%" SCNu64 "]", &inode) == 1 ? inode : 0;
 }
 
-/* Marks which of the listeners are the process's. */
+/* Marks the listeners that belong to the process. */
 static void find_owned(const char *pid, const struct kvctl_listeners *all, bool *ret_owned)
 {
     char folder[64];

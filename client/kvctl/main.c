@@ -1,4 +1,4 @@
-/* kvctl: its options, the table of commands, exit codes. */
+/* The main program of kvctl: options, the table of commands, exit codes. */
 #include "client/kvctl/kvctl.h"
 
 #include <stddef.h>
@@ -10,33 +10,33 @@
 static const struct kv_option rows[] = {
     {.name = "server",
      .default_text = "127.0.0.1:7400",
-     .help = "HOST:PORT of a node's control port, or several, comma-separated; objects are "
-             "spread over the list in its order",
+     .help = "HOST:PORT,...: control ports of the nodes; objects are placed by position in the "
+             "list, so always give all nodes in the same order",
      .offset = FIELD(server),
      .type = KV_CONFIG_STRING},
     {.name = "transport",
      .default_text = "auto",
-     .help = "how data travels; auto: shared memory on the same host, else tcp",
+     .help = "transport for data; auto: shared memory on the same host, else tcp",
      .offset = FIELD(transport),
      .type = KV_CONFIG_STRING,
      .choices = "auto|tcp|shm"},
     {.name = "deadline-ms",
      .default_text = "5000",
-     .help = "how long one operation may take",
+     .help = "time limit of one operation, in milliseconds",
      .offset = FIELD(deadline_ms),
      .type = KV_CONFIG_UINT,
      .min = 1,
-     .max = 10 * 60 * 1000}, /* as long as the library lets an operation wait */
+     .max = 10 * 60 * 1000}, /* the library's limit */
     {.name = "json",
      .help = "print JSON, one object per line",
      .offset = FIELD(json),
      .type = KV_CONFIG_FLAG},
     {.name = "help",
-     .help = "print this, and end",
+     .help = "print this help and exit",
      .offset = FIELD(help),
      .type = KV_CONFIG_FLAG},
     {.name = "version",
-     .help = "print the version, and end",
+     .help = "print the version and exit",
      .offset = FIELD(version),
      .type = KV_CONFIG_FLAG},
     {.name = NULL},
@@ -47,21 +47,23 @@ static const struct command {
     int n_least, n_most;
     int (*run)(const struct kvctl *ctl);
 } commands[] = {
-    {"status", "", "what each node is and how full", 0, 0, kvctl_tables_run},
-    {"sessions", "", "the sessions that each node keeps", 0, 0, kvctl_tables_run},
-    {"clients", "", "who is connected", 0, 0, kvctl_tables_run},
-    {"models", "", "the models that each node knows", 0, 0, kvctl_tables_run},
-    {"ops", "", "operations: how many, how fast", 0, 0, kvctl_tables_run},
+    {"status", "", "state and memory use of each node", 0, 0, kvctl_tables_run},
+    {"sessions", "", "sessions on each node", 0, 0, kvctl_tables_run},
+    {"clients", "", "connected clients", 0, 0, kvctl_tables_run},
+    {"models", "", "models registered on each node", 0, 0, kvctl_tables_run},
+    {"ops", "", "operation counts and latencies", 0, 0, kvctl_tables_run},
     {"stats", "", "all counters", 0, 0, kvctl_tables_run},
-    {"scrub", "", "the background check of memory, and what it found", 0, 0, kvctl_tables_run},
-    {"ping", "", "round trips and rates to each node, and over what", 0, 0, kvctl_ping_run},
-    {"put", "NAME [FILE|-]", "store an object; - or nothing: standard input", 1, 2,
+    {"scrub", "", "background memory check: progress and findings", 0, 0, kvctl_tables_run},
+    {"ping", "", "latency and throughput to each node, and its transport", 0, 0,
+     kvctl_ping_run},
+    {"put", "NAME [FILE|-]", "store an object; no FILE or -: standard input", 1, 2,
      kvctl_put_run},
-    {"get", "NAME [FILE|-]", "fetch an object; - or nothing: standard output", 1, 2,
+    {"get", "NAME [FILE|-]", "fetch an object; no FILE or -: standard output", 1, 2,
      kvctl_get_run},
-    {"exists", "NAME", "tell whether there is such an object", 1, 1, kvctl_exists_run},
+    {"exists", "NAME", "check whether an object exists", 1, 1, kvctl_exists_run},
     {"delete", "NAME", "delete an object", 1, 1, kvctl_delete_run},
-    {"drain", "", "let the nodes finish what they have, and stop", 0, 0, kvctl_drain_run},
+    {"drain", "", "drain the nodes: finish outstanding requests and stop", 0, 0,
+     kvctl_drain_run},
     {"doctor", "", "check this machine and the nodes", 0, 0, kvctl_doctor_run},
 };
 
@@ -73,7 +75,7 @@ static void print_help(void)
 {
     printf("Usage: kvctl [OPTION]... COMMAND [OPERAND]...\n"
            "\n"
-           "Shows and tends the storage nodes of TopKV.\n"
+           "Inspects and manages TopKV storage nodes.\n"
            "\n");
     for (unsigned i = 0; i < N_COMMANDS; i++) {
         char words[64];
@@ -84,13 +86,13 @@ static void print_help(void)
     printf("\n");
     kv_config_help(rows, stdout);
     printf("\n"
-           "The environment may set options too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
-           "Exit status: 0 done, 1 failed, on one of several nodes too, 2 wrong usage or\n"
-           "unusable input.  exists: 0 it does, 1 it does not, 3 unknown: its node did not\n"
-           "answer.\n");
+           "Environment variables set options, too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
+           "Exit status: 0 success; 1 failure, on any of the nodes; 2 wrong usage or invalid\n"
+           "input.  exists: 0 the object exists; 1 it does not; 3 unknown, because its node\n"
+           "did not respond.\n");
 }
 
-/* Cuts options.server into nodes; the pieces live in `copy`. */
+/* Splits options.server into nodes; the strings are in `copy`. */
 static bool split_nodes(struct kvctl *ctl, char *copy)
 {
     strcpy(copy, ctl->options.server);
@@ -100,11 +102,12 @@ static bool split_nodes(struct kvctl *ctl, char *copy)
 
         at[bytes] = '\0';
         if (bytes == 0 || strrchr(at, ':') == NULL) {
-            kvctl_error(ctl, "option: --server: not HOST:PORT,...: %s", ctl->options.server);
+            kvctl_error(ctl, "option: --server: %s: must be HOST:PORT,...",
+                        ctl->options.server);
             return false;
         }
         if (ctl->n_nodes == KVCTL_NODES_MAX) {
-            kvctl_error(ctl, "option: --server: more than %d nodes", KVCTL_NODES_MAX);
+            kvctl_error(ctl, "option: --server: too many nodes: limit %d", KVCTL_NODES_MAX);
             return false;
         }
         ctl->nodes[ctl->n_nodes++] = at;
@@ -128,12 +131,12 @@ static int run(struct kvctl *ctl, int argc, char **argv)
     const struct command *command;
 
     if (argc < 2) {
-        kvctl_error(ctl, "command: missing: kvctl --help lists them");
+        kvctl_error(ctl, "command: missing: see kvctl --help");
         return KVCTL_USAGE;
     }
     command = find_command(argv[1]);
     if (command == NULL) {
-        kvctl_error(ctl, "command: unknown: %s: kvctl --help lists them", argv[1]);
+        kvctl_error(ctl, "command: unknown: %s: see kvctl --help", argv[1]);
         return KVCTL_USAGE;
     }
     ctl->command = command->name;
@@ -173,7 +176,7 @@ int main(int argc, char **argv)
         result = run(&ctl, argc, argv);
 
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        kvctl_error(&ctl, "standard output: cannot be written");
+        kvctl_error(&ctl, "standard output: cannot write");
         result = KVCTL_FAILED;
     }
     return result;

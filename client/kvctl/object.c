@@ -1,4 +1,4 @@
-/* Objects: put, get, exists, delete. */
+/* kvctl put, get, exists and delete. */
 #include "client/kvctl/kvctl.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/json.h"
@@ -33,7 +33,7 @@ static bool name_is_usable(const struct kvctl *ctl)
 
     if (bytes >= 1 && bytes <= KV_NAME_BYTES_MAX)
         return true;
-    kvctl_error(ctl, "NAME: %zu bytes: it has 1 to %d", bytes, KV_NAME_BYTES_MAX);
+    kvctl_error(ctl, "NAME: %zu bytes: must be 1 to %d", bytes, KV_NAME_BYTES_MAX);
     return false;
 }
 
@@ -53,9 +53,10 @@ static void tell(const struct kvctl *ctl, struct kv_client *client, kv_status_t 
     const char *detail = kv_client_detail(client);
 
     if (status == KV_NOT_FOUND)
-        kvctl_error(ctl, "%s: there is no such object", name_of(ctl));
+        kvctl_error(ctl, "%s: no such object", name_of(ctl));
     else if (status == KV_EXISTS)
-        kvctl_error(ctl, "%s: the name holds other bytes; delete it first", name_of(ctl));
+        kvctl_error(ctl, "%s: the name has different bytes: delete the object first",
+                    name_of(ctl));
     else
         kvctl_error(ctl, "%s: %s", name_of(ctl),
                     detail[0] != '\0' ? detail : kv_status_name(status));
@@ -98,8 +99,7 @@ static bool too_large(const struct kvctl *ctl, const struct input *input, size_t
 {
     if (bytes <= KV_OBJECT_BYTES_MAX)
         return false;
-    kvctl_error(ctl, "%s: too large: more than %d bytes (64M)", input->where,
-                KV_OBJECT_BYTES_MAX);
+    kvctl_error(ctl, "%s: too large: limit %d bytes (64M)", input->where, KV_OBJECT_BYTES_MAX);
     return true;
 }
 
@@ -111,7 +111,7 @@ static bool make_room(const struct kvctl *ctl, struct input *input, size_t bytes
     if (input->buffer != NULL && kv_buffer_bytes(input->buffer) >= bytes)
         return true;
     if (kv_buffer_alloc(input->client, bytes, &larger) != KV_OK) {
-        kvctl_error(ctl, "%s: no memory for %zu bytes", input->where, bytes);
+        kvctl_error(ctl, "%s: out of memory: %zu bytes", input->where, bytes);
         return false;
     }
     if (input->buffer != NULL) {
@@ -129,7 +129,7 @@ static int read_input(const struct kvctl *ctl, struct input *input)
     size_t room = STREAM_BYTES;
 
     if (fstat(input->fd, &facts) == 0 && S_ISDIR(facts.st_mode)) {
-        kvctl_error(ctl, "%s: is a folder", input->where);
+        kvctl_error(ctl, "%s: is a directory", input->where);
         return KVCTL_USAGE;
     }
     if (fstat(input->fd, &facts) == 0 && S_ISREG(facts.st_mode)) {
@@ -153,7 +153,7 @@ static int read_input(const struct kvctl *ctl, struct input *input)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
-            kvctl_error(ctl, "%s: cannot be read: %s", input->where, strerror(errno));
+            kvctl_error(ctl, "%s: cannot read: %s", input->where, strerror(errno));
             return KVCTL_USAGE;
         }
         if (n == 0)
@@ -179,7 +179,7 @@ int kvctl_put_run(const struct kvctl *ctl)
     else
         input.fd = open(input.where, O_RDONLY | O_CLOEXEC);
     if (input.fd < 0) {
-        kvctl_error(ctl, "%s: cannot be opened: %s", input.where, strerror(errno));
+        kvctl_error(ctl, "%s: cannot open: %s", input.where, strerror(errno));
         return KVCTL_USAGE;
     }
     input.client = kvctl_open(ctl);
@@ -263,7 +263,7 @@ write_output(const struct kvctl *ctl, const char *path, const char *data, size_t
     if (path != NULL && fd >= 0 && close(fd) != 0)
         is_written = false;
     if (!is_written)
-        kvctl_error(ctl, "%s: cannot be written: %s", path == NULL ? "standard output" : path,
+        kvctl_error(ctl, "%s: cannot write: %s", path == NULL ? "standard output" : path,
                     strerror(errno));
     return is_written;
 }
@@ -280,7 +280,9 @@ int kvctl_get_run(const struct kvctl *ctl)
     if (!name_is_usable(ctl))
         return KVCTL_USAGE;
     if (ctl->options.json && path == NULL) {
-        kvctl_error(ctl, "option: --json needs a FILE: standard output is the object's");
+        kvctl_error(
+            ctl,
+            "option: --json: needs a FILE, because the object would go to standard output");
         return KVCTL_USAGE;
     }
     client = kvctl_open(ctl);

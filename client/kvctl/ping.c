@@ -1,7 +1,7 @@
-/* Ping: what a round trip takes, and how fast bytes go each way.
+/* kvctl ping: latency of a round trip, and throughput in each direction.
  *
- * One round trip at a time gives the latency, each one timed; then a window of messages of 64
- * KiB gives the rates, for a fifth of a second each way.  Both go to all data threads in turn.
+ * Latency: one round trip at a time, each timed.  Throughput: a window of 64 KiB messages, for
+ * 0.2 s in each direction.  Both use all data threads in turn.
  */
 #include "client/kvctl/kvctl.h"
 #include "kvserver/base/json.h"
@@ -139,7 +139,7 @@ static bool ping_node(const struct kvctl *ctl, unsigned index)
             print_json(node, &info, &result);
         else
             printf("node %s: %d round trips of %d B: p50 %.1f us, p99 %.1f us; "
-                   "%d KiB messages: %.2f GB/s to it, %.2f GB/s from it; over %s\n",
+                   "%d KiB messages: %.2f GB/s sent, %.2f GB/s received; over %s\n",
                    node, PINGS, PING_BYTES, result.p50_us, result.p99_us, RATE_BYTES >> 10,
                    result.out_bytes_per_s / 1e9, result.back_bytes_per_s / 1e9, info.transport);
     }

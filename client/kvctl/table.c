@@ -1,7 +1,7 @@
-/* Tables of the nodes, for people and for scripts.
+/* kvctl status, sessions, clients, models, ops, stats and scrub: prints the nodes' tables.
  *
- * A node says what its tables hold; here is only how they look.  A table of names and values
- * becomes one JSON object, any other one object per row.
+ * The node defines what a table contains; this file only prints it.  As JSON, a table of names
+ * and values is one object, any other table is one object per line.
  */
 #include "client/kvctl/kvctl.h"
 #include "kvserver/base/json.h"
@@ -110,8 +110,8 @@ static void print_cell(const char *text, size_t width, bool is_right, bool is_la
     fputs(is_last ? "\n" : "  ", stdout);
 }
 
-/* A table as it is shown: a line of names, then its rows; or, on its side, a line for each column,
- * which begins with its name. */
+/* A table as it is shown: a line of names, then its rows; or, on its side, a line for each
+ * column, which begins with its name. */
 struct view {
     const struct kv_table *table;
     bool is_turned;
@@ -297,7 +297,7 @@ static bool drain_node(const struct kvctl *ctl, unsigned index)
         kv_json_bool(&json, "draining", true);
         kv_json_end(&json);
     } else
-        printf("node %s: draining: it finishes what it has, then it stops\n", node);
+        printf("node %s: draining: finishes outstanding requests, then stops\n", node);
     kv_client_close(client);
     return status == KV_OK;
 }

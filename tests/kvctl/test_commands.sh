@@ -143,7 +143,7 @@ for transport in $transports; do
     has '"transport": "[a-z]+/' out
 done
 expect 0 doctor
-has 'data threads: all 2 answer' out
+has 'data threads: all 2 respond' out
 has 'ports: all [0-9]+ of process [0-9]+ are on loopback' out
 expect 0 doctor --json
 is_json
@@ -168,7 +168,7 @@ expect 2 put larger - <"$work/larger"
 has 'too large' err
 rm "$work/large" "$work/larger"
 expect 2 put gone "$work/gone"
-has 'gone: cannot be opened: No such file' err
+has 'gone: cannot open: No such file' err
 expect 2 put folder "$work"
 expect 2 put '' "$work/some"
 
@@ -177,7 +177,7 @@ is_json
 has '"name": "some", "bytes": 100000, ' out
 expect 0 put some "$work/some"
 expect 1 put some "$work/empty"
-has 'the name holds other bytes' err
+has 'the name has different bytes' err
 expect 0 get some
 cmp "$work/some" "$work/out" || wrong "get to stdout: other bytes"
 expect 0 get some -
@@ -187,7 +187,7 @@ expect 0 get some "$work/copy" --json
 is_json
 echo old >"$work/old"
 expect 1 get nosuch "$work/old"
-has 'kvctl: get: nosuch: there is no such object' err
+has 'kvctl: get: nosuch: no such object' err
 grep -q old "$work/old" || wrong "a get that failed touched the file"
 expect 1 get some "$work/no/such/folder"
 expect 0 exists some
@@ -276,7 +276,7 @@ start two "${two##*:}"
 two_process=$node
 expect 0 exists "$here"
 expect 1 exists "$there"
-has "there is no such object" err
+has "no such object" err
 expect 0 put "$there" "$work/some"
 expect 0 exists "$there"
 kill -STOP "$two_process"
