@@ -35,7 +35,7 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
     if (status != KV_OK) {
         free(buffer);
         return kvc_set_error(&client->loop, status,
-                             "buffer: %zu bytes: %s: the transport refuses", bytes,
+                             "buffer: %zu bytes: %s: the transport cannot register it", bytes,
                              kv_status_name(status));
     }
     kvc_list_append(&client->buffers, &buffer->of_client);
@@ -50,10 +50,12 @@ kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_b
     void *base;
 
     if (bytes == 0 || padded(bytes) < bytes)
-        return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes", bytes);
+        return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes: out of bounds",
+                             bytes);
     base = kv_memory_reserve(padded(bytes));
     if (base == NULL)
-        return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: %zu bytes", bytes);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: out of memory: %zu bytes",
+                             bytes);
     status = make(client, base, bytes, ret_buffer);
     if (status == KV_OK)
         (*ret_buffer)->is_owned = true;
@@ -69,10 +71,13 @@ kv_status_t kv_buffer_map(struct kv_client *client,
                           struct kv_buffer **ret_buffer)
 {
     if (base == NULL || bytes == 0 || bytes > SIZE_MAX - (uintptr_t)base)
-        return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes at %p", bytes, base);
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "buffer: %zu bytes at %p: NULL, empty or past the end of memory",
+                             bytes, base);
     /* Rows are checked where they land, which takes memory that the processor reads. */
     if (memory != KV_HOST_MEMORY)
-        return kvc_set_error(&client->loop, KV_UNSUPPORTED, "buffer: memory of another device");
+        return kvc_set_error(&client->loop, KV_UNSUPPORTED,
+                             "buffer: device memory is not implemented");
     return make(client, base, bytes, ret_buffer);
 }
 
@@ -109,7 +114,7 @@ kv_status_t kv_buffer_free(struct kv_buffer *buffer)
         return KV_OK;
     if (buffer->n_holds > 0)
         return kvc_set_error(&buffer->client->loop, KV_BUSY,
-                             "buffer: a transfer may still touch it");
+                             "buffer: in use by an operation or in quarantine");
     kvc_buffer_destroy(buffer);
     return KV_OK;
 }

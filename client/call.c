@@ -221,7 +221,7 @@ static void carried(void *arg,
         if (reply != NULL)
             outcome = ((const struct any_reply *)reply)->outcome;
         status = outcome != NULL ? (kv_status_t)outcome->status : KV_CORRUPT;
-        detail = outcome != NULL ? outcome->detail : "an answer that cannot be read";
+        detail = outcome != NULL ? outcome->detail : "malformed reply";
     }
     if (status != KV_OK)
         status = kvc_peer_status(status);
@@ -231,7 +231,8 @@ static void carried(void *arg,
         const char *fault = reply_fault(call, reply);
 
         if (fault != NULL)
-            status = kvc_reply_refuse(text, sizeof(text), "%s: not what was asked for", fault);
+            status =
+                kvc_reply_refuse(text, sizeof(text), "%s: does not match the request", fault);
     }
     if (status == KV_BUSY && client->loop.now_us + call->retry_after_us < call->deadline_us) {
         call->resend_us = client->loop.now_us + call->retry_after_us;
@@ -321,7 +322,7 @@ void kvc_calls_timers(struct kv_client *client)
         }
         kv_status_t status = send(call);
         if (status != KV_OK)
-            deliver(call, status, NULL, "it could not be sent again");
+            deliver(call, status, NULL, "cannot be resent");
     }
 }
 
@@ -334,7 +335,7 @@ void kvc_calls_lose(struct kvc_node *node)
         struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
 
         if (call->node == node && !call->is_out)
-            deliver(call, KV_UNREACHABLE, NULL, "the connection was lost");
+            deliver(call, KV_UNREACHABLE, NULL, "connection lost");
     }
 }
 

@@ -169,7 +169,7 @@ static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
     /* One whose answer came first has that: where a node ends, what tells of the loss may
      * overtake the last answers. */
     if (control->closing && grpc_call->code == GRPC_STATUS_CANCELLED) {
-        grpc_call->done(grpc_call->arg, KV_UNREACHABLE, NULL, 0, "the connection was closed");
+        grpc_call->done(grpc_call->arg, KV_UNREACHABLE, NULL, 0, "connection closed");
         return;
     }
     if (status != KV_OK) {
@@ -183,7 +183,7 @@ static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
     if (grpc_call->reply == NULL ||
         grpc_call->reply->data.raw.compression != GRPC_COMPRESS_NONE ||
         !grpc_byte_buffer_reader_init(&reader, grpc_call->reply)) {
-        grpc_call->done(grpc_call->arg, KV_CORRUPT, NULL, 0, "an answer without a message");
+        grpc_call->done(grpc_call->arg, KV_CORRUPT, NULL, 0, "reply without a message");
         return;
     }
     reply = grpc_byte_buffer_reader_readall(&reader);

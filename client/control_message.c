@@ -207,7 +207,7 @@ static void message_row_close(struct kvc_control *base)
         if (call->outcome != KV_IN_PROGRESS)
             finish(call, call->outcome, "");
         else
-            finish(call, KV_UNREACHABLE, "the connection was closed");
+            finish(call, KV_UNREACHABLE, "connection closed");
     }
     control->channel->ops->channel_close(control->channel);
     free(control);

@@ -41,7 +41,7 @@ void kvc_op_expire(struct kv_op *op)
         return;
     }
     if (op->stage == KVC_STAGE_QUEUED) {
-        why = "waiting for an operation of the session";
+        why = "waiting for another operation of the session";
     } else if (op->stage == KVC_STAGE_PREPARING) {
         for (uint32_t i = client->n_nodes; i-- > 0;)
             if (kvc_op_requires(op, i) && client->nodes[i].state != KVC_NODE_CONNECTED)

@@ -42,24 +42,24 @@ static void attach_lost(void *arg)
     struct kvc_node *node = arg;
 
     if (node->state == KVC_NODE_CONNECTED)
-        kvc_node_fail(node, KV_UNREACHABLE, "the node ended or was lost");
+        kvc_node_fail(node, KV_UNREACHABLE, "the node stopped or its connection was lost");
 }
 
 static const char *reply_fault(const Kvpb__HelloReply *reply)
 {
     if (reply->version != KV_WIRE_VERSION)
-        return "it speaks another version of the protocol";
+        return "the node has another version of the protocol";
     if (reply->client_token.len != 16 || reply->node_id.len != 16)
-        return "hello: an id that is not 16 bytes";
+        return "hello: an id is not 16 bytes";
     if (reply->n_addresses == 0 || reply->n_addresses > KV_THREADS_MAX)
-        return "hello: the number of its data threads";
+        return "hello: number of data threads out of bounds";
     for (size_t i = 0; i < reply->n_addresses; i++)
         if (reply->addresses[i].len == 0 || reply->addresses[i].len > KV_WIRE_ADDRESS_MAX)
-            return "hello: an address of a data thread";
+            return "hello: address of a data thread out of bounds";
     if (reply->credits == 0)
         return "hello: no credits";
     if (reply->bulk_bytes_max < BULK_BYTES_LEAST)
-        return "hello: bulk_bytes_max";
+        return "hello: bulk_bytes_max out of bounds";
     return NULL;
 }
 
@@ -221,7 +221,7 @@ static void hello_done(struct kvc_call *call,
     twin = twin_of(node, reply);
     if (twin != NULL) {
         kvc_node_goodbye(node);
-        snprintf(text, sizeof(text), "hello: twice in the list: it is node %.120s",
+        snprintf(text, sizeof(text), "hello: twice in the list: the same node as %.120s",
                  twin->address);
         kvc_node_fail(node, KV_INVALID, text);
         return;
@@ -237,11 +237,10 @@ static void hello_done(struct kvc_call *call,
         status = node->control->transport->attach(node->control, node->client_index,
                                                   &node->client_token, attach_lost, node);
     if (status != KV_OK) {
-        snprintf(text, sizeof(text), "connecting to its data threads: %s%s",
-                 kv_status_name(status),
-                 node->mode == KV_CHANNEL_SHARED
-                     ? ": over shared memory: it belongs to another user or container?"
-                     : "");
+        snprintf(
+            text, sizeof(text), "connecting to its data threads: %s%s", kv_status_name(status),
+            node->mode == KV_CHANNEL_SHARED ? ": over shared memory: another user or container?"
+                                            : "");
         kvc_node_fail(node, KV_UNREACHABLE, text);
         return;
     }
@@ -264,7 +263,7 @@ void kvc_node_connect(struct kvc_node *node)
     if (node->control == NULL)
         status = client->open_control(client, node->index, node->address, &node->control);
     if (status != KV_OK) {
-        kvc_node_fail(node, status, "it cannot be reached at this address");
+        kvc_node_fail(node, status, "cannot open a connection to this address");
         return;
     }
     client->port->ops->port_address(client->port, &address, &address_bytes);
@@ -279,7 +278,7 @@ void kvc_node_connect(struct kvc_node *node)
     request.client_id.len = sizeof(node->client_id.bytes);
     status = kvc_call_begin(node, NULL, NULL, KV_OP_HELLO, &request.base, hello_done);
     if (status != KV_OK)
-        kvc_node_fail(node, status, "hello cannot be sent");
+        kvc_node_fail(node, status, "cannot send hello");
 }
 
 /* ---- losing ------------------------------------------------------------------------------ */
@@ -363,7 +362,7 @@ void kvc_nodes_timers(struct kv_client *client)
             continue;
         silent_us = client->loop.now_us - node->unanswered_since_us;
         if (silent_us >= most_us) {
-            snprintf(text, sizeof(text), "silent for %.3f s", (double)silent_us / 1e6);
+            snprintf(text, sizeof(text), "no reply for %.3f s", (double)silent_us / 1e6);
             kvc_node_fail(node, KV_UNREACHABLE, text);
         } else if (silent_us >= client->peer_timeout_us / 4) {
             if (node->ping == NULL)

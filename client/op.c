@@ -180,7 +180,7 @@ kv_status_t kvc_reply_check_units(const struct kvc_request *request,
         return kvc_reply_refuse(detail, detail_bytes, "layer: %u", reply->layer);
     if (reply->snapshot < tokens ||
         reply->snapshot > kvc_request_op(request)->session->tokens_max)
-        return kvc_reply_refuse(detail, detail_bytes, "snapshot: %u: %u to %u tokens are right",
+        return kvc_reply_refuse(detail, detail_bytes, "snapshot: %u: must be %u to %u",
                                 reply->snapshot, tokens,
                                 kvc_request_op(request)->session->tokens_max);
     return KV_OK;
@@ -201,11 +201,11 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     void *capacity;
 
     if (session != NULL && session->is_closed)
-        return kvc_set_error(&client->loop, KV_NOT_FOUND, "%s: the session was closed",
+        return kvc_set_error(&client->loop, KV_NOT_FOUND, "%s: the session is closed",
                              type->name);
     op = kv_pool_get(client->op_pool);
     if (op == NULL)
-        return kvc_set_error(&client->loop, KV_BUSY, "%s: %u operations exist already",
+        return kvc_set_error(&client->loop, KV_BUSY, "%s: too many operations: limit %u",
                              type->name, kv_pool_size(client->op_pool));
     kvc_loop_update_time(&client->loop);
     capacity = op->capacity;
@@ -571,7 +571,7 @@ static void catch_up_failed(struct kv_session *session,
         if (op->stage == KVC_STAGE_PREPARING && op->needs_current &&
             (op->session == session || op->result == session) &&
             kvc_op_requires(op, node->index) && (status != KV_STALE || op->type->stale == NULL))
-            kvc_op_fail(op, node, NULL, status, "it cannot catch up: %s", detail);
+            kvc_op_fail(op, node, NULL, status, "the node cannot catch up: %s", detail);
     }
 }
 

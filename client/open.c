@@ -65,19 +65,19 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
 
     if (strcmp(wanted, "auto") != 0 && strcmp(wanted, "tcp") != 0 &&
         strcmp(wanted, "shm") != 0) {
-        snprintf(detail, detail_bytes, "transport: not auto, tcp or shm: %s", wanted);
+        snprintf(detail, detail_bytes, "transport: %s: must be auto, tcp or shm", wanted);
         return KV_INVALID;
     }
     for (uint32_t i = 0; i < setup->n_nodes; i++) {
         nodes[i] = (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
         if (is_loopback(addresses[i]) != is_loopback(addresses[0])) {
-            snprintf(detail, detail_bytes, "nodes: embedded and others in one list: %s",
+            snprintf(detail, detail_bytes, "nodes: %s: embedded and network nodes in one list",
                      addresses[i]);
             return KV_INVALID;
         }
         for (uint32_t j = 0; j < i; j++) {
             if (strcmp(addresses[i], addresses[j]) == 0) {
-                snprintf(detail, detail_bytes, "nodes: twice in the list: %s", addresses[i]);
+                snprintf(detail, detail_bytes, "nodes: %s: twice in the list", addresses[i]);
                 return KV_INVALID;
             }
         }
@@ -109,7 +109,8 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
     setup->open_control = open_grpc;
     return kv_transport_ucx.open(&config, &setup->transport, detail, detail_bytes);
 #else
-    snprintf(detail, detail_bytes, "nodes: this build has no network: %s", addresses[0]);
+    snprintf(detail, detail_bytes, "nodes: %s: this build has no network support",
+             addresses[0]);
     return KV_UNSUPPORTED;
 #endif
 }
@@ -141,7 +142,7 @@ tell_failure(const struct kvc_node *node, uint64_t begin_us, char *detail, size_
              used > 0 ? "; " : "", node->address,
              kv_status_name(is_over ? node->last_failure : KV_UNREACHABLE),
              (double)(node->client->loop.now_us - begin_us) / 1e6,
-             is_over ? node->failure_text : "no answer");
+             is_over ? node->failure_text : "no reply");
 }
 
 /* How open ends when no node has answered: as each of them, if that is the same. */
@@ -238,7 +239,7 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
         goto out;
     setup.n_nodes = split(list, addresses);
     if (setup.n_nodes == 0) {
-        snprintf(detail, detail_bytes, "nodes: not HOST:PORT,...: %.200s",
+        snprintf(detail, detail_bytes, "nodes: %.200s: must be HOST:PORT,...",
                  options->nodes != NULL ? options->nodes : "");
         status = KV_INVALID;
         goto out;

@@ -196,7 +196,7 @@ static void send_done(void *arg, kv_status_t status)
 
     send->busy = false;
     if (status != KV_OK && request->connection != NULL)
-        kvc_node_fail(request->node, status, "a message was not delivered");
+        kvc_node_fail(request->node, status, "a message could not be delivered");
     else if (request->connection != NULL)
         kvc_node_mark_alive(request->node); /* its transport took it */
     kvc_request_release(request);
@@ -372,7 +372,7 @@ void kvc_request_send(struct kvc_request *request)
         request->resend_us = client->loop.now_us + KVC_BACKOFF_MAX_US;
         kvc_loop_set_timer(&client->loop, request->resend_us);
     } else if (status < KV_OK) {
-        kvc_node_fail(node, status, "a message cannot be sent");
+        kvc_node_fail(node, status, "cannot send a message");
         return;
     }
     if (status >= KV_OK && request->owner != NULL && !request->has_left)

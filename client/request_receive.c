@@ -106,7 +106,8 @@ static void check_complete(struct kvc_request *request)
     if (!request->has_reply)
         return;
     if (request->has_bulk && request->bulk_got != request->reply.bulk_bytes) {
-        request_failed(request, KV_CORRUPT, "the answer's data has another size than it says");
+        request_failed(request, KV_CORRUPT,
+                       "the reply's data has another size than its header says");
         return;
     }
     if (request->reply.bulk_bytes > 0 && !request->has_bulk)
@@ -150,7 +151,7 @@ static void land(struct kvc_request *request, uint64_t bytes, struct kv_incoming
         n_iov = request->owner->request_ops->land(request, bytes, iov);
     if (n_iov == 0) {
         kv_incoming_refuse(incoming);
-        request_failed(request, KV_CORRUPT, "data came that was not asked for");
+        request_failed(request, KV_CORRUPT, "data arrived that was not requested");
         return;
     }
     request->bulk_got = bytes;
@@ -281,7 +282,7 @@ static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size
     if (n_iov == 0) {
         /* Too early to know, it cannot be held: asked for again, it will come later. */
         if (!request->needs_header_first || request->has_reply)
-            request_failed(request, KV_CORRUPT, "data came that was not asked for");
+            request_failed(request, KV_CORRUPT, "data arrived that was not requested");
         return;
     }
     for (unsigned i = 0; i < n_iov; i++) {
@@ -427,7 +428,7 @@ static void on_failed(void *owner, void *channel_arg, kv_status_t status)
     struct kvc_link *link = channel_arg;
 
     (void)owner;
-    kvc_node_fail(link->node, status, "the connection was lost");
+    kvc_node_fail(link->node, status, "connection lost");
 }
 
 const struct kv_port_events kvc_client_events = {

@@ -138,7 +138,8 @@ static void surveyed_again(struct kvc_call *call,
     if (status != KV_OK)
         fail_waiting(session, call->node, status, detail);
     else if (!has_moved(call, (const Kvpb__SessionReply *)message))
-        fail_waiting(session, call->node, KV_CORRUPT, "a session that is there was not found");
+        fail_waiting(session, call->node, KV_CORRUPT,
+                     "the node does not find a session that it has");
 }
 
 static void caught_up(struct kvc_call *call,
@@ -188,7 +189,7 @@ static void surveyed(struct kvc_call *call,
             session_node->is_catching_up = true;
             return;
         }
-        detail = "a lifecycle operation cannot be sent";
+        detail = "cannot send a lifecycle operation";
     }
     if (status != KV_OK)
         fail_waiting(session, call->node, status, detail);

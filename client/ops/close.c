@@ -57,7 +57,7 @@ static void ask_all(struct kv_op *op, kvc_call_done_fn done)
             request = &renew_request.base;
         status = kvc_call_begin(node, &op->owner, session, op->type->id, request, done);
         if (status != KV_OK)
-            kvc_op_record_error(op, node, status, "it cannot be sent");
+            kvc_op_record_error(op, node, status, "cannot send the request");
     }
 }
 
@@ -76,7 +76,7 @@ static void ended_close(struct kv_op *op)
             struct kv_op *late =
                 KVC_LIST_ENTRY(op->session->ops.next, struct kv_op, of_session);
 
-            kvc_op_fail(late, NULL, NULL, KV_NOT_FOUND, "the session was closed");
+            kvc_op_fail(late, NULL, NULL, KV_NOT_FOUND, "the session is closed");
         }
     }
 }
@@ -178,7 +178,8 @@ static void length_done(struct kvc_call *call,
     if (status != KV_OK)
         kvc_op_fail(op, call->node, NULL, status, "%s", detail);
     else if (reply->generation != op->session->generation)
-        kvc_op_fail(op, call->node, NULL, KV_STALE, "generation %u there, %u here",
+        kvc_op_fail(op, call->node, NULL, KV_STALE,
+                    "node is at generation %u, session at %u: resume the session",
                     reply->generation, op->session->generation);
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;

@@ -139,13 +139,13 @@ static const char *check_fetch(const struct kv_session *session,
     uint64_t n_ids = 0;
 
     if (fetch->layer >= session->schema.n_layers)
-        return "no such layer";
+        return "layer: out of bounds";
     n_kv_heads = session->schema.layers[fetch->layer].n_kv_heads;
     if (n_heads == 0 && fetch->kv_head_begin == 0)
         n_heads = n_kv_heads;
     if (n_heads == 0 || fetch->kv_head_begin >= n_kv_heads ||
         n_heads > n_kv_heads - fetch->kv_head_begin)
-        return "no such kv heads";
+        return "kv heads: out of bounds";
     for (uint32_t i = 0; i < n_heads; i++) {
         ret_begin[i] = (uint32_t)n_ids;
         n_ids += fetch->n_ids[i];
@@ -155,9 +155,9 @@ static const char *check_fetch(const struct kv_session *session,
     ret_begin[n_heads] = (uint32_t)n_ids;
     for (uint64_t i = 0; i < n_ids; i++)
         if (fetch->ids[i] >= session->tokens_max)
-            return "an id beyond the session's tokens_max";
+            return "an id is beyond the session's tokens_max";
     if (fetch->snapshot > session->tokens_max)
-        return "a snapshot beyond the session's tokens_max";
+        return "snapshot is beyond the session's tokens_max";
     *ret_n_heads = n_heads;
     return NULL;
 }
@@ -183,7 +183,7 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
     bytes = (size_t)begin[n_heads] * session->schema.layers[fetch->layer].row_bytes;
     if (!kvc_buffer_holds(client, io->buffer, io->offset, bytes))
         return kvc_set_error(&client->loop, KV_INVALID,
-                             "fetch: %zu bytes do not lie in the buffer", bytes);
+                             "fetch: %zu bytes do not fit the buffer", bytes);
     status = kvc_op_begin(client, &fetch_type, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;

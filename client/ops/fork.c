@@ -134,8 +134,7 @@ static bool choose_writer(struct kv_op *op)
                         ? kvc_client_draw_writer(op->client)
                         : kv_writers_own(session->writers);
     if (kv_writers_count(session->writers, entry->tokens, entry->writer) > KV_WRITER_RUNS_MAX) {
-        kvc_op_fail(op, NULL, NULL, KV_TOO_LARGE,
-                    "rows of more than %d writers: too many forks of forks",
+        kvc_op_fail(op, NULL, NULL, KV_TOO_LARGE, "too many forks of forks: limit %d writers",
                     KV_WRITER_RUNS_MAX);
         return false;
     }
@@ -160,7 +159,7 @@ static void apply(struct kv_op *op)
 
     if (entry->type == KV_OP_FORK) {
         if (entry->tokens > lifecycle_of(op)->least) {
-            kvc_op_fail(op, NULL, NULL, KV_INVALID, "%u tokens, %u are committed",
+            kvc_op_fail(op, NULL, NULL, KV_INVALID, "%u tokens, but only %u are committed",
                         entry->tokens, lifecycle_of(op)->least);
             return;
         }
@@ -172,7 +171,8 @@ static void apply(struct kv_op *op)
     while (entry->op_id == 0);
     entry->generation = session->generation;
     if (!kvc_session_log(session, entry)) {
-        kvc_op_fail(op, NULL, NULL, KV_BUSY, "too many lifecycle operations that nodes missed");
+        kvc_op_fail(op, NULL, NULL, KV_BUSY,
+                    "nodes missed too many lifecycle operations: limit %d", KVC_LOG_ENTRIES);
         return;
     }
     op->phase = 1;
@@ -183,7 +183,7 @@ static void apply(struct kv_op *op)
 
         if (status != KV_OK) {
             lifecycle_of(op)->n_refused++;
-            kvc_op_record_error(op, node, status, "it cannot be sent");
+            kvc_op_record_error(op, node, status, "cannot send the request");
         }
     }
 }
@@ -203,7 +203,8 @@ static void lengths_done(struct kvc_call *call,
         return;
     }
     if (reply->generation != op->session->generation) {
-        kvc_op_fail(op, call->node, NULL, KV_STALE, "generation %u there, %u here",
+        kvc_op_fail(op, call->node, NULL, KV_STALE,
+                    "node is at generation %u, session at %u: resume the session",
                     reply->generation, op->session->generation);
         return;
     }
@@ -228,7 +229,7 @@ static void start_change(struct kv_op *op)
         status = kvc_call_begin(node, &op->owner, session, KV_OP_SESSION, &request.base,
                                 lengths_done);
         if (status != KV_OK)
-            kvc_op_fail(op, node, NULL, status, "it cannot be sent");
+            kvc_op_fail(op, node, NULL, status, "cannot send the request");
     }
 }
 
@@ -323,9 +324,8 @@ static kv_status_t begin_change(const struct kvc_op_type *type,
 
     if (tokens > session->tokens_max)
         return kvc_set_error(&session->client->loop, KV_INVALID,
-                             "%s: token %u is beyond the "
-                             "session's %u",
-                             type->name, tokens, session->tokens_max);
+                             "%s: token %u: session limit %u", type->name, tokens,
+                             session->tokens_max);
     status = kvc_op_begin(session->client, type, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -198,20 +198,20 @@ static const char *index_fault(const struct kv_session *session,
     if (index->n_layers == 0 ? index->layer_begin != 0
                              : index->layer_begin >= schema->n_layers ||
                                    index->n_layers > schema->n_layers - index->layer_begin)
-        return "no such layers";
+        return "layers: out of bounds";
     if (index->tokens == 0 || index->tokens > session->tokens_max)
-        return "tokens";
+        return "tokens: must be 1 to tokens_max";
     if (index->m == 0 || index->m > KV_SUBSPACES_MAX)
-        return "m";
+        return "m: must be 1 to 16";
     if (index->bits == 0 || index->bits > KV_CODE_BITS_MAX)
-        return "bits";
+        return "bits: must be 1 to 8";
     if (index->iterations == 0 || index->iterations > KV_KMEANS_ITERATIONS_MAX)
-        return "iterations";
+        return "iterations: must be 1 to 1000";
     if ((index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS)
-        return "chapter_blocks";
+        return "chapter_blocks: must be 0 or 8 to 131072";
     if (index->summaries != 0 && index->summaries != 16 && index->summaries != 64)
-        return "rest is 0, or 16 or 64 summaries";
+        return "summaries: must be 0, 16 or 64";
     return NULL;
 }
 

@@ -481,10 +481,10 @@ static const char *object_fault(const struct kv_client *client,
     size_t name_bytes = object->name != NULL ? strnlen(object->name, KV_NAME_BYTES_MAX + 1) : 0;
 
     if (name_bytes == 0 || name_bytes > KV_NAME_BYTES_MAX)
-        return "a name of 1 to 255 bytes is needed";
+        return "name: must be 1 to 255 bytes";
     if (uses_buffers(type) &&
         !kvc_buffer_holds(client, object->buffer, object->offset, object->bytes))
-        return "its bytes do not lie in the buffer";
+        return "bytes do not fit the buffer";
     return NULL;
 }
 
@@ -550,8 +550,9 @@ kv_status_t kv_objects_begin(struct kv_client *client,
             return kvc_set_error(&client->loop, KV_INVALID, "%s: object %zu: %s", type->name, i,
                                  fault);
         if (verb == KV_OBJECT_PUT && objects[i].bytes > KV_OBJECT_BYTES_MAX)
-            return kvc_set_error(&client->loop, KV_TOO_LARGE, "%s: object %.64s: %zu bytes",
-                                 type->name, objects[i].name, objects[i].bytes);
+            return kvc_set_error(&client->loop, KV_TOO_LARGE,
+                                 "%s: object %.64s: %zu bytes: limit %d", type->name,
+                                 objects[i].name, objects[i].bytes, KV_OBJECT_BYTES_MAX);
     }
     status = kvc_op_begin(client, type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)

@@ -72,7 +72,7 @@ static void open_done(struct kvc_call *call,
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
         session->tokens_max = reply->tokens_max;
     if (reply->generation != session->generation)
-        kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes begin with different generations");
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes start at different generations");
 }
 
 static void model_done(struct kvc_call *call,
@@ -108,7 +108,7 @@ static void model_done(struct kvc_call *call,
     request.placement = &placement;
     status = kvc_call_begin(node, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
-        kvc_op_fail(op, node, NULL, status, "open cannot be sent");
+        kvc_op_fail(op, node, NULL, status, "cannot send open");
 }
 
 static void start_open(struct kv_op *op)
@@ -139,7 +139,7 @@ static void start_open(struct kv_op *op)
             kvc_call_begin(node, &op->owner, NULL, KV_OP_MODEL, &request.base, model_done);
 
         if (status != KV_OK)
-            kvc_op_fail(op, node, NULL, status, "model cannot be sent");
+            kvc_op_fail(op, node, NULL, status, "cannot send model");
     }
 }
 
@@ -183,10 +183,11 @@ kv_status_t kv_open_begin(struct kv_client *client,
     struct kv_op *op;
 
     if (memchr(model->name, 0, sizeof(model->name)) == NULL || model->name[0] == 0)
-        return kvc_set_error(&client->loop, KV_INVALID, "open: the model's name");
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "open: model: name: empty or not 0-terminated");
     if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
-        return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u",
-                             options->tokens_max);
+        return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u: limit %u",
+                             options->tokens_max, (unsigned)KV_TOKENS_MAX);
     status = kvc_op_begin(client, &open_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

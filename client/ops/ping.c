@@ -30,8 +30,8 @@ static void start_ping(struct kv_op *op)
     struct kvc_node *node = &op->client->nodes[ping_of(op)->node_index];
 
     if (ping_of(op)->thread >= node->n_connections)
-        kvc_op_fail(op, node, NULL, KV_INVALID, "data thread %u of %u", ping_of(op)->thread,
-                    node->n_connections);
+        kvc_op_fail(op, node, NULL, KV_INVALID, "data thread %u: the node has %u",
+                    ping_of(op)->thread, node->n_connections);
     else if (kvc_subop_add(op, &node->connections[ping_of(op)->thread]) == NULL)
         kvc_op_fail(op, node, NULL, KV_NO_MEMORY, "out of memory");
 }
@@ -84,8 +84,9 @@ kv_status_t kv_ping_begin(struct kv_client *client,
 
     if (node_index >= client->n_nodes || bytes_out > PING_BYTES_MAX ||
         bytes_back > PING_BYTES_MAX)
-        return kvc_set_error(&client->loop, KV_INVALID, "ping: node %u, %u bytes out, %u back",
-                             node_index, bytes_out, bytes_back);
+        return kvc_set_error(&client->loop, KV_INVALID,
+                             "ping: node %u, %u bytes out, %u back: out of bounds", node_index,
+                             bytes_out, bytes_back);
     status = kvc_op_begin(client, &ping_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -181,8 +181,8 @@ static void start(struct kv_op *op)
 
         if (kvc_query_head_bytes_max(part) > connection->link.node->bulk_bytes_max) {
             kvc_op_fail(op, connection->link.node, NULL, KV_TOO_LARGE,
-                        "the rows of a kv head may take %zu bytes",
-                        kvc_query_head_bytes_max(part));
+                        "rows of one kv head may take %zu bytes, limit %u: use KV_ANSWER_IDS",
+                        kvc_query_head_bytes_max(part), connection->link.node->bulk_bytes_max);
             return;
         }
         if (!kvc_op_ask_unit(op, part->query.layer, head, 0))
@@ -225,13 +225,13 @@ static const char *ranges_fault(const struct kv_query *query)
     uint32_t end = 0;
 
     if (query->n_ranges == 0 || query->n_ranges > KV_RANGES_MAX)
-        return "1 to 256 ranges are needed";
+        return "n_ranges: must be 1 to 256";
     for (uint32_t i = 0; i < query->n_ranges; i++) {
         if (query->ranges[i].begin < end || query->ranges[i].begin >= query->ranges[i].end)
-            return "ranges are not ascending, overlap, or are empty";
+            return "ranges: empty, overlapping or not ascending";
         end = query->ranges[i].end;
     }
-    return end > KV_TOKENS_MAX ? "a range beyond the largest session" : NULL;
+    return end > KV_TOKENS_MAX ? "ranges: beyond the largest session" : NULL;
 }
 
 /* What each step will look at: step 1 is left out where it would take every candidate, step 2
@@ -265,7 +265,7 @@ static const char *shape_fault(const kv_schema_t *schema,
     if (fault != NULL)
         return fault;
     if (query->layer >= schema->n_layers)
-        return "no such layer";
+        return "layer: out of bounds";
     layer = &schema->layers[query->layer];
     part->query = *query;
     part->n_heads = query->n_kv_heads;
@@ -273,19 +273,19 @@ static const char *shape_fault(const kv_schema_t *schema,
         part->n_heads = layer->n_kv_heads;
     if (part->n_heads == 0 || query->kv_head_begin >= layer->n_kv_heads ||
         part->n_heads > layer->n_kv_heads - query->kv_head_begin)
-        return "no such kv heads";
+        return "kv heads: out of bounds";
     if (query->n_queries == 0 || query->n_queries > KV_QUERIES_MAX)
-        return "1 to 32 query vectors are needed";
+        return "n_queries: must be 1 to 32";
     if (query->k == 0 || query->k > KV_SELECTED_MAX)
-        return "k is 1 to 8192";
+        return "k: must be 1 to 8192";
     if (query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE)
-        return "no such merge";
+        return "unknown merge";
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND)
-        return "no such answer";
+        return "unknown answer";
     if (query->want_ids && !kvc_query_attends(query))
-        return "only attention leaves names out";
+        return "want_ids: only with KV_ANSWER_ATTEND";
     if (query->summaries != 0 && query->summaries != 16 && query->summaries != 64)
-        return "rest is 0, or 16 or 64 summaries";
+        return "summaries: must be 0, 16 or 64";
     for (uint32_t i = 0; i < query->n_ranges; i++) {
         const struct kv_range *range = &query->ranges[i];
 
@@ -344,21 +344,21 @@ static const char *values_fault(const struct kv_session *session, struct kvc_que
     double most = 0;
 
     if (query->ranges[query->n_ranges - 1].end > session->tokens_max)
-        return "a range beyond the session's tokens_max";
+        return "ranges: beyond the session's tokens_max";
     if (query->snapshot > session->tokens_max)
-        return "a snapshot beyond the session's tokens_max";
+        return "snapshot is beyond the session's tokens_max";
     if (query->rerank == 0)
-        return "rerank is 1 or more";
+        return "rerank: must be 1 or more";
     if (!isfinite(query->scale) || query->scale <= 0)
-        return "scale is not above 0";
+        return "scale: must be above 0";
     if (query->selection == KV_SELECT_TOP ? query->fraction != 0
                                           : !(query->fraction > 0 && query->fraction <= 1))
-        return "share is 0 for the k largest, else above 0 and at most 1";
+        return "fraction: must be 0 with KV_SELECT_TOP, else above 0 and at most 1";
     for (size_t i = 0; i < n_vectors; i++) {
         const double sum = size_of(element, part->d_k);
 
         if (!isfinite(sum))
-            return "a query vector is not finite";
+            return "queries: a vector is not finite";
         most = sum > most ? sum : most;
         element += part->d_k;
     }
@@ -381,11 +381,11 @@ cached_fault(const struct kvc_query_part *part, size_t *ret_n, uint32_t *ret_mos
         uint64_t end = n_cached + query->n_cached[i];
 
         if (end > UINT32_MAX)
-            return "too many blocks are held";
+            return "n_cached: too many blocks";
         for (uint64_t j = n_cached; j < end; j++)
             if (query->cached[j].block >= KV_TOKENS_MAX / KV_BLOCK_TOKENS ||
                 (j > n_cached && query->cached[j].block <= query->cached[j - 1].block))
-                return "held blocks do not ascend, or lie beyond the largest session";
+                return "cached: blocks not ascending or beyond the largest session";
         if (query->n_cached[i] > *ret_most)
             *ret_most = query->n_cached[i];
         n_cached = end;
@@ -457,7 +457,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
         (io == NULL || !kvc_buffer_holds(client, io->buffer, io->offset,
                                          part.n_heads * kvc_query_head_bytes_max(&part))))
         return kvc_set_error(&client->loop, KV_INVALID,
-                             "query: %zu bytes do not lie in the buffer",
+                             "query: %zu bytes do not fit the buffer",
                              part.n_heads * kvc_query_head_bytes_max(&part));
     fault = cached_fault(&part, &n_cached, &max_cached);
     if (fault != NULL)
@@ -466,7 +466,8 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (!fits(&part, 1, max_cached, KV_WIRE_BULK_MAX))
         return kvc_set_error(
             &client->loop, KV_TOO_LARGE,
-            "query: layer %u: one kv head may ask %zu bytes and get %zu and %zu of rows",
+            "query: layer %u: too large: one kv head may take %zu bytes of request, %zu of "
+            "reply and %zu of rows",
             query->layer, request_bytes(&part, 1, max_cached),
             answer_bytes_max(&part, 1, max_cached), kvc_query_head_bytes_max(&part));
     status = kvc_op_begin(client, &query_type, session, buffer, deadline_ms, &op);

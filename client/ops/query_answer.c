@@ -93,13 +93,13 @@ static struct fault found_fault(const struct kvc_request *request,
     } fields[] = {
         {{"layer", found->layer}, found->layer == unit->layer},
         {{"kv head", found->kv_head}, found->kv_head == unit->kv_head},
-        {{"n_chosen", found->n_selected},
+        {{"n_selected", found->n_selected},
          found->n_selected >= part->n_ids_min && found->n_selected <= part->n_ids_max},
         {{"n_ids", found->n_ids},
          found->n_ids <= found->n_selected && found->n_ids <= n_ids_max &&
              (is_part || found->n_ids == found->n_selected)},
-        {{"n_rest", found->n_estimated}, found->n_estimated <= n_rest_max(part, found)},
-        {{"n_coded + n_exact", (double)n_scored}, n_scored == part->n_scored},
+        {{"n_estimated", found->n_estimated}, found->n_estimated <= n_rest_max(part, found)},
+        {{"n_scored_by_code + n_scored_by_key", (double)n_scored}, n_scored == part->n_scored},
         {{"n_reranked", found->n_reranked},
          part->n_reranked_max == 0 ? found->n_reranked == 0
                                    : found->n_reranked >= found->n_selected &&
@@ -164,11 +164,11 @@ static struct fault take_ids(const struct kvc_query_part *part,
         while (range < query->n_ranges && token >= query->ranges[range].end)
             range++;
         if (range == query->n_ranges || token < query->ranges[range].begin)
-            return (struct fault){"ids: no candidate", token};
+            return (struct fault){"ids: not eligible", token};
         if (keeps ? unit->row_of == NULL ||
                         !is_cached(cached, n_cached, token / KV_BLOCK_TOKENS, &at)
                   : kvc_query_names_cached_only(query))
-            return (struct fault){keeps ? "ids: not held" : "ids: not asked for", token};
+            return (struct fault){keeps ? "ids: not cached" : "ids: not requested", token};
         ids[i] = token;
         if (keeps) {
             unit->row_of[i] = KV_ROW_CACHED;
@@ -192,7 +192,7 @@ scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
 
     for (uint32_t i = 0; i < n; i++)
         if (!(scores[i] >= 0 && scores[i] <= most))
-            return (struct fault){"scores", (double)scores[i]};
+            return (struct fault){"weights", (double)scores[i]};
     return (struct fault){0};
 }
 
@@ -205,14 +205,14 @@ heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n
 
     for (uint32_t i = 0; i < n; i++)
         if (heads[i] == 0 || (heads[i] & ~all) != 0)
-            return (struct fault){"heads", heads[i]};
+            return (struct fault){"query_mask", heads[i]};
     for (uint32_t q = 0; q < query->n_queries; q++) {
         uint32_t n_selected = 0;
 
         for (uint32_t i = 0; i < n; i++)
             n_selected += heads[i] >> q & 1;
         if (n_selected > query->k)
-            return (struct fault){"heads: rows of one vector", n_selected};
+            return (struct fault){"query_mask: rows of one vector", n_selected};
     }
     return (struct fault){0};
 }
@@ -402,7 +402,7 @@ static kv_status_t check_counts(const struct kvc_request *request,
         return kvc_reply_refuse(detail, detail_bytes, "a body of %u bytes", header->body_bytes);
     memcpy(&times, body, sizeof(times));
     if (!can_have_passed(kvc_request_op(request), (uint64_t)times.queue_us + times.service_us))
-        return kvc_reply_refuse(detail, detail_bytes, "waited_us + worked_us: %llu",
+        return kvc_reply_refuse(detail, detail_bytes, "queue_us + service_us: %llu",
                                 (unsigned long long)times.queue_us + times.service_us);
     for (uint32_t i = 0; i < n_units; i++) {
         struct kv_wire_query_result found;
@@ -508,8 +508,8 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
                                     answer->tokens + first_row, found.crcs);
             if (bad < found.n_rows) {
                 snprintf(detail, detail_bytes,
-                         "the row of layer %u, kv head %u, token %u fails its checksum",
-                         units[i].layer, units[i].kv_head, answer->tokens[first_row + bad]);
+                         "checksum mismatch: layer %u, kv head %u, token %u", units[i].layer,
+                         units[i].kv_head, answer->tokens[first_row + bad]);
                 return KV_CORRUPT;
             }
             rows += found.n_rows * part->row_bytes;

@@ -114,7 +114,7 @@ merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const ch
     if (session->writers != NULL && reply->generation == session->generation &&
         !kv_writers_same(told, session->writers)) {
         free(told);
-        *ret_fault = "the nodes tell different stories of the session's writers";
+        *ret_fault = "the nodes disagree on the session's writers";
         return KV_INVALID;
     }
     free(session->writers);
@@ -137,17 +137,17 @@ static kv_status_t merge(struct kv_op *op,
 
     *ret_fault = NULL;
     if (placement == NULL || reply->fingerprint.len != 16 || !read_schema(reply, &schema))
-        *ret_fault = "an answer that does not describe a session";
+        *ret_fault = "malformed reply";
     else if (placement->n_nodes != client->n_nodes ||
              placement->epoch != client->placement.epoch)
-        *ret_fault = "the session was opened with another number of nodes";
+        *ret_fault = "the session was opened with a different number of nodes";
     else if (placement->node_index != node->index)
-        *ret_fault = "the session was opened with the nodes in another order";
+        *ret_fault = "the session was opened with the nodes in a different order";
     else if (session != NULL &&
              (session->root != placement->root ||
               memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
               memcmp(&session->schema, &schema, sizeof(schema)) != 0))
-        *ret_fault = "the nodes tell different stories of the session";
+        *ret_fault = "the nodes disagree on the session";
     if (*ret_fault != NULL)
         return KV_INVALID;
     if (session == NULL) {
@@ -197,10 +197,11 @@ static void reconcile(struct kv_op *op)
             nodes[latest_node].recent[i].generation < session->generation)
             kvc_session_log(session, &nodes[latest_node].recent[i]);
     if (session->n_log != session->generation - nodes[lagging_node].generation) {
-        kvc_op_fail(op, NULL, NULL, KV_STALE,
-                    "node %s is at generation %u, node %s at %u, and no log says how to go on",
-                    op->client->nodes[lagging_node].address, nodes[lagging_node].generation,
-                    op->client->nodes[latest_node].address, nodes[latest_node].generation);
+        kvc_op_fail(
+            op, NULL, NULL, KV_STALE,
+            "node %s is at generation %u, node %s at %u, and the log does not reach back",
+            op->client->nodes[lagging_node].address, nodes[lagging_node].generation,
+            op->client->nodes[latest_node].address, nodes[latest_node].generation);
         return;
     }
     if (session->n_log == 0)
@@ -258,7 +259,7 @@ static void ask_lengths(struct kv_op *op)
         status = kvc_call_begin(&op->client->nodes[i], &op->owner, op->result, KV_OP_SESSION,
                                 &request.base, relength_done);
         if (status != KV_OK)
-            kvc_op_fail(op, &op->client->nodes[i], NULL, status, "it cannot be sent");
+            kvc_op_fail(op, &op->client->nodes[i], NULL, status, "cannot send the request");
     }
 }
 
@@ -283,7 +284,7 @@ static void resume_done(struct kvc_call *call,
     status = merge(op, node, reply, &fault);
     if (status == KV_OK && !read_recent(reply, resumed)) {
         status = KV_INVALID;
-        fault = "a log of operations that are none";
+        fault = "invalid log of lifecycle operations";
     }
     if (status != KV_OK) {
         kvc_op_fail(op, node, NULL, status, "%s", fault);
@@ -313,7 +314,7 @@ static void start_resume(struct kv_op *op)
                                             &request.base, resume_done);
 
         if (status != KV_OK)
-            kvc_op_fail(op, &client->nodes[i], NULL, status, "resume cannot be sent");
+            kvc_op_fail(op, &client->nodes[i], NULL, status, "cannot send resume");
     }
 }
 

@@ -589,11 +589,11 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
                              rows->n_kv_heads, rows->token_begin, rows->n_tokens);
     if ((uint64_t)rows->token_begin + rows->n_tokens > session->tokens_max)
         return kvc_set_error(&client->loop, KV_TOO_LARGE,
-                             "%s: token %u is beyond the session's %u", type->name,
+                             "%s: token %u: session limit %u tokens", type->name,
                              rows->token_begin + rows->n_tokens - 1, session->tokens_max);
     if (!kvc_buffer_holds(client, io->buffer, io->offset, bytes))
-        return kvc_set_error(&client->loop, KV_INVALID,
-                             "%s: %zu bytes do not lie in the buffer", type->name, bytes);
+        return kvc_set_error(&client->loop, KV_INVALID, "%s: %zu bytes do not fit the buffer",
+                             type->name, bytes);
     status = kvc_op_begin(client, type, session, io->buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;

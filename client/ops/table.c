@@ -112,7 +112,7 @@ static void start_table(struct kv_op *op)
         kvc_call_begin(node, &op->owner, NULL, op->type->id,
                        op->type->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
     if (status != KV_OK)
-        kvc_op_fail(op, node, NULL, status, "it cannot be sent");
+        kvc_op_fail(op, node, NULL, status, "cannot send the request");
 }
 
 static void fini_table(struct kv_op *op)

@@ -947,7 +947,7 @@ static void forks_of_forks_are_bounded(void **state)
         session = child;
     }
     assert_int_equal(status, KV_TOO_LARGE);
-    assert_non_null(strstr(kv_op_detail(op), "rows of more than 4096 writers"));
+    assert_non_null(strstr(kv_op_detail(op), "too many forks of forks: limit 4096 writers"));
     kv_op_free(op);
     assert_int_equal(n_forks, KV_WRITER_RUNS_MAX - 1);
     read_as_writer(&side, session, 0, n_forks + 1, 1);

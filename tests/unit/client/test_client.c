@@ -1845,7 +1845,7 @@ static void test_silence(void **state)
     op = begin_read(&rows, 4 << 20);
     assert_int_equal(run(op, 10000000), KV_UNREACHABLE);
     assert_true(f.clock.virtual_us - begin_us < 2 * PEER_TIMEOUT_MS * 1000);
-    assert_non_null(strstr(kv_op_detail(op), "silent"));
+    assert_non_null(strstr(kv_op_detail(op), "no reply for"));
     assert_true(f.node.n_pings > 0);
     kv_op_free(op);
     kv_client_node(f.client, 0, &info);
@@ -1981,7 +1981,7 @@ static void test_catch_up_not_found(void **state)
         op = begin_read(&rows, 4 << 20);
         assert_int_equal(run(op, 1000000), i == 0 ? KV_OK : KV_CORRUPT);
         if (i == 1)
-            assert_non_null(strstr(kv_op_detail(op), "it cannot catch up"));
+            assert_non_null(strstr(kv_op_detail(op), "the node cannot catch up"));
         kv_op_free(op);
         assert_int_equal(f.node.n_lifecycle, 1);
         f.node.loses_child = f.node.denies = false;
@@ -2440,30 +2440,30 @@ static void test_query_lies(void **state)
         {LIE_LAYER, "query: corrupt: after 0.000 s: layer: 0"},
         {LIE_SNAPSHOT, "snapshot: 299"},
         {LIE_SNAPSHOT_MANY, "snapshot: 8193"},
-        {LIE_TIMES, "waited_us + worked_us: 4000000011"},
+        {LIE_TIMES, "queue_us + service_us: 4000000011"},
         {LIE_UNITS_SWAPPED, "layer 1 head 0: kv head: 1"},
         {LIE_OTHER_LAYER, "layer 1 head 1: layer: 0"},
-        {LIE_IDS_MANY, "layer 1 head 0: n_chosen: 21"},
-        {LIE_IDS_FEW, "layer 1 head 0: n_chosen: 19"},
-        {LIE_CHOSEN_MANY, "layer 1 head 1: n_chosen: 61"},
+        {LIE_IDS_MANY, "layer 1 head 0: n_selected: 21"},
+        {LIE_IDS_FEW, "layer 1 head 0: n_selected: 19"},
+        {LIE_CHOSEN_MANY, "layer 1 head 1: n_selected: 61"},
         {LIE_ID_TWICE, "layer 1 head 0: ids: not ascending: "},
         {LIE_ID_DESCENDS, "layer 1 head 0: ids: not ascending: "},
-        {LIE_ID_BEFORE, "layer 1 head 0: ids: no candidate: 9"},
-        {LIE_ID_BETWEEN, "layer 1 head 0: ids: no candidate: 150"},
-        {LIE_ID_BEHIND, "layer 1 head 3: ids: no candidate: 300"},
-        {LIE_ID_HUGE, "layer 1 head 3: ids: no candidate: 2147483647"},
-        {LIE_HELD, "layer 1 head 3: ids: not held: "},
+        {LIE_ID_BEFORE, "layer 1 head 0: ids: not eligible: 9"},
+        {LIE_ID_BETWEEN, "layer 1 head 0: ids: not eligible: 150"},
+        {LIE_ID_BEHIND, "layer 1 head 3: ids: not eligible: 300"},
+        {LIE_ID_HUGE, "layer 1 head 3: ids: not eligible: 2147483647"},
+        {LIE_HELD, "layer 1 head 3: ids: not cached: "},
         {LIE_ROWS_MANY, "n_rows: "},
         {LIE_ROWS_FEW, "layer 1 head 3: n_rows: fewer than ids: "},
-        {LIE_MASK_EMPTY, "layer 1 head 0: heads: 0"},
-        {LIE_MASK_WIDE, "layer 1 head 0: heads: 1"},
-        {LIE_MASKS_MANY, "layer 1 head 0: heads: rows of one vector: 21"},
-        {LIE_SCORE_NAN, "layer 1 head 0: scores: "},
-        {LIE_SCORE_NEGATIVE, "layer 1 head 0: scores: -1"},
-        {LIE_SCORE_LARGE, "layer 1 head 0: scores: 3.0999"},
-        {LIE_REST, "layer 1 head 1: n_rest: 1"},
-        {LIE_COUNTS, "layer 1 head 0: n_coded + n_exact: 4294967486"},
-        {LIE_COUNTS_FEW, "layer 1 head 0: n_coded + n_exact: 189"},
+        {LIE_MASK_EMPTY, "layer 1 head 0: query_mask: 0"},
+        {LIE_MASK_WIDE, "layer 1 head 0: query_mask: 1"},
+        {LIE_MASKS_MANY, "layer 1 head 0: query_mask: rows of one vector: 21"},
+        {LIE_SCORE_NAN, "layer 1 head 0: weights: "},
+        {LIE_SCORE_NEGATIVE, "layer 1 head 0: weights: -1"},
+        {LIE_SCORE_LARGE, "layer 1 head 0: weights: 3.0999"},
+        {LIE_REST, "layer 1 head 1: n_estimated: 1"},
+        {LIE_COUNTS, "layer 1 head 0: n_scored_by_code + n_scored_by_key: 4294967486"},
+        {LIE_COUNTS_FEW, "layer 1 head 0: n_scored_by_code + n_scored_by_key: 189"},
         {LIE_RERANKED, "layer 1 head 2: n_reranked: 191"},
         {LIE_RERANKED_FEW, "layer 1 head 2: n_reranked: 19"},
         {LIE_CHAPTERS, "layer 1 head 2: n_chapters: 4"},
@@ -2474,8 +2474,8 @@ static void test_query_lies(void **state)
         {LIE_COMMITTED_MANY, "layer 1 head 3: committed: 8193"},
         {LIE_ROW, "layer 1, kv head 0, token "},
         {LIE_CRC, "layer 1, kv head 0, token "},
-        {LIE_BULK_SIZE, "the answer's data has another size"},
-        {LIE_BULK_ODD, "data came that was not asked for"},
+        {LIE_BULK_SIZE, "the reply's data has another size"},
+        {LIE_BULK_ODD, "data arrived that was not requested"},
         {LIE_BULK_UNASKED, NULL},
     };
     struct asked *asked = ask(20);
@@ -2517,9 +2517,9 @@ static void test_attend_lies(void **state)
 {
     static const struct exposed lies[] = {
         {NO_LIE, NULL},
-        {LIE_NAME_UNASKED, "layer 1 head 0: ids: not asked for: 205"},
+        {LIE_NAME_UNASKED, "layer 1 head 0: ids: not requested: 205"},
         {LIE_NAMES_MANY, "layer 1 head 1: n_ids: 20"},
-        {LIE_REST, "layer 1 head 1: n_rest: 1"},
+        {LIE_REST, "layer 1 head 1: n_estimated: 1"},
         {LIE_OUTPUT_NAN, "layer 1 head 1: output: "},
         {LIE_OUTPUT_INFINITE, "layer 1 head 1: output: inf"},
         {LIE_OUTPUT_LARGE, "layer 1 head 1: output: -66000"},
@@ -2671,38 +2671,38 @@ static void test_control_lies(void **state)
         struct exposed exposed;
     } lies[] = {
         {KV_OP_OPEN, {NO_LIE, NULL}},
-        {KV_OP_OPEN, {LIE_LEASE_NONE, "open: corrupt: after 0.000 s: lease_ms: not what"}},
-        {KV_OP_OPEN, {LIE_LEASE_LONG, "lease_ms: not what"}},
-        {KV_OP_OPEN, {LIE_TOKENS, "tokens: not what"}},
-        {KV_OP_OPEN, {LIE_TOKENS_MAX_NONE, "tokens_max: not what"}},
-        {KV_OP_OPEN, {LIE_TOKENS_MAX_MANY, "tokens_max: not what"}},
+        {KV_OP_OPEN, {LIE_LEASE_NONE, "open: corrupt: after 0.000 s: lease_ms: does not match"}},
+        {KV_OP_OPEN, {LIE_LEASE_LONG, "lease_ms: does not match"}},
+        {KV_OP_OPEN, {LIE_TOKENS, "tokens: does not match"}},
+        {KV_OP_OPEN, {LIE_TOKENS_MAX_NONE, "tokens_max: does not match"}},
+        {KV_OP_OPEN, {LIE_TOKENS_MAX_MANY, "tokens_max: does not match"}},
         {KV_OP_RESUME, {NO_LIE, NULL}},
-        {KV_OP_RESUME, {LIE_LEASE_NONE, "lease_ms: not what"}},
-        {KV_OP_RESUME, {LIE_TOKENS, "tokens: not what"}},
-        {KV_OP_RESUME, {LIE_TOKENS_MAX_MANY, "tokens_max: not what"}},
-        {KV_OP_RESUME, {LIE_LOG_GENERATION, "recent: generation: not what"}},
-        {KV_OP_RESUME, {LIE_LOG_TOKENS, "recent: tokens: not what"}},
-        {KV_OP_RESUME, {LIE_LOG_WRITER, "recent: writer: not what"}},
-        {KV_OP_RESUME, {LIE_SHARED_TOKENS, "shared_tokens: not what"}},
-        {KV_OP_RESUME, {LIE_WRITERS_NONE, "writers: end: not what"}},
-        {KV_OP_RESUME, {LIE_WRITERS_MANY, "n_writers: not what"}},
-        {KV_OP_RESUME, {LIE_WRITER_NONE, "writers: not what"}},
-        {KV_OP_RESUME, {LIE_WRITER_TWICE, "writers: not what"}},
-        {KV_OP_RESUME, {LIE_WRITERS_BACK, "writers: not what"}},
-        {KV_OP_RESUME, {LIE_WRITERS_END, "writers: end: not what"}},
+        {KV_OP_RESUME, {LIE_LEASE_NONE, "lease_ms: does not match"}},
+        {KV_OP_RESUME, {LIE_TOKENS, "tokens: does not match"}},
+        {KV_OP_RESUME, {LIE_TOKENS_MAX_MANY, "tokens_max: does not match"}},
+        {KV_OP_RESUME, {LIE_LOG_GENERATION, "recent: generation: does not match"}},
+        {KV_OP_RESUME, {LIE_LOG_TOKENS, "recent: tokens: does not match"}},
+        {KV_OP_RESUME, {LIE_LOG_WRITER, "recent: writer: does not match"}},
+        {KV_OP_RESUME, {LIE_SHARED_TOKENS, "shared_tokens: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITERS_NONE, "writers: end: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITERS_MANY, "n_writers: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITER_NONE, "writers: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITER_TWICE, "writers: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITERS_BACK, "writers: does not match"}},
+        {KV_OP_RESUME, {LIE_WRITERS_END, "writers: end: does not match"}},
         {KV_OP_SESSION, {NO_LIE, NULL}},
-        {KV_OP_SESSION, {LIE_TOKENS, "tokens: not what"}},
-        {KV_OP_SESSION, {LIE_TOKENS_NONE, "tokens: not what"}},
-        {KV_OP_SESSION, {LIE_GENERATION_BACK, "generation: not what"}},
+        {KV_OP_SESSION, {LIE_TOKENS, "tokens: does not match"}},
+        {KV_OP_SESSION, {LIE_TOKENS_NONE, "tokens: does not match"}},
+        {KV_OP_SESSION, {LIE_GENERATION_BACK, "generation: does not match"}},
         {KV_OP_RENEW, {NO_LIE, NULL}},
-        {KV_OP_RENEW, {LIE_LEASE_NONE, "lease_ms: not what"}},
-        {KV_OP_RENEW, {LIE_LEASE_LONG, "lease_ms: not what"}},
+        {KV_OP_RENEW, {LIE_LEASE_NONE, "lease_ms: does not match"}},
+        {KV_OP_RENEW, {LIE_LEASE_LONG, "lease_ms: does not match"}},
         {KV_OP_RENEW, {LIE_STATUS, "renew: corrupt"}},
         {KV_OP_TABLE, {NO_LIE, NULL}},
-        {KV_OP_TABLE, {LIE_CELL_NAN, "a number of a row: not what"}},
-        {KV_OP_TABLE, {LIE_CELLS_FEW, "columns of a row: not what"}},
+        {KV_OP_TABLE, {LIE_CELL_NAN, "a number of a row: does not match"}},
+        {KV_OP_TABLE, {LIE_CELLS_FEW, "columns of a row: does not match"}},
         {KV_OP_FORK, {NO_LIE, NULL}},
-        {KV_OP_FORK, {LIE_LEASE_NONE, "lease_ms: not what"}},
+        {KV_OP_FORK, {LIE_LEASE_NONE, "lease_ms: does not match"}},
     };
 
     (void)state;
@@ -2719,11 +2719,11 @@ static void test_control_lies(void **state)
 static void test_hello_lies(void **state)
 {
     static const struct exposed lies[] = {
-        {LIE_HELLO_TOKEN, "table: corrupt: after 0.000 s: hello: an id that is not 16 bytes"},
-        {LIE_HELLO_NODE, "hello: an id that is not 16 bytes"},
-        {LIE_HELLO_LANES_NONE, "hello: the number of its data threads"},
-        {LIE_HELLO_LANES_MANY, "hello: the number of its data threads"},
-        {LIE_HELLO_ADDRESS, "hello: an address of a data thread"},
+        {LIE_HELLO_TOKEN, "table: corrupt: after 0.000 s: hello: an id is not 16 bytes"},
+        {LIE_HELLO_NODE, "hello: an id is not 16 bytes"},
+        {LIE_HELLO_LANES_NONE, "hello: number of data threads"},
+        {LIE_HELLO_LANES_MANY, "hello: number of data threads"},
+        {LIE_HELLO_ADDRESS, "hello: address of a data thread"},
         {LIE_HELLO_CREDITS, "hello: no credits"},
         {LIE_HELLO_BULK, "hello: bulk_bytes_max"},
         {NO_LIE, NULL},
