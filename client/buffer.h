@@ -1,7 +1,8 @@
-/* buffer.h - memory that data lands in, and what holds it.
+/* buffer.h - registered memory, and the count of its users.
  *
- * A buffer is held by every operation that has not ended and by every request that is not released:
- * while anything holds it, something may still touch it (quarantine).
+ * Each operation that has not ended and each request that is not released holds its buffer.
+ * While the count is not 0, a transfer may still access the memory.  After the operation has
+ * ended, that is the quarantine.
  *
  * Threads: the client's.  Memory: kv_buffer_alloc() or kv_buffer_map() / kv_buffer_free().
  */

@@ -1,4 +1,4 @@
-/* The client: making and ending it, and its turns. */
+/* The client: create, close, the steps of the event loop, and information about nodes. */
 #include "client/client.h"
 
 #include "client/buffer.h"
@@ -30,23 +30,23 @@ enum {
     PEER_TIMEOUT_MS = 2000,
     RETRY_MS = 1000,
     OPS_MAX = 1024,
-    SPIN_US = 50, /* in which nothing came, before a wait sleeps */
+    SPIN_US = 50, /* without an event, before a wait sleeps */
     WAIT_CALLS_US =
-        1000, /* longest sleep while a control transport that wakes nobody has calls */
-    WAIT_ATTACHED_US = 10000, /* the same while it only watches a node */
+        1000, /* longest sleep while a control transport, which cannot wake us, has calls */
+    WAIT_ATTACHED_US = 10000, /* longest sleep while it only watches a node */
     WAIT_MAX_US = 1000000,
-    WAIT_BLIND_US = 100, /* where the port has nothing to sleep on */
+    WAIT_BLIND_US = 100, /* if the port has no descriptor to sleep on */
     CONTROL_EVERY_US = 1000,
-    PROGRESS_MAX = 64, /* turns of the port in one poll */
+    PROGRESS_MAX = 64, /* progress calls of the port in one poll */
 };
 
-/* ---- making and ending ------------------------------------------------------------------- */
+/* ---- create and close -------------------------------------------------------------------- */
 
 static void destroy(struct kv_client *client)
 {
     if (client->port != NULL)
         client->port->ops->port_close(client->port);
-    /* Nothing touches memory for the client any more. */
+    /* The transport no longer accesses the client's memory. */
     kvc_control_message_fini(client);
     kvc_requests_fini(client);
     while (!kvc_list_empty(&client->buffers))
@@ -172,7 +172,7 @@ void kv_client_close(struct kv_client *client)
     destroy(client);
 }
 
-/* ---- turning ----------------------------------------------------------------------------- */
+/* ---- the event loop ---------------------------------------------------------------------- */
 
 void kvc_client_dispatch(struct kv_client *client)
 {
@@ -253,7 +253,7 @@ void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
     if (fd < 0 && wait_us > WAIT_BLIND_US)
         wait_us = WAIT_BLIND_US;
     kv_sleep_fds(&fd, 1, wait_us);
-    /* The nodes could have woken us. */
+    /* Messages of nodes would have ended the sleep, so the time counts as polled. */
     client->polled_us = kv_clock_now(client->loop.clock);
 }
 
@@ -289,7 +289,7 @@ unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
                 timeout_us < UINT64_MAX - now_us ? now_us + timeout_us : UINT64_MAX);
 }
 
-/* ---- looking ----------------------------------------------------------------------------- */
+/* ---- information ------------------------------------------------------------------------- */
 
 uint64_t kv_client_now_us(const struct kv_client *client)
 {

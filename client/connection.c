@@ -121,8 +121,8 @@ static bool may_take(const struct kvc_connection *connection, enum kv_priority p
 }
 
 /* Sends one message, the most urgent that there is and that can.  A sub-operation that finds no
- * request or message buffer stays where it is, and keeps those of its priority behind it in order.  false:
- * nothing was sent. */
+ * request or message buffer stays where it is, and keeps those of its priority behind it in
+ * order.  false: nothing was sent. */
 static bool connection_send(struct kvc_connection *connection)
 {
     struct kv_client *client = connection->link.node->client;
@@ -162,9 +162,9 @@ static struct kvc_connection *take_turn(struct kv_client *client)
     return &client->nodes[client->turn_node].connections[client->turn_thread++];
 }
 
-/* One message of each connection in turn: what all connections share, requests and large message buffers, goes
- * around.  Where it runs out, the connection behind the last one that sent is the next, now or in a
- * later call. */
+/* One message of each connection in turn: what all connections share, requests and large
+ * message buffers, goes around.  Where it runs out, the connection behind the last one that
+ * sent is the next, now or in a later call. */
 void kvc_connections_dispatch(struct kv_client *client)
 {
     uint32_t n_connections = 0, n_idle = 0;

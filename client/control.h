@@ -1,5 +1,4 @@
-/* control.h - the table of control transports for control operations: how the client library reaches a
- * node's control thread.
+/* control.h - control transports: how the client sends control operations to a node.
  *
  *   grpc     control_grpc.c: over a network; the only file of the client that includes grpc.h
  *   message  control_message.c: as data messages over the client's own port, for the loopback
@@ -17,23 +16,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kvc_control; /* a connection to one node's control thread; begins with its row */
+struct kvc_control; /* a connection to one node's control thread; begins with its transport */
 
-/* KV_OK: `reply` holds the packed reply, lent for the call.  KV_DEADLINE, KV_UNREACHABLE,
- * KV_CORRUPT: there is none, and `detail` says why. */
+/* Reports the result of a call.  On KV_OK, `reply` is the packed reply, valid during the
+ * callback.  On KV_DEADLINE, KV_UNREACHABLE or KV_CORRUPT, no reply exists and `detail` says
+ * why. */
 typedef void (*kvc_control_done_fn)(void *arg,
                                     kv_status_t status,
                                     const uint8_t *reply,
                                     size_t reply_bytes,
                                     const char *detail);
 
-/* The node's process or the connection to it has ended. */
+/* Reports that the node's process, or the connection to it, has ended. */
 typedef void (*kvc_control_lost_fn)(void *arg);
 
 struct kvc_control_transport {
     const char *name;
-    /* Borrows the packed request; deadline_us counts from now.  `done` is called once, later,
-     * never inside call(); also on close(), with KV_UNREACHABLE where no answer has come. */
+    /* Begins a call.  Borrows the packed request; deadline_us counts from now.  Calls `done`
+     * once, from progress() or from close() (with KV_UNREACHABLE), never from call(). */
     kv_status_t (*call)(struct kvc_control *control,
                         enum kv_op_id op,
                         const uint8_t *request,
@@ -41,9 +41,9 @@ struct kvc_control_transport {
                         uint64_t deadline_us,
                         kvc_control_done_fn done,
                         void *arg);
-    /* Hello has succeeded: later calls are this client's.  Ties its life to the node's: lets
-     * the node know when this process ends, and calls `lost` once when the node does.  May be
-     * NULL in the row: nothing tells. */
+    /* Identifies later calls as this client's, after hello.  Lets the node detect the end of
+     * this process, and calls `lost` once when the node's process ends.  May be NULL: neither
+     * is detected. */
     kv_status_t (*attach)(struct kvc_control *control,
                           uint32_t client_index,
                           const struct kv_id128 *client_token,

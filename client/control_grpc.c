@@ -1,15 +1,15 @@
-/* The row "grpc": control operations over gRPC C core.
+/* The control transport over gRPC C core.
  *
  *     client's thread                         own thread
- *     call(), attach() --- start batch --->   waits in the completion queue
- *     progress()       <--- finished -----    puts what has ended into a list
+ *     call(), attach() --- start batch --->   waits on the completion queue
+ *     progress()       <--- finished -----    appends finished batches to a list
  *
- * The thread is there because a caller may compute for seconds between two polls: keepalive
- * pings must be answered all the same, or each side would take the other for dead.  It runs
- * none of our callbacks.
+ * The thread is needed because a caller may compute for seconds between two polls.  Keepalive
+ * pings must be answered during that time, or the node and the client would consider each other
+ * lost.  The thread runs none of the client's callbacks.
  *
- * A call is one batch with one tag, the attach call too: its batch ends when the call
- * ends, which is all there is to know of it. */
+ * A call is one batch with one tag.  So is the attach call: its batch ends when the call ends.
+ * */
 #include "client/control.h"
 
 #include "kvserver/base/thread.h"

@@ -1,4 +1,3 @@
-/* What ends by the clock: operations at their deadlines, and everything else that has a timer. */
 #include "client/deadlines.h"
 
 #include "client/call.h"

@@ -1,17 +1,17 @@
-/* deadlines.h - what ends by the clock. */
+/* deadlines.h - timers: deadlines of operations, resends, leases, lost nodes. */
 #ifndef KV_CLIENT_DEADLINES_H
 #define KV_CLIENT_DEADLINES_H
 
 struct kv_op;
 struct kv_client;
 
-/* Ends the operation by its deadline. */
+/* Ends an operation whose deadline has passed. */
 void kvc_op_expire(struct kv_op *op);
 
-/* Ends what is due, sends again what is late, and sets when to look next. */
+/* Ends what is due, resends what is late, and sets the next timer. */
 void kvc_client_timers(struct kv_client *client);
 
-/* Time in which the caller did not poll is not a node's silence. */
+/* Excludes the time in which the caller did not poll from the nodes' timeouts. */
 void kvc_client_forgive(struct kv_client *client);
 
 #endif

@@ -1,7 +1,7 @@
-/* list.h - doubly linked lists whose links lie in the things they link.
+/* list.h - intrusive doubly linked lists.
  *
- * A head and a link are the same struct.  A link that is in no list points at itself, so that
- * removing it twice does no harm.
+ * A head and a link are the same struct.  A link that is in no list points to itself, so
+ * removing it twice is safe.
  */
 #ifndef KV_CLIENT_LIST_H
 #define KV_CLIENT_LIST_H
@@ -13,10 +13,10 @@ struct kvc_list {
     struct kvc_list *next, *previous;
 };
 
-/* The struct that a link lies in. */
+/* The struct that contains the link. */
 #define KVC_LIST_ENTRY(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
 
-/* Walks a list; the entry at hand may be removed meanwhile, the next one may not. */
+/* Iterates over a list.  The body may remove the current entry, but not the next one. */
 #define KVC_LIST_EACH(link, follow, head)                                  \
     for ((link) = (head)->next, (follow) = (link)->next; (link) != (head); \
          (link) = (follow), (follow) = (link)->next)

@@ -1,10 +1,10 @@
-/* loop.h - the client's event loop, as its parts see it: what time it is, when to look again, and
- * what they leave for it.
+/* loop.h - the client's event loop as its other files see it: the time, the next timer, and
+ * whether there is something to dispatch.
  *
- * Nothing in here knows what it is that moves: parts of the client note that something may be
- * able to move on, or by when they have to be looked at, and client.c turns.
+ * The loop does not know what it drives.  Other files set must_dispatch or a timer; client.c
+ * runs the loop.
  *
- * Threads: the client's.  Memory: lives with the client.
+ * Threads: the client's.  Memory: a member of the client.
  */
 #ifndef KV_CLIENT_LOOP_H
 #define KV_CLIENT_LOOP_H
@@ -23,8 +23,8 @@ enum {
 struct kvc_loop {
     const struct kv_clock *clock; /* borrowed for the client's life */
     uint64_t now_us;              /* of this call */
-    uint64_t next_due_us;         /* the earliest moment at which a timer is due */
-    bool must_dispatch;           /* something may be able to move on */
+    uint64_t next_due_us;         /* when the earliest timer is due */
+    bool must_dispatch;           /* something may be able to advance */
     bool is_closing;
     uint32_t n_ended; /* operations since the last poll */
     char detail[KVC_DETAIL_BYTES];
@@ -32,23 +32,23 @@ struct kvc_loop {
 
 void kvc_loop_init(struct kvc_loop *loop, const struct kv_clock *clock);
 
-/* Reads the clock: a call of the user's begins, or a turn. */
+/* Reads the clock, at the start of a call of the user or of a step. */
 void kvc_loop_update_time(struct kvc_loop *loop);
 
-/* Makes sure that timers are looked at by then. */
+/* Makes sure that timers are checked at at_us. */
 static inline void kvc_loop_set_timer(struct kvc_loop *loop, uint64_t at_us)
 {
     if (at_us < loop->next_due_us)
         loop->next_due_us = at_us;
 }
 
-/* What is left until then, at least 1: what is to be sent still has a moment. */
+/* Returns the time left until at_us, at least 1: a request's deadline must not be 0. */
 static inline uint64_t kvc_loop_left_us(const struct kvc_loop *loop, uint64_t at_us)
 {
     return at_us > loop->now_us ? at_us - loop->now_us : 1;
 }
 
-/* Keeps why a call of the user's was refused.  Returns `status`. */
+/* Stores the reason why a call of the user failed (kv_client_detail()).  Returns `status`. */
 kv_status_t kvc_set_error(struct kvc_loop *loop, kv_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -1,4 +1,3 @@
-/* Which network devices lead to the nodes: asked of the system once, by kv_client_open(). */
 #include "client/net_devices.h"
 
 #include <ifaddrs.h>

@@ -1,4 +1,4 @@
-/* net_devices.h - which network devices lead to the nodes.
+/* net_devices.h - finds the network devices through which the nodes are reached.
  *
  * Threads: any.  Memory: none kept.
  */
@@ -11,9 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The network devices that lead to the nodes, comma-separated.  A node whose name is not known
- * now, or to which no device leads, is left out: it may be down.  KV_INVALID: an address that is
- * not HOST:PORT, or no name is known; KV_UNREACHABLE: no device leads to any. */
+/* Returns the devices, comma-separated, in ret_devices.  Skips nodes whose name cannot be
+ * resolved or that no device reaches: they may be down.  Fails with KV_INVALID if an address is
+ * not HOST:PORT or no name can be resolved, and with KV_UNREACHABLE if no device reaches any
+ * node. */
 kv_status_t kvc_device_find(const char *const *addresses,
                             uint32_t n_addresses,
                             char *ret_devices,

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- words ------------------------------------------------------------------------------- */
+/* ---- messages ---------------------------------------------------------------------------- */
 
 void kvc_op_fail(struct kv_op *op,
                  const struct kvc_node *node,
@@ -39,7 +39,7 @@ void kvc_op_fail(struct kv_op *op,
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    /* Nodes begin their texts with the operation's name, too. */
+    /* Nodes' messages begin with the operation's name, too. */
     if (strncmp(text, op->type->name, name_bytes) == 0 &&
         strncmp(text + name_bytes, ": ", 2) == 0)
         why = text + name_bytes + 2;
@@ -80,9 +80,9 @@ void kvc_op_record_error(struct kv_op *op,
              (int)sizeof(op->partial_text) - 1, text);
 }
 
-/* ---- its requests and calls --------------------------------------------------------------- */
+/* ---- requests and calls ------------------------------------------------------------------ */
 
-/* Ends it with success or op->partial if nothing is left to do. */
+/* Ends the operation, with KV_OK or op->partial, if nothing is outstanding. */
 static void check_end(struct kv_op *op);
 
 struct kv_op *kvc_request_op(const struct kvc_request *request)
@@ -462,7 +462,7 @@ static void check_end(struct kv_op *op)
         kvc_op_end(op, KV_OK);
 }
 
-/* Starts operations that waited for one that has ended. */
+/* Starts operations that waited for an operation that has ended. */
 static void admit(struct kv_session *session)
 {
     struct kv_client *client = session->client;
@@ -525,7 +525,7 @@ void kvc_op_end(struct kv_op *op, kv_status_t status)
     client->loop.must_dispatch = true;
 }
 
-/* ---- what parts below tell ---------------------------------------------------------------- */
+/* ---- events of nodes and sessions -------------------------------------------------------- */
 
 static void node_lost(struct kvc_node *node, bool was_connecting)
 {
@@ -552,7 +552,7 @@ static void node_lost(struct kvc_node *node, bool was_connecting)
     }
 }
 
-/* The operations that wait for the node to catch up do so in vain. */
+/* Fails the operations that wait for the node to catch up. */
 static void catch_up_failed(struct kv_session *session,
                             const struct kvc_node *node,
                             kv_status_t status,
@@ -561,9 +561,9 @@ static void catch_up_failed(struct kv_session *session,
     struct kv_client *client = session->client;
     struct kvc_list *link, *follow;
 
-    /* One that may begin anew finds out how far the node is when it looks again. */
+    /* An operation that can restart checks the node's generation again. */
     client->loop.must_dispatch = true;
-    /* A resume that fails frees the session: it is only a name in here. */
+    /* A failing resume frees the session, so here the pointer is only compared. */
     KVC_LIST_EACH(link, follow, &client->ops)
     {
         struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_client);
@@ -580,7 +580,7 @@ const struct kvc_op_events kvc_op_events = {
     .catch_up_failed = catch_up_failed,
 };
 
-/* ---- the caller's ------------------------------------------------------------------------ */
+/* ---- the public functions ---------------------------------------------------------------- */
 
 kv_status_t kv_op_status(const struct kv_op *op)
 {

@@ -1,11 +1,11 @@
-/* op.h - kv_op: what the caller began; kvc_op_type: a row for each operation of the API.
+/* op.h - kv_op: an operation that the caller began; kvc_op_type: the functions of each kind.
  *
- * An operation:
+ * The stages of an operation:
  *
  *   begin --> QUEUED --> PREPARING --------------> RUNNING ------------------> ENDED
- *             behind a    nodes connect,            sub-operations become requests while
+ *             after a     nodes connect,            sub-operations become requests while
  *             lifecycle   the session's nodes       connections have credits; calls
- *             operation   catch up                  go to the control control transports
+ *             operation   catch up                  go to the control transports
  *
  * Threads: the client's.  Memory: kvc_op_begin() / kv_op_free(), from the client's pool.
  */
@@ -27,8 +27,9 @@ struct kvc_op_events;
 struct kv_iov;
 
 enum {
-    KVC_OP_STATE_BYTES = 1088,       /* of what a kind keeps; fetch is the largest */
-    KVC_OP_CAPACITY_KEPT = 64 << 10, /* of an operation's room, for the next one in its place */
+    KVC_OP_STATE_BYTES = 1088, /* of an operation type's own state; fetch has the largest */
+    KVC_OP_CAPACITY_KEPT =
+        64 << 10, /* of an operation's memory that the next one in its place reuses */
 };
 
 enum kvc_op_stage {
@@ -38,54 +39,55 @@ enum kvc_op_stage {
     KVC_STAGE_ENDED,
 };
 
-/* An operation of the API: one row each. */
+/* An operation type: one for each operation of the API. */
 struct kvc_op_type {
     const char *name;
     enum kv_op_id id;
-    bool is_exclusive;   /* the session's other operations wait for it, and it for them */
-    bool needs_current;  /* the session's nodes must have seen every lifecycle operation */
-    bool is_best_effort; /* a node that cannot be reached does not end it */
+    bool is_exclusive;   /* waits for the session's other operations, and they for it */
+    bool needs_current;  /* the session's nodes must have applied every lifecycle operation */
+    bool is_best_effort; /* a node that cannot be reached does not fail it */
 
-    /* The nodes it needs are ready.  Adds sub-operations, begins calls; may end the operation. */
+    /* Called when all required nodes are ready.  Adds sub-operations or begins calls; may end
+     * the operation. */
     void (*start)(struct kv_op *op);
 
-    /* Instead, where a node's share does not depend on other nodes: one that it needs is ready.
-     * Both or neither of these two. */
+    /* Called instead for each required node when it is ready, if a node's share does not depend
+     * on other nodes.  Set start_node and lost, or neither. */
     void (*start_node)(struct kv_op *op, const struct kvc_node *node);
-    /* What it had to do on the node has come to nothing; the rest goes on. */
+    /* The operation's share on the node has failed; the other shares continue. */
     void (*lost)(struct kv_op *op,
                  const struct kvc_node *node,
                  kv_status_t status,
                  const char *why);
 
-    /* Whether rows of this client's are under way that lead up to those of the request: the node
-     * is told that they come, and a refusal for want of them may pass.  NULL: none do. */
+    /* Whether outstanding puts of this client bring the rows before the request's.  If so, the
+     * node is told to wait for them.  NULL: no. */
     bool (*awaits)(const struct kvc_request *request);
 
-    /* Fills a request with what the sub-operation asks next and moves the sub-operation on.  KV_BUSY: no
-     * message buffer now, nothing happened. */
+    /* Fills a request with the next part of the sub-operation and advances the sub-operation.
+     * Returns KV_BUSY, and changes nothing, if no message buffer is free. */
     kv_status_t (*build)(struct kvc_subop *subop, struct kvc_request *request);
-    /* Where `bytes` of the answer's data go; 0: they are not what was asked for. */
+    /* Returns where `bytes` of the reply's data are written; 0: their size is wrong. */
     unsigned (*land)(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
-    /* An answer's header and body.  Not KV_OK: it is not what was asked for; `detail` says
-     * which field has which value. */
+    /* Checks and stores a reply's header and body.  On failure `detail` names the field and its
+     * value. */
     kv_status_t (*reply)(struct kvc_request *request,
                          const uint8_t *body,
                          char *detail,
                          size_t detail_bytes);
-    /* The answer and its data are there.  Not KV_OK: it fails its checks. */
+    /* The reply and its data have arrived.  Checks the data. */
     kv_status_t (*finish)(struct kvc_request *request, char *detail, size_t detail_bytes);
-    /* A request failed.  NULL: so does the operation. */
+    /* A request has failed.  NULL: the operation fails, too. */
     void (*failed)(struct kvc_request *request, kv_status_t status, const char *detail);
 
-    /* A node is beyond the generation that the operation waits for: begin anew, from PREPARING.
-     * NULL: that is a failure. */
+    /* A node is at a later generation than the operation waits for: starts again, from
+     * PREPARING.  NULL: the operation fails. */
     void (*stale)(struct kv_op *op);
-    /* It ends, however: the last look at what it holds. */
+    /* The operation ends with any result: releases what it has. */
     void (*ended)(struct kv_op *op);
-    /* Frees what `ended` has left for the caller. */
+    /* Frees the results that `ended` kept for the caller. */
     void (*fini)(struct kv_op *op);
-    /* What it is about, for texts: "session 1a2b, layer 3".  May be NULL. */
+    /* Describes the operation for messages: "session 1a2b, layer 3".  May be NULL. */
     void (*describe)(const struct kv_op *op,
                      const struct kvc_request *request,
                      char *text,
@@ -97,7 +99,7 @@ struct kv_op {
     struct kvc_list of_session;
     struct kv_client *client;
     const struct kvc_op_type *type;
-    bool is_lent; /* by the pool */
+    bool is_lent; /* the pool has handed it out */
     kv_status_t status;
     enum kvc_op_stage stage;
     struct kvc_owner owner; /* of its requests and calls */
@@ -114,9 +116,9 @@ struct kv_op {
     char partial_text[200];
 
     /* Results. */
-    struct kv_session *result; /* being made; the caller's after KV_OK */
+    struct kv_session *result; /* under construction; transferred to the caller after KV_OK */
     uint32_t tokens;
-    uint32_t lease_ms; /* renew: the least that a node granted */
+    uint32_t lease_ms; /* renew: the minimum that a node granted */
 
     _Alignas(16) uint8_t state[KVC_OP_STATE_BYTES]; /* kvc_op_state() */
     char detail[KVC_DETAIL_BYTES];
@@ -124,30 +126,30 @@ struct kv_op {
     size_t capacity_bytes;
 };
 
-/* What an operation of this kind keeps, besides what all do: its own file lays it out.  Zeros
- * when the operation begins. */
+/* Returns the state of the operation's type; its own file defines it.  Zero when the operation
+ * begins. */
 static inline void *kvc_op_state(const struct kv_op *op)
 {
     return (void *)op->state;
 }
 
-/* The operation that a request or a call is for; NULL: it has ended, or there was none. */
+/* Return the operation of a request or a call; NULL if it has ended, or there was none. */
 struct kv_op *kvc_request_op(const struct kvc_request *request);
 struct kv_op *kvc_call_op(const struct kvc_call *call);
 
-/* A request of the operation.  NULL: all are in use. */
+/* Returns a new request of the operation; NULL if all are in use. */
 struct kvc_request *kvc_op_take_request(struct kv_op *op, struct kvc_connection *connection);
 
-/* What answers about units say in their headers: the first one's layer, and how many tokens are
- * committed, at least `tokens`. */
+/* Checks the header of a reply about units: the layer, and the committed tokens, which must be
+ * at least `tokens`. */
 kv_status_t kvc_reply_check_units(const struct kvc_request *request,
                                   uint32_t layer,
                                   uint32_t tokens,
                                   char *detail,
                                   size_t detail_bytes);
 
-/* A new operation; deadline_ms 0: the client's.  KV_BUSY: ops_max exist; KV_NOT_FOUND: the
- * session is closed. */
+/* Creates an operation; deadline_ms 0: the client's default.  Fails with KV_BUSY if ops_max
+ * exist, and with KV_NOT_FOUND if the session is closed. */
 kv_status_t kvc_op_begin(struct kv_client *client,
                          const struct kvc_op_type *type,
                          struct kv_session *session,
@@ -155,20 +157,22 @@ kv_status_t kvc_op_begin(struct kv_client *client,
                          uint32_t deadline_ms,
                          struct kv_op **ret_op);
 
-/* Memory for what begin copies: until the operation is freed.  Asked for once by an operation.
- * NULL: out of memory. */
+/* Returns memory for the arguments that begin copies, valid until the operation is freed; NULL
+ * if out of memory.  An operation calls it at most once. */
 void *kvc_op_capacity(struct kv_op *op, size_t bytes);
-/* Copies `bytes` to *at, which is moved on; returns the copy. */
+/* Copies `bytes` to *at and advances *at.  Returns the copy. */
 void *kvc_op_keep(uint8_t **at, const void *from, size_t bytes);
 
-/* Gives back one that did not go. */
+/* Frees an operation that was not submitted. */
 void kvc_op_discard(struct kv_op *op);
 
-/* Its fields are set: off it goes.  Returns KV_OK: what fails now shows in the operation. */
+/* Starts an operation whose fields are set.  Returns KV_OK: later failures are the operation's
+ * result. */
 kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op);
 
-/* Adds the sub-operation for the connection that owns the unit, which begins there; nothing where the
- * operation has one for that connection since kvc_connections_unmark().  false: the operation has failed. */
+/* Adds a sub-operation, starting at this unit, for the connection that owns it; none if the
+ * operation has added one for that connection since kvc_connections_unmark().  Returns false if
+ * the operation has failed. */
 bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t position);
 
 void kvc_op_require_node(struct kv_op *op, uint32_t node_index);
@@ -181,20 +185,20 @@ void kvc_op_require_units(struct kv_op *op,
                           uint32_t n_heads);
 bool kvc_op_requires(const struct kv_op *op, uint32_t node_index);
 
-/* Back to PREPARING, with other needs. */
+/* Returns the operation to PREPARING, with other required nodes. */
 void kvc_op_restart(struct kv_op *op);
 
-/* Moves on if its nodes are ready. */
+/* Starts the operation if its nodes are ready. */
 void kvc_op_prepare(struct kv_op *op);
 
-/* Ends what the operation has to do on the node, of a kind that has `lost`: it is not needed
- * any more. */
+/* Ends the operation's share on the node, which is then no longer required.  Its type must have
+ * `lost`. */
 void kvc_op_lose(struct kv_op *op, struct kvc_node *node, kv_status_t status, const char *why);
 
-/* Whether something of it is under way with the node, or waits to be. */
+/* Whether the operation has requests or calls to the node, sent or waiting. */
 bool kvc_op_uses(const struct kv_op *op, const struct kvc_node *node);
 
-/* Ends it.  `remote` may be NULL. */
+/* End the operation; kvc_op_fail() with a message.  `node` and `request` may be NULL. */
 void kvc_op_end(struct kv_op *op, kv_status_t status);
 void kvc_op_fail(struct kv_op *op,
                  const struct kvc_node *node,
@@ -203,13 +207,13 @@ void kvc_op_fail(struct kv_op *op,
                  const char *format,
                  ...) __attribute__((format(printf, 5, 6)));
 
-/* Keeps the first failure of an operation that goes on. */
+/* Records the first failure of an operation that continues. */
 void kvc_op_record_error(struct kv_op *op,
                          const struct kvc_node *node,
                          kv_status_t status,
                          const char *text);
 
-/* "session 1a2b": what an operation of a session's life is about; for rows of kinds. */
+/* For kvc_op_type.describe of lifecycle operations: "session 1a2b". */
 void kvc_session_describe_op(const struct kv_op *op,
                              const struct kvc_request *request,
                              char *text,

@@ -1,4 +1,4 @@
-/* kv_client_open(): from options to transports, control transports and nodes. */
+/* kv_client_open(): selects the transports that the options name and connects to the nodes. */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "client/client.h"
 #include "client/control.h"
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Cuts "A,B" in place; returns how many, 0: too many or an empty one. */
+/* Splits "A,B" in place.  Returns the number of strings; 0: too many, or one is empty. */
 static uint32_t split(char *text, const char *ret_parts[KV_NODES_MAX])
 {
     uint32_t n_parts = 0;
@@ -53,7 +53,7 @@ static kv_status_t open_grpc(struct kv_client *client,
 }
 #endif
 
-/* The rows of the tables that the options name. */
+/* Selects the transport and the control transport, and each node's channel mode. */
 static kv_status_t choose_rows(const struct kv_client_options *options,
                                const char *const *addresses,
                                struct kvc_client_setup *setup,
@@ -115,7 +115,8 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
 #endif
 }
 
-/* Another node does not make up for it: this one answers, but not as one of this list would. */
+/* Whether open must fail although other nodes connect: this node replies, but not as a node of
+ * the list. */
 static bool is_refused(const struct kvc_node *node)
 {
     switch (node->last_failure) {
@@ -131,7 +132,7 @@ static bool is_refused(const struct kvc_node *node)
     }
 }
 
-/* Appends what became of a node to the texts of those before it. */
+/* Appends a node's failure to `detail`. */
 static void
 tell_failure(const struct kvc_node *node, uint64_t begin_us, char *detail, size_t detail_bytes)
 {
@@ -145,7 +146,8 @@ tell_failure(const struct kvc_node *node, uint64_t begin_us, char *detail, size_
              is_over ? node->failure_text : "no reply");
 }
 
-/* How open ends when no node has answered: as each of them, if that is the same. */
+/* Returns the status of an open without any connected node: that of all nodes if they agree,
+ * else KV_UNREACHABLE. */
 static kv_status_t tell_failures(const struct kv_client *client,
                                  uint64_t begin_us,
                                  char *detail,
@@ -162,8 +164,8 @@ static kv_status_t tell_failures(const struct kv_client *client,
     return status != KV_OK ? status : KV_UNREACHABLE;
 }
 
-/* A node that has failed is tried once more: gRPC takes a connection for failed when a library
- * call between its own changes errno, as malloc() does where there is no /sys. */
+/* Tries a failed node once more: gRPC considers a connection failed if a library call between
+ * its own calls changes errno, as malloc() does in a system without /sys. */
 static bool try_again(struct kvc_node *node)
 {
     if (node->last_failure != KV_UNREACHABLE || node->is_second_try)
@@ -173,9 +175,9 @@ static bool try_again(struct kvc_node *node)
     return true;
 }
 
-/* Begins to connect to all nodes and waits until each has answered or failed: for as long as
- * the deadline allows, but once one is connected not beyond the time after which silence is a
- * failure.  Connections that are not made by then are on their way, as any other later. */
+/* Begins to connect to all nodes and waits until each has connected or failed: at most until
+ * the deadline and, once one has connected, at most peer_timeout_us from the start.  Other
+ * connections continue in the background. */
 static kv_status_t connect_all(struct kv_client *client, char *detail, size_t detail_bytes)
 {
     uint64_t begin_us = client->loop.now_us;

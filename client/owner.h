@@ -1,9 +1,8 @@
-/* owner.h - kvc_owner: whom a request or a call is for, as these know it.
+/* owner.h - kvc_owner: the operation (op.h) as its requests and calls see it.
  *
- * An operation is one (op.h).  Requests and calls tell it what became of them; what else it is,
- * and what it does about it, is not theirs to know.
+ * Requests and calls report their results to their owner.  They do not depend on op.h.
  *
- * Threads: the client's.  Memory: a part of what it stands for.
+ * Threads: the client's.  Memory: a member of the operation.
  */
 #ifndef KV_CLIENT_OWNER_H
 #define KV_CLIENT_OWNER_H
@@ -18,15 +17,15 @@ struct kvc_request_ops;
 
 struct kvc_owner {
     const struct kvc_request_ops *request_ops; /* request.h */
-    /* A request or a call of it has ended and is dealt with: it may have been the last. */
+    /* A request or a call has ended and been handled; it may have been the last one. */
     void (*done)(struct kvc_owner *owner);
     uint64_t begin_us, deadline_us;
-    uint64_t sent_us, arrived_us; /* its last request, when that was sent first, its last
-                                     answer; 0: none yet */
+    uint64_t sent_us, arrived_us; /* when the last request was first sent, when the last
+                                     reply arrived; 0: not yet */
     struct kv_buffer *buffer;     /* held until it ends; may be NULL */
     struct kvc_list requests;     /* not ended */
     uint32_t n_calls;             /* not ended */
-    /* What it asks for, which answers must keep to; 0: nothing. */
+    /* Limits that replies are checked against; 0: none. */
     uint32_t lease_wanted_ms;
     uint32_t tokens_max_wanted;
 };

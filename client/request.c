@@ -1,5 +1,5 @@
-/* Requests on their way out: the memory of requests and their messages, sending, sending again, and
- * releasing what nothing can touch any more.  What comes back: request_receive.c.
+/* Requests, the sending side: memory of requests and messages, sending, resending, and release.
+ * The receiving side is request_receive.c.
  */
 #include "client/request.h"
 

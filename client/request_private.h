@@ -1,4 +1,4 @@
-/* request_private.h - what request.c and request_receive.c share. */
+/* request_private.h - declarations shared by request.c and request_receive.c. */
 #ifndef KV_CLIENT_REQUEST_PRIVATE_H
 #define KV_CLIENT_REQUEST_PRIVATE_H
 
@@ -12,7 +12,7 @@
 struct kvc_node;
 struct kvc_request;
 
-/* A request id: the attempt's number, the node's, the request's slot in its pool. */
+/* The bits of a request id: attempt number, node index, slot in the pool of requests. */
 enum {
     KVC_ID_SLOT_BITS = 16,
     KVC_ID_NODE_BITS = 8,
@@ -20,16 +20,16 @@ enum {
     KVC_NODE_MARGIN_MAX_US = 50000,
 };
 
-/* An answer that is too large to come with its header, on its way. */
+/* A large reply whose data is being received. */
 struct kvc_pending_receive {
     struct kvc_list of_client;
     struct kvc_node *node;
-    struct kv_wire_header header; /* as it came, unchecked */
+    struct kv_wire_header header; /* as received, unchecked */
     size_t bytes;
     uint8_t data[] __attribute__((aligned(16)));
 };
 
-/* Releases a request that is over, once nothing can touch memory for it. */
+/* Releases a request that is over, as soon as the transport cannot access its memory. */
 void kvc_request_release(struct kvc_request *request);
 
 #endif

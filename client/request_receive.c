@@ -1,8 +1,9 @@
-/* What comes to the client's port.
+/* Requests, the receiving side: messages that arrive at the client's port.
  *
- * An answer is believed by its token, and belongs to the request that has its id now; everything
- * else is dropped and counted, its data refused.  An answer's data lands where its operation
- * says.  A request whose answer and data are there ends, or fails, or waits and is sent again.
+ * A reply is accepted if its token is right and it has the present id of a request.  All others
+ * are dropped and counted, and their data is refused.  The operation decides where a reply's
+ * data is written.  When a request's reply and data have arrived, the request ends, fails, or
+ * waits and is resent.
  */
 #include "client/client.h"
 #include "client/connection.h"

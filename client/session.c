@@ -1,4 +1,4 @@
-/* A session's handle: what it is made of, who waits for whom, its lease. */
+/* A session's handle, its properties, and the renewal of its lease. */
 #include "client/session.h"
 
 #include "client/call.h"

@@ -1,9 +1,10 @@
 /* session.h - kv_session: a session's handle, and the log of its forks and truncates.
  *
- * The handle's generation is the log's end; a node that lags is sent the rest before it is used
- * (session_catchup.c).
+ * The handle's generation is the end of the log.  A lagging node is sent the entries that it
+ * missed before the session uses it (session_catchup.c).
  *
- * Threads: the client's.  Memory: kvc_session_make() / kv_session_free(), which ends its operations first.
+ * Threads: the client's.  Memory: kvc_session_make() / kv_session_free(), which ends the
+ * session's operations first.
  */
 #ifndef KV_CLIENT_SESSION_H
 #define KV_CLIENT_SESSION_H
@@ -30,7 +31,7 @@ struct kvc_log_entry {
 
 struct kvc_session_node {
     uint32_t index;      /* session_index there */
-    uint32_t generation; /* that it has answered with */
+    uint32_t generation; /* in its last reply */
     uint32_t incarnation;
     bool is_catching_up;
 };
@@ -44,9 +45,9 @@ struct kv_session {
     uint64_t root;
     uint32_t lease_ms;
     uint32_t tokens_max;
-    uint32_t generation;        /* that every node has or is brought to */
+    uint32_t generation;        /* of every node, after it has caught up */
     struct kv_writers *writers; /* at that generation */
-    uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
+    uint32_t shared_tokens;     /* most tokens of its own writer that a fork has inherited */
     bool is_closed;
 
     struct kvc_list ops; /* begun and not ended, in order */
@@ -54,7 +55,7 @@ struct kv_session {
     uint32_t n_exclusive; /* of `ops` */
 
     struct kvc_log_entry
-        log[KVC_LOG_ENTRIES]; /* what some node may have missed, oldest first */
+        log[KVC_LOG_ENTRIES]; /* entries that a node may have missed, oldest first */
     uint32_t n_log;
 
     uint64_t renew_us;
@@ -66,24 +67,24 @@ struct kv_session {
     struct kvc_session_node nodes[];
 };
 
-/* An empty handle of a finished schema.  NULL: out of memory. */
+/* Creates a handle for a finished schema.  Returns NULL if out of memory. */
 struct kv_session *
 kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
 
-/* Frees a handle that no operation uses any more (kv_session_free(), op.c). */
+/* Frees a handle that no operation uses (kv_session_free(), op.c). */
 void kvc_session_destroy(struct kv_session *session);
 
-/* A writer that is nobody's yet. */
+/* Draws a new writer. */
 uint64_t kvc_client_draw_writer(struct kv_client *client);
 
-/* KV_OK: the session may be used on that node.  KV_IN_PROGRESS: it is catching up.  Else
- * `detail` says why not. */
+/* Returns KV_OK if the session can use the node, KV_IN_PROGRESS while the node catches up, or a
+ * failure; `detail` then says why. */
 kv_status_t kvc_session_ready(struct kv_session *session,
                               struct kvc_node *node,
                               char *detail,
                               size_t detail_bytes);
 
-/* Adds to the log; false: it is full. */
+/* Adds an entry to the log.  Returns false if it is full. */
 bool kvc_session_log(struct kv_session *session, const struct kvc_log_entry *entry);
 void kvc_session_trim(struct kv_session *session);
 
@@ -97,7 +98,7 @@ kv_status_t kvc_log_entry_send(struct kv_session *session,
 /* Renews leases in the background. */
 void kvc_sessions_timers(struct kv_client *client);
 
-/* The first digits of a session's id, for texts.  Returns `text`. */
+/* Formats the first digits of a session's id, for messages.  Returns `text`. */
 enum {
     KVC_SESSION_TEXT = 24
 };
@@ -109,7 +110,7 @@ void kvc_session_describe(const struct kv_session *session,
                           char *text,
                           size_t text_bytes);
 
-/* Best effort: ends a session on one node, nobody waits. */
+/* Closes a session on one node, best effort; the reply is ignored. */
 void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id128 *token);
 
 #endif

@@ -1,15 +1,16 @@
-/* The log of forks and truncates, and what brings nodes up to date that missed one.
+/* The log of forks and truncates, and how nodes that missed one catch up.
  *
- * Every lifecycle operation names the generation that it finds and leaves the next one; a node
- * does only what names its own generation, and answers again to an operation id that it has
- * done. So the generations of a session's nodes are a place in one common log:
+ * A lifecycle operation names the generation that it applies to and leads to the next one.  A
+ * node applies only operations that name its own generation, and replies again to an operation
+ * id that it has applied.  The generation of a node is therefore its position in a common log:
  *
  *   generation   4       5       6
  *                | fork  | trunc |        node A: 6
- *                +-------+-------+        node B: 5, truncate is still to be sent to it
+ *                +-------+-------+        node B: 5, the truncate must still be sent to it
  *
- * The handle's generation is the log's end.  An operation that some node may have done is in
- * the log, whatever its caller was told; a node that lags is sent the rest before it is used.
+ * The handle's generation is the end of the log.  The log has every operation that a node may
+ * have applied, whatever its caller was told.  A lagging node is sent the entries that it
+ * missed before the session uses it.
  */
 #include "client/call.h"
 #include "client/client.h"
@@ -87,8 +88,8 @@ kv_status_t kvc_log_entry_send(struct kv_session *session,
 
 /* ---- catching up ------------------------------------------------------------------------- */
 
-/* The operations that wait for the node to catch up do so in vain.  A resume that fails frees the
- * session. */
+/* The operations that wait for the node to catch up do so in vain.  A resume that fails frees
+ * the session. */
 static void fail_waiting(struct kv_session *session,
                          const struct kvc_node *node,
                          kv_status_t status,

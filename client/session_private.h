@@ -1,4 +1,4 @@
-/* session_private.h - what the operations of a session's life share. */
+/* session_private.h - a helper that the lifecycle operations share. */
 #ifndef KV_CLIENT_SESSION_PRIVATE_H
 #define KV_CLIENT_SESSION_PRIVATE_H
 

@@ -1,4 +1,4 @@
-/* Close, renew and length: questions about a session that go to all its nodes alike. */
+/* Close, renew and length: operations that send the same request to all nodes of a session. */
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
@@ -23,14 +23,14 @@ static void close_done(struct kvc_call *call,
     (void)message;
     if (kvc_call_op(call) == NULL || status == KV_OK)
         return;
-    /* A session that is gone is closed; its place may be another one's by now. */
+    /* A session that does not exist is closed; its index may belong to another one. */
     if (status == KV_NOT_FOUND ||
         kvc_call_op(call)->session->nodes[node->index].incarnation != node->incarnation)
         return;
     kvc_op_record_error(kvc_call_op(call), node, status, detail);
 }
 
-/* Asks every node that the operation needs the same: close, renew, session. */
+/* Sends the same request to every required node: close, renew or session. */
 static void ask_all(struct kv_op *op, kvc_call_done_fn done)
 {
     struct kv_session *session = op->session;

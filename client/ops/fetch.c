@@ -1,8 +1,8 @@
-/* Rows of single tokens, read by their ids.
+/* Fetch: reads rows of one layer by token.
  *
- * The kv heads of a layer go to the data threads that own them, as many in one message as its
- * body and its answer have room for; a head with many ids takes several.  Rows land dense, in
- * the order of the ids, and are checked as those of a read are (rows.c).
+ * Each data thread is sent the kv heads that it owns, as many per message as the request and
+ * the reply can hold; a head with many ids takes several messages.  Rows are received dense, in
+ * the order of the ids, and are checked like those of a read (rows.c).
  */
 #include "client/buffer.h"
 #include "client/client.h"

@@ -1,8 +1,9 @@
-/* Fork and truncate: one lifecycle operation (session_catchup.c), done by every node.
+/* Fork and truncate: a lifecycle operation (session_catchup.c) that every node applies.
  *
- * Nodes are asked first how many tokens they have committed.  Then the operation is put into the
- * session's log and sent to all.  It succeeds when each has done it; what some node may have done
- * stays in the log, and the others are sent it before they are used again.
+ * First, the nodes report how many tokens are committed.  Then the operation is added to the
+ * session's log and sent to all nodes.  It succeeds when each has applied it.  If some node may
+ * have applied it, it stays in the log, and the other nodes are sent it before they are used
+ * again.
  */
 #include "client/call.h"
 #include "client/client.h"

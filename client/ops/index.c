@@ -1,5 +1,5 @@
-/* Codes for the keys of a session's rows: one message to each data thread with all of its
- * units, unless they are too many. */
+/* Index: builds codes for the keys of a session's rows.  Each data thread is sent one message
+ * with all of its units, or several if they do not fit. */
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"

@@ -1,8 +1,8 @@
-/* Objects: put, get, exists and delete of some at once.
+/* Objects: put, get, exists and delete, of several objects in one operation.
  *
- * Each goes to the data thread that owns its name's slot.  A put is one message; a get asks for
- * the first piece, learns by it how large the object is, and asks for the others.  An object that
- * fails leaves those beside it as they are.
+ * Each object belongs to the data thread that owns its name's slot.  A put is one message.  A
+ * get requests the first piece, learns the object's size from it, and requests the other
+ * pieces.  A failed object does not affect the others.
  */
 #include "client/buffer.h"
 #include "client/client.h"

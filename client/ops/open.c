@@ -1,4 +1,4 @@
-/* Open: a new session on every node, all or nothing. */
+/* Open: creates a session on every node, or on none. */
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"

@@ -1,4 +1,4 @@
-/* Ping: one message to a data thread and back, with as many bytes as are asked for. */
+/* Ping: one message to a data thread and back, with as many bytes as requested. */
 #include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"

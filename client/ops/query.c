@@ -1,9 +1,9 @@
-/* Questions for the rows of a layer that matter.
+/* Query: checks its arguments and sends its messages.
  *
- * The kv heads go to the data threads that own them, as many of one thread in a message as its
- * worst answer has room for.  Every message has a place of its own in the caller's buffer: its
- * rows land there, dense, before or after the body that says which they are, so that a node
- * which says one thing and sends another does harm to nobody but its own answer.
+ * Each data thread is sent the kv heads that it owns, as many per message as the largest
+ * possible reply can hold.  Every message has its own place in the caller's buffer, where its
+ * rows are received, dense, before or after the body that lists them.  A node whose rows do not
+ * match its body can therefore only damage its own reply.
  */
 #include "client/ops/query.h"
 
@@ -26,8 +26,8 @@
 
 /* The largest number in 16 bits. */
 #define HALF_MOST 65504.0
-/* No summary's score is so far above those of its rows: its correction is at most 1
- * (kernels/estimate.h). */
+/* How far a summary's score may exceed those of its rows, with margin: its correction is at
+ * most 1 (kernels/estimate.h). */
 #define REST_CORRECTION 2
 
 /* ---- sizes ------------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ static size_t request_bytes(const struct kvc_query_part *part, size_t n_units, s
            n_cached * sizeof(struct kv_wire_cached_block);
 }
 
-/* A node keeps room for CRCs, whether rows are asked for or not. */
+/* A node reserves space for CRCs, whether or not rows are requested. */
 static size_t
 answer_bytes_max(const struct kvc_query_part *part, size_t n_units, size_t n_cached)
 {
@@ -51,7 +51,7 @@ answer_bytes_max(const struct kvc_query_part *part, size_t n_units, size_t n_cac
     return kvc_query_names_bytes(part, n_units, n_ids) + n_ids * sizeof(uint32_t);
 }
 
-/* Whether a message of so many units can be asked, and answered whatever the choice is. */
+/* Whether the request of so many units, and any reply to it, fits a message. */
 static bool
 fits(const struct kvc_query_part *part, size_t n_units, size_t n_cached, size_t bulk_bytes_max)
 {
@@ -61,7 +61,7 @@ fits(const struct kvc_query_part *part, size_t n_units, size_t n_cached, size_t 
            (!kvc_query_has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
 }
 
-/* Blocks that the caller holds of the head; where it makes no difference, none. */
+/* Returns the number of cached blocks of the head; 0 if they do not affect the reply. */
 static uint32_t cached_of(const struct kvc_query_part *part, uint32_t head)
 {
     uint32_t rank = head - part->query.kv_head_begin;
@@ -69,7 +69,7 @@ static uint32_t cached_of(const struct kvc_query_part *part, uint32_t head)
     return part->cached_begin[rank + 1] - part->cached_begin[rank];
 }
 
-/* ---- out --------------------------------------------------------------------------------- */
+/* ---- sending ----------------------------------------------------------------------------- */
 
 static bool
 seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *head)
@@ -234,8 +234,8 @@ static const char *ranges_fault(const struct kv_query *query)
     return end > KV_TOKENS_MAX ? "ranges: beyond the largest session" : NULL;
 }
 
-/* What each step will look at: step 1 is left out where it would take every candidate, step 2
- * where nothing is to be chosen or weighed any more. */
+/* Computes how many rows each step scores.  Step 1 is skipped if every eligible row becomes a
+ * candidate, step 2 if there is nothing left to select or to weight. */
 static void expect_work(struct kvc_query_part *part, uint32_t n_groups)
 {
     const struct kv_query *query = &part->query;
@@ -252,7 +252,8 @@ static void expect_work(struct kvc_query_part *part, uint32_t n_groups)
                                                        : part->n_candidates;
 }
 
-/* Checks what the sizes depend on, and fills those of `part`.  NULL: all fits the schema. */
+/* Checks the fields that sizes depend on, and computes the sizes in `part`.  Returns NULL if
+ * the query fits the schema. */
 static const char *shape_fault(const kv_schema_t *schema,
                                const struct kv_query *query,
                                struct kvc_query_part *part)
@@ -306,8 +307,8 @@ static const char *shape_fault(const kv_schema_t *schema,
     return NULL;
 }
 
-/* Bounds of outputs, and of log-sum-exps: of the largest score, of any row, as often as there
- * are candidates.
+/* Computes bounds of outputs and of log-sum-exps: the latter as if every eligible row had the
+ * largest possible score.
  *   sum  size_of() the largest vector */
 static void expect_outputs(struct kvc_query_part *part, enum kv_dtype dtype, double sum)
 {
@@ -321,7 +322,7 @@ static void expect_outputs(struct kvc_query_part *part, enum kv_dtype dtype, dou
     part->lse_most = most < (double)FLT_MAX ? (float)most : FLT_MAX;
 }
 
-/* Sum of the elements without their signs; NaN or infinite where one is. */
+/* Returns the sum of absolute values; NaN or infinite if an element is. */
 static double size_of(const float *vector, uint32_t d)
 {
     double sums[4] = {0}; /* an addition takes longer than the next one needs to begin */
@@ -335,7 +336,7 @@ static double size_of(const float *vector, uint32_t d)
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-/* Checks what sizes do not depend on, and fills the bounds of `part` that hang on it. */
+/* Checks the other fields, and computes the bounds in `part` that depend on them. */
 static const char *values_fault(const struct kv_session *session, struct kvc_query_part *part)
 {
     const struct kv_query *query = &part->query;
@@ -366,7 +367,8 @@ static const char *values_fault(const struct kv_session *session, struct kvc_que
     return NULL;
 }
 
-/* Adds up the blocks that the caller holds; *ret_most: of one head.  NULL: they are blocks. */
+/* Checks and counts the cached blocks; *ret_most: the most of one head.  Returns NULL if all
+ * are valid. */
 static const char *
 cached_fault(const struct kvc_query_part *part, size_t *ret_n, uint32_t *ret_most)
 {
@@ -394,8 +396,7 @@ cached_fault(const struct kvc_query_part *part, size_t *ret_n, uint32_t *ret_mos
     return NULL;
 }
 
-/* Makes room for the results, for n_kv_heads, and copies the caller's arrays.  false: out of
- * memory. */
+/* Allocates the results and copies the caller's arrays.  Returns false if out of memory. */
 static bool keep(struct kv_op *op, size_t n_cached)
 {
     struct kvc_query_part *part = kvc_query_of(op);

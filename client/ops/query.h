@@ -1,4 +1,4 @@
-/* query.h - what a query keeps in its operation. */
+/* query.h - the state of a query operation. */
 #ifndef KV_CLIENT_OPS_QUERY_H
 #define KV_CLIENT_OPS_QUERY_H
 
@@ -9,20 +9,20 @@
 
 struct kvc_query_answer;
 struct kvc_query_part {
-    struct kv_query query; /* what it points at is in the operation's room; no n_cached */
+    struct kv_query query; /* its pointers are into the operation's memory; n_cached is NULL */
     uint32_t n_heads, d_k, d_v;
     uint32_t n_candidates;
-    uint32_t n_ids_min, n_ids_max; /* chosen of one head */
-    uint32_t n_blocks;             /* that the candidates lie in */
-    uint32_t n_scored;             /* by step 1; 0: it is left out */
-    uint32_t n_reranked_max;       /* by step 2; 0: it is left out */
-    float output_most, lse_most;   /* without their signs */
+    uint32_t n_ids_min, n_ids_max; /* selected of one head */
+    uint32_t n_blocks;             /* with eligible rows */
+    uint32_t n_scored;             /* by step 1; 0: skipped */
+    uint32_t n_reranked_max;       /* by step 2; 0: skipped */
+    float output_most, lse_most;   /* bounds of absolute values */
     size_t row_bytes;
-    uint32_t n_placed;                 /* heads whose rows have their place in the buffer */
+    uint32_t n_placed;                 /* heads whose rows have a place in the buffer */
     uint8_t *base;                     /* of all rows */
     struct kv_query_result *found;     /* (n_heads) */
-    struct kvc_query_answer **answers; /* (n_heads) of the message that begins at that place */
-    uint32_t *cached_begin;            /* (n_heads + 1) of each head's blocks in query.held */
+    struct kvc_query_answer **answers; /* (n_heads) of the message that begins there */
+    uint32_t *cached_begin;            /* (n_heads + 1) of each head's blocks in query.cached */
 };
 static_assert(sizeof(struct kvc_query_part) <= KVC_OP_STATE_BYTES,
               "an operation has room for it");

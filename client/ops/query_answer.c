@@ -1,8 +1,8 @@
-/* What comes back from a query.
+/* Query: checks and stores its replies.
  *
- * What a body says is checked as a whole before any of it is kept: every field against what was
- * asked, and outputs of attention, which have no checksum, against what such values can make.
- * Rows are checked against their CRCs when they have landed.
+ * A reply's body is checked as a whole before any of it is stored: every field against the
+ * request, and attention outputs, which have no checksum, against the bounds of what such
+ * values can yield.  Rows are checked against their CRCs after they have been received.
  */
 #include "client/client.h"
 #include "client/include/kvclient.h"
@@ -120,7 +120,7 @@ static struct fault found_fault(const struct kvc_request *request,
     return (struct fault){0};
 }
 
-/* Looks for a block among those held, from *at on: both ascend. */
+/* Searches for a block among the cached ones, from *at on: both ascend. */
 static bool
 is_cached(const struct kv_cached_block *cached, uint32_t n_cached, uint32_t block, uint32_t *at)
 {
@@ -129,20 +129,19 @@ is_cached(const struct kv_cached_block *cached, uint32_t n_cached, uint32_t bloc
     return *at < n_cached && cached[*at].block == block;
 }
 
-/* One unit of an answer, the pointers being to its first of each. */
+/* One unit of a reply; each pointer is to the unit's first element. */
 struct unit_answer {
     const struct kv_wire_query_result *found;
     uint32_t *ids, *row_of;
     const float *scores;
     const uint32_t *heads;
     const float *outputs, *lses;
-    uint32_t *tokens; /* of the rows that came */
+    uint32_t *tokens; /* of the rows that were sent */
 };
 
-/* Takes the flags off a unit's ids and tells the rows apart that were sent, *n_rows of them, at
- * most n_rows_max.  The fault: no choice among the candidates, or more rows than were
- * announced.
- */
+/* Clears the flags of a unit's ids and finds the rows that were sent: *n_rows, at most
+ * n_rows_max.  Returns a fault if an id is not eligible, or if more rows were sent than
+ * announced. */
 static struct fault take_ids(const struct kvc_query_part *part,
                              const struct unit_answer *unit,
                              uint32_t n_rows_max,
@@ -184,7 +183,7 @@ static struct fault take_ids(const struct kvc_query_part *part,
     return (struct fault){0};
 }
 
-/* Merged weights: each vector's sum up to 1, but for rounding. */
+/* Checks merged weights: each vector's weights sum to 1, except for rounding. */
 static struct fault
 scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
 {
@@ -196,7 +195,8 @@ scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
     return (struct fault){0};
 }
 
-/* Which vectors chose each row: some did, and none chose more than k. */
+/* Checks query masks: each row was selected by some vector, and no vector selected more than k.
+ * */
 static struct fault
 heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n)
 {
@@ -217,9 +217,9 @@ heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n
     return (struct fault){0};
 }
 
-/* A unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Else an output lies
- * between values, and a log-sum-exp is no larger than the largest product of such numbers can
- * make it.  A key with an infinite element makes it FLT_MAX (kernels/attend.h). */
+/* Checks a unit's outputs and log-sum-exps.  Over no row they are 0 and -inf.  Otherwise, an
+ * output is within the range of values, and a log-sum-exp within the bound that the largest
+ * possible score gives; a key with an infinite element makes it FLT_MAX (kernels/attend.h). */
 static struct fault outputs_fault(const struct kvc_query_part *part,
                                   const struct unit_answer *unit)
 {

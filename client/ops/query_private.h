@@ -1,4 +1,4 @@
-/* query_private.h - what query.c, which asks, and query_answer.c share. */
+/* query_private.h - declarations shared by query.c and query_answer.c. */
 #ifndef KV_CLIENT_OPS_QUERY_PRIVATE_H
 #define KV_CLIENT_OPS_QUERY_PRIVATE_H
 
@@ -8,7 +8,7 @@
 struct kvc_request;
 struct kv_iov;
 
-/* Of sums in single precision. */
+/* Relative rounding error of sums in fp32, generously. */
 #define KVC_QUERY_ROUNDING 1e-3f
 
 static inline bool kvc_query_has_rows(const struct kv_query *query)
@@ -21,31 +21,31 @@ static inline bool kvc_query_attends(const struct kv_query *query)
     return query->answer == KV_ANSWER_ATTEND;
 }
 
-/* Whether there are outputs and log-sum-exps. */
+/* Whether the result has outputs and log-sum-exps. */
 static inline bool kvc_query_has_outputs(const struct kv_query *query)
 {
     return kvc_query_attends(query) || query->summaries != 0;
 }
 
-/* Whether only chosen rows that the caller holds are named. */
+/* Whether only ids of cached rows are returned. */
 static inline bool kvc_query_names_cached_only(const struct kv_query *query)
 {
     return kvc_query_attends(query) && !query->want_ids;
 }
 
-/* Whether blocks that the caller holds make a difference. */
+/* Whether cached blocks affect the reply. */
 static inline bool kvc_query_uses_cached_blocks(const struct kv_query *query)
 {
     return kvc_query_has_rows(query) || kvc_query_attends(query);
 }
 
-/* Bytes of one head's rows in the caller's buffer. */
+/* Returns the most bytes of one head's rows in the caller's buffer. */
 static inline size_t kvc_query_head_bytes_max(const struct kvc_query_part *part)
 {
     return kvc_query_has_rows(&part->query) ? part->n_ids_max * part->row_bytes : 0;
 }
 
-/* One head's outputs and log-sum-exps. */
+/* Returns the bytes of one head's outputs and log-sum-exps. */
 static inline size_t kvc_query_outputs_bytes(const struct kvc_query_part *part)
 {
     return kvc_query_has_outputs(&part->query)
@@ -53,7 +53,7 @@ static inline size_t kvc_query_outputs_bytes(const struct kvc_query_part *part)
                : 0;
 }
 
-/* What an answer's body holds before the CRCs. */
+/* Returns the bytes of a reply's body before the CRCs. */
 static inline size_t
 kvc_query_names_bytes(const struct kvc_query_part *part, size_t n_units, size_t n_ids)
 {
@@ -74,13 +74,13 @@ static inline void *kvc_query_carve(uint8_t **at, size_t n, size_t bytes)
     return piece;
 }
 
-/* query_answer.c: for the row of the operation's kind (struct kvc_op_type). */
+/* Members of the query's struct kvc_op_type, in query_answer.c. */
 unsigned kvc_query_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
 kv_status_t kvc_query_reply(struct kvc_request *request,
                             const uint8_t *body,
                             char *detail,
                             size_t detail_bytes);
-/* Verifies the rows of the message and hands out its units. */
+/* Verifies the rows of the message and stores the results of its units. */
 kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t detail_bytes);
 
 #endif

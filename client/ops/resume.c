@@ -1,8 +1,8 @@
-/* Resume: a session's handle made anew from its ticket.
+/* Resume: creates a session's handle from its ticket.
  *
- * Every node is asked for the session as it has it.  What they say of it has to agree.  The node
- * with the latest generation has the log from which those that lag are brought to it; then all
- * are asked for their lengths again, and the least is the session's.
+ * Every node is asked for its state of the session, and the states must agree.  The node with
+ * the latest generation has the log by which lagging nodes catch up.  Then all nodes are asked
+ * for their lengths again; the minimum is the session's length.
  */
 #include "client/call.h"
 #include "client/client.h"

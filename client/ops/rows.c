@@ -1,9 +1,9 @@
-/* Rows between the caller's memory and the nodes.
+/* Put, append and read: rows between the caller's memory and the nodes.
  *
- * A range of rows of rows is (layer, head, token, row_bytes), dense.  A unit whose share is large goes in
- * messages of its own, cut at multiples of KV_BLOCK_TOKENS counted from token 0, so that what
- * lands in the node lands in whole segments; units whose shares are small travel together, one
- * message per data thread if they fit.
+ * A range of rows is (layer, head, token, row_bytes), dense.  A unit with many rows is sent in
+ * messages of its own, split at multiples of KV_BLOCK_TOKENS from token 0, so that the node
+ * receives whole segments.  Units with few rows share messages, one per data thread if they
+ * fit.
  */
 #include "client/ops/rows.h"
 
@@ -29,7 +29,7 @@ enum {
     ALONE_BYTES = 32 << 10, /* a unit's share from which it travels alone */
 };
 
-/* ---- ranges of rows ------------------------------------------------------------------------------- */
+/* ---- ranges of rows ---------------------------------------------------------------------- */
 
 static uint32_t
 heads_end(const kv_schema_t *schema, const struct kv_rows *row_range, uint32_t layer)
@@ -92,7 +92,7 @@ uint32_t kv_row_crc(const struct kv_session *session,
     return crc;
 }
 
-/* Where a unit's rows begin in the range of rows's memory. */
+/* Returns the offset of a unit's rows in the memory of the range. */
 static size_t unit_offset(const struct kv_session *session,
                           const struct kv_rows *row_range,
                           uint32_t layer,
@@ -111,7 +111,7 @@ static size_t unit_offset(const struct kv_session *session,
     return before * row_range->n_tokens;
 }
 
-/* How many units of the range of rows come before this one. */
+/* Returns how many units of the range are before this one. */
 static size_t unit_rank(const struct kv_session *session,
                         const struct kv_rows *row_range,
                         uint32_t layer,
@@ -126,7 +126,8 @@ static size_t unit_rank(const struct kv_session *session,
            (head - row_range->kv_head_begin);
 }
 
-/* Goes to the first unit of the range of rows, at or behind (layer, head), that lives on the connection. */
+/* Advances to the first unit of the range, at or after (layer, head), that the connection owns.
+ * */
 static bool seek(const struct kv_op *op,
                  const struct kvc_connection *connection,
                  uint32_t *layer,
@@ -466,7 +467,7 @@ static kv_status_t build_rows(struct kvc_subop *subop, struct kvc_request *reque
     return KV_OK;
 }
 
-/* One sub-operation for each connection that owns a unit of the range of rows. */
+/* Adds one sub-operation for each connection that owns a unit of the range. */
 static void start_rows(struct kv_op *op)
 {
     const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;
@@ -518,8 +519,9 @@ static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
                       second->n_kv_heads));
 }
 
-/* Rows of the same range of rows before the request's are stored or under way; those before the range of rows may be
- * another put's, unless that waits for this one to end. */
+/* Whether the rows before the request's are committed or outstanding.  Rows of the same put
+ * are.  Rows before the put's range may be another put's, unless that one waits for this one to
+ * end. */
 static bool awaits_rows(const struct kvc_request *request)
 {
     const struct kv_op *op = kvc_request_op(request);
@@ -538,8 +540,8 @@ static bool awaits_rows(const struct kvc_request *request)
     return false;
 }
 
-/* Requests that told their node to wait for rows of the put that has ended: those that have no
- * others to wait for are sent again, and hear at once what becomes of them. */
+/* Handles requests whose node waits for rows of the put that has ended.  Those with no other
+ * put to wait for are resent, so that their node replies at once. */
 static void ended_put(struct kv_op *op)
 {
     const struct kv_rows *row_range = &kvc_rows_of(op)->row_range;

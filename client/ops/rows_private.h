@@ -1,4 +1,4 @@
-/* rows_private.h - what operations with rows have in common: rows.c has it, fetch.c uses it. */
+/* rows_private.h - functions of rows.c that fetch.c uses, too. */
 #ifndef KV_CLIENT_OPS_ROWS_PRIVATE_H
 #define KV_CLIENT_OPS_ROWS_PRIVATE_H
 
@@ -11,7 +11,7 @@ struct kvc_request;
 struct kv_iov;
 struct kv_op;
 
-/* For the rows of operations' kinds (struct kvc_op_type). */
+/* Members of struct kvc_op_type. */
 unsigned kvc_rows_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
 kv_status_t kvc_rows_reply(struct kvc_request *request,
                            const uint8_t *body,

@@ -1,4 +1,4 @@
-/* The tables that a node tells of itself (kvstore.proto, TableReply), and drain. */
+/* Tables about a node (kvstore.proto, TableReply), and drain. */
 #include "client/call.h"
 #include "client/client.h"
 #include "client/include/kvclient.h"
