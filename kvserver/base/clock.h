@@ -1,6 +1,6 @@
-/* clock.h - the table of clocks: real time, and a virtual time that a simulation turns.
+/* clock.h - clocks: real time, and virtual time that a simulation advances.
  *
- * Threads: kv_clock_now() from any thread.  Memory: a clock is the caller's storage.
+ * Threads: kv_clock_now() from any thread.  Memory: the caller's.
  */
 #ifndef KV_KVSERVER_BASE_CLOCK_H
 #define KV_KVSERVER_BASE_CLOCK_H
@@ -9,15 +9,15 @@
 
 struct kv_clock {
     const char *name;
-    /* Microseconds since some fixed moment; never goes back. */
+    /* Returns microseconds since a fixed moment; monotonic. */
     uint64_t (*now_us)(const struct kv_clock *clock);
-    uint64_t virtual_us; /* the virtual row only: set by whoever drives the simulation */
+    uint64_t virtual_us; /* virtual clocks only: set by the simulation */
 };
 
 /* CLOCK_MONOTONIC. */
 extern const struct kv_clock kv_clock_real;
 
-/* A clock that stands still until virtual_us is changed. */
+/* Makes a clock that shows virtual_us. */
 void kv_clock_virtual_init(struct kv_clock *clock, uint64_t start_us);
 
 static inline uint64_t kv_clock_now(const struct kv_clock *clock)

@@ -1,10 +1,10 @@
-/* config.h - options as a table: command line, file, environment, --help, --print-config.
+/* config.h - tables of options: command line, file, environment, --help, --print-config.
  *
- * A row is {name, default as the user would type it, help, offset into the options struct,
- * type}. Order of precedence: command line, environment (PREFIX_NAME, upper case, - becomes _),
- * configuration file (`name = value`, # begins a comment), default.
+ * A kv_option has a name, its default as the user would type it, help, an offset into the
+ * options struct, and a type.  Precedence: command line, environment (PREFIX_NAME, upper case,
+ * - becomes _), configuration file (`name = value`, # begins a comment), default.
  *
- * Threads: start-up only.  Memory: strings are copied into the options struct's own arrays.
+ * Threads: startup only.  Memory: strings are copied into arrays of the options struct.
  */
 #ifndef KV_KVSERVER_BASE_CONFIG_H
 #define KV_KVSERVER_BASE_CONFIG_H
@@ -29,7 +29,7 @@ enum kv_config_type {
 
 struct kv_option {
     const char *name;         /* without the leading --; NULL ends the table */
-    const char *default_text; /* NULL or "": 0, no, empty, whatever the bounds say */
+    const char *default_text; /* NULL or "": 0, no, empty; the bounds do not apply */
     const char *help;         /* NULL: an old name, accepted and not shown */
     size_t offset;
     enum kv_config_type type;
@@ -40,9 +40,10 @@ struct kv_option {
 /* Fills `options` with the defaults. */
 void kv_config_defaults(const struct kv_option *rows, void *options);
 
-/* Takes --name VALUE, --name=VALUE and flags out of argv; what is left (operands, and so the
- * program's name where argv is main's) is moved to the front, *argc says how many.  "--" ends
- * options.  KV_INVALID: `detail` is `what: where: value`, `options` may be half filled. */
+/* Removes --name VALUE, --name=VALUE and flags from argv.  Moves the rest (operands, and the
+ * program's name if argv is main's) to the front and sets *argc to their number.  "--" ends the
+ * options.  Fails with KV_INVALID; `detail` is then `what: where: value`, and `options` may be
+ * partly set. */
 kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 void *options,
                                 int *argc,
@@ -50,10 +51,10 @@ kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 char *detail,
                                 size_t detail_bytes);
 
-/* The same from a file and from the environment.  In a file, a value that begins or ends with a
- * blank or holds a # stands in double quotes, \" and \\ inside.  KV_NOT_FOUND, KV_IO: no such
- * file, or it cannot be read.  A row that the command line set stays: call in order file,
- * environment, command line. */
+/* Read options from a file and from the environment.  In a file, a value that begins or ends
+ * with a blank or contains a # is in double quotes, with \" and \\ for these characters.  Later
+ * calls overwrite: call in the order file, environment, command line.  Fail with KV_INVALID,
+ * with KV_NOT_FOUND if the file does not exist, and with KV_IO if it cannot be read. */
 kv_status_t kv_config_file(const struct kv_option *rows,
                            void *options,
                            const char *path,
@@ -65,16 +66,17 @@ kv_status_t kv_config_environment(const struct kv_option *rows,
                                   char *detail,
                                   size_t detail_bytes);
 
-/* `  --name VALUE   help (default: ...)`, wrapped at 96 columns. */
+/* Prints `  --name VALUE   help (default: ...)`, wrapped at 96 columns. */
 void kv_config_help(const struct kv_option *rows, FILE *out);
 
-/* A file that kv_config_file() reads back: every row with its value, its help as comment. */
+/* Prints a file that kv_config_file() can read: each option with its value, its help as
+ * comment. */
 void kv_config_print(const struct kv_option *rows, const void *options, FILE *out);
 
-/* "512M" -> bytes.  false: not a size. */
+/* Parses "512M".  Returns false if `text` is not a size. */
 bool kv_config_parse_size(const char *text, uint64_t *ret_bytes);
 
-/* bytes -> "512M", "1.5G": at most four digits. Returns `buffer`. */
+/* Formats bytes as "512M" or "1.5G", with at most four digits.  Returns `buffer`. */
 const char *kv_config_format_size(uint64_t bytes, char *buffer, size_t buffer_bytes);
 
 #endif

@@ -1,4 +1,4 @@
-/* hash.h - SHA-256 names, and a fast mix for placement.
+/* hash.h - names by SHA-256, and a fast hash for placement.
  *
  * Threads: pure functions.
  */
@@ -7,11 +7,12 @@
 
 #include "proto/kv_types.h"
 
-/* SHA-256 of `bytes` bytes, cut to 128 bits. */
+/* Returns the first 128 bits of the SHA-256 of `bytes` bytes. */
 struct kv_id128 kv_hash128(const void *data, size_t bytes);
 
-/* The name of a block: SHA-256, cut to 128 bits, over the parent's name (zeros for the first),
- * the model's fingerprint, the tenant's salt and the block's tokens as little-endian u32.
+/* Returns the name of a block: the first 128 bits of the SHA-256 over the parent's name (zeros
+ * for the first block), the model's fingerprint, the tenant's salt and the block's tokens as
+ * little-endian u32.
  *   tokens  (n_tokens), n_tokens <= KV_BLOCK_TOKENS */
 struct kv_id128 kv_block_name(const struct kv_id128 *parent,
                               const struct kv_id128 *fingerprint,
@@ -20,7 +21,7 @@ struct kv_id128 kv_block_name(const struct kv_id128 *parent,
                               size_t n_tokens);
 
 /* A bijection of 64-bit numbers whose output bits all depend on all input bits (splitmix64's
- * finaliser). */
+ * finalizer). */
 static inline uint64_t kv_mix64(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

@@ -1,7 +1,7 @@
 /* histogram.h - a log-linear histogram of times: 16 steps per power of two, error below 6.3 %.
  *
  * Threads: one writer; readers on other threads see a slightly old state (relaxed atomics).
- * Memory: plain struct, zeroed to begin.
+ * Memory: the caller's; initialized by zeroing.
  */
 #ifndef KV_KVSERVER_BASE_HISTOGRAM_H
 #define KV_KVSERVER_BASE_HISTOGRAM_H
@@ -21,11 +21,10 @@ struct kv_histogram {
 
 void kv_histogram_add(struct kv_histogram *histogram, uint64_t value);
 
-/* Adds what `from` holds. */
+/* Adds the counts of `from`. */
 void kv_histogram_merge(struct kv_histogram *into, const struct kv_histogram *from);
 
-/* The value below which a share q (0..1) of all lies: an upper bound of its step; 0 if empty.
- */
+/* Returns the q-quantile (q in 0..1), rounded up to the end of its bucket; 0 if empty. */
 uint64_t kv_histogram_quantile(const struct kv_histogram *histogram, double q);
 
 #endif

@@ -1,4 +1,4 @@
-/* iov.h - a piece of memory: what is sent from or received into in one go is a list of these. */
+/* iov.h - a piece of memory.  Scatter/gather transfers use arrays of them. */
 #ifndef KV_KVSERVER_BASE_IOV_H
 #define KV_KVSERVER_BASE_IOV_H
 

@@ -14,7 +14,7 @@
  *     kv_json_item_end(&json);
  *     kv_json_list_end(&json);                 "nodes": [{"rows": 7}]
  *
- * Threads: none of its own.  Memory: the writer keeps nothing but its FILE.
+ * Threads: none of its own.  Memory: the writer keeps only its FILE.
  */
 #ifndef KV_KVSERVER_BASE_JSON_H
 #define KV_KVSERVER_BASE_JSON_H
@@ -30,10 +30,11 @@ struct kv_json {
 void kv_json_begin(struct kv_json *json, FILE *out);
 void kv_json_end(struct kv_json *json);
 
-/* Bytes that are no UTF-8 become U+FFFD, so that what comes out is always JSON. */
+/* Writes a string.  Bytes that are not UTF-8 become U+FFFD, so that the output is valid JSON.
+ * */
 void kv_json_text(struct kv_json *json, const char *key, const char *value);
 
-/* Whole numbers without a point; what is not finite becomes null. */
+/* Writes a number: integers without a decimal point, null if not finite. */
 void kv_json_number(struct kv_json *json, const char *key, double value);
 void kv_json_bool(struct kv_json *json, const char *key, bool value);
 
@@ -47,7 +48,7 @@ void kv_json_item(struct kv_json *json); /* an object of a list */
 void kv_json_item_end(struct kv_json *json);
 void kv_json_item_number(struct kv_json *json, double value);
 
-/* Length of the UTF-8 character at `text`, 1..4; 0 if the bytes there are none. */
+/* Returns the length of the UTF-8 character at `text`, 1..4; 0 if there is no valid one. */
 unsigned kv_utf8_bytes(const char *text);
 
 #endif

@@ -1,9 +1,10 @@
-/* log.h - messages of programs, to stderr or to a callback.
+/* log.h - log messages of programs, to stderr or to a callback.
  *
- * A line is `program: what: where: value`.  kernels and libkvclient never log: they return.
- * What a peer can cause again and again is counted, and logged through KV_LOG_EVERY only.
+ * A line is `program: what: where: value`.  The kernels and libkvclient never log: they return
+ * errors.  Events that a peer can cause repeatedly are counted, and logged by KV_LOG_EVERY
+ * only.
  *
- * Threads: from any thread; a line is written whole.  The setters are for start-up.
+ * Threads: any; a line is written whole.  The setters are for startup.
  */
 #ifndef KV_KVSERVER_BASE_LOG_H
 #define KV_KVSERVER_BASE_LOG_H
@@ -12,9 +13,9 @@
 #include <stdint.h>
 
 enum kv_log_level {
-    KV_LOG_ERROR, /* cannot go on */
-    KV_LOG_WARN,  /* goes on, and says how */
-    KV_LOG_INFO,  /* starts, stops, configuration in effect */
+    KV_LOG_ERROR, /* the program or the operation cannot continue */
+    KV_LOG_WARN,  /* it continues; the line says how */
+    KV_LOG_INFO,  /* start, stop, configuration in effect */
     KV_LOG_DEBUG, /* per object */
 };
 
@@ -27,8 +28,8 @@ void kv_log_set_sink(kv_log_fn sink, void *arg); /* NULL: stderr */
 void kv_log(enum kv_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Logs the first time, then only when 10 s have passed since the last line from this place; the
- * line then ends with how many were left out. */
+/* Logs at most one line per 10 s from each place; a line ends with the number of lines that
+ * were suppressed before it. */
 struct kv_log_limit {
     _Atomic uint64_t last_us;
     _Atomic uint64_t suppressed;

@@ -1,15 +1,15 @@
 /* map.h - a hash map from 128-bit keys to pointers.
  *
  * Open addressing with linear probing and backward-shift deletion, at most 3/4 full.  Keys are
- * hashed with a per-map secret, so that chosen keys do not collide at will.
+ * hashed with a per-map secret, so that a peer cannot choose keys that collide.
  *
  * Invariants, which kv_map_check() asserts:
- *   (1) The slots are a power of two; at most three in four are full.
- *   (2) The count is that of full slots.
- *   (3) A key is in one slot, with no empty one between its home and there.
+ *   (1) The number of slots is a power of two; at most three in four are full.
+ *   (2) The count is the number of full slots.
+ *   (3) A key is in one slot, with no empty slot between its home slot and this one.
  *
- * Threads: one at a time.  Memory: create/destroy; the map keeps copies of keys, and values as
- * plain pointers.
+ * Threads: one at a time.  Memory: kv_map_create() / kv_map_destroy(); the map copies keys, and
+ * does not own values.
  */
 #ifndef KV_KVSERVER_BASE_MAP_H
 #define KV_KVSERVER_BASE_MAP_H
@@ -20,25 +20,27 @@
 
 struct kv_map;
 
-/* NULL: out of memory. */
+/* Returns NULL if out of memory. */
 struct kv_map *kv_map_create(uint64_t secret);
 void kv_map_destroy(struct kv_map *map);
 
-/* NULL: no such key. */
+/* Returns NULL if the map has no such key. */
 void *kv_map_get(const struct kv_map *map, const struct kv_id128 *key);
 
-/* Inserts or replaces.  false: out of memory, nothing changed.  `value` is not NULL. */
+/* Inserts or replaces.  Returns false, and changes nothing, if out of memory.  `value` must not
+ * be NULL. */
 bool kv_map_set(struct kv_map *map, const struct kv_id128 *key, void *value);
 
-/* Returns what was removed, or NULL. */
+/* Removes a key.  Returns its value, or NULL if the map had no such key. */
 void *kv_map_remove(struct kv_map *map, const struct kv_id128 *key);
 
 size_t kv_map_count(const struct kv_map *map);
 
-/* Walks all values: begin with *cursor = 0; NULL ends.  The map must not change meanwhile. */
+/* Iterates over all values: start with *cursor = 0; NULL is the end.  The map must not change
+ * during the iteration. */
 void *kv_map_next(const struct kv_map *map, size_t *cursor);
 
-/* Asserts the invariants, in time that grows with the map. */
+/* Asserts the invariants, in time linear in the map's size. */
 void kv_map_check(const struct kv_map *map);
 
 #endif

@@ -1,6 +1,6 @@
-/* memory.h - large memory straight from the system, in huge pages where it can be had.
+/* memory.h - large memory from the system, in huge pages where the system grants them.
  *
- * Threads: from any.
+ * Threads: any.
  */
 #ifndef KV_KVSERVER_BASE_MEMORY_H
 #define KV_KVSERVER_BASE_MEMORY_H
@@ -8,11 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Reserves address space aligned to 2 MiB; pages come when they are touched.  NULL: refused. */
+/* Reserves address space aligned to 2 MiB; pages are allocated on first access.  Returns NULL
+ * if the system refuses.  Free with kv_memory_release(). */
 void *kv_memory_reserve(size_t bytes);
 void kv_memory_release(void *base, size_t bytes);
 
-/* What this process may use: physical memory, or its control group's limit if that is less. */
+/* Returns the bytes that this process may use: physical memory, or its control group's limit if
+ * that is lower. */
 uint64_t kv_memory_total(void);
 
 #endif

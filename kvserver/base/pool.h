@@ -1,11 +1,11 @@
-/* pool.h - a fixed number of equal objects, allocated once.
+/* pool.h - a fixed number of objects of one size, allocated once.
  *
  * Invariants, which kv_pool_check() asserts:
- *   (1) An object is either lent or free.
- *   (2) The list of free objects names each of them once, and no other.
+ *   (1) An object is either in use or free.
+ *   (2) The free list has each free object once, and no other.
  *
- * Threads: one at a time.  Memory: create/destroy; kv_pool_get() lends an object until
- * kv_pool_put().
+ * Threads: one at a time.  Memory: kv_pool_create() / kv_pool_destroy(); an object is the
+ * caller's from kv_pool_get() to kv_pool_put().
  */
 #ifndef KV_KVSERVER_BASE_POOL_H
 #define KV_KVSERVER_BASE_POOL_H
@@ -15,21 +15,21 @@
 
 struct kv_pool;
 
-/* NULL: out of memory.  Objects are zeroed here and aligned to 64 bytes. */
+/* Creates a pool of zeroed objects, aligned to 64 bytes.  Returns NULL if out of memory. */
 struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes);
 void kv_pool_destroy(struct kv_pool *pool);
 
-/* NULL: all are lent.  What the object held last is still in it. */
+/* Returns an object, with its last content; NULL if all are in use. */
 void *kv_pool_get(struct kv_pool *pool);
 void kv_pool_put(struct kv_pool *pool, void *object);
 
-/* The i-th object, lent or not; for walks over all. */
+/* Returns the object of that index, in use or not. */
 void *kv_pool_at(struct kv_pool *pool, uint32_t index);
 uint32_t kv_pool_index(const struct kv_pool *pool, const void *object);
 uint32_t kv_pool_used(const struct kv_pool *pool);
 uint32_t kv_pool_size(const struct kv_pool *pool);
 
-/* Asserts the invariants, in time that grows with the pool. */
+/* Asserts the invariants, in time linear in the pool's size. */
 void kv_pool_check(struct kv_pool *pool);
 
 #endif

@@ -1,5 +1,5 @@
-/* random.h - random numbers: a seeded generator for what must repeat, and bytes from the system
- * for tokens and ids.
+/* random.h - random numbers: a seeded generator for reproducible sequences, and random bytes
+ * from the system for tokens and ids.
  *
  * Threads: a generator belongs to one thread at a time.
  */
@@ -9,20 +9,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* xoshiro256**; equal seeds give equal sequences on every machine. */
+/* xoshiro256**.  Equal seeds give equal sequences on every machine. */
 struct kv_random {
     uint64_t state[4];
-    int secure; /* kv_random_fill() takes the system's bytes instead */
+    int secure; /* kv_random_fill() uses the system's random bytes */
 };
 
 void kv_random_init(struct kv_random *random, uint64_t seed);
 
-/* A generator seeded by the system, whose kv_random_fill() is fit for tokens. */
+/* Initializes a generator from the system; its kv_random_fill() is secure enough for secrets.
+ * */
 void kv_random_init_secure(struct kv_random *random);
 
 uint64_t kv_random_next(struct kv_random *random);
 
-/* Uniform in [0, bound); bound > 0. */
+/* Returns a uniform number in [0, bound); bound must be above 0. */
 uint64_t kv_random_below(struct kv_random *random, uint64_t bound);
 
 /* Fills `bytes` bytes: from the system if the generator is secure, else from the sequence. */

@@ -1,6 +1,6 @@
-/* thread.h - threads, locks between them and sleep: the one place that calls pthread and poll.
+/* thread.h - threads, locks and sleeping: the only user of pthread and poll.
  *
- * Threads: as said per function.  Memory: kv_thread_start() / kv_thread_join().
+ * Threads: each function says which may call it.  Memory: kv_thread_start() / kv_thread_join().
  */
 #ifndef KV_KVSERVER_BASE_THREAD_H
 #define KV_KVSERVER_BASE_THREAD_H
@@ -14,27 +14,28 @@ struct kv_thread;
 
 typedef void (*kv_thread_fn)(void *arg);
 
-/* KV_IO: the system refuses another thread.  `name` shows in ps, 15 characters at most. */
+/* Starts a thread.  `name` is shown by ps, at most 15 characters.  Fails with KV_IO if the
+ * system refuses another thread. */
 kv_status_t
 kv_thread_start(const char *name, kv_thread_fn run, void *arg, struct kv_thread **ret_thread);
-void kv_thread_join(struct kv_thread *thread); /* waits, then frees; NULL is allowed */
+void kv_thread_join(struct kv_thread *thread); /* waits, then frees; `thread` may be NULL */
 
-/* Online processors of this process. */
+/* Returns the number of processors that this process may use. */
 unsigned kv_thread_cores(void);
 
 /* A file descriptor that one side signals and the other waits on. */
 struct kv_signal;
-struct kv_signal *kv_signal_create(void); /* NULL: no descriptor left */
+struct kv_signal *kv_signal_create(void); /* NULL: no descriptor available */
 void kv_signal_destroy(struct kv_signal *signal);
 void kv_signal_raise(struct kv_signal *signal); /* any thread, any number of times */
-void kv_signal_clear(struct kv_signal *signal); /* before looking at what was signalled */
+void kv_signal_clear(struct kv_signal *signal); /* before checking what was signaled */
 int kv_signal_fd(const struct kv_signal *signal);
 
 /* Sleeps until one of the descriptors is readable or timeout_us has passed.  n_fds <= 8, a
  * negative descriptor is skipped.  Returns true if one is readable. */
 bool kv_sleep_fds(const int *fds, unsigned n_fds, uint64_t timeout_us);
 
-/* Spins politely: tells the processor that this is a wait. */
+/* Tells the processor that this is a spin loop. */
 static inline void kv_relax(void)
 {
 #if defined(__x86_64__)
@@ -42,7 +43,7 @@ static inline void kv_relax(void)
 #endif
 }
 
-/* A lock for the few things that threads share outside the data path. */
+/* A lock for what threads share outside the data path. */
 struct kv_lock;
 struct kv_lock *kv_lock_create(void); /* NULL: out of memory */
 void kv_lock_destroy(struct kv_lock *lock);

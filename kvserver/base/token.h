@@ -1,4 +1,4 @@
-/* token.h - compares secrets: session and client tokens, and the ids that stand for them.
+/* token.h - compares secrets: session tokens, client tokens and client ids.
  *
  * Threads: pure functions.
  */
@@ -10,7 +10,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Takes the same time whatever the bytes are: how much of a guess was right does not show. */
+/* Compares in constant time, so that the time does not reveal how many bytes of a guess are
+ * right. */
 static inline bool kv_token_equal(const struct kv_id128 *a, const struct kv_id128 *b)
 {
     uint64_t left[2], right[2];

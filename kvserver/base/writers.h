@@ -1,4 +1,4 @@
-/* writers.h - whose rows a session has: runs of tokens, each with the writer of its rows.
+/* writers.h - the writers of a session's rows: runs of tokens, each with one writer.
  *
  *     token  0             300           512
  *            |-- writer a --|-- writer b --|-- writer c ---->
@@ -6,17 +6,18 @@
  *     A session of writer a was forked at 300, and the fork, of writer b, at 512.
  *
  * A writer is 64 bits that a client draws for each session that it opens or forks.  The seed of
- * a row's CRC covers it (kv_row_seed() in proto/kv_wire.h), so a row of another session fails
- * its check even in its own place.  A fork keeps its parent's writers for the rows that it
- * inherits.  The last run is the session's own writer, for what it has written or may write.
+ * a row's CRC depends on it (kv_row_seed() in proto/kv_wire.h), so a row of another session
+ * fails its check even at its own place.  A fork keeps its parent's writers for the rows that
+ * it inherits.  The last run is the session's own writer, for the rows that it has written or
+ * may write.
  *
- * No two sessions have different rows of one writer at one place.  So a session whose rows a
- * fork has inherited gets another own writer when it truncates those rows and may write others.
+ * Two sessions never have different rows of one writer at one place.  A session whose rows a
+ * fork has inherited therefore gets a new own writer when it truncates those rows.
  *
- * The runs are the session's, not the segments': a segment that got into a wrong unit must fail
- * by what that unit's session says.
+ * The runs belong to the session, not to the segments: a segment in the wrong unit must fail
+ * the check of that unit's session.
  *
- * Threads: nothing changes after kv_writers_create(), so any may read.  Memory: free().
+ * Threads: constant after kv_writers_create(), so any thread may read.  Memory: free().
  */
 #ifndef KV_KVSERVER_BASE_WRITERS_H
 #define KV_KVSERVER_BASE_WRITERS_H
@@ -35,22 +36,23 @@ struct kv_writer_run {
     uint32_t end;    /* the first token after the run; UINT32_MAX in the last one */
 };
 
-/* 1..KV_WRITER_RUNS_MAX runs whose ends ascend; neighbours have different writers. */
+/* 1..KV_WRITER_RUNS_MAX runs whose ends ascend; neighbors have different writers. */
 struct kv_writers {
     uint32_t n_runs;
     struct kv_writer_run runs[];
 };
 
-/* The runs of a session that keeps the first `tokens` rows of `from` and writes what follows as
- * `writer`: a new session's (`from` NULL), a fork's, or those that a truncate leaves.  NULL:
- * out of memory. */
+/* Creates the runs of a session that keeps the first `tokens` rows of `from` and writes later
+ * rows as `writer`: of a new session (`from` NULL), of a fork, or of a session after a
+ * truncate.  Returns NULL if out of memory. */
 struct kv_writers *
 kv_writers_create(const struct kv_writers *from, uint32_t tokens, uint64_t writer);
 
-/* How many runs those have: the caller's to hold against KV_WRITER_RUNS_MAX. */
+/* Returns how many runs kv_writers_create() would make.  The caller must check the number
+ * against KV_WRITER_RUNS_MAX. */
 uint32_t kv_writers_count(const struct kv_writers *from, uint32_t tokens, uint64_t writer);
 
-/* The session's own writer. */
+/* Returns the session's own writer. */
 static inline uint64_t kv_writers_own(const struct kv_writers *writers)
 {
     return writers->runs[writers->n_runs - 1].writer;
@@ -58,16 +60,16 @@ static inline uint64_t kv_writers_own(const struct kv_writers *writers)
 
 bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b);
 
-/* The runs that tokens [begin, end), one at least, lie in: bytes of a copy, and the copy, which
- * knows of these tokens alone. */
+/* Copy the runs of the tokens [begin, end), at least one: the bytes of the copy, and the copy,
+ * which is valid for these tokens only. */
 size_t kv_writers_slice_bytes(const struct kv_writers *writers, uint32_t begin, uint32_t end);
 void kv_writers_slice(const struct kv_writers *writers,
                       uint32_t begin,
                       uint32_t end,
                       struct kv_writers *ret_slice);
 
-/* The unit_seed of kv_rows_crc() for the unit's rows [*ret_begin, *ret_end), which `token` is
- * one of. */
+/* Returns the unit_seed of kv_rows_crc() for the unit's rows [*ret_begin, *ret_end), which
+ * include `token`. */
 uint32_t kv_writers_seed(const struct kv_writers *writers,
                          uint32_t layer,
                          uint32_t kv_head,
@@ -75,7 +77,7 @@ uint32_t kv_writers_seed(const struct kv_writers *writers,
                          uint32_t *ret_begin,
                          uint32_t *ret_end);
 
-/* kv_rows_crc() and kv_rows_verify() of rows of one unit, each row with its writer's seed. */
+/* As kv_rows_crc() and kv_rows_verify(), with the seed of each row's writer. */
 void kv_writers_crc(const struct kv_writers *writers,
                     uint32_t layer,
                     uint32_t kv_head,
@@ -95,15 +97,15 @@ size_t kv_writers_verify(const struct kv_writers *writers,
                          const uint32_t *tokens,
                          const uint32_t *crcs);
 
-/* CRCs of rows of several units, some of each: a step has one row of a unit, and such rows are
- * summed up side by side, as those of one unit are.
+/* Computes the CRCs of rows of several units.  A decode step has one row per unit; a batch lets
+ * the kernel process such rows side by side, like rows of one unit.
  *
  *     kv_crc_batch_begin();  for each unit: kv_crc_batch_add();  kv_crc_batch_end();
  *
- * The CRCs come in the order of the rows, all of them by kv_crc_batch_end(); the rows must stay
- * until then. */
+ * The CRCs are in the order of the rows and complete after kv_crc_batch_end(); the rows must be
+ * valid until then. */
 enum {
-    KV_CRC_BATCH = 256, /* rows side by side */
+    KV_CRC_BATCH = 256, /* rows processed side by side */
 };
 
 struct kv_crc_batch {
@@ -112,7 +114,7 @@ struct kv_crc_batch {
     size_t row_bytes;
     uint32_t n;
     uint64_t writer;             /* of the tokens [run_begin, run_end) */
-    uint32_t run_begin, run_end; /* equal: none is known */
+    uint32_t run_begin, run_end; /* equal: not known */
     const void *rows[KV_CRC_BATCH];
     uint32_t seeds[KV_CRC_BATCH];
 };

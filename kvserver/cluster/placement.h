@@ -1,11 +1,12 @@
-/* placement.h - which node, and which of its data threads, owns a unit or an object.
+/* placement.h - maps units and objects to nodes, and to the data threads of a node.
  *
  *   unit   -> slot   hash of (session's root, unit number), mod KV_PLACEMENT_SLOTS
- *   slot   -> node   a table with an epoch: slots dealt evenly to the nodes of the list
- *   slot   -> thread units: the slots of a node are dealt to its threads in turn;
+ *   slot   -> node   a table with an epoch: slots are distributed evenly over the list of nodes
+ *   slot   -> thread units: the slots of a node are assigned to its threads in turn;
  *                    objects: by hash
  *
- * So one layer's query fans out over nodes evenly, and one session never heats one node.
+ * A layer's query is therefore spread evenly over the nodes, and no session creates a hot spot
+ * on one node.
  *
  * Threads: pure functions over the caller's table.
  */
@@ -20,20 +21,20 @@ enum {
 };
 
 struct kv_placement {
-    uint32_t epoch; /* hash of the node count: two lists of different length never agree */
+    uint32_t epoch; /* hash of the node count: differs for lists of different length */
     uint32_t n_nodes;
     uint8_t node_of[KV_PLACEMENT_SLOTS];
 };
 
-/* Deals the slots to n_nodes, 1..KV_NODES_MAX. */
+/* Distributes the slots over n_nodes, 1..KV_NODES_MAX. */
 void kv_placement_init(struct kv_placement *placement, uint32_t n_nodes);
 
-/* The slot of a session's unit, and of an object by its name's hash. */
+/* Return the slot of a session's unit, and of an object by its name's hash. */
 uint32_t kv_placement_unit_slot(uint64_t root, uint32_t unit);
 uint32_t kv_placement_object_slot(const struct kv_id128 *name_hash);
 
-/* The data thread, of a node with n_threads, that owns a unit's slot or an object's.  A node
- * need not know how many others there are to find an object. */
+/* Return the data thread that owns a unit's slot, or an object's, on a node with n_threads.
+ * For objects, the node need not know the number of nodes. */
 uint32_t kv_placement_unit_thread(uint32_t slot, uint32_t n_nodes, uint32_t n_threads);
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads);
 

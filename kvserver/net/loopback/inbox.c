@@ -1,7 +1,7 @@
-/* inbox.c - the queue that a port receives from, and the registry of all open ports.
+/* inbox.c - the receive queue of a port, and the registry of all open ports.
  *
- * Any thread of the process may put messages into a receive queue; the port's thread takes them out.
- * Nodes of messages are kept for reuse, so that a busy receive queue does not allocate.
+ * Any thread of the process may add messages to a receive queue; the port's thread removes
+ * them.  Message nodes are reused, so that a busy receive queue does not allocate.
  */
 #include "kvserver/net/loopback/loopback_private.h"
 

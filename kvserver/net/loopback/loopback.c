@@ -1,8 +1,9 @@
-/* loopback.c - ports of one process, by number.
+/* loopback.c - the transport between ports of one process.
  *
- * Each port has a receive queue, which outlives it: channels to the port and offers from it hold a
- * reference.  Small data is copied into the receive queue of the receiver.  Large data is offered: the
- * receive queue gets a header and a `struct offer`, and the receiver copies from the sender's memory.
+ * Each port has a receive queue, which outlives it: channels to the port and offers from it
+ * hold a reference.  Small data is copied into the receive queue of the receiver.  Large data
+ * is offered: the receive queue gets a header and a `struct offer`, and the receiver copies
+ * from the sender's memory.
  *
  *             receive() begins               copied
  *   OFFERED --------------------> COPYING -----------> FINISHED    the sender frees the offer
@@ -11,13 +12,13 @@
  *      |   channel_close(), port_close() of the sender
  *      +---------------------------------------------> WITHDRAWN   the receiver frees the offer
  *
- * The one compare-and-swap that leaves OFFERED decides who owns the sender's memory, so that a
- * receiver never reads memory which its owner has been told is free.  FINISHED offers travel
- * back through a list in the sender's receive queue that needs no space, and `done` is called there, by
- * the sender's thread.
+ * The compare-and-swap that leaves OFFERED decides who owns the sender's memory, so a receiver
+ * never reads memory after its owner has been told that it is free.  FINISHED offers return
+ * through a list in the sender's receive queue that needs no allocation; the sender's thread
+ * then calls `done`.
  *
- * Locks: registry before receive queue, never two receive queues at once; none is held during a callback or a
- * copy of data.
+ * Locks: registry before receive queue, never two receive queues at once.  No lock is held
+ * during a callback or a copy of data.
  */
 #include "kvserver/net/loopback/loopback_private.h"
 

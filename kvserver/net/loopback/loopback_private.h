@@ -1,5 +1,5 @@
-/* loopback_private.h - what the files of the loopback transport share.  loopback.c says how it
- * works, and in which order locks are taken.
+/* loopback_private.h - declarations shared by the files of the loopback transport.  loopback.c
+ * explains how it works and in which order locks are taken.
  */
 #ifndef KV_KVSERVER_NET_LOOPBACK_LOOPBACK_PRIVATE_H
 #define KV_KVSERVER_NET_LOOPBACK_LOOPBACK_PRIVATE_H
@@ -28,7 +28,7 @@ struct kv_loopback_offer {
     struct kv_loopback_receive_queue *sender; /* holds a reference */
 
     /* Sender's thread only. */
-    struct kv_loopback_channel *channel; /* NULL: closed since */
+    struct kv_loopback_channel *channel; /* NULL: closed */
     kv_transport_done_fn done;
     void *arg;
     struct kv_loopback_offer *previous, *next; /* in its port's `offers` */
@@ -43,10 +43,10 @@ struct kv_loopback_offer {
 
 struct kv_loopback_message {
     struct kv_loopback_message *next;
-    struct kv_loopback_offer *offer; /* NULL: the data is here */
+    struct kv_loopback_offer *offer; /* NULL: the data is in this message */
     size_t header_bytes;
     size_t data_bytes; /* of `data` */
-    bool is_large;     /* room for KV_LOOPBACK_INLINE_MAX rather than SMALL_MAX */
+    bool is_large;     /* capacity KV_LOOPBACK_INLINE_MAX, not SMALL_MAX */
     unsigned char header[KV_TRANSPORT_HEADER_MAX];
     unsigned char data[] __attribute__((aligned(64)));
 };
@@ -57,7 +57,7 @@ struct kv_loopback_receive_queue {
     struct kv_signal *signal;
     _Atomic unsigned refs;
     _Atomic bool open;
-    _Atomic unsigned n_waiting; /* messages and finished offers: a look without the lock */
+    _Atomic unsigned n_waiting; /* messages and finished offers; read without the lock */
     struct kv_loopback_receive_queue *next; /* under the registry's lock */
 
     /* Under lock. */
@@ -85,10 +85,11 @@ struct kv_loopback_port {
     struct kv_loopback_address address;
     struct kv_loopback_channel *channels;
     struct kv_loopback_offer *offers; /* sent and not done */
-    struct kv_loopback_offer *held;   /* received, given to the owner and not answered */
+    struct kv_loopback_offer
+        *held; /* delivered to the owner, and neither received nor refused */
     struct kv_loopback_offer *spare;
     unsigned n_spare;
-    unsigned closed_seen; /* value of registry.n_closed when channels were looked at last */
+    unsigned closed_seen; /* registry.n_closed when the channels were last checked */
 };
 
 struct kv_loopback_channel {
@@ -107,7 +108,7 @@ struct kv_loopback_registry {
     struct kv_loopback_receive_queue *receive_queues;
     uint64_t last_number;
     _Atomic unsigned
-        n_closed; /* ports closed so far: tells the others to look at their channels */
+        n_closed; /* ports closed so far; a change makes the others check their channels */
 };
 
 extern struct kv_loopback_registry kv_loopback_registry;
@@ -131,8 +132,8 @@ struct kv_loopback_receive_queue *kv_loopback_receive_queue_create(void);
 /* Drops a reference; frees a receive queue that has none left.  NULL does nothing. */
 void kv_loopback_receive_queue_unref(struct kv_loopback_receive_queue *receive_queue);
 
-/* Reserves a place in the receive queue and a node for it.  Fails with KV_UNREACHABLE if the port is
- * closed, and with KV_BUSY if the receive queue is full. */
+/* Reserves a place in the receive queue and a node for it.  Fails with KV_UNREACHABLE if the
+ * port is closed, and with KV_BUSY if the receive queue is full. */
 kv_status_t kv_loopback_receive_queue_reserve(struct kv_loopback_receive_queue *receive_queue,
                                               size_t data_bytes,
                                               struct kv_loopback_message **ret_message);
@@ -146,7 +147,8 @@ kv_status_t kv_loopback_receive_queue_push(struct kv_loopback_receive_queue *rec
 void kv_loopback_receive_queue_recycle(struct kv_loopback_receive_queue *receive_queue,
                                        struct kv_loopback_message *message);
 
-/* Returns whether to raise the receive queue's signal once its lock is released.  Call with it held. */
+/* Returns whether to raise the receive queue's signal once its lock is released.  Call with it
+ * held. */
 bool kv_loopback_must_raise(struct kv_loopback_receive_queue *receive_queue);
 
 /* offer.c */

@@ -1,6 +1,6 @@
-/* offer.c - large data that a receiver copies from the sender's memory.
+/* offer.c - large data that the receiver copies from the sender's memory.
  *
- * loopback.c draws the states of an offer, and says who frees it.
+ * loopback.c shows the states of an offer and says who frees it.
  */
 #include "kvserver/net/loopback/loopback_private.h"
 

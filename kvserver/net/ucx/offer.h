@@ -1,15 +1,16 @@
-/* offer.h - data that a peer on the same host reads straight from the sender's memory.
+/* offer.h - data that a peer on the same host reads directly from the sender's memory.
  *
  *   sender                                  receiver
- *   takes an offer: a fresh number
+ *   takes an offer with a new number
  *   sends header + tail  ---------------->  reads the data, then the offer's number
- *   ends the offer, uses the memory again   the tail's number still there: the data was whole
+ *   ends the offer, reuses the memory       same number as in the tail: the data was complete
  *
- * An offer that holds another number is over, and what was read is not to be trusted.  Numbers
- * are never used twice in a process and say nothing by accident: the memory of an offer may
- * have become anything when a late reader looks.
+ * If the number differs, the offer has ended and the data that was read is invalid.  Numbers
+ * are never reused in a process.  They are large and random-looking, because a late reader may
+ * find any other data in the memory of the offer.
  *
- * Threads: a list of offers belongs to one; peers read from other processes.  Memory: take/put.
+ * Threads: a list of offers belongs to one thread; peers read from other processes.  Memory:
+ * kv_offer_take() / kv_offer_put().
  */
 #ifndef KV_KVSERVER_NET_UCX_OFFER_H
 #define KV_KVSERVER_NET_UCX_OFFER_H
@@ -18,7 +19,7 @@
 
 #include <stdatomic.h>
 
-/* What the receiver needs, behind the owner's header in the message. */
+/* What the receiver needs; follows the owner's header in the message. */
 struct kv_offer_tail {
     uint64_t data;
     uint64_t offer;
@@ -28,7 +29,7 @@ struct kv_offer_tail {
 };
 
 struct kv_offer {
-    _Atomic uint64_t number; /* 0: over */
+    _Atomic uint64_t number; /* 0: ended */
     struct kv_offer *next;
     unsigned char message[KV_TRANSPORT_HEADER_MAX + sizeof(struct kv_offer_tail)];
 };
@@ -37,15 +38,15 @@ struct kv_offers {
     struct kv_offer *spare; /* begins as NULL */
 };
 
-/* NULL: out of memory. */
+/* Returns an offer with a new number; NULL if out of memory. */
 struct kv_offer *kv_offer_take(struct kv_offers *offers);
 void kv_offer_put(struct kv_offers *offers, struct kv_offer *offer); /* ends it, too */
 void kv_offers_free(struct kv_offers *offers);                       /* all are put */
 
-/* From now on no reader takes what it read for the data. */
+/* Ends an offer: readers that check the number after this discard what they read. */
 void kv_offer_end(struct kv_offer *offer);
 
-/* Writes header and tail to offer->message; returns their bytes together. */
+/* Writes header and tail to offer->message.  Returns the sum of their bytes. */
 size_t kv_offer_write(struct kv_offer *offer,
                       const void *header,
                       size_t header_bytes,
@@ -54,11 +55,11 @@ size_t kv_offer_write(struct kv_offer *offer,
 
 enum kv_offer_outcome {
     KV_OFFER_WHOLE,
-    KV_OFFER_GONE,    /* it is over, or its process is */
-    KV_OFFER_REFUSED, /* the system does not let us read another process */
+    KV_OFFER_GONE,    /* the offer or its process has ended */
+    KV_OFFER_REFUSED, /* the system forbids reading another process */
 };
 
-/* Reads the data into the pieces of `iov`, `bytes` together, from the sender's memory. */
+/* Reads `bytes` bytes from the sender's memory into the pieces of `iov`. */
 enum kv_offer_outcome kv_offer_read(const struct kv_offer_tail *tail,
                                     size_t bytes,
                                     const struct kv_iov *iov,

@@ -1,9 +1,10 @@
-/* ucx_private.h - what the files of the UCX transport share.  ucx.c says how it works.
+/* ucx_private.h - declarations shared by the files of the UCX transport.  ucx.c explains how it
+ * works.
  *
  * This is the only file that includes ucp.h, and only ucx*.c of this folder include this one.
  *
- * Threads: a port, with everything that hangs on it, is used by its owner's thread alone.  Only
- * its address and port_wake() are for every thread.
+ * Threads: a port and all its objects are used by its owner's thread alone, except its address
+ * and port_wake(), which any thread may use.
  */
 #ifndef KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
 #define KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
@@ -15,7 +16,7 @@
 #include <ucp/api/ucp.h>
 
 enum kv_ucx_link_kind {
-    KV_UCX_LINK_SHARED, /* first: it is the faster one to look at */
+    KV_UCX_LINK_SHARED, /* first, because it is faster to poll */
     KV_UCX_LINK_NETWORK,
     KV_UCX_N_LINKS,
 };
@@ -33,11 +34,11 @@ enum {
     KV_UCX_NETWORK_EAGER_MAX = 192 << 10,
     KV_UCX_SHARED_EAGER_MAX = 8 << 10,
 
-    /* Progress calls after a close, in which UCX lets go of an endpoint's requests. */
+    /* Progress calls after a close, in which UCX releases an endpoint's requests. */
     KV_UCX_SETTLE_ROUNDS = 64,
     KV_UCX_CLOSE_ROUNDS_MAX = 20000,
-    /* A look at the network costs a system call: where shared memory is busy, one in so many.
-     */
+    /* Polling the network costs a system call: while shared memory is busy, once in so many
+     * steps. */
     KV_UCX_NETWORK_TURNS = 8,
     /* Rounds of progress between two looks for dead peers on this host. */
     KV_UCX_WATCH_ROUNDS = 4096,
@@ -66,10 +67,10 @@ struct kv_ucx_transport {
 
 /* A send in flight; lives in the space that UCX keeps for us in front of each request. */
 struct kv_ucx_pending_send {
-    struct kv_ucx_port *port; /* NULL: given up, its owner knows */
+    struct kv_ucx_port *port; /* NULL: given up, the owner has been told */
     struct kv_ucx_link *link;
-    struct kv_ucx_channel *channel; /* NULL: closed since */
-    kv_transport_done_fn done;      /* NULL: the owner was told, UCX has still to let go */
+    struct kv_ucx_channel *channel; /* NULL: closed */
+    kv_transport_done_fn done; /* NULL: the owner has been told, UCX still has the request */
     void *arg;
     struct kv_offer *offer; /* NULL: none, the data went as a message */
     struct kv_ucx_pending_send *previous, *next;
@@ -103,7 +104,7 @@ struct kv_ucx_incoming {
     bool receiving;            /* UCX has the descriptor */
     bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
     bool over;                 /* completed while in_call */
-    bool is_dead;              /* given up, its owner knows */
+    bool is_dead;              /* given up, the owner has been told */
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
@@ -130,7 +131,7 @@ struct kv_ucx_port {
     struct kv_port_events events;
     void *owner;
     struct kv_ucx_link *links[KV_UCX_N_LINKS]; /* NULL: not in use */
-    struct kv_ucx_link *retired;               /* until nobody holds anything of them */
+    struct kv_ucx_link *retired;               /* until nothing of them is in use */
     uint32_t process;                          /* this one */
     int watch_fd; /* over the process_fd of channels; -1 without shared memory */
     int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */

@@ -2671,7 +2671,8 @@ static void test_control_lies(void **state)
         struct exposed exposed;
     } lies[] = {
         {KV_OP_OPEN, {NO_LIE, NULL}},
-        {KV_OP_OPEN, {LIE_LEASE_NONE, "open: corrupt: after 0.000 s: lease_ms: does not match"}},
+        {KV_OP_OPEN,
+         {LIE_LEASE_NONE, "open: corrupt: after 0.000 s: lease_ms: does not match"}},
         {KV_OP_OPEN, {LIE_LEASE_LONG, "lease_ms: does not match"}},
         {KV_OP_OPEN, {LIE_TOKENS, "tokens: does not match"}},
         {KV_OP_OPEN, {LIE_TOKENS_MAX_NONE, "tokens_max: does not match"}},
