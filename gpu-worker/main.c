@@ -15,36 +15,37 @@ static const struct command {
     const char *summary, *more;
     int (*run)(struct kvw_context *worker);
 } commands[] = {
-    {"info", KVW_COMMAND_INFO, "what a model file contains, and what fits",
-     "Tells what the file contains, how many bytes of rows a token takes, and how many tokens\n"
-     "fit into memory and store.",
+    {"info", KVW_COMMAND_INFO, "show what a model file contains and how many tokens fit",
+     "Shows what the file contains, the bytes of KV cache per token, and how many tokens fit\n"
+     "into memory and store.",
      kvw_info_run},
     {"generate", KVW_COMMAND_GENERATE, "answer one prompt",
-     "Prints the answer as it comes, and what it cost on stderr.  Ctrl-C ends it cleanly.",
+     "Streams the answer to stdout, then prints timing and traffic to stderr.  Ctrl-C ends "
+     "the\n"
+     "answer cleanly.",
      kvw_generate_run},
-    {"chat", KVW_COMMAND_CHAT, "a conversation, a line at a time",
-     "Reads lines from standard input and answers them.  Ctrl-C ends an answer, and\n"
-     "between answers the conversation, as Ctrl-D does.",
+    {"chat", KVW_COMMAND_CHAT, "hold a conversation, one line at a time",
+     "Reads lines from standard input and answers them.  Ctrl-C ends the current answer;\n"
+     "between answers it ends the conversation, as Ctrl-D does.",
      kvw_chat_run},
-    {"ask", KVW_COMMAND_ASK, "questions about one long text, by several attention methods",
-     "Odd sentences are put into the text, and asked for by their beginnings.  The text "
-     "passes\n"
-     "once for each method; each question goes on in a fork of the stored session.",
+    {"ask", KVW_COMMAND_ASK, "compare attention methods by questions about one long text",
+     "Puts needle sentences into the text and asks the model to complete each of them.  Each\n"
+     "method reads the text once; every question runs in a fork of that session.",
      kvw_ask_run},
-    {"eval", KVW_COMMAND_EVAL, "what attention methods lose over a text",
-     "Perplexity of the text, taken as it is, and sentences found in it, for each method, "
-     "budget\n"
-     "and seed; losses are against full attention.",
+    {"eval", KVW_COMMAND_EVAL, "measure the quality of attention methods on texts",
+     "Measures perplexity and recall over the text, without a chat template, and needle\n"
+     "sentences found, for each method, budget and seed.  Losses are relative to full "
+     "attention.",
      kvw_eval_run},
-    {"logits", KVW_COMMAND_LOGITS, "the scores of all tokens at every position of a text",
-     "Takes the prompt as it is, without a chat template.", kvw_logits_run},
+    {"logits", KVW_COMMAND_LOGITS, "write the logits of all tokens at every position of a text",
+     "Processes the prompt without a chat template.", kvw_logits_run},
 };
 
 enum {
     N_COMMANDS = sizeof(commands) / sizeof(commands[0])
 };
 
-/* The second signal does not wait for anybody. */
+/* The first signal stops the command in order, the second exits at once. */
 static void on_signal(int number)
 {
     if (kvw_stop)
@@ -54,7 +55,7 @@ static void on_signal(int number)
 
 static void catch_signals(void)
 {
-    /* No SA_RESTART: a conversation that waits for input is to wake up. */
+    /* No SA_RESTART: a signal must end the wait for a line of chat. */
     const struct sigaction stop = {.sa_handler = on_signal};
     const struct sigaction ignore = {.sa_handler = SIG_IGN};
 
@@ -67,15 +68,15 @@ static void print_help(void)
 {
     printf("Usage: kvworker COMMAND --model FILE [OPTION]...\n"
            "\n"
-           "Runs language models whose KV cache lives in TopKV.\n"
+           "Runs language models with their KV cache in TopKV.\n"
            "\n");
     for (unsigned i = 0; i < N_COMMANDS; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
-    printf(
-        "\n"
-        "kvworker COMMAND --help tells a command's options; the environment may set them too:\n"
-        "KVWORKER_MODEL, KVWORKER_THREADS, ...  kvworker --version prints the version.\n"
-        "Exit status: 0 done, 1 failed, 2 wrong usage or unusable input.\n");
+    printf("\n"
+           "kvworker COMMAND --help lists the options of a command.  Options can also be set "
+           "in the\n"
+           "environment: KVWORKER_MODEL, KVWORKER_THREADS, ...  kvworker --version prints the\n"
+           "version.  Exit status: 0 success, 1 failure, 2 wrong usage or unusable input.\n");
 }
 
 static void print_command_help(const struct command *command, const struct kv_option *rows)
@@ -105,7 +106,7 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
     worker->options = &values;
     kv_config_defaults(rows, &values);
     if (command->bit == KVW_COMMAND_GENERATE && !kvw_take_prompt(&values, &argc, argv)) {
-        kvw_error(worker, "option: --prompt: a value is missing");
+        kvw_error(worker, "option: needs a value: --prompt");
         return KVW_USAGE;
     }
     if (kv_config_environment(rows, &values, "KVWORKER", detail, sizeof(detail)) != KV_OK ||
@@ -113,7 +114,7 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
         kvw_error(worker, "%s", detail);
         return KVW_USAGE;
     }
-    /* One from the environment gives way to a file. */
+    /* A prompt file has precedence over a prompt from the environment. */
     if (values.prompt_text == NULL && values.prompt[0] != '\0' && values.prompt_file[0] == '\0')
         values.prompt_text = values.prompt;
     if (argc > 1) {
@@ -137,12 +138,12 @@ int main(int argc, char **argv)
     kv_log_set_level(KV_LOG_WARN);
     kvw_gguf_guard("kvworker");
     catch_signals();
-    /* Not farther: what follows may be the value of an option. */
+    /* Only in these places: a later -h may be the value of an option. */
     for (int i = 1; i < argc && i < 3; i++)
         if (strcmp(argv[i], "-h") == 0)
             argv[i] = "--help";
     if (!kv_isa_named()) {
-        kvw_error(&worker, "KV_ISA: scalar, avx2 or avx512, not: %s", getenv("KV_ISA"));
+        kvw_error(&worker, "KV_ISA: not one of scalar, avx2, avx512: %s", getenv("KV_ISA"));
     } else if (argc < 2) {
         kvw_error(&worker, "command: missing: kvworker --help lists them");
     } else if (strcmp(argv[1], "--help") == 0) {
@@ -161,7 +162,7 @@ int main(int argc, char **argv)
     kvw_close(&worker);
 
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        kvw_error(&worker, "standard output: cannot be written");
+        kvw_error(&worker, "standard output: write failed");
         outcome = KVW_FAILED;
     }
     return outcome;

@@ -308,7 +308,7 @@ static kv_status_t create(const struct kvw_method_setup *setup,
     struct baseline *baseline = calloc(1, sizeof(*baseline));
     kv_status_t status = KV_NO_MEMORY;
 
-    snprintf(detail, detail_bytes, "memory: scores of %zu tokens: refused", capacity);
+    snprintf(detail, detail_bytes, "out of memory: scores of %zu tokens", capacity);
     if (baseline == NULL)
         return KV_NO_MEMORY;
     baseline->base.ops = ops;
@@ -441,7 +441,7 @@ static void baseline_stats(const struct kvw_method *attention, struct kvw_method
 
 const struct kvw_method_ops kvw_method_oracle = {
     .name = "oracle",
-    .summary = "a step attends to sinks, window and exactly the best k rows between them",
+    .summary = "a step attends to sinks, window and exactly the k best rows between them",
     .has_budget = true,
     .create = oracle_create,
     BASELINE_FUNCTIONS,
@@ -449,7 +449,7 @@ const struct kvw_method_ops kvw_method_oracle = {
 
 const struct kvw_method_ops kvw_method_window = {
     .name = "window",
-    .summary = "a step attends to sinks and the last rows",
+    .summary = "a step attends to sinks and the most recent rows",
     .has_budget = true,
     .create = window_create,
     BASELINE_FUNCTIONS,
@@ -457,7 +457,7 @@ const struct kvw_method_ops kvw_method_window = {
 
 const struct kvw_method_ops kvw_method_random = {
     .name = "random",
-    .summary = "a step attends to sinks, window and k rows drawn at random",
+    .summary = "a step attends to sinks, window and k random rows between them",
     .has_budget = true,
     .has_seed = true,
     .create = random_create,

@@ -86,7 +86,7 @@ static void full_stats(const struct kvw_method *attention, struct kvw_method_sta
 
 const struct kvw_method_ops kvw_method_full = {
     .name = "full",
-    .summary = "every token attends to all before it",
+    .summary = "every token attends to all earlier tokens",
     .create = full_create,
     .destroy = full_destroy,
     .attend = full_attend,

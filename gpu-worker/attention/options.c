@@ -153,87 +153,94 @@ static bool set_wait(struct kvw_method_options *options, const char *value)
 static const struct kvw_method_option method_options[] = {
     {.name = "ratio",
      .fallback = "0.1",
-     .help = "share of all rows so far that a step attends to, 0.1 or 1/10; 0: no such bound",
+     .help =
+         "share of all rows so far that a step attends to, sinks and window included: 0.1 or "
+         "1/10; 0: no limit",
      .expected = "a share such as 0.1 or 1/10",
      .is_budget = true,
      .set = set_ratio},
     {.name = "top-k",
      .fallback = "1024",
-     .help = "rows that a step chooses besides sinks and window, at most; 0: no such bound",
+     .help =
+         "maximum number of rows selected besides sinks and window; 0: no limit. With --ratio, "
+         "the smaller counts",
      .expected = "a number of rows",
      .is_budget = true,
      .set = set_top_k},
     {.name = "sinks",
      .fallback = "4",
-     .help = "rows at the begin that every step attends to",
+     .help = "number of initial tokens that every step attends to",
      .expected = "a number of rows",
      .set = set_sinks},
     {.name = "window",
      .fallback = "64",
-     .help = "last rows that every step attends to; half: as many as are chosen, both fixed "
-             "by --ratio when the prompt ends",
-     .expected = "a number of rows, 1 at least, or half",
+     .help = "number of most recent tokens that every step attends to; half: as many as are "
+             "selected, both fixed by --ratio when the prompt ends",
+     .expected = "a number of rows, at least 1, or half",
      .set = set_window},
     {.name = "rerank",
      .fallback = "4",
      .help =
-         "candidates that the store takes by code, and scores by key, for each row chosen; "
-         "auto: 4, and more in layers whose recall, as the nodes estimate it, is low, unless "
-         "--seed is given",
-     .expected = "a number of 1 to 8192, or auto",
+         "candidates rescored exactly per selected row; 1: no reranking; auto: 4, raised in "
+         "layers with low estimated recall (fixed at 4 with --seed)",
+     .expected = "a number from 1 to 8192, or auto",
      .set = set_rerank},
     {.name = "answer",
      .fallback = "auto",
-     .help = "how the store answers: attend: by attention over the chosen rows; rows: by the "
-             "rows, where they fit a message; ids: by their numbers, and rows come by a second "
-             "question; auto: attend",
+     .help =
+         "what the store returns. attend: attention output over the selected rows; rows: the "
+         "rows, if they fit one message; ids: token ids, rows are fetched separately; auto: "
+         "attend",
      .expected = "auto, rows, ids or attend",
      .choices = "rows|attend|ids|auto",
      .set = set_answer},
     {.name = "summaries",
      .alias = "rest",
      .fallback = "16",
-     .help = "summaries for each 1,024 rows, 16 or 64, by which the store estimates what rows "
-             "that are not chosen would have added; 0: nothing",
+     .help = "cluster summaries per 1,024 rows (16 or 64) used to estimate the contribution of "
+             "rows not selected; 0: no estimate",
      .expected = "0, 16 or 64",
      .choices = "0|16|64",
      .set = set_summaries},
     {.name = "chapter",
      .fallback = "128",
-     .help = "blocks of 128 tokens that share a codebook; prompt: one for everything",
-     .expected = "a number of blocks, 8 at least, or prompt",
+     .help = "blocks of 128 tokens that share a codebook; prompt: one codebook for everything",
+     .expected = "a number of blocks, at least 8, or prompt",
      .set = set_chapter},
     {.name = "pq-m",
      .fallback = "2",
-     .help = "subspaces that a key is cut into",
-     .expected = "a number of subspaces, 1 to 16",
+     .help = "subspaces of a key, 1 to 16",
+     .expected = "a number of subspaces from 1 to 16",
      .set = set_subspaces},
     {.name = "pq-bits",
      .fallback = "6",
-     .help = "bits of a code in each",
-     .expected = "a number of bits, 1 to 8",
+     .help = "bits of a code in each subspace, 1 to 8",
+     .expected = "a number of bits from 1 to 8",
      .set = set_bits},
     {.name = "kmeans-iters",
      .fallback = "auto",
-     .help = "iterations of k-means at most; auto: what the prompt's time hides, 3 to 300",
-     .expected = "a number of 1 to 1000, or auto",
+     .help =
+         "maximum k-means iterations, 1 to 1000; auto: as many as fit into the prompt's time, "
+         "3 to 300",
+     .expected = "a number from 1 to 1000, or auto",
      .set = set_iterations},
     {.name = "wait-index",
-     .help = "no step before the codebooks of its rows are there; with --kmeans-iters and "
-             "--seed a run repeats exactly",
+     .help = "wait for codebooks before each step; with --kmeans-iters and --seed, runs are "
+             "reproducible",
      .is_flag = true,
      .set = set_wait},
     {.name = "cache",
      .fallback = "lru",
-     .help = "which blocks of rows the worker keeps, where rows come: those used last, most "
-             "often, or none",
+     .help =
+         "which blocks of rows the worker caches with --answer rows or ids: the most recently "
+         "used, the most frequently used, or none",
      .expected = "lru, lfu or off",
      .choices = "lru|lfu|off",
      .set = set_cache},
     {.name = "cache-tokens",
      .fallback = "4096",
-     .help = "tokens of each layer that it keeps",
-     .expected = "a number of tokens, 128 at least",
+     .help = "size of that cache in tokens per layer",
+     .expected = "a number of tokens, at least 128",
      .set = set_cache_tokens},
     {.name = "seed", .expected = "a number", .set = set_seed},
 };
@@ -242,7 +249,7 @@ enum {
     N_OPTIONS = sizeof(method_options) / sizeof(method_options[0])
 };
 
-static_assert((int)N_OPTIONS <= (int)KVW_METHOD_OPTIONS_MAX, "there is a place for each");
+static_assert((int)N_OPTIONS <= (int)KVW_METHOD_OPTIONS_MAX, "every option has a slot");
 
 const struct kvw_method_option *kvw_method_option_at(unsigned index)
 {

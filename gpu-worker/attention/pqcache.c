@@ -96,7 +96,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
     struct kvw_pqcache *pq = calloc(1, sizeof(*pq));
     kv_status_t status;
 
-    snprintf(detail, detail_bytes, "memory: %u tokens: refused", setup->session.capacity);
+    snprintf(detail, detail_bytes, "out of memory: %u tokens", setup->session.capacity);
     if (pq == NULL)
         return KV_NO_MEMORY;
     pq->base.ops = &kvw_method_pqcache;
@@ -107,7 +107,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
     pq->d = params->d;
     pq->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->session.dtype);
     if (params->d % options->index.subspaces != 0) {
-        snprintf(detail, detail_bytes, "pq-m: %u subspaces do not divide keys of %u elements",
+        snprintf(detail, detail_bytes, "pq-m: %u: must divide the head dimension, %u",
                  options->index.subspaces, params->d);
         pqcache_destroy(&pq->base);
         return KV_INVALID;
@@ -249,7 +249,8 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
 
 const struct kvw_method_ops kvw_method_pqcache = {
     .name = "pqcache",
-    .summary = "a step attends to sinks, window and the k rows that the store finds",
+    .summary =
+        "a step attends to sinks, window and the k rows between them that the store finds",
     .has_budget = true,
     .has_seed = true,
     .has_index = true,

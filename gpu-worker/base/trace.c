@@ -45,7 +45,7 @@ static void look(struct kvw_trace *trace, bool failed)
     if (trace->has_failed || (!failed && !ferror(trace->file)))
         return;
     trace->has_failed = true;
-    kv_log(KV_LOG_WARN, "trace: %s: %s: what happens from here on is not in it", trace->path,
+    kv_log(KV_LOG_WARN, "trace: %s: %s: the trace is incomplete from here on", trace->path,
            strerror(errno));
 }
 

@@ -94,14 +94,14 @@ static int make_questions(struct ask *ask,
             break;
         if (ask->questions.most - context >= n) {
             kvw_error(worker,
-                      "text: the sentences, a question and %" PRIu64
-                      " tokens of an answer alone exceed the model's context, %" PRIu32,
+                      "text: needle sentences, a question and an answer of %" PRIu64
+                      " tokens exceed the model's context of %" PRIu32 " tokens",
                       worker->options->max_tokens, context);
             return KVW_USAGE;
         }
         n -= ask->questions.most - context + !is_first;
     }
-    say(ask, "%s: %zu of %zu tokens, %zu sentences put into them: questions of %zu tokens",
+    say(ask, "%s: %zu of %zu tokens, with %zu needle sentences: questions of %zu tokens",
         worker->options->text_file, n, n_tokens, ask->questions.needles.count,
         ask->questions.most - ask->questions.n_answer);
     return KVW_DONE;
@@ -274,7 +274,7 @@ static int make_plan(struct ask *ask)
     if (outcome != KVW_DONE)
         return outcome;
     if (strchr(options->budgets, ',') != NULL) {
-        kvw_error(ask->worker, "option: --budgets: one is expected: %s", options->budgets);
+        kvw_error(ask->worker, "option: --budgets: expected exactly one: %s", options->budgets);
         return KVW_USAGE;
     }
     snprintf(seed, sizeof(seed), "%" PRIu64, options->seed);
@@ -296,7 +296,7 @@ static int make_room(struct ask *ask)
     if (ask->methods == NULL || ask->sums == NULL ||
         kvw_sampler_create(&greedy, ask->worker->model->params.n_vocabulary, &ask->sampler) !=
             KV_OK) {
-        kvw_error(ask->worker, "memory: methods: refused");
+        kvw_error(ask->worker, "out of memory: methods");
         return KVW_FAILED;
     }
     return KVW_DONE;
@@ -315,7 +315,7 @@ int kvw_ask_run(struct kvw_context *worker)
     int outcome = KVW_USAGE;
 
     if (ask == NULL) {
-        kvw_error(worker, "memory: refused");
+        kvw_error(worker, "out of memory");
         return KVW_FAILED;
     }
     ask->worker = worker;

@@ -314,17 +314,16 @@ static void print_comparison(const struct kvw_ask_about *about,
         sizeof(some));
     if (step_s(cost) > step_s(full))
         snprintf(why, sizeof(why),
-                 ": in each of %" PRIu32
-                 " layers it asks the store%s, while full attention has "
-                 "all rows in the worker's own memory",
+                 ": it queries the store in each of %" PRIu32
+                 " layers%s, while full attention has all rows in the worker's own memory",
                  worker->model->params.n_layers,
                  shares_processors(worker->options->store)
-                     ? ", which searches on the processors that the model computes on"
+                     ? ", and the store runs on the same processors as the model"
                      : "");
     snprintf(
         sentence, sizeof(sentence),
-        "%s takes %.1f ms per token, %.1f times full attention's %.1f%s; what shrinks is "
-        "what a step attends to: %.1f %% of the rows, %s of keys and values instead of %s.",
+        "%s takes %.1f ms per token, %.1f times full attention's %.1f%s. A step attends to "
+        "%.1f %% of the rows: %s of keys and values instead of %s.",
         run->method, 1000 * step_s(cost), step_s(cost) / step_s(full), 1000 * step_s(full), why,
         100 * rows_share(cost), some, all);
     putchar('\n');

@@ -60,7 +60,7 @@ static bool read_line(struct chat *chat, char **ret_line)
 
             *ret_line = malloc(bytes + 1);
             if (*ret_line == NULL) {
-                kvw_error(chat->worker, "memory: a line: refused");
+                kvw_error(chat->worker, "out of memory: input line");
                 chat->has_failed = true;
                 return false;
             }
@@ -73,7 +73,7 @@ static bool read_line(struct chat *chat, char **ret_line)
         if (chat->is_over)
             return false;
         if (chat->input_bytes == LINE_BYTES_MAX) {
-            kvw_error(chat->worker, "input: a line of more than %d MiB", LINE_BYTES_MAX >> 20);
+            kvw_error(chat->worker, "input: line longer than %d MiB", LINE_BYTES_MAX >> 20);
             chat->has_failed = true;
             return false;
         }
@@ -179,8 +179,7 @@ static int answer(struct chat *chat, bool *ret_go_on)
         return KVW_FAILED;
     }
     if (n > worker->capacity) {
-        kvw_error(worker,
-                  "prompt: %zu tokens with what was said before: the context is %" PRIu32, n,
+        kvw_error(worker, "prompt: %zu tokens with the conversation so far: limit %" PRIu32, n,
                   worker->capacity);
         drop_message(chat); /* a shorter one may fit */
         free(tokens);
@@ -238,7 +237,7 @@ static int converse(struct chat *chat)
         }
         if (!add_message(chat, KVW_CHAT_USER, line)) {
             free(line);
-            kvw_error(chat->worker, "memory: messages: refused");
+            kvw_error(chat->worker, "out of memory: messages");
             return KVW_FAILED;
         }
         outcome = answer(chat, &goes_on);
@@ -302,7 +301,7 @@ int kvw_chat_run(struct kvw_context *worker)
     chat.tokens =
         calloc(worker->capacity + worker->options->max_tokens, sizeof(chat.tokens[0]));
     if (chat.input == NULL || chat.tokens == NULL) {
-        kvw_error(worker, "memory: tokens: refused");
+        kvw_error(worker, "out of memory: tokens");
         outcome = KVW_FAILED;
         goto end;
     }

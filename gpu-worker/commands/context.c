@@ -122,7 +122,7 @@ int kvw_open_model(struct kvw_context *worker)
     if (kvw_tokenizer_n_tokens(worker->tokenizer) > worker->model->params.n_vocabulary) {
         kvw_error(worker,
                   "model: %s: tokenizer: %" PRIu32 " tokens: expected at most %" PRIu32
-                  ", the embedding's rows",
+                  ", the rows of the embedding",
                   worker->options->model, kvw_tokenizer_n_tokens(worker->tokenizer),
                   worker->model->params.n_vocabulary);
         return KVW_USAGE;
@@ -159,15 +159,15 @@ memory_suffices(const struct kvw_context *worker, uint64_t rows_bytes, uint64_t 
 
     if (is_embedded && tokens > store_tokens) {
         kvw_error(worker,
-                  "memory: %" PRIu64 " tokens: an embedded store of %" PRIu64
-                  " MiB (--memory) holds %" PRIu64,
+                  "memory: %" PRIu64 " tokens: the embedded store of %" PRIu64
+                  " MiB (--memory) holds %" PRIu64 " tokens",
                   tokens, worker->options->memory >> 20, store_tokens);
         return false;
     }
     if (weights > total || rows_bytes > (total - weights) / (is_embedded ? 2 : 1)) {
         kvw_error(worker,
                   "memory: %" PRIu64 " tokens: %" PRIu64 " MiB of rows%s, %" PRIu64
-                  " MiB of weights: this machine has %" PRIu64 " MiB",
+                  " MiB of weights: the machine or container has %" PRIu64 " MiB",
                   tokens, rows_bytes >> 20, is_embedded ? " twice" : "", weights >> 20,
                   total >> 20);
         return false;
@@ -210,7 +210,8 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     schema = malloc(sizeof(*schema));
     if (schema == NULL ||
         kvw_model_schema(&worker->model->params, worker->dtype, schema) != KV_OK) {
-        kvw_error(worker, "model: its rows cannot be described");
+        kvw_error(worker,
+                  "model: out of memory, or more layers and KV heads than a store supports");
         free(schema);
         return KVW_FAILED;
     }
@@ -282,7 +283,7 @@ int kvw_open_attention(struct kvw_context *worker,
 
     status = ops->create(&setup, &worker->attention, detail, sizeof(detail));
     if (status == KV_OK) {
-        snprintf(detail, sizeof(detail), "memory: buffers of the forward pass: refused");
+        snprintf(detail, sizeof(detail), "out of memory: buffers of the forward pass");
         status = kvw_forward_create(worker->model, worker->attention, &worker->forward);
     }
     if (status != KV_OK) {
@@ -401,8 +402,8 @@ int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *r
     const struct kvw_options *options = worker->options;
 
     if ((options->prompt_text != NULL) == (options->prompt_file[0] != '\0')) {
-        kvw_error(worker, "option: --prompt, --prompt-file: one of them is needed%s",
-                  options->prompt_text != NULL ? ", not both" : "");
+        kvw_error(worker, "option: --prompt, --prompt-file: exactly one is required%s",
+                  options->prompt_text != NULL ? ": both given" : "");
         return KVW_USAGE;
     }
     if (options->prompt_text == NULL)
@@ -433,16 +434,18 @@ int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_
     };
 
     if (!parse_real(options->temperature, 0, 100, &sampler.temperature)) {
-        kvw_error(worker, "option: --temperature: not 0..100: %s", options->temperature);
+        kvw_error(worker, "option: --temperature: not a number from 0 to 100: %s",
+                  options->temperature);
         return KVW_USAGE;
     }
     if (!parse_real(options->sample_top_p, 0, 1, &sampler.top_p)) {
-        kvw_error(worker, "option: --sample-top-p: not 0..1: %s", options->sample_top_p);
+        kvw_error(worker, "option: --sample-top-p: not a number from 0 to 1: %s",
+                  options->sample_top_p);
         return KVW_USAGE;
     }
     if (kvw_sampler_create(&sampler, worker->model->params.n_vocabulary, ret_sampler) !=
         KV_OK) {
-        kvw_error(worker, "memory: sampler: refused");
+        kvw_error(worker, "out of memory: sampler");
         return KVW_FAILED;
     }
     return KVW_DONE;

@@ -190,7 +190,7 @@ static int measure_text(struct eval *eval, size_t index)
     int outcome;
 
     if (found == NULL) {
-        kvw_error(eval->worker, "memory: likelihoods: refused");
+        kvw_error(eval->worker, "out of memory: likelihoods");
         return KVW_FAILED;
     }
     outcome = begin_run(eval, index, eval->text->tokens, eval->from);
@@ -296,8 +296,8 @@ static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
             n = (size_t)options->tokens;
         if (n < options->from + 2) {
             kvw_error(worker,
-                      "text: %s: %zu tokens: expected at least %" PRIu64 ", 2 more "
-                      "than --from",
+                      "text: %s: %zu tokens: expected at least %" PRIu64
+                      ", which is --from plus 2",
                       text->path, n, options->from + 2);
             goto end;
         }
@@ -307,7 +307,7 @@ static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
     if (longest > context) {
         kvw_error(worker,
                   "text: %s: %zu tokens%s: the model's context is %" PRIu32
-                  "; --tokens takes less of it",
+                  ": use a smaller --tokens",
                   text->path, longest,
                   text->questions.needles.count > 0 ? ", needles and answers included" : "",
                   context);
@@ -332,7 +332,7 @@ static int read_texts(struct eval *eval, uint32_t *ret_most)
         n_max++;
     eval->texts = calloc(n_max, sizeof(eval->texts[0]));
     if (eval->texts == NULL) {
-        kvw_error(eval->worker, "memory: texts: refused");
+        kvw_error(eval->worker, "out of memory: texts");
         return KVW_FAILED;
     }
     *ret_most = 0;
@@ -460,7 +460,7 @@ static int make_room(struct eval *eval, uint32_t most)
     eval->full = calloc(most, sizeof(eval->full[0]));
     if (eval->results == NULL || eval->logits == NULL || eval->full == NULL ||
         kvw_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
-        kvw_error(eval->worker, "memory: logits: refused");
+        kvw_error(eval->worker, "out of memory: logits");
         return KVW_FAILED;
     }
     return KVW_DONE;
@@ -474,7 +474,7 @@ int kvw_eval_run(struct kvw_context *worker)
     int outcome;
 
     if (eval == NULL) {
-        kvw_error(worker, "memory: refused");
+        kvw_error(worker, "out of memory");
         return KVW_FAILED;
     }
     eval->worker = worker;
@@ -485,11 +485,11 @@ int kvw_eval_run(struct kvw_context *worker)
         goto end;
     }
     if (options->json && options->csv) {
-        kvw_error(worker, "option: --json, --csv: one of them, not both");
+        kvw_error(worker, "option: --json, --csv: only one is allowed");
         goto end;
     }
     if (options->needles_only && options->needles[0] == '\0') {
-        kvw_error(worker, "option: --needles-only: without --needles");
+        kvw_error(worker, "option: --needles-only: requires --needles");
         goto end;
     }
     if ((outcome = make_plan(eval)) != KVW_DONE ||

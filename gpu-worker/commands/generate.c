@@ -45,7 +45,8 @@ static int encode(const struct kvw_context *worker,
                                           sizeof(detail));
         if (status != KV_OK) {
             kvw_error(worker, "%s%s", detail,
-                      status == KV_NOT_FOUND ? ": --raw takes the prompt as it is" : "");
+                      status == KV_NOT_FOUND ? ": use --raw to run without a chat template"
+                                             : "");
             return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
         }
         status = kvw_chat_template_encode(chat, &message, 1, ret_tokens, ret_count);
@@ -92,7 +93,7 @@ int kvw_generate_run(struct kvw_context *worker)
     if ((outcome = kvw_read_prompt(worker, &text, &bytes)) != KVW_DONE)
         return outcome;
     if (bytes == 0) {
-        kvw_error(worker, "prompt: empty: expected a text");
+        kvw_error(worker, "prompt: empty: expected text");
         outcome = KVW_USAGE;
         goto end;
     }
@@ -108,7 +109,7 @@ int kvw_generate_run(struct kvw_context *worker)
     larger = realloc(tokens, (n_tokens + worker->options->max_tokens) * sizeof(tokens[0]));
     if (larger == NULL || kvw_answer_init(&answer, worker) != KV_OK) {
         tokens = larger != NULL ? larger : tokens;
-        kvw_error(worker, "memory: tokens: refused");
+        kvw_error(worker, "out of memory: tokens");
         goto end;
     }
     tokens = larger;

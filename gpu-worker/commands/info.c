@@ -125,7 +125,7 @@ int kvw_info_run(struct kvw_context *worker)
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     struct facts *facts = calloc(1, sizeof(*facts));
     kv_schema_t *schema = calloc(1, sizeof(*schema));
-    char detail[KVW_DETAIL_BYTES] = "memory: refused";
+    char detail[KVW_DETAIL_BYTES] = "out of memory";
     uint64_t memory = kv_memory_total();
     int outcome = KVW_FAILED;
 
@@ -144,7 +144,7 @@ int kvw_info_run(struct kvw_context *worker)
         goto end;
     }
     if (kvw_model_schema(&facts->params, kvw_dtype(worker->options), schema) != KV_OK) {
-        kvw_error(worker, "model: %s: %u layers of %u kv heads: more than a store takes",
+        kvw_error(worker, "model: %s: %u layers of %u KV heads: more than a store supports",
                   worker->options->model, facts->params.n_layers, facts->params.n_kv_heads);
         goto end;
     }

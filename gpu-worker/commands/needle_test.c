@@ -38,7 +38,7 @@ int kvw_needle_test_read(const struct kvw_context *worker,
     if (status != KV_OK) {
         kvw_error(worker, "needles: %s:%zu: %s", path, line,
                   status == KV_INVALID     ? "expected beginning|completion"
-                  : status == KV_NOT_FOUND ? "there is none"
+                  : status == KV_NOT_FOUND ? "no needles in the file"
                                            : kv_status_name(status));
         return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }

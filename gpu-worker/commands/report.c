@@ -105,19 +105,20 @@ static void report_retrieval(const struct kvw_context *worker,
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
     const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
     const double waited_s = (stats->exposed_wait_s - stats->index_wait_s) / steps;
-    char where[64] = "attended to by the store", fetched[16], per_token[16];
+    char where[64] = "attended to by the nodes", fetched[16], per_token[16];
 
     if (stats->rows_sent + stats->rows_cached > 0)
-        snprintf(where, sizeof(where), "%.0f %% of them at hand",
+        snprintf(where, sizeof(where), "%.0f %% of them cached",
                  100 * share(stats->rows_cached, stats->rows_selected));
     fprintf(stderr,
-            "kvworker: steps chose %.0f rows per layer and kv head, %.0f %% by codes, %s; "
+            "kvworker: steps selected %.0f rows per layer and KV head, %s; "
+            "%.0f %% of eligible rows scored by code; "
             "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
             "the time per token, and %.0f ms for the index; %" PRIu32
-            " codebooks made, %" PRIu32 " found",
+            " codebooks trained, %" PRIu32 " reused",
             (double)stats->rows_selected / steps /
                 (worker->model->params.n_layers * worker->model->params.n_kv_heads),
-            100 * share(stats->rows_scored_by_code, scored), where,
+            where, 100 * share(stats->rows_scored_by_code, scored),
             kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
             kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
                                   sizeof(per_token)),

@@ -162,7 +162,7 @@ kv_status_t kvw_eval_plan_make(const char *methods,
         if (strcmp(item.text, kvw_method_full.name) != 0)
             status = add_method(&maker, item.text);
     if (status == KV_NO_MEMORY)
-        snprintf(detail, detail_bytes, "memory: runs: refused");
+        snprintf(detail, detail_bytes, "out of memory: runs");
     if (status != KV_OK) {
         kvw_eval_plan_free(&maker.plan);
         return status;

@@ -91,7 +91,7 @@ static kv_status_t open_any(const void *data,
 
     reader.gguf = calloc(1, sizeof(*reader.gguf));
     if (reader.gguf == NULL || (reader.gguf->path = strdup(path)) == NULL) {
-        snprintf(detail, detail_bytes, "%s: no memory", path);
+        snprintf(detail, detail_bytes, "%s: out of memory", path);
         status = KV_NO_MEMORY;
         goto failed;
     }

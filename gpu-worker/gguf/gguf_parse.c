@@ -73,7 +73,7 @@ static const char *take_numbers(struct kvw_gguf_reader *reader, uint32_t type, u
     const unsigned char *at = reader->gguf->data + reader->at;
 
     if (count > left(reader) / bytes)
-        return "ends outside of the file";
+        return "extends beyond the file";
     if (type == KVW_GGUF_BOOL) {
         for (uint64_t i = 0; i < count; i++) {
             if (at[i] > 1)
@@ -105,11 +105,11 @@ static const char *take_elements(struct kvw_gguf_reader *reader,
             string_offsets[i] = reader->at - begin;
         if (type == KVW_GGUF_STRING) {
             if (!take_text(reader, &text))
-                return "a string ends outside of the file";
+                return "a string extends beyond the file";
             continue;
         }
         if (!take_u32(reader, &inner_type) || !take_u64(reader, &inner_count))
-            return "ends outside of the file";
+            return "extends beyond the file";
         if (!kvw_gguf_is_value_type(inner_type))
             return "an array of an unknown type";
         if (depth == ARRAY_DEPTH_MAX)
@@ -129,7 +129,7 @@ static kv_status_t take_array(struct kvw_gguf_reader *reader, struct kvw_gguf_va
     const char *wrong;
 
     if (!take_u32(reader, &type) || !take_u64(reader, &count))
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': ends outside of the file",
+        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': extends beyond the file",
                               key.text);
     if (!kvw_gguf_is_value_type(type))
         return kvw_file_error(&reader->detail, KV_INVALID,
@@ -144,7 +144,7 @@ static kv_status_t take_array(struct kvw_gguf_reader *reader, struct kvw_gguf_va
     if (type == KVW_GGUF_STRING && count > 0) {
         value->string_offsets = malloc(count * sizeof(*value->string_offsets));
         if (value->string_offsets == NULL)
-            return kvw_file_error(&reader->detail, KV_NO_MEMORY, "key '%s': no memory",
+            return kvw_file_error(&reader->detail, KV_NO_MEMORY, "key '%s': out of memory",
                                   key.text);
     }
     begin = reader->at;
@@ -170,14 +170,14 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
 
     if (!take_text(reader, &value->key))
         return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key %" PRIu64 " ends outside of the file of %" PRIu64 " bytes",
+                              "key %" PRIu64 " extends beyond the file of %" PRIu64 " bytes",
                               index, reader->gguf->bytes);
     key = kvw_show(value->key);
     if (value->key.bytes == 0 || value->key.bytes > KEY_BYTES_MAX)
         return kvw_file_error(&reader->detail, KV_INVALID,
                               "key %" PRIu64 ": a name of %zu bytes", index, value->key.bytes);
     if (!take_u32(reader, &type))
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': ends outside of the file",
+        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': extends beyond the file",
                               key.text);
     if (!kvw_gguf_is_value_type(type))
         return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': unknown type %" PRIu32,
@@ -187,7 +187,7 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
     if (type == KVW_GGUF_ARRAY)
         return take_array(reader, value);
     if (type == KVW_GGUF_STRING)
-        wrong = take_text(reader, &text) ? NULL : "a string ends outside of the file";
+        wrong = take_text(reader, &text) ? NULL : "a string extends beyond the file";
     else
         wrong = take_numbers(reader, type, 1);
     if (wrong != NULL)
@@ -229,7 +229,7 @@ static kv_status_t take_values(struct kvw_gguf_reader *reader, uint64_t count)
     gguf->values = calloc(count + 1, sizeof(*gguf->values));
     gguf->values_by_name = calloc(count + 1, sizeof(*gguf->values_by_name));
     if (gguf->values == NULL || gguf->values_by_name == NULL)
-        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "no memory for %" PRIu64 " keys",
+        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " keys",
                               count);
     for (size_t i = 0; i < count; i++) {
         /* Counted first: what a value that fails has allocated is freed with the others. */
@@ -241,7 +241,7 @@ static kv_status_t take_values(struct kvw_gguf_reader *reader, uint64_t count)
     }
     twice = sort_entries(gguf->values_by_name, gguf->n_values);
     if (twice != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': given twice",
+        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': duplicate",
                               kvw_show(twice->name).text);
     return KV_OK;
 }
@@ -290,8 +290,8 @@ take_tensor(struct kvw_gguf_reader *reader, struct kvw_tensor *tensor, uint64_t 
 
     if (!take_text(reader, &tensor->name))
         return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor %" PRIu64
-                              ": its name ends outside of the file of %" PRIu64 " bytes",
+                              "tensor %" PRIu64 ": its name extends beyond the file of %" PRIu64
+                              " bytes",
                               index, reader->gguf->bytes);
     name = kvw_show(tensor->name);
     if (tensor->name.bytes == 0 || tensor->name.bytes > TENSOR_NAME_BYTES_MAX)
@@ -300,7 +300,7 @@ take_tensor(struct kvw_gguf_reader *reader, struct kvw_tensor *tensor, uint64_t 
                               tensor->name.bytes);
     if (!take_u32(reader, &tensor->n_dims))
         return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': ends outside of the file", name.text);
+                              "tensor '%s': extends beyond the file", name.text);
     if (tensor->n_dims == 0 || tensor->n_dims > KVW_GGUF_DIMS_MAX)
         return kvw_file_error(&reader->detail, KV_INVALID,
                               "tensor '%s': %" PRIu32 " dimensions", name.text, tensor->n_dims);
@@ -308,14 +308,14 @@ take_tensor(struct kvw_gguf_reader *reader, struct kvw_tensor *tensor, uint64_t 
         tensor->dims[i] = 1;
         if (i < tensor->n_dims && !take_u64(reader, &tensor->dims[i]))
             return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': ends outside of the file", name.text);
+                                  "tensor '%s': extends beyond the file", name.text);
         if (tensor->dims[i] == 0)
             return kvw_file_error(&reader->detail, KV_INVALID,
                                   "tensor '%s': dimension %" PRIu32 ": 0", name.text, i);
     }
     if (!take_u32(reader, &type) || !take_u64(reader, &tensor->offset))
         return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': ends outside of the file", name.text);
+                              "tensor '%s': extends beyond the file", name.text);
     layout = kvw_tensor_layout(type);
     if (layout == NULL)
         return kvw_file_error(&reader->detail, KV_UNSUPPORTED,
@@ -347,7 +347,7 @@ static kv_status_t check_overlaps(struct kvw_gguf_reader *reader)
     kv_status_t status = KV_OK;
 
     if (order == NULL)
-        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "no memory for %zu tensors",
+        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "out of memory: %zu tensors",
                               gguf->n_tensors);
     for (size_t i = 0; i < gguf->n_tensors; i++)
         order[i] = &gguf->tensors[i];
@@ -375,13 +375,14 @@ static kv_status_t place_tensors(struct kvw_gguf_reader *reader)
 
         if (tensor->offset % gguf->alignment != 0)
             return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': offset %" PRIu64 " is no multiple of %" PRIu32,
+                                  "tensor '%s': offset %" PRIu64
+                                  " is not a multiple of %" PRIu32,
                                   kvw_show(tensor->name).text, tensor->offset, gguf->alignment);
         if (begin > gguf->bytes || tensor->offset > gguf->bytes - begin ||
             tensor->bytes > gguf->bytes - begin - tensor->offset)
             return kvw_file_error(&reader->detail, KV_INVALID,
                                   "tensor '%s': %" PRIu64 " bytes at offset %" PRIu64
-                                  " end outside of the file of %" PRIu64 " bytes",
+                                  " extend beyond the file of %" PRIu64 " bytes",
                                   kvw_show(tensor->name).text, tensor->bytes, tensor->offset,
                                   gguf->bytes);
         tensor->offset += begin;
@@ -400,7 +401,7 @@ static kv_status_t take_tensors(struct kvw_gguf_reader *reader, uint64_t count)
     gguf->tensors_by_name = calloc(count + 1, sizeof(*gguf->tensors_by_name));
     if (gguf->tensors == NULL || gguf->tensors_by_name == NULL)
         return kvw_file_error(&reader->detail, KV_NO_MEMORY,
-                              "no memory for %" PRIu64 " tensors", count);
+                              "out of memory: %" PRIu64 " tensors", count);
     for (size_t i = 0; i < count; i++) {
         status = take_tensor(reader, &gguf->tensors[i], i);
         if (status != KV_OK)
@@ -410,7 +411,7 @@ static kv_status_t take_tensors(struct kvw_gguf_reader *reader, uint64_t count)
     gguf->n_tensors = count;
     twice = sort_entries(gguf->tensors_by_name, gguf->n_tensors);
     if (twice != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "tensor '%s': given twice",
+        return kvw_file_error(&reader->detail, KV_INVALID, "tensor '%s': duplicate",
                               kvw_show(twice->name).text);
     return place_tensors(reader);
 }
@@ -431,7 +432,8 @@ kv_status_t kvw_gguf_read_all(struct kvw_gguf_reader *reader)
         return kvw_file_error(&reader->detail, KV_UNSUPPORTED, "a big-endian GGUF file");
     if (gguf->version != 2 && gguf->version != 3)
         return kvw_file_error(&reader->detail, KV_UNSUPPORTED,
-                              "GGUF version %" PRIu32 ": only 2 and 3 are read", gguf->version);
+                              "GGUF version %" PRIu32 ": only 2 and 3 are supported",
+                              gguf->version);
     if (n_tensors > left(reader) / TENSOR_BYTES_MIN)
         return kvw_file_error(&reader->detail, KV_INVALID,
                               "%" PRIu64 " tensors in a file of %" PRIu64 " bytes", n_tensors,

@@ -60,7 +60,7 @@ kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
 
 no_memory:
     status = KV_NO_MEMORY;
-    snprintf(detail, detail_bytes, "memory: %u tokens of %zu bytes: refused", setup->capacity,
+    snprintf(detail, detail_bytes, "out of memory: %u tokens of %zu bytes", setup->capacity,
              row_bytes * params->n_kv_heads * params->n_layers);
 err:
     kvw_full_rows_destroy(full_rows);

@@ -91,7 +91,8 @@ kv_status_t kvw_model_open(const struct kvw_gguf *gguf,
         goto err;
     if (model->params.weight_bytes > kv_memory_total()) {
         snprintf(detail, detail_bytes,
-                 "model: %s: larger than memory: %" PRIu64 " MiB of weights, %" PRIu64 " MiB",
+                 "model: %s: %" PRIu64 " MiB of weights: the machine or container has %" PRIu64
+                 " MiB",
                  kvw_gguf_path(gguf), model->params.weight_bytes >> 20,
                  kv_memory_total() >> 20);
         status = KV_TOO_LARGE;

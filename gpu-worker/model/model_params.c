@@ -397,8 +397,8 @@ static kv_status_t read_tensors(const struct reader *reader)
                 name[j] = tensor->name.data[j] >= ' ' && tensor->name.data[j] <= '~'
                               ? tensor->name.data[j]
                               : '?';
-            return refuse(reader, KV_UNSUPPORTED, "tensor %s: not one that %s models have here",
-                          name, params->architecture);
+            return refuse(reader, KV_UNSUPPORTED, "tensor %s: not supported in %s models", name,
+                          params->architecture);
         }
         params->n_weights += tensor->dims[0] * kvw_tensor_rows(tensor);
         params->weight_bytes += tensor->bytes;

@@ -243,7 +243,7 @@ static kv_status_t choose_family(const struct kvw_gguf *gguf,
         return kvw_file_error(detail, status, "key '%s': not a string", template_key);
     if (status == KV_NOT_FOUND && name == NULL)
         return kvw_file_error(detail, status,
-                              "key '%s': missing: name a template: chatml, llama2, llama3",
+                              "key '%s': missing: choose a template: chatml, llama2, llama3",
                               template_key);
     if (status == KV_NOT_FOUND)
         program = (struct kvw_text){"", 0};
@@ -257,7 +257,7 @@ static kv_status_t choose_family(const struct kvw_gguf *gguf,
     }
     if (name != NULL)
         return kvw_file_error(detail, KV_INVALID,
-                              "no chat template '%s'; these are: chatml, llama2, llama3", name);
+                              "chat template '%s': not one of chatml, llama2, llama3", name);
     return kvw_file_error(detail, KV_UNSUPPORTED,
                           "key '%s': not one of chatml, llama2, llama3: '%s'", template_key,
                           kvw_show(program).text);
@@ -300,12 +300,12 @@ kv_status_t kvw_chat_template_create(const struct kvw_gguf *gguf,
         return status;
     chat = calloc(1, sizeof(*chat));
     if (chat == NULL)
-        return kvw_file_error(&where, KV_NO_MEMORY, "no memory for the chat template");
+        return kvw_file_error(&where, KV_NO_MEMORY, "out of memory: chat template");
     chat->family = family;
     chat->tokenizer = tokenizer;
     if (family == KVW_CHAT_CHATML && !read_system(chat, program)) {
         kvw_chat_template_destroy(chat);
-        return kvw_file_error(&where, KV_NO_MEMORY, "no memory for the chat template");
+        return kvw_file_error(&where, KV_NO_MEMORY, "out of memory: chat template");
     }
     *ret_template = chat;
     return KV_OK;

@@ -161,7 +161,7 @@ static kv_status_t read_merges(struct kvw_bpe *bpe,
     joined = malloc(bpe->vocabulary->longest + 1);
     if (bpe->merges == NULL || joined == NULL) {
         free(joined);
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " merges",
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " merges",
                               lines.count);
     }
     for (uint64_t i = 0; i < n_slots; i++)
@@ -170,10 +170,10 @@ static kv_status_t read_merges(struct kvw_bpe *bpe,
         struct kvw_text text = kvw_gguf_array_text(&lines, i);
 
         if (!read_merge(bpe, text, (uint32_t)i, joined))
-            status =
-                kvw_file_error(detail, KV_INVALID,
-                               "key '%s': merge %" PRIu64 ": '%s' does not make a token of two",
-                               merges_key, i, kvw_show(text).text);
+            status = kvw_file_error(detail, KV_INVALID,
+                                    "key '%s': merge %" PRIu64
+                                    ": '%s' does not join two tokens into a third",
+                                    merges_key, i, kvw_show(text).text);
     }
     free(joined);
     return status;
@@ -193,7 +193,7 @@ read_pre(struct kvw_bpe *bpe, const struct kvw_gguf *gguf, const struct kvw_file
         return kvw_file_error(detail, status, "key '%s': '%s' is not supported; these are: %s",
                               pre_key, kvw_show(name).text, kvw_pretokenizer_names());
     if (status != KV_OK)
-        return kvw_file_error(detail, status, "key '%s': no memory", pre_key);
+        return kvw_file_error(detail, status, "key '%s': out of memory", pre_key);
     bpe->whole_words = strcmp(kvw_pretokenizer_name(bpe->split), "llama-bpe") == 0;
     return KV_OK;
 }
@@ -207,7 +207,7 @@ kv_status_t kvw_bpe_create(const struct kvw_vocabulary *vocabulary,
     kv_status_t status;
 
     if (bpe == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for the tokenizer");
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: tokenizer");
     bpe->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
         char character[2];

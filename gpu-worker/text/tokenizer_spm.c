@@ -59,12 +59,12 @@ kv_status_t kvw_spm_create(const struct kvw_vocabulary *vocabulary,
         if (vocabulary->kinds[i] == KVW_TOKEN_BYTE && kvw_spm_byte(vocabulary->texts[i]) < 0)
             return kvw_file_error(detail, KV_INVALID,
                                   "key 'tokenizer.ggml.token_type': token %" PRIu32
-                                  ": '%s' spells no byte",
+                                  ": '%s' is not a byte token",
                                   i, kvw_show(vocabulary->texts[i]).text);
     }
     spm = calloc(1, sizeof(*spm));
     if (spm == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for the tokenizer");
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: tokenizer");
     spm->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
         const char character = (char)byte;

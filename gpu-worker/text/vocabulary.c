@@ -90,7 +90,7 @@ static kv_status_t read_texts(struct kvw_vocabulary *vocabulary,
     vocabulary->texts = calloc(texts->count, sizeof(*vocabulary->texts));
     vocabulary->slots = calloc(n_slots, sizeof(*vocabulary->slots));
     if (vocabulary->texts == NULL || vocabulary->slots == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu64 " tokens",
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " tokens",
                               texts->count);
     for (uint32_t i = 0; i < texts->count; i++) {
         struct kvw_text text = kvw_gguf_array_text(texts, i);
@@ -120,7 +120,7 @@ static kv_status_t read_kinds(struct kvw_vocabulary *vocabulary,
 
     vocabulary->kinds = malloc(vocabulary->n_tokens);
     if (vocabulary->kinds == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
                               vocabulary->n_tokens);
     memset(vocabulary->kinds, KVW_TOKEN_NORMAL, vocabulary->n_tokens);
     if (status == KV_NOT_FOUND)
@@ -155,7 +155,7 @@ static kv_status_t read_scores(struct kvw_vocabulary *vocabulary,
         return status;
     vocabulary->scores = calloc(vocabulary->n_tokens, sizeof(*vocabulary->scores));
     if (vocabulary->scores == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "no memory for %" PRIu32 " tokens",
+        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
                               vocabulary->n_tokens);
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
         vocabulary->scores[i] = kvw_gguf_array_float(&scores, i);

@@ -212,7 +212,7 @@ static void unknown_templates(void **state)
         {"smollm", NULL, NULL, KV_NOT_FOUND, "key 'tokenizer.chat_template': missing"},
         {"smollm", "{{ '<start_of_turn>' }}", NULL, KV_UNSUPPORTED,
          "key 'tokenizer.chat_template': not one of"},
-        {"smollm", SMOLLM, "alpaca", KV_INVALID, "no chat template 'alpaca'"},
+        {"smollm", SMOLLM, "alpaca", KV_INVALID, "chat template 'alpaca': not one of"},
         {NULL, SMOLLM, NULL, KV_UNSUPPORTED,
          "chat template chatml: the tokenizer has no '<|im_start|>'"},
         {NULL, NULL, "llama3", KV_UNSUPPORTED, "chat template llama3: the tokenizer has no"},

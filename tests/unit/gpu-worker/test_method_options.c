@@ -49,7 +49,7 @@ static void test_by_name(void **state)
     assert_int_equal(kvw_method_option(&options, "pq-m", "4", &expected), KV_OK);
     assert_int_equal(options.index.subspaces, 4);
     assert_int_equal(kvw_method_option(&options, "pq-m", "x", &expected), KV_INVALID);
-    assert_string_equal(expected, "a number of subspaces, 1 to 16");
+    assert_string_equal(expected, "a number of subspaces from 1 to 16");
     assert_int_equal(kvw_method_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
     assert_int_equal(kvw_method_option(&options, "wait-index", "yes", &expected), KV_NOT_FOUND);
     assert_false(options.index.wait);

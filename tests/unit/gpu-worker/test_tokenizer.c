@@ -305,17 +305,17 @@ static void wrong_files_are_named(void **state)
         {{.pre = "gpt-2", .extra = "the", .extra_kind = 1}, KV_INVALID, "are both 'the'"},
         {{.extra = "<0xaa>", .extra_kind = 6},
          KV_INVALID,
-         "token 279: '<0xaa>' spells no byte"},
+         "token 279: '<0xaa>' is not a byte token"},
         {{.pre = "gpt-2", .merge = "th x"},
          KV_INVALID,
-         "merge 18: 'th x' does not make a token of two"},
+         "merge 18: 'th x' does not join two tokens"},
         {{.pre = "gpt-2", .merge = "the"}, KV_INVALID, "merge 18: 'the'"},
         {{.pre = "gpt-2", .merge = "the "}, KV_INVALID, "merge 18: 'the '"},
         {{.pre = "gpt-2", .merge = " "}, KV_INVALID, "merge 18: ' '"},
         {{.pre = "gpt-2", .merge = "thethethethethethe the"}, KV_INVALID, "merge 18: 'thethe"},
         {{.pre = "gpt-2", .bos = 281},
          KV_INVALID,
-         "key 'tokenizer.ggml.bos_token_id': 281 of 281 tokens"},
+         "key 'tokenizer.ggml.bos_token_id': token id 281: the vocabulary has 281"},
     };
 
     (void)state;
