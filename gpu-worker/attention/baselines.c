@@ -1,13 +1,13 @@
-/* oracle, window, random - controls: all rows are at hand, and a decode step attends to as many
- * of them as a method with an index would.
+/* The baselines oracle, window and random: all rows are in memory, and a decode step attends to
+ * as many of them as a method with an index would.
  *
  *   oracle   per kv head, the k middle rows with the largest sum over its query heads of
- *            softmax(q key / sqrt(d)) over the middle; of equal ones the first
+ *            softmax(q key / sqrt(d)) over the middle; ties go to the lower row
  *   window   the k rows before the window
  *   random   k middle rows, drawn anew for every seed, layer, kv head and token
  *
- * So the oracle is the best that an index which ranks rows as PQCache does (1A.6) can do, and
- * random shows what is lost if it fails.  Recall is measured against the oracle's choice. */
+ * The oracle is the best result of any index that ranks rows as PQCache does (1A.6); random
+ * shows the loss of an index that fails.  Recall is measured against the oracle's selection. */
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/base/softmax.h"
 #include "gpu-worker/kvcache/full_rows.h"
@@ -21,7 +21,7 @@
 
 struct baseline;
 
-/* Puts the k rows of a budget for a layer's kv head into ret_ids (k), ascending. */
+/* Selects the k rows of a budget for a layer's kv head: ret_ids (k), ascending. */
 typedef void (*choose_fn)(struct baseline *baseline,
                           const struct kvw_budget *budget,
                           uint32_t layer,
@@ -82,7 +82,7 @@ static uint64_t median(uint64_t a, uint64_t b, uint64_t c)
     return c < least ? least : c > most ? most : c;
 }
 
-/* Brings the k largest of order (n), which are all different, to its begin, in any order. */
+/* Moves the k largest of order (n), which are all different, to its front, in any order. */
 static void largest_first(uint64_t *order, size_t n, size_t k)
 {
     size_t begin = 0, end = n;
@@ -92,7 +92,7 @@ static void largest_first(uint64_t *order, size_t n, size_t k)
             median(order[begin], order[begin + (end - begin) / 2], order[end - 1]);
         size_t left = begin, right = end - 1;
 
-        /* Both end where the pivot is: larger ones before it, smaller ones behind. */
+        /* Both end where the pivot is: larger ones before it, smaller ones after it. */
         while (true) {
             uint64_t swapped;
 
@@ -138,8 +138,8 @@ static void choose_exactly(struct baseline *baseline,
         for (uint32_t i = 0; i < n; i++)
             baseline->sums[i] += scores[i] * scale;
     }
-    /* Sums are not negative, so their bits are in their order; of equal ones the first row is
-     * the largest. */
+    /* Sums are not negative, so their bits sort as they do; among equal sums the first row
+     * is the largest. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t bits;
 
@@ -152,7 +152,7 @@ static void choose_exactly(struct baseline *baseline,
     qsort(ret_ids, budget->k, sizeof(ret_ids[0]), compare_ids);
 }
 
-/* ---- who chooses ---- */
+/* ---- selection ---- */
 
 static void choose_oracle(struct baseline *baseline,
                           const struct kvw_budget *budget,
@@ -177,7 +177,7 @@ static void choose_window(struct baseline *baseline,
         ret_ids[i] = budget->window_begin - budget->k + i;
 }
 
-/* Knuth's algorithm S: each row with the chance that as many are left to take as are wanted. */
+/* Knuth's algorithm S: takes each row with probability (rows still to take) / (rows left). */
 static void choose_random(struct baseline *baseline,
                           const struct kvw_budget *budget,
                           uint32_t layer,

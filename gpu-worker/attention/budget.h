@@ -1,4 +1,4 @@
-/* budget.h - how many of the rows so far a decode step attends to, and which of them always.
+/* budget.h - how many rows a decode step attends to, and which of them are fixed.
  *
  *     0 .. sinks      .. window_begin      .. n_rows - 1
  *     sinks, always   the middle: k of it   window, always; the last is the step's own token
@@ -9,7 +9,7 @@
  *   k = window = floor((P - sinks) ratio / 2)                 k also top_k at most; without a
  *                                                             ratio both are top_k
  *
- * So methods of one budget attend to the same number of rows, however they choose them.
+ * So methods with one budget attend to the same number of rows, however they select them.
  *
  * Threads: pure functions.
  */
@@ -35,15 +35,16 @@ struct kvw_budget {
     uint32_t k;            /* of [sinks, window_begin) */
 };
 
-/* Of a step that makes the rows `n_rows`, 1 at least, after a prompt of `prompt_rows`. */
+/* Returns the budget of the step that appends row n_rows - 1 (n_rows >= 1), after a prompt of
+ * `prompt_rows`. */
 struct kvw_budget
 kvw_budget_of(const struct kvw_budget_options *options, uint32_t prompt_rows, uint32_t n_rows);
 
-/* "0.1" and "1/10"; in 0..1, 0: not given.  false: neither. */
+/* Parses "0.1" or "1/10", in 0..1; 0: not given.  false: not a share. */
 bool kvw_budget_parse_ratio(const char *text, double *ret_ratio);
-/* "64" and "half".  false: neither. */
+/* Parses "64" or "half".  false: neither. */
 bool kvw_budget_parse_window(const char *text, uint32_t *ret_window);
-/* A whole number of `least`..UINT32_MAX - 1.  false: none. */
+/* Parses an integer in `least`..UINT32_MAX - 1.  false: not one. */
 bool kvw_budget_parse_count(const char *text, uint32_t least, uint32_t *ret_count);
 
 #endif

@@ -1,4 +1,4 @@
-/* full - every query attends to every row before it. */
+/* The method full: every query attends to all earlier rows. */
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/kvcache/full_rows.h"
 #include "gpu-worker/kvcache/session.h"

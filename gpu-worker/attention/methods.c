@@ -1,4 +1,4 @@
-/* The attention methods there are, and what all of them do with their session. */
+/* The list of attention methods, and what all of them do with their session. */
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/kvcache/session.h"
 

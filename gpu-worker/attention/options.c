@@ -1,5 +1,4 @@
-/* The options of attention methods: their defaults, and a row for each, by which a text sets it
- * and --help tells of it. */
+/* The table of method options: how each is parsed, its default, and its help text. */
 #include "gpu-worker/attention/options.h"
 
 #include "proto/kv_types.h"
@@ -56,7 +55,7 @@ static bool set_rerank(struct kvw_method_options *options, const char *value)
            options->rerank <= KV_SELECTED_MAX;
 }
 
-/* Sets *ret_index to the place of a value among names (n). */
+/* Sets *ret_index to the index of `value` in names (n). */
 static bool
 find_name(const char *const *names, unsigned n, const char *value, unsigned *ret_index)
 {

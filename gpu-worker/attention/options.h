@@ -1,4 +1,4 @@
-/* options.h - what can be chosen about an attention method, and how a text sets it.
+/* options.h - the options of attention methods, and the table by which text sets them.
  *
  * Threads: pure functions.
  */
@@ -9,40 +9,40 @@
 #include "gpu-worker/kvcache/index_schedule.h"
 #include "proto/kv_status.h"
 
-/* Which blocks a worker keeps, beside sinks and window. */
+/* Which blocks of rows a worker caches, besides sinks and window. */
 enum kvw_cache_policy {
     KVW_CACHE_LRU,
     KVW_CACHE_LFU,
     KVW_CACHE_OFF,
 };
 
-/* How the store answers what it is asked.  By attention, what travels is the same however many
- * rows are chosen, so no blocks of rows are kept: to hold one saves nothing, and to fetch it
- * costs what was saved. */
+/* What the store returns to a query.  An attention output has the same size however many rows
+ * are selected.  So with it no blocks of rows are cached: a cached block would save no traffic,
+ * and fetching it would cost some. */
 enum kvw_result_mode {
-    KVW_RESULT_AUTO,   /* by attention */
-    KVW_RESULT_ROWS,   /* rows with the answer, where they fit a message, else as by ids */
-    KVW_RESULT_IDS,    /* by a second question: what is chosen, then the rows */
-    KVW_RESULT_ATTEND, /* attention over the chosen rows, to be merged with that over near ones */
+    KVW_RESULT_AUTO,   /* the attention output */
+    KVW_RESULT_ROWS,   /* the rows, if they fit one message, else as with ids */
+    KVW_RESULT_IDS,    /* token ids; a second request fetches the rows */
+    KVW_RESULT_ATTEND, /* the attention output over the selected rows */
 };
 
-/* What can be chosen about a method; each takes what concerns it. */
+/* The options of all methods; each method reads those that concern it. */
 struct kvw_method_options {
     struct kvw_budget_options budget;
-    uint64_t seed; /* of whatever is drawn */
+    uint64_t seed; /* of everything random */
 
-    /* Of an index in the store. */
+    /* Methods with an index in the store. */
     struct kvw_index_options index;
-    uint32_t rerank; /* candidates taken by code for each row chosen by key; 0: as many
-                        as the nodes' estimates of recall ask for */
+    uint32_t rerank; /* candidates per selected row; 0: adapted to the nodes' estimates
+                        of recall */
     enum kvw_result_mode answer;
     enum kvw_cache_policy cache;
-    uint32_t cache_tokens; /* kept per layer */
+    uint32_t cache_tokens; /* per layer */
 
-    uint32_t recall_every; /* recall is measured at every so manieth token; 0: never */
+    uint32_t recall_every; /* measure recall once per this many tokens; 0: never */
 };
 
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, a rest of 16, chapters of 128
+/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, 16 summaries, chapters of 128
  * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
 extern const struct kvw_method_options kvw_method_defaults;
 
@@ -53,17 +53,17 @@ enum {
 struct kvw_method_option {
     const char *name;     /* as a command line calls it */
     const char *alias;    /* an old name, still accepted; NULL: none */
-    const char *fallback; /* what kvw_method_defaults has, as a text */
-    const char *help;     /* NULL: commands have an option of this name for more than methods */
-    const char *expected; /* what its values are */
-    const char *choices;  /* all of them, "lru|lfu|off"; NULL: they are no list */
-    bool is_flag;         /* given or not: `value` is "yes" */
-    bool is_budget;       /* says how many rows a step attends to */
-    /* false: not a value of it */
+    const char *fallback; /* the value in kvw_method_defaults, as text */
+    const char *help;     /* NULL: the command has an option of this name itself */
+    const char *expected; /* its valid values, for messages */
+    const char *choices;  /* all values, "lru|lfu|off"; NULL: not a list */
+    bool is_flag;         /* takes no value on a command line: `value` is "yes" */
+    bool is_budget;       /* limits how many rows a step attends to */
+    /* false: not a valid value */
     bool (*set)(struct kvw_method_options *options, const char *value);
 };
 
-/* All there are; NULL behind the last. */
+/* Returns the option at an index; NULL after the last. */
 const struct kvw_method_option *kvw_method_option_at(unsigned index);
 
 /* Parses `value` into the option called `name`, which is its name on a command line or its

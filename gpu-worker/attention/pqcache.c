@@ -1,16 +1,17 @@
-/* pqcache - a decode step attends to sinks, a window, and the rows between them that the store
- * finds by product-quantised keys (PQCache).
+/* The method pqcache: a decode step attends to sinks, a window, and the rows between them that
+ * the store finds by product-quantized keys (PQCache).
  *
- *   prompt   attends to everything, and needs every row here; each layer's rows go to the store
- *            while the next one computes, and when the last of a chapter have gone the store is
- *            asked to index it
- *   step     device rows are narrow; for each layer: query -> rows that the worker has not, or
- *            attention over them, and an estimate of what is not chosen -> attention over the
- *            rows that are here, in the order of their tokens -> both merged
+ *   prompt   attends to all earlier rows, so all rows are on the device.  Each layer's rows are
+ *            sent to the store while the next layer computes; after the last rows of a chapter
+ *            are sent, its index is requested.
+ *   step     the device holds sinks and window.  For each layer: a query returns selected rows
+ *            that the worker lacks, or the attention output over the selected rows with an
+ *            estimate of the others; attention over the rows on the worker, in token order; both
+ *            are merged.
  *
- * Rows are attended to in the order of tokens wherever they come from, so a block cache changes
- * the bytes that travel and no bit of the result.  Attention that comes from elsewhere is
- * merged in one place and order, too, whichever node it comes from. */
+ * Rows are attended to in token order wherever they come from, so a block cache changes the
+ * traffic and no bit of the result.  Attention outputs of nodes are merged in a fixed place and
+ * order, too, whichever node they come from. */
 #include "gpu-worker/attention/pqcache_private.h"
 
 #include <stdio.h>
@@ -21,7 +22,7 @@ static struct kvw_pqcache *pqcache_of(struct kvw_method *attention)
     return (struct kvw_pqcache *)attention;
 }
 
-/* ---- life -------------------------------------------------------------------------------- */
+/* ---- creation ---------------------------------------------------------------------------- */
 
 static void pqcache_destroy(struct kvw_method *attention)
 {
@@ -49,7 +50,7 @@ static void pqcache_destroy(struct kvw_method *attention)
     free(pq);
 }
 
-/* Rows of each kv head that may come in a step. */
+/* The most rows of each kv head that a step may fetch. */
 static uint32_t rows_max(const struct kvw_method_setup *setup)
 {
     return kvw_pqcache_is_attended_there(&setup->options)
@@ -69,7 +70,7 @@ static kv_status_t query_memory(struct kvw_pqcache *pq)
     pq->lses = malloc(params->n_q_heads * sizeof(pq->lses[0]));
     pq->fetch_ids = malloc((n_rows + 1) * sizeof(pq->fetch_ids[0]));
     pq->fetch_n = malloc(params->n_kv_heads * sizeof(pq->fetch_n[0]));
-    /* Chosen ones, sinks, and a window that may begin in the middle of the ring. */
+    /* Selected rows, sinks, and a window that may begin in the middle of the ring. */
     pq->runs = malloc((n_rows + 4 * params->n_kv_heads) * sizeof(pq->runs[0]));
     pq->run_begin = malloc((params->n_kv_heads + 1) * sizeof(pq->run_begin[0]));
     if (pq->q == NULL || pq->outputs == NULL || pq->lses == NULL || pq->fetch_ids == NULL ||
@@ -139,7 +140,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
 
 /* ---- a pass ------------------------------------------------------------------------------ */
 
-/* Before the first layer of a pass: the rows that it needs, where it needs them. */
+/* Before the first layer of a pass: puts the rows that it needs on the device. */
 static kv_status_t
 begin_pass(struct kvw_pqcache *pq, enum kvw_phase phase, uint32_t token_begin)
 {
@@ -224,8 +225,9 @@ static kv_status_t pqcache_rewind(struct kvw_method *attention, uint32_t tokens)
     return pq->cached != NULL ? kvw_block_cache_truncate(pq->cached, tokens) : KV_OK;
 }
 
-/* What the codes and summaries are made with cannot be changed: rows that have them keep them;
- * a step may ask for no summaries.  What memory there is for follows from the answer's form. */
+/* The parameters of codes and summaries cannot change, because rows that have them keep them; a
+ * query may do without summaries.  Buffers were allocated for one form of result and one cache,
+ * so these cannot change either. */
 static kv_status_t pqcache_set_options(struct kvw_method *attention,
                                        const struct kvw_method_options *options)
 {

@@ -1,8 +1,8 @@
-/* pqcache_private.h - the inside of the method pqcache.
+/* pqcache_private.h - internals of the method pqcache, shared by its three files.
  *
- *   pqcache.c         the method: life, passes, options
- *   pqcache_query.c   a decode step of a layer: the query and what is made of its answer
- *   pqcache_stats.c   what is counted
+ *   pqcache.c         the method: creation, passes, options
+ *   pqcache_query.c   a decode step of a layer: the query, and attention over its result
+ *   pqcache_stats.c   statistics
  */
 #ifndef KV_GPU_WORKER_ATTENTION_PQCACHE_PRIVATE_H
 #define KV_GPU_WORKER_ATTENTION_PQCACHE_PRIVATE_H
@@ -31,18 +31,18 @@ struct kvw_pqcache {
     /* A query. */
     float *q; /* (n_q_heads, d) */
     struct kv_buffer *landing;
-    struct kvw_device_buffer *landed; /* the same memory; both NULL: rows do not come */
-    enum kv_answer answer;            /* of the one under way; IDS: rows are fetched after it */
-    uint32_t *fetch_ids;              /* ids of rows that have to be fetched after it */
-    uint32_t *fetch_n;                /* (n_kv_heads) */
+    struct kvw_device_buffer *landed; /* the same memory; both NULL: no rows are fetched */
+    enum kv_answer answer; /* of the outstanding query; IDS: rows are fetched after it */
+    uint32_t *fetch_ids;   /* ids of rows that have to be fetched after it */
+    uint32_t *fetch_n;     /* (n_kv_heads) */
     struct kvw_row_run *runs;
     uint32_t *run_begin;           /* (n_kv_heads + 1) */
     float *outputs, *lses;         /* (n_q_heads, d), (n_q_heads): of the nodes */
-    struct kvw_device_buffer *lse; /* (n_q_heads): of the rows that are here */
+    struct kvw_device_buffer *lse; /* (n_q_heads): of the device rows and fetched rows */
 
     uint64_t rows_attended, rows_possible, bytes_fetched;
     uint64_t wait_us;
-    struct kvw_method_stats node_stats; /* what the nodes told */
+    struct kvw_method_stats node_stats; /* reported by the nodes */
 };
 
 static inline uint32_t kvw_pqcache_smaller(uint32_t a, uint32_t b)
@@ -50,13 +50,13 @@ static inline uint32_t kvw_pqcache_smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The store attends to chosen rows: none of them come. */
+/* The nodes attend to the selected rows, so no rows are transferred. */
 static inline bool kvw_pqcache_is_attended_there(const struct kvw_method_options *options)
 {
     return options->answer == KVW_RESULT_AUTO || options->answer == KVW_RESULT_ATTEND;
 }
 
-/* The query vectors of a kv head. */
+/* Query vectors per kv head. */
 static inline uint32_t kvw_pqcache_group_of(const struct kvw_pqcache *pq)
 {
     const struct kvw_model_params *params = &pq->setup.session.model->params;
@@ -64,19 +64,19 @@ static inline uint32_t kvw_pqcache_group_of(const struct kvw_pqcache *pq)
     return params->n_q_heads / params->n_kv_heads;
 }
 
-/* Attention of the token in one layer, whose device rows are in place. */
+/* Computes attention of the token in one layer, whose device rows are in place. */
 kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
                                    uint32_t layer,
                                    uint32_t token,
                                    const struct kvw_device_buffer *q,
                                    struct kvw_device_buffer *out);
 
-/* Adds what a query found for one kv head. */
+/* Adds a query's result for one kv head to the statistics. */
 void kvw_pqcache_count_found(struct kvw_pqcache *pq,
                              const struct kvw_budget *budget,
                              const struct kv_query_result *found);
 
-/* What nodes worked on a query, of whose heads `found` (n_kv_heads) tells. */
+/* Returns the time that nodes worked on a query, from its results `found` (n_kv_heads). */
 uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);
 
 void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_stats *stats);

@@ -1,5 +1,5 @@
-/* A decode step of pqcache: it queries the store, fetches the rows that did not come with the
- * answer, attends to what is here, and merges both.  --rerank auto is adapted here, too. */
+/* A decode step of pqcache in one layer: queries the store, fetches rows that the reply did not
+ * contain, attends to the rows on the worker, and merges both.  Also adapts --rerank auto. */
 #include "gpu-worker/attention/pqcache_private.h"
 
 #include "gpu-worker/base/time.h"
@@ -10,13 +10,13 @@
 enum {
     QUERY_DEADLINE_MS = 10000,
     RERANK_MOST = 16,
-    MESSAGE_BYTES = 1 << 20, /* as kvclient.h says: rows of one head in an answer */
+    MESSAGE_BYTES = 1 << 20, /* kvclient.h: limit for the rows of one head in a reply */
 };
 
-/* Between these --rerank auto keeps the recall of a layer's kv heads. */
+/* The range in which --rerank auto keeps the recall of a layer's kv heads. */
 static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
 
-/* Waits for what the store is asked in a layer's attention. */
+/* Waits for an operation of a layer's attention. */
 static kv_status_t
 wait_for(struct kvw_pqcache *pq, struct kv_op *op, enum kvw_trace_track track, uint32_t layer)
 {
@@ -37,7 +37,7 @@ wait_for(struct kvw_pqcache *pq, struct kv_op *op, enum kvw_trace_track track, u
     return kvw_session_fail(pq->base.session, status);
 }
 
-/* Rows that the query named and could not send: they are more than a message takes. */
+/* Fetches selected rows that the worker lacks, after a query that returned only ids. */
 static kv_status_t fetch_rows(struct kvw_pqcache *pq,
                               uint32_t layer,
                               const struct kv_query_result *found,
@@ -71,17 +71,17 @@ static kv_status_t fetch_rows(struct kvw_pqcache *pq,
     return status;
 }
 
-/* --rerank auto: more candidates where the nodes find that codes alone miss too much. */
+/* --rerank auto: more candidates where nodes measure that codes alone miss too much. */
 static void
 adapt_rerank(struct kvw_pqcache *pq, uint32_t layer, const struct kv_query_result *found)
 {
     float least = 1;
 
-    /* Estimates come when a node has time: with a seed, a run is to repeat. */
+    /* Nodes estimate recall when they have time; with a seed, runs must be reproducible. */
     if (pq->options.rerank > 0 || pq->options.seed > 0)
         return;
     for (uint32_t head = 0; head < pq->setup.session.model->params.n_kv_heads; head++)
-        if (found[head].recall < least) /* not if it is not known */
+        if (found[head].recall < least) /* false for NaN: not known */
             least = found[head].recall;
     if (least < RECALL_WANTED && pq->rerank[layer] < RERANK_MOST)
         pq->rerank[layer]++;
@@ -89,8 +89,8 @@ adapt_rerank(struct kvw_pqcache *pq, uint32_t layer, const struct kv_query_resul
         pq->rerank[layer]--;
 }
 
-/* Runs of a head's chosen rows that are here, behind n_runs others; returns how many there are
- * then.  Rows that were sent lie one after the other from `first` on. */
+/* Appends the runs of a head's selected rows after n_runs others; returns the new number of
+ * runs.  Rows that were sent are consecutive from `first` on. */
 static uint32_t chosen_runs(struct kvw_pqcache *pq,
                             uint32_t layer,
                             uint32_t head,
@@ -123,7 +123,7 @@ static uint32_t chosen_runs(struct kvw_pqcache *pq,
     return n_runs;
 }
 
-/* Where the first of a head's rows that came is, in rows of the landing memory. */
+/* Returns the index of a head's first received row in the landing buffer. */
 static size_t first_row(const struct kvw_pqcache *pq,
                         const struct kv_query_result *found,
                         uint32_t rows_before)
@@ -134,7 +134,7 @@ static size_t first_row(const struct kvw_pqcache *pq,
            pq->row_bytes;
 }
 
-/* What came of rows that are not here joins what came of those that are. */
+/* Merges the nodes' attention outputs into that over the rows on the worker. */
 static void merge_found(struct kvw_pqcache *pq,
                         const struct kv_query_result *found,
                         struct kvw_device_buffer *out)
@@ -151,7 +151,7 @@ static void merge_found(struct kvw_pqcache *pq,
                                    pq->outputs, pq->lses, out, pq->lse);
 }
 
-/* Attention over sinks, what was found, and the window.  `op` NULL: nothing was asked. */
+/* Attention over sinks, selected rows and window.  `op` NULL: no query was sent. */
 static kv_status_t attend_found(struct kvw_pqcache *pq,
                                 uint32_t layer,
                                 const struct kvw_budget *budget,
@@ -195,12 +195,11 @@ static kv_status_t attend_found(struct kvw_pqcache *pq,
                                  pq->runs, pq->run_begin, out, is_merged ? pq->lse : NULL);
     if (is_merged)
         merge_found(pq, found, out);
-    /* The answer's memory is used again at once. */
+    /* The memory of the reply is reused at once. */
     return pq->device->ops->sync(pq->device);
 }
 
-/* How the store is to answer a query for k rows: more than a message takes are fetched by their
- * ids. */
+/* Chooses what a query for k rows returns: rows that exceed one message are fetched by id. */
 static enum kv_answer answer_for(const struct kvw_pqcache *pq, uint32_t k)
 {
     if (kvw_pqcache_is_attended_there(&pq->options))

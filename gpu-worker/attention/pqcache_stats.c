@@ -1,4 +1,4 @@
-/* What pqcache counts: rows, bytes, and what the nodes told of their work. */
+/* The statistics of pqcache: rows, bytes, and the work that nodes report. */
 #include "gpu-worker/attention/pqcache_private.h"
 
 #include <math.h>
@@ -25,7 +25,8 @@ void kvw_pqcache_count_found(struct kvw_pqcache *pq,
     }
 }
 
-/* What nodes worked on a query: heads that one message answered tell the same of all of it. */
+/* The time that nodes worked on a query.  Heads answered by one message report that message's
+ * times, so each message is counted once. */
 uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads)
 {
     uint64_t sum = 0;

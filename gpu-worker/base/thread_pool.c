@@ -19,9 +19,8 @@ struct thread_index {
     unsigned index;
 };
 
-/* `turn` packs the job's number (high half) with the parts that nobody has taken (low half), so
- * that a member who comes late from one job cannot take a part of the next without seeing it.
- */
+/* `turn` packs the job's number (high half) with the number of parts not taken (low half), so
+ * that a thread that is late from one job cannot take a part of the next without seeing it. */
 struct kvw_thread_pool {
     unsigned n_threads;
     struct thread_index members[KVW_THREAD_POOL_THREADS_MAX];
@@ -48,7 +47,7 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Does parts of one job until none is left. */
+/* Runs parts of one job until none is left. */
 static void work(struct kvw_thread_pool *thread_pool, uint32_t job, unsigned thread_index)
 {
     uint64_t turn = atomic_load_explicit(&thread_pool->turn, memory_order_acquire);
@@ -163,7 +162,7 @@ void kvw_thread_pool_run(struct kvw_thread_pool *thread_pool,
 
     while (atomic_load_explicit(&thread_pool->n_done, memory_order_acquire) < n_parts) {
         kv_relax();
-        /* Somebody with a part may wait for this very processor. */
+        /* A thread with a part may wait for this processor. */
         if (++spins % SPINS == 0)
             syscall(SYS_sched_yield);
     }

@@ -1,12 +1,11 @@
-/* thread_pool.h - a few threads that do one job at a time together.
+/* thread_pool.h - a fixed set of threads that run one job at a time.
  *
- * A job is a function and a number of parts; who is free takes the next part, the caller too.
- * What a part is must follow from its number alone, never from who does it: then results do not
- * depend on how many threads there are.
+ * A job is a function and a number of parts; each free thread, the caller included, takes the
+ * next part.  A part's work must depend on its number alone, never on the thread that runs it:
+ * then results do not depend on the number of threads.
  *
- * Threads: kvw_thread_pool_run() from one thread at a time, the thread pool's owner; the thread pool's other threads
- * are its own.  They spin for some microseconds after a job, then sleep.  Memory:
- * create/destroy.
+ * Threads: kvw_thread_pool_run() from one thread at a time, the owner.  The other threads belong
+ * to the pool; they spin for some microseconds after a job, then sleep.  Memory: create/destroy.
  */
 #ifndef KV_GPU_WORKER_BASE_THREAD_POOL_H
 #define KV_GPU_WORKER_BASE_THREAD_POOL_H
@@ -19,17 +18,17 @@ enum {
 
 struct kvw_thread_pool;
 
-/* `n_threads` counts the caller: 1 makes no thread.  KV_NO_MEMORY, KV_IO. */
+/* `n_threads` includes the caller: 1 starts no thread.  Fails with KV_NO_MEMORY or KV_IO. */
 kv_status_t kvw_thread_pool_create(unsigned n_threads,
                                    struct kvw_thread_pool **ret_thread_pool);
 void kvw_thread_pool_destroy(struct kvw_thread_pool *thread_pool); /* NULL is allowed */
 
 unsigned kvw_thread_pool_threads(const struct kvw_thread_pool *thread_pool);
 
-/* One part; `member` in [0, n_threads) is who does it, for scratch memory. */
+/* Runs one part; `member` in [0, n_threads) is the thread's index, for scratch memory. */
 typedef void (*kvw_thread_pool_fn)(void *arg, unsigned part, unsigned thread_index);
 
-/* Does the parts 0..n_parts-1, returns when all are done. */
+/* Runs the parts 0..n_parts-1; returns when all are done. */
 void kvw_thread_pool_run(struct kvw_thread_pool *thread_pool,
                          kvw_thread_pool_fn run,
                          void *arg,

@@ -4,15 +4,15 @@
 #include <stdlib.h>
 
 enum {
-    /* PQCache fetches up to 32 blocks at a step; here a few at a time, so that what is fetched
-     * ahead does not stand in the way of the next query. */
+    /* PQCache fetches up to 32 blocks a step.  Here it is a few, so that prefetches do not delay
+     * the next query. */
     READS_PER_STEP = 4,
-    READS = 64, /* under way in all layers */
+    READS = 64, /* outstanding, in all layers */
     K_CACHE = 32,
     READ_DEADLINE_MS = 30000,
 };
 
-/* A block under way. */
+/* An outstanding fetch of a block. */
 struct coming {
     struct kv_op *op; /* NULL: none */
     uint32_t layer, slot;
@@ -83,7 +83,7 @@ kv_status_t kvw_block_cache_create(const struct kvw_session_setup *setup,
                                    struct kvw_session *store,
                                    enum kvw_replacement_policy policy,
                                    uint32_t n_tokens,
-                                   struct kvw_block_cache **ret_held)
+                                   struct kvw_block_cache **ret_cached)
 {
     const struct kvw_model_params *params = &setup->model->params;
     struct kvw_block_cache *cached = calloc(1, sizeof(*cached));
@@ -118,7 +118,7 @@ kv_status_t kvw_block_cache_create(const struct kvw_session_setup *setup,
         kvw_block_cache_destroy(cached);
         return status;
     }
-    *ret_held = cached;
+    *ret_cached = cached;
     return KV_OK;
 }
 
@@ -144,7 +144,7 @@ void kvw_block_cache_destroy(struct kvw_block_cache *cached)
     free(cached);
 }
 
-/* ---- what is held ------------------------------------------------------------------------ */
+/* ---- cached blocks ----------------------------------------------------------------------- */
 
 static int compare_held(const void *a, const void *b)
 {
@@ -203,7 +203,7 @@ void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32
     kvw_block_policy_note(cached->layers[layer].cache, token / KV_BLOCK_TOKENS);
 }
 
-/* ---- what is fetched --------------------------------------------------------------------- */
+/* ---- fetches ----------------------------------------------------------------------------- */
 
 static kv_status_t landed(struct kvw_block_cache *cached, struct coming *coming)
 {
@@ -227,7 +227,7 @@ static kv_status_t landed(struct kvw_block_cache *cached, struct coming *coming)
     return KV_OK;
 }
 
-/* Takes what has come; all that is under way, if `wait`. */
+/* Takes fetches that have ended; with `wait`, waits for all. */
 static kv_status_t collect(struct kvw_block_cache *cached, bool wait)
 {
     kv_status_t status = KV_OK;

@@ -1,17 +1,18 @@
-/* block_cache.h - blocks of rows that a worker keeps beside its device, by layer, so that the
- * store need not send what was chosen lately (PQCache, section 3.4).
+/* block_cache.h - the worker's cache of blocks of rows, by layer: the store does not send selected
+ * rows that are cached (PQCache, section 3.4).
  *
  *   step of a layer:   kvw_block_cache_list()   goes with the query
- *                      kvw_block_cache_run()    for a chosen row that was not sent
- *                      kvw_block_cache_note()   for every chosen row
- *                      kvw_block_cache_end()    what was chosen most is fetched, behind the
- *                                              computation: whole blocks, all kv heads
+ *                      kvw_block_cache_run()    for a selected row that was not sent
+ *                      kvw_block_cache_note()   for every selected row
+ *                      kvw_block_cache_end()    starts fetching the blocks with the most selected
+ *                                               rows, while the computation goes on: whole
+ *                                               blocks, all kv heads
  *
- * That is for answers by rows.  Attention that a node computes travels as one output per query
- * head, whatever is chosen: then nothing is kept.
+ * The cache is used when queries return rows or ids.  An attention output has one size whatever
+ * is selected, so with it nothing is cached.
  *
- * A block is told from another under the same number by its fingerprint (kvclient.h): the store
- * sends the rows of a block that the worker holds under another one.
+ * A fingerprint (kvclient.h) tells a block from another one with the same number: the store sends
+ * the rows of a block that the worker caches under another fingerprint.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
@@ -23,40 +24,42 @@
 
 struct kvw_block_cache;
 
-/* n_tokens of each layer, rounded down to blocks.  KV_NO_MEMORY, KV_UNSUPPORTED: the device
- * cannot read memory where rows land. */
+/* Creates a cache for n_tokens of each layer, rounded down to blocks.  Fails with KV_NO_MEMORY,
+ * or with KV_UNSUPPORTED if the device cannot read the memory that receives rows. */
 kv_status_t kvw_block_cache_create(const struct kvw_session_setup *setup,
                                    struct kvw_session *store,
                                    enum kvw_replacement_policy policy,
                                    uint32_t n_tokens,
-                                   struct kvw_block_cache **ret_held);
-/* Cancels what is under way.  NULL is allowed. */
+                                   struct kvw_block_cache **ret_cached);
+/* Cancels outstanding fetches.  NULL is allowed. */
 void kvw_block_cache_destroy(struct kvw_block_cache *cached);
 
-/* What a layer holds, for kv_query: ret_n_cached (n_kv_heads) numbers, and as many blocks for
- * each head.  Lent until the next call. */
+/* Lists a layer's cached blocks for kv_query: ret_n_cached (n_kv_heads) counts, and that many
+ * blocks for each head.  Valid until the next call. */
 void kvw_block_cache_list(struct kvw_block_cache *cached,
                           uint32_t layer,
                           const uint32_t **ret_n_cached,
                           const struct kv_cached_block **ret_blocks);
 
-/* Is the row's block held? */
+/* Returns whether the row's block is cached. */
 bool kvw_block_cache_has(const struct kvw_block_cache *cached, uint32_t layer, uint32_t token);
 
-/* A row of a block that is held. */
+/* Returns the place of a row whose block is cached. */
 struct kvw_row_run kvw_block_cache_run(const struct kvw_block_cache *cached,
                                        uint32_t layer,
                                        uint32_t head,
                                        uint32_t token);
 
+/* Counts a selected row for the choice of blocks to cache. */
 void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32_t token);
 
-/* `n_rows` of the session are in the store and stay: only whole blocks of them are fetched. */
+/* Ends a step of a layer and starts fetches.  `n_rows` rows are in the store for good: only whole
+ * blocks of them are fetched. */
 kv_status_t
 kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_rows);
 
-/* The session has only `tokens` rows any more, or another one of as many takes its place. Waits
- * for what is under way. */
+/* Drops the rows from `tokens` on, because the session was cut, or replaced by another one of that
+ * length.  Waits for outstanding fetches. */
 kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);

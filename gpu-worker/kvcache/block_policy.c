@@ -13,7 +13,7 @@ enum slot_state {
 struct slot {
     enum slot_state state;
     uint32_t block;
-    uint64_t touched; /* the step in which it was last among the most chosen */
+    uint64_t touched; /* the last step in which it was among the most selected */
     uint32_t n_touched;
 };
 
@@ -24,7 +24,7 @@ struct kvw_block_policy {
     struct slot *slots;   /* (n_slots) */
     uint32_t *slot_of;    /* (n_blocks) */
     uint32_t *n_selected; /* (n_blocks) in this step */
-    uint32_t *noted;      /* (n_blocks) blocks with chosen rows in this step */
+    uint32_t *noted;      /* (n_blocks) blocks with selected rows in this step */
     uint32_t n_noted;
     uint32_t *wanted; /* (k_cache) */
 };
@@ -87,7 +87,7 @@ void kvw_block_policy_note(struct kvw_block_policy *cache, uint32_t block)
         cache->noted[cache->n_noted++] = block;
 }
 
-/* Of the noted blocks, which is to be looked at first? */
+/* Orders noted blocks: does one come before the other? */
 static bool comes_before(const struct kvw_block_policy *cache, uint32_t a, uint32_t b)
 {
     return cache->n_selected[a] != cache->n_selected[b]
@@ -101,7 +101,7 @@ uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
 {
     uint32_t n_top = 0, n_wanted = 0;
 
-    /* The most chosen ones, in order; few, so they are inserted one by one. */
+    /* The blocks with the most selected rows, in order; few, so they are inserted one by one. */
     for (uint32_t i = 0; i < cache->n_noted; i++) {
         const uint32_t block = cache->noted[i];
         uint32_t at = n_top;
@@ -136,7 +136,7 @@ uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
     return n_wanted;
 }
 
-/* Does a go rather than b? */
+/* Is a evicted before b? */
 static bool
 goes_before(const struct kvw_block_policy *cache, const struct slot *a, const struct slot *b)
 {

@@ -1,12 +1,13 @@
-/* block_policy.h - which blocks of a layer a worker keeps beside its device (PQCache,
- * section 3.4): which to hold, not the rows.
+/* block_policy.h - chooses which blocks of a layer a worker caches (PQCache, section 3.4).  It
+ * holds block numbers, not rows.
  *
- *   step:   kvw_block_policy_note()   for every chosen row, of a cached block or not
- *           kvw_block_policy_end()    the blocks with the most chosen rows are touched, or wanted
- *           then, for each wanted   kvw_block_policy_admit() gives it a slot, in place of another
- *                                   kvw_block_policy_landed() when its rows are there
+ *   step:   kvw_block_policy_note()   for every selected row, cached or not
+ *           kvw_block_policy_end()    of the blocks with the most selected rows, cached ones are
+ *                                     touched and the others are wanted
+ *           then, for each wanted     kvw_block_policy_admit() gives it a slot, replacing another
+ *                                     kvw_block_policy_landed() when its rows have arrived
  *
- * Only complete blocks are wanted.  A block is held from landed() until it is replaced or
+ * Only complete blocks are wanted.  A block is cached from landed() until it is replaced or
  * dropped.
  *
  * Threads: one at a time.  Memory: create/destroy.
@@ -20,16 +21,16 @@
 #include <stdint.h>
 
 enum kvw_replacement_policy {
-    KVW_BLOCKS_LRU, /* the block that was among the most chosen the longest ago goes */
-    KVW_BLOCKS_LFU, /* the one that was the fewest times, of equals the older */
+    KVW_BLOCKS_LRU, /* evicts the block that was touched the longest ago */
+    KVW_BLOCKS_LFU, /* evicts the block touched the fewest times; ties: the longest ago */
 };
 
 #define KVW_BLOCK_NO_SLOT UINT32_MAX
 
 struct kvw_block_policy;
 
-/* For blocks 0..n_blocks - 1, n_slots of them at once; k_cache blocks are looked at per step.
- */
+/* Creates a policy for blocks 0..n_blocks - 1 and n_slots slots.  A step touches or wants at most
+ * k_cache blocks. */
 kv_status_t kvw_block_policy_create(enum kvw_replacement_policy policy,
                                     uint32_t n_blocks,
                                     uint32_t n_slots,
@@ -37,25 +38,25 @@ kv_status_t kvw_block_policy_create(enum kvw_replacement_policy policy,
                                     struct kvw_block_policy **ret_cache);
 void kvw_block_policy_destroy(struct kvw_block_policy *cache); /* NULL is allowed */
 
-/* Where the block is held; KVW_BLOCK_NO_SLOT: it is not. */
+/* Returns the block's slot; KVW_BLOCK_NO_SLOT: not cached. */
 uint32_t kvw_block_policy_slot(const struct kvw_block_policy *cache, uint32_t block);
 
-/* A row of the block was chosen in this step. */
+/* Counts a row of the block that was selected in this step. */
 void kvw_block_policy_note(struct kvw_block_policy *cache, uint32_t block);
 
-/* Ends the step.  Returns how many blocks, of those below n_complete, are wanted and neither
- * held nor under way: the most chosen first.
- *   ret_wanted  (k_cache) lent until the next call */
+/* Ends the step.  Returns the number of blocks below n_complete that are wanted and neither cached
+ * nor being fetched, those with the most selected rows first.
+ *   ret_wanted  (k_cache) valid until the next call */
 uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
                               uint32_t n_complete,
                               const uint32_t **ret_wanted);
 
-/* A slot for the block, which is under way from now on; what was held there is not any more.
- * KVW_BLOCK_NO_SLOT: all slots are held by blocks of this step, or under way. */
+/* Returns a slot for the block, which counts as being fetched from now on; the block that was
+ * there is evicted.  KVW_BLOCK_NO_SLOT: all slots hold blocks of this step or are being filled. */
 uint32_t kvw_block_policy_admit(struct kvw_block_policy *cache, uint32_t block);
 void kvw_block_policy_landed(struct kvw_block_policy *cache, uint32_t slot);
 
-/* Drops all blocks from `block` on, none of which is under way. */
+/* Drops all blocks from `block` on; none of them may be in a fetch. */
 void kvw_block_policy_drop(struct kvw_block_policy *cache, uint32_t block);
 
 #endif

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 enum {
-    READ_TOKENS = 1024, /* of a layer, in one read of the store */
-    READS = 4,          /* under way at once */
+    READ_TOKENS = 1024, /* of a layer, per read from the store */
+    READS = 4,          /* outstanding at once */
     READ_DEADLINE_MS = 30000,
 };
 
@@ -18,11 +18,11 @@ struct kvw_device_rows {
     uint32_t n_layers;
     struct kvw_rows_shape shape;
     size_t row_bytes;
-    struct kvw_device_buffer **all;  /* (n_layers) whole; NULL: narrow */
-    struct kvw_device_buffer **some; /* (n_layers) narrow: sinks, then the ring; NULL: whole */
-    uint32_t sinks, window;          /* of narrow */
+    struct kvw_device_buffer **all;  /* (n_layers) full; NULL: windowed */
+    struct kvw_device_buffer **some; /* (n_layers) windowed: sinks, then the ring; NULL: full */
+    uint32_t sinks, window;          /* of windowed rows */
     uint32_t n_tokens;               /* of the session */
-    uint32_t begin; /* narrow: rows [begin, n_tokens) and sinks are there; whole: 0 */
+    uint32_t begin; /* windowed: rows [begin, n_tokens) and sinks are present; full: 0 */
 };
 
 const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows)
@@ -45,7 +45,7 @@ static void buffers_destroy(struct kvw_device_rows *rows, struct kvw_device_buff
     free(buffers);
 }
 
-/* NULL: refused. */
+/* NULL: out of memory. */
 static struct kvw_device_buffer **buffers_create(struct kvw_device_rows *rows, size_t capacity)
 {
     struct kvw_device_buffer **buffers = calloc(rows->n_layers, sizeof(buffers[0]));
@@ -94,7 +94,7 @@ void kvw_device_rows_destroy(struct kvw_device_rows *rows)
     free(rows);
 }
 
-/* Where a token is in each head of a narrow buffer. */
+/* A token's row in each head of a windowed buffer. */
 static uint32_t place_of(const struct kvw_device_rows *rows, uint32_t token)
 {
     return token < rows->sinks ? token : rows->sinks + token % rows->window;
@@ -113,7 +113,7 @@ struct reading {
     size_t offset;
 };
 
-/* Rows that have landed, onto the device, token by token if that is narrow. */
+/* Copies received rows to the device, token by token if it is windowed. */
 static void
 take(struct kvw_device_rows *rows, const struct reading *reading, const uint8_t *landed)
 {
@@ -154,7 +154,7 @@ finish(struct kvw_device_rows *rows, struct reading *reading, const uint8_t *lan
     return status;
 }
 
-/* Reads [begin, end) of all layers from the store, some pieces at a time. */
+/* Reads [begin, end) of all layers from the store, a few reads at a time. */
 static kv_status_t
 read_rows(struct kvw_device_rows *rows, uint32_t begin, uint32_t end, uint64_t *ret_wait_us)
 {
@@ -200,7 +200,7 @@ read_rows(struct kvw_device_rows *rows, uint32_t begin, uint32_t end, uint64_t *
             status = last;
     }
     kvw_session_fail(rows->store, status);
-    /* What is in quarantine is freed with its client. */
+    /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(buffer);
     *ret_wait_us += kvw_now_us() - begin_us;
     return status;
@@ -223,7 +223,7 @@ kvw_device_rows_full(struct kvw_device_rows *rows, uint32_t tokens, uint64_t *re
     return read_rows(rows, 0, tokens, ret_wait_us);
 }
 
-/* From whole rows: what stays is here. */
+/* From full rows: sinks and window are copied on the device. */
 static void copy_narrow(struct kvw_device_rows *rows)
 {
     for (uint32_t layer = 0; layer < rows->n_layers; layer++) {
@@ -279,7 +279,7 @@ void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens)
 {
     assert(tokens <= rows->n_tokens);
     rows->n_tokens = tokens;
-    /* The ring holds later rows in place of earlier ones: none of it can be relied on. */
+    /* Later rows have overwritten earlier ones in the ring: none of it is valid. */
     if (rows->some != NULL && tokens > 0)
         rows->begin = UINT32_MAX;
 }

@@ -52,7 +52,7 @@ kv_status_t kvw_embedded_open(uint64_t memory_bytes,
         goto err;
     }
 
-    /* One data thread: more would only take processors from the computation. */
+    /* One data thread: more would take processors from the computation. */
     const struct kvs_node_config config = {
         .name = "embedded",
         .memory_bytes = memory_bytes,

@@ -1,7 +1,7 @@
-/* embedded_node.h - a storage node inside of this process, over loopback.
+/* embedded_node.h - a storage node inside this process.
  *
- * What a worker talks to is the same as over a network: a node with threads of its own, reached
- * by the client library.  Its memory is reserved at the start and taken as it is used.
+ * The worker uses it as it uses a remote node: it has its own threads and is reached through the
+ * client library, over loopback.  Its memory is reserved at startup and committed as it is used.
  *
  * Threads: the caller's.  Memory: open/close; clients of the node are closed before it.
  */
@@ -15,14 +15,14 @@
 
 struct kvw_embedded;
 
-/* KV_NO_MEMORY, KV_INVALID, KV_IO: `detail` says what. */
+/* Starts the node.  Fails with KV_NO_MEMORY, KV_INVALID or KV_IO; `detail` says why. */
 kv_status_t kvw_embedded_open(uint64_t memory_bytes,
                               struct kvw_embedded **ret_embedded,
                               char *detail,
                               size_t detail_bytes);
 void kvw_embedded_close(struct kvw_embedded *embedded); /* NULL is allowed */
 
-/* For kv_client_options.nodes; lent until the close. */
+/* Returns the address for kv_client_options.nodes; valid until the close. */
 const char *kvw_embedded_address(const struct kvw_embedded *embedded);
 
 #endif

@@ -1,8 +1,8 @@
-/* full_rows.h - all rows of a session on the model's device, and behind them in the store.
+/* full_rows.h - all rows of a session on the model's device, with a copy in the store.
  *
- * What the methods share that do not fetch: rows are rounded to the element type, kept by layer
- * as device.h has them, and go to the store behind the computation.  So what another method
- * fetches from the store is, bit for bit, what these attend to.
+ * Shared by the methods that fetch nothing.  Rows are rounded to the element type, kept by layer
+ * in device.h's layout, and sent to the store while the computation goes on.  So the rows that
+ * another method fetches from the store are, bit for bit, the rows that these methods attend to.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names.
  */
@@ -21,7 +21,7 @@ kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
 /* Closes the session.  NULL is allowed. */
 void kvw_full_rows_destroy(struct kvw_full_rows *full_rows);
 
-/* Which it opened, and closes. */
+/* Returns the session that it opened and will close. */
 struct kvw_session *kvw_full_rows_session(const struct kvw_full_rows *full_rows);
 
 const struct kvw_rows_shape *kvw_full_rows_shape(const struct kvw_full_rows *full_rows);
@@ -29,7 +29,8 @@ const struct kvw_rows_shape *kvw_full_rows_shape(const struct kvw_full_rows *ful
 const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *full_rows,
                                                  uint32_t layer);
 
-/* A layer's new keys and values (n, n_kv_heads, d): onto the device, and on their way. */
+/* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending
+ * them. */
 kv_status_t kvw_full_rows_put(struct kvw_full_rows *full_rows,
                               enum kvw_phase phase,
                               uint32_t layer,

@@ -9,10 +9,10 @@ enum {
     DEADLINE_MS = 600000,
 };
 
-/* Of a prompt's time, what clustering may add where it shares the processors with it. */
+/* The share of a prompt's time that clustering may add where both use the same processors. */
 static const double CLUSTERING_SHARE = 0.05;
-/* Bytes of keys that a node scores in a second without an index, about: what waiting for one is
- * weighed against. */
+/* Bytes of keys that a node scores per second without an index, about.  A step waits for an index
+ * only as long as scoring without one would take. */
 static const double EXACT_BYTES_PER_S = 4e9;
 
 struct kvw_index_schedule {
@@ -24,12 +24,12 @@ struct kvw_index_schedule {
     uint32_t n_layers, n_kv_heads, d;
     size_t key_bytes;
 
-    struct kv_op **ops;   /* (n_layers) under way; NULL: none */
-    uint32_t n_rows;      /* that all layers were asked for */
-    uint32_t n_tokens;    /* that have passed */
+    struct kv_op **ops;   /* (n_layers) outstanding; NULL: none */
+    uint32_t n_rows;      /* index requested in all layers */
+    uint32_t n_tokens;    /* computed so far */
     uint32_t prompt_rows; /* see kvw_index_schedule_prompt_rows() */
 
-    /* What is expected. */
+    /* The announced prompt. */
     uint32_t prompt_end, n_steps;
     uint64_t prompt_begin_us; /* 0: not begun */
     double row_s;             /* of k-means, per row and kv head; 0: not measured */
@@ -96,8 +96,8 @@ uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index)
     return index->prompt_rows;
 }
 
-/* Iterations that the prompt so far hides: its computation and the clustering may share the
- * processors, so a part of its time is what there is. */
+/* Iterations that fit into the prompt's time so far.  Computation and clustering may share the
+ * processors, so only a part of that time counts. */
 static uint32_t iterations_for(struct kvw_index_schedule *index, uint32_t tokens)
 {
     if (index->options.iterations > 0)
@@ -112,8 +112,8 @@ static uint32_t iterations_for(struct kvw_index_schedule *index, uint32_t tokens
     return kvw_kmeans_iterations(layer_s, KVW_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
 }
 
-/* Takes the outcome of a layer's index, which has ended.  A node that has no memory for codes
- * scores rows by their keys: that is slower, not wrong. */
+/* Takes the result of a layer's index operation, which has ended.  A node without memory for codes
+ * scores rows by their keys, which is slower and gives a correct result. */
 static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
 {
     struct kv_op **op = &index->ops[layer];
@@ -155,7 +155,7 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
     };
     kv_status_t status = KV_OK;
 
-    /* One at a time for a layer: the one before is of earlier rows, and nearly over. */
+    /* One operation at a time for a layer: the last one is for earlier rows, and nearly done. */
     if (index->ops[layer] != NULL) {
         kv_wait(index->ops[layer]);
         status = ended(index, layer);
@@ -177,8 +177,8 @@ static kv_status_t ask_all(struct kvw_index_schedule *index, uint32_t rows)
     return status;
 }
 
-/* Rows worth an index, of the first `tokens`: whole chapters while the prompt goes on, all that
- * may have codes at its end. */
+/* Rows to index, of the first `tokens`: whole chapters during the prompt, whole blocks at its end
+ * (all rows if one chapter holds the prompt). */
 static uint32_t rows_of(const struct kvw_index_schedule *index, uint32_t tokens, bool is_end)
 {
     const uint32_t chapter = index->options.chapter_blocks * KV_BLOCK_TOKENS;
@@ -229,7 +229,7 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
 kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer)
 {
     const uint64_t begin_us = kvw_now_us();
-    /* What scoring by keys would cost in all steps to come. */
+    /* The time that scoring by keys would take in all later steps. */
     const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
                            (double)index->key_bytes / EXACT_BYTES_PER_S;
     const uint64_t limit_us = begin_us + (uint64_t)(exact_s * 1e6);

@@ -1,13 +1,13 @@
-/* index_schedule.h - the store's index of a session, layer by layer: when it is asked for, how
- * much k-means it is worth, and how long a step waits for it.
+/* index_schedule.h - the store's index of a session, layer by layer: when it is requested, how
+ * many k-means iterations it gets, and how long a step waits for it.
  *
- *   prompt    kvw_index_schedule_rows()     each layer's new rows are on their way: chapters that
- *                                       they complete are asked for, at the prompt's end all
+ *   prompt    kvw_index_schedule_rows()       after a layer's new rows are sent: requests an index
+ *                                             for complete chapters, at the prompt's end for all
  *             kvw_index_schedule_end_pass()   the pass is over in all layers
- *   step      kvw_index_schedule_await()    before a layer's first query
- *             kvw_index_schedule_end_pass()   generated text becomes chapters, too
+ *   step      kvw_index_schedule_await()      before a layer's first query
+ *             kvw_index_schedule_end_pass()   generated tokens are indexed, too
  *
- * Clustering goes on in the nodes while the next layers compute.
+ * The nodes cluster while the next layers compute.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
@@ -18,14 +18,14 @@
 
 struct kvw_index_schedule;
 
-/* What can be chosen about an index. */
+/* The options of an index. */
 struct kvw_index_options {
-    uint32_t summaries;       /* per 1,024 rows, by which nodes estimate what rows that are not
-                                 chosen would have added: 0 (no estimate), 16, 64 */
+    uint32_t summaries;       /* per 1,024 rows, to estimate the contribution of rows not
+                                 selected: 16 or 64; 0: no estimate */
     uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
     uint32_t subspaces, bits; /* of a code */
     uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
-    bool wait;                /* no step before its index is there */
+    bool wait;                /* steps wait for their codebooks */
 };
 
 struct kvw_index_stats {
@@ -33,32 +33,32 @@ struct kvw_index_stats {
     uint32_t codebooks_trained, codebooks_found;
 };
 
-/* `seed` is the codebooks'.  KV_NO_MEMORY. */
+/* Creates a schedule; `seed` is used for codebooks.  Fails with KV_NO_MEMORY. */
 kv_status_t kvw_index_schedule_create(const struct kvw_session_setup *setup,
                                       struct kvw_session *store,
                                       const struct kvw_index_options *options,
                                       uint64_t seed,
                                       struct kvw_index_schedule **ret_index);
-/* Cancels what is under way.  NULL is allowed. */
+/* Cancels outstanding index operations.  NULL is allowed. */
 void kvw_index_schedule_destroy(struct kvw_index_schedule *index);
 
-/* The prompt that comes ends before the token prompt_end, and some n_steps follow. */
+/* Announces a prompt that ends before the token prompt_end, and about n_steps decode steps. */
 void kvw_index_schedule_prompt_hint(struct kvw_index_schedule *index,
                                     uint32_t prompt_end,
                                     uint32_t n_steps);
-/* Whether codes for steps may be waited for to the end. */
+/* Sets whether steps wait for their codebooks without a limit. */
 void kvw_index_schedule_wait(struct kvw_index_schedule *index, bool wait_index);
 
-/* A layer of the prompt has its first `tokens` rows. */
+/* Tells that a layer of the prompt has its first `tokens` rows. */
 kv_status_t
 kvw_index_schedule_rows(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens);
 
-/* All layers have them. */
+/* Tells that all layers have them. */
 kv_status_t kvw_index_schedule_end_pass(struct kvw_index_schedule *index,
                                         enum kvw_phase phase,
                                         uint32_t tokens);
 
-/* Where the prompt ended: what comes is steps.  Asks for what nobody announced. */
+/* Ends the prompt: decode steps follow.  Requests an index for rows that no hint announced. */
 kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index);
 /* Rows of the prompt that steps go on from; 0: its end is not known yet. */
 uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index);

@@ -21,7 +21,7 @@ static void close_session(struct kv_session *session)
     struct kv_op *op;
 
     if (session != NULL && kv_close_begin(session, 0, &op) == KV_OK)
-        kv_finish(op); /* else its lease ends */
+        kv_finish(op); /* on failure the session ends with its lease */
     kv_session_free(session);
 }
 
@@ -74,7 +74,7 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
     store->n_kv_heads = params->n_kv_heads;
     store->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
     status = open_session(store, setup);
-    /* A slot holds a layer of a chunk, or all layers of a step. */
+    /* A slot holds one layer of a chunk, or all layers of a step. */
     if (status == KV_OK)
         status = kvw_write_behind_create(setup->client, store->session,
                                          store->n_kv_heads * store->row_bytes *
@@ -110,7 +110,7 @@ kv_status_t kvw_session_put(struct kvw_session *store,
     const struct kv_rows box = {
         .layer_begin = layer, .n_layers = 1, .token_begin = token_begin, .n_tokens = n};
     const size_t head_bytes = n * store->row_bytes;
-    /* The rows of a step wait in the slot for those of the other layers. */
+    /* The rows of a step stay in the slot until those of all layers are there. */
     const size_t offset = phase == KVW_DECODE ? layer * store->n_kv_heads * head_bytes : 0;
     kv_status_t status;
     void *slot;

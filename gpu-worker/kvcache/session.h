@@ -1,8 +1,8 @@
-/* session.h - a model's session in the store, and rows on their way to it.
+/* session.h - a model's session in the store, and the rows being sent to it.
  *
- * What every method has: it opens a session, sends each layer's rows behind the computation,
- * and may go on for a while in a fork, which shares the rows so far and takes nothing with it
- * when it is closed.
+ * Every method has one: it opens a session, sends each layer's rows while the computation goes
+ * on, and may continue for a while in a fork, which shares the rows so far; closing the fork
+ * leaves the session as it was.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names.
  */
@@ -21,12 +21,12 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
 /* Closes the session, and with it the store's rows.  NULL is allowed. */
 void kvw_session_destroy(struct kvw_session *store);
 
-/* Of the fork, while there is one. */
+/* Returns the handle of the fork if one is open, else of the session. */
 struct kv_session *kvw_session_handle(const struct kvw_session *store);
 
-/* A layer's new rows: those of `rows`, a buffer of device.h's cached rows, that begin at index
- * `first` in each kv head, `capacity` apart.  They are the tokens from token_begin on.  Rows of
- * a decode step leave with kvw_session_end_pass(). */
+/* Sends a layer's new rows, those of the tokens from token_begin on.  `rows` is a buffer of rows as
+ * device.h has them; the new ones begin at index `first` of each kv head, and kv heads are
+ * `capacity` rows apart.  Rows of a decode step are sent by kvw_session_end_pass(). */
 kv_status_t kvw_session_put(struct kvw_session *store,
                             enum kvw_phase phase,
                             uint32_t layer,
@@ -35,25 +35,26 @@ kv_status_t kvw_session_put(struct kvw_session *store,
                             const struct kvw_device_buffer *rows,
                             size_t capacity,
                             size_t first);
-/* A pass is over: its tokens are on their way in all layers. */
+/* Ends a pass: afterwards its rows are being sent in all layers. */
 kv_status_t
 kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t token_begin);
-/* Lets rows move, without waiting. */
+/* Makes progress on transfers, without waiting. */
 kv_status_t kvw_session_poll(struct kvw_session *store);
 
 /* Forgets the tokens from `tokens` on. */
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);
 /* Waits until the store has every row. */
 kv_status_t kvw_session_flush(struct kvw_session *store);
-/* Goes on in a fork, which has `tokens` tokens.  KV_UNSUPPORTED: in one already. */
+/* Forks the session at `tokens` tokens and continues in the fork.  Fails with KV_UNSUPPORTED in a
+ * fork. */
 kv_status_t kvw_session_enter_fork(struct kvw_session *store, uint32_t tokens);
-/* Closes it, and is back in the session that it is a fork of. */
+/* Closes the fork and returns to the session that it was forked from. */
 kv_status_t kvw_session_leave_fork(struct kvw_session *store);
 
-/* Keeps a failure that a method met in its own operations, to be told by detail(). */
+/* Records a failure of a method's own operation for kvw_session_detail(); returns `status`. */
 kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status);
 
-/* What went wrong, "" if nothing did. */
+/* Returns the first error, or "". */
 const char *kvw_session_detail(const struct kvw_session *store);
 uint64_t kvw_session_bytes_put(const struct kvw_session *store);
 double kvw_session_wait_s(const struct kvw_session *store);

@@ -8,7 +8,7 @@
 
 enum {
     SLOTS = 16,
-    DEADLINE_MS = 30000, /* of a slot: a store that takes longer is lost */
+    DEADLINE_MS = 30000, /* of a put; a store that takes longer is considered lost */
 };
 
 struct kvw_write_behind {
@@ -18,7 +18,7 @@ struct kvw_write_behind {
     size_t slot_bytes;
     struct kvw_trace *trace;
     struct kv_op *ops[SLOTS]; /* by slot; NULL: free */
-    unsigned n_begun;         /* slots sent, ever: the next is n_begun % SLOTS */
+    unsigned n_begun;         /* slots sent so far: the next is n_begun % SLOTS */
     unsigned n_ended;
     kv_status_t failure;
     char detail[512];
@@ -66,7 +66,7 @@ void kvw_write_behind_go_on(struct kvw_write_behind *writer, struct kv_session *
     writer->session = session;
 }
 
-/* Takes the outcome of the oldest slot, which has ended. */
+/* Takes the result of the oldest slot, which has ended. */
 static void collect(struct kvw_write_behind *writer)
 {
     struct kv_op **op = &writer->ops[writer->n_ended++ % SLOTS];

@@ -1,10 +1,10 @@
-/* write_behind.h - rows on their way from a device to the store, in the background.
+/* write_behind.h - sends rows from a device to the store in the background.
  *
  * Rows are copied into a slot of staging memory, and the client library sends them from there
- * while the computation goes on.  There are a fixed number of slots: who needs one when all are
- * under way waits for the oldest, and that time is counted.
+ * while the computation goes on.  The number of slots is fixed: if all are in use, the caller
+ * waits for the oldest, and that time is counted.
  *
- * The client library has no threads: rows move while kvw_write_behind_poll() is called.
+ * The client library has no threads: transfers progress in kvw_write_behind_poll().
  *
  * Threads: the client's.  Memory: create/destroy; keeps the client and the session.
  */
@@ -16,35 +16,34 @@
 
 struct kvw_write_behind;
 
-/* Slots of slot_bytes each; `trace` is kept, NULL: none. */
+/* Creates a writer with slots of slot_bytes each.  Keeps `trace`; NULL: none. */
 kv_status_t kvw_write_behind_create(struct kv_client *client,
                                     struct kv_session *session,
                                     size_t slot_bytes,
                                     struct kvw_trace *trace,
                                     struct kvw_write_behind **ret_writer);
-/* Cancels what is under way.  NULL is allowed. */
+/* Cancels outstanding puts.  NULL is allowed. */
 void kvw_write_behind_destroy(struct kvw_write_behind *writer);
 
-/* Rows sent from now on are another session's; those under way arrive where they belong. */
+/* Sends later rows to another session; outstanding ones still go to the previous one. */
 void kvw_write_behind_go_on(struct kvw_write_behind *writer, struct kv_session *session);
 
-/* A slot to fill; waits if there is none free.  The same until it is sent.  Fails with what an
- * earlier row failed with. */
+/* Returns a slot to fill, the same one until it is sent; waits if none is free.  Fails as an
+ * earlier put failed. */
 kv_status_t kvw_write_behind_slot(struct kvw_write_behind *writer, void **ret_slot);
 
-/* Sends the slot, which holds `rows` as kv_put_begin() takes them; `is_step`: of a decode step.
- */
+/* Sends the slot, which holds `rows` as kv_put_begin() expects them; `is_step`: a decode step. */
 kv_status_t kvw_write_behind_send(struct kvw_write_behind *writer,
                                   const struct kv_rows *rows,
                                   bool is_step);
 
-/* Lets rows move, without waiting. */
+/* Makes progress on transfers, without waiting. */
 kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer);
 
-/* Waits until all are in the store. */
+/* Waits until the store has all rows. */
 kv_status_t kvw_write_behind_flush(struct kvw_write_behind *writer);
 
-/* The first failure in words, "" if there was none. */
+/* Returns the first error, or "". */
 const char *kvw_write_behind_detail(const struct kvw_write_behind *writer);
 double kvw_write_behind_wait_s(const struct kvw_write_behind *writer);
 uint64_t kvw_write_behind_bytes(const struct kvw_write_behind *writer);
