@@ -26,6 +26,7 @@
 
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/scorer.h"
 #include "kvserver/store/query/estimate.h"
 #include "kvserver/store/query/expand.h"
 #include "kvserver/store/query/selection.h"
@@ -478,7 +479,7 @@ static unsigned needs_of(const struct stages *stages,
 static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blocks)
 {
     const uint32_t chapter = chapter_blocks * KV_BLOCK_TOKENS;
-    const bool is_cells = chapter >= kvs_codebook_cells_pay(&codes);
+    const bool is_cells = chapter >= kvs_scorer_pq.items_pay(&codes);
     bool is_good = true;
 
     stages->choice = (struct kvs_selection){.merge = KV_MERGE_SUM,

@@ -2,6 +2,7 @@
 
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -14,12 +15,9 @@ enum {
     JOBS_PER_LOOK = 16,
 };
 
-/* K-means ends when its centroids move by less than this share of their squares, together. */
-static const double TOLERANCE = 1e-5;
-
 enum job_state {
     JOB_QUEUED,
-    JOB_LLOYD,
+    JOB_TRAIN,
     JOB_ENCODE,
     JOB_CELLS_COUNT, /* where the chapter is long enough for cells */
     JOB_CELLS_PLACE,
@@ -44,8 +42,8 @@ struct job {
     /* At work. */
     uint32_t codebook;
     bool has_codebook;
-    void *sums; /* then counts; of the arena */
-    int sums_class;
+    void *training; /* of the scorer; in the arena */
+    int training_class;
     uint32_t stride, n_sample; /* every stride-th row is looked at */
     uint32_t cursor;           /* sample, or segment */
     uint32_t *cells;           /* of the arena, until it is the codebook's */
@@ -92,9 +90,9 @@ static struct kvs_codebook *book_of(const struct kvs_indexer *indexer, const str
     return kvs_codebook_at(indexer->books, job->codebook);
 }
 
-static uint32_t *counts_of(const struct job *job)
+static const struct kvs_scorer_ops *scorer_of(const struct job *job)
 {
-    return (uint32_t *)(void *)((float *)job->sums + kv_pq_centroids_size(&job->plan.shape));
+    return kvs_scorer_at(job->plan.scorer);
 }
 
 /* ---- jobs -------------------------------------------------------------------------------- */
@@ -118,8 +116,8 @@ static void job_end(struct kvs_indexer *indexer, struct job **link)
         kvs_segment_unpin(indexer->books->store, job->segments[i]);
     }
     kvs_arena_free(arena, job->segments_class, job->segments);
-    if (job->sums != NULL)
-        kvs_arena_free(arena, job->sums_class, job->sums);
+    if (job->training != NULL)
+        kvs_arena_free(arena, job->training_class, job->training);
     if (job->cells != NULL)
         kvs_arena_free(arena, job->cells_class, job->cells);
     if (job->has_codebook)
@@ -150,7 +148,7 @@ static bool has_most(const struct kvs_codebook *book, uint32_t n_rows, uint32_t 
 static bool can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows)
 {
     return has_most(book, n_rows, book->n_cells_lost) &&
-           n_rows >= kvs_codebook_cells_pay(&book->shape);
+           n_rows >= book->scorer->items_pay(&book->shape);
 }
 
 static kv_status_t job_create(struct kvs_indexer *indexer,
@@ -337,7 +335,7 @@ bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint
     const uint32_t first = block * KV_BLOCK_TOKENS;
     const uint32_t least = plan->chapter_blocks > 0
                                ? (uint32_t)KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS
-                               : 2 * (uint32_t)kv_pq_n_centroids(&plan->shape);
+                               : 2 * kvs_scorer_at(plan->scorer)->n_seeds(&plan->shape);
 
     return tokens >= first && tokens - first >= least;
 }
@@ -418,11 +416,11 @@ static bool are_good(struct kvs_indexer *indexer,
                           job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
 }
 
-/* Rows of one slice, of which each costs an inner product with every centroid. */
+/* Rows of one slice. */
 static uint32_t rows_at_once(const struct job *job)
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
-    uint32_t n = SLICE_OPERATIONS / (uint32_t)kv_pq_centroids_size(shape);
+    uint32_t n = SLICE_OPERATIONS / scorer_of(job)->row_cost(shape);
     uint32_t max = KVS_CODEBOOK_KEYS / shape->d;
 
     if (max > KVS_CODEBOOK_KEYS / 8)
@@ -436,68 +434,55 @@ static uint64_t seed_of(const struct job *job)
            job->block_begin;
 }
 
-/* The first centroids are keys: as many different rows of the sample, each as likely as any. */
+/* A codebook begins with keys: as many different rows of the sample, each as likely as any. */
 static kv_status_t seed_job(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebooks *books = indexer->books;
     const struct kv_pq_shape *shape = &job->plan.shape;
-    const size_t sums_bytes = kv_pq_centroids_size(shape) * sizeof(float) +
-                              kv_pq_table_size(shape) * sizeof(uint32_t);
-    const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(shape);
-    struct kv_kmeans_codebook kmeans;
+    const struct kvs_scorer_ops *scorer = scorer_of(job);
+    const size_t training_bytes = scorer->training_bytes(shape);
+    const uint32_t n_seeds = scorer->n_seeds(shape);
     struct kv_random random;
     kv_status_t status;
 
-    job->sums_class = kvs_arena_class_rounded(books->store->arena, sums_bytes);
-    job->sums =
-        job->sums_class < 0 ? NULL : kvs_arena_alloc(books->store->arena, job->sums_class);
-    if (job->sums == NULL)
+    job->training_class = kvs_arena_class_rounded(books->store->arena, training_bytes);
+    job->training = job->training_class < 0
+                        ? NULL
+                        : kvs_arena_alloc(books->store->arena, job->training_class);
+    if (job->training == NULL)
         return KV_NO_MEMORY;
-    memset(job->sums, 0, sums_bytes);
-    status = kvs_codebook_create(books, shape, &job->codebook);
+    memset(job->training, 0, training_bytes);
+    status = kvs_codebook_create(books, &job->plan, &job->codebook);
     if (status != KV_OK)
         return status;
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
-    book_of(indexer, job)->plan = job->plan;
-    kmeans = kvs_codebook_kmeans(book_of(indexer, job));
 
     job->stride = (job->n_rows + KVS_INDEX_SAMPLE_MAX - 1) / KVS_INDEX_SAMPLE_MAX;
     job->n_sample = (job->n_rows + job->stride - 1) / job->stride;
-    assert(job->n_sample >= n_centroids);
+    assert(job->n_sample >= n_seeds);
     kv_random_init(&random, seed_of(job));
-    for (uint32_t i = 0, n = 0; n < n_centroids; i++) {
-        if (kv_random_below(&random, job->n_sample - i) >= n_centroids - n)
+    for (uint32_t i = 0, n = 0; n < n_seeds; i++) {
+        if (kv_random_below(&random, job->n_sample - i) >= n_seeds - n)
             continue;
         if (!are_good(indexer, job, i * job->stride, 1, 1))
             return KV_CORRUPT;
         kv_exact_scores_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1,
                              shape->d, indexer->keys);
-        kv_kmeans_set_centroid(shape, &kmeans, n++, indexer->keys);
+        scorer->seed(book_of(indexer, job), n++, indexer->keys);
     }
-    kv_kmeans_half_sq_norms(shape, &kmeans);
+    scorer->seed_end(book_of(indexer, job));
     kvs_codebook_seal(book_of(indexer, job));
-    job->state = job->plan.iterations > 0 ? JOB_LLOYD : JOB_ENCODE;
+    job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
     return KV_OK;
 }
 
-static double sum_of_squares(const float *half_squares, size_t n)
-{
-    double sum = 0;
-
-    for (size_t i = 0; i < n; i++)
-        sum += 2.0 * half_squares[i];
-    return sum;
-}
-
-/* Some rows to their centroids; behind the last row, the centroids to their rows. */
-static kv_status_t lloyd_slice(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
+/* Some rows of the sample; behind the last one, once more, or it is enough. */
+static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
 {
     const struct kv_pq_shape *shape = &job->plan.shape;
     struct kvs_codebook *book = book_of(indexer, job);
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-    const struct kv_kmeans_sums sums = {.sums = job->sums, .counts = counts_of(job)};
     const uint32_t at_once = rows_at_once(job);
     uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
 
@@ -513,18 +498,17 @@ static kv_status_t lloyd_slice(struct kvs_indexer *indexer, struct job *job, uin
                              (size_t)job->row_bytes * job->stride, run, shape->d,
                              indexer->keys + (size_t)i * shape->d);
     }
-    kv_kmeans_step(shape, &kmeans, indexer->keys, n, indexer->codes, n, &sums);
+    book->scorer->train(book, indexer->keys, n, job->training, indexer->codes);
     job->cursor += n;
     if (job->cursor < job->n_sample)
         return KV_OK;
 
-    double moved = kv_kmeans_update(shape, &kmeans, &sums);
+    const bool pays = book->scorer->train_end(book, job->training);
     job->cursor = 0;
     book->iterations++;
     uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
     if (book->iterations >= job->plan.iterations ||
-        (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) ||
-        !(moved > TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(shape)))) {
+        (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) || !pays) {
         kvs_codebook_seal(book);
         job->state = JOB_ENCODE;
     }
@@ -734,8 +718,8 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         else
             status = seed_job(indexer, job);
         break;
-    case JOB_LLOYD:
-        status = lloyd_slice(indexer, job, begin_us);
+    case JOB_TRAIN:
+        status = train_slice(indexer, job, begin_us);
         break;
     case JOB_ENCODE:
         status = encode_slice(indexer, job, &done);

@@ -1,7 +1,7 @@
 /* builder.h - codebooks, codes and summaries, made in the background: one job per chapter of a
  * unit.
  *
- *   kvs_index_schedule() -> job QUEUED -> LLOYD ... -> ENCODE ... -> CELLS ... -> SUMMARIES ... ->
+ *   kvs_index_schedule() -> job QUEUED -> TRAIN ... -> ENCODE ... -> CELLS ... -> SUMMARIES ... ->
  *                                   gone; one slice of at most some 100 us per
  *                                   kvs_indexer_step()
  *

@@ -1,6 +1,7 @@
 #include "kvserver/store/index/codebook.h"
 
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
 #include <string.h>
@@ -27,11 +28,12 @@ void kvs_codebooks_fini(struct kvs_codebooks *books)
 }
 
 kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
-                                const struct kv_pq_shape *shape,
+                                const struct kvs_index_plan *plan,
                                 uint32_t *ret_codebook)
 {
-    const size_t n_floats = kv_pq_centroids_size(shape) + kv_pq_table_size(shape);
-    int class_id = kvs_arena_class_rounded(books->store->arena, n_floats * sizeof(float));
+    const struct kv_pq_shape *shape = &plan->shape;
+    const struct kvs_scorer_ops *scorer = kvs_scorer_at(plan->scorer);
+    int class_id = kvs_arena_class_rounded(books->store->arena, scorer->codebook_bytes(shape));
     struct kvs_codebook *book;
 
     static_assert((int)KV_TILE_BYTES_MAX <= (int)KVS_ARENA_PAGE, "a tile has a class");
@@ -46,13 +48,15 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
         return KV_NO_MEMORY;
     }
     *book = (struct kvs_codebook){
+        .scorer = scorer,
         .serial = ++books->serial,
         .refs = 1,
         .shape = *shape,
+        .plan = *plan,
         .centroids = centroids,
         .half_squares = centroids + kv_pq_centroids_size(shape),
         .class_id = class_id,
-        .tile_class = kvs_arena_class_hold(books->store->arena, kv_tile_bytes(shape)),
+        .tile_class = kvs_arena_class_hold(books->store->arena, scorer->codes_bytes(shape)),
     };
     *ret_codebook = kv_pool_index(books->pool, book);
     return KV_OK;
@@ -76,20 +80,16 @@ void kvs_codebook_set_summaries(struct kvs_codebooks *books,
     book->summaries = *summaries;
 }
 
-static size_t centroids_bytes(const struct kvs_codebook *book)
-{
-    return (kv_pq_centroids_size(&book->shape) + kv_pq_table_size(&book->shape)) *
-           sizeof(float);
-}
-
 void kvs_codebook_seal(struct kvs_codebook *book)
 {
-    book->centroids_crc = kv_crc32c(0, book->centroids, centroids_bytes(book));
+    book->centroids_crc =
+        kv_crc32c(0, book->centroids, book->scorer->codebook_bytes(&book->shape));
 }
 
 bool kvs_codebook_centroids_are_good(const struct kvs_codebook *book)
 {
-    return kv_crc32c(0, book->centroids, centroids_bytes(book)) == book->centroids_crc;
+    return kv_crc32c(0, book->centroids, book->scorer->codebook_bytes(&book->shape)) ==
+           book->centroids_crc;
 }
 
 static uint32_t cells_crc(const struct kvs_codebook *book)
@@ -168,10 +168,11 @@ uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
                                    int *ret_class)
 {
     const size_t head = kv_cells_head(&book->shape);
+    const uint32_t n_pay = book->scorer->items_pay(&book->shape);
     const uint32_t most = (uint32_t)(KVS_ARENA_PAGE / sizeof(uint32_t) - head);
     uint32_t n = *n_rows < most ? *n_rows : most / KV_PQ_TILE * KV_PQ_TILE;
 
-    if (kv_cells_n(&book->shape) == 0 || n < kvs_codebook_cells_pay(&book->shape))
+    if (n_pay == 0 || n < n_pay)
         return NULL;
     int class_id = kvs_arena_class_rounded(books->store->arena, (head + n) * sizeof(uint32_t));
     uint32_t *cells = class_id < 0 ? NULL : kvs_arena_alloc(books->store->arena, class_id);

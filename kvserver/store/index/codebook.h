@@ -33,8 +33,16 @@ enum {
     KVS_CODEBOOK_KEYS = 16 << 10, /* elements of keys that are converted at once */
 };
 
+/* What codes are, and how rows are scored by them (scorer.h, scorers.c). */
+enum kvs_scorer {
+    KVS_SCORER_PQ,
+    KVS_N_SCORERS,
+};
+struct kvs_scorer_ops;
+
 /* How to make codes. */
 struct kvs_index_plan {
+    enum kvs_scorer scorer;
     uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
     struct kv_pq_shape shape;
     enum kv_key_type type;
@@ -46,6 +54,7 @@ struct kvs_index_plan {
 };
 
 struct kvs_codebook {
+    const struct kvs_scorer_ops *scorer;
     uint64_t serial; /* counts up with every codebook of the thread */
     uint32_t refs;   /* segments that have its codes, and the job that makes it */
     bool open;       /* rows behind its segments get its codes when a query first meets them */
@@ -82,10 +91,10 @@ bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *s
 /* No segment has codes any more. */
 void kvs_codebooks_fini(struct kvs_codebooks *books);
 
-/* One with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
+/* One of the plan, with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
  * KVS_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */
 kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
-                                const struct kv_pq_shape *shape,
+                                const struct kvs_index_plan *plan,
                                 uint32_t *ret_codebook);
 void kvs_codebook_ref(struct kvs_codebooks *books, uint32_t codebook);
 void kvs_codebook_unref(struct kvs_codebooks *books, uint32_t codebook);
@@ -124,15 +133,6 @@ uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
                                    const struct kvs_codebook *book,
                                    uint32_t *n_rows,
                                    int *ret_class);
-
-/* Rows from which on cells are scored faster than rows.  With random codes, which fill most
- * cells, 4,096 cells took 1.0 to 1.2 times as long as chapters of 4,096 rows, and 0.4 times as
- * long as those of 16,384 (four vectors, 128K rows, AVX2: kv_bench kernels query.cold); those
- * of real keys leave most cells empty. */
-static inline uint32_t kvs_codebook_cells_pay(const struct kv_pq_shape *shape)
-{
-    return kv_cells_n(shape) + kv_cells_n(shape) / 4;
-}
 
 static inline struct kv_cells kvs_codebook_cells(const struct kvs_codebook *book)
 {

@@ -1,6 +1,7 @@
 #include "kvserver/store/index/encode.h"
 
 #include "kernels/checksum.h"
+#include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
 #include <string.h>
@@ -11,7 +12,7 @@ static uint32_t tile_crc(const struct kvs_codebooks *books, const struct kvs_seg
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
-    return kv_crc32c(0, segment->codes, kv_tile_bytes(&book->shape));
+    return kv_crc32c(0, segment->codes, book->scorer->codes_bytes(&book->shape));
 }
 
 bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
@@ -37,10 +38,8 @@ static void encode(struct kvs_codebooks *books,
                    uint32_t n_rows)
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
     const uint32_t at_once = KVS_CODEBOOK_KEYS / book->shape.d;
     float keys[KVS_CODEBOOK_KEYS];
-    uint8_t codes[KV_TILE_BYTES_MAX];
 
     while (segment->n_coded < n_rows) {
         uint32_t begin = segment->n_coded;
@@ -48,8 +47,7 @@ static void encode(struct kvs_codebooks *books,
 
         kv_exact_scores_load(type, segment->rows + (size_t)begin * row_bytes, row_bytes, n,
                              book->shape.d, keys);
-        kv_kmeans_encode(&book->shape, &kmeans, keys, n, codes, KV_PQ_TILE);
-        kv_tile_put(&book->shape, segment->codes, begin, n, codes, KV_PQ_TILE);
+        book->scorer->encode(book, keys, begin, n, segment->codes);
         segment->n_coded = (uint8_t)(begin + n);
     }
     segment->codes_crc = tile_crc(books, segment);
@@ -63,7 +61,7 @@ void kvs_segment_recode(struct kvs_codebooks *books,
     const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
     assert(segment->n_coded == 0 && segment->n_lost > 0);
-    memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+    memset(segment->codes, 0, book->scorer->codes_bytes(&book->shape));
     encode(books, segment, type, row_bytes, segment->n_lost);
     segment->in_chapter = segment->lost_chapter;
     segment->n_lost = 0;
@@ -85,7 +83,7 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
         segment->codes = kvs_arena_alloc(books->store->arena, book->tile_class);
         if (segment->codes == NULL)
             return KV_NO_MEMORY;
-        memset(segment->codes, 0, kv_tile_bytes(&book->shape));
+        memset(segment->codes, 0, book->scorer->codes_bytes(&book->shape));
         segment->codebook = codebook;
         segment->n_coded = 0;
         kvs_codebook_ref(books, codebook);

@@ -2,6 +2,7 @@
 
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer.h"
 #include "kvserver/store/ops/query.h"
 #include "kvserver/store/rows/verify.h"
 
@@ -113,7 +114,7 @@ static uint64_t check_codes(struct kvs_scrub *scrub,
         kvs_segment_recode(books, segment,
                            (enum kv_key_type)session->schema->layers[unit->layer].dtype,
                            unit->row_bytes);
-    return kv_tile_bytes(&book->shape);
+    return book->scorer->codes_bytes(&book->shape);
 }
 
 /* ---- codebooks --------------------------------------------------------------------------- */

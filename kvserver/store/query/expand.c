@@ -1,12 +1,13 @@
 #include "kvserver/store/query/expand.h"
 
+#include "kvserver/store/index/scorer.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     SLICE_ROWS = 32 << 10,
-    AHEAD = 8, /* cells whose lists are fetched meanwhile */
 };
 
 struct kvs_expander *kvs_expander_create(void)
@@ -64,21 +65,15 @@ static size_t expand_cells(struct kvs_expander *expander,
     const uint32_t begin = run->token_begin - first, end = run->token_end - first;
     const uint32_t *counts = expander->score->counts + run->item;
     const float *scores = kvs_selector_scores(expander->selector, group) + run->item;
-    const struct kv_cells cells = kvs_codebook_cells(book);
     struct kv_topk *topk = &expander->selector->groups[group];
     const uint32_t n_cells = run->n_items;
     uint32_t above[KV_CELLS_MAX + KV_TOPK_SPARE], equal[KV_CELLS_MAX + KV_TOPK_SPARE];
     size_t n_above, n_equal;
 
     kv_topk_items(topk, scores, counts, n_cells, above, &n_above, equal, &n_equal);
-    for (size_t i = 0; i < n_above; i++) {
-        if (i + AHEAD < n_above)
-            __builtin_prefetch(cells.rows + cells.offsets[above[i + AHEAD]]);
-        kv_cells_mark(&cells, above[i], begin, end, 0, expander->above);
-    }
-    for (size_t i = 0; topk->ties > 0 && i < n_equal; i++)
-        kv_cells_mark(&cells, equal[i], begin, end, 0, expander->at_bound);
+    book->scorer->mark_items(book, above, n_above, begin, end, expander->above);
     if (topk->ties > 0 && n_equal > 0) {
+        book->scorer->mark_items(book, equal, n_equal, begin, end, expander->at_bound);
         const size_t n_ties =
             kv_bits_take(expander->at_bound, begin / 64 * 64, end, topk->ties, expander->rows);
 
@@ -152,36 +147,42 @@ bool kvs_expand_is_whole(const struct kvs_expander *expander)
     return true;
 }
 
-/* The item of a token in such a run, which is its cell's.  While the query waited, the unit
- * may have got a copy of its last segment to write behind what that was filled to, and the copy
- * has no codes, or other ones: those of the key are made again. */
-static uint32_t item_of(const struct kvs_score *score,
-                        const struct kvs_codebooks *books,
-                        const struct kvs_score_run *run,
-                        uint32_t token)
+/* Items of n tokens of one segment in such a run.  While the query waited, the unit may have got
+ * a copy of its last segment to write behind what that was filled to, and the copy has no codes,
+ * or other ones: what those of the key would be is found out again. */
+static void items_of(const struct kvs_score *score,
+                     const struct kvs_codebooks *books,
+                     const struct kvs_score_run *run,
+                     const uint32_t *tokens,
+                     uint32_t n,
+                     uint32_t *ret_items)
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-    const struct kvs_segment *segment = score->unit->segments[token / KV_BLOCK_TOKENS];
-    const uint32_t row = token % KV_BLOCK_TOKENS;
+    const struct kvs_segment *segment = score->unit->segments[tokens[0] / KV_BLOCK_TOKENS];
     float key[KVS_CODEBOOK_DIM_MAX];
-    const struct kv_cells cells = kvs_codebook_cells(book);
-    uint8_t codes[KV_PQ_SUBSPACES_MAX];
-    uint32_t cell = 0;
+    uint32_t n_coded = 0;
 
-    if (segment->codes != NULL && segment->codebook == run->codebook &&
-        row < segment->n_coded) {
-        uint16_t kept;
-
-        kv_tile_cells(&book->shape, segment->codes, row, 1, &kept);
-        return kv_cells_item(&cells, kept);
+    while (segment->codes != NULL && segment->codebook == run->codebook && n_coded < n &&
+           tokens[n_coded] % KV_BLOCK_TOKENS < segment->n_coded)
+        n_coded++;
+    if (n_coded > 0)
+        book->scorer->row_items(book, segment->codes, tokens, n_coded, ret_items);
+    for (uint32_t i = n_coded; i < n; i++) {
+        kv_exact_scores_load(score->type, kvs_unit_row(score->unit, tokens[i]),
+                             score->unit->row_bytes, 1, book->shape.d, key);
+        ret_items[i] = book->scorer->key_item(book, key);
     }
-    kv_exact_scores_load(score->type, kvs_unit_row(score->unit, token), score->unit->row_bytes,
-                         1, book->shape.d, key);
-    kv_kmeans_encode(&book->shape, &kmeans, key, 1, codes, 1);
-    for (uint32_t j = 0; j < book->shape.m; j++)
-        cell = cell << book->shape.bits | codes[j];
-    return kv_cells_item(&cells, cell);
+}
+
+/* Of ascending tokens, from the first one on, those of its segment that are before `end`. */
+static uint32_t n_of_segment(const uint32_t *tokens, uint32_t n, uint32_t end)
+{
+    const uint32_t segment_end = (tokens[0] / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
+    uint32_t n_in = 1;
+
+    while (n_in < n && tokens[n_in] < segment_end && tokens[n_in] < end)
+        n_in++;
+    return n_in;
 }
 
 void kvs_expand_weights(const struct kvs_score *score,
@@ -193,13 +194,18 @@ void kvs_expand_weights(const struct kvs_score *score,
 {
     const struct kvs_score_run *run = score->runs;
 
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t item;
+    for (uint32_t i = 0, n_in; i < n; i += n_in) {
+        uint32_t items[KV_BLOCK_TOKENS];
 
         while (tokens[i] >= run->token_end)
             run++;
-        item = run->codebook == KVS_SCORE_ROWS ? tokens[i] - run->token_begin
-                                               : item_of(score, books, run, tokens[i]);
-        ret_weights[i] = selector->weights[run->item + item];
+        n_in = n_of_segment(tokens + i, n - i, run->token_end);
+        if (run->codebook != KVS_SCORE_ROWS)
+            items_of(score, books, run, tokens + i, n_in, items);
+        for (uint32_t j = 0; j < n_in; j++)
+            ret_weights[i + j] =
+                selector->weights[run->item + (run->codebook != KVS_SCORE_ROWS
+                                                   ? items[j]
+                                                   : tokens[i + j] - run->token_begin)];
     }
 }

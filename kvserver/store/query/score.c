@@ -2,6 +2,7 @@
 
 #include "kernels/select.h"
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -86,11 +87,10 @@ static void add_range(struct kvs_score *score,
                                                : token;
         if (end > token) {
             const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
-            const struct kv_cells cells = kvs_codebook_cells(book);
 
-            n_full = kv_cells_n_full(&book->shape, &cells);
+            n_full = book->scorer->n_items(book);
             const size_t n_items = (size_t)score->n_items + (n_left - (end - token)) + n_full;
-            pays = end - token >= kvs_codebook_cells_pay(&book->shape) && n_full > 0 &&
+            pays = end - token >= book->scorer->items_pay(&book->shape) && n_full > 0 &&
                    n_items * arrays <= score->room_floats &&
                    score->n_runs + 2 * score->n_ranges + 2 <= KVS_SCORE_RUNS_MAX;
         }
@@ -185,8 +185,7 @@ static void make_tables(struct kvs_score *score, const struct kvs_codebook *book
 {
     if (book->serial == score->serial)
         return;
-    kv_pq_tables(&book->shape, book->centroids, score->queries, score->n_queries,
-                 score->tables);
+    book->scorer->make_tables(book, score->queries, score->n_queries, score->tables);
     score->serial = book->serial;
     score->n_chapters++;
 }
@@ -211,18 +210,13 @@ static void subtract_counts(const struct kvs_score *score,
                             uint32_t end,
                             uint32_t *counts)
 {
-    const struct kv_cells cells = kvs_codebook_cells(book);
-    uint16_t numbers[KV_PQ_TILE];
-
     for (uint32_t row = begin, n; row < end; row += n) {
         const struct kvs_segment *segment =
             score->unit->segments[book->block_begin + row / KV_BLOCK_TOKENS];
         const uint32_t left = KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS;
 
         n = end - row < left ? end - row : left;
-        kv_tile_cells(&book->shape, segment->codes, row % KV_BLOCK_TOKENS, n, numbers);
-        for (uint32_t i = 0; i < n; i++)
-            counts[kv_cells_item(&cells, numbers[i])]--;
+        book->scorer->subtract_counts(book, segment->codes, row % KV_BLOCK_TOKENS, n, counts);
     }
 }
 
@@ -235,17 +229,16 @@ static void count_cells(const struct kvs_score *score,
                         uint32_t end,
                         uint32_t *ret_counts)
 {
-    const struct kv_cells cells = kvs_codebook_cells(book);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
     const uint32_t all_end = first + book->n_celled;
     const bool is_little = begin + book->n_celled - end <= CUT_ROWS;
 
     if (is_little && cells_end(score, books, first, all_end) == all_end) {
-        kv_cells_counts(&book->shape, &cells, 0, book->n_celled, ret_counts);
+        book->scorer->count_items(book, 0, book->n_celled, ret_counts);
         subtract_counts(score, book, 0, begin, ret_counts);
         subtract_counts(score, book, end, book->n_celled, ret_counts);
     } else {
-        kv_cells_counts(&book->shape, &cells, begin, end, ret_counts);
+        book->scorer->count_items(book, begin, end, ret_counts);
     }
 }
 
@@ -254,13 +247,12 @@ static void score_cells(struct kvs_score *score,
                         const struct kvs_score_run *run)
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
-    const struct kv_cells cells = kvs_codebook_cells(book);
     const uint32_t first = book->block_begin * KV_BLOCK_TOKENS;
 
     make_tables(score, book);
-    if (kv_cells_n_full(&book->shape, &cells) == run->n_items) {
-        kv_cells_score(&book->shape, score->tables, score->n_queries, &cells,
-                       score->scores + run->item, score->n_items);
+    if (book->scorer->n_items(book) == run->n_items) {
+        book->scorer->score_items(book, score->tables, score->n_queries,
+                                  score->scores + run->item, score->n_items);
         count_cells(score, books, book, run->token_begin - first, run->token_end - first,
                     score->counts + run->item);
     } else { /* they went bad since scoring began: there is room for as many as there were */
@@ -309,9 +301,9 @@ static uint32_t score_coded(struct kvs_score *score,
     n -= begin;
     book = kvs_codebook_at(books, codebook);
     make_tables(score, book);
-    kv_tiles_score(&book->shape, score->tables, score->n_queries, tiles, begin, n,
-                   score->scores + (run->item + score->token - run->token_begin),
-                   score->n_items);
+    book->scorer->score_rows(book, score->tables, score->n_queries, tiles, begin, n,
+                             score->scores + (run->item + score->token - run->token_begin),
+                             score->n_items);
     score->n_coded += n;
     return n;
 }

@@ -1,0 +1,132 @@
+/* scorer.h - the table of scorers: ways to score rows by short codes, without reading their keys.
+ *
+ *   codebook   what a scorer has learnt of a chapter's keys (codebook.h keeps it)
+ *   codes      what it keeps of each row, in one piece of memory for a block's rows (segment.h)
+ *   items      rows with equal codes, which share a score and are scored once; optional
+ *
+ * A new one is a file scorer_NAME.c with such a table, a line in scorers.c, and its number in
+ * enum kvs_scorer.  What is around it knows none of them: when rows are trained and coded, in
+ * slices (builder.c, encode.c), which rows of a unit have codes (query/score.c), what a choice
+ * among items means in rows (query/expand.c), checksums of codebooks, codes and items.
+ *
+ * Three things are product quantization's still, and wait for a second scorer: the plan's
+ * `shape`, from which all sizes come; a codebook's memory, which is centroids; and lists of rows
+ * by item, which cells_slice() in builder.c makes and codebook.c keeps (kernels/pq_cells.h).
+ *
+ * Functions are called for a block's rows, a run of them or a slice of work, never for one row
+ * of many.  They are pure but for what they write to, and give the same bits on every CPU.
+ *
+ * Threads: any.  Memory: the caller's; nothing is kept.
+ */
+#ifndef KV_KVSERVER_STORE_INDEX_SCORER_H
+#define KV_KVSERVER_STORE_INDEX_SCORER_H
+
+#include "kvserver/store/index/codebook.h"
+
+struct kvs_scorer_ops {
+    const char *name;
+
+    /* ---- sizes ---------------------------------------------------------------------------- */
+
+    /* Bytes of a codebook, of a block's codes, and of what training keeps between slices. */
+    size_t (*codebook_bytes)(const struct kv_pq_shape *shape);
+    size_t (*codes_bytes)(const struct kv_pq_shape *shape);
+    size_t (*training_bytes)(const struct kv_pq_shape *shape);
+    /* What coding or training with a row costs, in multiply-adds. */
+    uint32_t (*row_cost)(const struct kv_pq_shape *shape);
+
+    /* ---- training, in slices (builder.c) --------------------------------------------------- */
+
+    /* Begins a codebook with n_seeds() keys, one after the other. */
+    uint32_t (*n_seeds)(const struct kv_pq_shape *shape);
+    void (*seed)(const struct kvs_codebook *book, uint32_t number, const float *key);
+    void (*seed_end)(const struct kvs_codebook *book);
+    /* Learns from n keys (n, d).  `training` was 0 in the beginning.
+     *   room  (n, KV_PQ_SUBSPACES_MAX) */
+    void (*train)(const struct kvs_codebook *book,
+                  const float *keys,
+                  uint32_t n,
+                  void *training,
+                  uint8_t *room);
+    /* All keys of the sample have been seen.  False: to see them once more changes nothing. */
+    bool (*train_end)(const struct kvs_codebook *book, void *training);
+
+    /* ---- codes (encode.c) ------------------------------------------------------------------ */
+
+    /* Codes of n keys (n, d), which are rows [begin, begin + n) of the block. */
+    void (*encode)(const struct kvs_codebook *book,
+                   const float *keys,
+                   uint32_t begin,
+                   uint32_t n,
+                   uint8_t *codes);
+
+    /* ---- scores (query/score.c) ------------------------------------------------------------ */
+
+    /* What the codebook makes of query vectors (n_queries, d), once for all of its rows; of each
+     * KVS_SCORE_TABLE floats at most (query/score.h). */
+    void (*make_tables)(const struct kvs_codebook *book,
+                        const float *queries,
+                        uint32_t n_queries,
+                        float *ret_tables);
+    /* Scores of n rows from row `begin` of the first block on, numbered through the blocks'
+     * codes.
+     *   ret_scores  (n_queries, n), scores_stride apart */
+    void (*score_rows)(const struct kvs_codebook *book,
+                       const float *tables,
+                       uint32_t n_queries,
+                       const uint8_t *const *codes,
+                       uint32_t begin,
+                       uint32_t n,
+                       float *ret_scores,
+                       size_t scores_stride);
+
+    /* ---- items ----------------------------------------------------------------------------- */
+
+    /* Lists of a chapter's rows by item: book->cells, of the first book->n_celled rows.  The
+     * lists may have been damaged: then they are of other rows, but of rows below n_celled. */
+
+    /* Rows from which on items are scored faster than rows; 0: codes of this shape have none. */
+    uint32_t (*items_pay)(const struct kv_pq_shape *shape);
+    /* Items that have rows. */
+    uint32_t (*n_items)(const struct kvs_codebook *book);
+    /* Scores of all items; as score_rows(). */
+    void (*score_items)(const struct kvs_codebook *book,
+                        const float *tables,
+                        uint32_t n_queries,
+                        float *ret_scores,
+                        size_t scores_stride);
+    /* Rows of each item among rows [begin, end) of the chapter. */
+    void (*count_items)(const struct kvs_codebook *book,
+                        uint32_t begin,
+                        uint32_t end,
+                        uint32_t *ret_counts);
+    /* Takes rows [begin, begin + n) of a block off the counts. */
+    void (*subtract_counts)(const struct kvs_codebook *book,
+                            const uint8_t *codes,
+                            uint32_t begin,
+                            uint32_t n,
+                            uint32_t *counts);
+    /* Sets bit r for each row r of [begin, end) that is one of the n items. */
+    void (*mark_items)(const struct kvs_codebook *book,
+                       const uint32_t *items,
+                       size_t n,
+                       uint32_t begin,
+                       uint32_t end,
+                       uint64_t *bits);
+    /* Items of n rows of one block: of tokens[i] % KV_BLOCK_TOKENS, by their codes. */
+    void (*row_items)(const struct kvs_codebook *book,
+                      const uint8_t *codes,
+                      const uint32_t *tokens,
+                      uint32_t n,
+                      uint32_t *ret_items);
+    /* The item of a row whose codes are not at hand any more. */
+    uint32_t (*key_item)(const struct kvs_codebook *book, const float *key);
+};
+
+/* scorers.c */
+const struct kvs_scorer_ops *kvs_scorer_at(enum kvs_scorer scorer);
+
+/* scorer_pq.c */
+extern const struct kvs_scorer_ops kvs_scorer_pq;
+
+#endif
