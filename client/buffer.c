@@ -74,7 +74,7 @@ kv_status_t kv_buffer_map(struct kv_client *client,
         return kvc_set_error(&client->loop, KV_INVALID,
                              "buffer: %zu bytes at %p: NULL, empty or past the end of memory",
                              bytes, base);
-    /* Rows are checked where they land, which takes memory that the processor reads. */
+    /* Checksums are computed in place, which needs memory that the CPU can read. */
     if (memory != KV_HOST_MEMORY)
         return kvc_set_error(&client->loop, KV_UNSUPPORTED,
                              "buffer: device memory is not implemented");

@@ -22,7 +22,7 @@ enum {
     TEXT_BYTES = 256,
 };
 
-/* What every reply begins with. */
+/* The first fields of every reply. */
 struct any_reply {
     ProtobufCMessage base;
     Kvpb__Outcome *outcome;
@@ -57,7 +57,7 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
     }
 }
 
-/* Where a node has none of a session's units. */
+/* `tokens` of a node without units of the session. */
 #define NO_UNITS UINT32_MAX
 
 static bool has_units(const struct kv_session *session, const struct kvc_node *node)
@@ -68,7 +68,7 @@ static bool has_units(const struct kv_session *session, const struct kvc_node *n
     return false;
 }
 
-/* Whose rows the session has: of struct kv_writers. */
+/* Checks the writers of a session's rows, for struct kv_writers. */
 static const char *writers_fault(const Kvpb__OpenReply *reply)
 {
     uint32_t end = 0;
@@ -87,7 +87,8 @@ static const char *writers_fault(const Kvpb__OpenReply *reply)
     return end != UINT32_MAX ? "writers: end" : NULL;
 }
 
-/* What an open, a resume or a lifecycle operation says of the session.  NULL: it can be. */
+/* Checks the reply of an open, a resume or a lifecycle operation.  Returns the invalid field,
+ * or NULL. */
 static const char *opened_fault(const struct kvc_call *call, const Kvpb__OpenReply *reply)
 {
     const struct kvc_owner *owner = call->id == KV_OP_OPEN ? call->owner : NULL;
@@ -106,7 +107,8 @@ static const char *opened_fault(const struct kvc_call *call, const Kvpb__OpenRep
     for (size_t i = 0; i < reply->n_recent; i++) {
         const Kvpb__Lifecycle *entry = reply->recent[i];
 
-        /* The last one led to the generation that it is at, each to the next one's. */
+        /* The last entry led to the session's generation, each other one to the next entry's.
+         */
         if (entry->generation != reply->generation - (reply->n_recent - i))
             return "recent: generation";
         if (entry->tokens > reply->tokens_max)
@@ -127,7 +129,7 @@ static const char *renewed_fault(const struct kvc_call *call, const Kvpb__RenewR
     return reply->lease_ms == 0 || reply->lease_ms > most_ms ? "lease_ms" : NULL;
 }
 
-/* A node's generation never goes back. */
+/* A node's generation never decreases. */
 static const char *looked_fault(const struct kvc_call *call, const Kvpb__SessionReply *reply)
 {
     const struct kv_session *session = call->session;
@@ -156,8 +158,7 @@ static const char *table_fault(const Kvpb__TableReply *reply)
     return NULL;
 }
 
-/* The field of a reply that cannot be what it says.  NULL: there is none.  A hello's are looked
- * at where its facts are kept. */
+/* Returns the invalid field of a reply, or NULL.  Hello's fields are checked in node.c. */
 static const char *reply_fault(const struct kvc_call *call, const ProtobufCMessage *reply)
 {
     switch (call->id) {
@@ -186,7 +187,8 @@ static void deliver(struct kvc_call *call,
         call->owner->n_calls--;
         call->owner->arrived_us = call->client->loop.now_us;
     }
-    /* Still in the list: whoever ends the operation or the session clears the pointers. */
+    /* The call is still in the list, so ending the operation or the session clears its
+     * pointers. */
     call->done(call, status, reply, detail != NULL ? detail : "");
     if (call->owner != NULL)
         call->owner->done(call->owner);

@@ -105,7 +105,7 @@ void kvc_subop_free(struct kvc_subop *subop)
     client->free_subops = subop;
 }
 
-/* Whether a credit is left for the priority besides those that the others are sure of. */
+/* Whether a credit is free for this priority without using those reserved for others. */
 static bool may_take(const struct kvc_connection *connection, enum kv_priority priority)
 {
     uint32_t credits = connection->link.node->credits;
@@ -120,9 +120,9 @@ static bool may_take(const struct kvc_connection *connection, enum kv_priority p
     return connection->n_in_flight + reserved < credits;
 }
 
-/* Sends one message, the most urgent that there is and that can.  A sub-operation that finds no
- * request or message buffer stays where it is, and keeps those of its priority behind it in
- * order.  false: nothing was sent. */
+/* Sends one message: the most urgent one that can be sent.  A sub-operation without a free
+ * request or message buffer stays at the head of its queue, so its priority is served in order.
+ * Returns false if nothing was sent. */
 static bool connection_send(struct kvc_connection *connection)
 {
     struct kv_client *client = connection->link.node->client;
@@ -146,13 +146,13 @@ static bool connection_send(struct kvc_connection *connection)
             return true;
         }
         kvc_request_end(request);
-        /* That one came back is no reason to try again at once. */
+        /* Releasing this request must not trigger another dispatch at once. */
         client->loop.must_dispatch = must_dispatch;
     }
     return false;
 }
 
-/* The connection whose turn it is. */
+/* Returns the connection that may send next. */
 static struct kvc_connection *take_turn(struct kv_client *client)
 {
     while (client->turn_thread >= client->nodes[client->turn_node].n_connections) {
@@ -162,9 +162,9 @@ static struct kvc_connection *take_turn(struct kv_client *client)
     return &client->nodes[client->turn_node].connections[client->turn_thread++];
 }
 
-/* One message of each connection in turn: what all connections share, requests and large
- * message buffers, goes around.  Where it runs out, the connection behind the last one that
- * sent is the next, now or in a later call. */
+/* Sends one message of each connection in turn, so that the connections share requests and
+ * large message buffers fairly.  When these run out, a later call continues after the last
+ * connection that sent. */
 void kvc_connections_dispatch(struct kv_client *client)
 {
     uint32_t n_connections = 0, n_idle = 0;

@@ -9,7 +9,7 @@
  * lost.  The thread runs none of the client's callbacks.
  *
  * A call is one batch with one tag.  So is the attach call: its batch ends when the call ends.
- * */
+ */
 #include "client/control.h"
 
 #include "kvserver/base/thread.h"
@@ -35,7 +35,7 @@ enum {
     KEEPALIVE_TIMEOUT_MS = 2000,
     BACKOFF_FIRST_MS = 100,
     BACKOFF_MAX_MS = 1000,
-    CONNECT_MS = 2000, /* for one attempt: a loaded node may take its time to greet */
+    CONNECT_MS = 2000, /* for one attempt: a node under load may be slow to accept */
     PARTING_US = 50000,
     PARTING_TURN_US = 200,
 };
@@ -49,7 +49,7 @@ struct grpc_call {
     void *arg;
 
     /* Filled by gRPC before the batch's tag comes back. */
-    grpc_metadata client; /* who calls */
+    grpc_metadata client; /* the client's index and token */
     grpc_byte_buffer *request;
     grpc_byte_buffer *reply;
     grpc_metadata_array initial, trailing;
@@ -150,7 +150,7 @@ static kv_status_t status_of(grpc_status_code code)
     }
 }
 
-/* gRPC tells how it went about connecting; people want to know what the system said. */
+/* gRPC describes its attempts to connect; this finds the system's error in the description. */
 static const char *plain(const char *text)
 {
     const char *last = strstr(text, "connect") != NULL ? strrchr(text, ':') : NULL;
@@ -158,7 +158,7 @@ static const char *plain(const char *text)
     return last != NULL && last[1] == ' ' && last[2] != '\0' ? last + 2 : text;
 }
 
-/* Tells the caller how a call ended. */
+/* Reports the result of a call. */
 static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
 {
     char detail[DETAIL_BYTES];
@@ -166,8 +166,8 @@ static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
     grpc_byte_buffer_reader reader;
     grpc_slice reply;
 
-    /* One whose answer came first has that: where a node ends, what tells of the loss may
-     * overtake the last answers. */
+    /* A reply that arrived first counts: when a node ends, the report of the loss may overtake
+     * the last replies. */
     if (control->closing && grpc_call->code == GRPC_STATUS_CANCELLED) {
         grpc_call->done(grpc_call->arg, KV_UNREACHABLE, NULL, 0, "connection closed");
         return;
@@ -193,7 +193,7 @@ static void call_done(struct grpc_control *control, struct grpc_call *grpc_call)
     grpc_slice_unref(reply);
 }
 
-/* Runs the callback of a call that has ended and frees it; returns how many ran. */
+/* Runs the callback of a call that has ended and frees the call.  Returns how many ran. */
 static unsigned deliver(struct grpc_control *control, struct grpc_call *grpc_call)
 {
     unsigned n_callbacks = 0;
@@ -351,7 +351,7 @@ static unsigned grpc_row_progress(struct kvc_control *base)
     struct grpc_call *grpc_call;
     unsigned n_callbacks = 0;
 
-    /* A callback may call(), which can only end later, and may close(). */
+    /* A callback may use call(), which ends later, and close(). */
     control->in_progress = true;
     while (!control->closing && (grpc_call = take_finished(control)) != NULL)
         n_callbacks += deliver(control, grpc_call);
@@ -361,7 +361,7 @@ static unsigned grpc_row_progress(struct kvc_control *base)
     return n_callbacks;
 }
 
-/* Whether all calls have ended but the attach, which does when its node does. */
+/* Whether all calls have ended, except attach, which ends with its node. */
 static bool have_ended(struct grpc_control *control)
 {
     uint32_t n_calls = 0;
@@ -377,8 +377,8 @@ static bool have_ended(struct grpc_control *control)
     return n_calls == 0;
 }
 
-/* Lets calls that were just begun, a goodbye above all, reach the node: gRPC would drop one
- * that is cancelled before it has left.  And lets answers come that are on their way. */
+/* Waits until calls that were just begun, goodbye above all, have been sent: gRPC drops a call
+ * that is cancelled before that.  Also receives replies that are arriving. */
 static void drain_calls(struct grpc_control *control)
 {
     for (unsigned i = 0; i < PARTING_US / PARTING_TURN_US && !have_ended(control); i++)
@@ -394,7 +394,7 @@ static void grpc_row_close(struct kvc_control *base)
     drain_calls(control);
     for (grpc_call = control->live; grpc_call != NULL; grpc_call = grpc_call->next)
         grpc_call_cancel(grpc_call->call, NULL);
-    /* Every tag comes back first, soon: the calls are cancelled. */
+    /* First, every tag must return; that is soon, since the calls are cancelled. */
     grpc_completion_queue_shutdown(control->queue);
     kv_thread_join(control->thread);
     while ((grpc_call = take_finished(control)) != NULL)
@@ -411,8 +411,8 @@ static const struct kvc_control_transport grpc_row = {
     .close = grpc_row_close,
 };
 
-/* "HOST:PORT" -> the name that gRPC resolves.  Numbers never go through its resolver, which
- * waits between two look-ups. */
+/* Converts "HOST:PORT" to the name that gRPC resolves.  Numeric addresses bypass its resolver,
+ * which waits between two lookups. */
 static bool target_of(const char *address, char *target, size_t target_bytes)
 {
     char host[HOST_BYTES];
@@ -461,7 +461,7 @@ static grpc_channel *channel_open(const char *target)
         {GRPC_ARG_ENABLE_RETRIES, 0},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, KV_WIRE_CONTROL_MAX},
-        /* A bomb of zeros is refused, not blown up. */
+        /* Rejects compressed messages: a small one may expand to gigabytes. */
         {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
         {GRPC_ARG_HTTP2_BDP_PROBE, 0},
         {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_TIME_MS},
@@ -472,8 +472,8 @@ static grpc_channel *channel_open(const char *target)
         {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
         {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, BACKOFF_MAX_MS},
-        /* A pool shared with other channels would hand on a connection that another client of
-         * this process found dead. */
+        /* A pool shared with other channels could return a connection that has already failed
+         * for another client of this process. */
         {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
     };
     enum {

@@ -22,7 +22,7 @@ enum {
     ID_CALL_SHIFT = 24,
     ID_ATTEMPT_MASK = 0xffff,
     RETRY_DOUBLINGS = 8,
-    SOON_US = 1000, /* until a try when the transport was full */
+    SOON_US = 1000, /* until the next attempt when the transport is full */
 };
 
 struct message_control {
@@ -34,7 +34,7 @@ struct message_control {
     struct kvc_list calls; /* not yet ended */
 };
 
-/* Lives until it has ended and the transport has let go of it. */
+/* Valid until it has ended and the transport has released it. */
 struct message_call {
     struct kvc_list of_control;
     struct kvc_list of_client;
@@ -44,10 +44,10 @@ struct message_call {
     void *arg;
     uint64_t id; /* of the last attempt */
     uint64_t deadline_us, resend_us, retry_after_us;
-    kv_status_t outcome; /* KV_IN_PROGRESS: no answer yet */
+    kv_status_t outcome; /* KV_IN_PROGRESS: no reply yet */
     uint8_t *reply;
     size_t reply_bytes;
-    bool busy; /* the transport holds header and body */
+    bool busy; /* the transport has header and body */
     struct kv_wire_header header;
     size_t body_bytes;
     uint8_t body[] __attribute__((aligned(16)));
@@ -150,7 +150,7 @@ static kv_status_t message_row_call(struct kvc_control *base,
     return status;
 }
 
-/* Ends a call; its memory stays while the transport holds it. */
+/* Ends a call; its memory is freed when the transport has released it. */
 static void finish(struct message_call *call, kv_status_t status, const char *detail)
 {
     kvc_control_done_fn done = call->done;
@@ -220,7 +220,7 @@ const struct kvc_control_transport kvc_control_transport_messages = {
     .close = message_row_close,
 };
 
-/* NULL: no call waits for it. */
+/* Returns the call that waits for this reply, or NULL. */
 static struct message_call *find(const struct message_control *control,
                                  const struct kv_wire_header *header)
 {
@@ -234,7 +234,8 @@ static struct message_call *find(const struct message_control *control,
         if (call->outcome != KV_IN_PROGRESS || header->op != call->op ||
             !kv_token_equal(&header->client_token, &call->header.client_token))
             return NULL;
-        /* A later hello makes the client known anew: what an earlier one said is void. */
+        /* A later hello registers the client again, which makes the reply of an earlier one
+         * invalid. */
         if (call->op == KV_OP_HELLO && header->request_id != call->id)
             return NULL;
         return call;

@@ -10,7 +10,7 @@
 #include "client/request.h"
 #include "client/session.h"
 
-/* The share of every node that is not done has come to nothing. */
+/* Fails the shares of all nodes that are not complete. */
 static void expire_shares(struct kv_op *op)
 {
     struct kv_client *client = op->client;
@@ -89,7 +89,7 @@ void kvc_client_timers(struct kv_client *client)
                                client->loop.now_us + client->peer_timeout_us / 8);
 }
 
-/* `from` moved on by `us`, at most to `now`: it may have begun within the gap. */
+/* Returns from_us + us, at most now_us: the wait may have begun within the gap. */
 static uint64_t later(uint64_t from_us, uint64_t us, uint64_t now_us)
 {
     return us < now_us - from_us ? from_us + us : now_us;

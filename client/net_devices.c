@@ -14,7 +14,8 @@ enum {
     HOST_BYTES = 256
 };
 
-/* The first address of "HOST:PORT"; free with freeaddrinfo().  NULL: not an address. */
+/* Returns the first address of "HOST:PORT" (free with freeaddrinfo()); NULL if it is not an
+ * address. */
 static struct addrinfo *resolve(const char *address)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_DGRAM};
@@ -49,7 +50,7 @@ static bool same_host(const struct sockaddr *a, const struct sockaddr *b)
     return false;
 }
 
-/* The device that has an address.  false: none of this host. */
+/* Finds the device that has an address.  Returns false if no device of this host has it. */
 static bool device_of(const struct sockaddr *address, char name[IF_NAMESIZE])
 {
     const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
@@ -60,7 +61,7 @@ static bool device_of(const struct sockaddr *address, char name[IF_NAMESIZE])
         return false;
     for (const struct ifaddrs *device = all; device != NULL && !is_found;
          device = device->ifa_next) {
-        /* All of 127.0.0.0/8 is this host's, though only 127.0.0.1 is a device's. */
+        /* All of 127.0.0.0/8 is this host, although the device only has 127.0.0.1. */
         bool is_loopback = address->sa_family == AF_INET &&
                            ntohl(v4->sin_addr.s_addr) >> 24 == 127 &&
                            (device->ifa_flags & IFF_LOOPBACK) != 0;
@@ -85,7 +86,7 @@ bool kvc_device_is_local(const char *address)
     return is_local;
 }
 
-/* The device whose address the system would send from. */
+/* Finds the device from whose address the system would send. */
 static bool route(const struct addrinfo *to, char name[IF_NAMESIZE])
 {
     struct sockaddr_storage from;
@@ -112,7 +113,7 @@ static bool contains(const char *list, const char *name)
     return false;
 }
 
-/* The device that leads to one node.  Else `detail` says why there is none. */
+/* Finds the device that reaches one node.  On failure, `detail` says why. */
 static kv_status_t
 find_one(const char *address, char name[IF_NAMESIZE], char *detail, size_t detail_bytes)
 {

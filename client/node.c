@@ -18,7 +18,7 @@
 #include <string.h>
 
 enum {
-    BULK_BYTES_LEAST = 64 << 10, /* a node that takes less is not of this protocol */
+    BULK_BYTES_LEAST = 64 << 10, /* minimum of the protocol */
 };
 
 void kvc_node_fail(struct kvc_node *node, kv_status_t status, const char *why)
@@ -114,7 +114,7 @@ static void store_hello_reply(struct kvc_node *node, const Kvpb__HelloReply *rep
     kvc_peer_name(node->transports);
 }
 
-/* That it is this node.  Another one than before has none of the sessions. */
+/* Stores the node's id.  If it has changed, the node has restarted and has no sessions. */
 static void keep_id(struct kvc_node *node, const Kvpb__HelloReply *reply)
 {
     if (!node->has_connected || memcmp(node->node_id.bytes, reply->node_id.data, 16) != 0)
@@ -147,7 +147,7 @@ void kvc_node_goodbye(struct kvc_node *node)
                                          node->client->peer_timeout_us, ignored, NULL);
 }
 
-/* Another entry of the list that leads to the same node; NULL: there is none. */
+/* Returns another entry of the list with the same node, or NULL. */
 static const struct kvc_node *twin_of(const struct kvc_node *node,
                                       const Kvpb__HelloReply *reply)
 {
@@ -163,8 +163,8 @@ static const struct kvc_node *twin_of(const struct kvc_node *node,
     return NULL;
 }
 
-/* The node is on this host, yet its memory is not to be had: another user's, or another
- * container's. */
+/* Reconnects over the network: the node is on this host, but its shared memory is not
+ * accessible (another user or container). */
 static void try_network(struct kvc_node *node)
 {
     free_connections(node);
@@ -255,8 +255,7 @@ void kvc_node_connect(struct kvc_node *node)
     size_t address_bytes;
     kv_status_t status = KV_OK;
 
-    /* A failure that is noted is dealt with first: then the operation that waits hears of it.
-     */
+    /* A recorded failure is handled first, so that the waiting operation is told. */
     if (node->state != KVC_NODE_IDLE || node->failure != KV_OK)
         return;
     node->state = KVC_NODE_CONNECTING;
@@ -353,7 +352,7 @@ void kvc_nodes_timers(struct kv_client *client)
 {
     for (uint32_t i = 0; i < client->n_nodes; i++) {
         struct kvc_node *node = &client->nodes[i];
-        /* Answers queue behind the large data that goes the same way. */
+        /* Replies queue after large data in the same direction. */
         uint64_t most_us = client->peer_timeout_us + node->bulk_moving / KVC_BULK_SLOWEST;
         uint64_t silent_us;
         char text[80];

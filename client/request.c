@@ -113,7 +113,7 @@ struct kvc_request *kvc_request_take(struct kvc_connection *connection,
     uint32_t n_left = kv_pool_size(client->requests) - kv_pool_used(client->requests);
     struct kvc_request *request = NULL;
 
-    /* A node that owes answers is asked whether it lives, whatever else is in flight. */
+    /* A ping to a node that does not reply is sent whatever else is in flight. */
     if (owner == NULL || n_left > client->n_nodes)
         request = kv_pool_get(client->requests);
     if (request == NULL)
@@ -198,7 +198,7 @@ static void send_done(void *arg, kv_status_t status)
     if (status != KV_OK && request->connection != NULL)
         kvc_node_fail(request->node, status, "a message could not be delivered");
     else if (request->connection != NULL)
-        kvc_node_mark_alive(request->node); /* its transport took it */
+        kvc_node_mark_alive(request->node); /* its transport acknowledged the message */
     kvc_request_release(request);
 }
 
@@ -218,8 +218,8 @@ static uint64_t make_id(const struct kvc_node *node, uint32_t slot)
     return id & ~KVC_CONTROL_ID_BIT;
 }
 
-/* The node answers a little before the deadline, so that its answer (which rows are missing) is
- * here in time. */
+/* The deadline for the node is a little earlier, so that its reply, which names missing rows,
+ * arrives in time. */
 static uint32_t node_deadline(const struct kv_client *client, const struct kvc_owner *owner)
 {
     uint64_t left = client->peer_timeout_us;
@@ -232,8 +232,7 @@ static uint32_t node_deadline(const struct kv_client *client, const struct kvc_o
     return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }
 
-/* Tells the node that nobody waits for an answer; if that cannot be said now, it is not said.
- */
+/* Sends a cancel message, best effort. */
 static void send_cancel(struct kvc_request *request)
 {
     struct kv_client *client = request->client;
@@ -307,7 +306,7 @@ static kv_status_t hand_over_pair(struct kvc_request *request, struct kvc_send *
     return status;
 }
 
-/* What every request says, besides what the operation has put into it. */
+/* Sets the header fields that all requests have in common. */
 static void address_request(struct kvc_request *request)
 {
     const struct kv_client *client = request->client;
@@ -336,7 +335,7 @@ void kvc_request_send(struct kvc_request *request)
     kv_status_t status;
     bool is_pair;
 
-    /* Sending large data again while it still moves would only make it slower. */
+    /* Resending large data while the first copy is in transfer would only slow it down. */
     request->resend_us = client->loop.now_us + request->retry_after_us +
                          request->header.bulk_bytes / KVC_BULK_SLOWEST;
     kvc_loop_set_timer(&client->loop, request->resend_us);
@@ -368,7 +367,7 @@ void kvc_request_send(struct kvc_request *request)
         request->is_moving = true;
     }
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
-        /* The transport is full: soon again. */
+        /* The transport is full: try again soon. */
         request->resend_us = client->loop.now_us + KVC_BACKOFF_MAX_US;
         kvc_loop_set_timer(&client->loop, request->resend_us);
     } else if (status < KV_OK) {
@@ -401,7 +400,7 @@ void kvc_requests_timers(struct kv_client *client, struct kvc_owner *owner)
         struct kvc_request *request = KVC_LIST_ENTRY(link, struct kvc_request, of_owner);
 
         if (request->resend_us <= client->loop.now_us) {
-            /* What lands is an answer: it will be there, or the node is lost. */
+            /* Its reply is being received: it will complete, or the node will be lost. */
             if (request->is_landing)
                 request->resend_us = client->loop.now_us + request->retry_after_us;
             else

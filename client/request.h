@@ -118,7 +118,7 @@ kv_status_t kvc_requests_init(struct kv_client *client);
 void kvc_requests_fini(struct kv_client *client); /* the port must be closed */
 
 /* Returns a request on a connection, for `owner` (NULL: the library); NULL if all are in use.
- * */
+ */
 struct kvc_request *kvc_request_take(struct kvc_connection *connection,
                                      enum kv_priority priority,
                                      struct kvc_owner *owner);

@@ -39,14 +39,15 @@ static struct kvc_node *node_of(struct kv_client *client, uint64_t id)
     return index < client->n_nodes ? &client->nodes[index] : NULL;
 }
 
-/* Whether that node sent it: nobody else knows the token, and another node has another one. */
+/* Whether the node sent the message: only it and the client know the token. */
 static bool is_from(const struct kvc_node *node, const struct kv_wire_header *header)
 {
     return node->state == KVC_NODE_CONNECTED &&
            kv_token_equal(&node->client_token, &header->client_token);
 }
 
-/* The request that waits for this answer, or NULL.  The header is from the request's node. */
+/* Returns the request that waits for this reply, or NULL.  Checks that its node sent the
+ * header. */
 static struct kvc_request *find(struct kv_client *client, const struct kv_wire_header *header)
 {
     uint32_t slot = header->request_id & ((1 << KVC_ID_SLOT_BITS) - 1);
@@ -70,7 +71,8 @@ static bool is_control(const struct kvc_node *node, const struct kv_wire_header 
            node->control != NULL && node->control->transport == &kvc_control_transport_messages;
 }
 
-/* The node whose answer this header, unchecked, announces; NULL: nothing waits for it. */
+/* Returns the node whose reply this unchecked header announces; NULL if no request waits for
+ * it. */
 static struct kvc_node *awaited_from(struct kv_client *client,
                                      const struct kv_wire_header *header)
 {
@@ -139,7 +141,7 @@ static void landed(void *arg, kv_status_t status)
         request->has_bulk = true;
         check_complete(request);
     }
-    /* Else it is asked for again when it has not come in time. */
+    /* Otherwise the request is resent when its reply is late. */
 }
 
 static void land(struct kvc_request *request, uint64_t bytes, struct kv_incoming *incoming)
@@ -162,9 +164,9 @@ static void land(struct kvc_request *request, uint64_t bytes, struct kv_incoming
         landed(request, status);
 }
 
-/* Whether a refusal may turn into success by itself, and there is time for it.  Rows that were
- * put before others failed to land, or have not been sent before, are sent again: those behind
- * them have to be so, too. */
+/* Whether a rejected request may succeed when it is resent, and time is left.  If earlier rows
+ * of a put failed and are resent, or have not been sent, the rows after them must be resent,
+ * too. */
 static bool is_passing(const struct kvc_request *request, kv_status_t status)
 {
     const struct kvc_owner *owner = request->owner;
@@ -270,7 +272,7 @@ on_reply(struct kvc_request *request, const struct kv_wire_header *header, const
         check_complete(request);
 }
 
-/* Data of an answer that was small enough to come at once. */
+/* Data of a small reply, which arrives in one message. */
 static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size_t bytes)
 {
     struct kv_iov iov[KV_IOV_MAX];
@@ -281,7 +283,7 @@ static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size
     if (request->owner != NULL)
         n_iov = request->owner->request_ops->land(request, bytes, iov);
     if (n_iov == 0) {
-        /* Too early to know, it cannot be held: asked for again, it will come later. */
+        /* It arrived before its header and cannot be kept; the request will be resent. */
         if (!request->needs_header_first || request->has_reply)
             request_failed(request, KV_CORRUPT, "data arrived that was not requested");
         return;
@@ -350,8 +352,8 @@ static void pending_receive_done(void *arg, kv_status_t status)
     free(pending_receive);
 }
 
-/* An answer whose body is still with the node.  Each has places of its own for them: one that
- * never sends what it has announced keeps no other from answering. */
+/* A reply whose body is still at the node.  Each node has its own pending receives, so a node
+ * that never sends what it announced does not block the others. */
 static void receive_reply(struct kvc_node *node,
                           const struct kv_wire_header *header,
                           size_t bytes,

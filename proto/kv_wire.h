@@ -74,7 +74,7 @@ extern "C" {
 #endif
 
 /* Incremented when anything in this file changes.  Nodes reject other versions with KV_VERSION.
- * */
+ */
 #define KV_WIRE_VERSION 5
 
 enum {

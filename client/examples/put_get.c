@@ -1,11 +1,11 @@
-/* put_get.c - objects: store bytes under a name, fetch them, delete them.
+/* put_get.c - objects: stores bytes under names, reads them and deletes them.
  *
- * For programs that have keys and blobs: no model, no tokens.  Build it against the installed
- * library with
+ * For programs that have keys and blobs, but no model and no tokens.  Build it against the
+ * installed library with
  *
  *     cc put_get.c $(pkg-config --cflags --libs topkv) -o put_get
  *
- * and give it the nodes: ./put_get 127.0.0.1:7400
+ * and run it with the nodes: ./put_get 127.0.0.1:7400
  */
 #include <kvclient.h>
 
@@ -18,14 +18,14 @@ enum {
     OBJECT_BYTES = 1 << 20,
 };
 
-/* Tells what went wrong, and where: the library keeps the words, with the node's name. */
+/* Prints the failure.  The library's detail names the node, the operation and the reason. */
 static void failed(const struct kv_client *client, const char *what)
 {
     fprintf(stderr, "put_get: %s: %s\n", what, kv_client_detail(client));
 }
 
-/* All eight objects in one operation, to its end.  Every operation is begun, then finished; in
- * between, a program may compute, and call kv_poll() now and then. */
+/* Runs one operation on all eight objects and waits for its end.  Every operation is started,
+ * then finished; between the two, a program can compute and call kv_poll() now and then. */
 static kv_status_t
 run(struct kv_client *client, enum kv_object_verb verb, struct kv_object *objects)
 {
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
 
-    /* Bytes come from and land in memory that the transports know. */
+    /* Bytes are sent from, and received into, memory that is registered with the transports. */
     if (kv_buffer_alloc(client, (size_t)N_OBJECTS * OBJECT_BYTES, &from) != KV_OK ||
         kv_buffer_alloc(client, (size_t)N_OBJECTS * OBJECT_BYTES, &to) != KV_OK) {
         failed(client, "buffer");
@@ -72,15 +72,15 @@ int main(int argc, char **argv)
             .bytes = OBJECT_BYTES,
         };
     }
-    /* The names spread over the nodes and over each node's data threads.  A put may be
-     * repeated: the same bytes under the same name are no conflict. */
+    /* Names are spread over the nodes and over each node's data threads.  A put may be
+     * repeated: the same bytes under the same name are not a conflict. */
     status = run(client, KV_OBJECT_PUT, objects);
     if (status != KV_OK) {
         failed(client, "put");
         goto out;
     }
 
-    /* For a get, `bytes` is the room; afterwards it is the object's size. */
+    /* For a get, `bytes` is the capacity; after it, the object's size. */
     for (unsigned i = 0; i < N_OBJECTS; i++)
         objects[i].buffer = to;
     status = run(client, KV_OBJECT_GET, objects);
@@ -88,7 +88,8 @@ int main(int argc, char **argv)
         failed(client, "get");
         goto out;
     }
-    /* The library has checked every byte against its writer's checksum; this is for show. */
+    /* The library has already checked every byte against its writer's checksum; this only shows
+     * it. */
     if (memcmp(kv_buffer_data(from), kv_buffer_data(to), (size_t)N_OBJECTS * OBJECT_BYTES) !=
         0) {
         fprintf(stderr, "put_get: other bytes came back\n");
@@ -100,7 +101,7 @@ int main(int argc, char **argv)
         failed(client, "delete");
         goto out;
     }
-    /* Each object has its own outcome, the operation has the first that is not KV_OK. */
+    /* Each object has its own status; the operation has the first one that is not KV_OK. */
     status = run(client, KV_OBJECT_EXISTS, objects);
     if (status != KV_NOT_FOUND || objects[0].status != KV_NOT_FOUND) {
         failed(client, "exists");
@@ -111,6 +112,6 @@ int main(int argc, char **argv)
     result = EXIT_SUCCESS;
 
 out:
-    kv_client_close(client); /* frees the buffers too */
+    kv_client_close(client); /* frees the buffers, too */
     return result;
 }

@@ -1,18 +1,18 @@
-/* session.c - a model's KV cache in the store, as a worker uses it.
+/* session.c - how a worker keeps a model's KV cache in the store.
  *
  *   prefill   put the rows of a prompt, all layers and heads
- *   decode    append the rows of each new token, fetch chosen rows by id
+ *   decode    append the rows of each new token, fetch selected rows by id
  *   branch    fork the session: two continuations of one prompt
  *   hand over pass a ticket, resume the session elsewhere
- *   load      read a range of tokens, whole
+ *   load      read all rows of a range of tokens
  *
- * The "model" has 4 layers, 2 kv heads of dimension 64, and invents its keys and values from
- * their place, so that every byte that comes back can be checked.  Build it against the
- * installed library with
+ * The "model" has 4 layers and 2 kv heads of dimension 64.  It computes keys and values from
+ * their place, so that every byte that is read can be checked.  Build it against the installed
+ * library with
  *
  *     cc session.c $(pkg-config --cflags --libs topkv) -o session
  *
- * and give it the nodes: ./session 127.0.0.1:7400,127.0.0.1:7500
+ * and run it with the nodes: ./session 127.0.0.1:7400,127.0.0.1:7500
  */
 #include <kvclient.h>
 
@@ -30,7 +30,7 @@ enum {
     FETCHED = 16, /* rows per head */
 };
 
-/* The row of one token in one unit; `branch` tells two continuations apart. */
+/* Makes the row of one token in one unit; `branch` distinguishes two continuations. */
 static void
 make_row(uint32_t branch, uint32_t layer, uint32_t head, uint32_t token, uint8_t *row)
 {
@@ -44,7 +44,7 @@ make_row(uint32_t branch, uint32_t layer, uint32_t head, uint32_t token, uint8_t
     }
 }
 
-/* Rows lie in a buffer as (layer, head, token, row_bytes), dense. */
+/* Rows are in a buffer as (layer, head, token, row_bytes), dense. */
 static void make_rows(uint32_t branch, const struct kv_rows *box, uint8_t *to)
 {
     for (uint32_t l = 0; l < box->n_layers; l++)
@@ -67,7 +67,7 @@ static bool same_rows(uint32_t branch, const struct kv_rows *box, const uint8_t 
     return true;
 }
 
-/* Everything below stops at the first failure: told once, here. */
+/* Everything below stops at the first failure, which is printed here. */
 static struct kv_client *client;
 
 static void check(kv_status_t status, const char *what)
@@ -88,7 +88,7 @@ static void check_true(bool is_true, const char *what)
     exit(EXIT_FAILURE);
 }
 
-/* Ends an operation that gives a session. */
+/* Waits for an operation that creates a session, and takes the session. */
 static struct kv_session *finish_session(struct kv_op *op, const char *what)
 {
     struct kv_session *session;
@@ -111,7 +111,7 @@ static void store(struct kv_session *session,
     struct kv_op *op;
 
     make_rows(branch, &box, kv_buffer_data(buffer));
-    /* The same, but an append sends all layers of few tokens in one message. */
+    /* As a put, but an append sends all layers of few tokens in one message. */
     check(n > 1 ? kv_put_begin(session, &box, &io, 0, &op)
                 : kv_append_begin(session, &box, &io, 0, &op),
           "store");
@@ -134,7 +134,7 @@ static void load(struct kv_session *session,
     check_true(same_rows(branch, &box, kv_buffer_data(buffer)), "rows read");
 }
 
-/* Fetches some rows of one layer by id, as a worker does that has chosen what to attend to. */
+/* Fetches some rows of one layer by id, as a worker that selects rows itself does. */
 static void fetch(struct kv_session *session, struct kv_buffer *buffer, uint32_t layer)
 {
     uint32_t n_ids[HEADS], ids[HEADS * FETCHED];
@@ -150,7 +150,7 @@ static void fetch(struct kv_session *session, struct kv_buffer *buffer, uint32_t
             ids[h * FETCHED + i] = (i * 17 + h * 5 + layer) % PROMPT_TOKENS;
     }
     check(kv_fetch_begin(session, &wanted, &io, 0, &op), "fetch");
-    /* Here the worker would attend to the rows that it has already. */
+    /* Here the worker could attend to the rows that it already has. */
     kv_poll(client);
     check(kv_finish(op), "fetch");
     for (uint32_t h = 0; h < HEADS; h++)
@@ -180,7 +180,7 @@ int main(int argc, char **argv)
     check(kv_buffer_alloc(client, (size_t)LAYERS * HEADS * PROMPT_TOKENS * ROW_BYTES, &buffer),
           "buffer");
 
-    /* A model is a fingerprint of all that makes keys comparable, and a schema. */
+    /* A model has a schema, and a fingerprint of all that makes keys comparable. */
     memcpy(model.fingerprint.bytes, "example-weights1", sizeof(model.fingerprint.bytes));
     check(kv_schema_uniform(&model.schema, LAYERS, HEADS, DIM, DIM, KV_FP16), "schema");
     check(kv_open_begin(client, &model, NULL, 0, &op), "open");
@@ -201,8 +201,8 @@ int main(int argc, char **argv)
     load(fork, 0, buffer, 0, PROMPT_TOKENS);
     load(fork, 1, buffer, PROMPT_TOKENS, NEW_TOKENS);
 
-    /* The session lives in the nodes: who has the ticket goes on with it, in another process
-     * too. Handles are only handles. */
+    /* The session is stored in the nodes: any process of the tenant that has the ticket can
+     * continue it. */
     kv_session_ticket(session, &ticket);
     kv_session_free(session);
     check(kv_resume_begin(client, &ticket, 0, &op), "resume");
@@ -213,7 +213,7 @@ int main(int argc, char **argv)
     kv_op_free(op);
     load(resumed, 0, buffer, PROMPT_TOKENS, NEW_TOKENS);
 
-    /* Not closed, a session would stay until its lease ends. */
+    /* A session that is not closed stays until its lease expires. */
     check(kv_close_begin(fork, 0, &op), "close");
     check(kv_finish(op), "close");
     check(kv_close_begin(resumed, 0, &op), "close");

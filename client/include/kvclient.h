@@ -331,7 +331,7 @@ struct kv_rows_io {
     size_t offset; /* in bytes, of (n_layers, n_kv_heads, n_tokens, row_bytes), dense */
     /* (n_layers, n_kv_heads, n_tokens) CRCs, or NULL.  put, append: input, see kv_row_crc();
      * NULL: the library computes them.  read, fetch: output, filled until the operation ends.
-     * */
+     */
     uint32_t *crcs;
 };
 
@@ -628,7 +628,7 @@ KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   struct kv_op **ret_op);
 
 /* Returns the table; NULL unless the operation succeeded.  Valid until the operation is freed.
- * */
+ */
 KV_API const struct kv_table *kv_op_table(const struct kv_op *op);
 
 /* Drains a node: it rejects new clients, sessions and writes with KV_DRAINING, finishes the

@@ -21,7 +21,7 @@ struct kvctl_doctor {
     unsigned n_failed;
 };
 
-/* Tells one finding; `advice` may be NULL. */
+/* Prints one finding; `advice` may be NULL. */
 void kvctl_doctor_tell(struct kvctl_doctor *doctor,
                        enum kvctl_verdict verdict,
                        const char *what,

@@ -20,12 +20,13 @@ struct kvctl_listener {
 };
 
 struct kvctl_listeners {
-    int pid; /* 0: not to be seen, the list has only what listens on that port */
+    int pid; /* 0: not visible; the list then has only this port's listeners */
     unsigned n;
     struct kvctl_listener list[KVCTL_LISTENERS_MAX];
 };
 
-/* Finds who listens on the port, and all that it listens on.  false: nobody does here. */
+/* Finds the process that listens on the port, and all of its listeners.  Returns false if no
+ * process of this machine listens on it. */
 bool kvctl_listeners_of_port(uint16_t port, struct kvctl_listeners *ret_listeners);
 
 #endif

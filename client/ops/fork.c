@@ -267,8 +267,8 @@ static void change_ended(struct kv_op *op)
             session->generation = entry->generation + 1;
             advance_writers(op);
             if (!is_done && entry->type == KV_OP_FORK) {
-                /* Nobody gets the child: nodes that missed it need not make it, only go on to
-                 * the next generation. */
+                /* The caller does not get the child, so nodes that missed the fork need not
+                 * create it, but only advance to the next generation. */
                 entry->type = KV_OP_TRUNCATE;
                 entry->tokens = session->tokens_max;
                 entry->writer = kv_writers_own(session->writers);

@@ -13,7 +13,8 @@
 #include <string.h>
 
 enum {
-    /* Making codes takes long, and who asks again is told of fewer that were made meanwhile. */
+    /* Building codes takes long, and a resent request counts fewer codebooks as trained: resend
+     * less often. */
     WAIT_RETRIES = 8,
 };
 
@@ -33,7 +34,7 @@ static uint32_t layers_end(const struct index_part *part)
     return part->index.layer_begin + part->index.n_layers;
 }
 
-/* Goes to the first unit at or behind (layer, head) that lives on the connection. */
+/* Advances to the first unit, at or after (layer, head), that the connection owns. */
 static bool seek(const struct kv_op *op,
                  const struct kvc_connection *connection,
                  uint32_t *layer,
@@ -103,8 +104,8 @@ static void start(struct kv_op *op)
     }
 }
 
-/* The number that is impossible; NULL: there is none.  A unit's codebooks are at most one for
- * each of its blocks. */
+/* Returns the invalid field of a result, or NULL.  A unit has at most one codebook per block.
+ */
 static const char *indexed_fault(const struct kvc_request *request,
                                  const struct kv_wire_index_result *indexed,
                                  uint64_t *ret_value)
@@ -137,7 +138,7 @@ static const char *indexed_fault(const struct kvc_request *request,
     return NULL;
 }
 
-/* All of an answer is in its body, and the request ends with it: nothing is added twice. */
+/* A reply has no bulk, and the request ends with it, so no result is added twice. */
 static kv_status_t
 reply(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
 {
@@ -189,7 +190,7 @@ static const struct kvc_op_type index_type = {
     .describe = describe,
 };
 
-/* NULL: it can be asked for. */
+/* Returns the invalid argument, or NULL. */
 static const char *index_fault(const struct kv_session *session,
                                const struct kv_index_options *index)
 {

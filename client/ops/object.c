@@ -36,15 +36,16 @@ struct object_state {
     const char *name;
     struct kv_buffer *buffer;
     uint8_t *base;      /* of its bytes, in the buffer */
-    size_t bytes;       /* put: its size; get: room for it */
-    kv_status_t status; /* as the caller is told */
+    size_t bytes;       /* put: its size; get: capacity */
+    kv_status_t status; /* its result */
     uint64_t size;      /* get: known from the first piece */
-    uint32_t n_pieces;  /* get: not yet there */
-    uint64_t version;   /* get: of the first piece; delete: to delete, as object_exists said */
+    uint32_t n_pieces;  /* get: not received yet */
+    uint64_t
+        version; /* get: of the first piece; delete: the one to delete, from object_exists */
 };
 
 struct objects_part {
-    struct kv_object *objects; /* the caller's, for results alone */
+    struct kv_object *objects; /* the caller's, for results only */
     uint32_t n_objects;
     uint32_t first_bad; /* the first object of those that failed */
     struct object_state *states;
@@ -118,9 +119,9 @@ static kv_status_t build_put(struct kvc_request *request, const struct object_st
     return KV_OK;
 }
 
-/* What a message asks: a delete first learns which version has the name, then is of that one.
- * The name alone would not do: asked again for want of an answer, it might hit what was put
- * meanwhile. */
+/* Returns the operation of a message.  A delete first requests the version that has the name,
+ * then deletes that version: a delete by name that is resent could delete an object that was
+ * put between. */
 static enum kv_op_id asked(const struct kvc_subop *subop)
 {
     enum kv_op_id id = subop->op->type->id;
@@ -156,7 +157,7 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
         request->buffer = state->buffer;
         kvc_buffer_hold(request->buffer);
     }
-    /* Before the first answer nobody knows whether the object fits. */
+    /* Whether the object fits is known only after the first reply. */
     request->needs_header_first = subop->position == 0;
 
     if (subop->alone) {
@@ -171,7 +172,7 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
 
 /* ---- objects that fail ------------------------------------------------------------------- */
 
-/* The operation's status will be that of the caller's first object that failed. */
+/* Records a failure: the operation's status is that of the first object that failed. */
 static void fail_item(struct kv_op *op,
                       const struct kvc_node *node,
                       uint32_t item,
@@ -189,7 +190,7 @@ static void fail_item(struct kv_op *op,
     kvc_op_record_error(op, node, status, detail);
 }
 
-/* A delete's text is the delete's, even where it failed in finding the version. */
+/* A delete's message names object_delete, even if object_exists failed. */
 static const char *own_text(const struct kv_op *op, const char *detail)
 {
     static const char other[] = "object_exists: ";
@@ -258,7 +259,7 @@ static unsigned land(struct kvc_request *request, uint64_t bytes, struct kv_iov 
     const struct object_state *state = &objects_of(op)->states[request->item];
 
     if (!request->has_reply && request->position == 0) {
-        /* Less than a piece is the whole object. */
+        /* A reply shorter than a piece is the whole object. */
         if (bytes == 0 || bytes >= PIECE_BYTES || bytes > state->bytes)
             return 0;
     } else if (bytes == 0 || request->position >= state->size ||
@@ -473,7 +474,7 @@ static const struct kvc_op_type types[] = {
         },
 };
 
-/* NULL: it can be asked for. */
+/* Returns the invalid argument, or NULL. */
 static const char *object_fault(const struct kv_client *client,
                                 const struct kvc_op_type *type,
                                 const struct kv_object *object)
@@ -488,7 +489,7 @@ static const char *object_fault(const struct kv_client *client,
     return NULL;
 }
 
-/* Copies what is asked, names included.  false: out of memory. */
+/* Copies the arguments, including names.  Returns false if out of memory. */
 static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects)
 {
     struct object_state *states;

@@ -37,7 +37,7 @@ static void open_done(struct kvc_call *call,
     struct kv_op *op = kvc_call_op(call);
 
     if (op == NULL) {
-        /* The open has failed meanwhile: all or nothing. */
+        /* The open has failed: close what this node opened. */
         Kvpb__OpenRequest *request =
             status == KV_OK
                 ? kvpb__open_request__unpack(NULL, call->request_bytes, call->request)

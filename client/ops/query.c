@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The largest number in 16 bits. */
+/* The largest number in fp16. */
 #define HALF_MOST 65504.0
 /* How far a summary's score may exceed those of its rows, with margin: its correction is at
  * most 1 (kernels/estimate.h). */

@@ -24,22 +24,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One message's answer, in one piece of memory.  Ids, and what goes with them, of one unit
- * after the other. */
+/* One message's reply, in one allocation; ids, weights and query masks are unit by unit. */
 struct kvc_query_answer {
     struct kv_wire_query_times times;
     struct kv_wire_query_result *found; /* (n_units) */
     uint32_t *ids;                      /* (n_ids) tokens */
     uint32_t *row_of;                   /* (n_ids) counted from the unit's first; rows only */
-    uint32_t *tokens;                   /* (n_rows) of the rows that came */
+    uint32_t *tokens;                   /* (n_rows) of the rows that were sent */
     uint32_t *crcs;                     /* (n_rows) */
-    float *scores;                      /* (n_ids) if asked for */
+    float *scores;                      /* (n_ids) if requested */
     uint32_t *heads;                    /* (n_ids) with KV_MERGE_NONE */
     float *outputs; /* (n_units, n_queries, d_v) where kvc_query_has_outputs() */
     float *lses;    /* (n_units, n_queries) */
 };
 
-/* A field of an answer that cannot be what it says.  No name: there is none. */
+/* An invalid field of a reply; the name is NULL if none is. */
 struct fault {
     const char *field;
     double value;
@@ -50,7 +49,7 @@ static const struct kv_wire_unit *units_of(const struct kvc_request *request)
     return (const struct kv_wire_unit *)(request->message->body + sizeof(struct kv_wire_query));
 }
 
-/* Where the request's rows are in the caller's buffer. */
+/* Returns the place of the request's rows in the caller's buffer. */
 static uint8_t *place_of(const struct kvc_request *request)
 {
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
@@ -67,7 +66,8 @@ unsigned kvc_query_land(struct kvc_request *request, uint64_t bytes, struct kv_i
     return 1;
 }
 
-/* Rows that summaries may stand for: those not chosen, with NONE by one vector at least. */
+/* Returns the most rows that summaries may stand for: those not selected, with NONE by at least
+ * one vector. */
 static uint32_t n_rest_max(const struct kvc_query_part *part,
                            const struct kv_wire_query_result *found)
 {
@@ -77,7 +77,7 @@ static uint32_t n_rest_max(const struct kvc_query_part *part,
                                               : part->n_candidates - found->n_selected;
 }
 
-/* The number in a unit's answer that is impossible, or of another unit than was asked for. */
+/* Checks the counts of a unit's result, and that it is the requested unit. */
 static struct fault found_fault(const struct kvc_request *request,
                                 const struct kv_wire_unit *unit,
                                 const struct kv_wire_query_result *found)
@@ -196,7 +196,7 @@ scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
 }
 
 /* Checks query masks: each row was selected by some vector, and no vector selected more than k.
- * */
+ */
 static struct fault
 heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n)
 {
@@ -290,7 +290,7 @@ static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
     return from + bytes;
 }
 
-/* Copies what comes before the rows; its size is right. */
+/* Copies the body up to the rows; its size has been checked. */
 static void take_body(struct kvc_query_answer *answer,
                       const struct kvc_query_part *part,
                       uint32_t n_units,
@@ -310,7 +310,7 @@ static void take_body(struct kvc_query_answer *answer,
     take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
 }
 
-/* What is behind a unit's counts, which are right.  *n_rows: of it. */
+/* Checks what follows a unit's counts, which have been checked.  *n_rows: the unit's rows. */
 static struct fault unit_fault(const struct kvc_query_part *part,
                                const struct unit_answer *unit,
                                uint32_t n_rows_max,
@@ -337,7 +337,7 @@ static kv_status_t refuse_unit(const struct kv_wire_unit *unit,
                             unit->kv_head, fault.field, fault.value);
 }
 
-/* Checks what was taken of the body, unit by unit. */
+/* Checks the copied body, unit by unit. */
 static kv_status_t check_answer(const struct kvc_request *request,
                                 const struct kvc_query_answer *answer,
                                 uint32_t n_rows,
@@ -376,16 +376,15 @@ static kv_status_t check_answer(const struct kvc_request *request,
     return KV_OK;
 }
 
-/* Whether a node may have had the operation for so long.  Its clock is another one: what it
- * measures is near what passes here, and that is more than the operation was given where this
- * process stood still, too. */
+/* Whether the node can have worked for so long.  Its clock differs a little from this one; and
+ * the time that has passed here may exceed the deadline, if this process was suspended. */
 static bool can_have_passed(const struct kv_op *op, uint64_t us)
 {
     return us <= 2 * (op->owner.deadline_us - op->owner.begin_us) ||
            us <= 2 * (kv_clock_now(op->client->loop.clock) - op->owner.begin_us);
 }
 
-/* The body's counts, and with them its size.  *ret_n_ids: of all units. */
+/* Checks the body's counts and, with them, its size.  *ret_n_ids: of all units. */
 static kv_status_t check_counts(const struct kvc_request *request,
                                 const uint8_t *body,
                                 uint32_t *ret_n_ids,
@@ -454,7 +453,7 @@ kv_status_t kvc_query_reply(struct kvc_request *request,
         free(answer);
         return status;
     }
-    free(part->answers[request->position]); /* of an attempt whose rows did not come */
+    free(part->answers[request->position]); /* of an attempt whose rows did not arrive */
     part->answers[request->position] = answer;
     if (header->bulk_bytes == 0 && rows_bytes > 0)
         memcpy(place_of(request), body + header->body_bytes - rows_bytes, rows_bytes);

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a node knows of a session that is resumed. */
+/* A node's state of the session. */
 struct kvc_resumed {
     uint32_t index, generation, incarnation, tokens;
     uint32_t n_recent;
@@ -31,7 +31,7 @@ struct kvc_resumed {
 struct resume_part {
     struct kv_ticket ticket;
     struct kvc_resumed *nodes; /* (n_nodes) */
-    bool is_stale;             /* by another client, while it asked */
+    bool is_stale;             /* changed by another client during the resume */
 };
 static_assert(sizeof(struct resume_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -92,8 +92,8 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kvc_resumed *resume
     return true;
 }
 
-/* Takes whose rows the session has from the node with the latest generation; all that have that
- * must say the same.  *ret_fault: why it cannot. */
+/* Takes the session's writers from the nodes with the latest generation, which must agree.
+ * *ret_fault: why it failed. */
 static kv_status_t
 merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const char **ret_fault)
 {
@@ -123,8 +123,8 @@ merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const ch
     return KV_OK;
 }
 
-/* Makes the session of the first reply, and takes from the others what they add.  *ret_fault:
- * why not. */
+/* Creates the session from the first reply and adds the state of the other nodes.  *ret_fault:
+ * why it failed. */
 static kv_status_t merge(struct kv_op *op,
                          const struct kvc_node *node,
                          const Kvpb__OpenReply *reply,
@@ -169,7 +169,7 @@ static kv_status_t merge(struct kv_op *op,
     return merge_writers(session, reply, ret_fault);
 }
 
-/* All nodes have answered: those that lag are brought to the generation of the others. */
+/* All nodes have replied: lagging ones catch up with the latest generation. */
 static void reconcile(struct kv_op *op)
 {
     struct kv_session *session = op->result;
@@ -211,7 +211,7 @@ static void reconcile(struct kv_op *op)
     kvc_op_restart(op);
 }
 
-/* While a node was to catch up, another client took it beyond what the others had told. */
+/* While a node caught up, another client advanced it beyond the latest generation. */
 static void stale_resume(struct kv_op *op)
 {
     kv_session_free(op->result);
@@ -333,7 +333,7 @@ static void ended_resume(struct kv_op *op)
     resume_of(op)->nodes = NULL;
 }
 
-/* It has no session before a node has answered. */
+/* The operation has no session before the first reply. */
 static void describe_resume(const struct kv_op *op,
                             const struct kvc_request *request,
                             char *text,

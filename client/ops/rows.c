@@ -26,7 +26,7 @@
 #include <string.h>
 
 enum {
-    ALONE_BYTES = 32 << 10, /* a unit's share from which it travels alone */
+    ALONE_BYTES = 32 << 10, /* a unit with this many bytes gets messages of its own */
 };
 
 /* ---- ranges of rows ---------------------------------------------------------------------- */
@@ -127,7 +127,7 @@ static size_t unit_rank(const struct kv_session *session,
 }
 
 /* Advances to the first unit of the range, at or after (layer, head), that the connection owns.
- * */
+ */
 static bool seek(const struct kv_op *op,
                  const struct kvc_connection *connection,
                  uint32_t *layer,
@@ -167,7 +167,7 @@ static bool piece_next(const struct kvc_request *request, struct piece *piece)
     const struct kv_op *op = kvc_request_op(request);
     const struct kv_wire_unit *unit =
         (const struct kv_wire_unit *)request->message->body + piece->next_unit;
-    size_t first; /* rows before in the caller's memory, fetch */
+    size_t first; /* fetch: rows before in the caller's memory */
 
     if (piece->next_unit >= request->header.n_units)
         return false;
@@ -366,12 +366,12 @@ static bool fits(
         return false;
     if (is_write(subop->op))
         return sum <= KV_WIRE_INLINE_MAX;
-    /* An answer's rows land piece by piece when they do not come in its body. */
+    /* A reply's rows that are not in its body are received in pieces. */
     return sum <= KVC_INLINE_WANTED ||
            (n_units < KV_IOV_MAX && sum <= subop->connection->link.node->bulk_bytes_max);
 }
 
-/* Copies CRCs and, where they travel in the body, rows. */
+/* Copies CRCs and, if they are sent in the body, rows. */
 static void fill_put(struct kvc_request *request, bool is_inline)
 {
     uint32_t *crcs =
@@ -496,7 +496,7 @@ static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
     return a < b + n_b && b < a + n_a;
 }
 
-/* Whether the first one has all units of the second, up to its first row. */
+/* Whether the first range has all units of the second, up to its first row. */
 static bool leads_up_to(const struct kv_rows *first, const struct kv_rows *second)
 {
     return first->token_begin + first->n_tokens >= second->token_begin &&
@@ -508,7 +508,7 @@ static bool leads_up_to(const struct kv_rows *first, const struct kv_rows *secon
                  second->kv_head_begin + second->n_kv_heads));
 }
 
-/* Whether they may have a unit in common, and the first one begins before the second. */
+/* Whether the ranges may share a unit, and the first one begins before the second. */
 static bool leads_to(const struct kv_rows *first, const struct kv_rows *second)
 {
     return first->token_begin < second->token_begin &&

@@ -31,7 +31,7 @@ refuse(char *detail, size_t detail_bytes, const char *format, ...)
     return KV_INVALID;
 }
 
-/* Digits from *text on; *text is moved behind them.  false: none, or too large. */
+/* Parses digits and advances *text past them.  Returns false if there are none, or too many. */
 static bool parse_digits(const char **text, uint64_t *ret_number)
 {
     const char *at = *text;
@@ -73,7 +73,7 @@ bool kv_config_parse_size(const char *text, uint64_t *ret_bytes)
         for (; begin < text; begin++)
             scale *= 10;
         if (*text == '\0')
-            return false; /* a part of a byte */
+            return false; /* a fraction of a byte */
     }
     if (*text != '\0') {
         const char *unit = strchr(size_units, toupper((unsigned char)*text));
@@ -262,7 +262,7 @@ void kv_config_defaults(const struct kv_option *rows, void *options)
         }
         if (rows->default_text != NULL && rows->default_text[0] != '\0')
             status = set(rows, options, rows->default_text, rows->name, detail, sizeof(detail));
-        /* A default that its own row refuses is our mistake. */
+        /* An invalid default is a bug. */
         assert(status == KV_OK);
         (void)status;
     }
@@ -324,8 +324,8 @@ static char *skip_blanks(char *at)
     return at;
 }
 
-/* Cuts the value out of the rest of a line, in place: up to a comment, or what stands in quotes
- * with \" and \\ undone.  NULL: a quote does not end, or something follows it. */
+/* Extracts the value from the rest of a line, in place: up to a comment, or a quoted string
+ * with \" and \\ replaced.  Returns NULL if a quote does not end, or something follows it. */
 static char *parse_value(char *at)
 {
     char *value, *to, *end;
@@ -444,8 +444,8 @@ kv_status_t kv_config_environment(const struct kv_option *rows,
     return KV_OK;
 }
 
-/* Writes words, wrapped, from `column` on; further lines begin with `lead`, then blanks up to
- * `indent`.  Returns the column after them. */
+/* Prints wrapped words from `column` on; later lines begin with `lead` and blanks up to
+ * `indent`.  Returns the column after the last word. */
 static size_t wrap(FILE *out, const char *words, size_t column, const char *lead, size_t indent)
 {
     while (*words != '\0') {
@@ -505,7 +505,8 @@ void kv_config_help(const struct kv_option *rows, FILE *out)
         if (rows->help == NULL)
             continue;
         fprintf(out, "  --%s%s%s", rows->name, *value != '\0' ? " " : "", value);
-        if (column + 2 > indent) { /* too long for its column: the help begins below */
+        if (column + 2 >
+            indent) { /* too long for its column: the help begins on the next line */
             fputc('\n', out);
             column = 0;
         }
@@ -545,7 +546,7 @@ static void print_size(uint64_t bytes, FILE *out)
     char text[32];
     uint64_t read_back;
 
-    /* Four digits may not say it all. */
+    /* Four digits may not be exact. */
     if (kv_config_parse_size(kv_config_format_size(bytes, text, sizeof(text)), &read_back) &&
         read_back == bytes)
         fputs(text, out);
@@ -553,7 +554,7 @@ static void print_size(uint64_t bytes, FILE *out)
         fprintf(out, "%" PRIu64, bytes);
 }
 
-/* A default may be what nobody may type: 0 or "" for "not set". */
+/* A default may be a value that users may not set: 0 or "" for "not set". */
 static bool is_settable(const struct kv_option *option, const void *field)
 {
     uint64_t number;

@@ -9,8 +9,8 @@ enum {
     SHA256_BYTES = 32
 };
 
-/* EVP_sha256() looks the digest up again in every call, which costs as much as hashing a block;
- * a digest that was fetched is kept for the life of the process. */
+/* EVP_sha256() would look up the digest in every call, which costs as much as hashing a block.
+ * A fetched digest is kept until the process ends. */
 static const EVP_MD *sha256(void)
 {
     static EVP_MD *_Atomic shared;
@@ -19,7 +19,7 @@ static const EVP_MD *sha256(void)
     if (digest == NULL) {
         EVP_MD *fetched = EVP_MD_fetch(NULL, "SHA256", NULL);
 
-        /* Two threads may get here at once: the first one's stays. */
+        /* Two threads may fetch it at once: the first one's is kept. */
         if (atomic_compare_exchange_strong(&shared, &digest, fetched))
             digest = fetched;
         else
@@ -35,7 +35,7 @@ struct kv_id128 kv_hash128(const void *data, size_t bytes)
     struct kv_id128 id;
     int done = EVP_Digest(data, bytes, digest, &digest_bytes, sha256(), NULL);
 
-    /* A wrong name would mix up the data of two owners: better no process than that. */
+    /* A wrong name would mix the data of two owners, so abort. */
     assert(done == 1 && digest_bytes == SHA256_BYTES);
     memcpy(id.bytes, digest, sizeof(id.bytes));
     return id;

@@ -55,7 +55,7 @@ uint64_t kv_histogram_quantile(const struct kv_histogram *histogram, double q)
 {
     uint64_t counts[KV_HISTOGRAM_BUCKETS], total = 0, rank = 1, seen = 0;
 
-    /* The writer may be at work: the total is of what is read here, not `count`. */
+    /* The writer may be active, so the total is the sum of what is read here, not `count`. */
     for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
         counts[i] = atomic_load_explicit(&histogram->buckets[i], memory_order_relaxed);
         total += counts[i];

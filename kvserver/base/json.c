@@ -20,7 +20,7 @@ unsigned kv_utf8_bytes(const char *text)
     for (unsigned i = 1; i < bytes; i++)
         if ((at[i] & 0xc0) != 0x80)
             return 0;
-    /* Longer than needed, half of a UTF-16 pair, beyond U+10FFFF. */
+    /* Overlong, a surrogate, or beyond U+10FFFF. */
     if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
         (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f))
         return 0;

@@ -31,7 +31,7 @@ void kv_json_begin(struct kv_json *json, FILE *out);
 void kv_json_end(struct kv_json *json);
 
 /* Writes a string.  Bytes that are not UTF-8 become U+FFFD, so that the output is valid JSON.
- * */
+ */
 void kv_json_text(struct kv_json *json, const char *key, const char *value);
 
 /* Writes a number: integers without a decimal point, null if not finite. */

@@ -34,7 +34,7 @@ void kv_log_set_sink(kv_log_fn sink, void *arg)
     log_sink_arg = arg;
 }
 
-/* A text of a peer may be in the line: it must not begin another line or steer a terminal. */
+/* The line may have a peer's text, which must not start another line or control a terminal. */
 static void blank_controls(char *line)
 {
     for (; *line != '\0'; line++)
@@ -69,7 +69,7 @@ log_line(enum kv_log_level level, uint64_t left_out, const char *format, va_list
         log_sink(log_sink_arg, level, line);
     } else {
         line[bytes++] = '\n';
-        /* There is nobody to tell that stderr is broken. */
+        /* An error on stderr cannot be reported. */
         while (write(STDERR_FILENO, line, bytes) < 0 && errno == EINTR)
             ;
     }

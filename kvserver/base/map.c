@@ -30,7 +30,7 @@ static size_t home_of(const struct kv_map *map, const struct kv_id128 *key)
            map->mask;
 }
 
-/* The key's slot, or the empty slot where it belongs; there always is one. */
+/* Returns the key's slot, or the empty slot for it; the map always has one. */
 static size_t find(const struct kv_map *map, const struct kv_id128 *key)
 {
     size_t i = home_of(map, key);
@@ -112,7 +112,7 @@ void *kv_map_remove(struct kv_map *map, const struct kv_id128 *key)
 
     if (value == NULL)
         return NULL;
-    /* Moves those back that would be cut off from their home by the hole. */
+    /* Moves back entries that the empty slot would separate from their home slot. */
     for (size_t i = (hole + 1) & map->mask; map->slots[i].value != NULL;
          i = (i + 1) & map->mask) {
         size_t home = home_of(map, &map->slots[i].key);

@@ -19,7 +19,7 @@ void *kv_memory_reserve(size_t bytes)
     if (raw == MAP_FAILED)
         return NULL;
 
-    /* Cut to a 2 MiB boundary: what is before and behind goes back. */
+    /* Align to 2 MiB and unmap what is before and after. */
     char *base = (char *)(((uintptr_t)raw + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
     if (base > raw)
         munmap(raw, (size_t)(base - raw));

@@ -25,7 +25,7 @@ struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
 
     if (pool == NULL || object_bytes > SIZE_MAX - ALIGN_BYTES)
         goto err_destroy;
-    /* At least one byte each: every object has its own address. */
+    /* At least one byte each, so that every object has its own address. */
     pool->stride_bytes =
         (object_bytes + (object_bytes == 0) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
     if (__builtin_mul_overflow(pool->stride_bytes, (size_t)n_objects + 1, &bytes) ||
@@ -35,7 +35,7 @@ struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
     pool->n_free = n_objects;
     pool->free = calloc((size_t)n_objects + 1, sizeof(*pool->free));
     pool->used = calloc((size_t)n_objects + 1, sizeof(*pool->used));
-    /* Zeros that the system hands out as they are touched: a large pool costs what is used. */
+    /* Pages are allocated on first access: a large pool costs only what is used. */
     pool->memory = calloc(1, bytes);
     if (pool->free == NULL || pool->used == NULL || pool->memory == NULL)
         goto err_destroy;
@@ -108,7 +108,7 @@ uint32_t kv_pool_size(const struct kv_pool *pool)
 void kv_pool_check(struct kv_pool *pool)
 {
     assert(pool->n_free <= pool->n_objects);
-    /* While the free ones count as lent, too, one that is listed twice shows. */
+    /* Free objects are marked as used during the check, so that one listed twice is found. */
     for (uint32_t i = 0; i < pool->n_free; i++) {
         assert(pool->free[i] < pool->n_objects && !pool->used[pool->free[i]]);
         pool->used[pool->free[i]] = true;

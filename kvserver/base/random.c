@@ -20,7 +20,7 @@ static void system_bytes(void *data, size_t bytes)
         ssize_t n = getrandom(at, bytes, 0);
 
         if (n < 0) {
-            /* Without it tokens could be guessed; a process without it must not go on. */
+            /* Without it tokens would be predictable, so abort. */
             assert(errno == EINTR);
             continue;
         }
@@ -67,7 +67,7 @@ uint64_t kv_random_below(struct kv_random *random, uint64_t bound)
     uint64_t skip, x;
 
     assert(bound > 0);
-    /* 2^64 mod bound numbers are skipped, so that every remainder is as likely. */
+    /* Skips 2^64 mod bound numbers, so that all remainders are equally likely. */
     skip = (0 - bound) % bound;
     do {
         x = kv_random_next(random);

@@ -18,7 +18,7 @@ struct kv_random {
 void kv_random_init(struct kv_random *random, uint64_t seed);
 
 /* Initializes a generator from the system; its kv_random_fill() is secure enough for secrets.
- * */
+ */
 void kv_random_init_secure(struct kv_random *random);
 
 uint64_t kv_random_next(struct kv_random *random);

@@ -21,7 +21,7 @@
 struct kv_ring;
 
 /* Creates a ring; `capacity` is rounded up to a power of two.  Returns NULL if out of memory.
- * */
+ */
 struct kv_ring *kv_ring_create(uint32_t capacity);
 void kv_ring_destroy(struct kv_ring *ring);
 

@@ -75,7 +75,7 @@ unsigned kv_thread_cores(void)
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0)
         return (unsigned)CPU_COUNT(&set);
-    /* More processors than the set has bits for. */
+    /* The set has too few bits for the processors. */
     online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (unsigned)online : 1;
 }
@@ -135,7 +135,7 @@ bool kv_sleep_fds(const int *fds, unsigned n_fds, uint64_t timeout_us)
         polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
     timeout.tv_sec = seconds < SLEEP_SECONDS_MAX ? (time_t)seconds : SLEEP_SECONDS_MAX;
     timeout.tv_nsec = (long)(timeout_us % 1000000) * 1000;
-    /* An interrupted sleep is a short one: callers loop anyway. */
+    /* An interrupted sleep is a short sleep: callers loop anyway. */
     return ppoll(polled, n_fds, &timeout, NULL) > 0;
 }
 

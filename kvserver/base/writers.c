@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The run that `token` lies in. */
+/* Returns the index of the run that has `token`. */
 static uint32_t find_run(const struct kv_writers *writers, uint32_t token)
 {
     uint32_t low = 0, high = writers->n_runs - 1;
@@ -22,7 +22,7 @@ static uint32_t find_run(const struct kv_writers *writers, uint32_t token)
     return low;
 }
 
-/* How many of the runs lie, wholly or partly, before `tokens`. */
+/* Returns how many runs are at least partly before `tokens`. */
 static uint32_t count_before(const struct kv_writers *from, uint32_t tokens)
 {
     return from != NULL && tokens > 0 ? find_run(from, tokens - 1) + 1 : 0;
@@ -97,7 +97,7 @@ uint32_t kv_writers_seed(const struct kv_writers *writers,
     return kv_row_seed(writers->runs[at].writer, layer, kv_head, 0);
 }
 
-/* Rows of one unit, a stretch of one writer at a time. */
+/* Iterates over rows of one unit, one writer at a time. */
 struct stretch {
     size_t first, n_rows; /* of the rows given */
     uint32_t unit_seed;
@@ -105,7 +105,7 @@ struct stretch {
     const uint32_t *tokens; /* from the first on, or NULL */
 };
 
-/* Goes on to the stretch that follows; false: there is none. */
+/* Advances to the next writer's rows.  Returns false at the end. */
 static bool stretch_next(const struct kv_writers *writers,
                          uint32_t layer,
                          uint32_t kv_head,

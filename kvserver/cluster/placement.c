@@ -7,7 +7,7 @@
 void kv_placement_init(struct kv_placement *placement, uint32_t n_nodes)
 {
     assert(n_nodes >= 1 && n_nodes <= KV_NODES_MAX);
-    /* 0 stays free for "no placement". */
+    /* 0 means "no placement". */
     placement->epoch = (uint32_t)kv_mix64(n_nodes) | 1;
     placement->n_nodes = n_nodes;
     for (uint32_t slot = 0; slot < KV_PLACEMENT_SLOTS; slot++)

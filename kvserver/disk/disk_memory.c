@@ -36,7 +36,7 @@ static int compare(const struct record *record, const void *key, size_t key_byte
     return record->key_bytes < key_bytes ? -1 : record->key_bytes > key_bytes;
 }
 
-/* The first record that is not before the key. */
+/* Returns the index of the first record that is not before the key. */
 static size_t lower_bound(const struct memory_disk *disk, const void *key, size_t key_bytes)
 {
     size_t begin = 0, end = disk->n_records;

@@ -33,7 +33,7 @@ static uint64_t bulk_max(unsigned op)
                                                                : KV_WIRE_BULK_MAX;
 }
 
-/* NULL: every field is in bounds. */
+/* Returns the invalid field, or NULL. */
 static const char *fields_fault(const struct kv_wire_header *header, size_t data_bytes)
 {
     if (header->kind < KV_WIRE_REQUEST || header->kind > KV_WIRE_BULK_REPLY)
@@ -75,7 +75,7 @@ static kv_status_t check_header(const void *message,
         return KV_INVALID;
     }
     memcpy(header, message, sizeof(*header));
-    /* Another version may have its checksum elsewhere: the version comes first. */
+    /* The version is checked first: another version may have its checksum elsewhere. */
     if (header->version != KV_WIRE_VERSION) {
         *ret_why = "message: another version of the protocol";
         return KV_VERSION;

@@ -18,7 +18,7 @@ enum {
 
 struct kv_loopback_registry kv_loopback_registry;
 
-/* The lock is made by whoever comes first, and lives as long as the process. */
+/* The first caller creates the lock, which is kept until the process ends. */
 kv_status_t kv_loopback_registry_init(void)
 {
     struct kv_lock *expected = NULL;

@@ -29,7 +29,7 @@ struct kv_offer *kv_offer_take(struct kv_offers *offers)
 void kv_offer_end(struct kv_offer *offer)
 {
     atomic_store_explicit(&offer->number, 0, memory_order_relaxed);
-    /* A reader that sees what the owner writes to the data next must see the 0 too. */
+    /* A reader that sees the owner's next write to the data must also see the 0. */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -84,7 +84,7 @@ enum kv_offer_outcome kv_offer_read(const struct kv_offer_tail *tail,
     for (unsigned i = 0; i < n_iov; i++)
         pieces[i] = (struct iovec){iov[i].base, iov[i].bytes};
     n = process_vm_readv(process, pieces, n_iov, &remote, 1, 0);
-    /* The number is read after the data: if it still stands, so did the data. */
+    /* The number is read after the data: if it is unchanged, the data was valid. */
     atomic_thread_fence(memory_order_seq_cst);
     if (process_vm_readv(process, &here, 1, &remote_number, 1, 0) != (ssize_t)sizeof(number))
         return errno == EPERM || errno == ENOSYS ? KV_OFFER_REFUSED : KV_OFFER_GONE;

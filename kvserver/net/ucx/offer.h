@@ -6,7 +6,7 @@
  *   ends the offer, reuses the memory       same number as in the tail: the data was complete
  *
  * If the number differs, the offer has ended and the data that was read is invalid.  Numbers
- * are never reused in a process.  They are large and random-looking, because a late reader may
+ * are never reused in a process.  They are 64-bit hashes, because a late reader may
  * find any other data in the memory of the offer.
  *
  * Threads: a list of offers belongs to one thread; peers read from other processes.  Memory:

@@ -45,7 +45,7 @@ static void end_watch(struct kv_ucx_channel *channel)
     channel->process_fd = -1;
 }
 
-/* Without it (a kernel before 5.3, no descriptor left) nobody reports a dead peer. */
+/* Without it (a kernel before 5.3, no descriptor available) a peer's end goes unreported. */
 static void begin_watch(struct kv_ucx_channel *channel, uint32_t process)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};

@@ -282,7 +282,7 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
         config->devices != NULL && config->devices[0] != '\0' ? config->devices : "lo";
     bool is_auto = strcmp(transports, "auto") == 0;
     bool network = is_auto || strcmp(transports, "tcp") == 0;
-    /* Whoever names UCX's transports himself gets them in one context, not twice. */
+    /* A user who names UCX's transports gets them in one context, not in both. */
     bool shared = (is_auto && getenv("UCX_TLS") == NULL) || strcmp(transports, "shm") == 0;
     struct kv_ucx_transport *transport;
     char device[KV_UCX_DEVICES_BYTES_MAX];

@@ -56,7 +56,7 @@ static void incoming_put(struct kv_ucx_incoming *incoming)
     kv_ucx_incoming_spare(port, incoming);
 }
 
-/* Tells the sender that its data is needed no longer. */
+/* Tells the sender that its data is not needed. */
 void kv_ucx_incoming_release(struct kv_ucx_incoming *incoming)
 {
     /* Inside the handler UCX still owns the descriptor and does this itself. */
