@@ -1,10 +1,10 @@
-/* estimate.h - what rows that are not attended would have added to attention, estimated from
- * summaries of them (summary.h).
+/* estimate.h - estimates what rows that are not selected would have added to attention, from
+ * their summaries (summary.h).
  *
- * To a query a summary stands for those of its rows that are not attended exactly:
+ * For a query, a summary stands for those of its rows that are not attended to exactly:
  *
  *   weight = n exp(scale q.key + corr) + sum of exp(scale q.k) over the rows that were scored
- *            exactly all the same and then not taken; n is how many are neither
+ *            exactly all the same and then not selected; n counts the other rows
  *   corr   = min(1, 0.15 |scale q|^2 s2), s2 being the mean of (k[i] - key[i])^2 over rows and
  *            elements of the group.  Were the rows normal about their mean key, it would be
  *            0.5 without a bound; that overshoots where they are not.
@@ -12,7 +12,7 @@
  * and its mean value is what has this weight.  The answer is, per query, an output and its
  * natural log-sum-exp, to be merged with that of the rows that are attended.
  *
- *   kv_estimate_begin(), kv_estimate_squares()                for each question
+ *   kv_estimate_begin(), kv_estimate_squares()                for each query
  *   kv_estimate_count(), kv_estimate_add() ...                for each group
  *   kv_estimate_end() -> outputs, log-sum-exps
  *

@@ -1,4 +1,4 @@
-/* exact_scores.h - keys as they are stored: to fp32, and their exact scores.
+/* exact_scores.h - exact scores of keys as they are stored, and their conversion to fp32.
  *
  * Numerical contract, the same in every instruction set, to the bit: an element is converted
  * exactly (a signalling NaN of fp16 becomes quiet); an inner product of d elements is summed in
@@ -49,7 +49,7 @@ void kv_exact_scores_score(enum kv_key_type type,
                            float *ret_scores,
                            size_t scores_stride);
 
-/* As kv_exact_scores_score(), of keys that lie anywhere: keys (n) of pointers, asked for ahead of their
+/* As kv_exact_scores_score(), of keys that lie anywhere: keys (n) of pointers, prefetched ahead of their
  * use. */
 void kv_exact_scores_score_list(enum kv_key_type type,
                                 const void *const *keys,

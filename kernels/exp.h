@@ -6,7 +6,7 @@
  *            p = 1/7!, then p = fma(p, r, c) for c = 1/6! ... 1/1!, 1/0!;
  *            p * 2^k, 2^k from t's bits.  The first term left out is below 2^-27.
  *            Not x >= KV_EXP_LEAST: 0.  Relative error at most 3e-7; exp(0) = 1.
- *            x > 0 counts as 0.  What is asked for is always how far something lies below the
+ *            x > 0 counts as 0.  The argument is always how far something lies below the
  *            largest of its kind; where it comes out above, the numbers were so large that
  *            rounding did it, and without a bound a sum of weights would not fit its integer.
  *

@@ -1,4 +1,4 @@
-/* gather_common.h - private to kernels/: how far ahead rows are asked for, the same for every
+/* gather_common.h - private to kernels/: how far ahead rows are prefetched, the same for every
  * implementation of gather.h.
  *
  * Threads: pure functions.  Memory: the caller's.

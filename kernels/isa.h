@@ -1,12 +1,12 @@
-/* isa.h - the instruction sets that kernels are written for, and the best one to be used here.
+/* isa.h - the instruction sets that kernels are written for, and the best one of this CPU.
  *
  *   scalar   plain C, the reference
  *   avx2     AVX2, FMA, F16C
  *   avx512   AVX-512 F, BW, DQ, VL, VBMI and VBMI2 (Ice Lake, Zen 4, and later)
  *
- * The environment variable KV_ISA names a ceiling, for tests and for whoever suspects an
- * instruction set: `KV_ISA=scalar kvserver` uses none.  A name that is none of these is as no
- * ceiling; programs refuse it (kv_isa_named).
+ * The environment variable KV_ISA sets an upper limit, for tests and to rule out an instruction
+ * set as the cause of an error: `KV_ISA=scalar kvserver` uses none.  Any other name sets no limit;
+ * programs reject it (kv_isa_named).
  *
  * Threads: pure functions.  Memory: none.
  */

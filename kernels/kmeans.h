@@ -1,34 +1,34 @@
-/* kmeans.h - k-means: the centroids of product quantisation made from keys, and keys named by
- * their centroids.
+/* kmeans.h - k-means for product quantization: trains centroids from keys, and encodes keys by
+ * their nearest centroids.
  *
  * Lloyd's steps (PQCache, section 3.2): every row goes to its nearest centroid, every centroid
- * becomes the mean of its rows, in each subspace of the shape (pq.h) by itself.
+ * becomes the mean of its rows, in each subspace of the shape (pq.h) separately.
  *
  *   kv_kmeans_max_norm_sq()      inner product only: over all rows, before anything else
  *   kv_kmeans_set_centroid() for every centroid, then kv_kmeans_half_sq_norms()
  *   kv_kmeans_step()         over all rows, some at a time, in order: nearest and sums at once
- *   kv_kmeans_update()       behind the last row; then from the first row on again
+ *   kv_kmeans_update()       after the last row; then from the first row on again
  *   kv_kmeans_encode()       codes of rows, against centroids that stay
  *
- * What is kept between calls is the caller's: a codebook, which is what codes refer to, and sums.
+ * The caller keeps the state between calls: a codebook, which codes refer to, and sums.
  *
  *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so
  *                 that a vector register holds centroids and nothing is ever summed across it
  *   half_sq_norms  float (m, 2^bits): |centroid|^2 / 2
- *   lifts         float (m, 2^bits), longest float (m): of the inner product, see below
+ *   augments      float (m, 2^bits), max_norm_sq float (m): for the inner product, see below
  *   sums          float (m, 2^bits, d / m), not transposed: a row is added to one of them
  *   counts        uint32 (m, 2^bits)
  *
- * Metrics.  A codebook without lifts is of squared distance, which the paper's code takes where it
- * is not told otherwise.  With lifts it is of the inner product, by that code's reduction: a
- * sub-vector x gets one more element, its lift sqrt(longest - |x|^2), longest being the largest
- * |x|^2 of all rows, and what is clustered by squared distance are these; a query has a lift of
- * 0, so that centroids answer it as before.  A centroid is the mean of its rows, its lift the
- * mean of their lifts.  Taking the largest inner product as the nearest without lifts, a long
- * centroid would win rows of every direction, and its mean with them nothing back; lifted rows
- * are all sqrt(longest) long, means lie inside that ball, and |centroid|^2 / 2 with its lift in
- * it is charged for being long: so no centroid grows beyond the rows, and none can win but by
- * direction.  A row that is longer than the longest one (it came later) has a lift of 0.
+ * Metrics.  A codebook without augments uses squared distance, the default of the paper's code.
+ * With augments it uses the inner product, by that code's reduction: each sub-vector x gets one
+ * more element, its augment sqrt(max_norm_sq - |x|^2), where max_norm_sq is the largest |x|^2 of
+ * all rows, and these longer vectors are clustered by squared distance.  The augment of a query
+ * is 0, so its inner products with centroids do not change.  A centroid is the mean of its rows,
+ * its augment the mean of their augments.  Without augments, if the nearest centroid were that of
+ * the largest inner product, a long centroid would win rows of every direction.  With them all
+ * rows have the length sqrt(max_norm_sq), means lie inside that ball, and |centroid|^2 / 2, which
+ * includes the augment, penalizes length: no centroid grows beyond the rows, and centroids win
+ * rows by direction only.  A row longer than max_norm_sq says (it came later) has an augment of 0.
  *
  * Empty centroids.  One without rows splits the largest cluster (the lower code of equals, two
  * rows at least): it becomes that one's mean with the elements 1 + 2^-8 and 1 - 2^-8 times as
@@ -42,15 +42,15 @@
  * centroid that is not finite wins no row; one whose sum has overflowed counts as empty.
  *
  * Numerical contract, the same in every instruction set, to the bit:
- *   distance      acc = half square; acc = fma(-lift of x, lift of c, acc) if there are lifts;
+ *   distance      acc = half square; acc = fma(-x's augment, c's augment, acc) if there are any;
  *                 acc = fma(-x[i], c[i], acc), i ascending
  *   nearest       least distance, ties to the lower code; a NaN is never the least, and where
  *                 no distance is below +inf, it is code 0
  *   sums, counts  rows added one after the other, ascending
- *   half square   acc = 0; acc = fma(c[i], c[i], acc), i ascending, its lift last; acc / 2
- *   |x|^2         in 16 lanes as exact_scores.h sums; longest is the largest finite one, 0 of
- *                 nothing
- *   lift          s = longest - |x|^2; s > 0 ? sqrt(s) : 0
+ *   half square   acc = 0; acc = fma(c[i], c[i], acc), i ascending, its augment last; acc / 2
+ *   |x|^2         in 16 lanes as exact_scores.h sums; max_norm_sq is the largest finite one, 0
+ *                 of nothing
+ *   augment       s = max_norm_sq - |x|^2; s > 0 ? sqrt(s) : 0
  *   mean          sum / count, in fp32
  * (Which NaN a NaN is, is left open.)
  *
@@ -73,10 +73,10 @@ struct kv_kmeans_codebook {
 struct kv_kmeans_sums {
     float *sums;
     uint32_t *counts;
-    float *augments; /* (m, 2^bits), if the codebook has lifts */
+    float *augments; /* (m, 2^bits), if the codebook has augments */
 };
 
-/* Inner product: raises longest (m), 0 before the first row, to the |x|^2 of keys (n, d). */
+/* Inner product: raises max_norm_sq (m), 0 before the first row, to the |x|^2 of keys (n, d). */
 void kv_kmeans_max_norm_sq(const struct kv_pq_shape *shape,
                            const float *keys,
                            size_t n,
@@ -88,7 +88,7 @@ void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
                             uint32_t centroid,
                             const float *key);
 
-/* From the centroids, and their lifts. */
+/* Computes half_sq_norms from the centroids and their augments. */
 void kv_kmeans_half_sq_norms(const struct kv_pq_shape *shape,
                              const struct kv_kmeans_codebook *codebook);
 

@@ -1,8 +1,8 @@
-/* pq.h - product quantisation of keys: its shape, and tables of queries.
+/* pq.h - product quantization of keys: its shape, and lookup tables of queries.
  *
  * A key of d elements is cut into m subspaces of d / m; in each it is named by the nearest of
  * 2^bits centroids (PQCache, section 3.2; Jegou et al. 2011).  A query's score of a key is the
- * sum, over the subspaces, of the inner products with those centroids: a table look-up each.
+ * sum, over the subspaces, of the inner products with those centroids: a table lookup each.
  * kmeans.h makes centroids and codes, pq_tiles.h looks them up.
  *
  *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so

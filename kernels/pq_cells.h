@@ -1,13 +1,13 @@
 /* pq_cells.h - the rows of a chapter by cell: rows with the same codes in all subspaces have
- * the same score, so that what is scored, weighed and chosen are the cells (the inverted lists
+ * the same score, so cells are scored, weighted and selected instead of rows (the inverted lists
  * of an inverted multi-index; Babenko and Lempitsky 2012).
  *
- * Few rows, or rows that keep together, leave most cells empty.  Those are nobody's items: what
- * is kept, scored and counted are full cells, numbered from 0 on as they follow each other.
+ * With few rows, or clustered rows, most cells are empty.  Only the others are kept, scored and
+ * counted, as full cells, numbered from 0 in their order.
  *
  * A cell's number is the codes, subspace 0's in its highest bits (kv_tile_cells).  Its score is
  * that of pq.h, and select.h gives items of c rows what it gives c rows with one score: cells
- * and tiles choose the same rows.
+ * and tiles select the same rows.
  *
  * Lists lie in memory for long, and a bit of them may flip.  Then other rows are counted, or
  * marked, than those of the cell; but nothing is read or written outside of the arrays, and row

@@ -30,7 +30,7 @@ static inline const float *kv_cells_begun(const struct kv_pq_shape *shape,
         return table;
     if (shape->m > 2)
         memcpy(room, table, n_centroids * sizeof(*table));
-    /* One subspace more at a time, from behind: what is read is not yet written. */
+    /* One subspace more at a time, from the end: what is read is not yet written. */
     for (size_t j = 1; j + 1 < shape->m; j++, n *= n_centroids)
         for (size_t i = n; i-- > 0;) {
             const float before = room[i];

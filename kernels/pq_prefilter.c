@@ -145,7 +145,7 @@ static size_t tiles_of(size_t n)
 }
 
 /* Exact scores of all rows, or what comes before: sums of 16 bits, open rows, their scores,
- * which of them are chosen. */
+ * which of them are selected. */
 size_t kv_tiles_top_bytes(size_t n)
 {
     const size_t n_rows = tiles_of(n) * KV_PQ_TILE;
@@ -153,7 +153,7 @@ size_t kv_tiles_top_bytes(size_t n)
     return n_rows * sizeof(uint32_t) + 3 * (n + 8) * sizeof(uint32_t);
 }
 
-/* Merges the sure rows, which are in `rows`, with the chosen of the open ones, from behind. */
+/* Merges the sure rows, which are in `rows`, with the selected open ones, from the end. */
 static void merge(uint32_t *rows,
                   size_t n_rows,
                   const uint32_t *undecided,

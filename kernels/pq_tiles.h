@@ -71,7 +71,7 @@ void kv_tile_cells(const struct kv_pq_shape *shape,
 
 /* Exact scores of rows [begin, begin + n), numbered through the tiles (row i is row
  * i % KV_PQ_TILE of tile i / KV_PQ_TILE), for n_queries queries at once.  Tables are ordered
- * anew in each call, which pays when many rows are scored; tiles are asked for ahead.
+ * anew in each call, which pays when many rows are scored; tiles are prefetched.
  *   tables      (n_queries, m, 2^bits)
  *   ret_scores  (n_queries, n), scores_stride apart */
 void kv_tiles_score(const struct kv_pq_shape *shape,
@@ -112,7 +112,7 @@ struct kv_pq_table_rounding {
     uint32_t margin; /* of two sums, see above */
 };
 
-/* A table (m, 2^bits) in whole steps: ret_rounded (m, 2^width), 0 behind the last centroid, for
+/* A table (m, 2^bits) in whole steps: ret_rounded (m, 2^width), 0 after the last centroid, for
  * sums of at most 255 or 65535.  False, and nothing is written, where that says nothing: a
  * value that is not finite, or numbers too large for their differences. */
 bool kv_pq_table_round8(const struct kv_pq_shape *shape,
@@ -130,7 +130,7 @@ static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
     return (size_t)shape->m << kv_tile_width(shape);
 }
 
-/* Rounded sums of all rows of n_tiles tiles, wherever those lie; they are asked for ahead.
+/* Rounded sums of all rows of n_tiles tiles, wherever those lie; they are prefetched.
  *   tables    (n_queries, m, 2^width)
  *   ret_sums  (n_queries, n_tiles * KV_PQ_TILE), sums_stride apart */
 void kv_tiles_scan8(const struct kv_pq_shape *shape,

@@ -1,5 +1,5 @@
 /* rope.h - rotary position embedding (RoFormer, arXiv:2104.09864, section 3.2.2): pairs of a
- * vector's elements, turned by an angle that grows with the position.
+ * vector's elements, rotated by an angle that grows with the position.
  *
  * Frequencies (one a pair) make turns (a cosine and a sine a pair, for one position), and turns
  * turn vectors.  A shift by `delta` positions is a turn by the turns of position `delta`, on

@@ -248,7 +248,7 @@ void kv_topk_count(struct kv_topk *selector,
 }
 
 /* The bin that holds the last of those still to be found becomes part of the bound; with fewer
- * rows than k that is the lowest bin each time, and everything is chosen. */
+ * rows than k that is the lowest bin each time, and everything is selected. */
 void kv_topk_next(struct kv_topk *selector)
 {
     uint32_t bin = kv_select_mask(selector->pass);

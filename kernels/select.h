@@ -1,4 +1,4 @@
-/* select.h - from scores to the chosen: softmax, merging of query heads, exact top-k.
+/* select.h - from scores to selected rows: softmax, merging of query heads, exact top-k.
  *
  * What is scored is an item: a row, or some rows that share a score (a cell, see pq_cells.h).
  * `counts` says how many rows each item is, NULL that each is one; an item of no rows is as if
@@ -101,7 +101,7 @@ static inline uint32_t kv_score_key(float score)
 }
 
 enum {
-    KV_TOPK_SPARE = 8, /* places behind the last index that may be overwritten */
+    KV_TOPK_SPARE = 8, /* places after the last index that may be overwritten */
 };
 
 void kv_topk_begin(struct kv_topk *selector, uint64_t k);
@@ -134,8 +134,8 @@ size_t kv_scores_between(const float *scores,
                          float *ret_scores,
                          size_t *ret_n_above);
 
-/* The chosen of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
- * `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are chosen.
+/* The selected of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
+ * `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are selected.
  * Returns how many. */
 size_t kv_topk_collect(struct kv_topk *selector,
                        const float *scores,

@@ -1,5 +1,5 @@
-/* summary.h - summaries of rows: how they come to be, and how they are laid out.  estimate.h has
- * what is made of them.
+/* summary.h - summaries of rows: how they are built and laid out.  estimate.h computes estimates
+ * from them.
  *
  * KV_SUMMARY_ROWS rows of a unit are a group, the last one of fewer.  A row is a key and then its
  * value, adjacent, both of one type.  One k-means (kmeans.h, 3 iterations) over key and value
@@ -11,7 +11,7 @@
  *   kv_summary_build_end() -> the group
  *
  * Layout of a group, format KV_SUMMARY_FORMAT, little-endian, S = 2^bits, an element count `up` to
- * the next multiple of 16 having zeros behind the elements:
+ * the next multiple of 16 having zeros after the elements:
  *
  *   at 0                    struct kv_summary_head
  *   KV_SUMMARY_HEAD_BYTES      uint16 (S)         counts: how many rows
@@ -20,7 +20,7 @@
  *   + 4 S                   int8   (S, up d_k) mean keys, over their scales
  *   + S up d_k              int8   (S, up d_v) mean values, over theirs
  *   + S up d_v              uint8  (KV_SUMMARY_ROWS) of each row its summary's number, or
- *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE behind the last row
+ *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE after the last row
  *
  * A scale is the largest magnitude among the elements / 127, 0 where they are all 0.  An empty
  * summary is all zeros.  A row with an element that is a NaN, or beyond KV_SUMMARY_MOST, is in no

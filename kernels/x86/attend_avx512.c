@@ -1,5 +1,5 @@
 /* A group goes through three steps: scores of all its keys, weights, and its values; in the
- * first the next group's keys are asked for, in the last its values.
+ * first the next group's keys are prefetched, in the last its values.
  *
  * Scores: four rows by four queries are sixteen sums (inner_products_avx512.h), and every
  * converted element serves all of a block of queries.  Values: four vectors of elements of

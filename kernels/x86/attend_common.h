@@ -1,7 +1,7 @@
 /* attend_common.h - private to kernels/: groups of rows, in attend_avx2.c and
- * attend_avx512.c: a group goes through all steps while the next one's rows are asked for.
+ * attend_avx512.c: a group goes through all steps while the next one's rows are prefetched.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are, and behind struct
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE, and after struct
  * group, of which `n`, `rows` and `ahead` are known here.
  *
  * Threads: pure functions.  Memory: the caller's.
@@ -21,7 +21,7 @@ INLINE void add_group(enum kv_key_type type,
                       const uint32_t *query_mask,
                       float *state);
 
-/* Says which part of the next group is asked for when. */
+/* Decides which part of the next group is prefetched when. */
 INLINE void
 share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes);
 

@@ -36,7 +36,7 @@ struct part {
     const struct kv_summary_shape *shape;
     const struct kv_estimate_question *question;
     size_t first;         /* query */
-    const float *queries; /* (n, up d_k), from the first on, 0 behind their elements */
+    const float *queries; /* (n, up d_k), from the first on, 0 after their elements */
     struct estimate_ahead ahead;
     float shrink[QUERIES];
     float weights[KV_SUMMARIES_MAX * QUERIES]; /* (2^bits, QUERIES) */
@@ -154,7 +154,7 @@ INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_
     to_pairs(counts, ret_counts);
 }
 
-/* Scores of eight rows from `row` on, as pairs; -inf behind the last one. */
+/* Scores of eight rows from `row` on, as pairs; -inf after the last one. */
 INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 ret_s[QUERIES])
 {
     const struct kv_estimate_question *question = part->question;

@@ -1,10 +1,10 @@
 /* estimate_common.h - private to kernels/: blocks of queries, in estimate_avx2.c and
- * estimate_avx512.c.  The next group is asked for while this one is worked on, a few cache lines
+ * estimate_avx512.c.  The next group is prefetched while this one is computed, a few cache lines
  * with each step, so that the memory has time for them.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
- * Threads: pure functions.  Memory: the caller's; what is asked for is not read.
+ * Threads: pure functions.  Memory: the caller's; what is prefetched is not read.
  */
 #ifndef KV_KERNELS_X86_ESTIMATE_COMMON_H
 #define KV_KERNELS_X86_ESTIMATE_COMMON_H

@@ -1,5 +1,5 @@
-/* Keys of whole steps: inner_products_avx2.h.  Keys ahead are asked for line by line between
- * the products: asked for as a whole they fill the queues of misses, and what is behind them
+/* Keys of whole steps: inner_products_avx2.h.  Keys ahead are prefetched line by line between
+ * the products: prefetched as a whole they fill the queues of misses, and what comes after them
  * waits.
  *
  * Keys with a rest: sixteen elements are two vectors; two keys meet two queries at a time,
@@ -21,7 +21,7 @@ enum {
     AHEAD_ROWS = CHUNK,       /* in order: the processor sees them coming, too */
 };
 
-/* Elements at the end of a row, n < STEP of them, 0 behind. */
+/* Elements at the end of a row, n < STEP of them, then 0. */
 INLINE void load_summary(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
 {
     uint8_t bytes[STEP * sizeof(float)] = {0};

@@ -24,7 +24,7 @@ INLINE uint64_t first_bits(size_t n)
     return n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
 }
 
-/* The rows of a set of up to 64, from `base` on; nothing is written behind the last. */
+/* The rows of a set of up to 64, from `base` on; nothing is written after the last. */
 INLINE size_t write_set(uint32_t *to, size_t n, uint64_t set, uint32_t base)
 {
     const size_t n_rows = (size_t)__builtin_popcountll(set);

@@ -1,7 +1,7 @@
 /* pq_tiles_common.h - private to kernels/: scans by the width of a tile, in
  * pq_tiles_avx2.c and pq_tiles_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */

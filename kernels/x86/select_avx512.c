@@ -236,7 +236,7 @@ AVX512 static size_t between(const float *scores,
     return n_between;
 }
 
-/* base + lane for each lane of the set, ascending; nothing is written behind them. */
+/* base + lane for each lane of the set, ascending; nothing is written after them. */
 INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
 {
     const __m512i lanes =
