@@ -76,44 +76,60 @@ TARGET_SSE42 INLINE uint64_t state_bytes(uint64_t state, const uint8_t *at, size
  * same lines in turns from some rows come at half the rate. */
 struct checksum_ahead {
     const uint8_t *const *rows, *const *rows_end; /* behind the one at hand */
-    const uint8_t *at, *end;                      /* in it; equal: there is none */
-    size_t row_bytes;
+    const uint8_t *at;                            /* in it */
+    size_t n_lines, row_lines;                    /* of it, from `at` on; of each */
 };
+
+INLINE size_t lines_of(size_t bytes)
+{
+    return (bytes + CHECKSUM_LINE - 1) / CHECKSUM_LINE;
+}
 
 /* is_run: rows side by side are as one; what lies behind them is often asked about next, and at
  * worst these are lines that nobody uses. */
 INLINE struct checksum_ahead ahead_of(
     const uint8_t *const *rows, size_t n_rows, bool is_run, size_t n_done, size_t row_bytes)
 {
-    struct checksum_ahead ahead = {.row_bytes = row_bytes};
+    struct checksum_ahead ahead = {.row_lines = lines_of(row_bytes)};
 
     if (n_done < ALONE_BYTES / (row_bytes + 1))
         n_done = ALONE_BYTES / (row_bytes + 1);
     if (is_run && n_rows > 0) {
         ahead.at = (const uint8_t *)((uintptr_t)rows[0] + AHEAD_BYTES);
-        ahead.end = (const uint8_t *)((uintptr_t)ahead.at + n_rows * row_bytes);
+        ahead.n_lines = lines_of(n_rows * row_bytes);
     } else if (n_done < n_rows) {
-        ahead.rows = rows + n_done + 1;
+        ahead.rows = rows + n_done;
         ahead.rows_end = rows + n_rows;
-        ahead.at = rows[n_done];
-        ahead.end = ahead.at + row_bytes;
     }
     return ahead;
 }
 
-/* Asks for the next n lines. */
-INLINE void prefetch_ahead(struct checksum_ahead *ahead, unsigned n)
+/* Asks for the next n lines.  n is a constant, and this goes on inside of the loops over bytes:
+ * lines of one row are asked for with few branches, of a run with one. */
+INLINE void prefetch_ahead(struct checksum_ahead *ahead, size_t n)
 {
-    for (; n > 0 && ahead->at != ahead->end; n--) {
-        __builtin_prefetch(ahead->at, 0, 3);
-        if (ahead->end - ahead->at > CHECKSUM_LINE) {
-            ahead->at += CHECKSUM_LINE;
-        } else if (ahead->rows == ahead->rows_end) {
-            ahead->at = ahead->end;
-        } else {
+    if (ahead->n_lines >= n) {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < n; i++)
+            __builtin_prefetch(ahead->at + i * CHECKSUM_LINE, 0, 3);
+        ahead->at += n * CHECKSUM_LINE;
+        ahead->n_lines -= n;
+        return;
+    }
+    while (n > 0) {
+        if (ahead->n_lines == 0) {
+            if (ahead->rows == ahead->rows_end)
+                return;
             ahead->at = *ahead->rows++;
-            ahead->end = ahead->at + ahead->row_bytes;
+            ahead->n_lines = ahead->row_lines;
         }
+        const uint8_t *end =
+            ahead->at + (n < ahead->n_lines ? n : ahead->n_lines) * CHECKSUM_LINE;
+
+        n -= (size_t)(end - ahead->at) / CHECKSUM_LINE;
+        ahead->n_lines -= (size_t)(end - ahead->at) / CHECKSUM_LINE;
+        for (; ahead->at != end; ahead->at += CHECKSUM_LINE)
+            __builtin_prefetch(ahead->at, 0, 3);
     }
 }
 

@@ -159,10 +159,20 @@ TARGET_SSE42 void checksum_sse42_list(const void *const *rows,
     for (; row + STREAMS <= n_rows; row += STREAMS) {
         const uint8_t *a = rows[row], *b = rows[row + 1], *c = rows[row + 2];
         uint64_t state_a = ~seeds[row], state_b = ~seeds[row + 1], state_c = ~seeds[row + 2];
+        size_t i = 0;
 
-        for (size_t i = 0; i < words_bytes; i += 8) {
-            if (i % CHECKSUM_LINE == 0)
-                prefetch_ahead(&ahead, STREAMS);
+        for (; i + CHECKSUM_LINE <= words_bytes; i += CHECKSUM_LINE) {
+            prefetch_ahead(&ahead, STREAMS);
+#pragma GCC unroll 8
+            for (size_t word = i; word < i + CHECKSUM_LINE; word += 8) {
+                state_a = _mm_crc32_u64(state_a, load64(a + word));
+                state_b = _mm_crc32_u64(state_b, load64(b + word));
+                state_c = _mm_crc32_u64(state_c, load64(c + word));
+            }
+        }
+        if (i < words_bytes)
+            prefetch_ahead(&ahead, STREAMS);
+        for (; i < words_bytes; i += 8) {
             state_a = _mm_crc32_u64(state_a, load64(a + i));
             state_b = _mm_crc32_u64(state_b, load64(b + i));
             state_c = _mm_crc32_u64(state_c, load64(c + i));
