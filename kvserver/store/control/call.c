@@ -1,5 +1,5 @@
-/* call.c - the life of a control call: it is made, asks the data threads and hears their answers,
- * and replies, which ends it.
+/* call.c - the life of a control call: it is created, sends commands to the data threads,
+ * collects their answers, and replies, which ends it.
  */
 #include "kvserver/store/control/control.h"
 #include "proto/kvstore.pb-c.h"
@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What can always be said: that there is no memory for the answer, and the client asks again.
- * What the call did stays done, and is told then.  Every reply has its outcome in field 1, so
- * the smallest stands for all. */
+/* The reply when there is no memory for the real one: the client is told to repeat the request.
+ * What the call has already done stays done, and the repeated request reports it.  Every reply
+ * has its outcome in field 1, so the smallest reply type serves for all. */
 static void reply_busy(kvs_node_reply_fn reply, void *arg)
 {
     Kvpb__CloseReply message = KVPB__CLOSE_REPLY__INIT;
@@ -19,7 +19,7 @@ static void reply_busy(kvs_node_reply_fn reply, void *arg)
     uint8_t packed[64];
 
     outcome.status = KV_BUSY;
-    outcome.detail = "no memory for the answer";
+    outcome.detail = "out of memory: reply";
     message.outcome = &outcome;
     assert(kvpb__close_reply__get_packed_size(&message) <= sizeof(packed));
     reply(arg, packed, kvpb__close_reply__pack(&message, packed));
@@ -128,7 +128,7 @@ void kvs_control_broadcast(struct kvs_control_call *call,
 
     call->next = next;
     call->status = KV_OK;
-    call->n_pending = 1; /* not zero before all are asked */
+    call->n_pending = 1; /* not zero before all commands are sent */
     for (uint32_t i = 0; i < control->n_threads; i++) {
         struct kvs_command *copy = &call->commands[i];
 
@@ -136,8 +136,8 @@ void kvs_control_broadcast(struct kvs_control_call *call,
         copy->thread = i;
         copy->owner = call;
         copy->bytes = 0;
-        /* The ring has room for all commands that sessions, clients and calls can have under
-         * way at once. */
+        /* The ring has room for all commands that sessions, clients and calls can have in
+         * progress at once. */
         bool pushed = kv_ring_push(control->shard[i].commands, copy);
         assert(pushed);
         (void)pushed;

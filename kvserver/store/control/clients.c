@@ -1,7 +1,8 @@
-/* clients.c - the clients of a node: who they are, what they are granted, and when they go.
+/* clients.c - the clients of a node: registration, credits, and removal.
  *
- * A client goes when it says so, when its process or its channel does, or when nothing was heard
- * of it for too long.  Its place is free again once every data thread has closed its channel.
+ * A client is removed when it says goodbye, when its process or its channel ends, or when it
+ * has been silent for too long.  Its place is free again once every data thread has closed its
+ * channel.
  */
 #include "kvserver/base/log.h"
 #include "kvserver/base/token.h"
@@ -111,13 +112,13 @@ void kvs_clients_check(struct kvs_control *control, uint64_t now_us)
 
         if (client->state == KVS_CLIENT_CLOSING && client->n_asked == 0 &&
             now_us - client->closing_us > CLOSE_AGAIN_US) {
-            client_close(control, client); /* what it had under way may have ended by now */
+            client_close(control, client); /* its last requests may have ended since */
         } else if (client->state == KVS_CLIENT_OPEN && !client->attached) {
             uint64_t requests = client_requests(control, i);
             if (requests != client->requests_seen)
                 client->heard_us = now_us;
             client->requests_seen = requests;
-            /* A hello answered in this very step is younger than the step. */
+            /* A hello that this step answered can be later than now_us. */
             if (now_us > client->heard_us &&
                 now_us - client->heard_us > control->config.client_lease_ms * UINT64_C(1000)) {
                 kvs_count(&control->stats.clients_lost, 1);
@@ -133,7 +134,7 @@ void kvs_client_stuck(struct kvs_control *control, const struct kvs_command *not
 
     if (client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &notice->token)) {
         kvs_count(&control->stats.clients_lost, 1);
-        kv_log(KV_LOG_INFO, "client lost: %s: its channel failed or it took no replies",
+        kv_log(KV_LOG_INFO, "client lost: %s: channel failed or replies not received",
                client->name);
         kvs_client_remove(control, client);
     }

@@ -1,5 +1,5 @@
-/* control.c - the control thread: its requests, its turns, and its start and end.  Nothing in
- * control/ but message_port.c and the operation that drains stands above it.
+/* control.c - the control thread: its requests, its steps, and its start and end.  Within
+ * control/, only message_port.c and the drain operation are above this file.
  */
 #include "kvserver/store/control/control.h"
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the control thread does again and again, and how often. */
+/* Tasks that the control thread repeats, and how often. */
 static const struct {
     uint64_t every_us;
     void (*run)(struct kvs_control *control, uint64_t now_us);
@@ -44,10 +44,10 @@ bool kvs_control_request(struct kvs_control *control,
     call->request = request;
     call->request_bytes = request_bytes;
     if (control->n_calls > KVS_CALLS_MAX)
-        kvs_control_refuse(call, KV_BUSY, "more than %d control requests under way",
+        kvs_control_refuse(call, KV_BUSY, "more than %d control requests in flight",
                            KVS_CALLS_MAX);
     else if (request_bytes > KV_WIRE_CONTROL_MAX)
-        kvs_control_refuse(call, KV_TOO_LARGE, "%s: a request of %zu bytes, at most %d",
+        kvs_control_refuse(call, KV_TOO_LARGE, "%s: request of %zu bytes, limit %d",
                            control->ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
     else
         control->ops[op].control(call);
@@ -139,7 +139,7 @@ kv_status_t kvs_control_init(struct kvs_control *control,
 void kvs_control_fini(struct kvs_control *control)
 {
     while (control->calls != NULL)
-        kvs_control_refuse(control->calls, KV_UNREACHABLE, "the node stops");
+        kvs_control_refuse(control->calls, KV_UNREACHABLE, "node is stopping");
     if (control->clients != NULL)
         for (uint32_t i = 0; i < control->config.clients_max; i++)
             if (control->clients[i].channel != NULL)

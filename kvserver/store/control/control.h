@@ -2,13 +2,13 @@
  * that change them.
  *
  *   request -> kvs_control_call -> handler (ops_*.c)
- *                                   |  asks every data thread (kvs_control_broadcast)
- *                                   v
+ *                                   |  sends a command to every data thread
+ *                                   v  (kvs_control_broadcast)
  *                                 next step, when all have answered ... -> kvs_control_reply
  *
- * A session or client is changed by one call at a time (`busy`); a second one is told KV_BUSY.
+ * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
  *
- * Threads: the control thread, except where said.
+ * Threads: the control thread, except where stated otherwise.
  */
 #ifndef KV_KVSERVER_STORE_CONTROL_CONTROL_H
 #define KV_KVSERVER_STORE_CONTROL_CONTROL_H
@@ -26,31 +26,31 @@
 
 enum {
     KVS_MODELS_MAX = 256,
-    KVS_CALLS_MAX = 1024, /* control requests under way */
+    KVS_CALLS_MAX = 1024, /* control requests in flight */
     KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
     KVS_CLIENT_NAME_BYTES = 64,
     KVS_PERIODIC_TASKS = 2, /* control.c */
 };
 
-/* Stays known, on the disk too, while sessions use it; after that until another model needs its
- * place, and then the one that was used longest ago goes.  So a client may take its time
- * between making a model known and opening a session of it. */
+/* A model stays known, also on disk, while sessions use it.  After that it stays until another
+ * model needs its place; the least recently used one is then forgotten.  So a client may take
+ * its time between registering a model and opening a session. */
 struct kvs_model {
     struct kv_model_info info;
-    bool saving; /* the disk has not said yes */
+    bool saving; /* the disk has not confirmed it */
     uint32_t n_sessions;
-    uint64_t used_us; /* when it was last asked for, or its last session ended */
+    uint64_t used_us; /* when it was last named, or its last session ended */
 };
 
-/* A fork or a truncate that was done. */
+/* A completed fork or truncate. */
 struct kvs_log_entry {
     uint64_t op_id;
     uint32_t kind;       /* KV_OP_FORK, KV_OP_TRUNCATE */
-    uint32_t generation; /* before it */
+    uint32_t generation; /* before the operation */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
-    uint64_t writer;      /* fork: the child's; truncate: the session's own from then on */
-    uint32_t child_index; /* as it was then; the child may be gone */
+    uint64_t writer;      /* fork: the child's; truncate: the session's own, from then on */
+    uint32_t child_index; /* at that time; the child may be gone */
 };
 
 struct kvs_session {
@@ -58,7 +58,7 @@ struct kvs_session {
     bool busy;
     uint32_t index;
     struct kv_id128 id, token;
-    struct kvs_model *model; /* which counts the session */
+    struct kvs_model *model; /* its n_sessions counts this one */
     uint32_t generation;
     uint32_t tenant;
     uint32_t tokens_max;
@@ -66,11 +66,12 @@ struct kvs_session {
     uint64_t renewed_us;
     uint64_t root;
     uint32_t epoch, n_nodes, node_index;
-    struct kv_writers *writers; /* data threads use it, too, until they have answered to what
-                                   replaces it */
-    uint32_t shared_tokens;     /* of its own writer, that forks have inherited, at most */
+    struct kv_writers *writers; /* data threads read it, until they have answered the command
+                                 * that replaces it */
+    uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
+                                 * forks */
     struct kvs_log_entry log[KVS_LOG_ENTRIES];
-    uint32_t n_log; /* ever done; the last KVS_LOG_ENTRIES are kept */
+    uint32_t n_log; /* entries ever added; the last KVS_LOG_ENTRIES are kept */
 };
 
 enum kvs_client_state {
@@ -83,42 +84,43 @@ enum kvs_client_state {
 struct kvs_client_record {
     enum kvs_client_state state;
     uint32_t index;
-    uint32_t n_asked; /* threads that still have to close it */
+    uint32_t n_asked; /* data threads that have yet to close it */
     struct kv_id128 id, token;
     char name[KVS_CLIENT_NAME_BYTES];
     enum kv_channel_mode mode;
     uint32_t tenant;
     uint32_t credits; /* granted until the place is free again */
-    bool attached;    /* a carrier watches its process */
+    bool attached;    /* a control transport watches its process */
     uint64_t since_us, heard_us;
-    uint64_t requests_seen;     /* of all data threads, when it was last heard */
-    uint64_t closing_us;        /* of the last attempt */
-    struct kv_channel *channel; /* of the control port: message carrier only */
+    uint64_t requests_seen;     /* by all data threads, at the last check */
+    uint64_t closing_us;        /* time of the last attempt to close it */
+    struct kv_channel *channel; /* of the control port; NULL: its control transport is gRPC */
 };
 
 struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
-    uint32_t tenant;        /* of the client that asks, as it said at hello */
-    const uint8_t *request; /* only until the handler returns */
+    uint32_t tenant;        /* of the client, from its hello */
+    const uint8_t *request; /* valid until the handler returns */
     size_t request_bytes;
-    kvs_node_reply_fn reply; /* NULL: nobody waits */
+    kvs_node_reply_fn reply; /* NULL: an internal call */
     void *arg;
     void (*next)(struct kvs_control_call *call);
-    uint32_t n_pending; /* answers of data threads, or the disk's */
+    uint32_t n_pending; /* answers of data threads or of the disk */
     kv_status_t status; /* first failure among them */
 
     struct kvs_session *session, *child;
     struct kvs_client_record *client;
     struct kvs_model *model;
     struct kvs_log_entry log_entry;
-    struct kv_writers *writers; /* truncate: the session's, when it is done */
-    kv_status_t refusal;        /* that it ends with, when what it began is undone */
-    uint32_t tokens;            /* the fewest that a data thread has */
-    uint64_t bytes;             /* of all data threads */
-    uint8_t *address;           /* hello: of the client's port; the call's */
+    struct kv_writers *writers; /* truncate: the session's writers afterwards */
+    kv_status_t refusal;        /* status to reply with once its changes are undone */
+    uint32_t tokens;            /* smallest number on any data thread */
+    uint64_t bytes;             /* sum over all data threads */
+    uint8_t *address;           /* hello: address of the client's port; owned */
     struct kvs_control_call *list_next, **list_link;
-    struct kvs_command commands[]; /* (n_threads) so that asking the data threads cannot fail */
+    struct kvs_command commands[]; /* (n_threads) part of the call, so that a broadcast cannot
+                                    * fail */
 };
 
 struct kvs_control {
@@ -129,7 +131,7 @@ struct kvs_control {
     struct kv_id128 id;
     struct kv_random random;
     uint64_t started_us;
-    struct kvs_shard *shard; /* (n_threads) the node's */
+    struct kvs_shard *shard; /* (n_threads) owned by the node */
     uint32_t n_threads;
     struct kv_ring *answers;
 
@@ -138,22 +140,22 @@ struct kvs_control {
     struct kvs_session *sessions; /* (sessions_max) */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
-    struct kvs_ended_list ended;       /* of those */
+    struct kvs_ended_list ended;       /* sessions that ended */
     struct kvs_client_record *clients; /* (clients_max) */
-    uint32_t credits_sure;             /* of every client */
-    uint32_t credits_spare;            /* not granted to any, besides those */
+    uint32_t credits_sure;             /* guaranteed to every client */
+    uint32_t credits_spare;            /* not yet granted, beyond those */
     struct kvs_control_call *calls;
     uint32_t n_calls;
-    uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each is done next */
-    struct kvs_stats stats;              /* the control thread's */
+    uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each task is due */
+    struct kvs_stats stats;              /* of the control thread */
     _Atomic bool draining, drain_requested;
     _Atomic uint32_t n_sessions_seen; /* for metrics */
 
-    struct kv_port *port; /* message carrier */
-    bool port_closes;     /* and with it all of its channels */
+    struct kv_port *port; /* for control messages; NULL: none */
+    bool port_closes;     /* it closes, with all of its channels */
 };
 
-/* Requests that each data thread has: one for each credit that can be granted. */
+/* Returns the number of requests per data thread: one for each credit that can be granted. */
 static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *config)
 {
     uint64_t all = (uint64_t)config->clients_max * config->credits;
@@ -165,8 +167,8 @@ static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *confi
     return sure > KVS_REQUESTS_MAX ? (uint32_t)sure : KVS_REQUESTS_MAX;
 }
 
-/* Commands that can be under way to one data thread at once: one per session, two per client,
- * and one per call. */
+/* Returns how many commands to one data thread can be in progress at once: one per session, two
+ * per client, and one per call. */
 static inline uint32_t kvs_node_commands_max(const struct kvs_node_config *config)
 {
     return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 1;
@@ -177,7 +179,7 @@ static inline bool kvs_control_has_op(const struct kvs_control *control, unsigne
     return op < KV_OP_COUNT && control->ops[op].control != NULL;
 }
 
-/* Of its operation. */
+/* Returns the name of the call's operation. */
 static inline const char *kvs_call_name(const struct kvs_control_call *call)
 {
     return call->control->ops[call->op].name;
@@ -185,15 +187,16 @@ static inline const char *kvs_call_name(const struct kvs_control_call *call)
 
 /* ---- control.c ---- */
 
-/* For the node's n_threads data threads, which are made after it: they need its ring.  The
- * configuration is whole and checked.  KV_NO_MEMORY: kvs_control_fini() all the same. */
+/* Initializes the control thread's side.  The shards of the node's n_threads data threads are
+ * initialized after it, because they need its ring.  The configuration is complete and checked.
+ * After KV_NO_MEMORY, call kvs_control_fini() all the same. */
 kv_status_t kvs_control_init(struct kvs_control *control,
                              const struct kvs_node_config *config,
                              const struct kvs_op_type *ops,
                              struct kvs_shard *shard);
 void kvs_control_fini(struct kvs_control *control);
 
-/* As node.h says of kvs_node_control() and so on. */
+/* As kvs_node_control() and so on in node.h. */
 bool kvs_control_request(struct kvs_control *control,
                          enum kv_op_id op,
                          uint32_t client_index,
@@ -208,41 +211,44 @@ bool kvs_control_drained(struct kvs_control *control);
 
 /* ---- call.c ---- */
 
-/* Sends `command` to every data thread, then call->next runs when all have answered;
- * call->status is KV_OK or the first failure.  Copies the command.  One at a time of a call. */
+/* Sends `command` to every data thread.  When all have answered, calls call->next, with
+ * call->status KV_OK or the first failure.  Copies the command.  One broadcast per call at a
+ * time. */
 void kvs_control_broadcast(struct kvs_control_call *call,
                            const struct kvs_command *command,
                            void (*next)(struct kvs_control_call *call));
 
-/* A data thread has answered to the command. */
+/* A data thread has answered the command. */
 void kvs_call_answered(struct kvs_control_call *call, const struct kvs_command *command);
 
-/* Ends the call with the packed message, whose outcome the caller has set. */
+/* Ends the call with a message whose outcome the caller has set. */
 void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *message);
-/* End the call with an outcome alone: it was done; it was not, and why. */
+/* End the call with an outcome alone: success, or a failure with a message. */
 void kvs_call_reply_ok(struct kvs_control_call *call);
 void kvs_control_refuse(struct kvs_control_call *call,
                         kv_status_t status,
                         const char *format,
                         ...) __attribute__((format(printf, 3, 4)));
-/* NULL: out of memory, and who waits for the reply has been told to ask again. */
+/* Creates a call.  Returns NULL if out of memory; the client has then been told to try
+ * again. */
 struct kvs_control_call *kvs_call_create(struct kvs_control *control,
                                          enum kv_op_id op,
                                          kvs_node_reply_fn reply,
                                          void *arg);
-/* A call that nobody waits for.  NULL: out of memory, its task tries again the next time. */
+/* Creates a call without a client.  Returns NULL if out of memory; its task tries again
+ * later. */
 struct kvs_control_call *kvs_control_call_internal(struct kvs_control *control,
                                                    enum kv_op_id op);
 void kvs_control_call_end(struct kvs_control_call *call);
 
 /* ---- sessions.c ---- */
 
-/* NULL: there are too many. */
+/* Returns NULL if all places are in use, or out of memory. */
 struct kvs_session *kvs_session_create(struct kvs_control *control,
                                        const struct kv_id128 *id,
                                        struct kvs_model *model);
 void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session);
-/* Has every data thread give up its part; why tells those who come too late. */
+/* Makes every data thread close its shard session.  `why` is what late requests are told. */
 void kvs_session_close(struct kvs_control_call *call,
                        const struct kvs_session *session,
                        enum kvs_ended_why why,
@@ -250,16 +256,16 @@ void kvs_session_close(struct kvs_control_call *call,
 uint64_t kvs_session_used_us(const struct kvs_control *control,
                              const struct kvs_session *session);
 
-/* What is left of the lease at that moment; 0: it has ended. */
+/* Returns what is left of the lease at that time; 0: it has ended. */
 uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
                                    const struct kvs_session *session,
                                    uint64_t now_us);
-/* Closes those whose lease has ended. */
+/* Closes the sessions whose lease has ended. */
 void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */
 
-/* As node.h says of kvs_node_client_gone() and kvs_node_attach_client(). */
+/* As kvs_node_client_gone() and kvs_node_attach_client() in node.h. */
 void kvs_control_client_gone(struct kvs_control *control,
                              uint32_t client_index,
                              const struct kv_id128 *client_token);
@@ -267,29 +273,29 @@ bool kvs_control_attach_client(struct kvs_control *control,
                                uint32_t client_index,
                                const struct kv_id128 *client_token);
 
-/* NULL: it is no client of this node, or not its token. */
+/* Returns the client, or NULL if the node has no such client or the token is wrong. */
 struct kvs_client_record *
 kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token);
-/* Credits for a new client: what the configuration says while there are requests for so many, and
- * always credits_sure. */
+/* Returns the credits for a new client: the configured number while requests are left, but
+ * always at least credits_sure. */
 uint32_t kvs_client_grant(struct kvs_control *control);
 void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *client);
-/* A data thread says that its channel to the client stands still or has failed. */
+/* A data thread reports that its channel to the client has failed or makes no progress. */
 void kvs_client_stuck(struct kvs_control *control, const struct kvs_command *notice);
-/* Removes those that were not heard for too long, and goes on with those that are going. */
+/* Removes clients that have been silent for too long, and continues closing others. */
 void kvs_clients_check(struct kvs_control *control, uint64_t now_us);
 
 /* ---- message_port.c ---- */
 
-/* And writes its address, as a client in the same process is given it. */
+/* Opens the control port and formats its address for clients in the same process. */
 kv_status_t kvs_control_port_open(struct kvs_control *control);
 
 /* ---- ops_model.c ---- */
 
-/* Reads the models that an earlier node wrote to the disk. */
+/* Loads the models that an earlier process wrote to the disk. */
 void kvs_models_load(struct kvs_control *control);
 
-/* ---- ops_*.c: what the rows of the operation table call ---- */
+/* ---- ops_*.c: handlers in the operation table ---- */
 
 void kvs_control_hello(struct kvs_control_call *call);
 void kvs_control_goodbye(struct kvs_control_call *call);

@@ -1,5 +1,5 @@
-/* message_port.c - the control plane over messages, where there is no gRPC: a port of the control
- * thread takes requests and answers them. */
+/* message_port.c - the control transport without gRPC: a port of the control thread that
+ * receives control requests as messages and sends the replies. */
 #include "kvserver/base/log.h"
 #include "kvserver/net/message.h"
 #include "kvserver/store/control/control.h"
@@ -12,7 +12,7 @@
 struct message_reply {
     struct kvs_control *control;
     struct kv_wire_header request, header;
-    struct kv_channel *channel; /* made for the answer to a hello; closed with this struct */
+    struct kv_channel *channel; /* created for the reply to a hello; closed with this struct */
     uint8_t *body;
 };
 
@@ -27,7 +27,7 @@ static void message_sent(void *arg, kv_status_t status)
     free(reply);
 }
 
-/* A hello that succeeds leaves its channel with the client's record. */
+/* After a successful hello, the client's record owns the channel. */
 static struct kv_channel *
 hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
 {
@@ -71,7 +71,8 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
     reply->header = (struct kv_wire_header){
         .kind = KV_WIRE_REPLY,
         .op = reply->request.op,
-        .status = reply->body != NULL ? KV_OK : KV_BUSY, /* the client asks again */
+        .status = reply->body != NULL ? KV_OK : KV_BUSY, /* KV_BUSY: the client repeats the
+                                                          * request */
         .request_id = reply->request.request_id,
         .client_index = reply->request.client_index,
         .client_token = reply->request.client_token,
@@ -111,7 +112,7 @@ static void on_message(
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
     }
-    /* Control requests have no bulk data: nothing behind the body is checked. */
+    /* Control requests have no bulk data: anything after the body is unchecked and ignored. */
     body_bytes = header.body_bytes;
     struct message_reply *reply = calloc(1, sizeof(*reply));
     if (reply == NULL)
@@ -135,7 +136,7 @@ static void on_incoming(void *owner,
                         size_t bytes,
                         struct kv_incoming *incoming)
 {
-    /* Control messages are small; what is not is nobody's. */
+    /* Control messages are small: a large one is invalid. */
     struct kvs_control *control = owner;
 
     (void)message;

@@ -73,29 +73,29 @@ static void write_counters(const struct kvs_control *control, FILE *out)
     }
 }
 
-/* Of each data thread; the control thread's are 0. */
+/* Sums over the data threads; the control thread's values are 0. */
 static const struct {
     const char *name, *help;
     size_t offset;
 } sums[] = {
-    {"memory_used_bytes", "memory for rows and objects, pages in use",
+    {"memory_used_bytes", "memory in use for rows and objects, in whole pages",
      offsetof(struct kvs_stats, memory_used)},
     {"segments", "segments in memory", offsetof(struct kvs_stats, segments)},
     {"codebooks", "codebooks in memory", offsetof(struct kvs_stats, codebooks)},
-    {"summarised_rows", "rows that summaries in memory stand for",
+    {"summarised_rows", "rows that have summaries in memory",
      offsetof(struct kvs_stats, summarised)},
-    {"summaries_bytes", "bytes of those summaries",
+    {"summaries_bytes", "bytes of summaries in memory",
      offsetof(struct kvs_stats, summaries_bytes)},
-    {"index_jobs", "chapters that wait for codes", offsetof(struct kvs_stats, index_jobs)},
+    {"index_jobs", "index jobs queued or running", offsetof(struct kvs_stats, index_jobs)},
     {"objects", "objects in memory", offsetof(struct kvs_stats, objects)},
     {"object_bytes", "bytes of objects in memory", offsetof(struct kvs_stats, object_bytes)},
-    {"refused_rows", "bad rows in memory, refused until they are put again",
+    {"refused_rows", "bad rows in memory, not served until put again",
      offsetof(struct kvs_stats, rows_bad)},
-    {"refused_objects", "bad pieces of objects in memory, refused until they are put again",
+    {"refused_objects", "bad object pieces in memory, not served until put again",
      offsetof(struct kvs_stats, objects_bad)},
-    {"scrub_pass_bytes", "bytes checked so far in the passes of the scrub under way",
+    {"scrub_pass_bytes", "bytes verified so far in the current pass",
      offsetof(struct kvs_stats, scrub_pass_bytes)},
-    {"requests_in_flight", "data requests under way", offsetof(struct kvs_stats, in_flight)},
+    {"requests_in_flight", "data requests in flight", offsetof(struct kvs_stats, in_flight)},
 };
 
 static uint64_t slowest_pass_us(const struct kvs_control *control)
@@ -117,13 +117,13 @@ static void write_gauges(struct kvs_control *control, FILE *out)
     gauge(out, "memory_bytes", "memory for rows and objects", control->config.memory_bytes);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
         gauge(out, sums[i].name, sums[i].help, kvs_stats_total(control, sums[i].offset));
-    gauge(out, "scrub_pass_seconds", "time of the last pass of the scrub, the slowest thread's",
+    gauge(out, "scrub_pass_seconds",
+          "duration of the last verification pass on the slowest thread",
           slowest_pass_us(control) / 1000000);
-    gauge(out, "sessions", "sessions open", atomic_load(&control->n_sessions_seen));
+    gauge(out, "sessions", "open sessions", atomic_load(&control->n_sessions_seen));
     gauge(out, "data_threads", "data threads", control->n_threads);
-    gauge(out, "draining", "1 while the node takes nothing new",
-          atomic_load(&control->draining));
-    gauge(out, "uptime_seconds", "since the node started", up_us / 1000000);
+    gauge(out, "draining", "1 while the node is draining", atomic_load(&control->draining));
+    gauge(out, "uptime_seconds", "time since the node started", up_us / 1000000);
 }
 
 static void write_ops(const struct kvs_control *control, FILE *out)
@@ -132,7 +132,7 @@ static void write_ops(const struct kvs_control *control, FILE *out)
     struct kv_histogram us;
     uint64_t count, errors;
 
-    metric(out, "op_errors_total", "counter", "requests answered with an error, by operation");
+    metric(out, "op_errors_total", "counter", "requests that failed, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;
@@ -141,7 +141,7 @@ static void write_ops(const struct kvs_control *control, FILE *out)
                 (unsigned long long)errors);
     }
     metric(out, "op_seconds", "summary",
-           "from a request's arrival to its answer, by operation");
+           "time from a request's arrival to its reply, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;

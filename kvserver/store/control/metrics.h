@@ -1,7 +1,7 @@
-/* metrics.h - what a node has counted: the numbers of all threads together.  metrics.c writes
- * them as Prometheus text (kvs_control_metrics()), tables.c puts them into tables.
+/* metrics.h - a node's statistics: sums over all threads.  metrics.c writes them as Prometheus
+ * text (kvs_control_metrics()); tables.c puts them into tables.
  *
- * Threads: any; numbers may be a little old.
+ * Threads: any; values may be slightly out of date.
  */
 #ifndef KV_KVSERVER_STORE_CONTROL_METRICS_H
 #define KV_KVSERVER_STORE_CONTROL_METRICS_H
@@ -15,14 +15,14 @@ struct kvs_counter {
     size_t offset; /* in struct kvs_stats */
 };
 
-/* (kvs_n_counters) KVS_COUNTERS, one by one. */
+/* (kvs_n_counters) the entries of KVS_COUNTERS. */
 extern const struct kvs_counter kvs_counters[];
 extern const size_t kvs_n_counters;
 
-/* The number at that offset in the statistics of all threads, added up. */
+/* Returns the sum over all threads of the number at that offset in struct kvs_stats. */
 uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset);
 
-/* All threads' numbers of one operation, in one histogram. */
+/* Sums one operation's numbers over all threads. */
 void kvs_op_totals(const struct kvs_control *control,
                    unsigned op,
                    uint64_t *ret_count,

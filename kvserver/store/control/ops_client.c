@@ -44,7 +44,8 @@ static void hello_opened(struct kvs_control_call *call)
     struct kvs_client_record *client = call->client;
 
     if (client->state != KVS_CLIENT_OPENING) {
-        kvs_control_refuse(call, KV_UNREACHABLE, "hello: the client left meanwhile");
+        kvs_control_refuse(call, KV_UNREACHABLE,
+                           "hello: the client left while the request was waiting");
         return;
     }
     if (call->status != KV_OK) {
@@ -79,16 +80,17 @@ static struct kvs_client_record *client_by_id(struct kvs_control *control,
     return NULL;
 }
 
-/* A client that is known says hello again, as the answer was lost. */
+/* Answers a repeated hello of a registered client, whose first reply was lost. */
 static void hello_again(struct kvs_control_call *call,
                         const Kvpb__HelloRequest *request,
                         struct kvs_client_record *client)
 {
     if (client->tenant != request->tenant) {
-        kvs_control_refuse(call, KV_DENIED, "hello: tenant %u, the client is of tenant %u",
+        kvs_control_refuse(call, KV_DENIED,
+                           "hello: tenant %u, but the client belongs to tenant %u",
                            request->tenant, client->tenant);
     } else if (client->state == KVS_CLIENT_OPENING) {
-        kvs_control_refuse(call, KV_BUSY, "hello: the client is being opened");
+        kvs_control_refuse(call, KV_BUSY, "hello: another hello of the client is in progress");
     } else {
         call->client = client;
         hello_answer(call);
@@ -102,18 +104,20 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
     struct kv_id128 id;
 
     if (request->version != KV_WIRE_VERSION) {
-        kvs_control_refuse(call, KV_VERSION, "hello: protocol version %u, this node speaks %u",
+        kvs_control_refuse(call, KV_VERSION,
+                           "hello: protocol version %u, but the node has version %u",
                            request->version, KV_WIRE_VERSION);
         return;
     }
     if (!kvs_pb_get_id(&request->client_id, &id) || request->address.len == 0 ||
         request->address.len > KV_WIRE_ADDRESS_MAX) {
-        kvs_control_refuse(call, KV_INVALID, "hello: id of %zu bytes, address of %zu",
+        kvs_control_refuse(call, KV_INVALID,
+                           "hello: invalid id (%zu bytes) or address (%zu bytes)",
                            request->client_id.len, request->address.len);
         return;
     }
     if (atomic_load(&control->draining)) {
-        kvs_control_refuse(call, KV_DRAINING, "hello: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "hello: node is draining");
         return;
     }
     struct kvs_client_record *client = client_by_id(control, &id);
@@ -123,13 +127,13 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
     }
     client = client_place(control);
     if (client == NULL) {
-        kvs_control_refuse(call, KV_BUSY, "hello: %u clients already",
+        kvs_control_refuse(call, KV_BUSY, "hello: too many clients: limit %u",
                            control->config.clients_max);
         return;
     }
     call->address = malloc(request->address.len);
     if (call->address == NULL) {
-        kvs_control_refuse(call, KV_NO_MEMORY, "hello: the node's memory is full");
+        kvs_control_refuse(call, KV_NO_MEMORY, "hello: out of memory");
         return;
     }
     memcpy(call->address, request->address.data, request->address.len);
@@ -163,7 +167,7 @@ void kvs_control_hello(struct kvs_control_call *call)
         kvpb__hello_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "hello: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "hello: malformed request");
     else
         hello(call, request);
     kvpb__hello_request__free_unpacked(request, NULL);
@@ -178,7 +182,7 @@ void kvs_control_goodbye(struct kvs_control_call *call)
 
     if (request == NULL || !kvs_pb_get_id(&request->client_token, &token) ||
         request->client_index >= control->config.clients_max) {
-        kvs_control_refuse(call, KV_INVALID, "goodbye: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "goodbye: malformed request");
     } else {
         struct kvs_client_record *client = &control->clients[request->client_index];
         bool known = client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &token);
@@ -187,7 +191,7 @@ void kvs_control_goodbye(struct kvs_control_call *call)
             kvs_call_reply_ok(call);
             kvs_client_remove(control, client);
         } else {
-            kvs_control_refuse(call, KV_NOT_FOUND, "goodbye: no such client");
+            kvs_control_refuse(call, KV_NOT_FOUND, "goodbye: unknown client");
         }
     }
     kvpb__goodbye_request__free_unpacked(request, NULL);

@@ -1,4 +1,5 @@
-/* ops_fork.c - the lifecycle of a session: fork and truncate, each done once. */
+/* ops_fork.c - fork and truncate: the operations that raise a session's generation.  Each is
+ * done once, however often its request is repeated: a log of the last ones answers repeats. */
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
@@ -13,8 +14,8 @@ static void log_entry_record(struct kvs_control_call *call)
     session->log[session->n_log++ % KVS_LOG_ENTRIES] = call->log_entry;
 }
 
-/* Finds the session and checks that the operation is the next one for it.  Answers by itself,
- * and returns NULL, where it is not, or was done before. */
+/* Finds the session and checks that the operation is the next one for it.  Otherwise, or if it
+ * was done before, replies and returns NULL. */
 static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
                                            uint32_t index,
                                            const ProtobufCBinaryData *token,
@@ -26,7 +27,7 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
     if (session == NULL)
         return NULL;
     if (operation == NULL || operation->tokens > session->tokens_max) {
-        kvs_control_refuse(call, KV_INVALID, "%s: tokens %u, at most %u", kvs_call_name(call),
+        kvs_control_refuse(call, KV_INVALID, "%s: tokens: %u, limit %u", kvs_call_name(call),
                            operation != NULL ? operation->tokens : 0, session->tokens_max);
         return NULL;
     }
@@ -39,7 +40,8 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
         if (done->kind == KV_OP_FORK) {
             call->child = kv_map_get(control->session_of_id, &done->child_id);
             if (call->child == NULL) {
-                kvs_control_refuse(call, KV_NOT_FOUND, "fork: was done, but the child is gone");
+                kvs_control_refuse(call, KV_NOT_FOUND,
+                                   "fork: already done, but the child is gone");
                 return NULL;
             }
         }
@@ -53,7 +55,7 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
         return NULL;
     }
     if (operation->writer == 0) {
-        kvs_control_refuse(call, KV_INVALID, "%s: writer 0", kvs_call_name(call));
+        kvs_control_refuse(call, KV_INVALID, "%s: writer must not be 0", kvs_call_name(call));
         return NULL;
     }
     if (kv_writers_count(session->writers, operation->tokens, operation->writer) >
@@ -99,8 +101,7 @@ static void fork_undone(struct kvs_control_call *call)
                            call->log_entry.tokens);
     else
         kvs_control_refuse(call, status, "fork: %s",
-                           status == KV_NO_MEMORY ? "the store's memory is full"
-                                                  : kv_status_name(status));
+                           status == KV_NO_MEMORY ? "store full" : kv_status_name(status));
 }
 
 static void fork_done(struct kvs_control_call *call)
@@ -128,17 +129,18 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     if (!kvs_pb_get_id(&request->operation->child_session_id, &call->log_entry.child_id) ||
         !kvs_pb_get_id(&request->operation->child_token, &call->log_entry.child_token) ||
         kv_map_get(control->session_of_id, &call->log_entry.child_id) != NULL) {
-        kvs_control_refuse(call, KV_INVALID, "fork: the child's id or token");
+        kvs_control_refuse(call, KV_INVALID, "fork: invalid id or token of the child");
         return;
     }
     if (atomic_load(&control->draining)) {
-        kvs_control_refuse(call, KV_DRAINING, "fork: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "fork: node is draining");
         return;
     }
     struct kvs_session *child =
         kvs_session_create(control, &call->log_entry.child_id, session->model);
     if (child == NULL) {
-        kvs_control_refuse(call, KV_BUSY, "fork: %u sessions already", control->n_sessions);
+        kvs_control_refuse(call, KV_BUSY, "fork: too many sessions: %u are open",
+                           control->n_sessions);
         return;
     }
     child->writers =
@@ -173,7 +175,7 @@ void kvs_control_fork(struct kvs_control_call *call)
         kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "fork: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "fork: malformed request");
     else
         fork_session(call, request);
     kvpb__fork_request__free_unpacked(request, NULL);
@@ -217,7 +219,7 @@ void kvs_control_truncate(struct kvs_control_call *call)
         kvpb__truncate_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "truncate: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "truncate: malformed request");
         return;
     }
     struct kvs_session *session =

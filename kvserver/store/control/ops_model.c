@@ -1,4 +1,5 @@
-/* ops_model.c - models: what a client says of one, checked, saved on the disk and kept. */
+/* ops_model.c - models: a model's name and schema are checked, saved on the disk, and kept in a
+ * table. */
 #include "kvserver/base/log.h"
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
@@ -50,7 +51,8 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
     if (!kvs_pb_get_id(&request->fingerprint, &info->fingerprint) || request->name[0] == '\0' ||
         strlen(request->name) > KV_NAME_BYTES_MAX || request->n_layers > KV_LAYERS_MAX) {
         snprintf(detail, detail_bytes,
-                 "model: a name of %zu bytes, a fingerprint of %zu, %zu layers",
+                 "model: invalid name (%zu bytes), fingerprint (%zu bytes) or number of layers "
+                 "(%zu)",
                  strlen(request->name), request->fingerprint.len, request->n_layers);
         return KV_INVALID;
     }
@@ -62,7 +64,7 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
         if (layer->kind > UINT8_MAX || layer->dtype > UINT8_MAX ||
             layer->n_kv_heads > UINT16_MAX || layer->d_k > UINT16_MAX ||
             layer->d_v > UINT16_MAX) {
-            snprintf(detail, detail_bytes, "model: layer %zu: a number is out of bounds", i);
+            snprintf(detail, detail_bytes, "model: layer %zu: value out of range", i);
             return KV_INVALID;
         }
         info->schema.layers[i] = (struct kv_layer_schema){
@@ -76,7 +78,7 @@ static kv_status_t model_from(const Kvpb__ModelRequest *request,
     return kv_schema_finish(&info->schema, detail, detail_bytes);
 }
 
-/* The record of a model on the disk. */
+/* The key of a model's record on the disk. */
 struct model_key {
     char bytes[6 + sizeof(struct kv_id128)];
 };
@@ -90,7 +92,7 @@ static struct model_key model_key(const struct kv_id128 *fingerprint)
     return key;
 }
 
-/* Forgets the model that was used longest ago, if the table is full.  false: sessions use all.
+/* Forgets the least recently used model if the table is full.  Returns false if all are in use.
  */
 static bool model_make_room(struct kvs_control *control)
 {
@@ -108,7 +110,7 @@ static bool model_make_room(struct kvs_control *control)
     if (oldest == KVS_MODELS_MAX)
         return false;
     struct model_key key = model_key(&control->models[oldest]->info.fingerprint);
-    kv_log(KV_LOG_INFO, "model: %s: forgotten, no session uses it",
+    kv_log(KV_LOG_INFO, "model: %s: forgotten to make room: no session uses it",
            control->models[oldest]->info.name);
     control->config.disk->ops->remove(control->config.disk, key.bytes, sizeof(key.bytes));
     free(control->models[oldest]);
@@ -131,17 +133,18 @@ static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *reque
     if (known != NULL) {
         known->used_us = kv_clock_now(control->config.clock);
         if (!same_schema(&known->info.schema, &info.schema))
-            kvs_control_refuse(call, KV_EXISTS,
-                               "model: %s: its fingerprint is %s's, with another schema",
-                               info.name, known->info.name);
+            kvs_control_refuse(
+                call, KV_EXISTS,
+                "model: %s: model %s has the same fingerprint but another schema", info.name,
+                known->info.name);
         else if (known->saving)
-            kvs_control_refuse(call, KV_BUSY, "model: %s: is being saved", info.name);
+            kvs_control_refuse(call, KV_BUSY, "model: %s: is still being saved", info.name);
         else
             kvs_call_reply_ok(call);
         return;
     }
     if (!model_make_room(control)) {
-        kvs_control_refuse(call, KV_NO_MEMORY, "model: %s: %d models are in use already",
+        kvs_control_refuse(call, KV_NO_MEMORY, "model: %s: too many models in use: limit %d",
                            info.name, KVS_MODELS_MAX);
         return;
     }
@@ -169,7 +172,7 @@ static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *reque
            (unsigned long long)kv_schema_token_bytes(&info.schema));
 }
 
-/* Adds a model from its saved request.  false: it is none. */
+/* Adds a model from its saved request.  Returns false if the record is not valid. */
 static bool restore(struct kvs_control *control, const void *packed, size_t packed_bytes)
 {
     Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
@@ -194,10 +197,9 @@ load(void *arg, const void *key, size_t key_bytes, const void *value, size_t val
     (void)key;
     (void)key_bytes;
     if (control->n_models == KVS_MODELS_MAX)
-        kv_log(KV_LOG_WARN, "model: more than %d on the disk, one left out", KVS_MODELS_MAX);
+        kv_log(KV_LOG_WARN, "model: more than %d on disk, one skipped", KVS_MODELS_MAX);
     else if (!restore(control, value, value_bytes))
-        kv_log(KV_LOG_WARN, "model: a record of the disk is not a model, left out: %zu bytes",
-               value_bytes);
+        kv_log(KV_LOG_WARN, "model: corrupt record on disk, skipped: %zu bytes", value_bytes);
 }
 
 void kvs_models_load(struct kvs_control *control)
@@ -211,7 +213,7 @@ void kvs_control_model(struct kvs_control_call *call)
         kvpb__model_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "model: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "model: malformed request");
     else
         model(call, request);
     kvpb__model_request__free_unpacked(request, NULL);

@@ -8,7 +8,7 @@ void kvs_control_table(struct kvs_control_call *call)
         kvpb__table_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "table: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "table: malformed request");
     else
         kvs_tables_reply(call, request->name);
     kvpb__table_request__free_unpacked(request, NULL);

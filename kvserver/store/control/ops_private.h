@@ -1,6 +1,5 @@
-/* ops_private.h - what the operations of the control plane share.  Each checks everything that
- * came from outside before it changes anything, asks the data threads, and answers when they
- * have.
+/* ops_private.h - what the control operations share.  Each handler validates its input before
+ * it changes anything, sends commands to the data threads, and replies when they have answered.
  *
  *   ops_client.c    hello, goodbye
  *   ops_model.c     model
@@ -17,20 +16,21 @@
 
 /* ---- ops_model.c ---- */
 
-/* NULL: there is none. */
+/* Returns the model with that fingerprint, or NULL. */
 struct kvs_model *kvs_model_find(struct kvs_control *control,
                                  const struct kv_id128 *fingerprint);
 
 /* ---- ops_session.c ---- */
 
-/* The session that the call names.  NULL: it may not have it now, and the call has ended. */
+/* Returns the session that the call names, and renews its lease.  Otherwise fails the call and
+ * returns NULL. */
 struct kvs_session *
 kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBinaryData *token);
-/* In microseconds: what was asked for, and at most what the node grants. */
+/* Returns the lease in microseconds: the requested one, limited to the node's maximum. */
 uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms);
 struct kvs_command kvs_session_command(enum kvs_command_kind kind,
                                        const struct kvs_session *session);
-/* Ends the call with what there is to say of its session. */
+/* Ends the call with a description of its session. */
 void kvs_session_reply(struct kvs_control_call *call, bool with_schema);
 
 #endif

@@ -1,4 +1,4 @@
-/* ops_session.c - sessions: open, resume, close, renew, and what there is of one. */
+/* ops_session.c - sessions: open, resume, close, renew, and information about one. */
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- sessions: what all replies say ------------------------------------------------------ */
+/* ---- sessions: common parts of replies --------------------------------------------------- */
 
-/* Who has the token of a session that has ended is told what became of it; nobody else hears
- * whether there was one. */
+/* A client that has the token of an ended session is told how it ended.  Others cannot find out
+ * whether it existed. */
 static void refuse_session(struct kvs_control_call *call,
                            const ProtobufCBinaryData *token,
                            const char *what)
@@ -42,12 +42,12 @@ kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBin
         return NULL;
     }
     if (session->tenant != call->tenant) {
-        kvs_control_refuse(call, KV_DENIED, "%s: session %u is another tenant's",
+        kvs_control_refuse(call, KV_DENIED, "%s: session %u belongs to another tenant",
                            kvs_call_name(call), index);
         return NULL;
     }
     if (session->busy) {
-        kvs_control_refuse(call, KV_BUSY, "%s: session %u is being changed",
+        kvs_control_refuse(call, KV_BUSY, "%s: another operation on session %u is in progress",
                            kvs_call_name(call), index);
         return NULL;
     }
@@ -62,8 +62,8 @@ uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms)
     return lease_ms * UINT64_C(1000);
 }
 
-/* The session's runs as a message has them; in one piece, the caller's to free.  NULL: out of
- * memory. */
+/* Returns the session's writers as message fields, in one allocation that the caller frees.
+ * NULL: out of memory. */
 static Kvpb__WriterRun **writers_message(const struct kv_writers *writers)
 {
     const size_t n_runs = writers->n_runs;
@@ -80,7 +80,7 @@ static Kvpb__WriterRun **writers_message(const struct kv_writers *writers)
     return list;
 }
 
-/* What a message says of a session, besides itself, to a client that takes it up. */
+/* What a reply says of the session to a client that resumes it. */
 struct session_facts {
     struct kv_model_info info; /* copied: the message has no const */
     Kvpb__Layer layers[KV_LAYERS_MAX], *layer_list[KV_LAYERS_MAX];
@@ -178,7 +178,7 @@ static void open_undone(struct kvs_control_call *call)
 {
     kvs_session_destroy(call->control, call->session);
     kvs_control_refuse(call, call->refusal, "open: %s",
-                       call->refusal == KV_NO_MEMORY ? "the store's memory is full"
+                       call->refusal == KV_NO_MEMORY ? "store full"
                                                      : kv_status_name(call->refusal));
 }
 
@@ -197,7 +197,7 @@ static void open_done(struct kvs_control_call *call)
     kvs_session_reply(call, false);
 }
 
-/* What a data thread needs to know of a session to make its part of it. */
+/* Returns a command with what a data thread needs to create its shard session. */
 struct kvs_command kvs_session_command(enum kvs_command_kind kind,
                                        const struct kvs_session *session)
 {
@@ -229,18 +229,19 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         placement->node_index >= placement->n_nodes || request->tokens_max > KV_TOKENS_MAX ||
         request->writer == 0) {
         kvs_control_refuse(call, KV_INVALID,
-                           "open: an id, the placement, tokens_max %u or writer %llx",
+                           "open: invalid id, placement, tokens_max (%u) or writer (%llx)",
                            request->tokens_max, (unsigned long long)request->writer);
         return;
     }
     struct kvs_session *session = kv_map_get(control->session_of_id, &id);
-    if (session != NULL) { /* asked again, its answer got lost; or somebody else's id */
+    if (session != NULL) { /* a repeated request whose reply was lost, or another client's id */
         if (!kv_token_equal(&session->token, &token))
-            kvs_control_refuse(call, KV_EXISTS, "open: the id is another session's");
+            kvs_control_refuse(call, KV_EXISTS, "open: the id belongs to another session");
         else if (session->tenant != call->tenant)
-            kvs_control_refuse(call, KV_DENIED, "open: the session is another tenant's");
+            kvs_control_refuse(call, KV_DENIED, "open: the session belongs to another tenant");
         else if (session->busy)
-            kvs_control_refuse(call, KV_BUSY, "open: the session is being opened");
+            kvs_control_refuse(call, KV_BUSY,
+                               "open: another operation on the session is in progress");
         else {
             call->session = session;
             kvs_session_reply(call, false);
@@ -248,7 +249,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         return;
     }
     if (atomic_load(&control->draining)) {
-        kvs_control_refuse(call, KV_DRAINING, "open: the node is about to stop");
+        kvs_control_refuse(call, KV_DRAINING, "open: node is draining");
         return;
     }
     struct kvs_model *known = kvs_model_find(control, &fingerprint);
@@ -258,7 +259,8 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     }
     session = kvs_session_create(control, &id, known);
     if (session == NULL) {
-        kvs_control_refuse(call, KV_BUSY, "open: %u sessions already", control->n_sessions);
+        kvs_control_refuse(call, KV_BUSY, "open: too many sessions: %u are open",
+                           control->n_sessions);
         return;
     }
     session->writers = kv_writers_create(NULL, 0, request->writer);
@@ -286,7 +288,7 @@ void kvs_control_open(struct kvs_control_call *call)
         kvpb__open_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "open: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "open: malformed request");
     else
         open_session(call, request);
     kvpb__open_request__free_unpacked(request, NULL);
@@ -330,7 +332,7 @@ void kvs_control_resume(struct kvs_control_call *call)
         kvpb__resume_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "resume: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "resume: malformed request");
     else
         resume(call, request);
     kvpb__resume_request__free_unpacked(request, NULL);
@@ -351,7 +353,7 @@ void kvs_control_close(struct kvs_control_call *call)
         kvpb__close_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "close: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "close: malformed request");
         return;
     }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
@@ -369,7 +371,7 @@ void kvs_control_renew(struct kvs_control_call *call)
         kvpb__renew_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "renew: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "renew: malformed request");
         return;
     }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
@@ -409,7 +411,7 @@ void kvs_control_session(struct kvs_control_call *call)
         kvpb__session_request__unpack(NULL, call->request_bytes, call->request);
 
     if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "session: not a request of this protocol");
+        kvs_control_refuse(call, KV_INVALID, "session: malformed request");
         return;
     }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);

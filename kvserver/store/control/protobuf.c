@@ -26,7 +26,8 @@ void kvs_pb_copy_text(char *to, size_t to_bytes, const char *from)
 {
     size_t n = 0;
 
-    /* Names end up in lists, logs and metrics: printable, or a dot. */
+    /* Names appear in tables, logs and metrics: anything else than printable characters becomes
+     * a dot. */
     for (; n + 1 < to_bytes && from[n] != '\0'; n++)
         to[n] = (unsigned char)from[n] < 0x20 || from[n] == 0x7f || from[n] == '"' ||
                         from[n] == '\\'

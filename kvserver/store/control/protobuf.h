@@ -1,4 +1,4 @@
-/* protobuf.h - what the operations of the control plane read from and write to messages.
+/* protobuf.h - helpers of the control operations to read fields of messages and to write them.
  *
  * Threads: any; nothing is kept.
  */
@@ -11,13 +11,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* false: of another size. */
+/* Returns false if the size is wrong. */
 bool kvs_pb_get_id(const ProtobufCBinaryData *bytes, struct kv_id128 *ret_id);
-/* Not copied. */
+/* Does not copy the id. */
 ProtobufCBinaryData kvs_pb_put_id(struct kv_id128 *id);
 Kvpb__Outcome kvs_pb_ok_outcome(void);
 
-/* Cuts what does not fit. */
+/* Copies printable text; cuts what does not fit. */
 void kvs_pb_copy_text(char *to, size_t to_bytes, const char *from);
 
 #endif

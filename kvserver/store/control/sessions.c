@@ -72,7 +72,7 @@ uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
                                    uint64_t now_us)
 {
     uint64_t used_us = kvs_session_used_us(control, session);
-    /* A data thread may have looked at the clock after the caller did. */
+    /* A data thread may have read the clock later than the caller. */
     uint64_t idle_us = now_us > used_us ? now_us - used_us : 0;
 
     return idle_us < session->lease_us ? session->lease_us - idle_us : 0;

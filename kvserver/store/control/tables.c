@@ -1,4 +1,4 @@
-/* tables.c - what a node tells about itself in tables, for kvctl. */
+/* tables.c - the node's tables of its state, for kvctl. */
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/metrics.h"
 #include "proto/kvstore.pb-c.h"
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A table that grows row by row; `failed` after the first allocation that fails. */
+/* A table that grows line by line; `failed` is set by the first allocation that fails. */
 struct builder {
     char *columns[32];
     uint32_t n_columns;
@@ -17,7 +17,7 @@ struct builder {
 
 static void columns(struct builder *table, const char *names)
 {
-    /* Space-separated; the strings live in one copy, freed with the first column. */
+    /* Names are separated by spaces; they live in one copy, freed with the first column. */
     char *copy = strdup(names), *state = NULL;
 
     if (copy == NULL) {
@@ -259,7 +259,7 @@ static void table_stats(struct kvs_control *control, struct builder *table)
     }
 }
 
-/* Where a data thread's scrub is. */
+/* Formats the position of a data thread's scrubber. */
 static void scrub_position(const struct kvs_stats *stats, char *text, size_t text_bytes)
 {
     switch ((enum kvs_scrub_phase)kvs_counted(&stats->scrub_phase)) {
@@ -329,7 +329,7 @@ void kvs_tables_reply(struct kvs_control_call *call, const char *name)
     while (which < sizeof(tables) / sizeof(tables[0]) && strcmp(tables[which].name, name) != 0)
         which++;
     if (which == sizeof(tables) / sizeof(tables[0])) {
-        kvs_control_refuse(call, KV_NOT_FOUND, "table: no table of that name: %.40s", name);
+        kvs_control_refuse(call, KV_NOT_FOUND, "table: unknown table: %.40s", name);
         return;
     }
     tables[which].fill(call->control, &table);
@@ -341,7 +341,7 @@ void kvs_tables_reply(struct kvs_control_call *call, const char *name)
     if (table.failed)
         kvs_control_refuse(call, KV_NO_MEMORY, "table: out of memory");
     else if (kvpb__table_reply__get_packed_size(&reply) > KV_WIRE_CONTROL_MAX)
-        kvs_control_refuse(call, KV_TOO_LARGE, "table: %zu rows do not fit an answer",
+        kvs_control_refuse(call, KV_TOO_LARGE, "table: %zu lines do not fit into a reply",
                            table.n_rows);
     else
         kvs_control_reply(call, &reply.base);

@@ -1,8 +1,9 @@
-/* background.h - work that nobody waits for, or waits patiently: one row for each kind.
+/* background.h - background jobs: work that no request waits for, or that may take its time.
+ * One table entry for each kind.
  *
- * A data thread gets the table when it is set up.  Where no request has a slice to do, and after
- * every few slices of requests, the first row that has something to do does a slice of it: the
- * order of the rows is the order of service.
+ * A data thread gets the table when it is set up.  When no request has a slice to run, and
+ * after every few slices of requests, the first entry that has something to do runs one slice:
+ * the order of the table is the order of priority.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_BACKGROUND_H
 #define KV_KVSERVER_STORE_SHARD_BACKGROUND_H
@@ -18,17 +19,18 @@ enum {
 };
 
 struct kvs_background_row {
-    uint32_t every; /* it has one turn in so many; 1: all of them */
+    uint32_t every; /* gets every n-th background turn; 1: all of them */
 
-    /* What it keeps for a data thread.  open: NULL if there is no memory; the thread's segment store,
-     * objects and sessions are there already.  Without them, `state` is NULL. */
+    /* A job's state on one data thread.  open() returns NULL if there is no memory; the
+     * thread's segment store, objects and sessions exist by then.  If open is NULL, `state` is
+     * NULL. */
     void *(*open)(struct kvs_shard *shard, const struct kvs_shard_setup *setup);
     void (*close)(void *state);
 
-    /* A slice; false: there is nothing to do. */
+    /* Runs a slice.  Returns false if there is nothing to do. */
     bool (*step)(struct kvs_shard *shard, void *state);
 
-    /* Sets its gauges in data->stats.  May be NULL. */
+    /* Updates its gauges in shard->stats.  May be NULL. */
     void (*tell)(struct kvs_shard *shard, const void *state);
 };
 

@@ -1,4 +1,4 @@
-/* A client of a data thread: its requests, and its end. */
+/* A client on a data thread: looking up its requests, and closing it. */
 #include "kvserver/store/shard/shard_private.h"
 
 struct kvs_request *kvs_shard_client_find_request(struct kvs_shard_client *client,
@@ -36,8 +36,9 @@ void kvs_shard_client_close(struct kvs_shard *shard, struct kvs_shard_client *cl
 
 void kvs_shard_client_lost(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
-    /* Out of the ring before the client's place is opened again: its closing is answered later.
-     */
+    /* The notice is out of the ring before the place can be opened again, because the control
+     * thread gets the answer to the client's close after it.
+ */
     if (!client->is_told) {
         client->notice = (struct kvs_command){
             .kind = KVS_COMMAND_CLIENT_STUCK,

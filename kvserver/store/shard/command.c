@@ -1,4 +1,4 @@
-/* What the control thread asks of a data thread, done in slices. */
+/* Runs the commands of the control thread on a data thread, in slices. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include <assert.h>
@@ -9,14 +9,14 @@ enum {
     SEGMENTS_PER_SLICE = 4096,
 };
 
-/* Each returns true when the command is done, with command->status set. */
+/* Each function returns true when the command is done, with command->status set. */
 
 static bool client_open(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_client *client = &shard->clients[command->index];
 
     if (client->state != KVS_SHARD_CLIENT_FREE) {
-        command->status = KV_BUSY; /* requests of the one before still finish */
+        command->status = KV_BUSY; /* requests of the previous client have not ended */
         return true;
     }
     client->index = command->index;
@@ -47,7 +47,7 @@ static bool client_close(struct kvs_shard *shard, struct kvs_command *command)
     struct kvs_shard_client *client = &shard->clients[command->index];
 
     kvs_shard_client_close(shard, client);
-    /* The place is free once its last work has ended. */
+    /* The place becomes free when the client's last request has ended. */
     command->status = client->state == KVS_SHARD_CLIENT_FREE ? KV_OK : KV_BUSY;
     return true;
 }
@@ -107,8 +107,8 @@ static bool session_truncate(struct kvs_shard *shard, struct kvs_command *comman
     struct kvs_shard_session *session = &shard->sessions[command->index];
     uint32_t end = command->cursor + UNITS_PER_SLICE;
 
-    /* From the first slice on nobody may use the units as they were, and before the last one
-     * nobody may use them as they will be. */
+    /* Between the first slice and the last one, some units are truncated and others are not, so
+     * no request may use them. */
     if (command->cursor == 0) {
         session->changing = true;
         kvs_shard_session_advance(shard, session, command->generation);
@@ -117,7 +117,7 @@ static bool session_truncate(struct kvs_shard *shard, struct kvs_command *comman
         kvs_unit_truncate(&session->units[command->cursor], &shard->store, command->tokens);
     if (command->cursor < session->n_units)
         return false;
-    /* Rows that are gone were checked by the runs as they were. */
+    /* The removed rows were checked against the previous writers. */
     session->writers = command->writers;
     session->changing = false;
     return true;
@@ -129,7 +129,7 @@ static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
     uint32_t end = command->cursor + UNITS_PER_SLICE;
 
     if (command->cursor == 0 && session->used) {
-        session->used = false; /* stale from here on, for every request that names it */
+        session->used = false; /* from now on, every request that names it is stale */
         kvs_ended_add(&shard->ended, &command->ended);
         kvs_shard_session_wake(shard, session, UINT32_MAX);
     }
@@ -178,7 +178,7 @@ bool kvs_shard_command_step(struct kvs_shard *shard)
         shard->command->status = KV_OK;
     }
     if (run[shard->command->kind](shard, shard->command)) {
-        /* The ring has room for every command there is, as the one that brings them. */
+        /* The ring of answers is as large as all rings of commands together. */
         bool is_told = kvs_shard_notify(shard, shard->command);
         assert(is_told);
         (void)is_told;

@@ -1,4 +1,4 @@
-/* command.h - what the control thread asks of a data thread, and the data thread tells it. */
+/* command.h - the commands of the control thread to a data thread, and its answers. */
 #ifndef KV_KVSERVER_STORE_SHARD_COMMAND_H
 #define KV_KVSERVER_STORE_SHARD_COMMAND_H
 
@@ -10,8 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the control thread asks of a data thread; answered with the same struct.  Its memory is
- * the control call's, or the client's that it is about. */
+/* The control thread pushes a command into a data thread's ring and gets the same struct back
+ * as the answer.  Its memory belongs to the control call, or, for CLIENT_STUCK, to the
+ * client. */
 enum kvs_command_kind {
     KVS_COMMAND_CLIENT_OPEN,
     KVS_COMMAND_CLIENT_CLOSE,
@@ -21,14 +22,14 @@ enum kvs_command_kind {
     KVS_COMMAND_SESSION_TRUNCATE,
     KVS_COMMAND_SESSION_CLOSE,
     KVS_COMMAND_SESSION_LENGTH,
-    KVS_COMMAND_CLIENT_STUCK, /* data -> control: a client lost its channel */
+    KVS_COMMAND_CLIENT_STUCK, /* from data to control: a client lost its channel */
 };
 
 struct kvs_command {
     enum kvs_command_kind kind;
     uint32_t thread;
     kv_status_t status; /* answer */
-    void *owner;        /* the control thread's */
+    void *owner;        /* for the control thread */
 
     uint32_t index, child_index; /* of sessions, or of a client */
     struct kv_id128 token;
@@ -39,8 +40,8 @@ struct kvs_command {
     uint64_t root; /* session_open */
     uint32_t epoch, n_nodes, node_index, tokens_max;
     const kv_schema_t *schema;
-    const struct kv_writers *writers; /* session_open, _fork: the new one's; _truncate: what is
-                                         left */
+    const struct kv_writers *writers; /* session_open, _fork: of the new session; _truncate:
+                                       * those that remain */
 
     struct kvs_ended ended; /* session_close: what later requests are told */
 
@@ -49,8 +50,8 @@ struct kvs_command {
     uint32_t address_bytes;
     const uint8_t *address;
 
-    uint32_t cursor; /* data thread's: units done */
-    uint64_t bytes;  /* session_length answer */
+    uint32_t cursor; /* for the data thread: units done */
+    uint64_t bytes;  /* session_length: result */
     bool has_units;
 };
 

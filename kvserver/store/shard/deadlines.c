@@ -1,4 +1,4 @@
-/* What is late ends, and who is stuck is closed. */
+/* Deadlines: ends requests that are too late, and disconnects clients that make no progress. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/shard/op.h"
@@ -13,7 +13,8 @@ static void end_late(struct kvs_request *request)
 {
     kvs_count(&request->shard->stats.deadline_exceeded, 1);
     if (request->state == KVS_REQUEST_AWAIT_BULK) {
-        /* Its bulk never came; should it still come, it belongs to nobody and is refused. */
+        /* The bulk never came.  If it still arrives, no request matches it and it is
+         * refused. */
         if (!request->discard) {
             request->status = KV_DEADLINE;
             if (request->type->release != NULL)
@@ -25,13 +26,13 @@ static void end_late(struct kvs_request *request)
         kvs_request_answer_status(request);
     } else if (request->state == KVS_REQUEST_QUEUED) {
         request->received = true;
-        kvs_request_fail(request, KV_DEADLINE, "%s: the node was too busy",
+        kvs_request_fail(request, KV_DEADLINE, "%s: not finished before the deadline",
                          request->type->name);
     } else {
         request->received = true;
         const struct kv_wire_header *header = &request->header;
         if (request->type->waits_for != NULL)
-            kvs_request_fail(request, KV_NOT_READY, "%s: %s did not come in time",
+            kvs_request_fail(request, KV_NOT_READY, "%s: timed out waiting for %s",
                              request->type->name, request->type->waits_for);
         else
             kvs_request_fail(request, KV_NOT_READY, "%s: rows up to %u are not committed",
@@ -40,8 +41,9 @@ static void end_late(struct kvs_request *request)
     }
 }
 
-/* Since when the client has done nothing about it.  While it sends, one of its transfers may
- * take longer, unless the request has ended that the data was for. */
+/* Returns since when the node has waited for the client.  Any message from the client counts as
+ * progress while the node receives from it, because one transfer may delay the others; not
+ * while the node sends, and not for a request that has already ended for the client. */
 static uint64_t idle_since(const struct kvs_request *request)
 {
     bool may_take_longer = request->state != KVS_REQUEST_SENDING && !request->orphan;
@@ -51,7 +53,7 @@ static uint64_t idle_since(const struct kvs_request *request)
                : request->since_us;
 }
 
-/* When the request has to be looked at again. */
+/* Returns when the request has to be checked next. */
 static uint64_t next_look(const struct kvs_request *request)
 {
     uint64_t stuck_us = idle_since(request) + request->shard->stuck_send_us;
@@ -69,7 +71,7 @@ static uint64_t next_look(const struct kvs_request *request)
     }
 }
 
-/* Its data is on its way and did not arrive by its deadline. */
+/* The data was still arriving when the deadline passed. */
 static void give_up_late(struct kvs_request *request)
 {
     struct kvs_shard *shard = request->shard;
@@ -81,7 +83,7 @@ static void give_up_late(struct kvs_request *request)
                           "%s: the data did not arrive in time", request->type->name);
 }
 
-/* Ends what is late.  true: the client is stuck. */
+/* Ends the client's late requests.  Returns true if the client makes no progress. */
 static bool check_client(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
     bool stuck = false;

@@ -1,5 +1,6 @@
-/* What comes from the network: whose it is, whether it is sound and may be done, and the request
- * that it begins. */
+/* Dispatch: what a data thread does with a message from the network.  A message is checked
+ * (kv_message_check()), its client is found and proven by its token, its session is checked,
+ * and a request begins.  Bulk data is matched with the request that waits for it. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/base/log.h"
@@ -9,7 +10,9 @@
 
 #include <string.h>
 
-/* The session that a request names is not there, or another has its place by now. */
+/* ---- from a message to a request --------------------------------------------------------- */
+
+/* Fails a request whose session does not exist, has ended, or has another token. */
 static void refuse_session(struct kvs_request *request, const struct kvs_shard_session *session)
 {
     const struct kv_wire_header *header = &request->header;
@@ -23,7 +26,7 @@ static void refuse_session(struct kvs_request *request, const struct kvs_shard_s
         kvs_request_fail(request, KV_NOT_FOUND, "%s: no session %u", request->type->name,
                          header->session_index);
     else
-        kvs_request_fail(request, KV_DENIED, "%s: the token is not session %u's",
+        kvs_request_fail(request, KV_DENIED, "%s: wrong token for session %u",
                          request->type->name, header->session_index);
 }
 
@@ -40,14 +43,15 @@ static void cancel(struct kvs_shard_client *client, const struct kv_wire_header 
         kvs_request_give_up(target);
 }
 
-/* A request for the request; NULL: it was answered without one, or is under way already. */
+/* Creates the request.  Returns NULL if the message was answered without one, or if the same
+ * request is already in progress. */
 static struct kvs_request *admit(struct kvs_shard *shard,
                                  struct kvs_shard_client *client,
                                  const struct kv_wire_header *header)
 {
     const char *name = shard->ops[header->op].name;
 
-    /* Two requests that wait for one bulk would keep each other's rows from coming. */
+    /* Two requests that wait for the same bulk would block each other's rows. */
     if (header->bulk_bytes > 0 &&
         kvs_shard_client_find_request(client, header->request_id) != NULL) {
         kvs_count(&shard->stats.dropped, 1);
@@ -60,7 +64,7 @@ static struct kvs_request *admit(struct kvs_shard *shard,
         kvs_count(&shard->stats.requests, 1);
         kvs_count(&client->n_received, 1);
     } else if (header->op == KV_OP_PING && header->token_count == 0) {
-        /* Whether the node lives must not depend on how busy it is. */
+        /* A busy node still answers a ping, so that clients do not take it for lost. */
         kvs_count(&shard->stats.requests, 1);
         kvs_count(&client->n_received, 1);
         kvs_shard_client_note(shard, client, header, KV_OK, "%s", "");
@@ -72,7 +76,7 @@ static struct kvs_request *admit(struct kvs_shard *shard,
     return request;
 }
 
-/* Finds the session.  On failure the request has failed. */
+/* Finds and checks the shard session.  Returns false after failing the request. */
 static bool enter_session(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -85,13 +89,13 @@ static bool enter_session(struct kvs_request *request)
     if (session == NULL || !session->used || !kv_token_equal(&session->token, &header->token)) {
         refuse_session(request, session);
     } else if (session->tenant != request->client->tenant) {
-        kvs_request_fail(request, KV_DENIED, "%s: session %u is another tenant's", name,
+        kvs_request_fail(request, KV_DENIED, "%s: session %u belongs to another tenant", name,
                          header->session_index);
     } else if (session->generation != header->generation) {
         kvs_request_fail(request, KV_STALE, "%s: session %u is at generation %u, not %u", name,
                          header->session_index, session->generation, header->generation);
     } else if (session->changing) {
-        kvs_request_fail(request, KV_BUSY, "%s: session %u is being changed", name,
+        kvs_request_fail(request, KV_BUSY, "%s: session %u is being truncated", name,
                          header->session_index);
     } else if (session->epoch != header->epoch) {
         kvs_request_fail(request, KV_MOVED, "%s: placement epoch %u is not the session's %u",
@@ -120,13 +124,14 @@ static void begin_request(struct kvs_shard *shard,
     if (request == NULL)
         return;
     if (type->begin == NULL) {
-        kvs_request_fail(request, KV_UNSUPPORTED, "operation %u is not of the data plane",
+        kvs_request_fail(request, KV_UNSUPPORTED, "operation %u is not a data operation",
                          header->op);
         return;
     }
     if (header->tenant != client->tenant) {
-        kvs_request_fail(request, KV_DENIED, "%s: tenant %u, the client is of tenant %u",
-                         type->name, header->tenant, client->tenant);
+        kvs_request_fail(request, KV_DENIED,
+                         "%s: tenant %u, but the client belongs to tenant %u", type->name,
+                         header->tenant, client->tenant);
         return;
     }
     if (header->body_bytes < type->body_min) {
@@ -135,11 +140,11 @@ static void begin_request(struct kvs_shard *shard,
         return;
     }
     if (header->bulk_bytes > 0 && (type->flags & KVS_OP_TAKES_BULK) == 0) {
-        kvs_request_fail(request, KV_INVALID, "%s: takes no bulk data", type->name);
+        kvs_request_fail(request, KV_INVALID, "%s: does not accept bulk data", type->name);
         return;
     }
     if ((type->flags & KVS_OP_WRITES) && atomic_load(&shard->draining)) {
-        kvs_request_fail(request, KV_DRAINING, "%s: the node is about to stop", type->name);
+        kvs_request_fail(request, KV_DRAINING, "%s: node is draining", type->name);
         return;
     }
     if (type->flags & KVS_OP_NEEDS_SESSION) {
@@ -149,7 +154,7 @@ static void begin_request(struct kvs_shard *shard,
     if (type->flags & KVS_OP_KEEPS_BODY) {
         kv_status_t status = kvs_request_keep_body(request, body);
         if (status != KV_OK) {
-            kvs_request_fail(request, status, "%s: no buffer for the request", type->name);
+            kvs_request_fail(request, status, "%s: no free buffer for the request", type->name);
             return;
         }
     } else {
@@ -158,13 +163,15 @@ static void begin_request(struct kvs_shard *shard,
     type->begin(request);
 }
 
+/* ---- small messages: they arrive whole --------------------------------------------------- */
+
 static void bad_message(struct kvs_shard *shard, const char *why)
 {
     kvs_count(&shard->stats.bad_messages, 1);
     KV_LOG_EVERY(KV_LOG_WARN, "message dropped: data thread %u: %s", shard->index, why);
 }
 
-/* The client that sent it, proven by its token; NULL: none of this node's. */
+/* Returns the client that sent the message, proven by its token, or NULL. */
 static struct kvs_shard_client *client_of(struct kvs_shard *shard,
                                           const struct kv_wire_header *header)
 {
@@ -179,7 +186,8 @@ static struct kvs_shard_client *client_of(struct kvs_shard *shard,
     return client;
 }
 
-/* Bulk data that came at once, by itself or behind its request: copied to where that wants it.
+/* Bulk data that arrived whole, in a message of its own or together with its request: copied to
+ * the request's buffers.
  */
 static void bulk_message(struct kvs_shard_client *client,
                          const struct kv_wire_header *header,
@@ -189,7 +197,7 @@ static void bulk_message(struct kvs_shard_client *client,
 
     if (request == NULL || request->state != KVS_REQUEST_AWAIT_BULK ||
         request->header.bulk_bytes != header->bulk_bytes)
-        return; /* of a request that has ended, or that it overtook: the client sends again */
+        return; /* the request has ended or has not arrived: the client sends both again */
     if (request->discard) {
         kvs_request_bulk_discarded(request);
         return;
@@ -211,7 +219,7 @@ static void on_message(
         return;
     }
     if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST) {
-        bad_message(shard, "a reply, and this is a node");
+        bad_message(shard, "unexpected kind of message");
         return;
     }
     struct kvs_shard_client *client = client_of(shard, &header);
@@ -226,6 +234,8 @@ static void on_message(
     if (body_bytes > header.body_bytes)
         bulk_message(client, &header, (const uint8_t *)body + header.body_bytes);
 }
+
+/* ---- large messages: they are announced, and received into a buffer or refused ----------- */
 
 static void free_pending_receive(struct kvs_pending_receive *pending_receive)
 {
@@ -266,7 +276,7 @@ static void receive_request(struct kvs_shard_client *client,
     if (pending_receive == NULL) {
         kv_incoming_refuse(incoming);
         kvs_shard_client_note(shard, client, header, KV_BUSY,
-                              "%s: no buffer for a request of %zu bytes",
+                              "%s: no free buffer for a request of %zu bytes",
                               name != NULL ? name : "request", bytes);
         return;
     }
@@ -299,7 +309,7 @@ static void on_incoming(void *owner,
     if (kv_message_check_header(message, message_bytes, bytes, &header, &why) != KV_OK)
         bad_message(shard, why);
     else if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST)
-        bad_message(shard, "large, yet neither a request nor its bulk");
+        bad_message(shard, "unexpected kind of large message");
     else
         client = client_of(shard, &header);
     if (client == NULL) {
@@ -319,7 +329,7 @@ static void on_incoming(void *owner,
             kv_incoming_refuse(incoming);
         return;
     }
-    /* It overtook its request: keep it for a while. */
+    /* The bulk overtook its request: keep it for a while. */
     if (!kvs_early_bulk_keep(client, header.request_id, incoming, bytes, shard->now_us))
         kv_incoming_refuse(incoming);
 }

@@ -1,4 +1,4 @@
-/* Bulk that overtook its request: kept for a while, a little of each client. */
+/* Bulk data that arrived before its request: up to four per client are kept for a second. */
 #include "kvserver/store/shard/shard_private.h"
 
 bool kvs_early_bulk_keep(struct kvs_shard_client *client,

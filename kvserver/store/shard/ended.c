@@ -10,7 +10,7 @@ void kvs_ended_add(struct kvs_ended_list *list, const struct kvs_ended *ended)
         list->last[list->n_ever++ % KVS_ENDED_MAX] = *ended;
 }
 
-/* The latest with that token: a session may be opened again under the one it had. */
+/* Returns the latest entry with that token: an id may be opened again with the same token. */
 static const struct kvs_ended *find(const struct kvs_ended_list *list,
                                     const struct kv_id128 *token)
 {

@@ -1,10 +1,10 @@
-/* ended.h - the sessions that ended lately: a request that comes too late is told what became
- * of its session, not only that there is none.
+/* ended.h - recently ended sessions: a request that arrives too late is told how its session
+ * ended, not only that it does not exist.
  *
- * The last KVS_ENDED_MAX are remembered, by their tokens: who does not know the token hears
- * nothing.
+ * The last KVS_ENDED_MAX sessions are remembered by token, so only a client that knows the
+ * token is told.
  *
- * Threads: each list is one thread's.  Memory: none beside the list.
+ * Threads: each list belongs to one thread.  Memory: none beyond the list.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_ENDED_H
 #define KV_KVSERVER_STORE_SHARD_ENDED_H
@@ -16,13 +16,13 @@
 
 enum {
     KVS_ENDED_MAX = 512,
-    KVS_ENDED_TEXT = 96, /* bytes that the words take at most */
+    KVS_ENDED_TEXT = 96, /* maximum size of the text */
 };
 
 enum kvs_ended_why {
-    KVS_ENDED_UNSAID = 0, /* it never was one: its open came to nothing */
-    KVS_ENDED_CLOSED,     /* a client has closed it */
-    KVS_ENDED_LEASE,      /* nobody used or renewed it for as long as its lease */
+    KVS_ENDED_UNSAID = 0, /* its open failed: it never existed for a client */
+    KVS_ENDED_CLOSED,     /* closed by a client */
+    KVS_ENDED_LEASE,      /* not used or renewed for the length of its lease */
 };
 
 struct kvs_ended {
@@ -34,13 +34,14 @@ struct kvs_ended {
 
 struct kvs_ended_list {
     struct kvs_ended last[KVS_ENDED_MAX];
-    uint64_t n_ever; /* the next goes to this place, counted round */
+    uint64_t n_ever; /* sessions ever added; the next entry is this, modulo KVS_ENDED_MAX */
 };
 
-/* KVS_ENDED_UNSAID: nothing happens. */
+/* Adds a session.  Ignores KVS_ENDED_UNSAID. */
 void kvs_ended_add(struct kvs_ended_list *list, const struct kvs_ended *ended);
 
-/* "its lease of 60.0 s ended 12.3 s ago".  false: no session with that token is remembered. */
+/* Writes, for example, "its lease of 60.0 s ended 12.3 s ago".  Returns false if no session
+ * with that token is remembered. */
 bool kvs_ended_tell(const struct kvs_ended_list *list,
                     const struct kv_id128 *token,
                     uint64_t now_us,

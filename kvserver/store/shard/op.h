@@ -1,7 +1,7 @@
-/* op.h - a row of the operation table: one per operation of both planes.
+/* op.h - an entry of the operation table: one per operation, of both planes.
  *
- * Dispatch, size checks, statistics, --list-ops and the protocol tests walk the table.  A data
- * thread gets it when it is set up: it knows no operation by name.
+ * Dispatch, size checks, statistics, --list-ops and the protocol tests use the table.  A data
+ * thread gets it when it is set up, and knows no operation by name.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_OP_H
 #define KV_KVSERVER_STORE_SHARD_OP_H
@@ -14,29 +14,35 @@ struct kvs_shard;
 struct kvs_request;
 
 enum kvs_op_flags {
-    KVS_OP_NEEDS_SESSION = 1 << 0, /* names a session; checked before begin() */
-    KVS_OP_TAKES_BULK = 1 << 1,    /* its data may come by bulk */
-    KVS_OP_WRITES = 1 << 2,        /* refused while draining */
-    KVS_OP_KEEPS_BODY = 1 << 3,    /* needs its body after begin() or aligned: copied first */
+    KVS_OP_NEEDS_SESSION = 1 << 0, /* names a session; it is checked before begin() */
+    KVS_OP_TAKES_BULK = 1 << 1,    /* its data may come as bulk */
+    KVS_OP_WRITES = 1 << 2,        /* rejected while the node is draining */
+    KVS_OP_KEEPS_BODY = 1 << 3,    /* needs its body aligned, or after begin(): it is copied
+                                    * first */
 };
 
 struct kvs_op_type {
     const char *name;    /* as in logs, statistics and --list-ops */
     const char *summary; /* one line */
     uint32_t flags;
-    uint32_t body_min;     /* smallest body accepted */
-    uint32_t fixed_bytes;  /* of the body, before the units that it names */
-    const char *waits_for; /* in words, for one that waited too long; NULL: rows */
+    uint32_t body_min;     /* minimum body size accepted */
+    uint32_t fixed_bytes;  /* of the body, before its list of units */
+    const char *waits_for; /* for the message when waiting times out; NULL: rows */
 
-    /* What the operation keeps for a data thread, data->op_state[op].  open: NULL if there is
-     * no memory; the thread's segment store, objects and index are there already.  Both may be NULL. */
+    /* State of the operation on one data thread, shard->op_state[op].  open() returns NULL if
+     * there is no memory; the thread's segment store, objects and indexer exist by then.  Both
+     * may be NULL. */
     void *(*open)(struct kvs_shard *shard);
     void (*close)(void *state);
 
-    /* Data plane, on the data thread.  begin: header and session are checked.  landed: the bulk
-     * is where work->iov said.  discarded: it came and was not taken, as begin() wanted; NULL:
-     * the answer leaves.  run: a slice of queued work; true while there is more.  wake:
-     * rows came or went.  release: the request ends, however; undo what it holds on units. */
+    /* Data plane, on the data thread.
+     *
+     *   begin      the request's header and session have been checked
+     *   received   the bulk has arrived in request->iov
+     *   discarded  begin() chose to discard the bulk, and it has arrived; NULL: send the reply
+     *   run        runs a slice of a queued request; returns true while there is more
+     *   wake       rows were committed or removed
+     *   release    the request ends for any reason: undo what it holds on units */
     void (*begin)(struct kvs_request *request);
     void (*received)(struct kvs_request *request);
     void (*discarded)(struct kvs_request *request);

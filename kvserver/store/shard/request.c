@@ -1,4 +1,8 @@
-/* The life of a request: its work and buffers, its bulk data, its answer. */
+/* The life of a request: creation, buffers, bulk data, reply, end.
+ *
+ * Every buffer comes from a pool with a limit per client, and some are reserved for requests
+ * that cannot wait, so that requests which wait for data or rows never starve those that others
+ * wait for. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/net/message.h"
@@ -15,7 +19,7 @@ void kvs_request_due(const struct kvs_request *request, uint64_t due_us)
         request->client->due_us = due_us;
 }
 
-/* From now on it is the client's turn. */
+/* From now on the node waits for the client: the request counts towards its progress. */
 static void hand_over(struct kvs_request *request, enum kvs_request_state state)
 {
     request->state = state;
@@ -69,6 +73,8 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     return request;
 }
 
+/* ---- buffers and the end ----------------------------------------------------------------- */
+
 static void body_put(struct kvs_request *request, uint8_t *body)
 {
     if (body == NULL)
@@ -77,7 +83,7 @@ static void body_put(struct kvs_request *request, uint8_t *body)
     kv_pool_put(request->shard->bodies, body);
 }
 
-/* `kept` are for others, and half of them for others of the client, which may hold half. */
+/* Leaves `kept` buffers to others.  A client gets at most KVS_STAGINGS_CLIENT - kept / 2. */
 static uint8_t *staging_get(struct kvs_request *request, uint32_t kept)
 {
     uint8_t *staging = NULL;
@@ -89,7 +95,8 @@ static uint8_t *staging_get(struct kvs_request *request, uint32_t kept)
     return staging;
 }
 
-/* Gives the staging buffer back, to whoever waits for one. */
+/* Returns the staging buffer, and gives one to the first request in the queue that may have
+ * it. */
 static void staging_put(struct kvs_request *request)
 {
     if (request->staging == NULL)
@@ -142,7 +149,7 @@ void kvs_request_end(struct kvs_request *request)
                           memory_order_relaxed);
 }
 
-/* `kept` are for others. */
+/* Leaves `kept` buffers to others. */
 static uint8_t *body_get(struct kvs_request *request, uint32_t kept)
 {
     uint8_t *body = NULL;
@@ -194,10 +201,10 @@ bool kvs_request_stale(const struct kvs_request *request)
 void kvs_request_wait(struct kvs_request *request, uint32_t needs)
 {
     kvs_request_unlink(request);
-    /* What has landed was let in before, and others may wait for it. */
+    /* A request whose data has arrived may always wait: others may be waiting for its rows. */
     if (request->body_slot != NULL && !request->received &&
         kvs_n_left(request->shard->bodies) < KVS_BODIES_KEPT + KVS_BODIES_PUTS) {
-        kvs_request_fail(request, KV_BUSY, "%s: too many large requests wait",
+        kvs_request_fail(request, KV_BUSY, "%s: too many large requests are waiting",
                          request->type->name);
         return;
     }
@@ -220,6 +227,8 @@ bool kvs_request_acquire_staging(struct kvs_request *request)
     return request->staging != NULL;
 }
 
+/* ---- replies ----------------------------------------------------------------------------- */
+
 static void send_done(void *arg, kv_status_t status)
 {
     struct kvs_request *request = arg;
@@ -233,7 +242,7 @@ static void send_done(void *arg, kv_status_t status)
     }
 }
 
-/* What every reply says, besides what the operation has put into it. */
+/* Fills in what every reply has, in addition to what the operation has set. */
 static void address_reply(struct kv_wire_header *reply,
                           const struct kv_wire_header *header,
                           kv_status_t status)
@@ -269,7 +278,7 @@ void kvs_request_answer(struct kvs_request *request,
     reply->bulk_bytes = bulk_bytes;
     kv_message_seal(reply, body, body_bytes);
 
-    /* One more than the sends, so that neither ends the request before both are started. */
+    /* Begins at 1, so that no send can end the request before both have been started. */
     request->n_sends = 1;
     struct kv_channel *channel = request->client->channel;
     bool is_pair = bulk_bytes > 0 && body_bytes + bulk_bytes <= channel->pair_max;

@@ -1,5 +1,5 @@
-/* request.h - a request that a data thread works on, from its arrival until its answer has
- * left, and what operations do with it.
+/* request.h - a request on a data thread, from its arrival until its reply has been sent, and
+ * the functions that operations use on it.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_REQUEST_H
 #define KV_KVSERVER_STORE_SHARD_REQUEST_H
@@ -10,21 +10,22 @@
 
 enum {
     KVS_REQUESTS_MAX =
-        4096,             /* requests of one data thread at any moment, shared out at hello */
-    KVS_BODIES = 192,     /* bodies and answers of more than KVS_MIDDLE_BYTES */
-    KVS_BODIES_KEPT = 64, /* of them, for requests that wait neither for rows nor for data */
+        4096,             /* of one data thread at any time; divided among clients at hello */
+    KVS_BODIES = 192,     /* buffers for bodies and replies above KVS_MIDDLE_BYTES */
+    KVS_BODIES_KEPT = 64, /* of these, for requests that wait neither for rows nor for data */
     KVS_BODIES_PUTS =
-        64, /* besides, for those that wait for data: others wait for their rows */
-    KVS_BODIES_CLIENT = 128,         /* that one client may hold */
-    KVS_STAGINGS = 32,               /* requests with a staging buffer */
-    KVS_STAGINGS_KEPT = 8,           /* of them, for answers */
-    KVS_STAGINGS_CLIENT = 16,        /* that one client may hold */
-    KVS_PENDING_RECEIVES = 32,       /* requests whose body is on its way, besides */
-    KVS_PENDING_RECEIVES_CLIENT = 8, /* of them, of one client */
+        64, /* further ones for requests whose data is still arriving: others wait for their
+             * rows */
+    KVS_BODIES_CLIENT = 128,         /* that one client may use */
+    KVS_STAGINGS = 32,               /* staging buffers */
+    KVS_STAGINGS_KEPT = 8,           /* of these, for replies */
+    KVS_STAGINGS_CLIENT = 16,        /* that one client may use */
+    KVS_PENDING_RECEIVES = 32,       /* further requests, whose body is still arriving */
+    KVS_PENDING_RECEIVES_CLIENT = 8, /* of these, for one client */
     KVS_SMALL_BYTES = 512,
-    KVS_MIDDLE_BYTES = 4096,     /* of a body that every request has room for, besides */
-    KVS_PINS_MAX = 144,          /* segments that one transfer pins */
-    KVS_SLICE_BYTES = 256 << 10, /* copied or checked in one slice */
+    KVS_MIDDLE_BYTES = 4096,     /* of a body for which every request has room */
+    KVS_PINS_MAX = 144,          /* segments that one transfer may pin */
+    KVS_SLICE_BYTES = 256 << 10, /* copied or checked per slice */
 };
 
 enum kvs_request_state {
@@ -37,7 +38,7 @@ enum kvs_request_state {
     KVS_REQUEST_SENDING,
 };
 
-/* Requests in the order in which they came. */
+/* Requests in order of arrival. */
 struct kvs_request_queue {
     struct kvs_request *first, **end;
 };
@@ -52,29 +53,30 @@ struct kvs_request {
     struct kvs_shard *shard;
     const struct kvs_op_type *type;
     struct kvs_shard_client *client;
-    struct kvs_request *client_next, **client_link; /* of the client's requests */
-    struct kvs_request *next, **link;               /* of a session's waiters, or of a queue */
-    struct kvs_request_queue *queue;                /* it is in; NULL: none */
-    uint32_t needs; /* tokens that must be there before it looks again; UINT32_MAX: others */
+    struct kvs_request *client_next, **client_link; /* list of the client's requests */
+    struct kvs_request *next, **link;               /* list of a session's waiters, or a
+                                                     * queue */
+    struct kvs_request_queue *queue;                /* the queue it is in, or NULL */
+    uint32_t needs; /* tokens that it waits for; UINT32_MAX: something other than tokens */
     struct kv_wire_header header;
     uint64_t begin_us, deadline_us;
-    uint64_t since_us; /* the client has to send or to take something */
-    bool orphan;       /* nobody waits for the answer any more */
+    uint64_t since_us; /* when the node began to wait for the client to send or receive */
+    bool orphan;       /* ended for the client: no reply is sent */
 
-    /* Where the request applies; valid while session_serial is the session's. */
+    /* The request's session; valid while session_serial equals the session's serial. */
     struct kvs_shard_session *session;
     uint32_t session_serial;
 
-    /* The request's body after begin(), if the operation keeps it; aligned. */
+    /* The body after begin(), if the operation keeps it; aligned. */
     uint8_t *body;
     uint8_t *body_slot;
 
-    /* Bulk data: where it lands. */
+    /* Where the bulk data is received. */
     struct kv_iov iov[KV_IOV_MAX];
     unsigned n_iov;
-    bool discard;  /* refuse the bulk, then answer `status` */
-    bool transfer; /* units count this work in n_transfers */
-    bool coming;   /* ... in n_coming */
+    bool discard;  /* refuse the bulk, then reply with `status` */
+    bool transfer; /* counted in its units' n_transfers */
+    bool coming;   /* counted in its units' n_coming */
     bool received;
     kv_status_t status;
     struct kvs_segment *pins[KVS_PINS_MAX];
@@ -85,49 +87,52 @@ struct kvs_request {
     /* Progress of a sliced operation. */
     uint32_t cursor_unit, cursor_row;
     size_t cursor_bytes;
-    uint64_t serial; /* index: of the newest codebook when it began */
+    uint64_t serial; /* index: serial of the newest codebook at the start */
 
-    /* The answer. */
+    /* The reply. */
     struct kv_wire_header reply, reply_bulk;
-    struct kv_iov pair[2]; /* body and bulk, where they leave in one message */
+    struct kv_iov pair[2]; /* body and bulk, if they are sent in one message */
     uint8_t *answer, *answer_slot;
     unsigned n_sends;
     kv_status_t send_status;
     uint8_t small[KVS_SMALL_BYTES] __attribute__((aligned(16)));
 };
 
-/* Copies the request's body where it stays aligned until the request ends.  KV_BUSY: no slot. */
+/* Copies the body to where it stays, aligned, until the request ends.  Fails with KV_BUSY if no
+ * buffer is free. */
 kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *body);
 
-/* A buffer of KV_WIRE_BODY_MAX for the answer's body.  KV_BUSY: no slot. */
+/* Gets a buffer of KV_WIRE_BODY_MAX for the reply's body.  Fails with KV_BUSY if none is
+ * free. */
 kv_status_t kvs_request_answer_slot(struct kvs_request *request, size_t bytes);
 
-/* The session is not the one that the request began with: closed, or another generation. */
+/* Returns true if the session has been closed, or has another generation, since the request
+ * began. */
 bool kvs_request_stale(const struct kvs_request *request);
 
-/* State WAITING, until so many tokens are there (`needs`); or the request has failed: too many
- * wait with large bodies. */
+/* Sets state WAITING until `needs` tokens are there.  Fails the request if too many requests
+ * with large bodies are waiting. */
 void kvs_request_wait(struct kvs_request *request, uint32_t needs);
 void kvs_request_queue(struct kvs_request *request); /* state QUEUED */
-/* The same, in a queue of the operation's own: who owns that calls kvs_request_queue(). */
+/* The same, in a queue that the operation owns: it calls kvs_request_queue() later. */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);
 void kvs_request_await_bulk(struct kvs_request *request, bool discard); /* state AWAIT_BULK */
 
-/* Takes a staging buffer for data that is still to come; false: there is none for that, or the
- * client has enough. */
+/* Gets a staging buffer for data that is still to arrive.  Returns false if no buffer is free
+ * for this purpose, or the client uses too many. */
 bool kvs_request_stage_bulk(struct kvs_request *request);
 
-/* Takes a staging buffer.  false: there is none, or the client has enough, and the request is
- * queued again with one. */
+/* Gets a staging buffer.  Returns false if none is free, or the client uses too many; the
+ * request then waits, and is queued again once it has one. */
 bool kvs_request_acquire_staging(struct kvs_request *request);
 
-/* Ends the request with an error and a text; for a request whose bulk is still to come, when that
- * has come and been refused. */
+/* Fails the request with a message.  If its bulk has yet to arrive, the reply is sent once that
+ * has been refused. */
 void kvs_request_fail(struct kvs_request *request, kv_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Sends reply (header fields of work->reply as set by the operation), body and bulk; the request
- * ends when they have left. */
+/* Sends the reply (the operation has set its fields in request->reply), body and bulk.  Borrows
+ * them until they have been sent, which ends the request. */
 void kvs_request_answer(struct kvs_request *request,
                         const void *body,
                         size_t body_bytes,

@@ -1,14 +1,14 @@
-/* What a step of a data thread does next: messages, slices of requests, work in the background,
- * and requests that waited. */
+/* The scheduler: what a data thread's step does next.  It takes messages, runs one slice of the
+ * most urgent request, runs background jobs, and wakes requests that waited for rows. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/shard/op.h"
 
 enum {
     MESSAGES_PER_STEP = 64,
-    MESSAGES_US = 50,    /* while a query is at work, unless one message alone takes longer */
-    LOOKS_PER_STEP = 16, /* of requests that waited: each may copy what came with it */
-    QUERY_SLICES = 4,    /* of queries, before messages are looked at again */
+    MESSAGES_US = 50,    /* while a query is running, unless one message takes longer */
+    LOOKS_PER_STEP = 16, /* woken requests: each may copy its data */
+    QUERY_SLICES = 4,    /* slices of queries between two rounds of messages */
 };
 
 void kvs_request_link(struct kvs_request **list, struct kvs_request *request)
@@ -64,12 +64,13 @@ static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *sess
         if (request->needs > session->woken_to)
             continue;
         append(&shard->looking, request);
-        request->state = KVS_REQUEST_WAITING; /* it may be late, or cancelled */
+        request->state = KVS_REQUEST_WAITING; /* for its deadline and for a cancel, it still
+                                               * waits */
     }
 }
 
-/* Of all sessions that were woken: with one of them in each step, the last of many would wait for
- * as many steps. */
+/* Takes the waiters of all woken sessions at once: with one session per step, the last of many
+ * would wait for as many steps. */
 static void take_woken(struct kvs_shard *shard)
 {
     for (struct kvs_shard_session *session = shard->woken; session != NULL;

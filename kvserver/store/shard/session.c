@@ -1,4 +1,4 @@
-/* A session of a data thread: its units, and who waits for rows of them. */
+/* A session on a data thread: its units, and the requests that wait for their rows. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/cluster/placement.h"
@@ -28,7 +28,7 @@ void kvs_shard_session_clear(struct kvs_shard *shard, struct kvs_shard_session *
     kvs_shard_session_free(shard, session);
 }
 
-/* Makes the units that the session lists; on failure n_units says how many were. */
+/* Initializes the units listed in unit_of; on failure, n_units is the number initialized. */
 static kv_status_t units_init(struct kvs_shard *shard,
                               struct kvs_shard_session *session,
                               const kv_schema_t *schema)
@@ -99,7 +99,8 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
     session->tenant = command->tenant;
     session->generation = command->generation;
     session->writers = command->writers;
-    session->serial++; /* some of the session before may not have heard yet that it ended */
+    session->serial++; /* requests of the previous session in this place may not have ended
+                        * yet */
     free(placement);
     return KV_OK;
 

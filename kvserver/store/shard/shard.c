@@ -9,7 +9,7 @@
 
 enum {
     TIMERS_EVERY_US = 1000,
-    BACKGROUND_EVERY = 16, /* slices of requests, before one in the background has its turn */
+    BACKGROUND_EVERY = 16, /* slices of requests between two background slices */
 };
 
 bool kvs_shard_step(struct kvs_shard *shard)

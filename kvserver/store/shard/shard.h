@@ -1,20 +1,21 @@
-/* shard.h - a data thread: its port, its memory, its units, and the requests it is working on.
+/* shard.h - a shard: what one data thread owns.  Its port, memory, units and requests.
  *
- *   message --> kvs_request --> begin() --+--> answered at once               small requests
- *                                     +--> AWAIT_BULK -> RECEIVING ->+     put by bulk
- *                                     +--> WAITING (for rows) ------>+--> SENDING -> done
- *                                     +--> QUEUED (slices) --------->+
+ *   message --> kvs_request --> begin() --+--> answered at once              small requests
+ *                                         +--> AWAIT_BULK -> RECEIVING ->+   put with bulk
+ *                                         +--> WAITING (for rows) ------>+--> SENDING -> done
+ *                                         +--> QUEUED (slices) --------->+
  *
- * One request is one kvs_request from its arrival until its answer has left; no other memory is
- * taken for it than what the pools made at start hold.  Work that is QUEUED is done in slices
- * of at most some 100 us, the most urgent first, so no request keeps the thread from others.
+ * Each request is one kvs_request, from its arrival until its reply has been sent.  It uses
+ * only memory from pools allocated at startup.  Queued requests run in slices of at most about
+ * 100 us, in order of priority, so no request blocks the thread.
  *
- * Every client has requests for all credits that it was granted, whatever others do.  What it asks
- * for beyond them, or beyond the buffers that there are, is answered KV_BUSY by a note, which
- * needs no request; so is a ping.  Nothing that a client in order sends is met with silence.
+ * Every client has a kvs_request for each credit that it was granted, whatever other clients
+ * do.  A request beyond its credits, or beyond the available buffers, is rejected with KV_BUSY
+ * by a note (kvs_shard_client_note()), which needs no request; a ping is answered the same way.
+ * Every request of a well-behaved client gets a reply.
  *
- * Threads: everything here belongs to the data thread, except `stats`, `used_us` of a session
- * (readable by all) and the two rings (control -> data -> control).
+ * Threads: everything here belongs to the data thread, except `stats` and `sessions[].used_us`,
+ * which any thread may read, and the two rings (control -> data -> control).
  */
 #ifndef KV_KVSERVER_STORE_SHARD_SHARD_H
 #define KV_KVSERVER_STORE_SHARD_SHARD_H
@@ -40,47 +41,47 @@ struct kvs_op_type;
 
 struct kvs_shard {
     const struct kvs_op_type *ops; /* (KV_OP_COUNT) by number: op.h */
-    void *op_state[KV_OP_COUNT];   /* what each keeps for this thread */
+    void *op_state[KV_OP_COUNT];   /* each operation's state on this thread */
     uint32_t index;
     uint32_t n_threads;
     uint64_t stuck_send_us;
     const struct kv_clock *clock;
-    uint64_t now_us;   /* of this step */
-    uint64_t moved_us; /* of the last step in which a message or a request got on */
+    uint64_t now_us;   /* at the start of this step */
+    uint64_t moved_us; /* of the last step that did anything */
     struct kv_port *port;
     struct kvs_arena *arena;
     struct kvs_segment_store store;
     struct kvs_codebooks codebooks;
     struct kvs_objects objects;
     struct kvs_indexer *indexer;
-    const struct kvs_background_row *background; /* (n_background) in the order of service */
+    const struct kvs_background_row *background; /* (n_background) in order of priority */
     uint32_t n_background;
-    void *background_state[KVS_BACKGROUND_MAX]; /* what each row keeps */
+    void *background_state[KVS_BACKGROUND_MAX]; /* each job's state on this thread */
     uint32_t background_turns;
-    uint32_t query_slices; /* since messages were last looked at */
-    uint32_t turns;        /* steps since the background last had one of its turns */
-    struct kvs_shard_session *sessions; /* (sessions_max) */
+    uint32_t query_slices;           /* since messages were last taken */
+    uint32_t turns;                  /* slices of requests since the last background slice */
+    struct kvs_shard_session *sessions; /* (n_sessions) the shard sessions */
     uint32_t n_sessions;
-    struct kvs_ended_list ended;      /* of those */
-    struct kvs_shard_client *clients; /* (clients_max) */
+    struct kvs_ended_list ended;      /* sessions that ended */
+    struct kvs_shard_client *clients; /* (n_clients) */
     uint32_t n_clients;
     struct kv_pool *requests, *bodies, *stagings, *pending_receives;
-    struct kv_pool *middles; /* one for each request, under its number */
+    struct kv_pool *middles; /* one per request, with the same index */
     struct kvs_request_queue queues[KV_PRIORITY_COUNT];
     struct kvs_request_queue
-        staging_waiters;              /* need a staging buffer: the next that comes back is the
-                                    * first's that may have it */
-    struct kvs_request_queue looking; /* woken: look again, some in each step */
-    struct kvs_shard_session *woken,
-        **woken_end;             /* sessions, in the order in which they were */
-    struct kv_ring *commands;    /* from control */
-    struct kvs_command *command; /* under way, in slices */
-    struct kv_ring *answers;     /* to control, shared by all data threads */
-    bool answers_due; /* something went into `answers` since the driver last looked */
+        staging_waiters;              /* requests that need a staging buffer; the first that may
+                                       * have the next free one gets it */
+    struct kvs_request_queue looking; /* woken requests; some are run in each step */
+    struct kvs_shard_session *woken, **woken_end; /* sessions to wake, in that order */
+    struct kv_ring *commands;                     /* from the control thread */
+    struct kvs_command *command;                  /* in progress, in slices */
+    struct kv_ring *answers;                      /* to the control thread; shared by all data
+                                                   * threads */
+    bool answers_due; /* `answers` has new entries; the driver wakes the control thread */
     _Atomic bool draining;
-    uint64_t timers_us;       /* next look at deadlines */
-    _Atomic uint64_t seen_us; /* when it last looked: /health is about that */
-    uint64_t marks;           /* requests that named units */
+    uint64_t timers_us;       /* next check of deadlines */
+    _Atomic uint64_t seen_us; /* time of the last check, for /health */
+    uint64_t marks;           /* counts requests that named units */
     struct kvs_stats stats;
 };
 

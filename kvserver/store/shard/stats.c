@@ -1,4 +1,4 @@
-/* Numbers that others keep, told in the statistics now and then. */
+/* Copies values that other modules keep into the shard's statistics. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"

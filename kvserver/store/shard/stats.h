@@ -1,7 +1,8 @@
-/* stats.h - what a node counts.  One table: name, help; text, JSON and Prometheus come from it.
+/* stats.h - a node's statistics.  One table of names and help texts is the source for the text,
+ * JSON and Prometheus forms.
  *
- * Threads: each data thread and the control thread own one struct and are its only writer;
- * anyone reads (relaxed atomics: numbers of one moment need not agree with each other).
+ * Threads: each data thread and the control thread own one struct and are its only writer; any
+ * thread may read (relaxed atomics: values need not belong to the same moment).
  */
 #ifndef KV_KVSERVER_STORE_SHARD_STATS_H
 #define KV_KVSERVER_STORE_SHARD_STATS_H
@@ -10,76 +11,77 @@
 #include "proto/kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KVS_COUNTERS(X)                                                                        \
-    X(requests, "data requests taken")                                                         \
-    X(replies, "replies sent whole")                                                           \
-    X(rows_in, "rows committed")                                                               \
-    X(rows_in_bytes, "bytes of rows committed")                                                \
-    X(rows_out, "rows answered")                                                               \
-    X(rows_out_bytes, "bytes of rows answered")                                                \
-    X(rows_scored_by_code, "candidates of queries scored by their codes")                      \
-    X(rows_scored_by_key, "candidates of queries scored by their keys")                        \
-    X(rows_reranked, "rows that queries scored again, by their keys")                          \
-    X(rows_selected, "rows that queries chose")                                                \
-    X(rows_attended, "rows that queries had attention computed over")                          \
-    X(recall_samples, "queries answered a second time by all keys, to see how good codes are") \
-    X(codebooks_trained, "codebooks made")                                                     \
-    X(rows_coded, "rows that index jobs gave codes")                                           \
-    X(rows_summarised, "rows that index jobs made summaries of")                               \
-    X(summaries_failed, "chapters left without summaries for want of memory")                  \
-    X(rows_estimated, "rows that summaries stood for in queries' answers")                     \
-    X(rows_attended_unsummarised, "rows of queries' rests attended for want of summaries")     \
-    X(index_us, "time of data threads for index jobs")                                         \
-    X(index_failed, "index jobs that found no memory")                                         \
-    X(objects_in, "objects stored")                                                            \
-    X(objects_out, "object pieces answered")                                                   \
-    X(receives_in_place, "bulk puts that landed in place, without a copy")                     \
-    X(receives_staged, "bulk puts that went through a staging buffer")                         \
-    X(direct_sends, "bulk answers sent from where the rows lie")                               \
-    X(staged_sends, "bulk answers gathered into a staging buffer")                             \
-    X(segments_copied, "half-filled segments copied before a write")                           \
-    X(corrupt_rows, "rows, and pieces of objects, that arrived with a wrong checksum")         \
-    X(bad_rows, "rows in memory that failed their checksum")                                   \
-    X(bad_codes, "blocks whose codes in memory failed their checksum")                         \
-    X(bad_centroids, "codebooks whose centroids in memory failed their checksum")              \
-    X(bad_cells, "chapters whose cells in memory failed their checksum")                       \
-    X(bad_summaries, "groups of rows whose summaries in memory failed their checksum")         \
-    X(bad_objects, "pieces of objects in memory that failed their checksum")                   \
-    X(mended_rows, "bad rows that were written again")                                         \
-    X(mended_codes, "blocks whose bad codes were made again")                                  \
-    X(mended_centroids, "codebooks with bad centroids whose place a new one took")             \
-    X(mended_cells, "chapters whose bad cells were made again")                                \
-    X(mended_summaries, "chapters whose bad summaries were made again")                        \
-    X(mended_objects, "bad pieces of objects that were written again")                         \
-    X(scrub_bytes, "bytes of memory checked in the background")                                \
-    X(scrub_passes, "times that all of the memory was checked in the background")              \
-    X(bad_messages, "messages that no check could make sense of")                              \
-    X(unknown_clients, "messages without the token of a client of this node")                  \
-    X(rejected, "requests answered with an error of the request")                              \
-    X(busy, "requests refused for want of credits or buffers")                                 \
-    X(dropped, "requests dropped from clients that take no answers")                           \
-    X(deadline_exceeded, "requests whose deadline passed here")                                \
-    X(stalled_clients, "clients that lost their channel for standing still")                   \
-    X(failed_channels, "channels reported dead by the transport")                              \
-    X(control_requests, "control requests taken")                                              \
-    X(control_refused, "control requests answered with an error")                              \
-    X(sessions_opened, "sessions opened or forked")                                            \
-    X(sessions_closed, "sessions closed by a client")                                          \
-    X(sessions_expired, "sessions freed because their lease ended")                            \
-    X(clients_registered, "clients that said hello")                                           \
-    X(clients_lost, "clients that were lost or left without goodbye")
+#define KVS_COUNTERS(X)                                                              \
+    X(requests, "data requests received")                                            \
+    X(replies, "replies sent")                                                       \
+    X(rows_in, "rows committed")                                                     \
+    X(rows_in_bytes, "bytes of rows committed")                                      \
+    X(rows_out, "rows sent in replies")                                              \
+    X(rows_out_bytes, "bytes of rows sent in replies")                               \
+    X(rows_scored_by_code, "eligible rows that queries scored by code")              \
+    X(rows_scored_by_key, "eligible rows that queries scored by key")                \
+    X(rows_reranked, "candidates that queries rescored by key")                      \
+    X(rows_selected, "rows that queries selected")                                   \
+    X(rows_attended, "rows that queries computed attention over")                    \
+    X(recall_samples, "queries repeated exactly to measure recall")                  \
+    X(codebooks_trained, "codebooks trained")                                        \
+    X(rows_coded, "rows that index jobs encoded")                                    \
+    X(rows_summarised, "rows that index jobs summarized")                            \
+    X(summaries_failed, "chapters without summaries because memory ran out")         \
+    X(rows_estimated, "rows that queries estimated from summaries")                  \
+    X(rows_attended_unsummarised,                                                    \
+      "unselected rows attended exactly because they had no summaries")              \
+    X(index_us, "time that data threads spent on index jobs")                        \
+    X(index_failed, "index jobs that failed because memory ran out")                 \
+    X(objects_in, "objects stored")                                                  \
+    X(objects_out, "object pieces sent in replies")                                  \
+    X(receives_in_place, "bulk puts received in place, without a copy")              \
+    X(receives_staged, "bulk puts received through a staging buffer")                \
+    X(direct_sends, "bulk replies sent in place, without a copy")                    \
+    X(staged_sends, "bulk replies gathered in a staging buffer")                     \
+    X(segments_copied, "shared partial segments copied before a write")              \
+    X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")     \
+    X(bad_rows, "rows in memory with a wrong checksum")                              \
+    X(bad_codes, "blocks whose codes in memory have a wrong checksum")               \
+    X(bad_centroids, "codebooks whose centroids in memory have a wrong checksum")    \
+    X(bad_cells, "chapters whose cells in memory have a wrong checksum")             \
+    X(bad_summaries, "summary groups in memory with a wrong checksum")               \
+    X(bad_objects, "object pieces in memory with a wrong checksum")                  \
+    X(mended_rows, "bad rows repaired by a new put")                                 \
+    X(mended_codes, "blocks whose bad codes were rebuilt")                           \
+    X(mended_centroids, "codebooks with bad centroids replaced by new ones")         \
+    X(mended_cells, "chapters whose bad cells were rebuilt")                         \
+    X(mended_summaries, "chapters whose bad summaries were rebuilt")                 \
+    X(mended_objects, "bad object pieces repaired by a new put")                     \
+    X(scrub_bytes, "bytes of memory verified in the background")                     \
+    X(scrub_passes, "complete passes of background verification")                    \
+    X(bad_messages, "malformed messages dropped")                                    \
+    X(unknown_clients, "messages with an unknown client or token")                   \
+    X(rejected, "requests answered with an error other than KV_BUSY")                \
+    X(busy, "requests answered with KV_BUSY, mostly for lack of credits or buffers") \
+    X(dropped, "requests dropped without a reply")                                   \
+    X(deadline_exceeded, "requests whose deadline passed on the node")               \
+    X(stalled_clients, "clients disconnected because they made no progress")         \
+    X(failed_channels, "channels that the transport reported as failed")             \
+    X(control_requests, "control requests received")                                 \
+    X(control_refused, "control requests answered with an error")                    \
+    X(sessions_opened, "sessions opened or forked")                                  \
+    X(sessions_closed, "sessions closed by a client")                                \
+    X(sessions_expired, "sessions closed because their lease ended")                 \
+    X(clients_registered, "clients registered")                                      \
+    X(clients_lost, "clients lost without a goodbye")
 
-/* What the scrub is at. */
+/* The phases of the scrubber. */
 enum kvs_scrub_phase {
     KVS_SCRUB_ROWS,
     KVS_SCRUB_OBJECTS,
-    KVS_SCRUB_RESTS, /* a pass has ended, and the next one has not begun */
+    KVS_SCRUB_RESTS, /* between two passes */
 };
 
 struct kvs_op_stats {
     _Atomic uint64_t count;
     _Atomic uint64_t errors;
-    struct kv_histogram us; /* from arrival to reply handed over */
+    struct kv_histogram us; /* from arrival until the reply has been sent */
 };
 
 struct kvs_stats {
@@ -92,13 +94,13 @@ struct kvs_stats {
     _Atomic uint64_t codebooks;
     _Atomic uint64_t summarised; /* rows */
     _Atomic uint64_t summaries_bytes;
-    _Atomic uint64_t index_jobs; /* queued and at work */
+    _Atomic uint64_t index_jobs; /* queued and running */
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t in_flight;
-    _Atomic uint64_t rows_bad, objects_bad; /* refused until they are written again: rows, and
-                                             * pieces of objects */
-    /* Of the scrub: where it is (enum kvs_scrub_phase, session), and its passes. */
+    _Atomic uint64_t rows_bad, objects_bad; /* rejected until written again: rows, and object
+                                             * pieces */
+    /* The scrubber's position (enum kvs_scrub_phase, session) and its passes. */
     _Atomic uint64_t scrub_phase, scrub_session, scrub_pass_bytes;
     _Atomic uint64_t scrub_last_us, scrub_last_bytes;
     struct kvs_op_stats ops[KV_OP_COUNT];
@@ -106,12 +108,12 @@ struct kvs_stats {
 
 static inline void kvs_count(_Atomic uint64_t *counter, uint64_t n)
 {
-    /* One writer: a plain add, made visible whole. */
+    /* There is one writer, so a plain add is enough; the store is atomic for the readers. */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                           memory_order_relaxed);
 }
 
-/* A number that another keeps. */
+/* Sets a gauge. */
 static inline void kvs_stat_set(_Atomic uint64_t *number, uint64_t value)
 {
     atomic_store_explicit(number, value, memory_order_relaxed);
