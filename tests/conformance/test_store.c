@@ -587,7 +587,7 @@ enum {
 static void expect_gap(struct kv_op *op)
 {
     assert_int_equal(kv_wait(op), KV_NOT_READY);
-    if (strstr(kv_op_detail(op), "nothing under way fills the gap") == NULL)
+    if (strstr(kv_op_detail(op), "nothing in progress fills the gap") == NULL)
         fail_msg("put: %s", kv_op_detail(op));
     kv_op_free(op);
 }

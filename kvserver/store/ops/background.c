@@ -1,5 +1,5 @@
-/* What a data thread does in the background, first things first: the scrub, which is told how
- * little it may do, takes turns with what follows; codebooks; looks at how good they are. */
+/* The background jobs of a data thread, most urgent first.  The scrubber limits itself to its
+ * rate and gets every other turn; then come index jobs, and samples of recall. */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query.h"
@@ -36,7 +36,7 @@ static void scrub_tell(struct kvs_shard *shard, const void *state)
     kvs_stat_set(&stats->scrub_last_bytes, progress.last_pass_bytes);
 }
 
-/* Whoever waits for codes looks again when a job has ended. */
+/* When a job has ended, wakes the requests that wait for codes. */
 static bool index_step(struct kvs_shard *shard, void *state)
 {
     (void)state;

@@ -1,8 +1,8 @@
-/* index: make codes for what a session has.
+/* index: makes codes for the committed rows of a session.
  *
- *   begin ..... checked; waits for the rows
- *   run ....... a unit per slice: its chapters become jobs (builder.h)
- *   wake ...... when a job has ended: answered once none is left, if the asker waits for that
+ *   begin ..... checks the request; waits for the rows
+ *   run ....... one unit per slice: its chapters become index jobs (builder.h)
+ *   wake ...... a job has ended: replies when none is left, if the client asked to wait
  */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
@@ -40,7 +40,7 @@ static struct kvs_index_plan plan_of(const struct kvs_request *request, uint32_t
     };
 }
 
-/* On failure the request has failed. */
+/* Returns false after failing the request. */
 static bool check(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -57,7 +57,7 @@ static bool check(struct kvs_request *request)
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
         kvs_request_fail(request, KV_INVALID,
                          "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
-                         "wait %u, rest %u: out of bounds",
+                         "wait %u, summaries %u: value out of range",
                          header->token_count, request->session->tokens_max,
                          index->chapter_blocks, index->iterations, index->wait,
                          index->summaries);
@@ -73,17 +73,16 @@ static bool check(struct kvs_request *request)
             kvs_request_fail(
                 request, KV_UNSUPPORTED,
                 "index: layer %u: keys of type %u with %u elements, %u subspaces of "
-                "%u bits: no such codes",
+                "%u bits: codes not supported",
                 units[i].layer, plan.type, plan.shape.d, plan.shape.m, plan.shape.bits);
             return false;
         }
         const struct kv_summary_shape summaries = {plan.type, plan.shape.d, plan.d_v,
                                                    plan.summaries_bits};
         if (index->summaries != 0 && !kv_summary_shape_valid(&summaries)) {
-            kvs_request_fail(
-                request, KV_UNSUPPORTED,
-                "index: layer %u: values of %u elements: no summaries of such rows",
-                units[i].layer, plan.d_v);
+            kvs_request_fail(request, KV_UNSUPPORTED,
+                             "index: layer %u: values of %u elements: summaries not supported",
+                             units[i].layer, plan.d_v);
             return false;
         }
     }
@@ -93,7 +92,8 @@ static bool check(struct kvs_request *request)
 static void answer(struct kvs_request *request, const struct kv_wire_index_result *indexed)
 {
     request->reply.layer = kvs_units(request)[0].layer;
-    memcpy(request->small, indexed, sizeof(*indexed)); /* where the request may be */
+    memcpy(request->small, indexed, sizeof(*indexed)); /* `indexed` is copied: `small` may hold
+                                                        * the request's body */
     request->reply.snapshot = request->header.token_count;
     kvs_request_answer(request, request->small, sizeof(*indexed), NULL, 0);
 }
@@ -107,8 +107,8 @@ static struct kvs_index_look look_at(const struct kvs_request *request, uint32_t
     return look;
 }
 
-/* All units have been cut.  Jobs end in the order of the units: those that were ready once are
- * not looked at again before all are. */
+/* All units have been divided into jobs: replies, or waits for them.  Jobs end in the order of
+ * the units, so units that were ready are not checked again until all are. */
 static void look(struct kvs_request *request)
 {
     struct kv_wire_index_result indexed = {0};
@@ -126,7 +126,7 @@ static void look(struct kvs_request *request)
         struct kvs_index_look look = look_at(request, i);
 
         if (look.n_pending > 0 && waits) {
-            request->cursor_row = i; /* somebody else asked for more */
+            request->cursor_row = i; /* another request has scheduled more */
             kvs_request_wait(request, UINT32_MAX);
             return;
         }
@@ -144,7 +144,8 @@ static void look(struct kvs_request *request)
 void kvs_op_index_wake(struct kvs_request *request)
 {
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "index: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "index: session %u changed while the request was waiting",
                          request->header.session_index);
     } else if (!is_ready(request)) {
         kvs_request_wait(request, request->header.token_count);
@@ -176,8 +177,7 @@ bool kvs_op_index_run(struct kvs_request *request)
         kvs_request_fail(request, status, "index: layer %u head %u: %s",
                          kvs_units(request)[request->cursor_unit].layer,
                          kvs_units(request)[request->cursor_unit].kv_head,
-                         status == KV_BUSY ? "too many chapters wait already"
-                                           : "the store's memory is full");
+                         status == KV_BUSY ? "too many index jobs are queued" : "store full");
         return false;
     }
     request->cursor_unit++;
@@ -188,7 +188,7 @@ void kvs_op_index_begin(struct kvs_request *request)
 {
     if (!check(request))
         return;
-    /* What is newer was made for this request, or while it waited. */
+    /* Newer codebooks were made for this request, or while it waited. */
     request->serial = request->shard->codebooks.serial;
     kvs_op_index_wake(request);
 }

@@ -1,4 +1,8 @@
-/* object_put, object_get, object_exists, object_delete, and ping. */
+/* Operations on objects (object_put, object_get, object_exists, object_delete), and ping.
+ *
+ * A client numbers its puts, so that each is done once although messages are repeated and
+ * arrive late.  An object is published when all its bytes have been verified; a put of an
+ * existing name succeeds if the bytes are the same. */
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/cluster/placement.h"
@@ -8,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- puts that come twice or late -------------------------------------------------------- */
+/* ---- repeated and late puts -------------------------------------------------------------- */
 
 static uint64_t *done_word(struct kvs_shard_client *client, uint32_t number)
 {
@@ -25,8 +29,8 @@ static void put_set_done(struct kvs_shard_client *client, uint32_t number)
     *done_word(client, number) |= UINT64_C(1) << number % 64;
 }
 
-/* The client waits for none below `settled` any more.  Numbers go around: what is not ahead is
- * the past, in a message that comes late. */
+/* The client waits for no put below `settled`.  Numbers wrap around: a number that is not ahead
+ * is from the past, in a late message. */
 static void settle_puts(struct kvs_shard_client *client, uint32_t settled)
 {
     uint32_t n = settled - client->puts_settled;
@@ -41,7 +45,7 @@ static void settle_puts(struct kvs_shard_client *client, uint32_t settled)
     client->puts_settled = settled;
 }
 
-/* Whether the client still waits for this put.  If not, the request has failed. */
+/* Returns whether the client still waits for this put; otherwise fails the request. */
 static bool put_is_due(struct kvs_request *request)
 {
     uint32_t settled = request->client->puts_settled, number = request->header.put_number;
@@ -50,20 +54,20 @@ static bool put_is_due(struct kvs_request *request)
         return true;
     if (number - settled > INT32_MAX)
         kvs_request_fail(request, KV_CANCELLED,
-                         "object_put: number %u: the client waits for none below %u", number,
+                         "object_put: number %u: the client has settled all below %u", number,
                          settled);
     else
         kvs_request_fail(request, KV_INVALID,
-                         "object_put: number %u: at most %u beyond %u is allowed", number,
+                         "object_put: number %u: may be at most %u above %u", number,
                          KV_WIRE_PUTS_MAX - 1, settled);
     return false;
 }
 
 /* ---- names ------------------------------------------------------------------------------- */
 
-/* Reads the name off the front of the body, and from the header which puts the client waits for
- * no more.  The key is the name's hash, apart for each tenant: the one that the client said at
- * hello.  On failure the request has failed. */
+/* Reads the name at the beginning of the body, and the header's put_settled.  The key is the
+ * name's hash, different for each tenant (as the client said at hello).  Returns false after
+ * failing the request. */
 static bool
 object_key(struct kvs_request *request, struct kv_id128 *ret_name, struct kv_id128 *ret_key)
 {
@@ -71,14 +75,14 @@ object_key(struct kvs_request *request, struct kv_id128 *ret_name, struct kv_id1
 
     if (header->name_bytes == 0 || header->name_bytes > KV_NAME_BYTES_MAX ||
         header->name_bytes > header->body_bytes) {
-        kvs_request_fail(request, KV_INVALID, "%s: a name of %u bytes, 1 to %u allowed",
+        kvs_request_fail(request, KV_INVALID, "%s: name of %u bytes: must be 1 to %u",
                          request->type->name, header->name_bytes, KV_NAME_BYTES_MAX);
         return false;
     }
     *ret_name = kv_hash128(request->body, header->name_bytes);
     if (kv_placement_object_thread(kv_placement_object_slot(ret_name),
                                    request->shard->n_threads) != request->shard->index) {
-        kvs_request_fail(request, KV_MOVED, "%s: another data thread has that name",
+        kvs_request_fail(request, KV_MOVED, "%s: the name belongs to another data thread",
                          request->type->name);
         return false;
     }
@@ -91,7 +95,8 @@ object_key(struct kvs_request *request, struct kv_id128 *ret_name, struct kv_id1
 
 /* ---- put --------------------------------------------------------------------------------- */
 
-/* All bytes are there and right: publish, unless another put of the name came first. */
+/* All bytes have been verified: publishes the object, unless another put of the name was
+ * first. */
 static void put_finish(struct kvs_request *request)
 {
     struct kvs_objects *objects = &request->shard->objects;
@@ -115,11 +120,11 @@ static void put_finish(struct kvs_request *request)
             return;
         }
         if (kvs_object_n_bad(other) > 0 && kvs_objects_replace(objects, object) != KV_OK) {
-            kvs_request_fail(request, KV_NO_MEMORY, "object_put: no memory for the name");
+            kvs_request_fail(request, KV_NO_MEMORY, "object_put: out of memory");
             return;
         }
     } else if (kvs_objects_publish(objects, object) != KV_OK) {
-        kvs_request_fail(request, KV_NO_MEMORY, "object_put: no memory for the name");
+        kvs_request_fail(request, KV_NO_MEMORY, "object_put: out of memory");
         return;
     } else {
         kvs_count(&request->shard->stats.objects_in, 1);
@@ -129,7 +134,8 @@ static void put_finish(struct kvs_request *request)
     kvs_request_answer(request, NULL, 0, NULL, 0);
 }
 
-/* What was not taken comes late, too: the bit of a number that has ended is another one's. */
+/* Replies to a put whose object exists.  The discarded data may arrive late, when the bit of a
+ * settled number belongs to another put: so it is checked again. */
 static void answer_there(struct kvs_request *request)
 {
     if (!put_is_due(request))
@@ -138,9 +144,9 @@ static void answer_there(struct kvs_request *request)
     kvs_request_answer(request, NULL, 0, NULL, 0);
 }
 
-/* The object is there already, with the checksums that came; its data was not taken.  One piece
- * is verified per slice.  If one has gone bad the put is KV_BUSY: the client sends it again,
- * and the node, which knows by then, takes the data. */
+/* Verifies the existing object, one piece per slice; the put's own data was discarded.  If a
+ * piece is bad, fails the put with KV_BUSY: the client sends it again, and the node, which then
+ * knows the piece to be bad, accepts the data. */
 static bool verify_there(struct kvs_request *request)
 {
     struct kvs_stored_object *object = request->object;
@@ -150,7 +156,7 @@ static bool verify_there(struct kvs_request *request)
         return true;
     if (kvs_object_n_bad(object) > 0)
         kvs_request_fail(request, KV_BUSY,
-                         "object_put: the object has gone bad in memory: send it again");
+                         "object_put: the stored object is corrupt: send it again");
     else
         answer_there(request);
     return false;
@@ -164,7 +170,7 @@ void kvs_op_object_put_discarded(struct kvs_request *request)
         kvs_request_queue(request);
 }
 
-/* One piece per slice. */
+/* Verifies one piece per slice. */
 bool kvs_op_object_put_run(struct kvs_request *request)
 {
     struct kvs_stored_object *object = request->object;
@@ -191,8 +197,8 @@ void kvs_op_object_put_received(struct kvs_request *request)
         kvs_request_queue(request);
 }
 
-/* The object is there: what comes is not taken, and it is verified; NULL: the put was done
- * before.
+/* Discards the data that arrives, because the object exists and will be verified, or, if
+ * `there` is NULL, because this put was done before.
  */
 static void await_discard(struct kvs_request *request, struct kvs_stored_object *there)
 {
@@ -211,7 +217,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
     if (!object_key(request, &name, &key))
         return;
     if (header->object_bytes > KV_OBJECT_BYTES_MAX) {
-        kvs_request_fail(request, KV_TOO_LARGE, "object_put: %llu bytes, at most %u",
+        kvs_request_fail(request, KV_TOO_LARGE, "object_put: %llu bytes, limit %u",
                          (unsigned long long)header->object_bytes, KV_OBJECT_BYTES_MAX);
         return;
     }
@@ -221,7 +227,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
     if (header->body_bytes != head + (in_body ? header->object_bytes : 0) ||
         (!in_body && header->bulk_bytes != header->object_bytes)) {
         kvs_request_fail(request, KV_INVALID,
-                         "object_put: %llu bytes, yet a body of %u and bulk of %llu",
+                         "object_put: %llu bytes, but a body of %u and bulk of %llu bytes",
                          (unsigned long long)header->object_bytes, header->body_bytes,
                          (unsigned long long)header->bulk_bytes);
         return;
@@ -250,7 +256,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
     request->object = kvs_object_create(&request->shard->objects, &key, header->object_bytes,
                                         kv_object_seed(&name), crcs);
     if (request->object == NULL) {
-        kvs_request_fail(request, KV_NO_MEMORY, "object_put: the store's memory is full");
+        kvs_request_fail(request, KV_NO_MEMORY, "object_put: store full");
         return;
     }
     for (uint32_t i = 0; i < n_pieces; i++)
@@ -280,7 +286,8 @@ void kvs_op_object_get_begin(struct kvs_request *request)
     }
     if (header->offset % KV_WIRE_BULK_MAX != 0 ||
         header->offset / KV_WIRE_BULK_MAX >= object->n_pieces) {
-        /* Who has had the first piece knew the size: it is a shorter object by now. */
+        /* The client learned the size with the first piece: the object has been replaced
+         * since. */
         kvs_request_fail(request,
                          header->offset % KV_WIRE_BULK_MAX != 0 ? KV_INVALID : KV_CONFLICT,
                          "object_get: offset %llu of an object of %llu bytes",
@@ -292,9 +299,9 @@ void kvs_op_object_get_begin(struct kvs_request *request)
     uint32_t bytes = kvs_object_piece_bytes(object->bytes, index);
 
     if (piece->is_bad) {
-        kvs_request_fail(
-            request, KV_CORRUPT,
-            "object_get: piece %u: it has gone bad in memory: put the object again", index);
+        kvs_request_fail(request, KV_CORRUPT,
+                         "object_get: piece %u is corrupt in memory: put the object again",
+                         index);
         return;
     }
     kvs_object_pin(object);
@@ -326,7 +333,7 @@ void kvs_op_object_exists_begin(struct kvs_request *request)
     kvs_request_answer(request, NULL, 0, NULL, 0);
 }
 
-/* Of one version: sent again, it finds that version gone and whatever was put since alone. */
+/* Deletes one version: when repeated, it does not delete an object put since. */
 void kvs_op_object_delete_begin(struct kvs_request *request)
 {
     struct kvs_objects *objects = &request->shard->objects;
@@ -336,7 +343,7 @@ void kvs_op_object_delete_begin(struct kvs_request *request)
     if (!object_key(request, &name, &key))
         return;
     if (version == 0) {
-        kvs_request_fail(request, KV_INVALID, "object_delete: version 0: no object has it");
+        kvs_request_fail(request, KV_INVALID, "object_delete: version must not be 0");
         return;
     }
     const struct kvs_stored_object *object = kvs_objects_find(objects, &key);
@@ -352,16 +359,16 @@ void kvs_op_ping_begin(struct kvs_request *request)
     uint32_t bytes = request->header.token_count;
 
     if (bytes > KV_WIRE_BODY_MAX) {
-        kvs_request_fail(request, KV_TOO_LARGE, "ping: %u bytes to send back, at most %u",
-                         bytes, KV_WIRE_BODY_MAX);
+        kvs_request_fail(request, KV_TOO_LARGE, "ping: %u bytes to send back, limit %u", bytes,
+                         KV_WIRE_BODY_MAX);
         return;
     }
     if (bytes <= sizeof(request->small)) {
         request->answer = request->small;
     } else if (kvs_request_answer_slot(request, bytes) != KV_OK) {
-        kvs_request_fail(request, KV_BUSY, "ping: no buffer for the answer");
+        kvs_request_fail(request, KV_BUSY, "ping: no free buffer for the reply");
         return;
     }
-    memset(request->answer, 0, bytes); /* not what another client's request left there */
+    memset(request->answer, 0, bytes); /* clears what another client's request left there */
     kvs_request_answer(request, request->answer, bytes, NULL, 0);
 }

@@ -1,5 +1,5 @@
-/* ops.h - the tables that a data thread is set up with: its operations (ops.c), whose row's
- * functions are declared here, and what it does in the background (background.c).
+/* ops.h - the tables that a data thread is set up with: its operations (ops.c), whose functions
+ * are declared here, and its background jobs (background.c).
  *
  * Threads: the data thread.
  */
@@ -10,10 +10,10 @@
 #include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 
-/* (KV_OP_COUNT) by number; rows without a name are no operation. */
+/* (KV_OP_COUNT) by number; entries without a name are unused. */
 extern const struct kvs_op_type kvs_ops[KV_OP_COUNT];
 
-/* In the order of service. */
+/* In order of priority. */
 enum kvs_background_id {
     KVS_BACKGROUND_SCRUB,
     KVS_BACKGROUND_INDEX,

@@ -45,7 +45,8 @@ bool kvs_check_unit_is_single(struct kvs_request *request, uint32_t i)
 
 bool kvs_check_unit_has_no_ids(struct kvs_request *request, uint32_t i)
 {
-    return kvs_units(request)[i].n_ids == 0 || fail_unit(request, i, KV_INVALID, "ids given");
+    return kvs_units(request)[i].n_ids == 0 ||
+           fail_unit(request, i, KV_INVALID, "must not have ids");
 }
 
 bool kvs_parse_units(struct kvs_request *request,
@@ -62,7 +63,7 @@ bool kvs_parse_units(struct kvs_request *request,
                    header->token_begin > request->session->tokens_max ||
                    header->token_count > request->session->tokens_max - header->token_begin)) {
         kvs_request_fail(request, KV_INVALID,
-                         "%s: tokens %u + %u, at most %u at once and %u in all",
+                         "%s: tokens %u + %u: limit %u per message and %u in all",
                          request->type->name, header->token_begin, header->token_count,
                          KV_WIRE_ROWS_MAX, request->session->tokens_max);
         return false;
@@ -78,7 +79,7 @@ bool kvs_parse_units(struct kvs_request *request,
         bytes += rows * kvs_unit_at(request, i)->row_bytes;
     }
     if (n_rows > KV_WIRE_ROWS_MAX || bytes > KV_WIRE_BULK_MAX) {
-        kvs_request_fail(request, KV_TOO_LARGE, "%s: %llu rows, %llu bytes, at most %u and %u",
+        kvs_request_fail(request, KV_TOO_LARGE, "%s: %llu rows, %llu bytes: limits %u and %u",
                          request->type->name, (unsigned long long)n_rows,
                          (unsigned long long)bytes, KV_WIRE_ROWS_MAX, KV_WIRE_BULK_MAX);
         return false;

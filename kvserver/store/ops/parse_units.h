@@ -1,12 +1,12 @@
 /* parse_units.h - the list of units in the body of a put, append, read, fetch, index or query.
  *
- *     fixed    the operation's own part, row->fixed_bytes
+ *     fixed    the operation's own part, type->fixed_bytes
  *     units    (n_units) kv_wire_unit
- *     ...      CRCs of a put's rows, ids that fetch names, what else a query asks
+ *     ...      CRCs of a put's rows, ids of a fetch, the rest of a query
  *
- * Each operation says what it checks of a unit, and in which order: what fails first is what the
- * client hears.  All of these fail the request, with an error that names the operation and the
- * unit.
+ * Each operation calls the checks that it needs, in its own order; the first that fails decides
+ * the error that the client gets.  All of them fail the request with a message that names the
+ * operation and the unit.
  */
 #ifndef KV_KVSERVER_STORE_OPS_PARSE_UNITS_H
 #define KV_KVSERVER_STORE_OPS_PARSE_UNITS_H
@@ -20,19 +20,19 @@ static inline const struct kv_wire_unit *kvs_units(const struct kvs_request *req
                                                        request->type->fixed_bytes);
 }
 
-/* What comes behind the units. */
+/* Returns what follows the units. */
 static inline const void *kvs_behind_units(const struct kvs_request *request)
 {
     return kvs_units(request) + request->header.n_units;
 }
 
-/* CRCs of a put, ids of a fetch. */
+/* Returns the CRCs of a put, or the ids of a fetch. */
 static inline const uint32_t *kvs_numbers(const struct kvs_request *request)
 {
     return kvs_behind_units(request);
 }
 
-/* NULL: there is no such unit here. */
+/* Returns unit i, or NULL if it is not on this data thread. */
 static inline struct kvs_unit *kvs_unit_at(const struct kvs_request *request, uint32_t i)
 {
     const struct kv_wire_unit *unit = &kvs_units(request)[i];
@@ -40,44 +40,46 @@ static inline struct kvs_unit *kvs_unit_at(const struct kvs_request *request, ui
     return kvs_shard_session_unit(request->session, unit->layer, unit->kv_head);
 }
 
-/* Its layer is in the schema. */
+/* Returns the layer of unit i, which must be in the schema. */
 static inline const struct kv_layer_schema *kvs_unit_layer(const struct kvs_request *request,
                                                            uint32_t i)
 {
     return &request->session->schema->layers[kvs_units(request)[i].layer];
 }
 
-/* Bytes of the body up to the end of the list. */
+/* Returns the size of the body up to the end of the list. */
 static inline size_t kvs_units_bytes(const struct kvs_request *request)
 {
     return request->type->fixed_bytes + request->header.n_units * sizeof(struct kv_wire_unit);
 }
 
-/* Whether there are units, not too many, and the body has them. */
+/* Returns whether there are units, not too many, and the body is large enough for them. */
 static inline bool kvs_units_are_there(const struct kvs_request *request)
 {
     return request->header.n_units > 0 && request->header.n_units <= KV_WIRE_UNITS_MAX &&
            kvs_units_bytes(request) <= request->header.body_bytes;
 }
 
-/* The error of a list that is not there, or not as long as the body.  Returns false. */
+/* Fails the request because its list of units is missing or does not match the body.  Returns
+ * false. */
 bool kvs_fail_units(struct kvs_request *request);
 
-/* Checks of unit i.  All but the first are for a unit that the schema has, and the third for one
- * that is here. */
-bool kvs_check_unit_is_known(struct kvs_request *request, uint32_t i); /* the schema has it */
-bool kvs_check_unit_is_here(struct kvs_request *request, uint32_t i);  /* it is this thread's */
-bool kvs_check_unit_is_single(struct kvs_request *request,
-                              uint32_t i); /* see kvs_begin_units() */
+/* Check unit i, and fail the request if the check fails: is it in the schema, is it on this
+ * data thread, is it named once (see kvs_begin_units()), has it no ids.  All but the first need
+ * a unit that is in the schema, and the third one that is on this thread. */
+bool kvs_check_unit_is_known(struct kvs_request *request, uint32_t i);
+bool kvs_check_unit_is_here(struct kvs_request *request, uint32_t i);
+bool kvs_check_unit_is_single(struct kvs_request *request, uint32_t i);
 bool kvs_check_unit_has_no_ids(struct kvs_request *request, uint32_t i);
 
-/* From here on kvs_check_unit_is_single() finds units that are named twice. */
+/* Begins a list: kvs_check_unit_is_single() finds units that occur twice after this call. */
 static inline void kvs_begin_units(struct kvs_request *request)
 {
     request->shard->marks++;
 }
 
-/* The units of a put, append, read or fetch.  Counts rows and bytes; fetch counts by ids. */
+/* Checks the units of a put, append, read or fetch, and counts rows and bytes; a fetch counts
+ * its ids. */
 bool kvs_parse_units(struct kvs_request *request,
                      bool fetch,
                      uint64_t *ret_rows,

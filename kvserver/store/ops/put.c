@@ -1,21 +1,21 @@
 /* put and append.
  *
- * All units of a message take the same token range, all or nothing:
+ * All units of a message get rows for the same token range, and all succeed or none.
  *
- *     rows in the body   checked, copied, committed at once if every unit ends where they
- *                        begin
- *     rows by bulk       - direct: every unit's reservation ends where they begin; the data
- *                          lands in the segments, is checked there and committed in order
- *                        - staged: otherwise; the data lands in a buffer and goes on as if it
- *                          had come in the body
+ *     rows in the body   verified, copied and committed at once, if every unit's committed rows
+ *                        end where they begin
+ *     rows as bulk       - direct: every unit's reservation ends where they begin; the data is
+ *                          received into the segments, verified there, and committed in order
+ *                        - staged: otherwise; the data is received into a buffer and then
+ *                          treated like rows in the body
  *
- * Rows that are there already must have the same CRCs: so a put may be repeated.  They are
- * verified, and what has gone bad is written again from what came.
+ * Rows that are already committed must have the same CRCs, so a put may be repeated.  They are
+ * verified, and bad ones are rewritten from the put's data.
  *
- * A put that begins beyond what is committed waits for the rows before it.  Where some of these
- * are neither there nor landing, something must be going to bring them: messages that its
- * client has sent before (`snapshot` says so), or a put under way that has no such gap itself.
- * Else it fails at once. */
+ * A put that begins after the committed rows waits for the rows before it.  If some of these
+ * are neither committed nor being received, something must be going to bring them: earlier
+ * messages of the same client (`snapshot` says so), or another put in progress that has no such
+ * gap itself.  Otherwise the put fails at once. */
 #include "kernels/checksum.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
@@ -25,9 +25,9 @@
 
 enum put_position {
     AT_END,   /* begins where the unit's reservation ends */
-    THERE,    /* wholly committed already */
-    OVERLAPS, /* partly committed, the rest is free to write */
-    NOT_YET,  /* others must commit first */
+    THERE,    /* all its rows are committed */
+    OVERLAPS, /* some rows are committed, the others can be written */
+    NOT_YET,  /* other puts must commit first */
 };
 
 static enum put_position
@@ -65,8 +65,14 @@ static void count_rows_in(struct kvs_request *request, uint64_t rows, uint64_t b
     kvs_count(&request->client->rows_in, rows);
 }
 
-/* Verifies rows that are there already: they must be those that came, but for *ret_n_bad of
- * them that have gone bad.  On failure the request has failed. */
+/* ---- rows that are committed already ----------------------------------------------------- */
+
+/* A put may be repeated, because its reply may have been lost.  Rows that are already committed
+ * are therefore compared instead of stored, by their checksums, and a row that has gone bad in
+ * memory is rewritten from the new copy. */
+
+/* Verifies the committed rows in the put's range: they must equal the put's rows, except for
+ * *ret_n_bad rows that are bad.  Returns false after failing the request. */
 static bool same_rows(struct kvs_request *request, uint32_t *ret_n_bad)
 {
     const struct kv_wire_header *header = &request->header;
@@ -85,9 +91,10 @@ static bool same_rows(struct kvs_request *request, uint32_t *ret_n_bad)
             if (kvs_unit_is_bad(unit, token)) {
                 ++*ret_n_bad;
             } else if (*kvs_unit_crc(unit, token) != crcs[token - begin]) {
-                kvs_request_fail(request, KV_CONFLICT,
-                                 "%s: layer %u head %u token %u: another row is there",
-                                 request->type->name, unit->layer, unit->kv_head, token);
+                kvs_request_fail(
+                    request, KV_CONFLICT,
+                    "%s: layer %u head %u token %u: a different row is already committed",
+                    request->type->name, unit->layer, unit->kv_head, token);
                 return false;
             }
         }
@@ -95,8 +102,8 @@ static bool same_rows(struct kvs_request *request, uint32_t *ret_n_bad)
     return true;
 }
 
-/* Whether the row that has gone bad was one of this checksum: its own is that, and its bytes
- * have changed, or its bytes have that, and its checksum has changed. */
+/* Returns whether a bad row had this checksum: either the stored checksum equals it, and the
+ * bytes have changed, or the bytes have this checksum, and the stored one has changed. */
 static bool was_row(const struct kvs_unit *unit, uint32_t token, uint32_t crc)
 {
     const struct kvs_row_set rows = kvs_unit_rows(unit);
@@ -107,8 +114,8 @@ static bool was_row(const struct kvs_unit *unit, uint32_t token, uint32_t crc)
            kv_crc32c(seed, kvs_unit_row(unit, token), unit->row_bytes) == crc;
 }
 
-/* Writes the rows again that have gone bad, from those that came, which are good.  On failure
- * the request has failed. */
+/* Rewrites bad rows from the put's rows, which are verified.  Returns false after failing the
+ * request. */
 static bool mend_rows(struct kvs_request *request, const uint8_t *rows)
 {
     const struct kv_wire_header *header = &request->header;
@@ -125,8 +132,8 @@ static bool mend_rows(struct kvs_request *request, const uint8_t *rows)
             if (!was_row(unit, token, crcs[token - begin])) {
                 kvs_request_fail(
                     request, KV_CONFLICT,
-                    "%s: layer %u head %u token %u: the row there has gone bad, and was "
-                    "another",
+                    "%s: layer %u head %u token %u: the committed row is corrupt and was "
+                    "different",
                     request->type->name, unit->layer, unit->kv_head, token);
                 return false;
             }
@@ -139,13 +146,19 @@ static bool mend_rows(struct kvs_request *request, const uint8_t *rows)
     return true;
 }
 
-/* Not all rows up to the put's first one are there or landing. */
+/* ---- waiting ----------------------------------------------------------------------------- */
+
+/* Rows are committed in token order, but messages may overtake each other, so a put may arrive
+ * before the rows that it follows.  It waits if these are on their way.  A put that nothing
+ * leads up to would wait until its deadline, so it fails at once. */
+
+/* Returns whether some rows before the put's first one are neither committed nor reserved. */
 static bool has_gap(const struct kvs_request *request, const struct kvs_unit *unit)
 {
     return request->header.token_begin > unit->reserved;
 }
 
-/* Other puts that wait look again when the thread comes to them. */
+/* Queues the other waiting puts of the session, to check again whether they may wait. */
 static void queue_waiting_puts(struct kvs_request *request)
 {
     for (struct kvs_request *other = request->session->waiters, *next; other != NULL;
@@ -168,7 +181,8 @@ static void set_coming(struct kvs_request *request, bool coming)
     }
 }
 
-/* The put cannot be done now.  false: nothing that is under way leads to it, and it has failed.
+/* The put cannot be done now.  Returns whether it may wait; if no put in progress leads up to
+ * it, it has failed.
  */
 static bool put_may_wait(struct kvs_request *request)
 {
@@ -181,7 +195,7 @@ static bool put_may_wait(struct kvs_request *request)
         has_any = has_any || has_gap(request, kvs_unit_at(request, i));
     set_coming(request, !has_any);
     if (was_coming && has_any)
-        queue_waiting_puts(request); /* they counted on this one */
+        queue_waiting_puts(request); /* they relied on this one */
     if (!has_any || header->snapshot > 0)
         return true;
     for (uint32_t i = 0; i < header->n_units && behind == NULL; i++)
@@ -190,14 +204,17 @@ static bool put_may_wait(struct kvs_request *request)
     if (behind != NULL)
         kvs_request_fail(
             request, KV_NOT_READY,
-            "%s: layer %u head %u: begins at token %u, yet %u are there and nothing "
-            "under way fills the gap",
+            "%s: layer %u head %u: begins at token %u, but %u are committed and nothing "
+            "in progress fills the gap",
             request->type->name, behind->layer, behind->kv_head, header->token_begin,
             behind->committed);
     return behind == NULL;
 }
 
-/* Whether all rows before the put's are there, and none are landing where they go. */
+/* ---- rows in a buffer: verified, copied, committed --------------------------------------- */
+
+/* Returns whether all rows before the put's are committed, and its place is not being
+ * written. */
 static bool can_copy(const struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -213,7 +230,7 @@ static bool can_copy(const struct kvs_request *request)
     return ready;
 }
 
-/* Verifies rows that came.  On failure the request has failed. */
+/* Verifies the put's rows.  Returns false after failing the request. */
 static bool verify_put(struct kvs_request *request, const uint8_t *rows)
 {
     const struct kv_wire_header *header = &request->header;
@@ -241,7 +258,7 @@ static bool verify_put(struct kvs_request *request, const uint8_t *rows)
     return false;
 }
 
-/* Rows in a buffer: the body's, or a staging buffer's. */
+/* Stores rows from a buffer: the body or a staging buffer. */
 static void put_copy(struct kvs_request *request, const uint8_t *rows)
 {
     const struct kv_wire_header *header = &request->header;
@@ -268,8 +285,7 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
                 if (done->committed < end)
                     kvs_unit_unreserve(done, &request->shard->store, done->committed);
             }
-            kvs_request_fail(request, KV_NO_MEMORY, "%s: the store's memory is full",
-                             request->type->name);
+            kvs_request_fail(request, KV_NO_MEMORY, "%s: store full", request->type->name);
             return;
         }
     }
@@ -294,12 +310,20 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
     struct kvs_shard_session *session = request->session;
     struct kvs_shard *shard = request->shard;
     answer_put(request);
-    /* Those behind a gap counted on it. */
+    /* Puts after a gap relied on this one. */
     kvs_shard_session_wake(shard, session, was_coming ? UINT32_MAX : end);
 }
 
-/* Reserves, pins and lists where the data lands.  KV_NO_MEMORY; KV_TOO_LARGE: in more pieces
- * than a transfer takes, or of segments that take no more transfers. */
+/* ---- rows received in place -------------------------------------------------------------- */
+
+/* The rows of a large put are received into the segments themselves, so that no copy is made.
+ * They are reserved and pinned before, verified after, and committed when all puts before them
+ * are.  If a transfer fails, its unit is `broken` until the last transfer in progress has
+ * ended: these were to follow the failed rows, so none of them can be committed. */
+
+/* Reserves and pins the rows, and lists their memory for the transfer.  Fails with
+ * KV_NO_MEMORY, or with KV_TOO_LARGE if they are more pieces than a transfer may have, or a
+ * segment cannot be pinned once more. */
 static kv_status_t put_reserve(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -357,7 +381,7 @@ void kvs_op_put_release(struct kvs_request *request)
 {
     if (!request->transfer && !request->coming)
         return;
-    if (kvs_request_stale(request)) { /* whoever changed the session has reset its units */
+    if (kvs_request_stale(request)) { /* the change of the session has reset its units */
         request->transfer = request->coming = false;
         return;
     }
@@ -378,7 +402,7 @@ static void put_commit(struct kvs_request *request)
         const struct kvs_unit *unit = kvs_unit_at(request, i);
         if (unit->broken) {
             kvs_request_fail(request, KV_NOT_READY,
-                             "%s: layer %u head %u: rows before token %u failed",
+                             "%s: layer %u head %u: an earlier put failed before token %u",
                              request->type->name, unit->layer, unit->kv_head, begin);
             return;
         }
@@ -402,7 +426,10 @@ static void put_commit(struct kvs_request *request)
     kvs_shard_session_wake(shard, session, end);
 }
 
-/* *ret_head: bytes of the body before rows.  On failure the request has failed. */
+/* ---- the operation ----------------------------------------------------------------------- */
+
+/* Checks sizes.  *ret_head: bytes of the body before the rows.  Returns false after failing the
+ * request. */
 static bool check_put(struct kvs_request *request,
                       size_t *ret_head,
                       uint64_t *ret_rows,
@@ -416,14 +443,14 @@ static bool check_put(struct kvs_request *request,
     if (header->body_bytes != *ret_head + (header->bulk_bytes > 0 ? 0 : *ret_bytes) ||
         (header->bulk_bytes > 0 && header->bulk_bytes != *ret_bytes)) {
         kvs_request_fail(request, KV_INVALID,
-                         "%s: %llu rows of %llu bytes, yet a body of %u and bulk of %llu",
+                         "%s: %llu rows of %llu bytes, but a body of %u and bulk of %llu bytes",
                          request->type->name, (unsigned long long)*ret_rows,
                          (unsigned long long)*ret_bytes, header->body_bytes,
                          (unsigned long long)header->bulk_bytes);
         return false;
     }
     if (header->snapshot != 0 && header->snapshot != header->token_begin) {
-        kvs_request_fail(request, KV_INVALID, "%s: snapshot %u, neither 0 nor token_begin %u",
+        kvs_request_fail(request, KV_INVALID, "%s: snapshot %u: must be 0 or token_begin %u",
                          request->type->name, header->snapshot, header->token_begin);
         return false;
     }
@@ -473,15 +500,14 @@ void kvs_op_put_begin(struct kvs_request *request)
             return;
         }
         if (status == KV_NO_MEMORY) {
-            kvs_request_fail(request, status, "%s: the store's memory is full",
-                             request->type->name);
+            kvs_request_fail(request, status, "%s: store full", request->type->name);
             return;
         }
     }
     if (!put_may_wait(request))
         return;
     if (!kvs_request_stage_bulk(request)) {
-        kvs_request_fail(request, KV_BUSY, "%s: no staging buffer", request->type->name);
+        kvs_request_fail(request, KV_BUSY, "%s: no free staging buffer", request->type->name);
         return;
     }
     kvs_count(&request->shard->stats.receives_staged, 1);
@@ -496,7 +522,8 @@ void kvs_op_put_received(struct kvs_request *request)
     const uint32_t *crcs = kvs_numbers(request);
 
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "%s: session %u changed while the request was waiting",
                          request->type->name, header->session_index);
         return;
     }
@@ -530,7 +557,8 @@ void kvs_op_put_received(struct kvs_request *request)
 void kvs_op_put_wake(struct kvs_request *request)
 {
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "%s: session %u changed while the request was waiting",
                          request->type->name, request->header.session_index);
     } else if (request->transfer) {
         put_commit(request);

@@ -1,8 +1,13 @@
-/* query: which rows matter to some query vectors?
+/* query: selects the rows that matter most to some query vectors, and returns them, their ids,
+ * or attention over them.
  *
- *   begin ......... checked; waits for its snapshot
- *   run, run, ..... takes a staging buffer (for rows) and the query pipeline, then slices (pipeline.h)
- *   answer ........ ids and what was asked besides; rows behind them, or by bulk */
+ *   begin ......... checks the request; waits for its snapshot
+ *   run, run, ..... gets a staging buffer (for rows) and the query pipeline, then runs slices
+ *                   of it (pipeline.h)
+ *   answer ........ replies with the results; rows follow them in the body, or come as bulk
+ *
+ * A data thread has one pipeline, so queries take turns in order of arrival:
+ * kvs_query_queue. */
 #include "kvserver/store/ops/query.h"
 
 #include "kvserver/store/ops/ops.h"
@@ -43,7 +48,8 @@ void kvs_op_query_wake(struct kvs_request *request)
     const struct kv_wire_header *header = &request->header;
 
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "query: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "query: session %u changed while the request was waiting",
                          header->session_index);
         return;
     }
@@ -65,8 +71,8 @@ void kvs_op_query_begin(struct kvs_request *request)
     uint32_t need = kvs_query_ranges(request)[kvs_query_of(request)->n_ranges - 1].end;
     if (header->snapshot > request->session->tokens_max) {
         kvs_request_fail(request, KV_INVALID,
-                         "query: snapshot %u, at most %u tokens in a session", header->snapshot,
-                         request->session->tokens_max);
+                         "query: snapshot %u: the session's limit is %u tokens",
+                         header->snapshot, request->session->tokens_max);
         return;
     }
     if (header->snapshot < need)
@@ -81,14 +87,15 @@ void kvs_op_query_release(struct kvs_request *request)
     if (queue->owner != request)
         return;
     kvs_query_pipeline_end(queue->pipeline);
-    /* Handed on at once: should the next one end before its turn, it comes by here, too. */
+    /* Passed on at once: if the next request ends before it runs, it comes through here as
+     * well. */
     queue->owner = queue->waiting.first;
     queue->begun = false;
     if (queue->owner != NULL)
         kvs_request_queue(queue->owner);
 }
 
-/* ---- the answer -------------------------------------------------------------------------- */
+/* ---- the reply --------------------------------------------------------------------------- */
 
 static uint8_t *append(uint8_t *to, const void *from, size_t bytes)
 {
@@ -114,9 +121,9 @@ static void count(struct kvs_request *request, const struct kvs_query_pipeline *
     kvs_count(&request->client->rows_out, pipeline->n_rows);
 }
 
-/* Whether every output is a number: one row with a value that is none spoils a whole element,
- * and the asker could not tell that from a node that answers nonsense.  On failure the request has
- * failed. */
+/* Checks that every output is finite.  One row with a NaN or an infinity spoils a whole
+ * element, and the client could not tell that from a faulty node.  Returns false after failing
+ * the request. */
 static bool check_outputs(struct kvs_request *request,
                           const struct kvs_query_pipeline *pipeline)
 {
@@ -131,10 +138,11 @@ static bool check_outputs(struct kvs_request *request,
         for (; output < end; output++) {
             if (isfinite(*output))
                 continue;
-            kvs_request_fail(request, KV_INVALID,
-                             "query: layer %u head %u: the output is no number: a row attended "
-                             "holds a NaN, an infinity, or values too large to add",
-                             kvs_units(request)[unit].layer, kvs_units(request)[unit].kv_head);
+            kvs_request_fail(
+                request, KV_INVALID,
+                "query: layer %u head %u: the output is not finite: a row attended "
+                "holds a NaN, an infinity, or values too large to add",
+                kvs_units(request)[unit].layer, kvs_units(request)[unit].kv_head);
             return false;
         }
     }
@@ -181,7 +189,7 @@ static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipel
                        request->staging, in_body ? 0 : bytes);
 }
 
-/* ---- its turn ---------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------- */
 
 static void note_selected(void *arg,
                           const struct kvs_score *score,
@@ -195,7 +203,7 @@ static void note_selected(void *arg,
                     selection, tokens, n_tokens);
 }
 
-/* False: it is another request's, and this one is in its queue. */
+/* Returns false if another request has the pipeline; this one then waits for it. */
 static bool take_pipeline(struct kvs_request *request)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
@@ -223,7 +231,7 @@ static void fail_bad(struct kvs_request *request, const struct kvs_query_pipelin
 
     kvs_request_fail(
         request, KV_CORRUPT,
-        "query: layer %u head %u token %u: the row has gone bad in memory: put it again",
+        "query: layer %u head %u token %u: the row is corrupt in memory: put it again",
         unit->layer, unit->kv_head, pipeline->bad);
 }
 
@@ -232,7 +240,8 @@ bool kvs_op_query_run(struct kvs_request *request)
     struct kvs_query_pipeline *pipeline = kvs_query_queue_of(request->shard)->pipeline;
 
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "query: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "query: session %u changed while the request was waiting",
                          request->header.session_index);
         return false;
     }
@@ -241,7 +250,7 @@ bool kvs_op_query_run(struct kvs_request *request)
         return false;
     if (request->answer == NULL &&
         kvs_request_answer_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
-        kvs_request_fail(request, KV_BUSY, "query: no buffer for the answer");
+        kvs_request_fail(request, KV_BUSY, "query: no free buffer for the reply");
         return false;
     }
     if (!take_pipeline(request))

@@ -14,14 +14,14 @@ const struct kv_wire_range *kvs_query_ranges(const struct kvs_request *request)
     return kvs_behind_units(request);
 }
 
-/* Of each unit (n_queries, d_k); behind all of them the blocks that the asker holds. */
+/* For each unit (n_queries, d_k); the cached blocks follow the last. */
 static const float *vectors_of(const struct kvs_request *request)
 {
     return (const float *)(const void *)(kvs_query_ranges(request) +
                                          kvs_query_of(request)->n_ranges);
 }
 
-/* The fixed part and the ranges.  On failure the request has failed. */
+/* Checks the fixed part and the ranges.  Returns false after failing the request. */
 static bool check_query(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -37,7 +37,7 @@ static bool check_query(struct kvs_request *request)
         return false;
     }
     if (query->summaries != 0 && kvs_summaries_bits(query->summaries) == 0) {
-        kvs_request_fail(request, KV_INVALID, "query: rest %u: not 0, 16 or 64",
+        kvs_request_fail(request, KV_INVALID, "query: summaries %u: must be 0, 16 or 64",
                          query->summaries);
         return false;
     }
@@ -46,16 +46,14 @@ static bool check_query(struct kvs_request *request)
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND ||
         query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE ||
         (query->flags & ~flags) != 0 || query->reserved != 0) {
-        kvs_request_fail(request, KV_INVALID,
-                         "query: answer %u, merge %u, flags %#x: no such thing", query->answer,
-                         query->merge, query->flags);
+        kvs_request_fail(request, KV_INVALID, "query: unknown answer %u, merge %u or flags %#x",
+                         query->answer, query->merge, query->flags);
         return false;
     }
     if (query->selection > KV_SELECT_THRESHOLD ||
         (query->selection == KV_SELECT_TOP ? query->fraction != 0
                                            : !(query->fraction > 0 && query->fraction <= 1))) {
-        kvs_request_fail(request, KV_INVALID,
-                         "query: selection %u by a share of %g: no such thing",
+        kvs_request_fail(request, KV_INVALID, "query: invalid selection %u or fraction %g",
                          query->selection, (double)query->fraction);
         return false;
     }
@@ -63,7 +61,7 @@ static bool check_query(struct kvs_request *request)
         query->k > KV_SELECTED_MAX || query->rerank == 0 || query->rerank > KV_SELECTED_MAX ||
         !(query->scale > 0 && query->scale < INFINITY)) {
         kvs_request_fail(request, KV_INVALID,
-                         "query: %u vectors, k %u, rerank %u, scale %g: out of bounds",
+                         "query: %u vectors, k %u, rerank %u, scale %g: value out of range",
                          query->n_queries, query->k, query->rerank, (double)query->scale);
         return false;
     }
@@ -81,7 +79,8 @@ static bool check_query(struct kvs_request *request)
     return true;
 }
 
-/* Whether attention over the layer's rows can be computed.  On failure the request has failed. */
+/* Checks that attention over the layer's rows is supported.  Returns false after failing the
+ * request. */
 static bool check_attention(struct kvs_request *request, uint32_t i)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
@@ -99,13 +98,13 @@ static bool check_attention(struct kvs_request *request, uint32_t i)
     return fault == NULL;
 }
 
-/* What a request's units sum up to. */
+/* Sums over a request's units. */
 struct sums {
     uint64_t floats, n_cached;               /* in the body */
-    uint64_t n_names, floats_out, row_bytes; /* in the answer, at most */
+    uint64_t n_names, floats_out, row_bytes; /* in the reply, at most */
 };
 
-/* Unit i.  On failure the request has failed. */
+/* Checks unit i and adds it to the sums.  Returns false after failing the request. */
 static bool
 check_unit(struct kvs_request *request, uint32_t i, uint64_t n_selected, struct sums *sums)
 {
@@ -135,7 +134,8 @@ check_unit(struct kvs_request *request, uint32_t i, uint64_t n_selected, struct 
     return true;
 }
 
-/* Whether the answer, and the way to it, have room.  On failure the request has failed. */
+/* Checks that the reply fits a message and the scores fit the pipeline.  Returns false after
+ * failing the request. */
 static bool
 check_room(struct kvs_request *request, uint32_t n_eligible, const struct sums *sums)
 {
@@ -152,16 +152,15 @@ check_room(struct kvs_request *request, uint32_t n_eligible, const struct sums *
         (uint64_t)n_eligible * (query->n_queries + KVS_SCORE_SPARE) <=
             KVS_QUERY_PIPELINE_FLOATS)
         return true;
-    kvs_request_fail(
-        request, KV_TOO_LARGE,
-        "query: an answer of %llu bytes about rows of %llu, among %u tokens for %u "
-        "vectors: too much for one message",
-        (unsigned long long)body, (unsigned long long)sums->row_bytes, n_eligible,
-        query->n_queries);
+    kvs_request_fail(request, KV_TOO_LARGE,
+                     "query: reply of %llu bytes and rows of %llu bytes, from %u tokens for %u "
+                     "vectors: too large for one message",
+                     (unsigned long long)body, (unsigned long long)sums->row_bytes, n_eligible,
+                     query->n_queries);
     return false;
 }
 
-/* Blocks that the asker holds, and the vectors.  On failure the request has failed. */
+/* Checks the cached blocks and the query vectors.  Returns false after failing the request. */
 static bool check_contents(struct kvs_request *request, uint64_t n_floats)
 {
     const struct kv_wire_unit *units = kvs_units(request);
@@ -173,7 +172,7 @@ static bool check_contents(struct kvs_request *request, uint64_t n_floats)
         for (uint32_t j = 1; j < units[i].n_ids; j++) {
             if (cached[j].block <= cached[j - 1].block) {
                 kvs_request_fail(request, KV_INVALID,
-                                 "query: layer %u head %u: held blocks %u, %u: not in order",
+                                 "query: layer %u head %u: cached blocks %u, %u: not in order",
                                  units[i].layer, units[i].kv_head, cached[j - 1].block,
                                  cached[j].block);
                 return false;
@@ -183,7 +182,7 @@ static bool check_contents(struct kvs_request *request, uint64_t n_floats)
     for (uint64_t i = 0; i < n_floats; i++) {
         if (!isfinite(vectors[i])) {
             kvs_request_fail(request, KV_INVALID,
-                             "query: element %llu of the vectors is no number",
+                             "query: element %llu of the vectors is not finite",
                              (unsigned long long)i);
             return false;
         }
@@ -207,7 +206,7 @@ static bool check_units(struct kvs_request *request)
                               sums.floats * sizeof(float) +
                               sums.n_cached * sizeof(struct kv_wire_cached_block);
     if (request->header.body_bytes != expected) {
-        kvs_request_fail(request, KV_INVALID, "query: a body of %u bytes, %llu expected",
+        kvs_request_fail(request, KV_INVALID, "query: body of %u bytes, expected %llu",
                          request->header.body_bytes, (unsigned long long)expected);
         return false;
     }

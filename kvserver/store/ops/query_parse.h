@@ -1,5 +1,5 @@
-/* query_parse.h - the body of a query message (kv_wire.h): its parts, whether it is sound, and
- * what a query makes of it.
+/* query_parse.h - the body of a query message (kv_wire.h): its parts, its validation, and the
+ * pipeline's input made from it.
  *
  * Threads: the data thread.  Memory: the request's; nothing is kept.
  */
@@ -9,16 +9,16 @@
 #include "kvserver/store/query/pipeline.h"
 #include "kvserver/store/shard/shard.h"
 
-/* Everything that a message may have wrong: bounds, units, what they hold, whether the answer
- * fits one message.  False: the request has failed, with an error that names the field.  The
- * functions below are for requests that have passed. */
+/* Checks everything that can be wrong with a message: values, units, vectors, and whether the
+ * reply fits one message.  Returns false after failing the request with a message that names
+ * the field.  The functions below are for requests that have passed. */
 bool kvs_query_check(struct kvs_request *request);
 
 const struct kv_wire_query *kvs_query_of(const struct kvs_request *request);
 const struct kv_wire_range *
 kvs_query_ranges(const struct kvs_request *request); /* (n_ranges) */
 
-/* What the message asks.
+/* Writes the pipeline's input.
  *   units  (n_units) room for them */
 void kvs_query_parse(const struct kvs_request *request,
                      struct kvs_unit **units,

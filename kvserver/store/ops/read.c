@@ -1,9 +1,9 @@
 /* read and fetch.
  *
- * They wait for rows that are not committed, and fail for those that are known to be bad.  They
- * verify nothing: the client does, when the rows are there.  Small answers are gathered into
- * the reply; rows that lie in one piece are sent from where they lie, pinned; the rest is
- * gathered into a staging buffer in slices. */
+ * They wait for rows that are not committed, and fail for rows that are known to be bad.  They
+ * verify nothing: the client does, when it has the rows.  There are three ways to reply.  Small
+ * results are gathered into the reply's body.  Rows that lie in one piece are pinned and sent
+ * in place.  All others are gathered into a staging buffer, in slices. */
 #include "kernels/gather.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
@@ -14,14 +14,14 @@ static bool is_fetch(const struct kvs_request *request)
     return request->header.op == KV_OP_FETCH;
 }
 
-/* Rows of unit i of the request. */
+/* Returns the number of rows of the request's unit i. */
 static uint32_t rows_of(const struct kvs_request *request, uint32_t i)
 {
     return is_fetch(request) ? kvs_units(request)[i].n_ids : request->header.token_count;
 }
 
-/* Gathers rows from the cursor on into dst, at most `room` bytes; advances the cursor.  Returns
- * the bytes written. */
+/* Gathers rows from the cursor on into dst, at most `room` bytes, and advances the cursor.
+ * Returns the number of bytes written. */
 static size_t gather(struct kvs_request *request, uint8_t *dst, size_t room)
 {
     const struct kv_wire_header *header = &request->header;
@@ -76,7 +76,7 @@ static void gather_crcs(const struct kvs_request *request, uint32_t *ret_crcs)
     }
 }
 
-/* Whether no row is known to be bad.  On failure the request has failed. */
+/* Checks that no row is known to be bad.  Returns false after failing the request. */
 static bool rows_are_good(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -100,19 +100,19 @@ static bool rows_are_good(struct kvs_request *request)
             continue;
         kvs_request_fail(
             request, KV_CORRUPT,
-            "%s: layer %u head %u token %u: the row has gone bad in memory: put it again",
+            "%s: layer %u head %u token %u: the row is corrupt in memory: put it again",
             request->type->name, unit->layer, unit->kv_head, bad);
         return false;
     }
     return true;
 }
 
-/* All rows are committed: answer, or queue what takes a staging buffer. */
+/* All rows are committed: replies, or queues a request that needs a staging buffer. */
 static void read_ready(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
     uint32_t n_rows = request->reply.n_rows;
-    size_t bytes = request->cursor_bytes; /* of all rows, kept there by begin */
+    size_t bytes = request->cursor_bytes; /* of all rows; set by begin */
     size_t crc_bytes = n_rows * sizeof(uint32_t);
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2;
 
@@ -120,11 +120,11 @@ static void read_ready(struct kvs_request *request)
         return;
     if (request->answer == NULL) {
         size_t need = crc_bytes + (in_body ? bytes : 0);
-        /* `small` may hold the request's body: the answer then needs a slot of its own. */
+        /* `small` may hold the request's body: the reply then needs a buffer of its own. */
         if (request->body != request->small && need <= sizeof(request->small)) {
             request->answer = request->small;
         } else if (kvs_request_answer_slot(request, need) != KV_OK) {
-            kvs_request_fail(request, KV_BUSY, "%s: no buffer for the answer",
+            kvs_request_fail(request, KV_BUSY, "%s: no free buffer for the reply",
                              request->type->name);
             return;
         }
@@ -158,7 +158,8 @@ static void read_ready(struct kvs_request *request)
 bool kvs_op_read_run(struct kvs_request *request)
 {
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "%s: session %u changed while the request was waiting",
                          request->type->name, request->header.session_index);
         return false;
     }
@@ -183,7 +184,8 @@ void kvs_op_read_wake(struct kvs_request *request)
     uint32_t least = UINT32_MAX;
 
     if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE, "%s: session %u was changed meanwhile",
+        kvs_request_fail(request, KV_STALE,
+                         "%s: session %u changed while the request was waiting",
                          request->type->name, header->session_index);
         return;
     }
@@ -213,7 +215,7 @@ void kvs_op_read_begin(struct kvs_request *request)
                       (is_fetch(request) ? n_rows * sizeof(uint32_t) : 0);
     if (header->body_bytes != expected || n_rows == 0) {
         kvs_request_fail(
-            request, KV_INVALID, "%s: a body of %u bytes for %llu rows, %zu expected",
+            request, KV_INVALID, "%s: body of %u bytes for %llu rows, expected %zu",
             request->type->name, header->body_bytes, (unsigned long long)n_rows, expected);
         return;
     }
@@ -223,14 +225,16 @@ void kvs_op_read_begin(struct kvs_request *request)
             if (kvs_numbers(request)[i] > last)
                 last = kvs_numbers(request)[i];
         if (last >= request->session->tokens_max) {
-            kvs_request_fail(request, KV_INVALID, "%s: token %u, at most %u in a session",
+            kvs_request_fail(request, KV_INVALID,
+                             "%s: token %u: the session's limit is %u tokens",
                              request->type->name, last, request->session->tokens_max);
             return;
         }
         need = last + 1;
     }
     if (header->snapshot > request->session->tokens_max) {
-        kvs_request_fail(request, KV_INVALID, "%s: snapshot %u, at most %u tokens in a session",
+        kvs_request_fail(request, KV_INVALID,
+                         "%s: snapshot %u: the session's limit is %u tokens",
                          request->type->name, header->snapshot, request->session->tokens_max);
         return;
     }

@@ -7,11 +7,11 @@
 #include <string.h>
 
 enum {
-    CANDIDATES_MAX = 1 << 18, /* times (query vectors + 3): a longer one is not looked at */
+    CANDIDATES_MAX = 1 << 18, /* times (query vectors + 3): longer queries are not sampled */
     FLOATS = 8 << 20,
 };
 
-/* The weight of one look in the average. */
+/* The weight of one sample in the moving average. */
 static const float NEW_SHARE = 0.125f;
 
 struct kvs_recall {
@@ -21,15 +21,15 @@ struct kvs_recall {
     uint32_t layer, kv_head;
     struct kvs_score score;
     struct kvs_selection selection;
-    uint32_t k[KV_QUERIES_MAX]; /* of the choice's groups */
-    bool choosing;              /* all is scored */
+    uint32_t k[KV_QUERIES_MAX]; /* of the selection's groups */
+    bool choosing;              /* all rows are scored */
     struct kvs_selector selector;
     struct kvs_score_run runs[KV_RANGES_MAX];
     struct kv_wire_range ranges[KV_RANGES_MAX];
     float *queries;    /* (KV_QUERIES_MAX, KVS_CODEBOOK_DIM_MAX) */
     uint32_t *tokens;  /* (n_tokens) */
-    uint32_t n_tokens; /* the answer */
-    float *floats;     /* FLOATS, from the system as they are used */
+    uint32_t n_tokens; /* the rows that the query selected */
+    float *floats;     /* FLOATS; the system provides pages as they are used */
 };
 
 struct kvs_recall *kvs_recall_create(struct kvs_shard *shard)
@@ -68,7 +68,7 @@ void kvs_recall_note(struct kvs_recall *recall,
 {
     struct kvs_unit *unit = score->unit;
 
-    /* Due from then on, until it has been looked at. */
+    /* A sample stays due until one has been taken. */
     if (++unit->n_queries < KVS_RECALL_EVERY || recall->busy || n_tokens == 0 ||
         (size_t)score->n * (score->n_queries + KVS_SCORE_SPARE) + KV_TOPK_SPARE > FLOATS ||
         score->n > CANDIDATES_MAX)
@@ -102,7 +102,7 @@ void kvs_recall_note(struct kvs_recall *recall,
     kvs_score_begin(&recall->score, &recall->shard->codebooks);
 }
 
-/* Tokens that are in both lists, which ascend. */
+/* Counts the tokens that are in both lists, which ascend. */
 static uint32_t n_common(const struct kvs_recall *recall, const uint32_t *indices, uint32_t n)
 {
     struct kvs_range_walk walk = {.ranges = recall->ranges};
@@ -130,7 +130,7 @@ bool kvs_recall_step(struct kvs_recall *recall)
         recall->busy = false;
         return true;
     }
-    /* The session's units may have moved to another place. */
+    /* The session's units may have moved in memory. */
     score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
     if (!recall->choosing) {
         if (!kvs_score_slice(score, &recall->shard->codebooks, recall->shard->clock))

@@ -1,8 +1,9 @@
-/* recall.h - how good the codes are: some queries are answered a second time, by all keys, when
- * there is nothing else to do, and the choices are compared.
+/* recall.h - measures recall: some queries are repeated with exact scores, when the thread has
+ * nothing else to do, and the selected rows are compared.
  *
- * At least every KVS_RECALL_EVERY-th query of a unit is, one at a time; the unit keeps a moving
- * average of the share of exact top-k that its answer had.
+ * In each unit at most one query of KVS_RECALL_EVERY is sampled, and one sample is taken at a
+ * time per data thread.  The unit keeps a moving average of the fraction of exactly selected
+ * rows that the query had found.
  *
  * Threads: the data thread.  Memory: create/destroy.
  */
@@ -19,12 +20,12 @@ enum {
 
 struct kvs_recall;
 
-/* NULL: out of memory. */
+/* Returns NULL if out of memory. */
 struct kvs_recall *kvs_recall_create(struct kvs_shard *shard);
 void kvs_recall_destroy(struct kvs_recall *recall); /* NULL is allowed */
 
-/* Counts a query of the unit that was answered with these tokens, ascending; takes it for a
- * look if one is due and there is room. */
+/* Counts a query of the unit that selected these tokens, ascending.  Takes a copy of the query
+ * as a sample if one is due and none is in progress. */
 void kvs_recall_note(struct kvs_recall *recall,
                      const struct kvs_shard_session *session,
                      const struct kvs_score *score,
@@ -32,7 +33,7 @@ void kvs_recall_note(struct kvs_recall *recall,
                      const uint32_t *tokens,
                      uint32_t n_tokens);
 
-/* A slice of the look under way.  Returns false if there is none. */
+/* Runs a slice of the sample in progress.  Returns false if there is none. */
 bool kvs_recall_step(struct kvs_recall *recall);
 
 #endif

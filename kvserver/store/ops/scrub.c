@@ -9,25 +9,25 @@
 #include <stdlib.h>
 
 enum {
-    SLICE_BYTES = 256 << 10, /* some 20 us; a segment of large rows may be more */
-    PARTS_PER_SLICE = 256,   /* sessions that are not there */
-    SLICE_COST = 4 << 10,    /* of a slice that checks little, in bytes */
-    LAG_US = 200 * 1000,     /* what a busy or sleeping thread may make up for */
-    PASS_US = 50 * 1000,     /* from one pass's begin to the next one's, at least */
+    SLICE_BYTES = 256 << 10, /* about 20 us; a segment of large rows may be more */
+    PARTS_PER_SLICE = 256,   /* places without a session that are skipped */
+    SLICE_COST = 4 << 10,    /* minimum cost of a slice, in bytes */
+    LAG_US = 200 * 1000,     /* delay that a busy or sleeping thread may catch up */
+    PASS_US = 50 * 1000,     /* minimum time between the starts of two passes */
 };
 
 struct kvs_scrub {
     struct kvs_shard *shard;
     uint64_t bytes_per_s;
-    uint64_t due_us;   /* of the next slice */
-    uint64_t begun_us; /* the pass */
-    uint16_t pass;     /* its number: never 0 */
+    uint64_t due_us;   /* time of the next slice */
+    uint64_t begun_us; /* start of the pass */
+    uint16_t pass;     /* number of the pass, never 0 */
     struct kvs_scrub_progress progress;
 
     uint32_t session, serial, unit, block; /* the next segment */
-    uint32_t codebook, step;               /* at one of its checks: see check_codebook() */
+    uint32_t codebook, step;            /* the next check of a codebook: see check_codebook() */
 
-    uint32_t piece, at, crc; /* of the object looked at, so far */
+    uint32_t piece, at, crc; /* position in the current object, and the CRC so far */
 };
 
 struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s)
@@ -63,7 +63,7 @@ static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
 
 /* ---- rows and codes ---------------------------------------------------------------------- */
 
-/* Rows of the segment that the unit has. */
+/* Returns the number of the segment's rows that the unit has. */
 static uint32_t rows_of(const struct kvs_unit *unit, uint32_t block)
 {
     const uint32_t n = unit->committed - block * KV_BLOCK_TOKENS;
@@ -87,7 +87,7 @@ static uint64_t check_rows(struct kvs_scrub *scrub, struct kvs_unit *unit, uint3
     return (uint64_t)(end - begin) * (unit->row_bytes + sizeof(uint32_t));
 }
 
-/* Whether all rows that have lost their codes are good. */
+/* Returns whether all rows that have lost their codes are good. */
 static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
     const struct kvs_segment *segment = unit->segments[block];
@@ -98,7 +98,8 @@ static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uin
            kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
 }
 
-/* Codes of a codebook that is broken go with it; no job is at these. */
+/* Verifies the codes of a segment that has no index job.  Lost codes are made again here,
+ * unless their codebook is broken: mend_codebook() then replaces it. */
 static uint64_t check_codes(struct kvs_scrub *scrub,
                             const struct kvs_shard_session *session,
                             struct kvs_unit *unit,
@@ -127,8 +128,8 @@ static void check_centroids(struct kvs_scrub *scrub, struct kvs_codebook *book)
     book->is_broken = true;
 }
 
-/* One of its checks: centroids, cells, then group by group of its summaries.  Returns how many
- * bytes it was. */
+/* Runs one check of a codebook: its centroids, its cells, then one group of its summaries after
+ * the other.  Returns the number of bytes checked. */
 static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
 {
     struct kvs_codebooks *books = &scrub->shard->codebooks;
@@ -159,9 +160,10 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
     return bytes;
 }
 
-/* ---- what is made again ------------------------------------------------------------------ */
+/* ---- repair ------------------------------------------------------------------------------ */
 
-/* The unit's segments before `end` whose codes are by the codebook of the last of them. */
+/* Returns the first of the unit's segments, up to `end`, that have the same codebook as the
+ * last. */
 static uint32_t run_begin(const struct kvs_unit *unit, uint32_t end)
 {
     const uint32_t codebook = unit->segments[end - 1]->codebook;
@@ -173,7 +175,8 @@ static uint32_t run_begin(const struct kvs_unit *unit, uint32_t end)
     return begin;
 }
 
-/* Whether codes of the segments may be made anew: no job is at them, and the rows are good. */
+/* Returns whether new codes may be made for the segments: no job uses them, and the rows are
+ * good. */
 static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t tokens)
 {
     const uint32_t first = begin * KV_BLOCK_TOKENS;
@@ -184,7 +187,7 @@ static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t toke
     return kvs_unit_known_bad(unit, first, tokens - first) == tokens;
 }
 
-/* To make what the codebook was, and its summaries, from the same rows. */
+/* Returns a plan that makes the same codebook and summaries again from the same rows. */
 static struct kvs_index_plan plan_of(const struct kvs_codebook *book)
 {
     struct kvs_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
@@ -199,7 +202,7 @@ static struct kvs_index_plan plan_of(const struct kvs_codebook *book)
     return plan;
 }
 
-/* Full segments of the chapter that the unit has; their codes may be lost. */
+/* Counts the full segments of the chapter that the unit has, with or without codes. */
 static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     uint32_t at = begin;
@@ -210,9 +213,9 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     return at - begin;
 }
 
-/* The last segment of a codebook in this unit has been checked: what is lost is made again.  What
- * finds no memory, and codes that a query is in the middle of, are tried again in the next pass.
- * Rows that are too few for a codebook now lose their codes, which no query uses. */
+/* Repairs a codebook after its last segment in this unit has been checked.  If there is no
+ * memory, or a query is using the codes, the next pass tries again.  If the rows have become
+ * too few for a codebook, they lose their codes, which no query uses. */
 static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t end)
 {
     struct kvs_shard *shard = scrub->shard;
@@ -229,7 +232,8 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
             (void)kvs_index_repair(shard->indexer, unit, begin);
         return;
     }
-    /* From a fork that has only the first of the chapter, the others would get nothing. */
+    /* A fork may have only the first segments of the chapter: a codebook made from these would
+     * leave the other segments without one. */
     if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
         !kvs_query_pipeline_is_between(kvs_query_queue_of(shard)->pipeline))
         return;
@@ -244,14 +248,15 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
 
 /* ---- the walk ---------------------------------------------------------------------------- */
 
-/* Whether the segment before `end` is the unit's last one by its codebook. */
+/* Returns whether the segment before `end` is the unit's last one of its codebook. */
 static bool is_last_of_codebook(const struct kvs_unit *unit, uint32_t end)
 {
     return end * KV_BLOCK_TOKENS >= unit->committed || unit->segments[end]->codes == NULL ||
            unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
 }
 
-/* One segment, or one check of its codebook; returns the bytes of it. */
+/* Checks one segment, or runs one check of its codebook.  Returns the number of bytes
+ * checked. */
 static uint64_t check_segment(struct kvs_scrub *scrub,
                               const struct kvs_shard_session *session,
                               struct kvs_unit *unit)
@@ -271,7 +276,7 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
     return bytes;
 }
 
-/* The session at the cursor is behind us. */
+/* Moves the cursor to the next session. */
 static void next_part(struct kvs_scrub *scrub)
 {
     scrub->session++;
@@ -310,7 +315,7 @@ static uint64_t walk_rows(struct kvs_scrub *scrub)
     return bytes;
 }
 
-/* A piece's next bytes; one that ends is good or bad. */
+/* Checks the next bytes of a piece; marks the piece at its end if it is bad. */
 static uint64_t walk_objects(struct kvs_scrub *scrub)
 {
     struct kvs_objects *objects = &scrub->shard->objects;
@@ -320,7 +325,7 @@ static uint64_t walk_objects(struct kvs_scrub *scrub)
         scrub->progress.phase = KVS_SCRUB_RESTS;
         return 0;
     }
-    /* Another may have come to lie where one was that is gone. */
+    /* The object at the cursor may have been removed, and another one taken its place. */
     if (!objects->looked_begun)
         scrub->piece = scrub->at = 0;
     objects->looked_begun = true;

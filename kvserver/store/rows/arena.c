@@ -10,23 +10,24 @@ enum {
     ELEMENTS_MAX = KVS_ARENA_PAGE / KVS_ARENA_ELEMENT_MIN,
     WORDS = ELEMENTS_MAX / 64,
     NONE = -1,
-    TOUCH_AHEAD_PAGES = 32, /* 64 MiB kept ready */
-    TOUCH_BYTES = 64 << 10, /* at once: fresh memory may come at less than 1 GB/s */
+    TOUCH_AHEAD_PAGES = 32, /* 64 MiB are kept ready */
+    TOUCH_BYTES = 64 << 10, /* touched per call: the kernel may clear fresh memory at less than
+                             * 1 GB/s */
 };
 
-/* A page on a class's list has room; a full one is on no list. */
+/* A page in use is on its class's list while it has room, and on no list when it is full. */
 struct page {
     int32_t class_id; /* NONE: free */
     uint32_t n_used;
-    int32_t next, prev; /* of the class's pages with room, or of the free ones */
+    int32_t next, prev; /* in the list of the class's pages with room, or of the free pages */
     uint64_t used[WORDS];
 };
 
 struct size_class {
     size_t bytes;
     uint32_t per_page;
-    int32_t first;    /* pages with room */
-    uint32_t n_pages; /* lent to it */
+    int32_t first;    /* list of pages with room */
+    uint32_t n_pages; /* that it uses */
     uint32_t n_holds;
 };
 
@@ -36,7 +37,7 @@ struct kvs_arena {
     uint32_t n_pages, n_free;
     int32_t free_first;
     uint32_t touched;       /* pages [0, touched) have been touched at least once */
-    uint32_t touched_bytes; /* of the next one */
+    uint32_t touched_bytes; /* of the next page */
     struct page *pages;
     uint32_t n_classes, n_exact;
     struct size_class classes[KVS_ARENA_CLASSES_MAX];
@@ -83,7 +84,7 @@ struct kvs_arena *kvs_arena_create(uint64_t bytes)
     if (arena->pages == NULL || arena->base == NULL)
         goto err_destroy;
 
-    /* Lowest pages first, so that what was touched is used again. */
+    /* Lowest pages first, so that touched pages are reused. */
     arena->free_first = NONE;
     for (uint32_t i = arena->n_pages; i-- > 0;) {
         arena->pages[i].class_id = NONE;
@@ -105,7 +106,10 @@ void kvs_arena_destroy(struct kvs_arena *arena)
     free(arena);
 }
 
-/* The size of the rounded class that serves `bytes`: four or more between two powers of two. */
+/* ---- size classes ------------------------------------------------------------------------ */
+
+/* Returns the element size of the rounded class for `bytes`: at least four sizes per power of
+ * two. */
 static size_t rounded(size_t bytes)
 {
     size_t step = KVS_ARENA_ELEMENT_MIN / 4;
@@ -125,7 +129,7 @@ static int find_class(const struct kvs_arena *arena, size_t bytes)
     return NONE;
 }
 
-/* An exact class that is nobody's. */
+/* Returns an exact class that has neither holders nor pages, or NONE. */
 static int find_unused(const struct kvs_arena *arena)
 {
     for (uint32_t i = 0; i < arena->n_classes; i++) {
@@ -153,7 +157,7 @@ static int rounded_class(struct kvs_arena *arena, size_t bytes)
 
     if (class_id != NONE)
         return class_id;
-    /* Fewer than are left for them: see the test that counts them. */
+    /* Rounded sizes are fewer than the places left for them: a test counts them. */
     assert(arena->n_classes < KVS_ARENA_CLASSES_MAX);
     return set_class(arena, arena->n_classes++, bytes);
 }
@@ -205,7 +209,10 @@ size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id)
     return arena->classes[class_id].bytes;
 }
 
-/* The first free element of the page, and how many follow it free, at most `want`. */
+/* ---- elements ---------------------------------------------------------------------------- */
+
+/* Finds the first free element of the page; returns how many are free from there on, at most
+ * `want`. */
 static uint32_t
 find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
 {
@@ -337,6 +344,8 @@ uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
     return (uint64_t)(arena->n_pages - arena->n_free) * KVS_ARENA_PAGE;
 }
 
+/* ---- checks ------------------------------------------------------------------------------ */
+
 bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *element)
 {
     const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->base);
@@ -351,7 +360,7 @@ bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *
            (page->used[bit / 64] >> bit % 64 & 1) != 0;
 }
 
-/* The pages of a list, all of which are lent to the class, or free (NONE). */
+/* Counts the pages of a list, all of which must be in use by the class, or free (NONE). */
 static uint32_t check_list(const struct kvs_arena *arena, int32_t first, int32_t class_id)
 {
     uint32_t n = 0;

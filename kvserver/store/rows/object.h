@@ -1,18 +1,18 @@
-/* object.h - immutable bytes under a caller's name, kept in pieces of KV_WIRE_BULK_MAX bytes.
+/* object.h - immutable bytes under a caller's name, stored in pieces of KV_WIRE_BULK_MAX bytes.
  *
- *     kvs_object_create -> FILLING -> kvs_objects_publish -> in the map -> kvs_objects_remove
+ *     kvs_object_create -> filling -> kvs_objects_publish -> in the map -> kvs_objects_remove
  *
- * An object outlives its removal while transfers have it pinned.
+ * After its removal an object stays in memory until no transfer has it pinned.
  *
  * Invariants, which kvs_objects_check() asserts:
- *   (1) The published objects are those in the map, each under its key, and those in the list,
- *       every link back of which is the reverse of a link forward.
- *   (2) Their bytes are not more than `bytes`, which counts those being filled and those that
- *       only transfers have as well.
- *   (3) The scrub is at one of them, or behind the last.
- *   (4) Their bad pieces are those that `health` counts.
- *   (5) Each has its record and every piece lent from the arena, and a version that is not
- *       0.
+ *   (1) The published objects are those in the map, each under its key, and those in the list.
+ *       Every back link is the reverse of a forward link.
+ *   (2) Their total size is at most `bytes`, which also counts objects that are being filled
+ *       and removed ones that are still pinned.
+ *   (3) The scrubber is at one of them, or past the last.
+ *   (4) `health` counts their bad pieces.
+ *   (5) The record and every piece of each are elements of the arena in use, and its version is
+ *       not 0.
  *
  * Threads: the data thread that owns the object's slot.  Memory: the arena's.
  */
@@ -28,9 +28,9 @@
 
 struct kvs_object_piece {
     uint8_t *bytes;
-    uint32_t crc; /* CRC32C, seeded by kv_object_seed(name) + index of the piece */
+    uint32_t crc; /* CRC32C, seeded with kv_object_seed(name) + index of the piece */
     uint8_t class_id;
-    bool is_bad; /* it failed its checksum: refused until the object is put again */
+    bool is_bad; /* its checksum is wrong: rejected until the object is put again */
 };
 
 struct kvs_stored_object {
@@ -38,9 +38,9 @@ struct kvs_stored_object {
     uint64_t bytes;
     uint32_t n_pieces;
     uint32_t pins;
-    uint64_t version; /* no other object of the name ever has it; never 0 */
-    uint32_t seed;    /* kv_object_seed(name) */
-    struct kvs_stored_object *next, *prev; /* of the published ones */
+    uint64_t version;                      /* unique among the objects of this name; never 0 */
+    uint32_t seed;                         /* kv_object_seed(name) */
+    struct kvs_stored_object *next, *prev; /* list of published objects */
     bool published;
     uint8_t class_id; /* of this record */
     struct kvs_object_piece pieces[];
@@ -51,14 +51,14 @@ struct kvs_objects {
     struct kv_map *map;
     uint64_t bytes;
     uint64_t version;                       /* of the newest object */
-    struct kvs_stored_object *first, *last; /* the published ones, as they came */
-    struct kvs_stored_object *looked; /* the scrub is at it (scrub.h), NULL: behind the last */
-    bool looked_begun;                /* ... and has seen some of it */
+    struct kvs_stored_object *first, *last; /* the published objects, oldest first */
+    struct kvs_stored_object *looked; /* next for the scrubber (scrub.h); NULL: past the last */
+    bool looked_begun;                /* the scrubber has begun with it */
     struct kvs_health *health;
 };
 
-/* `version` is where versions begin: random, so that those of a node that ran before under this
- * address do not come again. */
+/* `version` is the first version.  It is random, so that versions of an earlier node at this
+ * address do not occur again. */
 bool kvs_objects_init(struct kvs_objects *objects,
                       struct kvs_arena *arena,
                       struct kvs_health *health,
@@ -66,7 +66,7 @@ bool kvs_objects_init(struct kvs_objects *objects,
                       uint64_t version);
 void kvs_objects_fini(struct kvs_objects *objects);
 
-/* Pieces of an object of that size; one for an empty object. */
+/* Returns the number of pieces of an object of that size; an empty object has one. */
 static inline uint32_t kvs_object_n_pieces(uint64_t bytes)
 {
     return bytes == 0 ? 1 : (uint32_t)((bytes + KV_WIRE_BULK_MAX - 1) / KV_WIRE_BULK_MAX);
@@ -79,7 +79,7 @@ static inline uint32_t kvs_object_piece_bytes(uint64_t bytes, uint32_t piece)
     return left < KV_WIRE_BULK_MAX ? (uint32_t)left : KV_WIRE_BULK_MAX;
 }
 
-/* Memory for an object, pinned once.  NULL: the arena is full. */
+/* Allocates an object, pinned once.  Returns NULL if the arena is full. */
 struct kvs_stored_object *kvs_object_create(struct kvs_objects *objects,
                                             const struct kv_id128 *key,
                                             uint64_t bytes,
@@ -88,33 +88,33 @@ struct kvs_stored_object *kvs_object_create(struct kvs_objects *objects,
 void kvs_object_pin(struct kvs_stored_object *object);
 void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *object);
 
-/* Makes it findable.  KV_NO_MEMORY.  The name must be free. */
+/* Publishes the object under its name, which must be free.  Fails with KV_NO_MEMORY. */
 kv_status_t kvs_objects_publish(struct kvs_objects *objects, struct kvs_stored_object *object);
 struct kvs_stored_object *kvs_objects_find(const struct kvs_objects *objects,
                                            const struct kv_id128 *key);
 bool kvs_objects_remove(struct kvs_objects *objects, const struct kv_id128 *key);
 
-/* Verifies a piece, and marks it if it is bad. */
+/* Verifies a piece, and marks it if it is bad.  Returns whether it is good. */
 bool kvs_object_verify(struct kvs_objects *objects,
                        struct kvs_stored_object *object,
                        uint32_t piece);
 
-/* One that fails its checksum. */
+/* Marks a piece whose checksum is wrong. */
 void kvs_object_mark_bad(struct kvs_objects *objects,
                          struct kvs_stored_object *object,
                          uint32_t piece);
 
-/* How many of its pieces are bad. */
+/* Returns the number of its bad pieces. */
 uint32_t kvs_object_n_bad(const struct kvs_stored_object *object);
 
-/* Puts an object in the place of one of the same bytes, some of which have gone bad: it is that
- * one to everybody, version and all. */
+/* Replaces an object, some pieces of which are bad, with one that has the same bytes.  The new
+ * object gets the old one's version, so clients see no difference. */
 kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_object *object);
 
-/* Walks all that are published. */
+/* Asserts the invariants; visits all published objects. */
 void kvs_objects_check(const struct kvs_objects *objects);
 
-/* True if size and CRCs are the object's: the same bytes. */
+/* Returns true if size and CRCs equal the object's, so that the bytes are the same. */
 bool kvs_object_same(const struct kvs_stored_object *object,
                      uint64_t bytes,
                      const uint32_t *crcs);

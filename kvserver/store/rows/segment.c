@@ -5,7 +5,7 @@
 #include <assert.h>
 
 enum {
-    RECORDS_BYTES = 16 << 10, /* carved at once */
+    RECORDS_BYTES = 16 << 10, /* divided at once */
     RECORDS = RECORDS_BYTES / sizeof(struct kvs_segment),
 };
 
@@ -25,7 +25,7 @@ bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *a
 static struct kvs_segment *record_get(struct kvs_segment_store *store)
 {
     if (store->free_records == NULL) {
-        /* Records are small and many; what was carved for them once stays theirs. */
+        /* Records are small and numerous; a page that was divided into records stays so. */
         struct kvs_segment *records = kvs_arena_alloc(store->arena, store->record_class);
         if (records == NULL)
             return NULL;
@@ -168,7 +168,7 @@ void kvs_segment_store_check(const struct kvs_segment_store *store)
 
         n++;
         assert(at < kvs_arena_bytes(store->arena));
-        assert(n <= kvs_arena_bytes(store->arena) / sizeof(*record)); /* no ring */
+        assert(n <= kvs_arena_bytes(store->arena) / sizeof(*record)); /* no cycle */
     }
     assert(n % RECORDS == 0);
 }

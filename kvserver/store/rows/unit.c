@@ -6,7 +6,7 @@
 
 enum {
     ARRAY_BYTES_MIN = 512,
-    NO_CLASS = UINT8_MAX, /* of a unit that was cleared */
+    NO_CLASS = UINT8_MAX, /* the unit was cleared */
 };
 
 static kv_status_t
@@ -78,8 +78,11 @@ void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store)
     unit->row_class = NO_CLASS;
 }
 
-/* Replaces the half-filled last segment by a copy that is the unit's alone.  KV_BUSY: rows are
- * landing in it, and would go on to land in the old one. */
+/* ---- reservations, forks ----------------------------------------------------------------- */
+
+/* Makes sure that the unit may write to its partial last segment: copies a segment that is
+ * shared or still visible to a transfer.  Fails with KV_BUSY while rows are being received into
+ * it, because they would arrive in the old one. */
 static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *store)
 {
     uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
@@ -89,8 +92,7 @@ static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *sto
     uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
     struct kvs_segment *old = unit->segments[at];
     if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        kvs_segment_forget_rows(store, old,
-                                filled); /* the others are about to be overwritten */
+        kvs_segment_forget_rows(store, old, filled); /* rows after these will be overwritten */
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
@@ -176,7 +178,9 @@ kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
     return KV_OK;
 }
 
-/* Rows of [begin, end) that lie in begin's segment. */
+/* ---- access to rows ---------------------------------------------------------------------- */
+
+/* Returns the number of rows of [begin, end) in the segment of `begin`. */
 static uint32_t in_segment(uint32_t begin, uint32_t end)
 {
     uint32_t left = KV_BLOCK_TOKENS - begin % KV_BLOCK_TOKENS;

@@ -1,32 +1,33 @@
-/* unit.h - the rows of one (layer, kv head): segments of KV_BLOCK_TOKENS rows, their CRCs, and
- * codes of their keys.
+/* unit.h - a unit: the rows of one (layer, KV head), in segments of KV_BLOCK_TOKENS rows, with
+ * their CRCs and the codes of their keys.
  *
  *        0            committed          reserved
  *        |-- readable ----|-- being written --|          committed <= reserved
  *
- * A segment's rows lie in one piece of the arena, its CRCs in another; segments that were
- * reserved together often lie side by side, so that many are sent or received as one piece.
+ * A segment's rows are one piece of the arena, its CRCs another.  Segments that were reserved
+ * together are often adjacent, so that many are sent or received as one piece.
  *
  * Invariants:
- *   (1) Rows below `committed` never change, in no segment that anybody refers to or has
- *       pinned.
- *   (2) A segment is shared by units (refs) after a fork, and pinned by transfers under way;
- *       its memory goes back when both are 0.
+ *   (1) Rows below `committed` never change in any segment that a unit refers to or a transfer
+ *       has pinned.
+ *   (2) A fork shares segments between units (refs), and transfers pin them; a segment is freed
+ *       when both counts are 0.
  *   (3) A row is written in place only if one unit refers to its segment and no transfer can
- *       still see or fill it (`n_written` is how far any writer ever got); else the segment is
- *       copied first, which waits for rows that are landing in it: they know no other place.
+ *       still read or write the row (`n_written` is how far any writer ever got).  Otherwise
+ *       the segment is copied first, once no rows are being received into it.
  *   (4) Codes are those of the segment's first `n_coded` rows, which are committed in some
- *       unit, by one codebook.  They are the segment's: whoever refers to it has them, and they
- *       go with it.
+ *       unit, by one codebook.  They belong to the segment: all units that refer to it have
+ *       them, and they are freed with it.
  * and, which kvs_unit_check() asserts between two calls:
- *   (5) committed <= reserved, and there is a segment for each block up to `reserved`, none
- *       behind.
- *   (6) Each is sound (segment.h), has the unit's reference, and rows of the unit's class.
+ *   (5) committed <= reserved, and there is one segment for each block up to `reserved`, and
+ *       none after.
+ *   (6) Each segment is valid (segment.h), the unit refers to it, and its rows are of the
+ *       unit's class.
  *   (7) All rows below `reserved` count as written in their segments.
- *   (8) A unit that is broken has transfers under way: the last of them mends it.
+ *   (8) A broken unit has transfers in progress: the last of them clears it.
  *
- * Threads: the data thread that owns the unit.  Memory: segments are the segment store's; a unit is its
- * part's storage.
+ * Threads: the data thread that owns the unit.  Memory: segments belong to the segment store;
+ * the array of units belongs to the shard session.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_UNIT_H
 #define KV_KVSERVER_STORE_ROWS_UNIT_H
@@ -39,53 +40,56 @@ struct kvs_unit {
     struct kvs_segment **segments;
     uint32_t n_segments, capacity;
     uint32_t committed, reserved;
-    uint32_t n_transfers; /* transfers under way into [committed, reserved) */
-    uint32_t n_coming;    /* puts under way that will write from `reserved` on, or across it */
-    bool broken;          /* one of them failed: none after it can be committed */
+    uint32_t n_transfers; /* transfers in progress into [committed, reserved) */
+    uint32_t n_coming;    /* puts in progress that will write at or across `reserved` */
+    bool broken;          /* a transfer failed: none after it can be committed */
     uint8_t array_class;  /* of `segments` */
     uint8_t row_class;
     uint16_t layer, kv_head;
     uint32_t row_bytes;
-    uint64_t mark; /* of the last request that named it: finds doubles */
-    const struct kv_writers *const *writers; /* where its session's are; NULL: writer 0 */
+    uint64_t mark; /* of the last request that named it: finds duplicates */
+    const struct kv_writers *const *writers; /* the session's; NULL: writer 0 */
 
-    /* Retrieval: queries answered, and how many of the rows that exact top-k takes they found,
-     * a moving average; NaN: not known. */
+    /* Retrieval: queries since the last sample, and the fraction of exact top-k rows that
+     * queries selected, as a moving average; NaN: unknown. */
     uint32_t n_queries;
     float recall;
 };
 
-/* KV_TOO_LARGE: a segment of such rows does not fit a page. */
+/* Initializes a unit.  Fails with KV_TOO_LARGE if a segment of such rows does not fit a
+ * page. */
 kv_status_t kvs_unit_init(struct kvs_unit *unit,
                           struct kvs_segment_store *store,
                           uint32_t layer,
                           uint32_t kv_head,
                           uint32_t row_bytes);
-/* Gives back all that it has; it may be cleared again, and not used before kvs_unit_init(). */
+/* Releases all that the unit has.  It may be cleared again, but not used before
+ * kvs_unit_init(). */
 void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store);
 
-/* Makes [reserved, end) writable and raises `reserved`.  KV_NO_MEMORY: nothing changed;
- * KV_BUSY: nor did it, for the last segment has to be copied and rows are landing in it. */
+/* Makes [reserved, end) writable and raises `reserved`.  Fails with KV_NO_MEMORY, or with
+ * KV_BUSY if the last segment must be copied while rows are being received into it; nothing has
+ * changed then. */
 kv_status_t
 kvs_unit_reserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t end);
 
-/* Gives up what is reserved from `begin` on. */
+/* Releases the reservation from `begin` on. */
 void kvs_unit_unreserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t begin);
 
-/* Forgets all rows from `tokens` on, and every reservation. */
+/* Removes all rows from `tokens` on, and every reservation. */
 void kvs_unit_truncate(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t tokens);
 
-/* `child` is a fresh unit of the same shape; it refers to the segments of the first `tokens`
- * rows. KV_NO_MEMORY: the child is empty. */
+/* Makes `child`, a new unit of the same shape, refer to the segments of the first `tokens`
+ * rows.  After KV_NO_MEMORY the child is empty. */
 kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
                           struct kvs_unit *child,
                           struct kvs_segment_store *store,
                           uint32_t tokens);
 
-/* Looks at each of its segments. */
+/* Asserts the invariants; visits all segments. */
 void kvs_unit_check(const struct kvs_unit *unit, const struct kvs_segment_store *store);
 
-/* A row that is reserved; its CRC. */
+/* Return a reserved row, and its CRC. */
 static inline uint8_t *kvs_unit_row(const struct kvs_unit *unit, uint32_t token)
 {
     return unit->segments[token / KV_BLOCK_TOKENS]->rows +
@@ -97,21 +101,21 @@ static inline uint32_t *kvs_unit_crc(const struct kvs_unit *unit, uint32_t token
     return &unit->segments[token / KV_BLOCK_TOKENS]->crcs[token % KV_BLOCK_TOKENS];
 }
 
-/* Whether the row is known to be bad; its segment's record is all that is read. */
+/* Returns whether the row is known to be bad.  Reads only its segment's record. */
 static inline bool kvs_unit_is_bad(const struct kvs_unit *unit, uint32_t token)
 {
     return kvs_segment_is_bad(unit->segments[token / KV_BLOCK_TOKENS], token % KV_BLOCK_TOKENS);
 }
 
-/* Writes a bad row again, and its CRC: it is good then, in every unit that has it. */
+/* Writes a bad row and its CRC again; it is then good in every unit that has it. */
 void kvs_unit_mend(struct kvs_unit *unit,
                    struct kvs_segment_store *store,
                    uint32_t token,
                    const void *row,
                    uint32_t crc);
 
-/* Appends the pieces of memory of rows [begin, begin + count) to iov, joining neighbours; n_iov
- * pieces are there already.  Returns how many there are then; `max` + 1: they do not fit. */
+/* Appends the memory of rows [begin, begin + count) to iov, which has n_iov pieces, and joins
+ * neighbors.  Returns the new number of pieces, or `max` + 1 if they do not fit. */
 unsigned kvs_unit_pieces(const struct kvs_unit *unit,
                          uint32_t begin,
                          uint32_t count,
@@ -119,7 +123,7 @@ unsigned kvs_unit_pieces(const struct kvs_unit *unit,
                          unsigned n_iov,
                          unsigned max);
 
-/* Copies rows or CRCs in and out; [begin, begin + count) is reserved. */
+/* Copy rows or CRCs in and out; [begin, begin + count) is reserved. */
 void kvs_unit_write(struct kvs_unit *unit, uint32_t begin, uint32_t count, const void *rows);
 void kvs_unit_write_crcs(struct kvs_unit *unit,
                          uint32_t begin,
@@ -130,18 +134,19 @@ void kvs_unit_read_crcs(const struct kvs_unit *unit,
                         uint32_t count,
                         uint32_t *ret_crcs);
 
-/* Whether none of the segments of [begin, begin + count) has as many pins as it can count. */
+/* Returns whether every segment of [begin, begin + count) can take one more pin. */
 bool kvs_unit_can_pin(const struct kvs_unit *unit, uint32_t begin, uint32_t count);
 
-/* Pins the segments of [begin, begin + count), which can be, and writes them to `pins`; returns
- * how many, at most count / KV_BLOCK_TOKENS + 2. */
+/* Pins the segments of [begin, begin + count) and writes them to `pins`; kvs_unit_can_pin()
+ * must hold.  Returns their number, at most count / KV_BLOCK_TOKENS + 2. */
 unsigned kvs_unit_pin(const struct kvs_unit *unit,
                       uint32_t begin,
                       uint32_t count,
                       struct kvs_segment **pins);
 
-/* Where the chapter of segment `at`, which is `in_chapter`, ends among the unit's first
- * `end` segments: the unit may have only the first of the chapter's.  `end` or less: `at`. */
+/* Returns the segment after the last of the chapter that begins at segment `at`, among the
+ * unit's first `end` segments; `at` itself if that is not `in_chapter`.  A unit may have only
+ * the first segments of a chapter. */
 static inline uint32_t
 kvs_unit_chapter_end(const struct kvs_unit *unit, uint32_t at, uint32_t end)
 {

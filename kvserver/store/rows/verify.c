@@ -4,13 +4,13 @@
 #include "proto/kv_wire.h"
 
 enum {
-    SOME_ROWS = 256, /* whose places are kept at once */
+    SOME_ROWS = 256, /* rows per batch */
 };
 
-/* The seeds of rows whose tokens mostly have one writer. */
+/* A cache of seeds: consecutive tokens mostly have the same writer. */
 struct seeds {
     const struct kvs_row_set *rows;
-    uint32_t unit_seed, begin, end; /* of these tokens */
+    uint32_t unit_seed, begin, end; /* for these tokens */
 };
 
 static uint32_t seed_of(struct seeds *seeds, uint32_t token)
@@ -41,7 +41,8 @@ void kvs_verify_seeds(const struct kvs_row_set *rows,
         ret_seeds[i] = seed_of(&seeds, tokens[i]);
 }
 
-/* A row that will be refused until it is written again; does nothing if it is bad already. */
+/* Marks a row, which is then rejected until it is written again.  Does nothing if it is
+ * marked. */
 static void mark_bad(struct kvs_segment_store *store, struct kvs_segment *segment, uint32_t row)
 {
     if (kvs_segment_is_bad(segment, row))
