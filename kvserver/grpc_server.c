@@ -104,6 +104,8 @@ struct kvs_grpc_server {
     atomic_bool woken;
 };
 
+/* ---- calls ------------------------------------------------------------------------------- */
+
 /* gRPC's messages are logged at debug level only: its errors are mostly the clients'. */
 static void log_from_grpc(gpr_log_func_args *args)
 {
@@ -390,6 +392,8 @@ static void handle(struct kvs_grpc_server *server, const grpc_event *event)
     }
 }
 
+/* ---- one step ---------------------------------------------------------------------------- */
+
 /* Cancels calls that have waited for a client for too long, and ends the attach calls of
  * clients that have left. */
 static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
@@ -434,6 +438,8 @@ void kvs_grpc_server_wake(void *arg)
     if (!atomic_exchange(&server->woken, true))
         grpc_call_start_batch(server->wake_call, NULL, 0, &server->woken, NULL);
 }
+
+/* ---- life -------------------------------------------------------------------------------- */
 
 static grpc_server *server_open(uint32_t connections_max)
 {

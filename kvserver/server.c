@@ -46,6 +46,8 @@ struct kvs_server {
     _Atomic uint64_t turn_us; /* time of the control thread's last step */
 };
 
+/* ---- what the metrics thread asks -------------------------------------------------------- */
+
 static void write_metrics(void *arg, FILE *out)
 {
     struct kvs_server *server = arg;
@@ -77,6 +79,8 @@ static bool is_ready(void *arg)
 
     return atomic_load(&server->phase) == SERVING;
 }
+
+/* ---- startup ----------------------------------------------------------------------------- */
 
 /* Each client needs several descriptors: for its control connection and for its data
  * channels. */
@@ -328,6 +332,8 @@ const struct kvs_server_info *kvs_server_info(const struct kvs_server *server)
 {
     return &server->info;
 }
+
+/* ---- serving ----------------------------------------------------------------------------- */
 
 void kvs_server_step(struct kvs_server *server)
 {

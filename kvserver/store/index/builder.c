@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    SLICE_OPERATIONS = 1 << 21, /* multiply-adds of one slice: some 50 us */
-    SLICE_TILES = 64,           /* whose codes become cells: likewise */
+    SLICE_OPERATIONS = 1 << 21, /* multiply-adds per slice: about 50 us */
+    SLICE_TILES = 64,           /* whose codes are sorted into cells per slice: the same */
     JOBS_PER_LOOK = 16,
 };
 
@@ -19,9 +19,9 @@ enum job_state {
     JOB_QUEUED,
     JOB_TRAIN,
     JOB_ENCODE,
-    JOB_CELLS_COUNT, /* where the chapter is long enough for cells */
+    JOB_CELLS_COUNT, /* if the chapter is long enough for cells */
     JOB_CELLS_PLACE,
-    JOB_SUMMARIES_BEGIN, /* where summaries are asked for */
+    JOB_SUMMARIES_BEGIN, /* if the plan has summaries */
     JOB_SUMMARIES,
 };
 
@@ -29,17 +29,17 @@ struct job {
     struct job *next;
     enum job_state state;
     struct kvs_index_plan plan;
-    struct kvs_segment **segments; /* pinned, of the arena */
+    struct kvs_segment **segments; /* pinned; the list is from the arena */
     int segments_class;
     uint32_t n_segments;
-    uint32_t n_rows; /* from the first one's row 0 on */
+    uint32_t n_rows; /* from row 0 of the first segment */
     uint32_t row_bytes;
     uint16_t layer, kv_head;
     uint32_t block_begin;
-    struct kv_writers *writers; /* of its rows, behind the segments: the session may end before
-                                   the job does; NULL: writer 0 */
+    struct kv_writers *writers; /* of its rows; stored after the list of segments, because the
+                                 * session may be closed before the job ends; NULL: writer 0 */
 
-    /* At work. */
+    /* While it runs. */
     uint32_t codebook;
     bool has_codebook;
     void *training; /* of the scorer; in the arena */
@@ -48,10 +48,10 @@ struct job {
     uint32_t cursor;           /* sample, or segment */
     uint32_t *cells;           /* of the arena, until it is the codebook's */
     int cells_class;
-    uint32_t n_celled; /* rows */
-    bool is_late;      /* its chapter has codes: only summaries are wanted, or cells */
-    bool wants_cells;  /* late ones */
-    bool replaces;     /* a broken codebook, whose codes its segments still have */
+    uint32_t n_celled; /* rows that have cells */
+    bool is_late;      /* its chapter has codes: it makes only summaries or cells */
+    bool wants_cells;  /* a late job that makes cells */
+    bool replaces;     /* it replaces a broken codebook, whose codes its segments still have */
 };
 
 struct kvs_indexer {
@@ -59,7 +59,7 @@ struct kvs_indexer {
     const struct kv_clock *clock;
     struct kv_pool *jobs;
     struct job *first, **end;
-    struct job **looked; /* the next one of which is asked whether anybody wants it */
+    struct job **looked; /* link to the job that is checked next for being wanted */
     bool ended;
     struct kvs_indexer_stats stats;
     struct kvs_summariser summariser; /* of the first job, in JOB_SUMMARIES */
@@ -137,7 +137,7 @@ void kvs_indexer_destroy(struct kvs_indexer *indexer)
     free(indexer);
 }
 
-/* Whether n_rows are all of the lost rows, or as many as are left of them in any unit. */
+/* Returns whether n_rows are all of the lost rows, or as many of them as any unit still has. */
 static bool has_most(const struct kvs_codebook *book, uint32_t n_rows, uint32_t n_lost)
 {
     const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
@@ -215,13 +215,15 @@ static kv_status_t job_create(struct kvs_indexer *indexer,
     return KV_OK;
 }
 
+/* ---- which jobs a unit needs ------------------------------------------------------------- */
+
 static bool is_bare(const struct kvs_segment *segment)
 {
     return segment->codes == NULL && !segment->training;
 }
 
-/* One codebook for everything: made once, by whoever comes first; what is behind it gets its
- * codes from queries. */
+/* Queues a job for one codebook of all rows.  It is made once, by the first request; later rows
+ * get their codes from queries. */
 static kv_status_t cut_whole(struct kvs_indexer *indexer,
                              const struct kvs_unit *unit,
                              uint32_t tokens,
@@ -236,7 +238,7 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
         if (before->training || kvs_codebook_at(indexer->books, before->codebook)->open)
             return KV_OK;
     }
-    /* With fewer rows than centroids there is nothing to find (PQCache's code: no index). */
+    /* Too few rows for the centroids: no index, as in PQCache's code. */
     if (!kvs_index_is_enough(plan, begin, tokens))
         return KV_OK;
     return job_create(indexer, unit, begin, tokens, plan, false);
@@ -250,7 +252,7 @@ static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan
                                      .bits = plan->summaries_bits};
 }
 
-/* Summaries of chapters that have codes. */
+/* Queues jobs for summaries of chapters that have codes. */
 static kv_status_t cut_late(struct kvs_indexer *indexer,
                             const struct kvs_unit *unit,
                             uint32_t n_blocks,
@@ -376,7 +378,7 @@ void kvs_index_look(const struct kvs_codebooks *books,
         ret_look->n_coded += kvs_segment_coded(books, segment, n_rows);
         const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
         if (book == last || segment->training)
-            continue; /* counted, or still to come */
+            continue; /* counted, or still in progress */
         last = book;
         if (book->serial <= serial) {
             ret_look->n_old++;
@@ -388,7 +390,7 @@ void kvs_index_look(const struct kvs_codebooks *books,
     }
 }
 
-/* ---- slices ------------------------------------------------------------------------------ */
+/* ---- slices: each runs for about 50 us, and advances job->cursor or job->state ----------- */
 
 static const uint8_t *row_at(const struct job *job, uint32_t row)
 {
@@ -396,7 +398,7 @@ static const uint8_t *row_at(const struct job *job, uint32_t row)
            (size_t)(row % KV_BLOCK_TOKENS) * job->row_bytes;
 }
 
-/* Rows that are about to be read, every `stride`-th: what is made of them stays. */
+/* Verifies n rows, every `stride`-th, before they are used. */
 static bool are_good(struct kvs_indexer *indexer,
                      const struct job *job,
                      uint32_t first,
@@ -515,7 +517,7 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
     return KV_OK;
 }
 
-/* Some rows of a segment; true behind the last. */
+/* Encodes some rows of a segment.  *ret_done is true after the last segment. */
 static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_segment *segment = job->segments[job->cursor];
@@ -523,7 +525,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
     uint32_t begin, end;
     kv_status_t status;
 
-    *ret_done = segment->refs == 0; /* nobody has this one any more, nor those behind it */
+    *ret_done = segment->refs == 0; /* no unit has this segment, nor those after it */
     if (*ret_done)
         return KV_OK;
     if (job->replaces && segment->codes != NULL && segment->codebook != job->codebook)
@@ -548,7 +550,9 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
     return KV_OK;
 }
 
-/* Rows of the chapter's first full segments. */
+/* ---- cells ------------------------------------------------------------------------------- */
+
+/* Returns the number of rows in the full segments at the chapter's beginning. */
 static uint32_t rows_in_chapter(const struct job *job)
 {
     uint32_t n_full = 0;
@@ -558,7 +562,7 @@ static uint32_t rows_in_chapter(const struct job *job)
     return n_full * KV_BLOCK_TOKENS;
 }
 
-/* Cells, if they pay. */
+/* Allocates cells.  Returns false if they do not pay, or if there is no memory. */
 static bool begin_cells(struct kvs_indexer *indexer, struct job *job)
 {
     const struct kvs_codebook *book = book_of(indexer, job);
@@ -570,7 +574,7 @@ static bool begin_cells(struct kvs_indexer *indexer, struct job *job)
     return job->cells != NULL;
 }
 
-/* There will be no cells yet: some codes are bad. */
+/* Frees the cells, because some codes are bad, and counts them as lost: they are made later. */
 static void give_up_cells(struct kvs_indexer *indexer, struct job *job)
 {
     book_of(indexer, job)->n_cells_lost = job->n_celled;
@@ -578,7 +582,7 @@ static void give_up_cells(struct kvs_indexer *indexer, struct job *job)
     job->cells = NULL;
 }
 
-/* The book has its cells. */
+/* Passes the finished cells to the codebook. */
 static void end_cells(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebook *book = book_of(indexer, job);
@@ -593,7 +597,8 @@ static void end_cells(struct kvs_indexer *indexer, struct job *job)
     book->n_cells_lost = 0;
 }
 
-/* Some segments are counted, or placed; true behind the last one placed, or where that ends. */
+/* Counts the rows of some segments in their cells, or places them.  Returns true when all are
+ * placed, or the cells have been given up. */
 static bool cells_slice(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebook *book = book_of(indexer, job);
@@ -627,7 +632,9 @@ static bool cells_slice(struct kvs_indexer *indexer, struct job *job)
     return true;
 }
 
-/* Room for summaries; false: there will be none. */
+/* ---- summaries --------------------------------------------------------------------------- */
+
+/* Allocates summaries.  Returns false if the chapter gets none. */
 static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
 {
     const struct kv_summary_shape shape = summaries_shape(&job->plan);
@@ -643,7 +650,7 @@ static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
     return true;
 }
 
-/* *ret_done: the codebook has them. */
+/* Makes some summaries.  *ret_done is true when the codebook has them all. */
 static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_codebook *book = book_of(indexer, job);
@@ -667,7 +674,10 @@ static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job,
     return KV_OK;
 }
 
-/* Somebody still has as many of its first segments as he would get codes for. */
+/* ---- the queue of jobs ------------------------------------------------------------------- */
+
+/* Returns whether a unit still refers to enough of the first segments for codes or
+ * summaries. */
 static bool is_wanted(const struct job *job)
 {
     uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
@@ -682,7 +692,8 @@ static void drop(struct kvs_indexer *indexer, struct job **link)
     job_end(indexer, link);
 }
 
-/* Jobs far from their turn have segments pinned: some of them are looked at in each step. */
+/* Drops unwanted jobs, a few in each step: jobs far back in the queue would keep segments
+ * pinned. */
 static void drop_unwanted(struct kvs_indexer *indexer)
 {
     for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {

@@ -30,7 +30,7 @@ void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_segment *seg
     segment->in_chapter = false;
 }
 
-/* Codes of rows [n_coded, n_rows). */
+/* Encodes rows [n_coded, n_rows). */
 static void encode(struct kvs_codebooks *books,
                    struct kvs_segment *segment,
                    enum kv_key_type type,
@@ -89,7 +89,7 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
         kvs_codebook_ref(books, codebook);
     } else if (segment->n_coded < n_rows && segment->n_coded > 0 &&
                !kvs_segment_codes_are_good(books, segment)) {
-        /* A new checksum would make them good. */
+        /* A new checksum would make bad codes look good. */
         kvs_segment_lose_codes(books, segment);
     }
     assert(segment->codebook == codebook);

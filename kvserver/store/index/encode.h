@@ -1,8 +1,9 @@
-/* encode.h - codes of a segment's keys: made, compared with their checksum, lost and made again.
+/* encode.h - the codes of a segment's keys: makes, verifies, loses and remakes them.
  *
- * The segment keeps the bytes (segment.h); what they mean, its codebook says.
+ * The segment stores the bytes (segment.h); its codebook gives them their meaning.
  *
- * Threads: the data thread.  Memory: codes are the segment's, a share of its codebook with them.
+ * Threads: the data thread.  Memory: codes belong to the segment, which then holds a reference
+ * to its codebook.
  */
 #ifndef KV_KVSERVER_STORE_INDEX_ENCODE_H
 #define KV_KVSERVER_STORE_INDEX_ENCODE_H
@@ -10,7 +11,7 @@
 #include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/segment.h"
 
-/* Rows of the segment, of the first n_rows, that have codes which may be used. */
+/* Returns how many of the segment's first n_rows rows have codes that may be used. */
 static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
                                          const struct kvs_segment *segment,
                                          uint32_t n_rows)
@@ -20,10 +21,10 @@ static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
     return segment->n_coded < n_rows ? segment->n_coded : n_rows;
 }
 
-/* Makes codes of the segment's rows [n_coded, n_rows), which are good, by the codebook; one
- * that has codes keeps its codebook, which must be that one.  Keys are of `type`.
- * KV_NO_MEMORY: nothing changed.  KV_CORRUPT: codes that it had are bad, and lost now, or were
- * before: kvs_segment_recode() has to come first. */
+/* Encodes the segment's rows [n_coded, n_rows), which are good, with the codebook.  A segment
+ * that has codes keeps its codebook, which must be that one.  Keys are of `type`.  After
+ * KV_NO_MEMORY nothing has changed.  Fails with KV_CORRUPT if existing codes are bad and now
+ * lost, or were lost before: call kvs_segment_recode() first. */
 kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
                                struct kvs_segment *segment,
                                uint32_t codebook,
@@ -31,22 +32,21 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
                                uint32_t row_bytes,
                                uint32_t n_rows);
 
-/* Compares the codes with the checksum that was made of them. */
+/* Verifies the codes with their checksum. */
 bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
                                 const struct kvs_segment *segment);
 
-/* Counts codes that are bad; they are not used any more, and kvs_segment_recode() can make them
- * again. */
+/* Counts codes as bad and stops using them; kvs_segment_recode() can make them again. */
 void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_segment *segment);
 
-/* Makes lost codes again, of rows that are good, in the tile that they had. */
+/* Makes lost codes again from rows that are good, in the same tile. */
 void kvs_segment_recode(struct kvs_codebooks *books,
                         struct kvs_segment *segment,
                         enum kv_key_type type,
                         uint32_t row_bytes);
 
-/* Gives the codes back, and the segment's share of the codebook; kvs_codebooks_init() has the
- * segment store do so for segments that go. */
+/* Frees the codes and drops the reference to the codebook.  The segment store calls it for
+ * segments that are freed (kvs_codebooks_init()). */
 void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_segment *segment);
 
 #endif

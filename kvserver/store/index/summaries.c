@@ -43,7 +43,7 @@ kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
         return KV_NO_MEMORY;
     }
     memset(made->groups, 0, list_bytes);
-    /* All of them now: what cannot be kept in the end need not be made. */
+    /* All groups are allocated now: summaries that cannot be stored need not be made. */
     for (uint32_t i = 0; i < kvs_summaries_n_groups(made); i++) {
         made->groups[i].bytes =
             alloc_rounded(arena, kv_summary_bytes(shape), &made->group_class);

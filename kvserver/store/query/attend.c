@@ -7,8 +7,8 @@
 static_assert((int)KV_QUERIES_MAX <= (int)KV_ATTEND_QUERIES_MAX, "a query is attended as one");
 
 enum {
-    SLICE_PRODUCTS = 1 << 20, /* multiplications and additions: 16 or more a cycle */
-    SLICE_BYTES = 512 << 10,  /* of rows that come from memory, one by one */
+    SLICE_PRODUCTS = 1 << 20, /* multiply-adds: at least 16 per cycle */
+    SLICE_BYTES = 512 << 10,  /* of rows, which are read from memory one by one */
 };
 
 const char *kvs_attention_shape(const struct kv_layer_schema *layer,
@@ -23,9 +23,9 @@ const char *kvs_attention_shape(const struct kv_layer_schema *layer,
                                           .scale = scale};
 
     if (layer->kind != KV_LAYER_KV)
-        return "rows are keys without values";
+        return "rows have keys but no values";
     if (!kv_attend_shape_valid(&shape))
-        return "no attention over rows of this type and size, at this scale";
+        return "attention is not supported for rows of this type and size, at this scale";
     *ret_shape = shape;
     return NULL;
 }

@@ -8,8 +8,9 @@ static_assert((int)KV_BLOCK_TOKENS % (int)KV_SUMMARY_SLICE == 0, "a slice is in 
 
 enum {
     SLICE_US = 50,
-    SLICE_STEPS = 32, /* where the clock stands still */
-    CLOCK_STEPS = 8,  /* of some us each, with FEW_QUERIES at most: one look at it for all */
+    SLICE_STEPS = 32, /* per slice, if the clock does not advance */
+    CLOCK_STEPS = 8,  /* of some us each, with up to FEW_QUERIES: the clock is read once for
+                       * all */
     FEW_QUERIES = 4,
 };
 
@@ -31,7 +32,7 @@ void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate
     kv_estimate_squares(shape->d_k, input->score->queries, shape->n_queries, estimate->squares);
 }
 
-/* How many of the next tokens, which ascend, are before `end`. */
+/* Returns how many of the next tokens, which ascend, are before `end`. */
 static uint32_t n_before(const uint32_t *tokens, uint32_t n, uint32_t end)
 {
     uint32_t i = 0;
@@ -46,8 +47,10 @@ static uint32_t lower(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The summaries of the group that a block of the unit is in, and which blocks that has; NULL:
- * there are none of that size. */
+/* ---- rows that have summaries ------------------------------------------------------------ */
+
+/* Returns the summaries of the group of a block, and the group's blocks; NULL: it has no
+ * summaries of this size. */
 static const uint8_t *group_of(const struct kvs_estimate *estimate,
                                const struct kvs_codebooks *books,
                                uint32_t block,
@@ -73,8 +76,8 @@ static const uint8_t *group_of(const struct kvs_estimate *estimate,
     return summaries->groups[group].bytes;
 }
 
-/* Whether the summaries of the next candidate's group are good: if not, the chapter has none
- * any more. */
+/* Verifies the summaries of the next eligible row's group.  If they are bad, the chapter has
+ * lost all its summaries. */
 static bool check_group(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     const uint32_t block = estimate->token / KV_BLOCK_TOKENS;
@@ -88,8 +91,8 @@ static bool check_group(struct kvs_estimate *estimate, struct kvs_codebooks *boo
     return false;
 }
 
-/* The summaries of the group that the next candidate is in, its first token, and where
- * eligible rows of it end; NULL: there are none of that size. */
+/* Returns the summaries of the next eligible row's group, the group's first token, and the end
+ * of its eligible rows; NULL: it has no summaries of this size. */
 static const uint8_t *group_at(struct kvs_estimate *estimate,
                                struct kvs_codebooks *books,
                                uint32_t *ret_first,
@@ -108,7 +111,7 @@ static const uint8_t *group_at(struct kvs_estimate *estimate,
     return group;
 }
 
-/* The group behind one whose eligible rows end at `end`, to be fetched ahead; NULL: none. */
+/* Returns the group after one whose eligible rows end at `end`, for prefetching, or NULL. */
 static const uint8_t *group_behind(const struct kvs_estimate *estimate,
                                    const struct kvs_codebooks *books,
                                    uint32_t end)
@@ -120,7 +123,7 @@ static const uint8_t *group_behind(const struct kvs_estimate *estimate,
     return group_of(estimate, books, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
 }
 
-/* The scores of rows scored and not taken, from their places. */
+/* Gathers the scores of rows that were scored but not selected. */
 static void gather_scores(struct kvs_estimate *estimate, uint32_t first_scored, uint32_t n)
 {
     const struct kvs_estimate_input *input = &estimate->input;
@@ -135,7 +138,7 @@ static void gather_scores(struct kvs_estimate *estimate, uint32_t first_scored, 
     }
 }
 
-/* What a vector chose itself is not left over for it; a place is a row that not all chose. */
+/* Excludes, for each query vector, the rows that it selected itself. */
 static void leave_out_own(struct kvs_estimate *estimate,
                           uint32_t first_scored,
                           uint32_t n,
@@ -156,7 +159,7 @@ static void leave_out_own(struct kvs_estimate *estimate,
     }
 }
 
-/* Rows of the group that the vectors in `mask` chose, all of them. */
+/* Lists the group's rows that all query vectors of `mask` selected. */
 static uint32_t selected_by(struct kvs_estimate *estimate,
                             const uint32_t *selected,
                             const uint32_t *query_mask,
@@ -180,7 +183,7 @@ static uint32_t sum_of(const uint16_t *counts, size_t n)
     return sum;
 }
 
-/* The eligible rows of a group, to `end`, by its summaries. */
+/* Adds the eligible rows of a group, up to `end`, by its summaries. */
 static void add_group(struct kvs_estimate *estimate,
                       const uint8_t *group,
                       uint32_t first,
@@ -212,7 +215,7 @@ static void add_group(struct kvs_estimate *estimate,
         .next = next,
     };
 
-    if (input->each) { /* what one vector has not chosen is left over */
+    if (input->each) { /* rows that a query vector has not selected count for it */
         candidates = estimate->own;
         n_candidates = selected_by(estimate, selected, query_mask, n_selected, all);
     }
@@ -237,7 +240,9 @@ static void add_group(struct kvs_estimate *estimate,
     estimate->token = end;
 }
 
-/* Rows that wait to be attended. */
+/* ---- rows that have none ----------------------------------------------------------------- */
+
+/* Attends the pending rows. */
 static void attend_pending(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     for (uint32_t i = 0; i < estimate->n_pending; i++)
@@ -248,8 +253,8 @@ static void attend_pending(struct kvs_estimate *estimate, struct kvs_codebooks *
     estimate->bad = kvs_attention_slice(&estimate->attention, books->store);
 }
 
-/* Eligible rows of the next block that have no summaries; true: a slice of them has been
- * attended. */
+/* Adds the next block's eligible rows, which have no summaries.  Returns true after attending a
+ * full slice. */
 static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     const struct kvs_estimate_input *input = &estimate->input;

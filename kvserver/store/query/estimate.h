@@ -1,19 +1,18 @@
-/* estimate.h - step 3 of a query: what the eligible rows of a unit that were not chosen would
- * have added to attention, a slice at a time.
+/* estimate.h - step 3 of a query: estimates what the eligible rows of a unit that were not
+ * selected would have added to attention, in slices.
  *
- * Summaries are verified before they are used (codebook.h): those that have gone bad are lost,
- * and their rows attended.  Rows are verified when they are attended (attend.h): one that is
- * bad ends it.
+ * Rows whose codebooks have summaries of the requested size are estimated from these
+ * (kernels/estimate.h).  The others are attended (kernels/attend.h): rows after the last
+ * chapter, or in a chapter without summaries.  This is decided group by group, because
+ * summaries may be made or lost between slices; every row is counted exactly once.
  *
- * Those of which the unit's codebooks have summaries of the size asked for are estimated by
- * them (kernels/estimate.h), the others are attended (kernels/attend.h): rows behind the last
- * chapter, or a chapter whose summaries found no memory.  Which rows are which is found out
- * group by group, as summaries may come and go meanwhile; each row is one or the other.
+ * Summaries are verified before they are used (codebook.h): bad ones are lost, and their rows
+ * are attended.  Attended rows are verified as well (attend.h): a bad one ends the query.
  *
  *     kvs_estimate_begin();  while (!kvs_estimate_slice(...)) other work;  kvs_estimate_end();
  *
- * Threads: the data thread.  Memory: the struct's own, a fixed size; the unit must not change
- * between slices but grow.
+ * Threads: the data thread.  Memory: the struct's own, a fixed size; between slices, the unit
+ * may only grow.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_ESTIMATE_H
 #define KV_KVSERVER_STORE_QUERY_ESTIMATE_H
@@ -23,17 +22,18 @@
 #include "kvserver/store/query/score.h"
 #include "proto/kv_wire.h"
 
-/* What is asked.  The arrays are the caller's, until the end. */
+/* The input.  The arrays belong to the caller and are used until the end. */
 struct kvs_estimate_input {
     const struct kvs_score *score; /* unit, ranges, queries */
     struct kv_attend_shape shape;  /* of the unit's rows */
     uint32_t bits;                 /* KV_SUMMARY_16, KV_SUMMARY_64 */
     const uint32_t *selected;      /* (n_selected) tokens, ascending */
-    const uint32_t *query_mask;    /* (n_selected) bit q: vector q chose it */
+    const uint32_t *query_mask;    /* (n_selected) bit q: query vector q selected it */
     uint32_t n_selected;
-    bool each;              /* a vector's are the rows that it did not choose itself */
-    const uint32_t *scored; /* (n_scored) tokens of exact scores, ascending: all that were
-                             * chosen, or none */
+    bool each;              /* estimate for each query vector the rows that it did not select
+                             * itself */
+    const uint32_t *scored; /* (n_scored) tokens with exact scores, ascending: all selected rows
+                             * are among them, or n_scored is 0 */
     const float *scores;    /* (n_queries, n_scored) inner products */
     uint32_t n_scored;
 };
@@ -41,40 +41,41 @@ struct kvs_estimate_input {
 struct kvs_estimate {
     struct kvs_estimate_input input;
     struct kv_summary_shape shape;
-    uint32_t range, token;           /* the next candidate */
-    uint32_t at_selected, at_scored; /* the next of them */
+    uint32_t range, token;           /* the next eligible row */
+    uint32_t at_selected, at_scored; /* indices of the next selected and scored rows */
     struct kvs_attention attention;  /* over rows without summaries */
-    uint32_t n_pending;              /* such rows, not attended yet: they may still be moved */
+    uint32_t n_pending;              /* such rows, not yet attended: they may still be moved */
     uint32_t pending[KVS_ATTENTION_ROWS], pending_query_mask[KVS_ATTENTION_ROWS];
-    uint32_t n_estimated; /* rows that summaries stand for, for some vector */
+    uint32_t n_estimated; /* rows estimated for at least one query vector */
     uint32_t n_exact;     /* rows attended */
-    uint32_t bad;         /* a token whose row is bad; UINT32_MAX: none */
-    uint32_t lost; /* the first block of a chapter whose summaries were bad; UINT32_MAX: none */
+    uint32_t bad;         /* a token whose row is bad, or UINT32_MAX */
+    uint32_t lost;        /* first block of a chapter whose summaries were bad, or UINT32_MAX */
 
     float state[KV_QUERIES_MAX * (2 + KV_SUMMARY_D_MAX)]; /* of the summaries */
-    float squares[KV_QUERIES_MAX];                        /* of the queries */
+    float squares[KV_QUERIES_MAX];                        /* of the query vectors */
 
-    /* Of one group. */
+    /* For one group. */
     uint16_t counts[KV_QUERIES_MAX * KV_SUMMARIES_MAX];
     uint32_t places[KV_SUMMARY_ROWS], own[KV_SUMMARY_ROWS];
     uint8_t numbers[KV_SUMMARY_ROWS];
     float scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS];
 
-    /* By the summaries, and of the rows; to be merged. */
+    /* From summaries, and from attended rows; merged in the end. */
     float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];
 };
 
 void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input);
 
-/* Works for some 50 us; true when all eligible rows are in it, which a bad row prevents. */
+/* Runs for about 50 us.  Returns true when all eligible rows are included; never true if a row
+ * is bad. */
 bool kvs_estimate_slice(struct kvs_estimate *estimate,
                         struct kvs_codebooks *books,
                         const struct kv_clock *clock);
 
-/* What they amount to.
- *   merges      the answer over other rows is in ret_output and ret_lse: over both, then
+/* Returns the estimate.
+ *   merges      ret_output and ret_lse hold attention over other rows: merged into it
  *   ret_output  (n_queries, d_v)
- *   ret_lse     (n_queries), natural; -inf: of no row */
+ *   ret_lse     (n_queries), natural logarithm; -inf: no rows */
 void kvs_estimate_end(struct kvs_estimate *estimate,
                       bool merges,
                       float *ret_output,

@@ -54,7 +54,7 @@ void kvs_expand_begin(struct kvs_expander *expander,
     expander->n_max = kvs_selection_max(&selector->selection, score->n);
 }
 
-/* Rows of the group's chosen cells, counted from the run's first row on. */
+/* Lists the rows of the group's selected cells, relative to the run's first row. */
 static size_t expand_cells(struct kvs_expander *expander,
                            const struct kvs_codebooks *books,
                            const struct kvs_score_run *run,

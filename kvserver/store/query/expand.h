@@ -1,8 +1,8 @@
-/* expand.h - which rows a choice among scored items is: tokens, ascending, in slices.
+/* expand.h - from selected items (rows or cells) to rows: tokens, ascending, in slices.
  *
  *     kvs_expand_begin();  while (!kvs_expand_slice(...)) other work;
  *
- * A chosen cell is all its rows; of the cells at the bound, the lowest rows are taken.
+ * A selected cell gives all its rows; of the cells at the bound, the lowest rows are selected.
  *
  * Threads: the data thread.  Memory: create/destroy.
  */
@@ -15,41 +15,43 @@
 struct kvs_expander {
     const struct kvs_score *score;
     struct kvs_selector *selector;
-    uint32_t *tokens, *query_masks; /* of the caller */
-    uint32_t n;                     /* tokens so far; in the end, all */
-    uint32_t n_max;                /* room for them: cells whose lists are bad may claim more */
-    uint32_t n_of[KV_QUERIES_MAX]; /* rows that each group has chosen so far */
-    uint32_t run, done;            /* the run it is at, and rows of it that are done */
+    uint32_t *tokens, *query_masks;      /* the caller's */
+    uint32_t n;                    /* tokens so far */
+    uint32_t n_max;                /* room for tokens: bad lists of cells may have more */
+    uint32_t n_of[KV_QUERIES_MAX]; /* rows that each group has selected so far */
+    uint32_t run, done;           /* the current run, and rows done of it */
 
-    /* Of some rows of a run. */
+    /* For some rows of a run. */
     uint32_t *rows, *marks;     /* (KVS_EXPAND_ROWS_MAX) */
     uint64_t *above, *at_bound; /* bits (KVS_EXPAND_ROWS_MAX) */
 };
 
 enum {
-    KVS_EXPAND_ROWS_MAX = KVS_ARENA_PAGE / 4, /* more than a codebook's cells have */
+    KVS_EXPAND_ROWS_MAX = KVS_ARENA_PAGE / 4, /* more than the cells of a codebook have */
 };
 
 struct kvs_expander *kvs_expander_create(void);           /* NULL: out of memory */
 void kvs_expander_destroy(struct kvs_expander *expander); /* NULL is allowed */
 
-/* Begins to write the rows that the selector, which is done, chose among the scored items.
- *   tokens  (kvs_selection_max())
- *   query_masks  (kvs_selection_max()) bit q: vector q chose the row; SUM and MAX: all */
+/* Begins to write the rows that the selector, which is done, selected among the items.
+ *   tokens       (kvs_selection_max())
+ *   query_masks  (kvs_selection_max()) bit q: query vector q selected the row; SUM and MAX: all */
 void kvs_expand_begin(struct kvs_expander *expander,
                       const struct kvs_score *score,
                       struct kvs_selector *selector,
                       uint32_t *tokens,
                       uint32_t *query_masks);
 
-/* Some rows, or one chapter's cells; true when expander->n tokens are there. */
+/* Expands some rows, or the cells of one chapter.  Returns true when all expander->n tokens are
+ * written. */
 bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books);
 
-/* Whether each group chose as many rows as it was to: lists of cells that have gone bad may
- * make it more or fewer. */
+/* Returns whether each group selected exactly as many rows as it should.  With bad lists of
+ * cells it may be more or fewer. */
 bool kvs_expand_is_whole(const struct kvs_expander *expander);
 
-/* The merged weights, which the selector has made, of n tokens that it chose, ascending. */
+/* Writes the merged weights, which the selector has computed, of n selected tokens,
+ * ascending. */
 void kvs_expand_weights(const struct kvs_score *score,
                         const struct kvs_selector *selector,
                         const struct kvs_codebooks *books,

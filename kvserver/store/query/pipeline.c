@@ -6,9 +6,9 @@
 #include <string.h>
 
 enum {
-    RERANK_ROWS = 512, /* of one slice */
+    RERANK_ROWS = 512, /* per slice */
     GATHER_ROWS = 512,
-    AGAIN_MAX = 2, /* of a unit, with cells that change */
+    AGAIN_MAX = 2, /* restarts of a unit whose cells change */
 };
 
 bool kvs_query_has_outputs(const struct kv_wire_query *query)
@@ -43,26 +43,26 @@ void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline,
     pipeline->n_attended = pipeline->n_attended_unsummarised = 0;
     pipeline->stage = KVS_QUERY_UNIT;
     pipeline->selection = kvs_query_selection(input->query, 1);
-    pipeline->selection.selection = KV_SELECT_TOP; /* step 1 says how many */
+    pipeline->selection.selection = KV_SELECT_TOP; /* step 1 determines how many */
     pipeline->candidate_selection = kvs_query_selection(input->query, input->query->rerank);
     pipeline->queries = input->queries;
     pipeline->cached = input->cached;
 }
 
-/* Of the unit at work. */
+/* Returns the layer of the current unit. */
 static const struct kv_layer_schema *layer_of(const struct kvs_query_pipeline *pipeline)
 {
     return &pipeline->input.layers[pipeline->input.named[pipeline->unit].layer];
 }
 
-/* When it is known which rows are chosen. */
+/* Returns the stage that follows when the selected rows are known. */
 static enum kvs_query_stage selected_stage(const struct kvs_query_pipeline *pipeline)
 {
     return pipeline->input.query->answer == KV_ANSWER_ATTEND ? KVS_QUERY_ATTEND
                                                              : KVS_QUERY_GATHER;
 }
 
-/* Step 1 took n rows: there is room for step 2. */
+/* Step 1 has n candidates: divides the scratch memory for step 2. */
 static void set_taken(struct kvs_query_pipeline *pipeline, uint32_t n)
 {
     pipeline->n_candidates = pipeline->n_selected = n;
@@ -78,7 +78,7 @@ static enum kvs_query_stage first_stage(struct kvs_query_pipeline *pipeline)
         kvs_selection_n_candidates(&pipeline->candidate_selection,
                                    pipeline->candidate_selection.k) < n)
         return KVS_QUERY_SCORE;
-    /* All are taken, by all vectors. */
+    /* All rows are candidates, for all query vectors. */
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - pipeline->score.n_queries);
     struct kvs_range_walk walk = {.ranges = pipeline->score.ranges};
     set_taken(pipeline, n);
@@ -93,12 +93,14 @@ static enum kvs_query_stage first_stage(struct kvs_query_pipeline *pipeline)
                                                           : selected_stage(pipeline);
 }
 
-/* The row is bad, and would have been read: there is no answer.  Returns false. */
+/* The query would have read a bad row: it fails.  Returns false. */
 static bool fail_bad(struct kvs_query_pipeline *pipeline, uint32_t token)
 {
     pipeline->bad = token;
     return false;
 }
+
+/* ---- step 1: from eligible rows to candidates -------------------------------------------- */
 
 static bool stage_unit(struct kvs_query_pipeline *pipeline)
 {
@@ -165,7 +167,7 @@ static bool stage_select_candidates(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-/* Verifies the cells that were scored. */
+/* Verifies the cells that were scored, and schedules the repair of bad ones. */
 static void verify_cells(struct kvs_query_pipeline *pipeline)
 {
     const struct kvs_score *score = &pipeline->score;
@@ -176,7 +178,7 @@ static void verify_cells(struct kvs_query_pipeline *pipeline)
 
         if (codebook == KVS_SCORE_ROWS || kvs_codebook_verify_cells(books, codebook))
             continue;
-        /* What cannot be queued now, the scrub will find lost. */
+        /* If it cannot be queued now, the scrubber will do so. */
         (void)kvs_index_repair(pipeline->input.indexer, score->unit,
                                kvs_codebook_at(books, codebook)->block_begin);
     }
@@ -189,19 +191,19 @@ static bool stage_expand(struct kvs_query_pipeline *pipeline)
     if (!kvs_expand_slice(pipeline->expander, pipeline->input.codebooks))
         return true;
     if (!kvs_expand_is_whole(pipeline->expander) && pipeline->score.by_cell) {
-        /* Once more: without the bad ones, or with those that were made in their place since
-         * they were scored; then without any. */
+        /* Try again: without the bad cells, or with cells that have been remade since the
+         * scores; the last try uses no cells. */
         verify_cells(pipeline);
         pipeline->n_again++;
         pipeline->stage = KVS_QUERY_UNIT;
         return true;
     }
     set_taken(pipeline, pipeline->expander->n);
-    /* Where nothing is reranked, these weights are the answer's.  They go where scores were;
-     * not at once: few cells may be many rows, and the selector's weights begin close behind. */
+    /* Without reranking, these weights are the result.  They go where the scores were, but by
+     * way of another array: a few cells may expand to many rows, and the selector's weights
+     * begin close after the scores. */
     if (is_last && (pipeline->input.query->flags & KV_WIRE_WEIGHTS)) {
-        float *weights =
-            (float *)(void *)pipeline->scratch.indices; /* step 2's, which there is not */
+        float *weights = (float *)(void *)pipeline->scratch.indices; /* step 2's, unused here */
 
         kvs_expand_weights(&pipeline->score, pipeline->selector, pipeline->input.codebooks,
                            pipeline->scratch.candidates, pipeline->n_candidates, weights);
@@ -211,7 +213,10 @@ static bool stage_expand(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-/* For step 3: those of the n rows at the cursor, as step 2 needs its arrays up. */
+/* ---- step 2: from candidates to selected rows -------------------------------------------- */
+
+/* Copies the scores of n rows at the cursor for step 3, because step 2 overwrites its
+ * arrays. */
 static void keep_scores(struct kvs_query_pipeline *pipeline, uint32_t n)
 {
     const struct kvs_query_scratch *scratch = &pipeline->scratch;
@@ -276,7 +281,9 @@ static bool stage_select(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-/* Is the row one of a block that the asker has?  Tokens ascend from call to call. */
+/* ---- step 3: the result ------------------------------------------------------------------ */
+
+/* Returns whether the client has cached the row's block.  Tokens ascend from call to call. */
 static bool is_cached(struct kvs_query_pipeline *pipeline,
                       const struct kvs_unit *unit,
                       const struct kv_wire_cached_block *end,
@@ -297,7 +304,7 @@ static bool is_cached(struct kvs_query_pipeline *pipeline,
     return pipeline->looked_same;
 }
 
-/* What was chosen of the unit, and what that took. */
+/* Fills in the result for the unit, now that its rows are selected. */
 static void begin_found(struct kvs_query_pipeline *pipeline)
 {
     struct kv_wire_query_result *found = &pipeline->found[pipeline->unit];
@@ -311,7 +318,7 @@ static void begin_found(struct kvs_query_pipeline *pipeline)
                                  pipeline->scratch.candidates, pipeline->n_selected);
 }
 
-/* Names the row at the cursor in the answer. */
+/* Adds the row at the cursor to the ids of the result. */
 static void name_row(struct kvs_query_pipeline *pipeline, bool keeps)
 {
     const uint32_t token = pipeline->scratch.candidates[pipeline->cursor];
@@ -337,7 +344,7 @@ static void end_unit(struct kvs_query_pipeline *pipeline)
     pipeline->stage = KVS_QUERY_UNIT;
 }
 
-/* The unit's rows are named, and sent or attended. */
+/* The unit's selected rows are done: continues with the estimate or the next unit. */
 static void end_selected(struct kvs_query_pipeline *pipeline)
 {
     const struct kv_wire_query *query = pipeline->input.query;
@@ -358,12 +365,12 @@ static void end_selected(struct kvs_query_pipeline *pipeline)
         return;
     }
     kvs_attention_shape(layer_of(pipeline), query->n_queries, query->scale,
-                        &input.shape); /* which begin has checked */
+                        &input.shape); /* begin has checked it */
     kvs_estimate_begin(pipeline->estimate, &input);
     pipeline->stage = KVS_QUERY_ESTIMATE;
 }
 
-/* Ids of the unit's answer, then its rows. */
+/* Lists the ids of the unit's selected rows, and gathers the rows. */
 static bool stage_gather(struct kvs_query_pipeline *pipeline)
 {
     const struct kv_wire_query *query = pipeline->input.query;
@@ -393,8 +400,8 @@ static bool stage_gather(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-/* Attention over the chosen rows that the asker does not hold, which are verified on the way.
- * The others are named, so that the asker can attend them. */
+/* Computes attention over the selected rows that the client has not cached, and verifies them.
+ * The ids of cached rows are listed, so that the client can attend them. */
 static bool stage_attend(struct kvs_query_pipeline *pipeline)
 {
     const struct kv_wire_query *query = pipeline->input.query;
@@ -407,7 +414,7 @@ static bool stage_attend(struct kvs_query_pipeline *pipeline)
 
         begin_found(pipeline);
         kvs_attention_shape(layer_of(pipeline), query->n_queries, query->scale,
-                            &shape); /* which begin has checked */
+                            &shape); /* begin has checked it */
         kvs_attention_begin(attention, &shape, unit, pipeline->queries,
                             query->merge == KV_MERGE_NONE);
     }
@@ -433,7 +440,8 @@ static bool stage_attend(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-/* What the unit's other eligible rows would have added, merged with what the chosen ones are. */
+/* Estimates what the unit's other eligible rows would have added; merges it with the attention
+ * over the selected rows, if there is any. */
 static bool stage_estimate(struct kvs_query_pipeline *pipeline)
 {
     float *output = pipeline->outputs + pipeline->n_outputs;
@@ -450,7 +458,7 @@ static bool stage_estimate(struct kvs_query_pipeline *pipeline)
     pipeline->found[pipeline->unit].n_estimated = pipeline->estimate->n_estimated;
     pipeline->n_attended_unsummarised += pipeline->estimate->n_exact;
     if (pipeline->estimate->lost != UINT32_MAX)
-        /* What cannot be queued now, the scrub will find lost. */
+        /* If it cannot be queued now, the scrubber will do so. */
         (void)kvs_index_repair(pipeline->input.indexer, pipeline->score.unit,
                                pipeline->estimate->lost);
     end_unit(pipeline);

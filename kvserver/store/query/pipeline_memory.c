@@ -1,4 +1,4 @@
-/* What the queries of a data thread work with, made once. */
+/* The memory of a data thread's queries, allocated once. */
 #include "kvserver/store/query/pipeline.h"
 
 #include "kvserver/base/memory.h"
@@ -37,7 +37,7 @@ void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
     static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX *
                           (2 * KV_QUERIES_MAX + KVS_SELECT_CAPACITY + 2) <=
                       KVS_QUERY_PIPELINE_FLOATS,
-                  "scores twice, room to choose, who chose, and tokens");
+                  "scores twice, room to select, selected_by, and tokens");
     const size_t n_scores = (size_t)n_queries * n_candidates;
     float *at = scratch->floats;
 

@@ -11,9 +11,10 @@
 
 enum {
     SLICE_US = 50,
-    SLICE_SEGMENTS = 512, /* where the clock stands still */
-    RUN_SEGMENTS = 32,    /* scored at once: 128K scores of 32 vectors are some 50 us */
-    CUT_ROWS = 2048,      /* fewer are counted faster than 4,096 lists are searched */
+    SLICE_SEGMENTS = 512, /* per slice, if the clock does not advance */
+    RUN_SEGMENTS = 32,    /* scored at a time: 128K scores of 32 vectors take about 50 us */
+    CUT_ROWS = 2048,      /* up to so many rows are counted faster than 4,096 lists are
+                           * searched */
 };
 
 uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
@@ -25,7 +26,7 @@ uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
     return n;
 }
 
-/* ---- runs -------------------------------------------------------------------------------- */
+/* ---- runs: the eligible rows are divided into runs that are scored alike ----------------- */
 
 static void add_rows(struct kvs_score *score, uint32_t begin, uint32_t end)
 {
@@ -42,10 +43,10 @@ static void add_rows(struct kvs_score *score, uint32_t begin, uint32_t end)
     score->n_items += end - begin;
 }
 
-/* Where the cells of the codebook that the segment belongs to end in this unit, which may have
- * only the first of the chapter's segments, or in `most`, whichever is first; `token` itself:
- * there are no cells.  Segments behind `most` are not looked at: that would be a chapter's
- * length for each range in it. */
+/* Returns where the cells for `token` end: the end of the chapter's cells in this unit, which
+ * may have only the first of the chapter's segments, but at most `most`; `token` itself if it
+ * has no usable cells.  Segments after `most` are not read: this would cost a chapter's length
+ * for each range in it. */
 static uint32_t cells_end(const struct kvs_score *score,
                           const struct kvs_codebooks *books,
                           uint32_t token,
@@ -146,7 +147,8 @@ static bool is_open(const struct kvs_codebooks *books, uint32_t codebook)
     return book->open && !book->is_broken;
 }
 
-/* Those of the segment, of the first n_rows, that have no codes: what is made of them stays. */
+/* Verifies those of the segment's first n_rows rows that have no codes, before they are
+ * encoded. */
 static bool rows_are_good(const struct kvs_score *score,
                           struct kvs_codebooks *books,
                           uint32_t at,
@@ -158,8 +160,8 @@ static bool rows_are_good(const struct kvs_score *score,
     return kvs_verify_run(books->store, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
 }
 
-/* Rows of the segment, of the first n_rows, that have codes; makes them where an open codebook
- * says so, and then says that it did. */
+/* Returns how many of the segment's first n_rows rows have codes.  Encodes rows that follow an
+ * open codebook, and sets *ret_made then. */
 static uint32_t coded_rows(const struct kvs_score *score,
                            struct kvs_codebooks *books,
                            uint32_t at,
@@ -175,7 +177,7 @@ static uint32_t coded_rows(const struct kvs_score *score,
         from = score->unit->segments[at - 1];
     if (from->codes != NULL && is_open(books, from->codebook) &&
         rows_are_good(score, books, at, n_rows))
-        /* Where memory is short, the rows are scored by their keys. */
+        /* If memory is short, the rows are scored by their keys. */
         *ret_made = kvs_segment_encode(books, segment, from->codebook, score->type,
                                        score->unit->row_bytes, n_rows) == KV_OK;
     return kvs_segment_coded(books, segment, n_rows);
@@ -190,7 +192,8 @@ static void make_tables(struct kvs_score *score, const struct kvs_codebook *book
     score->n_chapters++;
 }
 
-/* Items [item, item + n) have their scores: while they are in the cache. */
+/* Updates the maxima with the scores of items [item, item + n), while these are in the
+ * cache. */
 static void find_maxima(struct kvs_score *score, uint32_t item, uint32_t n)
 {
     const uint32_t *counts = score->counts != NULL ? score->counts + item : NULL;
@@ -203,7 +206,7 @@ static void find_maxima(struct kvs_score *score, uint32_t item, uint32_t n)
     }
 }
 
-/* Takes rows [begin, end) of the chapter, all of them in this unit, off the counts. */
+/* Subtracts rows [begin, end) of the chapter, all of which this unit has, from the counts. */
 static void subtract_counts(const struct kvs_score *score,
                             const struct kvs_codebook *book,
                             uint32_t begin,
@@ -220,8 +223,9 @@ static void subtract_counts(const struct kvs_score *score,
     }
 }
 
-/* Rows of each full cell in [begin, end) of the chapter.  Where little of it is cut off, sinks
- * in front and a window behind, that is counted; else every list is searched. */
+/* Counts the rows of each full cell in [begin, end) of the chapter.  If only few rows are
+ * excluded (sinks before, a window after), these are subtracted; otherwise every list is
+ * searched. */
 static void count_cells(const struct kvs_score *score,
                         const struct kvs_codebooks *books,
                         const struct kvs_codebook *book,
@@ -255,14 +259,14 @@ static void score_cells(struct kvs_score *score,
                                   score->scores + run->item, score->n_items);
         count_cells(score, books, book, run->token_begin - first, run->token_end - first,
                     score->counts + run->item);
-    } else { /* they went bad since scoring began: there is room for as many as there were */
+    } else { /* the cells went bad since the query began: every item counts 0 rows */
         memset(score->counts + run->item, 0, run->n_items * sizeof(*score->counts));
     }
     find_maxima(score, run->item, run->n_items);
     score->n_coded += run->token_end - run->token_begin;
 }
 
-/* Of the run's rows those that are in the segment end here. */
+/* Returns where the run's rows in the segment end. */
 static uint32_t rows_end(const struct kvs_score_run *run, uint32_t at)
 {
     const uint32_t end = run->token_end - at * KV_BLOCK_TOKENS;
@@ -270,9 +274,9 @@ static uint32_t rows_end(const struct kvs_score_run *run, uint32_t at)
     return end < KV_BLOCK_TOKENS ? end : KV_BLOCK_TOKENS;
 }
 
-/* Rows from score->token on that have codes of one codebook, in one segment or some: their
- * scores.  Returns how many.  Codes are made for one segment at most, which takes longer than
- * scoring all of a run. */
+/* Scores rows from score->token on that have codes of one codebook, in one or more segments.
+ * Returns their number.  Encodes at most one segment, which takes longer than scoring a whole
+ * batch of segments. */
 static uint32_t score_coded(struct kvs_score *score,
                             struct kvs_codebooks *books,
                             const struct kvs_score_run *run)
@@ -308,7 +312,7 @@ static uint32_t score_coded(struct kvs_score *score,
     return n;
 }
 
-/* Rows from score->token on that have none, in one segment. */
+/* Scores the rows from score->token on by their keys, in one segment.  Returns their number. */
 static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_run *run)
 {
     const uint32_t at = score->token / KV_BLOCK_TOKENS, begin = score->token % KV_BLOCK_TOKENS;
@@ -325,7 +329,7 @@ static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_ru
     return n;
 }
 
-/* Some of the run's rows, from score->token on.  Returns how many. */
+/* Scores some of the run's rows, from score->token on.  Returns their number. */
 static uint32_t score_rows(struct kvs_score *score,
                            struct kvs_codebooks *books,
                            const struct kvs_score_run *run)

@@ -1,15 +1,16 @@
-/* score.h - scores of a unit's eligible rows, in slices: by their codes where they have some, by
- * their keys where not.
+/* score.h - step 1 of a query: scores of a unit's eligible rows, in slices, by code if a row
+ * has one and by key otherwise.
  *
  *     kvs_score_begin();  while (!kvs_score_slice(...)) other work;
  *
- * What is scored are items: eligible rows, or all full cells (kernels/pq_cells.h) of a chapter
- * that is long enough for that to be faster.  A run is eligible rows side by side whose items are
- * one or the other; runs ascend.  Item i's score for query vector q is scores[q * n_items + i].
- * Rows that follow an open codebook (codebook.h) and have no codes yet get them here.
+ * Scores are of items: eligible rows, or all non-empty cells (kernels/pq_cells.h) of a chapter
+ * that is long enough for cells to be faster.  Item i's score for query vector q is in
+ * scores[q * n_items + i].  A run is a range of eligible rows whose items are all rows or all
+ * cells; runs ascend.  Rows that follow an open codebook (codebook.h) and have no codes yet are
+ * encoded here.
  *
- * Threads: the data thread.  Memory: the caller's; the unit must not change between slices but
- * grow, or kvs_score_begin() starts anew.
+ * Threads: the data thread.  Memory: the caller's.  Between slices the unit may only grow;
+ * after any other change call kvs_score_begin() again.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_SCORE_H
 #define KV_KVSERVER_STORE_QUERY_SCORE_H
@@ -26,15 +27,15 @@ enum {
 
 #define KVS_SCORE_ROWS UINT32_MAX
 
-/* Eligible rows of which each is an item, or those of one codebook's cells. */
+/* Eligible rows that are items themselves, or those in one codebook's cells. */
 struct kvs_score_run {
     uint32_t token_begin, token_end;
     uint32_t item; /* the first */
     uint32_t n_items;
-    uint32_t codebook; /* whose cells they are; KVS_SCORE_ROWS: each is an item */
+    uint32_t codebook; /* whose cells are the items; KVS_SCORE_ROWS: the rows are */
 };
 
-/* One unit and what is asked of it. */
+/* One unit, and the query for it. */
 struct kvs_score {
     struct kvs_unit *unit;
     enum kv_key_type type;
@@ -42,57 +43,59 @@ struct kvs_score {
     const struct kv_wire_range *ranges; /* below unit->committed */
     uint32_t n_ranges;
     uint32_t n_queries;
-    const float *queries; /* (n_queries, d) */
-    bool by_code;         /* false: all by their keys */
-    bool by_cell;         /* cells are allowed */
-    uint32_t n;           /* eligible rows */
-    float *room;          /* of the caller, for scores, counts, and whatever comes after */
-    size_t room_floats;   /* at least n * (n_queries + KVS_SCORE_SPARE) */
-    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) of the caller */
-    float *tables;              /* (n_queries, KVS_SCORE_TABLE) of the caller */
+    const float *queries;        /* (n_queries, d) */
+    bool by_code;                /* false: all by their keys */
+    bool by_cell;                /* cells may be used */
+    uint32_t n;                  /* eligible rows */
+    float *room;                 /* the caller's, for scores, counts, and the caller's arrays */
+    size_t room_floats;          /* at least n * (n_queries + KVS_SCORE_SPARE) */
+    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) the caller's */
+    float *tables;               /* (n_queries, KVS_SCORE_TABLE) the caller's */
 
-    /* Known when it has begun. */
+    /* Set by kvs_score_begin(). */
     uint32_t n_runs, n_items;
     float *scores;    /* (n_queries, n_items), in `room` */
-    uint32_t *counts; /* (n_items), in `room` behind KVS_SCORE_SPARE - 1 arrays; NULL: all 1 */
+    uint32_t *counts; /* (n_items), in `room`, the last of the KVS_SCORE_SPARE arrays; NULL: all
+                       * 1 */
 
-    /* A row known to be bad (verify.h), whose key would have decided; UINT32_MAX: none. */
+    /* A row known to be bad (verify.h) that would have been scored by its key; UINT32_MAX:
+     * none. */
     uint32_t bad;
 
-    /* Known when it has ended: the largest of each vector's scores, as kv_scores_max() has
-     * them. */
+    /* Complete after the last slice: each query vector's largest score, as kv_scores_max()
+     * computes it. */
     float maxima[KV_QUERIES_MAX];
 
     uint32_t run, token; /* where the next slice begins */
     uint32_t n_coded, n_exact, n_chapters;
-    uint64_t serial; /* of the codebook that `tables` is for; 0: none */
+    uint64_t serial; /* of the codebook that `tables` are for; 0: none */
 };
 
 enum {
-    KVS_SCORE_SPARE = 4, /* arrays of n_items floats behind the scores: 3 are the caller's */
+    KVS_SCORE_SPARE = 4, /* arrays of n_items floats after the scores; 3 are the caller's */
 };
 
-/* The caller's arrays behind the scores, (KVS_SCORE_SPARE - 1, n_items). */
+/* Returns the caller's arrays, (KVS_SCORE_SPARE - 1, n_items), which follow the scores. */
 static inline float *kvs_score_spare(const struct kvs_score *score)
 {
     return score->scores + (size_t)score->n_items * score->n_queries;
 }
 
-/* Tokens in the ranges. */
+/* Returns the number of tokens in the ranges. */
 uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges);
 
-/* Cuts the eligible rows into runs, sets the cursor and the counts to the begin. */
+/* Divides the eligible rows into runs, and resets the cursor and the counters. */
 void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books);
 
-/* Works for some 50 us; true when all items are scored. */
+/* Runs for about 50 us.  Returns true when all items are scored. */
 bool kvs_score_slice(struct kvs_score *score,
                      struct kvs_codebooks *books,
                      const struct kv_clock *clock);
 
-/* Goes through tokens of the ranges by their numbers, which ascend from call to call. */
+/* Maps indices of eligible rows, which ascend from call to call, to tokens of the ranges. */
 struct kvs_range_walk {
     const struct kv_wire_range *ranges;
-    uint32_t before; /* eligible rows before the range that it is in */
+    uint32_t before; /* eligible rows before the current range */
 };
 static inline uint32_t kvs_range_walk_to(struct kvs_range_walk *walk, uint32_t index)
 {

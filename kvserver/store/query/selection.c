@@ -5,23 +5,24 @@
 #include <string.h>
 
 enum {
-    SLICE_ITEMS = 64 << 10, /* looked at once: some 50 us */
-    COST_MAX = 16,          /* of an item, in those */
+    SLICE_ITEMS = 64 << 10, /* read per slice by a step of cost 1: about 50 us */
+    COST_MAX = 16,          /* of an item */
 };
 
-/* What a step that has looked at all items leads to. */
+/* What follows when a step has processed all items. */
 enum after {
     NEXT_STEP,
-    SAME_STEP,  /* once more */
+    SAME_STEP,  /* repeat it */
     NEXT_QUERY, /* the first step, for the next query vector */
 };
 
-/* A selection goes through one of two lists of steps, `merged` or `per_query`; each step looks at
- * all items, a slice of them at a time. */
+/* A selection goes through one of two lists of steps, `merged` or `per_query`.  Each step
+ * processes all items, one slice at a time. */
 struct step {
-    uint32_t cost;       /* of an item, where that of the fastest step is 1 */
-    bool costs_by_query; /* ... and a quarter of that for each query vector */
-    bool (*begin)(struct kvs_selector *selector); /* false: it is left out; NULL: it never is */
+    uint32_t cost;       /* of an item, relative to the fastest step */
+    bool costs_by_query; /* and a quarter of that for each query vector */
+    bool (*begin)(struct kvs_selector *selector); /* returns false to skip the step; NULL: never
+                                                   * skipped */
     void (*work)(struct kvs_selector *selector,
                  uint32_t at,
                  uint32_t n);                         /* items [at, at + n) */
@@ -46,7 +47,7 @@ static const uint32_t *counts_at(const struct kvs_selector *selector, uint32_t a
     return selector->counts != NULL ? selector->counts + at : NULL;
 }
 
-/* ---- weights ----------------------------------------------------------------------------- */
+/* ---- weights: softmax of each query vector's scores, then merged ------------------------- */
 
 static float *scores_at(const struct kvs_selector *selector, uint32_t at)
 {
@@ -58,7 +59,7 @@ static void raise_max(struct kvs_selector *selector, float most)
     selector->max = most > selector->max ? most : selector->max;
 }
 
-/* The next query vector's weights are made, which begins with its maximum. */
+/* Starts the next query vector's weights, with its maximum. */
 static bool begin_max(struct kvs_selector *selector)
 {
     selector->max = selector->knows_maxima ? selector->maxima[selector->query] : -INFINITY;
@@ -83,7 +84,7 @@ static enum after end_exps(struct kvs_selector *selector)
     return ++selector->query < selector->selection.n_queries ? NEXT_QUERY : NEXT_STEP;
 }
 
-/* The weights of all query vectors, together. */
+/* Merges the weights of all query vectors. */
 static void merge_all(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     const struct kvs_selection *selection = &selector->selection;
@@ -105,7 +106,8 @@ static enum after end_merge(struct kvs_selector *selector)
     return NEXT_STEP;
 }
 
-/* UNION and NONE need weights to answer them or to say how many. */
+/* UNION and NONE need weights only if they are requested, or determine how many are
+ * selected. */
 static bool per_query_weighs(struct kvs_selector *selector)
 {
     return selector->wants_weights || selector->selection.selection != KV_SELECT_TOP;
@@ -116,7 +118,7 @@ static bool begin_per_query_max(struct kvs_selector *selector)
     return per_query_weighs(selector) && begin_max(selector);
 }
 
-/* The scores are still to be chosen by. */
+/* On a copy, because the scores are still needed for selecting. */
 static void copy_exps(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     memcpy(selector->spare + at, scores_at(selector, at), n * sizeof(*selector->spare));
@@ -143,20 +145,20 @@ static void merge_one(struct kvs_selector *selector, uint32_t at, uint32_t n)
                          selector->weights + at);
 }
 
-/* ---- how many ---------------------------------------------------------------------------- */
+/* ---- how many: MASS and THRESHOLD determine k from the weights --------------------------- */
 
-/* The group's weights. */
+/* Returns the group's weights. */
 static const float *weights_at(const struct kvs_selector *selector, uint32_t at)
 {
     return (kvs_selection_merges(&selector->selection) ? selector->weights : selector->spare) +
            at;
 }
 
-/* The selection wants k rows. */
+/* Limits the group to k rows, at least one. */
 static void limit_k(struct kvs_selector *selector, uint64_t k)
 {
     if (k < selector->selection.k)
-        selector->k[selector->query] = k > 0 ? (uint32_t)k : 1; /* never nothing */
+        selector->k[selector->query] = k > 0 ? (uint32_t)k : 1;
 }
 
 static bool is_by_mass(struct kvs_selector *selector)
@@ -223,9 +225,9 @@ static enum after end_from(struct kvs_selector *selector)
     return NEXT_STEP;
 }
 
-/* ---- which ------------------------------------------------------------------------------- */
+/* ---- which: the k-th largest score is the bound; rows above it are selected -------------- */
 
-/* Looks for scores that may be the bound, if a sample says which. */
+/* Guesses from a sample between which values the bound lies.  Returns false if it cannot. */
 static bool begin_sift(struct kvs_selector *selector)
 {
     const uint32_t group = selector->query;
@@ -251,8 +253,8 @@ static void sift(struct kvs_selector *selector, uint32_t at, uint32_t n)
     selector->n_above += n_above;
 }
 
-/* All that are near the bound, if it is among them: the k-th largest of all is one of theirs.
- */
+/* If the bound is among the scores in between, only these are counted from here on: the k-th
+ * largest of all is one of them. */
 static enum after end_sift(struct kvs_selector *selector)
 {
     const uint64_t k = n_candidates_of(selector, selector->query);
@@ -290,8 +292,9 @@ static bool is_query_mask(struct kvs_selector *selector)
     return selector->query_mask != NULL;
 }
 
-/* Bit g of a row's mark: group g, which may choose it, does.  A group may choose few of the
- * rows, together they may be 32 times as many: the others are not looked at. */
+/* Sets bit g of a row's mark if group g, which may select the row, does.  Each group may select
+ * only few rows, and all together 32 times as many, so only the groups in a row's mask are
+ * checked. */
 static void mark_selected(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     const uint32_t all = UINT32_MAX >> (32 - kvs_selection_groups(&selector->selection));
@@ -315,8 +318,8 @@ static void mark_selected(struct kvs_selector *selector, uint32_t at, uint32_t n
 
 /* ---- the steps --------------------------------------------------------------------------- */
 
-/* SUM and MAX: the first two for each query vector, then all for the merged weights.  These are
- * made of all vectors at once, and summed one by one. */
+/* SUM and MAX: the first two steps for each query vector, then the others for the merged
+ * weights, which are computed from all query vectors at once. */
 static const struct step merged[] = {
     {.cost = 1, .begin = begin_max, .work = find_max},
     {.cost = 1, .work = make_exps, .end = end_exps},
@@ -330,8 +333,8 @@ static const struct step merged[] = {
     {.work = NULL},
 };
 
-/* UNION and NONE: all but the last for each query vector.  The last one looks at scores of many
- * vectors for one row, which are far apart. */
+/* UNION and NONE: all steps but the last for each query vector.  The last one is expensive: it
+ * reads scores of many vectors for one row, which lie far apart. */
 static const struct step per_query[] = {
     {.cost = 1, .begin = begin_per_query_max, .work = find_max},
     {.cost = 1, .begin = per_query_weighs, .work = copy_exps, .end = end_per_query_exps},
@@ -355,7 +358,7 @@ static bool is_done(const struct kvs_selector *selector)
     return step_of(selector)->work == NULL;
 }
 
-/* Begins the step, or the first one behind it that is not left out. */
+/* Begins the step, or the first one after it that is not skipped. */
 static void begin_step(struct kvs_selector *selector, uint32_t step)
 {
     selector->step = step;
@@ -364,7 +367,7 @@ static void begin_step(struct kvs_selector *selector, uint32_t step)
         selector->step++;
 }
 
-/* All items have been looked at. */
+/* All items have been processed. */
 static void end_step(struct kvs_selector *selector)
 {
     const struct step *step = step_of(selector);
@@ -382,7 +385,7 @@ static uint32_t cost_of(const struct kvs_selector *selector)
     return step->cost + (step->costs_by_query ? selector->selection.n_queries / 4 : 0);
 }
 
-/* That the step looks at. */
+/* Returns the number of items that the step processes. */
 static uint32_t items_of(const struct kvs_selector *selector)
 {
     return step_of(selector)->work == count && selector->n_between > 0 ? selector->n_between

@@ -1,16 +1,16 @@
-/* selection.h - from the scores of some items to the chosen rows: weights, merge, how many,
+/* selection.h - from the scores of items to the selected items: weights, merging, how many,
  * which.
  *
- *   item     a row, or some rows that share a score (a cell); `counts` says how many
+ *   item     a row, or rows that share a score (a cell); `counts` has their number
  *   weight   softmax over all rows of scale * score, for each query vector
- *   merge    SUM: the largest sums of weights;  MAX: the largest of the largest weights;
- *            UNION, NONE: the largest scores of each vector, together
- *   group    what is chosen for together: all vectors with SUM and MAX, else each by itself
- *   how many TOP: k;  MASS: as few of the heaviest as have `share` of the group's weight;
- *            FROM: those with at least `share` of the largest weight;  never more than k
+ *   merge    SUM: the largest sums of weights;  MAX: the largest maxima of weights;
+ *            UNION, NONE: the largest scores of each query vector, together
+ *   group    query vectors that select together: all with SUM and MAX, otherwise each by itself
+ *   how many TOP: k;  MASS: the fewest heaviest rows that have `share` of the group's weight;
+ *            THRESHOLD: rows with at least `share` of the largest weight;  never more than k
  *
- * Ties go to the lower row.  See kernels/select.h for the arithmetic: it does not matter how
- * rows are made items, nor how the work is cut into slices.
+ * Ties go to the lower row.  kernels/select.h defines the arithmetic: the result depends
+ * neither on how rows form items nor on how the work is divided into slices.
  *
  *     kvs_select_begin();  while (!kvs_select_slice(...)) other work;  kvs_select_rows();
  *
@@ -29,14 +29,15 @@ struct kvs_selection {
     enum kv_selection selection;
     uint32_t n_queries;
     float scale;
-    float share; /* MASS, FROM */
+    float share; /* MASS, THRESHOLD */
     uint32_t k;
     const uint32_t
         *per_query;  /* (kvs_selection_groups()) k of each group, at most k; NULL: k */
-    uint32_t factor; /* so many times as many rows are taken, at most KV_SELECTED_MAX */
+    uint32_t factor; /* so many times as many rows are selected, at most KV_SELECTED_MAX: rerank
+                      * in step 1 */
 };
 
-/* How a choice among some items goes on. */
+/* The state of a selection among some items. */
 struct kvs_selector {
     struct kvs_selection selection;
     float *scores;                       /* (n_queries, n) */
@@ -44,8 +45,10 @@ struct kvs_selector {
     uint32_t n;
     bool wants_weights;
     float *weights, *spare; /* (n) */
-    uint32_t *own; /* (n) counts of one group, with `query_mask`, or scores of its bound */
-    uint32_t least, most, n_between; /* of those; 0: it is looked for among all */
+    uint32_t
+        *own; /* (n) counts of one group if query_mask is given, otherwise scores that may be
+                    * its bound */
+    uint32_t least, most, n_between; /* bounds, and scores in `own`; 0: all */
     uint64_t n_above;
 
     uint32_t step, query, cursor, pass;
@@ -69,7 +72,7 @@ static inline uint32_t kvs_selection_groups(const struct kvs_selection *selectio
     return kvs_selection_merges(selection) ? 1 : selection->n_queries;
 }
 
-/* Rows that each group takes where the selection wants k of it. */
+/* Returns how many rows each group selects if the selection wants k. */
 static inline uint32_t kvs_selection_n_candidates(const struct kvs_selection *selection,
                                                   uint32_t k)
 {
@@ -78,22 +81,22 @@ static inline uint32_t kvs_selection_n_candidates(const struct kvs_selection *se
     return takes < KV_SELECTED_MAX ? (uint32_t)takes : KV_SELECTED_MAX;
 }
 
-/* Rows that a choice among n may take. */
+/* Returns how many of n rows are selected at most. */
 uint32_t kvs_selection_max(const struct kvs_selection *selection, uint32_t n);
 
 enum {
     KVS_SELECT_CAPACITY = 3, /* arrays of n floats */
 };
 
-/* Begins a choice among n items.
- *   scores  (n_queries, n), whose values are lost with SUM and MAX
- *   maxima  (n_queries) the largest of each vector's, as kv_scores_max() has them; NULL: they
- *           are looked for
- *   counts  (n), NULL: all are 1
- *   among   (n) bit g: group g may choose the row; NULL: all may.  UNION and NONE only, without
- *           counts
- *   weights the merged weights are wanted; SUM and MAX make them anyway
- *   room    (KVS_SELECT_CAPACITY, n), also for the weights: its first n when all is done */
+/* Begins a selection among n items.
+ *   scores      (n_queries, n); SUM and MAX overwrite them
+ *   maxima      (n_queries) each query vector's largest score, as kv_scores_max() computes it;
+ *               NULL: they are computed
+ *   counts      (n); NULL: all are 1
+ *   query_mask  (n) bit g: group g may select the row; NULL: all may.  UNION and NONE only,
+ *               without counts
+ *   weights     whether the merged weights are needed; SUM and MAX compute them anyway
+ *   room        (KVS_SELECT_CAPACITY, n); its first n floats are the weights in the end */
 void kvs_select_begin(struct kvs_selector *selector,
                       const struct kvs_selection *selection,
                       float *scores,
@@ -104,10 +107,11 @@ void kvs_select_begin(struct kvs_selector *selector,
                       bool weights,
                       float *room);
 
-/* Works for some 50 us; true when it is clear what is chosen: groups[g] has the bound. */
+/* Runs for about 50 us.  Returns true when the selection is determined: groups[g] has the
+ * bound. */
 bool kvs_select_slice(struct kvs_selector *selector);
 
-/* The scores that group g chooses by. */
+/* Returns the scores, or merged weights, that group g selects by. */
 static inline const float *kvs_selector_scores(const struct kvs_selector *selector,
                                                uint32_t group)
 {
@@ -116,14 +120,15 @@ static inline const float *kvs_selector_scores(const struct kvs_selector *select
                : selector->scores + (size_t)group * selector->n;
 }
 
-/* Where all items are rows: the chosen ones.  Returns how many, at most kvs_selection_max().
+/* Lists the selected rows, if all items are rows.  Returns their number, at most
+ * kvs_selection_max().
  *   ret_indices  ascending; room for KV_TOPK_SPARE more
- *   ret_query_masks  bit q: vector q chose it; SUM and MAX: all; may be NULL */
+ *   ret_query_masks    bit q: query vector q selected it; SUM and MAX: all; may be NULL */
 uint32_t kvs_select_rows(struct kvs_selector *selector,
                          uint32_t *ret_indices,
                          uint32_t *ret_query_masks);
 
-/* All at once, of rows. */
+/* Selects all at once; all items are rows. */
 static inline uint32_t kvs_select(struct kvs_selector *selector,
                                   const struct kvs_selection *selection,
                                   float *scores,
