@@ -1,5 +1,5 @@
-/* What Prometheus reads.  A counter is added to KVS_COUNTERS (shard/stats.h), a gauge to `sums`
- * or to write_gauges() below.
+/* The Prometheus text of the statistics.  To add a counter, extend KVS_COUNTERS (shard/stats.h);
+ * to add a gauge, extend `sums` or write_gauges() below.
  */
 #include "kvserver/store/control/metrics.h"
 
@@ -53,7 +53,7 @@ static void gauge(FILE *out, const char *name, const char *help, uint64_t value)
     fprintf(out, "topkv_%s %llu\n", name, (unsigned long long)value);
 }
 
-/* Prometheus wants base units: a counter of microseconds, NAME_us, is NAME_seconds there. */
+/* Prometheus expects base units: the counter NAME_us, in microseconds, becomes NAME_seconds. */
 static void write_counters(const struct kvs_control *control, FILE *out)
 {
     for (size_t i = 0; i < kvs_n_counters; i++) {

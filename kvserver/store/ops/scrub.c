@@ -25,7 +25,7 @@ struct kvs_scrub {
     struct kvs_scrub_progress progress;
 
     uint32_t session, serial, unit, block; /* the next segment */
-    uint32_t codebook, step;            /* the next check of a codebook: see check_codebook() */
+    uint32_t codebook, step; /* the next check of a codebook: see check_codebook() */
 
     uint32_t piece, at, crc; /* position in the current object, and the CRC so far */
 };

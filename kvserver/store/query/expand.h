@@ -15,11 +15,11 @@
 struct kvs_expander {
     const struct kvs_score *score;
     struct kvs_selector *selector;
-    uint32_t *tokens, *query_masks;      /* the caller's */
-    uint32_t n;                    /* tokens so far */
-    uint32_t n_max;                /* room for tokens: bad lists of cells may have more */
-    uint32_t n_of[KV_QUERIES_MAX]; /* rows that each group has selected so far */
-    uint32_t run, done;           /* the current run, and rows done of it */
+    uint32_t *tokens, *query_masks; /* the caller's */
+    uint32_t n;                     /* tokens so far */
+    uint32_t n_max;                 /* room for tokens: bad lists of cells may have more */
+    uint32_t n_of[KV_QUERIES_MAX];  /* rows that each group has selected so far */
+    uint32_t run, done;             /* the current run, and rows done of it */
 
     /* For some rows of a run. */
     uint32_t *rows, *marks;     /* (KVS_EXPAND_ROWS_MAX) */

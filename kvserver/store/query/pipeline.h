@@ -80,10 +80,10 @@ struct kvs_query_input {
 /* A query's working memory.  The sizes are those of the largest query. */
 struct kvs_query_scratch {
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
-    float *tables;               /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
-    uint32_t *candidates;        /* tokens of step 1's candidates */
-    uint32_t *query_mask;        /* query vectors that selected each candidate */
-    uint32_t *indices;           /* of the selected candidates */
+    float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
+    uint32_t *candidates;       /* tokens of step 1's candidates */
+    uint32_t *query_mask;       /* query vectors that selected each candidate */
+    uint32_t *indices;          /* of the selected candidates */
 
     /* (KVS_QUERY_PIPELINE_FLOATS) Step 1 uses all of it as kvs_score.room; after that it holds
      * the arrays below. */
@@ -111,7 +111,7 @@ struct kvs_query_pipeline {
     bool looked_same;
     struct kvs_score score;
     struct kvs_selection candidate_selection, selection; /* of step 1, of step 2 */
-    struct kvs_selector *selector;        /* for the current step */
+    struct kvs_selector *selector;                       /* for the current step */
     struct kvs_expander *expander;
     uint32_t k[KV_QUERIES_MAX]; /* rows that the selection wants of each group */
     struct kvs_query_scratch scratch;

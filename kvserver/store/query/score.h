@@ -43,14 +43,14 @@ struct kvs_score {
     const struct kv_wire_range *ranges; /* below unit->committed */
     uint32_t n_ranges;
     uint32_t n_queries;
-    const float *queries;        /* (n_queries, d) */
-    bool by_code;                /* false: all by their keys */
-    bool by_cell;                /* cells may be used */
-    uint32_t n;                  /* eligible rows */
-    float *room;                 /* the caller's, for scores, counts, and the caller's arrays */
-    size_t room_floats;          /* at least n * (n_queries + KVS_SCORE_SPARE) */
+    const float *queries;       /* (n_queries, d) */
+    bool by_code;               /* false: all by their keys */
+    bool by_cell;               /* cells may be used */
+    uint32_t n;                 /* eligible rows */
+    float *room;                /* the caller's, for scores, counts, and the caller's arrays */
+    size_t room_floats;         /* at least n * (n_queries + KVS_SCORE_SPARE) */
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) the caller's */
-    float *tables;               /* (n_queries, KVS_SCORE_TABLE) the caller's */
+    float *tables;              /* (n_queries, KVS_SCORE_TABLE) the caller's */
 
     /* Set by kvs_score_begin(). */
     uint32_t n_runs, n_items;

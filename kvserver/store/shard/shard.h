@@ -58,8 +58,8 @@ struct kvs_shard {
     uint32_t n_background;
     void *background_state[KVS_BACKGROUND_MAX]; /* each job's state on this thread */
     uint32_t background_turns;
-    uint32_t query_slices;           /* since messages were last taken */
-    uint32_t turns;                  /* slices of requests since the last background slice */
+    uint32_t query_slices;              /* since messages were last taken */
+    uint32_t turns;                     /* slices of requests since the last background slice */
     struct kvs_shard_session *sessions; /* (n_sessions) the shard sessions */
     uint32_t n_sessions;
     struct kvs_ended_list ended;      /* sessions that ended */
