@@ -67,7 +67,7 @@ kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_b
 kv_status_t kv_buffer_map(struct kv_client *client,
                           void *base,
                           size_t bytes,
-                          enum kv_memory memory,
+                          enum kv_memory_type memory,
                           struct kv_buffer **ret_buffer)
 {
     if (base == NULL || bytes == 0 || bytes > SIZE_MAX - (uintptr_t)base)
@@ -75,7 +75,7 @@ kv_status_t kv_buffer_map(struct kv_client *client,
                              "buffer: %zu bytes at %p: NULL, empty or past the end of memory",
                              bytes, base);
     /* Checksums are computed in place, which needs memory that the CPU can read. */
-    if (memory != KV_HOST_MEMORY)
+    if (memory != KV_MEMORY_HOST)
         return kvc_set_error(&client->loop, KV_UNSUPPORTED,
                              "buffer: device memory is not implemented");
     return make(client, base, bytes, ret_buffer);

@@ -63,6 +63,12 @@ enum kv_dtype {
     KV_INT8 = 4,
 };
 
+/* Where memory is. */
+enum kv_memory_type {
+    KV_MEMORY_HOST = 0,
+    KV_MEMORY_CUDA = 1,
+};
+
 /* What a query returns. */
 enum kv_answer {
     KV_ANSWER_IDS = 1,    /* tokens */

@@ -185,11 +185,6 @@ KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op);
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-enum kv_memory {
-    KV_HOST_MEMORY = 0,
-    KV_CUDA_MEMORY = 1, /* KV_UNSUPPORTED: not implemented; checksums are computed on the CPU */
-};
-
 /* A buffer is memory registered with the transports.  Rows and objects are sent from buffers
  * and received into them.
  *
@@ -198,15 +193,15 @@ enum kv_memory {
  * buffer is freed.  Both transfer *ret_buffer (free with kv_buffer_free()).
  *
  * Fail with KV_INVALID if `bytes` is 0 or `base` is NULL, with KV_NO_MEMORY, with
- * KV_UNSUPPORTED for device memory, or with the transport's error if it cannot register the
- * memory. */
+ * KV_UNSUPPORTED for KV_MEMORY_CUDA (checksums are computed on the CPU), or with the
+ * transport's error if it cannot register the memory. */
 KV_API kv_status_t kv_buffer_alloc(struct kv_client *client,
                                    size_t bytes,
                                    struct kv_buffer **ret_buffer);
 KV_API kv_status_t kv_buffer_map(struct kv_client *client,
                                  void *base,
                                  size_t bytes,
-                                 enum kv_memory memory,
+                                 enum kv_memory_type memory,
                                  struct kv_buffer **ret_buffer);
 
 /* Return the memory's address and its size in bytes.  Valid until the buffer is freed. */

@@ -26,6 +26,7 @@
 
 #include "kvserver/base/iov.h"
 #include "proto/kv_status.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,11 +34,6 @@
 
 enum {
     KV_TRANSPORT_HEADER_MAX = 256
-};
-
-enum kv_memory_type {
-    KV_MEMORY_HOST = 0,
-    KV_MEMORY_CUDA = 1,
 };
 
 enum kv_channel_mode {

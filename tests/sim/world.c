@@ -468,7 +468,7 @@ static void client_begin(struct world *world, unsigned number)
         slot->is_used = slot->is_waiting = false;
         memset(slot->memory + slot->begin, CANARY, slot->end - slot->begin);
         slot->begin = slot->end = GUARD_BYTES;
-        if (kv_buffer_map(client->client, slot->memory, SLOT_BYTES, KV_HOST_MEMORY,
+        if (kv_buffer_map(client->client, slot->memory, SLOT_BYTES, KV_MEMORY_HOST,
                           &slot->buffer) != KV_OK)
             abort();
     }
