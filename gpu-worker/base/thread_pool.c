@@ -107,7 +107,7 @@ kv_status_t kvw_thread_pool_create(unsigned n_threads, struct kvw_thread_pool **
 
         *thread_index =
             (struct thread_index){.thread_pool = thread_pool, .index = thread_pool->n_threads};
-        status = kv_thread_start("kv-crew", thread_main, thread_index, &thread_index->thread);
+        status = kv_thread_start("kv-pool", thread_main, thread_index, &thread_index->thread);
         if (status != KV_OK) {
             kvw_thread_pool_destroy(thread_pool);
             return status;
