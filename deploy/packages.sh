@@ -1,7 +1,7 @@
 #!/bin/sh
-# packages.sh build|test: installs the Debian packages that are missing and says nothing if none is.
-#   build   what compiling and running take; Python and certificates are for fetch_model.sh
-#   test    that, and what the tests take
+# packages.sh build|test: installs missing Debian packages; prints nothing if none is missing.
+#   build   packages to build and run; Python and certificates are for fetch_model.sh
+#   test    those, and packages for the tests
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
@@ -18,9 +18,9 @@ test) wanted="$build $tests" ;;
     ;;
 esac
 
-# Elsewhere the names differ; cmake will say what it does not find.
+# On other systems the names differ; cmake reports what it does not find.
 command -v dpkg-query >/dev/null 2>&1 || {
-    echo "packages: this is not Debian: these are needed, under whatever names:" $wanted >&2
+    echo "packages: not a Debian system: install the equivalents of:" $wanted >&2
     exit 0
 }
 
@@ -40,7 +40,7 @@ root=
 if [ "$(id -u)" -ne 0 ]; then
     root=sudo
     command -v sudo >/dev/null 2>&1 || {
-        echo "packages: not root, and there is no sudo; as root: apt-get install$missing" >&2
+        echo "packages: requires root or sudo; as root, run: apt-get install$missing" >&2
         exit 1
     }
 fi
@@ -57,11 +57,11 @@ failed() {
 }
 
 echo "installing$missing"
-# The lists of packages are fetched only if they lack one, or are too old to be of use.
+# Package lists are fetched only if a package is not in them, or if they are out of date.
 if ! apt-cache show $missing >/dev/null 2>&1 ||
     ! run_apt install -y --no-install-recommends $missing; then
-    run_apt update || failed "apt-get update failed: is the network there?"
-    # apt-get update is content with a mirror that it did not reach.
+    run_apt update || failed "apt-get update failed: check the network"
+    # apt-get update succeeds even if it cannot reach a mirror.
     run_apt install -y --no-install-recommends $missing ||
-        failed "apt-get install failed (above): a package or the network is missing:$missing"
+        failed "apt-get install failed (see above), packages:$missing"
 fi

@@ -2,10 +2,10 @@
 # quickstart.sh [--tokens N]: from a fresh Debian 12 to a language model that answers questions
 # about a long text while its KV cache lies in a storage node.
 #
-# Installs what is missing, builds into build/, fetches a small model (94 MiB), starts a node on
-# free ports with a temporary folder, asks ten questions about the GPL-3 by full attention and by
-# attention to a tenth of the rows, which the node finds, and stops the node.
-#   --tokens N   of the text, 2000; the model's context takes 7000 and the questions
+# Installs missing packages, builds into build/, fetches a small model (94 MiB), starts a node on
+# free ports with a temporary folder, asks ten questions about the GPL-3 with full attention and
+# with attention to a tenth of the rows, selected by the node, and stops the node.
+#   --tokens N   tokens of the text (default: 2000); the model's context has space for 7000
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$top/build
@@ -57,12 +57,12 @@ fail() {
     printf 'quickstart: %s\n' "$*" >&2
     exit 1
 }
-# What it runs is shown, so that it can be typed again.
+# Shows each command as a user would type it.
 show() {
     printf '  $ %s\n' "$(echo "$*" | sed "s|$build/[a-z/-]*/||; s|$work|/tmp|g; s|$top/||g")"
 }
 
-# A path as a shell takes it, whatever is in the folder's name.
+# Quotes a path for the shell.
 typed() {
     case $1 in
     *[!A-Za-z0-9_./-]*) printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")" ;;
@@ -70,7 +70,7 @@ typed() {
     esac
 }
 
-# On a terminal ninja shows its own progress; elsewhere only a failure is worth reading.
+# On a terminal ninja shows its progress; elsewhere the log is printed only on failure.
 build_all() {
     if [ -t 1 ]; then
         ninja -C "$build"
@@ -136,7 +136,7 @@ worker=$!
 wait "$worker" || fail "kvworker ask ended with status $?"
 worker=
 
-say "what the node counted"
+say "counters of the node"
 show "$kvctl" stats
 "$kvctl" stats >"$work/stats"
 for counter in rows_in_bytes rows_out_bytes rows_scored_by_code rows_scored_by_key \
@@ -151,19 +151,19 @@ kill "$server"
 wait "$server" || fail "kvserver ended with status $?"
 server=
 
-say "done; what to try next:"
+say "done; next steps:"
 kvserver=$(typed "$build/kvserver/kvserver")
 kvctl=$(typed "$kvctl")
 kvworker=$(typed "$kvworker")
 model=$(typed "$model")
 cat <<NEXT
-  the same over all that the model's context takes (two to four minutes on two cores):
+  the same over the model's whole context (two to four minutes on two cores):
     sh deploy/quickstart.sh --tokens 7000
-  talk to the model, its KV cache in a store of its own:
+  chat with the model, with its KV cache in an embedded store:
     $kvworker chat --model $model
-  what methods and budgets lose over a text, in perplexity:
+  measure the perplexity that methods and budgets lose on a text:
     $kvworker eval --model $model --methods oracle,pqcache,window --text-file $text
-  your own node, and what it does:
+  start a node, and show its state:
     $kvserver
     $kvctl status
 NEXT

@@ -1,10 +1,10 @@
 #!/bin/sh
-# test.sh [--quick] [--jobs N]: builds and tests everything, in every way that counts.
-#   warnings   all of it, warnings are errors; fuzzing                build-test/
-#   address    all of it, address and undefined-behaviour sanitizers  build-asan/
-#   thread     what starts threads, thread sanitizer; no UCX, no gRPC  build-tsan/
+# test.sh [--quick] [--jobs N]: builds and tests everything, in several configurations.
+#   warnings   everything, with warnings as errors, and fuzzing             build-test/
+#   address    everything, with address and undefined-behavior sanitizers   build-asan/
+#   thread     threads, with the thread sanitizer; without UCX and gRPC     build-tsan/
 #   format     clang-format
-# --quick leaves the sanitizers out.  The last line is the sum: `N passed, N failed`.
+# --quick skips the sanitizers.  The last line is the total: `N passed, N failed`.
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 jobs=$(nproc)
@@ -75,7 +75,7 @@ step() {
         return
     fi
     echo "==> $name: test"
-    # One more than there are processors: many tests wait for a lease or a deadline.
+    # One job more than processors: many tests wait for a lease or a deadline.
     ctest --test-dir "$folder" -j $((jobs + 1)) --output-on-failure >"$log" 2>&1 || true
     not_passed='\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess'
     n_passed=$(count ' Passed ' "$log")
@@ -105,11 +105,11 @@ format() {
 
 sh "$top/deploy/packages.sh" test
 
-# UCX must not take the signals that the sanitizers report by.
+# UCX must not handle the signals that sanitizers use for their reports.
 UCX_ERROR_SIGNALS=
 export UCX_ERROR_SIGNALS
 
-# The worker is compared with NumPy; where the Python index cannot be reached, that is skipped.
+# The worker is compared with NumPy; without access to the Python index, that test is skipped.
 venv=$top/build-test/compare/venv
 if ! "$venv/bin/python" -c 'import gguf, numpy' 2>/dev/null; then
     echo "==> numpy, gguf: build-test/compare/venv"

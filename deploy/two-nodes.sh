@@ -1,7 +1,7 @@
 #!/bin/sh
-# two-nodes.sh [COMMAND [ARG...]]: two nodes on this machine, for as long as COMMAND runs.  COMMAND
-# finds them in KVCTL_SERVER, and kvserver, kvctl and the examples in its PATH; without one the
-# example session runs over both, and `kvctl status` shows them.  Build first: quickstart.sh.
+# two-nodes.sh [COMMAND [ARG...]]: runs two nodes on this machine while COMMAND runs.  COMMAND finds
+# their addresses in KVCTL_SERVER, and kvserver, kvctl and the examples in PATH.  Without COMMAND,
+# runs the example session over both nodes, then `kvctl status`.  Build first: quickstart.sh.
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=${KV_BUILD:-$top/build}
@@ -21,12 +21,12 @@ trap 'exit 130' INT TERM
 PATH=$build/kvserver:$build/client/kvctl:$build/client/examples:$PATH
 export PATH
 command -v kvserver >/dev/null || {
-    echo "two-nodes: $build: kvserver is not there: build first: sh deploy/quickstart.sh" >&2
+    echo "two-nodes: $build: kvserver not found: build first: sh deploy/quickstart.sh" >&2
     exit 1
 }
 
-# Each node has its own ports, folder and share of memory; nothing tells one of the other.  What
-# makes them one store is the list that clients are given, always in the same order.
+# Each node has its own ports, folder and memory, and does not know the other.  The store is defined
+# by the list of nodes that clients are given, always in the same order.
 KVCTL_SERVER=
 for name in one two; do
     kvserver --name "$name" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --threads 1 --memory 256M \
