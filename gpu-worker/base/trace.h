@@ -1,9 +1,9 @@
-/* trace.h - when what was under way, as Chrome trace events: a file for Perfetto
+/* trace.h - a timeline of computation and requests, as Chrome trace events: a file for Perfetto
  * (ui.perfetto.dev) or chrome://tracing.
  *
  * A span is one event of the JSON array format, with a beginning and a length.  Every kind of
- * work has a track.  Viewers want the spans of a track to nest or to lie behind each other;
- * what the store is asked for overlaps, so its tracks have lanes, and a span goes to the first
+ * work has a track.  Viewers require that spans of a track nest or follow each other;
+ * requests to the store overlap, so their tracks have lanes, and a span goes to the first
  * lane that was free when it began: "query", "query 2", ...
  *
  *     kvw_trace_span(trace, KVW_TRACE_QUERY, "query", times.begun_us, times.arrived_us,

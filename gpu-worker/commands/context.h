@@ -1,4 +1,4 @@
-/* context.h - the inside of kvworker: all that a command works with.
+/* context.h - the state that kvworker's commands share, and functions to open it.
  *
  *   main.c           the table of commands, signals, exit codes
  *   options.c        the table of options
@@ -49,7 +49,7 @@ struct kvw_context {
     uint32_t sessions; /* of so many at once; 0: one */
 };
 
-/* The signal that came, SIGINT or SIGTERM; who has dealt with a SIGINT clears it. */
+/* The signal received, SIGINT or SIGTERM; code that has handled a SIGINT clears it. */
 extern _Atomic int kvw_stop;
 
 /* Prints "kvworker: COMMAND: ..." to stderr. */

@@ -1,8 +1,9 @@
-/* needle_test.h - the sentences of --needles as questions about one text.
+/* needle_test.h - the needle test: the sentences of --needles as questions about one text.
  *
- * All of them lie in the text; a question is the text with one's beginning behind it, as a
- * user's turn that is left open, or as it is where the model was never taught turns.  So all
- * questions begin with the same tokens, which pass once; an answer is judged as it comes.
+ * The text contains all sentences.  A question is the text followed by the beginning of one
+ * sentence, as a user's turn that is left open, or as plain text for a model without a chat
+ * template.  So all questions begin with the same tokens, which are computed once.  An answer is
+ * judged while it is generated.
  *
  * Threads: one.  Memory: read/free.
  */

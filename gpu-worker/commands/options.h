@@ -1,6 +1,6 @@
 /* options.h - what the command line and the environment of a kvworker command say.
  *
- * Texts are as they were given; whoever uses one checks it.
+ * Strings are stored as given; the code that uses one validates it.
  */
 #ifndef KV_GPU_WORKER_COMMANDS_OPTIONS_H
 #define KV_GPU_WORKER_COMMANDS_OPTIONS_H

@@ -1,11 +1,11 @@
-/* device.h - what a forward pass asks of the machine that computes it.
+/* device.h - the operations of a device that computes forward passes, as a table of functions.
  *
- * A table of functions.  Buffers are opaque memory of the device and begin at element 0;
+ * Buffers are opaque memory of the device and begin at element 0;
  * weights are tensors of a model, given once and used in every pass.  Activations are fp32.
  *
  *   weight_create()   a tensor becomes a weight: used where it lies, or copied to the device
  *   operations        are queued in order; they cannot fail by themselves
- *   sync()            waits for what is queued; tells the first failure since the last sync
+ *   sync()            waits for what is queued; returns the first failure since the last sync
  *
  * Shapes are written (rows, columns), row after row, dense.  All operations are deterministic:
  * the same shapes and values give the same bits, whatever the number of threads.
@@ -25,7 +25,7 @@ struct kvw_device_config {
     unsigned n_threads; /* cpu: 1..KVW_THREAD_POOL_THREADS_MAX */
 };
 
-/* What every implementation begins with. */
+/* The first member of every implementation's struct. */
 struct kvw_device {
     const struct kvw_device_ops *ops;
 };
@@ -74,7 +74,8 @@ struct kvw_device_ops {
     /* "cpu avx2, 8 threads" */
     void (*describe)(const struct kvw_device *device, char *text, size_t text_bytes);
 
-    /* Zeros; memory may be taken only as it is touched.  KV_NO_MEMORY. */
+    /* Creates a buffer of zeros; its memory may be committed on first use.  Fails with
+     * KV_NO_MEMORY. */
     kv_status_t (*buffer_create)(struct kvw_device *device,
                                  size_t bytes,
                                  struct kvw_device_buffer **ret_buffer);
@@ -143,7 +144,7 @@ struct kvw_device_ops {
                       struct kvw_device_buffer *gate,
                       const struct kvw_device_buffer *up,
                       size_t n_elements);
-    /* Turns the first n_rot elements of each head of x (n, n_heads, d) by
+    /* Rotates the first n_rot elements of each head of x (n, n_heads, d) by
      * turns (n, n_rot / 2, 2): cosine, sine. */
     void (*rope)(struct kvw_device *device,
                  enum kv_rope_style style,

@@ -1,4 +1,4 @@
-/* needles.h - odd sentences in a long text, which a model is asked to complete.
+/* needles.h - needle sentences: placed in a long text, which a model is asked to complete.
  *
  * A file lists them, one in a line, `beginning|completion`; empty lines and those that begin
  * with # are passed over:
