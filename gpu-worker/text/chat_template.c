@@ -163,6 +163,7 @@ static const struct family {
 enum {
     N_FAMILIES = sizeof(families) / sizeof(*families),
 };
+static_assert((int)N_FAMILIES == (int)KVW_CHAT_LLAMA3 + 1, "a row's place is its family");
 
 /* --- Recognising --- */
 

@@ -7,6 +7,9 @@
 #include <string.h>
 
 static_assert((int)KV_PQ_TILE == (int)KV_BLOCK_TOKENS, "the codes of a block are a tile");
+static_assert((int)KV_PQ_SUBSPACES_MAX == (int)KV_SUBSPACES_MAX &&
+                  (int)KV_PQ_BITS_MAX == (int)KV_CODE_BITS_MAX,
+              "what a caller may ask for, the kernels can");
 
 static uint32_t tile_crc(const struct kvs_codebooks *books, const struct kvs_segment *segment)
 {

@@ -5,6 +5,9 @@
 #include <assert.h>
 
 static_assert((int)KV_QUERIES_MAX <= (int)KV_ATTEND_QUERIES_MAX, "a query is attended as one");
+static_assert((int)KV_KEY_FP32 == (int)KV_FP32 && (int)KV_KEY_FP16 == (int)KV_FP16 &&
+                  (int)KV_KEY_BF16 == (int)KV_BF16,
+              "a layer's type is what kernels take it for");
 
 enum {
     SLICE_PRODUCTS = 1 << 20, /* multiply-adds: at least 16 per cycle */
