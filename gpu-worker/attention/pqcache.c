@@ -28,6 +28,8 @@ static void pqcache_destroy(struct kvw_method *attention)
 {
     struct kvw_pqcache *pq = pqcache_of(attention);
 
+    if (pq->cached != NULL)
+        kvw_block_cache_check(pq->cached);
     kvw_index_schedule_destroy(pq->index);
     free(pq->rerank);
     /* A node that still sends would take the client for lost. */
@@ -200,7 +202,13 @@ static kv_status_t pqcache_end_pass(struct kvw_method *attention,
                                     uint32_t token_begin,
                                     uint32_t n)
 {
-    return kvw_index_schedule_end_pass(pqcache_of(attention)->index, phase, token_begin + n);
+    struct kvw_pqcache *pq = pqcache_of(attention);
+    const kv_status_t status = kvw_index_schedule_end_pass(pq->index, phase, token_begin + n);
+
+    /* Next to a step these cost nothing. */
+    kvw_device_rows_check(pq->device_rows);
+    kvw_index_schedule_check(pq->index);
+    return status;
 }
 
 /* ---- the method's table ------------------------------------------------------------------ */

@@ -300,3 +300,31 @@ uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached)
 {
     return cached->bytes_fetched;
 }
+
+void kvw_block_cache_check(const struct kvw_block_cache *cached)
+{
+    uint32_t n_coming = 0;
+
+    for (uint32_t i = 0; i < cached->n_layers; i++) {
+        const struct layer *layer = &cached->layers[i];
+
+        kvw_block_policy_check(layer->cache);
+        for (uint32_t block = 0; block < cached->n_blocks; block++) {
+            const uint32_t slot = kvw_block_policy_slot(layer->cache, block);
+
+            assert(slot == KVW_BLOCK_NO_SLOT || layer->block_of[slot] == block);
+        }
+    }
+    for (uint32_t i = 0; i < READS; i++) {
+        const struct coming *coming = &cached->coming[i];
+
+        if (coming->op == NULL)
+            continue;
+        n_coming++;
+        assert(coming->layer < cached->n_layers && coming->slot < cached->n_slots);
+        assert(
+            kvw_block_policy_is_coming(cached->layers[coming->layer].cache, coming->slot,
+                                       cached->layers[coming->layer].block_of[coming->slot]));
+    }
+    assert(n_coming == cached->n_coming);
+}

@@ -14,6 +14,11 @@
  * A fingerprint (kvclient.h) tells a block from another one with the same number: the store sends
  * the rows of a block that the worker caches under another fingerprint.
  *
+ * Invariants, which kvw_block_cache_check() asserts:
+ *   (1) Those of each layer's block_policy.h.
+ *   (2) A slot's block, which the list for the store says, is the one that the policy has there.
+ *   (3) A read under way is of a block that the policy waits for; they are counted.
+ *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_BLOCK_CACHE_H
@@ -63,5 +68,8 @@ kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_r
 kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);
+
+/* Asserts the invariants. */
+void kvw_block_cache_check(const struct kvw_block_cache *cached);
 
 #endif

@@ -189,3 +189,33 @@ void kvw_block_policy_drop(struct kvw_block_policy *cache, uint32_t block)
         cache->slot_of[slot->block] = KVW_BLOCK_NO_SLOT;
     }
 }
+
+bool kvw_block_policy_is_coming(const struct kvw_block_policy *cache,
+                                uint32_t slot,
+                                uint32_t block)
+{
+    return cache->slots[slot].state == SLOT_COMING && cache->slots[slot].block == block;
+}
+
+void kvw_block_policy_check(const struct kvw_block_policy *cache)
+{
+    uint32_t n_used = 0, n_selected = 0;
+
+    for (uint32_t i = 0; i < cache->n_slots; i++) {
+        const struct slot *slot = &cache->slots[i];
+
+        assert(slot->touched <= cache->step);
+        if (slot->state == SLOT_FREE)
+            continue;
+        n_used++;
+        assert(slot->block < cache->n_blocks && cache->slot_of[slot->block] == i);
+    }
+    for (uint32_t block = 0; block < cache->n_blocks; block++) {
+        n_used -= cache->slot_of[block] != KVW_BLOCK_NO_SLOT;
+        n_selected += cache->n_selected[block] > 0;
+    }
+    assert(n_used == 0);
+    assert(n_selected == cache->n_noted);
+    for (uint32_t i = 0; i < cache->n_noted; i++)
+        assert(cache->noted[i] < cache->n_blocks && cache->n_selected[cache->noted[i]] > 0);
+}

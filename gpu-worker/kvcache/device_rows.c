@@ -336,3 +336,16 @@ uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
     }
     return n_runs;
 }
+
+void kvw_device_rows_check(const struct kvw_device_rows *rows)
+{
+    assert(rows->all == NULL || rows->some == NULL);
+    assert(rows->n_tokens <= rows->shape.capacity);
+    if (rows->all != NULL)
+        assert(rows->begin == 0);
+    if (rows->some == NULL)
+        return;
+    assert(rows->window > 0);
+    if (rows->n_tokens > 0 && rows->begin != UINT32_MAX)
+        assert(rows->begin <= rows->n_tokens && rows->n_tokens - rows->begin <= rows->window);
+}

@@ -6,6 +6,11 @@
  * Full rows need memory for the whole session, windowed rows next to none.  The change from
  * windowed to full reads missing rows from the store.
  *
+ * Invariants, which kvw_device_rows_check() asserts:
+ *   (1) The rows are whole or narrow, not both; neither only where memory was refused.
+ *   (2) Whole: all rows of the session are there, and there is room for them.
+ *   (3) Narrow: the ring holds the last `window` rows, unless a truncate has made it void.
+ *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_DEVICE_ROWS_H
@@ -61,5 +66,8 @@ uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
 
 /* Drops the rows from `tokens` on. */
 void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens);
+
+/* Asserts the invariants. */
+void kvw_device_rows_check(const struct kvw_device_rows *rows);
 
 #endif

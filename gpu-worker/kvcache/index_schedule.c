@@ -3,6 +3,7 @@
 #include "gpu-worker/base/time.h"
 #include "gpu-worker/kvcache/kmeans_budget.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum {
@@ -284,4 +285,10 @@ void kvw_index_schedule_stats(const struct kvw_index_schedule *index,
         .codebooks_trained = index->n_trained,
         .codebooks_found = index->n_found,
     };
+}
+
+void kvw_index_schedule_check(const struct kvw_index_schedule *index)
+{
+    assert(index->n_rows <= index->n_tokens && index->prompt_rows <= index->n_tokens);
+    assert(index->options.chapter_blocks == 0 || index->n_rows % KV_BLOCK_TOKENS == 0);
 }

@@ -9,6 +9,11 @@
  *
  * The nodes cluster while the next layers compute.
  *
+ * Invariants, which kvw_index_schedule_check() asserts:
+ *   (1) Neither the rows that an index was asked for in all layers nor the prompt's are more than
+ *       have passed.
+ *   (2) With chapters, whole blocks were asked for.
+ *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_INDEX_SCHEDULE_H
@@ -74,5 +79,8 @@ void kvw_index_schedule_truncate(struct kvw_index_schedule *index, uint32_t toke
 
 void kvw_index_schedule_stats(const struct kvw_index_schedule *index,
                               struct kvw_index_stats *ret_stats);
+
+/* Asserts the invariants. */
+void kvw_index_schedule_check(const struct kvw_index_schedule *index);
 
 #endif

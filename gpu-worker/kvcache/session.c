@@ -143,6 +143,7 @@ kv_status_t kvw_session_poll(struct kvw_session *store)
 
 kv_status_t kvw_session_flush(struct kvw_session *store)
 {
+    kvw_write_behind_check(store->writer);
     return kvw_write_behind_flush(store->writer);
 }
 

@@ -166,3 +166,12 @@ uint64_t kvw_write_behind_bytes(const struct kvw_write_behind *writer)
 {
     return writer->bytes;
 }
+
+void kvw_write_behind_check(const struct kvw_write_behind *writer)
+{
+    const unsigned n_under_way = writer->n_begun - writer->n_ended;
+
+    assert(n_under_way <= SLOTS);
+    for (unsigned i = 0; i < SLOTS; i++)
+        assert((writer->ops[(writer->n_ended + i) % SLOTS] != NULL) == (i < n_under_way));
+}

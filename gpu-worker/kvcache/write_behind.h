@@ -6,6 +6,9 @@
  *
  * The client library has no threads: transfers progress in kvw_write_behind_poll().
  *
+ * Invariants, which kvw_write_behind_check() asserts:
+ *   (1) Operations are in the slots that were sent and not taken back, and in no others.
+ *
  * Threads: the client's.  Memory: create/destroy; keeps the client and the session.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_WRITE_BEHIND_H
@@ -47,5 +50,8 @@ kv_status_t kvw_write_behind_flush(struct kvw_write_behind *writer);
 const char *kvw_write_behind_detail(const struct kvw_write_behind *writer);
 double kvw_write_behind_wait_s(const struct kvw_write_behind *writer);
 uint64_t kvw_write_behind_bytes(const struct kvw_write_behind *writer);
+
+/* Asserts the invariants. */
+void kvw_write_behind_check(const struct kvw_write_behind *writer);
 
 #endif

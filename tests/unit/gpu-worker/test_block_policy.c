@@ -1,8 +1,9 @@
 /* block_policy.h: what is wanted, what goes, and that a block is held only once it has landed.
  */
-#include "gpu-worker/kvcache/block_policy.h"
+#include "gpu-worker/kvcache/block_policy.c" /* its insides are broken below */
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
+#include "tests/support/dies.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,6 +62,7 @@ static void most_chosen_are_wanted(void **state)
     note(cache, 9, 1);
     assert_int_equal(kvw_block_policy_end(cache, BLOCKS, &wanted), 1);
     assert_int_equal(wanted[0], 9);
+    kvw_block_policy_check(cache);
     kvw_block_policy_destroy(cache);
 }
 
@@ -94,11 +96,13 @@ static void the_right_one_goes(void **state)
     assert_int_equal(kvw_block_policy_slot(cache, 1), KVW_BLOCK_NO_SLOT);
     for (uint32_t block = 0; block < SLOTS; block++)
         assert_true(block == 1 || kvw_block_policy_slot(cache, block) != KVW_BLOCK_NO_SLOT);
+    kvw_block_policy_check(cache);
     kvw_block_policy_destroy(cache);
 
     fill(KVW_BLOCKS_LFU, &cache);
     assert_int_not_equal(kvw_block_policy_slot(cache, 0), KVW_BLOCK_NO_SLOT);
     assert_int_equal(kvw_block_policy_slot(cache, 1), KVW_BLOCK_NO_SLOT);
+    kvw_block_policy_check(cache);
     kvw_block_policy_destroy(cache);
 }
 
@@ -132,6 +136,7 @@ static void what_is_in_use_stays(void **state)
     assert_int_equal(kvw_block_policy_slot(cache, 2), KVW_BLOCK_NO_SLOT);
     assert_int_equal(kvw_block_policy_slot(cache, 3), KVW_BLOCK_NO_SLOT);
     assert_int_not_equal(kvw_block_policy_slot(cache, 0), KVW_BLOCK_NO_SLOT);
+    kvw_block_policy_check(cache);
     kvw_block_policy_destroy(cache);
 }
 
@@ -182,11 +187,59 @@ static void random_steps(void **state)
                 assert_true(slot < SLOTS && owner[slot] == UINT32_MAX);
                 owner[slot] = block;
             }
+            kvw_block_policy_check(cache);
             if (n_coming == 0 && kv_random_below(&dice, 50) == 0)
                 kvw_block_policy_drop(cache, (uint32_t)kv_random_below(&dice, BLOCKS));
         }
+        kvw_block_policy_check(cache);
         kvw_block_policy_destroy(cache);
     }
+}
+
+enum broken {
+    OTHER_SLOT,
+    BLOCK_BEYOND,
+    SLOT_FORGOTTEN,
+    NOTED_TWICE,
+    NOT_NOTED,
+    TOUCHED_LATER,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kvw_block_policy *cache;
+
+    if (kvw_block_policy_create(KVW_BLOCKS_LRU, BLOCKS, SLOTS, K_CACHE, &cache) != KV_OK)
+        return;
+    hold(cache, 3);
+    hold(cache, 9);
+    note(cache, 4, 2);
+    note(cache, 7, 1);
+    if (*broken == OTHER_SLOT)
+        cache->slot_of[3] = cache->slot_of[9];
+    else if (*broken == BLOCK_BEYOND)
+        cache->slots[0].block = BLOCKS;
+    else if (*broken == SLOT_FORGOTTEN)
+        cache->slots[0].state = SLOT_FREE;
+    else if (*broken == NOTED_TWICE)
+        cache->n_noted++;
+    else if (*broken == NOT_NOTED)
+        cache->n_selected[7] = 0;
+    else if (*broken == TOUCHED_LATER)
+        cache->slots[1].touched = cache->step + 1;
+    kvw_block_policy_check(cache);
+}
+
+static void check_finds(void **state)
+{
+    enum broken broken;
+
+    (void)state;
+    for (broken = 0; broken < N_BROKEN; broken++)
+        assert_true(dies(check_broken, &broken));
+    assert_false(dies(check_broken, &broken)); /* nothing is */
 }
 
 int main(void)
@@ -196,6 +249,7 @@ int main(void)
         cmocka_unit_test(the_right_one_goes),
         cmocka_unit_test(what_is_in_use_stays),
         cmocka_unit_test(random_steps),
+        cmocka_unit_test(check_finds),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
