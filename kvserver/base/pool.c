@@ -1,7 +1,6 @@
 #include "kvserver/base/pool.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 enum {
@@ -93,6 +92,12 @@ uint32_t kv_pool_index(const struct kv_pool *pool, const void *object)
     assert(offset % pool->stride_bytes == 0);
     assert(offset / pool->stride_bytes < pool->n_objects);
     return (uint32_t)(offset / pool->stride_bytes);
+}
+
+bool kv_pool_is_used(const struct kv_pool *pool, uint32_t index)
+{
+    assert(index < pool->n_objects);
+    return pool->used[index];
 }
 
 uint32_t kv_pool_used(const struct kv_pool *pool)

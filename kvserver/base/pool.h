@@ -10,6 +10,7 @@
 #ifndef KV_KVSERVER_BASE_POOL_H
 #define KV_KVSERVER_BASE_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,7 @@ void kv_pool_put(struct kv_pool *pool, void *object);
 /* Returns the object of that index, in use or not. */
 void *kv_pool_at(struct kv_pool *pool, uint32_t index);
 uint32_t kv_pool_index(const struct kv_pool *pool, const void *object);
+bool kv_pool_is_used(const struct kv_pool *pool, uint32_t index);
 uint32_t kv_pool_used(const struct kv_pool *pool);
 uint32_t kv_pool_size(const struct kv_pool *pool);
 

@@ -38,6 +38,8 @@ static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed
 static inline void bench_close(struct bench *bench)
 {
     kvs_segment_store_check(&bench->heap);
+    kvs_codebooks_check(&bench->codebooks);
+    kvs_indexer_check(bench->indexer);
     kvs_arena_check(bench->arena);
     kvs_indexer_destroy(bench->indexer);
     kvs_codebooks_fini(&bench->codebooks);

@@ -782,3 +782,57 @@ void kvs_indexer_stats(const struct kvs_indexer *indexer, struct kvs_indexer_sta
 {
     *ret_stats = indexer->stats;
 }
+
+void kvs_indexer_visit(const struct kvs_indexer *indexer,
+                       void (*visit)(void *arg, const struct kvs_index_job_look *look),
+                       void *arg)
+{
+    for (const struct job *job = indexer->first; job != NULL; job = job->next) {
+        const struct kvs_index_job_look look = {
+            .segments = job->segments,
+            .n_segments = job->n_segments,
+            .codebook = job->codebook,
+            .has_codebook = job->has_codebook,
+        };
+
+        visit(arg, &look);
+    }
+}
+
+static void check_job(const struct kvs_indexer *indexer, const struct job *job)
+{
+    const struct kvs_arena *arena = indexer->books->store->arena;
+    const bool is_celling = job->state == JOB_CELLS_COUNT || job->state == JOB_CELLS_PLACE;
+
+    assert(job->n_segments > 0 && job->n_rows > (job->n_segments - 1) * KV_BLOCK_TOKENS);
+    assert(job->n_rows <= job->n_segments * KV_BLOCK_TOKENS);
+    assert(kvs_arena_is_lent(arena, job->segments_class, job->segments));
+    assert(job->segments[0]->begins_job);
+    for (uint32_t i = 0; i < job->n_segments; i++)
+        assert(job->segments[i]->pins > 0 && (job->is_late || job->segments[i]->training));
+    assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
+    assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
+                                  book_of(indexer, job)->refs > 0));
+    assert((job->cells != NULL) == is_celling);
+    assert(job->cells == NULL || kvs_arena_is_lent(arena, job->cells_class, job->cells));
+    assert(job->training == NULL ||
+           (!job->is_late && job->state != JOB_QUEUED &&
+            kvs_arena_is_lent(arena, job->training_class, job->training)));
+    assert(job == indexer->first || job->state == JOB_QUEUED);
+}
+
+void kvs_indexer_check(const struct kvs_indexer *indexer)
+{
+    struct job *const *link = &indexer->first;
+    bool looked = indexer->looked == link;
+    uint32_t n = 0;
+
+    for (; *link != NULL; link = &(*link)->next) {
+        check_job(indexer, *link);
+        n++;
+        looked = looked || indexer->looked == &(*link)->next;
+        assert(n <= indexer->stats.n_jobs); /* no ring */
+    }
+    assert(indexer->end == link && looked);
+    assert(n == indexer->stats.n_jobs && n == kv_pool_used(indexer->jobs));
+}

@@ -16,6 +16,15 @@
  * Rows are verified in each slice that reads them (verify.h).  A job that finds a bad row
  * fails, so nothing is made from bad rows.
  *
+ * Invariants, which kvs_indexer_check() asserts between two steps:
+ *   (1) The jobs in the list are those that the pool has lent, and as many as are counted; what
+ *       is looked at next is in the list, or behind its end.
+ *   (2) Only the first is at work: the others are queued and hold nothing but their segments.
+ *   (3) A job has all of its segments pinned, says in the first that it begins there, and in each
+ *       that it gives it codes, if it does.
+ *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
+ *   (5) It has room for cells while it makes them, and only then.
+ *
  * Threads: the data thread.  Memory: jobs from a pool; what a running job needs, from the
  * arena.
  */
@@ -86,6 +95,22 @@ bool kvs_indexer_step(struct kvs_indexer *indexer);
 
 /* Returns true once after a job has ended, for any reason. */
 bool kvs_indexer_take_ended(struct kvs_indexer *indexer);
+
+/* Looks at each job. */
+void kvs_indexer_check(const struct kvs_indexer *indexer);
+
+/* What a job has of others. */
+struct kvs_index_job_look {
+    struct kvs_segment *const *segments; /* (n_segments) pinned */
+    uint32_t n_segments;
+    uint32_t codebook; /* where has_codebook */
+    bool has_codebook;
+};
+
+/* Shows all jobs. */
+void kvs_indexer_visit(const struct kvs_indexer *indexer,
+                       void (*visit)(void *arg, const struct kvs_index_job_look *look),
+                       void *arg);
 
 struct kvs_indexer_stats {
     uint64_t trained; /* codebooks */

@@ -183,3 +183,32 @@ uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
     *ret_class = class_id;
     return cells;
 }
+
+static void check_codebook(const struct kvs_codebooks *books, const struct kvs_codebook *book)
+{
+    const struct kvs_arena *arena = books->store->arena;
+
+    assert(book->refs > 0 && book->serial > 0 && book->serial <= books->serial);
+    assert(kvs_arena_is_lent(arena, book->class_id, book->centroids));
+    assert((book->cells != NULL) == (book->n_celled > 0));
+    assert(book->n_celled % KV_PQ_TILE == 0);
+    assert(book->cells == NULL || kvs_arena_is_lent(arena, book->cells_class, book->cells));
+    assert(book->n_summaries_lost == 0 || book->summaries.n_rows == 0);
+    kvs_summaries_check(&book->summaries, arena);
+}
+
+void kvs_codebooks_check(const struct kvs_codebooks *books)
+{
+    uint64_t n_rows = 0, n_bytes = 0;
+
+    for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++) {
+        if (!kv_pool_is_used(books->pool, i))
+            continue;
+        const struct kvs_codebook *book = kvs_codebook_at(books, i);
+
+        check_codebook(books, book);
+        n_rows += book->summaries.n_rows;
+        n_bytes += kvs_summaries_bytes(&book->summaries);
+    }
+    assert(n_rows == books->rows_summarised && n_bytes == books->summaries_bytes);
+}

@@ -13,6 +13,14 @@
  * Cells and summaries with a wrong checksum are counted and lost: they are not used any more,
  * until new ones have been made (kvs_index_repair()).
  *
+ * Invariants, which kvs_codebooks_check() asserts of each:
+ *   (1) Somebody refers to it, and its serial is one that was given.
+ *   (2) Its centroids, cells and summaries are elements of the arena that are lent.
+ *   (3) Cells are of whole blocks, one at least; without any, none are counted.
+ *   (4) Summaries are there or lost, not both.
+ * and of all together:
+ *   (5) Their summaries are of as many rows, and bytes, as are counted.
+ *
  * Threads: the data thread.  Memory: records from the system, as they are used; centroids from
  * the arena.
  */
@@ -91,6 +99,9 @@ struct kvs_codebooks {
 bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store);
 /* Frees the codebooks, when no segment has codes any more. */
 void kvs_codebooks_fini(struct kvs_codebooks *books);
+
+/* Looks at each. */
+void kvs_codebooks_check(const struct kvs_codebooks *books);
 
 /* One of the plan, with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
  * KVS_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */

@@ -7,6 +7,10 @@
  * KV_SUMMARY_ROWS rows, counted from the chapter's first row, form a group; the last group may
  * have fewer.
  *
+ * Invariants, which kvs_summaries_check() asserts:
+ *   (1) There is a list of groups if they stand for rows, and none if for none.
+ *   (2) The list and the bytes of each group are elements of the arena that are lent.
+ *
  * Threads: the data thread.  Memory: from the arena.
  */
 #ifndef KV_KVSERVER_STORE_INDEX_SUMMARIES_H
@@ -67,7 +71,9 @@ static inline uint32_t kvs_summaries_bits(uint32_t each)
     return each == 16 ? KV_SUMMARY_16 : each == 64 ? KV_SUMMARY_64 : 0;
 }
 
-/* Frees the summaries; none are left. */
+void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs_arena *arena);
+
+/* Gives the memory back; none are left. */
 void kvs_summaries_clear(struct kvs_summaries *summaries, struct kvs_arena *arena);
 
 /* Summaries that are being made. */
