@@ -134,6 +134,8 @@ void kvs_node_destroy(struct kvs_node *node)
     if (node == NULL)
         return;
     kvs_node_stop(node);
+    if (node->n_threads > 0 && node->n_threads == node->control.n_threads)
+        kvs_node_check(node);
     for (uint32_t i = 0; i < node->n_threads; i++)
         kvs_shard_fini(&node->shard[i]);
     kvs_control_fini(&node->control);

@@ -95,6 +95,18 @@ bool kvs_node_drained(struct kvs_node *node);
 /* Returns true if a client requested a drain (KV_OP_DRAIN): the program should then exit. */
 bool kvs_node_drain_requested(const struct kvs_node *node);
 
+/* ---- no thread: the node's own have stopped, or all steps are the caller's ---- */
+
+/* Asserts that the books of the control thread and of every data thread are right (control.h and
+ * shard.h number their invariants), and, where no control operation is under way, that
+ *   (1) the data threads have the same sessions in use as the control thread, with the same
+ *       token, tenant, generation, placement, writers and schema;
+ *   (2) a client that is open is open there, with the same token, tenant and credits, or the
+ *       control thread was told that it is lost; one that is free is free there. */
+void kvs_node_check(const struct kvs_node *node);
+/* The same of all that lies in memory: walks every segment. */
+void kvs_node_check_memory(const struct kvs_node *node);
+
 /* ---- any thread ---- */
 
 /* Returns the address for kv_client_options.nodes of a client in the same process; needs

@@ -212,6 +212,7 @@ static void close_node(void)
 {
     kv_client_close(it.client);
     it.client = NULL;
+    kvs_node_check_memory(it.node);
     kvs_node_destroy(it.node);
     it.disk->ops->close(it.disk);
     it.transport->ops->close(it.transport);

@@ -495,6 +495,8 @@ static void tear_down(void)
     memset(run.sides, 0, sizeof(run.sides));
     for (unsigned i = 0; i < 100; i++)
         turn();
+    if (run.node != NULL)
+        kvs_node_check_memory(run.node);
     kvs_node_destroy(run.node);
     if (run.disk != NULL)
         run.disk->ops->close(run.disk);

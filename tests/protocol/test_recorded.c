@@ -151,6 +151,7 @@ static void open_world(void)
 
 static void close_world(void)
 {
+    kvs_node_check_memory(world.node);
     kvs_node_destroy(world.node);
     world.disk->ops->close(world.disk);
     world.transport->ops->close(world.transport);

@@ -56,6 +56,8 @@ enum {
     CLOCK_JUMP_EVERY_US = 10000000, /* so that no lease that is renewed ends by jumps */
     DRAIN_US = 10000000,            /* a node that drains stops by then, as kvserver does */
     DRAIN_HEARD_US = 1000000,       /* answers of one that stopped are on their way */
+    BOOKS_EVERY = 16,               /* turns */
+    MEMORY_EVERY = 1024,
 };
 
 enum task_kind {
@@ -1795,6 +1797,19 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
     return is_busy;
 }
 
+/* The books of all nodes: a walk of requests and sessions is cheap, one of all memory is not. */
+static void check_books(struct world *world)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        if (world->nodes[i].node == NULL)
+            continue;
+        if (world->at % BOOKS_EVERY == 0)
+            kvs_node_check(world->nodes[i].node);
+        if (world->at % MEMORY_EVERY == 0)
+            kvs_node_check_memory(world->nodes[i].node);
+    }
+}
+
 /* One turn of everybody, in any order; then time goes on. */
 static void turn(struct world *world, uint64_t most_us)
 {
@@ -1822,6 +1837,7 @@ static void turn(struct world *world, uint64_t most_us)
             is_busy |= step_node(world, (actor - N_CLIENTS) / (1 + THREADS_MAX),
                                  (actor - N_CLIENTS) % (1 + THREADS_MAX));
     }
+    check_books(world);
     next_us = sim_net_step(world->net);
     world->n_busy = is_busy || next_us <= now_us ? world->n_busy + 1 : 0;
     if (world->n_busy > 0) {

@@ -68,6 +68,7 @@ void cluster_end(struct cluster *cluster, uint32_t node)
     if (cluster->nodes[node] == NULL)
         return;
     kvs_node_stop(cluster->nodes[node]);
+    kvs_node_check_memory(cluster->nodes[node]);
     kvs_node_destroy(cluster->nodes[node]);
     cluster->nodes[node] = NULL;
 }

@@ -8,6 +8,21 @@
  *
  * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
  *
+ * Invariants, which kvs_control_check() asserts between two steps:
+ *   (1) The calls in the list are as many as are counted; every link back is the reverse of a
+ *       link forward.
+ *   (2) A session is busy while one call is at it, as its session or as the child, and only then.
+ *   (3) The sessions in use are those in the map, each under its id, and as many as are counted.
+ *   (4) A session's generation is one more than the operations in its log; these are of the
+ *       generations before it, one each, and no two are the same operation.
+ *   (5) A session has writers, as writers.h says that they are; one not in use has none.
+ *   (6) A model counts the sessions that use it, and has none while it is being saved; no two
+ *       models are the same.
+ *   (7) Credits that are granted and those that are not are all that there are requests for; a
+ *       client has what is sure, and not more than the configuration says.
+ *   (8) A client that is being opened has its hello under way; one that data threads were asked
+ *       to close, a goodbye.  No two that are open are the same.
+ *
  * Threads: the control thread, except where stated otherwise.
  */
 #ifndef KV_KVSERVER_STORE_CONTROL_CONTROL_H
@@ -208,6 +223,11 @@ bool kvs_control_request(struct kvs_control *control,
 bool kvs_control_step(struct kvs_control *control);
 void kvs_control_drain(struct kvs_control *control);
 bool kvs_control_drained(struct kvs_control *control);
+
+/* ---- check.c ---- */
+
+/* Walks everything. */
+void kvs_control_check(const struct kvs_control *control);
 
 /* ---- call.c ---- */
 

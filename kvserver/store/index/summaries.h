@@ -73,7 +73,7 @@ static inline uint32_t kvs_summaries_bits(uint32_t each)
 
 void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs_arena *arena);
 
-/* Gives the memory back; none are left. */
+/* Frees the summaries; none are left. */
 void kvs_summaries_clear(struct kvs_summaries *summaries, struct kvs_arena *arena);
 
 /* Summaries that are being made. */

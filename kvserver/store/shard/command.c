@@ -49,6 +49,7 @@ static bool client_close(struct kvs_shard *shard, struct kvs_command *command)
     kvs_shard_client_close(shard, client);
     /* The place becomes free when the client's last request has ended. */
     command->status = client->state == KVS_SHARD_CLIENT_FREE ? KV_OK : KV_BUSY;
+    kvs_shard_check(shard); /* rare enough for it */
     return true;
 }
 
@@ -133,8 +134,10 @@ static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
         kvs_ended_add(&shard->ended, &command->ended);
         kvs_shard_session_wake(shard, session, UINT32_MAX);
     }
-    for (; command->cursor < session->n_units && command->cursor < end; command->cursor++)
+    for (; command->cursor < session->n_units && command->cursor < end; command->cursor++) {
+        kvs_unit_check(&session->units[command->cursor], &shard->store);
         kvs_unit_clear(&session->units[command->cursor], &shard->store);
+    }
     if (command->cursor < session->n_units)
         return false;
     kvs_shard_session_free(shard, session);

@@ -53,8 +53,7 @@ static uint64_t idle_since(const struct kvs_request *request)
                : request->since_us;
 }
 
-/* Returns when the request has to be checked next. */
-static uint64_t next_look(const struct kvs_request *request)
+uint64_t kvs_request_next_look(const struct kvs_request *request)
 {
     uint64_t stuck_us = idle_since(request) + request->shard->stuck_send_us;
 
@@ -108,7 +107,7 @@ static bool check_client(struct kvs_shard *shard, struct kvs_shard_client *clien
     client->due_us = UINT64_MAX;
     for (struct kvs_request *request = client->requests; request != NULL;
          request = request->client_next)
-        kvs_request_due(request, next_look(request));
+        kvs_request_due(request, kvs_request_next_look(request));
     return stuck;
 }
 

@@ -10,6 +10,7 @@
  *   command.c      commands of the control thread
  *   stats.c        gauges
  *   shard.c        creation, destruction, one step
+ *   check.c        asserts that all books are right
  */
 #ifndef KV_KVSERVER_STORE_SHARD_SHARD_PRIVATE_H
 #define KV_KVSERVER_STORE_SHARD_SHARD_PRIVATE_H
@@ -125,6 +126,9 @@ bool kvs_shard_run_background(struct kvs_shard *shard);
 bool kvs_shard_look_again(struct kvs_shard *shard);
 
 /* ---- deadlines.c ---- */
+
+/* Returns when the request has to be checked next. */
+uint64_t kvs_request_next_look(const struct kvs_request *request);
 
 /* Ends late requests, and disconnects clients that make no progress. */
 void kvs_shard_timers(struct kvs_shard *shard);

@@ -4,18 +4,8 @@
  * The arena's own source is part of this test, which so reaches into its pages. */
 #include "kvserver/store/rows/arena.c"
 #include "kvserver/store/rows/object.h"
+#include "tests/support/aborts.h"
 #include "tests/support/units.h"
-
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum {
     D = 16,
@@ -28,35 +18,6 @@ static struct bench bench;
 static struct kvs_unit unit, child;
 static struct kvs_objects objects;
 static struct kvs_stored_object *object[3];
-
-/* Whether a process in which `step` was done ends with SIGABRT by `check`. */
-static bool aborts(void (*step)(void), void (*check)(void))
-{
-    int status;
-    const pid_t pid = fork();
-
-    if (pid == 0) {
-        const struct rlimit no_core = {0};
-
-        signal(SIGABRT, SIG_DFL);
-        setrlimit(RLIMIT_CORE, &no_core);
-        if (freopen("/dev/null", "w", stderr) == NULL)
-            _exit(2);
-        step();
-        check();
-        _exit(0);
-    }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid)
-        fail_msg("a child of this test");
-    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-}
-
-/* Tells by its name which break was not found. */
-#define expect_found(step, check)             \
-    do {                                      \
-        if (!aborts(step, check))             \
-            fail_msg("%s: not found", #step); \
-    } while (0)
 
 static int set_up(void **state)
 {

@@ -1,0 +1,177 @@
+/* check.c - whether the control thread's books are right; control.h numbers what is asserted
+ * here.
+ */
+#include "kvserver/base/token.h"
+#include "kvserver/store/control/control.h"
+
+#include <assert.h>
+
+/* ---- calls ------------------------------------------------------------------------------- */
+
+static void check_calls(const struct kvs_control *control)
+{
+    struct kvs_control_call *const *link = &control->calls;
+    uint32_t n = 0;
+
+    for (; *link != NULL; link = &(*link)->list_next) {
+        const struct kvs_control_call *call = *link;
+
+        assert(call->list_link == link && call->control == control);
+        assert(kvs_control_has_op(control, call->op));
+        assert(call->session == NULL || (call->session->used && call->session->busy));
+        assert(call->child == NULL || (call->child->used && call->child->busy));
+        n++;
+        assert(n <= control->n_calls);
+    }
+    assert(n == control->n_calls);
+}
+
+static uint32_t n_calls_of_session(const struct kvs_control *control,
+                                   const struct kvs_session *session)
+{
+    uint32_t n = 0;
+
+    for (const struct kvs_control_call *call = control->calls; call != NULL;
+         call = call->list_next)
+        n += (call->session == session) + (call->child == session);
+    return n;
+}
+
+static uint32_t n_calls_of_client(const struct kvs_control *control,
+                                  const struct kvs_client_record *client,
+                                  enum kv_op_id op)
+{
+    uint32_t n = 0;
+
+    for (const struct kvs_control_call *call = control->calls; call != NULL;
+         call = call->list_next)
+        n += call->client == client && call->op == op;
+    return n;
+}
+
+/* ---- models ------------------------------------------------------------------------------ */
+
+static uint32_t n_sessions_of(const struct kvs_control *control, const struct kvs_model *model)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < control->config.sessions_max; i++)
+        n += control->sessions[i].used && control->sessions[i].model == model;
+    return n;
+}
+
+static void check_models(const struct kvs_control *control)
+{
+    uint32_t n_sessions = 0;
+
+    assert(control->n_models <= KVS_MODELS_MAX);
+    for (uint32_t i = 0; i < control->n_models; i++) {
+        const struct kvs_model *model = control->models[i];
+
+        assert(model->n_sessions == n_sessions_of(control, model));
+        assert(model->n_sessions == 0 || !model->saving);
+        for (uint32_t j = 0; j < i; j++)
+            assert(!kv_token_equal(&control->models[j]->info.fingerprint,
+                                   &model->info.fingerprint));
+        n_sessions += model->n_sessions;
+    }
+    assert(n_sessions == control->n_sessions);
+}
+
+/* ---- sessions ---------------------------------------------------------------------------- */
+
+static void check_log(const struct kvs_session *session)
+{
+    const uint32_t n = session->n_log < KVS_LOG_ENTRIES ? session->n_log : KVS_LOG_ENTRIES;
+
+    assert(session->generation == session->n_log + 1);
+    for (uint32_t i = session->n_log - n; i < session->n_log; i++) {
+        const struct kvs_log_entry *entry = &session->log[i % KVS_LOG_ENTRIES];
+
+        assert(entry->kind == KV_OP_FORK || entry->kind == KV_OP_TRUNCATE);
+        assert(entry->generation == i + 1 && entry->writer != 0);
+        assert(entry->tokens <= session->tokens_max);
+        for (uint32_t j = i + 1; j < session->n_log; j++)
+            assert(session->log[j % KVS_LOG_ENTRIES].op_id != entry->op_id);
+    }
+}
+
+static void check_writers(const struct kv_writers *writers)
+{
+    assert(writers->n_runs >= 1 && writers->n_runs <= KV_WRITER_RUNS_MAX);
+    for (uint32_t i = 0; i < writers->n_runs; i++) {
+        assert(writers->runs[i].writer != 0);
+        if (i > 0)
+            assert(writers->runs[i - 1].end < writers->runs[i].end &&
+                   writers->runs[i - 1].writer != writers->runs[i].writer);
+    }
+    assert(writers->runs[writers->n_runs - 1].end == UINT32_MAX);
+}
+
+static void check_sessions(const struct kvs_control *control)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+        const struct kvs_session *session = &control->sessions[i];
+
+        if (!session->used) {
+            assert(session->writers == NULL);
+            continue;
+        }
+        n++;
+        assert(session->index == i);
+        assert(kv_map_get(control->session_of_id, &session->id) == session);
+        assert(n_calls_of_session(control, session) == (session->busy ? 1u : 0u));
+        assert(session->node_index < session->n_nodes);
+        assert(session->tokens_max > 0 && session->shared_tokens <= session->tokens_max);
+        check_log(session);
+        check_writers(session->writers);
+    }
+    assert(n == control->n_sessions && n == kv_map_count(control->session_of_id));
+    assert(atomic_load(&control->n_sessions_seen) == n);
+}
+
+/* ---- clients ----------------------------------------------------------------------------- */
+
+static void check_client(const struct kvs_control *control,
+                         const struct kvs_client_record *client)
+{
+    assert(client == &control->clients[client->index]);
+    assert(client->credits >= control->credits_sure &&
+           client->credits <= control->config.credits);
+    assert(client->state != KVS_CLIENT_CLOSING || client->channel == NULL);
+    assert(client->state != KVS_CLIENT_OPENING ||
+           n_calls_of_client(control, client, KV_OP_HELLO) == 1);
+    assert((client->n_asked > 0) == (n_calls_of_client(control, client, KV_OP_GOODBYE) > 0));
+    for (const struct kvs_client_record *other = control->clients;
+         other < client && client->state != KVS_CLIENT_CLOSING; other++)
+        assert((other->state != KVS_CLIENT_OPEN && other->state != KVS_CLIENT_OPENING) ||
+               !kv_token_equal(&other->id, &client->id));
+}
+
+static void check_clients(const struct kvs_control *control)
+{
+    const struct kvs_node_config *config = &control->config;
+    uint32_t n_granted = config->clients_max * control->credits_sure;
+
+    for (uint32_t i = 0; i < config->clients_max; i++) {
+        const struct kvs_client_record *client = &control->clients[i];
+
+        if (client->state == KVS_CLIENT_FREE) {
+            assert(client->channel == NULL && client->n_asked == 0);
+            continue;
+        }
+        check_client(control, client);
+        n_granted += client->credits - control->credits_sure;
+    }
+    assert(n_granted + control->credits_spare == kvs_node_requests_max(config));
+}
+
+void kvs_control_check(const struct kvs_control *control)
+{
+    check_calls(control);
+    check_models(control);
+    check_sessions(control);
+    check_clients(control);
+}

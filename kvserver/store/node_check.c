@@ -1,0 +1,58 @@
+/* Whether a node's books are right: the control thread's, each data thread's, and what the two
+ * say of the same session or client; node.h numbers that. */
+#include "kvserver/store/node_private.h"
+
+#include "kvserver/base/token.h"
+
+#include <assert.h>
+
+static void check_session(const struct kvs_session *session,
+                          const struct kvs_shard_session *there)
+{
+    assert(there->used == session->used);
+    if (!session->used)
+        return;
+    assert(kv_token_equal(&there->token, &session->token) && !there->changing);
+    assert(there->generation == session->generation && there->epoch == session->epoch);
+    assert(there->tenant == session->tenant && there->tokens_max == session->tokens_max);
+    assert(there->writers == session->writers);
+    assert(there->schema == &session->model->info.schema);
+}
+
+static void check_client(const struct kvs_client_record *client,
+                         const struct kvs_shard_client *there)
+{
+    if (client->state == KVS_CLIENT_FREE)
+        assert(there->state == KVS_SHARD_CLIENT_FREE);
+    if (client->state != KVS_CLIENT_OPEN)
+        return;
+    assert(there->state == KVS_SHARD_CLIENT_OPEN || there->is_told);
+    assert(kv_token_equal(&there->token, &client->token));
+    assert(there->tenant == client->tenant && there->credits == client->credits);
+}
+
+/* Without calls under way, the threads know the same. */
+static void check_agreement(const struct kvs_control *control, const struct kvs_shard *shard)
+{
+    assert(shard->command == NULL);
+    for (uint32_t i = 0; i < control->config.sessions_max; i++)
+        check_session(&control->sessions[i], &shard->sessions[i]);
+    for (uint32_t i = 0; i < control->config.clients_max; i++)
+        check_client(&control->clients[i], &shard->clients[i]);
+}
+
+void kvs_node_check(const struct kvs_node *node)
+{
+    kvs_control_check(&node->control);
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        kvs_shard_check(&node->shard[i]);
+        if (node->control.n_calls == 0)
+            check_agreement(&node->control, &node->shard[i]);
+    }
+}
+
+void kvs_node_check_memory(const struct kvs_node *node)
+{
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        kvs_shard_check_memory(&node->shard[i]);
+}

@@ -1,0 +1,386 @@
+/* The checks of a node's books, each proved: one invariant after another is broken in a node with a
+ * client and a request that waits, and the check ends the process. */
+#include "kvserver/base/clock.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/net/transport.h"
+#include "kvserver/store/node_private.h"
+#include "kvserver/store/shard/shard_private.h"
+#include "tests/support/aborts.h"
+
+#include <stdlib.h>
+
+static struct kv_transport *transport;
+static struct kv_disk *disk;
+static struct kvs_node *node;
+static struct kvs_control *control;
+static struct kvs_shard *shard;
+static struct kvs_shard_client *client;
+static struct kvs_request *request;
+static struct kv_channel channel;
+
+/* A request of a client that data thread 0 has opened by itself; no message ever comes. */
+static int set_up(void **state)
+{
+    const struct kv_transport_config transport_config = {0};
+    const struct kv_wire_header header = {.op = KV_OP_PING, .deadline_us = 1000};
+    char detail[256];
+
+    (void)state;
+    if (kv_transport_loopback.open(&transport_config, &transport, detail, sizeof(detail)) !=
+        KV_OK)
+        return -1;
+    disk = kv_disk_memory_open(&kv_clock_real, 0);
+    const struct kvs_node_config config = {.memory_bytes = 32 << 20,
+                                           .n_threads = 1,
+                                           .sessions_max = 8,
+                                           .clients_max = 4,
+                                           .clock = &kv_clock_real,
+                                           .transport = transport,
+                                           .disk = disk};
+    if (kvs_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
+        return -1;
+    control = &node->control;
+    shard = &node->shard[0];
+    client = &shard->clients[1];
+    client->index = 1;
+    client->state = KVS_SHARD_CLIENT_OPEN;
+    client->channel = &channel;
+    client->credits = 8;
+    client->due_us = UINT64_MAX;
+    request = kvs_request_create(shard, client, &header);
+    kvs_request_queue(request);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kvs_request_end(request);
+    client->channel = NULL;
+    client->state = KVS_SHARD_CLIENT_FREE;
+    kvs_node_check_memory(node);
+    kvs_node_destroy(node);
+    disk->ops->close(disk);
+    transport->ops->close(transport);
+    return 0;
+}
+
+/* ---- a data thread ----------------------------------------------------------------------- */
+
+static void check_shard(void)
+{
+    kvs_shard_check(shard);
+}
+
+static void request_of_no_client(void)
+{
+    client->requests = NULL;
+    client->n_requests = 0;
+    atomic_store(&client->in_flight, 0);
+}
+
+static void request_not_counted(void)
+{
+    client->n_requests = 0;
+}
+
+static void request_left_in_between(void)
+{
+    kvs_request_unlink(request);
+    request->state = KVS_REQUEST_BEGUN;
+}
+
+static void request_queued_in_no_queue(void)
+{
+    kvs_request_unlink(request);
+}
+
+static void request_of_other_priority(void)
+{
+    const unsigned priority = kv_op_priority(request->header.op);
+
+    kvs_request_queue_at(request, &shard->queues[(priority + 1) % KV_PRIORITY_COUNT]);
+}
+
+static void request_sends_and_is_queued(void)
+{
+    request->n_sends = 1;
+}
+
+static void request_never_looked_at(void)
+{
+    client->due_us = UINT64_MAX;
+}
+
+static void queue_end(void)
+{
+    shard->looking.end = &request->next;
+}
+
+static void body_of_nobody(void)
+{
+    (void)kv_pool_get(shard->bodies);
+}
+
+static void body_not_counted(void)
+{
+    request->body_slot = kv_pool_get(shard->bodies);
+}
+
+static void staging_given_back(void)
+{
+    request->staging = kv_pool_get(shard->stagings);
+    client->n_stagings = 1;
+    kv_pool_put(shard->stagings, request->staging);
+}
+
+static void more_requests_than_credits(void)
+{
+    client->credits = 0;
+}
+
+static void more_credits_than_requests(void)
+{
+    client->credits = kv_pool_size(shard->requests) + 1;
+}
+
+static void open_without_channel(void)
+{
+    client->channel = NULL;
+}
+
+static void note_not_counted(void)
+{
+    client->notes[0].busy = true;
+}
+
+static void shard_finds(void **state)
+{
+    (void)state;
+    check_shard();
+    expect_found(request_of_no_client, check_shard);
+    expect_found(request_not_counted, check_shard);
+    expect_found(request_left_in_between, check_shard);
+    expect_found(request_queued_in_no_queue, check_shard);
+    expect_found(request_of_other_priority, check_shard);
+    expect_found(request_sends_and_is_queued, check_shard);
+    expect_found(request_never_looked_at, check_shard);
+    expect_found(queue_end, check_shard);
+    expect_found(body_of_nobody, check_shard);
+    expect_found(body_not_counted, check_shard);
+    expect_found(staging_given_back, check_shard);
+    expect_found(more_requests_than_credits, check_shard);
+    expect_found(more_credits_than_requests, check_shard);
+    expect_found(open_without_channel, check_shard);
+    expect_found(note_not_counted, check_shard);
+}
+
+static void check_memory(void)
+{
+    kvs_shard_check_memory(shard);
+}
+
+/* In the first session's place, not in use. */
+static struct kvs_unit *unit_with_rows(void)
+{
+    struct kvs_unit *unit = calloc(1, sizeof(*unit));
+
+    if (unit == NULL || kvs_unit_init(unit, &shard->store, 0, 0, 64) != KV_OK ||
+        kvs_unit_reserve(unit, &shard->store, 200) != KV_OK)
+        _exit(3);
+    unit->committed = 200;
+    shard->sessions[0].units = unit;
+    shard->sessions[0].n_units = 1;
+    return unit;
+}
+
+static struct kvs_command at_it = {.index = 0};
+
+/* While a command is at the session it may have units: this alone is sound. */
+static void units_and_a_command(void)
+{
+    (void)unit_with_rows();
+    shard->command = &at_it;
+}
+
+static void units_without_a_command(void)
+{
+    (void)unit_with_rows();
+}
+
+static void segment_ref_too_many(void)
+{
+    units_and_a_command();
+    shard->sessions[0].units[0].segments[1]->refs++;
+}
+
+static void segment_pin_too_many(void)
+{
+    units_and_a_command();
+    shard->sessions[0].units[0].segments[1]->pins++;
+}
+
+static void segment_of_nobody(void)
+{
+    units_and_a_command();
+    shard->sessions[0].units[0].n_segments = 1;
+    shard->sessions[0].units[0].committed = shard->sessions[0].units[0].reserved = 100;
+}
+
+static void bad_row_not_counted(void)
+{
+    units_and_a_command();
+    shard->sessions[0].units[0].segments[0]->bad[0] = 1;
+}
+
+static void codebook_ref_too_many(void)
+{
+    const struct kvs_index_plan plan = {.shape = {.d = 16, .m = 2, .bits = 4}};
+    uint32_t codebook;
+
+    if (kvs_codebook_create(&shard->codebooks, &plan, &codebook) != KV_OK)
+        _exit(3);
+}
+
+static void woken_not_in_list(void)
+{
+    shard->sessions[3].is_woken = true;
+}
+
+static void memory_finds(void **state)
+{
+    (void)state;
+    check_memory();
+    assert_false(aborts(units_and_a_command, check_memory));
+    expect_found(units_without_a_command, check_memory);
+    expect_found(segment_ref_too_many, check_memory);
+    expect_found(segment_pin_too_many, check_memory);
+    expect_found(segment_of_nobody, check_memory);
+    expect_found(bad_row_not_counted, check_memory);
+    expect_found(codebook_ref_too_many, check_memory);
+    expect_found(woken_not_in_list, check_memory);
+}
+
+/* ---- the control thread ------------------------------------------------------------------ */
+
+static void check_control(void)
+{
+    kvs_control_check(control);
+}
+
+static void call_not_counted(void)
+{
+    control->n_calls++;
+}
+
+static void session_in_no_map(void)
+{
+    control->sessions[2].used = true;
+}
+
+static void session_not_counted(void)
+{
+    control->n_sessions++;
+}
+
+static void credits_lost(void)
+{
+    control->credits_spare--;
+}
+
+static void client_without_hello(void)
+{
+    control->clients[0].state = KVS_CLIENT_OPENING;
+    control->clients[0].credits = kvs_client_grant(control);
+}
+
+static struct kvs_model model;
+static struct kvs_session *session;
+
+/* A session as open leaves it: sound. */
+static void open_session(void)
+{
+    const struct kv_id128 id = {.bytes = {7}};
+
+    control->models[control->n_models++] = &model;
+    session = kvs_session_create(control, &id, &model);
+    if (session == NULL)
+        _exit(3);
+    session->busy = false;
+    session->n_nodes = 1;
+    session->tokens_max = 1000;
+    session->writers = kv_writers_create(NULL, 0, 1);
+}
+
+static void session_busy_for_ever(void)
+{
+    open_session();
+    session->busy = true;
+}
+
+static void generation_without_operation(void)
+{
+    open_session();
+    session->generation++;
+}
+
+static void operation_of_other_generation(void)
+{
+    open_session();
+    session->log[session->n_log++] =
+        (struct kvs_log_entry){.kind = KV_OP_TRUNCATE, .writer = 1, .generation = 2};
+    session->generation++;
+}
+
+static void model_forgets_session(void)
+{
+    open_session();
+    model.n_sessions = 0;
+}
+
+static void writer_nobody(void)
+{
+    open_session();
+    session->writers->runs[0].writer = 0;
+}
+
+static void control_finds(void **state)
+{
+    (void)state;
+    check_control();
+    assert_false(aborts(open_session, check_control));
+    expect_found(call_not_counted, check_control);
+    expect_found(session_in_no_map, check_control);
+    expect_found(session_not_counted, check_control);
+    expect_found(credits_lost, check_control);
+    expect_found(client_without_hello, check_control);
+    expect_found(session_busy_for_ever, check_control);
+    expect_found(generation_without_operation, check_control);
+    expect_found(operation_of_other_generation, check_control);
+    expect_found(model_forgets_session, check_control);
+    expect_found(writer_nobody, check_control);
+}
+
+static void check_node(void)
+{
+    kvs_node_check(node);
+}
+
+/* The control thread does not know the client, which the data thread has. */
+static void node_finds(void **state)
+{
+    (void)state;
+    expect_found(check_control, check_node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(shard_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(control_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(node_finds, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
