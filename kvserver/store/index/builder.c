@@ -517,7 +517,13 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
     return KV_OK;
 }
 
-/* Encodes some rows of a segment.  *ret_done is true after the last segment. */
+static bool has_codes_of_another(const struct kvs_segment *segment, uint32_t codebook)
+{
+    return segment->codes != NULL && segment->codebook != codebook;
+}
+
+/* Encodes some rows of a segment.  *ret_done is true after the last segment.  A segment keeps the
+ * codes of a broken codebook until its rows are verified: a job that fails leaves them. */
 static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_segment *segment = job->segments[job->cursor];
@@ -528,9 +534,8 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
     *ret_done = segment->refs == 0; /* no unit has this segment, nor those after it */
     if (*ret_done)
         return KV_OK;
-    if (job->replaces && segment->codes != NULL && segment->codebook != job->codebook)
-        kvs_segment_drop_codes(indexer->books, segment);
-    begin = segment->n_coded;
+    const bool has_old = job->replaces && has_codes_of_another(segment, job->codebook);
+    begin = has_old ? 0 : segment->n_coded;
     end = begin + rows_at_once(job);
     if (n_rows > KV_BLOCK_TOKENS)
         n_rows = KV_BLOCK_TOKENS;
@@ -538,6 +543,8 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         end = n_rows;
     if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
         return KV_CORRUPT;
+    if (has_old)
+        kvs_segment_drop_codes(indexer->books, segment);
     status = kvs_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
                                 job->row_bytes, end);
     if (status != KV_OK)

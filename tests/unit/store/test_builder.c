@@ -486,6 +486,34 @@ static void broken_codebooks(void **state)
     check_empty();
 }
 
+/* A row that goes bad while a broken codebook is replaced ends the job.  The segment with that row
+ * and all segments after it keep their old codes. */
+static void broken_codebooks_and_bad_rows(void **state)
+{
+    const struct kvs_index_plan plan = plan_of(8);
+    struct kvs_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
+    finish_jobs();
+    const uint32_t broken = unit.segments[8]->codebook;
+    kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
+
+    assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
+    while (unit.segments[8]->codebook == broken || !unit.segments[8]->in_chapter)
+        assert_true(kvs_indexer_step(bench.indexer));
+    kvs_unit_row(&unit, 9 * KV_BLOCK_TOKENS + 5)[0] ^= 1;
+    finish_jobs();
+    assert_int_equal(stats_of().failed, 1);
+    assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
+    check_chapter(&unit, 8, 9);
+    check_chapter(&unit, 9, 16);
+    assert_int_equal(unit.segments[9]->codebook, broken);
+    kvs_unit_clear(&unit, &bench.heap);
+    check_empty();
+}
+
 /* Rows that are too few for a codebook get none. */
 static void too_few(void **state)
 {
@@ -595,6 +623,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(summaries_of_open_codebooks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full_of_codes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(broken_codebooks, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(broken_codebooks_and_bad_rows, set_up, tear_down),
         cmocka_unit_test(too_few),
         cmocka_unit_test_setup_teardown(slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full, set_up, tear_down),
