@@ -105,17 +105,29 @@ void kvc_subop_free(struct kvc_subop *subop)
     client->free_subops = subop;
 }
 
+/* How many of its credits a connection keeps for this priority.  Where they are too few for every
+ * priority, the writes come first: other operations may wait at the node for rows, and must not
+ * stop the writes that bring them. */
+static uint32_t sure_of(uint32_t credits, unsigned priority)
+{
+    if (credits >= KV_PRIORITY_COUNT)
+        return (credits + 15) / 16;
+    return credits > 2 && (priority == KV_PRIORITY_APPEND || priority == KV_PRIORITY_PUT);
+}
+
 /* Whether a credit is free for this priority without using those reserved for others. */
 static bool may_take(const struct kvc_connection *connection, enum kv_priority priority)
 {
-    uint32_t credits = connection->link.node->credits;
-    uint32_t sure = credits >= KV_PRIORITY_COUNT ? (credits + 15) / 16 : 0;
+    const uint32_t credits = connection->link.node->credits;
     uint32_t reserved = 0;
 
-    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++)
+    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++) {
+        const uint32_t sure = sure_of(credits, other);
+
         if (other != priority && connection->in_flight[other] < sure)
             reserved += sure - connection->in_flight[other];
-    if (connection->in_flight[priority] < sure)
+    }
+    if (connection->in_flight[priority] < sure_of(credits, priority))
         return connection->n_in_flight < credits;
     return connection->n_in_flight + reserved < credits;
 }

@@ -1356,6 +1356,44 @@ static void test_arguments(void **state)
         kv_op_free(many[i]);
 }
 
+/* Reads that wait at the node leave credits for the writes that bring their rows, however few the
+ * credits are. */
+static void test_few_credits(void **state)
+{
+    const uint32_t least = 3, most = 2 * KV_PRIORITY_COUNT;
+
+    (void)state;
+    for (uint32_t credits = least; credits <= most; credits++) {
+        const struct kv_rows rows = {.n_layers = 1, .n_tokens = 20};
+        const struct kv_rows next = {.n_layers = 1, .token_begin = 20, .n_tokens = 1};
+        struct kv_rows_io io = {.buffer = f.buffer};
+        struct kv_op *reads[2 * KV_PRIORITY_COUNT], *write, *append;
+
+        tear_down(NULL);
+        set_up_lanes(1, credits, OPS_MAX);
+        io.buffer = f.buffer;
+        f.node.is_manual = true;
+        for (uint32_t i = 0; i < credits; i++)
+            reads[i] = begin_read(&rows, 0);
+        turn(0);
+        assert_in_range(f.node.n_seen, 1, credits - 2);
+        write = begin_put(&rows, 0);
+        assert_int_equal(kv_append_begin(f.session, &next, &io, 0, &append), KV_OK);
+        turn(0);
+        for (unsigned op = KV_OP_PUT; op <= KV_OP_APPEND; op++) {
+            unsigned n = 0;
+
+            for (unsigned i = 0; i < f.node.n_seen; i++)
+                n += f.node.seen[i].header.op == op;
+            assert_int_equal(n, 1);
+        }
+        for (uint32_t i = 0; i < credits; i++)
+            kv_op_free(reads[i]);
+        kv_op_free(append);
+        kv_op_free(write);
+    }
+}
+
 /* What comes after the deadline lands nowhere, and is not taken for something else. */
 static void test_late_answer(void **state)
 {
@@ -3200,6 +3238,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_large, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_small, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_arguments, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_few_credits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_late_answer, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_longest_deadline, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
