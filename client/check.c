@@ -116,7 +116,7 @@ static void check_messages(const struct kv_client *client, const struct live *li
     }
 }
 
-/* ---- nodes and connections ---------------------------------------------------------------- */
+/* ---- nodes and connections --------------------------------------------------------------- */
 
 static void check_puts(const struct kvc_connection *connection, const struct live *live)
 {
@@ -254,7 +254,7 @@ static void check_nodes(struct kv_client *client, const struct live *live)
     assert(n_subops == n_of_ops);
 }
 
-/* ---- operations --------------------------------------------------------------------------- */
+/* ---- operations -------------------------------------------------------------------------- */
 
 static void check_ended(const struct kv_op *op)
 {
@@ -313,7 +313,7 @@ static void check_ops(struct kv_client *client)
     assert(n_ops == check_list(&client->ops) && n_preparing == client->n_preparing);
 }
 
-/* ---- sessions, calls and buffers ---------------------------------------------------------- */
+/* ---- sessions, calls and buffers --------------------------------------------------------- */
 
 static void check_session_ops(const struct kv_session *session)
 {

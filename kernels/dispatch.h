@@ -30,8 +30,8 @@ struct kv_topk_kernels;
 struct kv_pq_prefilter_kernels;
 struct kv_tile_kernels;
 
-/* The functions may be called where the table's own supported() says so: what they need is older
- * than AVX2, or is no part of it. */
+/* The functions may be called where the table's own supported() says so: what they need is
+ * older than AVX2, or is no part of it. */
 extern const struct kv_checksum_kernels kv_checksum_sse42;
 extern const struct kv_checksum_kernels kv_checksum_fold;
 extern const struct kv_checksum_kernels kv_checksum_fold512;

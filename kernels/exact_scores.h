@@ -49,8 +49,8 @@ void kv_exact_scores_score(enum kv_key_type type,
                            float *ret_scores,
                            size_t scores_stride);
 
-/* As kv_exact_scores_score(), of keys that lie anywhere: keys (n) of pointers, prefetched ahead of their
- * use. */
+/* As kv_exact_scores_score(), of keys that lie anywhere: keys (n) of pointers, prefetched ahead
+ * of their use. */
 void kv_exact_scores_score_list(enum kv_key_type type,
                                 const void *const *keys,
                                 size_t n,

@@ -2,13 +2,13 @@
  *
  *   exp(x)   t = fma(x, log2(e), 1.5 * 2^23), whose low bits are k = round(x / ln 2); with
  *            k = t - 1.5 * 2^23 in fp32,
- *            r = fma(-k, KV_EXP_LN2_LOW, fma(-k, KV_EXP_LN2_HIGH, x)), |r| <= ln(2) / 2 and a bit;
- *            p = 1/7!, then p = fma(p, r, c) for c = 1/6! ... 1/1!, 1/0!;
- *            p * 2^k, 2^k from t's bits.  The first term left out is below 2^-27.
- *            Not x >= KV_EXP_LEAST: 0.  Relative error at most 3e-7; exp(0) = 1.
- *            x > 0 counts as 0.  The argument is always how far something lies below the
- *            largest of its kind; where it comes out above, the numbers were so large that
- *            rounding did it, and without a bound a sum of weights would not fit its integer.
+ *            r = fma(-k, KV_EXP_LN2_LOW, fma(-k, KV_EXP_LN2_HIGH, x)), |r| <= ln(2) / 2 and a
+ *            bit; p = 1/7!, then p = fma(p, r, c) for c = 1/6! ... 1/1!, 1/0!; p * 2^k, 2^k
+ *            from t's bits.  The first term left out is below 2^-27. Not x >= KV_EXP_LEAST: 0.
+ *            Relative error at most 3e-7; exp(0) = 1. x > 0 counts as 0.  The argument is
+ *            always how far something lies below the largest of its kind; where it comes out
+ *            above, the numbers were so large that rounding did it, and without a bound a sum
+ *            of weights would not fit its integer.
  *
  * Threads: pure functions.  Memory: none.
  */

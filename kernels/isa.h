@@ -5,8 +5,8 @@
  *   avx512   AVX-512 F, BW, DQ, VL, VBMI and VBMI2 (Ice Lake, Zen 4, and later)
  *
  * The environment variable KV_ISA sets an upper limit, for tests and to rule out an instruction
- * set as the cause of an error: `KV_ISA=scalar kvserver` uses none.  Any other name sets no limit;
- * programs reject it (kv_isa_named).
+ * set as the cause of an error: `KV_ISA=scalar kvserver` uses none.  Any other name sets no
+ * limit; programs reject it (kv_isa_named).
  *
  * Threads: pure functions.  Memory: none.
  */

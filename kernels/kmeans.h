@@ -21,14 +21,15 @@
  *
  * Metrics.  A codebook without augments uses squared distance, the default of the paper's code.
  * With augments it uses the inner product, by that code's reduction: each sub-vector x gets one
- * more element, its augment sqrt(max_norm_sq - |x|^2), where max_norm_sq is the largest |x|^2 of
- * all rows, and these longer vectors are clustered by squared distance.  The augment of a query
- * is 0, so its inner products with centroids do not change.  A centroid is the mean of its rows,
- * its augment the mean of their augments.  Without augments, if the nearest centroid were that of
- * the largest inner product, a long centroid would win rows of every direction.  With them all
- * rows have the length sqrt(max_norm_sq), means lie inside that ball, and |centroid|^2 / 2, which
- * includes the augment, penalizes length: no centroid grows beyond the rows, and centroids win
- * rows by direction only.  A row longer than max_norm_sq says (it came later) has an augment of 0.
+ * more element, its augment sqrt(max_norm_sq - |x|^2), where max_norm_sq is the largest |x|^2
+ * of all rows, and these longer vectors are clustered by squared distance.  The augment of a
+ * query is 0, so its inner products with centroids do not change.  A centroid is the mean of
+ * its rows, its augment the mean of their augments.  Without augments, if the nearest centroid
+ * were that of the largest inner product, a long centroid would win rows of every direction.
+ * With them all rows have the length sqrt(max_norm_sq), means lie inside that ball, and
+ * |centroid|^2 / 2, which includes the augment, penalizes length: no centroid grows beyond the
+ * rows, and centroids win rows by direction only.  A row longer than max_norm_sq says (it came
+ * later) has an augment of 0.
  *
  * Empty centroids.  One without rows splits the largest cluster (the lower code of equals, two
  * rows at least): it becomes that one's mean with the elements 1 + 2^-8 and 1 - 2^-8 times as
@@ -76,7 +77,8 @@ struct kv_kmeans_sums {
     float *augments; /* (m, 2^bits), if the codebook has augments */
 };
 
-/* Inner product: raises max_norm_sq (m), 0 before the first row, to the |x|^2 of keys (n, d). */
+/* Inner product: raises max_norm_sq (m), 0 before the first row, to the |x|^2 of keys (n,
+ * d). */
 void kv_kmeans_max_norm_sq(const struct kv_pq_shape *shape,
                            const float *keys,
                            size_t n,

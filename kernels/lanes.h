@@ -1,5 +1,5 @@
-/* lanes.h - private to kernels/: the sum in 16 lanes of exact_scores.h, of every family that has
- * one: element i was added to lane i % 16, and the lanes are added as a tree.
+/* lanes.h - private to kernels/: the sum in 16 lanes of exact_scores.h, of every family that
+ * has one: element i was added to lane i % 16, and the lanes are added as a tree.
  *
  * Threads: pure functions.  Memory: the caller's.
  */

@@ -1,6 +1,6 @@
 /* pq_cells.h - the rows of a chapter by cell: rows with the same codes in all subspaces have
- * the same score, so cells are scored, weighted and selected instead of rows (the inverted lists
- * of an inverted multi-index; Babenko and Lempitsky 2012).
+ * the same score, so cells are scored, weighted and selected instead of rows (the inverted
+ * lists of an inverted multi-index; Babenko and Lempitsky 2012).
  *
  * With few rows, or clustered rows, most cells are empty.  Only the others are kept, scored and
  * counted, as full cells, numbered from 0 in their order.

@@ -1,5 +1,6 @@
 /* pq_prefilter.h - the k best rows by exact score, without computing most exact scores: rounded
- * sums (pq_tiles.h) show which rows are among the k best, which are not, and which few are open.
+ * sums (pq_tiles.h) show which rows are among the k best, which are not, and which few are
+ * open.
  *
  * Let T be the k-th largest sum.  At most k - 1 rows are above it, so that a row whose sum is
  * more than `margin` above T has fewer than k rows that can be better; and at least k rows are

@@ -68,7 +68,8 @@ void kv_rope_rotations_at(const double *frequencies,
 
 /* Turns the first n_rot elements, an even number, of each head of x (n, n_heads, d), d >=
  * n_rot, in place.
- *   turns  (n_rot / 2, 2) for each of the n, rotations_stride floats apart; 0: the same for all */
+ *   turns  (n_rot / 2, 2) for each of the n, rotations_stride floats apart; 0: the same for
+ *   all */
 void kv_rope_rotate(enum kv_rope_style style,
                     const float *rotations,
                     size_t rotations_stride,

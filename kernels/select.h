@@ -124,8 +124,8 @@ void kv_topk_next(struct kv_topk *selector);
 bool kv_scores_guess(
     const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most);
 
-/* Scores (n) whose sort keys are in [least, most], in any order, and how many are above.  Returns
- * how many there are.
+/* Scores (n) whose sort keys are in [least, most], in any order, and how many are above.
+ * Returns how many there are.
  *   ret_scores  all (n) may be written */
 size_t kv_scores_between(const float *scores,
                          size_t n,
@@ -134,9 +134,9 @@ size_t kv_scores_between(const float *scores,
                          float *ret_scores,
                          size_t *ret_n_above);
 
-/* The selected of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes off
- * `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are selected.
- * Returns how many. */
+/* The selected of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes
+ * off `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are
+ * selected. Returns how many. */
 size_t kv_topk_collect(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,

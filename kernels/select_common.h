@@ -1,7 +1,8 @@
 /* select_common.h - private to kernels/: what select.c and select_avx2.c have in common.
  *
  *   choice   the sort key of the k-th largest score, found by its highest 11 bits, the next 11,
- *            the last 10: each time the sort keys that agree so far are counted by their next bits
+ *            the last 10: each time the sort keys that agree so far are counted by their next
+ *            bits
  *
  * Threads: pure functions.  Memory: the caller's.
  */

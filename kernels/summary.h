@@ -1,17 +1,17 @@
-/* summary.h - summaries of rows: how they are built and laid out.  estimate.h computes estimates
- * from them.
+/* summary.h - summaries of rows: how they are built and laid out.  estimate.h computes
+ * estimates from them.
  *
- * KV_SUMMARY_ROWS rows of a unit are a group, the last one of fewer.  A row is a key and then its
- * value, adjacent, both of one type.  One k-means (kmeans.h, 3 iterations) over key and value
- * side by side, the value scaled so that values spread as far as keys, puts each row into one
- * of 16 or 64 summaries, which is a mean key, a mean value, and how many rows.
+ * KV_SUMMARY_ROWS rows of a unit are a group, the last one of fewer.  A row is a key and then
+ * its value, adjacent, both of one type.  One k-means (kmeans.h, 3 iterations) over key and
+ * value side by side, the value scaled so that values spread as far as keys, puts each row into
+ * one of 16 or 64 summaries, which is a mean key, a mean value, and how many rows.
  *
  *   kv_summary_build_begin()                             for each group, once
  *   kv_summary_build_next(), kv_summary_build_slice() ...   until there is nothing next
  *   kv_summary_build_end() -> the group
  *
- * Layout of a group, format KV_SUMMARY_FORMAT, little-endian, S = 2^bits, an element count `up` to
- * the next multiple of 16 having zeros after the elements:
+ * Layout of a group, format KV_SUMMARY_FORMAT, little-endian, S = 2^bits, an element count `up`
+ * to the next multiple of 16 having zeros after the elements:
  *
  *   at 0                    struct kv_summary_head
  *   KV_SUMMARY_HEAD_BYTES      uint16 (S)         counts: how many rows
@@ -23,8 +23,8 @@
  *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE after the last row
  *
  * A scale is the largest magnitude among the elements / 127, 0 where they are all 0.  An empty
- * summary is all zeros.  A row with an element that is a NaN, or beyond KV_SUMMARY_MOST, is in no
- * summary and counts nowhere.
+ * summary is all zeros.  A row with an element that is a NaN, or beyond KV_SUMMARY_MOST, is in
+ * no summary and counts nowhere.
  *
  * Numerical contract, the same in every instruction set, to the bit ("in 16 lanes" is the sum
  * of exact_scores.h; fp32 unless said otherwise):
@@ -32,8 +32,8 @@
  *              rows ascending
  *   distance   of one key to its mean: x = key[i] - mean[i], x x in 16 lanes; rows in double
  *
- * Nothing is checked but by kv_summary_valid(): what came from a file or a peer is the caller's to
- * ask it about, once.
+ * Nothing is checked but by kv_summary_valid(): what came from a file or a peer is the caller's
+ * to ask it about, once.
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept but in a build and its
  * scratch.  Rows need no alignment, a group that of a float, other arrays that of their type.
@@ -141,8 +141,8 @@ static inline size_t kv_summary_bytes(const struct kv_summary_shape *shape)
     return kv_summary_at_numbers(shape) + KV_SUMMARY_ROWS;
 }
 
-/* Whether these kv_summary_bytes() are a group of this shape, such as kv_summary_build_end() writes:
- * nothing that is read here later leads out of an array or is not finite. */
+/* Whether these kv_summary_bytes() are a group of this shape, such as kv_summary_build_end()
+ * writes: nothing that is read here later leads out of an array or is not finite. */
 bool kv_summary_valid(const struct kv_summary_shape *shape, const void *group);
 
 /* ---- building ---------------------------------------------------------------------------- */
@@ -176,8 +176,8 @@ struct kv_summary_build {
 size_t kv_summary_scratch_bytes(const struct kv_summary_shape *shape);
 
 /* The summaries of n_rows >= 1 rows.  The same rows and seed make the same ones, however they
- * were cut by the caller's blocks.  `scratch` (kv_summary_scratch_bytes()), as aligned as a float,
- * is the build's until its end. */
+ * were cut by the caller's blocks.  `scratch` (kv_summary_scratch_bytes()), as aligned as a
+ * float, is the build's until its end. */
 void kv_summary_build_begin(struct kv_summary_build *build,
                             const struct kv_summary_shape *shape,
                             uint32_t n_rows,
@@ -185,8 +185,8 @@ void kv_summary_build_begin(struct kv_summary_build *build,
                             void *scratch);
 
 /* The rows that the next slice is about: ret_n of them, at most KV_SUMMARY_SLICE, from row
- * ret_first on, all of them between two multiples of KV_SUMMARY_SLICE; 0: it needs none.  False:
- * there is no next slice. */
+ * ret_first on, all of them between two multiples of KV_SUMMARY_SLICE; 0: it needs none.
+ * False: there is no next slice. */
 bool kv_summary_build_next(const struct kv_summary_build *build,
                            uint32_t *ret_first,
                            uint32_t *ret_n);

@@ -2,9 +2,9 @@
 
 #include <assert.h>
 
-/* Operations that wait in the node for rows have another priority than those that bring rows, so
- * that they cannot use up all credits: index is with reads, not with appends.  Operations that
- * wait for nothing are with fetches. */
+/* Operations that wait in the node for rows have another priority than those that bring rows,
+ * so that they cannot use up all credits: index is with reads, not with appends.  Operations
+ * that wait for nothing are with fetches. */
 static const enum kv_priority priorities[KV_OP_COUNT] = {
     [KV_OP_QUERY] = KV_PRIORITY_QUERY,         [KV_OP_FETCH] = KV_PRIORITY_FETCH,
     [KV_OP_PING] = KV_PRIORITY_FETCH,          [KV_OP_OBJECT_EXISTS] = KV_PRIORITY_FETCH,

@@ -6,10 +6,11 @@
  *     after the last     end_pass()   the tokens have been through all layers
  *
  * Tokens come in order and without gaps, as part of a prompt or as decode steps.  Prompt tokens
- * attend to all earlier tokens; that includes the last one, even if it comes alone.  In a decode
- * step (one token), the method chooses which rows to attend to.  In both phases it decides where
- * rows are kept; sinks, windows and indexes are internal to the method.  It writes every row to
- * the store while the computation goes on: kvw_method_flush() waits for these writes.
+ * attend to all earlier tokens; that includes the last one, even if it comes alone.  In a
+ * decode step (one token), the method chooses which rows to attend to.  In both phases it
+ * decides where rows are kept; sinks, windows and indexes are internal to the method.  It
+ * writes every row to the store while the computation goes on: kvw_method_flush() waits for
+ * these writes.
  *
  * methods.c does what every method does with its session; a method adds its own part.  A new
  * method is one file and one entry in methods.c.
@@ -108,8 +109,8 @@ struct kvw_method_ops {
      * matter. */
     void (*prompt_hint)(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps);
     /* Called before the session is cut to its first `tokens` tokens, or replaced by another one
-     * of that length: waits for outstanding work on later tokens and forgets them.  NULL: nothing
-     * to do. */
+     * of that length: waits for outstanding work on later tokens and forgets them.  NULL:
+     * nothing to do. */
     kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
     /* Adds to what every method counts. */
     void (*stats)(const struct kvw_method *attention, struct kvw_method_stats *stats);

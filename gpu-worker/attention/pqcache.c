@@ -6,8 +6,8 @@
  *            are sent, its index is requested.
  *   step     the device holds sinks and window.  For each layer: a query returns selected rows
  *            that the worker lacks, or the attention output over the selected rows with an
- *            estimate of the others; attention over the rows on the worker, in token order; both
- *            are merged.
+ *            estimate of the others; attention over the rows on the worker, in token order;
+ *            both are merged.
  *
  * Rows are attended to in token order wherever they come from, so a block cache changes the
  * traffic and no bit of the result.  Attention outputs of nodes are merged in a fixed place and

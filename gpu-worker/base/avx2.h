@@ -22,8 +22,8 @@ static inline bool kvw_has_avx2(void)
 /* exp(x) for x <= 88: 2^k times a polynomial of the rest, whose coefficients are the Taylor
  * series' up to the sixth power: on |r| <= ln(2) / 2 what is left out is below 2^-24.
  *
- * Not the one of kernels/exp.h: that one takes nothing above 0, which the CPU device's silu has,
- * and its polynomial is a power longer, so that its last bits are others. */
+ * Not the one of kernels/exp.h: that one takes nothing above 0, which the CPU device's silu
+ * has, and its polynomial is a power longer, so that its last bits are others. */
 KVW_AVX2_INLINE __m256 kvw_exp8(__m256 x)
 {
     const __m256 least = _mm256_set1_ps(-87.0f);

@@ -4,8 +4,9 @@
  * next part.  A part's work must depend on its number alone, never on the thread that runs it:
  * then results do not depend on the number of threads.
  *
- * Threads: kvw_thread_pool_run() from one thread at a time, the owner.  The other threads belong
- * to the pool; they spin for some microseconds after a job, then sleep.  Memory: create/destroy.
+ * Threads: kvw_thread_pool_run() from one thread at a time, the owner.  The other threads
+ * belong to the pool; they spin for some microseconds after a job, then sleep.  Memory:
+ * create/destroy.
  */
 #ifndef KV_GPU_WORKER_BASE_THREAD_POOL_H
 #define KV_GPU_WORKER_BASE_THREAD_POOL_H

@@ -9,8 +9,8 @@
  *     kvw_trace_span(trace, KVW_TRACE_QUERY, "query", times.begun_us, times.arrived_us,
  *                   (struct kvw_trace_arg[]){{"layer", layer}, {"rows", n_rows}}, 2);
  *
- * Times are microseconds of any one clock.  A file that ends without kvw_trace_close() lacks its
- * last bracket, which viewers do not mind.
+ * Times are microseconds of any one clock.  A file that ends without kvw_trace_close() lacks
+ * its last bracket, which viewers do not mind.
  *
  * Threads: one at a time.  Memory: open/close; a buffer of fixed size, written when it is full.
  */

@@ -2,8 +2,8 @@
  *
  * The text contains all sentences.  A question is the text followed by the beginning of one
  * sentence, as a user's turn that is left open, or as plain text for a model without a chat
- * template.  So all questions begin with the same tokens, which are computed once.  An answer is
- * judged while it is generated.
+ * template.  So all questions begin with the same tokens, which are computed once.  An answer
+ * is judged while it is generated.
  *
  * Threads: one.  Memory: read/free.
  */

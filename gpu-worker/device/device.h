@@ -207,8 +207,8 @@ struct kvw_device_ops {
                        struct kvw_device_buffer *out);
 };
 
-/* devices.c lists the devices there are.  By name, or "auto": the best there is.  NULL: there is
- * none of that name. */
+/* devices.c lists the devices there are.  By name, or "auto": the best there is.  NULL: there
+ * is none of that name. */
 const struct kvw_device_ops *kvw_device_find(const char *name);
 
 #endif

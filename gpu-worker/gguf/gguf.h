@@ -112,7 +112,8 @@ enum kvw_gguf_type {
  *   KV_NOT_FOUND  there is no such key; the usual answer is a default
  *   KV_INVALID    there is one, but of another type or outside of the range asked for
  * Out-parameters are untouched unless KV_OK.  Integers may be stored in any integer type: what
- * counts is whether the value fits.  kvw_gguf_f32() takes a float or a double, never an integer.
+ * counts is whether the value fits.  kvw_gguf_f32() takes a float or a double, never an
+ * integer.
  */
 kv_status_t kvw_gguf_u32(const struct kvw_gguf *gguf, const char *key, uint32_t *ret_value);
 kv_status_t kvw_gguf_i32(const struct kvw_gguf *gguf, const char *key, int32_t *ret_value);

@@ -7,7 +7,8 @@
 
 #include <stddef.h>
 
-/* Keeps `path` until the removal.  Beyond KVW_GGUF_GUARDED_MAX files: not known, and no message.
+/* Keeps `path` until the removal.  Beyond KVW_GGUF_GUARDED_MAX files: not known, and no
+ * message.
  */
 void kvw_gguf_guard_add(const void *data, size_t bytes, const char *path);
 void kvw_gguf_guard_remove(const void *data);

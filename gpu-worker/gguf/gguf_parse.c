@@ -1,5 +1,5 @@
-/* Reads a GGUF file's header, values and list of tensors into the tables of struct kvw_gguf, and
- * checks everything that the file says before it is used. */
+/* Reads a GGUF file's header, values and list of tensors into the tables of struct kvw_gguf,
+ * and checks everything that the file says before it is used. */
 #include "gpu-worker/gguf/gguf_private.h"
 
 #include <inttypes.h>

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 enum {
-    /* PQCache fetches up to 32 blocks a step.  Here it is a few, so that prefetches do not delay
-     * the next query. */
+    /* PQCache fetches up to 32 blocks a step.  Here it is a few, so that prefetches do not
+     * delay the next query. */
     READS_PER_STEP = 4,
     READS = 64, /* outstanding, in all layers */
     K_CACHE = 32,

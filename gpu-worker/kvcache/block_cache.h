@@ -1,5 +1,5 @@
-/* block_cache.h - the worker's cache of blocks of rows, by layer: the store does not send selected
- * rows that are cached (PQCache, section 3.4).
+/* block_cache.h - the worker's cache of blocks of rows, by layer: the store does not send
+ * selected rows that are cached (PQCache, section 3.4).
  *
  *   step of a layer:   kvw_block_cache_list()   goes with the query
  *                      kvw_block_cache_run()    for a selected row that was not sent
@@ -11,12 +11,13 @@
  * The cache is used when queries return rows or ids.  An attention output has one size whatever
  * is selected, so with it nothing is cached.
  *
- * A fingerprint (kvclient.h) tells a block from another one with the same number: the store sends
- * the rows of a block that the worker caches under another fingerprint.
+ * A fingerprint (kvclient.h) tells a block from another one with the same number: the store
+ * sends the rows of a block that the worker caches under another fingerprint.
  *
  * Invariants, which kvw_block_cache_check() asserts:
  *   (1) Those of each layer's block_policy.h.
- *   (2) A slot's block, which the list for the store says, is the one that the policy has there.
+ *   (2) A slot's block, which the list for the store says, is the one that the policy has
+ *       there.
  *   (3) A read under way is of a block that the policy waits for; they are counted.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
@@ -58,13 +59,13 @@ struct kvw_row_run kvw_block_cache_run(const struct kvw_block_cache *cached,
 /* Counts a selected row for the choice of blocks to cache. */
 void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32_t token);
 
-/* Ends a step of a layer and starts fetches.  `n_rows` rows are in the store for good: only whole
- * blocks of them are fetched. */
+/* Ends a step of a layer and starts fetches.  `n_rows` rows are in the store for good: only
+ * whole blocks of them are fetched. */
 kv_status_t
 kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_rows);
 
-/* Drops the rows from `tokens` on, because the session was cut, or replaced by another one of that
- * length.  Waits for outstanding fetches. */
+/* Drops the rows from `tokens` on, because the session was cut, or replaced by another one of
+ * that length.  Waits for outstanding fetches. */
 kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);

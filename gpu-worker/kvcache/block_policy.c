@@ -101,7 +101,8 @@ uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
 {
     uint32_t n_top = 0, n_wanted = 0;
 
-    /* The blocks with the most selected rows, in order; few, so they are inserted one by one. */
+    /* The blocks with the most selected rows, in order; few, so they are inserted one by
+     * one. */
     for (uint32_t i = 0; i < cache->n_noted; i++) {
         const uint32_t block = cache->noted[i];
         uint32_t at = n_top;

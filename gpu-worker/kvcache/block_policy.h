@@ -34,8 +34,8 @@ enum kvw_replacement_policy {
 
 struct kvw_block_policy;
 
-/* Creates a policy for blocks 0..n_blocks - 1 and n_slots slots.  A step touches or wants at most
- * k_cache blocks. */
+/* Creates a policy for blocks 0..n_blocks - 1 and n_slots slots.  A step touches or wants at
+ * most k_cache blocks. */
 kv_status_t kvw_block_policy_create(enum kvw_replacement_policy policy,
                                     uint32_t n_blocks,
                                     uint32_t n_slots,
@@ -49,15 +49,16 @@ uint32_t kvw_block_policy_slot(const struct kvw_block_policy *cache, uint32_t bl
 /* Counts a row of the block that was selected in this step. */
 void kvw_block_policy_note(struct kvw_block_policy *cache, uint32_t block);
 
-/* Ends the step.  Returns the number of blocks below n_complete that are wanted and neither cached
- * nor being fetched, those with the most selected rows first.
+/* Ends the step.  Returns the number of blocks below n_complete that are wanted and neither
+ * cached nor being fetched, those with the most selected rows first.
  *   ret_wanted  (k_cache) valid until the next call */
 uint32_t kvw_block_policy_end(struct kvw_block_policy *cache,
                               uint32_t n_complete,
                               const uint32_t **ret_wanted);
 
 /* Returns a slot for the block, which counts as being fetched from now on; the block that was
- * there is evicted.  KVW_BLOCK_NO_SLOT: all slots hold blocks of this step or are being filled. */
+ * there is evicted.  KVW_BLOCK_NO_SLOT: all slots hold blocks of this step or are being
+ * filled. */
 uint32_t kvw_block_policy_admit(struct kvw_block_policy *cache, uint32_t block);
 void kvw_block_policy_landed(struct kvw_block_policy *cache, uint32_t slot);
 

@@ -40,8 +40,8 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
                                      uint32_t tokens,
                                      uint64_t *ret_wait_us);
 
-/* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending them
- * to the store.  Windowed: one token a call. */
+/* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending
+ * them to the store.  Windowed: one token a call. */
 kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
                                 enum kvw_phase phase,
                                 uint32_t layer,
@@ -54,8 +54,8 @@ kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
 const struct kvw_device_buffer *kvw_device_rows_all(const struct kvw_device_rows *rows,
                                                     uint32_t layer);
 
-/* Appends the runs of the tokens [begin, end) of a kv head that windowed rows hold, as sinks or in
- * the window.  Returns the new number of runs. */
+/* Appends the runs of the tokens [begin, end) of a kv head that windowed rows hold, as sinks or
+ * in the window.  Returns the new number of runs. */
 uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
                               uint32_t layer,
                               uint32_t head,

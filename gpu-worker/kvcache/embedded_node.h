@@ -1,7 +1,8 @@
 /* embedded_node.h - a storage node inside this process.
  *
- * The worker uses it as it uses a remote node: it has its own threads and is reached through the
- * client library, over loopback.  Its memory is reserved at startup and committed as it is used.
+ * The worker uses it as it uses a remote node: it has its own threads and is reached through
+ * the client library, over loopback.  Its memory is reserved at startup and committed as it is
+ * used.
  *
  * Threads: the caller's.  Memory: open/close; clients of the node are closed before it.
  */

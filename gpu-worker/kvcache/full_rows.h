@@ -1,8 +1,9 @@
 /* full_rows.h - all rows of a session on the model's device, with a copy in the store.
  *
- * Shared by the methods that fetch nothing.  Rows are rounded to the element type, kept by layer
- * in device.h's layout, and sent to the store while the computation goes on.  So the rows that
- * another method fetches from the store are, bit for bit, the rows that these methods attend to.
+ * Shared by the methods that fetch nothing.  Rows are rounded to the element type, kept by
+ * layer in device.h's layout, and sent to the store while the computation goes on.  So the rows
+ * that another method fetches from the store are, bit for bit, the rows that these methods
+ * attend to.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names.
  */

@@ -12,8 +12,8 @@ enum {
 
 /* The share of a prompt's time that clustering may add where both use the same processors. */
 static const double CLUSTERING_SHARE = 0.05;
-/* Bytes of keys that a node scores per second without an index, about.  A step waits for an index
- * only as long as scoring without one would take. */
+/* Bytes of keys that a node scores per second without an index, about.  A step waits for an
+ * index only as long as scoring without one would take. */
 static const double EXACT_BYTES_PER_S = 4e9;
 
 struct kvw_index_schedule {
@@ -113,8 +113,8 @@ static uint32_t iterations_for(struct kvw_index_schedule *index, uint32_t tokens
     return kvw_kmeans_iterations(layer_s, KVW_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
 }
 
-/* Takes the result of a layer's index operation, which has ended.  A node without memory for codes
- * scores rows by their keys, which is slower and gives a correct result. */
+/* Takes the result of a layer's index operation, which has ended.  A node without memory for
+ * codes scores rows by their keys, which is slower and gives a correct result. */
 static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
 {
     struct kv_op **op = &index->ops[layer];
@@ -156,7 +156,8 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
     };
     kv_status_t status = KV_OK;
 
-    /* One operation at a time for a layer: the last one is for earlier rows, and nearly done. */
+    /* One operation at a time for a layer: the last one is for earlier rows, and nearly
+     * done. */
     if (index->ops[layer] != NULL) {
         kv_wait(index->ops[layer]);
         status = ended(index, layer);
@@ -178,8 +179,8 @@ static kv_status_t ask_all(struct kvw_index_schedule *index, uint32_t rows)
     return status;
 }
 
-/* Rows to index, of the first `tokens`: whole chapters during the prompt, whole blocks at its end
- * (all rows if one chapter holds the prompt). */
+/* Rows to index, of the first `tokens`: whole chapters during the prompt, whole blocks at its
+ * end (all rows if one chapter holds the prompt). */
 static uint32_t rows_of(const struct kvw_index_schedule *index, uint32_t tokens, bool is_end)
 {
     const uint32_t chapter = index->options.chapter_blocks * KV_BLOCK_TOKENS;

@@ -2,7 +2,8 @@
  * many k-means iterations it gets, and how long a step waits for it.
  *
  *   prompt    kvw_index_schedule_rows()       after a layer's new rows are sent: requests an index
- *                                             for complete chapters, at the prompt's end for all
+ *                                             for complete chapters, at the prompt's end for
+ *                                             all
  *             kvw_index_schedule_end_pass()   the pass is over in all layers
  *   step      kvw_index_schedule_await()      before a layer's first query
  *             kvw_index_schedule_end_pass()   generated tokens are indexed, too
@@ -10,8 +11,8 @@
  * The nodes cluster while the next layers compute.
  *
  * Invariants, which kvw_index_schedule_check() asserts:
- *   (1) Neither the rows that an index was asked for in all layers nor the prompt's are more than
- *       have passed.
+ *   (1) Neither the rows that an index was asked for in all layers nor the prompt's are more
+ *       than have passed.
  *   (2) With chapters, whole blocks were asked for.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.

@@ -24,9 +24,9 @@ void kvw_session_destroy(struct kvw_session *store);
 /* Returns the handle of the fork if one is open, else of the session. */
 struct kv_session *kvw_session_handle(const struct kvw_session *store);
 
-/* Sends a layer's new rows, those of the tokens from token_begin on.  `rows` is a buffer of rows as
- * device.h has them; the new ones begin at index `first` of each kv head, and kv heads are
- * `capacity` rows apart.  Rows of a decode step are sent by kvw_session_end_pass(). */
+/* Sends a layer's new rows, those of the tokens from token_begin on.  `rows` is a buffer of
+ * rows as device.h has them; the new ones begin at index `first` of each kv head, and kv heads
+ * are `capacity` rows apart.  Rows of a decode step are sent by kvw_session_end_pass(). */
 kv_status_t kvw_session_put(struct kvw_session *store,
                             enum kvw_phase phase,
                             uint32_t layer,
@@ -45,8 +45,8 @@ kv_status_t kvw_session_poll(struct kvw_session *store);
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);
 /* Waits until the store has every row. */
 kv_status_t kvw_session_flush(struct kvw_session *store);
-/* Forks the session at `tokens` tokens and continues in the fork.  Fails with KV_UNSUPPORTED in a
- * fork. */
+/* Forks the session at `tokens` tokens and continues in the fork.  Fails with KV_UNSUPPORTED in
+ * a fork. */
 kv_status_t kvw_session_enter_fork(struct kvw_session *store, uint32_t tokens);
 /* Closes the fork and returns to the session that it was forked from. */
 kv_status_t kvw_session_leave_fork(struct kvw_session *store);

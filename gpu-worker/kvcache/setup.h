@@ -1,5 +1,5 @@
-/* setup.h - what a session's rows are kept with: the model, the store, sizes; and the phase that
- * its tokens are in.
+/* setup.h - what a session's rows are kept with: the model, the store, sizes; and the phase
+ * that its tokens are in.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_SETUP_H
 #define KV_GPU_WORKER_KVCACHE_SETUP_H

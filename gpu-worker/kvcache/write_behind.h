@@ -35,7 +35,8 @@ void kvw_write_behind_go_on(struct kvw_write_behind *writer, struct kv_session *
  * earlier put failed. */
 kv_status_t kvw_write_behind_slot(struct kvw_write_behind *writer, void **ret_slot);
 
-/* Sends the slot, which holds `rows` as kv_put_begin() expects them; `is_step`: a decode step. */
+/* Sends the slot, which holds `rows` as kv_put_begin() expects them; `is_step`: a decode
+ * step. */
 kv_status_t kvw_write_behind_send(struct kvw_write_behind *writer,
                                   const struct kv_rows *rows,
                                   bool is_step);

@@ -1,8 +1,8 @@
 /* avx2.h - private to kernels/: what the AVX2 files have in common.
  *
- * What a family's AVX2 and AVX-512 files share is how a call is cut into pieces; a piece is made
- * of vectors, and is each file's own.  The cutting is in a header that declares the pieces and
- * that both files include:
+ * What a family's AVX2 and AVX-512 files share is how a call is cut into pieces; a piece is
+ * made of vectors, and is each file's own.  The cutting is in a header that declares the pieces
+ * and that both files include:
  *
  *   family        shared                                  apart, beside the width of a vector
  *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; what is

@@ -1,7 +1,8 @@
 /* checksum_common.h - private to kernels/: what checksum_x86.c and checksum_avx512.c have
  * in common.
  *
- * Threads: pure functions once main() runs: constants are made before it.  Memory: the caller's.
+ * Threads: pure functions once main() runs: constants are made before it.  Memory: the
+ * caller's.
  */
 #ifndef KV_KERNELS_X86_CHECKSUM_COMMON_H
 #define KV_KERNELS_X86_CHECKSUM_COMMON_H

@@ -1,6 +1,6 @@
-/* The crc32 instruction, alone ("sse42") and beside the carry-less multiplier ("fold").  A "state"
- * is the CRC without its two inversions; states are linear in the data, which is what lets parts
- * of a buffer be summed up apart and then joined. */
+/* The crc32 instruction, alone ("sse42") and beside the carry-less multiplier ("fold").  A
+ * "state" is the CRC without its two inversions; states are linear in the data, which is what
+ * lets parts of a buffer be summed up apart and then joined. */
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
 #include "kernels/x86/checksum_common.h"

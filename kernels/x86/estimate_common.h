@@ -1,6 +1,6 @@
 /* estimate_common.h - private to kernels/: blocks of queries, in estimate_avx2.c and
- * estimate_avx512.c.  The next group is prefetched while this one is computed, a few cache lines
- * with each step, so that the memory has time for them.
+ * estimate_avx512.c.  The next group is prefetched while this one is computed, a few cache
+ * lines with each step, so that the memory has time for them.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
@@ -48,8 +48,8 @@ estimate_ahead_step(struct estimate_ahead *ahead)
         __builtin_prefetch(ahead->at);
 }
 
-/* What each instruction set has of its own: the queries from `first` on; n, QUERIES at most, is a
- * constant where this is called. */
+/* What each instruction set has of its own: the queries from `first` on; n, QUERIES at most, is
+ * a constant where this is called. */
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
                      const struct kv_estimate_question *question,

@@ -274,8 +274,8 @@ INLINE unsigned lanes_that(__m256i equal)
     return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(equal));
 }
 
-/* The sort keys of a vector that agree with the bound: after the first pass they are few in most
- * vectors. */
+/* The sort keys of a vector that agree with the bound: after the first pass they are few in
+ * most vectors. */
 INLINE void count_vector(uint32_t *bins,
                          __m256 scores,
                          const uint32_t *counts,
@@ -359,8 +359,8 @@ INLINE __m256i first_of(unsigned set)
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
 }
 
-/* Scores compare as their sort keys do, but for NaN: where a bound is the sort key of a number, which
- * 0x7fffffff, -0's, is not. */
+/* Scores compare as their sort keys do, but for NaN: where a bound is the sort key of a number,
+ * which 0x7fffffff, -0's, is not. */
 INLINE int is_number(uint32_t sort_key)
 {
     return sort_key >= 0x007fffff && sort_key <= 0xff800000 && sort_key != 0x7fffffff;

@@ -153,8 +153,8 @@ INLINE __m512i shifted(__m512i images_of, unsigned by)
     return _mm512_srlv_epi32(images_of, _mm512_set1_epi32((int)by));
 }
 
-/* The sort keys of a vector that agree with the bound: after the first pass they are few in most
- * vectors. */
+/* The sort keys of a vector that agree with the bound: after the first pass they are few in
+ * most vectors. */
 INLINE void count_vector(uint32_t *bins,
                          __m512 scores,
                          const uint32_t *counts,

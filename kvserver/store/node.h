@@ -97,8 +97,8 @@ bool kvs_node_drain_requested(const struct kvs_node *node);
 
 /* ---- no thread: the node's own have stopped, or all steps are the caller's ---- */
 
-/* Asserts that the books of the control thread and of every data thread are right (control.h and
- * shard.h number their invariants), and, where no control operation is under way, that
+/* Asserts that the books of the control thread and of every data thread are right (control.h
+ * and shard.h number their invariants), and, where no control operation is under way, that
  *   (1) the data threads have the same sessions in use as the control thread, with the same
  *       token, tenant, generation, placement, writers and schema;
  *   (2) a client that is open is open there, with the same token, tenant and credits, or the

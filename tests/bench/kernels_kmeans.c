@@ -1,5 +1,6 @@
 /* K-means, m = 2 and b = 6: codes of keys, and whole steps over a sample.  Keys are fp32, as
- * they are after kv_exact_scores_load().  Of operations only those of the inner products count. */
+ * they are after kv_exact_scores_load().  Of operations only those of the inner products
+ * count. */
 #include "tests/bench/kernels.h"
 
 #include "kernels/kmeans.h"

@@ -1797,7 +1797,8 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
     return is_busy;
 }
 
-/* The books of all nodes: a walk of requests and sessions is cheap, one of all memory is not. */
+/* The books of all nodes: a walk of requests and sessions is cheap, one of all memory is
+ * not. */
 static void check_books(struct world *world)
 {
     for (unsigned i = 0; i < world->n_nodes; i++) {

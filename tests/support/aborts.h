@@ -1,5 +1,5 @@
-/* aborts.h - for tests of assertions: a step that breaks something, done in a child process, and a
- * check that has to end it.
+/* aborts.h - for tests of assertions: a step that breaks something, done in a child process,
+ * and a check that has to end it.
  *
  * Threads: the test's, with no others.  Memory: none.
  */

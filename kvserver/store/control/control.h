@@ -11,8 +11,10 @@
  * Invariants, which kvs_control_check() asserts between two steps:
  *   (1) The calls in the list are as many as are counted; every link back is the reverse of a
  *       link forward.
- *   (2) A session is busy while one call is at it, as its session or as the child, and only then.
- *   (3) The sessions in use are those in the map, each under its id, and as many as are counted.
+ *   (2) A session is busy while one call is at it, as its session or as the child, and only
+ *       then.
+ *   (3) The sessions in use are those in the map, each under its id, and as many as are
+ *       counted.
  *   (4) A session's generation is one more than the operations in its log; these are of the
  *       generations before it, one each, and no two are the same operation.
  *   (5) A session has writers, as writers.h says that they are; one not in use has none.

@@ -1,5 +1,5 @@
-/* The Prometheus text of the statistics.  To add a counter, extend KVS_COUNTERS (shard/stats.h);
- * to add a gauge, extend `sums` or write_gauges() below.
+/* The Prometheus text of the statistics.  To add a counter, extend KVS_COUNTERS
+ * (shard/stats.h); to add a gauge, extend `sums` or write_gauges() below.
  */
 #include "kvserver/store/control/metrics.h"
 

@@ -20,8 +20,8 @@
  *   (1) The jobs in the list are those that the pool has lent, and as many as are counted; what
  *       is looked at next is in the list, or behind its end.
  *   (2) Only the first is at work: the others are queued and hold nothing but their segments.
- *   (3) A job has all of its segments pinned, says in the first that it begins there, and in each
- *       that it gives it codes, if it does.
+ *   (3) A job has all of its segments pinned, says in the first that it begins there, and in
+ *       each that it gives it codes, if it does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
  *   (5) It has room for cells while it makes them, and only then.
  *

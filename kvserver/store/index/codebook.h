@@ -103,8 +103,8 @@ void kvs_codebooks_fini(struct kvs_codebooks *books);
 /* Looks at each. */
 void kvs_codebooks_check(const struct kvs_codebooks *books);
 
-/* One of the plan, with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY: no page, or
- * KVS_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */
+/* One of the plan, with a ref of the caller's; centroids are whatever they are.  KV_NO_MEMORY:
+ * no page, or KVS_CODEBOOKS_MAX of them; KV_TOO_LARGE: its centroids do not fit a page. */
 kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
                                 const struct kvs_index_plan *plan,
                                 uint32_t *ret_codebook);

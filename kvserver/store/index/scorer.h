@@ -1,4 +1,5 @@
-/* scorer.h - the table of scorers: ways to score rows by short codes, without reading their keys.
+/* scorer.h - the table of scorers: ways to score rows by short codes, without reading their
+ * keys.
  *
  *   codebook   what a scorer has learnt of a chapter's keys (codebook.h keeps it)
  *   codes      what it keeps of each row, in one piece of memory for a block's rows (segment.h)
@@ -10,8 +11,9 @@
  * among items means in rows (query/expand.c), checksums of codebooks, codes and items.
  *
  * Three things are product quantization's still, and wait for a second scorer: the plan's
- * `shape`, from which all sizes come; a codebook's memory, which is centroids; and lists of rows
- * by item, which cells_slice() in builder.c makes and codebook.c keeps (kernels/pq_cells.h).
+ * `shape`, from which all sizes come; a codebook's memory, which is centroids; and lists of
+ * rows by item, which cells_slice() in builder.c makes and codebook.c keeps
+ * (kernels/pq_cells.h).
  *
  * Functions are called for a block's rows, a run of them or a slice of work, never for one row
  * of many.  They are pure but for what they write to, and give the same bits on every CPU.
@@ -62,8 +64,8 @@ struct kvs_scorer_ops {
 
     /* ---- scores (query/score.c) ------------------------------------------------------------ */
 
-    /* What the codebook makes of query vectors (n_queries, d), once for all of its rows; of each
-     * KVS_SCORE_TABLE floats at most (query/score.h). */
+    /* What the codebook makes of query vectors (n_queries, d), once for all of its rows; of
+     * each KVS_SCORE_TABLE floats at most (query/score.h). */
     void (*make_tables)(const struct kvs_codebook *book,
                         const float *queries,
                         uint32_t n_queries,
@@ -85,7 +87,8 @@ struct kvs_scorer_ops {
     /* Lists of a chapter's rows by item: book->cells, of the first book->n_celled rows.  The
      * lists may have been damaged: then they are of other rows, but of rows below n_celled. */
 
-    /* Rows from which on items are scored faster than rows; 0: codes of this shape have none. */
+    /* Rows from which on items are scored faster than rows; 0: codes of this shape have
+     * none. */
     uint32_t (*items_pay)(const struct kv_pq_shape *shape);
     /* Items that have rows. */
     uint32_t (*n_items)(const struct kvs_codebook *book);

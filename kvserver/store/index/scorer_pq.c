@@ -1,5 +1,5 @@
-/* scorer_pq.c - product quantization (PQCache): centroids in subspaces of the keys, and tables of
- * their inner products with a query.  Items are cells (kernels/pq_cells.h). */
+/* scorer_pq.c - product quantization (PQCache): centroids in subspaces of the keys, and tables
+ * of their inner products with a query.  Items are cells (kernels/pq_cells.h). */
 #include "kvserver/store/index/scorer.h"
 
 /* K-means ends when its centroids move by less than this share of their squares, together. */
@@ -129,9 +129,9 @@ static void score_rows(const struct kvs_codebook *book,
 
 /* ---- items ------------------------------------------------------------------------------- */
 
-/* With random codes, which fill most cells, 4,096 cells took 1.0 to 1.2 times as long as chapters
- * of 4,096 rows, and 0.4 times as long as those of 16,384 (four vectors, 128K rows, AVX2:
- * kv_bench kernels query.cold); those of real keys leave most cells empty. */
+/* With random codes, which fill most cells, 4,096 cells took 1.0 to 1.2 times as long as
+ * chapters of 4,096 rows, and 0.4 times as long as those of 16,384 (four vectors, 128K rows,
+ * AVX2: kv_bench kernels query.cold); those of real keys leave most cells empty. */
 static uint32_t items_pay(const struct kv_pq_shape *shape)
 {
     return kv_cells_n(shape) + kv_cells_n(shape) / 4;

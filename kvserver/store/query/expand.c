@@ -147,9 +147,9 @@ bool kvs_expand_is_whole(const struct kvs_expander *expander)
     return true;
 }
 
-/* Items of n tokens of one segment in such a run.  While the query waited, the unit may have got
- * a copy of its last segment to write behind what that was filled to, and the copy has no codes,
- * or other ones: what those of the key would be is found out again. */
+/* Items of n tokens of one segment in such a run.  While the query waited, the unit may have
+ * got a copy of its last segment to write behind what that was filled to, and the copy has no
+ * codes, or other ones: what those of the key would be is found out again. */
 static void items_of(const struct kvs_score *score,
                      const struct kvs_codebooks *books,
                      const struct kvs_score_run *run,

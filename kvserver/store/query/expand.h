@@ -35,7 +35,8 @@ void kvs_expander_destroy(struct kvs_expander *expander); /* NULL is allowed */
 
 /* Begins to write the rows that the selector, which is done, selected among the items.
  *   tokens       (kvs_selection_max())
- *   query_masks  (kvs_selection_max()) bit q: query vector q selected the row; SUM and MAX: all */
+ *   query_masks  (kvs_selection_max()) bit q: query vector q selected the row; SUM and MAX:
+ *   all */
 void kvs_expand_begin(struct kvs_expander *expander,
                       const struct kvs_score *score,
                       struct kvs_selector *selector,

@@ -20,13 +20,15 @@
  *       queues.
  *   (2) A request that waits or is queued is in one list or queue, that of its state and its
  *       priority; any other is in none.  None is left in between.
- *   (3) Bodies and staging buffers that are lent are the requests' or, bodies, those of requests
- *       that are still coming; each client counts its own, and has not more than it may.
+ *   (3) Bodies and staging buffers that are lent are the requests' or, bodies, those of
+ *       requests that are still coming; each client counts its own, and has not more than it
+ *       may.
  *   (4) There are requests for all credits that clients were granted, and no client has more
  *       requests than credits.
  *   (5) A request has sends under way when it is SENDING, and only then; what it has pinned is.
  *   (6) No request has to be looked at before its client is (`due_us`).
- *   (7) A client has a channel while it is open, and nothing of it is under way when it is free.
+ *   (7) A client has a channel while it is open, and nothing of it is under way when it is
+ *       free.
  * and kvs_shard_check_memory() of what lies in memory:
  *   (8) The pools, the arena, the segment store, objects, codebooks and index jobs are sound by
  *       their own checks.
@@ -34,8 +36,8 @@
  *       sound; one that is not in use has none, unless a command is at it.
  *  (10) Rows are reserved for transfers under way alone; a unit's transfers, and the puts that
  *       are to come, are those of requests.
- *  (11) A segment has as many refs as units have it, and as many pins as requests and jobs; none
- *       is anybody's that the store does not count, and none that it counts is nobody's.
+ *  (11) A segment has as many refs as units have it, and as many pins as requests and jobs;
+ *       none is anybody's that the store does not count, and none that it counts is nobody's.
  *  (12) The bad rows of all segments are as many as the store counts.
  *  (13) A codebook has as many refs as segments have its codes, and jobs it.
  *

@@ -1,5 +1,6 @@
 /* The map agrees with a plain array of keys over random operations; it grows to millions; keys
- * that share their home slots are found after any of them is removed.  kv_map_check() finds what is broken. */
+ * that share their home slots are found after any of them is removed.  kv_map_check() finds
+ * what is broken. */
 #include "kvserver/base/hash.h"
 #include "kvserver/base/map.c" /* its insides are broken below */
 #include "kvserver/base/random.h"

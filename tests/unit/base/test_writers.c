@@ -192,8 +192,8 @@ static void rows_are_checked_by_their_writers(void **state)
     free(writers);
 }
 
-/* Rows of some units, of two sizes and more than a batch takes at once: each has the CRC that it
- * has alone. */
+/* Rows of some units, of two sizes and more than a batch takes at once: each has the CRC that
+ * it has alone. */
 static void rows_of_several_units_are_summed_up_together(void **state)
 {
     static uint8_t bytes[KV_CRC_BATCH * 4 * 2 * ROW_BYTES];

@@ -1998,8 +1998,9 @@ static void test_catch_up(void **state)
     kv_session_free(child);
 }
 
-/* A node that does not find what a lifecycle operation names is asked how far it is.  It may have
- * done the operation after all; if not, what it says cannot be, and it is not asked for ever. */
+/* A node that does not find what a lifecycle operation names is asked how far it is.  It may
+ * have done the operation after all; if not, what it says cannot be, and it is not asked for
+ * ever. */
 static void test_catch_up_not_found(void **state)
 {
     struct kv_rows rows = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 10};

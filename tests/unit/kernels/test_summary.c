@@ -1,8 +1,8 @@
-/* summary.h and estimate.h: every implementation that this CPU has gives the bits of the scalar one, of any
- * shape, place and values, and writes nothing else.  Groups are built from rows of any kind and
- * say what their rows are, computed in double.  Then what the header promises: with tight
- * clusters the estimate is attention over the rows, what was scored exactly weighs exactly, and
- * where nothing is left there is nothing. */
+/* summary.h and estimate.h: every implementation that this CPU has gives the bits of the scalar
+ * one, of any shape, place and values, and writes nothing else.  Groups are built from rows of
+ * any kind and say what their rows are, computed in double.  Then what the header promises:
+ * with tight clusters the estimate is attention over the rows, what was scored exactly weighs
+ * exactly, and where nothing is left there is nothing. */
 #include "kernels/estimate.h"
 #include "tests/support/floats.h"
 

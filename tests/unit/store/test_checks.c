@@ -1,5 +1,5 @@
-/* The checks of the store's structures, each proved: a structure that is sound passes, and one in
- * which a single invariant was broken ends the process.
+/* The checks of the store's structures, each proved: a structure that is sound passes, and one
+ * in which a single invariant was broken ends the process.
  *
  * The arena's own source is part of this test, which so reaches into its pages. */
 #include "kvserver/store/rows/arena.c"

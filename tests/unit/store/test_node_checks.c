@@ -1,5 +1,5 @@
-/* The checks of a node's books, each proved: one invariant after another is broken in a node with a
- * client and a request that waits, and the check ends the process. */
+/* The checks of a node's books, each proved: one invariant after another is broken in a node
+ * with a client and a request that waits, and the check ends the process. */
 #include "kvserver/base/clock.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/net/transport.h"
