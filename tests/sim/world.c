@@ -50,6 +50,7 @@ enum {
     CREDITS_LATE_US = 5000,  /* a message and its answer may take that long */
     STRAGGLER_US = 60000000, /* no message is older */
     SETTLE_US = 40000000,
+    STUCK_MS = 10000, /* a node gives up a client whose data has not moved for so long */
     CLOCK_SPREAD_DAYS = 1000,
     CLOCK_DRIFT_MAX = 1000, /* parts in a million */
     CLOCK_JUMP_US = 3000000,
@@ -312,7 +313,7 @@ static void node_begin(struct world *world, unsigned place)
         .credits = 4 + (uint32_t)below(world, 29),
         .lease_ms = LEASE_MS,
         .client_lease_ms = CLIENT_LEASE_MS,
-        .stuck_send_ms = 10000,
+        .stuck_send_ms = STUCK_MS,
         .seed = kv_random_next(&world->random) | 1,
         .clock = &node->clock.clock,
         .message_control = true,
@@ -2127,6 +2128,16 @@ static void turn_idle(void *world)
     turn(world, IDLE_STEP_US);
 }
 
+/* A transfer that was lost hangs at its node, whose client it will cost the connection: nothing
+ * may be told from that, so it is waited for. */
+static void outlast_lost_transfers(struct world *world)
+{
+    const uint64_t until_us = world->clock.virtual_us + STUCK_MS * UINT64_C(1200);
+
+    while (world->clock.virtual_us < until_us && !world->result->failed)
+        turn(world, 20 * IDLE_STEP_US);
+}
+
 /* Sessions whose segments change places, on top of what the world has. */
 static void check_swaps(struct world *world)
 {
@@ -2144,6 +2155,7 @@ static void check_swaps(struct world *world)
     };
     const char *why;
 
+    outlast_lost_transfers(world);
     for (unsigned i = 0; i < world->n_nodes; i++)
         nodes[i] = world->nodes[i].node;
     why = swaps_fault(&swaps);
