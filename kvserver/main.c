@@ -308,7 +308,7 @@ int main(int argc, char **argv)
         kv_log(KV_LOG_ERROR, "%s", detail);
         return status == KV_INVALID || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_FAILURE;
     }
-    announce(kvs_server_info(server));
+    announce(kvs_server_get_info(server));
     serve(server);
     kvs_server_destroy(server);
     kv_log(KV_LOG_INFO, "stopped");

@@ -328,7 +328,7 @@ void kvs_server_destroy(struct kvs_server *server)
     free(server);
 }
 
-const struct kvs_server_info *kvs_server_info(const struct kvs_server *server)
+const struct kvs_server_info *kvs_server_get_info(const struct kvs_server *server)
 {
     return &server->info;
 }

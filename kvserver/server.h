@@ -68,7 +68,7 @@ kv_status_t kvs_server_create(const struct kvs_server_options *options,
 void kvs_server_destroy(struct kvs_server *server);
 
 /* Valid until kvs_server_destroy(). */
-const struct kvs_server_info *kvs_server_info(const struct kvs_server *server);
+const struct kvs_server_info *kvs_server_get_info(const struct kvs_server *server);
 
 /* Serves control calls for one step; sleeps for at most a tenth of a second. */
 void kvs_server_step(struct kvs_server *server);

@@ -146,7 +146,8 @@ void kvw_method_keepalive(struct kvw_method *attention);
 
 /* Returns the last error, `what: where: value`; valid until the next call. */
 const char *kvw_method_detail(const struct kvw_method *attention);
-void kvw_method_stats(const struct kvw_method *attention, struct kvw_method_stats *ret_stats);
+void kvw_method_get_stats(const struct kvw_method *attention,
+                          struct kvw_method_stats *ret_stats);
 
 /* Finds a method by name; NULL: no such method. */
 const struct kvw_method_ops *kvw_method_find(const char *name);

@@ -76,7 +76,8 @@ const char *kvw_method_detail(const struct kvw_method *attention)
     return kvw_session_detail(attention->session);
 }
 
-void kvw_method_stats(const struct kvw_method *attention, struct kvw_method_stats *ret_stats)
+void kvw_method_get_stats(const struct kvw_method *attention,
+                          struct kvw_method_stats *ret_stats)
 {
     *ret_stats = (struct kvw_method_stats){
         .bytes_put = kvw_session_bytes_put(attention->session),

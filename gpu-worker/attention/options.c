@@ -261,10 +261,10 @@ static bool is_called(const struct kvw_method_option *option, const char *name)
            (option->alias != NULL && strcmp(option->alias, name) == 0);
 }
 
-kv_status_t kvw_method_option(struct kvw_method_options *options,
-                              const char *name,
-                              const char *value,
-                              const char **ret_expected)
+kv_status_t kvw_method_set_option(struct kvw_method_options *options,
+                                  const char *name,
+                                  const char *value,
+                                  const char **ret_expected)
 {
     for (unsigned i = 0; i < N_OPTIONS; i++) {
         const struct kvw_method_option *option = &method_options[i];

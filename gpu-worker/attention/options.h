@@ -69,9 +69,9 @@ const struct kvw_method_option *kvw_method_option_at(unsigned index);
 /* Parses `value` into the option called `name`, which is its name on a command line or its
  * alias.  Fails with KV_NOT_FOUND if no option has the name or the option is a flag, and with
  * KV_INVALID if the value is not valid: *ret_expected then describes the valid ones. */
-kv_status_t kvw_method_option(struct kvw_method_options *options,
-                              const char *name,
-                              const char *value,
-                              const char **ret_expected);
+kv_status_t kvw_method_set_option(struct kvw_method_options *options,
+                                  const char *name,
+                                  const char *value,
+                                  const char **ret_expected);
 
 #endif

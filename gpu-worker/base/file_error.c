@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-kv_status_t
-kvw_file_error(const struct kvw_file_error *detail, kv_status_t status, const char *format, ...)
+kv_status_t kvw_file_error_set(const struct kvw_file_error *detail,
+                               kv_status_t status,
+                               const char *format,
+                               ...)
 {
     va_list arguments;
     int used = snprintf(detail->text, detail->bytes, "%s: ", detail->path);

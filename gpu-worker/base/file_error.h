@@ -23,9 +23,10 @@ struct kvw_file_error {
 };
 
 /* Writes `PATH: ...` and returns `status`. */
-kv_status_t
-kvw_file_error(const struct kvw_file_error *detail, kv_status_t status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+kv_status_t kvw_file_error_set(const struct kvw_file_error *detail,
+                               kv_status_t status,
+                               const char *format,
+                               ...) __attribute__((format(printf, 3, 4)));
 
 /* Text for such a line: unprintable bytes as `?`, cut to what fits. */
 struct kvw_shown {

@@ -139,7 +139,7 @@ static int read_text(struct ask *ask)
 /* A method's session, in which what all questions begin with has passed. */
 static int begin_method(struct ask *ask, size_t i)
 {
-    const struct kvw_eval_run *run = &ask->plan.runs[i];
+    const struct kvw_planned_run *run = &ask->plan.runs[i];
     struct kvw_context *worker = ask->worker;
     const uint32_t n = ask->questions.n_common;
     uint64_t begin_us;
@@ -160,7 +160,7 @@ static int begin_method(struct ask *ask, size_t i)
     if (status != KV_OK)
         return failed(ask, status);
     ask->sums[i].prefill_s = kvw_seconds_since(begin_us);
-    kvw_method_stats(worker->attention, &ask->methods[i].stats);
+    kvw_method_get_stats(worker->attention, &ask->methods[i].stats);
     say(ask, "%s: read in %.1f s", run->method, ask->sums[i].prefill_s);
     return KVW_DONE;
 }
@@ -199,7 +199,7 @@ static void take_cost(struct ask *ask, size_t method, double fork_s, struct kvw_
         .ttft_s = fork_s + (result->generated_tokens > 0 ? result->ttft_s : result->prefill_s),
         .decode_s = result->generated_tokens > 1 ? result->last_s - result->ttft_s : 0,
     };
-    kvw_method_stats(attention, &now);
+    kvw_method_get_stats(attention, &now);
     kvw_ask_stats_add(&cost->steps_stats, &now, &ask->reply.at_first);
     kvw_ask_stats_add(&cost->all_stats, &now, &asked->stats);
     asked->stats = now;

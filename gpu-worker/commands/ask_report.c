@@ -149,7 +149,7 @@ static void write_stats(struct kv_json *json, const struct kvw_ask_cost *cost)
     kv_json_number(json, "recall_estimate", recall(cost));
 }
 
-static void begin_json(struct kv_json *json, const struct kvw_eval_run *run)
+static void begin_json(struct kv_json *json, const struct kvw_planned_run *run)
 {
     kv_json_begin(json, stdout);
     kv_json_text(json, "method", run->method);
@@ -165,7 +165,7 @@ void kvw_ask_report_answer(const struct kvw_ask_about *about,
                            const struct kvw_ask_cost *cost)
 {
     const struct kvw_needle *needle = &about->questions->needles.list[question];
-    const struct kvw_eval_run *run = &about->plan->runs[method];
+    const struct kvw_planned_run *run = &about->plan->runs[method];
     char *line = first_line(reply);
     struct kv_json json;
 
@@ -234,7 +234,7 @@ static void print_size(int width, double bytes)
            isnan(bytes) ? "-" : kv_config_format_size((uint64_t)bytes, size, sizeof(size)));
 }
 
-static void print_row(const struct kvw_eval_run *run,
+static void print_row(const struct kvw_planned_run *run,
                       int width,
                       bool has_recall,
                       const struct kvw_ask_sum *sum)
@@ -295,7 +295,7 @@ static void print_wrapped(const char *text)
 
 /* What an indexed method's steps cost beside full attention's, whichever are faster. */
 static void print_comparison(const struct kvw_ask_about *about,
-                             const struct kvw_eval_run *run,
+                             const struct kvw_planned_run *run,
                              const struct kvw_ask_cost *full,
                              const struct kvw_ask_cost *cost)
 {

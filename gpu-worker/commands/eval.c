@@ -60,7 +60,7 @@ static bool has_text(const struct eval *eval)
  * run before, if that will do, else a new one. */
 static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, uint32_t n)
 {
-    const struct kvw_eval_run *run = &eval->plan.runs[index];
+    const struct kvw_planned_run *run = &eval->plan.runs[index];
     struct kvw_context *worker = eval->worker;
     char what[KVW_EVAL_NAME_BYTES + 16];
     kv_status_t status = KV_UNSUPPORTED;
@@ -105,7 +105,7 @@ static double log_likelihood(const float *logits, uint32_t n, uint32_t token)
 
 static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 {
-    const struct kvw_eval_run *run = &eval->plan.runs[index];
+    const struct kvw_planned_run *run = &eval->plan.runs[index];
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
     const uint32_t end = eval->text->n_tokens - 1; /* the last token's successor is not known */
     char what[2 * KVW_EVAL_NAME_BYTES + 16];
@@ -196,7 +196,7 @@ static int measure_text(struct eval *eval, size_t index)
     outcome = begin_run(eval, index, eval->text->tokens, eval->from);
     if (outcome != KVW_DONE)
         goto end;
-    kvw_method_stats(eval->worker->attention, &before);
+    kvw_method_get_stats(eval->worker->attention, &before);
     steps_us = kvw_now_us();
     status = run_steps(eval, index, found);
     if (status != KV_OK) {
@@ -206,7 +206,7 @@ static int measure_text(struct eval *eval, size_t index)
         goto end;
     }
     result->step_s = kvw_seconds_since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
-    kvw_method_stats(eval->worker->attention, &after);
+    kvw_method_get_stats(eval->worker->attention, &after);
     compare(eval, found, result);
     take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
     result->total_s += kvw_seconds_since(begin_us);
@@ -221,7 +221,7 @@ end:
 
 static int measure_needles(struct eval *eval, size_t index)
 {
-    const struct kvw_eval_run *run = &eval->plan.runs[index];
+    const struct kvw_planned_run *run = &eval->plan.runs[index];
     const struct kvw_needle_test *questions = &eval->text->questions;
     struct kvw_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kvw_now_us();

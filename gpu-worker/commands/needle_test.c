@@ -178,7 +178,7 @@ static void generated(void *arg, uint32_t token)
     struct kvw_text piece = kvw_tokenizer_piece(asking->worker->tokenizer, token, false);
 
     if (reply->result.generated_tokens++ == 0)
-        kvw_method_stats(asking->worker->attention, &reply->at_first);
+        kvw_method_get_stats(asking->worker->attention, &reply->at_first);
     while (reply->bytes == 0 && piece.bytes > 0 && strchr(" \t\r\n", piece.data[0]) != NULL) {
         piece.data++;
         piece.bytes--;
@@ -244,6 +244,6 @@ kv_status_t kvw_needle_question_ask(const struct kvw_context *worker,
     status = kvw_generate(&setup, question->tokens, (uint32_t)question->count,
                           questions->n_common, &ret_reply->result);
     if (status == KV_OK && ret_reply->result.generated_tokens == 0)
-        kvw_method_stats(worker->attention, &ret_reply->at_first);
+        kvw_method_get_stats(worker->attention, &ret_reply->at_first);
     return status;
 }

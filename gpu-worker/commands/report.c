@@ -136,7 +136,7 @@ void kvw_report_text(const struct kvw_context *worker, const struct kvw_generate
     struct kvw_method_stats stats;
     char put[16];
 
-    kvw_method_stats(worker->attention, &stats);
+    kvw_method_get_stats(worker->attention, &stats);
     fflush(stdout);
     fprintf(stderr,
             "kvworker: prompt %" PRIu32 " tokens (%" PRIu32
@@ -211,7 +211,7 @@ void kvw_report_json(const struct kvw_context *worker,
     struct kv_json json;
     char device[64];
 
-    kvw_method_stats(worker->attention, &stats);
+    kvw_method_get_stats(worker->attention, &stats);
     worker->device->ops->describe(worker->device, device, sizeof(device));
     kv_json_begin(&json, stdout);
     kv_json_text(&json, "text", text);

@@ -73,7 +73,7 @@ set_options(const struct maker *maker, const char *list, struct kvw_method_optio
         if (value == NULL)
             return refuse(maker, "methods", "expected option=value", item.text);
         *value++ = '\0';
-        status = kvw_method_option(options, item.text, value, &expected);
+        status = kvw_method_set_option(options, item.text, value, &expected);
         if (status == KV_NOT_FOUND)
             return refuse(maker, "methods", "unknown option", item.text);
         if (status != KV_OK) {
@@ -85,7 +85,7 @@ set_options(const struct maker *maker, const char *list, struct kvw_method_optio
     return KV_OK;
 }
 
-static kv_status_t add_run(struct maker *maker, const struct kvw_eval_run *run)
+static kv_status_t add_run(struct maker *maker, const struct kvw_planned_run *run)
 {
     struct kvw_eval_plan *plan = &maker->plan;
     void *larger;
@@ -103,7 +103,7 @@ static kv_status_t add_run(struct maker *maker, const struct kvw_eval_run *run)
 /* All budgets and seeds of one entry of the methods. */
 static kv_status_t add_method(struct maker *maker, const char *entry)
 {
-    struct kvw_eval_run run = {.ops = NULL};
+    struct kvw_planned_run run = {.ops = NULL};
     const char *options = strchrnul(entry, ':');
     struct item name, budget, seed;
     const char *budgets, *seeds;
@@ -123,7 +123,7 @@ static kv_status_t add_method(struct maker *maker, const char *entry)
             run.options = *maker->base;
             if (!set_budget(&run.options, budget.text))
                 return refuse(maker, "budgets", "not a share or k=rows", budget.text);
-            if (kvw_method_option(&run.options, "seed", seed.text, &expected) != KV_OK)
+            if (kvw_method_set_option(&run.options, "seed", seed.text, &expected) != KV_OK)
                 return refuse(maker, "seeds", "not a number", seed.text);
             if (run.ops->has_budget)
                 snprintf(run.budget, sizeof(run.budget), "%s", budget.text);

@@ -19,7 +19,7 @@ enum {
     KVW_EVAL_RUNS_MAX = 4096,
 };
 
-struct kvw_eval_run {
+struct kvw_planned_run {
     const struct kvw_method_ops *ops;
     char method[KVW_EVAL_NAME_BYTES]; /* as the entry has it, options too */
     char budget[KVW_EVAL_NAME_BYTES]; /* as the list has it; "" where it does not matter */
@@ -29,7 +29,7 @@ struct kvw_eval_run {
 /* Runs of one method's entry come one behind the other, seed after seed: budgets of one seed
  * can share a session.  Full attention is always the first. */
 struct kvw_eval_plan {
-    struct kvw_eval_run *runs;
+    struct kvw_planned_run *runs;
     size_t count;
 };
 

@@ -89,7 +89,7 @@ void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_abo
 }
 
 static void print_table(const struct kvw_eval_about *about,
-                        const struct kvw_eval_run *run,
+                        const struct kvw_planned_run *run,
                         const struct value *values)
 {
     printf("%-*s %-7s", method_width(about), run->method, run->budget);
@@ -109,7 +109,7 @@ static void print_table(const struct kvw_eval_about *about,
 }
 
 static void print_csv(const struct kvw_eval_about *about,
-                      const struct kvw_eval_run *run,
+                      const struct kvw_planned_run *run,
                       const struct value *values)
 {
     print_field(run->method);
@@ -132,7 +132,7 @@ static void print_csv(const struct kvw_eval_about *about,
 }
 
 static void print_json(const struct kvw_eval_about *about,
-                       const struct kvw_eval_run *run,
+                       const struct kvw_planned_run *run,
                        const struct value *values)
 {
     struct kv_json json;
@@ -155,7 +155,7 @@ static void print_json(const struct kvw_eval_about *about,
 
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,
-                     const struct kvw_eval_run *run,
+                     const struct kvw_planned_run *run,
                      const struct kvw_eval_result *result)
 {
     struct value values[VALUES];

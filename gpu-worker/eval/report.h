@@ -45,7 +45,7 @@ struct kvw_eval_result {
 void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about);
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,
-                     const struct kvw_eval_run *run,
+                     const struct kvw_planned_run *run,
                      const struct kvw_eval_result *result);
 
 #endif

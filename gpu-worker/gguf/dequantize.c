@@ -227,7 +227,7 @@ void kvw_dequantise_row(enum kvw_tensor_type type,
                         size_t n_elements,
                         float *ret_values)
 {
-    const struct kvw_tensor_layout *layout = kvw_tensor_layout((uint32_t)type);
+    const struct kvw_tensor_layout *layout = kvw_tensor_get_layout((uint32_t)type);
     const uint8_t *at = row;
 
     assert(layout != NULL && n_elements % layout->block_elements == 0);

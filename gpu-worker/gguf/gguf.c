@@ -54,19 +54,20 @@ static kv_status_t map_file(struct kvw_gguf_reader *reader)
 
     if (file < 0) {
         status = errno == ENOENT || errno == ENOTDIR ? KV_NOT_FOUND : KV_IO;
-        return kvw_file_error(&reader->detail, status, "%s", strerror(errno));
+        return kvw_file_error_set(&reader->detail, status, "%s", strerror(errno));
     }
     if (fstat(file, &about) != 0) {
-        status = kvw_file_error(&reader->detail, KV_IO, "%s", strerror(errno));
+        status = kvw_file_error_set(&reader->detail, KV_IO, "%s", strerror(errno));
     } else if (!S_ISREG(about.st_mode)) {
-        status = kvw_file_error(&reader->detail, KV_INVALID, "not a file");
+        status = kvw_file_error_set(&reader->detail, KV_INVALID, "not a file");
     } else if (about.st_size == 0) {
-        status = kvw_file_error(&reader->detail, KV_INVALID, "not a GGUF file: it is empty");
+        status =
+            kvw_file_error_set(&reader->detail, KV_INVALID, "not a GGUF file: it is empty");
     } else {
         data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
         if (data == MAP_FAILED) {
-            status =
-                kvw_file_error(&reader->detail, KV_IO, "cannot be mapped: %s", strerror(errno));
+            status = kvw_file_error_set(&reader->detail, KV_IO, "cannot be mapped: %s",
+                                        strerror(errno));
         } else {
             gguf->data = data;
             gguf->bytes = (uint64_t)about.st_size;

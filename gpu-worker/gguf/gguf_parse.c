@@ -129,28 +129,29 @@ static kv_status_t take_array(struct kvw_gguf_reader *reader, struct kvw_gguf_va
     const char *wrong;
 
     if (!take_u32(reader, &type) || !take_u64(reader, &count))
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': extends beyond the file",
-                              key.text);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key '%s': extends beyond the file", key.text);
     if (!kvw_gguf_is_value_type(type))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key '%s': array of unknown type %" PRIu32, key.text, type);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key '%s': array of unknown type %" PRIu32, key.text, type);
     bytes_min = type == KVW_GGUF_STRING  ? 8
                 : type == KVW_GGUF_ARRAY ? 12
                                          : kvw_gguf_value_types[type].bytes;
     if (count > left(reader) / bytes_min)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key '%s': %" PRIu64 " elements in a file of %" PRIu64 " bytes",
-                              key.text, count, reader->gguf->bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key '%s': %" PRIu64 " elements in a file of %" PRIu64
+                                  " bytes",
+                                  key.text, count, reader->gguf->bytes);
     if (type == KVW_GGUF_STRING && count > 0) {
         value->string_offsets = malloc(count * sizeof(*value->string_offsets));
         if (value->string_offsets == NULL)
-            return kvw_file_error(&reader->detail, KV_NO_MEMORY, "key '%s': out of memory",
-                                  key.text);
+            return kvw_file_error_set(&reader->detail, KV_NO_MEMORY, "key '%s': out of memory",
+                                      key.text);
     }
     begin = reader->at;
     wrong = take_elements(reader, type, count, value->string_offsets, 1);
     if (wrong != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
+        return kvw_file_error_set(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
     value->array = (struct kvw_gguf_array){
         .type = type,
         .count = count,
@@ -169,19 +170,21 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
     const char *wrong;
 
     if (!take_text(reader, &value->key))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key %" PRIu64 " extends beyond the file of %" PRIu64 " bytes",
-                              index, reader->gguf->bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key %" PRIu64 " extends beyond the file of %" PRIu64
+                                  " bytes",
+                                  index, reader->gguf->bytes);
     key = kvw_show(value->key);
     if (value->key.bytes == 0 || value->key.bytes > KEY_BYTES_MAX)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key %" PRIu64 ": a name of %zu bytes", index, value->key.bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key %" PRIu64 ": a name of %zu bytes", index,
+                                  value->key.bytes);
     if (!take_u32(reader, &type))
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': extends beyond the file",
-                              key.text);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key '%s': extends beyond the file", key.text);
     if (!kvw_gguf_is_value_type(type))
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': unknown type %" PRIu32,
-                              key.text, type);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key '%s': unknown type %" PRIu32, key.text, type);
     value->type = type;
     value->at = reader->gguf->data + reader->at;
     if (type == KVW_GGUF_ARRAY)
@@ -191,7 +194,7 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
     else
         wrong = take_numbers(reader, type, 1);
     if (wrong != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
+        return kvw_file_error_set(&reader->detail, KV_INVALID, "key '%s': %s", key.text, wrong);
     return KV_OK;
 }
 
@@ -223,14 +226,14 @@ static kv_status_t take_values(struct kvw_gguf_reader *reader, uint64_t count)
     kv_status_t status;
 
     if (count > left(reader) / VALUE_BYTES_MIN)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "%" PRIu64 " keys in a file of %" PRIu64 " bytes", count,
-                              gguf->bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "%" PRIu64 " keys in a file of %" PRIu64 " bytes", count,
+                                  gguf->bytes);
     gguf->values = calloc(count + 1, sizeof(*gguf->values));
     gguf->values_by_name = calloc(count + 1, sizeof(*gguf->values_by_name));
     if (gguf->values == NULL || gguf->values_by_name == NULL)
-        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " keys",
-                              count);
+        return kvw_file_error_set(&reader->detail, KV_NO_MEMORY,
+                                  "out of memory: %" PRIu64 " keys", count);
     for (size_t i = 0; i < count; i++) {
         /* Counted first: what a value that fails has allocated is freed with the others. */
         gguf->n_values = i + 1;
@@ -241,8 +244,8 @@ static kv_status_t take_values(struct kvw_gguf_reader *reader, uint64_t count)
     }
     twice = sort_entries(gguf->values_by_name, gguf->n_values);
     if (twice != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "key '%s': duplicate",
-                              kvw_show(twice->name).text);
+        return kvw_file_error_set(&reader->detail, KV_INVALID, "key '%s': duplicate",
+                                  kvw_show(twice->name).text);
     return KV_OK;
 }
 
@@ -253,12 +256,12 @@ static kv_status_t read_alignment(struct kvw_gguf_reader *reader)
     kv_status_t status = kvw_gguf_u32(gguf, "general.alignment", &alignment);
 
     if (status == KV_INVALID)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "key 'general.alignment': not a 32-bit number");
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key 'general.alignment': not a 32-bit number");
     if (alignment < ALIGNMENT_MIN || alignment > ALIGNMENT_MAX ||
         (alignment & (alignment - 1)) != 0)
-        return kvw_file_error(&reader->detail, KV_INVALID, "key 'general.alignment': %" PRIu32,
-                              alignment);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "key 'general.alignment': %" PRIu32, alignment);
     gguf->alignment = alignment;
     return KV_OK;
 }
@@ -289,45 +292,46 @@ take_tensor(struct kvw_gguf_reader *reader, struct kvw_tensor *tensor, uint64_t 
     uint32_t type;
 
     if (!take_text(reader, &tensor->name))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor %" PRIu64 ": its name extends beyond the file of %" PRIu64
-                              " bytes",
-                              index, reader->gguf->bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor %" PRIu64
+                                  ": its name extends beyond the file of %" PRIu64 " bytes",
+                                  index, reader->gguf->bytes);
     name = kvw_show(tensor->name);
     if (tensor->name.bytes == 0 || tensor->name.bytes > TENSOR_NAME_BYTES_MAX)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor %" PRIu64 ": a name of %zu bytes", index,
-                              tensor->name.bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor %" PRIu64 ": a name of %zu bytes", index,
+                                  tensor->name.bytes);
     if (!take_u32(reader, &tensor->n_dims))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': extends beyond the file", name.text);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor '%s': extends beyond the file", name.text);
     if (tensor->n_dims == 0 || tensor->n_dims > KVW_GGUF_DIMS_MAX)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': %" PRIu32 " dimensions", name.text, tensor->n_dims);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor '%s': %" PRIu32 " dimensions", name.text,
+                                  tensor->n_dims);
     for (uint32_t i = 0; i < KVW_GGUF_DIMS_MAX; i++) {
         tensor->dims[i] = 1;
         if (i < tensor->n_dims && !take_u64(reader, &tensor->dims[i]))
-            return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': extends beyond the file", name.text);
+            return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                      "tensor '%s': extends beyond the file", name.text);
         if (tensor->dims[i] == 0)
-            return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': dimension %" PRIu32 ": 0", name.text, i);
+            return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                      "tensor '%s': dimension %" PRIu32 ": 0", name.text, i);
     }
     if (!take_u32(reader, &type) || !take_u64(reader, &tensor->offset))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': extends beyond the file", name.text);
-    layout = kvw_tensor_layout(type);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor '%s': extends beyond the file", name.text);
+    layout = kvw_tensor_get_layout(type);
     if (layout == NULL)
-        return kvw_file_error(&reader->detail, KV_UNSUPPORTED,
-                              "tensor '%s': type %" PRIu32 " is not supported", name.text,
-                              type);
+        return kvw_file_error_set(&reader->detail, KV_UNSUPPORTED,
+                                  "tensor '%s': type %" PRIu32 " is not supported", name.text,
+                                  type);
     tensor->type = layout->type;
     if (!measure(tensor, layout))
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "tensor '%s': impossible shape for %s: %" PRIu64 " %" PRIu64
-                              " %" PRIu64 " %" PRIu64,
-                              name.text, layout->name, tensor->dims[0], tensor->dims[1],
-                              tensor->dims[2], tensor->dims[3]);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "tensor '%s': impossible shape for %s: %" PRIu64 " %" PRIu64
+                                  " %" PRIu64 " %" PRIu64,
+                                  name.text, layout->name, tensor->dims[0], tensor->dims[1],
+                                  tensor->dims[2], tensor->dims[3]);
     return KV_OK;
 }
 
@@ -347,17 +351,17 @@ static kv_status_t check_overlaps(struct kvw_gguf_reader *reader)
     kv_status_t status = KV_OK;
 
     if (order == NULL)
-        return kvw_file_error(&reader->detail, KV_NO_MEMORY, "out of memory: %zu tensors",
-                              gguf->n_tensors);
+        return kvw_file_error_set(&reader->detail, KV_NO_MEMORY, "out of memory: %zu tensors",
+                                  gguf->n_tensors);
     for (size_t i = 0; i < gguf->n_tensors; i++)
         order[i] = &gguf->tensors[i];
     qsort(order, gguf->n_tensors, sizeof(const struct kvw_tensor *), compare_offsets);
     for (size_t i = 1; i < gguf->n_tensors && status == KV_OK; i++) {
         if (order[i]->offset < order[i - 1]->offset + order[i - 1]->bytes)
-            status = kvw_file_error(&reader->detail, KV_INVALID,
-                                    "tensor '%s': overlaps tensor '%s' at byte %" PRIu64,
-                                    kvw_show(order[i]->name).text,
-                                    kvw_show(order[i - 1]->name).text, order[i]->offset);
+            status = kvw_file_error_set(&reader->detail, KV_INVALID,
+                                        "tensor '%s': overlaps tensor '%s' at byte %" PRIu64,
+                                        kvw_show(order[i]->name).text,
+                                        kvw_show(order[i - 1]->name).text, order[i]->offset);
     }
     free(order);
     return status;
@@ -374,17 +378,17 @@ static kv_status_t place_tensors(struct kvw_gguf_reader *reader)
         struct kvw_tensor *tensor = &gguf->tensors[i];
 
         if (tensor->offset % gguf->alignment != 0)
-            return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': offset %" PRIu64
-                                  " is not a multiple of %" PRIu32,
-                                  kvw_show(tensor->name).text, tensor->offset, gguf->alignment);
+            return kvw_file_error_set(
+                &reader->detail, KV_INVALID,
+                "tensor '%s': offset %" PRIu64 " is not a multiple of %" PRIu32,
+                kvw_show(tensor->name).text, tensor->offset, gguf->alignment);
         if (begin > gguf->bytes || tensor->offset > gguf->bytes - begin ||
             tensor->bytes > gguf->bytes - begin - tensor->offset)
-            return kvw_file_error(&reader->detail, KV_INVALID,
-                                  "tensor '%s': %" PRIu64 " bytes at offset %" PRIu64
-                                  " extend beyond the file of %" PRIu64 " bytes",
-                                  kvw_show(tensor->name).text, tensor->bytes, tensor->offset,
-                                  gguf->bytes);
+            return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                      "tensor '%s': %" PRIu64 " bytes at offset %" PRIu64
+                                      " extend beyond the file of %" PRIu64 " bytes",
+                                      kvw_show(tensor->name).text, tensor->bytes,
+                                      tensor->offset, gguf->bytes);
         tensor->offset += begin;
         tensor->data = gguf->data + tensor->offset;
     }
@@ -400,8 +404,8 @@ static kv_status_t take_tensors(struct kvw_gguf_reader *reader, uint64_t count)
     gguf->tensors = calloc(count + 1, sizeof(*gguf->tensors));
     gguf->tensors_by_name = calloc(count + 1, sizeof(*gguf->tensors_by_name));
     if (gguf->tensors == NULL || gguf->tensors_by_name == NULL)
-        return kvw_file_error(&reader->detail, KV_NO_MEMORY,
-                              "out of memory: %" PRIu64 " tensors", count);
+        return kvw_file_error_set(&reader->detail, KV_NO_MEMORY,
+                                  "out of memory: %" PRIu64 " tensors", count);
     for (size_t i = 0; i < count; i++) {
         status = take_tensor(reader, &gguf->tensors[i], i);
         if (status != KV_OK)
@@ -411,8 +415,8 @@ static kv_status_t take_tensors(struct kvw_gguf_reader *reader, uint64_t count)
     gguf->n_tensors = count;
     twice = sort_entries(gguf->tensors_by_name, gguf->n_tensors);
     if (twice != NULL)
-        return kvw_file_error(&reader->detail, KV_INVALID, "tensor '%s': duplicate",
-                              kvw_show(twice->name).text);
+        return kvw_file_error_set(&reader->detail, KV_INVALID, "tensor '%s': duplicate",
+                                  kvw_show(twice->name).text);
     return place_tensors(reader);
 }
 
@@ -423,21 +427,21 @@ kv_status_t kvw_gguf_read_all(struct kvw_gguf_reader *reader)
     kv_status_t status;
 
     if (gguf->bytes < HEADER_BYTES || memcmp(gguf->data, "GGUF", 4) != 0)
-        return kvw_file_error(&reader->detail, KV_INVALID, "not a GGUF file");
+        return kvw_file_error_set(&reader->detail, KV_INVALID, "not a GGUF file");
     reader->at = 4;
     take_u32(reader, &gguf->version);
     take_u64(reader, &n_tensors);
     take_u64(reader, &n_values);
     if (gguf->version == __builtin_bswap32(2) || gguf->version == __builtin_bswap32(3))
-        return kvw_file_error(&reader->detail, KV_UNSUPPORTED, "a big-endian GGUF file");
+        return kvw_file_error_set(&reader->detail, KV_UNSUPPORTED, "a big-endian GGUF file");
     if (gguf->version != 2 && gguf->version != 3)
-        return kvw_file_error(&reader->detail, KV_UNSUPPORTED,
-                              "GGUF version %" PRIu32 ": only 2 and 3 are supported",
-                              gguf->version);
+        return kvw_file_error_set(&reader->detail, KV_UNSUPPORTED,
+                                  "GGUF version %" PRIu32 ": only 2 and 3 are supported",
+                                  gguf->version);
     if (n_tensors > left(reader) / TENSOR_BYTES_MIN)
-        return kvw_file_error(&reader->detail, KV_INVALID,
-                              "%" PRIu64 " tensors in a file of %" PRIu64 " bytes", n_tensors,
-                              gguf->bytes);
+        return kvw_file_error_set(&reader->detail, KV_INVALID,
+                                  "%" PRIu64 " tensors in a file of %" PRIu64 " bytes",
+                                  n_tensors, gguf->bytes);
     status = take_values(reader, n_values);
     if (status == KV_OK)
         status = read_alignment(reader);

@@ -17,7 +17,7 @@ const struct kvw_tensor_layout *kvw_tensor_layout_at(size_t index)
     return index < sizeof(layouts) / sizeof(*layouts) ? &layouts[index] : NULL;
 }
 
-const struct kvw_tensor_layout *kvw_tensor_layout(uint32_t type)
+const struct kvw_tensor_layout *kvw_tensor_get_layout(uint32_t type)
 {
     for (size_t i = 0; kvw_tensor_layout_at(i) != NULL; i++) {
         if ((uint32_t)layouts[i].type == type)
@@ -28,7 +28,7 @@ const struct kvw_tensor_layout *kvw_tensor_layout(uint32_t type)
 
 size_t kvw_tensor_row_bytes(enum kvw_tensor_type type, size_t n_elements)
 {
-    const struct kvw_tensor_layout *layout = kvw_tensor_layout((uint32_t)type);
+    const struct kvw_tensor_layout *layout = kvw_tensor_get_layout((uint32_t)type);
 
     assert(layout != NULL && n_elements % layout->block_elements == 0);
     return n_elements / layout->block_elements * layout->block_bytes;

@@ -33,7 +33,7 @@ struct kvw_tensor_layout {
 };
 
 /* NULL: a type that this reader does not know.  `type` is any number. */
-const struct kvw_tensor_layout *kvw_tensor_layout(uint32_t type);
+const struct kvw_tensor_layout *kvw_tensor_get_layout(uint32_t type);
 
 /* All of them, in the order of their numbers; NULL behind the last.  Begin with index 0. */
 const struct kvw_tensor_layout *kvw_tensor_layout_at(size_t index);

@@ -281,7 +281,7 @@ static kv_status_t check_tensor(const struct reader *reader,
                       name, tensor->dims[0], kvw_tensor_rows(tensor), columns, rows);
     if (is_vector && tensor->type != KVW_TENSOR_F32)
         return refuse(reader, KV_UNSUPPORTED, "tensor %s: %s: expected F32", name,
-                      kvw_tensor_layout(tensor->type)->name);
+                      kvw_tensor_get_layout(tensor->type)->name);
     return KV_OK;
 }
 

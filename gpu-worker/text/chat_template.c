@@ -241,11 +241,11 @@ static kv_status_t choose_family(const struct kvw_gguf *gguf,
     kv_status_t status = kvw_gguf_text(gguf, template_key, &program);
 
     if (status == KV_INVALID)
-        return kvw_file_error(detail, status, "key '%s': not a string", template_key);
+        return kvw_file_error_set(detail, status, "key '%s': not a string", template_key);
     if (status == KV_NOT_FOUND && name == NULL)
-        return kvw_file_error(detail, status,
-                              "key '%s': missing: choose a template: chatml, llama2, llama3",
-                              template_key);
+        return kvw_file_error_set(
+            detail, status, "key '%s': missing: choose a template: chatml, llama2, llama3",
+            template_key);
     if (status == KV_NOT_FOUND)
         program = (struct kvw_text){"", 0};
     for (int i = 0; i < N_FAMILIES; i++) {
@@ -257,11 +257,11 @@ static kv_status_t choose_family(const struct kvw_gguf *gguf,
         }
     }
     if (name != NULL)
-        return kvw_file_error(detail, KV_INVALID,
-                              "chat template '%s': not one of chatml, llama2, llama3", name);
-    return kvw_file_error(detail, KV_UNSUPPORTED,
-                          "key '%s': not one of chatml, llama2, llama3: '%s'", template_key,
-                          kvw_show(program).text);
+        return kvw_file_error_set(
+            detail, KV_INVALID, "chat template '%s': not one of chatml, llama2, llama3", name);
+    return kvw_file_error_set(detail, KV_UNSUPPORTED,
+                              "key '%s': not one of chatml, llama2, llama3: '%s'", template_key,
+                              kvw_show(program).text);
 }
 
 static kv_status_t check_marks(const struct family *family,
@@ -270,15 +270,15 @@ static kv_status_t check_marks(const struct family *family,
 {
     for (int i = 0; i < MARKS_MAX && family->marks[i] != NULL; i++) {
         if (kvw_tokenizer_find(tokenizer, family->marks[i], strlen(family->marks[i])) < 0)
-            return kvw_file_error(detail, KV_UNSUPPORTED,
-                                  "chat template %s: the tokenizer has no '%s'", family->name,
-                                  family->marks[i]);
+            return kvw_file_error_set(detail, KV_UNSUPPORTED,
+                                      "chat template %s: the tokenizer has no '%s'",
+                                      family->name, family->marks[i]);
     }
     if (family->bounds && (kvw_tokenizer_bos(tokenizer) == KVW_TOKEN_NONE ||
                            kvw_tokenizer_eos(tokenizer) == KVW_TOKEN_NONE))
-        return kvw_file_error(detail, KV_UNSUPPORTED,
-                              "chat template %s: the tokenizer has no begin or end token",
-                              family->name);
+        return kvw_file_error_set(detail, KV_UNSUPPORTED,
+                                  "chat template %s: the tokenizer has no begin or end token",
+                                  family->name);
     return KV_OK;
 }
 
@@ -301,12 +301,12 @@ kv_status_t kvw_chat_template_create(const struct kvw_gguf *gguf,
         return status;
     chat = calloc(1, sizeof(*chat));
     if (chat == NULL)
-        return kvw_file_error(&where, KV_NO_MEMORY, "out of memory: chat template");
+        return kvw_file_error_set(&where, KV_NO_MEMORY, "out of memory: chat template");
     chat->family = family;
     chat->tokenizer = tokenizer;
     if (family == KVW_CHAT_CHATML && !read_system(chat, program)) {
         kvw_chat_template_destroy(chat);
-        return kvw_file_error(&where, KV_NO_MEMORY, "out of memory: chat template");
+        return kvw_file_error_set(&where, KV_NO_MEMORY, "out of memory: chat template");
     }
     *ret_template = chat;
     return KV_OK;

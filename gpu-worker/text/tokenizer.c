@@ -32,7 +32,7 @@ static kv_status_t read_flag(const struct kvw_gguf *gguf,
     kv_status_t status = kvw_gguf_bool(gguf, key, flag);
 
     if (status == KV_INVALID)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': not a boolean", key);
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': not a boolean", key);
     return KV_OK;
 }
 
@@ -49,12 +49,12 @@ static kv_status_t read_id(const struct kvw_tokenizer *tokenizer,
     if (status == KV_NOT_FOUND)
         return KV_OK;
     if (status != KV_OK)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': not a token id", key);
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': not a token id", key);
     if (id >= tokenizer->vocabulary.n_tokens)
-        return kvw_file_error(detail, KV_INVALID,
-                              "key '%s': token id %" PRIu32 ": the vocabulary has %" PRIu32
-                              " tokens",
-                              key, id, tokenizer->vocabulary.n_tokens);
+        return kvw_file_error_set(detail, KV_INVALID,
+                                  "key '%s': token id %" PRIu32 ": the vocabulary has %" PRIu32
+                                  " tokens",
+                                  key, id, tokenizer->vocabulary.n_tokens);
     *token = (int32_t)id;
     return KV_OK;
 }
@@ -154,8 +154,8 @@ static kv_status_t read_model(struct kvw_tokenizer *tokenizer,
     kv_status_t status = kvw_gguf_text(gguf, key, &model);
 
     if (status != KV_OK)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", key,
-                              status == KV_NOT_FOUND ? "missing" : "not a string");
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': %s", key,
+                                  status == KV_NOT_FOUND ? "missing" : "not a string");
     if (kvw_text_is(model, "gpt2")) {
         status = kvw_vocabulary_init(&tokenizer->vocabulary, gguf, false, detail);
         if (status == KV_OK)
@@ -165,9 +165,9 @@ static kv_status_t read_model(struct kvw_tokenizer *tokenizer,
         return status;
     }
     if (!kvw_text_is(model, "llama"))
-        return kvw_file_error(detail, KV_UNSUPPORTED,
-                              "key '%s': '%s' is not supported: expected gpt2 or llama", key,
-                              kvw_show(model).text);
+        return kvw_file_error_set(detail, KV_UNSUPPORTED,
+                                  "key '%s': '%s' is not supported: expected gpt2 or llama",
+                                  key, kvw_show(model).text);
     status = kvw_vocabulary_init(&tokenizer->vocabulary, gguf, true, detail);
     if (status != KV_OK)
         return status;
@@ -197,14 +197,14 @@ kv_status_t kvw_tokenizer_create(const struct kvw_gguf *gguf,
     kv_status_t status;
 
     if (tokenizer == NULL)
-        return kvw_file_error(&where, KV_NO_MEMORY, "out of memory: tokenizer");
+        return kvw_file_error_set(&where, KV_NO_MEMORY, "out of memory: tokenizer");
     tokenizer->bos = tokenizer->eos = tokenizer->unknown = KVW_TOKEN_NONE;
     status = read_model(tokenizer, gguf, &where);
     if (status == KV_OK)
         status = read_ids(tokenizer, gguf, &where);
     if (status == KV_OK &&
         !(kvw_tokenizer_list_specials(tokenizer) && decode_pieces(tokenizer)))
-        status = kvw_file_error(&where, KV_NO_MEMORY, "out of memory: tokenizer");
+        status = kvw_file_error_set(&where, KV_NO_MEMORY, "out of memory: tokenizer");
     if (status != KV_OK) {
         kvw_tokenizer_destroy(tokenizer);
         return status;

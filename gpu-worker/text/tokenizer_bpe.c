@@ -149,11 +149,12 @@ static kv_status_t read_merges(struct kvw_bpe *bpe,
     kv_status_t status = kvw_gguf_array_texts(gguf, merges_key, &lines);
 
     if (status != KV_OK)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", merges_key,
-                              status == KV_NOT_FOUND ? "missing" : "not an array of strings");
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': %s", merges_key,
+                                  status == KV_NOT_FOUND ? "missing"
+                                                         : "not an array of strings");
     if (lines.count > UINT32_MAX)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': %" PRIu64 " merges", merges_key,
-                              lines.count);
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': %" PRIu64 " merges",
+                                  merges_key, lines.count);
     while (n_slots < lines.count * 2)
         n_slots *= 2;
     bpe->merge_mask = n_slots - 1;
@@ -161,8 +162,8 @@ static kv_status_t read_merges(struct kvw_bpe *bpe,
     joined = malloc(bpe->vocabulary->longest + 1);
     if (bpe->merges == NULL || joined == NULL) {
         free(joined);
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " merges",
-                              lines.count);
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " merges",
+                                  lines.count);
     }
     for (uint64_t i = 0; i < n_slots; i++)
         bpe->merges[i].token = KVW_TOKEN_NONE;
@@ -170,10 +171,10 @@ static kv_status_t read_merges(struct kvw_bpe *bpe,
         struct kvw_text text = kvw_gguf_array_text(&lines, i);
 
         if (!read_merge(bpe, text, (uint32_t)i, joined))
-            status = kvw_file_error(detail, KV_INVALID,
-                                    "key '%s': merge %" PRIu64
-                                    ": '%s' does not join two tokens into a third",
-                                    merges_key, i, kvw_show(text).text);
+            status = kvw_file_error_set(detail, KV_INVALID,
+                                        "key '%s': merge %" PRIu64
+                                        ": '%s' does not join two tokens into a third",
+                                        merges_key, i, kvw_show(text).text);
     }
     free(joined);
     return status;
@@ -186,14 +187,15 @@ read_pre(struct kvw_bpe *bpe, const struct kvw_gguf *gguf, const struct kvw_file
     kv_status_t status = kvw_gguf_text(gguf, pre_key, &name);
 
     if (status != KV_OK)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': %s", pre_key,
-                              status == KV_NOT_FOUND ? "missing" : "not a string");
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': %s", pre_key,
+                                  status == KV_NOT_FOUND ? "missing" : "not a string");
     status = kvw_pretokenizer_create(name.data, name.bytes, &bpe->split);
     if (status == KV_UNSUPPORTED)
-        return kvw_file_error(detail, status, "key '%s': '%s' is not supported; these are: %s",
-                              pre_key, kvw_show(name).text, kvw_pretokenizer_names());
+        return kvw_file_error_set(detail, status,
+                                  "key '%s': '%s' is not supported; these are: %s", pre_key,
+                                  kvw_show(name).text, kvw_pretokenizer_names());
     if (status != KV_OK)
-        return kvw_file_error(detail, status, "key '%s': out of memory", pre_key);
+        return kvw_file_error_set(detail, status, "key '%s': out of memory", pre_key);
     bpe->whole_words = strcmp(kvw_pretokenizer_name(bpe->split), "llama-bpe") == 0;
     return KV_OK;
 }
@@ -207,7 +209,7 @@ kv_status_t kvw_bpe_create(const struct kvw_vocabulary *vocabulary,
     kv_status_t status;
 
     if (bpe == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: tokenizer");
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: tokenizer");
     bpe->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
         char character[2];

@@ -57,14 +57,14 @@ kv_status_t kvw_spm_create(const struct kvw_vocabulary *vocabulary,
 
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
         if (vocabulary->kinds[i] == KVW_TOKEN_BYTE && kvw_spm_byte(vocabulary->texts[i]) < 0)
-            return kvw_file_error(detail, KV_INVALID,
-                                  "key 'tokenizer.ggml.token_type': token %" PRIu32
-                                  ": '%s' is not a byte token",
-                                  i, kvw_show(vocabulary->texts[i]).text);
+            return kvw_file_error_set(detail, KV_INVALID,
+                                      "key 'tokenizer.ggml.token_type': token %" PRIu32
+                                      ": '%s' is not a byte token",
+                                      i, kvw_show(vocabulary->texts[i]).text);
     }
     spm = calloc(1, sizeof(*spm));
     if (spm == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: tokenizer");
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: tokenizer");
     spm->vocabulary = vocabulary;
     for (unsigned byte = 0; byte < 256; byte++) {
         const char character = (char)byte;

@@ -22,8 +22,8 @@ static kv_status_t no_array(const struct kvw_file_error *detail,
                             const char *wanted)
 {
     if (status == KV_NOT_FOUND)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': missing", key);
-    return kvw_file_error(detail, KV_INVALID, "key '%s': not an array of %s", key, wanted);
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': missing", key);
+    return kvw_file_error_set(detail, KV_INVALID, "key '%s': not an array of %s", key, wanted);
 }
 
 static kv_status_t check_count(const struct kvw_file_error *detail,
@@ -33,9 +33,9 @@ static kv_status_t check_count(const struct kvw_file_error *detail,
 {
     if (count == vocabulary->n_tokens)
         return KV_OK;
-    return kvw_file_error(detail, KV_INVALID,
-                          "key '%s': %" PRIu64 " elements for %" PRIu32 " tokens", key, count,
-                          vocabulary->n_tokens);
+    return kvw_file_error_set(detail, KV_INVALID,
+                              "key '%s': %" PRIu64 " elements for %" PRIu32 " tokens", key,
+                              count, vocabulary->n_tokens);
 }
 
 /* --- By spelling --- */
@@ -90,8 +90,8 @@ static kv_status_t read_texts(struct kvw_vocabulary *vocabulary,
     vocabulary->texts = calloc(texts->count, sizeof(*vocabulary->texts));
     vocabulary->slots = calloc(n_slots, sizeof(*vocabulary->slots));
     if (vocabulary->texts == NULL || vocabulary->slots == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " tokens",
-                              texts->count);
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: %" PRIu64 " tokens",
+                                  texts->count);
     for (uint32_t i = 0; i < texts->count; i++) {
         struct kvw_text text = kvw_gguf_array_text(texts, i);
         uint32_t *slot;
@@ -101,9 +101,10 @@ static kv_status_t read_texts(struct kvw_vocabulary *vocabulary,
             continue;
         slot = find_slot(vocabulary, text.data, text.bytes);
         if (*slot != 0)
-            return kvw_file_error(detail, KV_INVALID,
-                                  "key '%s': tokens %" PRIu32 " and %" PRIu32 " are both '%s'",
-                                  tokens_key, *slot - 1, i, kvw_show(text).text);
+            return kvw_file_error_set(detail, KV_INVALID,
+                                      "key '%s': tokens %" PRIu32 " and %" PRIu32
+                                      " are both '%s'",
+                                      tokens_key, *slot - 1, i, kvw_show(text).text);
         *slot = i + 1;
         if (text.bytes > vocabulary->longest)
             vocabulary->longest = text.bytes;
@@ -120,8 +121,8 @@ static kv_status_t read_kinds(struct kvw_vocabulary *vocabulary,
 
     vocabulary->kinds = malloc(vocabulary->n_tokens);
     if (vocabulary->kinds == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
-                              vocabulary->n_tokens);
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
+                                  vocabulary->n_tokens);
     memset(vocabulary->kinds, KVW_TOKEN_NORMAL, vocabulary->n_tokens);
     if (status == KV_NOT_FOUND)
         return KV_OK;
@@ -134,8 +135,9 @@ static kv_status_t read_kinds(struct kvw_vocabulary *vocabulary,
         int64_t kind = kvw_gguf_array_int(&kinds, i);
 
         if (kind < KVW_TOKEN_NORMAL || kind > KVW_TOKEN_BYTE)
-            return kvw_file_error(detail, KV_INVALID, "key '%s': token %" PRIu32 ": %" PRId64,
-                                  kinds_key, i, kind);
+            return kvw_file_error_set(detail, KV_INVALID,
+                                      "key '%s': token %" PRIu32 ": %" PRId64, kinds_key, i,
+                                      kind);
         vocabulary->kinds[i] = (uint8_t)kind;
     }
     return KV_OK;
@@ -155,13 +157,13 @@ static kv_status_t read_scores(struct kvw_vocabulary *vocabulary,
         return status;
     vocabulary->scores = calloc(vocabulary->n_tokens, sizeof(*vocabulary->scores));
     if (vocabulary->scores == NULL)
-        return kvw_file_error(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
-                              vocabulary->n_tokens);
+        return kvw_file_error_set(detail, KV_NO_MEMORY, "out of memory: %" PRIu32 " tokens",
+                                  vocabulary->n_tokens);
     for (uint32_t i = 0; i < vocabulary->n_tokens; i++) {
         vocabulary->scores[i] = kvw_gguf_array_float(&scores, i);
         if (isnan(vocabulary->scores[i]))
-            return kvw_file_error(detail, KV_INVALID, "key '%s': token %" PRIu32 ": nan",
-                                  scores_key, i);
+            return kvw_file_error_set(detail, KV_INVALID, "key '%s': token %" PRIu32 ": nan",
+                                      scores_key, i);
     }
     return KV_OK;
 }
@@ -179,8 +181,8 @@ kv_status_t kvw_vocabulary_init(struct kvw_vocabulary *vocabulary,
     if (status != KV_OK)
         return no_array(detail, status, tokens_key, "strings");
     if (texts.count == 0 || texts.count > TOKENS_MAX)
-        return kvw_file_error(detail, KV_INVALID, "key '%s': %" PRIu64 " tokens", tokens_key,
-                              texts.count);
+        return kvw_file_error_set(detail, KV_INVALID, "key '%s': %" PRIu64 " tokens",
+                                  tokens_key, texts.count);
     vocabulary->n_tokens = (uint32_t)texts.count;
     kv_random_init_secure(&random);
     vocabulary->secret = kv_random_next(&random);

@@ -951,12 +951,12 @@ static void scrub(void)
     struct kvs_scrub_progress progress;
     struct kvs_indexer_stats jobs;
 
-    kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+    kvs_scrub_get_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     const uint64_t end = progress.n_passes + 2;
     do {
         step(500);
-        kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
-        kvs_indexer_stats(data()->indexer, &jobs);
+        kvs_scrub_get_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+        kvs_indexer_get_stats(data()->indexer, &jobs);
     } while (progress.n_passes < end || jobs.n_jobs > 0);
     counted.passes++;
 }
@@ -1068,7 +1068,7 @@ static void objects_go_while_the_scrub_is_at_them(void **state)
     large = object_at(LARGE);
     do {
         step(STEP_US);
-        kvs_scrub_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
+        kvs_scrub_get_progress(data()->background_state[KVS_BACKGROUND_SCRUB], &progress);
     } while (data()->objects.looked != large || progress.pass_bytes < begun ||
              progress.pass_bytes > ends);
 
@@ -1117,7 +1117,7 @@ static void queries_do_not_stop_the_scrub(void **state)
         it.clock.virtual_us += 10000;
         data()->now_us = it.clock.virtual_us;
         kvs_scrub_step(scrub);
-        kvs_scrub_progress(scrub, &progress);
+        kvs_scrub_get_progress(scrub, &progress);
     }
     assert_int_equal(progress.n_passes, 2);
     assert_true(book_at(unit_at(BY_CHAPTER, 0, 0), 0)->is_broken);
@@ -1126,7 +1126,7 @@ static void queries_do_not_stop_the_scrub(void **state)
     for (unsigned i = 0; i < 10000 && progress.n_passes < 4; i++) {
         step(10000);
         kvs_scrub_step(scrub);
-        kvs_scrub_progress(scrub, &progress);
+        kvs_scrub_get_progress(scrub, &progress);
     }
     while (kvs_indexer_step(data()->indexer))
         ;

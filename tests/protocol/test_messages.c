@@ -430,7 +430,7 @@ static void settle(void)
         assert_null(kvs_query_queue_of(data)->owner);
         assert_null(kvs_query_queue_of(data)->waiting.first);
         struct kvs_indexer_stats index;
-        kvs_indexer_stats(data->indexer, &index);
+        kvs_indexer_get_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);
         for (uint32_t j = 0; j < data->n_sessions; j++)
             assert_null(data->sessions[j].waiters);

@@ -44,7 +44,7 @@ void node_look(struct kvs_node *node, struct node_look *ret_look)
         look.stagings += kv_pool_used(data->stagings);
         look.segments += data->store.n_segments;
         struct kvs_indexer_stats index;
-        kvs_indexer_stats(data->indexer, &index);
+        kvs_indexer_get_stats(data->indexer, &index);
         look.codebooks += kv_pool_used(data->codebooks.pool);
         look.jobs += index.n_jobs;
         look.queriers += kvs_query_queue_of(data)->owner != NULL ||

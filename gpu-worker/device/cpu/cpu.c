@@ -38,7 +38,7 @@ static kv_status_t cpu_open(const struct kvw_device_config *config,
     if (cpu == NULL)
         goto err;
     cpu->base.ops = &kvw_device_cpu;
-    cpu->dot = kvw_dot_table();
+    cpu->dot = kvw_dot_table_best();
     cpu->softmax = kvw_softmax();
     status = kvw_thread_pool_create(config->n_threads, &cpu->thread_pool);
     if (status != KV_OK)

@@ -80,7 +80,7 @@ struct kvw_dot_table {
 };
 
 /* The best table for this processor. */
-const struct kvw_dot_table *kvw_dot_table(void);
+const struct kvw_dot_table *kvw_dot_table_best(void);
 
 /* All that this processor can run, the plainest first; NULL behind the last. */
 const struct kvw_dot_table *kvw_dot_table_at(unsigned index);

@@ -197,7 +197,7 @@ const struct kvw_dot_table kvw_dot_scalar = {
     .silu_gate = silu_gate,
 };
 
-const struct kvw_dot_table *kvw_dot_table(void)
+const struct kvw_dot_table *kvw_dot_table_best(void)
 {
     const struct kvw_dot_table *avx2 = kvw_dot_avx2();
 

@@ -358,11 +358,11 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
     return status;
 }
 
-void kvs_index_look(const struct kvs_codebooks *books,
-                    const struct kvs_unit *unit,
-                    uint32_t tokens,
-                    uint64_t serial,
-                    struct kvs_index_look *ret_look)
+void kvs_index_get_look(const struct kvs_codebooks *books,
+                        const struct kvs_unit *unit,
+                        uint32_t tokens,
+                        uint64_t serial,
+                        struct kvs_index_look *ret_look)
 {
     uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     const struct kvs_codebook *last = NULL;
@@ -785,7 +785,8 @@ bool kvs_indexer_take_ended(struct kvs_indexer *indexer)
     return ended;
 }
 
-void kvs_indexer_stats(const struct kvs_indexer *indexer, struct kvs_indexer_stats *ret_stats)
+void kvs_indexer_get_stats(const struct kvs_indexer *indexer,
+                           struct kvs_indexer_stats *ret_stats)
 {
     *ret_stats = indexer->stats;
 }

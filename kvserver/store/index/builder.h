@@ -83,11 +83,11 @@ struct kvs_index_look {
     uint32_t iterations;   /* sum over the new ones */
     uint64_t train_us;
 };
-void kvs_index_look(const struct kvs_codebooks *books,
-                    const struct kvs_unit *unit,
-                    uint32_t tokens,
-                    uint64_t serial,
-                    struct kvs_index_look *ret_look);
+void kvs_index_get_look(const struct kvs_codebooks *books,
+                        const struct kvs_unit *unit,
+                        uint32_t tokens,
+                        uint64_t serial,
+                        struct kvs_index_look *ret_look);
 
 /* Runs one slice of the oldest job, and drops queued jobs that are no longer wanted.  Returns
  * false if there is no job. */
@@ -120,6 +120,7 @@ struct kvs_indexer_stats {
     uint64_t worked_us;
     uint32_t n_jobs; /* queued and running */
 };
-void kvs_indexer_stats(const struct kvs_indexer *indexer, struct kvs_indexer_stats *ret_stats);
+void kvs_indexer_get_stats(const struct kvs_indexer *indexer,
+                           struct kvs_indexer_stats *ret_stats);
 
 #endif

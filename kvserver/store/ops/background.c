@@ -26,7 +26,7 @@ static void scrub_tell(struct kvs_shard *shard, const void *state)
     struct kvs_stats *stats = &shard->stats;
     struct kvs_scrub_progress progress;
 
-    kvs_scrub_progress(state, &progress);
+    kvs_scrub_get_progress(state, &progress);
     kvs_stat_set(&stats->scrub_bytes, progress.bytes);
     kvs_stat_set(&stats->scrub_passes, progress.n_passes);
     kvs_stat_set(&stats->scrub_phase, progress.phase);

@@ -102,8 +102,8 @@ static struct kvs_index_look look_at(const struct kvs_request *request, uint32_t
 {
     struct kvs_index_look look;
 
-    kvs_index_look(&request->shard->codebooks, kvs_unit_at(request, i),
-                   request->header.token_count, request->serial, &look);
+    kvs_index_get_look(&request->shard->codebooks, kvs_unit_at(request, i),
+                       request->header.token_count, request->serial, &look);
     return look;
 }
 
@@ -150,7 +150,7 @@ void kvs_op_index_wake(struct kvs_request *request)
     } else if (!is_ready(request)) {
         kvs_request_wait(request, request->header.token_count);
     } else if (request->cursor_unit < request->header.n_units) {
-        kvs_request_queue(request);
+        kvs_request_enqueue(request);
     } else {
         look(request);
     }

@@ -167,7 +167,7 @@ void kvs_op_object_put_discarded(struct kvs_request *request)
     if (request->object == NULL)
         answer_there(request);
     else if (verify_there(request))
-        kvs_request_queue(request);
+        kvs_request_enqueue(request);
 }
 
 /* Verifies one piece per slice. */
@@ -194,7 +194,7 @@ bool kvs_op_object_put_run(struct kvs_request *request)
 void kvs_op_object_put_received(struct kvs_request *request)
 {
     if (kvs_op_object_put_run(request))
-        kvs_request_queue(request);
+        kvs_request_enqueue(request);
 }
 
 /* Discards the data that arrives, because the object exists and will be verified, or, if

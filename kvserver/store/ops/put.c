@@ -165,7 +165,7 @@ static void queue_waiting_puts(struct kvs_request *request)
          other = next) {
         next = other->next;
         if (other != request && other->type->run == kvs_op_put_run)
-            kvs_request_queue(other);
+            kvs_request_enqueue(other);
     }
 }
 

@@ -59,7 +59,7 @@ void kvs_op_query_wake(struct kvs_request *request)
             return;
         }
     }
-    kvs_request_queue(request);
+    kvs_request_enqueue(request);
 }
 
 void kvs_op_query_begin(struct kvs_request *request)
@@ -92,7 +92,7 @@ void kvs_op_query_release(struct kvs_request *request)
     queue->owner = queue->waiting.first;
     queue->begun = false;
     if (queue->owner != NULL)
-        kvs_request_queue(queue->owner);
+        kvs_request_enqueue(queue->owner);
 }
 
 /* ---- the reply --------------------------------------------------------------------------- */

@@ -152,7 +152,7 @@ static void read_ready(struct kvs_request *request)
             return;
         }
     }
-    kvs_request_queue(request);
+    kvs_request_enqueue(request);
 }
 
 bool kvs_op_read_run(struct kvs_request *request)

@@ -49,7 +49,8 @@ void kvs_scrub_destroy(struct kvs_scrub *scrub)
     free(scrub);
 }
 
-void kvs_scrub_progress(const struct kvs_scrub *scrub, struct kvs_scrub_progress *ret_progress)
+void kvs_scrub_get_progress(const struct kvs_scrub *scrub,
+                            struct kvs_scrub_progress *ret_progress)
 {
     *ret_progress = scrub->progress;
     ret_progress->session = scrub->session;

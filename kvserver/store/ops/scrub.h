@@ -38,6 +38,7 @@ struct kvs_scrub_progress {
     uint64_t last_pass_us; /* duration of the last pass */
     uint64_t last_pass_bytes;
 };
-void kvs_scrub_progress(const struct kvs_scrub *scrub, struct kvs_scrub_progress *ret_progress);
+void kvs_scrub_get_progress(const struct kvs_scrub *scrub,
+                            struct kvs_scrub_progress *ret_progress);
 
 #endif

@@ -108,7 +108,7 @@ static void staging_put(struct kvs_request *request)
          next = next->next) {
         next->staging = staging_get(next, 0);
         if (next->staging != NULL) {
-            kvs_request_queue(next);
+            kvs_request_enqueue(next);
             return;
         }
     }

@@ -113,8 +113,8 @@ bool kvs_request_stale(const struct kvs_request *request);
 /* Sets state WAITING until `needs` tokens are there.  Fails the request if too many requests
  * with large bodies are waiting. */
 void kvs_request_wait(struct kvs_request *request, uint32_t needs);
-void kvs_request_queue(struct kvs_request *request); /* state QUEUED */
-/* The same, in a queue that the operation owns: it calls kvs_request_queue() later. */
+void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */
+/* The same, in a queue that the operation owns: it calls kvs_request_enqueue() later. */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);
 void kvs_request_await_bulk(struct kvs_request *request, bool discard); /* state AWAIT_BULK */
 

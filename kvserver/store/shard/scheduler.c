@@ -45,7 +45,7 @@ static void append(struct kvs_request_queue *queue, struct kvs_request *request)
     queue->end = &request->next;
 }
 
-void kvs_request_queue(struct kvs_request *request)
+void kvs_request_enqueue(struct kvs_request *request)
 {
     append(&request->shard->queues[kv_op_priority(request->header.op)], request);
 }
@@ -109,7 +109,7 @@ bool kvs_shard_run_slice(struct kvs_shard *shard)
             kvs_request_unlink(request);
             request->state = KVS_REQUEST_BEGUN;
             if (request->type->run(request) && request->state == KVS_REQUEST_BEGUN)
-                kvs_request_queue(request);
+                kvs_request_enqueue(request);
             return true;
         }
     }

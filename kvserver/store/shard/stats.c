@@ -22,7 +22,7 @@ static void tell_index(struct kvs_shard *shard)
     struct kvs_stats *stats = &shard->stats;
     struct kvs_indexer_stats index;
 
-    kvs_indexer_stats(shard->indexer, &index);
+    kvs_indexer_get_stats(shard->indexer, &index);
     kvs_stat_set(&stats->index_jobs, index.n_jobs);
     kvs_stat_set(&stats->index_us, index.worked_us);
     kvs_stat_set(&stats->index_failed, index.failed);

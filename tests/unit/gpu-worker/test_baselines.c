@@ -365,14 +365,14 @@ static void test_methods(void **state)
         assert_int_equal(node.rows_in, TOKENS * units);
 
         /* Back to the prompt, with less. */
-        kvw_method_stats(s.attention, &before);
+        kvw_method_get_stats(s.attention, &before);
         assert_int_equal(before.rows_attended, before.rows_possible);
         assert_int_equal(before.rows_to_recall, 0);
         assert_int_equal(s.attention->ops->set_options(s.attention, &few), KV_OK);
         assert_int_equal(kvw_method_truncate(s.attention, PROMPT), KV_OK);
         pass(&s, PROMPT, by_method[m]);
         assert_memory_not_equal(by_full[1], by_method[m][1], sizeof(by_full[1]));
-        kvw_method_stats(s.attention, &after);
+        kvw_method_get_stats(s.attention, &after);
         assert_int_equal(after.rows_attended - before.rows_attended,
                          steps * units * (4 + SMALL + 8));
         assert_int_equal(after.rows_to_recall, steps * units * SMALL);

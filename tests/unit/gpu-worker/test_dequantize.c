@@ -206,8 +206,8 @@ static void plain_types(void **state)
     assert_true(out[0] == 1.5f && out[1] == 0 && signbit(out[1]) && out[2] == 0x1p-24f);
     kvw_dequantise_row(KVW_TENSOR_BF16, brains, 3, out);
     assert_true(out[0] == 1.5f && signbit(out[1]) && out[2] == float_of(0x7f610000));
-    assert_null(kvw_tensor_layout(4));
-    assert_string_equal(kvw_tensor_layout(14)->name, "Q6_K");
+    assert_null(kvw_tensor_get_layout(4));
+    assert_string_equal(kvw_tensor_get_layout(14)->name, "Q6_K");
 }
 
 int main(void)

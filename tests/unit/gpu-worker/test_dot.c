@@ -31,7 +31,7 @@ static float some(void)
  */
 static void make_rows(enum kvw_tensor_type type, uint8_t *rows, size_t n)
 {
-    const struct kvw_tensor_layout *layout = kvw_tensor_layout(type);
+    const struct kvw_tensor_layout *layout = kvw_tensor_get_layout(type);
     const size_t bytes = kvw_tensor_row_bytes(type, n);
     const uint16_t scale = kvw_f16_from_f32(0.01f);
 

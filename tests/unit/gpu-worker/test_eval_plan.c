@@ -36,7 +36,7 @@ static void test_runs(void **state)
                      KV_OK);
     assert_int_equal(plan.count, sizeof(wanted) / sizeof(wanted[0]));
     for (size_t i = 0; i < plan.count; i++) {
-        const struct kvw_eval_run *run = &plan.runs[i];
+        const struct kvw_planned_run *run = &plan.runs[i];
 
         assert_string_equal(run->method, wanted[i].method);
         assert_string_equal(run->budget, wanted[i].budget);

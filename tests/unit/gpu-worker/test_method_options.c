@@ -46,12 +46,13 @@ static void test_by_name(void **state)
     const char *expected = "";
 
     (void)state;
-    assert_int_equal(kvw_method_option(&options, "pq-m", "4", &expected), KV_OK);
+    assert_int_equal(kvw_method_set_option(&options, "pq-m", "4", &expected), KV_OK);
     assert_int_equal(options.index.subspaces, 4);
-    assert_int_equal(kvw_method_option(&options, "pq-m", "x", &expected), KV_INVALID);
+    assert_int_equal(kvw_method_set_option(&options, "pq-m", "x", &expected), KV_INVALID);
     assert_string_equal(expected, "a number of subspaces from 1 to 16");
-    assert_int_equal(kvw_method_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
-    assert_int_equal(kvw_method_option(&options, "wait-index", "yes", &expected), KV_NOT_FOUND);
+    assert_int_equal(kvw_method_set_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
+    assert_int_equal(kvw_method_set_option(&options, "wait-index", "yes", &expected),
+                     KV_NOT_FOUND);
     assert_false(options.index.wait);
 }
 
@@ -62,12 +63,12 @@ static void test_alias(void **state)
     const char *expected = "", *other_expected = "";
 
     (void)state;
-    assert_int_equal(kvw_method_option(&options, "summaries", "64", &expected), KV_OK);
+    assert_int_equal(kvw_method_set_option(&options, "summaries", "64", &expected), KV_OK);
     assert_int_equal(options.index.summaries, 64);
-    assert_int_equal(kvw_method_option(&other, "rest", "64", &other_expected), KV_OK);
+    assert_int_equal(kvw_method_set_option(&other, "rest", "64", &other_expected), KV_OK);
     assert_memory_equal(&options, &other, sizeof(options));
-    assert_int_equal(kvw_method_option(&options, "summaries", "8", &expected), KV_INVALID);
-    assert_int_equal(kvw_method_option(&other, "rest", "8", &other_expected), KV_INVALID);
+    assert_int_equal(kvw_method_set_option(&options, "summaries", "8", &expected), KV_INVALID);
+    assert_int_equal(kvw_method_set_option(&other, "rest", "8", &other_expected), KV_INVALID);
     assert_string_equal(expected, other_expected);
 }
 

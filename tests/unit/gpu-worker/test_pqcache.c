@@ -50,7 +50,7 @@ static struct kvw_method_stats stats(void)
 {
     struct kvw_method_stats stats;
 
-    kvw_method_stats(s.attention, &stats);
+    kvw_method_get_stats(s.attention, &stats);
     return stats;
 }
 

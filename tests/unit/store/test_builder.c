@@ -32,7 +32,7 @@ static struct kvs_indexer_stats stats_of(void)
 {
     struct kvs_indexer_stats stats;
 
-    kvs_indexer_stats(bench.indexer, &stats);
+    kvs_indexer_get_stats(bench.indexer, &stats);
     return stats;
 }
 
@@ -94,7 +94,7 @@ static void chapters(void **state)
     assert_int_equal(cut(&unit, 7 * KV_BLOCK_TOKENS + 127, 8), 0);
     assert_int_equal(cut(&unit, unit.committed, 8), 2); /* four blocks are left */
     assert_int_equal(cut(&unit, unit.committed, 8), 0);
-    kvs_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 0);
     finish_jobs();
@@ -112,7 +112,7 @@ static void chapters(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 16, 30);
     check_bare(&unit, 30, 31);
-    kvs_index_look(&bench.codebooks, &unit, unit.committed, 2, &look);
+    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 2, &look);
     assert_int_equal(look.n_coded, 30 * KV_BLOCK_TOKENS);
     assert_int_equal(look.n_old, 2);
     assert_int_equal(look.n_new, 1);
@@ -339,7 +339,7 @@ static void summaries(void **state)
     assert_int_equal(cut(&unit, unit.committed, 10), 0);
     /* Others take their place. */
     assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_SUMMARY_64), 2);
-    kvs_index_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 0, &look);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 20 * KV_BLOCK_TOKENS);
     finish_jobs();

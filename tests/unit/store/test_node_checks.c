@@ -48,7 +48,7 @@ static int set_up(void **state)
     client->credits = 8;
     client->due_us = UINT64_MAX;
     request = kvs_request_create(shard, client, &header);
-    kvs_request_queue(request);
+    kvs_request_enqueue(request);
     return 0;
 }
 

@@ -257,14 +257,14 @@ static void a_job_that_meets_a_bad_row_fails(void **state)
 
         unit_make(&bench, &unit, 0, D, 1024);
         kvs_unit_row(&unit, row)[D * 4 - 1] ^= 1; /* of the value, which codes do not see */
-        kvs_indexer_stats(bench.indexer, &stats);
+        kvs_indexer_get_stats(bench.indexer, &stats);
         const uint64_t n_failed = stats.failed;
         index_unit(&unit, 8);
-        kvs_indexer_stats(bench.indexer, &stats);
+        kvs_indexer_get_stats(bench.indexer, &stats);
         assert_int_equal(stats.failed, n_failed + 1);
         assert_int_equal(stats.n_jobs, 0);
         assert_int_equal(kvs_unit_known_bad(&unit, 0, 1024), row);
-        kvs_index_look(&bench.codebooks, &unit, 1024, 0, &look);
+        kvs_index_get_look(&bench.codebooks, &unit, 1024, 0, &look);
         assert_true(look.n_coded <= row / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
         kvs_unit_clear(&unit, &bench.heap);
     }
@@ -288,7 +288,7 @@ static void summaries_are_of_good_rows(void **state)
         assert_true(kvs_indexer_step(bench.indexer));
     kvs_unit_row(&unit, 1000)[1] ^= 1;
     work_off();
-    kvs_indexer_stats(bench.indexer, &stats);
+    kvs_indexer_get_stats(bench.indexer, &stats);
     assert_true(kvs_unit_is_bad(&unit, 1000));
     const struct kvs_codebook *book =
         kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook);
