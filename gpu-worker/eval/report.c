@@ -30,7 +30,7 @@ static void list_values(const struct kvw_eval_result *result, struct value *ret_
         {"rows_coded_share", "coded %", 100, 7, 1, result->coded_share},
         {"rows_scored_exactly_share", "exact %", 100, 7, 1, result->exact_share},
         {"rows_attended_share", "rows %", 100, 6, 2, result->rows_share},
-        {"rows_estimated_share", "rest %", 100, 6, 1, result->estimated_share},
+        {"rows_estimated_share", "est. %", 100, 6, 1, result->estimated_share},
         {"needles_found", "found", 1, 5, 0, result->needles_found},
         {"needles_asked", "of", 1, 4, 0, result->needles_asked},
         {"tpot_s", "ms/step", 1000, 7, 2, result->step_s},
