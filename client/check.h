@@ -14,16 +14,16 @@
  *   (4) A node without a connection has no control transport, no data threads and no ping; one
  *       that is connected has all but the ping.
  *   (5) A node counts its requests that are not released, the bulk bytes of those, its calls
- *       that the control transport has, and its answers on their way.
+ *       that the control transport has, and its replies that are being received.
  *   (6) A connection counts its requests by priority; but for pings, there are no more of them
  *       than credits.
  *   (7) Numbers of object puts: those that ended are marked, from the first that did not to the
  *       next number, and nowhere else.
- *   (8) A sub-operation waits in the list of its operation's priority and has something to ask.
+ *   (8) A sub-operation waits in the list of its operation's priority and is not finished.
  *
  * Requests
  *   (9) A request that is not over is its owner's, or its node's ping; one that is over has no
- *       owner, and a send or a landing that is not.
+ *       owner, and a send or a receive that is not over.
  *  (10) Its connection is one of its node's; its last id names its node and its slot.
  *  (11) Every large message buffer that was made is in a request or free; one that is free is
  *       not with the transport.

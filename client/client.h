@@ -1,8 +1,8 @@
 /* client.h - the client: the objects of libkvclient, and what keeps them together.
  *
- *   kv_client  one per thread: a port, the nodes, outstanding operations kvc_node  a node as
- *   the client sees it: its control transport, and a connection to each
- *                   of its data threads (node.h)
+ *   kv_client       one per thread: a port, the nodes, outstanding operations
+ *   kvc_node        a node as the client sees it: its control transport, and a connection to
+ *                   each of its data threads (node.h)
  *   kvc_connection  the way to one data thread: a channel, credits, queues of sub-operations
  *                   (connection.h)
  *   kv_op           an operation that the caller began (op.h)
@@ -14,10 +14,11 @@
  *   kv_session      a session's handle (session.h)
  *   kv_buffer       registered memory of the caller (buffer.h)
  *
- * Invariants: (1) A request that is not released holds its buffer; so does an operation that
- *   has not ended.  (2) Only the latest id of a request is valid: a reply with another id is
- *   dropped, and its data
- *       is refused.  A request is not resent while its data is being received.
+ * Invariants:
+ *   (1) A request that is not released holds its buffer; so does an operation that has not
+ *       ended.
+ *   (2) Only the latest id of a request is valid: a reply with another id is dropped, and its
+ *       data is refused.  A request is not resent while its data is being received.
  *   (3) Nothing blocks: everything that takes time is a state that kv_poll() advances.  Only
  *       kv_wait(), kv_finish(), kv_client_wait() and kv_client_open() sleep.
  *   (4) Callbacks of the transport and of control transports only change states.  Channels and

@@ -26,8 +26,8 @@ enum {
     NO_SLOT = 0xffff,
     RETRY_DOUBLINGS = 8,
 };
-static_assert((int)KVC_REQUESTS_MAX < (int)NO_SLOT, "a trip's number fits its id");
-static_assert((int)KV_NODES_MAX <= 1 << KVC_ID_NODE_BITS, "a node's number fits a trip's id");
+static_assert((int)KVC_REQUESTS_MAX < (int)NO_SLOT, "a request's slot fits its id");
+static_assert((int)KV_NODES_MAX <= 1 << KVC_ID_NODE_BITS, "a node's index fits a request's id");
 
 /* ---- memory ------------------------------------------------------------------------------ */
 

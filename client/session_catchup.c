@@ -167,7 +167,7 @@ static void caught_up(struct kvc_call *call,
     fail_waiting(session, call->node, status != KV_OK ? status : KV_CORRUPT, detail);
 }
 
-/* The node may have done what it did not get to answer to. */
+/* The node may have applied an operation although its reply was lost. */
 static void surveyed(struct kvc_call *call,
                      kv_status_t status,
                      const ProtobufCMessage *message,

@@ -9,8 +9,9 @@
  *      client                                   node
  *      REQUEST {header, body} ---------------->  checked, then executed
  *      BULK    {header, rows} ---------------->  (put, append, object_put only)
- *                      <----------------  REPLY {header, body} <----------------  BULK
- *                      {header, rows}  (fetch, read, query, object_get)
+ *                      <----------------  REPLY {header, body}
+ *                      <----------------  BULK  {header, rows}
+ *                                               (fetch, read, query, object_get)
  *
  * Bodies, in order, without padding between the arrays:
  *
@@ -27,9 +28,10 @@
  *   control ops    a protobuf message of kvstore.proto (loopback and simulator only: over a
  *                  network gRPC carries them)
  *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
- *                  object_get:  the bytes if bulk_bytes is 0 index:  struct
- *                  kv_wire_index_result query:  struct kv_wire_query_times, results[n_units],
- *                  ids[sum of n_ids],
+ *                  object_get:  the bytes if bulk_bytes is 0
+ *                  index:       struct kv_wire_index_result
+ *                  query:       struct kv_wire_query_times, results[n_units],
+ *                               ids[sum of n_ids],
  *                               with KV_WIRE_WEIGHTS: weights[sum of n_ids] in fp32,
  *                               with KV_MERGE_NONE: query_masks[sum of n_ids],
  *                               with KV_ANSWER_ATTEND or summaries: outputs
@@ -133,10 +135,12 @@ enum kv_op_id {
 
 /* Every message starts with this header.
  *
- *    0  u16  version  KV_WIRE_VERSION 2  u8  kind  enum kv_wire_kind 3  u8  op  enum kv_op_id 4
- *    i32  status  replies: kv_status_t; 0 elsewhere 8  u64  request_id  chosen by the client,
- *    unpredictable to others; repeated in the reply
- *                         and in bulk messages
+ *    0  u16  version        KV_WIRE_VERSION
+ *    2  u8   kind           enum kv_wire_kind
+ *    3  u8   op             enum kv_op_id
+ *    4  i32  status         replies: kv_status_t; 0 elsewhere
+ *    8  u64  request_id     chosen by the client, unpredictable to others; repeated in the
+ *                         reply and in bulk messages
  *   16  u32  client_index   from hello; selects where the reply is sent
  *   20  u32  session_index  from open, fork or resume; 0 if the op has no session
  *   24  u32  generation     of the session, as the sender knows it
@@ -152,16 +156,17 @@ enum kv_op_id {
  *   88  u32  body_crc       CRC32C of the body
  *   92  u32  n_units
  *   96  u32  token_begin
- *  100  u32  token_count 104  u32  snapshot  requests: tokens that must be committed; the node
- *  waits for them.  put,
- *                         append: token_begin if other messages of this client carry the rows
- *                         before it, else 0: a gap that no outstanding put at the node fills
- *                         then fails with KV_NOT_READY at once.  replies: committed tokens
- *  108  u32  layer  replies: the first unit's layer 112  u64  offset  object_get: first byte of
- *  the requested piece; cancel: a request id 120  u64  object_bytes  the whole object's size;
- *  object_get requests: 0 128  u64  object_version  a number that no other object of the name
- *  ever has: in object_get and
- *                         object_exists replies the object's, in object_delete the one to
+ *  100  u32  token_count
+ *  104  u32  snapshot       requests: tokens that must be committed; the node waits for them.
+ *                         put, append: token_begin if other messages of this client carry the
+ *                         rows before it, else 0: a gap that no outstanding put at the node
+ *                         fills then fails with KV_NOT_READY at once.  replies: committed
+ *                         tokens
+ *  108  u32  layer          replies: the first unit's layer
+ *  112  u64  offset         object_get: first byte of the requested piece; cancel: a request id
+ *  120  u64  object_bytes   the whole object's size; object_get requests: 0
+ *  128  u64  object_version  a number that no other object of the name ever has: in object_get
+ *                         and object_exists replies the object's, in object_delete the one to
  *                         delete
  *  136  u32  object_crc     object_get replies: the piece's CRC, as its writer computed it
  *  140  u32  n_rows         replies: rows in the reply
@@ -276,8 +281,9 @@ enum kv_wire_query_flags {
 
 /* Selects, in each unit of the request, the rows that matter most to its query vectors.
  *
- *   step 1  Every eligible row is scored by its code, or by its key if it has no code.  Weights
- *            are computed and merged; the rerank * k rows of largest weight become candidates.
+ *   step 1   Every eligible row is scored by its code, or by its key if it has no code.
+ *            Weights are computed and merged; the rerank * k rows of largest weight become
+ *            candidates.
  *   step 2   The candidates are scored by their keys.  Weights over them alone are computed and
  *            merged; the k rows of largest weight are selected.
  *   step 3   If requested: attention over the selected rows that are not cached, and what the

@@ -325,8 +325,8 @@ struct kv_rows_io {
     struct kv_buffer *buffer;
     size_t offset; /* in bytes, of (n_layers, n_kv_heads, n_tokens, row_bytes), dense */
     /* (n_layers, n_kv_heads, n_tokens) CRCs, or NULL.  put, append: input, see kv_row_crc();
-     * NULL: the library computes them.  read, fetch: output, filled until the operation ends.
-     */
+     * NULL: the library computes them.  read, fetch: output, complete when the operation
+     * has ended. */
     uint32_t *crcs;
 };
 

@@ -58,7 +58,7 @@ static kv_status_t build_fetch(struct kvc_subop *subop, struct kvc_request *requ
         uint32_t left = ids_of(fetch, head) - position;
         uint32_t n_ids = left < rows_max - n_rows ? left : rows_max - n_rows;
 
-        /* More pieces than one transfer can scatter go in the answer's body or wait. */
+        /* More pieces than one transfer can scatter go in the reply's body, or wait. */
         if (n_units >= KV_IOV_MAX && (n_rows + n_ids) * row_bytes > KVC_INLINE_WANTED)
             break;
         units[n_units++] = (struct kv_wire_unit){

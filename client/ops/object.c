@@ -79,7 +79,7 @@ static void set_status(struct kv_op *op, uint32_t item, kv_status_t status)
     objects_of(op)->states[item].status = objects_of(op)->objects[item].status = status;
 }
 
-/* ---- asking ------------------------------------------------------------------------------ */
+/* ---- requests ---------------------------------------------------------------------------- */
 
 static bool
 seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *item)
@@ -251,7 +251,7 @@ static void start_node(struct kv_op *op, const struct kvc_node *node)
     }
 }
 
-/* ---- answers ----------------------------------------------------------------------------- */
+/* ---- replies ----------------------------------------------------------------------------- */
 
 static unsigned land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
 {

@@ -146,7 +146,7 @@ static bool seek(const struct kv_op *op,
     return false;
 }
 
-/* ---- what an answer's rows are ----------------------------------------------------------- */
+/* ---- a reply's rows ---------------------------------------------------------------------- */
 
 /* The rows of one unit of a request, in the caller's memory. */
 struct piece {

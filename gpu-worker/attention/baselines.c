@@ -6,7 +6,7 @@
  *   window   the k rows before the window
  *   random   k middle rows, drawn anew for every seed, layer, kv head and token
  *
- * The oracle is the best result of any index that ranks rows as PQCache does (1A.6); random
+ * The oracle is the best result of any index that ranks rows as PQCache does; random
  * shows the loss of an index that fails.  Recall is measured against the oracle's selection. */
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/base/softmax.h"

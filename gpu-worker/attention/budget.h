@@ -5,7 +5,7 @@
  *
  *   k = min(top_k, floor(ratio n_rows) - sinks - window)      whichever of the two are given,
  *                                                             0 at least, the middle at most
- *   KVW_WINDOW_HALF, as PQCache splits it (1A.2), fixed when the prompt ends, with P rows:
+ *   KVW_WINDOW_HALF, as PQCache splits it, fixed when the prompt ends, with P rows:
  *   k = window = floor((P - sinks) ratio / 2)                 k also top_k at most; without a
  *                                                             ratio both are top_k
  *

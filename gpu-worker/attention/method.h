@@ -104,13 +104,13 @@ struct kvw_method_ops {
      * KV_UNSUPPORTED if that takes a new method.  NULL: it always does. */
     kv_status_t (*set_options)(struct kvw_method *attention,
                                const struct kvw_method_options *options);
-    /* The prompt that comes ends before the token prompt_end, and some n_steps follow: a method
-     * that makes an index may begin with it early, and knows what it is worth.  NULL: no
-     * matter. */
+    /* Announces that the prompt ends before token prompt_end and that about n_steps decode
+     * steps follow, so that a method with an index can build it early and knows how much it is
+     * worth.  NULL: does not matter. */
     void (*prompt_hint)(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps);
-    /* Called before the session is cut to its first `tokens` tokens, or replaced by another one
-     * of that length: waits for outstanding work on later tokens and forgets them.  NULL:
-     * nothing to do. */
+    /* Called before the session is truncated to its first `tokens` tokens, or replaced by
+     * another one of that length: waits for outstanding work on later tokens and forgets them.
+     * NULL: nothing to do. */
     kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
     /* Adds to what every method counts. */
     void (*stats)(const struct kvw_method *attention, struct kvw_method_stats *stats);

@@ -1,8 +1,8 @@
 /* ask: questions about one long text, by several methods side by side.
  *
- * Each method has a session in which what all questions begin with passes once.  A question
- * goes on in a fork of it, which shares the stored rows and what the store has learned about
- * them; when it is answered the fork is closed. */
+ * Each method has a session in which the tokens that all questions begin with are computed
+ * once.  Every question continues in a fork of that session, which shares its rows and their
+ * codebooks.  The fork is closed after the answer. */
 #include "gpu-worker/base/time.h"
 #include "gpu-worker/commands/ask_report.h"
 
@@ -13,11 +13,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A method at work: what takes its turn as the worker's own. */
+/* An open method.  Its parts become the worker's while the method has its turn. */
 struct asked {
     struct kvw_method *attention;
     struct kvw_forward *forward;
-    struct kvw_method_stats stats; /* when the question before had been answered */
+    struct kvw_method_stats stats; /* at the end of the previous question */
 };
 
 struct ask {
@@ -30,7 +30,7 @@ struct ask {
     struct kvw_sampler *sampler;
 };
 
-/* What is being done, for who looks on. */
+/* Reports progress on stderr. */
 static void say(const struct ask *ask, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 static void say(const struct ask *ask, const char *format, ...)
@@ -70,8 +70,8 @@ static int failed(const struct ask *ask, kv_status_t status)
 
 /* ---- the text ---- */
 
-/* The first n tokens of the text, with the sentences in it, and the questions: fewer where the
- * context takes no more. */
+/* Reads the first n tokens of the text, inserts the sentences, and prepares the questions.
+ * Takes fewer tokens if the context has no room for more. */
 static int make_questions(struct ask *ask,
                           const char *text,
                           size_t bytes,
@@ -82,7 +82,7 @@ static int make_questions(struct ask *ask,
     const struct kvw_context *worker = ask->worker;
     const uint32_t context = worker->model->params.context;
 
-    /* Cut anew, a text may have a few tokens more than were counted off. */
+    /* Tokenized again, the shortened text may have a few tokens more than were counted. */
     for (bool is_first = true;; is_first = false) {
         const size_t cut = n < n_tokens ? kvw_bytes_of(worker, tokens, n, bytes) : bytes;
         const int outcome = kvw_needle_test_make(
@@ -136,7 +136,7 @@ static int read_text(struct ask *ask)
 
 /* ---- questions ---- */
 
-/* A method's session, in which what all questions begin with has passed. */
+/* Opens a method's session and computes the tokens that all questions begin with. */
 static int begin_method(struct ask *ask, size_t i)
 {
     const struct kvw_planned_run *run = &ask->plan.runs[i];
@@ -181,7 +181,7 @@ static void add(struct kvw_ask_cost *to, const struct kvw_ask_cost *cost)
     kvw_ask_stats_add(&to->all_stats, &cost->all_stats, &zero);
 }
 
-/* What the reply cost, its fork closed. */
+/* Computes an answer's cost, after its fork has been closed. */
 static void take_cost(struct ask *ask, size_t method, double fork_s, struct kvw_ask_cost *cost)
 {
     const struct kvw_method *attention = ask->worker->attention;

@@ -99,7 +99,8 @@ static int method_width(const struct kvw_eval_plan *plan)
 
 /* ---- answers ---- */
 
-/* The first line of an answer, whole characters; free it with free().  NULL: no memory. */
+/* Returns the first line of an answer, in whole characters; free it with free().  NULL: out of
+ * memory. */
 static char *first_line(const struct kvw_reply *reply)
 {
     const char *end = memchr(reply->text, '\n', reply->bytes);
@@ -192,7 +193,7 @@ void kvw_ask_report_answer(const struct kvw_ask_about *about,
     free(line);
 }
 
-/* ---- sums ---- */
+/* ---- totals ---- */
 
 static void
 write_sum(const struct kvw_ask_about *about, size_t method, const struct kvw_ask_sum *sum)
@@ -259,7 +260,7 @@ static void print_row(const struct kvw_planned_run *run,
     printf("  %12s\n", codebooks);
 }
 
-/* Model and store compute on the same processors? */
+/* Returns whether model and store compute on the same processors. */
 static bool shares_processors(const char *store)
 {
     if (strcmp(store, "embedded") == 0)
@@ -293,7 +294,7 @@ static void print_wrapped(const char *text)
     putchar('\n');
 }
 
-/* What an indexed method's steps cost beside full attention's, whichever are faster. */
+/* Compares the time of an indexed method's steps with that of full attention. */
 static void print_comparison(const struct kvw_ask_about *about,
                              const struct kvw_planned_run *run,
                              const struct kvw_ask_cost *full,
@@ -342,7 +343,7 @@ void kvw_ask_report_sums(const struct kvw_ask_about *about, const struct kvw_ask
         fflush(stdout);
         return;
     }
-    /* Nodes look only now and then; short answers end before. */
+    /* Nodes sample recall only now and then: a short answer may have no sample. */
     for (size_t i = 0; i < plan->count; i++)
         has_recall = has_recall || !isnan(recall(&sums[i].cost));
     printf("\n%-*s  %8s  %9s  %6s  %8s  %6s  %13s  %7s  %7s%s  %12s\n", width, "method",

@@ -1,5 +1,5 @@
-/* ask_report.h - what `kvworker ask` prints: each answer as it comes, and a sum for each
- * method.
+/* ask_report.h - what `kvworker ask` prints: each answer when it is complete, and totals for
+ * each method.
  *
  * Threads: one.
  */
@@ -9,19 +9,19 @@
 #include "gpu-worker/commands/needle_test.h"
 #include "gpu-worker/eval/plan.h"
 
-/* One question by one method, or the sum of all by one. */
+/* The cost of one question with one method, or of all questions with one method. */
 struct kvw_ask_cost {
     uint32_t questions, found;
-    uint32_t generated_tokens, steps; /* a token that was passed is a step */
+    uint32_t generated_tokens, steps; /* each computed token is a step */
     uint32_t timed_steps;             /* between the first token and the last */
-    double fork_s;                    /* the fork, and what it had to wait for */
+    double fork_s;                    /* time to fork, waiting included */
     double ttft_s;                    /* from the question to its first token, fork included */
     double decode_s;                  /* from the first token to the last */
-    struct kvw_method_stats steps_stats; /* of the steps alone */
+    struct kvw_method_stats steps_stats; /* of the decode steps only */
     struct kvw_method_stats all_stats;   /* of question and answer */
 };
 
-/* What does not change between the lines. */
+/* What all lines have in common. */
 struct kvw_ask_about {
     const struct kvw_context *worker;
     const struct kvw_eval_plan *plan;
@@ -30,8 +30,8 @@ struct kvw_ask_about {
 
 struct kvw_ask_sum {
     struct kvw_ask_cost cost;
-    double prefill_s; /* of what all questions begin with, flushed */
-    /* Trained until the first answer's end, and by the questions after it. */
+    double prefill_s; /* of the common beginning, until the store has it */
+    /* Codebooks trained up to the end of the first answer, and after it. */
     uint32_t codebooks_first, codebooks_later;
 };
 
@@ -44,7 +44,7 @@ void kvw_ask_report_answer(const struct kvw_ask_about *about,
 /* sums (plan->count) */
 void kvw_ask_report_sums(const struct kvw_ask_about *about, const struct kvw_ask_sum *sums);
 
-/* *to += after - before, of what adds up. */
+/* *to += after - before, for all fields that are sums. */
 void kvw_ask_stats_add(struct kvw_method_stats *to,
                        const struct kvw_method_stats *after,
                        const struct kvw_method_stats *before);

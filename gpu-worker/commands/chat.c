@@ -1,7 +1,7 @@
 /* chat: a conversation, turn by turn.
  *
- * Each turn encodes the whole conversation and goes on where its tokens first differ from what
- * has passed: mostly that is where the last answer ended. */
+ * Each turn encodes the whole conversation and continues where its tokens first differ from
+ * those in the cache: mostly at the end of the last answer. */
 #include "gpu-worker/commands/context.h"
 #include "gpu-worker/text/chat_template.h"
 #include "gpu-worker/text/utf8_stream.h"
@@ -23,7 +23,7 @@ enum {
 
 struct chat {
     struct kvw_context *worker;
-    bool has_failed; /* to read on */
+    bool has_failed; /* reading the input failed */
     struct kvw_chat_template *template;
     struct kvw_sampler *sampler;
 
@@ -43,8 +43,8 @@ struct chat {
 
 /* ---- lines ---- */
 
-/* The next line without its end.  While it waits, the session is kept alive.  false: there is
- * none any more, or a signal came. */
+/* Returns the next line without its newline.  Keeps the session alive while it waits.  false:
+ * the input has ended, or a signal was received. */
 static bool read_line(struct chat *chat, char **ret_line)
 {
     while (!kvw_stop) {
@@ -130,7 +130,7 @@ static bool is_end(void *arg, uint32_t token)
     return kvw_tokenizer_is_end(((const struct chat *)arg)->worker->tokenizer, token);
 }
 
-/* Makes `tokens` the conversation's and the cache a beginning of them. */
+/* Encodes the conversation to `tokens`, and truncates the cache to what both have in common. */
 static kv_status_t go_back(struct chat *chat, const uint32_t *tokens, size_t n)
 {
     struct kvw_method *attention = chat->worker->attention;
@@ -148,7 +148,8 @@ static kv_status_t go_back(struct chat *chat, const uint32_t *tokens, size_t n)
     return status;
 }
 
-/* Answers the last message.  Returns the exit status; *ret_go_on: the conversation may. */
+/* Answers the last message.  Returns the exit status; *ret_go_on: the conversation can
+ * continue. */
 static int answer(struct chat *chat, bool *ret_go_on)
 {
     struct kvw_context *worker = chat->worker;
@@ -208,7 +209,7 @@ static int answer(struct chat *chat, bool *ret_go_on)
     if (kvw_stop == SIGINT)
         kvw_stop = 0; /* an interrupt ends the answer, not the conversation */
     if (result.generated_tokens == 0 && result.end == KVW_END_INTERRUPT) {
-        drop_message(chat); /* what was not answered was not said */
+        drop_message(chat); /* a message without an answer is removed from the conversation */
         kvw_answer_fini(&chat->answer);
         return KVW_DONE;
     }
@@ -253,8 +254,8 @@ static int converse(struct chat *chat)
     return chat->has_failed ? KVW_FAILED : outcome;
 }
 
-/* Tokens that there is room for: the model's context, or what fits into the embedded store, or
- * into three quarters of the memory beside the weights. */
+/* Returns how many tokens fit: the model's context, or fewer if the embedded store or three
+ * quarters of the memory that the weights leave hold fewer. */
 static uint32_t capacity_of(const struct kvw_context *worker)
 {
     const struct kvw_model_params *params = &worker->model->params;

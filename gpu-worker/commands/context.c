@@ -30,7 +30,7 @@ void kvw_error(const struct kvw_context *worker, const char *format, ...)
     fputc('\n', stderr);
 }
 
-/* Input that cannot be used, or a failure? */
+/* Returns the exit status: unusable input, or a failure. */
 static int exit_status(kv_status_t status)
 {
     switch (status) {
@@ -147,7 +147,7 @@ uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory)
     return (memory - memory / 8) / block_bytes * KV_BLOCK_TOKENS;
 }
 
-/* Weights, two copies of the rows, and the rest, against what there is. */
+/* Checks that the weights, two copies of the rows and everything else fit into memory. */
 static bool
 memory_suffices(const struct kvw_context *worker, uint64_t rows_bytes, uint64_t store_tokens)
 {

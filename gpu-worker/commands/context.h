@@ -10,7 +10,7 @@
  *   logits.c         logits
  *   eval.c           eval
  *   ask.c            ask
- *   needle_test.c    what eval and ask ask
+ *   needle_test.c    questions of eval and ask
  *
  * Threads: one.  Memory: a command opens what it needs and closes it.
  */
@@ -43,7 +43,7 @@ struct kvw_context {
     struct kv_client *client;
     struct kvw_method *attention;
     struct kvw_forward *forward;
-    struct kvw_trace *trace; /* NULL: none was asked for */
+    struct kvw_trace *trace; /* NULL: none requested */
     enum kv_dtype dtype;
     uint32_t capacity; /* tokens of the session */
     uint32_t sessions; /* of so many at once; 0: one */
@@ -56,62 +56,64 @@ extern _Atomic int kvw_stop;
 void kvw_error(const struct kvw_context *worker, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The steps of opening, in this order; each returns the exit status and tells what is wrong.
+/* Open the parts, in this order.  Return the exit status after printing what is wrong.
  *   file       the GGUF file
  *   model      device, model, tokenizer
  *   session    store, attention, forward pass, for `capacity` tokens at most */
 int kvw_open_file(struct kvw_context *worker);
 int kvw_open_model(struct kvw_context *worker);
 int kvw_open_session(struct kvw_context *worker, uint32_t capacity);
-/* The first part of a session: the store, for `capacity` tokens in each session; and the
- * second, which takes the place of one that was opened before. */
+/* Open a session in two parts: first the store, for `capacity` tokens in each session, then the
+ * attention, which replaces one that was opened before. */
 int kvw_open_store(struct kvw_context *worker, uint32_t capacity);
 int kvw_open_attention(struct kvw_context *worker,
                        const struct kvw_method_ops *ops,
                        const struct kvw_method_options *options);
-/* Attention and forward pass alone, if there are any. */
+/* Closes attention and forward pass, if they are open. */
 void kvw_close_attention(struct kvw_context *worker);
 void kvw_close(struct kvw_context *worker);
 
 /* "what: where: value" of a failed step of attention or forward pass. */
 void kvw_step_error(const struct kvw_context *worker, kv_status_t status);
 
-/* A line on a terminal that the next one overwrites; nothing if stderr is none. */
+/* Shows progress in one line on stderr, which the next call overwrites; does nothing if stderr
+ * is not a terminal. */
 void kvw_progress(const char *what, uint64_t done, uint64_t total);
 void kvw_progress_end(void);
 
-/* The first n tokens of a session that has none; some n_steps will follow.  KV_CANCELLED: a
- * signal came. */
+/* Computes the first n tokens of an empty session; about n_steps decode steps will follow.
+ * KV_CANCELLED: a signal was received. */
 kv_status_t kvw_prefill(const struct kvw_context *worker,
                         const char *what,
                         const uint32_t *tokens,
                         uint32_t n,
                         uint32_t n_steps);
 
-/* A whole file, "-" is standard input; `what` is for messages.  Free the text with free(). */
+/* Reads a whole file; "-": standard input.  `what` is for messages.  Free the text with
+ * free(). */
 int kvw_read_file(const struct kvw_context *worker,
                   const char *what,
                   const char *path,
                   char **ret_text,
                   size_t *ret_bytes);
 
-/* The prompt of --prompt or --prompt-file; free it with free(). */
+/* Reads the prompt of --prompt or --prompt-file; free it with free(). */
 int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *ret_bytes);
 
-/* What the options say about the method. */
+/* Fills the method's options from the command's. */
 int kvw_attention_options(const struct kvw_context *worker,
                           struct kvw_method_options *ret_options);
 
-/* The sampler that the options describe. */
+/* Creates the sampler that the options describe. */
 int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler);
 
-/* Tokens that a store of so much memory holds: in whole blocks, with their checksums, and an
- * eighth for what else the store needs. */
+/* Returns how many tokens a store of `memory` bytes holds: in whole blocks, with checksums,
+ * and with an eighth for everything else that the store needs. */
 uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory);
 
 enum kv_dtype kvw_dtype(const struct kvw_options *options);
 
-/* report.c: after a run.  `text` is ended by a zero. */
+/* report.c: prints the result of a run.  `text` is 0-terminated. */
 void kvw_report_text(const struct kvw_context *worker,
                      const struct kvw_generate_result *result);
 void kvw_report_json(const struct kvw_context *worker,
@@ -119,11 +121,11 @@ void kvw_report_json(const struct kvw_context *worker,
                      const char *text,
                      const uint32_t *ids);
 
-/* An answer as it comes: to stdout at once, or kept for --json. */
+/* An answer as it is generated: printed at once, or kept for --json. */
 struct kvw_answer {
     const struct kvw_context *worker;
     bool is_first; /* of a text that the tokenizer began with a space */
-    char *text;    /* kept; ended by a zero */
+    char *text;    /* kept; 0-terminated */
     size_t bytes, room;
     struct kvw_utf8_stream *stream;
 };

@@ -1,13 +1,13 @@
 /* eval: what methods lose at a budget, over some texts.
  *
- *   perplexity   the first `from` tokens pass by full attention, every later one as a decode
- *                step; the measure is over the tokens that those steps predict.  A loss is
- *                against full attention over the same tokens
- *   needles      odd sentences in the text that the model is to complete: see needle_test.h
- *   recall       as the method tells it
+ *   perplexity   the first `from` tokens are computed with full attention, every later one as a
+ *                decode step; perplexity is over the tokens that those steps predict.  Losses
+ *                are relative to full attention over the same tokens
+ *   needles      odd sentences in the text that the model must complete: see needle_test.h
+ *   recall       as the method reports it
  *
- * Runs that differ in what a step asks for, not in what is stored and made of it, share what
- * comes before the first step: the session goes back to there and takes other options. */
+ * Runs whose stored rows and codes are the same share the prefill: the session is truncated to
+ * the first step and given the options of the next run. */
 #define _GNU_SOURCE /* strchrnul */
 #include "gpu-worker/base/time.h"
 #include "gpu-worker/commands/needle_test.h"
@@ -39,13 +39,13 @@ struct eval {
     size_t n_texts;
     uint32_t from;
 
-    const struct text *text; /* the one at work */
-    const uint32_t *open;    /* what passed in the worker's session; NULL: there is none */
+    const struct text *text; /* the current one */
+    const uint32_t *open;    /* the tokens in the worker's session; NULL: none is open */
     struct kvw_eval_result *results; /* (plan.count), over it */
     float *logits;
     double *full; /* (n_tokens): log likelihoods by full attention */
 
-    struct kvw_reply reply; /* to the question under way */
+    struct kvw_reply reply; /* to the current question */
     struct kvw_sampler *sampler;
 };
 
@@ -56,8 +56,8 @@ static bool has_text(const struct eval *eval)
 
 /* ---- sessions ---- */
 
-/* A session of the run's method in which the first n of `tokens` have passed: the one of the
- * run before, if that will do, else a new one. */
+/* Provides a session of the run's method that holds the first n of `tokens`: that of the
+ * previous run if it can be reused, else a new one. */
 static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, uint32_t n)
 {
     const struct kvw_planned_run *run = &eval->plan.runs[index];
@@ -107,7 +107,7 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
 {
     const struct kvw_planned_run *run = &eval->plan.runs[index];
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
-    const uint32_t end = eval->text->n_tokens - 1; /* the last token's successor is not known */
+    const uint32_t end = eval->text->n_tokens - 1; /* the last token has no successor */
     char what[2 * KVW_EVAL_NAME_BYTES + 16];
 
     snprintf(what, sizeof(what), "%s %s: text", run->method, run->budget);
@@ -129,7 +129,7 @@ static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
     return kvw_method_flush(eval->worker->attention);
 }
 
-/* Mean and standard error of how much worse than full attention, in log likelihood. */
+/* Mean and standard error of the loss in log likelihood relative to full attention. */
 static void
 compare(const struct eval *eval, const double *found, struct kvw_eval_result *ret_result)
 {
@@ -154,7 +154,7 @@ static double quotient(uint64_t part, uint64_t whole)
     return whole > 0 ? (double)part / (double)whole : NAN;
 }
 
-/* What the steps cost, by the method's counters. */
+/* The cost of the steps, from the method's counters. */
 static void take_costs(const struct kvw_method_stats *before,
                        const struct kvw_method_stats *after,
                        double n_steps,
@@ -172,7 +172,7 @@ static void take_costs(const struct kvw_method_stats *before,
     result->exposed_wait_s = STEPS(exposed_wait_s);
     result->bytes_fetched = (double)STEPS(bytes_fetched);
     result->step_bytes = (double)STEPS(bytes_fetched) / n_steps;
-    if (candidates > 0) { /* nodes were asked */
+    if (candidates > 0) { /* nodes served queries */
         result->estimated_share = quotient(STEPS(rows_estimated), STEPS(rows_possible));
         result->step_node_s = STEPS(nodes_worked_s) / n_steps;
     }
@@ -371,7 +371,7 @@ static size_t longest_method(const struct kvw_eval_plan *plan)
     return longest;
 }
 
-/* The plan over the text at work. */
+/* Runs the plan over the current text. */
 static int
 measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_eval_about *about)
 {
@@ -449,7 +449,7 @@ static int make_plan(struct eval *eval)
     return KVW_DONE;
 }
 
-/* What the runs work with, for a session of `most` tokens at most. */
+/* Allocates what the runs need, for sessions of at most `most` tokens. */
 static int make_room(struct eval *eval, uint32_t most)
 {
     const struct kvw_sampler_options greedy = {.temperature = 0, .top_p = 1};

@@ -24,7 +24,7 @@ static bool is_end(void *arg, uint32_t token)
     return kvw_tokenizer_is_end(answer->worker->tokenizer, token);
 }
 
-/* The prompt as it is, or as a user's turn of a conversation. */
+/* Encodes the prompt as it is, or as a user's turn of a conversation. */
 static int encode(const struct kvw_context *worker,
                   const char *text,
                   size_t bytes,
@@ -59,7 +59,7 @@ static int encode(const struct kvw_context *worker,
     return KVW_DONE;
 }
 
-/* Prompt and answer, as far as the model was made for. */
+/* Tokens of prompt and answer, at most the model's context. */
 static int
 capacity_of(const struct kvw_context *worker, size_t n_tokens, uint32_t *ret_capacity)
 {

@@ -141,8 +141,8 @@ int kvw_logits_run(struct kvw_context *worker)
         goto end;
 
     outcome = KVW_FAILED;
-    /* Beside the file of that name, until it is whole; a pipe or a device is written as it is.
-     */
+    /* Writes to a temporary file next to it until the file is complete; a pipe or a device is
+     * written directly. */
     is_special = stat(options->out, &was) == 0 && !S_ISREG(was.st_mode);
     snprintf(path, sizeof(path), "%s%s", options->out, is_special ? "" : ".part");
     file = fopen(path, "wb");

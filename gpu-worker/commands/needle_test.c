@@ -86,7 +86,7 @@ static kv_status_t encode(const struct kvw_context *worker,
 static uint32_t common_tokens(const struct kvw_needle_test *questions)
 {
     const struct kvw_needle_question *first = &questions->list[0];
-    size_t common = first->count - 1; /* the last token's logits are wanted */
+    size_t common = first->count - 1; /* the last token's logits are needed */
 
     for (size_t i = 1; i < questions->needles.count; i++) {
         const struct kvw_needle_question *other = &questions->list[i];
@@ -145,7 +145,7 @@ int kvw_needle_test_make(const struct kvw_context *worker,
 
     free_list(questions);
     questions->n_answer = n_answer;
-    /* A model that was never taught turns goes on with the text as it is. */
+    /* A model without a chat template continues the plain text. */
     status = kvw_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat, detail,
                                       sizeof(detail));
     if (status != KV_OK && status != KV_NOT_FOUND) {

@@ -22,12 +22,12 @@ struct kvw_needle_question {
 struct kvw_needle_test {
     struct kvw_needles needles;
     struct kvw_needle_question *list; /* (needles.count) */
-    uint32_t n_answer;                /* tokens of an answer at most */
-    uint32_t n_common; /* tokens that all questions begin with, and go on after */
-    size_t most;       /* tokens of the longest with its answer */
+    uint32_t n_answer;                /* maximum tokens of an answer */
+    uint32_t n_common;                /* tokens that all questions begin with */
+    size_t most;                      /* tokens of the longest question with its answer */
 };
 
-/* Reads the sentences of --needles.  Returns the exit status, and tells what is wrong. */
+/* Reads the sentences of --needles.  Returns the exit status after printing what is wrong. */
 int kvw_needle_test_read(const struct kvw_context *worker,
                          struct kvw_needle_test *ret_questions);
 /* Makes the questions about a text, in place of those made before. */

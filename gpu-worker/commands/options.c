@@ -1,4 +1,4 @@
-/* The options of kvworker's commands: one table, of which each command takes its rows. */
+/* The options of kvworker's commands: one table; each command takes some of its rows. */
 #include "gpu-worker/commands/options_private.h"
 
 #include "gpu-worker/base/thread_pool.h"
@@ -112,7 +112,7 @@ static const struct {
     {KVW_COMMAND_EVAL,
      {.name = "seeds",
       .default_text = "0",
-      .help = "seeds, comma-separated: methods that use one run once per seed",
+      .help = "seeds, comma-separated: a method that uses a seed runs once with each",
       .offset = FIELD(seeds),
       .type = KV_CONFIG_STRING}},
     {KVW_COMMAND_EVAL | KVW_COMMAND_ASK,
@@ -177,7 +177,7 @@ static const struct {
     {KVW_COMMAND_RUNS | KVW_COMMAND_ASK,
      {.name = "seed",
       .default_text = "0",
-      .help = "seed of everything random",
+      .help = "seed of all random choices",
       .offset = FIELD(seed),
       .type = KV_CONFIG_UINT}},
     {KVW_COMMAND_RUNS,
@@ -191,7 +191,7 @@ static const struct {
       .offset = FIELD(attention),
       .type = KV_CONFIG_STRING,
       .choices = "full|pqcache|oracle|window|random"}},
-    /* Where the options of attention methods stand. */
+    /* The options of attention methods are inserted here. */
     {KVW_COMMAND_COMPUTES, {.name = NULL}},
     {KVW_COMMAND_COMPUTES,
      {.name = "trace",
@@ -255,14 +255,14 @@ enum {
 static_assert((int)N_OPTIONS + 2 * (int)KVW_METHOD_OPTIONS_MAX <= (int)KVW_OPTIONS_MAX,
               "a command may have every option and every alias");
 
-/* Appends the rows of attention methods' options; returns how many they are. */
+/* Appends the rows of attention methods' options; returns their number. */
 static unsigned method_rows(enum kvw_command_set command, struct kv_option *rows)
 {
     const struct kvw_method_option *option;
     unsigned n_rows = 0;
 
     for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
-        /* Without a help it is an option of the command itself. */
+        /* An option without help text is in the table above. */
         if (option->help == NULL || (option->is_budget && !(command & KVW_COMMAND_RUNS)))
             continue;
         const struct kv_option row = {
@@ -300,7 +300,7 @@ void kvw_option_rows(enum kvw_command_set command, struct kv_option rows[KVW_OPT
     rows[n_rows] = (struct kv_option){.name = NULL};
 }
 
-/* A prompt may be longer than a string of the table: --prompt is taken out of argv before. */
+/* A prompt may be longer than a string of the table, so --prompt is removed from argv first. */
 bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv)
 {
     int kept = 1;

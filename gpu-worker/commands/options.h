@@ -1,4 +1,4 @@
-/* options.h - what the command line and the environment of a kvworker command say.
+/* options.h - the options of a kvworker command, from command line and environment.
  *
  * Strings are stored as given; the code that uses one validates it.
  */
@@ -25,7 +25,7 @@ struct kvw_options {
     char trace[KV_CONFIG_STRING_BYTES];
     char kv_type[KV_CONFIG_STRING_BYTES];
     char device[KV_CONFIG_STRING_BYTES];
-    uint64_t threads; /* 0 becomes the processors there are */
+    uint64_t threads; /* 0 is replaced by the number of processors */
     uint64_t memory;  /* of an embedded store */
     bool json;
 
@@ -52,7 +52,7 @@ struct kvw_options {
     bool csv;
 
     bool help;
-    const char *prompt_text; /* --prompt as it was typed: of any length; NULL: not given */
+    const char *prompt_text; /* --prompt as given, of any length; NULL: not given */
 };
 
 #endif

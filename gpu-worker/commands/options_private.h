@@ -25,7 +25,7 @@ enum kvw_command_set {
 /* The rows of a command, for kv_config_*(), ended by one without a name. */
 void kvw_option_rows(enum kvw_command_set command, struct kv_option rows[KVW_OPTIONS_MAX + 1]);
 
-/* Takes every --prompt out of argv; the last one counts.  false: it has no value. */
+/* Removes every --prompt from argv; the last one counts.  false: it has no value. */
 bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv);
 
 #endif

@@ -1,4 +1,4 @@
-/* What an answer is, as it comes, and what it cost. */
+/* Prints an answer while it is generated, and its cost. */
 #include "gpu-worker/commands/context.h"
 #include "gpu-worker/text/utf8_stream.h"
 #include "kvserver/base/json.h"
@@ -31,7 +31,7 @@ static void take(struct kvw_answer *answer, const char *text, size_t bytes)
     if (!answer->worker->options->json) {
         fwrite(text, 1, bytes, stdout);
         if (fflush(stdout) != 0)
-            kvw_stop = SIGTERM; /* nobody reads on */
+            kvw_stop = SIGTERM; /* nobody reads stdout any more */
     }
     if (answer->room - answer->bytes <= bytes) {
         const size_t room = 2 * answer->room + bytes;
@@ -97,7 +97,7 @@ static double share(uint64_t part, uint64_t whole)
     return whole > 0 ? (double)part / (double)whole : 1;
 }
 
-/* A second line: what the store was asked for, and what came. */
+/* A second line: requests to the store and what they returned. */
 static void report_retrieval(const struct kvw_context *worker,
                              const struct kvw_generate_result *result,
                              const struct kvw_method_stats *stats)
@@ -177,7 +177,7 @@ static void write_nodes(struct kv_json *json, struct kv_client *client)
     kv_json_list_end(json);
 }
 
-/* What the nodes told about their answers; nothing where they were not asked. */
+/* What the nodes reported about queries; nothing if there were none. */
 static void write_retrieval(struct kv_json *json, const struct kvw_method_stats *stats)
 {
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;

@@ -173,7 +173,7 @@ struct kvw_device_ops {
                         uint32_t token_begin,
                         uint32_t n,
                         struct kvw_device_buffer *out);
-    /* One token's query q (n_q_heads, d) over chosen rows: kv head h attends to those of
+    /* One token's query q (n_q_heads, d) over selected rows: kv head h attends to those of
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
      * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
      * follow from the sequence of rows alone, however it is cut into runs and wherever they

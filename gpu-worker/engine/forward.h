@@ -1,7 +1,7 @@
-/* forward.h - tokens through the model's layers.
+/* forward.h - computes tokens through the model's layers.
  *
  * Prefill goes in chunks that begin at multiples of KVW_FORWARD_CHUNK, counted from token 0, so
- * that the same tokens always meet the same shapes of matrices, and give the same bits.
+ * that the same tokens are always computed in matrices of the same shapes, with the same bits.
  *
  *     while (begin < end) {
  *         n = kvw_forward_chunk_end(begin, end) - begin;
@@ -28,10 +28,10 @@ kv_status_t kvw_forward_create(const struct kvw_model *model,
                                struct kvw_forward **ret_forward);
 void kvw_forward_destroy(struct kvw_forward *forward); /* NULL is allowed */
 
-/* Writes what is computed to the trace from now on, by layer; kept, NULL: none. */
+/* Writes each layer's computation to the trace from now on.  Keeps `trace`; NULL: none. */
 void kvw_forward_trace(struct kvw_forward *forward, struct kvw_trace *trace);
 
-/* Where the chunk that `begin` is in ends, `end` at most. */
+/* Returns the end of the chunk that contains `begin`, at most `end`. */
 static inline uint32_t kvw_forward_chunk_end(uint32_t begin, uint32_t end)
 {
     const uint32_t chunk_end =
@@ -40,9 +40,9 @@ static inline uint32_t kvw_forward_chunk_end(uint32_t begin, uint32_t end)
     return chunk_end < end ? chunk_end : end;
 }
 
-/* The tokens at the positions token_begin..token_begin + n - 1, n in 1..KVW_FORWARD_CHUNK, one
- * if it is a decode step; those before have passed.  KV_INVALID: a token that is not in the
- * vocabulary; else what the attention or the device failed with. */
+/* Computes the tokens at positions token_begin..token_begin + n - 1; n is 1 in a decode step,
+ * else 1..KVW_FORWARD_CHUNK.  All earlier tokens must have been computed.  Fails with
+ * KV_INVALID if a token is not in the vocabulary, or with the error of attention or device. */
 kv_status_t kvw_forward_step(struct kvw_forward *forward,
                              enum kvw_phase phase,
                              const uint32_t *tokens,

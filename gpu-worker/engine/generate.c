@@ -41,7 +41,7 @@ static kv_status_t prefill(const struct kvw_generate_setup *setup,
     return kvw_forward_logits(setup->forward, n - 1, 1, logits);
 }
 
-/* Samples and passes tokens until the answer ends. */
+/* Samples and computes tokens until the answer ends. */
 static kv_status_t decode(const struct kvw_generate_setup *setup,
                           uint32_t *tokens,
                           uint64_t begin_us,

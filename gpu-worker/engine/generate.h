@@ -1,7 +1,7 @@
 /* generate.h - one run: tokens in, tokens out, and what it cost.
  *
- *     prefill   the prompt's tokens that have not passed yet, in chunks
- *     decode    sample a token, hand it out, pass it; until one ends the answer
+ *     prefill   the prompt's tokens that are not in the cache yet, in chunks
+ *     decode    sample a token, report it, compute it; until a token ends the answer
  *
  * Threads: one at a time.  Memory: the caller's; keeps nothing.
  */
@@ -19,14 +19,14 @@ struct kvw_generate_setup {
     struct kvw_method *attention;
     struct kvw_sampler *sampler;
     uint32_t n_vocabulary;
-    uint32_t capacity;       /* tokens that there is room for, prompt and answer */
-    uint32_t max_tokens;     /* of the answer */
-    const _Atomic int *stop; /* becomes true: end soon */
+    uint32_t capacity;       /* maximum tokens of prompt and answer */
+    uint32_t max_tokens;     /* maximum tokens of the answer */
+    const _Atomic int *stop; /* becomes true: generation ends soon */
 
     void *arg;
-    /* After each chunk of the prompt; may be NULL. */
+    /* Called after each chunk of the prompt; may be NULL. */
     void (*prefilled)(void *arg, uint32_t done, uint32_t total);
-    /* Each token of the answer, those that end it not; may be NULL. */
+    /* Called for each token of the answer, except those that end it; may be NULL. */
     void (*generated)(void *arg, uint32_t token);
     bool (*is_end)(void *arg, uint32_t token);
 };
@@ -44,9 +44,9 @@ const char *kvw_generate_end_name(enum kvw_generate_end end);
 struct kvw_generate_result {
     enum kvw_generate_end end;
     uint32_t prompt_tokens;
-    uint32_t reused_tokens;    /* of the prompt: had passed before */
-    uint32_t generated_tokens; /* handed out */
-    uint32_t passed_tokens;    /* in the cache now: a beginning of prompt and answer */
+    uint32_t reused_tokens;    /* of the prompt: were in the cache before */
+    uint32_t generated_tokens; /* reported */
+    uint32_t passed_tokens;    /* in the cache now: the beginning of prompt and answer */
     double prefill_s;
     double ttft_s; /* from the call to the first token; 0: there is none */
     double tt2t_s; /* to the second */
@@ -55,9 +55,10 @@ struct kvw_generate_result {
     double total_s;
 };
 
-/* Generates after tokens (n_tokens), n_tokens > 0, of which the first n_passed have passed.
- * Room for setup->max_tokens more behind them is filled with the answer. KV_TOO_LARGE: the
- * prompt is longer than the capacity; else what a step failed with. */
+/* Generates an answer to tokens (n_tokens), n_tokens > 0, of which the first n_passed are in
+ * the cache.  Writes the answer behind them, where the caller has room for setup->max_tokens
+ * more.  Fails with KV_TOO_LARGE if the prompt is longer than the capacity, or with the error
+ * of a step. */
 kv_status_t kvw_generate(const struct kvw_generate_setup *setup,
                          uint32_t *tokens,
                          uint32_t n_tokens,

@@ -16,7 +16,7 @@
 
 struct kvw_sampler_options {
     double temperature; /* 0: greedy */
-    uint32_t top_k;     /* the most likely so many; 0: all */
+    uint32_t top_k;     /* this many of the most likely; 0: all */
     double top_p;       /* the most likely that together reach this share; 1: all */
     uint64_t seed;
 };

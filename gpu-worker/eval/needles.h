@@ -1,12 +1,12 @@
 /* needles.h - needle sentences: placed in a long text, which a model is asked to complete.
  *
  * A file lists them, one in a line, `beginning|completion`; empty lines and those that begin
- * with # are passed over:
+ * with # are skipped:
  *
  *     The lighthouse keeper's parrot is called|Marmalade
  *
- * Placed, they are paragraphs of their own, evenly spread.  Asked, the text is followed by a
- * sentence's beginning alone: an answer that begins with its completion has found it.
+ * In the text, each is a paragraph of its own, evenly spread.  A question is the text followed
+ * by the beginning of one sentence; an answer that begins with its completion has found it.
  *
  * Threads: pure functions.  Memory: read/free.
  */
@@ -62,7 +62,7 @@ enum kvw_needle_verdict {
     KVW_NEEDLE_MISSED,
 };
 
-/* Of an answer as far as it has come; blanks before it do not count. */
+/* Judges an answer so far; blanks before it do not count. */
 enum kvw_needle_verdict
 kvw_needle_judge(const struct kvw_needle *needle, const char *answer, size_t bytes);
 

@@ -5,7 +5,7 @@
  *   seeds     number,...                   0,1,2
  *
  * A method without a budget or a seed runs once for all of them.  Options that a method's entry
- * sets are stronger than the lists.
+ * sets take precedence over the lists.
  *
  * Threads: pure functions.  Memory: make/free.
  */
@@ -26,8 +26,8 @@ struct kvw_planned_run {
     struct kvw_method_options options;
 };
 
-/* Runs of one method's entry come one behind the other, seed after seed: budgets of one seed
- * can share a session.  Full attention is always the first. */
+/* Runs of one method's entry are consecutive, seed by seed, so that the budgets of one seed can
+ * share a session.  Full attention is always first. */
 struct kvw_eval_plan {
     struct kvw_planned_run *runs;
     size_t count;

@@ -13,7 +13,7 @@ enum kvw_eval_format {
     KVW_EVAL_CSV,   /* RFC 4180, the head in the first line */
 };
 
-/* What does not change between the lines. */
+/* What all lines have in common. */
 struct kvw_eval_about {
     uint32_t tokens, from;
     const char *kv_type, *store, *device;
@@ -26,15 +26,15 @@ struct kvw_eval_about {
 struct kvw_eval_result {
     double perplexity;
     double loss_percent;       /* perplexity above full attention's */
-    double loss_error_percent; /* its standard error, tokens taken as independent */
-    double recall;             /* of the rows that exact scores would have chosen */
-    double coded_share;        /* of the candidates of queries, scored by their codes */
-    double exact_share;        /* keys read to score candidates, of each candidate's one */
+    double loss_error_percent; /* its standard error, assuming independent tokens */
+    double recall;             /* of the rows that exact scores would have selected */
+    double coded_share;        /* of the eligible rows of queries, scored by their codes */
+    double exact_share;        /* keys read to score eligible rows, per eligible row */
     double rows_share;         /* of the rows so far, attended to by a step */
     double estimated_share;    /* of the rows so far, in estimates */
     double needles_found, needles_asked;
     double step_s;         /* a step of the text, its logits too */
-    double step_node_s;    /* nodes at work on the queries of a step */
+    double step_node_s;    /* time of the nodes on the queries of a step */
     double step_bytes;     /* that came for a step */
     double exposed_wait_s; /* of them all */
     double bytes_fetched;  /* by them all */

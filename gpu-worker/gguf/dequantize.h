@@ -1,4 +1,4 @@
-/* dequantize.h - what the bytes of a tensor's row mean: every type of gguf.h to fp32.
+/* dequantize.h - converts rows of every tensor type of gguf.h to fp32.
  *
  * The scalar reference: one obvious loop per type, in fp32, each product and sum rounded once,
  * in the order that the format gives.  Scales (d, m) are fp16, and quants q are counted from 0:

@@ -46,7 +46,7 @@ uint64_t kvw_tensor_rows(const struct kvw_tensor *tensor)
 static kv_status_t map_file(struct kvw_gguf_reader *reader)
 {
     struct kvw_gguf *gguf = reader->gguf;
-    /* A pipe must not make it wait for a writer: it is refused below. */
+    /* Opening a pipe must not wait for a writer; pipes are rejected below. */
     int file = open(gguf->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     kv_status_t status = KV_OK;
     struct stat about;

@@ -1,11 +1,10 @@
 /* gguf.h - reads a GGUF file: named values about the model, and named tensors.
  *
- * GGUF versions 2 and 3, little endian.  The file is mapped read-only, and nothing that it says
- * is believed before it is checked: counts against the bytes there are, lengths, types,
- * nesting, products that overflow, names given twice, tensors that overlap, lie askew or end
- * outside of the file.  What opens without an error can be read at every pointer that this
- * header hands out, and the tables made while opening take memory in proportion to the file's
- * size.
+ * GGUF versions 2 and 3, little endian.  The file is mapped read-only, and everything in
+ * it is checked before use: counts against the bytes present, lengths, types, nesting, products
+ * that overflow, duplicate names, tensors that overlap, are misaligned or end outside of the
+ * file.  After a successful open, every pointer that these functions return is valid, and the
+ * tables take memory in proportion to the file's size.
  *
  *   "GGUF" | version u32 | n_tensors u64 | n_values u64
  *   n_values x  { key: string, type: u32, value }
@@ -18,7 +17,7 @@
  * The format is documented in the ggml project, docs/gguf.md.
  *
  * Threads: a file that is open never changes: read it from any number of threads.
- * Memory: everything handed out is lent until kvw_gguf_close().
+ * Memory: everything returned is valid until kvw_gguf_close().
  */
 #ifndef KV_GPU_WORKER_GGUF_GGUF_H
 #define KV_GPU_WORKER_GGUF_GGUF_H
@@ -51,17 +50,17 @@ uint64_t kvw_tensor_rows(const struct kvw_tensor *tensor);
 
 struct kvw_gguf;
 
-/* Maps and checks the file.  KV_NOT_FOUND: no such file.  KV_IO: it cannot be read. KV_INVALID:
- * it is broken or no GGUF file.  KV_UNSUPPORTED: a version, byte order or tensor type that is
- * not read.  KV_NO_MEMORY.  On failure `detail` gets one line that names the file, and the key
- * or tensor with the value that is wrong; without a newline, ended by a zero, cut to
- * `detail_bytes` (which is not 0).  Bytes of the file that are no printable ASCII appear in it
+/* Maps and checks the file.  KV_NOT_FOUND: no such file.  KV_IO: it cannot be read.
+ * KV_INVALID: it is damaged or not a GGUF file.  KV_UNSUPPORTED: its version, byte order or a
+ * tensor type is not supported.  KV_NO_MEMORY.  On failure `detail` is one line that names the
+ * file, and the key or tensor with the invalid value; without a newline, 0-terminated,
+ * truncated to `detail_bytes` (not 0).  Bytes of the file that are not printable ASCII appear
  * as `?`. */
 kv_status_t
 kvw_gguf_open(const char *path, struct kvw_gguf **ret_gguf, char *detail, size_t detail_bytes);
 
-/* The same over `bytes` bytes of memory that the caller keeps until the close; `name` is what
- * `detail` calls it.  `data` is aligned to 8 bytes. */
+/* The same for `bytes` bytes of memory, which the caller keeps until the close; `detail` calls
+ * it `name`.  `data` is aligned to 8 bytes. */
 kv_status_t kvw_gguf_open_memory(const void *data,
                                  size_t bytes,
                                  const char *name,
@@ -85,7 +84,7 @@ uint64_t kvw_gguf_bytes(const struct kvw_gguf *gguf);
 size_t kvw_gguf_n_tensors(const struct kvw_gguf *gguf);
 /* In the file's order; index < kvw_gguf_n_tensors(). */
 const struct kvw_tensor *kvw_gguf_tensor_at(const struct kvw_gguf *gguf, size_t index);
-/* By name; NULL: there is none. */
+/* By name; NULL: not found. */
 const struct kvw_tensor *kvw_gguf_tensor(const struct kvw_gguf *gguf, const char *name);
 
 /* --- Values --- */
@@ -107,13 +106,12 @@ enum kvw_gguf_type {
     KVW_GGUF_F64 = 12,
 };
 
-/* The look-ups by key all answer the same way:
- *   KV_OK         found, and the value fits what was asked for
- *   KV_NOT_FOUND  there is no such key; the usual answer is a default
- *   KV_INVALID    there is one, but of another type or outside of the range asked for
- * Out-parameters are untouched unless KV_OK.  Integers may be stored in any integer type: what
- * counts is whether the value fits.  kvw_gguf_f32() takes a float or a double, never an
- * integer.
+/* All look-ups by key return:
+ *   KV_OK         found, and the value fits the requested type and range
+ *   KV_NOT_FOUND  no such key; callers mostly use a default
+ *   KV_INVALID    found, but of another type or out of range
+ * Out-parameters are untouched unless KV_OK.  Integers may be stored in any integer type, if
+ * the value fits.  kvw_gguf_f32() takes a float or a double, never an integer.
  */
 kv_status_t kvw_gguf_u32(const struct kvw_gguf *gguf, const char *key, uint32_t *ret_value);
 kv_status_t kvw_gguf_i32(const struct kvw_gguf *gguf, const char *key, int32_t *ret_value);
@@ -123,7 +121,7 @@ kv_status_t kvw_gguf_bool(const struct kvw_gguf *gguf, const char *key, bool *re
 kv_status_t
 kvw_gguf_text(const struct kvw_gguf *gguf, const char *key, struct kvw_text *ret_value);
 
-/* An array whose elements are no arrays (those are checked, and can only be skipped). */
+/* An array whose elements are not arrays (arrays of arrays are checked, but not readable). */
 struct kvw_gguf_array {
     enum kvw_gguf_type type; /* of the elements */
     uint64_t count;
@@ -156,13 +154,13 @@ void kvw_gguf_value_at(const struct kvw_gguf *gguf,
                        struct kvw_text *ret_key,
                        enum kvw_gguf_type *ret_type);
 
-/* Writes one value as it would be shown to a person into `text`, cut to `text_bytes` (which is
- * not 0), ended by a zero: numbers, quoted texts, arrays as `[i32 x 49152]`; unprintable bytes
+/* Formats one value for display into `text`, truncated to `text_bytes` (not 0) and
+ * 0-terminated: numbers, quoted texts, arrays as `[i32 x 49152]`; unprintable bytes
  * as `?`. KV_NOT_FOUND: no such key, and `text` is empty. */
 kv_status_t
 kvw_gguf_format(const struct kvw_gguf *gguf, const char *key, char *text, size_t text_bytes);
 
-/* True for the same bytes as the zero-ended `string` has. */
+/* Returns whether the text equals the 0-terminated `string`. */
 bool kvw_text_is(struct kvw_text text, const char *string);
 
 /* --- A file that changes while it is mapped --- */
@@ -170,8 +168,8 @@ bool kvw_text_is(struct kvw_text text, const char *string);
 /* Pages of a mapped file that was truncated, or whose disk failed, raise SIGBUS.  This installs
  * a handler for the program: a fault inside of a file opened by kvw_gguf_open() prints one line
  * to standard error, `PROGRAM: model file changed or unreadable while in use: PATH`, and ends
- * the process with status 1; any other fault gets what it would have got before.  Only a few
- * files open at once are known to it (KVW_GGUF_GUARDED_MAX); `program` is kept. */
+ * the process with status 1; any other fault is handled as before.  The handler knows at most
+ * KVW_GGUF_GUARDED_MAX open files.  Keeps `program`. */
 enum {
     KVW_GGUF_GUARDED_MAX = 8
 };

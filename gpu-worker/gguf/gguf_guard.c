@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A place is taken by its `begin` (from NULL), and valid once `path` is set. */
+/* A place is claimed by setting its `begin` (from NULL), and valid once `path` is set. */
 static struct {
     _Atomic(const char *) begin;
     size_t bytes;
@@ -55,7 +55,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         const char *path = atomic_load(&guarded[i].path);
         const char *at = info->si_addr;
 
-        /* Of the codes above 0, which the kernel gives to its own signals, si_addr tells. */
+        /* si_addr is set for codes above 0, which are those of signals from the kernel. */
         if (info->si_code <= 0 || path == NULL || at < begin || at >= begin + guarded[i].bytes)
             continue;
         print(guard_program);
@@ -64,7 +64,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         print("\n");
         _exit(1);
     }
-    /* Not ours: a fault happens again when this returns, a signal that was sent does not. */
+    /* Another fault: it happens again when this returns; a signal that was sent does not. */
     sigaction(SIGBUS, &previous, NULL);
     if (info->si_code <= 0)
         raise(number);

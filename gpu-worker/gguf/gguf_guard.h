@@ -1,4 +1,4 @@
-/* gguf_guard.h - which mapped files the handler of kvw_gguf_guard() knows.  For gguf.c.
+/* gguf_guard.h - the mapped files that the handler of kvw_gguf_guard() knows.  For gguf.c.
  *
  * Threads: from any.
  */
@@ -7,9 +7,8 @@
 
 #include <stddef.h>
 
-/* Keeps `path` until the removal.  Beyond KVW_GGUF_GUARDED_MAX files: not known, and no
- * message.
- */
+/* Keeps `path` until the removal.  Further files than KVW_GGUF_GUARDED_MAX get no
+ * message. */
 void kvw_gguf_guard_add(const void *data, size_t bytes, const char *path);
 void kvw_gguf_guard_remove(const void *data);
 

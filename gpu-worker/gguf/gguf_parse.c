@@ -84,7 +84,7 @@ static const char *take_numbers(struct kvw_gguf_reader *reader, uint32_t type, u
     return NULL;
 }
 
-/* The elements of an array.  `string_offsets` (count) is NULL where nobody asks for them. */
+/* The elements of an array.  `string_offsets` (count) is NULL if not needed. */
 static const char *take_elements(struct kvw_gguf_reader *reader,
                                  uint32_t type,
                                  uint64_t count,
@@ -198,7 +198,7 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
     return KV_OK;
 }
 
-/* Sorts `entries` and finds a name that is there twice. */
+/* Sorts `entries` and finds a duplicate name. */
 static const struct kvw_gguf_entry *sort_entries(struct kvw_gguf_entry *entries, size_t count)
 {
     if (count > 0)
@@ -367,7 +367,7 @@ static kv_status_t check_overlaps(struct kvw_gguf_reader *reader)
     return status;
 }
 
-/* From offsets as the file has them to places in the file. */
+/* Converts the file's offsets to positions in the file. */
 static kv_status_t place_tensors(struct kvw_gguf_reader *reader)
 {
     struct kvw_gguf *gguf = reader->gguf;

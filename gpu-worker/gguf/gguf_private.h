@@ -1,7 +1,7 @@
 /* gguf_private.h - what gguf.c and gguf_parse.c share: an open file's tables, and their reader.
  *
- * gguf_parse.c fills the tables from bytes that nobody has checked; gguf.c opens and closes the
- * file and answers from the tables.
+ * gguf_parse.c fills the tables from unchecked bytes; gguf.c opens and closes the file and
+ * looks values up in the tables.
  */
 #ifndef KV_GPU_WORKER_GGUF_GGUF_PRIVATE_H
 #define KV_GPU_WORKER_GGUF_GGUF_PRIVATE_H
@@ -21,7 +21,7 @@ struct kvw_gguf_value {
     uint64_t *string_offsets; /* owned; what `array` lends */
 };
 
-/* Sorted by name: finds one, and tells if one is there twice. */
+/* Sorted by name, to find entries and duplicates. */
 struct kvw_gguf_entry {
     struct kvw_text name;
     size_t index;
@@ -66,7 +66,7 @@ static inline bool kvw_gguf_is_value_type(uint32_t type)
  * reader->detail says what is wrong, and kvw_gguf_close() frees what there is of the tables. */
 kv_status_t kvw_gguf_read_all(struct kvw_gguf_reader *reader);
 
-/* Among entries that are sorted; NULL: none has that name. */
+/* Finds a name among sorted entries; NULL: not found. */
 const struct kvw_gguf_entry *
 kvw_gguf_find_entry(const struct kvw_gguf_entry *entries, size_t count, const char *name);
 

@@ -23,8 +23,8 @@ enum kvw_tensor_type {
     KVW_TENSOR_BF16 = 30,
 };
 
-/* How a type lays out the elements of a row: in blocks, each of so many elements and bytes.  A
- * row is a whole number of blocks. */
+/* How a type lays out the elements of a row: in blocks of a fixed number of elements and bytes.
+ * A row is a whole number of blocks. */
 struct kvw_tensor_layout {
     enum kvw_tensor_type type;
     const char *name; /* "Q4_K" */
@@ -35,7 +35,7 @@ struct kvw_tensor_layout {
 /* NULL: a type that this reader does not know.  `type` is any number. */
 const struct kvw_tensor_layout *kvw_tensor_get_layout(uint32_t type);
 
-/* All of them, in the order of their numbers; NULL behind the last.  Begin with index 0. */
+/* All types, in the order of their numbers, from index 0; NULL after the last. */
 const struct kvw_tensor_layout *kvw_tensor_layout_at(size_t index);
 
 /* The bytes of a row of `n_elements`, which must be a whole number of blocks. */

@@ -16,9 +16,8 @@
  *
  * Invariants, which kvw_block_cache_check() asserts:
  *   (1) Those of each layer's block_policy.h.
- *   (2) A slot's block, which the list for the store says, is the one that the policy has
- *       there.
- *   (3) A read under way is of a block that the policy waits for; they are counted.
+ *   (2) The block that the list for the store names in a slot is the policy's.
+ *   (3) Every outstanding fetch is of a block that the policy waits for; they are counted.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */
@@ -64,8 +63,8 @@ void kvw_block_cache_note(struct kvw_block_cache *cached, uint32_t layer, uint32
 kv_status_t
 kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_rows);
 
-/* Drops the rows from `tokens` on, because the session was cut, or replaced by another one of
- * that length.  Waits for outstanding fetches. */
+/* Drops the rows from `tokens` on, because the session was truncated to them, or replaced by
+ * another one of that length.  Waits for outstanding fetches. */
 kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);

@@ -11,8 +11,8 @@
  * dropped.
  *
  * Invariants, which kvw_block_policy_check() asserts:
- *   (1) A block and the slot that it has, held or under way, name each other.
- *   (2) The blocks with chosen rows in this step are noted, each once, and no others.
+ *   (1) A block, cached or being fetched, and its slot name each other.
+ *   (2) The blocks with selected rows in this step are noted, each once, and no others.
  *   (3) A slot was touched in this step or before.
  *
  * Threads: one at a time.  Memory: create/destroy.
@@ -65,7 +65,7 @@ void kvw_block_policy_landed(struct kvw_block_policy *cache, uint32_t slot);
 /* Drops all blocks from `block` on; none of them may be in a fetch. */
 void kvw_block_policy_drop(struct kvw_block_policy *cache, uint32_t block);
 
-/* Whether the block is under way to the slot. */
+/* Returns whether the block is being fetched into the slot. */
 bool kvw_block_policy_is_coming(const struct kvw_block_policy *cache,
                                 uint32_t slot,
                                 uint32_t block);

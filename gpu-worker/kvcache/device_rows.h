@@ -7,9 +7,9 @@
  * windowed to full reads missing rows from the store.
  *
  * Invariants, which kvw_device_rows_check() asserts:
- *   (1) The rows are whole or narrow, not both; neither only where memory was refused.
- *   (2) Whole: all rows of the session are there, and there is room for them.
- *   (3) Narrow: the ring holds the last `window` rows, unless a truncate has made it void.
+ *   (1) The rows are full or windowed, not both; neither only after memory ran out.
+ *   (2) Full: all rows of the session are present, and the buffers have room for them.
+ *   (3) Windowed: the ring holds the last `window` rows, unless a truncate has emptied it.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names and the store.
  */

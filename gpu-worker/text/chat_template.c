@@ -12,7 +12,7 @@ static const char template_key[] = "tokenizer.chat_template";
 struct kvw_chat_template {
     enum kvw_chat_family family;
     const struct kvw_tokenizer *tokenizer;
-    char *system; /* what kvw_chat_template_system() lends */
+    char *system; /* what kvw_chat_template_system() returns */
     size_t system_bytes;
 };
 
@@ -141,8 +141,8 @@ enum {
 static const struct family {
     const char *name;
     const char *sign;             /* what only this family's templates hold */
-    const char *marks[MARKS_MAX]; /* tokens that it takes */
-    bool bounds;                  /* it knows itself where BOS and EOS go, and needs them */
+    const char *marks[MARKS_MAX]; /* tokens that it needs */
+    bool bounds;                  /* it places BOS and EOS itself */
     size_t closing;               /* parts behind the last text: its end, the answer's begin */
     void (*write)(struct parts *parts,
                   const struct kvw_tokenizer *tokenizer,
@@ -165,7 +165,7 @@ enum {
 };
 static_assert((int)N_FAMILIES == (int)KVW_CHAT_LLAMA3 + 1, "a row's place is its family");
 
-/* --- Recognising --- */
+/* --- Recognizing --- */
 
 static const char *find(struct kvw_text text, const char *string)
 {

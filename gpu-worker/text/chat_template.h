@@ -1,16 +1,16 @@
 /* chat_template.h - a conversation as the tokens that a model was trained on.
  *
  * A GGUF file carries its template as a program in Jinja.  It is not run: three families are
- * told apart by the marks that they use, and written here as they are published.
+ * recognized by their marks, and implemented here as published.
  *
  *   chatml  <|im_start|>ROLE\nTEXT<|im_end|>\n ...              <|im_start|>assistant\n
  *   llama2  BOS [INST] <<SYS>>\nTEXT\n<</SYS>>\n\nTEXT [/INST] TEXT EOS ...
  *   llama3  BOS <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|> ...
  *           <|start_header_id|>assistant<|end_header_id|>\n\n
  *
- * The llama families trim white space around each text, chatml does not.  A chatml template
- * that puts a system message of its own where the conversation has none (SmolLM2, Qwen2) has it
- * read out of the template; dates, tools and the like are not supported.
+ * The llama families trim white space around each text, chatml does not.  If a chatml template
+ * has a default system message (SmolLM2, Qwen2), it is read from the template; dates, tools and
+ * the like are not supported.
  *
  * Only the marks can become control tokens: a mark that a user types is text.
  *
@@ -29,11 +29,11 @@ enum kvw_chat_family {
 
 struct kvw_chat_template;
 
-/* Recognises the file's tokenizer.chat_template, or takes the family that `name` names
- * ("chatml", "llama2", "llama3"; NULL: as the file says).  The marks must be tokens of this
- * tokenizer (llama2: BOS and EOS must be known), which the template keeps, as it does the file.
+/* Recognizes the file's tokenizer.chat_template, or uses the family called `name`
+ * ("chatml", "llama2", "llama3"; NULL: as in the file).  The marks must be tokens of this
+ * tokenizer (llama2: it must have BOS and EOS).  The template keeps tokenizer and file.
  * KV_NOT_FOUND: the file has no template.  KV_UNSUPPORTED: it is of none of these families, or
- * the tokenizer lacks a mark. KV_INVALID: `name` is no family, or the key is no text.
+ * the tokenizer lacks a mark.  KV_INVALID: `name` is not a family, or the key is not a text.
  * KV_NO_MEMORY.  On failure `detail` gets one line as in kvw_gguf_open(). */
 kv_status_t kvw_chat_template_create(const struct kvw_gguf *gguf,
                                      const struct kvw_tokenizer *tokenizer,
@@ -49,7 +49,7 @@ enum kvw_chat_family kvw_chat_template_family(const struct kvw_chat_template *ch
 /* "chatml" */
 const char *kvw_chat_template_name(const struct kvw_chat_template *chat);
 
-/* What the model is told where the conversation has no system message; no bytes: nothing. */
+/* The system message for conversations without one; no bytes: none. */
 struct kvw_text kvw_chat_template_system(const struct kvw_chat_template *chat);
 
 enum kvw_chat_role {
@@ -66,17 +66,18 @@ struct kvw_chat_message {
 
 /* Encodes a conversation up to where the assistant's next answer begins.  A system message may
  * only come first, then user and assistant take turns, the user first and last; KV_INVALID
- * otherwise. Pass the whole conversation each time: its tokens begin with those of the turns
- * before wherever the tokenizer gives an answer's text the tokens that the model chose. Gives
- * *ret_tokens (*ret_count), free it with free().  KV_TOO_LARGE, KV_NO_MEMORY as encoding. */
+ * otherwise. Pass the whole conversation each time: its tokens begin with those of earlier
+ * turns, unless the tokenizer encodes an answer differently than the model sampled it.
+ * Transfers *ret_tokens (*ret_count; free with free()).  Fails with KV_TOO_LARGE or
+ * KV_NO_MEMORY as kvw_tokenizer_encode_parts(). */
 kv_status_t kvw_chat_template_encode(const struct kvw_chat_template *chat,
                                      const struct kvw_chat_message *messages,
                                      size_t n_messages,
                                      uint32_t **ret_tokens,
                                      size_t *ret_count);
 
-/* The same up to the end of the last text, whose turn stays open: what comes next goes on with
- * what the user says. */
+/* The same up to the end of the last text, whose turn stays open: the next tokens continue it.
+ */
 kv_status_t kvw_chat_template_encode_open(const struct kvw_chat_template *chat,
                                           const struct kvw_chat_message *messages,
                                           size_t n_messages,

@@ -75,7 +75,7 @@ static bool add_hit(struct kvw_tokenizer_cut *cut, size_t begin, uint32_t token)
     return true;
 }
 
-/* Where the taken bytes end that are the last of these, or `begin` if none is taken. */
+/* Returns the end of the last taken byte of these, or `begin` if none is taken. */
 static size_t last_taken(const struct kvw_tokenizer_cut *cut, size_t begin, size_t end)
 {
     const unsigned char *last = memrchr(cut->taken + begin, 1, end - begin);

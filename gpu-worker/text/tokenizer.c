@@ -36,7 +36,7 @@ static kv_status_t read_flag(const struct kvw_gguf *gguf,
     return KV_OK;
 }
 
-/* `*token` stays what it is where the file does not say. */
+/* Leaves `*token` unchanged if the file does not have the key. */
 static kv_status_t read_id(const struct kvw_tokenizer *tokenizer,
                            const struct kvw_gguf *gguf,
                            const char *key,
@@ -304,7 +304,7 @@ kvw_tokenizer_piece(const struct kvw_tokenizer *tokenizer, uint32_t token, bool 
 
 /* --- Encoding --- */
 
-/* The text between two tokens that were cut out.  SentencePiece puts a space before each. */
+/* Encodes the text between two special tokens.  SentencePiece puts a space before each. */
 static kv_status_t encode_text(const struct kvw_tokenizer *tokenizer,
                                const struct kvw_tokenizer_cut *cut,
                                size_t begin,

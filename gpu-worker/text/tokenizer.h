@@ -1,4 +1,4 @@
-/* tokenizer.h - text to tokens and back, with the tokenizer that a GGUF file brings.
+/* tokenizer.h - text to tokens and back, with the tokenizer of a GGUF file.
  *
  * Two kinds (tokenizer.ggml.model), which give the ids that llama.cpp gives for the same file:
  *   gpt2   byte-level BPE: text is split by the pattern that tokenizer.ggml.pre names
@@ -27,8 +27,8 @@
 
 struct kvw_tokenizer;
 
-/* Checks all that the file says about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
- * that is not known.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure
+/* Checks everything in the file about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
+ * that is not supported.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure
  * `detail` gets one line as in kvw_gguf_open(). */
 kv_status_t kvw_tokenizer_create(const struct kvw_gguf *gguf,
                                  struct kvw_tokenizer **ret_tokenizer,
@@ -45,14 +45,13 @@ const char *kvw_tokenizer_pre(const struct kvw_tokenizer *tokenizer);
 /* Tokens are 0 to this - 1. */
 uint32_t kvw_tokenizer_n_tokens(const struct kvw_tokenizer *tokenizer);
 
-/* KVW_TOKEN_NONE: the file names none. */
+/* KVW_TOKEN_NONE: the file has none. */
 int32_t kvw_tokenizer_bos(const struct kvw_tokenizer *tokenizer);
 int32_t kvw_tokenizer_eos(const struct kvw_tokenizer *tokenizer);
 
 /* True for tokens that end an answer: the file's end of text, turn or message (keys
  * tokenizer.ggml.eos_token_id, eot_token_id, eom_token_id), and those known by their names,
- * such as
- * `<|im_end|>`.  Any number may be asked. */
+ * such as `<|im_end|>`.  `token` may be any number. */
 bool kvw_tokenizer_is_end(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
 /* token < kvw_tokenizer_n_tokens() */
@@ -66,25 +65,25 @@ int32_t
 kvw_tokenizer_find(const struct kvw_tokenizer *tokenizer, const char *text, size_t bytes);
 
 /* The bytes that the token stands for in text.  They may begin or end inside of a character
- * (see utf8_stream.h).  Control and unknown tokens stand for nothing, or for their spelling if
+ * (see utf8_stream.h).  Control and unknown tokens have no bytes, or their spelling if
  * `special` is set.  SentencePiece texts begin with a space that the tokenizer put there:
  * whoever prints a text from its first token on drops it if kvw_tokenizer_adds_space(). */
 struct kvw_text
 kvw_tokenizer_piece(const struct kvw_tokenizer *tokenizer, uint32_t token, bool special);
 bool kvw_tokenizer_adds_space(const struct kvw_tokenizer *tokenizer);
 
-/* A stretch of text.  `special`: control tokens spelled in it are meant as such.  What a user
- * typed has it off, so that no typed text can end a turn. */
+/* A stretch of text.  `special`: control tokens spelled in it count as tokens.  Off for what a
+ * user typed, so that no typed text can end a turn. */
 struct kvw_text_part {
     const char *text;
     size_t bytes;
     bool special;
 };
 
-/* Encodes parts that lie one behind the other as one text; tokens other than control tokens may
- * span two parts.  `bounds`: with the tokens that the file wants at the begin and end of a text
- * (add_bos_token, add_eos_token).  Gives *ret_tokens (*ret_count), free it with free(); it is
- * never NULL.  The time is that of sorting the text's bytes, whatever they are.  KV_TOO_LARGE:
+/* Encodes consecutive parts as one text; tokens other than control tokens may span two parts.
+ * `bounds`: with the tokens that the file requires at the beginning and end of a text
+ * (add_bos_token, add_eos_token).  Transfers *ret_tokens (*ret_count; free with free()), which
+ * is never NULL.  Takes O(n log n) time for any text of n bytes.  KV_TOO_LARGE:
  * more than 2^28 bytes.  KV_NO_MEMORY. */
 kv_status_t kvw_tokenizer_encode_parts(const struct kvw_tokenizer *tokenizer,
                                        const struct kvw_text_part *parts,

@@ -1,4 +1,4 @@
-/* utf8_stream.h - passes bytes on in whole UTF-8 characters, as they come.
+/* utf8_stream.h - turns a stream of bytes into whole UTF-8 characters.
  *
  * A token may end inside of a character: what is incomplete waits for the next push.  Bytes
  * that cannot belong to a character come out as U+FFFD, one for each longest run that could

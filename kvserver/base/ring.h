@@ -4,10 +4,11 @@
  * pointer and releases the slot's number; the consumer acquires it.  It takes no locks.  A
  * push to a full ring fails.
  *
- * Invariants, which kv_ring_check() asserts: (1) The number of slots is a power of two, at
- *   least 2.  (2) The ring has at most as many pointers as slots.  (3) The slots of the
- *   positions that were pushed and not popped say so and hold a pointer; all
- *       others are free for the next push of their position.
+ * Invariants, which kv_ring_check() asserts:
+ *   (1) The number of slots is a power of two, at least 2.
+ *   (2) The ring has at most as many pointers as slots.
+ *   (3) The slots of the positions that were pushed and not popped say so and hold a pointer;
+ *       all others are free for the next push of their position.
  *
  * Threads: push from any thread, pop from one.  Memory: kv_ring_create() / kv_ring_destroy();
  * the ring does not own what the pointers refer to.

@@ -4,7 +4,7 @@
  *
  *   few tokens    parts are (kv head, run); folded when all are done
  *   many tokens   parts are (kv head, some queries); each folds its runs as it goes
- *   chosen rows   as few tokens, over the sequence of the chosen rows
+ *   selected rows as few tokens, over the sequence of the selected rows
  *
  * All do the same sums in the same order: a token's result does not depend on its company. The
  * query heads of one kv head are computed together: its rows are read once for all of them. */
@@ -345,15 +345,14 @@ void kvw_cpu_rows_attend(struct kvw_device *device,
     }
 }
 
-/* ---- one token, chosen rows ---- */
+/* ---- one token, selected rows ---- */
 
 static const char *run_data(const struct kvw_row_run *run)
 {
     return ((const struct kvw_cpu_buffer *)run->buffer)->data;
 }
 
-/* Rows first .. first + RUN - 1 of a head's chosen ones; what does not lie together is brought
- * together. */
+/* Attends to up to RUN of a head's selected rows, gathered if they are not contiguous. */
 static void chosen_run(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;

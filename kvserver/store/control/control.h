@@ -9,21 +9,19 @@
  * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
  *
  * Invariants, which kvs_control_check() asserts between two steps:
- *   (1) The calls in the list are as many as are counted; every link back is the reverse of a
+ *   (1) The number of calls in the list is the one counted; every link back is the reverse of a
  *       link forward.
- *   (2) A session is busy while one call is at it, as its session or as the child, and only
- *       then.
- *   (3) The sessions in use are those in the map, each under its id, and as many as are
- *       counted.
+ *   (2) A session is busy exactly while one call changes it, as its session or as the child.
+ *   (3) The sessions in use are those in the map, each under its id, and they are counted.
  *   (4) A session's generation is one more than the operations in its log; these are of the
  *       generations before it, one each, and no two are the same operation.
  *   (5) A session has writers, as writers.h says that they are; one not in use has none.
  *   (6) A model counts the sessions that use it, and has none while it is being saved; no two
  *       models are the same.
- *   (7) Credits that are granted and those that are not are all that there are requests for; a
- *       client has what is sure, and not more than the configuration says.
- *   (8) A client that is being opened has its hello under way; one that data threads were asked
- *       to close, a goodbye.  No two that are open are the same.
+ *   (7) Guaranteed, granted and spare credits add up to the number of requests; a client has at
+ *       least the guaranteed credits, and no more than the configuration says.
+ *   (8) A client that is being opened has a hello in progress; one that data threads are
+ *       closing, a goodbye.  No two open clients are the same.
  *
  * Threads: the control thread, except where stated otherwise.
  */

@@ -15,31 +15,31 @@
  * Every request of a well-behaved client gets a reply.
  *
  * Invariants, which kvs_shard_check() asserts between two steps, of clients and requests:
- *   (1) The requests that the pool has lent are those in the lists of clients, under which each
- *       counts; every link back is the reverse of a link forward, in these lists and in all
- *       queues.
+ *   (1) The requests in use in the pool are those in the lists of clients, and each client
+ *       counts its own; every link back is the reverse of a link forward, in these lists and
+ *       in all queues.
  *   (2) A request that waits or is queued is in one list or queue, that of its state and its
  *       priority; any other is in none.  None is left in between.
- *   (3) Bodies and staging buffers that are lent are the requests' or, bodies, those of
- *       requests that are still coming; each client counts its own, and has not more than it
- *       may.
+ *   (3) Bodies and staging buffers in use belong to requests, or, bodies only, to requests that
+ *       are still arriving; each client counts its own, and has no more than it may.
  *   (4) There are requests for all credits that clients were granted, and no client has more
  *       requests than credits.
- *   (5) A request has sends under way when it is SENDING, and only then; what it has pinned is.
+ *   (5) A request has outstanding sends when it is SENDING, and only then; what it has pinned
+ *       is pinned.
  *   (6) No request has to be looked at before its client is (`due_us`).
- *   (7) A client has a channel while it is open, and nothing of it is under way when it is
+ *   (7) A client has a channel while it is open, and nothing of it is in progress when it is
  *       free.
- * and kvs_shard_check_memory() of what lies in memory:
+ * and kvs_shard_check_memory() asserts, of what is in memory:
  *   (8) The pools, the arena, the segment store, objects, codebooks and index jobs are sound by
  *       their own checks.
  *   (9) A session's units are those that placement gives this thread, each in its place, and
- *       sound; one that is not in use has none, unless a command is at it.
- *  (10) Rows are reserved for transfers under way alone; a unit's transfers, and the puts that
- *       are to come, are those of requests.
- *  (11) A segment has as many refs as units have it, and as many pins as requests and jobs;
- *       none is anybody's that the store does not count, and none that it counts is nobody's.
- *  (12) The bad rows of all segments are as many as the store counts.
- *  (13) A codebook has as many refs as segments have its codes, and jobs it.
+ *       sound; one that is not in use has none, unless a command is changing it.
+ *  (10) Rows are reserved only for outstanding transfers; a unit counts exactly the transfers
+ *       and the coming puts of requests.
+ *  (11) A segment has one ref per unit that has it, and one pin per request and job that pins
+ *       it; the store counts exactly the segments that somebody has.
+ *  (12) The store counts the bad rows of all segments.
+ *  (13) A codebook has one ref per segment with its codes, and per job that has it.
  *
  * Threads: everything here belongs to the data thread, except `stats` and `sessions[].used_us`,
  * which any thread may read, and the two rings (control -> data -> control).

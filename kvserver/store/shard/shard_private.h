@@ -10,7 +10,7 @@
  *   command.c      commands of the control thread
  *   stats.c        gauges
  *   shard.c        creation, destruction, one step
- *   check.c        asserts that all books are right
+ *   check.c        asserts the invariants of shard.h
  */
 #ifndef KV_KVSERVER_STORE_SHARD_SHARD_PRIVATE_H
 #define KV_KVSERVER_STORE_SHARD_SHARD_PRIVATE_H
