@@ -72,10 +72,10 @@ void kvw_answer_token(struct kvw_answer *answer, uint32_t token)
 
 void kvw_answer_end(struct kvw_answer *answer)
 {
-    char summaries[64];
+    char tail[64];
 
-    if (kvw_utf8_stream_bytes(0) <= sizeof(summaries))
-        take(answer, summaries, kvw_utf8_stream_end(answer->stream, summaries));
+    if (kvw_utf8_stream_bytes(0) <= sizeof(tail))
+        take(answer, tail, kvw_utf8_stream_end(answer->stream, tail));
     if (!answer->worker->options->json) {
         fputc('\n', stdout);
         fflush(stdout);

@@ -358,11 +358,11 @@ INLINE void store8_bf16(void *at, __m256 v)
             const __m256 rest_x = _mm256_maskload_ps(x + i, tail_mask(n - i));                 \
                                                                                                \
             for (unsigned j = 0; j < count; j++) {                                             \
-                ELEMENT summaries[8] = {0};                                                    \
+                ELEMENT rest[8] = {0};                                                         \
                                                                                                \
-                memcpy(summaries, row + j * stride + i * sizeof(ELEMENT),                      \
-                       (n - i) * sizeof(summaries[0]));                                        \
-                acc[j] = _mm256_fmadd_ps(load8_##name(summaries), rest_x, acc[j]);             \
+                memcpy(rest, row + j * stride + i * sizeof(ELEMENT),                           \
+                       (n - i) * sizeof(rest[0]));                                             \
+                acc[j] = _mm256_fmadd_ps(load8_##name(rest), rest_x, acc[j]);                  \
             }                                                                                  \
         }                                                                                      \
         put_sums(acc, count, ret_products);                                                    \
@@ -387,11 +387,11 @@ INLINE void store8_bf16(void *at, __m256 v)
         for (; i + 8 <= n; i += 8)                                                             \
             _mm256_storeu_ps(ret_values + i, load8_##name(at + i));                            \
         if (i < n) {                                                                           \
-            ELEMENT summaries[8] = {0};                                                        \
+            ELEMENT rest[8] = {0};                                                             \
             float values[8];                                                                   \
                                                                                                \
-            memcpy(summaries, at + i, (n - i) * sizeof(summaries[0]));                         \
-            _mm256_storeu_ps(values, load8_##name(summaries));                                 \
+            memcpy(rest, at + i, (n - i) * sizeof(rest[0]));                                   \
+            _mm256_storeu_ps(values, load8_##name(rest));                                      \
             memcpy(ret_values + i, values, (n - i) * sizeof(values[0]));                       \
         }                                                                                      \
     }                                                                                          \
@@ -404,12 +404,12 @@ INLINE void store8_bf16(void *at, __m256 v)
         for (; i + 8 <= n; i += 8)                                                             \
             store8_##name(at + i, _mm256_loadu_ps(values + i));                                \
         if (i < n) {                                                                           \
-            ELEMENT summaries[8];                                                              \
+            ELEMENT rest[8];                                                                   \
             float rest_values[8] = {0};                                                        \
                                                                                                \
             memcpy(rest_values, values + i, (n - i) * sizeof(rest_values[0]));                 \
-            store8_##name(summaries, _mm256_loadu_ps(rest_values));                            \
-            memcpy(at + i, summaries, (n - i) * sizeof(summaries[0]));                         \
+            store8_##name(rest, _mm256_loadu_ps(rest_values));                                 \
+            memcpy(at + i, rest, (n - i) * sizeof(rest[0]));                                   \
         }                                                                                      \
     }                                                                                          \
                                                                                                \
