@@ -97,6 +97,14 @@ static void check_request(const struct kv_client *client, const struct kvc_reque
         assert(!request->has_bulk && request->deferred == NULL);
 }
 
+static bool is_of_request(const struct live *live, const struct kvc_message *message)
+{
+    for (uint32_t i = 0; i < live->n; i++)
+        if (live->at[i]->message == message)
+            return true;
+    return false;
+}
+
 static void check_messages(const struct kv_client *client, const struct live *live)
 {
     uint32_t n_large = 0, n_small = 0;
@@ -105,11 +113,13 @@ static void check_messages(const struct kv_client *client, const struct live *li
         if (live->at[i]->message != NULL)
             n_large += live->at[i]->message->is_large;
     for (const struct kvc_message *at = client->free_large; at != NULL; at = at->next) {
+        assert(!is_of_request(live, at));
         assert(at->is_large && !is_with_transport(at) && n_large < client->n_large);
         n_large++;
     }
     assert(n_large == client->n_large && n_large <= KVC_MESSAGES_LARGE_MAX);
     for (const struct kvc_message *at = client->free_small; at != NULL; at = at->next) {
+        assert(!is_of_request(live, at));
         assert(!at->is_large && !is_with_transport(at));
         n_small++;
         assert(n_small <= KVC_REQUESTS_MAX);

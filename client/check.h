@@ -25,8 +25,8 @@
  *   (9) A request that is not over is its owner's, or its node's ping; one that is over has no
  *       owner, and a send or a receive that is not over.
  *  (10) Its connection is one of its node's; its last id names its node and its slot.
- *  (11) Every large message buffer that was made is in a request or free; one that is free is
- *       not with the transport.
+ *  (11) Every large message buffer that was made is in a request or free, and never both; one
+ *       that is free is not with the transport.
  *  (12) A buffer is held by every request with it that is not released, and by every operation
  *       with it that has not ended.
  *
