@@ -246,8 +246,9 @@ KV_API kv_status_t kv_open_begin(struct kv_client *client,
  * its committed length.
  *
  * Fails with KV_NOT_FOUND if no such session exists, with KV_DENIED if it belongs to another
- * tenant, and with KV_STALE if a node missed more forks and truncates than the others have
- * logged. */
+ * tenant, with KV_STALE if a node missed more forks and truncates than the others have
+ * logged, and with KV_CONFLICT if two clients truncated it at once and each reached a part of
+ * the nodes. */
 KV_API kv_status_t kv_resume_begin(struct kv_client *client,
                                    const struct kv_ticket *ticket,
                                    uint32_t deadline_ms,

@@ -114,8 +114,9 @@ merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const ch
     if (session->writers != NULL && reply->generation == session->generation &&
         !kv_writers_same(told, session->writers)) {
         free(told);
-        *ret_fault = "the nodes disagree on the session's writers";
-        return KV_INVALID;
+        *ret_fault = "the nodes disagree on the session's writers: two clients truncated it at "
+                     "once, and each reached a part of the nodes; close it";
+        return KV_CONFLICT;
     }
     free(session->writers);
     session->writers = told;

@@ -1445,6 +1445,9 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
         return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS);
     case KV_NOT_FOUND:
         return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
+    case KV_CONFLICT: /* truncates of two clients, each of which reached a part of the nodes */
+        return truth != NULL && task->kind == TASK_RESUME && truth->was_shared &&
+               truth->is_unclear;
     case KV_DENIED: /* its place is another session's by now */
         return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
     case KV_STALE:
