@@ -196,12 +196,22 @@ static kv_status_t make_clients(void)
     return KV_OK;
 }
 
+/* Sixteen sessions fit: if one does not, the reason is memory. */
+static void expect_reason(kv_status_t status)
+{
+    const char *detail = kv_client_detail(run.sides[0].client);
+
+    if (status != KV_OK && strstr(detail, "too many sessions") != NULL)
+        die("out of memory is reported as", detail);
+}
+
 static kv_status_t open_session(void)
 {
     struct kv_op *op = NULL;
     const kv_status_t status =
         outcome(kv_open_begin(run.sides[0].client, &run.model, NULL, 0, &op), &op);
 
+    expect_reason(status);
     if (status != KV_OK)
         return status;
     run.session = kv_op_session(op);
@@ -363,6 +373,7 @@ static kv_status_t fork_session(void)
     struct kv_op *op = NULL;
     const kv_status_t status = outcome(kv_fork_begin(run.session, FORKED_AT, 0, &op), &op);
 
+    expect_reason(status);
     if (status != KV_OK)
         return take_up(status, &run.session);
     run.fork = kv_op_session(op);

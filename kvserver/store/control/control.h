@@ -263,10 +263,13 @@ void kvs_control_call_end(struct kvs_control_call *call);
 
 /* ---- sessions.c ---- */
 
-/* Returns NULL if all places are in use, or out of memory. */
-struct kvs_session *kvs_session_create(struct kvs_control *control,
-                                       const struct kv_id128 *id,
-                                       struct kvs_model *model);
+/* Fails with KV_BUSY if all places are in use, and with KV_NO_MEMORY. */
+kv_status_t kvs_session_create(struct kvs_control *control,
+                               const struct kv_id128 *id,
+                               struct kvs_model *model,
+                               struct kvs_session **ret_session);
+/* Refuses the call for the status with which kvs_session_create() failed. */
+void kvs_session_refuse(struct kvs_control_call *call, const char *what, kv_status_t status);
 void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session);
 /* Makes every data thread close its shard session.  `why` is what late requests are told. */
 void kvs_session_close(struct kvs_control_call *call,

@@ -136,11 +136,11 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
         kvs_control_refuse(call, KV_DRAINING, "fork: node is draining");
         return;
     }
-    struct kvs_session *child =
-        kvs_session_create(control, &call->log_entry.child_id, session->model);
-    if (child == NULL) {
-        kvs_control_refuse(call, KV_BUSY, "fork: too many sessions: %u are open",
-                           control->n_sessions);
+    struct kvs_session *child;
+    kv_status_t status =
+        kvs_session_create(control, &call->log_entry.child_id, session->model, &child);
+    if (status != KV_OK) {
+        kvs_session_refuse(call, "fork", status);
         return;
     }
     child->writers =

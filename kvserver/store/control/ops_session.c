@@ -222,6 +222,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     struct kvs_control *control = call->control;
     const Kvpb__Placement *placement = request->placement;
     struct kv_id128 id, token, fingerprint;
+    kv_status_t status;
 
     if (!kvs_pb_get_id(&request->session_id, &id) || !kvs_pb_get_id(&request->token, &token) ||
         !kvs_pb_get_id(&request->fingerprint, &fingerprint) || placement == NULL ||
@@ -257,10 +258,9 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         kvs_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
-    session = kvs_session_create(control, &id, known);
-    if (session == NULL) {
-        kvs_control_refuse(call, KV_BUSY, "open: too many sessions: %u are open",
-                           control->n_sessions);
+    status = kvs_session_create(control, &id, known, &session);
+    if (status != KV_OK) {
+        kvs_session_refuse(call, "open", status);
         return;
     }
     session->writers = kv_writers_create(NULL, 0, request->writer);

@@ -3,9 +3,10 @@
 
 #include <stdlib.h>
 
-struct kvs_session *kvs_session_create(struct kvs_control *control,
-                                       const struct kv_id128 *id,
-                                       struct kvs_model *model)
+kv_status_t kvs_session_create(struct kvs_control *control,
+                               const struct kv_id128 *id,
+                               struct kvs_model *model,
+                               struct kvs_session **ret_session)
 {
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
         struct kvs_session *session = &control->sessions[i];
@@ -13,15 +14,25 @@ struct kvs_session *kvs_session_create(struct kvs_control *control,
         if (session->used)
             continue;
         if (!kv_map_set(control->session_of_id, id, session))
-            return NULL;
+            return KV_NO_MEMORY;
         *session = (struct kvs_session){
             .used = true, .busy = true, .index = i, .id = *id, .model = model, .generation = 1};
         model->n_sessions++;
         control->n_sessions++;
         atomic_store(&control->n_sessions_seen, control->n_sessions);
-        return session;
+        *ret_session = session;
+        return KV_OK;
     }
-    return NULL;
+    return KV_BUSY;
+}
+
+void kvs_session_refuse(struct kvs_control_call *call, const char *what, kv_status_t status)
+{
+    if (status == KV_BUSY)
+        kvs_control_refuse(call, status, "%s: too many sessions: %u are open", what,
+                           call->control->n_sessions);
+    else
+        kvs_control_refuse(call, status, "%s: out of memory", what);
 }
 
 void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session)

@@ -303,8 +303,7 @@ static void open_session(void)
     const struct kv_id128 id = {.bytes = {7}};
 
     control->models[control->n_models++] = &model;
-    session = kvs_session_create(control, &id, &model);
-    if (session == NULL)
+    if (kvs_session_create(control, &id, &model, &session) != KV_OK)
         _exit(3);
     session->busy = false;
     session->n_nodes = 1;
