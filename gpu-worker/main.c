@@ -16,26 +16,26 @@ static const struct command {
     int (*run)(struct kvw_context *worker);
 } commands[] = {
     {"info", KVW_COMMAND_INFO, "show what a model file contains and how many tokens fit",
-     "Shows what the file contains, the bytes of KV cache per token, and how many tokens fit\n"
-     "into memory and store.",
+     "Shows what the file contains, the bytes of KV cache per token, and how many\n"
+     "tokens fit into memory and store.",
      kvw_info_run},
     {"generate", KVW_COMMAND_GENERATE, "answer one prompt",
-     "Streams the answer to stdout, then prints timing and traffic to stderr.  Ctrl-C ends "
-     "the\n"
-     "answer cleanly.",
+     "Streams the answer to stdout, then prints timing and traffic to stderr.\n"
+     "Ctrl-C ends the answer cleanly.",
      kvw_generate_run},
     {"chat", KVW_COMMAND_CHAT, "hold a conversation, one line at a time",
-     "Reads lines from standard input and answers them.  Ctrl-C ends the current answer;\n"
-     "between answers it ends the conversation, as Ctrl-D does.",
+     "Reads lines from standard input and answers them.  Ctrl-C ends the current\n"
+     "answer; between answers it ends the conversation, as Ctrl-D does.",
      kvw_chat_run},
     {"ask", KVW_COMMAND_ASK, "compare attention methods by questions about one long text",
-     "Puts needle sentences into the text and asks the model to complete each of them.  Each\n"
-     "method reads the text once; every question runs in a fork of that session.",
+     "Puts needle sentences into the text and asks the model to complete each of\n"
+     "them.  Each method reads the text once; every question runs in a fork of that\n"
+     "session.",
      kvw_ask_run},
     {"eval", KVW_COMMAND_EVAL, "measure the quality of attention methods on texts",
-     "Measures perplexity and recall over the text, without a chat template, and needle\n"
-     "sentences found, for each method, budget and seed.  Losses are relative to full "
-     "attention.",
+     "Measures perplexity and recall over the text, without a chat template, and\n"
+     "needle sentences found, for each method, budget and seed.  Losses are relative\n"
+     "to full attention.",
      kvw_eval_run},
     {"logits", KVW_COMMAND_LOGITS, "write the logits of all tokens at every position of a text",
      "Processes the prompt without a chat template.", kvw_logits_run},
@@ -73,10 +73,10 @@ static void print_help(void)
     for (unsigned i = 0; i < N_COMMANDS; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
     printf("\n"
-           "kvworker COMMAND --help lists the options of a command.  Options can also be set "
-           "in the\n"
-           "environment: KVWORKER_MODEL, KVWORKER_THREADS, ...  kvworker --version prints the\n"
-           "version.  Exit status: 0 success, 1 failure, 2 wrong usage or unusable input.\n");
+           "kvworker COMMAND --help lists the options of a command.  Options can also be\n"
+           "set in the environment: KVWORKER_MODEL, KVWORKER_THREADS, ...\n"
+           "kvworker --version prints the version.\n"
+           "Exit status: 0 success, 1 failure, 2 wrong usage or unusable input.\n");
 }
 
 static void print_command_help(const struct command *command, const struct kv_option *rows)

@@ -26,17 +26,20 @@ static const struct kv_option rows[] = {
      .default_text = "127.0.0.1:7400",
      .help = "HOST:PORT of the control port; port 0 picks a free port",
      .offset = FIELD(listen),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "HOST:PORT"},
     {.name = "metrics",
      .default_text = "127.0.0.1:7402",
      .help = "HOST:PORT of the HTTP server for /metrics, /health and /ready",
      .offset = FIELD(metrics),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "HOST:PORT"},
     {.name = "net-devices",
      .default_text = "",
      .help = "network devices for data, comma-separated; empty: those with the control address",
      .offset = FIELD(net_devices),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "NAME,..."},
     {.name = "transport",
      .default_text = "auto",
      .help = "transport for data; auto: shared memory on the same host, otherwise tcp",
@@ -58,7 +61,8 @@ static const struct kv_option rows[] = {
      .default_text = "",
      .help = "data directory; empty: $XDG_DATA_HOME/topkv or ~/.local/share/topkv",
      .offset = FIELD(dir),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "PATH"},
     {.name = "threads",
      .default_text = "0",
      .help = "number of data threads; 0: one per core",
@@ -69,7 +73,8 @@ static const struct kv_option rows[] = {
      .default_text = "",
      .help = "name shown in tables; empty: host name and port",
      .offset = FIELD(name),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "NAME"},
     {.name = "sessions",
      .default_text = "4096",
      .help = "maximum number of open sessions",
@@ -99,7 +104,8 @@ static const struct kv_option rows[] = {
      .offset = FIELD(lease_ms),
      .type = KV_CONFIG_UINT,
      .min = 100,
-     .max = 7 * 24 * 3600 * 1000u},
+     .max = 7 * 24 * 3600 * 1000u,
+     .value = "MS"},
     {.name = "log-level",
      .default_text = "info",
      .help = "log level",
@@ -167,24 +173,26 @@ static bool take_actions(struct actions *actions, int *argc, char **argv)
 
 static void print_help(void)
 {
-    printf(
-        "Usage: kvserver [OPTION]...\n"
-        "\n"
-        "A TopKV storage node.  Stores the KV caches of language models in memory and serves\n"
-        "attention queries over them.  Without options it listens on localhost only.\n"
-        "\n");
+    printf("Usage: kvserver [OPTION]...\n"
+           "\n"
+           "A TopKV storage node.  Stores the KV caches of language models in memory and\n"
+           "serves attention queries over them.  Without options it listens on localhost\n"
+           "only.\n"
+           "\n");
     kv_config_help(rows, stdout);
-    printf(
-        "\n"
-        "  --config FILE    read options from FILE (name = value); the command line and then\n"
-        "                   the environment (KVSERVER_NAME) take precedence over it\n"
-        "  --print-config   print the options in effect in that format and exit\n"
-        "  --list-ops       print the operations that the node supports and exit\n"
-        "  --help           print this help and exit\n"
-        "  --version        print the version and exit\n"
-        "\n"
-        "Once it serves, it prints one line: ready control=HOST:PORT metrics=HOST:PORT ...\n"
-        "SIGTERM or SIGINT drains the node and exits; a second signal exits immediately.\n");
+    printf("\n"
+           "  --config FILE    read options from FILE, in lines `name = value`; environment\n"
+           "                   variables (KVSERVER_THREADS, ...) take precedence over it,\n"
+           "                   and the command line over both\n"
+           "  --print-config   print the options in effect in that format and exit\n"
+           "  --list-ops       print the operations that the node supports and exit\n"
+           "  --help           print this help and exit\n"
+           "  --version        print the version and exit\n"
+           "\n"
+           "Once it serves, it prints one line:\n"
+           "  ready control=HOST:PORT metrics=HOST:PORT ...\n"
+           "SIGTERM or SIGINT drains the node and exits; a second signal exits\n"
+           "immediately.\n");
 }
 
 static bool load_options(const struct actions *actions,

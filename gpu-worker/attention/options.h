@@ -57,6 +57,7 @@ struct kvw_method_option {
     const char *help;     /* NULL: the command has an option of this name itself */
     const char *expected; /* its valid values, for messages */
     const char *choices;  /* all values, "lru|lfu|off"; NULL: not a list */
+    const char *value;    /* what help calls the value, "N|auto"; NULL: by `choices` */
     bool is_flag;         /* takes no value on a command line: `value` is "yes" */
     bool is_budget;       /* limits how many rows a step attends to */
     /* false: not a valid value */

@@ -12,8 +12,8 @@ enum {
     LINE_BYTES = 2048, /* of a file: the longest name and value, each byte escaped, and more */
     WHERE_BYTES = 1024,
     NAME_BYTES = 128, /* of an environment variable */
-    HELP_COLUMNS = 96,
-    HELP_INDENT_MAX = 36,
+    HELP_COLUMNS = 80,
+    HELP_INDENT_MAX = 30,
 };
 
 static const char size_units[] = "KMGTPE";
@@ -183,7 +183,7 @@ static kv_status_t set_number(const struct kv_option *option,
 
     if (is_size ? !kv_config_parse_size(text, &number) : !parse_uint(text, &number))
         return refuse(detail, detail_bytes, "%s: not a %s: %s", where,
-                      is_size ? "size" : "number", text);
+                      is_size ? "size such as 512M or 1.5G" : "number", text);
     if (number >= option->min && (option->max == 0 || number <= option->max)) {
         *field = number;
         return KV_OK;
@@ -444,22 +444,29 @@ kv_status_t kv_config_environment(const struct kv_option *rows,
     return KV_OK;
 }
 
-/* Prints wrapped words from `column` on; later lines begin with `lead` and blanks up to
- * `indent`.  Returns the column after the last word. */
+/* Prints one word after `column`, on a new line if it does not fit: that begins with `lead` and
+ * blanks up to `indent`.  Returns the column after the word. */
+static size_t put_word(
+    FILE *out, const char *word, size_t bytes, size_t column, const char *lead, size_t indent)
+{
+    if (column > indent && column + 1 + bytes > HELP_COLUMNS) {
+        fprintf(out, "\n%-*s", (int)indent, lead);
+        column = indent;
+    } else if (column > indent) {
+        fputc(' ', out);
+        column++;
+    }
+    fwrite(word, 1, bytes, out);
+    return column + bytes;
+}
+
+/* Prints words that are separated by blanks.  Returns the column after the last. */
 static size_t wrap(FILE *out, const char *words, size_t column, const char *lead, size_t indent)
 {
     while (*words != '\0') {
         size_t bytes = strcspn(words, " ");
 
-        if (column > indent && column + 1 + bytes > HELP_COLUMNS) {
-            fprintf(out, "\n%-*s", (int)indent, lead);
-            column = indent;
-        } else if (column > indent) {
-            fputc(' ', out);
-            column++;
-        }
-        fwrite(words, 1, bytes, out);
-        column += bytes;
+        column = put_word(out, words, bytes, column, lead, indent);
         words += bytes;
         words += strspn(words, " ");
     }
@@ -468,6 +475,8 @@ static size_t wrap(FILE *out, const char *words, size_t column, const char *lead
 
 static const char *value_word(const struct kv_option *option)
 {
+    if (option->value != NULL)
+        return option->value;
     switch (option->type) {
     case KV_CONFIG_STRING:
         return option->choices != NULL ? option->choices : "TEXT";
@@ -490,6 +499,7 @@ static size_t option_columns(const struct kv_option *option)
 
 void kv_config_help(const struct kv_option *rows, FILE *out)
 {
+    bool has_size = false;
     size_t indent = 0;
 
     for (const struct kv_option *option = rows; option->name != NULL; option++) {
@@ -504,6 +514,7 @@ void kv_config_help(const struct kv_option *rows, FILE *out)
 
         if (rows->help == NULL)
             continue;
+        has_size = has_size || rows->type == KV_CONFIG_SIZE;
         fprintf(out, "  --%s%s%s", rows->name, *value != '\0' ? " " : "", value);
         if (column + 2 >
             indent) { /* too long for its column: the help begins on the next line */
@@ -514,13 +525,17 @@ void kv_config_help(const struct kv_option *rows, FILE *out)
         column = wrap(out, rows->help, indent, "", indent);
         if (rows->type != KV_CONFIG_FLAG && rows->default_text != NULL &&
             rows->default_text[0] != '\0') {
-            char default_text[KV_CONFIG_STRING_BYTES + 16];
+            char text[KV_CONFIG_STRING_BYTES + 16];
 
-            snprintf(default_text, sizeof(default_text), "(default: %s)", rows->default_text);
-            wrap(out, default_text, column, "", indent);
+            snprintf(text, sizeof(text), "(default: %s)", rows->default_text);
+            put_word(out, text, strlen(text), column, "", indent);
         }
         fputc('\n', out);
     }
+    if (has_size)
+        fputs(
+            "\nSIZE: a number of bytes, or with K, M, G or T in powers of 1024: 512M, 1.5G.\n",
+            out);
 }
 
 static void print_string(const char *text, FILE *out)

@@ -35,6 +35,7 @@ struct kv_option {
     enum kv_config_type type;
     uint64_t min, max;   /* numbers: bounds, both allowed; max 0: none */
     const char *choices; /* strings: "auto|tcp|shm", or NULL for any */
+    const char *value;   /* what help calls the value, "FILE"; NULL: as type and choices say */
 };
 
 /* Fills `options` with the defaults. */
@@ -66,7 +67,8 @@ kv_status_t kv_config_environment(const struct kv_option *rows,
                                   char *detail,
                                   size_t detail_bytes);
 
-/* Prints `  --name VALUE   help (default: ...)`, wrapped at 96 columns. */
+/* Prints `  --name VALUE   help (default: ...)`, wrapped at 80 columns; and what a SIZE is, if
+ * an option takes one. */
 void kv_config_help(const struct kv_option *rows, FILE *out);
 
 /* Prints a file that kv_config_file() can read: each option with its value, its help as

@@ -475,12 +475,11 @@ int bench_prefill_peer(const char *address, const char *transport)
 }
 
 const struct bench_load bench_query_loads[] = {
-    {"query.smollm2", "751 of 8,192 tokens for 9 query heads: codes, rerank 4, rows", run_query,
+    {"query.smollm2", "751 of 8,192 tokens, 9 query heads: codes, rerank 4, rows", run_query,
      0},
     {"query.smollm2.ids", "the same, ids alone", run_query, 0},
     {"query.smollm2.attend", "the same, attention over the rows", run_query, 0},
-    {"query.8b", "256 of 16,384 tokens for 32 query heads: codes, rerank 4, rows", run_query,
-     0},
+    {"query.8b", "256 of 16,384 tokens, 32 query heads: codes, rerank 4, rows", run_query, 0},
     {"query.8b.ids", "the same, ids alone", run_query, 0},
     {"query.8b.attend", "the same, attention over the rows", run_query, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_busy, 0},

@@ -54,12 +54,14 @@ static const struct kv_option rows[] = {
      .default_text = "",
      .help = "path of kvserver; empty: the one of the same build",
      .offset = FIELD(kvserver),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "FILE"},
     {.name = "mooncake",
      .default_text = "",
      .help = "Python that has Mooncake (install_mooncake.sh): objects are compared with it",
      .offset = FIELD(mooncake),
-     .type = KV_CONFIG_STRING},
+     .type = KV_CONFIG_STRING,
+     .value = "FILE"},
     {.name = "json",
      .help = "one JSON object per line",
      .offset = FIELD(json),
@@ -102,9 +104,9 @@ static void print_help(void)
 {
     printf("Usage: kv_bench NAME... [OPTION]...\n"
            "\n"
-           "Starts nodes, loads them and compares with what the same machine can do at best.\n"
-           "NAME is a load, the first word of some (put, rpc), or all; `kernels pq` is "
-           "kernels.pq:\n"
+           "Starts nodes, loads them and compares with what the same machine can do at\n"
+           "best.  NAME is a load, the first word of some (put, rpc), or all; `kernels pq`\n"
+           "is kernels.pq:\n"
            "\n");
     print_list(stdout);
     printf("\n");

@@ -85,7 +85,7 @@ static void kvserver_says_what_is_wrong(void **state)
          .says = "option: --threads: not in 0..64: 65"},
         {.options = {"--memory", "much"},
          .status = 2,
-         .says = "option: --memory: not a size: much"},
+         .says = "option: --memory: not a size such as 512M or 1.5G: much"},
         {.options = {"--transport", "carrier"},
          .status = 2,
          .says = "not one of auto|tcp|shm: carrier"},

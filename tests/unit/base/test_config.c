@@ -25,19 +25,42 @@ struct options {
 
 #define AT(field) offsetof(struct options, field)
 static const struct kv_option rows[] = {
-    {"listen", "127.0.0.1:7440", "address of the control plane", AT(listen), KV_CONFIG_STRING,
-     0, 0, NULL},
-    {"transport", "auto",
-     "what carries the data; a help text that is so long that it has to be "
-     "broken into more than one line of the output",
-     AT(transport), KV_CONFIG_STRING, 0, 0, "auto|tcp|shm"},
-    {"memory-max", "1G", "memory for blocks", AT(memory), KV_CONFIG_SIZE, 1 << 20, 1ull << 40,
-     NULL},
-    {"workers", "2", NULL, AT(threads), KV_CONFIG_UINT, 1, 64, NULL}, /* an old name */
-    {"threads", "2", "data threads", AT(threads), KV_CONFIG_UINT, 1, 64, NULL},
-    {"seed", NULL, "of the generator", AT(seed), KV_CONFIG_UINT, 0, 0, NULL},
-    {"verbose", NULL, "say more", AT(verbose), KV_CONFIG_FLAG, 0, 0, NULL},
-    {NULL, NULL, NULL, 0, KV_CONFIG_STRING, 0, 0, NULL},
+    {.name = "listen",
+     .default_text = "127.0.0.1:7440",
+     .help = "address of the control plane",
+     .offset = AT(listen),
+     .type = KV_CONFIG_STRING,
+     .value = "HOST:PORT"},
+    {.name = "transport",
+     .default_text = "auto",
+     .help = "what carries the data; a help text that is so long that it has to be broken into "
+             "more than one line of the output",
+     .offset = AT(transport),
+     .type = KV_CONFIG_STRING,
+     .choices = "auto|tcp|shm"},
+    {.name = "memory-max",
+     .default_text = "1G",
+     .help = "memory for blocks",
+     .offset = AT(memory),
+     .type = KV_CONFIG_SIZE,
+     .min = 1 << 20,
+     .max = 1ull << 40},
+    {.name = "workers", /* an old name */
+     .default_text = "2",
+     .offset = AT(threads),
+     .type = KV_CONFIG_UINT,
+     .min = 1,
+     .max = 64},
+    {.name = "threads",
+     .default_text = "2",
+     .help = "data threads",
+     .offset = AT(threads),
+     .type = KV_CONFIG_UINT,
+     .min = 1,
+     .max = 64},
+    {.name = "seed", .help = "of the generator", .offset = AT(seed), .type = KV_CONFIG_UINT},
+    {.name = "verbose", .help = "say more", .offset = AT(verbose), .type = KV_CONFIG_FLAG},
+    {.name = NULL},
 };
 
 static struct options options;
@@ -159,8 +182,9 @@ static void errors_of_arguments(void **state)
         {"--threads=0", "option: --threads: not in 1..64: 0"},
         {"--threads=65", "option: --threads: not in 1..64: 65"},
         {"--memory-max=1023K", "option: --memory-max: not in 1M..1T: 1023K"},
-        {"--memory-max=99999999999G", "option: --memory-max: not a size: 99999999999G"},
-        {"--memory-max=lots", "option: --memory-max: not a size: lots"},
+        {"--memory-max=99999999999G",
+         "option: --memory-max: not a size such as 512M or 1.5G: 99999999999G"},
+        {"--memory-max=lots", "option: --memory-max: not a size such as 512M or 1.5G: lots"},
         {"--transport=rdma", "option: --transport: not one of auto|tcp|shm: rdma"},
         {"--transport=", "option: --transport: not one of auto|tcp|shm: "},
         {"--transport=auto|tcp", "option: --transport: not one of auto|tcp|shm: auto|tcp"},
@@ -468,7 +492,7 @@ static void help(void **state)
     kv_config_help(rows, out);
     fclose(out);
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"))
-        assert_in_range(strlen(line), 1, 96);
+        assert_in_range(strlen(line), 1, 80);
     free(text);
     text = NULL;
     out = open_memstream(&text, &bytes);
@@ -479,6 +503,8 @@ static void help(void **state)
     assert_non_null(strstr(text, "(default: 127.0.0.1:7440)\n"));
     assert_non_null(strstr(text, "  --transport auto|tcp|shm "));
     assert_non_null(strstr(text, "  --memory-max SIZE "));
+    assert_non_null(strstr(text, "  --listen HOST:PORT "));
+    assert_non_null(strstr(text, "\nSIZE: a number of bytes, or "));
     assert_non_null(strstr(text, "say more\n"));
     assert_null(strstr(text, "workers"));
     free(text);

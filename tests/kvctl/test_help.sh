@@ -1,0 +1,38 @@
+#!/bin/sh
+# test_help.sh PROGRAM...: what --help prints, of each program and of each of kvworker's commands:
+# it fits 80 columns, calls no value TEXT that is a number, a file or a list, and says what a SIZE is.
+set -eu
+bad=0
+
+wrong() {
+    bad=$((bad + 1))
+    echo "FAILED: $*"
+}
+
+# check PROGRAM [COMMAND]
+check() {
+    what=$(basename "$1")${2:+ $2}
+    text=$("$@" --help) || wrong "$what --help: exit status $?"
+    echo "$text" | grep -Eqi '^usage: ' || wrong "$what --help: no usage"
+    wide=$(echo "$text" | awk 'length > 80')
+    [ -z "$wide" ] || wrong "$what --help: wider than 80 columns: $wide"
+    labels=$(echo "$text" | grep -E '^  --[a-z-]+ TEXT' | grep -v '^  --prompt ') || true
+    [ -z "$labels" ] || wrong "$what --help: any text: $labels"
+    sizes=$(echo "$text" | grep -Ec '^  --[a-z-]+ SIZE') || true
+    told=$(echo "$text" | grep -c '^SIZE: ') || true
+    [ "$told" -eq "$((sizes > 0))" ] || wrong "$what --help: says $told times what a SIZE is"
+}
+
+for program; do
+    check "$program"
+    case $(basename "$program") in
+    kvworker)
+        commands=$("$program" --help | sed -n 's/^  \([a-z]*\) .*/\1/p')
+        [ -n "$commands" ] || wrong "kvworker --help: no commands"
+        for command in $commands; do
+            check "$program" "$command"
+        done
+        ;;
+    esac
+done
+[ "$bad" -eq 0 ]
