@@ -1,10 +1,9 @@
 #include "client/buffer.h"
 
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
-#include "client/op.h"
+#include "client/state.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/net/transport.h"
 

@@ -1,6 +1,5 @@
 #include "client/call.h"
 
-#include "client/client.h"
 #include "client/control.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -8,6 +7,7 @@
 #include "client/owner.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/base/writers.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"

@@ -2,7 +2,6 @@
 
 #include "client/buffer.h"
 #include "client/call.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/list.h"
 #include "client/node.h"
@@ -11,6 +10,7 @@
 #include "client/request_private.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "kvserver/base/pool.h"
 #include "proto/kv_priority.h"
 #include "proto/kv_wire.h"

@@ -1,6 +1,6 @@
 /* client.h - the client: the objects of libkvclient, and what keeps them together.
  *
- *   kv_client       one per thread: a port, the nodes, outstanding operations
+ *   kv_client       one per thread: a port, the nodes, outstanding operations (state.h)
  *   kvc_node        a node as the client sees it: its control transport, and a connection to
  *                   each of its data threads (node.h)
  *   kvc_connection  the way to one data thread: a channel, credits, queues of sub-operations
@@ -30,24 +30,14 @@
 #ifndef KV_CLIENT_CLIENT_H
 #define KV_CLIENT_CLIENT_H
 
-#include "client/control.h"
 #include "client/include/kvclient.h"
-#include "client/list.h"
-#include "client/loop.h"
-#include "client/op.h"
-#include "client/request.h"
-#include "kvserver/base/random.h"
-#include "kvserver/cluster/placement.h"
+#include "client/state.h"
 #include "kvserver/net/transport.h"
 
-struct kv_clock;
-struct kv_pool;
+#include <stdbool.h>
+#include <stdint.h>
 
-/* Opens the control transport to a node's control thread without connecting. */
-typedef kv_status_t (*kvc_control_open_fn)(struct kv_client *client,
-                                           uint32_t node_index,
-                                           const char *address,
-                                           struct kvc_control **ret_control);
+struct kv_clock;
 
 struct kvc_node_setup {
     const char *address;       /* copied */
@@ -76,60 +66,6 @@ struct kvc_client_setup {
  * blocks.  Fails with KV_INVALID, KV_NO_MEMORY or the transport's error. */
 kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
                               struct kv_client **ret_client);
-
-/* Events that nodes and sessions report to operations. */
-struct kvc_op_events {
-    /* The connection has ended; node->failure says why.  `was_connecting`: it was not
-     * established before. */
-    void (*node_lost)(struct kvc_node *node, bool was_connecting);
-    /* The node cannot be brought to the session's generation.  May free the session. */
-    void (*catch_up_failed)(struct kv_session *session,
-                            const struct kvc_node *node,
-                            kv_status_t status,
-                            const char *detail);
-};
-
-struct kv_client {
-    struct kvc_loop loop;
-    struct kv_transport *transport;
-    bool owns_transport;
-    struct kv_port *port;
-    kvc_control_open_fn open_control;
-    struct kv_random random;
-    char name[KV_NAME_BYTES_MAX + 1];
-    uint32_t tenant;
-    uint32_t credits;
-    uint64_t deadline_us, peer_timeout_us, retry_us;
-
-    struct kv_placement placement;
-    struct kvc_node *nodes;
-    uint32_t n_nodes;
-    uint32_t n_failed; /* nodes with a recorded failure */
-
-    struct kv_pool *op_pool;
-    struct kvc_list ops; /* not ended */
-    const struct kvc_op_events *op_events;
-    uint32_t n_preparing;
-    struct kvc_list sessions;
-    struct kvc_list buffers;
-    struct kvc_list calls;
-
-    struct kv_pool *requests;
-    uint64_t attempts; /* counter for request ids; its random start makes them unpredictable */
-    struct kvc_message *free_small, *free_large;
-    uint32_t n_large;
-    struct kvc_subop *free_subops;
-    uint32_t turn_node, turn_thread; /* the connection that may send next */
-    struct kvc_list pending_receives;
-    struct kvc_list control_messages; /* that the transport has, or that wait */
-    struct kvc_cancel_message cancel_messages[KVC_CANCEL_MESSAGES];
-
-    uint64_t moved_us; /* when the port last made progress */
-    uint64_t polled_us;
-
-    uint64_t n_dropped; /* messages that failed their checks or matched no request */
-    uint64_t n_corrupt; /* replies that failed their checks */
-};
 
 /* Advances every operation that can be advanced; called after something was begun. */
 void kvc_client_dispatch(struct kv_client *client);

@@ -1,12 +1,12 @@
 #include "client/connection.h"
 
-#include "client/client.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 

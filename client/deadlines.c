@@ -1,7 +1,6 @@
 #include "client/deadlines.h"
 
 #include "client/call.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -9,6 +8,7 @@
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 
 /* Fails the shares of all nodes that are not complete. */
 static void expire_shares(struct kv_op *op)

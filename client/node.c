@@ -1,12 +1,12 @@
 #include "client/node.h"
 
 #include "client/call.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/control.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/request.h"
+#include "client/state.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/random.h"
 #include "kvserver/net/transport.h"

@@ -4,12 +4,12 @@
 #include "client/request.h"
 
 #include "client/buffer.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/request_private.h"
+#include "client/state.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/cluster/placement.h"
@@ -34,7 +34,8 @@ static_assert((int)KV_NODES_MAX <= 1 << KVC_ID_NODE_BITS, "a node's index fits a
 kv_status_t kvc_requests_init(struct kv_client *client)
 {
     client->requests = kv_pool_create(KVC_REQUESTS_MAX, sizeof(struct kvc_request));
-    return client->requests != NULL ? KV_OK : KV_NO_MEMORY;
+    client->cancel_messages = calloc(KVC_CANCEL_MESSAGES, sizeof(*client->cancel_messages));
+    return client->requests != NULL && client->cancel_messages != NULL ? KV_OK : KV_NO_MEMORY;
 }
 
 static void free_messages(struct kvc_message *message)
@@ -67,6 +68,8 @@ void kvc_requests_fini(struct kv_client *client)
     free_messages(client->free_small);
     free_messages(client->free_large);
     kv_pool_destroy(client->requests);
+    free(client->cancel_messages);
+    client->cancel_messages = NULL;
     client->free_small = client->free_large = NULL;
     client->requests = NULL;
 }

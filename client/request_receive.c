@@ -5,7 +5,6 @@
  * data is written.  When a request's reply and data have arrived, the request ends, fails, or
  * waits and is resent.
  */
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/control.h"
 #include "client/control_message.h"
@@ -15,6 +14,7 @@
 #include "client/owner.h"
 #include "client/request.h"
 #include "client/request_private.h"
+#include "client/state.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/base/token.h"

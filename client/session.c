@@ -2,12 +2,12 @@
 #include "client/session.h"
 
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
 #include "kvserver/cluster/placement.h"

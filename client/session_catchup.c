@@ -13,12 +13,12 @@
  * missed before the session uses it.
  */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 

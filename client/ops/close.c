@@ -1,6 +1,5 @@
 /* Close, renew and length: operations that send the same request to all nodes of a session. */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -8,6 +7,7 @@
 #include "client/op.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 

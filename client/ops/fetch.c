@@ -5,7 +5,6 @@
  * the order of the ids, and are checked like those of a read (rows.c).
  */
 #include "client/buffer.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
@@ -15,6 +14,7 @@
 #include "client/ops/rows_private.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"
 

@@ -6,13 +6,13 @@
  * again.
  */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "kvserver/base/random.h"
 #include "kvserver/base/writers.h"
 #include "proto/kv_wire.h"

@@ -1,12 +1,12 @@
 /* Index: builds codes for the keys of a session's rows.  Each data thread is sent one message
  * with all of its units, or several if they do not fit. */
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 
 #include <assert.h>

@@ -5,7 +5,6 @@
  * pieces.  A failed object does not affect the others.
  */
 #include "client/buffer.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
@@ -13,6 +12,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
+#include "client/state.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/cluster/placement.h"

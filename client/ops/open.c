@@ -1,12 +1,12 @@
 /* Open: creates a session on every node, or on none. */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "kvserver/base/random.h"
 #include "kvserver/base/writers.h"
 #include "proto/kv_wire.h"

@@ -1,11 +1,11 @@
 /* Ping: one message to a data thread and back, with as many bytes as requested. */
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 
 #include <assert.h>

@@ -8,7 +8,6 @@
 #include "client/ops/query.h"
 
 #include "client/buffer.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
@@ -17,6 +16,7 @@
 #include "client/ops/query_private.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 
 #include <float.h>

@@ -4,7 +4,6 @@
  * request, and attention outputs, which have no checksum, against the bounds of what such
  * values can yield.  Rows are checked against their CRCs after they have been received.
  */
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -13,6 +12,7 @@
 #include "client/ops/query_private.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/writers.h"
 #include "kvserver/net/transport.h"

@@ -5,13 +5,13 @@
  * for their lengths again; the minimum is the session's length.
  */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
 #include "client/session_private.h"
+#include "client/state.h"
 #include "kvserver/base/writers.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"

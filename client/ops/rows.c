@@ -8,7 +8,6 @@
 #include "client/ops/rows.h"
 
 #include "client/buffer.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
@@ -18,6 +17,7 @@
 #include "client/ops/rows_private.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/base/writers.h"
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"

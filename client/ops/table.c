@@ -1,11 +1,11 @@
 /* Tables about a node (kvstore.proto, TableReply), and drain. */
 #include "client/call.h"
-#include "client/client.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
+#include "client/state.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 

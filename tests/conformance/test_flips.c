@@ -15,6 +15,7 @@
  */
 #include "client/client.h"
 #include "client/control_message.h"
+#include "client/session.h"
 #include "kernels/summary.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"

@@ -1,6 +1,7 @@
 #include "tests/sim/swaps.h"
 
 #include "client/client.h"
+#include "client/session.h"
 #include "tests/sim/node_look.h"
 #include "tests/sim/truth.h"
 

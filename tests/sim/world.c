@@ -4,6 +4,8 @@
 #include "client/client.h"
 #include "client/control_message.h"
 #include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"

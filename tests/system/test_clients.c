@@ -1,5 +1,6 @@
 /* Clients that die or behave badly: what they held comes back, the others do not feel them, and
  * the table of clients names them. */
+#include "client/connection.h"
 #include "tests/system/system.h"
 
 #include "client/client.h" /* the inside: the library itself keeps to its credits */

@@ -1,5 +1,6 @@
 /* What people get wrong on a command line: one line on stderr that says what, where and which
  * value, the right exit status, nothing on stdout, and nothing left behind. */
+#include "client/control.h"
 #include "tests/system/system.h"
 
 #include "client/client.h" /* the inside: another version's hello */
