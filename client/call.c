@@ -5,7 +5,7 @@
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/owner.h"
-#include "client/request.h"
+#include "client/peer.h"
 #include "client/session.h"
 #include "client/state.h"
 #include "kvserver/base/writers.h"

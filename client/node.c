@@ -5,6 +5,7 @@
 #include "client/control.h"
 #include "client/list.h"
 #include "client/loop.h"
+#include "client/peer.h"
 #include "client/request.h"
 #include "client/state.h"
 #include "kvserver/base/pool.h"

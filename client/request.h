@@ -130,19 +130,6 @@ bool kvc_request_message(struct kvc_request *request, size_t bytes);
 /* Sends or resends the request.  A failure appears later, as a missing reply. */
 void kvc_request_send(struct kvc_request *request);
 
-/* Formats why a reply is invalid.  Returns KV_CORRUPT. */
-kv_status_t kvc_reply_refuse(char *detail, size_t detail_bytes, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-/* Returns a peer's status if it is a known failure, else KV_CORRUPT. */
-kv_status_t kvc_peer_status(int32_t status);
-
-/* Copies a peer's text, truncated to fit, with '?' for bytes that could control a terminal. */
-void kvc_peer_text(char *to, size_t to_bytes, const char *from, size_t from_bytes);
-
-/* Replaces control characters of a name by '?'; other bytes (UTF-8) are kept. */
-void kvc_peer_name(char *name);
-
 /* Cancels a request whose operation has ended: tells the node, and releases the request as soon
  * as that is safe. */
 void kvc_request_abandon(struct kvc_request *request);

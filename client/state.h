@@ -78,7 +78,7 @@ struct kv_client {
     struct kvc_subop *free_subops;
     uint32_t turn_node, turn_thread; /* the connection that may send next */
     struct kvc_list pending_receives;
-    struct kvc_list control_messages; /* that the transport has, or that wait */
+    struct kvc_list control_messages;           /* that the transport has, or that wait */
     struct kvc_cancel_message *cancel_messages; /* (KVC_CANCEL_MESSAGES) */
 
     uint64_t moved_us; /* when the port last made progress */

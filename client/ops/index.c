@@ -4,6 +4,7 @@
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/op.h"
+#include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
 #include "client/state.h"

@@ -4,6 +4,7 @@
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/peer.h"
 #include "client/request.h"
 #include "client/state.h"
 #include "proto/kv_wire.h"

@@ -10,6 +10,7 @@
 #include "client/op.h"
 #include "client/ops/query.h"
 #include "client/ops/query_private.h"
+#include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
 #include "client/state.h"

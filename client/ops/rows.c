@@ -15,6 +15,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/rows_private.h"
+#include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
 #include "client/state.h"
