@@ -13,22 +13,17 @@
 #define KV_CLIENT_CONNECTION_H
 
 #include "client/list.h"
+#include "client/node.h"
 #include "proto/kv_priority.h"
 #include "proto/kv_wire.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kvc_node;
 struct kv_channel;
 struct kv_op;
 struct kv_client;
 struct kv_session;
-
-/* The argument of a channel's events: the first member of the connection. */
-struct kvc_link {
-    struct kvc_node *node;
-};
 
 struct kvc_connection {
     struct kvc_link link;

@@ -1,6 +1,5 @@
 #include "client/control_message.h"
 
-#include "client/connection.h"
 #include "client/control.h"
 #include "client/list.h"
 #include "client/loop.h"

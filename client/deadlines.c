@@ -5,6 +5,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
+#include "client/node_connect.h"
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"

@@ -1,8 +1,8 @@
 /* node.h - kvc_node: a node as the client sees it.
  *
  * A connected node has a control transport, and a connection to each of its data threads.
- * Callbacks only record that they have failed; kvc_nodes_step() closes them later, outside of
- * callbacks.
+ * Callbacks, which may be anywhere, only record here that they have failed;
+ * kvc_nodes_step() (node_connect.h) closes them later, outside of callbacks.
  *
  * Threads: the client's.  Memory: valid until the client is closed.
  */
@@ -77,25 +77,15 @@ struct kvc_node {
     uint64_t requests, rows_in, rows_out, reconnects;
 };
 
-/* Begins to connect, unless the node is connecting or connected. */
-void kvc_node_connect(struct kvc_node *node);
+/* The argument of a channel's events: the first member of what has the channel. */
+struct kvc_link {
+    struct kvc_node *node;
+};
 
 /* Records that the connection has failed.  May be called from callbacks. */
 void kvc_node_fail(struct kvc_node *node, kv_status_t status, const char *why);
 
-/* Closes the connections of failed nodes and ends what depended on them. */
-void kvc_nodes_step(struct kv_client *client);
-
-/* Sends goodbye to the node; its reply is ignored. */
-void kvc_node_goodbye(struct kvc_node *node);
-
-/* Closes the control transport and the channels without reporting to operations. */
-void kvc_node_close(struct kvc_node *node);
-
 /* Called when anything has arrived from the node. */
 void kvc_node_mark_alive(struct kvc_node *node);
-
-/* Pings nodes that do not reply; fails those that have not replied within peer_timeout_us. */
-void kvc_nodes_timers(struct kv_client *client);
 
 #endif

@@ -7,6 +7,7 @@
 #include "client/loop.h"
 #include "client/net_devices.h"
 #include "client/node.h"
+#include "client/node_connect.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/net/transport.h"

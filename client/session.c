@@ -6,6 +6,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
+#include "client/node_connect.h"
 #include "client/session_private.h"
 #include "client/state.h"
 #include "kvserver/base/clock.h"
