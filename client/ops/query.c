@@ -204,7 +204,7 @@ static void describe(const struct kv_op *op,
 static void fini(struct kv_op *op)
 {
     for (uint32_t i = 0; i < kvc_query_of(op)->n_heads; i++)
-        free(kvc_query_of(op)->answers[i]);
+        free(kvc_query_of(op)->saved[i]);
 }
 
 static const struct kvc_op_type query_type = {
@@ -402,7 +402,7 @@ static bool keep(struct kv_op *op, size_t n_cached)
     struct kvc_query_part *part = kvc_query_of(op);
     struct kv_query *query = &part->query;
     const size_t n = part->n_heads;
-    const size_t results_bytes = n * (sizeof(*part->found) + sizeof(*part->answers)) +
+    const size_t results_bytes = n * (sizeof(*part->results) + sizeof(*part->saved)) +
                                  (n + 1) * sizeof(*part->cached_begin);
     const size_t ranges_bytes = query->n_ranges * sizeof(*query->ranges);
     const size_t queries_bytes = n * query->n_queries * part->d_k * sizeof(*query->queries);
@@ -413,8 +413,8 @@ static bool keep(struct kv_op *op, size_t n_cached)
     if (at == NULL)
         return false;
     memset(at, 0, results_bytes);
-    part->found = kvc_query_carve(&at, n, sizeof(*part->found));
-    part->answers = kvc_query_carve(&at, n, sizeof(*part->answers));
+    part->results = kvc_query_carve(&at, n, sizeof(*part->results));
+    part->saved = kvc_query_carve(&at, n, sizeof(*part->saved));
     part->cached_begin = kvc_query_carve(&at, n + 1, sizeof(*part->cached_begin));
     for (size_t i = 0; i < n && n_cached > 0; i++)
         part->cached_begin[i + 1] = part->cached_begin[i] + query->n_cached[i];
@@ -490,11 +490,11 @@ kv_status_t kv_query_begin(struct kv_session *session,
 }
 
 kv_status_t
-kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_found)
+kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_result)
 {
     if (op->type != &query_type || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
         return KV_INVALID;
-    *ret_found = kvc_query_of(op)->found[head];
+    *ret_result = kvc_query_of(op)->results[head];
     return KV_OK;
 }
 

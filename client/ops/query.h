@@ -7,7 +7,7 @@
 
 #include <assert.h>
 
-struct kvc_query_answer;
+struct kvc_saved_reply;
 struct kvc_query_part {
     struct kv_query query; /* its pointers are into the operation's memory; n_cached is NULL */
     uint32_t n_heads, d_k, d_v;
@@ -18,11 +18,11 @@ struct kvc_query_part {
     uint32_t n_reranked_max;       /* by step 2; 0: skipped */
     float output_most, lse_most;   /* bounds of absolute values */
     size_t row_bytes;
-    uint32_t n_placed;                 /* heads whose rows have a place in the buffer */
-    uint8_t *base;                     /* of all rows */
-    struct kv_query_result *found;     /* (n_heads) */
-    struct kvc_query_answer **answers; /* (n_heads) of the message that begins there */
-    uint32_t *cached_begin;            /* (n_heads + 1) of each head's blocks in query.cached */
+    uint32_t n_placed;               /* heads whose rows have a place in the buffer */
+    uint8_t *base;                   /* of all rows */
+    struct kv_query_result *results; /* (n_heads) */
+    struct kvc_saved_reply **saved;  /* (n_heads) of the message that begins there */
+    uint32_t *cached_begin;          /* (n_heads + 1) of each head's blocks in query.cached */
 };
 static_assert(sizeof(struct kvc_query_part) <= KVC_OP_STATE_BYTES,
               "an operation has room for it");

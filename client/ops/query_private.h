@@ -1,4 +1,4 @@
-/* query_private.h - declarations shared by query.c and query_answer.c. */
+/* query_private.h - declarations shared by query.c and query_reply.c. */
 #ifndef KV_CLIENT_OPS_QUERY_PRIVATE_H
 #define KV_CLIENT_OPS_QUERY_PRIVATE_H
 
@@ -74,7 +74,7 @@ static inline void *kvc_query_carve(uint8_t **at, size_t n, size_t bytes)
     return piece;
 }
 
-/* Members of the query's struct kvc_op_type, in query_answer.c. */
+/* Members of the query's struct kvc_op_type, in query_reply.c. */
 unsigned kvc_query_land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
 kv_status_t kvc_query_reply(struct kvc_request *request,
                             const uint8_t *body,

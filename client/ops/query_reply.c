@@ -25,16 +25,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One message's reply, in one allocation; ids, weights and query masks are unit by unit. */
-struct kvc_query_answer {
+/* A copy of one message's reply, in one allocation; ids, weights and query masks are unit by
+ * unit.  It belongs to the operation, whose results point into it, until the operation ends. */
+struct kvc_saved_reply {
     struct kv_wire_query_times times;
-    struct kv_wire_query_result *found; /* (n_units) */
-    uint32_t *ids;                      /* (n_ids) tokens */
-    uint32_t *row_of;                   /* (n_ids) counted from the unit's first; rows only */
-    uint32_t *tokens;                   /* (n_rows) of the rows that were sent */
-    uint32_t *crcs;                     /* (n_rows) */
-    float *scores;                      /* (n_ids) if requested */
-    uint32_t *heads;                    /* (n_ids) with KV_MERGE_NONE */
+    struct kv_wire_query_result *results; /* (n_units) */
+    uint32_t *ids;                        /* (n_ids) tokens */
+    uint32_t *row_index;                  /* (n_ids) counted from the unit's first; rows only */
+    uint32_t *tokens;                     /* (n_rows) of the rows that were sent */
+    uint32_t *crcs;                       /* (n_rows) */
+    float *weights;                       /* (n_ids) if requested */
+    uint32_t *query_mask;                 /* (n_ids) with KV_MERGE_NONE */
     float *outputs; /* (n_units, n_queries, d_v) where kvc_query_has_outputs() */
     float *lses;    /* (n_units, n_queries) */
 };
@@ -69,50 +70,52 @@ unsigned kvc_query_land(struct kvc_request *request, uint64_t bytes, struct kv_i
 
 /* Returns the most rows that summaries may stand for: those not selected, with NONE by at least
  * one vector. */
-static uint32_t n_rest_max(const struct kvc_query_part *part,
-                           const struct kv_wire_query_result *found)
+static uint32_t n_estimated_max(const struct kvc_query_part *part,
+                                const struct kv_wire_query_result *result)
 {
     if (part->query.summaries == 0)
         return 0;
     return part->query.merge == KV_MERGE_NONE ? part->n_candidates
-                                              : part->n_candidates - found->n_selected;
+                                              : part->n_candidates - result->n_selected;
 }
 
 /* Checks the counts of a unit's result, and that it is the requested unit. */
-static struct fault found_fault(const struct kvc_request *request,
-                                const struct kv_wire_unit *unit,
-                                const struct kv_wire_query_result *found)
+static struct fault result_fault(const struct kvc_request *request,
+                                 const struct kv_wire_unit *unit,
+                                 const struct kv_wire_query_result *result)
 {
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     const bool is_part = kvc_query_names_cached_only(&part->query);
-    const uint64_t n_scored = (uint64_t)found->n_scored_by_code + found->n_scored_by_key;
+    const uint64_t n_scored = (uint64_t)result->n_scored_by_code + result->n_scored_by_key;
     const uint64_t n_ids_max =
-        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : found->n_selected;
+        is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : result->n_selected;
     const struct {
         struct fault fault;
         bool is_right;
     } fields[] = {
-        {{"layer", found->layer}, found->layer == unit->layer},
-        {{"kv head", found->kv_head}, found->kv_head == unit->kv_head},
-        {{"n_selected", found->n_selected},
-         found->n_selected >= part->n_ids_min && found->n_selected <= part->n_ids_max},
-        {{"n_ids", found->n_ids},
-         found->n_ids <= found->n_selected && found->n_ids <= n_ids_max &&
-             (is_part || found->n_ids == found->n_selected)},
-        {{"n_estimated", found->n_estimated}, found->n_estimated <= n_rest_max(part, found)},
+        {{"layer", result->layer}, result->layer == unit->layer},
+        {{"kv head", result->kv_head}, result->kv_head == unit->kv_head},
+        {{"n_selected", result->n_selected},
+         result->n_selected >= part->n_ids_min && result->n_selected <= part->n_ids_max},
+        {{"n_ids", result->n_ids},
+         result->n_ids <= result->n_selected && result->n_ids <= n_ids_max &&
+             (is_part || result->n_ids == result->n_selected)},
+        {{"n_estimated", result->n_estimated},
+         result->n_estimated <= n_estimated_max(part, result)},
         {{"n_scored_by_code + n_scored_by_key", (double)n_scored}, n_scored == part->n_scored},
-        {{"n_reranked", found->n_reranked},
-         part->n_reranked_max == 0 ? found->n_reranked == 0
-                                   : found->n_reranked >= found->n_selected &&
-                                         found->n_reranked <= part->n_reranked_max},
-        {{"n_chapters", found->n_chapters},
-         found->n_chapters <= part->n_blocks && found->n_chapters <= found->n_scored_by_code &&
-             (found->n_chapters > 0) == (found->n_scored_by_code > 0)},
-        {{"recall", (double)found->recall},
-         isnan(found->recall) || (found->recall >= 0 && found->recall <= 1)},
-        {{"committed", found->committed},
-         found->committed >= request->header.snapshot &&
-             found->committed <= kvc_request_op(request)->session->tokens_max},
+        {{"n_reranked", result->n_reranked},
+         part->n_reranked_max == 0 ? result->n_reranked == 0
+                                   : result->n_reranked >= result->n_selected &&
+                                         result->n_reranked <= part->n_reranked_max},
+        {{"n_chapters", result->n_chapters},
+         result->n_chapters <= part->n_blocks &&
+             result->n_chapters <= result->n_scored_by_code &&
+             (result->n_chapters > 0) == (result->n_scored_by_code > 0)},
+        {{"recall", (double)result->recall},
+         isnan(result->recall) || (result->recall >= 0 && result->recall <= 1)},
+        {{"committed", result->committed},
+         result->committed >= request->header.snapshot &&
+             result->committed <= kvc_request_op(request)->session->tokens_max},
     };
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
@@ -131,11 +134,11 @@ is_cached(const struct kv_cached_block *cached, uint32_t n_cached, uint32_t bloc
 }
 
 /* One unit of a reply; each pointer is to the unit's first element. */
-struct unit_answer {
-    const struct kv_wire_query_result *found;
-    uint32_t *ids, *row_of;
-    const float *scores;
-    const uint32_t *heads;
+struct unit_reply {
+    const struct kv_wire_query_result *result;
+    uint32_t *ids, *row_index;
+    const float *weights;
+    const uint32_t *query_mask;
     const float *outputs, *lses;
     uint32_t *tokens; /* of the rows that were sent */
 };
@@ -143,19 +146,19 @@ struct unit_answer {
 /* Clears the flags of a unit's ids and finds the rows that were sent: *n_rows, at most
  * n_rows_max.  Returns a fault if an id is not eligible, or if more rows were sent than
  * announced. */
-static struct fault take_ids(const struct kvc_query_part *part,
-                             const struct unit_answer *unit,
+static struct fault read_ids(const struct kvc_query_part *part,
+                             const struct unit_reply *unit,
                              uint32_t n_rows_max,
                              uint32_t *n_rows)
 {
     const struct kv_query *query = &part->query;
-    const uint32_t rank = unit->found->kv_head - query->kv_head_begin;
+    const uint32_t rank = unit->result->kv_head - query->kv_head_begin;
     const struct kv_cached_block *cached = query->cached + part->cached_begin[rank];
     const uint32_t n_cached = part->cached_begin[rank + 1] - part->cached_begin[rank];
     uint32_t range = 0, at = 0, *ids = unit->ids;
 
     *n_rows = 0;
-    for (uint32_t i = 0; i < unit->found->n_ids; i++) {
+    for (uint32_t i = 0; i < unit->result->n_ids; i++) {
         const uint32_t token = ids[i] & ~KV_WIRE_ID_CACHED;
         const bool keeps = ids[i] & KV_WIRE_ID_CACHED;
 
@@ -165,19 +168,19 @@ static struct fault take_ids(const struct kvc_query_part *part,
             range++;
         if (range == query->n_ranges || token < query->ranges[range].begin)
             return (struct fault){"ids: not eligible", token};
-        if (keeps ? unit->row_of == NULL ||
+        if (keeps ? unit->row_index == NULL ||
                         !is_cached(cached, n_cached, token / KV_BLOCK_TOKENS, &at)
                   : kvc_query_names_cached_only(query))
             return (struct fault){keeps ? "ids: not cached" : "ids: not requested", token};
         ids[i] = token;
         if (keeps) {
-            unit->row_of[i] = KV_ROW_CACHED;
+            unit->row_index[i] = KV_ROW_CACHED;
         } else if (kvc_query_attends(query)) {
-            unit->row_of[i] = 0;
-        } else if (unit->row_of != NULL) {
+            unit->row_index[i] = 0;
+        } else if (unit->row_index != NULL) {
             if (*n_rows == n_rows_max)
                 return (struct fault){"n_rows: fewer than ids", token};
-            unit->row_of[i] = *n_rows;
+            unit->row_index[i] = *n_rows;
             unit->tokens[(*n_rows)++] = token;
         }
     }
@@ -186,32 +189,32 @@ static struct fault take_ids(const struct kvc_query_part *part,
 
 /* Checks merged weights: each vector's weights sum to 1, except for rounding. */
 static struct fault
-scores_fault(const struct kvc_query_part *part, const float *scores, uint32_t n)
+weights_fault(const struct kvc_query_part *part, const float *weights, uint32_t n)
 {
     const float most = (float)part->query.n_queries * (1 + KVC_QUERY_ROUNDING);
 
     for (uint32_t i = 0; i < n; i++)
-        if (!(scores[i] >= 0 && scores[i] <= most))
-            return (struct fault){"weights", (double)scores[i]};
+        if (!(weights[i] >= 0 && weights[i] <= most))
+            return (struct fault){"weights", (double)weights[i]};
     return (struct fault){0};
 }
 
 /* Checks query masks: each row was selected by some vector, and no vector selected more than k.
  */
 static struct fault
-heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n)
+query_mask_fault(const struct kvc_query_part *part, const uint32_t *query_mask, uint32_t n)
 {
     const struct kv_query *query = &part->query;
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - query->n_queries);
 
     for (uint32_t i = 0; i < n; i++)
-        if (heads[i] == 0 || (heads[i] & ~all) != 0)
-            return (struct fault){"query_mask", heads[i]};
+        if (query_mask[i] == 0 || (query_mask[i] & ~all) != 0)
+            return (struct fault){"query_mask", query_mask[i]};
     for (uint32_t q = 0; q < query->n_queries; q++) {
         uint32_t n_selected = 0;
 
         for (uint32_t i = 0; i < n; i++)
-            n_selected += heads[i] >> q & 1;
+            n_selected += query_mask[i] >> q & 1;
         if (n_selected > query->k)
             return (struct fault){"query_mask: rows of one vector", n_selected};
     }
@@ -222,16 +225,16 @@ heads_fault(const struct kvc_query_part *part, const uint32_t *heads, uint32_t n
  * output is within the range of values, and a log-sum-exp within the bound that the largest
  * possible score gives; a key with an infinite element makes it FLT_MAX (kernels/attend.h). */
 static struct fault outputs_fault(const struct kvc_query_part *part,
-                                  const struct unit_answer *unit)
+                                  const struct unit_reply *unit)
 {
     const float *output = unit->outputs;
     uint32_t n_cached = 0;
 
-    for (uint32_t i = 0; unit->row_of != NULL && i < unit->found->n_ids; i++)
-        n_cached += unit->row_of[i] == KV_ROW_CACHED;
+    for (uint32_t i = 0; unit->row_index != NULL && i < unit->result->n_ids; i++)
+        n_cached += unit->row_index[i] == KV_ROW_CACHED;
     const bool is_empty =
-        n_rest_max(part, unit->found) == 0 &&
-        (!kvc_query_attends(&part->query) || n_cached == unit->found->n_selected);
+        n_estimated_max(part, unit->result) == 0 &&
+        (!kvc_query_attends(&part->query) || n_cached == unit->result->n_selected);
     for (uint32_t q = 0; q < part->query.n_queries; q++, output += part->d_v) {
         const float lse = unit->lses[q];
         const bool has_none = lse == -INFINITY;
@@ -246,44 +249,45 @@ static struct fault outputs_fault(const struct kvc_query_part *part,
     return (struct fault){0};
 }
 
-/* NULL: out of memory. */
-static struct kvc_query_answer *make_answer(const struct kvc_query_part *part,
+/* Allocates it with an array for each that the reply has.  Returns NULL if out of memory. */
+static struct kvc_saved_reply *create_saved(const struct kvc_query_part *part,
                                             uint32_t n_units,
                                             uint32_t n_ids,
                                             uint32_t n_rows)
 {
     const struct kv_query *query = &part->query;
-    struct kvc_query_answer *answer =
-        malloc(sizeof(*answer) +
+    struct kvc_saved_reply *saved =
+        malloc(sizeof(*saved) +
                n_units * (sizeof(struct kv_wire_query_result) + kvc_query_outputs_bytes(part)) +
                (size_t)n_ids * (3 * sizeof(uint32_t) + sizeof(float)) +
                (size_t)n_rows * 2 * sizeof(uint32_t));
-    uint8_t *at = (uint8_t *)(answer + 1);
+    uint8_t *at = (uint8_t *)(saved + 1);
 
-    if (answer == NULL)
+    if (saved == NULL)
         return NULL;
-    *answer = (struct kvc_query_answer){0};
-    answer->found = kvc_query_carve(&at, n_units, sizeof(struct kv_wire_query_result));
-    answer->ids = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+    *saved = (struct kvc_saved_reply){0};
+    saved->results = kvc_query_carve(&at, n_units, sizeof(struct kv_wire_query_result));
+    saved->ids = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
     if (kvc_query_uses_cached_blocks(query))
-        answer->row_of = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+        saved->row_index = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
     if (kvc_query_has_rows(query)) {
-        answer->tokens = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
-        answer->crcs = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
+        saved->tokens = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
+        saved->crcs = kvc_query_carve(&at, n_rows, sizeof(uint32_t));
     }
     if (query->want_weights)
-        answer->scores = kvc_query_carve(&at, n_ids, sizeof(float));
+        saved->weights = kvc_query_carve(&at, n_ids, sizeof(float));
     if (query->merge == KV_MERGE_NONE)
-        answer->heads = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
+        saved->query_mask = kvc_query_carve(&at, n_ids, sizeof(uint32_t));
     if (kvc_query_has_outputs(query)) {
-        answer->outputs =
+        saved->outputs =
             kvc_query_carve(&at, (size_t)n_units * query->n_queries * part->d_v, sizeof(float));
-        answer->lses = kvc_query_carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
+        saved->lses = kvc_query_carve(&at, (size_t)n_units * query->n_queries, sizeof(float));
     }
-    return answer;
+    return saved;
 }
 
-static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
+/* Copies an array unless the reply has none of its kind, and returns what follows it. */
+static const uint8_t *copy_next(void *to, const uint8_t *from, size_t bytes)
 {
     if (to == NULL || bytes == 0)
         return from;
@@ -292,7 +296,7 @@ static const uint8_t *take(void *to, const uint8_t *from, size_t bytes)
 }
 
 /* Copies the body up to the rows; its size has been checked. */
-static void take_body(struct kvc_query_answer *answer,
+static void copy_body(struct kvc_saved_reply *saved,
                       const struct kvc_query_part *part,
                       uint32_t n_units,
                       uint32_t n_ids,
@@ -301,29 +305,29 @@ static void take_body(struct kvc_query_answer *answer,
 {
     const size_t n_lses = (size_t)n_units * part->query.n_queries;
 
-    body = take(&answer->times, body, sizeof(answer->times));
-    body = take(answer->found, body, n_units * sizeof(*answer->found));
-    body = take(answer->ids, body, n_ids * sizeof(*answer->ids));
-    body = take(answer->scores, body, n_ids * sizeof(*answer->scores));
-    body = take(answer->heads, body, n_ids * sizeof(*answer->heads));
-    body = take(answer->outputs, body, n_lses * part->d_v * sizeof(*answer->outputs));
-    body = take(answer->lses, body, n_lses * sizeof(*answer->lses));
-    take(answer->crcs, body, n_rows * sizeof(*answer->crcs));
+    body = copy_next(&saved->times, body, sizeof(saved->times));
+    body = copy_next(saved->results, body, n_units * sizeof(*saved->results));
+    body = copy_next(saved->ids, body, n_ids * sizeof(*saved->ids));
+    body = copy_next(saved->weights, body, n_ids * sizeof(*saved->weights));
+    body = copy_next(saved->query_mask, body, n_ids * sizeof(*saved->query_mask));
+    body = copy_next(saved->outputs, body, n_lses * part->d_v * sizeof(*saved->outputs));
+    body = copy_next(saved->lses, body, n_lses * sizeof(*saved->lses));
+    copy_next(saved->crcs, body, n_rows * sizeof(*saved->crcs));
 }
 
 /* Checks what follows a unit's counts, which have been checked.  *n_rows: the unit's rows. */
 static struct fault unit_fault(const struct kvc_query_part *part,
-                               const struct unit_answer *unit,
+                               const struct unit_reply *unit,
                                uint32_t n_rows_max,
                                uint32_t *n_rows)
 {
-    const uint32_t n_ids = unit->found->n_ids;
-    struct fault fault = take_ids(part, unit, n_rows_max, n_rows);
+    const uint32_t n_ids = unit->result->n_ids;
+    struct fault fault = read_ids(part, unit, n_rows_max, n_rows);
 
-    if (fault.field == NULL && unit->scores != NULL)
-        fault = scores_fault(part, unit->scores, n_ids);
-    if (fault.field == NULL && unit->heads != NULL)
-        fault = heads_fault(part, unit->heads, n_ids);
+    if (fault.field == NULL && unit->weights != NULL)
+        fault = weights_fault(part, unit->weights, n_ids);
+    if (fault.field == NULL && unit->query_mask != NULL)
+        fault = query_mask_fault(part, unit->query_mask, n_ids);
     if (fault.field == NULL && unit->lses != NULL)
         fault = outputs_fault(part, unit);
     return fault;
@@ -339,37 +343,37 @@ static kv_status_t refuse_unit(const struct kv_wire_unit *unit,
 }
 
 /* Checks the copied body, unit by unit. */
-static kv_status_t check_answer(const struct kvc_request *request,
-                                const struct kvc_query_answer *answer,
-                                uint32_t n_rows,
-                                char *detail,
-                                size_t detail_bytes)
+static kv_status_t check_saved(const struct kvc_request *request,
+                               const struct kvc_saved_reply *saved,
+                               uint32_t n_rows,
+                               char *detail,
+                               size_t detail_bytes)
 {
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     uint32_t first = 0, row = 0;
 
     for (uint32_t i = 0; i < request->header.n_units; i++) {
-        const size_t n_before = (size_t)i * part->query.n_queries;
-        struct unit_answer unit = {.found = &answer->found[i], .ids = answer->ids + first};
+        const size_t n_lses_before = (size_t)i * part->query.n_queries;
+        struct unit_reply unit = {.result = &saved->results[i], .ids = saved->ids + first};
         struct fault fault;
         uint32_t n;
 
-        if (answer->row_of != NULL)
-            unit.row_of = answer->row_of + first;
-        if (answer->scores != NULL)
-            unit.scores = answer->scores + first;
-        if (answer->heads != NULL)
-            unit.heads = answer->heads + first;
-        if (answer->lses != NULL) {
-            unit.outputs = answer->outputs + n_before * part->d_v;
-            unit.lses = answer->lses + n_before;
+        if (saved->row_index != NULL)
+            unit.row_index = saved->row_index + first;
+        if (saved->weights != NULL)
+            unit.weights = saved->weights + first;
+        if (saved->query_mask != NULL)
+            unit.query_mask = saved->query_mask + first;
+        if (saved->lses != NULL) {
+            unit.outputs = saved->outputs + n_lses_before * part->d_v;
+            unit.lses = saved->lses + n_lses_before;
         }
-        if (answer->tokens != NULL)
-            unit.tokens = answer->tokens + row;
+        if (saved->tokens != NULL)
+            unit.tokens = saved->tokens + row;
         fault = unit_fault(part, &unit, n_rows - row, &n);
         if (fault.field != NULL)
             return refuse_unit(&units_of(request)[i], fault, detail, detail_bytes);
-        first += unit.found->n_ids;
+        first += unit.result->n_ids;
         row += n;
     }
     if (row != n_rows)
@@ -405,14 +409,14 @@ static kv_status_t check_counts(const struct kvc_request *request,
         return kvc_reply_refuse(detail, detail_bytes, "queue_us + service_us: %llu",
                                 (unsigned long long)times.queue_us + times.service_us);
     for (uint32_t i = 0; i < n_units; i++) {
-        struct kv_wire_query_result found;
+        struct kv_wire_query_result result;
         struct fault fault;
 
-        memcpy(&found, body + sizeof(times) + i * sizeof(found), sizeof(found));
-        fault = found_fault(request, &units_of(request)[i], &found);
+        memcpy(&result, body + sizeof(times) + i * sizeof(result), sizeof(result));
+        fault = result_fault(request, &units_of(request)[i], &result);
         if (fault.field != NULL)
             return refuse_unit(&units_of(request)[i], fault, detail, detail_bytes);
-        n_ids += found.n_ids; /* each at most n_ids_max, and these fit one body */
+        n_ids += result.n_ids; /* each at most n_ids_max, and these fit one body */
     }
     if (header->n_rows > (kvc_query_has_rows(&part->query) ? n_ids : 0))
         return kvc_reply_refuse(detail, detail_bytes, "n_rows: %u, of %u ids", header->n_rows,
@@ -437,7 +441,7 @@ kv_status_t kvc_query_reply(struct kvc_request *request,
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     uint32_t n_units = request->header.n_units, n_rows = header->n_rows, n_ids = 0;
     size_t rows_bytes = n_rows * part->row_bytes;
-    struct kvc_query_answer *answer;
+    struct kvc_saved_reply *saved;
     kv_status_t status = kvc_reply_check_units(request, units_of(request)[0].layer,
                                                request->header.snapshot, detail, detail_bytes);
 
@@ -445,17 +449,17 @@ kv_status_t kvc_query_reply(struct kvc_request *request,
         status = check_counts(request, body, &n_ids, detail, detail_bytes);
     if (status != KV_OK)
         return status;
-    answer = make_answer(part, n_units, n_ids, n_rows);
-    if (answer == NULL)
+    saved = create_saved(part, n_units, n_ids, n_rows);
+    if (saved == NULL)
         return KV_NO_MEMORY;
-    take_body(answer, part, n_units, n_ids, n_rows, body);
-    status = check_answer(request, answer, n_rows, detail, detail_bytes);
+    copy_body(saved, part, n_units, n_ids, n_rows, body);
+    status = check_saved(request, saved, n_rows, detail, detail_bytes);
     if (status != KV_OK) {
-        free(answer);
+        free(saved);
         return status;
     }
-    free(part->answers[request->position]); /* of an attempt whose rows did not arrive */
-    part->answers[request->position] = answer;
+    free(part->saved[request->position]); /* of an attempt whose rows did not arrive */
+    part->saved[request->position] = saved;
     if (header->bulk_bytes == 0 && rows_bytes > 0)
         memcpy(place_of(request), body + header->body_bytes - rows_bytes, rows_bytes);
     return KV_OK;
@@ -465,17 +469,17 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
 {
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     const struct kv_wire_unit *units = units_of(request);
-    const struct kvc_query_answer *answer = part->answers[request->position];
+    const struct kvc_saved_reply *saved = part->saved[request->position];
     const uint8_t *rows = kvc_query_has_rows(&part->query) ? place_of(request) : NULL;
     uint32_t first = 0, first_row = 0;
 
     for (uint32_t i = 0; i < request->header.n_units; i++) {
-        const struct kv_wire_query_result *wire = &answer->found[i];
-        struct kv_query_result found = {
+        const struct kv_wire_query_result *wire = &saved->results[i];
+        struct kv_query_result result = {
             .n_ids = wire->n_ids,
-            .ids = answer->ids + first,
-            .weights = answer->scores != NULL ? answer->scores + first : NULL,
-            .query_mask = answer->heads != NULL ? answer->heads + first : NULL,
+            .ids = saved->ids + first,
+            .weights = saved->weights != NULL ? saved->weights + first : NULL,
+            .query_mask = saved->query_mask != NULL ? saved->query_mask + first : NULL,
             .n_selected = wire->n_selected,
             .n_estimated = wire->n_estimated,
             .n_scored_by_code = wire->n_scored_by_code,
@@ -484,39 +488,39 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
             .n_chapters = wire->n_chapters,
             .recall = wire->recall,
             .node = request->node->index,
-            .queue_us = answer->times.queue_us,
-            .service_us = answer->times.service_us,
+            .queue_us = saved->times.queue_us,
+            .service_us = saved->times.service_us,
         };
 
-        if (answer->row_of != NULL)
-            found.row_index = answer->row_of + first;
-        if (answer->lses != NULL) {
-            const size_t n_before = (size_t)i * part->query.n_queries;
+        if (saved->row_index != NULL)
+            result.row_index = saved->row_index + first;
+        if (saved->lses != NULL) {
+            const size_t n_lses_before = (size_t)i * part->query.n_queries;
 
-            found.outputs = answer->outputs + n_before * part->d_v;
-            found.lses = answer->lses + n_before;
+            result.outputs = saved->outputs + n_lses_before * part->d_v;
+            result.lses = saved->lses + n_lses_before;
         }
         if (rows != NULL) {
             size_t bad;
 
-            for (uint32_t j = 0; j < found.n_ids; j++)
-                found.n_rows += found.row_index[j] != KV_ROW_CACHED;
-            found.rows = rows;
-            found.crcs = answer->crcs + first_row;
+            for (uint32_t j = 0; j < result.n_ids; j++)
+                result.n_rows += result.row_index[j] != KV_ROW_CACHED;
+            result.rows = rows;
+            result.crcs = saved->crcs + first_row;
             bad = kv_writers_verify(kvc_request_op(request)->session->writers, units[i].layer,
-                                    units[i].kv_head, rows, found.n_rows, part->row_bytes, 0,
-                                    answer->tokens + first_row, found.crcs);
-            if (bad < found.n_rows) {
+                                    units[i].kv_head, rows, result.n_rows, part->row_bytes, 0,
+                                    saved->tokens + first_row, result.crcs);
+            if (bad < result.n_rows) {
                 snprintf(detail, detail_bytes,
                          "checksum mismatch: layer %u, kv head %u, token %u", units[i].layer,
-                         units[i].kv_head, answer->tokens[first_row + bad]);
+                         units[i].kv_head, saved->tokens[first_row + bad]);
                 return KV_CORRUPT;
             }
-            rows += found.n_rows * part->row_bytes;
-            first_row += found.n_rows;
+            rows += result.n_rows * part->row_bytes;
+            first_row += result.n_rows;
         }
-        part->found[units[i].kv_head - part->query.kv_head_begin] = found;
-        first += found.n_ids;
+        part->results[units[i].kv_head - part->query.kv_head_begin] = result;
+        first += result.n_ids;
     }
     request->node->rows_out += first_row;
     return KV_OK;
