@@ -61,15 +61,15 @@ static void count_rows(const struct kv_summary_shape *shape,
         ret_counts[numbers[row]]--;
 }
 
-/* Which rows are taken is a set of bits; then no step depends on what a row turns out to be:
+/* Which rows are selected is a set of bits; then no step depends on what a row turns out to be:
  * that cannot be foretold.  What is left of KV_SUMMARY_NONE is nobody's. */
 size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          const void *group,
                          uint32_t first,
                          uint32_t begin,
                          uint32_t end,
-                         const uint32_t *taken,
-                         size_t n_taken,
+                         const uint32_t *selected,
+                         size_t n_selected,
                          const uint32_t *scored,
                          size_t n_scored,
                          uint16_t *ret_counts,
@@ -77,7 +77,7 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          uint8_t *ret_numbers)
 {
     const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
-    uint64_t is_taken[KV_SUMMARY_ROWS / 64] = {0};
+    uint64_t is_selected[KV_SUMMARY_ROWS / 64] = {0};
     uint16_t left[KV_SUMMARY_NONE + 1];
     struct kv_summary_head head;
     size_t n_over = 0;
@@ -88,20 +88,20 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
     end = end < head.n_rows ? end : head.n_rows;
     begin = begin < end ? begin : end;
     count_rows(shape, group, begin, end, head.n_rows, left);
-    for (size_t t = place_of(taken, n_taken, first + begin); t < n_taken; t++) {
-        const uint32_t row = taken[t] - first;
+    for (size_t t = place_of(selected, n_selected, first + begin); t < n_selected; t++) {
+        const uint32_t row = selected[t] - first;
 
         if (row >= end)
             break;
         left[numbers[row]]--;
-        is_taken[row / 64] |= (uint64_t)1 << row % 64;
+        is_selected[row / 64] |= (uint64_t)1 << row % 64;
     }
     for (size_t s = place_of(scored, n_scored, first + begin); s < n_scored; s++) {
         const uint32_t row = scored[s] - first;
 
         if (row >= end)
             break;
-        const unsigned is_over = ~(is_taken[row / 64] >> row % 64) & 1;
+        const unsigned is_over = ~(is_selected[row / 64] >> row % 64) & 1;
 
         left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
         ret_places[n_over] = (uint32_t)s;

@@ -50,10 +50,10 @@
 /* How many rows of a group are left to its summaries, and which rows were scored in vain.  Row
  * 0 of the group is token `first`; what counts are tokens [begin, end): what a snapshot, a
  * prefix or a range leaves of it.
- *   taken, scored  tokens, ascending, each once; any others besides those of the group; a token
- *                  may be in both
+ *   selected, scored  tokens, ascending, each once; others besides those of the group are
+ *                     passed over; a token may be in both
  *   ret_counts     (2^bits) rows that count and are in neither
- *   ret_places     (n) places in `scored` of rows that count and are not in `taken`; room for
+ *   ret_places     (n) places in `scored` of rows that count and are not in `selected`; room for
  *                  as many as the group has rows
  *   ret_numbers    (n) their summaries
  * Returns n. */
@@ -62,8 +62,8 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          uint32_t first,
                          uint32_t begin,
                          uint32_t end,
-                         const uint32_t *taken,
-                         size_t n_taken,
+                         const uint32_t *selected,
+                         size_t n_selected,
                          const uint32_t *scored,
                          size_t n_scored,
                          uint16_t *ret_counts,
@@ -78,7 +78,7 @@ struct kv_estimate_question {
     float scale;            /* finite, above 0 */
     const uint16_t *counts; /* (n_queries, 2^bits), counts_stride apart: 0 if they are shared */
     size_t counts_stride;
-    const uint8_t *numbers; /* (n_scored) summaries of rows scored and not taken */
+    const uint8_t *numbers; /* (n_scored) summaries of rows scored and not selected */
     const float *scores;    /* (n_queries, n_scored), scores_stride apart: inner products, not
                              * scaled; -inf: not left over for this query */
     size_t n_scored, scores_stride;

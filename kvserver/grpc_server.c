@@ -1,4 +1,4 @@
-/* A call's states: armed -> reading its message -> with the node -> answering -> free.  A
+/* A call's states: armed -> reading its message -> with the node -> ending -> free.  A
  * separate tag waits for the call's close and returns when the call has ended for any reason.
  * A slot is free again when all of its tags have returned and the node owes it no reply. */
 #include "kvserver/grpc_server.h"
@@ -42,7 +42,7 @@ enum {
 enum tag_kind {
     TAG_NEW,     /* a call arrived */
     TAG_MESSAGE, /* its message arrived */
-    TAG_SENT,    /* its answer, or an attach's initial metadata, was sent */
+    TAG_SENT,    /* its reply, or an attach's initial metadata, was sent */
     TAG_CLOSED,  /* the call has ended */
     TAG_COUNT
 };
@@ -53,7 +53,7 @@ enum call_state {
     CALL_READING,
     CALL_WITH_NODE,
     CALL_ATTACHED,
-    CALL_ANSWERING,
+    CALL_ENDING,
 };
 
 struct tag {
@@ -174,11 +174,11 @@ static void release(struct call *call)
 }
 
 /* Ends the call with a status, and with a message unless that is NULL. */
-static void answer(struct call *call,
-                   grpc_status_code code,
-                   const char *text,
-                   const uint8_t *message,
-                   size_t message_bytes)
+static void end_call(struct call *call,
+                     grpc_status_code code,
+                     const char *text,
+                     const uint8_t *message,
+                     size_t message_bytes)
 {
     grpc_op ops[3] = {0};
     size_t n_ops = 0;
@@ -196,7 +196,7 @@ static void answer(struct call *call,
     ops[n_ops].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
     ops[n_ops].data.send_status_from_server.status = code;
     ops[n_ops++].data.send_status_from_server.status_details = &details;
-    call->state = CALL_ANSWERING;
+    call->state = CALL_ENDING;
     call->opened = true;
     call->since_us = kv_clock_now(&kv_clock_real);
     start_batch(call, ops, n_ops, TAG_SENT);
@@ -211,11 +211,11 @@ static void on_node_reply(void *arg, const uint8_t *reply, size_t reply_bytes)
     if (call->closed)
         release(call);
     else if (reply == NULL)
-        answer(call, GRPC_STATUS_UNAVAILABLE, "node is out of memory", NULL, 0);
+        end_call(call, GRPC_STATUS_UNAVAILABLE, "node is out of memory", NULL, 0);
     else if (reply_bytes > KV_WIRE_CONTROL_MAX)
-        answer(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "reply too large", NULL, 0);
+        end_call(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "reply too large", NULL, 0);
     else
-        answer(call, GRPC_STATUS_OK, "", reply, reply_bytes);
+        end_call(call, GRPC_STATUS_OK, "", reply, reply_bytes);
 }
 
 static void attach(struct call *call, const uint8_t *message, size_t message_bytes)
@@ -225,13 +225,13 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
     grpc_op open = {.op = GRPC_OP_SEND_INITIAL_METADATA};
 
     if (request == NULL || request->client_token.len != sizeof(call->client_token.bytes)) {
-        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "malformed attach request", NULL, 0);
+        end_call(call, GRPC_STATUS_INVALID_ARGUMENT, "malformed attach request", NULL, 0);
         goto out;
     }
     call->client_index = request->client_index;
     memcpy(call->client_token.bytes, request->client_token.data, request->client_token.len);
     if (!kvs_node_attach_client(server->node, call->client_index, &call->client_token)) {
-        answer(call, GRPC_STATUS_NOT_FOUND, "no such client", NULL, 0);
+        end_call(call, GRPC_STATUS_NOT_FOUND, "no such client", NULL, 0);
         goto out;
     }
     for (uint32_t i = 0; i < server->n_calls; i++) {
@@ -240,7 +240,7 @@ static void attach(struct call *call, const uint8_t *message, size_t message_byt
         if (other->state == CALL_ATTACHED && !other->closed &&
             other->client_index == call->client_index &&
             kv_token_equal(&other->client_token, &call->client_token)) {
-            answer(call, GRPC_STATUS_ALREADY_EXISTS, "client is already attached", NULL, 0);
+            end_call(call, GRPC_STATUS_ALREADY_EXISTS, "client is already attached", NULL, 0);
             goto out;
         }
     }
@@ -303,7 +303,7 @@ static void on_new(struct call *call, bool success)
     }
     call->op = kv_method_op(method);
     if (call->op == 0 && strcmp(method, KV_METHOD_ATTACH) != 0) {
-        answer(call, GRPC_STATUS_UNIMPLEMENTED, "no such method", NULL, 0);
+        end_call(call, GRPC_STATUS_UNIMPLEMENTED, "no such method", NULL, 0);
         return;
     }
     receive.data.recv_message.recv_message = &call->request;
@@ -321,13 +321,13 @@ static void on_message(struct call *call, bool success)
         return;
     }
     if (!success || call->request == NULL) {
-        answer(call, GRPC_STATUS_INVALID_ARGUMENT, "message missing", NULL, 0);
+        end_call(call, GRPC_STATUS_INVALID_ARGUMENT, "message missing", NULL, 0);
         return;
     }
     if (call->request->data.raw.compression != GRPC_COMPRESS_NONE ||
         !grpc_byte_buffer_reader_init(&reader, call->request)) {
-        answer(call, GRPC_STATUS_UNIMPLEMENTED, "compressed messages are not supported", NULL,
-               0);
+        end_call(call, GRPC_STATUS_UNIMPLEMENTED, "compressed messages are not supported", NULL,
+                 0);
         return;
     }
     message = grpc_byte_buffer_reader_readall(&reader);
@@ -335,7 +335,7 @@ static void on_message(struct call *call, bool success)
     grpc_byte_buffer_destroy(call->request);
     call->request = NULL;
     if (server->closing) {
-        answer(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
+        end_call(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
     } else if (call->op == 0) {
         attach(call, GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message));
     } else {
@@ -347,7 +347,7 @@ static void on_message(struct call *call, bool success)
                               GRPC_SLICE_START_PTR(message), GRPC_SLICE_LENGTH(message),
                               on_node_reply, call)) {
             call->owed = false;
-            answer(call, GRPC_STATUS_UNAUTHENTICATED, "unknown client", NULL, 0);
+            end_call(call, GRPC_STATUS_UNAUTHENTICATED, "unknown client", NULL, 0);
         }
     }
     grpc_slice_unref(message);
@@ -401,12 +401,12 @@ static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
     for (uint32_t i = 0; i < server->n_calls; i++) {
         struct call *call = &server->calls[i];
 
-        if ((call->state == CALL_READING || call->state == CALL_ANSWERING) && !call->closed &&
+        if ((call->state == CALL_READING || call->state == CALL_ENDING) && !call->closed &&
             now_us - call->since_us > KVS_GRPC_PATIENCE_MS * 1000ull)
             grpc_call_cancel(call->grpc, NULL);
         if (call->state == CALL_ATTACHED && !call->closed &&
             !kvs_node_has_client(server->node, call->client_index, &call->client_token))
-            answer(call, GRPC_STATUS_NOT_FOUND, "client has left", NULL, 0);
+            end_call(call, GRPC_STATUS_NOT_FOUND, "client has left", NULL, 0);
     }
 }
 
@@ -584,7 +584,7 @@ void kvs_grpc_server_destroy(struct kvs_grpc_server *server)
         struct call *call = &server->calls[i];
 
         if ((call->state == CALL_ATTACHED || call->state == CALL_WITH_NODE) && !call->closed)
-            answer(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
+            end_call(call, GRPC_STATUS_UNAVAILABLE, "node is stopping", NULL, 0);
         call->owed = false; /* the node is destroyed */
     }
     grpc_server_shutdown_and_notify(server->server, server->queue, server);

@@ -161,18 +161,18 @@ static void check_version(struct kvctl_doctor *doctor, const struct kv_table *st
 static void check_fill(struct kvctl_doctor *doctor, const struct kv_table *status)
 {
     uint64_t total = bytes_of(status, "memory_bytes");
-    uint64_t lent = bytes_of(status, "memory_used_bytes");
-    bool is_full = lent > total - total / 10;
+    uint64_t used = bytes_of(status, "memory_used_bytes");
+    bool is_full = used > total - total / 10;
     const char *state = text_of(status, "state");
-    char total_text[16], lent_text[16];
+    char total_text[16], used_text[16];
 
     kv_config_format_size(total, total_text, sizeof(total_text));
-    kv_config_format_size(lent, lent_text, sizeof(lent_text));
+    kv_config_format_size(used, used_text, sizeof(used_text));
     kvctl_doctor_tell(doctor, is_full ? KVCTL_WARN : KVCTL_OK, "store",
                       is_full ? "puts may soon fail: close sessions, delete objects, or "
                                 "increase --memory"
                               : NULL,
-                      "%s of %s in use", lent_text, total_text);
+                      "%s of %s in use", used_text, total_text);
     if (state != NULL && strcmp(state, "draining") == 0)
         kvctl_doctor_tell(doctor, KVCTL_WARN, "state", "the node is about to stop", "draining");
 }

@@ -240,11 +240,11 @@ static void expect_work(struct kvc_query_part *part, uint32_t n_groups)
 {
     const struct kv_query *query = &part->query;
     const uint64_t wanted = (uint64_t)query->k * query->rerank;
-    const uint64_t taken = wanted < KV_SELECTED_MAX ? wanted : KV_SELECTED_MAX;
-    const bool is_scored = query->selection != KV_SELECT_TOP || taken < part->n_candidates;
+    const uint64_t n_group = wanted < KV_SELECTED_MAX ? wanted : KV_SELECTED_MAX;
+    const bool is_scored = query->selection != KV_SELECT_TOP || n_group < part->n_candidates;
     const bool is_reranked =
         is_scored ? query->rerank > 1 : query->k < part->n_candidates || query->want_weights;
-    const uint64_t most = taken * n_groups;
+    const uint64_t most = n_group * n_groups;
 
     part->n_scored = is_scored ? part->n_candidates : 0;
     part->n_reranked_max = !is_reranked                ? 0

@@ -74,7 +74,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .secret = kv_random_next(&control->random),
         .clock = config->clock,
         .transport = config->transport,
-        .answers = control->answers,
+        .replies = control->replies,
     };
 
     /* Clients see versions, which must not reveal other output of the generator. */
@@ -157,8 +157,8 @@ bool kvs_node_control(struct kvs_node *node,
                       kvs_node_reply_fn reply,
                       void *arg)
 {
-    return kvs_control_request(&node->control, op, client_index, client_token, request,
-                               request_bytes, reply, arg);
+    return kvs_control_begin(&node->control, op, client_index, client_token, request,
+                             request_bytes, reply, arg);
 }
 
 bool kvs_node_control_step(struct kvs_node *node)

@@ -84,7 +84,7 @@ bool kvs_node_has_client(struct kvs_node *node,
                          const struct kv_id128 *client_token);
 
 /* Sets the function that wakes a control thread that sleeps elsewhere (the gRPC loop).  A data
- * thread calls it after it has put an answer into the control thread's ring.  Set it before
+ * thread calls it after it has put a reply into the control thread's ring.  Set it before
  * kvs_node_start(). */
 void kvs_node_set_control_waker(struct kvs_node *node, void (*wake)(void *arg), void *arg);
 

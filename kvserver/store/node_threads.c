@@ -40,8 +40,8 @@ static void drive_data(void *arg)
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
         if (kvs_shard_step(shard)) {
             idle_since_us = 0;
-            if (shard->answers_due) {
-                shard->answers_due = false;
+            if (shard->replies_due) {
+                shard->replies_due = false;
                 if (node->wake_control != NULL)
                     node->wake_control(node->wake_arg);
             }
@@ -78,7 +78,7 @@ static void drive_control(void *arg)
         bool waiting = kvs_node_control_step(node);
         int fd = -1;
         if (node->control.port->ops->port_arm(node->control.port, &fd) == KV_OK &&
-            !kv_ring_ready(node->control.answers))
+            !kv_ring_ready(node->control.replies))
             kv_sleep_fds(&fd, 1, waiting ? 1000 : 20000);
     }
     free(driven);

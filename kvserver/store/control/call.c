@@ -1,5 +1,5 @@
 /* call.c - the life of a control call: it is created, sends commands to the data threads,
- * collects their answers, and replies, which ends it.
+ * collects what they return, and replies, which ends it.
  */
 #include "kvserver/store/control/control.h"
 #include "proto/kvstore.pb-c.h"
@@ -148,7 +148,7 @@ void kvs_control_broadcast(struct kvs_control_call *call,
         call->next(call);
 }
 
-void kvs_call_answered(struct kvs_control_call *call, const struct kvs_command *command)
+void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command)
 {
     if (command->status != KV_OK && call->status == KV_OK)
         call->status = command->status;

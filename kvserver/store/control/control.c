@@ -16,14 +16,14 @@ static const struct {
     {20000, kvs_clients_check},
 };
 
-bool kvs_control_request(struct kvs_control *control,
-                         enum kv_op_id op,
-                         uint32_t client_index,
-                         const struct kv_id128 *client_token,
-                         const uint8_t *request,
-                         size_t request_bytes,
-                         kvs_node_reply_fn reply,
-                         void *arg)
+bool kvs_control_begin(struct kvs_control *control,
+                       enum kv_op_id op,
+                       uint32_t client_index,
+                       const struct kv_id128 *client_token,
+                       const uint8_t *request,
+                       size_t request_bytes,
+                       kvs_node_reply_fn reply,
+                       void *arg)
 {
     struct kvs_client_record *client = kvs_client_of(control, client_index, client_token);
 
@@ -80,7 +80,7 @@ static void on_answer(struct kvs_control *control, struct kvs_command *command)
     if (command->kind == KVS_COMMAND_CLIENT_STUCK)
         kvs_client_stuck(control, command);
     else
-        kvs_call_answered(command->owner, command);
+        kvs_call_command_done(command->owner, command);
 }
 
 bool kvs_control_step(struct kvs_control *control)
@@ -88,7 +88,7 @@ bool kvs_control_step(struct kvs_control *control)
     struct kvs_command *command;
     uint64_t now_us = kv_clock_now(control->config.clock);
 
-    while ((command = kv_ring_pop(control->answers)) != NULL)
+    while ((command = kv_ring_pop(control->replies)) != NULL)
         on_answer(control, command);
     if (control->port != NULL)
         while (kv_port_progress(control->port) > 0)
@@ -129,9 +129,9 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->sessions = calloc(config->sessions_max, sizeof(*control->sessions));
     control->clients = calloc(config->clients_max, sizeof(*control->clients));
     control->session_of_id = kv_map_create(kv_random_next(&control->random));
-    control->answers = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
+    control->replies = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
     return control->sessions != NULL && control->clients != NULL &&
-                   control->session_of_id != NULL && control->answers != NULL
+                   control->session_of_id != NULL && control->replies != NULL
                ? KV_OK
                : KV_NO_MEMORY;
 }
@@ -153,7 +153,7 @@ void kvs_control_fini(struct kvs_control *control)
             free(control->sessions[i].writers);
     free(control->sessions);
     free(control->clients);
-    kv_ring_destroy(control->answers);
+    kv_ring_destroy(control->replies);
     for (uint32_t i = 0; i < control->n_models; i++)
         free(control->models[i]);
 }

@@ -4,7 +4,7 @@
  *   request -> kvs_control_call -> handler (ops_*.c)
  *                                   |  sends a command to every data thread
  *                                   v  (kvs_control_broadcast)
- *                                 next step, when all have answered ... -> kvs_control_reply
+ *                                 next step, when all have returned it  -> kvs_control_reply
  *
  * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
  *
@@ -81,7 +81,7 @@ struct kvs_session {
     uint64_t renewed_us;
     uint64_t root;
     uint32_t epoch, n_nodes, node_index;
-    struct kv_writers *writers; /* data threads read it, until they have answered the command
+    struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
                                  * forks */
@@ -121,7 +121,7 @@ struct kvs_control_call {
     kvs_node_reply_fn reply; /* NULL: an internal call */
     void *arg;
     void (*next)(struct kvs_control_call *call);
-    uint32_t n_pending; /* answers of data threads or of the disk */
+    uint32_t n_pending; /* replies of data threads or of the disk */
     kv_status_t status; /* first failure among them */
 
     struct kvs_session *session, *child;
@@ -148,7 +148,7 @@ struct kvs_control {
     uint64_t started_us;
     struct kvs_shard *shard; /* (n_threads) owned by the node */
     uint32_t n_threads;
-    struct kv_ring *answers;
+    struct kv_ring *replies;
 
     struct kvs_model *models[KVS_MODELS_MAX];
     uint32_t n_models;
@@ -212,14 +212,14 @@ kv_status_t kvs_control_init(struct kvs_control *control,
 void kvs_control_fini(struct kvs_control *control);
 
 /* As kvs_node_control() and so on in node.h. */
-bool kvs_control_request(struct kvs_control *control,
-                         enum kv_op_id op,
-                         uint32_t client_index,
-                         const struct kv_id128 *client_token,
-                         const uint8_t *request,
-                         size_t request_bytes,
-                         kvs_node_reply_fn reply,
-                         void *arg);
+bool kvs_control_begin(struct kvs_control *control,
+                       enum kv_op_id op,
+                       uint32_t client_index,
+                       const struct kv_id128 *client_token,
+                       const uint8_t *request,
+                       size_t request_bytes,
+                       kvs_node_reply_fn reply,
+                       void *arg);
 bool kvs_control_step(struct kvs_control *control);
 void kvs_control_drain(struct kvs_control *control);
 bool kvs_control_drained(struct kvs_control *control);
@@ -231,15 +231,15 @@ void kvs_control_check(const struct kvs_control *control);
 
 /* ---- call.c ---- */
 
-/* Sends `command` to every data thread.  When all have answered, calls call->next, with
+/* Sends `command` to every data thread.  When all have returned it, calls call->next, with
  * call->status KV_OK or the first failure.  Copies the command.  One broadcast per call at a
  * time. */
 void kvs_control_broadcast(struct kvs_control_call *call,
                            const struct kvs_command *command,
                            void (*next)(struct kvs_control_call *call));
 
-/* A data thread has answered the command. */
-void kvs_call_answered(struct kvs_control_call *call, const struct kvs_command *command);
+/* A data thread has carried out the command. */
+void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command);
 
 /* Ends the call with a message whose outcome the caller has set. */
 void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *message);

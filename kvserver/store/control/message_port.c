@@ -125,8 +125,8 @@ static void on_message(
         free(reply);
         return;
     }
-    if (!kvs_control_request(control, header.op, header.client_index, &header.client_token,
-                             body, body_bytes, message_reply, reply))
+    if (!kvs_control_begin(control, header.op, header.client_index, &header.client_token, body,
+                           body_bytes, message_reply, reply))
         free(reply);
 }
 

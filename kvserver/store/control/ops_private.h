@@ -1,5 +1,6 @@
 /* ops_private.h - what the control operations share.  Each handler validates its input before
- * it changes anything, sends commands to the data threads, and replies when they have answered.
+ * it changes anything, sends commands to the data threads, and replies when all are carried
+ * out.
  *
  *   ops_client.c    hello, goodbye
  *   ops_model.c     model

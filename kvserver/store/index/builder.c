@@ -814,7 +814,7 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
 
     assert(job->n_segments > 0 && job->n_rows > (job->n_segments - 1) * KV_BLOCK_TOKENS);
     assert(job->n_rows <= job->n_segments * KV_BLOCK_TOKENS);
-    assert(kvs_arena_is_lent(arena, job->segments_class, job->segments));
+    assert(kvs_arena_is_in_use(arena, job->segments_class, job->segments));
     assert(job->segments[0]->begins_job);
     for (uint32_t i = 0; i < job->n_segments; i++)
         assert(job->segments[i]->pins > 0 && (job->is_late || job->segments[i]->training));
@@ -822,10 +822,10 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));
     assert((job->cells != NULL) == is_celling);
-    assert(job->cells == NULL || kvs_arena_is_lent(arena, job->cells_class, job->cells));
+    assert(job->cells == NULL || kvs_arena_is_in_use(arena, job->cells_class, job->cells));
     assert(job->training == NULL ||
            (!job->is_late && job->state != JOB_QUEUED &&
-            kvs_arena_is_lent(arena, job->training_class, job->training)));
+            kvs_arena_is_in_use(arena, job->training_class, job->training)));
     assert(job == indexer->first || job->state == JOB_QUEUED);
 }
 

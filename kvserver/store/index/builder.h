@@ -17,7 +17,7 @@
  * fails, so nothing is made from bad rows.
  *
  * Invariants, which kvs_indexer_check() asserts between two steps:
- *   (1) The jobs in the list are those that the pool has lent, and as many as are counted; what
+ *   (1) The jobs in the list are those in use in the pool, and as many as are counted; what
  *       is looked at next is in the list, or behind its end.
  *   (2) Only the first is at work: the others are queued and hold nothing but their segments.
  *   (3) A job has all of its segments pinned, says in the first that it begins there, and in

@@ -189,10 +189,10 @@ static void check_codebook(const struct kvs_codebooks *books, const struct kvs_c
     const struct kvs_arena *arena = books->store->arena;
 
     assert(book->refs > 0 && book->serial > 0 && book->serial <= books->serial);
-    assert(kvs_arena_is_lent(arena, book->class_id, book->centroids));
+    assert(kvs_arena_is_in_use(arena, book->class_id, book->centroids));
     assert((book->cells != NULL) == (book->n_celled > 0));
     assert(book->n_celled % KV_PQ_TILE == 0);
-    assert(book->cells == NULL || kvs_arena_is_lent(arena, book->cells_class, book->cells));
+    assert(book->cells == NULL || kvs_arena_is_in_use(arena, book->cells_class, book->cells));
     assert(book->n_summaries_lost == 0 || book->summaries.n_rows == 0);
     kvs_summaries_check(&book->summaries, arena);
 }

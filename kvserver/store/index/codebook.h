@@ -15,7 +15,7 @@
  *
  * Invariants, which kvs_codebooks_check() asserts of each:
  *   (1) Somebody refers to it, and its serial is one that was given.
- *   (2) Its centroids, cells and summaries are elements of the arena that are lent.
+ *   (2) Its centroids, cells and summaries are elements of the arena in use.
  *   (3) Cells are of whole blocks, one at least; without any, none are counted.
  *   (4) Summaries are there or lost, not both.
  * and of all together:

@@ -120,7 +120,7 @@ void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs
     assert((summaries->n_rows > 0) == (summaries->groups != NULL));
     if (summaries->groups == NULL)
         return;
-    assert(kvs_arena_is_lent(arena, summaries->list_class, summaries->groups));
+    assert(kvs_arena_is_in_use(arena, summaries->list_class, summaries->groups));
     for (uint32_t i = 0; i < kvs_summaries_n_groups(summaries); i++)
-        assert(kvs_arena_is_lent(arena, summaries->group_class, summaries->groups[i].bytes));
+        assert(kvs_arena_is_in_use(arena, summaries->group_class, summaries->groups[i].bytes));
 }

@@ -9,7 +9,7 @@
  *
  * Invariants, which kvs_summaries_check() asserts:
  *   (1) There is a list of groups if they stand for rows, and none if for none.
- *   (2) The list and the bytes of each group are elements of the arena that are lent.
+ *   (2) The list and the bytes of each group are elements of the arena in use.
  *
  * Threads: the data thread.  Memory: from the arena.
  */

@@ -89,13 +89,13 @@ static bool check(struct kvs_request *request)
     return true;
 }
 
-static void answer(struct kvs_request *request, const struct kv_wire_index_result *indexed)
+static void send_reply(struct kvs_request *request, const struct kv_wire_index_result *indexed)
 {
     request->reply.layer = kvs_units(request)[0].layer;
     memcpy(request->small, indexed, sizeof(*indexed)); /* `indexed` is copied: `small` may hold
                                                         * the request's body */
     request->reply.snapshot = request->header.token_count;
-    kvs_request_answer(request, request->small, sizeof(*indexed), NULL, 0);
+    kvs_request_reply(request, request->small, sizeof(*indexed), NULL, 0);
 }
 
 static struct kvs_index_look look_at(const struct kvs_request *request, uint32_t i)
@@ -138,7 +138,7 @@ static void look(struct kvs_request *request)
         indexed.iterations += look.iterations;
         indexed.train_us += look.train_us;
     }
-    answer(request, &indexed);
+    send_reply(request, &indexed);
 }
 
 void kvs_op_index_wake(struct kvs_request *request)

@@ -108,7 +108,7 @@ static void put_finish(struct kvs_request *request)
         return;
     if (put_is_done(request->client, number)) {
         request->reply.object_bytes = object->bytes;
-        kvs_request_answer(request, NULL, 0, NULL, 0);
+        kvs_request_reply(request, NULL, 0, NULL, 0);
         return;
     }
     if (other != NULL) {
@@ -131,7 +131,7 @@ static void put_finish(struct kvs_request *request)
     }
     put_set_done(request->client, number);
     request->reply.object_bytes = object->bytes;
-    kvs_request_answer(request, NULL, 0, NULL, 0);
+    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 /* Replies to a put whose object exists.  The discarded data may arrive late, when the bit of a
@@ -141,7 +141,7 @@ static void answer_there(struct kvs_request *request)
     if (!put_is_due(request))
         return;
     put_set_done(request->client, request->header.put_number);
-    kvs_request_answer(request, NULL, 0, NULL, 0);
+    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 /* Verifies the existing object, one piece per slice; the put's own data was discarded.  If a
@@ -312,9 +312,9 @@ void kvs_op_object_get_begin(struct kvs_request *request)
     request->reply.object_version = object->version;
     kvs_count(&request->shard->stats.objects_out, 1);
     if (bytes <= KV_WIRE_INLINE_MAX / 2)
-        kvs_request_answer(request, piece->bytes, bytes, NULL, 0);
+        kvs_request_reply(request, piece->bytes, bytes, NULL, 0);
     else
-        kvs_request_answer(request, NULL, 0, piece->bytes, bytes);
+        kvs_request_reply(request, NULL, 0, piece->bytes, bytes);
 }
 
 void kvs_op_object_exists_begin(struct kvs_request *request)
@@ -330,7 +330,7 @@ void kvs_op_object_exists_begin(struct kvs_request *request)
     }
     request->reply.object_bytes = object->bytes;
     request->reply.object_version = object->version;
-    kvs_request_answer(request, NULL, 0, NULL, 0);
+    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 /* Deletes one version: when repeated, it does not delete an object put since. */
@@ -349,7 +349,7 @@ void kvs_op_object_delete_begin(struct kvs_request *request)
     const struct kvs_stored_object *object = kvs_objects_find(objects, &key);
     if (object != NULL && object->version == version)
         (void)kvs_objects_remove(objects, &key);
-    kvs_request_answer(request, NULL, 0, NULL, 0);
+    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 /* ---- ping -------------------------------------------------------------------------------- */
@@ -364,11 +364,11 @@ void kvs_op_ping_begin(struct kvs_request *request)
         return;
     }
     if (bytes <= sizeof(request->small)) {
-        request->answer = request->small;
-    } else if (kvs_request_answer_slot(request, bytes) != KV_OK) {
+        request->reply_body = request->small;
+    } else if (kvs_request_get_reply_slot(request, bytes) != KV_OK) {
         kvs_request_fail(request, KV_BUSY, "ping: no free buffer for the reply");
         return;
     }
-    memset(request->answer, 0, bytes); /* clears what another client's request left there */
-    kvs_request_answer(request, request->answer, bytes, NULL, 0);
+    memset(request->reply_body, 0, bytes); /* clears what another client's request left there */
+    kvs_request_reply(request, request->reply_body, bytes, NULL, 0);
 }

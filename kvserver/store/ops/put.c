@@ -55,7 +55,7 @@ static void answer_put(struct kvs_request *request)
     request->reply.layer = kvs_units(request)[0].layer;
     request->reply.snapshot = committed;
     request->reply.n_rows = header->n_units * header->token_count;
-    kvs_request_answer(request, NULL, 0, NULL, 0);
+    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 static void count_rows_in(struct kvs_request *request, uint64_t rows, uint64_t bytes)

@@ -4,7 +4,7 @@
  *   begin ......... checks the request; waits for its snapshot
  *   run, run, ..... gets a staging buffer (for rows) and the query pipeline, then runs slices
  *                   of it (pipeline.h)
- *   answer ........ replies with the results; rows follow them in the body, or come as bulk
+ *   send_reply .... rows follow the results in the body, or come as bulk
  *
  * A data thread has one pipeline, so queries take turns in order of arrival:
  * kvs_query_queue. */
@@ -149,7 +149,7 @@ static bool check_outputs(struct kvs_request *request,
     return true;
 }
 
-static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipeline)
+static void send_reply(struct kvs_request *request, struct kvs_query_pipeline *pipeline)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
     const uint64_t begun_us = kvs_query_queue_of(request->shard)->begun_us;
@@ -160,7 +160,7 @@ static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipel
     };
     const size_t bytes = pipeline->rows_bytes;
     uint32_t committed = UINT32_MAX;
-    uint8_t *to = request->answer;
+    uint8_t *to = request->reply_body;
 
     to = append(to, &times, sizeof(times));
     to = append(to, pipeline->found, request->header.n_units * sizeof(pipeline->found[0]));
@@ -181,12 +181,12 @@ static void answer(struct kvs_request *request, struct kvs_query_pipeline *pipel
     count(request, pipeline);
 
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2 &&
-                   (size_t)(to - request->answer) + bytes <= KV_WIRE_BODY_MAX;
+                   (size_t)(to - request->reply_body) + bytes <= KV_WIRE_BODY_MAX;
     if (in_body && bytes > 0)
         to = append(to, request->staging, bytes);
     kvs_op_query_release(request);
-    kvs_request_answer(request, request->answer, (size_t)(to - request->answer),
-                       request->staging, in_body ? 0 : bytes);
+    kvs_request_reply(request, request->reply_body, (size_t)(to - request->reply_body),
+                      request->staging, in_body ? 0 : bytes);
 }
 
 /* ---- running ----------------------------------------------------------------------------- */
@@ -248,8 +248,8 @@ bool kvs_op_query_run(struct kvs_request *request)
     if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
         !kvs_request_acquire_staging(request))
         return false;
-    if (request->answer == NULL &&
-        kvs_request_answer_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
+    if (request->reply_body == NULL &&
+        kvs_request_get_reply_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
         kvs_request_fail(request, KV_BUSY, "query: no free buffer for the reply");
         return false;
     }
@@ -262,6 +262,6 @@ bool kvs_op_query_run(struct kvs_request *request)
     if (!kvs_query_pipeline_is_done(pipeline))
         return true;
     if (check_outputs(request, pipeline))
-        answer(request, pipeline);
+        send_reply(request, pipeline);
     return false;
 }

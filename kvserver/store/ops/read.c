@@ -118,24 +118,24 @@ static void read_ready(struct kvs_request *request)
 
     if (!rows_are_good(request))
         return;
-    if (request->answer == NULL) {
+    if (request->reply_body == NULL) {
         size_t need = crc_bytes + (in_body ? bytes : 0);
         /* `small` may hold the request's body: the reply then needs a buffer of its own. */
         if (request->body != request->small && need <= sizeof(request->small)) {
-            request->answer = request->small;
-        } else if (kvs_request_answer_slot(request, need) != KV_OK) {
+            request->reply_body = request->small;
+        } else if (kvs_request_get_reply_slot(request, need) != KV_OK) {
             kvs_request_fail(request, KV_BUSY, "%s: no free buffer for the reply",
                              request->type->name);
             return;
         }
-        gather_crcs(request, (uint32_t *)(void *)request->answer);
+        gather_crcs(request, (uint32_t *)(void *)request->reply_body);
         kvs_count(&request->shard->stats.rows_out, n_rows);
         kvs_count(&request->shard->stats.rows_out_bytes, bytes);
         kvs_count(&request->client->rows_out, n_rows);
     }
     if (in_body) {
-        gather(request, request->answer + crc_bytes, bytes);
-        kvs_request_answer(request, request->answer, crc_bytes + bytes, NULL, 0);
+        gather(request, request->reply_body + crc_bytes, bytes);
+        kvs_request_reply(request, request->reply_body, crc_bytes + bytes, NULL, 0);
         return;
     }
     if (!is_fetch(request) && header->n_units == 1) {
@@ -148,7 +148,7 @@ static void read_ready(struct kvs_request *request)
             request->n_pins =
                 kvs_unit_pin(unit, header->token_begin, header->token_count, request->pins);
             kvs_count(&request->shard->stats.direct_sends, 1);
-            kvs_request_answer(request, request->answer, crc_bytes, piece.base, piece.bytes);
+            kvs_request_reply(request, request->reply_body, crc_bytes, piece.base, piece.bytes);
             return;
         }
     }
@@ -173,8 +173,8 @@ bool kvs_op_read_run(struct kvs_request *request)
         gather(request, request->staging + request->cursor_bytes, KVS_SLICE_BYTES);
     if (request->cursor_unit < request->header.n_units)
         return true;
-    kvs_request_answer(request, request->answer, request->reply.n_rows * sizeof(uint32_t),
-                       request->staging, request->cursor_bytes);
+    kvs_request_reply(request, request->reply_body, request->reply.n_rows * sizeof(uint32_t),
+                      request->staging, request->cursor_bytes);
     return false;
 }
 

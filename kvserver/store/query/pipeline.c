@@ -63,7 +63,7 @@ static enum kvs_query_stage selected_stage(const struct kvs_query_pipeline *pipe
 }
 
 /* Step 1 has n candidates: divides the scratch memory for step 2. */
-static void set_taken(struct kvs_query_pipeline *pipeline, uint32_t n)
+static void set_candidates(struct kvs_query_pipeline *pipeline, uint32_t n)
 {
     pipeline->n_candidates = pipeline->n_selected = n;
     kvs_query_scratch_divide(&pipeline->scratch, pipeline->score.n_queries, n);
@@ -81,7 +81,7 @@ static enum kvs_query_stage first_stage(struct kvs_query_pipeline *pipeline)
     /* All rows are candidates, for all query vectors. */
     const uint32_t all = UINT32_MAX >> (KV_QUERIES_MAX - pipeline->score.n_queries);
     struct kvs_range_walk walk = {.ranges = pipeline->score.ranges};
-    set_taken(pipeline, n);
+    set_candidates(pipeline, n);
     for (uint32_t i = 0; i < n; i++) {
         pipeline->scratch.candidates[i] = kvs_range_walk_to(&walk, i);
         pipeline->scratch.query_mask[i] = all;
@@ -198,7 +198,7 @@ static bool stage_expand(struct kvs_query_pipeline *pipeline)
         pipeline->stage = KVS_QUERY_UNIT;
         return true;
     }
-    set_taken(pipeline, pipeline->expander->n);
+    set_candidates(pipeline, pipeline->expander->n);
     /* Without reranking, these weights are the result.  They go where the scores were, but by
      * way of another array: a few cells may expand to many rows, and the selector's weights
      * begin close after the scores. */

@@ -76,9 +76,9 @@ static inline uint32_t kvs_selection_groups(const struct kvs_selection *selectio
 static inline uint32_t kvs_selection_n_candidates(const struct kvs_selection *selection,
                                                   uint32_t k)
 {
-    const uint64_t takes = (uint64_t)k * selection->factor;
+    const uint64_t wanted = (uint64_t)k * selection->factor;
 
-    return takes < KV_SELECTED_MAX ? (uint32_t)takes : KV_SELECTED_MAX;
+    return wanted < KV_SELECTED_MAX ? (uint32_t)wanted : KV_SELECTED_MAX;
 }
 
 /* Returns how many of n rows are selected at most. */

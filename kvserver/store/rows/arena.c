@@ -346,7 +346,7 @@ uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 
 /* ---- checks ------------------------------------------------------------------------------ */
 
-bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *element)
+bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void *element)
 {
     const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->base);
 

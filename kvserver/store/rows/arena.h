@@ -73,7 +73,7 @@ uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id);
 unsigned kvs_arena_touch_ahead(struct kvs_arena *arena);
 
 /* Returns whether it is an element of that class in use. */
-bool kvs_arena_is_lent(const struct kvs_arena *arena, int class_id, const void *element);
+bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void *element);
 
 /* Asserts the invariants; visits all pages. */
 void kvs_arena_check(const struct kvs_arena *arena);

@@ -1,6 +1,6 @@
 /* health.h - counts of data in memory that no longer has its checksum, and of its repair.
  *
- * Everything that affects an answer has a checksum: rows have the CRC32C of their writer, other
+ * Everything that affects a reply has a checksum: rows have the CRC32C of their writer, other
  * data has one that the node computed when it made the data.  The structures that hold it
  * together have none: pointers, counts, the records of segments, codebooks and objects.
  *

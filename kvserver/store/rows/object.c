@@ -191,12 +191,12 @@ static void check_object(const struct kvs_objects *objects,
                          const struct kvs_stored_object *object)
 {
     assert(object->published && kv_map_get(objects->map, &object->key) == object);
-    assert(kvs_arena_is_lent(objects->arena, object->class_id, object));
+    assert(kvs_arena_is_in_use(objects->arena, object->class_id, object));
     assert(object->n_pieces == kvs_object_n_pieces(object->bytes));
     assert(object->version != 0);
     for (uint32_t i = 0; i < object->n_pieces; i++)
-        assert(kvs_arena_is_lent(objects->arena, object->pieces[i].class_id,
-                                 object->pieces[i].bytes));
+        assert(kvs_arena_is_in_use(objects->arena, object->pieces[i].class_id,
+                                   object->pieces[i].bytes));
 }
 
 void kvs_objects_check(const struct kvs_objects *objects)

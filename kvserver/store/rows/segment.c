@@ -146,8 +146,8 @@ void kvs_segment_check(const struct kvs_segment_store *store, const struct kvs_s
 {
     assert(segment->refs > 0 || segment->pins > 0);
     assert(segment->pins > 0 || (!segment->training && !segment->begins_job));
-    assert(kvs_arena_is_lent(store->arena, segment->row_class, segment->rows));
-    assert(kvs_arena_is_lent(store->arena, store->crc_class, segment->crcs));
+    assert(kvs_arena_is_in_use(store->arena, segment->row_class, segment->rows));
+    assert(kvs_arena_is_in_use(store->arena, store->crc_class, segment->crcs));
     assert(segment->n_written <= KV_BLOCK_TOKENS);
     assert(segment->n_coded <= segment->n_written && segment->n_lost <= segment->n_written);
     assert(segment->n_checked <= segment->n_written);

@@ -299,7 +299,7 @@ void kvs_unit_check(const struct kvs_unit *unit, const struct kvs_segment_store 
     assert(unit->n_segments <= unit->capacity);
     assert(unit->capacity == 0
                ? unit->segments == NULL
-               : kvs_arena_is_lent(store->arena, unit->array_class, unit->segments));
+               : kvs_arena_is_in_use(store->arena, unit->array_class, unit->segments));
     assert(!unit->broken || unit->n_transfers > 0);
     for (uint32_t i = 0; i < unit->n_segments; i++) {
         const struct kvs_segment *segment = unit->segments[i];

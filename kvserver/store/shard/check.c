@@ -92,7 +92,7 @@ static void check_state(const struct kvs_request *request)
     assert((request->n_sends > 0) == (request->state == KVS_REQUEST_SENDING));
 }
 
-static bool is_lent(const struct kv_pool *pool, const void *object)
+static bool is_in_use(const struct kv_pool *pool, const void *object)
 {
     return object == NULL || kv_pool_is_used(pool, kv_pool_index(pool, object));
 }
@@ -104,9 +104,10 @@ static void check_request(const struct kvs_request *request, struct held *held)
     check_state(request);
     check_list_of(request, held);
     assert(request->client->due_us <= kvs_request_next_look(request));
-    assert(is_lent(shard->requests, request) && is_lent(shard->bodies, request->body_slot) &&
-           is_lent(shard->bodies, request->answer_slot) &&
-           is_lent(shard->stagings, request->staging));
+    assert(is_in_use(shard->requests, request) &&
+           is_in_use(shard->bodies, request->body_slot) &&
+           is_in_use(shard->bodies, request->reply_slot) &&
+           is_in_use(shard->stagings, request->staging));
     assert(request->n_iov <= KV_IOV_MAX && request->n_pins <= KVS_PINS_MAX);
     for (unsigned i = 0; i < request->n_pins; i++)
         assert(request->pins[i]->pins > 0);
@@ -129,7 +130,7 @@ static void check_client(const struct kvs_shard *shard,
         assert(request->shard == shard);
         n_requests++;
         assert(n_requests <= client->n_requests);
-        n_bodies += (request->body_slot != NULL) + (request->answer_slot != NULL);
+        n_bodies += (request->body_slot != NULL) + (request->reply_slot != NULL);
         n_stagings += request->staging != NULL;
         check_request(request, held);
     }
@@ -167,7 +168,7 @@ static void check_receives(const struct kvs_shard *shard, struct held *held)
         if (receive->client == NULL)
             continue;
         assert(receive->client->n_pending_receives > 0);
-        assert(is_lent(shard->bodies, receive->body));
+        assert(is_in_use(shard->bodies, receive->body));
         held->n_receives++;
     }
     for (uint32_t i = 0; i < shard->n_clients; i++)
@@ -375,7 +376,7 @@ static void check_counts(struct census *census)
             n_bad += (uint32_t)__builtin_popcountll(segment->bad[j]);
         if (segment->codes == NULL)
             continue;
-        assert(kvs_arena_is_lent(
+        assert(kvs_arena_is_in_use(
             shard->arena, kvs_codebook_at(&shard->codebooks, segment->codebook)->tile_class,
             segment->codes));
         census->book_refs[segment->codebook]++;

@@ -37,7 +37,7 @@ void kvs_shard_client_close(struct kvs_shard *shard, struct kvs_shard_client *cl
 void kvs_shard_client_lost(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
     /* The notice is out of the ring before the place can be opened again, because the control
-     * thread gets the answer to the client's close after it.
+     * thread gets the reply to the client's close after it.
  */
     if (!client->is_told) {
         client->notice = (struct kvs_command){

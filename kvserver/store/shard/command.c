@@ -181,7 +181,7 @@ bool kvs_shard_command_step(struct kvs_shard *shard)
         shard->command->status = KV_OK;
     }
     if (run[shard->command->kind](shard, shard->command)) {
-        /* The ring of answers is as large as all rings of commands together. */
+        /* The ring of replies is as large as all rings of commands together. */
         bool is_told = kvs_shard_notify(shard, shard->command);
         assert(is_told);
         (void)is_told;

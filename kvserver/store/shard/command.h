@@ -1,4 +1,4 @@
-/* command.h - the commands of the control thread to a data thread, and its answers. */
+/* command.h - the commands of the control thread to a data thread, and its replies. */
 #ifndef KV_KVSERVER_STORE_SHARD_COMMAND_H
 #define KV_KVSERVER_STORE_SHARD_COMMAND_H
 
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* The control thread pushes a command into a data thread's ring and gets the same struct back
- * as the answer.  Its memory belongs to the control call, or, for CLIENT_STUCK, to the
+ * as the reply.  Its memory belongs to the control call, or, for CLIENT_STUCK, to the
  * client. */
 enum kvs_command_kind {
     KVS_COMMAND_CLIENT_OPEN,
@@ -28,7 +28,7 @@ enum kvs_command_kind {
 struct kvs_command {
     enum kvs_command_kind kind;
     uint32_t thread;
-    kv_status_t status; /* answer */
+    kv_status_t status; /* reply */
     void *owner;        /* for the control thread */
 
     uint32_t index, child_index; /* of sessions, or of a client */

@@ -52,7 +52,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->transfer = request->coming = false;
     request->session = NULL;
     request->body = request->body_slot = NULL;
-    request->answer = request->answer_slot = request->staging = NULL;
+    request->reply_body = request->reply_slot = request->staging = NULL;
     request->object = NULL;
     request->n_iov = request->n_pins = request->n_sends = 0;
     request->status = request->send_status = KV_OK;
@@ -129,7 +129,7 @@ void kvs_request_end(struct kvs_request *request)
     if (request->object != NULL)
         kvs_object_unpin(&shard->objects, request->object);
     body_put(request, request->body_slot);
-    body_put(request, request->answer_slot);
+    body_put(request, request->reply_slot);
     staging_put(request);
 
     *request->client_link = request->client_next;
@@ -182,13 +182,13 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
     return KV_OK;
 }
 
-kv_status_t kvs_request_answer_slot(struct kvs_request *request, size_t bytes)
+kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes)
 {
     assert(bytes <= KV_WIRE_BODY_MAX);
-    request->answer_slot = body_get(request, 0);
-    if (request->answer_slot == NULL)
+    request->reply_slot = body_get(request, 0);
+    if (request->reply_slot == NULL)
         return KV_BUSY;
-    request->answer = request->answer_slot;
+    request->reply_body = request->reply_slot;
     return KV_OK;
 }
 
@@ -259,11 +259,11 @@ static void address_reply(struct kv_wire_header *reply,
     reply->epoch = header->epoch;
 }
 
-void kvs_request_answer(struct kvs_request *request,
-                        const void *body,
-                        size_t body_bytes,
-                        const void *bulk,
-                        size_t bulk_bytes)
+void kvs_request_reply(struct kvs_request *request,
+                       const void *body,
+                       size_t body_bytes,
+                       const void *bulk,
+                       size_t bulk_bytes)
 {
     struct kv_wire_header *reply = &request->reply;
     const struct kv_wire_header *header = &request->header;
@@ -364,7 +364,7 @@ void kvs_request_answer_status(struct kvs_request *request)
         kvs_count(&shard->stats.busy, 1);
     else if (request->status != KV_OK)
         kvs_count(&shard->stats.rejected, 1);
-    kvs_request_answer(request, request->small, strlen((char *)request->small), NULL, 0);
+    kvs_request_reply(request, request->small, strlen((char *)request->small), NULL, 0);
 }
 
 void kvs_request_fail(struct kvs_request *request, kv_status_t status, const char *format, ...)

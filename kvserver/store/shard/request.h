@@ -92,7 +92,7 @@ struct kvs_request {
     /* The reply. */
     struct kv_wire_header reply, reply_bulk;
     struct kv_iov pair[2]; /* body and bulk, if they are sent in one message */
-    uint8_t *answer, *answer_slot;
+    uint8_t *reply_body, *reply_slot;
     unsigned n_sends;
     kv_status_t send_status;
     uint8_t small[KVS_SMALL_BYTES] __attribute__((aligned(16)));
@@ -104,7 +104,7 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
 
 /* Gets a buffer of KV_WIRE_BODY_MAX for the reply's body.  Fails with KV_BUSY if none is
  * free. */
-kv_status_t kvs_request_answer_slot(struct kvs_request *request, size_t bytes);
+kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes);
 
 /* Returns true if the session has been closed, or has another generation, since the request
  * began. */
@@ -133,10 +133,10 @@ void kvs_request_fail(struct kvs_request *request, kv_status_t status, const cha
 
 /* Sends the reply (the operation has set its fields in request->reply), body and bulk.  Borrows
  * them until they have been sent, which ends the request. */
-void kvs_request_answer(struct kvs_request *request,
-                        const void *body,
-                        size_t body_bytes,
-                        const void *bulk,
-                        size_t bulk_bytes);
+void kvs_request_reply(struct kvs_request *request,
+                       const void *body,
+                       size_t body_bytes,
+                       const void *bulk,
+                       size_t bulk_bytes);
 
 #endif

@@ -90,7 +90,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->stuck_send_us = setup->stuck_send_us;
     shard->clock = setup->clock;
     atomic_init(&shard->seen_us, kv_clock_now(setup->clock));
-    shard->answers = setup->answers;
+    shard->replies = setup->replies;
     shard->n_sessions = setup->n_sessions;
     shard->n_clients = setup->n_clients;
     for (int i = 0; i < KV_PRIORITY_COUNT; i++)

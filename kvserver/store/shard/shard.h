@@ -102,9 +102,9 @@ struct kvs_shard {
     struct kvs_shard_session *woken, **woken_end; /* sessions to wake, in that order */
     struct kv_ring *commands;                     /* from the control thread */
     struct kvs_command *command;                  /* in progress, in slices */
-    struct kv_ring *answers;                      /* to the control thread; shared by all data
+    struct kv_ring *replies;                      /* to the control thread; shared by all data
                                                    * threads */
-    bool answers_due; /* `answers` has new entries; the driver wakes the control thread */
+    bool replies_due; /* `replies` has new entries; the driver wakes the control thread */
     _Atomic bool draining;
     uint64_t timers_us;       /* next check of deadlines */
     _Atomic uint64_t seen_us; /* time of the last check, for /health */
@@ -120,7 +120,7 @@ struct kvs_shard_setup {
     uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
-    struct kv_ring *answers;
+    struct kv_ring *replies;
 };
 
 kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup);

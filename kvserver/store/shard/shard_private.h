@@ -17,12 +17,13 @@
 
 #include "kvserver/store/shard/shard.h"
 
-/* Sends an answer or a notice to the control thread.  Returns false if the ring is full. */
+/* Hands a command that was carried out back to the control thread, or sends it a notice.
+ * Returns false if the ring is full. */
 static inline bool kvs_shard_notify(struct kvs_shard *shard, struct kvs_command *command)
 {
-    bool is_pushed = kv_ring_push(shard->answers, command);
+    bool is_pushed = kv_ring_push(shard->replies, command);
 
-    shard->answers_due = true;
+    shard->replies_due = true;
     return is_pushed;
 }
 

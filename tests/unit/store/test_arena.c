@@ -247,7 +247,7 @@ static void many_sizes_at_once_are_rounded(void **state)
 }
 
 /* What is lent is not written to, however far the page behind it has been touched. */
-static void touching_spares_what_is_lent(void **state)
+static void touching_spares_what_is_in_use(void **state)
 {
     (void)state;
     for (unsigned n_before = 0; n_before < 40; n_before += 3) {
@@ -282,7 +282,7 @@ int main(void)
         cmocka_unit_test(classes_round_little),
         cmocka_unit_test(unused_classes_serve_other_sizes),
         cmocka_unit_test(many_sizes_at_once_are_rounded),
-        cmocka_unit_test(touching_spares_what_is_lent),
+        cmocka_unit_test(touching_spares_what_is_in_use),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
