@@ -152,13 +152,13 @@ bool kvs_node_control(struct kvs_node *node,
                       enum kv_op_id op,
                       uint32_t client_index,
                       const struct kv_id128 *client_token,
-                      const uint8_t *request,
-                      size_t request_bytes,
+                      const uint8_t *packed,
+                      size_t packed_bytes,
                       kvs_node_reply_fn reply,
                       void *arg)
 {
-    return kvs_control_begin(&node->control, op, client_index, client_token, request,
-                             request_bytes, reply, arg);
+    return kvs_control_begin(&node->control, op, client_index, client_token, packed,
+                             packed_bytes, reply, arg);
 }
 
 bool kvs_node_control_step(struct kvs_node *node)

@@ -52,7 +52,7 @@ void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeou
 /* ---- control thread ---- */
 
 /* Runs one control operation of a client and calls `reply` exactly once, from this call or from
- * a later control step.  Borrows the request.  `op` must be a control operation: callers check
+ * a later control step.  Borrows the packed message.  `op` must be a control operation: callers check
  * kvs_op_is_control() first.  Hello and goodbye need no token (NULL).  For any other operation
  * the token must be that client's; otherwise the call returns false, does nothing, and does not
  * call `reply`. */
@@ -60,8 +60,8 @@ bool kvs_node_control(struct kvs_node *node,
                       enum kv_op_id op,
                       uint32_t client_index,
                       const struct kv_id128 *client_token,
-                      const uint8_t *request,
-                      size_t request_bytes,
+                      const uint8_t *packed,
+                      size_t packed_bytes,
                       kvs_node_reply_fn reply,
                       void *arg);
 

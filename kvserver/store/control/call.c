@@ -1,7 +1,7 @@
 /* call.c - the life of a control call: it is created, sends commands to the data threads,
  * collects what they return, and replies, which ends it.
  */
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/control/ops_private.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <assert.h>
@@ -66,6 +66,17 @@ struct kvs_control_call *kvs_control_call_internal(struct kvs_control *control,
                                                    enum kv_op_id op)
 {
     return kvs_call_create(control, op, NULL, NULL);
+}
+
+void *kvs_call_unpack(struct kvs_control_call *call, const ProtobufCMessageDescriptor *type)
+{
+    ProtobufCMessage *message =
+        protobuf_c_message_unpack(type, NULL, call->packed_bytes, call->packed);
+
+    if (message == NULL)
+        kvs_control_refuse(call, KV_INVALID, "%s: malformed request",
+                           call->control->ops[call->op].name);
+    return message;
 }
 
 void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *message)

@@ -20,8 +20,8 @@ bool kvs_control_begin(struct kvs_control *control,
                        enum kv_op_id op,
                        uint32_t client_index,
                        const struct kv_id128 *client_token,
-                       const uint8_t *request,
-                       size_t request_bytes,
+                       const uint8_t *packed,
+                       size_t packed_bytes,
                        kvs_node_reply_fn reply,
                        void *arg)
 {
@@ -41,14 +41,14 @@ bool kvs_control_begin(struct kvs_control *control,
         client->heard_us = kv_clock_now(control->config.clock);
         call->tenant = client->tenant;
     }
-    call->request = request;
-    call->request_bytes = request_bytes;
+    call->packed = packed;
+    call->packed_bytes = packed_bytes;
     if (control->n_calls > KVS_CALLS_MAX)
         kvs_control_refuse(call, KV_BUSY, "more than %d control requests in flight",
                            KVS_CALLS_MAX);
-    else if (request_bytes > KV_WIRE_CONTROL_MAX)
+    else if (packed_bytes > KV_WIRE_CONTROL_MAX)
         kvs_control_refuse(call, KV_TOO_LARGE, "%s: request of %zu bytes, limit %d",
-                           control->ops[op].name, request_bytes, KV_WIRE_CONTROL_MAX);
+                           control->ops[op].name, packed_bytes, KV_WIRE_CONTROL_MAX);
     else
         control->ops[op].control(call);
     return true;

@@ -115,9 +115,9 @@ struct kvs_client_record {
 struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
-    uint32_t tenant;        /* of the client, from its hello */
-    const uint8_t *request; /* valid until the handler returns */
-    size_t request_bytes;
+    uint32_t tenant;       /* of the client, from its hello */
+    const uint8_t *packed; /* the message that it carries; valid until the handler returns */
+    size_t packed_bytes;
     kvs_node_reply_fn reply; /* NULL: an internal call */
     void *arg;
     void (*next)(struct kvs_control_call *call);
@@ -216,8 +216,8 @@ bool kvs_control_begin(struct kvs_control *control,
                        enum kv_op_id op,
                        uint32_t client_index,
                        const struct kv_id128 *client_token,
-                       const uint8_t *request,
-                       size_t request_bytes,
+                       const uint8_t *packed,
+                       size_t packed_bytes,
                        kvs_node_reply_fn reply,
                        void *arg);
 bool kvs_control_step(struct kvs_control *control);

@@ -163,24 +163,23 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
 
 void kvs_control_hello(struct kvs_control_call *call)
 {
-    Kvpb__HelloRequest *request =
-        kvpb__hello_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__HelloRequest *request = kvs_call_unpack(call, &kvpb__hello_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "hello: malformed request");
-    else
-        hello(call, request);
+        return;
+    hello(call, request);
     kvpb__hello_request__free_unpacked(request, NULL);
 }
 
 void kvs_control_goodbye(struct kvs_control_call *call)
 {
-    Kvpb__GoodbyeRequest *request =
-        kvpb__goodbye_request__unpack(NULL, call->request_bytes, call->request);
     struct kvs_control *control = call->control;
+    Kvpb__GoodbyeRequest *request = kvs_call_unpack(call, &kvpb__goodbye_request__descriptor);
     struct kv_id128 token;
 
-    if (request == NULL || !kvs_pb_get_id(&request->client_token, &token) ||
+    if (request == NULL)
+        return;
+    if (!kvs_pb_get_id(&request->client_token, &token) ||
         request->client_index >= control->config.clients_max) {
         kvs_control_refuse(call, KV_INVALID, "goodbye: malformed request");
     } else {

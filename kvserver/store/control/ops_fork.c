@@ -171,13 +171,11 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
 
 void kvs_control_fork(struct kvs_control_call *call)
 {
-    Kvpb__ForkRequest *request =
-        kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__ForkRequest *request = kvs_call_unpack(call, &kvpb__fork_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "fork: malformed request");
-    else
-        fork_session(call, request);
+        return;
+    fork_session(call, request);
     kvpb__fork_request__free_unpacked(request, NULL);
 }
 
@@ -215,13 +213,10 @@ static void truncate_session(struct kvs_control_call *call, struct kvs_session *
 
 void kvs_control_truncate(struct kvs_control_call *call)
 {
-    Kvpb__TruncateRequest *request =
-        kvpb__truncate_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__TruncateRequest *request = kvs_call_unpack(call, &kvpb__truncate_request__descriptor);
 
-    if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "truncate: malformed request");
+    if (request == NULL)
         return;
-    }
     struct kvs_session *session =
         log_entry_begin(call, request->session_index, &request->token, request->operation);
     if (session != NULL)

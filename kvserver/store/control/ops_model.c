@@ -160,7 +160,7 @@ static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *reque
     struct model_key key = model_key(&info.fingerprint);
     status =
         control->config.disk->ops->put(control->config.disk, key.bytes, sizeof(key.bytes),
-                                       call->request, call->request_bytes, model_saved, call);
+                                       call->packed, call->packed_bytes, model_saved, call);
     if (status != KV_OK) {
         free(added);
         kvs_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
@@ -209,12 +209,10 @@ void kvs_models_load(struct kvs_control *control)
 
 void kvs_control_model(struct kvs_control_call *call)
 {
-    Kvpb__ModelRequest *request =
-        kvpb__model_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__ModelRequest *request = kvs_call_unpack(call, &kvpb__model_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "model: malformed request");
-    else
-        model(call, request);
+        return;
+    model(call, request);
     kvpb__model_request__free_unpacked(request, NULL);
 }

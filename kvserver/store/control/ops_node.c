@@ -1,16 +1,14 @@
 /* ops_node.c - the node itself: its tables, and drain. */
-#include "kvserver/store/control/control.h"
+#include "kvserver/store/control/ops_private.h"
 #include "proto/kvstore.pb-c.h"
 
 void kvs_control_table(struct kvs_control_call *call)
 {
-    Kvpb__TableRequest *request =
-        kvpb__table_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__TableRequest *request = kvs_call_unpack(call, &kvpb__table_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "table: malformed request");
-    else
-        kvs_tables_reply(call, request->name);
+        return;
+    kvs_tables_reply(call, request->name);
     kvpb__table_request__free_unpacked(request, NULL);
 }
 

@@ -15,6 +15,13 @@
 
 #include "kvserver/store/control/control.h"
 
+/* ---- call.c ---- */
+
+/* Returns the call's message, unpacked, to be freed by the caller with the function that
+ * kvstore.pb-c.h has for its type.  If the message is malformed, replies so, which ends the call,
+ * and returns NULL. */
+void *kvs_call_unpack(struct kvs_control_call *call, const ProtobufCMessageDescriptor *type);
+
 /* ---- ops_model.c ---- */
 
 /* Returns the model with that fingerprint, or NULL. */

@@ -284,13 +284,11 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
 
 void kvs_control_open(struct kvs_control_call *call)
 {
-    Kvpb__OpenRequest *request =
-        kvpb__open_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__OpenRequest *request = kvs_call_unpack(call, &kvpb__open_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "open: malformed request");
-    else
-        open_session(call, request);
+        return;
+    open_session(call, request);
     kvpb__open_request__free_unpacked(request, NULL);
 }
 
@@ -328,13 +326,11 @@ static void resume(struct kvs_control_call *call, const Kvpb__ResumeRequest *req
 
 void kvs_control_resume(struct kvs_control_call *call)
 {
-    Kvpb__ResumeRequest *request =
-        kvpb__resume_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__ResumeRequest *request = kvs_call_unpack(call, &kvpb__resume_request__descriptor);
 
     if (request == NULL)
-        kvs_control_refuse(call, KV_INVALID, "resume: malformed request");
-    else
-        resume(call, request);
+        return;
+    resume(call, request);
     kvpb__resume_request__free_unpacked(request, NULL);
 }
 
@@ -349,13 +345,10 @@ static void close_done(struct kvs_control_call *call)
 
 void kvs_control_close(struct kvs_control_call *call)
 {
-    Kvpb__CloseRequest *request =
-        kvpb__close_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__CloseRequest *request = kvs_call_unpack(call, &kvpb__close_request__descriptor);
 
-    if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "close: malformed request");
+    if (request == NULL)
         return;
-    }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;
@@ -367,13 +360,10 @@ void kvs_control_close(struct kvs_control_call *call)
 
 void kvs_control_renew(struct kvs_control_call *call)
 {
-    Kvpb__RenewRequest *request =
-        kvpb__renew_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__RenewRequest *request = kvs_call_unpack(call, &kvpb__renew_request__descriptor);
 
-    if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "renew: malformed request");
+    if (request == NULL)
         return;
-    }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         Kvpb__RenewReply reply = KVPB__RENEW_REPLY__INIT;
@@ -407,13 +397,10 @@ static void session_length_done(struct kvs_control_call *call)
 
 void kvs_control_session(struct kvs_control_call *call)
 {
-    Kvpb__SessionRequest *request =
-        kvpb__session_request__unpack(NULL, call->request_bytes, call->request);
+    Kvpb__SessionRequest *request = kvs_call_unpack(call, &kvpb__session_request__descriptor);
 
-    if (request == NULL) {
-        kvs_control_refuse(call, KV_INVALID, "session: malformed request");
+    if (request == NULL)
         return;
-    }
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;
