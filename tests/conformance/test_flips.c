@@ -1213,6 +1213,75 @@ static void chapters_are_made_again_whole(void **state)
     close_node();
 }
 
+static void scrub_passes(struct kvs_scrub *scrub, uint64_t n)
+{
+    struct kvs_scrub_progress progress;
+
+    kvs_scrub_get_progress(scrub, &progress);
+    for (const uint64_t end = progress.n_passes + n; progress.n_passes < end;
+         kvs_scrub_get_progress(scrub, &progress)) {
+        it.clock.virtual_us += 10000;
+        data()->now_us = it.clock.virtual_us;
+        kvs_scrub_step(scrub);
+    }
+}
+
+/* A row goes bad while the codebook of its chapter is being replaced, too late for a codebook of
+ * what follows: when the row is good again, the whole chapter gets one. */
+static void chapters_are_replaced_whole(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16,
+        BAD_BLOCK = 10
+    };
+    const struct kvs_unit *unit;
+    const struct kvs_codebook *book;
+    struct kvs_codebook before;
+    struct kvs_scrub *scrub;
+
+    (void)state;
+    kv_random_init(&it.random, 5);
+    scrub_bytes = 0;
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, 3 * KV_BLOCK_TOKENS);
+    scrub = kvs_scrub_create(data(), SCRUB_BYTES);
+    assert_non_null(scrub);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    before = *book_at(unit, 0);
+    scrub_passes(scrub, 2);
+    const uint32_t broken = unit->segments[0]->codebook;
+    flip_centroid(unit_at(BY_CHAPTER, 0, 0));
+    scrub_passes(scrub, 1);
+    while (unit->segments[BAD_BLOCK - 1]->codebook == broken)
+        assert_true(kvs_indexer_step(data()->indexer));
+    flip_bit(kvs_unit_row(unit, BAD_BLOCK * KV_BLOCK_TOKENS), 1);
+    while (kvs_indexer_step(data()->indexer))
+        ;
+    assert_int_equal(unit->segments[BAD_BLOCK]->codebook, broken);
+    assert_true(kvs_unit_is_bad(unit, BAD_BLOCK * KV_BLOCK_TOKENS));
+    scrub_passes(scrub, 3);
+    assert_false(kvs_indexer_step(data()->indexer));
+
+    put(BY_CHAPTER, 0, 1, BAD_BLOCK * KV_BLOCK_TOKENS, 1);
+    scrub_passes(scrub, 2);
+    while (kvs_indexer_step(data()->indexer))
+        ;
+    book = book_at(unit, 0);
+    for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
+        assert_int_equal(unit->segments[i]->n_coded, KV_BLOCK_TOKENS);
+        assert_ptr_equal(book_at(unit, i), book);
+    }
+    assert_false(book->is_broken);
+    assert_int_equal(book->centroids_crc, before.centroids_crc);
+    assert_int_equal(book->cells_crc, before.cells_crc);
+    assert_int_equal(book->summaries.n_rows, before.summaries.n_rows);
+    assert_int_equal(data()->store.health.found[KVS_KIND_CENTROIDS], 1);
+    assert_int_equal(data()->store.health.mended[KVS_KIND_CENTROIDS], 1);
+    kvs_scrub_destroy(scrub);
+    close_node();
+    scrub_bytes = SCRUB_BYTES;
+}
+
 static unsigned long n_wanted = FLIPS, seed = 1;
 
 static void flips_enter_no_answer(void **state)
@@ -1249,6 +1318,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(flips_enter_no_answer),
         cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
         cmocka_unit_test(chapters_are_made_again_whole),
+        cmocka_unit_test(chapters_are_replaced_whole),
         cmocka_unit_test(queries_do_not_stop_the_scrub),
     };
 

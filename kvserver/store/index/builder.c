@@ -97,10 +97,23 @@ static const struct kvs_scorer_ops *scorer_of(const struct job *job)
 
 /* ---- jobs -------------------------------------------------------------------------------- */
 
+/* A job that replaces a broken codebook ends before all segments have codes of the new one: no
+ * query uses these either, until a job replaces both. */
+static void give_up_replacing(struct kvs_indexer *indexer, const struct job *job)
+{
+    struct kvs_codebook *book = book_of(indexer, job);
+
+    book->is_broken = true;
+    book->n_most = job->n_rows / KV_BLOCK_TOKENS;
+}
+
 static void job_end(struct kvs_indexer *indexer, struct job **link)
 {
     struct kvs_arena *arena = indexer->books->store->arena;
     struct job *job = *link;
+
+    if (job->replaces && job->state == JOB_ENCODE)
+        give_up_replacing(indexer, job);
 
     *link = job->next;
     if (indexer->end == &job->next)
@@ -541,10 +554,14 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         n_rows = KV_BLOCK_TOKENS;
     if (end > n_rows)
         end = n_rows;
-    if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1, end - begin))
+    if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1,
+                  (has_old ? n_rows : end) - begin))
         return KV_CORRUPT;
-    if (has_old)
+    if (has_old) {
+        /* A query may be under way: it does not use these codes. */
+        assert(kvs_codebook_at(indexer->books, segment->codebook)->is_broken);
         kvs_segment_drop_codes(indexer->books, segment);
+    }
     status = kvs_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
                                 job->row_bytes, end);
     if (status != KV_OK)
@@ -564,7 +581,8 @@ static uint32_t rows_in_chapter(const struct job *job)
 {
     uint32_t n_full = 0;
 
-    while (n_full < job->n_segments && job->segments[n_full]->in_chapter)
+    while (n_full < job->n_segments && job->segments[n_full]->in_chapter &&
+           job->segments[n_full]->codebook == job->codebook)
         n_full++;
     return n_full * KV_BLOCK_TOKENS;
 }

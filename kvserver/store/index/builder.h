@@ -65,10 +65,12 @@ kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint3
 /* Returns whether rows [block, tokens) of a unit are enough for a codebook by the plan. */
 bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens);
 
-/* Queues a job that replaces the broken codebook of the unit's segments from the block on, up
+/* Queues a job that replaces the broken codebooks of the unit's segments from the block on, up
  * to row `tokens`; they must be enough for a codebook, and have no other job.  They keep their
- * codes, which no query uses, until the job has made new ones; a job that fails leaves
- * everything for the next try.  After KV_BUSY or KV_NO_MEMORY nothing has changed. */
+ * codes, which no query uses, until the job has made new ones.  A job that ends before it has
+ * made all of them leaves its codebook as broken as those it should replace: the next try
+ * replaces all, so that a chapter gets one codebook or none.  After KV_BUSY or KV_NO_MEMORY
+ * nothing has changed. */
 kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
                               const struct kvs_unit *unit,
                               uint32_t block,

@@ -66,7 +66,8 @@ struct kvs_codebook {
     uint64_t serial; /* counts up with every codebook of the thread */
     uint32_t refs;   /* segments that have its codes, and the job that makes it */
     bool open;       /* a query encodes rows after its segments when it first reads them */
-    bool is_broken;  /* its centroids are bad: its codes, cells and summaries are not used */
+    bool is_broken;  /* its centroids are bad, or it replaced bad ones only in part: its codes,
+                      * cells and summaries are not used */
     uint16_t pass;   /* the scrubber's last pass here (scrub.h) */
     uint32_t n_most; /* most full segments of its chapter in any unit, by the previous pass */
     uint32_t n_seen; /* the same, by the current pass so far */

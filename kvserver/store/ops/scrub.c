@@ -163,15 +163,25 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
 
 /* ---- repair ------------------------------------------------------------------------------ */
 
-/* Returns the first of the unit's segments, up to `end`, that have the same codebook as the
- * last. */
-static uint32_t run_begin(const struct kvs_unit *unit, uint32_t end)
+/* Returns whether the segments before and at the block have codes of one chapter: of the same
+ * codebook, or of two that a replacement which did not reach the chapter's end has left. */
+static bool
+is_in_chapter_before(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t block)
 {
-    const uint32_t codebook = unit->segments[end - 1]->codebook;
+    const struct kvs_segment *before = unit->segments[block - 1], *at = unit->segments[block];
+
+    return before->codes != NULL && at->codes != NULL &&
+           book_of(scrub, before)->block_begin == book_of(scrub, at)->block_begin;
+}
+
+/* Returns the first of the unit's segments, up to `end`, that are in the same chapter as the
+ * last. */
+static uint32_t
+chapter_begin(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t end)
+{
     uint32_t begin = end - 1;
 
-    while (begin > 0 && unit->segments[begin - 1]->codes != NULL &&
-           unit->segments[begin - 1]->codebook == codebook)
+    while (begin > 0 && is_in_chapter_before(scrub, unit, begin))
         begin--;
     return begin;
 }
@@ -214,20 +224,21 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     return at - begin;
 }
 
-/* Repairs a codebook after its last segment in this unit has been checked.  If there is no
+/* Repairs a chapter's codebook after its last segment in this unit has been checked.  If there is no
  * memory, or a query is using the codes, the next pass tries again.  If the rows have become
  * too few for a codebook, they lose their codes, which no query uses. */
 static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t end)
 {
     struct kvs_shard *shard = scrub->shard;
-    const uint32_t begin = run_begin(unit, end);
+    const uint32_t begin = chapter_begin(scrub, unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
     struct kvs_codebook *book = book_of(scrub, unit->segments[begin]);
     const uint32_t n_full = n_of_chapter(unit, begin, end);
 
-    if (book->n_seen < n_full)
-        book->n_seen = n_full;
+    for (uint32_t i = begin; i < end; i++)
+        if (book_of(scrub, unit->segments[i])->n_seen < n_full)
+            book_of(scrub, unit->segments[i])->n_seen = n_full;
     if (!book->is_broken) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kvs_index_repair(shard->indexer, unit, begin);
@@ -249,11 +260,11 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
 
 /* ---- the walk ---------------------------------------------------------------------------- */
 
-/* Returns whether the segment before `end` is the unit's last one of its codebook. */
-static bool is_last_of_codebook(const struct kvs_unit *unit, uint32_t end)
+/* Returns whether the segment before `end` is the unit's last one of its chapter. */
+static bool
+is_last_of_chapter(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t end)
 {
-    return end * KV_BLOCK_TOKENS >= unit->committed || unit->segments[end]->codes == NULL ||
-           unit->segments[end]->codebook != unit->segments[end - 1]->codebook;
+    return end * KV_BLOCK_TOKENS >= unit->committed || !is_in_chapter_before(scrub, unit, end);
 }
 
 /* Checks one segment, or runs one check of its codebook.  Returns the number of bytes
@@ -272,7 +283,7 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
     if (has_codes)
         bytes += check_codes(scrub, session, unit, scrub->block);
     scrub->block++;
-    if (has_codes && is_last_of_codebook(unit, scrub->block))
+    if (has_codes && is_last_of_chapter(scrub, unit, scrub->block))
         mend_codebook(scrub, unit, scrub->block);
     return bytes;
 }

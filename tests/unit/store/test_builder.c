@@ -487,14 +487,20 @@ static void broken_codebooks(void **state)
 }
 
 /* A row that goes bad while a broken codebook is replaced ends the job.  The segment with that row
- * and all segments after it keep their old codes. */
+ * and all segments after it keep their old codes, and nobody uses those before it: the next job
+ * replaces both codebooks. */
 static void broken_codebooks_and_bad_rows(void **state)
 {
+    enum {
+        BAD = 9 * KV_BLOCK_TOKENS + 5
+    };
     const struct kvs_index_plan plan = plan_of(8);
+    uint8_t row[(D + D_V) * sizeof(float)];
     struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
+    memcpy(row, kvs_unit_row(&unit, BAD), sizeof(row));
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
     finish_jobs();
     const uint32_t broken = unit.segments[8]->codebook;
@@ -503,13 +509,21 @@ static void broken_codebooks_and_bad_rows(void **state)
     assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
     while (unit.segments[8]->codebook == broken || !unit.segments[8]->in_chapter)
         assert_true(kvs_indexer_step(bench.indexer));
-    kvs_unit_row(&unit, 9 * KV_BLOCK_TOKENS + 5)[0] ^= 1;
+    kvs_unit_row(&unit, BAD)[0] ^= 1;
     finish_jobs();
     assert_int_equal(stats_of().failed, 1);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
     check_chapter(&unit, 8, 9);
     check_chapter(&unit, 9, 16);
     assert_int_equal(unit.segments[9]->codebook, broken);
+    assert_true(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+
+    kvs_unit_mend(&unit, &bench.heap, BAD, row, *kvs_unit_crc(&unit, BAD));
+    assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
+    finish_jobs();
+    check_chapter(&unit, 8, 16);
+    assert_false(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+    assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
     kvs_unit_clear(&unit, &bench.heap);
     check_empty();
 }
