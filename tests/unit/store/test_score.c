@@ -222,6 +222,37 @@ static void chapters(void **state)
     kvs_unit_clear(&unit, &bench.heap);
 }
 
+/* A unit is truncated in a block of its chapter, and goes on: the rows that are new in that block
+ * have no codes and get none, and are scored by their keys; no row is left out. */
+static void truncated_in_a_chapter(void **state)
+{
+    struct kv_wire_range ranges[8];
+    struct kvs_unit unit, fork;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 1500);
+    train(&unit, 1500, 8, 2);
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    kvs_unit_truncate(&unit, &bench.heap, 700); /* 60 rows of block 5 */
+    whole(&unit, 700, 1);
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 700), KV_OK);
+    assert_int_equal(unit_append(&bench, &fork, 500), KV_OK); /* into a copy, without codes */
+    whole(&fork, 640, 1);
+    for (int round = 0; round < ROUNDS; round++)
+        check(&fork, ranges, some_ranges(ranges, 8, 1200), round % 4 > 0);
+    kvs_unit_clear(&fork, &bench.heap);
+
+    assert_int_equal(unit_append(&bench, &unit, 500), KV_OK); /* in place */
+    assert_int_equal(unit.segments[5]->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    train(&unit, 1200, 8, 2);
+    assert_int_equal(unit.segments[5]->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    whole(&unit, 700, 1);
+    for (int round = 0; round < ROUNDS; round++)
+        check(&unit, ranges, some_ranges(ranges, 8, 1200), round % 4 > 0);
+    assert_true(unit_codes_are_right(&bench, &unit));
+    kvs_unit_clear(&unit, &bench.heap);
+}
+
 /* Rows behind an open codebook get its codes when they are met, in forks their own. */
 static void open_codebook(void **state)
 {
@@ -405,6 +436,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chapters),
+        cmocka_unit_test(truncated_in_a_chapter),
         cmocka_unit_test(open_codebook),
         cmocka_unit_test(codes_are_made_in_slices),
         cmocka_unit_test(cells_choose_as_rows),
