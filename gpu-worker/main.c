@@ -109,8 +109,7 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
         kvw_error(worker, "option: needs a value: --prompt");
         return KVW_USAGE;
     }
-    if (kv_config_environment(rows, &values, "KVWORKER", detail, sizeof(detail)) != KV_OK ||
-        kv_config_arguments(rows, &values, &argc, argv, detail, sizeof(detail)) != KV_OK) {
+    if (kvw_read_options(rows, &values, &argc, argv, detail, sizeof(detail)) != KV_OK) {
         kvw_error(worker, "%s", detail);
         return KVW_USAGE;
     }
@@ -124,6 +123,12 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
     if (values.help) {
         print_command_help(command, rows);
         return KVW_DONE;
+    }
+    if (command->bit & KVW_COMMAND_RUNS) {
+        const struct kvw_planned_run only = {.ops = kvw_method_find(values.attention)};
+
+        if (!kvw_options_are_used(worker, &only, 1))
+            return KVW_USAGE;
     }
     return command->run(worker);
 }

@@ -128,7 +128,7 @@ kv_status_t kvw_method_end_pass(struct kvw_method *attention,
                                 enum kvw_phase phase,
                                 uint32_t token_begin,
                                 uint32_t n);
-/* As the table's expect(), where there is one. */
+/* As the table's prompt_hint(), where there is one. */
 void kvw_method_prompt_hint(struct kvw_method *attention,
                             uint32_t prompt_end,
                             uint32_t n_steps);
@@ -151,5 +151,10 @@ void kvw_method_get_stats(const struct kvw_method *attention,
 
 /* Finds a method by name; NULL: no such method. */
 const struct kvw_method_ops *kvw_method_find(const char *name);
+
+/* Returns whether the method uses the option. */
+bool kvw_method_uses(const struct kvw_method_ops *ops, const struct kvw_method_option *option);
+/* Writes the names of the methods that use it: "pqcache, oracle".  Returns `text`. */
+const char *kvw_method_users(const struct kvw_method_option *option, char *text, size_t bytes);
 
 #endif

@@ -2,6 +2,7 @@
 #include "gpu-worker/attention/method.h"
 #include "gpu-worker/kvcache/session.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct kvw_method_ops *const rows[] = {
@@ -15,6 +16,23 @@ const struct kvw_method_ops *kvw_method_find(const char *name)
         if (strcmp(rows[i]->name, name) == 0)
             return rows[i];
     return NULL;
+}
+
+bool kvw_method_uses(const struct kvw_method_ops *ops, const struct kvw_method_option *option)
+{
+    return option->needs_index ? ops->has_index : ops->has_budget;
+}
+
+const char *kvw_method_users(const struct kvw_method_option *option, char *text, size_t bytes)
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]) && used < bytes; i++)
+        if (kvw_method_uses(rows[i], option))
+            used += (size_t)snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "",
+                                     rows[i]->name);
+    return text;
 }
 
 kv_status_t kvw_method_end_pass(struct kvw_method *attention,

@@ -188,6 +188,7 @@ static const struct kvw_method_option method_options[] = {
          "layers with low estimated recall (fixed at 4 with --seed)",
      .expected = "a number from 1 to 8192, or auto",
      .value = "N|auto",
+     .needs_index = true,
      .set = set_rerank},
     {.name = "answer",
      .fallback = "auto",
@@ -197,6 +198,7 @@ static const struct kvw_method_option method_options[] = {
          "attend",
      .expected = "auto, rows, ids or attend",
      .choices = "rows|attend|ids|auto",
+     .needs_index = true,
      .set = set_answer},
     {.name = "summaries",
      .alias = "rest",
@@ -205,24 +207,28 @@ static const struct kvw_method_option method_options[] = {
              "rows not selected; 0: no estimate",
      .expected = "0, 16 or 64",
      .choices = "0|16|64",
+     .needs_index = true,
      .set = set_summaries},
     {.name = "chapter",
      .fallback = "128",
      .help = "blocks of 128 tokens that share a codebook; prompt: one codebook for everything",
      .expected = "a number of blocks, at least 8, or prompt",
      .value = "BLOCKS|prompt",
+     .needs_index = true,
      .set = set_chapter},
     {.name = "pq-m",
      .fallback = "2",
      .help = "subspaces of a key, 1 to 16",
      .expected = "a number of subspaces from 1 to 16",
      .value = "N",
+     .needs_index = true,
      .set = set_subspaces},
     {.name = "pq-bits",
      .fallback = "6",
      .help = "bits of a code in each subspace, 1 to 8",
      .expected = "a number of bits from 1 to 8",
      .value = "N",
+     .needs_index = true,
      .set = set_bits},
     {.name = "kmeans-iters",
      .fallback = "auto",
@@ -231,11 +237,13 @@ static const struct kvw_method_option method_options[] = {
          "3 to 300",
      .expected = "a number from 1 to 1000, or auto",
      .value = "N|auto",
+     .needs_index = true,
      .set = set_iterations},
     {.name = "wait-index",
      .help = "wait for codebooks before each step; with --kmeans-iters and --seed, runs are "
              "reproducible",
      .is_flag = true,
+     .needs_index = true,
      .set = set_wait},
     {.name = "cache",
      .fallback = "lru",
@@ -244,12 +252,14 @@ static const struct kvw_method_option method_options[] = {
          "used, the most frequently used, or none",
      .expected = "lru, lfu or off",
      .choices = "lru|lfu|off",
+     .needs_index = true,
      .set = set_cache},
     {.name = "cache-tokens",
      .fallback = "4096",
      .help = "size of that cache in tokens per layer",
      .expected = "a number of tokens, at least 128",
      .value = "N",
+     .needs_index = true,
      .set = set_cache_tokens},
     {.name = "seed", .expected = "a number", .set = set_seed},
 };
@@ -271,20 +281,25 @@ static bool is_called(const struct kvw_method_option *option, const char *name)
            (option->alias != NULL && strcmp(option->alias, name) == 0);
 }
 
+const struct kvw_method_option *kvw_method_option_find(const char *name)
+{
+    for (unsigned i = 0; i < N_OPTIONS; i++)
+        if (is_called(&method_options[i], name))
+            return &method_options[i];
+    return NULL;
+}
+
 kv_status_t kvw_method_set_option(struct kvw_method_options *options,
                                   const char *name,
                                   const char *value,
                                   const char **ret_expected)
 {
-    for (unsigned i = 0; i < N_OPTIONS; i++) {
-        const struct kvw_method_option *option = &method_options[i];
+    const struct kvw_method_option *option = kvw_method_option_find(name);
 
-        if (option->is_flag || !is_called(option, name))
-            continue;
-        if (option->set(options, value))
-            return KV_OK;
-        *ret_expected = option->expected;
-        return KV_INVALID;
-    }
-    return KV_NOT_FOUND;
+    if (option == NULL || option->is_flag)
+        return KV_NOT_FOUND;
+    if (option->set(options, value))
+        return KV_OK;
+    *ret_expected = option->expected;
+    return KV_INVALID;
 }

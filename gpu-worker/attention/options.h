@@ -60,12 +60,17 @@ struct kvw_method_option {
     const char *value;    /* what help calls the value, "N|auto"; NULL: by `choices` */
     bool is_flag;         /* takes no value on a command line: `value` is "yes" */
     bool is_budget;       /* limits how many rows a step attends to */
+    bool needs_index;     /* used by methods with an index in the store; else by every method
+                             with a budget */
     /* false: not a valid value */
     bool (*set)(struct kvw_method_options *options, const char *value);
 };
 
 /* Returns the option at an index; NULL after the last. */
 const struct kvw_method_option *kvw_method_option_at(unsigned index);
+
+/* Returns the option whose name or alias is `name`, or NULL. */
+const struct kvw_method_option *kvw_method_option_find(const char *name);
 
 /* Parses `value` into the option called `name`, which is its name on a command line or its
  * alias.  Fails with KV_NOT_FOUND if no option has the name or the option is a flag, and with

@@ -284,7 +284,8 @@ static int make_plan(struct ask *ask)
         kvw_error(ask->worker, "option: --%s", detail);
         return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
-    return KVW_DONE;
+    return kvw_options_are_used(ask->worker, ask->plan.runs, ask->plan.count) ? KVW_DONE
+                                                                              : KVW_USAGE;
 }
 
 static int make_room(struct ask *ask)

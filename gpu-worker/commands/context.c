@@ -196,6 +196,35 @@ int kvw_attention_options(const struct kvw_context *worker,
     return KVW_DONE;
 }
 
+static bool
+is_used(const struct kvw_method_option *option, const struct kvw_planned_run *runs, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (kvw_method_uses(runs[i].ops, option))
+            return true;
+    return false;
+}
+
+bool kvw_options_are_used(const struct kvw_context *worker,
+                          const struct kvw_planned_run *runs,
+                          size_t n)
+{
+    const struct kvw_options *options = worker->options;
+    const struct kvw_method_option *option;
+
+    for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
+        char users[KVW_EVAL_NAME_BYTES];
+
+        if (!options->is_given[i] || is_used(option, runs, n))
+            continue;
+        kvw_error(worker, "option: --%s: not used by %s, only by %s", option->name,
+                  options->attention[0] != '\0' ? options->attention : options->methods,
+                  kvw_method_users(option, users, sizeof(users)));
+        return false;
+    }
+    return true;
+}
+
 int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 {
     const struct kvw_options *options = worker->options;

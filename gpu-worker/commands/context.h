@@ -19,6 +19,7 @@
 
 #include "gpu-worker/commands/options.h"
 #include "gpu-worker/engine/generate.h"
+#include "gpu-worker/eval/plan.h"
 #include "gpu-worker/kvcache/embedded_node.h"
 #include "gpu-worker/text/tokenizer.h"
 
@@ -103,6 +104,12 @@ int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *r
 /* Fills the method's options from the command's. */
 int kvw_attention_options(const struct kvw_context *worker,
                           struct kvw_method_options *ret_options);
+
+/* Returns false after a message if an option was given on the command line that none of the
+ * methods of `runs` (n) uses. */
+bool kvw_options_are_used(const struct kvw_context *worker,
+                          const struct kvw_planned_run *runs,
+                          size_t n);
 
 /* Creates the sampler that the options describe. */
 int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler);

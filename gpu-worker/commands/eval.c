@@ -446,7 +446,8 @@ static int make_plan(struct eval *eval)
         kvw_error(eval->worker, "option: --%s", detail);
         return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
-    return KVW_DONE;
+    return kvw_options_are_used(eval->worker, eval->plan.runs, eval->plan.count) ? KVW_DONE
+                                                                                 : KVW_USAGE;
 }
 
 /* Allocates what the runs need, for sessions of at most `most` tokens. */

@@ -316,6 +316,33 @@ void kvw_option_rows(enum kvw_command_set command, struct kv_option rows[KVW_OPT
     rows[n_rows] = (struct kv_option){.name = NULL};
 }
 
+kv_status_t kvw_read_options(const struct kv_option *rows,
+                             struct kvw_options *to,
+                             int *argc,
+                             char **argv,
+                             char *detail,
+                             size_t detail_bytes)
+{
+    enum {
+        NOT_GIVEN = 2 /* the first byte of no string, and no bool */
+    };
+    union kvw_method_value before[KVW_METHOD_OPTIONS_MAX];
+    kv_status_t status = kv_config_environment(rows, to, "KVWORKER", detail, detail_bytes);
+
+    if (status != KV_OK)
+        return status;
+    memcpy(before, to->method, sizeof(before));
+    for (unsigned i = 0; i < KVW_METHOD_OPTIONS_MAX; i++)
+        to->method[i].text[0] = NOT_GIVEN;
+    status = kv_config_arguments(rows, to, argc, argv, detail, detail_bytes);
+    for (unsigned i = 0; i < KVW_METHOD_OPTIONS_MAX; i++) {
+        to->is_given[i] = to->method[i].text[0] != NOT_GIVEN;
+        if (!to->is_given[i])
+            to->method[i] = before[i];
+    }
+    return status;
+}
+
 /* A prompt may be longer than a string of the table, so --prompt is removed from argv first. */
 bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv)
 {

@@ -22,6 +22,7 @@ struct kvw_options {
     char store[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
     union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];
+    bool is_given[KVW_METHOD_OPTIONS_MAX]; /* `method` is from the command line */
     char trace[KV_CONFIG_STRING_BYTES];
     char kv_type[KV_CONFIG_STRING_BYTES];
     char device[KV_CONFIG_STRING_BYTES];

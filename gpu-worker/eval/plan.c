@@ -60,9 +60,12 @@ static bool set_budget(struct kvw_method_options *options, const char *text)
 }
 
 /* The options behind an entry's name. */
-static kv_status_t
-set_options(const struct maker *maker, const char *list, struct kvw_method_options *options)
+static kv_status_t set_options(const struct maker *maker,
+                               const struct kvw_method_ops *ops,
+                               const char *list,
+                               struct kvw_method_options *options)
 {
+    char users[KVW_EVAL_NAME_BYTES];
     struct item item;
 
     while (next_item(&list, ':', &item)) {
@@ -80,6 +83,15 @@ set_options(const struct maker *maker, const char *list, struct kvw_method_optio
             snprintf(maker->detail, maker->detail_bytes, "methods: %s: not %s: %s", item.text,
                      expected, value);
             return status;
+        }
+        /* --seeds sets the seed for those that have none, too. */
+        const struct kvw_method_option *option = kvw_method_option_find(item.text);
+
+        if (option->help != NULL && !kvw_method_uses(ops, option)) {
+            snprintf(maker->detail, maker->detail_bytes,
+                     "methods: %s: not used by %s, only by %s", item.text, ops->name,
+                     kvw_method_users(option, users, sizeof(users)));
+            return KV_INVALID;
         }
     }
     return KV_OK;
@@ -127,7 +139,8 @@ static kv_status_t add_method(struct maker *maker, const char *entry)
                 return refuse(maker, "seeds", "not a number", seed.text);
             if (run.ops->has_budget)
                 snprintf(run.budget, sizeof(run.budget), "%s", budget.text);
-            status = set_options(maker, *options == ':' ? options + 1 : options, &run.options);
+            status = set_options(maker, run.ops, *options == ':' ? options + 1 : options,
+                                 &run.options);
             if (status == KV_OK)
                 status = add_run(maker, &run);
             if (status != KV_OK)

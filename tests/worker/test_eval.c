@@ -300,6 +300,27 @@ static void test_old_names(void **state)
     assert_null(strstr(result.output, "--rest"));
 }
 
+/* An option that no method uses is a mistake; in the environment it is a default. */
+static void test_unused(void **state)
+{
+    (void)state;
+    run("generate", 2, "--prompt", "a", "--ratio", "0.1", NULL);
+    assert_non_null(strstr(result.errors, "option: --ratio: not used by full, only by pqcache, "
+                                          "oracle, window, random"));
+    run("logits", 2, "--attention", "window", "--rest", "16", NULL);
+    assert_non_null(
+        strstr(result.errors, "option: --summaries: not used by window, only by pqcache"));
+    run("chat", 2, "--attention", "oracle", "--wait-index", NULL);
+    assert_non_null(strstr(result.errors, "option: --wait-index: not used by oracle"));
+    run("eval", 2, "--text-file", text, "--methods", "window,random", "--rerank", "4", NULL);
+    assert_non_null(strstr(result.errors, "option: --rerank: not used by window,random, only"));
+    run("eval", 2, "--text-file", text, "--methods", "full:sinks=2", NULL);
+    assert_non_null(strstr(result.errors, "methods: sinks: not used by full"));
+    setenv("KVWORKER_RATIO", "1/2", 1);
+    run("generate", 0, "--raw", "--prompt", "a", "--max-tokens", "1", NULL);
+    unsetenv("KVWORKER_RATIO");
+}
+
 static void test_refused(void **state)
 {
     char spoiled[PROCESS_PATH_BYTES];
@@ -329,7 +350,8 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_perplexity), cmocka_unit_test(test_costs),
         cmocka_unit_test(test_needles),    cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_old_names),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_old_names),  cmocka_unit_test(test_unused),
+        cmocka_unit_test(test_refused),
     };
 
     (void)argc;

@@ -94,6 +94,10 @@ static void test_refused(void **state)
         {"random:sinks=-1", "1/10", "0", "methods: sinks: not a number of rows: -1"},
         {"pqcache:summaries=32", "1/10", "0", "methods: summaries: not 0, 16 or 64: 32"},
         {"pqcache:rest=32", "1/10", "0", "methods: rest: not 0, 16 or 64: 32"},
+        {"window:rerank=4", "1/10", "0",
+         "methods: rerank: not used by window, only by pqcache"},
+        {"full:sinks=4", "1/10", "0",
+         "methods: sinks: not used by full, only by pqcache, oracle, window, random"},
         {"pqcache:answer=all", "1/10", "0",
          "methods: answer: not auto, rows, ids or attend: all"},
     };
