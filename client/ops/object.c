@@ -419,61 +419,25 @@ static void describe(const struct kv_op *op,
         snprintf(text, text_bytes, "object %.64s", objects_of(op)->states[item].name);
 }
 
+/* The four operations differ only in what they make of a reply. */
+#define OBJECT_TYPE(NAME, ID, ...)                                                      \
+    {                                                                                   \
+        .name = NAME, .id = ID, .start_node = start_node, .lost = lost, .build = build, \
+        .failed = failed, .ended = ended, .describe = describe, __VA_ARGS__             \
+    }
+
 static const struct kvc_op_type types[] = {
-    [KV_OBJECT_PUT] =
-        {
-            .name = "object_put",
-            .id = KV_OP_OBJECT_PUT,
-            .start_node = start_node,
-            .lost = lost,
-            .build = build,
-            .reply = reply_other,
-            .finish = finish_other,
-            .failed = failed,
-            .ended = ended,
-            .describe = describe,
-        },
-    [KV_OBJECT_GET] =
-        {
-            .name = "object_get",
-            .id = KV_OP_OBJECT_GET,
-            .start_node = start_node,
-            .lost = lost,
-            .build = build,
-            .land = land,
-            .reply = reply_get,
-            .finish = finish_get,
-            .failed = failed,
-            .ended = ended,
-            .describe = describe,
-        },
-    [KV_OBJECT_EXISTS] =
-        {
-            .name = "object_exists",
-            .id = KV_OP_OBJECT_EXISTS,
-            .start_node = start_node,
-            .lost = lost,
-            .build = build,
-            .reply = reply_other,
-            .finish = finish_other,
-            .failed = failed,
-            .ended = ended,
-            .describe = describe,
-        },
-    [KV_OBJECT_DELETE] =
-        {
-            .name = "object_delete",
-            .id = KV_OP_OBJECT_DELETE,
-            .start_node = start_node,
-            .lost = lost,
-            .build = build,
-            .reply = reply_other,
-            .finish = finish_delete,
-            .failed = failed,
-            .ended = ended,
-            .describe = describe,
-        },
+    [KV_OBJECT_PUT] = OBJECT_TYPE(
+        "object_put", KV_OP_OBJECT_PUT, .reply = reply_other, .finish = finish_other),
+    [KV_OBJECT_GET] = OBJECT_TYPE(
+        "object_get", KV_OP_OBJECT_GET, .land = land, .reply = reply_get, .finish = finish_get),
+    [KV_OBJECT_EXISTS] = OBJECT_TYPE(
+        "object_exists", KV_OP_OBJECT_EXISTS, .reply = reply_other, .finish = finish_other),
+    [KV_OBJECT_DELETE] = OBJECT_TYPE(
+        "object_delete", KV_OP_OBJECT_DELETE, .reply = reply_other, .finish = finish_delete),
 };
+
+#undef OBJECT_TYPE
 
 /* Returns the invalid argument, or NULL. */
 static const char *object_fault(const struct kv_client *client,
