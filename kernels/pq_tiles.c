@@ -191,24 +191,45 @@ static bool plan_rounding(const struct kv_pq_shape *shape,
     return true;
 }
 
+/* `most` is a constant where this is called: UINT8_MAX for a table of bytes, UINT16_MAX for one
+ * of words.  Every value fits: plan_rounding() keeps even the largest sum of them below it. */
+static inline bool round_table(const struct kv_pq_shape *shape,
+                               const float *table,
+                               uint32_t most,
+                               void *ret_rounded,
+                               struct kv_pq_table_rounding *ret_rounding)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape),
+                 size = (size_t)1 << kv_tile_width(shape);
+    uint8_t *bytes = ret_rounded;
+    uint16_t *words = ret_rounded;
+    float least[KV_PQ_SUBSPACES_MAX];
+    double step;
+
+    if (!plan_rounding(shape, table, most, least, ret_rounding, &step))
+        return false;
+    memset(ret_rounded, 0,
+           kv_pq_table_rounded_size(shape) *
+               (most == UINT8_MAX ? sizeof(*bytes) : sizeof(*words)));
+    for (size_t j = 0; j < shape->m; j++)
+        for (size_t c = 0; c < n_centroids; c++) {
+            const int value =
+                (int)(((double)table[j * n_centroids + c] - least[j]) / step + 0.5);
+
+            if (most == UINT8_MAX)
+                bytes[j * size + c] = (uint8_t)value;
+            else
+                words[j * size + c] = (uint16_t)value;
+        }
+    return true;
+}
+
 bool kv_pq_table_round8(const struct kv_pq_shape *shape,
                         const float *table,
                         uint8_t *ret_rounded,
                         struct kv_pq_table_rounding *ret_rounding)
 {
-    const size_t n_centroids = kv_pq_n_centroids(shape),
-                 size = (size_t)1 << kv_tile_width(shape);
-    float least[KV_PQ_SUBSPACES_MAX];
-    double step;
-
-    if (!plan_rounding(shape, table, UINT8_MAX, least, ret_rounding, &step))
-        return false;
-    memset(ret_rounded, 0, kv_pq_table_rounded_size(shape) * sizeof(*ret_rounded));
-    for (size_t j = 0; j < shape->m; j++)
-        for (size_t c = 0; c < n_centroids; c++)
-            ret_rounded[j * size + c] =
-                (uint8_t)(((double)table[j * n_centroids + c] - least[j]) / step + 0.5);
-    return true;
+    return round_table(shape, table, UINT8_MAX, ret_rounded, ret_rounding);
 }
 
 bool kv_pq_table_round16(const struct kv_pq_shape *shape,
@@ -216,19 +237,7 @@ bool kv_pq_table_round16(const struct kv_pq_shape *shape,
                          uint16_t *ret_rounded,
                          struct kv_pq_table_rounding *ret_rounding)
 {
-    const size_t n_centroids = kv_pq_n_centroids(shape),
-                 size = (size_t)1 << kv_tile_width(shape);
-    float least[KV_PQ_SUBSPACES_MAX];
-    double step;
-
-    if (!plan_rounding(shape, table, UINT16_MAX, least, ret_rounding, &step))
-        return false;
-    memset(ret_rounded, 0, kv_pq_table_rounded_size(shape) * sizeof(*ret_rounded));
-    for (size_t j = 0; j < shape->m; j++)
-        for (size_t c = 0; c < n_centroids; c++)
-            ret_rounded[j * size + c] =
-                (uint16_t)(((double)table[j * n_centroids + c] - least[j]) / step + 0.5);
-    return true;
+    return round_table(shape, table, UINT16_MAX, ret_rounded, ret_rounding);
 }
 
 /* ---- the reference ----------------------------------------------------------------------- */
