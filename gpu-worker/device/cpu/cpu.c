@@ -197,15 +197,25 @@ static void run_rows(struct job *job, kvw_thread_pool_fn run)
         kvw_thread_pool_run(job->cpu->thread_pool, run, job, (unsigned)job->n);
 }
 
-static void run_pieces(struct job *job, kvw_thread_pool_fn run)
+static void run_pieces(struct kvw_device *device,
+                       struct kvw_device_buffer *to,
+                       const struct kvw_device_buffer *from,
+                       size_t n_elements,
+                       kvw_thread_pool_fn run)
 {
-    const unsigned n_parts = (unsigned)((job->n + PIECE - 1) / PIECE);
+    struct job job = {
+        .cpu = kvw_cpu_of(device),
+        .to = kvw_cpu_floats(to),
+        .from = kvw_cpu_floats(from),
+        .n = n_elements,
+    };
+    const unsigned n_parts = (unsigned)((n_elements + PIECE - 1) / PIECE);
 
     if (n_parts < KVW_CPU_MANY)
         for (unsigned i = 0; i < n_parts; i++)
-            run(job, i, 0);
+            run(&job, i, 0);
     else
-        kvw_thread_pool_run(job->cpu->thread_pool, run, job, n_parts);
+        kvw_thread_pool_run(job.cpu->thread_pool, run, &job, n_parts);
 }
 
 static size_t piece_count(const struct job *job, unsigned part)
@@ -294,14 +304,7 @@ static void cpu_add(struct kvw_device *device,
                     const struct kvw_device_buffer *y,
                     size_t n_elements)
 {
-    struct job job = {
-        .cpu = kvw_cpu_of(device),
-        .to = kvw_cpu_floats(x),
-        .from = kvw_cpu_floats(y),
-        .n = n_elements,
-    };
-
-    run_pieces(&job, add_piece);
+    run_pieces(device, x, y, n_elements, add_piece);
 }
 
 static void silu_piece(void *arg, unsigned part, unsigned thread_index)
@@ -318,14 +321,7 @@ static void cpu_silu_gate(struct kvw_device *device,
                           const struct kvw_device_buffer *up,
                           size_t n_elements)
 {
-    struct job job = {
-        .cpu = kvw_cpu_of(device),
-        .to = kvw_cpu_floats(gate),
-        .from = kvw_cpu_floats(up),
-        .n = n_elements,
-    };
-
-    run_pieces(&job, silu_piece);
+    run_pieces(device, gate, up, n_elements, silu_piece);
 }
 
 static void rope_row(void *arg, unsigned part, unsigned thread_index)
