@@ -63,10 +63,12 @@ static void open_done(struct kvc_call *call,
         .generation = reply->generation,
         .incarnation = node->incarnation,
     };
+    /* The first node to reply sets the generation that all others must have. */
     if (op->phase == 0)
         session->generation = reply->generation;
     op->phase = 1;
     open_of(op)->opened[node->index] = true;
+    /* The session's limits are those of the strictest node. */
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
     if (reply->tokens_max > 0 && reply->tokens_max < session->tokens_max)
@@ -75,6 +77,8 @@ static void open_done(struct kvc_call *call,
         kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes start at different generations");
 }
 
+/* The node knows the model, which it may have known before: the session can be opened there.
+ * The nodes do not wait for each other. */
 static void model_done(struct kvc_call *call,
                        kv_status_t status,
                        const ProtobufCMessage *message,
@@ -148,6 +152,7 @@ static void ended_open(struct kv_op *op)
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
+        /* A third of the lease leaves time for two renewals to be lost. */
         session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
         kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else if (session != NULL) {
@@ -191,6 +196,8 @@ kv_status_t kv_open_begin(struct kv_client *client,
     status = kvc_op_begin(client, &open_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
+    /* A copy: requests are built after this function has returned, and kv_schema_finish() fills
+     * in what the caller need not. */
     copy = malloc(sizeof(*copy));
     open_of(op)->model = copy;
     open_of(op)->opened = calloc(client->n_nodes, sizeof(bool));
