@@ -1,3 +1,5 @@
+/* Open addressing with linear probing.  Removal moves entries back instead of leaving
+ * tombstones, so a map that is used for long stays as fast as a new one. */
 #include "kvserver/base/map.h"
 #include "kvserver/base/hash.h"
 
@@ -21,6 +23,8 @@ struct kv_map {
     struct slot *slots;
 };
 
+/* Keys are chosen by clients: without the secret, one client could choose keys that share a
+ * home slot, and make every search long. */
 static size_t home_of(const struct kv_map *map, const struct kv_id128 *key)
 {
     uint64_t half[2];
@@ -93,6 +97,7 @@ bool kv_map_set(struct kv_map *map, const struct kv_id128 *key, void *value)
 
     assert(value != NULL);
     if (map->slots[i].value == NULL) {
+        /* At most three quarters full: find() needs an empty slot to end at. */
         if ((map->count + 1) * 4 > (map->mask + 1) * 3) {
             if (!grow(map))
                 return false;
@@ -117,6 +122,7 @@ void *kv_map_remove(struct kv_map *map, const struct kv_id128 *key)
          i = (i + 1) & map->mask) {
         size_t home = home_of(map, &map->slots[i].key);
 
+        /* Distances wrap around the end of the table. */
         if (((i - home) & map->mask) >= ((i - hole) & map->mask)) {
             map->slots[hole] = map->slots[i];
             hole = i;

@@ -1,3 +1,6 @@
+/* The writers of a session's rows: runs of tokens, each by one writer, in order, the last one
+ * without an end.  A row's CRC is seeded with its writer, so a fork's rows and those of its
+ * parent after the fork cannot be taken for each other. */
 #include "kvserver/base/writers.h"
 
 #include "kernels/checksum.h"
@@ -45,6 +48,8 @@ kv_writers_create(const struct kv_writers *from, uint32_t tokens, uint64_t write
     if (writers == NULL)
         return NULL;
     writers->n_runs = n_runs;
+    /* If the same writer continues, kv_writers_count() has counted one run for both, and the
+     * last line makes the run that was cut endless again. */
     if (n_kept > 0) {
         memcpy(writers->runs, from->runs, n_kept * sizeof(writers->runs[0]));
         writers->runs[n_kept - 1].end = tokens;
@@ -121,6 +126,7 @@ static bool stretch_next(const struct kv_writers *writers,
         return false;
     token = tokens != NULL ? tokens[first] : token_begin + (uint32_t)first;
     stretch->unit_seed = kv_writers_seed(writers, layer, kv_head, token, &run_begin, &run_end);
+    /* Most sessions have one writer.  With a list of tokens the run's end must be searched. */
     if (writers->n_runs == 1)
         end = n_rows;
     else if (tokens == NULL)
@@ -203,6 +209,7 @@ void kv_crc_batch_add(struct kv_crc_batch *batch,
 {
     const uint8_t *at = rows;
 
+    /* The kernel takes rows of one size; their seeds, and so their units, may differ. */
     if (batch->n > 0 && row_bytes != batch->row_bytes)
         kv_crc_batch_end(batch);
     batch->row_bytes = row_bytes;

@@ -1,3 +1,5 @@
+/* A disk in memory: a sorted array, which is enough for the few records that a node keeps.
+ * Writes take effect at once and are reported later, so that tests see the time in between. */
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/clock.h"
@@ -77,6 +79,7 @@ static kv_status_t put(struct kv_disk *base,
         }
         memmove(&disk->records[at + 1], &disk->records[at],
                 (disk->n_records - at) * sizeof(*disk->records));
+        /* From here on nothing fails: an array with a hole would not be sorted. */
         disk->records[at].bytes = NULL;
         disk->n_records++;
     }
@@ -137,6 +140,7 @@ static unsigned progress(struct kv_disk *base)
         disk->first = pending->next;
         if (disk->first == NULL)
             disk->last = &disk->first;
+        /* Unlinked before the call, which may start another write. */
         pending->done(pending->arg, KV_OK);
         free(pending);
         n++;

@@ -1,3 +1,5 @@
+/* A node: its configuration, creation and destruction, and the calls that it passes on to its
+ * control thread's side and its shards. */
 #include "kvserver/base/memory.h"
 #include "kvserver/store/control/metrics.h"
 #include "kvserver/store/node_private.h"
@@ -27,6 +29,7 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->memory_bytes / config->n_threads < MEMORY_PER_THREAD_MIN)
         return reject(detail, detail_bytes, "memory must be at least 16M per data thread",
                       config->memory_bytes);
+    /* Reserving more may succeed; the node would then be killed when it uses the memory. */
     if (config->memory_bytes > kv_memory_total()) {
         reject(detail, detail_bytes, "memory exceeds what this machine has",
                config->memory_bytes);
@@ -99,6 +102,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
     snprintf(detail, detail_bytes, "out of memory: node: %llu bytes",
              (unsigned long long)checked.memory_bytes);
     node->shard = calloc(checked.n_threads, sizeof(*node->shard));
+    /* Before the shards: they need its ring of replies and its random numbers. */
     status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard);
     if (node->shard == NULL)
         status = KV_NO_MEMORY;
@@ -119,6 +123,8 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
             goto err_destroy;
         }
     }
+    /* Last, as it cannot fail: a model that cannot be read is registered again by its
+     * clients. */
     kvs_models_load(&node->control);
     detail[0] = '\0';
     *ret_node = node;
@@ -134,6 +140,7 @@ void kvs_node_destroy(struct kvs_node *node)
     if (node == NULL)
         return;
     kvs_node_stop(node);
+    /* Only a node that was created as a whole has books to check. */
     if (node->n_threads > 0 && node->n_threads == node->control.n_threads)
         kvs_node_check(node);
     for (uint32_t i = 0; i < node->n_threads; i++)

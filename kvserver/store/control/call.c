@@ -74,8 +74,7 @@ void *kvs_call_unpack(struct kvs_control_call *call, const ProtobufCMessageDescr
         protobuf_c_message_unpack(type, NULL, call->packed_bytes, call->packed);
 
     if (message == NULL)
-        kvs_control_refuse(call, KV_INVALID, "%s: malformed request",
-                           call->control->ops[call->op].name);
+        kvs_control_refuse(call, KV_INVALID, "%s: malformed request", kvs_call_name(call));
     return message;
 }
 

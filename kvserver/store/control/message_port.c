@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A request's reply, from the request until the reply has been sent; it frees itself. */
 struct message_reply {
     struct kvs_control *control;
     struct kv_wire_header request, header;
@@ -21,6 +22,7 @@ static void message_sent(void *arg, kv_status_t status)
     struct message_reply *reply = arg;
 
     (void)status;
+    /* A port that closes ends its sends and closes its channels itself. */
     if (reply->channel != NULL && !reply->control->port_closes)
         reply->channel->ops->channel_close(reply->channel);
     free(reply->body);
@@ -36,6 +38,8 @@ hello_channel(struct message_reply *reply, const uint8_t *bytes, size_t n_bytes)
 
     if (hello != NULL && hello->outcome != NULL && hello->outcome->status == KV_OK) {
         struct kvs_client_record *client = &reply->control->clients[hello->client_index];
+        /* A repeated hello has connected once more: the record keeps its first channel, and
+         * message_sent() closes the other. */
         if (client->channel == NULL) {
             client->channel = channel;
             reply->channel = NULL;
@@ -54,6 +58,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
     if (reply->channel != NULL) {
         channel = hello_channel(reply, bytes, n_bytes);
     } else {
+        /* Looked up again: the client may have left while its request was being served. */
         const struct kvs_client_record *client = kvs_client_of(
             reply->control, reply->request.client_index, &reply->request.client_token);
         if (client != NULL)
@@ -63,6 +68,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
         message_sent(reply, KV_OK);
         return;
     }
+    /* The caller's bytes are valid during the call only, and a send ends later. */
     reply->body = malloc(n_bytes > 0 ? n_bytes : 1);
     if (reply->body != NULL)
         memcpy(reply->body, bytes, n_bytes);
@@ -146,6 +152,7 @@ static void on_incoming(void *owner,
     kv_incoming_refuse(incoming);
 }
 
+/* Nothing to do: the client's silence, or a data thread, will show that it is lost. */
 static void on_failed(void *owner, void *channel_arg, kv_status_t status)
 {
     (void)owner;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void hello_answer(struct kvs_control_call *call)
+static void hello_reply(struct kvs_control_call *call)
 {
     struct kvs_control *control = call->control;
     struct kvs_client_record *client = call->client;
@@ -15,6 +15,7 @@ static void hello_answer(struct kvs_control_call *call)
     ProtobufCBinaryData addresses[KV_THREADS_MAX];
     char transports[256];
 
+    /* The addresses are the ports' and the names the node's: the reply owns nothing. */
     for (uint32_t i = 0; i < control->n_threads; i++) {
         const void *address;
         struct kv_port *port = control->shard[i].port;
@@ -39,6 +40,7 @@ static void hello_answer(struct kvs_control_call *call)
     kvs_control_reply(call, &reply.base);
 }
 
+/* Every data thread has opened the client, or one has failed to. */
 static void hello_opened(struct kvs_control_call *call)
 {
     struct kvs_client_record *client = call->client;
@@ -54,11 +56,12 @@ static void hello_opened(struct kvs_control_call *call)
                            kv_status_name(call->status));
         return;
     }
+    /* Silence counts from now on: opening may have taken long. */
     client->state = KVS_CLIENT_OPEN;
     client->heard_us = kv_clock_now(call->control->config.clock);
     client->requests_seen = 0;
     kvs_count(&call->control->stats.clients_registered, 1);
-    hello_answer(call);
+    hello_reply(call);
 }
 
 static struct kvs_client_record *client_place(struct kvs_control *control)
@@ -80,7 +83,7 @@ static struct kvs_client_record *client_by_id(struct kvs_control *control,
     return NULL;
 }
 
-/* Answers a repeated hello of a registered client, whose first reply was lost. */
+/* Replies again to a registered client, whose first reply was lost. */
 static void hello_again(struct kvs_control_call *call,
                         const Kvpb__HelloRequest *request,
                         struct kvs_client_record *client)
@@ -93,7 +96,7 @@ static void hello_again(struct kvs_control_call *call,
         kvs_control_refuse(call, KV_BUSY, "hello: another hello of the client is in progress");
     } else {
         call->client = client;
-        hello_answer(call);
+        hello_reply(call);
     }
 }
 
@@ -131,6 +134,8 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
                            control->config.clients_max);
         return;
     }
+    /* Data threads read the address after this function has returned, and the message with it
+     * has been freed. */
     call->address = malloc(request->address.len);
     if (call->address == NULL) {
         kvs_control_refuse(call, KV_NO_MEMORY, "hello: out of memory");
@@ -186,6 +191,7 @@ void kvs_control_goodbye(struct kvs_control_call *call)
         struct kvs_client_record *client = &control->clients[request->client_index];
         bool known = client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
+        /* The reply goes first: removing the client closes the channel that may carry it. */
         if (known) {
             kvs_call_reply_ok(call);
             kvs_client_remove(control, client);

@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+/* The operation is done on all data threads: from here on a repeat of its request finds it in
+ * the log, and other clients of the session are stale. */
 static void log_entry_record(struct kvs_control_call *call)
 {
     struct kvs_session *session = call->session;
@@ -32,6 +34,8 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
         return NULL;
     }
     uint32_t n_log = session->n_log < KVS_LOG_ENTRIES ? session->n_log : KVS_LOG_ENTRIES;
+    /* Before the generation is compared: an operation that was done has raised it, so that its
+     * repeat would otherwise be stale. */
     for (uint32_t i = 0; i < n_log; i++) {
         const struct kvs_log_entry *done = &session->log[i];
         if (done->op_id != operation->op_id)
@@ -90,6 +94,7 @@ static void fork_advanced(struct kvs_control_call *call)
     kvs_session_reply(call, false);
 }
 
+/* The child is gone again: the fork has failed without a trace. */
 static void fork_undone(struct kvs_control_call *call)
 {
     const kv_status_t status = call->refusal;
@@ -104,6 +109,8 @@ static void fork_undone(struct kvs_control_call *call)
                            status == KV_NO_MEMORY ? "store full" : kv_status_name(status));
 }
 
+/* All data threads have made the child, or it is undone.  Only then is the parent's generation
+ * raised: that cannot be undone. */
 static void fork_done(struct kvs_control_call *call)
 {
     if (call->status != KV_OK) {

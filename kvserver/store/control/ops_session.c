@@ -41,6 +41,8 @@ kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBin
         refuse_session(call, token, what);
         return NULL;
     }
+    /* Only now: without the token a client learns nothing of the session, not even its
+     * tenant. */
     if (session->tenant != call->tenant) {
         kvs_control_refuse(call, KV_DENIED, "%s: session %u belongs to another tenant",
                            kvs_call_name(call), index);
@@ -110,6 +112,7 @@ static void add_schema(Kvpb__OpenReply *reply, struct session_facts *facts)
 static void
 add_log(Kvpb__OpenReply *reply, const struct kvs_session *session, struct session_facts *facts)
 {
+    /* Oldest first: a client that resumes repeats them in this order. */
     const uint32_t n = session->n_log < KVS_LOG_ENTRIES ? session->n_log : KVS_LOG_ENTRIES;
 
     for (uint32_t i = 0; i < n; i++) {
@@ -167,6 +170,7 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
             return;
         }
     }
+    /* The call, with all that it has, ends with the reply; the list is this function's. */
     Kvpb__WriterRun **writers = reply.writers;
     kvs_control_reply(call, &reply.base);
     free(writers);
@@ -174,6 +178,7 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
 
 /* ---- open, resume ------------------------------------------------------------------------ */
 
+/* The data threads that had opened the session have closed it again. */
 static void open_undone(struct kvs_control_call *call)
 {
     kvs_session_destroy(call->control, call->session);
@@ -187,6 +192,8 @@ static void open_done(struct kvs_control_call *call)
     struct kvs_session *session = call->session;
 
     if (call->status != KV_OK) {
+        /* Some data threads have the session, others do not.  The status is kept, because the
+         * next broadcast has its own. */
         call->refusal = call->status;
         kvs_session_close(call, session, KVS_ENDED_UNSAID, open_undone);
         return;

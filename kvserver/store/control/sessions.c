@@ -13,6 +13,7 @@ kv_status_t kvs_session_create(struct kvs_control *control,
 
         if (session->used)
             continue;
+        /* The map first: its failure leaves the place as it was. */
         if (!kv_map_set(control->session_of_id, id, session))
             return KV_NO_MEMORY;
         *session = (struct kvs_session){
@@ -64,6 +65,8 @@ void kvs_session_close(struct kvs_control_call *call,
     kvs_control_broadcast(call, &command, next);
 }
 
+/* Data threads note when they last served the session, each in a place that no
+ * other thread writes.  The latest counts. */
 uint64_t kvs_session_used_us(const struct kvs_control *control,
                              const struct kvs_session *session)
 {
@@ -104,6 +107,7 @@ void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us)
             continue;
         if (kvs_session_lease_left_us(control, session, now_us) > 0)
             continue;
+        /* Out of memory: the next round tries again. */
         struct kvs_control_call *call = kvs_control_call_internal(control, KV_OP_CLOSE);
         if (call == NULL)
             return;

@@ -29,6 +29,8 @@ static void columns(struct builder *table, const char *names)
         table->columns[table->n_columns++] = name;
 }
 
+/* Adds a line; its cells follow from left to right.  After a failure, all functions do nothing,
+ * so that callers test `failed` once, at the end. */
 static Kvpb__Row *row(struct builder *table)
 {
     if (table->failed)
@@ -89,6 +91,7 @@ static void text(struct builder *table, Kvpb__Row *to, const char *value)
     added->value_case = KVPB__CELL__VALUE_TEXT;
     added->text = strdup(value);
     if (added->text == NULL) {
+        /* A cell that says it has text must have some when it is freed. */
         added->value_case = KVPB__CELL__VALUE__NOT_SET;
         table->failed = true;
     }

@@ -127,6 +127,7 @@ bool kvs_recall_step(struct kvs_recall *recall)
         return false;
     if (!session->used || session->serial != recall->serial ||
         session->generation != recall->generation) {
+        /* The sample's rows may be gone: another query will be sampled. */
         recall->busy = false;
         return true;
     }
@@ -146,6 +147,7 @@ bool kvs_recall_step(struct kvs_recall *recall)
                                              (size_t)score->n_items * KVS_SELECT_CAPACITY);
     uint32_t n = kvs_select_rows(&recall->selector, indices, NULL);
     float share = n > 0 ? (float)n_common(recall, indices, n) / (float)n : 1;
+    /* A moving average, so that one odd query does not decide; the first sample begins it. */
     struct kvs_unit *unit = score->unit;
     unit->recall =
         isnan(unit->recall) ? share : unit->recall + NEW_SHARE * (share - unit->recall);

@@ -1,3 +1,5 @@
+/* Attention in slices.  The kernel computes a row's CRC while it reads the row for attention,
+ * so that verification costs no second pass over memory. */
 #include "kvserver/store/query/attend.h"
 
 #include "kvserver/store/rows/verify.h"
@@ -42,6 +44,7 @@ static uint32_t slice_rows(const struct kv_attend_shape *shape)
         n = SLICE_BYTES / kv_attend_row_bytes(shape);
     if (n > KVS_ATTENTION_ROWS)
         n = KVS_ATTENTION_ROWS;
+    /* Slices of whole batches: the result does not depend on where slices end. */
     n -= n % KV_ATTEND_BATCH;
     return n == 0 ? KV_ATTEND_BATCH : (uint32_t)n;
 }
@@ -75,6 +78,7 @@ uint32_t kvs_attention_slice(struct kvs_attention *attention, struct kvs_segment
                       attention->each ? attention->query_mask : NULL, attention->seeds,
                       attention->crcs, attention->state);
     attention->n = 0;
+    /* One test for all rows.  Which row it was is found only if there is one. */
     for (uint32_t i = 0; i < n; i++)
         differs |= attention->crcs[i] ^ *attention->stored[i];
     if (differs == 0 && !attention->has_bad)

@@ -1,3 +1,6 @@
+/* Rows of one run at a time, all groups together, so that tokens ascend.  One group's rows are
+ * written at once; those of several groups are marked first, a bit for each group, and then
+ * written in order. */
 #include "kvserver/store/query/expand.h"
 
 #include "kvserver/store/index/scorer.h"
@@ -70,6 +73,8 @@ static size_t expand_cells(struct kvs_expander *expander,
     uint32_t above[KV_CELLS_MAX + KV_TOPK_SPARE], equal[KV_CELLS_MAX + KV_TOPK_SPARE];
     size_t n_above, n_equal;
 
+    /* Cells above the bound give all their rows.  Those at the bound share what is left of k:
+     * the lowest rows first, whatever their cells, as if rows had been scored one by one. */
     kv_topk_items(topk, scores, counts, n_cells, above, &n_above, equal, &n_equal);
     book->scorer->mark_items(book, above, n_above, begin, end, expander->above);
     if (topk->ties > 0 && n_equal > 0) {
@@ -81,6 +86,7 @@ static size_t expand_cells(struct kvs_expander *expander,
         for (size_t i = 0; i < n_ties; i++)
             expander->above[expander->rows[i] / 64] |= (uint64_t)1 << expander->rows[i] % 64;
     }
+    /* Taking bits clears them, which leaves the arrays empty for the next group. */
     const size_t n = kv_bits_take(expander->above, begin / 64 * 64, end, KVS_EXPAND_ROWS_MAX,
                                   expander->rows);
     for (size_t i = 0; i < n; i++)
@@ -96,6 +102,7 @@ bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks 
     const uint32_t begin = run->token_begin + expander->done;
     uint32_t n_rows = run->token_end - begin;
 
+    /* A chapter's cells are not divided: their rows are not in order. */
     if (!is_cells && n_rows > SLICE_ROWS)
         n_rows = SLICE_ROWS;
     assert(n_rows <= KVS_EXPAND_ROWS_MAX);

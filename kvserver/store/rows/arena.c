@@ -43,6 +43,7 @@ struct kvs_arena {
     struct size_class classes[KVS_ARENA_CLASSES_MAX];
 };
 
+/* Lists are doubly linked: a page that becomes free leaves its class's list from the middle. */
 static void list_push(struct kvs_arena *arena, int32_t *first, uint32_t index)
 {
     struct page *page = &arena->pages[index];
@@ -212,7 +213,7 @@ size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id)
 /* ---- elements ---------------------------------------------------------------------------- */
 
 /* Finds the first free element of the page; returns how many are free from there on, at most
- * `want`. */
+ * `want`.  The first rather than the longest run: pages stay dense, and become free sooner. */
 static uint32_t
 find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
 {
@@ -290,6 +291,7 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
     assert(index < arena->n_pages && page->class_id == class_id);
     assert(page->used[bit / 64] >> bit % 64 & 1);
     page->used[bit / 64] &= ~((uint64_t)1 << bit % 64);
+    /* A full page was on no list. */
     if (page->n_used-- == class->per_page)
         list_push(arena, &class->first, index);
     if (page->n_used == 0) {
@@ -317,6 +319,7 @@ unsigned kvs_arena_touch_ahead(struct kvs_arena *arena)
 
     if (arena->touched >= arena->n_pages || arena->touched >= used + TOUCH_AHEAD_PAGES)
         return 0;
+    /* Zeros may be written: no element has been on these pages yet. */
     volatile char *next =
         arena->base + (uint64_t)arena->touched * KVS_ARENA_PAGE + arena->touched_bytes;
     for (size_t i = 0; i < TOUCH_BYTES; i += 4096)

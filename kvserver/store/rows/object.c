@@ -1,3 +1,4 @@
+/* Objects: memory in pieces, a map by name, and a list in order of age for the scrubber. */
 #include "kvserver/store/rows/object.h"
 
 #include "kernels/checksum.h"
@@ -50,8 +51,11 @@ struct kvs_stored_object *kvs_object_create(struct kvs_objects *objects,
     struct kvs_stored_object *object = kvs_arena_alloc(objects->arena, record_class);
     if (object == NULL)
         return NULL;
+    /* 0 means no version on the wire. */
     if (++objects->version == 0)
         objects->version = 1;
+    /* The first pin is the caller's, who fills the object: until it is published,
+     * kvs_object_unpin() is what frees it. */
     *object = (struct kvs_stored_object){.key = *key,
                                          .bytes = bytes,
                                          .pins = 1,
@@ -79,6 +83,7 @@ void kvs_object_pin(struct kvs_stored_object *object)
     object->pins++;
 }
 
+/* A published object without pins stays; a removed one is freed with its last pin. */
 void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *object)
 {
     assert(object->pins > 0);
@@ -123,6 +128,7 @@ bool kvs_objects_remove(struct kvs_objects *objects, const struct kv_id128 *key)
         object->next->prev = object->prev;
     else
         objects->last = object->prev;
+    /* The scrubber must not be left at freed memory: it continues with the next object. */
     if (objects->looked == object) {
         objects->looked = object->next;
         objects->looked_begun = false;
@@ -170,6 +176,7 @@ kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_o
     const struct kvs_stored_object *old = kvs_objects_find(objects, &object->key);
 
     objects->health->mended[KVS_KIND_OBJECTS] += kvs_object_n_bad(old);
+    /* The bytes are the same, so readers of several pieces may continue across the exchange. */
     object->version = old->version;
     (void)kvs_objects_remove(objects, &object->key);
     return kvs_objects_publish(objects, object);
@@ -181,6 +188,7 @@ bool kvs_object_same(const struct kvs_stored_object *object,
 {
     if (object->bytes != bytes)
         return false;
+    /* CRCs stand for the bytes: an object's are as good as its pieces, and need no reading. */
     for (uint32_t i = 0; i < object->n_pieces; i++)
         if (object->pieces[i].crc != crcs[i])
             return false;

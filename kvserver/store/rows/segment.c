@@ -1,3 +1,5 @@
+/* Segments: their records, and when their memory is freed.  A segment lives while units refer
+ * to it or transfers have it pinned; whichever lets go of it last frees it. */
 #include "kvserver/store/rows/segment.h"
 
 #include "kvserver/store/rows/unit.h"
@@ -39,12 +41,15 @@ static struct kvs_segment *record_get(struct kvs_segment_store *store)
     return record;
 }
 
+/* A free record's `rows` links the list of free ones. */
 static void record_put(struct kvs_segment_store *store, struct kvs_segment *record)
 {
     record->rows = (uint8_t *)store->free_records;
     store->free_records = record;
 }
 
+/* Rows from `filled` on will be overwritten, so what is known of them no longer holds.  Without
+ * all its codes the segment leaves its chapter, whose cells list whole segments. */
 void kvs_segment_forget_rows(struct kvs_segment_store *store,
                              struct kvs_segment *segment,
                              uint32_t filled)
@@ -103,6 +108,8 @@ kv_status_t kvs_segments_add(struct kvs_unit *unit,
     uint32_t n_done = 0;
 
     while (n_done < count) {
+        /* Consecutive segments lie next to each other where the arena has room for a run, so
+         * that long transfers have few pieces (kvs_unit_pieces()). */
         uint32_t run;
         uint8_t *rows =
             kvs_arena_alloc_run(store->arena, unit->row_class, count - n_done, &run);
@@ -134,6 +141,7 @@ err_drop:
     return KV_NO_MEMORY;
 }
 
+/* Returns the number of rows up to and with the last bad one. */
 static uint32_t last_bad(const struct kvs_segment *segment)
 {
     for (uint32_t row = KV_BLOCK_TOKENS; row > 0; row--)
@@ -152,6 +160,7 @@ void kvs_segment_check(const struct kvs_segment_store *store, const struct kvs_s
     assert(segment->n_coded <= segment->n_written && segment->n_lost <= segment->n_written);
     assert(segment->n_checked <= segment->n_written);
     assert(last_bad(segment) <= segment->n_written);
+    /* Codes are lost as a whole: a segment has good ones or lost ones, never both. */
     assert(segment->n_coded == 0 || segment->n_lost == 0);
     assert(segment->codes != NULL || (segment->n_coded == 0 && segment->n_lost == 0));
     assert(!segment->in_chapter || segment->n_coded == KV_BLOCK_TOKENS);
@@ -170,5 +179,7 @@ void kvs_segment_store_check(const struct kvs_segment_store *store)
         assert(at < kvs_arena_bytes(store->arena));
         assert(n <= kvs_arena_bytes(store->arena) / sizeof(*record)); /* no cycle */
     }
+    /* Every record is in use or in the list of free ones, and they are made RECORDS at a
+     * time. */
     assert(n % RECORDS == 0);
 }

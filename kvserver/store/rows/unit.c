@@ -1,3 +1,10 @@
+/* Units: reservations, commits, forks, and access to rows across segments.
+ *
+ *     0 ------------ committed ------------ reserved
+ *        can be read              being received
+ *
+ * A fork shares all segments, the partial last one too; the first of the two units that writes
+ * to it makes a copy. */
 #include "kvserver/store/rows/unit.h"
 
 #include <assert.h>
@@ -14,6 +21,7 @@ array_grow(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t n_se
 {
     if (n_segments <= unit->capacity)
         return KV_OK;
+    /* Doubling keeps the number of copies logarithmic, and the array in an arena class. */
     size_t bytes = ARRAY_BYTES_MIN;
     while (bytes < n_segments * sizeof(*unit->segments))
         bytes *= 2;
@@ -48,7 +56,7 @@ kv_status_t kvs_unit_init(struct kvs_unit *unit,
         .kv_head = (uint16_t)kv_head,
         .row_bytes = row_bytes,
         .row_class = (uint8_t)row_class,
-        .recall = NAN,
+        .recall = NAN, /* not measured yet */
     };
     return KV_OK;
 }
@@ -85,6 +93,8 @@ void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store)
  * it, because they would arrive in the old one. */
 static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *store)
 {
+    /* `filled` rows stay.  A pinned segment may be written after them only if no row there was
+     * ever written: a transfer out of it may still read those that were. */
     uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
 
     if (filled == 0)
@@ -105,6 +115,8 @@ static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *sto
     struct kvs_segment *copy = unit->segments[at];
     memcpy(copy->rows, old->rows, (size_t)filled * unit->row_bytes);
     memcpy(copy->crcs, old->crcs, filled * sizeof(*copy->crcs));
+    /* Codes are not copied: they are made again from the keys when a query needs them.  Marks
+     * of bad rows are, because the copy has the same damage. */
     copy->n_written = (uint8_t)filled;
     for (uint32_t row = 0; row < filled; row++)
         if (kvs_segment_is_bad(old, row)) {
@@ -128,6 +140,8 @@ kvs_unit_reserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_
         status = kvs_segments_add(unit, store, unit->n_segments, n_segments - unit->n_segments);
     if (status != KV_OK)
         return status;
+    /* n_written only rises: rows that were written and then given up may still be read by a
+     * transfer (tail_own()). */
     unit->n_segments = n_segments;
     for (uint32_t i = unit->reserved / KV_BLOCK_TOKENS; i < n_segments; i++) {
         uint32_t filled = end - i * KV_BLOCK_TOKENS;
@@ -169,6 +183,8 @@ kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
     assert(tokens <= unit->committed && child->n_segments == 0);
     if (status != KV_OK)
         return status;
+    /* No row is copied.  The last segment may have rows after `tokens`, which are the parent's;
+     * the child copies it when it first writes (tail_own()). */
     for (uint32_t i = 0; i < n_segments; i++) {
         child->segments[i] = unit->segments[i];
         child->segments[i]->refs++;
@@ -202,6 +218,7 @@ unsigned kvs_unit_pieces(const struct kvs_unit *unit,
         uint8_t *rows = kvs_unit_row(unit, begin);
         size_t bytes = (size_t)step * unit->row_bytes;
 
+        /* Segments of one run of the arena are neighbors: one piece serves them. */
         if (n_iov > 0 && (uint8_t *)iov[n_iov - 1].base + iov[n_iov - 1].bytes == rows) {
             iov[n_iov - 1].bytes += bytes;
         } else {

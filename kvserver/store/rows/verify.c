@@ -1,3 +1,5 @@
+/* Verifies stored rows, in batches that the checksum kernel computes several at a time, and
+ * marks those that are bad. */
 #include "kvserver/store/rows/verify.h"
 
 #include "kernels/checksum.h"
@@ -69,6 +71,7 @@ uint32_t kvs_verify_crcs(struct kvs_segment_store *store,
         struct kvs_segment *segment = segment_of(rows, tokens[i]);
         const uint32_t row = tokens[i] % KV_BLOCK_TOKENS;
 
+        /* A mark outlives a good reading: memory that failed once may do so again. */
         if (computed[i] != segment->crcs[row])
             mark_bad(store, segment, row);
         if (first == n && kvs_segment_is_bad(segment, row))
@@ -109,6 +112,7 @@ uint32_t kvs_unit_known_bad(const struct kvs_unit *unit, uint32_t begin, uint32_
     for (uint32_t token = begin; token < end;) {
         const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
 
+        /* Nearly every segment: one test for all its rows. */
         if ((segment->bad[0] | segment->bad[1]) == 0) {
             token = (token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
             continue;

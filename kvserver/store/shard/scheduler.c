@@ -20,6 +20,8 @@ void kvs_request_link(struct kvs_request **list, struct kvs_request *request)
     *list = request;
 }
 
+/* Works for lists and queues: `link` is what points to the request, wherever that is.  If it
+ * was the last of a queue, the queue's end moves back to that place. */
 void kvs_request_unlink(struct kvs_request *request)
 {
     if (request->link == NULL)
@@ -80,6 +82,8 @@ static void take_woken(struct kvs_shard *shard)
     shard->woken_end = &shard->woken;
 }
 
+/* Wakes some requests; the others wait for the next step.  While queries run, a time limit
+ * holds as well: a woken put may copy a whole message. */
 bool kvs_shard_look_again(struct kvs_shard *shard)
 {
     const bool querying = shard->queues[KV_PRIORITY_QUERY].first != NULL;
@@ -100,6 +104,8 @@ bool kvs_shard_look_again(struct kvs_shard *shard)
     return true;
 }
 
+/* One slice of the first request of the most urgent priority.  A request that is not done goes
+ * to the end of its queue, so requests of one priority take turns. */
 bool kvs_shard_run_slice(struct kvs_shard *shard)
 {
     for (int i = 0; i < KV_PRIORITY_COUNT; i++) {

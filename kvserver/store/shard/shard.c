@@ -1,3 +1,4 @@
+/* A shard: its creation, its destruction, and one step of its data thread. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
@@ -17,9 +18,12 @@ bool kvs_shard_step(struct kvs_shard *shard)
     bool busy = false;
 
     shard->now_us = kv_clock_now(shard->clock);
+    /* Messages first: one of them may be more urgent than what is queued. */
     busy = kvs_shard_take_messages(shard);
     busy = kvs_shard_command_step(shard) || busy;
     bool sliced = kvs_shard_run_slice(shard);
+    /* Background jobs run when no request does, and in every BACKGROUND_EVERY-th step
+     * regardless, so that a busy node still makes codes and verifies its memory. */
     if (!sliced || ++shard->turns >= BACKGROUND_EVERY)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
@@ -33,6 +37,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
         kvs_shard_tell_stats(shard);
         busy = busy || kv_pool_used(shard->requests) > 0;
     }
+    /* Idle time goes into preparing memory, so that later puts need not wait for it. */
     if (!busy)
         busy = kvs_arena_touch_ahead(shard->arena) > 0;
     return busy;
@@ -134,6 +139,8 @@ err_fini:
 
 void kvs_shard_fini(struct kvs_shard *shard)
 {
+    /* Clients first, then the port: that ends requests and transfers, which use all the rest.
+     * The arena goes last, and with it the memory of all sessions and objects. */
     if (shard->clients != NULL)
         for (uint32_t i = 0; i < shard->n_clients; i++)
             kvs_shard_client_close(shard, &shard->clients[i]);
