@@ -30,6 +30,7 @@ enum {
     WAIT_US = 120 * 1000 * 1000, /* then a wait has failed; nothing here takes as long */
     DATA_BYTES_MAX = 5 << 20,
     HELD_MAX = 64,
+    CLOSE_STEPS = 8, /* and more than UCX takes to connect, or to close */
     ADDRESS_BYTES_MAX = 4096,
     SKIPPED = 77,
 };
@@ -365,6 +366,12 @@ static void drive_for(struct pair *pair, uint64_t us)
 {
     for (uint64_t begin = now_us(); now_us() - begin < us;)
         step(pair);
+}
+
+static void drive_one(struct end *end, unsigned n_steps)
+{
+    for (unsigned i = 0; i < n_steps; i++)
+        kv_port_progress(end->port);
 }
 
 /* One send and how it ended. */
@@ -778,6 +785,30 @@ static void connects_again(void **state)
         assert_int_equal(connect_end(&pair.b, pair.a.port), KV_OK);
     }
     close_pair(&pair);
+}
+
+/* A port that was connected to connects back, and finds the first channel closed: at each step
+ * that the two may have come to by then. */
+static void closed_before_the_way_back(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < CLOSE_STEPS * CLOSE_STEPS; i++) {
+        struct pair pair;
+
+        open_end(&pair.a);
+        open_end(&pair.b);
+        assert_int_equal(connect_end(&pair.a, pair.b.port), KV_OK);
+        drive_one(&pair.a, i / CLOSE_STEPS);
+        close_channel(&pair.a);
+        drive_one(&pair.a, CLOSE_STEPS);
+        drive_one(&pair.b, i % CLOSE_STEPS);
+        assert_int_equal(connect_end(&pair.b, pair.a.port), KV_OK);
+        assert_int_equal(connect_end(&pair.a, pair.b.port), KV_OK);
+        exchange(&pair, 4, 2, 1000);
+        close_channel(&pair.b);
+        drive_for(&pair, 1000);
+        close_pair(&pair);
+    }
 }
 
 /* One port that many lead to, as a server's. */
@@ -1278,6 +1309,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sender_closes),
         cmocka_unit_test(sender_port_closes),
         cmocka_unit_test(connects_again),
+        cmocka_unit_test(closed_before_the_way_back),
         cmocka_unit_test(many_ports),
         cmocka_unit_test(bad_addresses),
         cmocka_unit_test(maps_memory),

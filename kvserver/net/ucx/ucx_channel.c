@@ -2,10 +2,20 @@
  *
  * A channel is a UCX endpoint.  A channel that is closed during kv_port_progress() waits in
  * `to_close` until UCX is no longer in the middle of its own work.
+ *
+ * Two ports that connect to each other share one socket, by numbers that UCX gives to their
+ * endpoints (the first of each side, the second...).  A port that connects looks for a socket
+ * that the peer has opened for the same number, and takes it; UCX 1.13 does not expect the peer
+ * to have closed it by then.  Where the first write fails, it connects again, but leaves the
+ * endpoint out of its table of connections, and aborts when that endpoint is closed; where the
+ * second one does, it aborts at once.  So a channel is not closed before the peer has accepted
+ * its connection, which a flush of its endpoint waits for: then the peer gets to the end of the
+ * stream, which UCX handles.  It waits in `lingering`, but not for ever.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
 #include "kernels/checksum.h"
+#include "kvserver/base/clock.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -87,23 +97,80 @@ static void close_endpoint(struct kv_ucx_channel *channel)
     free(channel);
 }
 
+static void on_flushed(void *request, ucs_status_t ucs, void *user_data)
+{
+    struct kv_ucx_flush *flush = request;
+
+    (void)ucs; /* a peer that failed is not waited for either */
+    (void)user_data;
+    if (flush->channel != NULL)
+        flush->channel->flush = NULL;
+    ucp_request_free(request);
+}
+
+/* false: nothing to wait for. */
+static bool linger(struct kv_ucx_channel *channel)
+{
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK,
+        .cb.send = on_flushed,
+    };
+    ucs_status_ptr_t request;
+
+    if (!channel->may_linger)
+        return false;
+    request = ucp_ep_flush_nbx(channel->endpoint, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        return false;
+    channel->flush = request;
+    channel->flush->channel = channel;
+    channel->linger_until_us = kv_clock_now(&kv_clock_real) + KV_UCX_LINGER_US;
+    channel->next = channel->port->lingering;
+    channel->port->lingering = channel;
+    return true;
+}
+
+void kv_ucx_end_lingering(struct kv_ucx_port *port, bool is_all)
+{
+    struct kv_ucx_channel **next_channel = &port->lingering;
+    uint64_t now_us = port->lingering != NULL ? kv_clock_now(&kv_clock_real) : 0;
+
+    while (*next_channel != NULL) {
+        struct kv_ucx_channel *channel = *next_channel;
+
+        if (!is_all && channel->flush != NULL && now_us < channel->linger_until_us) {
+            next_channel = &channel->next;
+            continue;
+        }
+        *next_channel = channel->next;
+        if (channel->flush != NULL)
+            channel->flush->channel = NULL;
+        close_endpoint(channel);
+    }
+}
+
 void kv_ucx_channel_close(struct kv_channel *base)
 {
     struct kv_ucx_channel *channel = (struct kv_ucx_channel *)base;
     struct kv_ucx_port *port = channel->port;
 
     channel_unlink(channel);
+    channel->may_linger = channel->link->kind == KV_UCX_LINK_NETWORK && !channel->failed;
     for (struct kv_ucx_pending_send *pending_send = port->pending_sends; pending_send != NULL;
-         pending_send = pending_send->next)
-        if (pending_send->channel == channel)
+         pending_send = pending_send->next) {
+        if (pending_send->channel == channel) {
             pending_send->channel = NULL;
+            channel->may_linger = false; /* its memory must not be read any more */
+        }
+    }
     if (channel->failed && !channel->reported)
         port->n_failures--;
     end_watch(channel);
     /* Nothing may name it from now on, not even a failure that comes before it is closed. */
     channel->failed = true;
     if (!port->in_progress) {
-        close_endpoint(channel);
+        if (!linger(channel))
+            close_endpoint(channel);
         return;
     }
     channel->next = port->to_close;
@@ -161,7 +228,8 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
     kind = mode == KV_CHANNEL_SHARED ? KV_UCX_LINK_SHARED : KV_UCX_LINK_NETWORK;
     if (port->links[kind] == NULL)
         kind = kind == KV_UCX_LINK_SHARED ? KV_UCX_LINK_NETWORK : KV_UCX_LINK_SHARED;
-    if (prefix.bytes[kind] == 0)
+    if (prefix.bytes[kind] == 0 || (mode == KV_CHANNEL_SHARED && kind != KV_UCX_LINK_SHARED &&
+                                    !port->transport->is_users_choice))
         return KV_UNREACHABLE;
 
     channel = calloc(1, sizeof(*channel));
@@ -201,7 +269,7 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
         port->channels->previous = channel;
     port->channels = channel;
     if (mode == KV_CHANNEL_SHARED && kind != KV_UCX_LINK_SHARED) {
-        /* Only the user's own choice of transports can make this shared memory. */
+        /* The user's own choice of transports may make this shared memory. */
         kv_ucx_describe_endpoint(channel->endpoint, lanes, sizeof(lanes));
         if (strstr(lanes, "/memory") == NULL) {
             kv_ucx_channel_close(&channel->base);
@@ -233,6 +301,7 @@ void kv_ucx_close_endpoints(struct kv_ucx_port *port)
         struct kv_ucx_channel *channel = port->to_close;
 
         port->to_close = channel->next;
-        close_endpoint(channel);
+        if (!linger(channel))
+            close_endpoint(channel);
     }
 }

@@ -298,6 +298,7 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
         return KV_NO_MEMORY;
     }
     transport->base.ops = &kv_transport_ucx;
+    transport->is_users_choice = getenv("UCX_TLS") != NULL;
     if (network)
         status = open_network(transport, devices, detail, detail_bytes);
     /* UCX looks for devices in /sys; without it (a bare chroot) auto is shared memory alone. */

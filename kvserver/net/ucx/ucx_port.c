@@ -197,6 +197,7 @@ unsigned kv_ucx_port_progress(struct kv_port *base)
         n++;
     }
     kv_ucx_close_endpoints(port);
+    kv_ucx_end_lingering(port, false);
     if (port->retired != NULL)
         kv_ucx_retire_links(port);
     port->in_progress = false;
@@ -223,10 +224,12 @@ void kv_ucx_port_close(struct kv_port *base)
 
     /* UCX completes what is in flight, and tells peers; it must not take for ever. */
     for (unsigned round = 0; round < KV_UCX_CLOSE_ROUNDS_MAX; round++) {
-        if (port->settle == 0 && port->pending_sends == NULL && port->incomings == NULL)
+        if (port->settle == 0 && port->pending_sends == NULL && port->incomings == NULL &&
+            port->lingering == NULL)
             break;
         progress_workers(port);
         kv_ucx_close_endpoints(port);
+        kv_ucx_end_lingering(port, round == KV_UCX_LINGER_ROUNDS_MAX);
     }
     for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (port->links[kind] != NULL)

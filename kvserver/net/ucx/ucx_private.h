@@ -37,6 +37,9 @@ enum {
     /* Progress calls after a close, in which UCX releases an endpoint's requests. */
     KV_UCX_SETTLE_ROUNDS = 64,
     KV_UCX_CLOSE_ROUNDS_MAX = 20000,
+    /* How long a channel that was closed waits for the peer to accept it. */
+    KV_UCX_LINGER_US = 2000000,
+    KV_UCX_LINGER_ROUNDS_MAX = 10000, /* in kv_ucx_port_close() */
     /* Polling the network costs a system call: while shared memory is busy, once in so many
      * steps. */
     KV_UCX_NETWORK_TURNS = 8,
@@ -63,6 +66,7 @@ struct kv_ucx_transport {
     struct kv_transport base;
     ucp_context_h contexts[KV_UCX_N_LINKS]; /* NULL: not in use */
     bool has_cuda;
+    bool is_users_choice; /* UCX_TLS is set: the network link may have shared memory */
 };
 
 /* A send in flight; lives in the space that UCX keeps for us in front of each request. */
@@ -74,6 +78,11 @@ struct kv_ucx_pending_send {
     void *arg;
     struct kv_offer *offer; /* NULL: none, the data went as a message */
     struct kv_ucx_pending_send *previous, *next;
+};
+
+/* Lives in the same space, of the flush that a closed channel waits for. */
+struct kv_ucx_flush {
+    struct kv_ucx_channel *channel; /* NULL: no longer waits */
 };
 
 /* A worker of a port, and what goes over it. */
@@ -121,8 +130,11 @@ struct kv_ucx_channel {
     void *channel_arg;
     bool failed;
     bool reported;
+    bool may_linger;            /* closed, with nothing that must end at once */
+    struct kv_ucx_flush *flush; /* closed, and waits for this; NULL: over */
+    uint64_t linger_until_us;
     kv_status_t status;
-    struct kv_ucx_channel *previous, *next; /* of the port; `next` also of those to close */
+    struct kv_ucx_channel *previous, *next; /* of the port; `next` also of those that close */
 };
 
 struct kv_ucx_port {
@@ -141,6 +153,7 @@ struct kv_ucx_port {
 
     struct kv_ucx_channel *channels;
     struct kv_ucx_channel *to_close;
+    struct kv_ucx_channel *lingering;
     struct kv_ucx_pending_send *pending_sends;
     struct kv_ucx_incoming *incomings; /* held by the owner, or being received */
     struct kv_ucx_incoming *spare_incomings;
@@ -275,8 +288,11 @@ void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs);
 /* Fails the channels whose peer's process is dead. */
 void kv_ucx_look_for_dead_peers(struct kv_ucx_port *port);
 
-/* Closes the endpoints in `to_close`. */
+/* Closes the endpoints in `to_close`, or lets them linger. */
 void kv_ucx_close_endpoints(struct kv_ucx_port *port);
+
+/* Closes the endpoints that have lingered long enough, or all of them. */
+void kv_ucx_end_lingering(struct kv_ucx_port *port, bool is_all);
 
 /* ucx_port.c */
 
