@@ -365,6 +365,8 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
     kv_status_t status;
 
     assert(kvs_index_is_enough(plan, block, tokens));
+    for (uint32_t i = block; i * KV_BLOCK_TOKENS < tokens; i++)
+        assert(kvs_codebook_at(indexer->books, unit->segments[i]->codebook)->is_broken);
     status = job_create(indexer, unit, block, tokens, plan, false);
     if (status == KV_OK)
         (*end)->replaces = true;
@@ -558,7 +560,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
                   (has_old ? n_rows : end) - begin))
         return KV_CORRUPT;
     if (has_old) {
-        /* A query may be under way: it does not use these codes. */
+        /* Queries may be in progress, which began when this codebook was broken already. */
         assert(kvs_codebook_at(indexer->books, segment->codebook)->is_broken);
         kvs_segment_drop_codes(indexer->books, segment);
     }

@@ -66,7 +66,9 @@ kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint3
 bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens);
 
 /* Queues a job that replaces the broken codebooks of the unit's segments from the block on, up
- * to row `tokens`; they must be enough for a codebook, and have no other job.  They keep their
+ * to row `tokens`; they must be enough for a codebook, all have codes, and have no other job.
+ * No query may be in the middle of a unit (query/pipeline.h): the job frees codes while later
+ * ones are.  They keep their
  * codes, which no query uses, until the job has made new ones.  A job that ends before it has
  * made all of them leaves its codebook as broken as those it should replace: the next try
  * replaces all, so that a chapter gets one codebook or none.  After KV_BUSY or KV_NO_MEMORY

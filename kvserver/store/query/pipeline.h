@@ -14,9 +14,15 @@
  * rerank 1, step 1's candidates are the selected rows.
  *
  * The pipeline knows nothing of requests: the caller passes an input and reads the result from
- * the pipeline's arrays.  Between slices, rows may be added to units.  Codes, cells and
- * centroids may be freed only while kvs_query_pipeline_is_between(); units may not change
- * otherwise.
+ * the pipeline's arrays.  Between slices, rows may be added to units; units may not change
+ * otherwise.  Their index may change:
+ *
+ *   codes, codebooks   may be made, or found bad, at any time.  They may be freed while
+ *                      kvs_query_pipeline_is_between(); and, at any time, those of a codebook
+ *                      that was once found broken while it was between: no unit that began
+ *                      after that uses them.
+ *   cells, summaries   may be made, lost, or freed for new ones at any time: each slice looks
+ *                      them up.  A unit whose cells changed begins again.
  *
  * Threads: the data thread.  Memory: create/destroy; the system provides the pages of large
  * arrays as they are used.
@@ -165,8 +171,7 @@ static inline void kvs_query_pipeline_end(struct kvs_query_pipeline *pipeline)
     pipeline->stage = KVS_QUERY_UNIT;
 }
 
-/* Returns whether no runs of a unit are in use: codes, cells and centroids may then be
- * freed. */
+/* Returns whether no runs of a unit are in use: any codes and codebooks may then be freed. */
 static inline bool kvs_query_pipeline_is_between(const struct kvs_query_pipeline *pipeline)
 {
     return pipeline->stage == KVS_QUERY_UNIT;
