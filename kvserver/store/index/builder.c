@@ -1,6 +1,5 @@
-#include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/builder_private.h"
 
-#include "kvserver/base/random.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
@@ -10,8 +9,7 @@
 #include <string.h>
 
 enum {
-    SLICE_OPERATIONS = 1 << 21, /* multiply-adds per slice: about 50 us */
-    SLICE_TILES = 64,           /* whose codes are sorted into cells per slice: the same */
+    SLICE_BLOCKS = 64, /* whose rows are listed by item per slice: about 50 us */
     JOBS_PER_LOOK = 16,
 };
 
@@ -19,8 +17,7 @@ enum job_state {
     JOB_QUEUED,
     JOB_TRAIN,
     JOB_ENCODE,
-    JOB_CELLS_COUNT, /* if the chapter is long enough for cells */
-    JOB_CELLS_PLACE,
+    JOB_LISTS,           /* if the chapter is long enough for lists by item */
     JOB_SUMMARIES_BEGIN, /* if the plan has summaries */
     JOB_SUMMARIES,
 };
@@ -44,14 +41,12 @@ struct job {
     bool has_codebook;
     void *training; /* of the scorer; in the arena */
     int training_class;
-    uint32_t stride, n_sample; /* every stride-th row is looked at */
-    uint32_t cursor;           /* sample, or segment */
-    uint32_t *cells;           /* of the arena, until it is the codebook's */
-    int cells_class;
-    uint32_t n_celled; /* rows that have cells */
-    bool is_late;      /* its chapter has codes: it makes only summaries or cells */
-    bool wants_cells;  /* a late job that makes cells */
-    bool replaces;     /* it replaces a broken codebook, whose codes its segments still have */
+    uint32_t cursor;             /* of the scorer in training, or segment */
+    struct kvs_item_lists lists; /* of the arena, until they are the codebook's */
+    int lists_class;
+    bool is_late;     /* its chapter has codes: it makes only summaries or lists */
+    bool wants_lists; /* a late job that makes lists */
+    bool replaces;    /* it replaces broken codebooks, whose codes its segments still have */
 };
 
 struct kvs_indexer {
@@ -63,8 +58,6 @@ struct kvs_indexer {
     bool ended;
     struct kvs_indexer_stats stats;
     struct kvs_summariser summariser; /* of the first job, in JOB_SUMMARIES */
-    uint8_t codes[KV_PQ_SUBSPACES_MAX * KVS_CODEBOOK_KEYS / 8];
-    float keys[KVS_CODEBOOK_KEYS];
 };
 
 struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
@@ -83,6 +76,11 @@ struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
         return NULL;
     }
     return indexer;
+}
+
+struct kvs_codebooks *kvs_indexer_books(const struct kvs_indexer *indexer)
+{
+    return indexer->books;
 }
 
 static struct kvs_codebook *book_of(const struct kvs_indexer *indexer, const struct job *job)
@@ -131,8 +129,8 @@ static void job_end(struct kvs_indexer *indexer, struct job **link)
     kvs_arena_free(arena, job->segments_class, job->segments);
     if (job->training != NULL)
         kvs_arena_free(arena, job->training_class, job->training);
-    if (job->cells != NULL)
-        kvs_arena_free(arena, job->cells_class, job->cells);
+    if (job->lists.memory != NULL)
+        kvs_arena_free(arena, job->lists_class, job->lists.memory);
     if (job->has_codebook)
         kvs_codebook_unref(indexer->books, job->codebook);
     kv_pool_put(indexer->jobs, job);
@@ -150,27 +148,14 @@ void kvs_indexer_destroy(struct kvs_indexer *indexer)
     free(indexer);
 }
 
-/* Returns whether n_rows are all of the lost rows, or as many of them as any unit still has. */
-static bool has_most(const struct kvs_codebook *book, uint32_t n_rows, uint32_t n_lost)
+kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
+                                 const struct kvs_unit *unit,
+                                 uint32_t block_begin,
+                                 uint32_t row_end,
+                                 const struct kvs_index_plan *plan,
+                                 enum kvs_index_job_kind kind)
 {
-    const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
-
-    return n_lost > 0 && n_rows >= (n_left < n_lost ? n_left : n_lost);
-}
-
-static bool can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows)
-{
-    return has_most(book, n_rows, book->n_cells_lost) &&
-           n_rows >= book->scorer->items_pay(&book->shape);
-}
-
-static kv_status_t job_create(struct kvs_indexer *indexer,
-                              const struct kvs_unit *unit,
-                              uint32_t block_begin,
-                              uint32_t row_end,
-                              const struct kvs_index_plan *plan,
-                              bool is_late)
-{
+    const bool is_late = kind == KVS_INDEX_JOB_LATE;
     struct kvs_arena *arena = indexer->books->store->arena;
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
@@ -204,6 +189,7 @@ static kv_status_t job_create(struct kvs_indexer *indexer,
         .kv_head = unit->kv_head,
         .block_begin = block_begin,
         .is_late = is_late,
+        .replaces = kind == KVS_INDEX_JOB_REPLACE,
     };
     if (writers != NULL) {
         job->writers = (struct kv_writers *)(void *)(segments + n_segments);
@@ -220,189 +206,12 @@ static kv_status_t job_create(struct kvs_indexer *indexer,
         job->has_codebook = true;
         job->codebook = segments[0]->codebook;
         kvs_codebook_ref(indexer->books, job->codebook);
-        job->wants_cells = can_mend_cells(book_of(indexer, job), n_rows);
+        job->wants_lists = kvs_codebook_can_mend_cells(book_of(indexer, job), n_rows);
     }
     *indexer->end = job;
     indexer->end = &job->next;
     indexer->stats.n_jobs++;
     return KV_OK;
-}
-
-/* ---- which jobs a unit needs ------------------------------------------------------------- */
-
-static bool is_bare(const struct kvs_segment *segment)
-{
-    return segment->codes == NULL && !segment->training;
-}
-
-/* Queues a job for one codebook of all rows.  It is made once, by the first request; later rows
- * get their codes from queries. */
-static kv_status_t cut_whole(struct kvs_indexer *indexer,
-                             const struct kvs_unit *unit,
-                             uint32_t tokens,
-                             const struct kvs_index_plan *plan)
-{
-    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
-
-    while (begin > 0 && is_bare(unit->segments[begin - 1]))
-        begin--;
-    if (begin > 0) {
-        const struct kvs_segment *before = unit->segments[begin - 1];
-        if (before->training || kvs_codebook_at(indexer->books, before->codebook)->open)
-            return KV_OK;
-    }
-    /* Too few rows for the centroids: no index, as in PQCache's code. */
-    if (!kvs_index_is_enough(plan, begin, tokens))
-        return KV_OK;
-    return job_create(indexer, unit, begin, tokens, plan, false);
-}
-
-static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan)
-{
-    return (struct kv_summary_shape){.type = plan->type,
-                                     .d_k = plan->shape.d,
-                                     .d_v = plan->d_v,
-                                     .bits = plan->summaries_bits};
-}
-
-/* Queues jobs for summaries of chapters that have codes. */
-static kv_status_t cut_late(struct kvs_indexer *indexer,
-                            const struct kvs_unit *unit,
-                            uint32_t n_blocks,
-                            const struct kvs_index_plan *plan)
-{
-    kv_status_t status = KV_OK;
-
-    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
-        const struct kvs_segment *segment = unit->segments[begin];
-
-        end = begin + 1;
-        if (!segment->in_chapter)
-            continue;
-        const struct kvs_codebook *book = kvs_codebook_at(indexer->books, segment->codebook);
-        end = kvs_unit_chapter_end(unit, begin, n_blocks);
-        if (begin != book->block_begin || segment->training || segment->begins_job ||
-            book->is_broken)
-            continue;
-        uint32_t n_rows = book->summaries.shape.bits == plan->summaries_bits &&
-                                  book->summaries.shape.d_v == plan->d_v
-                              ? book->summaries.n_rows
-                              : 0;
-        if ((end - begin) * KV_BLOCK_TOKENS > n_rows)
-            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, true);
-    }
-    return status;
-}
-
-kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
-                               const struct kvs_unit *unit,
-                               uint32_t tokens,
-                               const struct kvs_index_plan *plan)
-{
-    const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
-    kv_status_t status = KV_OK;
-
-    assert(tokens <= unit->committed);
-    if (plan->chapter_blocks == 0)
-        status = cut_whole(indexer, unit, tokens, plan);
-    for (uint32_t begin = 0, end;
-         plan->chapter_blocks > 0 && begin < n_blocks && status == KV_OK; begin = end) {
-        uint32_t chapter_end =
-            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
-                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
-                : n_blocks;
-
-        for (end = begin; end < chapter_end && is_bare(unit->segments[end]); end++)
-            ;
-        if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
-            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, false);
-        if (end == begin)
-            end++;
-    }
-    if (status == KV_OK && plan->summaries_bits != 0)
-        status = cut_late(indexer, unit, n_blocks, plan);
-    return status;
-}
-
-kv_status_t
-kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block)
-{
-    const struct kvs_segment *segment = unit->segments[block];
-
-    if (!segment->in_chapter || segment->training || segment->begins_job)
-        return KV_OK;
-    struct kvs_codebook *book = kvs_codebook_at(indexer->books, segment->codebook);
-    const uint32_t end = kvs_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
-    const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
-    const bool wants_cells = can_mend_cells(book, n_rows);
-    const bool wants_summaries = has_most(book, n_rows, book->n_summaries_lost);
-    struct kvs_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
-
-    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_summaries))
-        return KV_OK;
-    if (!wants_summaries)
-        plan.summaries_bits = 0;
-    return job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan, true);
-}
-
-bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens)
-{
-    const uint32_t first = block * KV_BLOCK_TOKENS;
-    const uint32_t least = plan->chapter_blocks > 0
-                               ? (uint32_t)KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS
-                               : 2 * kvs_scorer_at(plan->scorer)->n_seeds(&plan->shape);
-
-    return tokens >= first && tokens - first >= least;
-}
-
-kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
-                              const struct kvs_unit *unit,
-                              uint32_t block,
-                              uint32_t tokens,
-                              const struct kvs_index_plan *plan)
-{
-    struct job **end = indexer->end;
-    kv_status_t status;
-
-    assert(kvs_index_is_enough(plan, block, tokens));
-    for (uint32_t i = block; i * KV_BLOCK_TOKENS < tokens; i++)
-        assert(kvs_codebook_at(indexer->books, unit->segments[i]->codebook)->is_broken);
-    status = job_create(indexer, unit, block, tokens, plan, false);
-    if (status == KV_OK)
-        (*end)->replaces = true;
-    return status;
-}
-
-void kvs_index_get_look(const struct kvs_codebooks *books,
-                        const struct kvs_unit *unit,
-                        uint32_t tokens,
-                        uint64_t serial,
-                        struct kvs_index_look *ret_look)
-{
-    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const struct kvs_codebook *last = NULL;
-
-    *ret_look = (struct kvs_index_look){0};
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        const struct kvs_segment *segment = unit->segments[i];
-        uint32_t n_rows = tokens - i * KV_BLOCK_TOKENS;
-
-        ret_look->n_pending += segment->begins_job;
-        if (segment->codes == NULL)
-            continue;
-        ret_look->n_coded += kvs_segment_coded(books, segment, n_rows);
-        const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
-        if (book == last || segment->training)
-            continue; /* counted, or still in progress */
-        last = book;
-        if (book->serial <= serial) {
-            ret_look->n_old++;
-        } else {
-            ret_look->n_new++;
-            ret_look->iterations += book->iterations;
-            ret_look->train_us += book->train_us;
-        }
-    }
 }
 
 /* ---- slices: each runs for about 50 us, and advances job->cursor or job->state ----------- */
@@ -433,33 +242,56 @@ static bool are_good(struct kvs_indexer *indexer,
                           job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
 }
 
-/* Rows of one slice. */
-static uint32_t rows_at_once(const struct job *job)
-{
-    const struct kv_pq_shape *shape = &job->plan.shape;
-    uint32_t n = SLICE_OPERATIONS / scorer_of(job)->row_cost(shape);
-    uint32_t max = KVS_CODEBOOK_KEYS / shape->d;
-
-    if (max > KVS_CODEBOOK_KEYS / 8)
-        max = KVS_CODEBOOK_KEYS / 8;
-    return n < 1 ? 1 : n < max ? n : max;
-}
-
 static uint64_t seed_of(const struct job *job)
 {
     return job->plan.seed ^ ((uint64_t)job->layer << 48) ^ ((uint64_t)job->kv_head << 32) ^
            job->block_begin;
 }
 
-/* A codebook begins with keys: as many different rows of the sample, each as likely as any. */
-static kv_status_t seed_job(struct kvs_indexer *indexer, struct job *job)
+/* ---- training ---------------------------------------------------------------------------- */
+
+/* The rows of a job, whose keys the scorer reads. */
+struct job_rows {
+    struct kvs_indexer *indexer;
+    const struct job *job;
+};
+
+static kv_status_t
+load_keys(void *arg, uint32_t first, uint32_t stride, uint32_t n, float *ret_keys)
+{
+    const struct job_rows *rows = arg;
+    const struct job *job = rows->job;
+    const uint32_t d = job->plan.shape.d;
+
+    if (!are_good(rows->indexer, job, first, stride, n))
+        return KV_CORRUPT;
+    for (uint32_t i = 0, run; i < n; i += run) {
+        const uint32_t row = first + i * stride;
+
+        run = (KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS + stride - 1) / stride;
+        if (run > n - i)
+            run = n - i;
+        kv_exact_scores_load(job->plan.type, row_at(job, row), (size_t)job->row_bytes * stride,
+                             run, d, ret_keys + (size_t)i * d);
+    }
+    return KV_OK;
+}
+
+static struct kvs_chapter_keys keys_of(struct job_rows *rows)
+{
+    return (struct kvs_chapter_keys){.n_rows = rows->job->n_rows,
+                                     .seed = seed_of(rows->job),
+                                     .load = load_keys,
+                                     .arg = rows};
+}
+
+static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebooks *books = indexer->books;
-    const struct kv_pq_shape *shape = &job->plan.shape;
     const struct kvs_scorer_ops *scorer = scorer_of(job);
-    const size_t training_bytes = scorer->training_bytes(shape);
-    const uint32_t n_seeds = scorer->n_seeds(shape);
-    struct kv_random random;
+    const size_t training_bytes = scorer->training_bytes(&job->plan.shape);
+    struct job_rows rows = {indexer, job};
+    const struct kvs_chapter_keys keys = keys_of(&rows);
     kv_status_t status;
 
     job->training_class = kvs_arena_class_rounded(books->store->arena, training_bytes);
@@ -476,52 +308,26 @@ static kv_status_t seed_job(struct kvs_indexer *indexer, struct job *job)
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
 
-    job->stride = (job->n_rows + KVS_INDEX_SAMPLE_MAX - 1) / KVS_INDEX_SAMPLE_MAX;
-    job->n_sample = (job->n_rows + job->stride - 1) / job->stride;
-    assert(job->n_sample >= n_seeds);
-    kv_random_init(&random, seed_of(job));
-    for (uint32_t i = 0, n = 0; n < n_seeds; i++) {
-        if (kv_random_below(&random, job->n_sample - i) >= n_seeds - n)
-            continue;
-        if (!are_good(indexer, job, i * job->stride, 1, 1))
-            return KV_CORRUPT;
-        kv_exact_scores_load(job->plan.type, row_at(job, i * job->stride), job->row_bytes, 1,
-                             shape->d, indexer->keys);
-        scorer->seed(book_of(indexer, job), n++, indexer->keys);
-    }
-    scorer->seed_end(book_of(indexer, job));
+    status = scorer->train_begin(book_of(indexer, job), &keys);
+    if (status != KV_OK)
+        return status;
     kvs_codebook_seal(book_of(indexer, job));
     job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
     return KV_OK;
 }
 
-/* Some rows of the sample; behind the last one, once more, or it is enough. */
+/* Learns from some keys; after all of them, from all once more, or it is enough. */
 static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
 {
-    const struct kv_pq_shape *shape = &job->plan.shape;
     struct kvs_codebook *book = book_of(indexer, job);
-    const uint32_t at_once = rows_at_once(job);
-    uint32_t n = job->n_sample - job->cursor < at_once ? job->n_sample - job->cursor : at_once;
+    struct job_rows rows = {indexer, job};
+    const struct kvs_chapter_keys keys = keys_of(&rows);
+    bool pays = true;
+    const kv_status_t status =
+        book->scorer->train_slice(book, &keys, job->training, &job->cursor, &pays);
 
-    if (!are_good(indexer, job, job->cursor * job->stride, job->stride, n))
-        return KV_CORRUPT;
-    for (uint32_t i = 0, run; i < n; i += run) {
-        uint32_t row = (job->cursor + i) * job->stride;
-
-        run = (KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS + job->stride - 1) / job->stride;
-        if (run > n - i)
-            run = n - i;
-        kv_exact_scores_load(job->plan.type, row_at(job, row),
-                             (size_t)job->row_bytes * job->stride, run, shape->d,
-                             indexer->keys + (size_t)i * shape->d);
-    }
-    book->scorer->train(book, indexer->keys, n, job->training, indexer->codes);
-    job->cursor += n;
-    if (job->cursor < job->n_sample)
-        return KV_OK;
-
-    const bool pays = book->scorer->train_end(book, job->training);
-    job->cursor = 0;
+    if (status != KV_OK || job->cursor > 0)
+        return status;
     book->iterations++;
     uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
     if (book->iterations >= job->plan.iterations ||
@@ -531,6 +337,8 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
     }
     return KV_OK;
 }
+
+/* ---- codes ------------------------------------------------------------------------------- */
 
 static bool has_codes_of_another(const struct kvs_segment *segment, uint32_t codebook)
 {
@@ -551,7 +359,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         return KV_OK;
     const bool has_old = job->replaces && has_codes_of_another(segment, job->codebook);
     begin = has_old ? 0 : segment->n_coded;
-    end = begin + rows_at_once(job);
+    end = begin + scorer_of(job)->rows_at_once(&job->plan.shape);
     if (n_rows > KV_BLOCK_TOKENS)
         n_rows = KV_BLOCK_TOKENS;
     if (end > n_rows)
@@ -576,7 +384,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
     return KV_OK;
 }
 
-/* ---- cells ------------------------------------------------------------------------------- */
+/* ---- lists of rows by item -------------------------------------------------------------- */
 
 /* Returns the number of rows in the full segments at the chapter's beginning. */
 static uint32_t rows_in_chapter(const struct job *job)
@@ -589,77 +397,74 @@ static uint32_t rows_in_chapter(const struct job *job)
     return n_full * KV_BLOCK_TOKENS;
 }
 
-/* Allocates cells.  Returns false if they do not pay, or if there is no memory. */
-static bool begin_cells(struct kvs_indexer *indexer, struct job *job)
+/* Allocates lists.  Returns false if they do not pay, or if there is no memory. */
+static bool begin_lists(struct kvs_indexer *indexer, struct job *job)
 {
     const struct kvs_codebook *book = book_of(indexer, job);
 
-    job->n_celled = rows_in_chapter(job);
-    job->cells =
-        kvs_codebook_alloc_cells(indexer->books, book, &job->n_celled, &job->cells_class);
+    job->lists =
+        (struct kvs_item_lists){.shape = &job->plan.shape, .n_rows = rows_in_chapter(job)};
+    job->lists.memory =
+        kvs_codebook_alloc_cells(indexer->books, book, &job->lists.n_rows, &job->lists_class);
     job->cursor = 0;
-    return job->cells != NULL;
+    return job->lists.memory != NULL;
 }
 
-/* Frees the cells, because some codes are bad, and counts them as lost: they are made later. */
-static void give_up_cells(struct kvs_indexer *indexer, struct job *job)
+/* Frees the lists, because some codes are bad, and counts them as lost: they are made later. */
+static void give_up_lists(struct kvs_indexer *indexer, struct job *job)
 {
-    book_of(indexer, job)->n_cells_lost = job->n_celled;
-    kvs_arena_free(indexer->books->store->arena, job->cells_class, job->cells);
-    job->cells = NULL;
+    book_of(indexer, job)->n_cells_lost = job->lists.n_rows;
+    kvs_arena_free(indexer->books->store->arena, job->lists_class, job->lists.memory);
+    job->lists.memory = NULL;
 }
 
-/* Passes the finished cells to the codebook. */
-static void end_cells(struct kvs_indexer *indexer, struct job *job)
+/* Passes the finished lists to the codebook. */
+static void end_lists(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kvs_codebook *book = book_of(indexer, job);
-    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
-
-    kv_cells_end(&book->shape, &cells);
-    kvs_codebook_set_cells(indexer->books, job->codebook, job->cells, job->cells_class,
-                           job->n_celled);
-    job->cells = NULL;
-    if (job->wants_cells)
+    kvs_codebook_set_cells(indexer->books, job->codebook, job->lists.memory, job->lists_class,
+                           job->lists.n_rows);
+    job->lists.memory = NULL;
+    if (job->wants_lists)
         indexer->books->store->health.mended[KVS_KIND_CELLS]++;
-    book->n_cells_lost = 0;
+    book_of(indexer, job)->n_cells_lost = 0;
 }
 
-/* Counts the rows of some segments in their cells, or places them.  Returns true when all are
- * placed, or the cells have been given up. */
-static bool cells_slice(struct kvs_indexer *indexer, struct job *job)
+/* Lists the rows of some segments.  Returns true when all are listed, or the lists have been
+ * given up. */
+static bool lists_slice(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kvs_codebook *book = book_of(indexer, job);
-    const uint32_t n_segments = job->n_celled / KV_BLOCK_TOKENS;
+    const struct kvs_scorer_ops *scorer = scorer_of(job);
+    const uint32_t n_segments = job->lists.n_rows / KV_BLOCK_TOKENS;
     const uint32_t end =
-        n_segments - job->cursor < SLICE_TILES ? n_segments : job->cursor + SLICE_TILES;
-    const struct kv_cells cells = kv_cells_at(&book->shape, job->cells, job->n_celled);
+        n_segments - job->cursor < SLICE_BLOCKS ? n_segments : job->cursor + SLICE_BLOCKS;
 
     for (; job->cursor < end; job->cursor++) {
         const struct kvs_segment *segment = job->segments[job->cursor];
 
         if (!segment->in_chapter || !kvs_segment_codes_are_good(indexer->books, segment)) {
-            give_up_cells(indexer, job);
+            give_up_lists(indexer, job);
             return true;
         }
-        if (job->state == JOB_CELLS_COUNT)
-            kv_cells_count(&book->shape, segment->codes, KV_PQ_TILE, &cells);
-        else
-            kv_cells_place(&book->shape, segment->codes, KV_PQ_TILE,
-                           job->cursor * KV_BLOCK_TOKENS, &cells);
+        scorer->lists_add(&job->lists, segment->codes, job->cursor * KV_BLOCK_TOKENS);
     }
     if (end < n_segments)
         return false;
     job->cursor = 0;
-    if (job->state == JOB_CELLS_COUNT) {
-        kv_cells_sum(&book->shape, &cells);
-        job->state = JOB_CELLS_PLACE;
+    if (scorer->lists_pass_end(&job->lists))
         return false;
-    }
-    end_cells(indexer, job);
+    end_lists(indexer, job);
     return true;
 }
 
 /* ---- summaries --------------------------------------------------------------------------- */
+
+static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan)
+{
+    return (struct kv_summary_shape){.type = plan->type,
+                                     .d_k = plan->shape.d,
+                                     .d_v = plan->d_v,
+                                     .bits = plan->summaries_bits};
+}
 
 /* Allocates summaries.  Returns false if the chapter gets none. */
 static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
@@ -751,10 +556,10 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     switch (job->state) {
     case JOB_QUEUED:
         if (job->is_late)
-            job->state = job->wants_cells && begin_cells(indexer, job) ? JOB_CELLS_COUNT
-                                                                       : JOB_SUMMARIES_BEGIN;
+            job->state =
+                job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         else
-            status = seed_job(indexer, job);
+            status = begin_training(indexer, job);
         break;
     case JOB_TRAIN:
         status = train_slice(indexer, job, begin_us);
@@ -765,13 +570,12 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
             book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
             if (job->replaces)
                 indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
-            job->state = begin_cells(indexer, job) ? JOB_CELLS_COUNT : JOB_SUMMARIES_BEGIN;
+            job->state = begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         }
         done = false;
         break;
-    case JOB_CELLS_COUNT:
-    case JOB_CELLS_PLACE:
-        if (cells_slice(indexer, job))
+    case JOB_LISTS:
+        if (lists_slice(indexer, job))
             job->state = JOB_SUMMARIES_BEGIN;
         break;
     case JOB_SUMMARIES_BEGIN:
@@ -830,7 +634,6 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
 static void check_job(const struct kvs_indexer *indexer, const struct job *job)
 {
     const struct kvs_arena *arena = indexer->books->store->arena;
-    const bool is_celling = job->state == JOB_CELLS_COUNT || job->state == JOB_CELLS_PLACE;
 
     assert(job->n_segments > 0 && job->n_rows > (job->n_segments - 1) * KV_BLOCK_TOKENS);
     assert(job->n_rows <= job->n_segments * KV_BLOCK_TOKENS);
@@ -841,8 +644,9 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));
-    assert((job->cells != NULL) == is_celling);
-    assert(job->cells == NULL || kvs_arena_is_in_use(arena, job->cells_class, job->cells));
+    assert((job->lists.memory != NULL) == (job->state == JOB_LISTS));
+    assert(job->lists.memory == NULL ||
+           kvs_arena_is_in_use(arena, job->lists_class, job->lists.memory));
     assert(job->training == NULL ||
            (!job->is_late && job->state != JOB_QUEUED &&
             kvs_arena_is_in_use(arena, job->training_class, job->training)));

@@ -1,7 +1,8 @@
 /* builder.h - index jobs: build codebooks, codes, cells and summaries in the background, one
- * job per chapter of a unit.
+ * job per chapter of a unit.  What is learnt of keys, what codes and lists of rows by code are,
+ * is the scorer's (scorer.h).
  *
- *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> CELLS ... -> SUMMARIES ...
+ *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice of about 100 us per kvs_indexer_step()
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
@@ -23,7 +24,7 @@
  *   (3) A job has all of its segments pinned, says in the first that it begins there, and in
  *       each that it gives it codes, if it does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
- *   (5) It has room for cells while it makes them, and only then.
+ *   (5) It has room for lists of rows by item while it makes them, and only then.
  *
  * Threads: the data thread.  Memory: jobs from a pool; what a running job needs, from the
  * arena.
@@ -36,8 +37,7 @@
 #include "kvserver/store/rows/unit.h"
 
 enum {
-    KVS_INDEX_SAMPLE_MAX = 16384, /* rows that k-means uses */
-    KVS_INDEX_JOBS_MAX = 16384,   /* queued on one data thread */
+    KVS_INDEX_JOBS_MAX = 16384, /* queued on one data thread */
 };
 
 struct kvs_indexer;

@@ -94,8 +94,7 @@ bool kvs_codebook_centroids_are_good(const struct kvs_codebook *book)
 
 static uint32_t cells_crc(const struct kvs_codebook *book)
 {
-    return kv_crc32c(0, book->cells,
-                     (kv_cells_head(&book->shape) + book->n_celled) * sizeof(*book->cells));
+    return kv_crc32c(0, book->cells, book->scorer->lists_bytes(&book->shape, book->n_celled));
 }
 
 bool kvs_codebook_cells_are_good(const struct kvs_codebook *book)
@@ -167,21 +166,44 @@ uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
                                    uint32_t *n_rows,
                                    int *ret_class)
 {
-    const size_t head = kv_cells_head(&book->shape);
-    const uint32_t n_pay = book->scorer->items_pay(&book->shape);
-    const uint32_t most = (uint32_t)(KVS_ARENA_PAGE / sizeof(uint32_t) - head);
-    uint32_t n = *n_rows < most ? *n_rows : most / KV_PQ_TILE * KV_PQ_TILE;
+    const struct kvs_scorer_ops *scorer = book->scorer;
+    const uint32_t n_pay = scorer->items_pay(&book->shape);
 
-    if (n_pay == 0 || n < n_pay)
+    if (n_pay == 0)
         return NULL;
-    int class_id = kvs_arena_class_rounded(books->store->arena, (head + n) * sizeof(uint32_t));
+    const uint32_t most =
+        (uint32_t)((KVS_ARENA_PAGE - scorer->lists_bytes(&book->shape, 0)) / sizeof(uint32_t));
+    const uint32_t n = *n_rows < most ? *n_rows : most / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    if (n < n_pay)
+        return NULL;
+    int class_id =
+        kvs_arena_class_rounded(books->store->arena, scorer->lists_bytes(&book->shape, n));
     uint32_t *cells = class_id < 0 ? NULL : kvs_arena_alloc(books->store->arena, class_id);
     if (cells == NULL)
         return NULL;
-    memset(cells, 0, head * sizeof(*cells));
+    memset(cells, 0, scorer->lists_bytes(&book->shape, 0));
     *n_rows = n;
     *ret_class = class_id;
     return cells;
+}
+
+/* Returns whether n_rows are all of the lost rows, or as many of them as any unit still has. */
+static bool has_most(const struct kvs_codebook *book, uint32_t n_rows, uint32_t n_lost)
+{
+    const uint32_t n_left = book->n_most * KV_BLOCK_TOKENS;
+
+    return n_lost > 0 && n_rows >= (n_left < n_lost ? n_left : n_lost);
+}
+
+bool kvs_codebook_can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows)
+{
+    return has_most(book, n_rows, book->n_cells_lost) &&
+           n_rows >= book->scorer->items_pay(&book->shape);
+}
+
+bool kvs_codebook_can_mend_summaries(const struct kvs_codebook *book, uint32_t n_rows)
+{
+    return has_most(book, n_rows, book->n_summaries_lost);
 }
 
 static void check_codebook(const struct kvs_codebooks *books, const struct kvs_codebook *book)
@@ -191,7 +213,7 @@ static void check_codebook(const struct kvs_codebooks *books, const struct kvs_c
     assert(book->refs > 0 && book->serial > 0 && book->serial <= books->serial);
     assert(kvs_arena_is_in_use(arena, book->class_id, book->centroids));
     assert((book->cells != NULL) == (book->n_celled > 0));
-    assert(book->n_celled % KV_PQ_TILE == 0);
+    assert(book->n_celled % KV_BLOCK_TOKENS == 0);
     assert(book->cells == NULL || kvs_arena_is_in_use(arena, book->cells_class, book->cells));
     assert(book->n_summaries_lost == 0 || book->summaries.n_rows == 0);
     kvs_summaries_check(&book->summaries, arena);

@@ -148,6 +148,11 @@ uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
                                    uint32_t *n_rows,
                                    int *ret_class);
 
+/* Return whether n_rows rows from the chapter's first on are enough to make lost cells or
+ * summaries again: all that had them, or as many of those as any unit still has. */
+bool kvs_codebook_can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows);
+bool kvs_codebook_can_mend_summaries(const struct kvs_codebook *book, uint32_t n_rows);
+
 static inline struct kv_cells kvs_codebook_cells(const struct kvs_codebook *book)
 {
     return kv_cells_at(&book->shape, book->cells, book->n_celled);

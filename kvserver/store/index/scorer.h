@@ -10,10 +10,9 @@
  * slices (builder.c, encode.c), which rows of a unit have codes (query/score.c), what a choice
  * among items means in rows (query/expand.c), checksums of codebooks, codes and items.
  *
- * Three things are product quantization's still, and wait for a second scorer: the plan's
- * `shape`, from which all sizes come; a codebook's memory, which is centroids; and lists of
- * rows by item, which cells_slice() in builder.c makes and codebook.c keeps
- * (kernels/pq_cells.h).
+ * Two things are product quantization's still, and wait for a second scorer: the type of the
+ * plan's `shape`, of which others read only d, and the type of a codebook's memory (codebook.h),
+ * which are centroids and kernels/pq_cells.h.
  *
  * Functions are called for a block's rows, a run of them or a slice of work, never for one row
  * of many.  They are pure but for what they write to, and give the same bits on every CPU.
@@ -25,6 +24,26 @@
 
 #include "kvserver/store/index/codebook.h"
 
+/* The keys of a chapter, for training. */
+struct kvs_chapter_keys {
+    uint32_t n_rows;
+    uint64_t seed; /* of random choices */
+    /* Converts keys of n rows, every stride-th from row `first` on.  Fails with KV_CORRUPT if
+     * one is bad.
+     *   ret_keys  (n, d), at most KVS_CODEBOOK_KEYS floats */
+    kv_status_t (*load)(
+        void *arg, uint32_t first, uint32_t stride, uint32_t n, float *ret_keys);
+    void *arg;
+};
+
+/* Lists of a chapter's first rows by item, while they are made. */
+struct kvs_item_lists {
+    const struct kv_pq_shape *shape;
+    uint32_t *memory; /* lists_bytes() */
+    uint32_t n_rows;  /* whole blocks */
+    uint32_t pass;    /* over the blocks, from 0 on */
+};
+
 struct kvs_scorer_ops {
     const char *name;
 
@@ -34,24 +53,26 @@ struct kvs_scorer_ops {
     size_t (*codebook_bytes)(const struct kv_pq_shape *shape);
     size_t (*codes_bytes)(const struct kv_pq_shape *shape);
     size_t (*training_bytes)(const struct kv_pq_shape *shape);
-    /* What coding or training with a row costs, in multiply-adds. */
-    uint32_t (*row_cost)(const struct kv_pq_shape *shape);
+    /* Rows that a codebook needs if it is not of a chapter. */
+    uint32_t (*n_rows_least)(const struct kv_pq_shape *shape);
+    /* Rows that are coded, or trained with, in a slice of about 50 us; their keys are at most
+     * KVS_CODEBOOK_KEYS floats. */
+    uint32_t (*rows_at_once)(const struct kv_pq_shape *shape);
 
     /* ---- training, in slices (builder.c) --------------------------------------------------- */
 
-    /* Begins a codebook with n_seeds() keys, one after the other. */
-    uint32_t (*n_seeds)(const struct kv_pq_shape *shape);
-    void (*seed)(const struct kvs_codebook *book, uint32_t number, const float *key);
-    void (*seed_end)(const struct kvs_codebook *book);
-    /* Learns from n keys (n, d).  `training` was 0 in the beginning.
-     *   room  (n, KV_PQ_SUBSPACES_MAX) */
-    void (*train)(const struct kvs_codebook *book,
-                  const float *keys,
-                  uint32_t n,
-                  void *training,
-                  uint8_t *room);
-    /* All keys of the sample have been seen.  False: to see them once more changes nothing. */
-    bool (*train_end)(const struct kvs_codebook *book, void *training);
+    /* Begins a codebook; it could be used as it is. */
+    kv_status_t (*train_begin)(const struct kvs_codebook *book,
+                               const struct kvs_chapter_keys *keys);
+    /* Learns from some keys, from *cursor on: 0 is the begin of a pass over them, and the end
+     * of one.  Fails if the keys do.
+     *   training   training_bytes(); 0 at first
+     *   ret_pays   set after a pass; false: another one would change nothing */
+    kv_status_t (*train_slice)(const struct kvs_codebook *book,
+                               const struct kvs_chapter_keys *keys,
+                               void *training,
+                               uint32_t *cursor,
+                               bool *ret_pays);
 
     /* ---- codes (encode.c) ------------------------------------------------------------------ */
 
@@ -90,6 +111,13 @@ struct kvs_scorer_ops {
     /* Rows from which on items are scored faster than rows; 0: codes of this shape have
      * none. */
     uint32_t (*items_pay)(const struct kv_pq_shape *shape);
+    /* Bytes of lists of n rows; each row takes a uint32. */
+    size_t (*lists_bytes)(const struct kv_pq_shape *shape, uint32_t n_rows);
+    /* Adds the rows of a block to lists that begin as lists_bytes(shape, 0) zeros: its codes,
+     * and its first row's number in the chapter.  Every pass takes all blocks, in order. */
+    void (*lists_add)(const struct kvs_item_lists *lists, const uint8_t *codes, uint32_t row);
+    /* Ends a pass.  Returns false if it was the last: the lists are complete. */
+    bool (*lists_pass_end)(struct kvs_item_lists *lists);
     /* Items that have rows. */
     uint32_t (*n_items)(const struct kvs_codebook *book);
     /* Scores of all items; as score_rows(). */

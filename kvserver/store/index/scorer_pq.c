@@ -1,9 +1,6 @@
 /* scorer_pq.c - product quantization (PQCache): centroids in subspaces of the keys, and tables
  * of their inner products with a query.  Items are cells (kernels/pq_cells.h). */
-#include "kvserver/store/index/scorer.h"
-
-/* K-means ends when its centroids move by less than this share of their squares, together. */
-static const double TOLERANCE = 1e-5;
+#include "kvserver/store/index/scorer_pq.h"
 
 enum {
     PREFETCH_ITEMS = 8, /* lists that are asked for ahead */
@@ -12,82 +9,6 @@ enum {
 static size_t codebook_bytes(const struct kv_pq_shape *shape)
 {
     return (kv_pq_centroids_size(shape) + kv_pq_table_size(shape)) * sizeof(float);
-}
-
-/* Sums of the keys that are nearest to each centroid, and how many those are. */
-static size_t training_bytes(const struct kv_pq_shape *shape)
-{
-    return kv_pq_centroids_size(shape) * sizeof(float) +
-           kv_pq_table_size(shape) * sizeof(uint32_t);
-}
-
-static struct kv_kmeans_sums sums_in(const struct kv_pq_shape *shape, void *training)
-{
-    float *sums = training;
-
-    return (struct kv_kmeans_sums){
-        .sums = sums,
-        .counts = (uint32_t *)(void *)(sums + kv_pq_centroids_size(shape)),
-    };
-}
-
-/* An inner product with every centroid. */
-static uint32_t row_cost(const struct kv_pq_shape *shape)
-{
-    return (uint32_t)kv_pq_centroids_size(shape);
-}
-
-/* ---- training ---------------------------------------------------------------------------- */
-
-/* The first centroids are keys. */
-static uint32_t n_seeds(const struct kv_pq_shape *shape)
-{
-    return (uint32_t)kv_pq_n_centroids(shape);
-}
-
-static void seed(const struct kvs_codebook *book, uint32_t number, const float *key)
-{
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-
-    kv_kmeans_set_centroid(&book->shape, &kmeans, number, key);
-}
-
-static void seed_end(const struct kvs_codebook *book)
-{
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-
-    kv_kmeans_half_sq_norms(&book->shape, &kmeans);
-}
-
-static void train(const struct kvs_codebook *book,
-                  const float *keys,
-                  uint32_t n,
-                  void *training,
-                  uint8_t *room)
-{
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-    const struct kv_kmeans_sums sums = sums_in(&book->shape, training);
-
-    kv_kmeans_step(&book->shape, &kmeans, keys, n, room, n, &sums);
-}
-
-static double sum_of_squares(const float *half_squares, size_t n)
-{
-    double sum = 0;
-
-    for (size_t i = 0; i < n; i++)
-        sum += 2.0 * half_squares[i];
-    return sum;
-}
-
-static bool train_end(const struct kvs_codebook *book, void *training)
-{
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
-    const struct kv_kmeans_sums sums = sums_in(&book->shape, training);
-    const double moved = kv_kmeans_update(&book->shape, &kmeans, &sums);
-
-    return moved >
-           TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(&book->shape));
 }
 
 /* ---- codes ------------------------------------------------------------------------------- */
@@ -135,6 +56,35 @@ static void score_rows(const struct kvs_codebook *book,
 static uint32_t items_pay(const struct kv_pq_shape *shape)
 {
     return kv_cells_n(shape) + kv_cells_n(shape) / 4;
+}
+
+static size_t lists_bytes(const struct kv_pq_shape *shape, uint32_t n_rows)
+{
+    return (kv_cells_head(shape) + n_rows) * sizeof(uint32_t);
+}
+
+/* The first pass counts the rows of each cell, the second one places them. */
+static void lists_add(const struct kvs_item_lists *lists, const uint8_t *codes, uint32_t row)
+{
+    const struct kv_cells cells = kv_cells_at(lists->shape, lists->memory, lists->n_rows);
+
+    if (lists->pass == 0)
+        kv_cells_count(lists->shape, codes, KV_PQ_TILE, &cells);
+    else
+        kv_cells_place(lists->shape, codes, KV_PQ_TILE, row, &cells);
+}
+
+static bool lists_pass_end(struct kvs_item_lists *lists)
+{
+    const struct kv_cells cells = kv_cells_at(lists->shape, lists->memory, lists->n_rows);
+
+    if (lists->pass > 0) {
+        kv_cells_end(lists->shape, &cells);
+        return false;
+    }
+    kv_cells_sum(lists->shape, &cells);
+    lists->pass = 1;
+    return true;
 }
 
 static uint32_t n_items(const struct kvs_codebook *book)
@@ -225,17 +175,18 @@ const struct kvs_scorer_ops kvs_scorer_pq = {
     .name = "pq",
     .codebook_bytes = codebook_bytes,
     .codes_bytes = kv_tile_bytes,
-    .training_bytes = training_bytes,
-    .row_cost = row_cost,
-    .n_seeds = n_seeds,
-    .seed = seed,
-    .seed_end = seed_end,
-    .train = train,
-    .train_end = train_end,
+    .training_bytes = kvs_pq_training_bytes,
+    .n_rows_least = kvs_pq_n_rows_least,
+    .rows_at_once = kvs_pq_rows_at_once,
+    .train_begin = kvs_pq_train_begin,
+    .train_slice = kvs_pq_train_slice,
     .encode = encode,
     .make_tables = make_tables,
     .score_rows = score_rows,
     .items_pay = items_pay,
+    .lists_bytes = lists_bytes,
+    .lists_add = lists_add,
+    .lists_pass_end = lists_pass_end,
     .n_items = n_items,
     .score_items = score_items,
     .count_items = count_items,

@@ -1,0 +1,172 @@
+#include "kvserver/store/index/builder_private.h"
+#include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer.h"
+
+#include <assert.h>
+
+static bool is_bare(const struct kvs_segment *segment)
+{
+    return segment->codes == NULL && !segment->training;
+}
+
+/* Queues a job for one codebook of all rows.  It is made once, by the first request; later rows
+ * get their codes from queries. */
+static kv_status_t cut_whole(struct kvs_indexer *indexer,
+                             const struct kvs_unit *unit,
+                             uint32_t tokens,
+                             const struct kvs_index_plan *plan)
+{
+    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
+
+    while (begin > 0 && is_bare(unit->segments[begin - 1]))
+        begin--;
+    if (begin > 0) {
+        const struct kvs_segment *before = unit->segments[begin - 1];
+        if (before->training ||
+            kvs_codebook_at(kvs_indexer_books(indexer), before->codebook)->open)
+            return KV_OK;
+    }
+    /* Too few rows for a codebook: no index, as in PQCache's code. */
+    if (!kvs_index_is_enough(plan, begin, tokens))
+        return KV_OK;
+    return kvs_index_job_create(indexer, unit, begin, tokens, plan, KVS_INDEX_JOB_NEW);
+}
+
+/* Queues jobs for summaries of chapters that have codes. */
+static kv_status_t cut_late(struct kvs_indexer *indexer,
+                            const struct kvs_unit *unit,
+                            uint32_t n_blocks,
+                            const struct kvs_index_plan *plan)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
+        const struct kvs_segment *segment = unit->segments[begin];
+
+        end = begin + 1;
+        if (!segment->in_chapter)
+            continue;
+        const struct kvs_codebook *book =
+            kvs_codebook_at(kvs_indexer_books(indexer), segment->codebook);
+        end = kvs_unit_chapter_end(unit, begin, n_blocks);
+        if (begin != book->block_begin || segment->training || segment->begins_job ||
+            book->is_broken)
+            continue;
+        uint32_t n_rows = book->summaries.shape.bits == plan->summaries_bits &&
+                                  book->summaries.shape.d_v == plan->d_v
+                              ? book->summaries.n_rows
+                              : 0;
+        if ((end - begin) * KV_BLOCK_TOKENS > n_rows)
+            status = kvs_index_job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan,
+                                          KVS_INDEX_JOB_LATE);
+    }
+    return status;
+}
+
+kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
+                               const struct kvs_unit *unit,
+                               uint32_t tokens,
+                               const struct kvs_index_plan *plan)
+{
+    const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
+    kv_status_t status = KV_OK;
+
+    assert(tokens <= unit->committed);
+    if (plan->chapter_blocks == 0)
+        status = cut_whole(indexer, unit, tokens, plan);
+    for (uint32_t begin = 0, end;
+         plan->chapter_blocks > 0 && begin < n_blocks && status == KV_OK; begin = end) {
+        uint32_t chapter_end =
+            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
+                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
+                : n_blocks;
+
+        for (end = begin; end < chapter_end && is_bare(unit->segments[end]); end++)
+            ;
+        if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
+            status = kvs_index_job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan,
+                                          KVS_INDEX_JOB_NEW);
+        if (end == begin)
+            end++;
+    }
+    if (status == KV_OK && plan->summaries_bits != 0)
+        status = cut_late(indexer, unit, n_blocks, plan);
+    return status;
+}
+
+kv_status_t
+kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block)
+{
+    const struct kvs_segment *segment = unit->segments[block];
+
+    if (!segment->in_chapter || segment->training || segment->begins_job)
+        return KV_OK;
+    struct kvs_codebook *book = kvs_codebook_at(kvs_indexer_books(indexer), segment->codebook);
+    const uint32_t end = kvs_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
+    const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
+    const bool wants_cells = kvs_codebook_can_mend_cells(book, n_rows);
+    const bool wants_summaries = kvs_codebook_can_mend_summaries(book, n_rows);
+    struct kvs_index_plan plan = book->n_summaries_lost > 0 ? book->lost_plan : book->plan;
+
+    if (block != book->block_begin || book->is_broken || (!wants_cells && !wants_summaries))
+        return KV_OK;
+    if (!wants_summaries)
+        plan.summaries_bits = 0;
+    return kvs_index_job_create(indexer, unit, block, block * KV_BLOCK_TOKENS + n_rows, &plan,
+                                KVS_INDEX_JOB_LATE);
+}
+
+bool kvs_index_is_enough(const struct kvs_index_plan *plan, uint32_t block, uint32_t tokens)
+{
+    const uint32_t first = block * KV_BLOCK_TOKENS;
+    const uint32_t least = plan->chapter_blocks > 0
+                               ? (uint32_t)KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS
+                               : kvs_scorer_at(plan->scorer)->n_rows_least(&plan->shape);
+
+    return tokens >= first && tokens - first >= least;
+}
+
+kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
+                              const struct kvs_unit *unit,
+                              uint32_t block,
+                              uint32_t tokens,
+                              const struct kvs_index_plan *plan)
+{
+    assert(kvs_index_is_enough(plan, block, tokens));
+    for (uint32_t i = block; i * KV_BLOCK_TOKENS < tokens; i++)
+        assert(kvs_codebook_at(kvs_indexer_books(indexer), unit->segments[i]->codebook)
+                   ->is_broken);
+    return kvs_index_job_create(indexer, unit, block, tokens, plan, KVS_INDEX_JOB_REPLACE);
+}
+
+void kvs_index_get_look(const struct kvs_codebooks *books,
+                        const struct kvs_unit *unit,
+                        uint32_t tokens,
+                        uint64_t serial,
+                        struct kvs_index_look *ret_look)
+{
+    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const struct kvs_codebook *last = NULL;
+
+    *ret_look = (struct kvs_index_look){0};
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        const struct kvs_segment *segment = unit->segments[i];
+        uint32_t n_rows = tokens - i * KV_BLOCK_TOKENS;
+
+        ret_look->n_pending += segment->begins_job;
+        if (segment->codes == NULL)
+            continue;
+        ret_look->n_coded += kvs_segment_coded(books, segment, n_rows);
+        const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+        if (book == last || segment->training)
+            continue; /* counted, or still in progress */
+        last = book;
+        if (book->serial <= serial) {
+            ret_look->n_old++;
+        } else {
+            ret_look->n_new++;
+            ret_look->iterations += book->iterations;
+            ret_look->train_us += book->train_us;
+        }
+    }
+}
