@@ -1,6 +1,7 @@
 #include "tests/sim/node_look.h"
 
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/scorer_pq.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/query.h"
 
@@ -66,7 +67,7 @@ static bool are_codes(const struct kvs_codebook *book,
 {
     static float keys[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
     static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
 
     kv_exact_scores_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
     kv_kmeans_encode(&book->shape, &kmeans, keys, segment->n_coded, codes, KV_PQ_TILE);

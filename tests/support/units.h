@@ -9,6 +9,7 @@
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/scorer_pq.h"
 #include "kvserver/store/rows/unit.h"
 #include "kvserver/store/rows/verify.h"
 
@@ -100,7 +101,7 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
         if (segment->codes == NULL)
             continue;
         const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, segment->codebook);
-        const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+        const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
         kv_kmeans_encode(&book->shape, &kmeans, (const float *)(const void *)segment->rows,
                          segment->n_coded, codes, KV_PQ_TILE);
         kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);

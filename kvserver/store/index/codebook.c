@@ -54,7 +54,6 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
         .shape = *shape,
         .plan = *plan,
         .centroids = centroids,
-        .half_squares = centroids + kv_pq_centroids_size(shape),
         .class_id = class_id,
         .tile_class = kvs_arena_class_hold(books->store->arena, scorer->codes_bytes(shape)),
     };

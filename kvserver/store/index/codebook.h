@@ -28,7 +28,6 @@
 #define KV_KVSERVER_STORE_INDEX_CODEBOOK_H
 
 #include "kernels/exact_scores.h"
-#include "kernels/kmeans.h"
 #include "kernels/pq_cells.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/store/index/summaries.h"
@@ -72,13 +71,13 @@ struct kvs_codebook {
     uint32_t n_most; /* most full segments of its chapter in any unit, by the previous pass */
     uint32_t n_seen; /* the same, by the current pass so far */
     struct kv_pq_shape shape;
-    float *centroids, *half_squares; /* see kmeans.h */
+    float *centroids; /* what the scorer has learnt: codebook_bytes() (scorer.h) */
     int class_id, tile_class;
     uint32_t *cells; /* lists (kernels/pq_cells.h) of the first n_celled rows, or NULL */
     int cells_class;
     uint32_t n_celled;
     struct kvs_summaries summaries;    /* of the first segments' rows, keys and values */
-    uint32_t centroids_crc, cells_crc; /* of centroids and half_squares; of the cells' lists */
+    uint32_t centroids_crc, cells_crc; /* of what was learnt; of the cells' lists */
     uint32_t n_cells_lost;             /* rows whose cells are to be made again */
     uint32_t n_summaries_lost;         /* rows whose summaries are to be made again, by
                                         * lost_plan */
@@ -162,15 +161,6 @@ static inline struct kvs_codebook *kvs_codebook_at(const struct kvs_codebooks *b
                                                    uint32_t codebook)
 {
     return kv_pool_at(books->pool, codebook);
-}
-
-/* Returns the centroids in the form that the k-means kernels take. */
-static inline struct kv_kmeans_codebook kvs_codebook_kmeans(const struct kvs_codebook *book)
-{
-    return (struct kv_kmeans_codebook){
-        .centroids = book->centroids,
-        .half_sq_norms = book->half_squares,
-    };
 }
 
 #endif

@@ -19,7 +19,7 @@ static void encode(const struct kvs_codebook *book,
                    uint32_t n,
                    uint8_t *codes)
 {
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     uint8_t unpacked[KV_TILE_BYTES_MAX];
 
     kv_kmeans_encode(&book->shape, &kmeans, keys, n, unpacked, KV_PQ_TILE);
@@ -160,7 +160,7 @@ static void row_items(const struct kvs_codebook *book,
 
 static uint32_t key_item(const struct kvs_codebook *book, const float *key)
 {
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     const struct kv_cells cells = kvs_codebook_cells(book);
     uint8_t codes[KV_PQ_SUBSPACES_MAX];
     uint32_t cell = 0;

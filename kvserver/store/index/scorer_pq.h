@@ -1,12 +1,26 @@
-/* scorer_pq.h - product quantization's training, for its table in scorer_pq.c: k-means over a
- * sample of the chapter's keys (scorer_pq_train.c).  scorer.h says what each does.
+/* scorer_pq.h - product quantization: the memory of its codebooks, and its training, for the
+ * table in scorer_pq.c: k-means over a sample of the chapter's keys (scorer_pq_train.c).
+ * scorer.h says what each function does.
  *
  * Threads: any.  Memory: the caller's.
  */
 #ifndef KV_KVSERVER_STORE_INDEX_SCORER_PQ_H
 #define KV_KVSERVER_STORE_INDEX_SCORER_PQ_H
 
+#include "kernels/kmeans.h"
 #include "kvserver/store/index/scorer.h"
+
+/* Returns the codebook in the form that the k-means kernels take: centroids, then half of each
+ * one's square. */
+static inline struct kv_kmeans_codebook kvs_pq_kmeans(const struct kvs_codebook *book)
+{
+    return (struct kv_kmeans_codebook){
+        .centroids = book->centroids,
+        .half_sq_norms = book->centroids + kv_pq_centroids_size(&book->shape),
+    };
+}
+
+/* ---- scorer_pq_train.c ---- */
 
 size_t kvs_pq_training_bytes(const struct kv_pq_shape *shape);
 uint32_t kvs_pq_n_rows_least(const struct kv_pq_shape *shape);

@@ -64,7 +64,7 @@ static uint32_t n_sample_of(const struct kvs_chapter_keys *keys)
 kv_status_t kvs_pq_train_begin(const struct kvs_codebook *book,
                                const struct kvs_chapter_keys *keys)
 {
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(&book->shape);
     const uint32_t n_sample = n_sample_of(keys);
     float key[KVS_CODEBOOK_DIM_MAX];
@@ -101,7 +101,7 @@ static bool end_pass(const struct kvs_codebook *book,
     const double moved = kv_kmeans_update(&book->shape, kmeans, sums);
 
     return moved >
-           TOLERANCE * sum_of_squares(book->half_squares, kv_pq_table_size(&book->shape));
+           TOLERANCE * sum_of_squares(kmeans->half_sq_norms, kv_pq_table_size(&book->shape));
 }
 
 kv_status_t kvs_pq_train_slice(const struct kvs_codebook *book,
@@ -110,7 +110,7 @@ kv_status_t kvs_pq_train_slice(const struct kvs_codebook *book,
                                uint32_t *cursor,
                                bool *ret_pays)
 {
-    const struct kv_kmeans_codebook kmeans = kvs_codebook_kmeans(book);
+    const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     const struct kv_kmeans_sums sums = sums_in(&book->shape, training);
     const uint32_t n_left = n_sample_of(keys) - *cursor, stride = stride_of(keys);
     const uint32_t at_once = kvs_pq_rows_at_once(&book->shape);
