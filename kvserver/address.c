@@ -53,6 +53,7 @@ static int bind_socket(const struct addrinfo *info)
         return -1;
     /* Allows a restart while old connections linger, but not two listeners. */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    /* [::] leaves the port free for an IPv4 listener. */
     if (info->ai_family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
     if (bind(fd, info->ai_addr, info->ai_addrlen) == 0)
@@ -87,6 +88,8 @@ kv_status_t kvs_address_host(const char *what,
         strtoul(colon + 1, NULL, 10) > 65535)
         goto err;
     host_bytes = (size_t)(colon - address);
+    /* An IPv6 address is in brackets: otherwise its last colon would be taken for the
+     * port's. */
     if (host_bytes > 2 && begin[0] == '[' && begin[host_bytes - 1] == ']') {
         begin++;
         host_bytes -= 2;
@@ -119,6 +122,7 @@ kv_status_t kvs_address_listen(const char *what,
 
     if (status != KV_OK)
         return status;
+    /* getsockname() tells which port the system chose for port 0. */
     fd = bind_socket(list);
     if (fd < 0 || listen(fd, BACKLOG) != 0 ||
         getsockname(fd, (struct sockaddr *)&bound, &bound_bytes) != 0) {

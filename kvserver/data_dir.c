@@ -29,6 +29,7 @@ static kv_status_t make_folders(const char *path, char *detail, size_t detail_by
             continue;
         memcpy(part, path, end);
         part[end] = 0;
+        /* Only the node's user may read what it stores. */
         if (mkdir(part, 0700) == 0 || errno == EEXIST)
             continue;
         snprintf(detail, detail_bytes, "data directory: cannot create: %s: %s", part,
@@ -90,10 +91,13 @@ kv_status_t kvs_data_dir_open(const char *path,
         free(data_dir);
         return KV_INVALID;
     }
+    /* The system releases the lock with the process, so a node that crashed leaves none
+     * behind. */
     if (flock(data_dir->fd, LOCK_EX | LOCK_NB) != 0) {
         status = lock_failed(data_dir->fd, path, detail, detail_bytes);
         goto err;
     }
+    /* Only the lock's owner writes its process id: another node's must stay readable. */
     if (ftruncate(data_dir->fd, 0) != 0 || dprintf(data_dir->fd, "%ld\n", (long)getpid()) < 0) {
         snprintf(detail, detail_bytes, "data directory: not writable: %s: %s", path,
                  strerror(errno));

@@ -207,6 +207,7 @@ static void on_node_reply(void *arg, const uint8_t *reply, size_t reply_bytes)
 {
     struct call *call = arg;
 
+    /* A client that has gone needs no reply, but its slot was kept for the node's. */
     call->owed = false;
     if (call->closed)
         release(call);
@@ -287,6 +288,7 @@ static void on_new(struct call *call, bool success)
         release(call);
         return;
     }
+    /* Another slot takes this one's place, so that gRPC always has one to put a call in. */
     arm(server);
     call->state = CALL_READING;
     call->since_us = kv_clock_now(&kv_clock_real);
@@ -367,6 +369,7 @@ static void handle(struct kvs_grpc_server *server, const grpc_event *event)
 {
     struct tag *tag = event->tag;
 
+    /* Two events have a tag that is no call's: a wake, and the end of the shutdown. */
     if (event->tag == &server->woken) {
         atomic_store(&server->woken, false);
         return;
@@ -422,6 +425,7 @@ void kvs_grpc_server_step(struct kvs_grpc_server *server, uint64_t timeout_us)
         if (event.type != GRPC_OP_COMPLETE)
             break;
         handle(server, &event);
+        /* Only the first event is waited for. */
         deadline = gpr_inf_past(GPR_CLOCK_MONOTONIC);
     }
     now_us = kv_clock_now(&kv_clock_real);
@@ -431,6 +435,7 @@ void kvs_grpc_server_step(struct kvs_grpc_server *server, uint64_t timeout_us)
     }
 }
 
+/* One batch at a time: `woken` is cleared when its event is handled. */
 void kvs_grpc_server_wake(void *arg)
 {
     struct kvs_grpc_server *server = arg;

@@ -42,7 +42,7 @@ static size_t request_bytes(const struct kvc_query_part *part, size_t n_units, s
 
 /* A node reserves space for CRCs, whether or not rows are requested. */
 static size_t
-answer_bytes_max(const struct kvc_query_part *part, size_t n_units, size_t n_cached)
+reply_bytes_max(const struct kvc_query_part *part, size_t n_units, size_t n_cached)
 {
     size_t n_ids = n_units * part->n_ids_max;
 
@@ -56,7 +56,7 @@ static bool
 fits(const struct kvc_query_part *part, size_t n_units, size_t n_cached, size_t bulk_bytes_max)
 {
     return request_bytes(part, n_units, n_cached) <= KV_WIRE_BODY_MAX &&
-           answer_bytes_max(part, n_units, n_cached) <= KV_WIRE_BODY_MAX &&
+           reply_bytes_max(part, n_units, n_cached) <= KV_WIRE_BODY_MAX &&
            n_units * kvc_query_head_bytes_max(part) <= bulk_bytes_max &&
            (!kvc_query_has_rows(&part->query) || n_units * part->n_ids_max <= KV_WIRE_ROWS_MAX);
 }
@@ -470,7 +470,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
             "query: layer %u: too large: one kv head may take %zu bytes of request, %zu of "
             "reply and %zu of rows",
             query->layer, request_bytes(&part, 1, max_cached),
-            answer_bytes_max(&part, 1, max_cached), kvc_query_head_bytes_max(&part));
+            reply_bytes_max(&part, 1, max_cached), kvc_query_head_bytes_max(&part));
     status = kvc_op_begin(client, &query_type, session, buffer, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -232,6 +232,7 @@ static struct fault outputs_fault(const struct kvc_query_part *part,
 
     for (uint32_t i = 0; unit->row_index != NULL && i < unit->result->n_ids; i++)
         n_cached += unit->row_index[i] == KV_ROW_CACHED;
+    /* Cached rows are left out of the outputs: the caller attends to them itself. */
     const bool is_empty =
         n_estimated_max(part, unit->result) == 0 &&
         (!kvc_query_attends(&part->query) || n_cached == unit->result->n_selected);
@@ -408,6 +409,7 @@ static kv_status_t check_counts(const struct kvc_request *request,
     if (!can_have_passed(kvc_request_op(request), (uint64_t)times.queue_us + times.service_us))
         return kvc_reply_refuse(detail, detail_bytes, "queue_us + service_us: %llu",
                                 (unsigned long long)times.queue_us + times.service_us);
+    /* Copied, because the body may lie at any address. */
     for (uint32_t i = 0; i < n_units; i++) {
         struct kv_wire_query_result result;
         struct fault fault;
@@ -500,6 +502,7 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
             result.outputs = saved->outputs + n_lses_before * part->d_v;
             result.lses = saved->lses + n_lses_before;
         }
+        /* Rows were received where the caller wants them; a bad one fails the operation. */
         if (rows != NULL) {
             size_t bad;
 

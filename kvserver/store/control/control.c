@@ -32,6 +32,7 @@ bool kvs_control_begin(struct kvs_control *control,
         kvs_count(&control->stats.unknown_clients, 1);
         return false;
     }
+    /* Out of memory: kvs_call_create() has replied. */
     struct kvs_control_call *call = kvs_call_create(control, op, reply, arg);
     if (call == NULL)
         return true;
@@ -75,7 +76,7 @@ bool kvs_control_drained(struct kvs_control *control)
 
 /* ---- one step ---------------------------------------------------------------------------- */
 
-static void on_answer(struct kvs_control *control, struct kvs_command *command)
+static void on_returned(struct kvs_control *control, struct kvs_command *command)
 {
     if (command->kind == KVS_COMMAND_CLIENT_STUCK)
         kvs_client_stuck(control, command);
@@ -89,7 +90,7 @@ bool kvs_control_step(struct kvs_control *control)
     uint64_t now_us = kv_clock_now(control->config.clock);
 
     while ((command = kv_ring_pop(control->replies)) != NULL)
-        on_answer(control, command);
+        on_returned(control, command);
     if (control->port != NULL)
         while (kv_port_progress(control->port) > 0)
             ;
@@ -138,6 +139,7 @@ kv_status_t kvs_control_init(struct kvs_control *control,
 
 void kvs_control_fini(struct kvs_control *control)
 {
+    /* Replies need the channels, and channels the port: in this order. */
     while (control->calls != NULL)
         kvs_control_refuse(control->calls, KV_UNREACHABLE, "node is stopping");
     if (control->clients != NULL)

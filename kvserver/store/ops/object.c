@@ -136,7 +136,7 @@ static void put_finish(struct kvs_request *request)
 
 /* Replies to a put whose object exists.  The discarded data may arrive late, when the bit of a
  * settled number belongs to another put: so it is checked again. */
-static void answer_there(struct kvs_request *request)
+static void reply_there(struct kvs_request *request)
 {
     if (!put_is_due(request))
         return;
@@ -158,14 +158,14 @@ static bool verify_there(struct kvs_request *request)
         kvs_request_fail(request, KV_BUSY,
                          "object_put: the stored object is corrupt: send it again");
     else
-        answer_there(request);
+        reply_there(request);
     return false;
 }
 
 void kvs_op_object_put_discarded(struct kvs_request *request)
 {
     if (request->object == NULL)
-        answer_there(request);
+        reply_there(request);
     else if (verify_there(request))
         kvs_request_enqueue(request);
 }
@@ -248,7 +248,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
         request->reply.object_bytes = header->object_bytes;
         request->small[0] = '\0';
         if (in_body)
-            answer_there(request);
+            reply_there(request);
         else
             await_discard(request, is_done ? NULL : there);
         return;

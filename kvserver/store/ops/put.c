@@ -42,7 +42,7 @@ find_put_position(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
     return begin < unit->committed && unit->reserved == unit->committed ? OVERLAPS : NOT_YET;
 }
 
-static void answer_put(struct kvs_request *request)
+static void reply_put(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
     uint32_t committed = UINT32_MAX;
@@ -309,7 +309,7 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
     count_rows_in(request, n_rows, bytes);
     struct kvs_shard_session *session = request->session;
     struct kvs_shard *shard = request->shard;
-    answer_put(request);
+    reply_put(request);
     /* Puts after a gap relied on this one. */
     kvs_shard_session_wake(shard, session, was_coming ? UINT32_MAX : end);
 }
@@ -422,7 +422,7 @@ static void put_commit(struct kvs_request *request)
     count_rows_in(request, (uint64_t)header->n_units * header->token_count, bytes);
     struct kvs_shard_session *session = request->session;
     struct kvs_shard *shard = request->shard;
-    answer_put(request);
+    reply_put(request);
     kvs_shard_session_wake(shard, session, end);
 }
 

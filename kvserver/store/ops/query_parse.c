@@ -123,6 +123,8 @@ check_unit(struct kvs_request *request, uint32_t i, uint64_t n_selected, struct 
     }
     if (kvs_query_has_outputs(query) && !check_attention(request, i))
         return false;
+    /* Attention without ids returns ids of cached rows only: at most all rows of the blocks
+     * that the request names. */
     const uint64_t n_cached = (uint64_t)named->n_ids * KV_BLOCK_TOKENS;
     sums->floats += (uint64_t)query->n_queries * layer->d_k;
     sums->n_cached += named->n_ids;
@@ -140,6 +142,8 @@ static bool
 check_room(struct kvs_request *request, uint32_t n_eligible, const struct sums *sums)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
+    /* A name is an id and, if rows are sent, the row's CRC; weights and masks only on
+     * request. */
     const uint64_t per_name = 2 * sizeof(uint32_t) +
                               (query->flags & KV_WIRE_WEIGHTS ? sizeof(float) : 0) +
                               (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
@@ -179,6 +183,7 @@ static bool check_contents(struct kvs_request *request, uint64_t n_floats)
             }
         }
     }
+    /* A score that is not a number would have no place in the order of results. */
     for (uint64_t i = 0; i < n_floats; i++) {
         if (!isfinite(vectors[i])) {
             kvs_request_fail(request, KV_INVALID,
@@ -205,6 +210,7 @@ static bool check_units(struct kvs_request *request)
     const uint64_t expected = (uint64_t)((const uint8_t *)vectors_of(request) - request->body) +
                               sums.floats * sizeof(float) +
                               sums.n_cached * sizeof(struct kv_wire_cached_block);
+    /* Before check_contents(), which walks as many elements as the counts say. */
     if (request->header.body_bytes != expected) {
         kvs_request_fail(request, KV_INVALID, "query: body of %u bytes, expected %llu",
                          request->header.body_bytes, (unsigned long long)expected);

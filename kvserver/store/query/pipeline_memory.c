@@ -38,6 +38,8 @@ void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
                           (2 * KV_QUERIES_MAX + KVS_SELECT_CAPACITY + 2) <=
                       KVS_QUERY_PIPELINE_FLOATS,
                   "scores twice, room to select, selected_by, and tokens");
+    /* Sizes are known only now, and the static_assert is for the largest: floats that one query
+     * does not need for scores serve as room for its candidates. */
     const size_t n_scores = (size_t)n_queries * n_candidates;
     float *at = scratch->floats;
 

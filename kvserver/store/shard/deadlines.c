@@ -23,7 +23,7 @@ static void end_late(struct kvs_request *request)
                      "%s: the data did not arrive in time", request->type->name);
         }
         request->received = true;
-        kvs_request_answer_status(request);
+        kvs_request_reply_status(request);
     } else if (request->state == KVS_REQUEST_QUEUED) {
         request->received = true;
         kvs_request_fail(request, KV_DEADLINE, "%s: not finished before the deadline",

@@ -356,7 +356,7 @@ void kvs_shard_client_note(struct kvs_shard *shard,
         note_done(note, KV_OK);
 }
 
-void kvs_request_answer_status(struct kvs_request *request)
+void kvs_request_reply_status(struct kvs_request *request)
 {
     struct kvs_shard *shard = request->shard;
 
@@ -383,7 +383,7 @@ void kvs_request_fail(struct kvs_request *request, kv_status_t status, const cha
     if (bulk_to_come && request->state == KVS_REQUEST_BEGUN)
         kvs_request_await_bulk(request, true);
     else
-        kvs_request_answer_status(request);
+        kvs_request_reply_status(request);
 }
 
 /* ---- bulk data --------------------------------------------------------------------------- */
@@ -408,7 +408,7 @@ void kvs_request_bulk_discarded(struct kvs_request *request)
 {
     request->received = true;
     if (request->status != KV_OK || request->type->discarded == NULL) {
-        kvs_request_answer_status(request);
+        kvs_request_reply_status(request);
         return;
     }
     request->state = KVS_REQUEST_BEGUN;

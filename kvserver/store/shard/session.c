@@ -70,6 +70,8 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
     session->unit_of = kvs_arena_alloc(shard->arena, session->unit_of_class);
     if (session->unit_of == NULL)
         goto err_free;
+    /* The placement decides which of the model's units are here: unit_of leads from a unit's
+     * number in the schema to its place in `units`, which has only those. */
     for (uint32_t i = 0; i < schema->n_units; i++) {
         uint32_t slot = kv_placement_unit_slot(command->root, i);
         bool here =
@@ -114,6 +116,8 @@ void kvs_shard_session_advance(struct kvs_shard *shard,
                                struct kvs_shard_session *session,
                                uint32_t generation)
 {
+    /* Reservations go: they are of puts of the generation before, which fail when they are
+     * woken. */
     session->generation = generation;
     for (uint32_t i = 0; i < session->n_units; i++)
         kvs_unit_truncate(&session->units[i], &shard->store, session->units[i].committed);
@@ -148,6 +152,8 @@ void kvs_shard_session_wake(struct kvs_shard *shard,
 {
     if (session->waiters == NULL)
         return;
+    /* The waiters are looked at in a later step, not in the middle of the caller's operation.
+     * A session is listed once, with the largest length that it was woken for. */
     if (!session->is_woken) {
         session->is_woken = true;
         session->woken_to = 0;

@@ -66,7 +66,7 @@ void kvs_request_end(struct kvs_request *request);
 void kvs_request_give_up(struct kvs_request *request);
 
 /* Replies to a request that failed or needs no data: a status and a message. */
-void kvs_request_answer_status(struct kvs_request *request);
+void kvs_request_reply_status(struct kvs_request *request);
 
 /* Replies to a message that has no kvs_request, or whose kvs_request cannot reply.  If the
  * client does not receive such replies, further ones are dropped. */
