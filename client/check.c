@@ -280,7 +280,7 @@ static void check_under_way(const struct kv_client *client, const struct kv_op *
     uint32_t n_calls = 0;
     struct kvc_list *link, *follow;
 
-    assert(op->is_lent && op->client == client && op->status == KV_IN_PROGRESS);
+    assert(op->is_in_use && op->client == client && op->status == KV_IN_PROGRESS);
     assert(client->loop.next_due_us <= op->owner.deadline_us);
     KVC_LIST_EACH(link, follow, &client->calls)
     n_calls += KVC_LIST_ENTRY(link, struct kvc_call, of_client)->owner == &op->owner;
@@ -302,15 +302,15 @@ static void check_under_way(const struct kv_client *client, const struct kv_op *
 
 static void check_ops(struct kv_client *client)
 {
-    uint32_t n_ops = 0, n_lent = 0, n_preparing = 0;
+    uint32_t n_ops = 0, n_in_use = 0, n_preparing = 0;
 
     kv_pool_check(client->op_pool);
     for (uint32_t i = 0; i < kv_pool_size(client->op_pool); i++) {
         const struct kv_op *op = kv_pool_at(client->op_pool, i);
 
-        if (!op->is_lent)
+        if (!op->is_in_use)
             continue;
-        n_lent++;
+        n_in_use++;
         if (op->stage == KVC_STAGE_ENDED) {
             check_ended(op);
             continue;
@@ -319,7 +319,7 @@ static void check_ops(struct kv_client *client)
         n_preparing += op->stage == KVC_STAGE_PREPARING;
         check_under_way(client, op);
     }
-    assert(n_lent == kv_pool_used(client->op_pool));
+    assert(n_in_use == kv_pool_used(client->op_pool));
     assert(n_ops == check_list(&client->ops) && n_preparing == client->n_preparing);
 }
 
@@ -378,7 +378,7 @@ static void check_call(const struct kv_client *client, const struct kvc_call *ca
 {
     assert(call->client == client && call->node == &client->nodes[call->node->index]);
     if (call->owner != NULL)
-        assert(kvc_call_op(call)->is_lent && kvc_call_op(call)->stage != KVC_STAGE_ENDED);
+        assert(kvc_call_op(call)->is_in_use && kvc_call_op(call)->stage != KVC_STAGE_ENDED);
     if (call->session != NULL)
         assert(has_link(&client->sessions, &call->session->of_client));
     if (!call->is_out)

@@ -158,7 +158,7 @@ void kv_client_close(struct kv_client *client)
     for (uint32_t i = 0; i < kv_pool_size(client->op_pool); i++) {
         struct kv_op *op = kv_pool_at(client->op_pool, i);
 
-        if (op->is_lent)
+        if (op->is_in_use)
             kv_op_free(op);
     }
     while (!kvc_list_empty(&client->sessions))

@@ -221,7 +221,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     op->owner.request_ops = &request_ops;
     op->owner.done = done;
     kvc_list_init(&op->subops);
-    op->is_lent = true;
+    op->is_in_use = true;
     op->client = client;
     op->type = type;
     op->status = KV_IN_PROGRESS;
@@ -265,7 +265,7 @@ static void give_back(struct kv_op *op)
         op->capacity = NULL;
         op->capacity_bytes = 0;
     }
-    op->is_lent = false;
+    op->is_in_use = false;
     kv_pool_put(op->client->op_pool, op);
 }
 

@@ -99,7 +99,7 @@ struct kv_op {
     struct kvc_list of_session;
     struct kv_client *client;
     const struct kvc_op_type *type;
-    bool is_lent; /* the pool has handed it out */
+    bool is_in_use; /* the pool has handed it out */
     kv_status_t status;
     enum kvc_op_stage stage;
     struct kvc_owner owner; /* of its requests and calls */

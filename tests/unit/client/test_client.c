@@ -3161,7 +3161,7 @@ static bool break_it(unsigned number)
         f.buffer->n_holds = 1;
         return true;
     case 24: /* (13) */
-        first_op()->is_lent = false;
+        first_op()->is_in_use = false;
         return true;
     case 25:
         first_op()->stage = KVC_STAGE_ENDED;
