@@ -258,8 +258,8 @@ static kv_status_t send(struct kvc_call *call)
 
     if (control == NULL)
         return KV_UNREACHABLE;
-    status = control->transport->call(control, call->id, call->request, call->request_bytes,
-                                      left, carried, call);
+    status = control->transport->call(control, call->id, call->packed, call->packed_bytes, left,
+                                      carried, call);
     if (status < KV_OK)
         return status;
     call->is_out = true;
@@ -296,7 +296,7 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
     call->deadline_us =
         owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us;
     call->retry_after_us = BACKOFF_MIN_US;
-    call->request_bytes = protobuf_c_message_pack(request, call->request);
+    call->packed_bytes = protobuf_c_message_pack(request, call->packed);
     status = send(call);
     if (status != KV_OK) {
         free(call);

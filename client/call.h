@@ -42,8 +42,8 @@ struct kvc_call {
     uint64_t retry_after_us;
     bool is_out;   /* the control transport has it */
     bool has_left; /* sent at least once */
-    size_t request_bytes;
-    uint8_t request[];
+    size_t packed_bytes;
+    uint8_t packed[]; /* the message that it sends */
 };
 
 /* Begins a call; `done` reports its result.  Borrows `request`.  `owner` and `session` may be

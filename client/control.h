@@ -36,8 +36,8 @@ struct kvc_control_transport {
      * once, from progress() or from close() (with KV_UNREACHABLE), never from call(). */
     kv_status_t (*call)(struct kvc_control *control,
                         enum kv_op_id op,
-                        const uint8_t *request,
-                        size_t request_bytes,
+                        const uint8_t *packed,
+                        size_t packed_bytes,
                         uint64_t deadline_us,
                         kvc_control_done_fn done,
                         void *arg);

@@ -213,8 +213,8 @@ static unsigned deliver(struct grpc_control *control, struct grpc_call *grpc_cal
  */
 static kv_status_t begin(struct grpc_control *control,
                          const char *method,
-                         const uint8_t *request,
-                         size_t request_bytes,
+                         const uint8_t *packed,
+                         size_t packed_bytes,
                          gpr_timespec deadline,
                          kvc_control_done_fn done,
                          kvc_control_lost_fn lost,
@@ -237,7 +237,7 @@ static kv_status_t begin(struct grpc_control *control,
     grpc_call->done = done;
     grpc_call->lost = lost;
     grpc_call->arg = arg;
-    slice = grpc_slice_from_copied_buffer((const char *)request, request_bytes);
+    slice = grpc_slice_from_copied_buffer((const char *)packed, packed_bytes);
     grpc_call->request = grpc_raw_byte_buffer_create(&slice, 1);
     grpc_slice_unref(slice);
 
@@ -278,8 +278,8 @@ static kv_status_t begin(struct grpc_control *control,
 
 static kv_status_t grpc_row_call(struct kvc_control *base,
                                  enum kv_op_id op,
-                                 const uint8_t *request,
-                                 size_t request_bytes,
+                                 const uint8_t *packed,
+                                 size_t packed_bytes,
                                  uint64_t deadline_us,
                                  kvc_control_done_fn done,
                                  void *arg)
@@ -290,14 +290,14 @@ static kv_status_t grpc_row_call(struct kvc_control *base,
 
     if (method == NULL)
         return KV_UNSUPPORTED;
-    if (request_bytes > KV_WIRE_CONTROL_MAX)
+    if (packed_bytes > KV_WIRE_CONTROL_MAX)
         return KV_TOO_LARGE;
     if (control->closing)
         return KV_UNREACHABLE;
     if (deadline_us <= INT64_MAX)
         deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                 gpr_time_from_micros((int64_t)deadline_us, GPR_TIMESPAN));
-    return begin(control, method, request, request_bytes, deadline, done, NULL, arg);
+    return begin(control, method, packed, packed_bytes, deadline, done, NULL, arg);
 }
 
 static kv_status_t grpc_row_attach(struct kvc_control *base,

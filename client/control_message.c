@@ -112,8 +112,8 @@ static kv_status_t send(struct message_call *call)
 
 static kv_status_t message_row_call(struct kvc_control *base,
                                     enum kv_op_id op,
-                                    const uint8_t *request,
-                                    size_t request_bytes,
+                                    const uint8_t *packed,
+                                    size_t packed_bytes,
                                     uint64_t deadline_us,
                                     kvc_control_done_fn done,
                                     void *arg)
@@ -123,9 +123,9 @@ static kv_status_t message_row_call(struct kvc_control *base,
     struct message_call *call;
     kv_status_t status;
 
-    if (request_bytes > KV_WIRE_CONTROL_MAX)
+    if (packed_bytes > KV_WIRE_CONTROL_MAX)
         return KV_TOO_LARGE;
-    call = calloc(1, sizeof(*call) + request_bytes);
+    call = calloc(1, sizeof(*call) + packed_bytes);
     if (call == NULL)
         return KV_NO_MEMORY;
     call->control = control;
@@ -138,8 +138,8 @@ static kv_status_t message_row_call(struct kvc_control *base,
     call->deadline_us = client->loop.now_us + deadline_us;
     call->retry_after_us = client->retry_us;
     call->outcome = KV_IN_PROGRESS;
-    call->body_bytes = request_bytes;
-    memcpy(call->body, request, request_bytes);
+    call->body_bytes = packed_bytes;
+    memcpy(call->body, packed, packed_bytes);
     kvc_list_append(&control->calls, &call->of_control);
     kvc_list_append(&client->control_messages, &call->of_client);
     status = send(call);

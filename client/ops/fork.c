@@ -47,7 +47,7 @@ static bool is_refusal(kv_status_t status)
 static void drop_child(const struct kvc_call *call, const Kvpb__OpenReply *reply)
 {
     Kvpb__ForkRequest *request =
-        kvpb__fork_request__unpack(NULL, call->request_bytes, call->request);
+        kvpb__fork_request__unpack(NULL, call->packed_bytes, call->packed);
     struct kv_id128 token;
 
     if (request == NULL)

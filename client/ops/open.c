@@ -39,9 +39,8 @@ static void open_done(struct kvc_call *call,
     if (op == NULL) {
         /* The open has failed: close what this node opened. */
         Kvpb__OpenRequest *request =
-            status == KV_OK
-                ? kvpb__open_request__unpack(NULL, call->request_bytes, call->request)
-                : NULL;
+            status == KV_OK ? kvpb__open_request__unpack(NULL, call->packed_bytes, call->packed)
+                            : NULL;
 
         if (request != NULL) {
             struct kv_id128 token;
