@@ -353,3 +353,16 @@ void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner)
             call->owner = NULL;
     }
 }
+
+void kvc_calls_forget_session(struct kv_client *client, const struct kv_session *session)
+{
+    struct kvc_list *link, *follow;
+
+    KVC_LIST_EACH(link, follow, &client->calls)
+    {
+        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
+
+        if (call->session == session)
+            call->session = NULL;
+    }
+}

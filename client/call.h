@@ -62,4 +62,7 @@ void kvc_calls_lose(struct kvc_node *node);
 /* Detaches the calls of an owner that has ended: their replies are ignored. */
 void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner);
 
+/* Detaches the calls of a session whose handle is freed. */
+void kvc_calls_forget_session(struct kv_client *client, const struct kv_session *session);
+
 #endif

@@ -2,6 +2,7 @@
 #include "client/client.h"
 
 #include "client/buffer.h"
+#include "client/call.h"
 #include "client/check.h"
 #include "client/connection.h"
 #include "client/control.h"

@@ -9,6 +9,7 @@
 #include "client/op.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/session_lease.h"
 #include "client/state.h"
 
 /* Fails the shares of all nodes that are not complete. */

@@ -12,6 +12,7 @@
 #include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
+#include "client/session_catchup.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "proto/kv_wire.h"
@@ -610,6 +611,7 @@ void kv_session_free(struct kv_session *session)
     kvc_loop_update_time(&session->client->loop);
     while (!kvc_list_empty(&session->ops))
         kv_cancel(KVC_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
+    kvc_calls_forget_session(session->client, session);
     kvc_session_destroy(session);
 }
 

@@ -1,7 +1,9 @@
 /* session.h - kv_session: a session's handle, and the log of its forks and truncates.
  *
  * The handle's generation is the end of the log.  A lagging node is sent the entries that it
- * missed before the session uses it (session_catchup.c).
+ * missed before the session uses it (session_catchup.h).
+ *
+ * What is sent for a session is in session_lease.c, session_catchup.c and ops/.
  *
  * Threads: the client's.  Memory: kvc_session_make() / kv_session_free(), which ends the
  * session's operations first.
@@ -9,11 +11,11 @@
 #ifndef KV_CLIENT_SESSION_H
 #define KV_CLIENT_SESSION_H
 
-#include "client/call.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "proto/kv_wire.h"
 
+struct kv_client;
 struct kv_writers;
 
 enum {
@@ -71,32 +73,11 @@ struct kv_session {
 struct kv_session *
 kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
 
-/* Frees a handle that no operation uses (kv_session_free(), op.c). */
+/* Frees a handle that no operation and no call uses (kv_session_free(), op.c). */
 void kvc_session_destroy(struct kv_session *session);
 
 /* Draws a new writer. */
 uint64_t kvc_client_draw_writer(struct kv_client *client);
-
-/* Returns KV_OK if the session can use the node, KV_IN_PROGRESS while the node catches up, or a
- * failure; `detail` then says why. */
-kv_status_t kvc_session_ready(struct kv_session *session,
-                              struct kvc_node *node,
-                              char *detail,
-                              size_t detail_bytes);
-
-/* Adds an entry to the log.  Returns false if it is full. */
-bool kvc_session_log(struct kv_session *session, const struct kvc_log_entry *entry);
-void kvc_session_trim(struct kv_session *session);
-
-/* Sends one lifecycle operation to one node. */
-kv_status_t kvc_log_entry_send(struct kv_session *session,
-                               struct kvc_node *node,
-                               struct kvc_owner *owner,
-                               const struct kvc_log_entry *entry,
-                               kvc_call_done_fn done);
-
-/* Renews leases in the background. */
-void kvc_sessions_timers(struct kv_client *client);
 
 /* Formats the first digits of a session's id, for messages.  Returns `text`. */
 enum {
@@ -109,8 +90,5 @@ void kvc_session_describe(const struct kv_session *session,
                           uint32_t layer,
                           char *text,
                           size_t text_bytes);
-
-/* Closes a session on one node, best effort; the reply is ignored. */
-void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id128 *token);
 
 #endif

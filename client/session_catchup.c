@@ -12,6 +12,8 @@
  * have applied, whatever its caller was told.  A lagging node is sent the entries that it
  * missed before the session uses it.
  */
+#include "client/session_catchup.h"
+
 #include "client/call.h"
 #include "client/list.h"
 #include "client/loop.h"

@@ -11,6 +11,8 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
+#include "client/session_catchup.h"
+#include "client/session_lease.h"
 #include "client/session_private.h"
 #include "client/state.h"
 #include "kvserver/base/random.h"

@@ -10,6 +10,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
+#include "client/session_catchup.h"
 #include "client/session_private.h"
 #include "client/state.h"
 #include "kvserver/base/writers.h"
