@@ -8,6 +8,7 @@
 #include "client/control.h"
 #include "client/control_message.h"
 #include "client/deadlines.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -176,25 +177,6 @@ void kv_client_close(struct kv_client *client)
 
 /* ---- the event loop ---------------------------------------------------------------------- */
 
-void kvc_client_dispatch(struct kv_client *client)
-{
-    while (client->loop.must_dispatch) {
-        struct kvc_list *link, *follow;
-
-        client->loop.must_dispatch = false;
-        if (client->n_preparing > 0) {
-            KVC_LIST_EACH(link, follow, &client->ops)
-            {
-                struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_client);
-
-                if (op->stage == KVC_STAGE_PREPARING)
-                    kvc_op_prepare(op);
-            }
-        }
-        kvc_connections_dispatch(client);
-    }
-}
-
 void kvc_client_step(struct kv_client *client)
 {
     kvc_loop_update_time(&client->loop);
@@ -278,17 +260,26 @@ static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t 
     return n_ended;
 }
 
-void kvc_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
-{
-    (void)wait(client, op, until_us);
-}
-
 unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 {
     uint64_t now_us = kv_clock_now(client->loop.clock);
 
     return wait(client, NULL,
                 timeout_us < UINT64_MAX - now_us ? now_us + timeout_us : UINT64_MAX);
+}
+
+kv_status_t kv_wait(struct kv_op *op)
+{
+    (void)wait(op->client, op, UINT64_MAX);
+    return op->status;
+}
+
+kv_status_t kv_finish(struct kv_op *op)
+{
+    kv_status_t status = kv_wait(op);
+
+    kv_op_free(op);
+    return status;
 }
 
 /* ---- information ------------------------------------------------------------------------- */

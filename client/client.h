@@ -67,17 +67,11 @@ struct kvc_client_setup {
 kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
                               struct kv_client **ret_client);
 
-/* Advances every operation that can be advanced; called after something was begun. */
-void kvc_client_dispatch(struct kv_client *client);
-
 /* Runs one step of the event loop: messages, control transports, timers.  Does not end lost
  * connections (kvc_nodes_step()). */
 void kvc_client_step(struct kv_client *client);
 
 /* Sleeps until an event may have arrived, at most until the clock shows until_us. */
 void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us);
-
-/* Steps and sleeps until the operation has ended (NULL: any) or the clock shows until_us. */
-void kvc_client_sleep(struct kv_client *client, const struct kv_op *op, uint64_t until_us);
 
 #endif

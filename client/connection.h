@@ -1,13 +1,9 @@
 /* connection.h - the connections to a node's data threads.
  *
- *   kvc_connection  the way to one data thread: a channel, credits, queues of sub-operations
- *   kvc_subop       the part of an operation that one connection serves: a cursor over rows or
- *                   objects
+ * A connection is the way to one data thread: a channel, credits, and queues of sub-operations
+ * (op.h), which become requests while it has credits (dispatch.h).
  *
- * A connection turns its sub-operations into requests (request.h) while it has credits.
- *
- * Threads: the client's.  Memory: connections are valid while their node is connected,
- * sub-operations until their operation ends.
+ * Threads: the client's.  Memory: valid while the node is connected.
  */
 #ifndef KV_CLIENT_CONNECTION_H
 #define KV_CLIENT_CONNECTION_H
@@ -48,34 +44,19 @@ struct kvc_connection *kvc_connection_of_object(struct kv_client *client, uint32
 struct kvc_connection *
 kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_t head);
 
+/* Returns the first connection of the client, or the one after `after`; NULL: there is none. */
+struct kvc_connection *kvc_connection_next(struct kv_client *client,
+                                           struct kvc_connection *after);
+
 /* Clears last_op of every connection, before an operation makes its sub-operations. */
 void kvc_connections_unmark(struct kv_client *client);
 
-/* Turns sub-operations into requests while there are credits. */
-void kvc_connections_dispatch(struct kv_client *client);
+/* Prepares a connection of the node, without a channel. */
 void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *node);
 
 /* Assigns the number by which a node recognizes an object_put that is resent (kv_wire.h).
  * Returns false if KV_WIRE_PUTS_MAX numbers are in use from the oldest outstanding put on. */
 bool kvc_connection_put_begin(struct kvc_connection *connection, uint32_t *ret_number);
 void kvc_connection_put_end(struct kvc_connection *connection, uint32_t number);
-
-struct kvc_subop {
-    struct kvc_subop *next; /* free */
-    struct kvc_list of_connection;
-    struct kvc_list of_op;
-    struct kv_op *op;
-    struct kvc_connection *connection;
-    /* The cursor.  Its operation type defines what the fields mean. */
-    uint32_t layer;
-    uint32_t head;
-    uint64_t position;
-    bool alone;    /* object: only the remaining requests of the object at `head` */
-    bool finished; /* everything has been requested */
-};
-
-/* Returns NULL if out of memory. */
-struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection);
-void kvc_subop_free(struct kvc_subop *subop);
 
 #endif

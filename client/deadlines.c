@@ -2,6 +2,7 @@
 
 #include "client/call.h"
 #include "client/connection.h"
+#include "client/dispatch.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"

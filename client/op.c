@@ -2,17 +2,15 @@
 
 #include "client/buffer.h"
 #include "client/call.h"
-#include "client/client.h"
 #include "client/connection.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/node_connect.h"
 #include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
-#include "client/session_catchup.h"
+#include "client/state.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/pool.h"
 #include "proto/kv_wire.h"
@@ -85,9 +83,6 @@ void kvc_op_record_error(struct kv_op *op,
 
 /* ---- requests and calls ------------------------------------------------------------------ */
 
-/* Ends the operation, with KV_OK or op->partial, if nothing is outstanding. */
-static void check_end(struct kv_op *op);
-
 struct kv_op *kvc_request_op(const struct kvc_request *request)
 {
     return request->owner != NULL ? KVC_LIST_ENTRY(request->owner, struct kv_op, owner) : NULL;
@@ -154,7 +149,7 @@ static void failed(struct kvc_request *request, kv_status_t status, const char *
     }
     op->type->failed(request, status, detail);
     kvc_request_end(request);
-    check_end(op);
+    kvc_op_check_end(op);
 }
 
 static const struct kvc_request_ops request_ops = {
@@ -168,7 +163,7 @@ static const struct kvc_request_ops request_ops = {
 
 static void done(struct kvc_owner *owner)
 {
-    check_end(KVC_LIST_ENTRY(owner, struct kv_op, owner));
+    kvc_op_check_end(KVC_LIST_ENTRY(owner, struct kv_op, owner));
 }
 
 kv_status_t kvc_reply_check_units(const struct kvc_request *request,
@@ -276,34 +271,6 @@ void kvc_op_discard(struct kv_op *op)
     give_back(op);
 }
 
-kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op)
-{
-    struct kv_client *client = op->client;
-    struct kv_session *session = op->session;
-
-    kvc_list_append(&client->ops, &op->of_client);
-    op->stage = KVC_STAGE_PREPARING;
-    if (session != NULL) {
-        bool waits =
-            op->type->is_exclusive ? !kvc_list_empty(&session->ops) : session->n_exclusive > 0;
-
-        kvc_list_append(&session->ops, &op->of_session);
-        session->n_exclusive += op->type->is_exclusive;
-        if (waits) {
-            op->stage = KVC_STAGE_QUEUED;
-            session->n_queued++;
-        }
-    }
-    kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
-    if (op->stage == KVC_STAGE_PREPARING) {
-        client->n_preparing++;
-        kvc_op_prepare(op);
-    }
-    *ret_op = op;
-    kvc_client_dispatch(client);
-    return KV_OK;
-}
-
 void kvc_op_require_node(struct kv_op *op, uint32_t node_index)
 {
     op->required[node_index / 64] |= UINT64_C(1) << node_index % 64;
@@ -340,9 +307,40 @@ bool kvc_op_requires(const struct kv_op *op, uint32_t node_index)
     return op->required[node_index / 64] >> node_index % 64 & 1;
 }
 
-static void require_no_more(struct kv_op *op, uint32_t node_index)
+void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index)
 {
     op->required[node_index / 64] &= ~(UINT64_C(1) << node_index % 64);
+}
+
+/* ---- sub-operations ----------------------------------------------------------------------- */
+
+struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection)
+{
+    struct kv_client *client = op->client;
+    struct kvc_subop *subop = client->free_subops;
+
+    if (subop != NULL) {
+        client->free_subops = subop->next;
+    } else {
+        subop = malloc(sizeof(*subop));
+        if (subop == NULL)
+            return NULL;
+    }
+    *subop = (struct kvc_subop){.op = op, .connection = connection};
+    kvc_list_append(&connection->subops[kv_op_priority(op->type->id)], &subop->of_connection);
+    kvc_list_append(&op->subops, &subop->of_op);
+    client->loop.must_dispatch = true;
+    return subop;
+}
+
+void kvc_subop_free(struct kvc_subop *subop)
+{
+    struct kv_client *client = subop->op->client;
+
+    kvc_list_remove(&subop->of_connection);
+    kvc_list_remove(&subop->of_op);
+    subop->next = client->free_subops;
+    client->free_subops = subop;
 }
 
 bool kvc_op_uses(const struct kv_op *op, const struct kvc_node *node)
@@ -366,7 +364,7 @@ void kvc_op_lose(struct kv_op *op, struct kvc_node *node, kv_status_t status, co
 {
     struct kvc_list *link, *follow;
 
-    require_no_more(op, node->index);
+    kvc_op_require_no_more(op, node->index);
     KVC_LIST_EACH(link, follow, &op->owner.requests)
     {
         struct kvc_request *request = KVC_LIST_ENTRY(link, struct kvc_request, of_owner);
@@ -383,7 +381,7 @@ void kvc_op_lose(struct kv_op *op, struct kvc_node *node, kv_status_t status, co
     }
     op->type->lost(op, node, status, why);
     op->client->loop.must_dispatch = true; /* it may have been the last node */
-    check_end(op);
+    kvc_op_check_end(op);
 }
 
 bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t position)
@@ -412,49 +410,7 @@ void kvc_op_restart(struct kv_op *op)
     op->client->loop.must_dispatch = true;
 }
 
-void kvc_op_prepare(struct kv_op *op)
-{
-    struct kv_client *client = op->client;
-    struct kv_session *session = op->session != NULL ? op->session : op->result;
-    bool is_ready = true;
-    char text[160];
-
-    for (uint32_t i = 0; i < client->n_nodes; i++) {
-        struct kvc_node *node = &client->nodes[i];
-        kv_status_t status = KV_OK;
-
-        if (!kvc_op_requires(op, i))
-            continue;
-        if (node->state != KVC_NODE_CONNECTED || node->failure != KV_OK) {
-            kvc_node_connect(node);
-            status = KV_IN_PROGRESS;
-        } else if (op->type->start_node != NULL) {
-            require_no_more(op, i);
-            op->type->start_node(op, node);
-        } else if (op->needs_current) {
-            status = kvc_session_ready(session, node, text, sizeof(text));
-        }
-        if (status == KV_IN_PROGRESS) {
-            is_ready = false;
-        } else if (status == KV_STALE && op->type->stale != NULL) {
-            op->type->stale(op);
-            client->loop.must_dispatch = true;
-            return;
-        } else if (status != KV_OK) {
-            kvc_op_fail(op, node, NULL, status, "%s", text);
-            return;
-        }
-    }
-    if (!is_ready)
-        return;
-    op->stage = KVC_STAGE_RUNNING;
-    client->n_preparing--;
-    if (op->type->start != NULL)
-        op->type->start(op);
-    check_end(op);
-}
-
-static void check_end(struct kv_op *op)
+void kvc_op_check_end(struct kv_op *op)
 {
     if (op->stage != KVC_STAGE_RUNNING || op->owner.n_calls > 0 ||
         !kvc_list_empty(&op->owner.requests) || !kvc_list_empty(&op->subops))
@@ -543,7 +499,7 @@ static void node_lost(struct kvc_node *node, bool was_connecting)
 
         if (waited && op->type->is_best_effort) {
             kvc_op_record_error(op, node, node->failure, node->failure_text);
-            require_no_more(op, node->index);
+            kvc_op_require_no_more(op, node->index);
             client->loop.must_dispatch = true;
         } else if (!waited && !kvc_op_uses(op, node)) {
             continue;
@@ -590,12 +546,6 @@ kv_status_t kv_op_status(const struct kv_op *op)
     return op->status;
 }
 
-kv_status_t kv_wait(struct kv_op *op)
-{
-    kvc_client_sleep(op->client, op, UINT64_MAX);
-    return op->status;
-}
-
 void kv_cancel(struct kv_op *op)
 {
     if (op->stage == KVC_STAGE_ENDED)
@@ -626,14 +576,6 @@ void kv_op_free(struct kv_op *op)
         kv_session_free(op->result);
     op->result = NULL;
     give_back(op);
-}
-
-kv_status_t kv_finish(struct kv_op *op)
-{
-    kv_status_t status = kv_wait(op);
-
-    kv_op_free(op);
-    return status;
 }
 
 const char *kv_op_detail(const struct kv_op *op)

@@ -22,8 +22,9 @@
 #include "proto/kv_wire.h"
 
 struct kvc_call;
-struct kvc_request;
 struct kvc_op_events;
+struct kvc_request;
+struct kvc_subop;
 struct kv_iov;
 
 enum {
@@ -166,9 +167,24 @@ void *kvc_op_keep(uint8_t **at, const void *from, size_t bytes);
 /* Frees an operation that was not submitted. */
 void kvc_op_discard(struct kv_op *op);
 
-/* Starts an operation whose fields are set.  Returns KV_OK: later failures are the operation's
- * result. */
-kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op);
+/* The part of an operation that one connection serves: a cursor over rows or objects. */
+struct kvc_subop {
+    struct kvc_subop *next; /* free */
+    struct kvc_list of_connection;
+    struct kvc_list of_op;
+    struct kv_op *op;
+    struct kvc_connection *connection;
+    /* The cursor.  Its operation type defines what the fields mean. */
+    uint32_t layer;
+    uint32_t head;
+    uint64_t position;
+    bool alone;    /* object: only the remaining requests of the object at `head` */
+    bool finished; /* everything has been requested */
+};
+
+/* Returns NULL if out of memory. */
+struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection);
+void kvc_subop_free(struct kvc_subop *subop);
 
 /* Adds a sub-operation, starting at this unit, for the connection that owns it; none if the
  * operation has added one for that connection since kvc_connections_unmark().  Returns false if
@@ -183,13 +199,11 @@ void kvc_op_require_units(struct kv_op *op,
                           uint32_t layer_end,
                           uint32_t kv_head_begin,
                           uint32_t n_heads);
+void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index);
 bool kvc_op_requires(const struct kv_op *op, uint32_t node_index);
 
 /* Returns the operation to PREPARING, with other required nodes. */
 void kvc_op_restart(struct kv_op *op);
-
-/* Starts the operation if its nodes are ready. */
-void kvc_op_prepare(struct kv_op *op);
 
 /* Ends the operation's share on the node, which is then no longer required.  Its type must have
  * `lost`. */
@@ -206,6 +220,10 @@ void kvc_op_fail(struct kv_op *op,
                  kv_status_t status,
                  const char *format,
                  ...) __attribute__((format(printf, 5, 6)));
+
+/* Ends the operation if nothing of it is outstanding: with KV_OK, or its first recorded failure.
+ */
+void kvc_op_check_end(struct kv_op *op);
 
 /* Records the first failure of an operation that continues. */
 void kvc_op_record_error(struct kv_op *op,

@@ -1,5 +1,6 @@
 /* Close, renew and length: operations that send the same request to all nodes of a session. */
 #include "client/call.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"

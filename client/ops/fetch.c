@@ -6,6 +6,7 @@
  */
 #include "client/buffer.h"
 #include "client/connection.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

@@ -6,6 +6,7 @@
  * again.
  */
 #include "client/call.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

@@ -1,6 +1,7 @@
 /* Index: builds codes for the keys of a session's rows.  Each data thread is sent one message
  * with all of its units, or several if they do not fit. */
 #include "client/connection.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/op.h"

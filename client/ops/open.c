@@ -1,5 +1,6 @@
 /* Open: creates a session on every node, or on none. */
 #include "client/call.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

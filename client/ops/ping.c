@@ -1,5 +1,6 @@
 /* Ping: one message to a data thread and back, with as many bytes as requested. */
 #include "client/connection.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

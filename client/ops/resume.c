@@ -5,6 +5,7 @@
  * for their lengths again; the minimum is the session's length.
  */
 #include "client/call.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

@@ -9,6 +9,7 @@
 
 #include "client/buffer.h"
 #include "client/connection.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"

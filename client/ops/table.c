@@ -1,5 +1,6 @@
 /* Tables about a node (kvstore.proto, TableReply), and drain. */
 #include "client/call.h"
+#include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

@@ -1,0 +1,195 @@
+#include "client/dispatch.h"
+
+#include "client/connection.h"
+#include "client/list.h"
+#include "client/loop.h"
+#include "client/node.h"
+#include "client/node_connect.h"
+#include "client/op.h"
+#include "client/request.h"
+#include "client/session.h"
+#include "client/session_catchup.h"
+#include "client/state.h"
+#include "proto/kv_priority.h"
+#include "proto/kv_wire.h"
+
+/* ---- operations start -------------------------------------------------------------------- */
+
+void kvc_op_prepare(struct kv_op *op)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session != NULL ? op->session : op->result;
+    bool is_ready = true;
+    char text[160];
+
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
+        kv_status_t status = KV_OK;
+
+        if (!kvc_op_requires(op, i))
+            continue;
+        if (node->state != KVC_NODE_CONNECTED || node->failure != KV_OK) {
+            kvc_node_connect(node);
+            status = KV_IN_PROGRESS;
+        } else if (op->type->start_node != NULL) {
+            kvc_op_require_no_more(op, i);
+            op->type->start_node(op, node);
+        } else if (op->needs_current) {
+            status = kvc_session_ready(session, node, text, sizeof(text));
+        }
+        if (status == KV_IN_PROGRESS) {
+            is_ready = false;
+        } else if (status == KV_STALE && op->type->stale != NULL) {
+            op->type->stale(op);
+            client->loop.must_dispatch = true;
+            return;
+        } else if (status != KV_OK) {
+            kvc_op_fail(op, node, NULL, status, "%s", text);
+            return;
+        }
+    }
+    if (!is_ready)
+        return;
+    op->stage = KVC_STAGE_RUNNING;
+    client->n_preparing--;
+    if (op->type->start != NULL)
+        op->type->start(op);
+    kvc_op_check_end(op);
+}
+
+kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session;
+
+    kvc_list_append(&client->ops, &op->of_client);
+    op->stage = KVC_STAGE_PREPARING;
+    if (session != NULL) {
+        bool waits =
+            op->type->is_exclusive ? !kvc_list_empty(&session->ops) : session->n_exclusive > 0;
+
+        kvc_list_append(&session->ops, &op->of_session);
+        session->n_exclusive += op->type->is_exclusive;
+        if (waits) {
+            op->stage = KVC_STAGE_QUEUED;
+            session->n_queued++;
+        }
+    }
+    kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
+    if (op->stage == KVC_STAGE_PREPARING) {
+        client->n_preparing++;
+        kvc_op_prepare(op);
+    }
+    *ret_op = op;
+    kvc_client_dispatch(client);
+    return KV_OK;
+}
+
+/* ---- connections send -------------------------------------------------------------------- */
+
+/* How many of its credits a connection keeps for this priority.  Where they are too few for every
+ * priority, the writes come first: other operations may wait at the node for rows, and must not
+ * stop the writes that bring them. */
+static uint32_t sure_of(uint32_t credits, unsigned priority)
+{
+    if (credits >= KV_PRIORITY_COUNT)
+        return (credits + 15) / 16;
+    return credits > 2 && (priority == KV_PRIORITY_APPEND || priority == KV_PRIORITY_PUT);
+}
+
+/* Whether a credit is free for this priority without using those reserved for others. */
+static bool may_take(const struct kvc_connection *connection, enum kv_priority priority)
+{
+    const uint32_t credits = connection->link.node->credits;
+    uint32_t reserved = 0;
+
+    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++) {
+        const uint32_t sure = sure_of(credits, other);
+
+        if (other != priority && connection->in_flight[other] < sure)
+            reserved += sure - connection->in_flight[other];
+    }
+    if (connection->in_flight[priority] < sure_of(credits, priority))
+        return connection->n_in_flight < credits;
+    return connection->n_in_flight + reserved < credits;
+}
+
+/* Sends one message: the most urgent one that can be sent.  A sub-operation without a free
+ * request or message buffer stays at the head of its queue, so its priority is served in order.
+ * Returns false if nothing was sent. */
+static bool connection_send(struct kvc_connection *connection)
+{
+    struct kv_client *client = connection->link.node->client;
+    const bool must_dispatch = client->loop.must_dispatch;
+
+    for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++) {
+        struct kvc_list *subops = &connection->subops[i];
+        struct kvc_subop *subop;
+        struct kvc_request *request;
+
+        if (kvc_list_empty(subops) || !may_take(connection, i))
+            continue;
+        subop = KVC_LIST_ENTRY(subops->next, struct kvc_subop, of_connection);
+        request = kvc_op_take_request(subop->op, connection);
+        if (request == NULL)
+            return false;
+        if (subop->op->type->build(subop, request) == KV_OK) {
+            if (subop->finished)
+                kvc_subop_free(subop);
+            kvc_request_send(request);
+            return true;
+        }
+        kvc_request_end(request);
+        /* Releasing this request must not trigger another dispatch at once. */
+        client->loop.must_dispatch = must_dispatch;
+    }
+    return false;
+}
+
+/* Returns the connection that may send next. */
+static struct kvc_connection *take_turn(struct kv_client *client)
+{
+    while (client->turn_thread >= client->nodes[client->turn_node].n_connections) {
+        client->turn_thread = 0;
+        client->turn_node = (client->turn_node + 1) % client->n_nodes;
+    }
+    return &client->nodes[client->turn_node].connections[client->turn_thread++];
+}
+
+/* Sends one message of each connection in turn, so that the connections share requests and
+ * large message buffers fairly.  When these run out, a later call continues after the last
+ * connection that sent. */
+static void dispatch_connections(struct kv_client *client)
+{
+    uint32_t n_connections = 0, n_idle = 0;
+
+    for (struct kvc_connection *at = kvc_connection_next(client, NULL); at != NULL;
+         at = kvc_connection_next(client, at))
+        n_connections++;
+    while (n_idle < n_connections) {
+        struct kvc_connection *connection = take_turn(client);
+        const struct kvc_node *node = connection->link.node;
+        bool may_send = node->state == KVC_NODE_CONNECTED && node->failure == KV_OK;
+
+        n_idle = may_send && connection_send(connection) ? 0 : n_idle + 1;
+    }
+}
+
+void kvc_client_dispatch(struct kv_client *client)
+{
+    while (client->loop.must_dispatch) {
+        struct kvc_list *link, *follow;
+
+        client->loop.must_dispatch = false;
+        if (client->n_preparing > 0) {
+            KVC_LIST_EACH(link, follow, &client->ops)
+            {
+                struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_client);
+
+                if (op->stage == KVC_STAGE_PREPARING)
+                    kvc_op_prepare(op);
+            }
+        }
+        dispatch_connections(client);
+    }
+}
